@@ -1,0 +1,1 @@
+"""Everything that waits: HTTP, SQL, sockets, processes. Never a tensor."""

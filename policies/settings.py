@@ -1,0 +1,243 @@
+"""The shape of config.toml, checked as a whole.
+
+``load`` merges, in this order: the defaults here, the file, ``PENSTOCK_SECTION__KEY`` variables; then converts strictly.
+An unknown key, a wrong type or a value out of range is a ``SettingsError`` of one sentence that names the key.
+The text of the file and the variables are arguments; nothing here opens anything.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Literal, get_type_hints
+
+import msgspec
+from msgspec import Meta
+
+Positive = Annotated[int, Meta(ge=1)]
+NonNegative = Annotated[int, Meta(ge=0)]
+Seconds = Annotated[float, Meta(gt=0)]
+Port = Annotated[int, Meta(ge=0, le=65535)]
+Share = Annotated[float, Meta(gt=0, le=0.95)]
+
+
+class SettingsError(ValueError):
+    """config.toml, or a variable that overrides it, cannot be used; the message is one sentence for the operator."""
+
+
+class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Base of all sections."""
+
+
+class Server(Section):
+    """The HTTP server."""
+
+    host: str = "127.0.0.1"
+    port: Port = 8080
+    """0: any free port; the ready line names it."""
+    max_body_bytes: Positive = 16 << 20
+    drain_s: Seconds = 30.0
+    """After SIGTERM: how long running answers may take to finish before they are cut."""
+    max_stream_buffer_bytes: Positive = 256 << 10
+    """Bytes of one stream that may wait in its socket; past it only token ids are kept until the client reads on."""
+    stall_s: Seconds = 60.0
+    """How long a client may read nothing at all before its stream is given up."""
+
+
+class Store(Section):
+    """Tenants, keys and the ledger."""
+
+    data_dir: str = "data"
+    url: str = ""
+    """SQLAlchemy URL of PostgreSQL (postgresql+asyncpg://...); empty: SQLite in data_dir."""
+    ledger_flush_ms: Annotated[float, Meta(ge=0)] = 2.0
+    """How long a finished request may wait for others to share its commit."""
+    max_ledger_backlog: Positive = 100_000
+    """Rows waiting to be written before new requests are refused."""
+
+
+class Queue(Section):
+    """Requests waiting for a worker with room."""
+
+    max_waiting: Positive = 1024
+    """Requests a model holds in line; one more is refused with 503."""
+    max_wait_s: Seconds = 120.0
+    """A request that waited so long is refused with 408."""
+
+
+class Workers(Section):
+    """Worker processes and their sockets."""
+
+    start_timeout_s: Seconds = 600.0
+    """From start to ready, weights loaded; longer is a failed start."""
+    silence_timeout_s: Seconds = 30.0
+    """Without a frame for so long a worker counts as stuck and is replaced."""
+    restart_backoff_s: Seconds = 0.5
+    """Before the first restart; doubles with each failure in a row, up to max_restart_backoff_s."""
+    max_restart_backoff_s: Seconds = 30.0
+    max_send_buffer_bytes: Positive = 64 << 20
+    """Frames waiting for one worker to read them; past it the worker counts as stuck."""
+
+
+class Text(Section):
+    """Prompts to tokens."""
+
+    inline_chars: Positive = 4096
+    """Prompts up to this length are tokenised on the event loop; longer ones on a thread."""
+    num_threads: Positive = 1
+
+
+class Log(Section):
+    """Logs on stderr."""
+
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    format: Literal["console", "json"] = "console"
+
+
+class Engine(Section):
+    """One worker's engine; ``[models.NAME.engine]`` overrides single keys for one model."""
+
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """auto: cuda when there is one."""
+    dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
+    """auto: bfloat16 where the device computes it natively, float32 elsewhere."""
+    num_threads: NonNegative = 0
+    """CPU threads; 0: one a physical core, less one for the gateway from four cores up."""
+    kv_memory_share: Share = 0.3
+    """Share of the memory free after the weights are loaded that becomes KV blocks."""
+    max_kv_bytes: NonNegative = 0
+    """Upper bound of the same; 0: none."""
+    block_size: Annotated[int, Meta(ge=8, le=256)] = 32
+    """Tokens a KV block."""
+    max_model_tokens: NonNegative = 0
+    """Prompt and completion together; 0: what the model's files say."""
+    max_sequences: Positive = 256
+    """Sequences in one batch."""
+    max_step_tokens: Positive = 2048
+    """Tokens of one step, prefill and decode together."""
+    max_prefill_tokens_beside_decodes: Positive = 256
+    """Of those, prompt tokens while answers are being written: smaller keeps streams smoother, larger starts answers sooner."""
+    prefix_cache: bool = True
+    attention: Literal["auto", "reference"] = "auto"
+    """reference: the plain one, for comparison."""
+
+
+class Model(Section):
+    """One served model, named as clients ask for it."""
+
+    source: str = "demo"
+    """A directory in Hugging Face layout, a hub id, or "demo"."""
+    replicas: NonNegative = 1
+    """Worker processes to start here."""
+    addresses: tuple[str, ...] = ()
+    """Workers that run already elsewhere: "unix:/path" or "tcp:host:port"."""
+    engine: Engine = Engine()
+
+
+class Settings(Section):
+    """The whole of config.toml."""
+
+    server: Server = Server()
+    store: Store = Store()
+    queue: Queue = Queue()
+    workers: Workers = Workers()
+    text: Text = Text()
+    log: Log = Log()
+    engine: Engine = Engine()
+    models: dict[str, Model] = {}
+    """Empty: the demo model under the name "demo"."""
+
+
+class WorkerSettings(Section):
+    """What one worker process is told, as JSON on its command line."""
+
+    name: str
+    """For logs and metrics: "demo-0"."""
+    model: str
+    """As clients name it."""
+    source: str
+    listen: str
+    """ "unix:/path" or "tcp:host:port"."""
+    exit_with_stdin: bool = False
+    """The end of standard input means that the parent is gone: stop."""
+    engine: Engine = Engine()
+
+
+def load(text: str, environ: Mapping[str, str], overrides: Mapping[str, Any] | None = None) -> Settings:
+    """The settings from a file's text, the environment, and command-line overrides ({"server.port": 9000}), the last winning.
+
+    Raises SettingsError.
+    """
+    try:
+        raw: dict[str, Any] = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise SettingsError(f"config.toml is not valid TOML: {error}") from None
+    for path, value in _variables(environ):
+        _put(raw, path, value)
+    for name, value in (overrides or {}).items():
+        _put(raw, name.split("."), value)
+    _refuse_unknown(raw, Settings, "")
+    models = raw.get("models")
+    for model in models.values() if isinstance(models, dict) else ():
+        if isinstance(model, dict):
+            model["engine"] = {**_table(raw, "engine"), **_table(model, "engine")}
+    try:
+        settings = msgspec.convert(raw, Settings, strict=True)
+    except msgspec.ValidationError as error:
+        raise SettingsError(f"config.toml: {_readable(str(error))}") from None
+    if not settings.models:
+        settings = msgspec.structs.replace(settings, models={"demo": Model(engine=settings.engine)})
+    for name, served in settings.models.items():
+        if not served.replicas and not served.addresses:
+            raise SettingsError(f"config.toml: models.{name} has neither replicas nor addresses, so nothing can answer for it")
+    return settings
+
+
+def _variables(environ: Mapping[str, str]) -> Iterator[tuple[list[str], Any]]:
+    """PENSTOCK_SERVER__PORT=9000 as (["server", "port"], 9000); a value that is no TOML literal is a string."""
+    for name, text in sorted(environ.items()):
+        if name.startswith("PENSTOCK_") and "__" in name:
+            path = name.removeprefix("PENSTOCK_").lower().split("__")
+            try:
+                value = tomllib.loads(f"value = {text}")["value"]
+            except tomllib.TOMLDecodeError:
+                value = text
+            yield path, value
+
+
+def _put(raw: dict[str, Any], path: list[str], value: Any) -> None:
+    table = raw
+    for key in path[:-1]:
+        table = table.setdefault(key, {})
+        if not isinstance(table, dict):
+            raise SettingsError(f"config.toml: {'.'.join(path)} cannot be set, because {key} is no table")
+    table[path[-1]] = value
+
+
+def _table(raw: dict[str, Any], key: str) -> dict[str, Any]:
+    value = raw.get(key, {})
+    return value if isinstance(value, dict) else {}
+
+
+def _refuse_unknown(raw: dict[str, Any], shape: type[msgspec.Struct], where: str) -> None:
+    known = {field.name: field for field in msgspec.structs.fields(shape)}
+    hints = get_type_hints(shape)
+    for key, value in raw.items():
+        if key not in known:
+            near = difflib.get_close_matches(key, known, n=1)
+            hint = f"; did you mean {where}{near[0]}?" if near else ""
+            raise SettingsError(f"config.toml: unknown key {where}{key}{hint}")
+        if key == "models" and isinstance(value, dict):
+            for name, model in value.items():
+                if isinstance(model, dict):
+                    _refuse_unknown(model, Model, f"models.{name}.")
+        elif isinstance(value, dict) and isinstance(hints[key], type) and issubclass(hints[key], msgspec.Struct):
+            _refuse_unknown(value, hints[key], f"{where}{key}.")
+
+
+def _readable(error: str) -> str:
+    """ "Expected `int`, got `str` - at `$.server.port`" as "server.port: expected `int`, got `str`"."""
+    found = re.fullmatch(r"(?s)(.*?) - at `(?:key in )?\$\.?(.*)`", error)
+    return f"{found[2]}: {found[1][0].lower()}{found[1][1:]}" if found else error

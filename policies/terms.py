@@ -1,0 +1,51 @@
+"""The shared words: what is sampled, how an answer ended, what was used."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+FinishReason = Literal["stop", "length", "error", "cancelled"]
+"""How a sequence ended: on a stop token, at its token limit, by a fault, or because nobody wants it any more."""
+
+
+class Sampling(msgspec.Struct, frozen=True, array_like=True):
+    """How a sequence's next token is chosen; the worker needs nothing else of the request.
+
+    Order of application, per row, in float32: penalties, logit bias, forbidden tokens (stop tokens before ``min_tokens``),
+    temperature, top-k, top-p, min-p, then one draw keyed by (seed, position).
+    """
+
+    max_tokens: int
+    """Ceiling on completion tokens, >= 1; the gateway has already clamped it to the model's context."""
+    seed: int = 0
+    """64-bit unsigned. The gateway draws one when the client gave none, so a sequence always has one."""
+    temperature: float = 1.0
+    """0 is greedy."""
+    top_p: float = 1.0
+    top_k: int = 0
+    """0: off."""
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    """Over prompt and completion, as in CTRL (Keskar et al. 2019); 1 is off."""
+    logit_bias: dict[int, float] = {}
+    min_tokens: int = 0
+    """No stop token may be sampled before this many completion tokens."""
+    stop_token_ids: tuple[int, ...] = ()
+    """In addition to the model's own end tokens."""
+    ignore_eos: bool = False
+    """The model's own end tokens do not stop the sequence (``stop_token_ids`` still do)."""
+    num_logprobs: int | None = None
+    """None: no log-probabilities. k >= 0: the sampled token's, and those of the k likeliest."""
+
+
+class Usage(msgspec.Struct, frozen=True, array_like=True):
+    """Tokens of one request, counted where they were computed."""
+
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    """Of the prompt tokens, those whose KV was found rather than computed."""
+    num_completion_tokens: int

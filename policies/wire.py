@@ -1,0 +1,223 @@
+"""The messages between gateway and worker, and their framing.
+
+A frame is a 4-byte big-endian length and that many bytes of MessagePack: one tagged array. Each side opens with ``Hello``;
+a side that reads another version, an unknown tag, a wrong type or a length over the bound raises ``WireError`` and closes the channel.
+The worker listens, gateways connect; a worker serves several channels and answers a request on the channel that submitted it.
+A worker sends ``Stats`` at least once a second, so silence means that it is stuck.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from typing import Generic, TypeVar
+
+import msgspec
+
+from policies.terms import FinishReason, Sampling
+
+VERSION = 1
+MAX_FRAME_BYTES = 32 << 20
+"""A prompt of a million token ids fits five times over."""
+
+
+class WireError(Exception):
+    """The other end sent what this protocol does not allow; the message names what."""
+
+
+class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Base of all messages: a MessagePack array whose first item is the class name."""
+
+
+# Both ways
+
+
+class Hello(Message):
+    """The first frame of each side."""
+
+    version: int
+    name: str
+    """Who speaks, for logs: "gateway", or the worker's name."""
+
+
+# Gateway to worker
+
+
+class Submit(Message):
+    """Compute ``num_sequences`` answers to one prompt; they share its prefill."""
+
+    request_id: str
+    prompt_token_ids: list[int]
+    sampling: Sampling
+    num_sequences: int = 1
+    """Sequence i samples with seed ``sampling.seed + i`` (mod 2**64)."""
+    priority: int = 0
+    """Smaller goes first; equal ones in order of arrival."""
+    cache_salt: bytes = b""
+    """Prefixes are shared only between requests of equal salt."""
+    traceparent: str = ""
+    """W3C trace context of the request's span, empty when not traced."""
+
+
+class Cancel(Message):
+    """Nobody waits for this sequence any more: it leaves the batch within one step and answers with a last ``Delta``, finished as
+    "cancelled". An unknown id is no error and has no answer (it may just have finished)."""
+
+    request_id: str
+    index: int | None = None
+    """One sequence of the request; None: all of them."""
+
+
+class Drain(Message):
+    """Take no further ``Submit``; exit 0 when the last sequence has finished."""
+
+
+# Worker to gateway
+
+
+class Ready(Message):
+    """The model is loaded and answered a probe; sent once on each channel, after ``Hello``."""
+
+    model: str
+    max_model_tokens: int
+    """Prompt and completion together."""
+    vocab_size: int
+    eos_token_ids: list[int]
+    block_size: int
+    """Tokens a KV block."""
+    num_blocks: int
+    max_sequences: int
+    device: str
+    dtype: str
+    pid: int
+
+
+class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
+    """Natural-log probability of a sampled token, and of the likeliest ones (likeliest first)."""
+
+    logprob: float
+    top_token_ids: list[int]
+    top_logprobs: list[float]
+
+
+class Finish(msgspec.Struct, frozen=True, array_like=True):
+    """How a sequence ended and what it took; times in seconds, by the worker's clock."""
+
+    reason: FinishReason
+    num_cached_tokens: int
+    num_preemptions: int
+    queue_s: float
+    """Submitted until first scheduled."""
+    prefill_s: float
+    """First scheduled until first token sampled."""
+    decode_s: float
+    """First token until last."""
+
+
+class Delta(msgspec.Struct, frozen=True, array_like=True):
+    """What one sequence gained in one step. The end token is included when it was sampled: it was computed and it is counted."""
+
+    request_id: str
+    index: int
+    token_ids: list[int]
+    logprobs: list[TokenLogprob] | None = None
+    """One for each token, when asked."""
+    finish: Finish | None = None
+
+
+class StepOutput(Message):
+    """Every sequence that moved in one step."""
+
+    deltas: list[Delta]
+
+
+class Failed(Message):
+    """This request ends here, with no more deltas; nothing of it is left in the worker."""
+
+    request_id: str
+    code: str
+    """``context_length_exceeded``, ``draining``, ``overloaded``, ``invalid_request`` or ``internal``."""
+    reason: str
+
+
+class Stats(Message):
+    """The state of the worker: each second, and with a step that changed what waits or runs (at most ten a second)."""
+
+    num_waiting: int
+    num_running: int
+    num_blocks: int
+    num_used_blocks: int
+    num_cached_blocks: int
+    """Kept for reuse, held by no sequence."""
+    num_free_blocks: int
+    num_prefill_tokens: int
+    """Since start, as are the counters below."""
+    num_decode_tokens: int
+    num_cached_tokens: int
+    num_steps: int
+    num_preemptions: int
+    step_ms: float
+    """Mean over the steps since the last Stats; 0 when there was none."""
+    draining: bool = False
+
+
+ToWorker = Hello | Submit | Cancel | Drain
+ToGateway = Hello | Ready | StepOutput | Failed | Stats
+
+M = TypeVar("M")
+
+_LENGTH = struct.Struct(">I")
+_encoder = msgspec.msgpack.Encoder()
+
+
+def encode(message: Message) -> bytes:
+    """One frame, length included."""
+    body = _encoder.encode(message)
+    if len(body) > MAX_FRAME_BYTES:
+        raise WireError(f"frame of {len(body)} bytes exceeds {MAX_FRAME_BYTES}")
+    return _LENGTH.pack(len(body)) + body
+
+
+class Frames(Generic[M]):
+    """Bytes as they arrive, messages as they complete. Holds at most one unfinished frame, of at most ``max_bytes``."""
+
+    def __init__(self, decoder: msgspec.msgpack.Decoder[M], max_bytes: int = MAX_FRAME_BYTES) -> None:
+        self._decoder = decoder
+        self._max_bytes = max_bytes
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes | bytearray | memoryview) -> Iterator[M]:
+        """The messages that ``data`` completes, in order. Raises WireError on the first bad frame; the channel is then useless.
+
+        Consume it wholly before feeding more.
+        """
+        buffer = self._buffer
+        buffer += data
+        start, end = 0, len(buffer)
+        try:
+            while end - start >= _LENGTH.size:
+                (num_bytes,) = _LENGTH.unpack_from(buffer, start)
+                if num_bytes > self._max_bytes:
+                    raise WireError(f"frame of {num_bytes} bytes exceeds {self._max_bytes}")
+                stop = start + _LENGTH.size + num_bytes
+                if stop > end:
+                    break
+                try:
+                    with memoryview(buffer) as view, view[start + _LENGTH.size : stop] as body:
+                        message = self._decoder.decode(body)
+                except msgspec.DecodeError as error:  # ValidationError is one
+                    raise WireError(f"bad frame of {num_bytes} bytes: {error}") from error
+                start = stop
+                yield message
+        finally:
+            del buffer[:start]
+
+
+def frames_to_worker() -> Frames[ToWorker]:
+    """What a worker reads from one gateway."""
+    return Frames(msgspec.msgpack.Decoder(ToWorker))
+
+
+def frames_to_gateway() -> Frames[ToGateway]:
+    """What a gateway reads from one worker."""
+    return Frames(msgspec.msgpack.Decoder(ToGateway))

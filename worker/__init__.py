@@ -1,0 +1,1 @@
+"""Everything that computes: one process, one device, no event loop."""
