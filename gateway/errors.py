@@ -1,0 +1,251 @@
+"""What can go wrong, and what the client hears.
+
+A failure is a class; its attributes are the answer's status, type, code and headers. ``middleware`` is the one place
+that makes HTTP of it; ``reply`` uses ``event`` when the first byte of a stream is already out. Statuses and codes are
+OpenAI's where OpenAI has them. Its client retries 408, 409, 429 and everything from 500 on, after ``retry-after-ms``; a
+delay above 120 s makes it give up.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import time
+from typing import ClassVar
+
+import msgspec
+from aiohttp import web
+from aiohttp.typedefs import Handler
+
+from gateway import openai
+from policies import wire
+
+log = logging.getLogger(__name__)
+
+REQUEST_ID = "request_id"
+"""Key of a request's id in the request itself; the same id is on the wire and in the ledger."""
+STARTED_AT = "started_at"
+"""Key of the instant (monotonic, seconds) at which the request reached the application."""
+
+
+class GatewayError(Exception):
+    """Base of all failures that a client hears of. The message is written for the client."""
+
+    status: ClassVar[int] = 500
+    type: ClassVar[str] = "server_error"
+    code: str | None = None
+    should_retry: ClassVar[bool | None] = None
+    """Says ``x-should-retry`` where the status alone would make a client do the wrong thing."""
+
+    def __init__(
+        self, message: str, *, param: str | None = None, code: str | None = None, retry_after_s: float | None = None
+    ):
+        super().__init__(message)
+        self.param = param
+        self.retry_after_s = retry_after_s
+        if code is not None:
+            self.code = code
+
+    def headers(self) -> dict[str, str]:
+        """The headers that go with the refusal."""
+        headers = {}
+        if self.retry_after_s is not None:
+            headers["retry-after"] = str(math.ceil(self.retry_after_s))
+            headers["retry-after-ms"] = str(math.ceil(1e3 * self.retry_after_s))
+        if self.should_retry is not None:
+            headers["x-should-retry"] = "true" if self.should_retry else "false"
+        return headers
+
+
+class InvalidRequest(GatewayError):
+    """A parameter is missing, of the wrong type, out of range or not served here; ``param`` names it."""
+
+    status, type = 400, "invalid_request_error"
+
+
+class ContextLengthExceeded(InvalidRequest):
+    """The prompt, or the prompt with the completion that was asked for, is longer than the model's context."""
+
+    code = "context_length_exceeded"
+
+
+class InvalidApiKey(GatewayError):
+    """No key, or one that is not known or no longer valid."""
+
+    status, type, code = 401, "invalid_request_error", "invalid_api_key"
+
+
+class NotFound(GatewayError):
+    """There is nothing at this address."""
+
+    status, type, code = 404, "invalid_request_error", "unknown_url"
+
+
+class ModelNotFound(GatewayError):
+    """No model of this name is served."""
+
+    status, type, code = 404, "invalid_request_error", "model_not_found"
+
+
+class MethodNotAllowed(GatewayError):
+    """The address exists, but not for this method; ``allowed`` names those it takes."""
+
+    status, type, code = 405, "invalid_request_error", "method_not_allowed"
+
+    def __init__(self, message: str, *, allowed: str) -> None:
+        super().__init__(message)
+        self.allowed = allowed
+
+    def headers(self) -> dict[str, str]:
+        return {**super().headers(), "allow": self.allowed}
+
+
+class QueueTimeout(GatewayError):
+    """The request waited for a worker with room as long as the settings allow."""
+
+    status, type, code = 408, "server_error", "queue_timeout"
+
+
+class BodyTooLarge(GatewayError):
+    """The body is longer than ``server.max_body_bytes``."""
+
+    status, type, code = 413, "invalid_request_error", "request_too_large"
+
+
+class UnsupportedMediaType(GatewayError):
+    """The body is not declared as JSON."""
+
+    status, type, code = 415, "invalid_request_error", "unsupported_media_type"
+
+
+class ServiceUnavailable(GatewayError):
+    """Nothing is wrong with the request; the same one may be answered a little later."""
+
+    status, type, code = 503, "service_unavailable_error", "server_is_overloaded"
+
+
+class QueueFull(ServiceUnavailable):
+    """As many requests wait for this model as the settings allow."""
+
+
+class LedgerBehind(ServiceUnavailable):
+    """More finished requests wait to be written down than the settings allow."""
+
+
+class ModelUnavailable(ServiceUnavailable):
+    """The model is served here, but no worker can answer for it now."""
+
+    code = "model_unavailable"
+
+
+class Draining(ServiceUnavailable):
+    """This gateway is going down; running answers finish, new ones are refused."""
+
+    code = "draining"
+
+
+class WorkerLost(GatewayError):
+    """The worker that computed this answer went away before it was complete."""
+
+    status, type, code = 503, "server_error", "worker_lost"
+
+
+class RequestFailed(GatewayError):
+    """The worker refused or gave up the request; ``of`` makes the failure that the client hears."""
+
+    code = "internal_error"
+
+    @staticmethod
+    def of(failed: wire.Failed) -> GatewayError:
+        """The failure for a worker's ``Failed``, by its code."""
+        match failed.code:
+            case "context_length_exceeded":
+                return ContextLengthExceeded(failed.reason)
+            case "invalid_request":
+                return InvalidRequest(failed.reason)
+            case "overloaded" | "draining":
+                return ServiceUnavailable("The model is overloaded at the moment. Please try again.", retry_after_s=1.0)
+            case _:
+                log.error("worker failed request %s: %s", failed.request_id, failed.reason)
+                return RequestFailed("The model failed while answering this request.")
+
+
+class InternalError(GatewayError):
+    """Our own fault; what it was is in the log, under the request's id."""
+
+    code = "internal_error"
+
+    def __init__(self) -> None:
+        super().__init__("The server had an error while processing your request. Please try again.")
+
+
+def body(error: GatewayError) -> bytes:
+    """The error object as JSON."""
+    return msgspec.json.encode(openai.ErrorBody(openai.ErrorDetail(str(error), error.type, error.param, error.code)))
+
+
+def event(error: GatewayError) -> bytes:
+    """The error object as the last event of a stream."""
+    return b"data: " + body(error) + b"\n\n"
+
+
+def described(error: BaseException, request_id: str) -> GatewayError:
+    """``error`` as a client may hear of it; what is unexpected is logged with the request's id and not shown."""
+    if isinstance(error, GatewayError):
+        return error
+    if isinstance(error, web.RequestPayloadError):
+        return InvalidRequest("The request body could not be read")
+    if isinstance(error, openai.Malformed):
+        return InvalidRequest(str(error), param=error.param, code=error.code)
+    log.error("request %s failed unexpectedly", request_id, exc_info=error)
+    return InternalError()
+
+
+def response_headers(request: web.Request) -> dict[str, str]:
+    """The headers of every answer."""
+    return {
+        "x-request-id": request[REQUEST_ID],
+        "openai-processing-ms": str(int(1e3 * (time.monotonic() - request[STARTED_AT]))),
+        "openai-version": "2020-10-01",
+    }
+
+
+@web.middleware
+async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Names the request and answers every failure with the error object."""
+    request[REQUEST_ID] = "req_" + os.urandom(16).hex()
+    request[STARTED_AT] = time.monotonic()
+    try:
+        return await handler(request)
+    except web.HTTPException as error:
+        if error.status < 400:
+            raise
+        failure = _of_http(error, request)
+    except Exception as error:
+        failure = described(error, request[REQUEST_ID])
+    return web.Response(
+        status=failure.status,
+        body=body(failure),
+        headers={"content-type": "application/json", **response_headers(request), **failure.headers()},
+    )
+
+
+def _of_http(error: web.HTTPException, request: web.Request) -> GatewayError:
+    """aiohttp's own refusals, before a handler runs or while it reads the body."""
+    match error:
+        case web.HTTPNotFound():
+            return NotFound(f"Invalid URL ({request.method} {request.path})")
+        case web.HTTPMethodNotAllowed():
+            allowed = ", ".join(sorted(error.allowed_methods))
+            return MethodNotAllowed(
+                f"Not allowed to {request.method} on {request.path} (it takes {allowed})", allowed=allowed
+            )
+        case web.HTTPRequestEntityTooLarge():
+            return BodyTooLarge(
+                f"The request body is too large: this server takes at most {request.client_max_size} bytes"
+            )
+        case web.HTTPUnsupportedMediaType():
+            return UnsupportedMediaType("Unsupported content type: send the body as application/json")
+        case _:
+            return InvalidRequest(error.reason)
