@@ -1,6 +1,6 @@
 """The shape of config.toml, checked as a whole.
 
-``load`` merges, in this order: the defaults here, the file, ``PENSTOCK_SECTION__KEY`` variables; then converts strictly.
+``load`` merges the defaults here, the file and ``PENSTOCK_SECTION__KEY`` variables, then converts strictly.
 An unknown key, a wrong type or a value out of range is a ``SettingsError`` of one sentence that names the key.
 The text of the file and the variables are arguments; nothing here opens anything.
 """
@@ -31,7 +31,7 @@ class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     """Base of all sections."""
 
 
-class Server(Section):
+class Server(Section, frozen=True):
     """The HTTP server."""
 
     host: str = "127.0.0.1"
@@ -46,7 +46,7 @@ class Server(Section):
     """How long a client may read nothing at all before its stream is given up."""
 
 
-class Store(Section):
+class Store(Section, frozen=True):
     """Tenants, keys and the ledger."""
 
     data_dir: str = "data"
@@ -58,7 +58,7 @@ class Store(Section):
     """Rows waiting to be written before new requests are refused."""
 
 
-class Queue(Section):
+class Queue(Section, frozen=True):
     """Requests waiting for a worker with room."""
 
     max_waiting: Positive = 1024
@@ -67,7 +67,7 @@ class Queue(Section):
     """A request that waited so long is refused with 408."""
 
 
-class Workers(Section):
+class Workers(Section, frozen=True):
     """Worker processes and their sockets."""
 
     start_timeout_s: Seconds = 600.0
@@ -81,7 +81,7 @@ class Workers(Section):
     """Frames waiting for one worker to read them; past it the worker counts as stuck."""
 
 
-class Text(Section):
+class Text(Section, frozen=True):
     """Prompts to tokens."""
 
     inline_chars: Positive = 4096
@@ -89,14 +89,14 @@ class Text(Section):
     num_threads: Positive = 1
 
 
-class Log(Section):
+class Log(Section, frozen=True):
     """Logs on stderr."""
 
     level: Literal["debug", "info", "warning", "error"] = "info"
     format: Literal["console", "json"] = "console"
 
 
-class Engine(Section):
+class Engine(Section, frozen=True):
     """One worker's engine; ``[models.NAME.engine]`` overrides single keys for one model."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -118,13 +118,13 @@ class Engine(Section):
     max_step_tokens: Positive = 2048
     """Tokens of one step, prefill and decode together."""
     max_prefill_tokens_beside_decodes: Positive = 256
-    """Of those, prompt tokens while answers are being written: smaller keeps streams smoother, larger starts answers sooner."""
+    """Of those, prompt tokens while answers are being written: fewer keep streams smoother, more start answers sooner."""
     prefix_cache: bool = True
     attention: Literal["auto", "reference"] = "auto"
     """reference: the plain one, for comparison."""
 
 
-class Model(Section):
+class Model(Section, frozen=True):
     """One served model, named as clients ask for it."""
 
     source: str = "demo"
@@ -136,7 +136,7 @@ class Model(Section):
     engine: Engine = Engine()
 
 
-class Settings(Section):
+class Settings(Section, frozen=True):
     """The whole of config.toml."""
 
     server: Server = Server()
@@ -150,7 +150,7 @@ class Settings(Section):
     """Empty: the demo model under the name "demo"."""
 
 
-class WorkerSettings(Section):
+class WorkerSettings(Section, frozen=True):
     """What one worker process is told, as JSON on its command line."""
 
     name: str
@@ -166,7 +166,7 @@ class WorkerSettings(Section):
 
 
 def load(text: str, environ: Mapping[str, str], overrides: Mapping[str, Any] | None = None) -> Settings:
-    """The settings from a file's text, the environment, and command-line overrides ({"server.port": 9000}), the last winning.
+    """The settings from a file's text, the environment and command-line overrides ({"server.port": 9000}); the last wins.
 
     Raises SettingsError.
     """
@@ -191,7 +191,9 @@ def load(text: str, environ: Mapping[str, str], overrides: Mapping[str, Any] | N
         settings = msgspec.structs.replace(settings, models={"demo": Model(engine=settings.engine)})
     for name, served in settings.models.items():
         if not served.replicas and not served.addresses:
-            raise SettingsError(f"config.toml: models.{name} has neither replicas nor addresses, so nothing can answer for it")
+            raise SettingsError(
+                f"config.toml: models.{name} has neither replicas nor addresses, so nothing can answer for it"
+            )
     return settings
 
 

@@ -13,8 +13,8 @@ FinishReason = Literal["stop", "length", "error", "cancelled"]
 class Sampling(msgspec.Struct, frozen=True, array_like=True):
     """How a sequence's next token is chosen; the worker needs nothing else of the request.
 
-    Order of application, per row, in float32: penalties, logit bias, forbidden tokens (stop tokens before ``min_tokens``),
-    temperature, top-k, top-p, min-p, then one draw keyed by (seed, position).
+    Order of application, per row, in float32: penalties, logit bias, forbidden tokens (stop tokens before
+    ``min_tokens``), temperature, top-k, top-p, min-p, then one draw keyed by (seed, position).
     """
 
     max_tokens: int

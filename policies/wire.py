@@ -1,8 +1,9 @@
 """The messages between gateway and worker, and their framing.
 
-A frame is a 4-byte big-endian length and that many bytes of MessagePack: one tagged array. Each side opens with ``Hello``;
-a side that reads another version, an unknown tag, a wrong type or a length over the bound raises ``WireError`` and closes the channel.
-The worker listens, gateways connect; a worker serves several channels and answers a request on the channel that submitted it.
+A frame is a 4-byte big-endian length and that many bytes of MessagePack: one tagged array. Each side opens with
+``Hello``; a side that reads another version, an unknown tag, a wrong type or a length over the bound raises
+``WireError`` and closes the channel. The worker listens, gateways connect; a worker serves several channels and answers
+a request on the channel that submitted it.
 A worker sends ``Stats`` at least once a second, so silence means that it is stuck.
 """
 
@@ -32,7 +33,7 @@ class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
 # Both ways
 
 
-class Hello(Message):
+class Hello(Message, frozen=True):
     """The first frame of each side."""
 
     version: int
@@ -43,7 +44,7 @@ class Hello(Message):
 # Gateway to worker
 
 
-class Submit(Message):
+class Submit(Message, frozen=True):
     """Compute ``num_sequences`` answers to one prompt; they share its prefill."""
 
     request_id: str
@@ -59,23 +60,23 @@ class Submit(Message):
     """W3C trace context of the request's span, empty when not traced."""
 
 
-class Cancel(Message):
-    """Nobody waits for this sequence any more: it leaves the batch within one step and answers with a last ``Delta``, finished as
-    "cancelled". An unknown id is no error and has no answer (it may just have finished)."""
+class Cancel(Message, frozen=True):
+    """Nobody waits for this sequence any more: it leaves the batch within one step and answers with a last ``Delta``,
+    finished as "cancelled". An unknown id is no error and has no answer (it may just have finished)."""
 
     request_id: str
     index: int | None = None
     """One sequence of the request; None: all of them."""
 
 
-class Drain(Message):
+class Drain(Message, frozen=True):
     """Take no further ``Submit``; exit 0 when the last sequence has finished."""
 
 
 # Worker to gateway
 
 
-class Ready(Message):
+class Ready(Message, frozen=True):
     """The model is loaded and answered a probe; sent once on each channel, after ``Hello``."""
 
     model: str
@@ -115,7 +116,7 @@ class Finish(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Delta(msgspec.Struct, frozen=True, array_like=True):
-    """What one sequence gained in one step. The end token is included when it was sampled: it was computed and it is counted."""
+    """What one sequence gained in one step. A sampled end token is included: it was computed and it is counted."""
 
     request_id: str
     index: int
@@ -125,13 +126,13 @@ class Delta(msgspec.Struct, frozen=True, array_like=True):
     finish: Finish | None = None
 
 
-class StepOutput(Message):
+class StepOutput(Message, frozen=True):
     """Every sequence that moved in one step."""
 
     deltas: list[Delta]
 
 
-class Failed(Message):
+class Failed(Message, frozen=True):
     """This request ends here, with no more deltas; nothing of it is left in the worker."""
 
     request_id: str
@@ -140,7 +141,7 @@ class Failed(Message):
     reason: str
 
 
-class Stats(Message):
+class Stats(Message, frozen=True):
     """The state of the worker: each second, and with a step that changed what waits or runs (at most ten a second)."""
 
     num_waiting: int
@@ -187,9 +188,9 @@ class Frames(Generic[M]):
         self._buffer = bytearray()
 
     def feed(self, data: bytes | bytearray | memoryview) -> Iterator[M]:
-        """The messages that ``data`` completes, in order. Raises WireError on the first bad frame; the channel is then useless.
+        """The messages that ``data`` completes, in order; consume them all before feeding more.
 
-        Consume it wholly before feeding more.
+        Raises WireError on the first bad frame; the channel is then useless.
         """
         buffer = self._buffer
         buffer += data

@@ -1,0 +1,65 @@
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from policies import settings
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_the_documented_file_says_the_defaults():
+    assert settings.load((ROOT / "config.toml").read_text(), {}) == settings.load("", {})
+
+
+def test_every_key_is_in_the_documented_file():
+    text = (ROOT / "config.toml").read_text()
+    sections = [f.type for f in msgspec.structs.fields(settings.Settings) if isinstance(f.type, type)] + [
+        settings.Model
+    ]
+    keys = {field.name for section in sections if section is not dict for field in msgspec.structs.fields(section)}
+    assert keys - {"engine"} <= {line.split(" = ")[0] for line in text.splitlines()}
+
+
+def test_variables_win_over_the_file_and_the_command_line_over_both():
+    text = "[server]\nport = 1\nhost = 'a'\nstall_s = 1.0"
+    environ = {"PENSTOCK_SERVER__PORT": "2", "PENSTOCK_SERVER__HOST": "b", "PENSTOCK_API_KEY": "not a setting"}
+    loaded = settings.load(text, environ, {"server.port": 3})
+    assert (loaded.server.port, loaded.server.host, loaded.server.stall_s) == (3, "b", 1.0)
+
+
+def test_a_model_overrides_single_engine_keys():
+    loaded = settings.load("[engine]\nblock_size = 64\n[models.a]\n[models.b.engine]\ndtype = 'float32'", {})
+    assert loaded.models["a"].engine == settings.Engine(block_size=64)
+    assert loaded.models["b"].engine == settings.Engine(block_size=64, dtype="float32")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[server]\nprot = 1", "unknown key server.prot; did you mean server.port?"),
+        ("[servre]\nport = 1", "unknown key servre; did you mean server?"),
+        ("[server]\nport = 'x'", "server.port: expected `int`, got `str`"),
+        ("[server]\nport = 70000", "server.port: expected `int` <= 65535"),
+        ("server = 1", "server: expected `object`, got `int`"),
+        ("models = 1", "models: expected `object`, got `int`"),
+        ("[models]\na = 1", "models"),
+        (
+            "[models.a.engine]\nblok_size = 1",
+            "unknown key models.a.engine.blok_size; did you mean models.a.engine.block_size?",
+        ),
+        ("[models.a]\nreplicas = 0", "models.a has neither replicas nor addresses"),
+        ("[engine]\ndtype = 'int3'", "engine.dtype"),
+        ("[engine", "not valid TOML"),
+    ],
+)
+def test_what_cannot_be_used_is_named(text, message):
+    with pytest.raises(settings.SettingsError, match=r"^config\.toml") as caught:
+        settings.load(text, {})
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_variable_that_contradicts_the_file_is_named():
+    with pytest.raises(settings.SettingsError, match="server is no table"):
+        settings.load("server = 1", {"PENSTOCK_SERVER__PORT": "1"})
