@@ -118,7 +118,7 @@ class Engine(Section, frozen=True):
     max_step_tokens: Positive = 2048
     """Tokens of one step, prefill and decode together."""
     max_prefill_tokens_beside_decodes: Positive = 256
-    """Of those, prompt tokens while answers are being written: fewer keep streams smoother, more start answers sooner."""
+    """Of those, prompt tokens beside answers being written: fewer keep streams smoother, more start answers sooner."""
     prefix_cache: bool = True
     attention: Literal["auto", "reference"] = "auto"
     """reference: the plain one, for comparison."""
@@ -166,7 +166,7 @@ class WorkerSettings(Section, frozen=True):
 
 
 def load(text: str, environ: Mapping[str, str], overrides: Mapping[str, Any] | None = None) -> Settings:
-    """The settings from a file's text, the environment and command-line overrides ({"server.port": 9000}); the last wins.
+    """The settings from a file's text, the environment and command-line overrides ({"server.port": 9000}); last wins.
 
     Raises SettingsError.
     """
