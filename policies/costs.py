@@ -1,0 +1,117 @@
+"""What a step costs, learned while running, and how many prompt tokens fit beside the answers being written.
+
+Step time is taken as linear in five amounts of work, as in SLOs-Serve (arXiv 2504.08784) and Sarathi-Serve (OSDI '24):
+
+    t = a + b * prompt tokens + c * decoding sequences + d * KV tokens they read + e * (prompt token, earlier token) pairs
+
+The weights are fitted by recursive least squares with forgetting, so they follow a machine that slows down or a batch
+that changes shape. A weight below zero is noise and reads as zero: more work never takes
+less time.
+"""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+
+
+class Work(msgspec.Struct, frozen=True):
+    """One step's work, in the units of the formula above."""
+
+    num_prefill_tokens: int = 0
+    num_decodes: int = 0
+    num_decode_context_tokens: int = 0
+    num_prefill_pairs: int = 0
+    """Sum over the chunks of (length * start + length * (length + 1) / 2)."""
+
+
+class ChunkPrice(msgspec.Struct, frozen=True):
+    """What a chunk of a prompt adds to a step."""
+
+    token_s: float
+    """Seconds a token, whatever stands before it."""
+    pair_s: float
+    """Seconds for each earlier token that it attends to."""
+
+    def seconds(self, num_tokens: int, start: int) -> float:
+        """Added by ``num_tokens`` prompt tokens, the first at position ``start``."""
+        return self.token_s * num_tokens + self.pair_s * pairs(num_tokens, start)
+
+    def tokens_within(self, budget_s: float, start: int) -> int:
+        """The longest chunk from ``start`` that adds at most ``budget_s``; 2**31 when nothing is known to cost anything."""
+        if budget_s <= 0:
+            return 0
+        linear = self.token_s + self.pair_s * (start + 0.5)
+        if linear < 1e-15:
+            return 1 << 31
+        # pair_s / 2 * n**2 + linear * n = budget_s, in the form that does not cancel for small pair_s
+        return min(1 << 31, int(2 * budget_s / (linear + math.sqrt(linear * linear + 2 * self.pair_s * budget_s))))
+
+
+def pairs(num_tokens: int, start: int) -> int:
+    """(token, token at or before it) pairs of a chunk."""
+    return num_tokens * start + num_tokens * (num_tokens + 1) // 2
+
+
+_UNITS = (1.0, 256.0, 8.0, 4096.0, 256.0 * 1024.0)
+"""Typical amounts; dividing by them keeps the fit well conditioned."""
+_NUM = len(_UNITS)
+_FORGET = 0.995
+_MAX_VARIANCE = 1e3
+"""Bounds what a long stretch of equal steps makes the fit forget about the others."""
+_SURPRISE = 4.0
+"""A step this many times its prediction (a page fault storm, a neighbour on the core) teaches only as much as this."""
+
+
+class StepCosts:
+    """The fitted formula. Feed it every step; ask it any time."""
+
+    def __init__(self) -> None:
+        self._weights = [0.0] * _NUM
+        self._variance = [[_MAX_VARIANCE if i == j else 0.0 for j in range(_NUM)] for i in range(_NUM)]
+        self._num_observed = 0
+
+    @property
+    def known(self) -> bool:
+        """Enough steps were seen that a prediction is better than none."""
+        return self._num_observed >= 8
+
+    def observe(self, work: Work, seconds: float) -> None:
+        """One step of this work took so long."""
+        if not (math.isfinite(seconds) and seconds > 0):
+            return
+        x = _amounts(work)
+        predicted = sum(map(float.__mul__, self._weights, x))
+        if self.known and predicted > 0:
+            seconds = min(seconds, predicted * _SURPRISE)
+        p_x = [sum(map(float.__mul__, row, x)) for row in self._variance]
+        gain = 1.0 / (_FORGET + sum(map(float.__mul__, p_x, x)))
+        error = (seconds - predicted) * gain
+        self._weights = [weight + error * px for weight, px in zip(self._weights, p_x, strict=True)]
+        # The covariance loses what was learned and regains a little, but not without bound along unseen directions.
+        for i, row in enumerate(self._variance):
+            scale = p_x[i] * gain
+            self._variance[i] = [value - scale * px for value, px in zip(row, p_x, strict=True)]
+        if max(self._variance[i][i] for i in range(_NUM)) < _MAX_VARIANCE * _FORGET:
+            self._variance = [[value / _FORGET for value in row] for row in self._variance]
+        self._num_observed += 1
+
+    def predict(self, work: Work) -> float:
+        """Seconds for a step of this work."""
+        return max(0.0, sum(map(float.__mul__, self._weights, _amounts(work))))
+
+    @property
+    def chunk_price(self) -> ChunkPrice:
+        """What prompt tokens add to a step."""
+        return ChunkPrice(max(0.0, self._weights[1]) / _UNITS[1], max(0.0, self._weights[4]) / _UNITS[4])
+
+
+def _amounts(work: Work) -> tuple[float, ...]:
+    return (
+        1.0,
+        work.num_prefill_tokens / _UNITS[1],
+        work.num_decodes / _UNITS[2],
+        work.num_decode_context_tokens / _UNITS[3],
+        work.num_prefill_pairs / _UNITS[4],
+    )

@@ -1,0 +1,81 @@
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from policies.costs import ChunkPrice, StepCosts, Work, pairs
+
+
+def a_machine(seed, a=2e-3, b=3e-5, c=2e-4, d=4e-8, e=2e-8):
+    """A source of (work, true seconds), with 5 % noise on what is observed."""
+    rng = random.Random(seed)
+    while True:
+        decodes = rng.choice([0, 1, 4, 8, 32])
+        chunk = rng.choice([0, 0, 32, 128, 256, 512]) if decodes else rng.choice([128, 512, 1024])
+        context = sum(rng.randrange(50, 1000) for _ in range(decodes))
+        work = Work(chunk, decodes, context, pairs(chunk, rng.randrange(0, 4000)))
+        true = a + b * chunk + c * decodes + d * context + e * work.num_prefill_pairs
+        yield work, true, true * rng.uniform(0.95, 1.05)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_fit_finds_the_machine_it_runs_on(seed):
+    costs, machine = StepCosts(), a_machine(seed)
+    for _, (work, _true, seen) in zip(range(600), machine, strict=False):
+        costs.observe(work, seen)
+    errors = [abs(costs.predict(work) / true - 1) for _, (work, true, _) in zip(range(300), machine, strict=False)]
+    assert sorted(errors)[150] < 0.05
+    assert sorted(errors)[285] < 0.2
+
+
+def test_the_fit_follows_a_machine_that_slows_down():
+    costs = StepCosts()
+    for _, (work, _true, seen) in zip(range(500), a_machine(1), strict=False):
+        costs.observe(work, seen)
+    for _, (work, _true, seen) in zip(range(800), a_machine(2), strict=False):
+        costs.observe(work, seen * 2)
+    errors = [
+        abs(costs.predict(work) / (2 * true) - 1) for _, (work, true, _) in zip(range(200), a_machine(3), strict=False)
+    ]
+    assert sorted(errors)[100] < 0.1
+
+
+def test_a_long_stretch_of_equal_steps_forgets_little_of_the_rest():
+    costs = StepCosts()
+    for _, (work, _true, seen) in zip(range(400), a_machine(1), strict=False):
+        costs.observe(work, seen)
+    before = costs.chunk_price.seconds(512, 0)
+    rng = random.Random(0)
+    for _ in range(20_000):
+        costs.observe(Work(0, 8, 4000, 0), (2e-3 + 8 * 2e-4 + 4000 * 4e-8) * rng.uniform(0.9, 1.1))
+    assert costs.chunk_price.seconds(512, 0) == pytest.approx(before, rel=0.25)
+
+
+def test_one_stalled_step_teaches_little():
+    costs = StepCosts()
+    for _, (work, _true, seen) in zip(range(400), a_machine(1), strict=False):
+        costs.observe(work, seen)
+    work = Work(0, 8, 4000, 0)
+    before = costs.predict(work)
+    costs.observe(work, 10.0)
+    assert costs.predict(work) < 2 * before
+
+
+@given(st.floats(1e-9, 1e-3), st.just(0.0) | st.floats(1e-12, 1e-6), st.floats(0, 1), st.integers(0, 100_000))
+def test_a_chunk_that_fits_its_budget_is_the_longest_that_does(token_s, pair_s, budget_s, start):
+    price = ChunkPrice(token_s, pair_s)
+    longest = price.tokens_within(budget_s, start)
+    if longest and longest < 1 << 31:
+        assert price.seconds(longest, start) <= budget_s * (1 + 1e-9)
+        assert price.seconds(longest + 2, start) > budget_s * (1 - 1e-9)
+
+
+@given(st.lists(st.tuples(st.integers(0, 4096), st.integers(0, 64), st.floats(-1, 100)), max_size=60))
+def test_nothing_observed_makes_work_cost_less_than_nothing(observed):
+    costs = StepCosts()
+    for chunk, decodes, seconds in observed:
+        costs.observe(Work(chunk, decodes, decodes * 100, pairs(chunk, 0)), seconds)
+    assert costs.predict(Work(1, 1, 1, 1)) >= 0
+    assert costs.chunk_price.token_s >= 0
+    assert costs.chunk_price.pair_s >= 0
