@@ -1,0 +1,10 @@
+"""Paged attention: write this step's keys and values into their slots, then attend to all of a sequence's slots so far.
+
+A ``Backend`` knows the pool and the layers; once a step its ``plan`` sees where every sequence lies, and the plan's
+``attend`` then runs layer by layer. The reference is the oracle of the others.
+"""
+
+from worker.attention.base import Backend, Extent, Plan, Scores
+from worker.attention.reference import ReferenceAttention
+
+__all__ = ["Backend", "Extent", "Plan", "ReferenceAttention", "Scores"]

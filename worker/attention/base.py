@@ -1,0 +1,52 @@
+"""What every attention is given and gives back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """How scores become weights."""
+
+    scale: float
+    windows: tuple[int, ...]
+    """A layer: a token sees itself and the ``window - 1`` tokens before it; 0: all of them."""
+    softcap: float = 0.0
+    """Scores become cap * tanh(scores / cap); 0: off."""
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """One sequence's part of a step: rows [row, row + num_tokens) of the batch are its positions [start, start +
+    num_tokens).
+    """
+
+    row: int
+    num_tokens: int
+    start: int
+    block_ids: Sequence[int]
+
+
+class Plan(Protocol):
+    """Attention of one step."""
+
+    def attend(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        """queries [num_tokens, num_heads, head_dim], keys and values [num_tokens, num_kv_heads, head_dim] ->
+        [num_tokens, num_heads * head_dim].
+
+        Keys and values are written into their slots first. Query head h reads KV head h // (num_heads / num_kv_heads).
+        """
+        ...
+
+
+class Backend(Protocol):
+    """Attention over one pool."""
+
+    def plan(self, extents: Sequence[Extent], slots: Tensor) -> Plan:
+        """slots [num_tokens] i64: where in the pool each row's key and value go. No two rows share one."""
+        ...

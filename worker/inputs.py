@@ -1,0 +1,77 @@
+"""A plan as tensors: the tokens of all sequences end to end, their positions, their slots in the pool, and the rows to
+sample.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from worker.attention import Extent
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """One sequence's part of a step."""
+
+    token_ids: Sequence[int]
+    """To compute now; at least one."""
+    start: int
+    """Position of the first of them; keys and values of [0, start) are in the blocks already."""
+    block_ids: Sequence[int]
+    """Block table; covers start + len(token_ids) tokens."""
+    num_logits: int
+    """Logits wanted after the last n of these tokens: 0, 1, or more to verify a draft."""
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """One step, flattened."""
+
+    token_ids: Tensor
+    """[num_tokens] i64"""
+    positions: Tensor
+    """[num_tokens] i64"""
+    slots: Tensor
+    """[num_tokens] i64: where in the pool the row's key and value go."""
+    rows: Tensor
+    """[num_logits] i64: the rows whose logits are wanted."""
+    extents: list[Extent]
+
+
+def flatten(spans: Sequence[Span], block_size: int, device: torch.device) -> Inputs:
+    """One upload for the whole step. Spans must not be empty."""
+    token_ids: list[int] = []
+    positions: list[int] = []
+    slots: list[int] = []
+    rows: list[int] = []
+    extents: list[Extent] = []
+    for span in spans:
+        row, start, num_tokens, block_ids = len(token_ids), span.start, len(span.token_ids), span.block_ids
+        assert num_tokens >= 1
+        assert len(block_ids) * block_size >= start + num_tokens
+        extents.append(Extent(row, num_tokens, start, block_ids))
+        token_ids += span.token_ids
+        if num_tokens == 1:
+            positions.append(start)
+            slots.append(block_ids[start // block_size] * block_size + start % block_size)
+        else:
+            places = np.arange(start, start + num_tokens)
+            positions += places.tolist()
+            blocks = np.array(block_ids, dtype=np.int64)[places // block_size]
+            slots += (blocks * block_size + places % block_size).tolist()
+        rows += range(row + num_tokens - span.num_logits, row + num_tokens)
+    num_tokens = len(token_ids)
+    packed = torch.tensor(token_ids + positions + slots + rows).to(device, non_blocking=True)
+    ids_end, positions_end, slots_end = num_tokens, 2 * num_tokens, 3 * num_tokens
+    return Inputs(
+        token_ids=packed[:ids_end],
+        positions=packed[ids_end:positions_end],
+        slots=packed[positions_end:slots_end],
+        rows=packed[slots_end:],
+        extents=extents,
+    )

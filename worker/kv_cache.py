@@ -1,0 +1,92 @@
+"""The K and V tensors of all layers, in one pool of blocks, sized to what the device has free.
+
+Owns memory and its measure; who holds which block is the allocator's business.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from policies import settings
+from worker.models.architecture import Architecture
+
+
+class KVCache:
+    """K and V of every layer, each [num_kv_heads, num_slots, head_dim]; block b holds the slots [b * block_size, (b +
+    1) * block_size).
+
+    A head's slots lie side by side, so blocks that are neighbours in a table are one stretch of memory that attention
+    reads in place. On the CPU the pool is reserved, not touched: blocks that were never written cost no memory.
+    """
+
+    def __init__(
+        self, architecture: Architecture, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self.num_blocks, self.block_size = num_blocks, block_size
+        shape = (2, architecture.num_layers, architecture.num_kv_heads, num_blocks * block_size, architecture.head_dim)
+        # Elsewhere than on the CPU, attention pads its gathers with slots that may never have been written: NaN must
+        # not be there.
+        make = torch.empty if device.type == "cpu" else torch.zeros
+        self._pool = make(shape, dtype=dtype, device=device)
+        self.keys: list[Tensor] = list(self._pool[0])
+        self.values: list[Tensor] = list(self._pool[1])
+
+    def copy_block(self, source: int, target: int) -> None:
+        """K and V of all layers."""
+        size = self.block_size
+        self._pool[:, :, :, target * size : (target + 1) * size] = self._pool[
+            :, :, :, source * size : (source + 1) * size
+        ]
+
+
+def block_bytes(architecture: Architecture, block_size: int, dtype: torch.dtype) -> int:
+    """Bytes of one block, K and V of all layers."""
+    return 2 * architecture.num_layers * architecture.num_kv_heads * architecture.head_dim * block_size * dtype.itemsize
+
+
+def budget_bytes(engine: settings.Engine, device: torch.device) -> int:
+    """Bytes that may become KV: a share of what is free now, under the configured ceiling."""
+    budget = int(free_bytes(device) * engine.kv_memory_share)
+    return min(budget, engine.max_kv_bytes) if engine.max_kv_bytes else budget
+
+
+def free_bytes(device: torch.device) -> int:
+    """Bytes free on the device; on the CPU what the kernel would hand out without swapping, within the control group's
+    limit.
+    """
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    available = _available(Path("/proc/meminfo"))
+    room = [limit - used for limit, used in (_cgroup_v2(), _cgroup_v1()) if limit]
+    return max(0, min([available, *room]))
+
+
+def _available(meminfo: Path) -> int:
+    try:
+        for line in meminfo.read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) << 10
+    except (OSError, ValueError, IndexError):
+        pass
+    return 2 << 30  # not Linux: enough for a small model, and max_kv_bytes says more
+
+
+def _cgroup_v2() -> tuple[int, int]:
+    root = Path("/sys/fs/cgroup")
+    return _number(root / "memory.max"), _number(root / "memory.current")
+
+
+def _cgroup_v1() -> tuple[int, int]:
+    root = Path("/sys/fs/cgroup/memory")
+    return _number(root / "memory.limit_in_bytes"), _number(root / "memory.usage_in_bytes")
+
+
+def _number(path: Path) -> int:
+    """0 where there is no such file, or it says "max"."""
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):
+        return 0

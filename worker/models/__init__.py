@@ -1,0 +1,18 @@
+"""The transformer and its weights: one configured decoder, and the loader of Hugging Face directories."""
+
+from worker.models.architecture import Architecture
+from worker.models.decoder import Decoder
+from worker.models.errors import ModelError
+from worker.models.load import directory_of, load_decoder, read_architecture
+from worker.models.shapes import SHAPES, random_decoder
+
+__all__ = [
+    "SHAPES",
+    "Architecture",
+    "Decoder",
+    "ModelError",
+    "directory_of",
+    "load_decoder",
+    "random_decoder",
+    "read_architecture",
+]

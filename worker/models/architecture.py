@@ -1,0 +1,88 @@
+"""What a decoder is made of: the one set of facts that every served family is described by."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Activation = Literal["silu", "gelu", "gelu_tanh", "relu"]
+
+
+@dataclass(frozen=True, slots=True)
+class Rope:
+    """Rotary position embedding (Su et al. 2021) and how it is stretched; the fields that a kind does not use stay at
+    their defaults.
+    """
+
+    kind: Literal["default", "linear", "dynamic", "yarn", "longrope", "llama3", "proportional"] = "default"
+    theta: float = 10_000.0
+    rotary_dim: int = 0
+    """Leading dimensions of a head that are rotated; the others pass."""
+    max_positions: int = 0
+    """The model's own context, before any stretching that the dynamic kind adds."""
+    factor: float = 1.0
+    original_max_positions: int = 0
+    """The context of pretraining."""
+    attention_factor: float = 1.0
+    """Multiplies cos and sin."""
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    short_factors: tuple[float, ...] = ()
+    long_factors: tuple[float, ...] = ()
+    partial_factor: float = 1.0
+    """Of the proportional kind: the share of the angles that turn; the rest of the head is paired as if it did."""
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """A decoder-only transformer: embedding, layers of attention and gated MLP with RMSNorm around them, norm, head.
+
+    Each norm place is a tensor name under ``model.layers.N.`` or empty where the family has none.
+    """
+
+    name: str
+    """As config.json says: "LlamaForCausalLM"."""
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    max_positions: int
+    """Prompt and completion together, as trained or as stretched by its rope."""
+    norm_eps: float
+    attention_scale: float
+    ropes: tuple[Rope, ...]
+    """Distinct ropes; ``layer_ropes`` says which layer uses which."""
+    layer_ropes: tuple[int, ...]
+    windows: tuple[int, ...]
+    """A layer: a token sees itself and the ``window - 1`` tokens before it; 0: all of them."""
+    activation: Activation = "silu"
+    tied: bool = False
+    """The head is the embedding."""
+    qkv_bias: bool = False
+    output_bias: bool = False
+    mlp_bias: bool = False
+    qkv_fused: bool = False
+    """The checkpoint holds qkv_proj and gate_up_proj already fused."""
+    qk_norm: Literal["none", "head", "width"] = "none"
+    """RMSNorm of queries and keys: over each head, or over all heads together."""
+    norm_offset: float = 0.0
+    """Added to every norm weight: Gemma stores weight - 1."""
+    attention_pre_norm: str = "input_layernorm"
+    attention_post_norm: str = ""
+    mlp_pre_norm: str = "post_attention_layernorm"
+    mlp_post_norm: str = ""
+    embedding_scale: float = 1.0
+    attention_softcap: float = 0.0
+    """Scores become cap * tanh(scores / cap); 0: off."""
+    logits_softcap: float = 0.0
+    eos_token_ids: tuple[int, ...] = ()
+    dtype: str = "float32"
+    """The checkpoint's own, as config.json says."""
+    tensor_prefix: str = ""
+    """Before every tensor name of a language model inside a larger checkpoint."""

@@ -1,0 +1,9 @@
+"""What can be wrong with a model."""
+
+from __future__ import annotations
+
+
+class ModelError(Exception):
+    """This model cannot be served here; the message is one sentence for the operator that names what is missing or
+    wrong.
+    """

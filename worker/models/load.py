@@ -1,0 +1,149 @@
+"""From a source to a Decoder: find the directory, read config.json, take the tensors, fuse and convert them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from worker.models.architecture import Architecture
+from worker.models.decoder import Decoder, Layer
+from worker.models.errors import ModelError
+from worker.models.families import architecture_of, token_ids
+from worker.models.linear import Linear
+from worker.models.weights import Checkpoint, read_json
+
+Take = Callable[[str, tuple[int, ...]], Tensor]
+"""Name and shape to a tensor in the engine's type, on its device."""
+
+
+def directory_of(source: str) -> Path:
+    """Where the model's files are: a directory as it stands, the bundled model for "demo", a hub id's snapshot. Raises
+    ModelError.
+    """
+    if source == "demo":
+        import demo
+
+        return Path(demo.MODEL_DIR)
+    path = Path(source).expanduser()
+    if path.is_dir():
+        return path
+    if path.exists():
+        raise ModelError(f"{source} is a file; a model is a directory in Hugging Face layout")
+    if source.startswith((".", "/", "~")) or source.count("/") != 1:
+        raise ModelError(f"there is no directory {source}, and it is no hub id (OWNER/NAME) either")
+    return _snapshot(source)
+
+
+def _snapshot(hub_id: str) -> Path:
+    # Slow to import, and not needed for a directory.
+    import huggingface_hub
+    from huggingface_hub.errors import (
+        HfHubHTTPError,
+        HFValidationError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+    )
+
+    try:
+        return Path(
+            huggingface_hub.snapshot_download(
+                hub_id, allow_patterns=["*.json", "*.safetensors", "*.jinja", "tokenizer.model"]
+            )
+        )
+    except RepositoryNotFoundError:
+        raise ModelError(f"the hub has no model {hub_id} that is open to this machine") from None
+    except HFValidationError:
+        raise ModelError(f"there is no directory {hub_id}, and it is no hub id (OWNER/NAME) either") from None
+    except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
+        reason = str(error).strip().partition("\n")[0] or type(error).__name__
+        raise ModelError(
+            f"there is no directory {hub_id}, and the hub cannot be reached to download it: {reason}"
+        ) from None
+
+
+def read_architecture(directory: Path) -> Architecture:
+    """What config.json and generation_config.json say. Raises ModelError."""
+    architecture = architecture_of(read_json(directory / "config.json"))
+    if (directory / "generation_config.json").exists():
+        eos_token_ids = token_ids(read_json(directory / "generation_config.json").get("eos_token_id"))
+        if eos_token_ids:
+            return replace(architecture, eos_token_ids=eos_token_ids)
+    return architecture
+
+
+def load_decoder(
+    directory: Path, architecture: Architecture, dtype: torch.dtype, device: torch.device, max_model_tokens: int
+) -> Decoder:
+    """Raises ModelError."""
+    with Checkpoint(directory) as checkpoint:
+        if architecture.tensor_prefix:
+            checkpoint.drop_outside(architecture.tensor_prefix)
+
+        def take(name: str, shape: tuple[int, ...]) -> Tensor:
+            return checkpoint.take(architecture.tensor_prefix + name, shape).to(device, dtype)
+
+        # Some checkpoints save the embedding twice; others say nothing of a head and mean the embedding.
+        head_name = f"{architecture.tensor_prefix}lm_head.weight"
+        if architecture.tied:
+            checkpoint.drop(head_name)
+        decoder = build_decoder(architecture, take, max_model_tokens)
+        checkpoint.finish()
+    return decoder
+
+
+def build_decoder(architecture: Architecture, take: Take, max_model_tokens: int) -> Decoder:
+    """The decoder from wherever tensors come from, by the names they have in a checkpoint."""
+    embedding = take("model.embed_tokens.weight", (architecture.vocab_size, architecture.hidden_size))
+    layers = [_layer(architecture, f"model.layers.{index}.", take) for index in range(architecture.num_layers)]
+    norm = _norm(architecture, take, "model.norm.weight", architecture.hidden_size)
+    head = (
+        embedding if architecture.tied else take("lm_head.weight", (architecture.vocab_size, architecture.hidden_size))
+    )
+    return Decoder(architecture, embedding, layers, norm, Linear(head), max_model_tokens)
+
+
+def _layer(architecture: Architecture, prefix: str, take: Take) -> Layer:
+    hidden, inner = architecture.hidden_size, architecture.intermediate_size
+    queries = architecture.num_heads * architecture.head_dim
+    keys = architecture.num_kv_heads * architecture.head_dim
+
+    def linear(fused: str, parts: dict[str, int], num_inputs: int, bias: bool) -> Linear:
+        """One matrix of the parts below each other, whether the checkpoint has them apart or as ``fused``."""
+        if architecture.qkv_fused and len(parts) > 1:
+            parts = {fused: sum(parts.values())}
+        weights = [take(f"{prefix}{name}.weight", (size, num_inputs)) for name, size in parts.items()]
+        biases = [take(f"{prefix}{name}.bias", (size,)) for name, size in parts.items()] if bias else []
+        return Linear(_joined(weights), _joined(biases) if biases else None)
+
+    def norm(name: str, size: int) -> Tensor | None:
+        return _norm(architecture, take, f"{prefix}{name}.weight", size) if name else None
+
+    has_qk_norm = architecture.qk_norm != "none"
+    over_width = architecture.qk_norm == "width"
+    attention = {"self_attn.q_proj": queries, "self_attn.k_proj": keys, "self_attn.v_proj": keys}
+    return Layer(
+        qkv=linear("self_attn.qkv_proj", attention, hidden, architecture.qkv_bias),
+        output=linear("", {"self_attn.o_proj": hidden}, queries, architecture.output_bias),
+        gate_up=linear(
+            "mlp.gate_up_proj", {"mlp.gate_proj": inner, "mlp.up_proj": inner}, hidden, architecture.mlp_bias
+        ),
+        down=linear("", {"mlp.down_proj": hidden}, inner, architecture.mlp_bias),
+        attention_pre_norm=norm(architecture.attention_pre_norm, hidden),
+        attention_post_norm=norm(architecture.attention_post_norm, hidden),
+        mlp_pre_norm=norm(architecture.mlp_pre_norm, hidden),
+        mlp_post_norm=norm(architecture.mlp_post_norm, hidden),
+        query_norm=norm("self_attn.q_norm" if has_qk_norm else "", queries if over_width else architecture.head_dim),
+        key_norm=norm("self_attn.k_norm" if has_qk_norm else "", keys if over_width else architecture.head_dim),
+    )
+
+
+def _joined(parts: list[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _norm(architecture: Architecture, take: Take, name: str, size: int) -> Tensor:
+    return take(name, (size,)).float() + architecture.norm_offset

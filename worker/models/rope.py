@@ -1,0 +1,112 @@
+"""The angles of rotary position embeddings, for every stretching that published checkpoints use.
+
+Formulas follow transformers' modeling_rope_utils.py, so that logits match it: linear (kaiokendev 2023), dynamic NTK
+(bloc97 and emozilla 2023), YaRN (Peng et al. 2023, section 3), LongRoPE (Ding et al. 2024), Llama 3.1's ramp, and
+Gemma's proportional form.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from worker.models.architecture import Rope
+
+
+class Rotary:
+    """cos and sin of a step's positions, computed once a step: a table of every position would cost start time and
+    memory.
+
+    A position's angles never depend on who else is in the batch or on how a prompt was cut. Two kinds make them depend
+    on the length of the sequence, which no paged cache can follow exactly: for the dynamic kind, position p turns as in
+    a sequence of p + 1 tokens (what token-by-token generation does); LongRoPE uses its long factors for all positions
+    as soon as ``max_model_tokens`` exceeds the context of pretraining, and its short ones otherwise.
+    """
+
+    def __init__(self, rope: Rope, max_model_tokens: int, device: torch.device) -> None:
+        self._rope = rope
+        self._frequencies = inverse_frequencies(rope, max_model_tokens).to(device)
+        self._stretches = rope.kind == "dynamic" and max_model_tokens > rope.max_positions
+
+    def at(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """positions [num_tokens] i64 -> cos and sin, each [num_tokens, rotary_dim] f32, the first half of sin negated.
+
+        With x rolled by half of rotary_dim, ``x * cos + rolled * sin`` is the rotation.
+        """
+        frequencies = _dynamic(self._rope, positions) if self._stretches else self._frequencies
+        angles = positions.float()[:, None] * frequencies
+        cos, sin = angles.cos(), angles.sin()
+        if self._rope.attention_factor != 1.0:
+            cos, sin = cos * self._rope.attention_factor, sin * self._rope.attention_factor
+        return torch.cat((cos, cos), 1), torch.cat((-sin, sin), 1)
+
+
+def inverse_frequencies(rope: Rope, max_model_tokens: int) -> Tensor:
+    """Radians a position, [rotary_dim / 2] f32."""
+    match rope.kind:
+        case "default" | "dynamic":
+            return _plain(rope)
+        case "linear":
+            return _plain(rope) / rope.factor
+        case "llama3":
+            return _llama3(rope)
+        case "yarn":
+            return _yarn(rope)
+        case "longrope":
+            long = max_model_tokens > rope.original_max_positions
+            factors = torch.tensor(rope.long_factors if long else rope.short_factors, dtype=torch.float32)
+            return 1.0 / (factors * rope.theta ** _exponents(rope.rotary_dim))
+        case "proportional":
+            num_turning = int(rope.partial_factor * rope.rotary_dim // 2)
+            frequencies = _plain(rope) / rope.factor
+            frequencies[num_turning:] = 0.0
+            return frequencies
+
+
+def _exponents(dim: int) -> Tensor:
+    return torch.arange(0, dim, 2, dtype=torch.float32) / dim
+
+
+def _plain(rope: Rope) -> Tensor:
+    return 1.0 / (rope.theta ** _exponents(rope.rotary_dim))
+
+
+def _dynamic(rope: Rope, positions: Tensor) -> Tensor:
+    """[positions, rotary_dim / 2]"""
+    dim = rope.rotary_dim
+    lengths = (positions + 1).clamp(min=rope.max_positions).double()
+    stretch = rope.factor * lengths / rope.max_positions - (rope.factor - 1)
+    theta = rope.theta * stretch ** (dim / (dim - 2))
+    return 1.0 / (theta.float()[:, None] ** _exponents(dim).to(positions.device)[None, :])
+
+
+def _llama3(rope: Rope) -> Tensor:
+    frequencies = _plain(rope)
+    wavelengths = 2 * math.pi / frequencies
+    smooth = (rope.original_max_positions / wavelengths - rope.low_freq_factor) / (
+        rope.high_freq_factor - rope.low_freq_factor
+    )
+    blended = (1 - smooth) * frequencies / rope.factor + smooth * frequencies
+    is_low = wavelengths > rope.original_max_positions / rope.low_freq_factor
+    is_high = wavelengths < rope.original_max_positions / rope.high_freq_factor
+    return torch.where(is_high, frequencies, torch.where(is_low, frequencies / rope.factor, blended))
+
+
+def _yarn(rope: Rope) -> Tensor:
+    dim = rope.rotary_dim
+
+    def turning(num_rotations: float) -> float:
+        """The dimension that turns so often over the context of pretraining."""
+        return dim * math.log(rope.original_max_positions / (num_rotations * 2 * math.pi)) / (2 * math.log(rope.theta))
+
+    low, high = turning(rope.beta_fast), turning(rope.beta_slow)
+    if rope.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, dim - 1)
+    if low == high:
+        high += 0.001
+    ramp = ((torch.arange(dim // 2, dtype=torch.float32) - low) / (high - low)).clamp(0, 1)
+    frequencies = _plain(rope)
+    return frequencies / rope.factor * ramp + frequencies * (1 - ramp)

@@ -1,0 +1,147 @@
+"""The forward pass: a model, its KV pool and its attention, on one device."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from policies import settings
+from worker.attention import Backend, ReferenceAttention, Scores
+from worker.inputs import Span, flatten
+from worker.kv_cache import KVCache, block_bytes, budget_bytes
+from worker.models import Architecture, Decoder, ModelError, directory_of, load_decoder, read_architecture
+
+MIN_MODEL_TOKENS = 1024
+"""A pool that cannot hold one sequence of so many tokens (or of the model's own context, if shorter) is not worth
+serving from.
+"""
+
+
+class Runner:
+    """One model on one device; not safe for two threads."""
+
+    def __init__(self, model: Decoder, cache: KVCache, attention: Backend, max_model_tokens: int) -> None:
+        self._model, self._cache, self._attention = model, cache, attention
+        self.max_model_tokens = max_model_tokens
+        self.num_blocks, self.block_size = cache.num_blocks, cache.block_size
+        self.vocab_size = model.architecture.vocab_size
+        self.eos_token_ids = model.architecture.eos_token_ids
+        self.device = str(model.device)
+        self.dtype = str(model.dtype).removeprefix("torch.")
+
+    @classmethod
+    def load(cls, source: str, engine: settings.Engine) -> Runner:
+        """From a directory in Hugging Face layout, a hub id, or "demo". Raises ModelError, one sentence."""
+        directory = directory_of(source)
+        architecture = read_architecture(directory)
+        device = _device(engine)
+        set_num_threads(engine)
+        dtype = _dtype(engine, device, architecture)
+        max_model_tokens = _max_model_tokens(engine, architecture)
+        model = load_decoder(directory, architecture, dtype, device, max_model_tokens)
+        return cls.of(model, engine)
+
+    @classmethod
+    def of(cls, model: Decoder, engine: settings.Engine, num_blocks: int | None = None) -> Runner:
+        """From a decoder in memory; ``num_blocks`` None sizes the pool from free memory. Raises ModelError."""
+        architecture = model.architecture
+        max_model_tokens = _max_model_tokens(engine, architecture)
+        if num_blocks is None:
+            num_blocks = _num_blocks(engine, model, max_model_tokens)
+        cache = KVCache(architecture, num_blocks, engine.block_size, model.dtype, model.device)
+        scores = Scores(architecture.attention_scale, architecture.windows, architecture.attention_softcap)
+        attention = ReferenceAttention(cache, scores)
+        return cls(model, cache, attention, min(max_model_tokens, num_blocks * engine.block_size))
+
+    @torch.inference_mode()
+    def forward(self, spans: Sequence[Span]) -> Tensor:
+        """One step over all spans: their keys and values are written, and the logits they ask for come back, in span
+        order.
+
+        Returns [sum of num_logits, vocab_size] f32 on the device.
+        """
+        inputs = flatten(spans, self.block_size, self._model.device)
+        plan = self._attention.plan(inputs.extents, inputs.slots)
+        return self._model.forward(inputs.token_ids, inputs.positions, inputs.rows, plan)
+
+    @torch.inference_mode()
+    def copy_block(self, source: int, target: int) -> None:
+        """Keys and values of all layers."""
+        self._cache.copy_block(source, target)
+
+
+def set_num_threads(engine: settings.Engine) -> int:
+    """Of torch, in this process: as configured, or one a physical core, less one for the gateway from four cores up."""
+    num_threads = engine.num_threads or _default_num_threads()
+    torch.set_num_threads(num_threads)
+    return num_threads
+
+
+def _default_num_threads() -> int:
+    allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+    cores = set()
+    for cpu in allowed:
+        siblings = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
+        try:
+            cores.add(siblings.read_text())
+        except OSError:
+            cores.add(str(cpu))
+    return len(cores) - 1 if len(cores) >= 4 else max(1, len(cores))
+
+
+def _device(engine: settings.Engine) -> torch.device:
+    if engine.device == "cpu" or (engine.device == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise ModelError("engine.device is cuda, but torch finds no CUDA device here")
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+def _dtype(engine: settings.Engine, device: torch.device, architecture: Architecture) -> torch.dtype:
+    """As configured, or bfloat16 where the device multiplies it natively, else float16 (CUDA, a float16 checkpoint) or
+    float32.
+    """
+    if engine.dtype != "auto":
+        return {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}[engine.dtype]
+    if device.type == "cuda":
+        if torch.cuda.get_device_capability(device) >= (8, 0):
+            return torch.bfloat16
+        return torch.float16 if architecture.dtype == "float16" else torch.float32
+    return torch.bfloat16 if torch.ops.mkldnn._is_mkldnn_bf16_supported() and _has_native_bfloat16() else torch.float32
+
+
+def _has_native_bfloat16() -> bool:
+    return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
+
+
+def _max_model_tokens(engine: settings.Engine, architecture: Architecture) -> int:
+    if engine.max_model_tokens > architecture.max_positions:
+        raise ModelError(
+            f"engine.max_model_tokens is {engine.max_model_tokens},"
+            f" but this {architecture.name} reaches {architecture.max_positions}"
+        )
+    return engine.max_model_tokens or architecture.max_positions
+
+
+def _num_blocks(engine: settings.Engine, model: Decoder, max_model_tokens: int) -> int:
+    """What the budget holds, but no more than the largest batch needs, twice: the other half is room for the prefix
+    cache.
+    """
+    size = block_bytes(model.architecture, engine.block_size, model.dtype)
+    budget = budget_bytes(engine, model.device)
+    num_blocks = budget // size
+    least = -(-min(MIN_MODEL_TOKENS, max_model_tokens) // engine.block_size)
+    if num_blocks < least:
+        raise ModelError(
+            f"KV for {least * engine.block_size} tokens takes {_mib(least * size)} MiB, but engine.kv_memory_share and"
+            f" engine.max_kv_bytes leave {_mib(budget)} MiB of free memory"
+        )
+    return min(num_blocks, 2 * engine.max_sequences * -(-max_model_tokens // engine.block_size))
+
+
+def _mib(num_bytes: int) -> int:
+    return -(-num_bytes >> 20)
