@@ -5,13 +5,26 @@ Owns memory and its measure; who holds which block is the allocator's business.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from policies import settings
-from worker.models.architecture import Architecture
+
+
+@dataclass(frozen=True, slots=True)
+class KVShape:
+    """What one token leaves behind."""
+
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+
+    def block_bytes(self, block_size: int, dtype: torch.dtype) -> int:
+        """Of one block, K and V of all layers."""
+        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * block_size * dtype.itemsize
 
 
 class KVCache:
@@ -23,14 +36,14 @@ class KVCache:
     """
 
     def __init__(
-        self, architecture: Architecture, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
+        self, shape: KVShape, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
     ) -> None:
         self.num_blocks, self.block_size = num_blocks, block_size
-        shape = (2, architecture.num_layers, architecture.num_kv_heads, num_blocks * block_size, architecture.head_dim)
+        size = (2, shape.num_layers, shape.num_kv_heads, num_blocks * block_size, shape.head_dim)
         # Elsewhere than on the CPU, attention pads its gathers with slots that may never have been written: NaN must
         # not be there.
         make = torch.empty if device.type == "cpu" else torch.zeros
-        self._pool = make(shape, dtype=dtype, device=device)
+        self._pool = make(size, dtype=dtype, device=device)
         self.keys: list[Tensor] = list(self._pool[0])
         self.values: list[Tensor] = list(self._pool[1])
 
@@ -40,11 +53,6 @@ class KVCache:
         self._pool[:, :, :, target * size : (target + 1) * size] = self._pool[
             :, :, :, source * size : (source + 1) * size
         ]
-
-
-def block_bytes(architecture: Architecture, block_size: int, dtype: torch.dtype) -> int:
-    """Bytes of one block, K and V of all layers."""
-    return 2 * architecture.num_layers * architecture.num_kv_heads * architecture.head_dim * block_size * dtype.itemsize
 
 
 def budget_bytes(engine: settings.Engine, device: torch.device) -> int:

@@ -12,7 +12,7 @@ from torch import Tensor
 from policies import settings
 from worker.attention import Backend, ReferenceAttention, Scores
 from worker.inputs import Span, flatten
-from worker.kv_cache import KVCache, block_bytes, budget_bytes
+from worker.kv_cache import KVCache, KVShape, budget_bytes
 from worker.models import Architecture, Decoder, ModelError, directory_of, load_decoder, read_architecture
 
 MIN_MODEL_TOKENS = 1024
@@ -52,7 +52,7 @@ class Runner:
         max_model_tokens = _max_model_tokens(engine, architecture)
         if num_blocks is None:
             num_blocks = _num_blocks(engine, model, max_model_tokens)
-        cache = KVCache(architecture, num_blocks, engine.block_size, model.dtype, model.device)
+        cache = KVCache(_kv_shape(architecture), num_blocks, engine.block_size, model.dtype, model.device)
         scores = Scores(architecture.attention_scale, architecture.windows, architecture.attention_softcap)
         attention = ReferenceAttention(cache, scores)
         return cls(model, cache, attention, min(max_model_tokens, num_blocks * engine.block_size))
@@ -127,11 +127,15 @@ def _max_model_tokens(engine: settings.Engine, architecture: Architecture) -> in
     return engine.max_model_tokens or architecture.max_positions
 
 
+def _kv_shape(architecture: Architecture) -> KVShape:
+    return KVShape(architecture.num_layers, architecture.num_kv_heads, architecture.head_dim)
+
+
 def _num_blocks(engine: settings.Engine, model: Decoder, max_model_tokens: int) -> int:
     """What the budget holds, but no more than the largest batch needs, twice: the other half is room for the prefix
     cache.
     """
-    size = block_bytes(model.architecture, engine.block_size, model.dtype)
+    size = _kv_shape(model.architecture).block_bytes(engine.block_size, model.dtype)
     budget = budget_bytes(engine, model.device)
     num_blocks = budget // size
     least = -(-min(MIN_MODEL_TOKENS, max_model_tokens) // engine.block_size)
