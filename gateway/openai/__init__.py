@@ -1,8 +1,60 @@
 """Requests, responses, chunks and errors in OpenAI's shapes: what they say on the wire, not what is done about them.
 
-Where the shapes were read: openai-python's ``src/openai/types``, and for the sampling extras vLLM's ``protocol.py``.
+Where the shapes were read: openai-python's ``src/openai/types``, and vLLM's documentation for the sampling extras.
 """
 
+from gateway.openai.chunks import DONE, KEEP_ALIVE, ChatChunks, Chunks, CompletionChunks
 from gateway.openai.failures import ErrorBody, ErrorDetail, Malformed
+from gateway.openai.requests import (
+    ChatRequest,
+    CompletionRequest,
+    Message,
+    parse_chat,
+    parse_completion,
+    sampling,
+)
+from gateway.openai.responses import (
+    SERVICE_TIER,
+    AnswerMessage,
+    ChatChoice,
+    ChatCompletion,
+    ChatLogprob,
+    ChatLogprobs,
+    Completion,
+    CompletionChoice,
+    CompletionLogprobs,
+    ModelBody,
+    ModelList,
+    TopLogprob,
+    UsageBody,
+)
 
-__all__ = ["ErrorBody", "ErrorDetail", "Malformed"]
+__all__ = [
+    "DONE",
+    "KEEP_ALIVE",
+    "SERVICE_TIER",
+    "AnswerMessage",
+    "ChatChoice",
+    "ChatChunks",
+    "ChatCompletion",
+    "ChatLogprob",
+    "ChatLogprobs",
+    "ChatRequest",
+    "Chunks",
+    "Completion",
+    "CompletionChoice",
+    "CompletionChunks",
+    "CompletionLogprobs",
+    "CompletionRequest",
+    "ErrorBody",
+    "ErrorDetail",
+    "Malformed",
+    "Message",
+    "ModelBody",
+    "ModelList",
+    "TopLogprob",
+    "UsageBody",
+    "parse_chat",
+    "parse_completion",
+    "sampling",
+]

@@ -1,0 +1,125 @@
+"""Answers that are a stream of events.
+
+A chunk is a constant head, the text as JSON, and a constant tail; heads and tails are made once a stream, so that a
+token costs one small JSON string and a join.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from gateway.openai.responses import SERVICE_TIER, ChatLogprobs, CompletionLogprobs, UsageBody
+from policies.terms import Usage
+
+DONE = b"data: [DONE]\n\n"
+KEEP_ALIVE = b": keep-alive\n\n"
+"""A comment: proxies see traffic, clients see nothing."""
+
+_json = msgspec.json.encode
+
+
+class Chunks:
+    """The events of one stream, whose id, time and model stay the same throughout."""
+
+    _object: str
+    _service_tier: bytes = b""
+
+    def __init__(self, *, id: str, created: int, model: str, fingerprint: str, num_choices: int, usage: bool) -> None:
+        """``usage``: every chunk says ``"usage":null``, until the last one gives it."""
+        self._start = b'data: {"id":%b,"object":%b,"created":%d,"model":%b,%b"system_fingerprint":%b,"choices":[' % (
+            _json(id),
+            _json(self._object),
+            created,
+            _json(model),
+            self._service_tier,
+            _json(fingerprint),
+        )
+        self._end = b'],"usage":null}\n\n' if usage else b"]}\n\n"
+        self._heads = [self._head(index) for index in range(num_choices)]
+        self._tail = self._after_text() + b'"logprobs":null,"finish_reason":null}' + self._end
+
+    def _head(self, index: int) -> bytes:
+        """All of a chunk with text that comes before the text."""
+        raise NotImplementedError
+
+    def _after_text(self) -> bytes:
+        """Between the text and the choice's other fields."""
+        raise NotImplementedError
+
+    def _empty(self) -> bytes:
+        """What a choice's last chunk has in place of text."""
+        raise NotImplementedError
+
+    def opening(self, index: int) -> bytes:
+        """What comes before a choice's first text; may be nothing."""
+        raise NotImplementedError
+
+    def text(self, index: int, text: str) -> bytes:
+        """One chunk with text."""
+        return self._heads[index] + _json(text) + self._tail
+
+    def text_with_logprobs(self, index: int, text: str, logprobs: ChatLogprobs | CompletionLogprobs) -> bytes:
+        """One chunk with text and its tokens' log-probabilities."""
+        return b'%b%b%b"logprobs":%b,"finish_reason":null}%b' % (
+            self._heads[index],
+            _json(text),
+            self._after_text(),
+            _json(logprobs),
+            self._end,
+        )
+
+    def finish(self, index: int, reason: str) -> bytes:
+        """A choice's last chunk."""
+        return b'%b{"index":%d,%b"logprobs":null,"finish_reason":%b}%b' % (
+            self._start,
+            index,
+            self._empty(),
+            _json(reason),
+            self._end,
+        )
+
+    def usage(self, usage: Usage) -> bytes:
+        """The stream's last chunk, when usage was asked for."""
+        return b'%b],"usage":%b}\n\n' % (self._start, _json(UsageBody.of(usage)))
+
+
+class ChatChunks(Chunks):
+    """``chat.completion.chunk`` events."""
+
+    _object = "chat.completion.chunk"
+    _service_tier = b'"service_tier":%b,' % _json(SERVICE_TIER)
+
+    def _head(self, index: int) -> bytes:
+        return b'%b{"index":%d,"delta":{"content":' % (self._start, index)
+
+    def _after_text(self) -> bytes:
+        return b"},"
+
+    def _empty(self) -> bytes:
+        return b'"delta":{},'
+
+    def opening(self, index: int) -> bytes:
+        return b'%b{"index":%d,"delta":{"role":"assistant","content":"","refusal":null},%b%b' % (
+            self._start,
+            index,
+            b'"logprobs":null,"finish_reason":null}',
+            self._end,
+        )
+
+
+class CompletionChunks(Chunks):
+    """``text_completion`` events."""
+
+    _object = "text_completion"
+
+    def _head(self, index: int) -> bytes:
+        return b'%b{"index":%d,"text":' % (self._start, index)
+
+    def _after_text(self) -> bytes:
+        return b","
+
+    def _empty(self) -> bytes:
+        return b'"text":"",'
+
+    def opening(self, index: int) -> bytes:
+        return b""

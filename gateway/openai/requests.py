@@ -1,0 +1,307 @@
+"""Requests: bytes to typed Structs, and what they ask of the sampler.
+
+Unknown fields are tolerated, as newer clients send them; a known field of a wrong type or out of range is ``Malformed``
+and named by its path. null means the default, as it does at OpenAI. What this server cannot do is refused by name.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from typing import Annotated, Any, Literal, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+from gateway.openai.failures import Malformed
+from policies.terms import Sampling
+
+MAX_CHOICES = 1024
+"""Choices of one request, ``n`` times its prompts."""
+
+Penalty = Annotated[float, Meta(ge=-2.0, le=2.0)]
+TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+StopString = Annotated[str, Meta(min_length=1, max_length=1024)]
+
+
+class StreamOptions(msgspec.Struct, frozen=True):
+    """``include_usage``: one more chunk at the end, with the usage and no choices."""
+
+    include_usage: bool | None = None
+
+
+class Generation(msgspec.Struct, frozen=True, kw_only=True):
+    """What both kinds of completion take. The second half is vLLM's, for its clients."""
+
+    model: str
+    max_tokens: Annotated[int, Meta(ge=1)] | None = None
+    n: Annotated[int, Meta(ge=1, le=128)] | None = None
+    temperature: Annotated[float, Meta(ge=0.0, le=2.0)] | None = None
+    top_p: Annotated[float, Meta(ge=0.0, le=1.0)] | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    logit_bias: dict[str, Annotated[float, Meta(ge=-100.0, le=100.0)]] | None = None
+    stop: StopString | Annotated[list[StopString], Meta(max_length=4)] | None = None
+    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    service_tier: Literal["auto", "default", "flex", "scale", "priority", "fast"] | None = None
+    """Accepted whichever it is; the answer says which one was used."""
+
+    top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
+    min_p: Annotated[float, Meta(ge=0.0, le=1.0)] | None = None
+    repetition_penalty: Annotated[float, Meta(gt=0.0, le=100.0)] | None = None
+    min_tokens: Annotated[int, Meta(ge=0)] | None = None
+    stop_token_ids: Annotated[list[TokenId], Meta(max_length=256)] | None = None
+    ignore_eos: bool | None = None
+
+    @property
+    def num_choices(self) -> int:
+        """Answers to each prompt."""
+        return self.n or 1
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """The stop strings."""
+        if self.stop is None:
+            return ()
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+    @property
+    def includes_usage(self) -> bool:
+        """The stream ends with the usage."""
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+
+class TextPart(msgspec.Struct, frozen=True):
+    """One part of a message's content; the only kind that a text model reads."""
+
+    type: str
+    text: str | None = None
+
+
+class FunctionCall(msgspec.Struct, frozen=True):
+    """What an earlier answer called; ``arguments`` is JSON text."""
+
+    name: str
+    arguments: str | dict[str, Any]
+
+
+class ToolCall(msgspec.Struct, frozen=True):
+    """One call in an assistant's message."""
+
+    function: FunctionCall
+    id: str | None = None
+    type: Literal["function"] = "function"
+
+
+class Message(msgspec.Struct, frozen=True):
+    """One message of the conversation so far."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[TextPart] | None = None
+    name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+
+
+class ChatRequest(Generation, frozen=True, kw_only=True):
+    """POST /v1/chat/completions."""
+
+    messages: Annotated[list[Message], Meta(min_length=1)]
+    max_completion_tokens: Annotated[int, Meta(ge=1)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: Any = None
+    response_format: dict[str, Any] | None = None
+    modalities: list[str] | None = None
+    audio: Any = None
+    functions: Any = None
+    function_call: Any = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    """For the template's own switches (vLLM's and SGLang's name)."""
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """As in ``Sampling``."""
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+
+class CompletionRequest(Generation, frozen=True, kw_only=True):
+    """POST /v1/completions."""
+
+    prompt: str | Annotated[list[str | TokenId | list[TokenId]], Meta(min_length=1)]
+    logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    """OpenAI stops at 5; 20 is what the chat form gives."""
+    echo: bool | None = None
+    best_of: Annotated[int, Meta(ge=1)] | None = None
+    suffix: str | None = None
+
+    @property
+    def prompts(self) -> list[str] | list[list[int]]:
+        """One or several prompts, each as text or as token ids."""
+        prompt: Any = self.prompt
+        if isinstance(prompt, str):
+            return [prompt]
+        return [prompt] if isinstance(prompt[0], int) else prompt
+
+
+R = TypeVar("R", ChatRequest, CompletionRequest)
+
+_chat = msgspec.json.Decoder(ChatRequest)
+_completion = msgspec.json.Decoder(CompletionRequest)
+
+
+def parse_chat(body: bytes) -> ChatRequest:
+    """The request in ``body``. Raises Malformed."""
+    call = _decoded(_chat, body)
+    _check(call)
+    if call.top_logprobs is not None and not call.logprobs:
+        raise Malformed("'top_logprobs' needs 'logprobs' to be true", "top_logprobs")
+    if call.response_format is not None and call.response_format.get("type") != "text":
+        _refuse("response_format", "only {'type': 'text'} is")
+    if call.modalities is not None and call.modalities != ["text"]:
+        _refuse("modalities", "only ['text'] is")
+    for name in ("audio", "functions", "function_call"):
+        if getattr(call, name) is not None:
+            _refuse(name)
+    for i, message in enumerate(call.messages):
+        _check_message(message, f"messages[{i}]")
+    return call
+
+
+def parse_completion(body: bytes) -> CompletionRequest:
+    """The request in ``body``. Raises Malformed."""
+    call = _decoded(_completion, body)
+    _check(call)
+    if call.suffix:
+        _refuse("suffix")
+    if call.best_of is not None and call.best_of != call.num_choices:
+        _refuse("best_of", "only the value of 'n' is")
+    if call.echo and call.logprobs is not None:
+        _refuse("echo", "not together with 'logprobs'")
+    if not isinstance(call.prompt, str):
+        kinds = {type(item) for item in call.prompt}
+        if len(kinds) > 1:
+            raise Malformed("Invalid 'prompt': strings, token ids and lists of token ids cannot be mixed", "prompt")
+        if kinds == {list} and not all(call.prompt):
+            raise Malformed("Invalid 'prompt': a list of token ids is empty", "prompt", "empty_array")
+    if len(call.prompts) * call.num_choices > MAX_CHOICES:
+        raise Malformed(f"'n' times the number of prompts may be {MAX_CHOICES} at most", "n")
+    return call
+
+
+def sampling(call: ChatRequest | CompletionRequest, max_tokens: int, vocab_size: int) -> Sampling:
+    """What the worker is told, with ``max_tokens`` already the smaller of what was asked and what fits.
+
+    Raises Malformed for token ids outside the vocabulary.
+    """
+    seed = random.getrandbits(64) if call.seed is None else call.seed % 2**64
+    stop_token_ids = tuple(call.stop_token_ids or ())
+    if any(token_id >= vocab_size for token_id in stop_token_ids):
+        raise Malformed(f"Invalid 'stop_token_ids': the vocabulary has {vocab_size} tokens", "stop_token_ids")
+    return Sampling(
+        max_tokens=max_tokens,
+        seed=seed,
+        temperature=1.0 if call.temperature is None else call.temperature,
+        # 0 would leave no token at all; what is meant is the likeliest one alone.
+        top_p=1.0 if call.top_p is None else max(call.top_p, 1e-6),
+        top_k=max(call.top_k or 0, 0),
+        min_p=call.min_p or 0.0,
+        presence_penalty=call.presence_penalty or 0.0,
+        frequency_penalty=call.frequency_penalty or 0.0,
+        repetition_penalty=call.repetition_penalty or 1.0,
+        logit_bias=_biases(call.logit_bias, vocab_size) if call.logit_bias else {},
+        min_tokens=min(call.min_tokens or 0, max_tokens),
+        stop_token_ids=stop_token_ids,
+        ignore_eos=bool(call.ignore_eos),
+        num_logprobs=call.logprobs if isinstance(call, CompletionRequest) else call.num_logprobs,
+    )
+
+
+def _decoded(decoder: msgspec.json.Decoder[R], body: bytes) -> R:
+    try:
+        return decoder.decode(body)
+    except msgspec.ValidationError as error:
+        raise _named(str(error)) from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise Malformed(f"The body could not be read as JSON: {error}", code="invalid_json") from None
+    except RecursionError:
+        raise Malformed("The body could not be read as JSON: it is nested too deeply", code="invalid_json") from None
+
+
+def _check(call: ChatRequest | CompletionRequest) -> None:
+    if call.stream_options is not None and not call.stream:
+        raise Malformed("'stream_options' is allowed only when 'stream' is true", "stream_options")
+    max_tokens = call.max_tokens
+    if isinstance(call, ChatRequest) and call.max_completion_tokens is not None:
+        max_tokens = call.max_completion_tokens
+    if max_tokens is not None and (call.min_tokens or 0) > max_tokens:
+        raise Malformed("'min_tokens' is larger than the number of tokens asked for", "min_tokens")
+
+
+def _check_message(message: Message, path: str) -> None:
+    content = message.content
+    if isinstance(content, list):
+        for i, part in enumerate(content):
+            if part.type != "text":
+                kind = f"Invalid '{path}.content[{i}].type': '{part.type[:40]}' is not supported, only 'text' is"
+                raise Malformed(kind, f"{path}.content[{i}].type", "unsupported_value")
+            if part.text is None:
+                raise Malformed(f"Missing required parameter: '{path}.content[{i}].text'", f"{path}.content[{i}].text")
+    elif content is None and (message.role != "assistant" or not message.tool_calls):
+        raise Malformed(
+            f"Invalid '{path}.content': text is required here, but it is missing or null", f"{path}.content"
+        )
+
+
+def _refuse(param: str, instead: str = "") -> None:
+    but = f"; {instead}" if instead else ""
+    raise Malformed(f"'{param}' is not supported by this server{but}", param, "unsupported_parameter")
+
+
+def _biases(biases: dict[str, float], vocab_size: int) -> dict[int, float]:
+    by_token = {}
+    for key, bias in biases.items():
+        # int() would also take " 7", "1_0" and digits of other scripts.
+        if not re.fullmatch(r"[0-9]{1,9}", key) or int(key) >= vocab_size:
+            shown = key[:20].encode("unicode_escape").decode()
+            raise Malformed(
+                f"Invalid key in 'logit_bias': '{shown}' is no token id (the vocabulary has {vocab_size} tokens)",
+                "logit_bias",
+            )
+        by_token[int(key)] = bias
+    return by_token
+
+
+_AT = re.compile(r"(?s)(.*?)(?: - at `(key in )?\$\.?(.*)`)?")
+_CODES = (
+    (r"Expected `int` >=", "integer_below_min_value"),
+    (r"Expected `int` <=|Integer value out of range", "integer_above_max_value"),
+    (r"Expected `float` >=?", "decimal_below_min_value"),
+    (r"Expected `float` <=?|Number out of range", "decimal_above_max_value"),
+    (r"Expected `array` of length >= 1", "empty_array"),
+    (r"Expected `array` of length >=", "array_below_min_length"),
+    (r"Expected `array` of length <=", "array_above_max_length"),
+    (r"Expected `str` of length >= 1", "empty_string"),
+    (r"Expected `str` of length <=", "string_above_max_length"),
+    (r"Invalid enum value", "invalid_value"),
+    (r"Expected `", "invalid_type"),
+)
+
+
+def _named(error: str) -> Malformed:
+    """msgspec's "Expected `int`, got `str` - at `$.n`" as OpenAI would say it, with ``param`` and ``code``."""
+    found = _AT.fullmatch(error)
+    assert found is not None
+    what, path = found[1], (found[3] or "").removesuffix("[...]")
+    if missing := re.fullmatch(r"Object missing required field `(.*)`", what):
+        path = f"{path}.{missing[1]}" if path else missing[1]
+        return Malformed(f"Missing required parameter: '{path}'.", path, "missing_required_parameter")
+    code = next((code for pattern, code in _CODES if re.match(pattern, what)), None)
+    what = what.replace("`", "").replace("Expected", "expected", 1)
+    if not path:
+        return Malformed(f"Invalid body: {what}.", None, code)
+    return Malformed(f"Invalid '{path}': {what}.", path, code)

@@ -1,0 +1,138 @@
+"""Answers that are one JSON body."""
+
+from __future__ import annotations
+
+import msgspec
+
+from policies.terms import Usage
+
+SERVICE_TIER = "default"
+"""The tier in use: there is one."""
+
+
+class PromptTokensDetails(msgspec.Struct, frozen=True):
+    cached_tokens: int
+    audio_tokens: int = 0
+
+
+class CompletionTokensDetails(msgspec.Struct, frozen=True):
+    reasoning_tokens: int = 0
+    audio_tokens: int = 0
+    accepted_prediction_tokens: int = 0
+    rejected_prediction_tokens: int = 0
+
+
+class UsageBody(msgspec.Struct, frozen=True):
+    """Tokens of the whole request; ``prompt_tokens`` includes the cached ones."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails = CompletionTokensDetails()
+
+    @classmethod
+    def of(cls, usage: Usage) -> UsageBody:
+        """``usage`` in OpenAI's shape."""
+        return cls(
+            prompt_tokens=usage.num_prompt_tokens,
+            completion_tokens=usage.num_completion_tokens,
+            total_tokens=usage.num_prompt_tokens + usage.num_completion_tokens,
+            prompt_tokens_details=PromptTokensDetails(usage.num_cached_tokens),
+        )
+
+
+class TopLogprob(msgspec.Struct, frozen=True):
+    """One of the likeliest tokens; ``bytes`` are its UTF-8 bytes, which may be part of a character."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ChatLogprob(msgspec.Struct, frozen=True):
+    """The chat form's entry for one token."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(msgspec.Struct, frozen=True):
+    """The chat form: one entry a token of the content."""
+
+    content: list[ChatLogprob]
+    refusal: None = None
+
+
+class CompletionLogprobs(msgspec.Struct, frozen=True):
+    """The older form: parallel lists, one item a token; ``text_offset`` in characters from the start of the text."""
+
+    tokens: list[str]
+    token_logprobs: list[float]
+    top_logprobs: list[dict[str, float]] | None
+    text_offset: list[int]
+
+
+class AnswerMessage(msgspec.Struct, frozen=True):
+    """The assistant's answer."""
+
+    content: str
+    role: str = "assistant"
+    refusal: None = None
+
+
+class ChatChoice(msgspec.Struct, frozen=True):
+    index: int
+    message: AnswerMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: str
+
+
+class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
+    """The body of a chat completion."""
+
+    id: str
+    object: str = "chat.completion"
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: UsageBody
+    service_tier: str = SERVICE_TIER
+    system_fingerprint: str
+
+
+class CompletionChoice(msgspec.Struct, frozen=True):
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: str
+
+
+class Completion(msgspec.Struct, frozen=True, kw_only=True):
+    """The body of a text completion."""
+
+    id: str
+    object: str = "text_completion"
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: UsageBody
+    system_fingerprint: str
+
+
+class ModelBody(msgspec.Struct, frozen=True, kw_only=True):
+    """A model that is served here; ``created`` in Unix seconds."""
+
+    id: str
+    object: str = "model"
+    created: int
+    owned_by: str = "penstock"
+
+
+class ModelList(msgspec.Struct, frozen=True, kw_only=True):
+    """All models that are served here."""
+
+    object: str = "list"
+    data: list[ModelBody]

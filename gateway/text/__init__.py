@@ -1,0 +1,237 @@
+"""One model's text: its chat template, its tokenizer, and the way back from tokens to text.
+
+Everything comes from the files that Hugging Face puts beside a model's weights. Text stays on this side of the wire:
+the worker sees token ids alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+from tokenizers import Tokenizer
+
+from gateway import openai
+from gateway.errors import InvalidRequest, ServiceUnavailable
+from gateway.text.detokenize import Decoder, Vocabulary
+from gateway.text.stops import StopStrings
+from gateway.text.template import ChatTemplate, TemplateFailure, TemplateInvalid
+from policies import settings
+
+__all__ = ["Decoder", "StopStrings", "Text", "TextInvalid"]
+
+MAX_WAITING = 256
+"""Long prompts that wait for a thread before more are refused."""
+
+T = TypeVar("T")
+
+
+class TextInvalid(ValueError):
+    """A model's tokenizer or template cannot be used; the message is one sentence for the operator."""
+
+
+class Text:
+    """Renders, encodes and decodes for one model."""
+
+    def __init__(
+        self, tokenizer: Tokenizer, templates: dict[str, ChatTemplate], limits: settings.Text | None = None
+    ) -> None:
+        """``templates`` by name: "default", and "tool_use" where a model has one for requests with tools."""
+        limits = limits or settings.Text()
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        self._tokenizer = tokenizer
+        self._templates = templates
+        self._inline_chars = limits.inline_chars
+        self._threads = ThreadPoolExecutor(limits.num_threads, thread_name_prefix="text")
+        self._num_waiting = 0
+        self.vocabulary = Vocabulary(tokenizer)
+
+    @classmethod
+    def load(cls, directory: Path, limits: settings.Text | None = None) -> Text:
+        """From tokenizer.json, tokenizer_config.json and the chat template beside them. Raises TextInvalid."""
+        # One prompt at a time is encoded, so the library's own threads would only cost.
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+        path = directory / "tokenizer.json"
+        if not path.is_file():
+            raise TextInvalid(f"{directory} has no tokenizer.json, so its text cannot be read")
+        try:
+            tokenizer = Tokenizer.from_file(str(path))
+        except Exception as error:  # the library raises nothing narrower
+            raise TextInvalid(f"{path} cannot be read as a tokenizer: {error}") from None
+        config = _json_object(directory / "tokenizer_config.json")
+        variables = {
+            name: content for name, value in config.items() if (content := _special_token(name, value)) is not None
+        }
+        try:
+            templates = {name: ChatTemplate(source, variables) for name, source in _sources(directory, config).items()}
+        except TemplateInvalid as error:
+            raise TextInvalid(f"{directory}: {error}") from None
+        return cls(tokenizer, templates, limits)
+
+    def close(self) -> None:
+        """Ends the threads; prompts that still wait are dropped."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def encode_chat(
+        self,
+        messages: Sequence[openai.Message],
+        tools: Sequence[dict[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        **switches: Any,
+    ) -> list[int]:
+        """Token ids of the conversation as the model was trained to read it.
+
+        A special token's name in a message's text becomes that token, as it does in transformers. The template writes
+        the beginning-of-text token where the model wants one, so none is added. Raises InvalidRequest.
+        """
+        template = self._templates.get("tool_use") if tools else None
+        template = template or self._templates.get("default")
+        if template is None:
+            raise InvalidRequest("This model has no chat template; use /v1/completions", param="model")
+
+        def render_and_encode() -> list[int]:
+            try:
+                prompt = template.render(
+                    [_as_dict(message, template.knows_developer) for message in messages],
+                    tools,
+                    add_generation_prompt,
+                    **switches,
+                )
+            except TemplateFailure as failure:
+                raise InvalidRequest(str(failure), param="messages") from None
+            return self._encode(prompt, add_special_tokens=False)
+
+        return await self._run(render_and_encode, _num_chars(messages) + 1000 * len(tools or ()))
+
+    async def encode(self, prompt: str) -> list[int]:
+        """Token ids of a bare prompt, with the special tokens that the tokenizer puts around a text. Raises
+        InvalidRequest."""
+        return await self._run(lambda: self._encode(prompt, add_special_tokens=True), len(prompt))
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of a whole sequence, special tokens left out."""
+        return self._tokenizer.decode(token_ids)
+
+    def decoder(self, continues: bool = False) -> Decoder:
+        """For one answer, fed as its tokens arrive. ``continues``: the answer goes on from the prompt's own text, so
+        that a first space is part of it."""
+        return self.vocabulary.decoder(continues)
+
+    def _encode(self, prompt: str, add_special_tokens: bool) -> list[int]:
+        try:
+            # This variant keeps no character offsets and, unlike encode(), lets other threads run.
+            return self._tokenizer.encode_batch_fast([prompt], add_special_tokens=add_special_tokens)[0].ids
+        except Exception as error:  # a tokenizer without an unknown token refuses some texts, with nothing narrower
+            raise InvalidRequest(f"The prompt cannot be tokenised: {error}") from None
+
+    async def _run(self, encode: Callable[[], T], num_chars: int) -> T:
+        """Short texts here and now; a long one would hold up every stream, so it goes to a thread."""
+        if num_chars <= self._inline_chars:
+            return encode()
+        if self._num_waiting >= MAX_WAITING:
+            raise ServiceUnavailable("Too many long prompts are waiting to be read", retry_after_s=1.0)
+        self._num_waiting += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._threads, encode)
+        finally:
+            self._num_waiting -= 1
+
+
+def _num_chars(messages: Sequence[openai.Message]) -> int:
+    """About how long the rendered conversation will be."""
+    num_chars = 0
+    for message in messages:
+        content = message.content
+        if isinstance(content, str):
+            num_chars += 20 + len(content)
+        else:
+            num_chars += 20 + sum(len(part.text or "") for part in content or ())
+        if message.tool_calls:
+            num_chars += sum(100 + len(call.function.arguments) for call in message.tool_calls)
+        if message.reasoning_content:
+            num_chars += len(message.reasoning_content)
+    return num_chars
+
+
+def _as_dict(message: openai.Message, knows_developer: bool) -> dict[str, Any]:
+    """A message as templates expect it: text in one string, arguments as an object, and no key without a value."""
+    content = message.content
+    if not isinstance(content, str):
+        content = "\n".join(part.text or "" for part in content or ())
+    role = "system" if message.role == "developer" and not knows_developer else message.role
+    entry: dict[str, Any] = {"role": role, "content": content}
+    if message.name is not None:
+        entry["name"] = message.name
+    if message.tool_call_id is not None:
+        entry["tool_call_id"] = message.tool_call_id
+    if message.reasoning_content is not None:
+        entry["reasoning_content"] = message.reasoning_content
+    if message.tool_calls:
+        entry["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": call.type,
+                "function": {"name": call.function.name, "arguments": _arguments(call.function.arguments)},
+            }
+            for call in message.tool_calls
+        ]
+    return entry
+
+
+def _arguments(arguments: str | dict[str, Any]) -> str | dict[str, Any]:
+    if isinstance(arguments, str):
+        try:
+            parsed = json.loads(arguments)
+        except (ValueError, RecursionError):
+            return arguments
+        return parsed if isinstance(parsed, dict) else arguments
+    return arguments
+
+
+def _sources(directory: Path, config: dict[str, Any]) -> dict[str, str]:
+    """The chat templates' texts by name. A file of its own wins over the one in the configuration."""
+    sources: dict[str, str] = {}
+    match config.get("chat_template"):
+        case str(source):
+            sources["default"] = source
+        case list(named):
+            for entry in named:
+                if isinstance(entry, dict) and isinstance(entry.get("name"), str):
+                    sources[entry["name"]] = str(entry.get("template", ""))
+    paths = {"default": directory / "chat_template.jinja"}
+    paths |= {path.stem: path for path in sorted((directory / "additional_chat_templates").glob("*.jinja"))}
+    for name, path in paths.items():
+        if path.is_file():
+            try:
+                sources[name] = path.read_text("utf-8")
+            except (OSError, UnicodeDecodeError) as error:
+                raise TextInvalid(f"{path} cannot be read: {error}") from None
+    return sources
+
+
+def _special_token(name: str, value: object) -> str | None:
+    """ "bos_token" and its like: a string, or an object that describes the token."""
+    if not name.endswith("_token"):
+        return None
+    if isinstance(value, dict):
+        value = value.get("content")
+    return value if isinstance(value, str) else None
+
+
+def _json_object(path: Path) -> dict[str, Any]:
+    """The object in the file; empty where there is none."""
+    try:
+        value = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, RecursionError) as error:
+        raise TextInvalid(f"{path} cannot be read: {error}") from None
+    if not isinstance(value, dict):
+        raise TextInvalid(f"{path} holds no JSON object")
+    return value

@@ -1,0 +1,128 @@
+"""Chat templates: the conversation as one prompt, in Hugging Face's dialect of Jinja.
+
+The dialect, as transformers' ``apply_chat_template`` documents it: a sandbox without side effects, trimmed blocks,
+``break`` and ``continue``, the functions ``raise_exception`` and ``strftime_now``, ``tojson`` that leaves HTML and
+Unicode alone, and ``{% generation %}`` blocks, which matter for training only. A template comes with a model that
+someone downloaded, so what it may write is bounded, and whatever goes wrong in it is the request's failure, not ours.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+import jinja2
+from jinja2 import nodes
+from jinja2.exceptions import SecurityError
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.runtime import Macro
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+MAX_RENDERED_CHARS = 64 << 20
+"""Four times the largest body that the default settings let in."""
+
+
+class TemplateFailure(Exception):
+    """The template refused this conversation, or could not render it; the message is for the client."""
+
+
+class TemplateInvalid(ValueError):
+    """The template itself is not valid Jinja; the message names line and cause."""
+
+
+class _Generation(Extension):
+    """``{% generation %}...{% endgeneration %}``: marks what a model wrote, for training; here its content alone
+    counts."""
+
+    tags = {"generation"}  # noqa: RUF012 (Extension declares it so)
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        content = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.CallBlock(self.call_method("_content"), [], [], content).set_lineno(line)
+
+    def _content(self, caller: Macro) -> str:
+        return caller()
+
+
+class _Sandbox(ImmutableSandboxedEnvironment):
+    """Refuses products that would not fit into memory, on top of what the sandbox refuses by itself."""
+
+    intercepted_binops = frozenset(("*", "**"))
+
+    def call_binop(self, context: jinja2.runtime.Context, operator: str, left: Any, right: Any) -> Any:
+        if operator == "**":
+            raise SecurityError("powers are not allowed")
+        for a, b in ((left, right), (right, left)):
+            if isinstance(a, str | list | tuple) and isinstance(b, int) and len(a) * b > MAX_RENDERED_CHARS:
+                raise SecurityError("the product is too long")
+        return super().call_binop(context, operator, left, right)
+
+
+def _raise_exception(message: object) -> None:
+    raise TemplateFailure(str(message))
+
+
+def _strftime_now(format: str) -> str:
+    return datetime.now().strftime(format)
+
+
+def _tojson(
+    value: object,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+_environment = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols], autoescape=False)
+_environment.filters["tojson"] = _tojson
+_environment.globals["raise_exception"] = _raise_exception
+_environment.globals["strftime_now"] = _strftime_now
+
+
+class ChatTemplate:
+    """One template, compiled once. ``variables`` are those that every conversation sees, such as ``bos_token``."""
+
+    def __init__(self, source: str, variables: Mapping[str, object]) -> None:
+        try:
+            self._template = _environment.from_string(source, globals=dict(variables))
+        except jinja2.TemplateSyntaxError as error:
+            raise TemplateInvalid(f"the chat template is not valid: line {error.lineno}: {error.message}") from None
+        # Templates written before the role existed would refuse it, or drop the message in silence.
+        self.knows_developer = "developer" in source
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, object]],
+        tools: Sequence[Mapping[str, object]] | None,
+        add_generation_prompt: bool,
+        **switches: object,
+    ) -> str:
+        """The prompt. Raises TemplateFailure."""
+        pieces, num_chars = [], 0
+        try:
+            for piece in self._template.generate(
+                {
+                    **switches,
+                    "messages": messages,
+                    "tools": tools,
+                    "documents": None,
+                    "add_generation_prompt": add_generation_prompt,
+                }
+            ):
+                pieces.append(piece)
+                num_chars += len(piece)
+                if num_chars > MAX_RENDERED_CHARS:
+                    raise TemplateFailure("the rendered conversation is too long")
+        except TemplateFailure as failure:
+            raise TemplateFailure(f"The model's chat template refused the messages: {failure}") from None
+        except (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, MemoryError,
+                RecursionError) as error:  # fmt: skip
+            raise TemplateFailure(f"The model's chat template cannot render these messages: {error}") from None
+        return "".join(pieces)
