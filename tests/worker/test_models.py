@@ -2,21 +2,144 @@
 
 from __future__ import annotations
 
-import torch
+import random
+from functools import cache
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any
 
-from policies import settings
-from tests.worker.tiny import checkpoint, oracle_logits
-from worker.inputs import Span
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from policies import settings as config
+from tests.worker.tiny import BLOCK_SIZE, VOCAB_SIZE, Walk, checkpoint, oracle_logits
 from worker.runner import Runner
 
-PLAIN = settings.Engine(dtype="float32", block_size=8, max_kv_bytes=8 << 20, attention="reference")
+
+def rope(kind: str, **fields: Any) -> dict[str, Any]:
+    return {"rope_parameters": {"rope_type": kind, "rope_theta": 10_000.0, **fields}}
 
 
-def test_a_llama_in_two_chunks_matches_transformers(tmp_path):
-    model = checkpoint(tmp_path, "LlamaForCausalLM")
-    runner = Runner.load(str(tmp_path), PLAIN)
-    token_ids = torch.randint(0, 97, (40,)).tolist()
-    block_ids = [7, 2, 5, 11, 3]
-    first = runner.forward([Span(token_ids[:17], 0, block_ids, 17)])
-    second = runner.forward([Span(token_ids[17:], 17, block_ids, 23)])
-    torch.testing.assert_close(torch.cat((first, second)), oracle_logits(model, token_ids), atol=1e-4, rtol=0)
+FACTORS = {"short_factor": [1.0, 1.1, 1.2, 1.3], "long_factor": [2.0, 2.5, 3.0, 4.0]}
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("LlamaForCausalLM", {}),
+    "llama, tied, biased, one KV head, wide heads": (
+        "LlamaForCausalLM",
+        {
+            "tie_word_embeddings": True,
+            "attention_bias": True,
+            "mlp_bias": True,
+            "num_key_value_heads": 1,
+            "head_dim": 20,
+        },
+    ),
+    "llama, a KV head each": ("LlamaForCausalLM", {"num_key_value_heads": 4, "hidden_act": "gelu"}),
+    "llama, linear rope": ("LlamaForCausalLM", rope("linear", factor=4.0)),
+    "llama, dynamic rope": ("LlamaForCausalLM", rope("dynamic", factor=4.0)),
+    "llama, llama3 rope": (
+        "LlamaForCausalLM",
+        rope("llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=32),
+    ),
+    "llama, yarn": ("LlamaForCausalLM", rope("yarn", factor=4.0, original_max_position_embeddings=32)),
+    "llama, yarn with everything said": (
+        "LlamaForCausalLM",
+        rope(
+            "yarn",
+            factor=4.0,
+            original_max_position_embeddings=32,
+            mscale=0.7,
+            mscale_all_dim=0.9,
+            beta_fast=16,
+            beta_slow=2,
+            truncate=False,
+        ),
+    ),
+    "llama, proportional rope": ("LlamaForCausalLM", rope("proportional", partial_rotary_factor=0.5)),
+    "mistral": ("MistralForCausalLM", {"sliding_window": None}),
+    "mistral, sliding": ("MistralForCausalLM", {"sliding_window": 9}),
+    "qwen2": ("Qwen2ForCausalLM", {"tie_word_embeddings": True}),
+    "qwen2, sliding above": (
+        "Qwen2ForCausalLM",
+        {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1},
+    ),
+    "qwen3": ("Qwen3ForCausalLM", {"head_dim": 16}),
+    "gemma2": ("Gemma2ForCausalLM", {"head_dim": 16, "sliding_window": 9, "query_pre_attn_scalar": 24}),
+    "gemma3": (
+        "Gemma3ForCausalLM",
+        {
+            "head_dim": 16,
+            "sliding_window": 9,
+            "query_pre_attn_scalar": 24,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            },
+        },
+    ),
+    "phi3": ("Phi3ForCausalLM", {"partial_rotary_factor": 0.5}),
+    "phi3, sliding": ("Phi3ForCausalLM", {"sliding_window": 11}),
+    "phi3, long rope, short": (
+        "Phi3ForCausalLM",
+        {"original_max_position_embeddings": 128, "max_position_embeddings": 512, **rope("longrope", **FACTORS)},
+    ),
+    "olmo2": ("Olmo2ForCausalLM", {}),
+}
+
+
+@cache
+def model_of(name: str) -> tuple[Any, str]:
+    """transformers' model and the directory where it is saved."""
+    directory = mkdtemp(prefix="penstock-model-")
+    architecture, changes = MODELS[name]
+    return checkpoint(Path(directory), architecture, **changes), directory
+
+
+@cache
+def runner_of(name: str, attention: str) -> Runner:
+    return Runner.load(
+        model_of(name)[1],
+        config.Engine(
+            device="cpu",
+            dtype="float32",
+            num_threads=1,
+            block_size=BLOCK_SIZE,
+            max_model_tokens=128,
+            max_kv_bytes=8 << 20,
+            attention=attention,  # type: ignore[arg-type]
+        ),
+    )
+
+
+def prompt_of(length: int, seed: int) -> list[int]:
+    return [random.Random(seed + place).randrange(VOCAB_SIZE) for place in range(length)]
+
+
+@pytest.mark.parametrize("attention", ["reference", "auto"])
+@pytest.mark.parametrize("name", MODELS)
+@settings(max_examples=4, deadline=None)
+@given(
+    lengths=st.lists(st.integers(1, 50), min_size=1, max_size=4),
+    num_new=st.integers(1, 6),
+    seed=st.integers(0, 1 << 20),
+)
+def test_any_cut_and_any_company_gives_the_logits_of_transformers(name, attention, lengths, num_new, seed):
+    model, _ = model_of(name)
+    prompts = [prompt_of(length, seed + index) for index, length in enumerate(lengths)]
+    walk = Walk(runner_of(name, attention), prompts, num_new, random.Random(seed))
+    for token_ids, logits in zip(walk.token_ids, walk.logits, strict=True):
+        expected = oracle_logits(model, token_ids)
+        torch.testing.assert_close(torch.stack(logits), expected[:-1], atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_greedy_tokens_are_those_of_generate(name):
+    model, _ = model_of(name)
+    prompt = prompt_of(23, seed=5)
+    expected = model.generate(
+        torch.tensor([prompt]), attention_mask=torch.ones(1, 23), do_sample=False, max_new_tokens=20, eos_token_id=None
+    )
+    walk = Walk(runner_of(name, "auto"), [prompt, prompt_of(9, seed=6)], 20, random.Random(7))
+    assert walk.token_ids[0] == expected[0].tolist()

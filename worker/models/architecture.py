@@ -67,7 +67,7 @@ class Architecture:
     qkv_bias: bool = False
     output_bias: bool = False
     mlp_bias: bool = False
-    qkv_fused: bool = False
+    fused: bool = False
     """The checkpoint holds qkv_proj and gate_up_proj already fused."""
     qk_norm: Literal["none", "head", "width"] = "none"
     """RMSNorm of queries and keys: over each head, or over all heads together."""
@@ -84,5 +84,6 @@ class Architecture:
     eos_token_ids: tuple[int, ...] = ()
     dtype: str = "float32"
     """The checkpoint's own, as config.json says."""
-    tensor_prefix: str = ""
-    """Before every tensor name of a language model inside a larger checkpoint."""
+    tensor_roots: tuple[str, ...] = ("model.",)
+    """What tensor names may begin with, one of them in any one checkpoint; not "model." for a language model that is
+    part of something larger, whose other tensors do not matter."""

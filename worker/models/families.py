@@ -4,12 +4,14 @@ has them.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
-from worker.models.architecture import Activation, Architecture, Rope
+from worker.models.architecture import Activation, Architecture
 from worker.models.errors import ModelError
+from worker.models.fields import Fields
+from worker.models.rope import reach, rope_of
 
 _ACTIVATIONS: dict[str, Activation] = {
     "silu": "silu",
@@ -19,67 +21,6 @@ _ACTIVATIONS: dict[str, Activation] = {
     "gelu_new": "gelu_tanh",
     "relu": "relu",
 }
-
-
-class Fields:
-    """config.json, read with types: a value of the wrong one is a ModelError that names it. A null counts as absent."""
-
-    def __init__(self, raw: dict[str, Any], architecture: str) -> None:
-        self.raw = raw
-        self.architecture = architecture
-
-    def integer(self, key: str, default: int | None = None) -> int:
-        value = self._get(key, default)
-        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 31:
-            raise self.wrong(key, value)
-        return value
-
-    def positive(self, key: str, default: int | None = None) -> int:
-        value = self.integer(key, default)
-        if value < 1:
-            raise self.wrong(key, value)
-        return value
-
-    def number(self, key: str, default: float | None = None) -> float:
-        value = self._get(key, default)
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-            raise self.wrong(key, value)
-        return float(value)
-
-    def flag(self, key: str, default: bool) -> bool:
-        value = self._get(key, default)
-        if not isinstance(value, bool):
-            raise self.wrong(key, value)
-        return value
-
-    def text(self, key: str, default: str | None = None) -> str:
-        value = self._get(key, default)
-        if not isinstance(value, str):
-            raise self.wrong(key, value)
-        return value
-
-    def table(self, key: str) -> Fields | None:
-        value = self.raw.get(key)
-        if value is None:
-            return None
-        if not isinstance(value, dict):
-            raise self.wrong(key, value)
-        return Fields(value, self.architecture)
-
-    def numbers(self, key: str) -> tuple[float, ...]:
-        value = self._get(key, None)
-        if not isinstance(value, list) or not all(isinstance(item, (int, float)) for item in value):
-            raise self.wrong(key, value)
-        return tuple(float(item) for item in value)
-
-    def wrong(self, key: str, value: object) -> ModelError:
-        if value is None:
-            return ModelError(f"config.json of this {self.architecture} lacks {key}")
-        return ModelError(f"config.json of this {self.architecture} has an impossible {key}: {str(value)[:80]}")
-
-    def _get(self, key: str, default: Any) -> Any:
-        value = self.raw.get(key)
-        return default if value is None else value
 
 
 def architecture_of(config: dict[str, Any]) -> Architecture:
@@ -99,7 +40,7 @@ def architecture_of(config: dict[str, Any]) -> Architecture:
 
 def llama(fields: Fields) -> Architecture:
     return Architecture(
-        **_common(fields, num_kv_heads=None),
+        **_common(fields),
         **_one_rope(fields),
         qkv_bias=fields.flag("attention_bias", False),
         output_bias=fields.flag("attention_bias", False),
@@ -108,33 +49,141 @@ def llama(fields: Fields) -> Architecture:
 
 
 def mistral(fields: Fields) -> Architecture:
-    common = _common(fields, num_kv_heads=8, max_positions=131_072)
-    return Architecture(**{**common, "windows": _everywhere(fields)}, **_one_rope(fields, max_positions=131_072))
+    fields = fields.over(num_key_value_heads=8, max_position_embeddings=131_072)
+    window = fields.integer("sliding_window", 0)
+    return Architecture(
+        **_common(fields, windows=(window,) * fields.positive("num_hidden_layers")), **_one_rope(fields)
+    )
+
+
+def qwen2(fields: Fields) -> Architecture:
+    fields = fields.over(num_key_value_heads=32, max_position_embeddings=32_768)
+    return Architecture(**_common(fields, windows=_qwen_windows(fields)), **_one_rope(fields), qkv_bias=True)
+
+
+def qwen3(fields: Fields) -> Architecture:
+    fields = fields.over(num_key_value_heads=32, max_position_embeddings=32_768, head_dim=128)
+    return Architecture(
+        **_common(fields, windows=_qwen_windows(fields)),
+        **_one_rope(fields),
+        qkv_bias=fields.flag("attention_bias", False),
+        output_bias=fields.flag("attention_bias", False),
+        qk_norm="head",
+    )
+
+
+def gemma2(fields: Fields) -> Architecture:
+    fields = fields.over(
+        **_GEMMA_SIZES,
+        vocab_size=256_000,
+        max_position_embeddings=8192,
+        attn_logit_softcapping=50.0,
+        final_logit_softcapping=30.0,
+    )
+    kinds = _layer_kinds(fields, lambda layer: layer % 2 == 0)
+    return Architecture(**_gemma(fields, kinds), **_one_rope(fields))
+
+
+def gemma3(fields: Fields) -> Architecture:
+    fields = fields.over(**_GEMMA_SIZES, vocab_size=262_208, max_position_embeddings=131_072)
+    pattern = fields.positive("_sliding_window_pattern", fields.positive("sliding_window_pattern", 6))
+    kinds = _layer_kinds(fields, lambda layer: (layer + 1) % pattern != 0)
+    max_positions = fields.positive("max_position_embeddings")
+    nested = fields.table("rope_parameters")
+    if nested:
+        scalings = nested.table("full_attention"), nested.table("sliding_attention")
+    else:
+        local = Fields({"rope_theta": fields.number("rope_local_base_freq", 10_000.0)}, fields.architecture)
+        scalings = fields.table("rope_scaling"), local
+    full = rope_of(fields, scalings[0], max_positions, 1_000_000.0)
+    sliding = rope_of(fields, scalings[1], max_positions, 10_000.0)
+    return Architecture(
+        **_gemma(fields, kinds),
+        ropes=(full, sliding),
+        layer_ropes=tuple(int(kind == "sliding_attention") for kind in kinds),
+        max_positions=reach(full),
+        qk_norm="head",
+    )
+
+
+def gemma3_multimodal(fields: Fields) -> Architecture:
+    """The language model inside; pictures stay outside."""
+    text = fields.table("text_config")
+    if text is None:
+        raise fields.wrong("text_config", None)
+    outer = {key: fields.raw.get(key) for key in ("eos_token_id", "dtype", "torch_dtype")}
+    inner = Fields(
+        {**{key: value for key, value in outer.items() if value is not None}, **text.raw}, fields.architecture
+    )
+    return replace(gemma3(inner), tensor_roots=("model.language_model.", "language_model.model."))
+
+
+def phi3(fields: Fields) -> Architecture:
+    fields = fields.over(
+        vocab_size=32_064, max_position_embeddings=4096, original_max_position_embeddings=4096, rms_norm_eps=1e-5
+    )
+    window = fields.integer("sliding_window", 0)
+    return Architecture(
+        **_common(fields, windows=(window,) * fields.positive("num_hidden_layers")),
+        **_one_rope(fields, is_phi3=True),
+        fused=True,
+    )
+
+
+def olmo2(fields: Fields) -> Architecture:
+    fields = fields.over(rms_norm_eps=1e-5)
+    return Architecture(
+        **_common(fields),
+        **_one_rope(fields),
+        qkv_bias=fields.flag("attention_bias", False),
+        output_bias=fields.flag("attention_bias", False),
+        qk_norm="width",
+        attention_pre_norm="",
+        attention_post_norm="post_attention_layernorm",
+        mlp_pre_norm="",
+        mlp_post_norm="post_feedforward_layernorm",
+    )
 
 
 FAMILIES: dict[str, Callable[[Fields], Architecture]] = {
+    "Gemma2ForCausalLM": gemma2,
+    "Gemma3ForCausalLM": gemma3,
+    "Gemma3ForConditionalGeneration": gemma3_multimodal,
     "LlamaForCausalLM": llama,
     "MistralForCausalLM": mistral,
+    "Olmo2ForCausalLM": olmo2,
+    "Phi3ForCausalLM": phi3,
+    "Qwen2ForCausalLM": qwen2,
+    "Qwen3ForCausalLM": qwen3,
 }
 
+_GEMMA_SIZES: dict[str, Any] = {
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 26,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "query_pre_attn_scalar": 256,
+    "sliding_window": 4096,
+    "tie_word_embeddings": True,
+}
+"""Published Gemma files leave out what equals these."""
 
-def _common(
-    fields: Fields,
-    num_kv_heads: int | None,
-    max_positions: int = 2048,
-    head_dim: int | None = None,
-    activation: str = "silu",
-    activation_key: str = "hidden_act",
-    tied: bool = False,
-) -> dict[str, Any]:
-    """What every family has; arguments are the family's defaults. ``num_kv_heads`` None: as many as heads."""
+
+def _common(fields: Fields, windows: tuple[int, ...] = ()) -> dict[str, Any]:
+    """What every family has."""
     hidden_size, num_heads = fields.positive("hidden_size"), fields.positive("num_attention_heads")
     num_layers = fields.positive("num_hidden_layers")
-    num_kv_heads = fields.positive("num_key_value_heads", num_kv_heads or num_heads)
+    num_kv_heads = fields.positive("num_key_value_heads", num_heads)
     if num_heads % num_kv_heads:
-        raise ModelError(f"{num_heads} attention heads cannot share {num_kv_heads} key-value heads evenly")
-    head_dim = fields.positive("head_dim", head_dim or hidden_size // num_heads)
-    activation = fields.text(activation_key, activation)
+        raise ModelError(
+            f"the {num_heads} attention heads of this {fields.architecture}"
+            f" cannot share {num_kv_heads} key-value heads evenly"
+        )
+    head_dim = fields.positive("head_dim", hidden_size // num_heads)
+    activation = fields.text("hidden_activation", fields.text("hidden_act", "silu"))
     if activation not in _ACTIVATIONS:
         raise ModelError(f"the activation {activation} of this {fields.architecture} is not supported")
     return {
@@ -148,17 +197,52 @@ def _common(
         "head_dim": head_dim,
         "norm_eps": fields.number("rms_norm_eps", 1e-6),
         "attention_scale": head_dim**-0.5,
-        "windows": (0,) * num_layers,
+        "windows": windows or (0,) * num_layers,
         "activation": _ACTIVATIONS[activation],
-        "tied": fields.flag("tie_word_embeddings", tied),
+        "tied": fields.flag("tie_word_embeddings", False),
         "eos_token_ids": token_ids(fields.raw.get("eos_token_id")),
         "dtype": _dtype(fields),
     }
 
 
-def _everywhere(fields: Fields) -> tuple[int, ...]:
-    """The same window in all layers."""
-    return (fields.integer("sliding_window", 0),) * fields.positive("num_hidden_layers")
+def _gemma(fields: Fields, kinds: list[str]) -> dict[str, Any]:
+    """What Gemma 2 and 3 share."""
+    if fields.flag("use_bidirectional_attention", False):
+        raise ModelError(f"this {fields.architecture} attends in both directions, which does not generate text")
+    window = fields.positive("sliding_window")
+    return {
+        **_common(fields, windows=tuple(window if kind == "sliding_attention" else 0 for kind in kinds)),
+        "attention_scale": fields.positive("query_pre_attn_scalar") ** -0.5,
+        "attention_softcap": fields.number("attn_logit_softcapping", 0.0),
+        "logits_softcap": fields.number("final_logit_softcapping", 0.0),
+        "embedding_scale": fields.positive("hidden_size") ** 0.5,
+        "norm_offset": 1.0,
+        "qkv_bias": fields.flag("attention_bias", False),
+        "output_bias": fields.flag("attention_bias", False),
+        "attention_post_norm": "post_attention_layernorm",
+        "mlp_pre_norm": "pre_feedforward_layernorm",
+        "mlp_post_norm": "post_feedforward_layernorm",
+    }
+
+
+def _qwen_windows(fields: Fields) -> tuple[int, ...]:
+    window = fields.integer("sliding_window", 4096) if fields.flag("use_sliding_window", False) else 0
+    first = fields.integer("max_window_layers", 28)
+    return tuple(
+        window if kind == "sliding_attention" else 0 for kind in _layer_kinds(fields, lambda layer: layer >= first)
+    )
+
+
+def _layer_kinds(fields: Fields, is_sliding: Callable[[int], bool]) -> list[str]:
+    """``layer_types`` where the file has it, else the family's rule."""
+    num_layers = fields.positive("num_hidden_layers")
+    kinds = fields.raw.get("layer_types")
+    if kinds is None:
+        return ["sliding_attention" if is_sliding(layer) else "full_attention" for layer in range(num_layers)]
+    known = ("sliding_attention", "full_attention")
+    if not isinstance(kinds, list) or len(kinds) != num_layers or not all(kind in known for kind in kinds):
+        raise fields.wrong("layer_types", kinds)
+    return kinds
 
 
 def token_ids(value: object) -> tuple[int, ...]:
@@ -173,99 +257,9 @@ def _dtype(fields: Fields) -> str:
     return dtype.removeprefix("torch.") if isinstance(dtype, str) else "float32"
 
 
-def _one_rope(fields: Fields, max_positions: int = 2048, theta: float = 10_000.0) -> dict[str, Any]:
+def _one_rope(fields: Fields, is_phi3: bool = False) -> dict[str, Any]:
     """``ropes``, ``layer_ropes`` and ``max_positions`` of a family that turns all layers alike."""
-    max_positions = fields.positive("max_position_embeddings", max_positions)
-    rope = rope_of(fields, fields.table("rope_parameters") or fields.table("rope_scaling"), max_positions, theta)
-    return {"ropes": (rope,), "layer_ropes": (0,) * fields.positive("num_hidden_layers"), "max_positions": _reach(rope)}
-
-
-def _reach(rope: Rope) -> int:
-    """Tokens that the rope is stretched to: YaRN's configurations leave max_position_embeddings at the context of
-    pretraining.
-    """
-    if rope.kind == "yarn":
-        return max(rope.max_positions, int(rope.original_max_positions * rope.factor))
-    return int(rope.max_positions * rope.factor) if rope.kind == "dynamic" else rope.max_positions
-
-
-def rope_of(fields: Fields, scaling: Fields | None, max_positions: int, theta: float) -> Rope:
-    """From ``rope_parameters`` (transformers 5) or ``rope_scaling`` beside ``rope_theta`` (before it)."""
-    heads = fields.positive("num_attention_heads")
-    head_dim = fields.positive("head_dim", fields.positive("hidden_size") // heads)
-    scaling = scaling or Fields({}, fields.architecture)
-    kind = scaling.text("rope_type", scaling.text("type", "default"))
-    kind = {"su": "longrope"}.get(kind, kind)
-    theta = scaling.number("rope_theta", fields.number("rope_theta", theta))
-    partial = scaling.number("partial_rotary_factor", fields.number("partial_rotary_factor", 1.0))
-    rotary_dim = head_dim if kind == "proportional" else int(head_dim * partial)
-    if theta <= 0 or not 0 < partial <= 1 or rotary_dim < 2 or rotary_dim % 2:
-        raise ModelError(
-            f"config.json of this {fields.architecture} has an impossible rope:"
-            f" {rotary_dim} of {head_dim} dimensions, theta {theta}"
-        )
-    original = fields.raw.get("original_max_position_embeddings") or scaling.integer(
-        "original_max_position_embeddings", max_positions
-    )
-    common: dict[str, Any] = {"kind": kind, "theta": theta, "rotary_dim": rotary_dim, "max_positions": max_positions}
-    match kind:
-        case "default":
-            return Rope(**common)
-        case "linear" | "dynamic":
-            return Rope(**common, factor=_factor(scaling))
-        case "proportional":
-            return Rope(**common, factor=scaling.number("factor", 1.0), partial_factor=partial)
-        case "llama3":
-            return Rope(
-                **common,
-                factor=_factor(scaling),
-                original_max_positions=original,
-                low_freq_factor=scaling.number("low_freq_factor"),
-                high_freq_factor=scaling.number("high_freq_factor"),
-            )
-        case "yarn":
-            factor = _factor(scaling, max_positions / original)
-            return Rope(
-                **common,
-                factor=factor,
-                original_max_positions=original,
-                attention_factor=_yarn_attention(scaling, factor),
-                beta_fast=scaling.number("beta_fast", 32.0),
-                beta_slow=scaling.number("beta_slow", 1.0),
-                truncate=scaling.flag("truncate", True),
-            )
-        case "longrope":
-            factor = scaling.number("factor", max_positions / original)
-            stretch = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
-            short, long = scaling.numbers("short_factor"), scaling.numbers("long_factor")
-            if len(short) != rotary_dim // 2 or len(long) != rotary_dim // 2:
-                raise ModelError(
-                    f"the longrope factors of this {fields.architecture} are not {rotary_dim // 2} numbers each"
-                )
-            return Rope(
-                **common,
-                factor=factor,
-                original_max_positions=original,
-                attention_factor=scaling.number("attention_factor", stretch),
-                short_factors=short,
-                long_factors=long,
-            )
-    raise ModelError(f"the RoPE scaling {kind} of this {fields.architecture} is not supported")
-
-
-def _factor(scaling: Fields, default: float | None = None) -> float:
-    factor = scaling.number("factor", default)
-    if factor < 1:
-        raise scaling.wrong("factor", factor)
-    return factor
-
-
-def _yarn_attention(scaling: Fields, factor: float) -> float:
-    """The growth of attention's temperature, YaRN section 3.4; DeepSeek's mscale pair divides two of them."""
-
-    def growth(mscale: float) -> float:
-        return 0.1 * mscale * math.log(factor) + 1.0 if factor > 1 else 1.0
-
-    mscale, mscale_all = scaling.number("mscale", 0.0), scaling.number("mscale_all_dim", 0.0)
-    both = bool(mscale and mscale_all)
-    return scaling.number("attention_factor", growth(mscale) / growth(mscale_all) if both else growth(1.0))
+    max_positions = fields.positive("max_position_embeddings", 2048)
+    scaling = fields.table("rope_parameters") or fields.table("rope_scaling")
+    rope = rope_of(fields, scaling, max_positions, 10_000.0, is_phi3)
+    return {"ropes": (rope,), "layer_ropes": (0,) * fields.positive("num_hidden_layers"), "max_positions": reach(rope)}

@@ -80,26 +80,28 @@ def load_decoder(
 ) -> Decoder:
     """Raises ModelError."""
     with Checkpoint(directory) as checkpoint:
-        if architecture.tensor_prefix:
-            checkpoint.drop_outside(architecture.tensor_prefix)
+        roots = architecture.tensor_roots
+        root = next((root for root in roots if f"{root}embed_tokens.weight" in checkpoint), roots[0])
+        head_name = "lm_head.weight"
+        if roots != ("model.",):
+            checkpoint.keep(root, head_name)
+        if architecture.tied:
+            # Some checkpoints save the embedding twice.
+            checkpoint.drop(head_name)
 
         def take(name: str, shape: tuple[int, ...]) -> Tensor:
-            return checkpoint.take(architecture.tensor_prefix + name, shape).to(device, dtype)
+            return checkpoint.take(name if name == head_name else root + name, shape).to(device, dtype)
 
-        # Some checkpoints save the embedding twice; others say nothing of a head and mean the embedding.
-        head_name = f"{architecture.tensor_prefix}lm_head.weight"
-        if architecture.tied:
-            checkpoint.drop(head_name)
         decoder = build_decoder(architecture, take, max_model_tokens)
         checkpoint.finish()
     return decoder
 
 
 def build_decoder(architecture: Architecture, take: Take, max_model_tokens: int) -> Decoder:
-    """The decoder from wherever tensors come from, by the names they have in a checkpoint."""
-    embedding = take("model.embed_tokens.weight", (architecture.vocab_size, architecture.hidden_size))
-    layers = [_layer(architecture, f"model.layers.{index}.", take) for index in range(architecture.num_layers)]
-    norm = _norm(architecture, take, "model.norm.weight", architecture.hidden_size)
+    """The decoder from wherever tensors come from, by their names in a checkpoint without the leading "model."."""
+    embedding = take("embed_tokens.weight", (architecture.vocab_size, architecture.hidden_size))
+    layers = [_layer(architecture, f"layers.{index}.", take) for index in range(architecture.num_layers)]
+    norm = _norm(architecture, take, "norm.weight", architecture.hidden_size)
     head = (
         embedding if architecture.tied else take("lm_head.weight", (architecture.vocab_size, architecture.hidden_size))
     )
@@ -113,7 +115,7 @@ def _layer(architecture: Architecture, prefix: str, take: Take) -> Layer:
 
     def linear(fused: str, parts: dict[str, int], num_inputs: int, bias: bool) -> Linear:
         """One matrix of the parts below each other, whether the checkpoint has them apart or as ``fused``."""
-        if architecture.qkv_fused and len(parts) > 1:
+        if architecture.fused and len(parts) > 1:
             parts = {fused: sum(parts.values())}
         weights = [take(f"{prefix}{name}.weight", (size, num_inputs)) for name, size in parts.items()]
         biases = [take(f"{prefix}{name}.bias", (size,)) for name, size in parts.items()] if bias else []

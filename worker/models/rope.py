@@ -8,11 +8,14 @@ Gemma's proportional form.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from worker.models.architecture import Rope
+from worker.models.errors import ModelError
+from worker.models.fields import Fields
 
 
 class Rotary:
@@ -110,3 +113,98 @@ def _yarn(rope: Rope) -> Tensor:
     ramp = ((torch.arange(dim // 2, dtype=torch.float32) - low) / (high - low)).clamp(0, 1)
     frequencies = _plain(rope)
     return frequencies / rope.factor * ramp + frequencies * (1 - ramp)
+
+
+def reach(rope: Rope) -> int:
+    """Tokens that the rope is stretched to: YaRN's configurations leave max_position_embeddings at the context of
+    pretraining.
+    """
+    if rope.kind == "yarn":
+        return max(rope.max_positions, int(rope.original_max_positions * rope.factor))
+    return int(rope.max_positions * rope.factor) if rope.kind == "dynamic" else rope.max_positions
+
+
+def rope_of(fields: Fields, scaling: Fields | None, max_positions: int, theta: float, is_phi3: bool = False) -> Rope:
+    """From ``rope_parameters`` (transformers 5) or ``rope_scaling`` with ``rope_theta`` (before). Raises ModelError.
+
+    Phi-3's early files call LongRoPE "su" or "yarn"; and of these families it alone turns only a part of each head.
+    """
+    heads = fields.positive("num_attention_heads")
+    head_dim = fields.positive("head_dim", fields.positive("hidden_size") // heads)
+    scaling = scaling or Fields({}, fields.architecture)
+    kind = scaling.text("rope_type", scaling.text("type", "default"))
+    if is_phi3 and kind in ("su", "yarn"):
+        kind = "longrope"
+    theta = scaling.number("rope_theta", fields.number("rope_theta", theta))
+    partial = scaling.number("partial_rotary_factor", fields.number("partial_rotary_factor", 1.0))
+    rotary_dim = int(head_dim * partial) if is_phi3 else head_dim
+    if theta <= 0 or not 0 < partial <= 1 or rotary_dim < 2 or rotary_dim % 2:
+        raise ModelError(
+            f"config.json of this {fields.architecture} has an impossible rope:"
+            f" {rotary_dim} of {head_dim} dimensions, theta {theta}"
+        )
+    original = fields.positive(
+        "original_max_position_embeddings", scaling.positive("original_max_position_embeddings", max_positions)
+    )
+    common: dict[str, Any] = {"kind": kind, "theta": theta, "rotary_dim": rotary_dim, "max_positions": max_positions}
+    match kind:
+        case "default":
+            return Rope(**common)
+        case "linear" | "dynamic":
+            return Rope(**common, factor=_factor(scaling))
+        case "proportional":
+            return Rope(**common, factor=scaling.number("factor", 1.0), partial_factor=partial)
+        case "llama3":
+            return Rope(
+                **common,
+                factor=_factor(scaling),
+                original_max_positions=original,
+                low_freq_factor=scaling.number("low_freq_factor"),
+                high_freq_factor=scaling.number("high_freq_factor"),
+            )
+        case "yarn":
+            factor = _factor(scaling, max_positions / original)
+            return Rope(
+                **common,
+                factor=factor,
+                original_max_positions=original,
+                attention_factor=_yarn_attention(scaling, factor),
+                beta_fast=scaling.number("beta_fast", 32.0),
+                beta_slow=scaling.number("beta_slow", 1.0),
+                truncate=scaling.flag("truncate", True),
+            )
+        case "longrope":
+            factor = scaling.number("factor", max_positions / original)
+            stretch = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
+            short, long = scaling.numbers("short_factor"), scaling.numbers("long_factor")
+            if len(short) != rotary_dim // 2 or len(long) != rotary_dim // 2:
+                raise ModelError(
+                    f"the longrope factors of this {fields.architecture} are not {rotary_dim // 2} numbers each"
+                )
+            return Rope(
+                **common,
+                factor=factor,
+                original_max_positions=original,
+                attention_factor=scaling.number("attention_factor", stretch),
+                short_factors=short,
+                long_factors=long,
+            )
+    raise ModelError(f"the RoPE scaling {kind} of this {fields.architecture} is not supported")
+
+
+def _factor(scaling: Fields, default: float | None = None) -> float:
+    factor = scaling.number("factor", default)
+    if factor < 1:
+        raise scaling.wrong("factor", factor)
+    return factor
+
+
+def _yarn_attention(scaling: Fields, factor: float) -> float:
+    """The growth of attention's temperature, YaRN section 3.4; DeepSeek's mscale pair divides two of them."""
+
+    def growth(mscale: float) -> float:
+        return 0.1 * mscale * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+    mscale, mscale_all = scaling.number("mscale", 0.0), scaling.number("mscale_all_dim", 0.0)
+    both = bool(mscale and mscale_all)
+    return scaling.number("attention_factor", growth(mscale) / growth(mscale_all) if both else growth(1.0))

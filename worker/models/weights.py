@@ -84,9 +84,9 @@ class Checkpoint:
         """This tensor is known and not needed."""
         self._file_of.pop(name, None)
 
-    def drop_outside(self, prefix: str) -> None:
+    def keep(self, prefix: str, name: str) -> None:
         """Tensors of other parts of a larger model are known and not needed."""
-        self._file_of = {name: file for name, file in self._file_of.items() if name.startswith(prefix)}
+        self._file_of = {key: file for key, file in self._file_of.items() if key == name or key.startswith(prefix)}
 
     def finish(self) -> None:
         """Raises ModelError where tensors are left that no part of the decoder wanted: it would not be the model that

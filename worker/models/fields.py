@@ -1,0 +1,75 @@
+"""config.json, read with types."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from worker.models.errors import ModelError
+
+
+class Fields:
+    """A table of config.json: a value of the wrong one is a ModelError that names it. A null counts as absent."""
+
+    def __init__(self, raw: dict[str, Any], architecture: str) -> None:
+        self.raw = raw
+        self.architecture = architecture
+
+    def over(self, **defaults: Any) -> Fields:
+        """The same with the family's defaults under it."""
+        return Fields(
+            {**defaults, **{key: value for key, value in self.raw.items() if value is not None}}, self.architecture
+        )
+
+    def integer(self, key: str, default: int | None = None) -> int:
+        value = self._get(key, default)
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 31:
+            raise self.wrong(key, value)
+        return value
+
+    def positive(self, key: str, default: int | None = None) -> int:
+        value = self.integer(key, default)
+        if value < 1:
+            raise self.wrong(key, value)
+        return value
+
+    def number(self, key: str, default: float | None = None) -> float:
+        value = self._get(key, default)
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+            raise self.wrong(key, value)
+        return float(value)
+
+    def flag(self, key: str, default: bool) -> bool:
+        value = self._get(key, default)
+        if not isinstance(value, bool):
+            raise self.wrong(key, value)
+        return value
+
+    def text(self, key: str, default: str | None = None) -> str:
+        value = self._get(key, default)
+        if not isinstance(value, str):
+            raise self.wrong(key, value)
+        return value
+
+    def table(self, key: str) -> Fields | None:
+        value = self.raw.get(key)
+        if value is None:
+            return None
+        if not isinstance(value, dict):
+            raise self.wrong(key, value)
+        return Fields(value, self.architecture)
+
+    def numbers(self, key: str) -> tuple[float, ...]:
+        value = self._get(key, None)
+        if not isinstance(value, list) or not all(isinstance(item, (int, float)) for item in value):
+            raise self.wrong(key, value)
+        return tuple(float(item) for item in value)
+
+    def wrong(self, key: str, value: object) -> ModelError:
+        if value is None:
+            return ModelError(f"config.json of this {self.architecture} lacks {key}")
+        return ModelError(f"config.json of this {self.architecture} has an impossible {key}: {str(value)[:80]}")
+
+    def _get(self, key: str, default: Any) -> Any:
+        value = self.raw.get(key)
+        return default if value is None else value
