@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from policies import settings
-from worker.attention import Backend, ReferenceAttention, Scores
+from worker.attention import Backend, ReferenceAttention, Scores, SegmentAttention
 from worker.inputs import Span, flatten
 from worker.kv_cache import KVCache, KVShape, budget_bytes
 from worker.models import Architecture, Decoder, ModelError, directory_of, load_decoder, read_architecture
@@ -54,7 +54,7 @@ class Runner:
             num_blocks = _num_blocks(engine, model, max_model_tokens)
         cache = KVCache(_kv_shape(architecture), num_blocks, engine.block_size, model.dtype, model.device)
         scores = Scores(architecture.attention_scale, architecture.windows, architecture.attention_softcap)
-        attention = ReferenceAttention(cache, scores)
+        attention = _attention(engine, cache, scores, model.device)
         return cls(model, cache, attention, min(max_model_tokens, num_blocks * engine.block_size))
 
     @torch.inference_mode()
@@ -125,6 +125,12 @@ def _max_model_tokens(engine: settings.Engine, architecture: Architecture) -> in
             f" but this {architecture.name} reaches {architecture.max_positions}"
         )
     return engine.max_model_tokens or architecture.max_positions
+
+
+def _attention(engine: settings.Engine, cache: KVCache, scores: Scores, device: torch.device) -> Backend:
+    if engine.attention == "reference" or device.type != "cpu":
+        return ReferenceAttention(cache, scores)
+    return SegmentAttention(cache, scores)
 
 
 def _kv_shape(architecture: Architecture) -> KVShape:
