@@ -1,0 +1,125 @@
+"""One request's answer on its way from a worker to its reader.
+
+No task and no queue stands between socket and stream: a frame's deltas are laid into their flights, and each flight
+wakes the one coroutine that waits for it, once, however many came.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from types import TracebackType
+from typing import Protocol
+
+from gateway import errors
+from gateway.workers import Worker
+from policies import wire
+
+
+class Keeper(Protocol):
+    """Whoever launched a flight and hears that nobody reads it any more."""
+
+    def abandon(self, flight: Flight) -> None: ...
+
+
+class Flight:
+    """One request on its way: waiting in line, then with a worker, until its last sequence has finished.
+
+    An async context manager: leaving it cancels every sequence that has not finished. Instants are monotonic seconds.
+    """
+
+    __slots__ = (
+        "_arrived",
+        "_error",
+        "_keeper",
+        "_open",
+        "_waiter",
+        "first_token_at",
+        "num_sequences",
+        "request",
+        "sent_at",
+        "submitted_at",
+        "worker",
+    )
+
+    def __init__(self, keeper: Keeper, request: wire.Submit, submitted_at: float) -> None:
+        self.request = request
+        self.num_sequences = request.num_sequences
+        self.worker: Worker | None = None
+        """The one that computes it; None while it waits in line and after its end."""
+        self.submitted_at = submitted_at
+        self.sent_at: float | None = None
+        """When a worker got it; until then it waited in line."""
+        self.first_token_at: float | None = None
+        self._keeper = keeper
+        self._open = set(range(request.num_sequences))
+        self._arrived: list[wire.Delta] = []
+        self._error: errors.GatewayError | None = None
+        self._waiter: asyncio.Future[None] | None = None
+
+    @property
+    def finished(self) -> bool:
+        """Every sequence has finished, or the request has failed; what arrived before may still be read."""
+        return not self._open or self._error is not None
+
+    async def deltas(self) -> list[wire.Delta]:
+        """Everything that arrived since the last call, in order; waits for at least one. For one reader.
+
+        After ``cancel`` a sequence may still bring what was on its way, and then its end, "cancelled".
+        Raises RequestFailed (or what it stands for), WorkerLost, QueueTimeout or Draining, when all before is read.
+        Must not be called again when the last sequence's end has been returned.
+        """
+        while not self._arrived:
+            if self._error is not None:
+                raise self._error
+            assert self._open, "every sequence has finished and was read"
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        arrived, self._arrived = self._arrived, []
+        return arrived
+
+    def cancel(self, index: int) -> None:
+        """Nobody needs the rest of this sequence (its stop string was found): it leaves the batch within one step."""
+        if self.worker is not None and index in self._open:
+            self.worker.send(wire.Cancel(self.request.request_id, index))
+
+    async def __aenter__(self) -> Flight:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._keeper.abandon(self)
+
+    # For the keeper
+
+    def arrive(self, delta: wire.Delta, now: float) -> bool:
+        """Takes one delta in; True when it ended its sequence. Raises WireError when there is no such sequence."""
+        if delta.index not in self._open:
+            raise wire.WireError(f"a delta for sequence {delta.index} of {self.request.request_id}, which is not open")
+        if self.first_token_at is None:
+            self.first_token_at = now
+        self._arrived.append(delta)
+        self._wake()
+        if delta.finish is None:
+            return False
+        self._open.discard(delta.index)
+        return True
+
+    def fail(self, error: errors.GatewayError) -> None:
+        """Ends here; the reader hears why once it has read what came before."""
+        self.worker = None
+        self._error = error
+        self._wake()
+
+    @property
+    def num_open(self) -> int:
+        """Sequences that have not finished."""
+        return len(self._open)
+
+    def _wake(self) -> None:
+        waiter = self._waiter
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)

@@ -1,0 +1,274 @@
+"""Worker processes: start, greet, watch, replace with back-off, drain.
+
+A ``Worker`` is one place at a model's table: a child process, or an address where a worker runs already. Who sits there
+changes when it dies, falls silent or sends garbage; the place stays. Which request goes to which worker is dispatch's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import sys
+import sysconfig
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+from gateway.channel import Channel, connect
+from gateway.clock import Clock, Timer
+from policies import settings, wire
+
+log = logging.getLogger(__name__)
+
+COMMAND = (sys.executable, "-P", "-m", "worker")
+"""Starts a worker; its settings follow as JSON. -P: a folder called "worker" where the user stands is not meant."""
+CANNOT_LOAD = 2
+"""The exit status by which a worker says that its model will not load, however often it is tried."""
+CONNECT_POLL_S = 0.02
+EXIT_GRACE_S = 2.0
+"""How long a process that closed its socket may take to exit by itself, so that its status can be named."""
+
+
+class Host(Protocol):
+    """Who seats workers: hears what they say, and that they come and go."""
+
+    def joined(self, worker: Worker) -> None:
+        """It is ready: ``worker.facts`` is set."""
+
+    def moved(self, worker: Worker, deltas: Sequence[wire.Delta]) -> None:
+        """Sequences moved. Raises WireError when they cannot have."""
+
+    def refused(self, worker: Worker, failed: wire.Failed) -> None:
+        """One request ended without an answer. Raises WireError when there is no such request."""
+
+    def left(self, worker: Worker) -> None:
+        """It was ready and is gone, with everything it held; another will come."""
+
+    def gave_up(self, worker: Worker) -> None:
+        """It never was ready and will not be tried again: it cannot load its model."""
+
+
+class Worker:
+    """One place for a worker, and the process or connection that fills it at the moment."""
+
+    def __init__(
+        self,
+        name: str,
+        address: str,
+        host: Host,
+        limits: settings.Workers,
+        clock: Clock,
+        child: settings.WorkerSettings | None = None,
+        command: Sequence[str] = COMMAND,
+    ) -> None:
+        """``child``: what to tell the process that is started here; None when the worker at ``address`` is not ours."""
+        self.name = name
+        self.facts: wire.Ready | None = None
+        """What it said of itself; None while it is not ready."""
+        self.stats: wire.Stats | None = None
+        self.num_lives = 0
+        self._address = address
+        self._host = host
+        self._limits = limits
+        self._clock = clock
+        self._child = child
+        self._command = command
+        self._channel: Channel | None = None
+        self._process: asyncio.subprocess.Process | None = None
+        self._lost: asyncio.Future[str] | None = None
+        self._was_ready = False
+        self._may_exit_by_itself = False
+        self._silence: Timer | None = None
+        self._closing = False
+        self._lives: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begins the first life; ``close`` ends the last."""
+        self._lives = asyncio.create_task(self._live(), name=f"worker {self.name}")
+
+    def send(self, message: wire.Submit | wire.Cancel) -> None:
+        """To a ready worker. Raises WireError when the message is too long for a frame."""
+        assert self._channel is not None
+        self._channel.send(message)
+
+    async def close(self, drain_s: float) -> None:
+        """Lets a child finish what it holds for ``drain_s``, then ends it; a worker that is not ours is only left."""
+        self._closing = True
+        if self._lives is None:
+            return
+        if self._process is not None and self._channel is not None and self.facts is not None:
+            self._channel.send(wire.Drain())
+            await asyncio.wait([self._lives], timeout=drain_s)
+        self._lives.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._lives
+
+    # What the channel hears
+
+    def heard(self, message: wire.ToGateway) -> None:
+        match message:
+            case wire.StepOutput(deltas):
+                self._host.moved(self, deltas)
+            case wire.Stats():
+                self.stats = message
+            case wire.Failed():
+                self._host.refused(self, message)
+            case wire.Ready():
+                self._greet(message)
+            case wire.Hello():
+                raise AssertionError("the channel keeps Hello to itself")
+
+    def hung_up(self, reason: str, by_worker: bool) -> None:
+        self._may_exit_by_itself = by_worker
+        self._lose(reason)
+
+    def _greet(self, facts: wire.Ready) -> None:
+        if self.facts is not None:
+            raise wire.WireError("a second Ready")
+        self.facts = facts
+        self._was_ready = True
+        log.info(
+            "worker %s ready: %s on %s in %s, %d KV blocks of %d tokens, process %d",
+            *(self.name, facts.model, facts.device, facts.dtype, facts.num_blocks, facts.block_size, facts.pid),
+        )
+        self._listen_for_silence(0)
+        self._host.joined(self)
+
+    def _listen_for_silence(self, num_heard_bytes: int) -> None:
+        """Once a silence timeout: has anything come since the last look?"""
+        if self._channel is None:
+            return
+        num_bytes = self._channel.num_received_bytes
+        if num_bytes == num_heard_bytes:
+            return self._lose(f"said nothing for {self._limits.silence_timeout_s:g} s")
+        again = self._limits.silence_timeout_s
+        self._silence = self._clock.call_later(again, lambda: self._listen_for_silence(num_bytes))
+
+    # One life after another
+
+    async def _live(self) -> None:
+        num_failures = 0
+        was_ever_ready = False
+        while True:
+            self.num_lives += 1
+            started_at = self._clock.now()
+            reason, status = await self._one_life()
+            if self._closing:
+                return
+            was_ever_ready |= self._was_ready
+            if status == CANNOT_LOAD and not was_ever_ready:
+                return self._host.gave_up(self)
+            lasted_s = self._clock.now() - started_at
+            fresh = self._was_ready and lasted_s > self._limits.max_restart_backoff_s
+            num_failures = 1 if fresh else num_failures + 1
+            delay_s = backoff_s(num_failures, self._limits)
+            log.warning("worker %s lost: it %s; next try in %.3g s", self.name, reason, delay_s)
+            await self._clock.sleep(delay_s)
+
+    async def _one_life(self) -> tuple[str, int | None]:
+        """From start to loss: the reason, and the exit status if it was a child that ended by itself."""
+        self._lost = asyncio.get_running_loop().create_future()
+        self._was_ready = self._may_exit_by_itself = False
+        limit_s = self._limits.start_timeout_s
+        patience = self._clock.call_later(limit_s, lambda: self._lose_unready(f"was not ready within {limit_s:g} s"))
+        tasks = []
+        status = None
+        try:
+            if self._child is not None:
+                self._process = await self._spawn(self._child)
+                tasks.append(asyncio.create_task(self._watch_exit(self._process)))
+            tasks.append(asyncio.create_task(self._connect()))
+            reason = await self._lost
+        except OSError as error:
+            reason = f"could not be started: {error.strerror or error}"
+        finally:
+            patience.cancel()
+            for task in tasks:
+                task.cancel()
+            self._lose("was closed")
+            if self._process is not None:
+                status = await self._end(self._process)
+        if status is not None:
+            reason = f"exited with status {status}" if status >= 0 else f"was killed by signal {-status}"
+        return reason, status
+
+    async def _spawn(self, child: settings.WorkerSettings) -> asyncio.subprocess.Process:
+        process = await asyncio.create_subprocess_exec(
+            *self._command,
+            msgspec.json.encode(child).decode(),
+            stdin=asyncio.subprocess.PIPE,  # never written to: its end tells the worker that we are gone
+            stdout=2,  # our own standard output belongs to the ready line
+            env=_environment(),
+        )
+        log.debug("worker %s started as process %d", self.name, process.pid)
+        return process
+
+    async def _watch_exit(self, process: asyncio.subprocess.Process) -> None:
+        await process.wait()
+        self.hung_up("exited", by_worker=True)
+
+    async def _connect(self) -> None:
+        while True:
+            try:
+                self._channel = await connect(self._address, self, self._limits.max_send_buffer_bytes)
+                return
+            except OSError as error:
+                # A child comes to listening in its own time, and its exit would be noticed; nobody watches the others.
+                if self._child is None:
+                    return self._lose(f"cannot be reached at {self._address}: {error.strerror or error}")
+                await asyncio.sleep(CONNECT_POLL_S)
+
+    def _lose_unready(self, reason: str) -> None:
+        if self.facts is None:
+            self._lose(reason)
+
+    def _lose(self, reason: str) -> None:
+        """Ends this life; whoever waits for an answer hears of it before the loop turns again."""
+        if self._lost is None or self._lost.done():
+            return
+        self._lost.set_result(reason)
+        if self._silence is not None:
+            self._silence.cancel()
+            self._silence = None
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
+        self.stats = None
+        if self.facts is not None:
+            self.facts = None
+            self._host.left(self)
+
+    async def _end(self, process: asyncio.subprocess.Process) -> int | None:
+        """The status of a process that ended, or is about to end, by itself; any other is killed."""
+        self._process = None
+        by_itself = process.returncode is not None
+        if self._may_exit_by_itself and not by_itself:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(process.wait(), EXIT_GRACE_S)
+                by_itself = True
+        if not by_itself:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+        status = await process.wait()
+        assert process.stdin is not None
+        process.stdin.close()
+        return status if by_itself else None
+
+
+def backoff_s(num_failures: int, limits: settings.Workers) -> float:
+    """Seconds before the next try after so many failures in a row, >= 1."""
+    doubled = limits.restart_backoff_s * 2.0 ** min(num_failures - 1, 30)
+    return min(doubled, max(limits.max_restart_backoff_s, limits.restart_backoff_s))
+
+
+def _environment() -> dict[str, str]:
+    """Ours, and where these packages lie when they are not installed: -P keeps the current directory out."""
+    root = str(Path(__file__).parents[1])
+    if root == sysconfig.get_paths()["purelib"]:
+        return dict(os.environ)
+    paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}

@@ -1,0 +1,134 @@
+"""What tests need and seldom care about: sensible unless you say otherwise."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import heapq
+import itertools
+import sys
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+from gateway.clock import Clock
+from gateway.dispatch import Dispatch
+from gateway.flight import Flight
+from policies import settings, terms, wire
+
+ROOT = Path(__file__).parents[1]
+PATIENCE_S = 30.0
+"""How long a test waits for what must happen before it fails."""
+NO_TEXT = object()
+"""Where nothing is rendered or read."""
+
+_request_numbers = itertools.count(1)
+
+
+class HandClock(Clock):
+    """Stands still until ``advance``."""
+
+    def __init__(self) -> None:
+        self._now = 1000.0
+        self._due: list[tuple[float, int, HandTimer]] = []
+        self._order = itertools.count()
+
+    def now(self) -> float:
+        return self._now
+
+    def call_later(self, delay_s: float, callback: Callable[[], None]) -> HandTimer:
+        timer = HandTimer(callback)
+        heapq.heappush(self._due, (self._now + delay_s, next(self._order), timer))
+        return timer
+
+    def advance(self, seconds: float) -> None:
+        """Calls what comes due meanwhile, in order, each at its own instant."""
+        until = self._now + seconds
+        while self._due and self._due[0][0] <= until:
+            self._now, _, timer = heapq.heappop(self._due)
+            timer.fire()
+        self._now = until
+
+    def waits(self) -> list[float]:
+        """Seconds until each call that is due, soonest first."""
+        return sorted(at - self._now for at, _, timer in self._due if not timer.cancelled)
+
+
+class HandTimer:
+    def __init__(self, callback: Callable[[], None]) -> None:
+        self._callback = callback
+        self.cancelled = False
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+    def fire(self) -> None:
+        if not self.cancelled:
+            self.cancelled = True
+            self._callback()
+
+
+def a_submit(
+    num_prompt_tokens: int = 4, max_tokens: int = 8, num_sequences: int = 1, **sampling: object
+) -> wire.Submit:
+    """A request with an id of its own."""
+    return wire.Submit(
+        request_id=f"req_{next(_request_numbers):032x}",
+        prompt_token_ids=list(range(1, num_prompt_tokens + 1)),
+        sampling=terms.Sampling(max_tokens=max_tokens, **sampling),  # type: ignore[arg-type]
+        num_sequences=num_sequences,
+    )
+
+
+def worker_settings(listen: str, name: str = "scripted-0", **others: object) -> settings.WorkerSettings:
+    return settings.WorkerSettings(name=name, model="scripted", source="demo", listen=listen, **others)  # type: ignore[arg-type]
+
+
+def scripted(*options: object) -> tuple[str, ...]:
+    """The command that starts a scripted worker, as ``Dispatch`` takes it: the settings follow."""
+    return (sys.executable, "-m", "tests.scripted_worker", *map(str, options))
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Looks again and again, for as long as a test's patience lasts."""
+    async with asyncio.timeout(PATIENCE_S):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+
+
+@contextlib.asynccontextmanager
+async def dispatching(
+    *addresses: str, clock: Clock | None = None, command: tuple[str, ...] = (), replicas: int = 0, **sections: object
+) -> AsyncIterator[Dispatch]:
+    """A dispatch with one model, "scripted", whose workers are ready."""
+    model = settings.Model(replicas=replicas, addresses=addresses)
+    config = settings.Settings(models={"scripted": model}, **sections)
+    dispatch = Dispatch(config, clock or Clock(), command)
+    dispatch.serve("scripted", NO_TEXT)  # type: ignore[arg-type]
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            await dispatch.until_ready()
+            await until(lambda: all(worker.facts for worker in dispatch.workers()))
+            yield dispatch
+    finally:
+        await dispatch.close(drain_s=0)
+
+
+async def answer(flight: Flight) -> list[wire.Delta]:
+    """All of it."""
+    deltas: list[wire.Delta] = []
+    async with flight:
+        num_open = flight.num_sequences
+        while num_open:
+            arrived = await flight.deltas()
+            num_open -= sum(delta.finish is not None for delta in arrived)
+            deltas += arrived
+    return deltas
+
+
+def tokens(deltas: list[wire.Delta], index: int = 0) -> list[int]:
+    return [token for delta in deltas if delta.index == index for token in delta.token_ids]
+
+
+async def quiet(dispatch: Dispatch) -> None:
+    """Until the workers report that they hold nothing."""
+    await until(lambda: all(worker.stats and not worker.stats.num_running for worker in dispatch.workers()))

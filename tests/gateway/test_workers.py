@@ -1,0 +1,167 @@
+"""Workers that die, fall silent, send garbage or never come: noticed, named, replaced with back-off; others go on."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+
+import pytest
+
+from gateway import errors, workers
+from gateway.clock import Clock
+from gateway.dispatch import Dispatch, NothingToServe
+from policies import settings
+from tests import builders
+from tests.builders import NO_TEXT, a_submit, answer, dispatching, tokens, until
+
+FAST = settings.Workers(restart_backoff_s=0.01, max_restart_backoff_s=0.05)
+
+
+async def reborn(dispatch: Dispatch) -> None:
+    """Until the first worker is ready in its second life."""
+    worker = dispatch.workers()[0]
+    await until(lambda: worker.num_lives == 2 and worker.facts)
+
+
+@pytest.mark.parametrize(
+    ("fault", "named"),
+    [
+        ("die", "exited with status 7"),
+        ("garbage", "broke the protocol: bad frame of 5 bytes"),
+        ("stranger", "broke the protocol: a delta for req_of_nobody, which it does not hold"),
+        ("silence", "said nothing for 0.3 s"),
+    ],
+)
+async def test_a_worker_at_fault_is_named_and_replaced_and_its_request_is_told(tmp_path, caplog, fault, named):
+    command = builders.scripted("--fault", fault, "--after", 2, "--once", tmp_path / "begun", "--stats-s", 0.05)
+    limits = settings.Workers(restart_backoff_s=0.01, silence_timeout_s=0.3)
+    async with dispatching(replicas=1, command=command, workers=limits) as dispatch:
+        assert len(tokens(await answer(dispatch.submit("scripted", a_submit())))) == 8
+        with pytest.raises(errors.WorkerLost):
+            await answer(dispatch.submit("scripted", a_submit(max_tokens=100_000)))
+        await reborn(dispatch)
+        assert len(tokens(await answer(dispatch.submit("scripted", a_submit())))) == 8
+    (line,) = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert line.startswith(f"worker scripted-0 lost: it {named}")
+
+
+async def test_what_waits_in_line_survives_the_worker(tmp_path):
+    command = builders.scripted("--max-sequences", 1, "--fault", "die", "--after", 3, "--once", tmp_path / "begun")
+    async with dispatching(replicas=1, command=command, workers=FAST) as dispatch:
+        flights = [dispatch.submit("scripted", a_submit()) for _ in range(20)]
+        ends = await asyncio.gather(*(answer(flight) for flight in flights), return_exceptions=True)
+    lost = [end for end in ends if isinstance(end, errors.WorkerLost)]
+    assert 1 <= len(lost) <= 2  # the one that killed it, and the one that it held beyond its batch
+    assert all(len(tokens(end)) == 8 for end in ends if not isinstance(end, BaseException))
+
+
+async def test_a_worker_that_is_killed_is_replaced(caplog):
+    async with dispatching(replicas=1, command=builders.scripted(), workers=FAST) as dispatch:
+        os.kill(dispatch.ready("scripted").pid, signal.SIGKILL)
+        await reborn(dispatch)
+    assert "worker scripted-0 lost: it was killed by signal 9" in caplog.text
+
+
+async def test_while_one_model_has_no_worker_the_others_go_on(start_scripted_worker):
+    good = await start_scripted_worker()
+    bad = await start_scripted_worker("--fault", "garbage")
+    models = {
+        "scripted": settings.Model(replicas=0, addresses=(good,)),
+        "bad": settings.Model(replicas=0, addresses=(bad,)),
+    }
+    dispatch = Dispatch(settings.Settings(models=models, workers=FAST), Clock())
+    for name in models:
+        dispatch.serve(name, NO_TEXT)
+    async with asyncio.timeout(builders.PATIENCE_S):
+        await dispatch.until_ready()
+        while dispatch.workers()[1].num_lives < 4:
+            assert len(tokens(await answer(dispatch.submit("scripted", a_submit())))) == 8
+    await dispatch.close(drain_s=0)
+
+
+async def test_a_worker_of_another_version_is_refused_by_name(start_scripted_worker, caplog):
+    address = await start_scripted_worker("--version", 99)
+    model = settings.Model(replicas=0, addresses=(address,))
+    dispatch = Dispatch(settings.Settings(models={"scripted": model}), Clock())
+    dispatch.serve("scripted", NO_TEXT)
+    await until(lambda: caplog.records)
+    await dispatch.close(drain_s=0)
+    assert "broke the protocol: it speaks version 99, this gateway speaks 1" in caplog.text
+
+
+async def test_a_worker_that_does_not_read_is_lost(start_scripted_worker, caplog):
+    address = await start_scripted_worker()
+    limits = settings.Workers(max_send_buffer_bytes=1_000_000)
+    async with dispatching(address, workers=limits) as dispatch:
+        os.kill(dispatch.ready("scripted").pid, signal.SIGSTOP)
+        flights = []
+        while dispatch.workers()[0].facts is not None:
+            flights.append(dispatch.submit("scripted", a_submit(num_prompt_tokens=50_000)))
+        for flight in flights:
+            with pytest.raises(errors.WorkerLost):
+                await flight.deltas()
+        await asyncio.sleep(0)
+    assert "does not read" in caplog.text
+
+
+async def test_addresses_are_tried_again_with_back_off(tmp_path, clock, caplog):
+    address = f"unix:{tmp_path / 'nobody'}"
+    limits = settings.Workers(restart_backoff_s=1.0, max_restart_backoff_s=5.0)
+    config = settings.Settings(models={"far": settings.Model(replicas=0, addresses=(address,))}, workers=limits)
+    dispatch = Dispatch(config, clock)
+    dispatch.serve("far", NO_TEXT)
+    waits = []
+    for _ in range(6):
+        await until(lambda: caplog.records and clock.waits())
+        caplog.clear()
+        waits += clock.waits()
+        clock.advance(waits[-1])
+    await dispatch.close(drain_s=0)
+    assert waits == [1.0, 2.0, 4.0, 5.0, 5.0, 5.0]
+
+
+@pytest.mark.parametrize(("num_failures", "delay_s"), [(1, 0.5), (2, 1.0), (6, 16.0), (7, 30.0), (10**9, 30.0)])
+def test_the_back_off_doubles_up_to_its_ceiling(num_failures, delay_s):
+    assert workers.backoff_s(num_failures, settings.Workers()) == delay_s
+
+
+async def test_a_start_that_takes_too_long_is_a_failed_start(caplog):
+    limits = settings.Workers(start_timeout_s=0.05, restart_backoff_s=0.01)
+    config = settings.Settings(models={"slow": settings.Model()}, workers=limits)
+    dispatch = Dispatch(config, Clock(), (sys.executable, "-c", "import sys; sys.stdin.read()"))
+    dispatch.serve("slow", NO_TEXT)
+    await until(lambda: dispatch.workers()[0].num_lives == 3)
+    await dispatch.close(drain_s=0)
+    assert "worker slow-0 lost: it was not ready within 0.05 s" in caplog.text
+
+
+async def test_a_model_that_cannot_be_loaded_is_not_tried_again():
+    config = settings.Settings(models={"broken": settings.Model(replicas=2)}, workers=FAST)
+    dispatch = Dispatch(config, Clock(), builders.scripted("--exit-at-start", 2))
+    dispatch.serve("broken", NO_TEXT)
+    with pytest.raises(NothingToServe):
+        async with asyncio.timeout(builders.PATIENCE_S):
+            await dispatch.until_ready()
+    assert [worker.num_lives for worker in dispatch.workers()] == [1, 1]
+    with pytest.raises(errors.ModelNotFound):
+        dispatch.ready("broken")
+    await dispatch.close(drain_s=0)
+
+
+async def test_a_worker_that_is_closed_finishes_what_it_holds():
+    command = builders.scripted("--step-s", 0.005)
+    async with dispatching(replicas=1, command=command) as dispatch:
+        flight = dispatch.submit("scripted", a_submit(max_tokens=40))
+        reading = asyncio.create_task(answer(flight))
+        await dispatch.close(drain_s=builders.PATIENCE_S)
+        assert len(tokens(await reading)) == 40
+
+
+async def test_a_worker_sees_that_its_gateway_is_gone():
+    async with dispatching(replicas=1, command=builders.scripted()) as dispatch:
+        process = dispatch.workers()[0]._process
+        process.stdin.close()
+        assert await process.wait() == 0
