@@ -1,0 +1,131 @@
+"""What a request changes about single logits: penalties, logit bias, tokens it forbids. Rows that ask for nothing
+cost nothing.
+
+A row touches the logits of tokens it has seen, not the vocabulary: ids and counts are kept per sequence and grow by a
+token a step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from policies.terms import Sampling
+
+
+class Counts:
+    """How often one sequence has seen each token, kept up to date from its two lists, and rebuilt from them when
+    there is none.
+
+    Bounded by the number of distinct tokens in both.
+    """
+
+    def __init__(self, vocab_size: int, prompt_token_ids: Sequence[int]) -> None:
+        """``prompt_token_ids``: empty when only the output counts. Ids outside the vocabulary have no logit and are
+        left out.
+        """
+        prompt = np.unique(np.asarray(prompt_token_ids, dtype=np.int64))
+        prompt = prompt[(prompt >= 0) & (prompt < vocab_size)]
+        self._places = {int(token_id): place for place, token_id in enumerate(prompt)}
+        self._token_ids = prompt
+        self._num_output = np.zeros(len(prompt), dtype=np.float32)
+        self._num_counted = 0
+
+    def update(self, output_token_ids: Sequence[int]) -> None:
+        """Count the tokens sampled since the last call. The list only ever grows."""
+        for token_id in output_token_ids[self._num_counted :]:
+            place = self._places.setdefault(token_id, len(self._places))
+            if place == len(self._token_ids):
+                self._grow()
+            self._token_ids[place] = token_id
+            self._num_output[place] += 1
+        self._num_counted = len(output_token_ids)
+
+    def _grow(self) -> None:
+        room = max(64, len(self._token_ids))
+        self._token_ids = np.concatenate([self._token_ids, np.zeros(room, dtype=np.int64)])
+        self._num_output = np.concatenate([self._num_output, np.zeros(room, dtype=np.float32)])
+
+    @property
+    def token_ids(self) -> npt.NDArray[np.int64]:
+        """Each token once."""
+        return self._token_ids[: len(self._places)]
+
+    @property
+    def num_output(self) -> npt.NDArray[np.float32]:
+        """Occurrences in the output of each of ``token_ids``; 0: in the prompt alone."""
+        return self._num_output[: len(self._places)]
+
+
+@dataclass(slots=True)
+class Adjustments:
+    """What one sequence does to its logits, worked out once; ``of`` is None for those that do nothing."""
+
+    sampling: Sampling
+    counts: Counts | None
+    bias_ids: npt.NDArray[np.int64]
+    biases: npt.NDArray[np.float32]
+    stop_ids: npt.NDArray[np.int64]
+    """Forbidden before ``min_tokens``."""
+
+    @classmethod
+    def of(
+        cls, sampling: Sampling, prompt_token_ids: Sequence[int], eos_token_ids: Sequence[int], vocab_size: int
+    ) -> Adjustments | None:
+        penalised = bool(sampling.presence_penalty or sampling.frequency_penalty or sampling.repetition_penalty != 1.0)
+        stops = set(sampling.stop_token_ids) | (set() if sampling.ignore_eos else set(eos_token_ids))
+        stop_ids = [i for i in sorted(stops) if 0 <= i < vocab_size] if sampling.min_tokens else []
+        bias = {i: bias for i, bias in sampling.logit_bias.items() if 0 <= i < vocab_size}
+        if not (penalised or stop_ids or bias):
+            return None
+        return cls(
+            sampling=sampling,
+            counts=Counts(vocab_size, prompt_token_ids if sampling.repetition_penalty != 1.0 else ())
+            if penalised
+            else None,
+            bias_ids=np.fromiter(bias, dtype=np.int64),
+            biases=np.fromiter(bias.values(), dtype=np.float32),
+            stop_ids=np.array(stop_ids, dtype=np.int64),
+        )
+
+
+def adjust(logits: Tensor, rows: Sequence[tuple[int, Adjustments, Sequence[int]]]) -> None:
+    """In place, for (row of logits, what it does, its output so far): penalties, then bias, then forbidden tokens."""
+    flat = logits.view(-1)
+    vocab_size = logits.shape[1]
+    penalised = []
+    for at, adjustments, output in rows:
+        if adjustments.counts is not None:
+            adjustments.counts.update(output)
+            if len(adjustments.counts.token_ids):
+                penalised.append((at * vocab_size, adjustments.counts, adjustments.sampling))
+    if penalised:
+        lengths = [len(counts.token_ids) for _, counts, _ in penalised]
+        where = _on(logits, np.concatenate([start + counts.token_ids for start, counts, _ in penalised]))
+        num_output = _on(logits, np.concatenate([counts.num_output for _, counts, _ in penalised]))
+        terms = [(s.repetition_penalty, s.presence_penalty, s.frequency_penalty) for _, _, s in penalised]
+        repetition, presence, frequency = _on(logits, np.repeat(np.array(terms, dtype=np.float32).T, lengths, axis=1))
+        seen = flat[where]
+        seen = torch.where(seen < 0, seen * repetition, seen / repetition)
+        flat[where] = seen - frequency * num_output - presence * (num_output > 0)
+
+    biased = [(at * vocab_size, a) for at, a, _ in rows if len(a.bias_ids)]
+    if biased:
+        where = _on(logits, np.concatenate([start + a.bias_ids for start, a in biased]))
+        flat[where] += _on(logits, np.concatenate([a.biases for _, a in biased]))
+
+    early = [(at * vocab_size, a) for at, a, output in rows if len(output) < a.sampling.min_tokens]
+    if early:
+        where = _on(logits, np.concatenate([start + a.stop_ids for start, a in early]))
+        # NaN and +inf stay: such a row is not usable, and hiding one of its tokens does not make it so.
+        forbidden = flat[where]
+        flat[where] = forbidden.masked_fill(forbidden < torch.inf, -torch.inf)
+
+
+def _on(logits: Tensor, values: npt.NDArray[np.generic]) -> Tensor:
+    return torch.from_numpy(values).to(logits.device)
