@@ -12,7 +12,7 @@ from torch import Tensor
 from policies import settings
 from worker.attention import Backend, ReferenceAttention, Scores, SegmentAttention
 from worker.inputs import Span, flatten
-from worker.kv_cache import KVCache, KVShape, budget_bytes
+from worker.kv_cache import KVCache, KVShape, budget_bytes, free_bytes
 from worker.models import Architecture, Decoder, ModelError, directory_of, load_decoder, read_architecture
 
 MIN_MODEL_TOKENS = 1024
@@ -42,6 +42,12 @@ class Runner:
         set_num_threads(engine)
         dtype = _dtype(engine, device, architecture)
         max_model_tokens = _max_model_tokens(engine, architecture)
+        needed, free = architecture.num_parameters * dtype.itemsize, free_bytes(device)
+        if needed > free:
+            raise ModelError(
+                f"the weights of {source} take {_mib(needed)} MiB in {str(dtype).removeprefix('torch.')},"
+                f" but {_mib(free)} MiB of memory are free"
+            )
         model = load_decoder(directory, architecture, dtype, device, max_model_tokens)
         return cls.of(model, engine)
 
@@ -153,5 +159,5 @@ def _num_blocks(engine: settings.Engine, model: Decoder, max_model_tokens: int) 
     return min(num_blocks, 2 * engine.max_sequences * -(-max_model_tokens // engine.block_size))
 
 
-def _mib(num_bytes: int) -> int:
-    return -(-num_bytes >> 20)
+def _mib(num_bytes: int) -> str:
+    return f"{num_bytes / (1 << 20):.2f}"

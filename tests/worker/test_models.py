@@ -5,8 +5,7 @@ from __future__ import annotations
 import random
 from functools import cache
 from pathlib import Path
-from tempfile import mkdtemp
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -89,28 +88,35 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-@cache
-def model_of(name: str) -> tuple[Any, str]:
-    """transformers' model and the directory where it is saved."""
-    directory = mkdtemp(prefix="penstock-model-")
-    architecture, changes = MODELS[name]
-    return checkpoint(Path(directory), architecture, **changes), directory
+class Models:
+    """Each model once, as transformers has it and as we load it."""
 
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.oracle = cache(self._oracle)
+        self.runner = cache(self._runner)
 
-@cache
-def runner_of(name: str, attention: str) -> Runner:
-    return Runner.load(
-        model_of(name)[1],
-        config.Engine(
+    def _oracle(self, name: str) -> Any:
+        architecture, changes = MODELS[name]
+        return checkpoint(self.directory / name, architecture, **changes)
+
+    def _runner(self, name: str, attention: Literal["auto", "reference"]) -> Runner:
+        self.oracle(name)
+        engine = config.Engine(
             device="cpu",
             dtype="float32",
             num_threads=1,
             block_size=BLOCK_SIZE,
             max_model_tokens=128,
             max_kv_bytes=8 << 20,
-            attention=attention,  # type: ignore[arg-type]
-        ),
-    )
+            attention=attention,
+        )
+        return Runner.load(str(self.directory / name), engine)
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
+    return Models(tmp_path_factory.mktemp("models"))
 
 
 def prompt_of(length: int, seed: int) -> list[int]:
@@ -125,21 +131,19 @@ def prompt_of(length: int, seed: int) -> list[int]:
     num_new=st.integers(1, 6),
     seed=st.integers(0, 1 << 20),
 )
-def test_any_cut_and_any_company_gives_the_logits_of_transformers(name, attention, lengths, num_new, seed):
-    model, _ = model_of(name)
+def test_any_cut_and_any_company_gives_the_logits_of_transformers(models, name, attention, lengths, num_new, seed):
     prompts = [prompt_of(length, seed + index) for index, length in enumerate(lengths)]
-    walk = Walk(runner_of(name, attention), prompts, num_new, random.Random(seed))
+    walk = Walk(models.runner(name, attention), prompts, num_new, random.Random(seed))
     for token_ids, logits in zip(walk.token_ids, walk.logits, strict=True):
-        expected = oracle_logits(model, token_ids)
+        expected = oracle_logits(models.oracle(name), token_ids)
         torch.testing.assert_close(torch.stack(logits), expected[:-1], atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_greedy_tokens_are_those_of_generate(name):
-    model, _ = model_of(name)
+def test_greedy_tokens_are_those_of_generate(models, name):
     prompt = prompt_of(23, seed=5)
-    expected = model.generate(
+    expected = models.oracle(name).generate(
         torch.tensor([prompt]), attention_mask=torch.ones(1, 23), do_sample=False, max_new_tokens=20, eos_token_id=None
     )
-    walk = Walk(runner_of(name, "auto"), [prompt, prompt_of(9, seed=6)], 20, random.Random(7))
+    walk = Walk(models.runner(name, "auto"), [prompt, prompt_of(9, seed=6)], 20, random.Random(7))
     assert walk.token_ids[0] == expected[0].tolist()

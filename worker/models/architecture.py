@@ -87,3 +87,10 @@ class Architecture:
     tensor_roots: tuple[str, ...] = ("model.",)
     """What tensor names may begin with, one of them in any one checkpoint; not "model." for a language model that is
     part of something larger, whose other tensors do not matter."""
+
+    @property
+    def num_parameters(self) -> int:
+        """Of the matrices; norms and biases are too small to count."""
+        heads = 2 * (self.num_heads + self.num_kv_heads) * self.head_dim
+        layer = self.hidden_size * (heads + 3 * self.intermediate_size)
+        return self.num_layers * layer + (1 if self.tied else 2) * self.vocab_size * self.hidden_size

@@ -51,9 +51,7 @@ def llama(fields: Fields) -> Architecture:
 def mistral(fields: Fields) -> Architecture:
     fields = fields.over(num_key_value_heads=8, max_position_embeddings=131_072)
     window = fields.integer("sliding_window", 0)
-    return Architecture(
-        **_common(fields, windows=(window,) * fields.positive("num_hidden_layers")), **_one_rope(fields)
-    )
+    return Architecture(**_common(fields, windows=(window,) * fields.num_layers()), **_one_rope(fields))
 
 
 def qwen2(fields: Fields) -> Architecture:
@@ -86,7 +84,7 @@ def gemma2(fields: Fields) -> Architecture:
 
 def gemma3(fields: Fields) -> Architecture:
     fields = fields.over(**_GEMMA_SIZES, vocab_size=262_208, max_position_embeddings=131_072)
-    pattern = fields.positive("_sliding_window_pattern", fields.positive("sliding_window_pattern", 6))
+    pattern = fields.positive("sliding_window_pattern", 6)
     kinds = _layer_kinds(fields, lambda layer: (layer + 1) % pattern != 0)
     max_positions = fields.positive("max_position_embeddings")
     nested = fields.table("rope_parameters")
@@ -124,7 +122,7 @@ def phi3(fields: Fields) -> Architecture:
     )
     window = fields.integer("sliding_window", 0)
     return Architecture(
-        **_common(fields, windows=(window,) * fields.positive("num_hidden_layers")),
+        **_common(fields, windows=(window,) * fields.num_layers()),
         **_one_rope(fields, is_phi3=True),
         fused=True,
     )
@@ -175,7 +173,7 @@ _GEMMA_SIZES: dict[str, Any] = {
 def _common(fields: Fields, windows: tuple[int, ...] = ()) -> dict[str, Any]:
     """What every family has."""
     hidden_size, num_heads = fields.positive("hidden_size"), fields.positive("num_attention_heads")
-    num_layers = fields.positive("num_hidden_layers")
+    num_layers = fields.num_layers()
     num_kv_heads = fields.positive("num_key_value_heads", num_heads)
     if num_heads % num_kv_heads:
         raise ModelError(
@@ -235,7 +233,7 @@ def _qwen_windows(fields: Fields) -> tuple[int, ...]:
 
 def _layer_kinds(fields: Fields, is_sliding: Callable[[int], bool]) -> list[str]:
     """``layer_types`` where the file has it, else the family's rule."""
-    num_layers = fields.positive("num_hidden_layers")
+    num_layers = fields.num_layers()
     kinds = fields.raw.get("layer_types")
     if kinds is None:
         return ["sliding_attention" if is_sliding(layer) else "full_attention" for layer in range(num_layers)]
@@ -262,4 +260,4 @@ def _one_rope(fields: Fields, is_phi3: bool = False) -> dict[str, Any]:
     max_positions = fields.positive("max_position_embeddings", 2048)
     scaling = fields.table("rope_parameters") or fields.table("rope_scaling")
     rope = rope_of(fields, scaling, max_positions, 10_000.0, is_phi3)
-    return {"ropes": (rope,), "layer_ropes": (0,) * fields.positive("num_hidden_layers"), "max_positions": reach(rope)}
+    return {"ropes": (rope,), "layer_ropes": (0,) * fields.num_layers(), "max_positions": reach(rope)}

@@ -33,6 +33,12 @@ class Fields:
             raise self.wrong(key, value)
         return value
 
+    def num_layers(self) -> int:
+        value = self.positive("num_hidden_layers")
+        if value > 4096:
+            raise self.wrong("num_hidden_layers", value)
+        return value
+
     def number(self, key: str, default: float | None = None) -> float:
         value = self._get(key, default)
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):

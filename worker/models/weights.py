@@ -69,14 +69,14 @@ class Checkpoint:
             tensor: Tensor = self._files[file_name].get_tensor(name)
         except (SafetensorError, OSError, RuntimeError, ValueError) as error:
             raise ModelError(f"tensor {name} of {self._directory / file_name} cannot be read: {_flat(error)}") from None
-        if tuple(tensor.shape) != shape:
-            raise ModelError(
-                f"tensor {name} of {self._directory / file_name} is {_dims(tensor.shape)}, not {_dims(shape)}"
-            )
         if tensor.dtype not in (torch.float32, torch.float16, torch.bfloat16):
             raise ModelError(
                 f"tensor {name} of {self._directory / file_name} is {str(tensor.dtype).removeprefix('torch.')};"
                 " quantised checkpoints are not supported"
+            )
+        if tuple(tensor.shape) != shape:
+            raise ModelError(
+                f"tensor {name} of {self._directory / file_name} is {_dims(tensor.shape)}, not {_dims(shape)}"
             )
         return tensor
 
