@@ -1,0 +1,161 @@
+"""This step's plan: how many tokens for which sequence, who joins, and who is preempted.
+
+There is no prefill phase and no decode phase: a sequence has tokens that are known and not computed yet, one while it
+decodes and many while it prefills, and it catches up with them under a budget of tokens a step (as in vLLM V1 and
+Sarathi-Serve, arXiv 2403.02310). Order is (priority, arrival), smaller first, everywhere: for blocks, for slots, for
+tokens.
+
+Three rules keep preemption from thrashing. A running sequence that lacks a block takes it from the last in order,
+which may be itself. A waiting one displaces only strictly lower priorities, for blocks and for slots alike, and only
+if that lets it in. It is let in only with room for all of its tokens beside one more block for every sequence already
+there, and never in a step in which blocks ran out. A preempted sequence keeps its arrival, so the oldest of the most
+important always runs to its end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from heapq import merge
+from typing import NamedTuple
+
+import msgspec
+
+from policies.settings import Engine
+
+
+class Claim(NamedTuple):
+    """What one sequence asks of this step; ``arrival`` names it."""
+
+    priority: int
+    arrival: int
+    """Unique."""
+    num_pending: int
+    """Tokens known and not computed yet. 0: it wants none in this step, since another is just computing them."""
+    num_new_blocks: int
+    """Blocks to set aside before any pending token is computed; of a waiting sequence, all of its blocks."""
+    num_freed_blocks: int = 0
+    """Running only: the blocks that its preemption, after that of all behind it in order, makes available."""
+    num_slots: int = 1
+    """Places in the batch: more than one while others wait to fork from it."""
+    num_shared_blocks: int = 0
+    """Waiting only: of its new blocks, those that running sequences hold already and that it would share."""
+
+
+class Limits(msgspec.Struct, frozen=True):
+    """What a step may hold."""
+
+    max_step_tokens: int
+    max_prefill_tokens_beside_decodes: int
+    max_sequences: int
+    """Less than max_step_tokens where that is at all possible, so that prefill has a share in every step."""
+
+
+class Plan(NamedTuple):
+    """By arrival: whom to preempt, then whom to admit, then how many tokens for whom (in order; at least one each)."""
+
+    preempted: list[int]
+    admitted: list[int]
+    grants: list[tuple[int, int]]
+
+
+def limits_of(engine: Engine) -> Limits:
+    """The limits that settings mean."""
+    return Limits(
+        max_step_tokens=engine.max_step_tokens,
+        max_prefill_tokens_beside_decodes=engine.max_prefill_tokens_beside_decodes,
+        max_sequences=max(1, min(engine.max_sequences, engine.max_step_tokens - 1)),
+    )
+
+
+def plan(running: Sequence[Claim], waiting: Iterable[Claim], num_available_blocks: int, limits: Limits) -> Plan:
+    """The next step. ``running`` and ``waiting`` are in order; ``waiting`` is read only as far as sequences are let in.
+
+    ``num_available_blocks``: blocks that can be given out, free ones and those kept for reuse only.
+    """
+    num_staying, available = _grow(running, num_available_blocks)
+    preempted = [claim.arrival for claim in running[num_staying:]]
+    num_decodes = sum(1 for claim in running[:num_staying] if claim.num_pending == 1)
+    budget = max(0, limits.max_step_tokens - num_decodes)
+    if num_decodes:
+        budget = min(budget, limits.max_prefill_tokens_beside_decodes)
+
+    prefills = [(index, claim) for index, claim in enumerate(running[:num_staying]) if claim.num_pending > 1]
+    newcomers = () if preempted else ((-1, claim) for claim in waiting)
+    num_free_slots = limits.max_sequences - sum(claim.num_slots for claim in running[:num_staying])
+    admitted: list[int] = []
+    chunks: list[tuple[int, int]] = []
+    blocked = False
+    for index, claim in merge(prefills, newcomers, key=lambda pair: pair[1][:2]):
+        if budget == 0 and claim.num_pending:
+            break
+        if index >= num_staying:
+            continue  # displaced a moment ago by a more important newcomer
+        if index < 0:
+            if blocked:
+                continue
+            # A fork that finds no slot later waits like any other; a whole batch is all that can be asked for.
+            num_slots = min(claim.num_slots, limits.max_sequences)
+            # What it would share may belong to those who have just been displaced: then nothing is taken for granted.
+            num_shared = 0 if preempted else claim.num_shared_blocks
+            room = _make_room(
+                running[:num_staying], claim, num_slots, num_free_slots, available, num_shared, len(admitted)
+            )
+            if room is None:
+                blocked = True  # nobody overtakes: what it waits for is freed by those who run
+                continue
+            preempted += [displaced.arrival for displaced in running[room.num_staying : num_staying]]
+            num_staying, num_free_slots, available = room
+            admitted.append(claim.arrival)
+        num_tokens = min(claim.num_pending, budget)
+        if num_tokens:
+            budget -= num_tokens
+            chunks.append((claim.arrival, num_tokens))
+
+    decodes = [(claim.arrival, 1) for claim in running[:num_staying] if claim.num_pending == 1]
+    return Plan(preempted, admitted, decodes[: limits.max_step_tokens] + chunks)
+
+
+def _grow(running: Sequence[Claim], available: int) -> tuple[int, int]:
+    """How many of ``running``, from the front, stay once each of them has its new blocks; and the blocks then left."""
+    num_staying = len(running)
+    for index, claim in enumerate(running):
+        if index == num_staying:
+            break
+        while available < claim.num_new_blocks and num_staying > index:
+            num_staying -= 1
+            available += running[num_staying].num_freed_blocks
+        if num_staying > index:
+            available -= claim.num_new_blocks
+    return num_staying, available
+
+
+class _Room(NamedTuple):
+    num_staying: int
+    num_free_slots: int
+    num_available_blocks: int
+
+
+def _make_room(
+    running: Sequence[Claim],
+    claim: Claim,
+    num_slots: int,
+    num_free_slots: int,
+    available: int,
+    num_shared: int,
+    num_admitted: int,
+) -> _Room | None:
+    """What is left once ``claim`` is in and the fewest strictly lower priorities have gone for it; None if it cannot
+    be.
+    """
+    num_staying = len(running)
+    while True:
+        num_others = num_staying + num_admitted
+        spare = available - claim.num_new_blocks + num_shared
+        if num_free_slots >= num_slots and spare >= num_others:
+            return _Room(num_staying, num_free_slots - num_slots, spare)
+        if num_staying == 0 or running[num_staying - 1].priority <= claim.priority:
+            return None
+        num_staying -= 1
+        num_shared = 0
+        available += running[num_staying].num_freed_blocks + running[num_staying].num_new_blocks
+        num_free_slots += running[num_staying].num_slots

@@ -1,0 +1,62 @@
+"""Names for what a KV block holds: chained hashes of full blocks, salted.
+
+A block's digest covers its own tokens and, through its parent's digest, every token before them; so equal digests mean
+equal histories, and a longest shared prefix is found by one dictionary look-up a block. The hash is keyed with the
+salt: without it nobody can compute, or by timing guess, the names of another tenant's blocks. (vLLM's
+``docs/design/prefix_caching.md`` has the scheme without the key.) The packed tokens travel beside the digest, so
+whoever serves a hit can compare them and need not trust the hash.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from hashlib import blake2b
+from typing import NamedTuple
+
+DIGEST_BYTES = 16
+
+
+class Link(NamedTuple):
+    """One full block in a chain."""
+
+    digest: bytes
+    token_bytes: bytes
+    """Its token ids, 4 bytes each, little-endian."""
+
+
+def key_of(salt: bytes) -> bytes:
+    """The hash key for a salt of any length: 32 bytes."""
+    return blake2b(salt, digest_size=32, person=b"penstock prefix").digest()
+
+
+def link(parent_digest: bytes, token_ids: Sequence[int], key: bytes) -> Link:
+    """The link after ``parent_digest`` (empty for the first block) for one block's token ids, each in [0, 2**32)."""
+    token_bytes = struct.pack(f"<{len(token_ids)}I", *token_ids)
+    return Link(blake2b(parent_digest + token_bytes, digest_size=DIGEST_BYTES, key=key).digest(), token_bytes)
+
+
+class Chain:
+    """The links of one sequence's full blocks, extended as its tokens grow; a token is hashed once."""
+
+    __slots__ = ("block_size", "key", "links")
+
+    def __init__(self, block_size: int, salt: bytes) -> None:
+        self.block_size = block_size
+        self.key = key_of(salt)
+        self.links: list[Link] = []
+
+    def extend(self, token_ids: Sequence[int]) -> list[Link]:
+        """All links, after naming each full block of ``token_ids`` (the whole sequence from its start) that has no
+        name yet.
+        """
+        links, size = self.links, self.block_size
+        for start in range(len(links) * size, len(token_ids) - size + 1, size):
+            links.append(link(links[-1].digest if links else b"", token_ids[start : start + size], self.key))
+        return links
+
+    def fork(self) -> Chain:
+        """An independent chain with the same links so far."""
+        twin = Chain.__new__(Chain)
+        twin.block_size, twin.key, twin.links = self.block_size, self.key, list(self.links)
+        return twin

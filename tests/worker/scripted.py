@@ -1,0 +1,117 @@
+"""A device whose every slot remembers what was written there, and a sampler that checks what was read.
+
+Each slot of the memory holds the rolling hash of the history up to its token. A forward pass digests all slots that it
+reads; the sampler, which knows each row's own tokens, computes the same digest from them. They agree only if every
+slot that was read held exactly that sequence's own history: so a block shared wrongly, written while shared, evicted
+or reused while in use is found in the first step that reads it.
+"""
+
+import numpy as np
+
+from worker.sampler import Sampled
+
+MULTIPLIER = 6364136223846793005
+MASK = (1 << 64) - 1
+
+
+def following(history: int, token_id: int) -> int:
+    """The hash of a history with one token more."""
+    return ((history ^ (token_id + 0x9E3779B97F4A7C15)) * MULTIPLIER + 1442695040888963407) & MASK
+
+
+class ScriptedRunner:
+    def __init__(self, num_blocks=32, block_size=4, vocab_size=50, max_model_tokens=10_000, eos_token_ids=(0,)):
+        self.num_blocks, self.block_size, self.vocab_size = num_blocks, block_size, vocab_size
+        self.max_model_tokens, self.eos_token_ids = max_model_tokens, eos_token_ids
+        self.device, self.dtype = "cpu", "float32"
+        rng = np.random.default_rng(0)
+        self.memory = rng.integers(0, MASK, size=(num_blocks, block_size), dtype=np.uint64)
+        self.weights = np.arange(1, 2 * num_blocks * block_size, 2, dtype=np.uint64)
+        self.steps = []
+        """Of each step, the (start, number of tokens) of its spans."""
+        self.num_copies = 0
+        self.fault = None
+        """Called with the spans before they are computed."""
+
+    def forward(self, spans):
+        self.steps.append([(span.start, len(span.token_ids)) for span in spans])
+        if self.fault is not None:
+            self.fault(spans)
+        digests = []
+        written = set()
+        for span in spans:
+            assert len(span.token_ids) >= 1
+            assert len(span.block_ids) * self.block_size >= span.start + len(span.token_ids)
+            history = int(self.memory[self._slot(span, span.start - 1)]) if span.start else 0
+            for position, token_id in enumerate(span.token_ids, span.start):
+                history = following(history, token_id)
+                slot = self._slot(span, position)
+                assert slot not in written, "two sequences write to one slot in one step"
+                written.add(slot)
+                self.memory[slot] = history
+        for span in spans:
+            if span.num_logits:
+                num_tokens = span.start + len(span.token_ids)
+                slots = self.memory[np.array(span.block_ids)].reshape(-1)[:num_tokens]
+                digests.append(np.sum(slots * self.weights[:num_tokens], dtype=np.uint64))
+        return np.array(digests, dtype=np.uint64).reshape(-1, 1)
+
+    def _slot(self, span, position):
+        return span.block_ids[position // self.block_size], position % self.block_size
+
+    def copy_block(self, source, target):
+        assert source != target
+        self.memory[target] = self.memory[source]
+        self.num_copies += 1
+
+
+class ScriptedSampler:
+    """The next token is a function of (seed, position, history)."""
+
+    def __init__(self, vocab_size=50):
+        self.vocab_size = vocab_size
+        self.fault = None
+        """Called with each row before it is sampled."""
+
+    def sample(self, logits, rows):
+        assert logits.shape == (len(rows), 1)
+        token_ids = []
+        for (digest,), row in zip(logits, rows, strict=True):
+            if self.fault is not None:
+                self.fault(row)
+            expected, history = digest_of(row)
+            assert int(digest) == expected, "a sequence has read what is not its own history"
+            token_ids.append(next_token(history, row.seed, self.vocab_size))
+        return Sampled(token_ids, [None] * len(rows))
+
+
+def digest_of(row):
+    """What a forward pass must have read for this row, and the hash of its history."""
+    num_seen, digest, history = row.state or (0, 0, 0)
+    num_prompt_tokens = len(row.prompt_token_ids)
+    for position in range(num_seen, num_prompt_tokens + len(row.output_token_ids)):
+        is_prompt = position < num_prompt_tokens
+        token_id = row.prompt_token_ids[position] if is_prompt else row.output_token_ids[position - num_prompt_tokens]
+        history = following(history, token_id)
+        digest = (digest + history * (2 * position + 1)) & MASK
+        num_seen += 1
+    row.state = (num_seen, digest, history)
+    return digest, history
+
+
+def next_token(history, seed, vocab_size):
+    return following(history, seed) % 1009 % vocab_size
+
+
+def answer(prompt_token_ids, seed, max_tokens, vocab_size=50, eos_token_ids=(0,)):
+    """What a request must be answered, whatever happens around it."""
+    history = 0
+    for token_id in prompt_token_ids:
+        history = following(history, token_id)
+    token_ids = []
+    while len(token_ids) < max_tokens:
+        token_ids.append(next_token(history, seed, vocab_size))
+        if token_ids[-1] in eos_token_ids:
+            break
+        history = following(history, token_ids[-1])
+    return token_ids

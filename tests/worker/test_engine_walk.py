@@ -1,0 +1,169 @@
+"""A long seeded walk over everything that can happen to a request, on a device that knows what it should read."""
+
+import itertools
+import os
+import random
+
+import pytest
+
+from policies import wire
+from policies.settings import Engine as EngineSettings
+from policies.terms import Sampling
+from tests.worker.scripted import ScriptedRunner, ScriptedSampler, answer
+from worker.engine import Engine
+
+NUM_OPERATIONS = 100_000
+NUM_WALKS = 8
+
+
+class Walk:
+    """One engine, and what each of its requests may still expect."""
+
+    def __init__(self, seed):
+        self.rng = rng = random.Random(seed)
+        self.block_size = rng.choice([2, 4, 8])
+        self.settings = EngineSettings(
+            block_size=32,
+            max_sequences=rng.choice([1, 3, 8, 16]),
+            max_step_tokens=rng.choice([4, 17, 64]),
+            max_prefill_tokens_beside_decodes=rng.choice([1, 5, 32]),
+            prefix_cache=rng.random() < 0.8,
+        )
+        self.runner = ScriptedRunner(num_blocks=rng.choice([10, 24, 60]), block_size=self.block_size)
+        self.runner.fault = self.maybe_break_forward
+        self.sampler = ScriptedSampler()
+        self.sampler.fault = self.maybe_break_sampling
+        self.ticks = itertools.count()
+        self.engine = Engine(self.runner, self.sampler, self.settings, now=lambda: float(next(self.ticks)))
+        self.request_ids = map(str, itertools.count())
+        self.fault_rate = rng.choice([0, 0.002, 0.02])
+        self.stems = [self.tokens(rng.randrange(1, 40)) for _ in range(4)]
+        self.live = {}  # request id -> (submit, answers by index)
+        self.num_cancelled = self.num_finished = self.num_failed = self.num_refused = 0
+        self.first = None
+        self.patience = 0
+
+    def tokens(self, number):
+        return [self.rng.randrange(1, 50) for _ in range(number)]
+
+    def maybe_break_forward(self, spans):
+        if self.rng.random() < self.fault_rate:
+            raise MemoryError("the device has none left")
+
+    def maybe_break_sampling(self, row):
+        if row.seed % 97 == 13 and len(row.output_token_ids) == 2:
+            raise ValueError("this row cannot be sampled")
+
+    def submit(self):
+        rng = self.rng
+        prompt = rng.choice(self.stems)[: rng.randrange(1, 40)] + self.tokens(rng.choice([0, 0, 1, 5, 20]))
+        submit = wire.Submit(
+            request_id=next(self.request_ids),
+            prompt_token_ids=prompt,
+            sampling=Sampling(max_tokens=rng.choice([1, 2, 8, 30]), seed=rng.randrange(1 << 64)),
+            num_sequences=rng.choice([1, 1, 1, 2, 4]),
+            priority=rng.choice([0, 0, 0, 1, 5]),
+            cache_salt=rng.choice([b"", b"a", b"b"]),
+        )
+        failed = self.engine.add(submit)
+        if failed is None:
+            self.live[submit.request_id] = (submit, {index: [] for index in range(submit.num_sequences)})
+        else:
+            capacity = min(self.runner.max_model_tokens, self.runner.num_blocks * self.block_size)
+            too_long = len(prompt) + submit.sampling.max_tokens > capacity
+            assert failed.code == ("context_length_exceeded" if too_long else "overloaded")
+            self.num_refused += 1
+
+    def cancel(self):
+        if not self.live:
+            return
+        request_id = self.rng.choice(list(self.live))
+        submit, answers = self.live[request_id]
+        index = self.rng.choice([None, *range(submit.num_sequences)])
+        deltas = self.engine.cancel(request_id, index)
+        assert [delta.index for delta in deltas] == [one for one in sorted(answers) if index in (None, one)]
+        for delta in deltas:
+            assert delta.finish.reason == "cancelled"
+            self.num_cancelled += 1
+            self.close(delta)
+
+    def close(self, delta):
+        answers = self.live[delta.request_id][1]
+        del answers[delta.index]
+        if not answers:
+            del self.live[delta.request_id]
+
+    def step(self):
+        num_steps = len(self.runner.steps)
+        deltas, failed = self.engine.step()
+        if len(self.runner.steps) > num_steps:
+            spans = self.runner.steps.pop()
+            assert sum(num_tokens for _, num_tokens in spans) <= self.settings.max_step_tokens
+            assert len(spans) <= self.settings.max_sequences
+        for delta in deltas:
+            submit, answers = self.live[delta.request_id]
+            answers[delta.index] += delta.token_ids
+            if delta.finish is not None:
+                self.num_finished += 1
+                sampling = submit.sampling
+                expected = answer(
+                    submit.prompt_token_ids, (sampling.seed + delta.index) % (1 << 64), sampling.max_tokens
+                )
+                assert answers[delta.index] == expected
+                assert delta.finish.reason == ("stop" if expected[-1] == 0 else "length")
+                assert delta.finish.num_cached_tokens < len(submit.prompt_token_ids)
+                self.close(delta)
+        for failure in failed:
+            assert failure.code == "internal"
+            self.num_failed += 1
+            del self.live[failure.request_id]
+        self.check_that_the_first_moves({(delta.request_id, delta.index) for delta in deltas})
+
+    def check_that_the_first_moves(self, moved):
+        """Nothing starves, because whatever is first in order is served within its own prompt's time."""
+        if not self.live:
+            return
+        order = lambda pair: (pair[1][0].priority, int(pair[0]))  # noqa: E731
+        request_id, (submit, answers) = min(self.live.items(), key=order)
+        first = (request_id, min(answers))
+        num_known = len(submit.prompt_token_ids) + submit.sampling.max_tokens
+        if first != self.first or first in moved:
+            self.first, self.patience = first, 8 + 2 * num_known
+        else:
+            self.patience -= 1
+            assert self.patience > 0, f"{first} is first in order and does not move"
+
+    def run(self, num_operations):
+        rng = self.rng
+        eagerness = rng.choice([0.15, 0.3, 0.5])
+        for _ in range(num_operations):
+            draw = rng.random()
+            if draw < eagerness:
+                self.submit()
+            elif draw < eagerness + 0.08:
+                self.cancel()
+            else:
+                self.step()
+            self.engine.audit()
+        while self.live:
+            if rng.random() < 0.02:
+                self.cancel()
+            self.step()
+            self.engine.audit()
+        assert not self.engine.has_work
+        stats = self.engine.stats()
+        assert (stats.num_used_blocks, stats.num_waiting, stats.num_running) == (0, 0, 0)
+        assert stats.num_free_blocks + stats.num_cached_blocks == stats.num_blocks
+        assert self.num_finished
+        return stats
+
+
+@pytest.mark.parametrize("walk", range(NUM_WALKS))
+def test_no_block_is_used_or_lost_and_no_token_is_wrong_after_any_walk(walk):
+    base = int(os.environ.get("PENSTOCK_TEST_SEED", random.SystemRandom().randrange(1 << 32)))
+    seed = base + walk
+    try:
+        Walk(seed).run(NUM_OPERATIONS // NUM_WALKS)
+    except BaseException:
+        print(f"seed {seed}: PENSTOCK_TEST_SEED={seed} and walk 0 repeat it")
+        raise

@@ -1,0 +1,302 @@
+"""One step: plan, allocate, forward, sample, report. It knows no sockets and no clock of its own.
+
+A fault of one request fails that request. A fault of the forward pass fails the requests of that step, and the engine
+goes on. An AssertionError is a broken invariant and is nobody's fault that could be contained: it leaves ``step``, and
+the worker must stop.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+from policies import settings, wire
+from policies.batching import limits_of
+from policies.prefix import Chain
+from policies.terms import FinishReason
+from worker.blocks import Pool
+from worker.inputs import Span
+from worker.scheduler import Scheduler
+from worker.sequence import Request, Sequence
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from worker.runner import Runner
+    from worker.sampler import Sampled, Sampler
+
+MIN_WAITING = 128
+"""The line is at least so long: one request may ask for that many answers."""
+
+log = logging.getLogger("penstock.worker")
+
+
+class Engine:
+    """All requests of one model on one device."""
+
+    def __init__(self, runner: Runner, sampler: Sampler, engine: settings.Engine, now: Callable[[], float]) -> None:
+        self._runner = runner
+        self._sampler = sampler
+        self._now = now
+        self._limits = limits_of(engine)
+        self._prefix_cache = engine.prefix_cache
+        self._eos_token_ids = frozenset(runner.eos_token_ids)
+        self._pool = Pool(runner.num_blocks)
+        self._scheduler = Scheduler(self._pool, runner.block_size, self._limits, runner.copy_block)
+        self._requests: dict[str, Request] = {}
+        self._suspects: set[str] = set()
+        """Requests that were in a batch whose sampling failed; they are sampled one by one until they pass."""
+        self._num_arrivals = 0
+        self._num_prefill_tokens = 0
+        self._num_decode_tokens = 0
+        self._num_steps = 0
+        self._num_steps_told = 0
+        self._busy_s = 0.0
+        self.draining = False
+        """Refuse what is new."""
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._requests)
+
+    @property
+    def max_sequences(self) -> int:
+        return self._limits.max_sequences
+
+    @property
+    def max_waiting(self) -> int:
+        """Sequences that may wait here; the gateway's line is the one that is meant to be long."""
+        return max(4 * self._limits.max_sequences, MIN_WAITING)
+
+    def add(self, submit: wire.Submit) -> wire.Failed | None:
+        """Take a request in, or say why not."""
+        refusal = self._refusal(submit)
+        if refusal is not None:
+            return refusal
+        now = self._now()
+        sampling = submit.sampling
+        stop_token_ids = frozenset(sampling.stop_token_ids)
+        if not sampling.ignore_eos:
+            stop_token_ids |= self._eos_token_ids
+        chain = Chain(self._runner.block_size, submit.cache_salt) if self._prefix_cache else None
+        if chain is not None:
+            chain.extend(submit.prompt_token_ids)
+        request = self._requests[submit.request_id] = Request(submit.request_id)
+        for index in range(submit.num_sequences):
+            self._num_arrivals += 1
+            own_chain = chain.fork() if chain else None
+            sequence = Sequence(request, submit, index, self._num_arrivals, stop_token_ids, own_chain, now)
+            request.live.append(sequence)
+            self._scheduler.add(sequence)
+        return None
+
+    def cancel(self, request_id: str, index: int | None = None) -> list[wire.Delta]:
+        """End one sequence of a request, or all; nothing if there is none such. Their blocks are free on return."""
+        request = self._requests.get(request_id)
+        if request is None:
+            return []
+        now = self._now()
+        gone = [sequence for sequence in request.live if index is None or sequence.index == index]
+        return [self._end(sequence, [], None, "cancelled", now) for sequence in gone]
+
+    def step(self) -> tuple[list[wire.Delta], list[wire.Failed]]:
+        """Compute one step, if there is anything to compute. What moved, and what failed."""
+        if not self._requests:
+            return [], []
+        started_at = self._now()
+        batch = self._scheduler.schedule(started_at)
+        assert batch, "there is work, and none of it can be done"
+        spans = []
+        for sequence, num_tokens in batch:
+            start = sequence.num_computed
+            end = start + num_tokens
+            is_last = end == len(sequence.token_ids)
+            spans.append(Span(sequence.token_ids[start:end], start, sequence.block_ids, int(is_last)))
+        try:
+            logits = self._runner.forward(spans)
+        except AssertionError:
+            raise
+        except Exception as error:
+            log.exception("a step of %d sequences failed", len(batch))
+            return [], self._fail({sequence.request.request_id for sequence, _ in batch}, error)
+        rows, sources = self._commit(batch)
+        deltas: list[wire.Delta] = []
+        failed: list[wire.Failed] = []
+        if rows:
+            # Forks begin with the row of the prompt's last token: the same logits, each with its own seed.
+            deltas, failed = self._sample(logits if len(sources) == logits.shape[0] else logits[sources], rows)
+        self._num_steps += 1
+        self._busy_s += self._now() - started_at
+        return deltas, failed
+
+    def stats(self) -> wire.Stats:
+        """The state now; step_ms is the mean since the last call."""
+        num_steps = self._num_steps - self._num_steps_told
+        step_ms = 1e3 * self._busy_s / num_steps if num_steps else 0.0
+        self._num_steps_told, self._busy_s = self._num_steps, 0.0
+        return wire.Stats(
+            num_waiting=len(self._scheduler.waiting),
+            num_running=len(self._scheduler.running),
+            num_blocks=self._pool.num_blocks,
+            num_used_blocks=self._pool.num_used,
+            num_cached_blocks=self._pool.num_cached,
+            num_free_blocks=self._pool.num_free,
+            num_prefill_tokens=self._num_prefill_tokens,
+            num_decode_tokens=self._num_decode_tokens,
+            num_cached_tokens=self._scheduler.num_cached_tokens,
+            num_steps=self._num_steps,
+            num_preemptions=self._scheduler.num_preemptions,
+            step_ms=step_ms,
+            draining=self.draining,
+        )
+
+    def load(self) -> tuple[int, int]:
+        """How many wait, how many run: what a Stats out of turn is for."""
+        return len(self._scheduler.waiting), len(self._scheduler.running)
+
+    def audit(self) -> None:
+        """Every block and every sequence accounted for; O(blocks). Raises AssertionError."""
+        self._scheduler.audit()
+        num_live = sum(len(request.live) for request in self._requests.values())
+        assert num_live == sum(self.load()), "a sequence is in no queue"
+        assert num_live or not self._pool.num_used, "a block is used, and nobody is there to use it"
+
+    # Parts of a step
+
+    def _commit(self, batch: list[tuple[Sequence, int]]) -> tuple[list[Sequence], list[int]]:
+        """Note what is computed. Returns the sequences to sample, and for each the row of the logits."""
+        rows: list[Sequence] = []
+        sources: list[int] = []
+        num_logits = 0
+        for sequence, num_tokens in batch:
+            if num_tokens == 1 and sequence.has_output:
+                self._num_decode_tokens += 1
+            else:
+                self._num_prefill_tokens += num_tokens
+            self._scheduler.commit(sequence, num_tokens)
+            if sequence.num_computed == len(sequence.token_ids):
+                rows.append(sequence)
+                sources.append(num_logits)
+                for fork in self._scheduler.fork(sequence):
+                    rows.append(fork)
+                    sources.append(num_logits)
+                num_logits += 1
+        return rows, sources
+
+    def _sample(self, logits: Tensor, sequences: list[Sequence]) -> tuple[list[wire.Delta], list[wire.Failed]]:
+        """One batched sample, and one each for those whose last batch failed."""
+        suspects = self._suspects
+        if not suspects:
+            return self._sample_batch(logits, sequences)
+        deltas: list[wire.Delta] = []
+        failed: list[wire.Failed] = []
+        is_suspect = [sequence.request.request_id in suspects for sequence in sequences]
+        together = [position for position, suspect in enumerate(is_suspect) if not suspect]
+        alone = [[position] for position, suspect in enumerate(is_suspect) if suspect]
+        for positions in [together, *alone]:
+            batch = [sequences[position] for position in positions]
+            if (
+                batch and batch[0].request.request_id in self._requests
+            ):  # else it has failed with a sibling a moment ago
+                more_deltas, more_failed = self._sample_batch(logits[positions], batch)
+                deltas += more_deltas
+                failed += more_failed
+        for delta in deltas:
+            suspects.discard(delta.request_id)
+        gone = {failure.request_id for failure in failed}
+        return [delta for delta in deltas if delta.request_id not in gone], failed
+
+    def _sample_batch(self, logits: Tensor, sequences: list[Sequence]) -> tuple[list[wire.Delta], list[wire.Failed]]:
+        try:
+            sampled = self._sampler.sample(logits, [sequence.row for sequence in sequences])
+        except AssertionError:
+            raise
+        except Exception as error:
+            log.exception("sampling for %d sequences failed", len(sequences))
+            if len(sequences) == 1:
+                return [], self._fail([sequences[0].request.request_id], error)
+            # The logits may be half overwritten. Computed anew and sampled one by one, only the faulty request fails.
+            for sequence in sequences:
+                self._suspects.add(sequence.request.request_id)
+                self._scheduler.preempt(sequence)
+            return [], []
+        return self._report(sequences, sampled)
+
+    def _report(self, sequences: list[Sequence], sampled: Sampled) -> tuple[list[wire.Delta], list[wire.Failed]]:
+        now = self._now()
+        deltas: list[wire.Delta] = []
+        faulty: set[str] = set()
+        for sequence, token_id, logprob in zip(sequences, sampled.token_ids, sampled.logprobs, strict=True):
+            if token_id < 0:
+                faulty.add(sequence.request.request_id)
+                continue
+            sequence.append(token_id, now)
+            logprobs = None if logprob is None else [logprob]
+            reason = sequence.ending()
+            if reason is None:
+                deltas.append(wire.Delta(sequence.request.request_id, sequence.index, [token_id], logprobs))
+            else:
+                deltas.append(self._end(sequence, [token_id], logprobs, reason, now))
+        if not faulty:
+            return deltas, []
+        failed = self._fail(faulty & self._requests.keys(), ArithmeticError("the model gave no usable logits"))
+        return [delta for delta in deltas if delta.request_id not in faulty], failed
+
+    # Ends
+
+    def _end(
+        self,
+        sequence: Sequence,
+        token_ids: list[int],
+        logprobs: list[wire.TokenLogprob] | None,
+        reason: FinishReason,
+        now: float,
+    ) -> wire.Delta:
+        request = sequence.request
+        self._scheduler.remove(sequence)
+        if not request.live:
+            self._forget(request.request_id)
+        return wire.Delta(request.request_id, sequence.index, token_ids, logprobs, sequence.finish(reason, now))
+
+    def _forget(self, request_id: str) -> None:
+        del self._requests[request_id]
+        self._suspects.discard(request_id)
+
+    def _fail(self, request_ids: Iterable[str], error: Exception) -> list[wire.Failed]:
+        """End whole requests by a fault."""
+        failed = []
+        for request_id in request_ids:
+            for sequence in list(self._requests[request_id].live):
+                self._scheduler.remove(sequence)
+            self._forget(request_id)
+            failed.append(wire.Failed(request_id, "internal", f"{type(error).__name__}: {error}"))
+        return failed
+
+    def _refusal(self, submit: wire.Submit) -> wire.Failed | None:
+        def failed(code: str, reason: str) -> wire.Failed:
+            return wire.Failed(submit.request_id, code, reason)
+
+        prompt_token_ids, sampling = submit.prompt_token_ids, submit.sampling
+        if self.draining:
+            return failed("draining", "the worker takes no new requests")
+        if submit.request_id in self._requests:
+            return failed("invalid_request", "a request of this id is being answered")
+        if not prompt_token_ids or sampling.max_tokens < 1 or submit.num_sequences < 1:
+            return failed(
+                "invalid_request", "a prompt token, a token to generate and a sequence are the least one can ask for"
+            )
+        vocab_size = self._runner.vocab_size
+        for token_ids in (prompt_token_ids, sampling.stop_token_ids, sampling.logit_bias):
+            if token_ids and not (min(token_ids) >= 0 and max(token_ids) < vocab_size):
+                return failed("invalid_request", f"a token id is outside of the vocabulary of {vocab_size}")
+        num_tokens = len(prompt_token_ids) + sampling.max_tokens
+        max_tokens = min(self._runner.max_model_tokens, self._runner.num_blocks * self._runner.block_size)
+        if num_tokens > max_tokens:
+            return failed(
+                "context_length_exceeded",
+                f"{len(prompt_token_ids)} prompt tokens and {sampling.max_tokens} to generate exceed {max_tokens}",
+            )
+        if submit.num_sequences + len(self._scheduler.waiting) > self.max_waiting:
+            return failed("overloaded", f"{len(self._scheduler.waiting)} sequences wait already")
+        return None

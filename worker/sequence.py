@@ -1,0 +1,139 @@
+"""One answer in the making: its tokens, its block table, how far it has caught up; and the request that it belongs
+to.
+"""
+
+from __future__ import annotations
+
+from policies import wire
+from policies.prefix import Chain
+from policies.terms import FinishReason
+from worker.sampler import Row
+
+SEEDS = 1 << 64
+
+
+class Request:
+    """What the sequences of one ``Submit`` have in common."""
+
+    __slots__ = ("leader", "live", "request_id")
+
+    def __init__(self, request_id: str) -> None:
+        self.request_id = request_id
+        self.live: list[Sequence] = []
+        """Sequences that have not ended, by index."""
+        self.leader: Sequence | None = None
+        """The one that computes the prompt for those still waiting to fork from it."""
+
+
+class Sequence:
+    """Position p of ``token_ids`` is computed when p < ``num_computed``: its KV is then in slot p of ``block_ids``."""
+
+    __slots__ = (
+        "arrival",
+        "block_ids",
+        "chain",
+        "first_token_at",
+        "hits",
+        "index",
+        "last_token_at",
+        "may_share_tail",
+        "num_cached_tokens",
+        "num_computed",
+        "num_preemptions",
+        "num_prompt_tokens",
+        "num_sealed",
+        "order",
+        "output_token_ids",
+        "priority",
+        "request",
+        "row",
+        "sampling",
+        "started_at",
+        "stop_token_ids",
+        "submitted_at",
+        "token_ids",
+    )
+
+    def __init__(
+        self,
+        request: Request,
+        submit: wire.Submit,
+        index: int,
+        arrival: int,
+        stop_token_ids: frozenset[int],
+        chain: Chain | None,
+        now: float,
+    ) -> None:
+        self.request = request
+        self.index = index
+        self.priority = submit.priority
+        self.arrival = arrival
+        self.order = (submit.priority, arrival)
+        self.sampling = submit.sampling
+        self.stop_token_ids = stop_token_ids
+        """Any of these ends it."""
+        self.num_prompt_tokens = len(submit.prompt_token_ids)
+        self.token_ids = list(submit.prompt_token_ids)
+        """Prompt and completion."""
+        self.output_token_ids: list[int] = []
+        self.row = Row(
+            sampling=submit.sampling,
+            seed=(submit.sampling.seed + index) % SEEDS,
+            prompt_token_ids=submit.prompt_token_ids,
+            output_token_ids=self.output_token_ids,
+        )
+        self.chain = chain
+        """None: its blocks get no names."""
+        self.hits: list[int] = []
+        """While the step is planned: the cached blocks that it would begin with."""
+        self.block_ids: list[int] = []
+        self.num_computed = 0
+        self.num_sealed = 0
+        """Leading blocks that have their names."""
+        self.may_share_tail = False
+        """The block that it writes next may be another's too, and is then copied first."""
+        self.num_cached_tokens = 0
+        self.num_preemptions = 0
+        self.submitted_at = now
+        self.started_at: float | None = None
+        self.first_token_at: float | None = None
+        self.last_token_at: float | None = None
+
+    @property
+    def num_pending(self) -> int:
+        """Tokens known and not computed yet."""
+        return len(self.token_ids) - self.num_computed
+
+    @property
+    def has_output(self) -> bool:
+        return len(self.token_ids) > self.num_prompt_tokens
+
+    def append(self, token_id: int, now: float) -> None:
+        """A sampled token."""
+        self.token_ids.append(token_id)
+        self.output_token_ids.append(token_id)
+        if self.first_token_at is None:
+            self.first_token_at = now
+        self.last_token_at = now
+
+    def ending(self) -> FinishReason | None:
+        """How the last token ended it, if it did."""
+        if self.token_ids[-1] in self.stop_token_ids:
+            return "stop"
+        if len(self.token_ids) - self.num_prompt_tokens >= self.sampling.max_tokens:
+            return "length"
+        return None
+
+    def finish(self, reason: FinishReason, now: float) -> wire.Finish:
+        """The account of it, at its end."""
+        started_at = now if self.started_at is None else self.started_at
+        first_token_at = now if self.first_token_at is None else self.first_token_at
+        last_token_at = first_token_at if self.last_token_at is None else self.last_token_at
+        return wire.Finish(
+            reason=reason,
+            num_cached_tokens=self.num_cached_tokens,
+            num_preemptions=self.num_preemptions,
+            queue_s=started_at - self.submitted_at,
+            prefill_s=first_token_at - started_at,
+            decode_s=last_token_at - first_token_at,
+        )
