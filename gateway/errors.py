@@ -208,16 +208,20 @@ def response_headers(request: web.Request) -> dict[str, str]:
         "x-request-id": request[REQUEST_ID],
         "openai-processing-ms": str(int(1e3 * (time.monotonic() - request[STARTED_AT]))),
         "openai-version": "2020-10-01",
+        "server": "penstock",
     }
 
 
 @web.middleware
 async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Names the request and answers every failure with the error object."""
+    """Names the request, puts the common headers on its answer, and answers every failure with the error object."""
     request[REQUEST_ID] = "req_" + os.urandom(16).hex()
     request[STARTED_AT] = time.monotonic()
     try:
-        return await handler(request)
+        response = await handler(request)
+        if not response.prepared:  # a stream's headers are out already, these among them
+            response.headers.update(response_headers(request))
+        return response
     except web.HTTPException as error:
         if error.status < 400:
             raise

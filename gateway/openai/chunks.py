@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from gateway.openai.responses import SERVICE_TIER, ChatLogprobs, CompletionLogprobs, UsageBody
+from gateway.openai.responses import SERVICE_TIER, Logprobs, UsageBody
 from policies.terms import Usage
 
 DONE = b"data: [DONE]\n\n"
@@ -58,7 +58,7 @@ class Chunks:
         """One chunk with text."""
         return self._heads[index] + _json(text) + self._tail
 
-    def text_with_logprobs(self, index: int, text: str, logprobs: ChatLogprobs | CompletionLogprobs) -> bytes:
+    def text_with_logprobs(self, index: int, text: str, logprobs: Logprobs) -> bytes:
         """One chunk with text and its tokens' log-probabilities."""
         return b'%b%b%b"logprobs":%b,"finish_reason":null}%b' % (
             self._heads[index],

@@ -124,6 +124,11 @@ class ChatRequest(Generation, frozen=True, kw_only=True):
     """For the template's own switches (vLLM's and SGLang's name)."""
 
     @property
+    def asked_tokens(self) -> int | None:
+        """Ceiling on the answer's tokens; None: as many as fit. The newer of the two names wins."""
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+    @property
     def num_logprobs(self) -> int | None:
         """As in ``Sampling``."""
         return (self.top_logprobs or 0) if self.logprobs else None
@@ -140,12 +145,19 @@ class CompletionRequest(Generation, frozen=True, kw_only=True):
     suffix: str | None = None
 
     @property
-    def prompts(self) -> list[str] | list[list[int]]:
-        """One or several prompts, each as text or as token ids."""
-        prompt: Any = self.prompt
-        if isinstance(prompt, str):
-            return [prompt]
-        return [prompt] if isinstance(prompt[0], int) else prompt
+    def texts(self) -> list[str]:
+        """The prompts, when they are text."""
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        return [item for item in self.prompt if isinstance(item, str)]
+
+    @property
+    def token_ids(self) -> list[list[int]]:
+        """The prompts, when they are token ids."""
+        if isinstance(self.prompt, str):
+            return []
+        flat = [item for item in self.prompt if isinstance(item, int)]
+        return [flat] if flat else [item for item in self.prompt if isinstance(item, list)]
 
 
 R = TypeVar("R", ChatRequest, CompletionRequest)
@@ -188,7 +200,7 @@ def parse_completion(body: bytes) -> CompletionRequest:
             raise Malformed("Invalid 'prompt': strings, token ids and lists of token ids cannot be mixed", "prompt")
         if kinds == {list} and not all(call.prompt):
             raise Malformed("Invalid 'prompt': a list of token ids is empty", "prompt", "empty_array")
-    if len(call.prompts) * call.num_choices > MAX_CHOICES:
+    if (len(call.texts) or len(call.token_ids)) * call.num_choices > MAX_CHOICES:
         raise Malformed(f"'n' times the number of prompts may be {MAX_CHOICES} at most", "n")
     return call
 
@@ -235,9 +247,7 @@ def _decoded(decoder: msgspec.json.Decoder[R], body: bytes) -> R:
 def _check(call: ChatRequest | CompletionRequest) -> None:
     if call.stream_options is not None and not call.stream:
         raise Malformed("'stream_options' is allowed only when 'stream' is true", "stream_options")
-    max_tokens = call.max_tokens
-    if isinstance(call, ChatRequest) and call.max_completion_tokens is not None:
-        max_tokens = call.max_completion_tokens
+    max_tokens = call.asked_tokens if isinstance(call, ChatRequest) else call.max_tokens
     if max_tokens is not None and (call.min_tokens or 0) > max_tokens:
         raise Malformed("'min_tokens' is larger than the number of tokens asked for", "min_tokens")
 

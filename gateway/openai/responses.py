@@ -75,6 +75,9 @@ class CompletionLogprobs(msgspec.Struct, frozen=True):
     text_offset: list[int]
 
 
+Logprobs = ChatLogprobs | CompletionLogprobs
+
+
 class AnswerMessage(msgspec.Struct, frozen=True):
     """The assistant's answer."""
 
@@ -86,7 +89,7 @@ class AnswerMessage(msgspec.Struct, frozen=True):
 class ChatChoice(msgspec.Struct, frozen=True):
     index: int
     message: AnswerMessage
-    logprobs: ChatLogprobs | None
+    logprobs: Logprobs | None
     finish_reason: str
 
 
@@ -106,7 +109,7 @@ class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
 class CompletionChoice(msgspec.Struct, frozen=True):
     index: int
     text: str
-    logprobs: CompletionLogprobs | None
+    logprobs: Logprobs | None
     finish_reason: str
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
@@ -82,13 +82,13 @@ class Text:
         self,
         messages: Sequence[openai.Message],
         tools: Sequence[dict[str, Any]] | None = None,
-        add_generation_prompt: bool = True,
-        **switches: Any,
+        switches: Mapping[str, Any] | None = None,
     ) -> list[int]:
         """Token ids of the conversation as the model was trained to read it.
 
         A special token's name in a message's text becomes that token, as it does in transformers. The template writes
-        the beginning-of-text token where the model wants one, so none is added. Raises InvalidRequest.
+        the beginning-of-text token where the model wants one, so none is added. ``switches`` are the template's own.
+        Raises InvalidRequest.
         """
         template = self._templates.get("tool_use") if tools else None
         template = template or self._templates.get("default")
@@ -100,19 +100,20 @@ class Text:
                 prompt = template.render(
                     [_as_dict(message, template.knows_developer) for message in messages],
                     tools,
-                    add_generation_prompt,
-                    **switches,
+                    switches or {},
                 )
             except TemplateFailure as failure:
                 raise InvalidRequest(str(failure), param="messages") from None
-            return self._encode(prompt, add_special_tokens=False)
+            return self._encode([prompt], add_special_tokens=False)[0]
 
         return await self._run(render_and_encode, _num_chars(messages) + 1000 * len(tools or ()))
 
-    async def encode(self, prompt: str) -> list[int]:
-        """Token ids of a bare prompt, with the special tokens that the tokenizer puts around a text. Raises
+    async def encode(self, prompts: Sequence[str]) -> list[list[int]]:
+        """Token ids of bare prompts, with the special tokens that the tokenizer puts around a text. Raises
         InvalidRequest."""
-        return await self._run(lambda: self._encode(prompt, add_special_tokens=True), len(prompt))
+        return await self._run(
+            lambda: self._encode(prompts, add_special_tokens=True), sum(20 + len(prompt) for prompt in prompts)
+        )
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of a whole sequence, special tokens left out."""
@@ -123,12 +124,13 @@ class Text:
         that a first space is part of it."""
         return self.vocabulary.decoder(continues)
 
-    def _encode(self, prompt: str, add_special_tokens: bool) -> list[int]:
+    def _encode(self, prompts: Sequence[str], add_special_tokens: bool) -> list[list[int]]:
         try:
             # This variant keeps no character offsets and, unlike encode(), lets other threads run.
-            return self._tokenizer.encode_batch_fast([prompt], add_special_tokens=add_special_tokens)[0].ids
+            encodings = self._tokenizer.encode_batch_fast(prompts, add_special_tokens=add_special_tokens)
         except Exception as error:  # a tokenizer without an unknown token refuses some texts, with nothing narrower
             raise InvalidRequest(f"The prompt cannot be tokenised: {error}") from None
+        return [encoding.ids for encoding in encodings]
 
     async def _run(self, encode: Callable[[], T], num_chars: int) -> T:
         """Short texts here and now; a long one would hold up every stream, so it goes to a thread."""

@@ -101,20 +101,13 @@ class ChatTemplate:
         self,
         messages: Sequence[Mapping[str, object]],
         tools: Sequence[Mapping[str, object]] | None,
-        add_generation_prompt: bool,
-        **switches: object,
+        switches: Mapping[str, object],
     ) -> str:
-        """The prompt. Raises TemplateFailure."""
+        """The prompt. ``switches`` are variables of the template's own. Raises TemplateFailure."""
         pieces, num_chars = [], 0
         try:
             for piece in self._template.generate(
-                {
-                    **switches,
-                    "messages": messages,
-                    "tools": tools,
-                    "documents": None,
-                    "add_generation_prompt": add_generation_prompt,
-                }
+                {"add_generation_prompt": True, **switches, "messages": messages, "tools": tools}
             ):
                 pieces.append(piece)
                 num_chars += len(piece)

@@ -1,0 +1,28 @@
+"""POST /v1/chat/completions: the whole journey of a request."""
+
+from __future__ import annotations
+
+from aiohttp import web
+
+from gateway import openai, reply
+from gateway.api.request import body_of, fingerprint, room_for
+from gateway.errors import REQUEST_ID
+from gateway.house import GATEWAY
+from policies import wire
+
+
+async def complete(request: web.Request) -> web.StreamResponse:
+    gw = request.app[GATEWAY]
+    caller = await gw.auth.tenant_of(request)
+    call = openai.parse_chat(await body_of(request))
+    text, facts = gw.dispatch.text(call.model), gw.dispatch.ready(call.model)
+    prompt = await text.encode_chat(call.messages, call.tools, call.chat_template_kwargs)
+    room = room_for(len(prompt), facts, "messages")
+    sampling = openai.sampling(call, min(call.asked_tokens or room, room), facts.vocab_size)
+    submit = wire.Submit(request[REQUEST_ID], prompt, sampling, call.num_choices)
+    answer = reply.ChatAnswer(call, [reply.Part(submit)], text, fingerprint(facts))
+    async with (
+        reply.Flights(gw.dispatch, call.model, [submit]) as flights,
+        reply.Account(gw.ledger, request, caller, answer, flights) as account,
+    ):
+        return await reply.send(request, answer, flights, account, gw)

@@ -1,0 +1,49 @@
+"""POST /v1/completions: text goes on as it stands, several prompts at once if need be."""
+
+from __future__ import annotations
+
+from aiohttp import web
+
+from gateway import openai, reply
+from gateway.api.request import body_of, fingerprint, room_for
+from gateway.errors import REQUEST_ID
+from gateway.house import GATEWAY
+from gateway.text import Text
+from policies import wire
+
+DEFAULT_MAX_TOKENS = 16
+"""OpenAI's, where a chat goes on until the context is full."""
+
+
+async def complete(request: web.Request) -> web.StreamResponse:
+    gw = request.app[GATEWAY]
+    caller = await gw.auth.tenant_of(request)
+    call = openai.parse_completion(await body_of(request))
+    text, facts = gw.dispatch.text(call.model), gw.dispatch.ready(call.model)
+    texts, prompts = call.texts, await _prompts(call, text, facts)
+    parts = []
+    for number, prompt in enumerate(prompts):
+        room = room_for(len(prompt), facts, "prompt")
+        sampling = openai.sampling(call, min(call.max_tokens or DEFAULT_MAX_TOKENS, room), facts.vocab_size)
+        request_id = f"{request[REQUEST_ID]}-{number}" if len(prompts) > 1 else request[REQUEST_ID]
+        submit = wire.Submit(request_id, prompt, sampling, call.num_choices)
+        preamble = (texts[number] if texts else text.decode(prompt)) if call.echo else ""
+        parts.append(reply.Part(submit, number * call.num_choices, preamble))
+    answer = reply.TextAnswer(call, parts, text, fingerprint(facts))
+    async with (
+        reply.Flights(gw.dispatch, call.model, [part.submit for part in parts]) as flights,
+        reply.Account(gw.ledger, request, caller, answer, flights) as account,
+    ):
+        return await reply.send(request, answer, flights, account, gw)
+
+
+async def _prompts(call: openai.CompletionRequest, text: Text, facts: wire.Ready) -> list[list[int]]:
+    """Token ids of each prompt."""
+    if call.texts:
+        prompts = await text.encode(call.texts)
+        if not all(prompts):
+            raise openai.Malformed("Invalid 'prompt': there is not one token in it", "prompt", "empty_string")
+        return prompts
+    if any(token_id >= facts.vocab_size for prompt in call.token_ids for token_id in prompt):
+        raise openai.Malformed(f"Invalid 'prompt': the vocabulary has {facts.vocab_size} tokens", "prompt")
+    return call.token_ids

@@ -1,0 +1,27 @@
+"""GET /healthz and /readyz: for whoever restarts this process, and for whoever sends it traffic. No key is needed."""
+
+from __future__ import annotations
+
+import msgspec
+from aiohttp import web
+
+from gateway.house import GATEWAY
+
+
+async def alive(request: web.Request) -> web.Response:
+    """200 as long as the event loop turns."""
+    return web.json_response({"status": "ok"})
+
+
+async def ready(request: web.Request) -> web.Response:
+    """200 while a model can answer and new requests are let in, else 503; with the state of each model."""
+    dispatch = request.app[GATEWAY].dispatch
+    models = {model.name: "ready" if model.ready else "starting" for model in dispatch.models()}
+    if dispatch.draining:
+        status, code = "draining", 503
+    elif "ready" in models.values():
+        status, code = "ready", 200
+    else:
+        status, code = "starting", 503
+    body = msgspec.json.encode({"status": status, "models": models})
+    return web.Response(status=code, body=body, content_type="application/json")

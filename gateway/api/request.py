@@ -1,0 +1,41 @@
+"""What the endpoints ask of a request before they submit it."""
+
+from __future__ import annotations
+
+import hashlib
+from functools import lru_cache
+
+from aiohttp import web
+
+from gateway.errors import ContextLengthExceeded, UnsupportedMediaType
+from policies import wire
+
+
+async def body_of(request: web.Request) -> bytes:
+    """The body, which has to be JSON if it says what it is. Raises UnsupportedMediaType; aiohttp refuses what is too
+    large."""
+    if "content-type" in request.headers and request.content_type != "application/json":
+        raise UnsupportedMediaType(f"Unsupported content type '{request.content_type}': send application/json")
+    return await request.read()
+
+
+def room_for(num_prompt_tokens: int, facts: wire.Ready, param: str) -> int:
+    """How many tokens the answer may have, at least one. Raises ContextLengthExceeded."""
+    room = facts.max_model_tokens - num_prompt_tokens
+    if room < 1:
+        raise ContextLengthExceeded(
+            f"This model's maximum context length is {facts.max_model_tokens} tokens, prompt and completion together. "
+            f"However, your {param} resulted in {num_prompt_tokens} tokens. Please reduce their length.",
+            param=param,
+        )
+    return room
+
+
+def fingerprint(facts: wire.Ready) -> str:
+    """``system_fingerprint``: the same as long as the same seed gives the same tokens."""
+    return _fingerprint(facts.model, facts.device, facts.dtype, facts.vocab_size, facts.max_model_tokens)
+
+
+@lru_cache
+def _fingerprint(*facts: str | int) -> str:
+    return "fp_" + hashlib.sha256(repr(facts).encode()).hexdigest()[:10]

@@ -1,0 +1,31 @@
+"""What a handler finds in the application: the gateway's parts, opened by ``app`` and in use until it closes them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from aiohttp import web
+
+from gateway.clock import Clock
+from gateway.dispatch import Dispatch
+from policies.settings import Settings
+
+if TYPE_CHECKING:
+    from gateway.auth import Auth
+    from gateway.ledger import Ledger
+
+
+@dataclass(frozen=True, slots=True)
+class Gateway:
+    """The parts."""
+
+    settings: Settings
+    clock: Clock
+    auth: Auth
+    dispatch: Dispatch
+    ledger: Ledger
+
+
+GATEWAY = web.AppKey("GATEWAY", Gateway)
+"""Apart from ``app``, which knows the handlers, so that the handlers need not know ``app``."""

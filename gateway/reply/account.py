@@ -1,0 +1,87 @@
+"""What one request owes: its ledger row, written once, however it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from types import TracebackType
+
+from aiohttp import web
+
+from gateway import errors
+from gateway.auth import Caller
+from gateway.ledger import Entry, Ledger
+from gateway.reply.answers import Answer
+from gateway.reply.flights import Flights
+from policies import terms
+
+HUNG_UP = 499
+"""The status, nginx's own, of a request whose client went away; nobody sees it but the ledger."""
+
+
+class Account:
+    """An async context manager: whoever leaves it without having settled, settles with what was delivered until
+    then."""
+
+    def __init__(self, ledger: Ledger, request: web.Request, caller: Caller, answer: Answer, flights: Flights) -> None:
+        self.request_id: str = request[errors.REQUEST_ID]
+        self._ledger = ledger
+        self._started_at: float = request[errors.STARTED_AT]
+        self._caller = caller
+        self._answer = answer
+        self._flights = flights
+        self._settled = False
+
+    async def __aenter__(self) -> Account:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            assert self._settled
+            return
+        # First the sequences leave the batch; the row can wait for its commit.
+        await self._flights.close()
+        match error:
+            case errors.GatewayError():
+                await self.settle(error.status)
+            case asyncio.CancelledError() | ConnectionResetError():
+                await self.settle(HUNG_UP)
+            case _:
+                await self.settle(errors.InternalError.status)
+
+    async def settle(self, status: int) -> None:
+        """Returns when the row is durable; it will be, also when the client hangs up meanwhile. The first call
+        counts."""
+        if self._settled:
+            return
+        self._settled = True
+        answer, flights = self._answer, self._flights
+        usage = answer.usage() if self._is_owed(status) else terms.Usage(0, 0, 0)
+        first_token_at = flights.first_token_at
+        ending = {200: answer.finish_reason(), HUNG_UP: "cancelled"}.get(status, "error")
+        entry = Entry(
+            request_id=self.request_id,
+            tenant_id=self._caller.tenant_id,
+            key_id=self._caller.key_id,
+            model=answer.call.model,
+            endpoint=answer.endpoint,
+            status=status,
+            finish_reason=ending,
+            num_prompt_tokens=usage.num_prompt_tokens,
+            num_cached_tokens=usage.num_cached_tokens,
+            num_completion_tokens=usage.num_completion_tokens,
+            num_sequences=len(answer.choices),
+            created_at=answer.created,
+            queue_ms=1e3 * flights.queue_s,
+            ttft_ms=None if first_token_at is None else 1e3 * (first_token_at - self._started_at),
+            duration_ms=1e3 * (time.monotonic() - self._started_at),
+        )
+        await asyncio.shield(self._ledger.settle(entry))
+
+    def _is_owed(self, status: int) -> bool:
+        """A client owes what it was sent, and what it gave up itself; not what failed here before it saw any of it."""
+        if status == HUNG_UP:
+            return self._flights.were_sent
+        return status == 200 or (bool(self._answer.call.stream) and self._flights.first_token_at is not None)

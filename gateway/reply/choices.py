@@ -1,0 +1,163 @@
+"""One answer's tokens as text: decoded, cut at a stop string, with log-probabilities beside it where asked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gateway import openai
+from gateway.text import Decoder, StopStrings
+from gateway.text.detokenize import Vocabulary
+from policies.terms import FinishReason
+from policies.wire import Delta, TokenLogprob
+
+MIN_LOGPROB = -9999.0
+"""What JSON says for minus infinity, as OpenAI does."""
+
+
+class Logprobs:
+    """Log-probabilities in one of OpenAI's shapes, given out no earlier than the text of their tokens."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
+        self._pending: list[tuple[int, int, TokenLogprob]] = []
+
+    def add(self, token_id: int, logprob: TokenLogprob, offset: int) -> None:
+        """A token whose text begins at character ``offset`` of the answer."""
+        self._pending.append((offset, token_id, logprob))
+
+    def take(self, num_chars: int) -> openai.Logprobs | None:
+        """Those of the tokens that begin before character ``num_chars`` and were not taken yet; None when there are
+        none."""
+        num = sum(1 for offset, _, _ in self._pending if offset < num_chars)
+        if not num:
+            return None
+        taken, self._pending = self._pending[:num], self._pending[num:]
+        return self._shaped(taken)
+
+    def _shaped(self, tokens: Sequence[tuple[int, int, TokenLogprob]]) -> openai.Logprobs:
+        raise NotImplementedError
+
+
+class ChatLogprobs(Logprobs):
+    """Entries with token, logprob, bytes and the likeliest others."""
+
+    def _shaped(self, tokens: Sequence[tuple[int, int, TokenLogprob]]) -> openai.ChatLogprobs:
+        text, data = self._vocabulary.token_text, self._vocabulary.token_bytes
+        return openai.ChatLogprobs(
+            [
+                openai.ChatLogprob(
+                    text(token_id),
+                    max(MIN_LOGPROB, logprob.logprob),
+                    list(data(token_id)),
+                    [
+                        openai.TopLogprob(text(top_id), max(MIN_LOGPROB, top), list(data(top_id)))
+                        for top_id, top in zip(logprob.top_token_ids, logprob.top_logprobs, strict=True)
+                    ],
+                )
+                for _, token_id, logprob in tokens
+            ]
+        )
+
+
+class CompletionLogprobs(Logprobs):
+    """Parallel lists; the likeliest tokens of a position are one object that holds the sampled one too."""
+
+    def _shaped(self, tokens: Sequence[tuple[int, int, TokenLogprob]]) -> openai.CompletionLogprobs:
+        text = self._vocabulary.token_text
+        return openai.CompletionLogprobs(
+            tokens=[text(token_id) for _, token_id, _ in tokens],
+            token_logprobs=[max(MIN_LOGPROB, logprob.logprob) for _, _, logprob in tokens],
+            top_logprobs=[
+                {
+                    **{
+                        text(top_id): max(MIN_LOGPROB, top)
+                        for top_id, top in zip(logprob.top_token_ids, logprob.top_logprobs, strict=True)
+                    },
+                    text(token_id): max(MIN_LOGPROB, logprob.logprob),
+                }
+                for _, token_id, logprob in tokens
+            ],
+            text_offset=[offset for offset, _, _ in tokens],
+        )
+
+
+class Choice:
+    """One sequence's answer. ``take`` is the path of every token."""
+
+    __slots__ = (
+        "_decoder",
+        "_num_chars",
+        "_num_decoded",
+        "_stops",
+        "finish_reason",
+        "logprobs",
+        "num_tokens",
+        "opened",
+    )
+
+    def __init__(self, decoder: Decoder, stops: Sequence[str], logprobs: Logprobs | None) -> None:
+        self._decoder = decoder
+        self._stops = StopStrings(stops) if stops else None
+        self._num_decoded = 0
+        self._num_chars = 0
+        self.logprobs = logprobs
+        self.num_tokens = 0
+        """Of the completion, as counted by the worker, up to the end of the answer."""
+        self.finish_reason: FinishReason | None = None
+        self.opened = False
+        """Its first event is out."""
+
+    def take(self, delta: Delta) -> str:
+        """The text that may be sent now. Once ``finish_reason`` is set, what was still on its way is dropped."""
+        if self.finish_reason is not None:
+            return ""
+        token_ids, finish = delta.token_ids, delta.finish
+        num_texts = len(token_ids)
+        # The end token is counted and says nothing.
+        if finish is not None and finish.reason == "stop":
+            num_texts -= 1
+        if self._stops is None and self.logprobs is None:
+            self.num_tokens += len(token_ids)
+            if finish is None:
+                return self._decoder.feed(token_ids)
+            self.finish_reason = finish.reason
+            return self._decoder.feed(token_ids[:num_texts]) + self._decoder.finish()
+        return self._take_each(delta, num_texts)
+
+    def take_logprobs(self) -> openai.Logprobs | None:
+        """Those of the text given out since the last call."""
+        return None if self.logprobs is None else self.logprobs.take(self._num_chars)
+
+    def _take_each(self, delta: Delta, num_texts: int) -> str:
+        """Token by token, as it matters which one completed a stop string and where each one begins."""
+        texts = []
+        for i, token_id in enumerate(delta.token_ids[:num_texts]):
+            self.num_tokens += 1
+            if self.logprobs is not None:
+                assert delta.logprobs is not None
+                self.logprobs.add(token_id, delta.logprobs[i], self._num_decoded)
+            texts.append(self._pass(self._decoder.feed((token_id,))))
+            if self.finish_reason is not None:
+                break
+        else:
+            self.num_tokens += len(delta.token_ids) - num_texts
+            if delta.finish is not None:
+                texts.append(self._pass(self._decoder.finish()))
+                if self.finish_reason is None:
+                    self.finish_reason = delta.finish.reason
+                    texts.append(self._stops.finish() if self._stops is not None else "")
+        text = "".join(texts)
+        self._num_chars += len(text)
+        if self.finish_reason is not None and self._num_chars == self._num_decoded:
+            self._num_chars += 1  # tokens without text at the very end begin where the text ends
+        return text
+
+    def _pass(self, text: str) -> str:
+        """What the stop strings let through."""
+        self._num_decoded += len(text)
+        if self._stops is None:
+            return text
+        safe, stopped = self._stops.feed(text)
+        if stopped:
+            self.finish_reason = "stop"
+        return safe

@@ -1,0 +1,111 @@
+"""A stream of events to one client: opened late, kept alive, and never further ahead of its reader than the settings
+allow."""
+
+from __future__ import annotations
+
+import asyncio
+
+from aiohttp import web
+
+from gateway import errors, openai
+from gateway.clock import Clock, Timer
+from policies import settings
+
+HEARTBEAT_S = 15.0
+"""Proxies cut connections that are silent for longer; common limits start at 30 s."""
+
+
+class EventStream:
+    """The response of one streaming request. An async context manager: it stops the heartbeat."""
+
+    def __init__(self, request: web.Request, limits: settings.Server, clock: Clock) -> None:
+        self._request = request
+        self._limits = limits
+        self._clock = clock
+        self._response: web.StreamResponse | None = None
+        self._protocol = request.protocol
+        self._timer: Timer | None = None
+        self._num_writes = 0
+        self._num_writes_before = 0
+        self._beat: asyncio.Task[None] | None = None
+
+    @property
+    def response(self) -> web.StreamResponse | None:
+        """None until the headers are out: a failure may still have a status of its own."""
+        return self._response
+
+    async def __aenter__(self) -> EventStream:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._beat is not None:
+            self._beat.cancel()
+
+    async def open(self) -> web.StreamResponse:
+        """Sends the headers."""
+        transport = self._request.transport
+        if transport is not None:
+            transport.set_write_buffer_limits(high=self._limits.max_stream_buffer_bytes)
+        response = web.StreamResponse(
+            headers={
+                "content-type": "text/event-stream; charset=utf-8",
+                "cache-control": "no-cache",
+                "x-accel-buffering": "no",
+                **errors.response_headers(self._request),
+            }
+        )
+        await response.prepare(self._request)
+        self._response = response
+        self._timer = self._clock.call_later(HEARTBEAT_S, self._tick)
+        return response
+
+    async def write(self, events: bytes) -> None:
+        """Sends, and waits while the client has more than the limit to read.
+
+        Raises ConnectionResetError when the client is gone, or was given up because it read nothing for so long.
+        """
+        response = self._response or await self.open()
+        self._num_writes += 1
+        await response.write(events)
+        if self._protocol.writing_paused:
+            await self._read_by_client()
+
+    async def end(self, events: bytes) -> web.StreamResponse:
+        """Sends the last events."""
+        response = self._response or await self.open()
+        await response.write_eof(events)
+        return response
+
+    async def _read_by_client(self) -> None:
+        """Until there is room again. aiohttp's drain cannot be waited for twice, so one task waits and this one looks
+        on."""
+        transport = self._request.transport
+        if transport is None:
+            raise ConnectionResetError("the client is gone")
+        drained = asyncio.ensure_future(self._request.writer.drain())
+        try:
+            while not drained.done():
+                num_bytes = transport.get_write_buffer_size()
+                await asyncio.wait((drained,), timeout=self._limits.stall_s)
+                if not drained.done() and transport.get_write_buffer_size() >= num_bytes:
+                    transport.abort()
+                    raise ConnectionResetError(f"the client read nothing for {self._limits.stall_s:g} s")
+            drained.result()
+        finally:
+            drained.cancel()
+
+    def _tick(self) -> None:
+        """Nothing was sent since the last tick: send a comment."""
+        self._timer = self._clock.call_later(HEARTBEAT_S, self._tick)
+        if self._num_writes == self._num_writes_before and not self._protocol.writing_paused:
+            assert self._response is not None
+            self._beat = asyncio.ensure_future(self._comment(self._response))
+        self._num_writes_before = self._num_writes
+
+    async def _comment(self, response: web.StreamResponse) -> None:
+        try:
+            await response.write(openai.KEEP_ALIVE)
+        except ConnectionResetError:  # whoever writes the answer hears of it as well
+            return

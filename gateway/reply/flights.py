@@ -1,0 +1,97 @@
+"""The flights of one request, read as one: a request with several prompts has one flight for each."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+
+from gateway.dispatch import Dispatch
+from gateway.errors import GatewayError
+from gateway.flight import Flight
+from policies import wire
+
+
+class Flights:
+    """An async context manager: entering submits, leaving cancels every sequence that has not finished."""
+
+    def __init__(self, dispatch: Dispatch, model: str, submits: Sequence[wire.Submit]) -> None:
+        self._dispatch = dispatch
+        self._model = model
+        self._submits = submits
+        self._stack = AsyncExitStack()
+        self._flights: dict[str, Flight] = {}
+        self._only: Flight | None = None
+        self._arrived: list[wire.Delta] = []
+        self._error: GatewayError | None = None
+        self._moved = asyncio.Event()
+
+    async def __aenter__(self) -> Flights:
+        """Raises what ``Dispatch.submit`` raises; nothing is left behind then."""
+        try:
+            for submit in self._submits:
+                flight = await self._stack.enter_async_context(self._dispatch.submit(self._model, submit))
+                self._flights[submit.request_id] = flight
+        except BaseException:
+            await self._stack.aclose()
+            raise
+        if len(self._flights) == 1:
+            self._only = flight
+        else:
+            for flight in self._flights.values():
+                reader = asyncio.ensure_future(self._read(flight))
+                self._stack.callback(reader.cancel)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Cancels what has not finished; a second time does nothing."""
+        await self._stack.aclose()
+
+    async def deltas(self) -> list[wire.Delta]:
+        """As ``Flight.deltas``."""
+        if self._only is not None:
+            return await self._only.deltas()
+        while not self._arrived:
+            if self._error is not None:
+                raise self._error
+            self._moved.clear()
+            await self._moved.wait()
+        arrived, self._arrived = self._arrived, []
+        return arrived
+
+    def cancel(self, delta: wire.Delta) -> None:
+        """Nobody needs the rest of the sequence that this delta belongs to."""
+        self._flights[delta.request_id].cancel(delta.index)
+
+    @property
+    def were_sent(self) -> bool:
+        """A worker has begun with one of them."""
+        return any(flight.sent_at is not None for flight in self._flights.values())
+
+    @property
+    def queue_s(self) -> float:
+        """How long the request waited for a worker with room; of several flights the longest wait."""
+        return max(
+            ((flight.sent_at or flight.submitted_at) - flight.submitted_at for flight in self._flights.values()),
+            default=0.0,
+        )
+
+    @property
+    def first_token_at(self) -> float | None:
+        """When the first token arrived, in monotonic seconds."""
+        return min((at for flight in self._flights.values() if (at := flight.first_token_at) is not None), default=None)
+
+    async def _read(self, flight: Flight) -> None:
+        num_open = flight.num_sequences
+        try:
+            while num_open:
+                deltas = await flight.deltas()
+                num_open -= sum(delta.finish is not None for delta in deltas)
+                self._arrived += deltas
+                self._moved.set()
+        except GatewayError as error:
+            self._error = error
+            self._moved.set()
