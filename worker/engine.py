@@ -60,6 +60,10 @@ class Engine:
     def has_work(self) -> bool:
         return bool(self._requests)
 
+    def holds(self, request_id: str) -> bool:
+        """Whether any sequence of this request has not ended."""
+        return request_id in self._requests
+
     @property
     def max_sequences(self) -> int:
         return self._limits.max_sequences
