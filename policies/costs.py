@@ -12,11 +12,10 @@ less time.
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
-import msgspec
 
-
-class Work(msgspec.Struct, frozen=True):
+class Work(NamedTuple):
     """One step's work, in the units of the formula above."""
 
     num_prefill_tokens: int = 0
@@ -26,7 +25,7 @@ class Work(msgspec.Struct, frozen=True):
     """Sum over the chunks of (length * start + length * (length + 1) / 2)."""
 
 
-class ChunkPrice(msgspec.Struct, frozen=True):
+class ChunkPrice(NamedTuple):
     """What a chunk of a prompt adds to a step."""
 
     token_s: float
