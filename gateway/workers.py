@@ -28,6 +28,8 @@ COMMAND = (sys.executable, "-P", "-m", "worker")
 """Starts a worker; its settings follow as JSON. -P: a folder called "worker" where the user stands is not meant."""
 CANNOT_LOAD = 2
 """The exit status by which a worker says that its model will not load, however often it is tried."""
+MAX_FIRST_STARTS = 3
+"""A child that ends so often before it was ever ready will not be: better to say so than to go on trying."""
 CONNECT_POLL_S = 0.02
 EXIT_GRACE_S = 2.0
 """How long a process that closed its socket may take to exit by itself, so that its status can be named."""
@@ -160,8 +162,12 @@ class Worker:
             if self._closing:
                 return
             was_ever_ready |= self._was_ready
-            if status == CANNOT_LOAD and not was_ever_ready:
-                return self._host.gave_up(self)
+            if status is not None and not was_ever_ready:
+                if status == CANNOT_LOAD:  # and it has said why
+                    return self._host.gave_up(self)
+                if self.num_lives == MAX_FIRST_STARTS:
+                    log.error("worker %s given up: it %s before it was ever ready, as it did before", self.name, reason)
+                    return self._host.gave_up(self)
             lasted_s = self._clock.now() - started_at
             fresh = self._was_ready and lasted_s > self._limits.max_restart_backoff_s
             num_failures = 1 if fresh else num_failures + 1
@@ -202,7 +208,7 @@ class Worker:
             msgspec.json.encode(child).decode(),
             stdin=asyncio.subprocess.PIPE,  # never written to: its end tells the worker that we are gone
             stdout=2,  # our own standard output belongs to the ready line
-            env=_environment(),
+            env=environment(),
         )
         log.debug("worker %s started as process %d", self.name, process.pid)
         return process
@@ -265,8 +271,8 @@ def backoff_s(num_failures: int, limits: settings.Workers) -> float:
     return min(doubled, max(limits.max_restart_backoff_s, limits.restart_backoff_s))
 
 
-def _environment() -> dict[str, str]:
-    """Ours, and where these packages lie when they are not installed: -P keeps the current directory out."""
+def environment() -> dict[str, str]:
+    """A worker's: ours, and where these packages lie if not installed, since -P keeps the current directory out."""
     root = str(Path(__file__).parents[1])
     if root == sysconfig.get_paths()["purelib"]:
         return dict(os.environ)

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+import os
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 
 import msgspec
 import pytest
+import sqlalchemy as sa
 import uvloop
+from sqlalchemy.ext.asyncio import create_async_engine
 
+from policies import settings
 from tests import builders
+from tests import postgres as postgresql
 
 Start = Callable[..., Awaitable[str]]
 
@@ -33,10 +39,10 @@ async def start_scripted_worker(tmp_path_factory: pytest.TempPathFactory) -> Asy
 
     async def start(*options: object, name: str = "scripted-0") -> str:
         path = tmp_path_factory.mktemp("w") / "socket"
-        settings = builders.worker_settings(f"unix:{path}", name=name)
+        told = builders.worker_settings(f"unix:{path}", name=name)
         processes.append(
             await asyncio.create_subprocess_exec(
-                *builders.scripted(*options), msgspec.json.encode(settings).decode(), cwd=builders.ROOT
+                *builders.scripted(*options), msgspec.json.encode(told).decode(), cwd=builders.ROOT
             )
         )
         await listening(path)
@@ -60,3 +66,36 @@ async def listening(path: Path) -> None:
             else:
                 writer.close()
                 return
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[str]:
+    """A real one; where there is none, its tests are skipped, except in CI."""
+    with contextlib.ExitStack() as stack:
+        try:
+            url = stack.enter_context(postgresql.server())
+        except postgresql.Missing as missing:
+            if os.environ.get("CI") == "true":
+                pytest.fail(str(missing))
+            pytest.skip(str(missing))
+        yield url
+
+
+@pytest.fixture
+async def postgres(postgres_server: str) -> AsyncIterator[str]:
+    """The URL of an empty database."""
+    name = f"test_{uuid.uuid4().hex}"
+    engine = create_async_engine(f"{postgres_server}/postgres", isolation_level="AUTOCOMMIT")
+    async with engine.connect() as connection:
+        await connection.execute(sa.text(f"CREATE DATABASE {name}"))
+    yield f"{postgres_server}/{name}"
+    async with engine.connect() as connection:
+        await connection.execute(sa.text(f"DROP DATABASE {name} WITH (FORCE)"))
+    await engine.dispose()
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def store_settings(request: pytest.FixtureRequest, tmp_path: Path) -> settings.Store:
+    """An empty store of each kind."""
+    url = request.getfixturevalue("postgres") if request.param == "postgres" else ""
+    return settings.Store(data_dir=str(tmp_path / "data"), url=url)

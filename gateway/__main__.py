@@ -1,0 +1,5 @@
+"""``python -m gateway`` is ``penstock``."""
+
+from gateway.cli import main
+
+main()

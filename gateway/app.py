@@ -1,0 +1,116 @@
+"""The one place that wires things: opens everything, and closes it in reverse."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import sys
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+
+from aiohttp import web
+
+from gateway import api, doors, errors, store
+from gateway.auth import Auth
+from gateway.bootstrap import bootstrap
+from gateway.clock import Clock
+from gateway.dispatch import Dispatch
+from gateway.doors import Doors, Stop
+from gateway.house import GATEWAY, Gateway
+from gateway.ledger import Ledger, writer_for
+from gateway.source import SourceError, directory_of
+from gateway.text import Text, TextInvalid
+from policies.settings import Settings
+
+CUT_S = 5.0
+"""How long requests that were cut have to say so and to be settled."""
+LEDGER_S = 10.0
+"""How long the ledger may take to write its last rows."""
+WORKERS_S = 5.0
+"""How long workers that hold nothing more may take to leave."""
+
+
+async def serve(config: Settings, environ: Mapping[str, str], announce: Callable[[str], None]) -> None:
+    """Answers requests until a signal asks it to stop, then lets the running ones finish.
+
+    ``announce`` gets the lines for standard output. Raises DoorsError, StoreError, and NothingToServe when what is
+    wrong has been said on standard error already.
+    """
+    stop, house_doors = Stop(), Doors()
+    with contextlib.ExitStack() as stack:
+        sockets = doors.listen(config.server)
+        for bound in sockets:
+            stack.enter_context(bound)
+        async with opened(config, environ, announce, house_doors, sockets) as gw:
+            if await doors.before(stop.asked, gw.dispatch.until_ready()):
+                announce(f"Penstock ready on {doors.url_of(config.server, sockets[0])}")
+                await stop.asked.wait()
+            await drain(gw, house_doors, stop)
+
+
+async def drain(gw: Gateway, house_doors: Doors, stop: Stop) -> None:
+    """New requests are refused; running ones finish in ``server.drain_s``, or are cut then, or when it is urgent."""
+    gw.dispatch.draining = True
+    house_doors.close()
+    if not await doors.before(stop.urgent, house_doors.all_left(), gw.settings.server.drain_s):
+        gw.dispatch.cut()
+        await doors.before(asyncio.Event(), house_doors.all_left(), CUT_S)
+
+
+@contextlib.asynccontextmanager
+async def opened(
+    config: Settings,
+    environ: Mapping[str, str],
+    announce: Callable[[str], None],
+    house_doors: Doors,
+    sockets: Sequence[socket.socket],
+) -> AsyncIterator[Gateway]:
+    """Everything open, while the models load."""
+    async with contextlib.AsyncExitStack() as stack:
+        rooms = await stack.enter_async_context(store.opened(config.store))
+        born = await bootstrap(rooms, environ)
+        if born is not None and born.made:
+            announce(f"First start: these keys are shown once, and kept in {born.path}.")
+            for name, key in born.made.items():
+                announce(f"{name}={key}")
+        clock = Clock()
+        ledger = Ledger(writer_for(rooms), config.store, clock, lambda: house_doors.num_inside)
+        stack.push_async_callback(ledger.close, LEDGER_S)
+        dispatch = Dispatch(config, clock)
+        stack.push_async_callback(dispatch.close, WORKERS_S)
+        gw = Gateway(config, clock, await Auth.load(rooms), dispatch, ledger)
+        await stack.enter_async_context(answering(gw, house_doors, sockets))
+        loading = await stack.enter_async_context(asyncio.TaskGroup())
+        for name in config.models:
+            stack.callback(loading.create_task(open_model(gw, name)).cancel)
+        yield gw
+
+
+@contextlib.asynccontextmanager
+async def answering(gw: Gateway, house_doors: Doors, sockets: Sequence[socket.socket]) -> AsyncIterator[None]:
+    """HTTP on the sockets. On leaving, handlers that still run are cancelled."""
+    application = web.Application(
+        middlewares=[house_doors.middleware, errors.middleware], client_max_size=gw.settings.server.max_body_bytes
+    )
+    application[GATEWAY] = gw
+    application.add_routes(api.routes())
+    runner = web.AppRunner(application, handler_cancellation=True, access_log=None, shutdown_timeout=0.1)
+    await runner.setup()
+    try:
+        for bound in sockets:
+            await web.SockSite(runner, bound).start()
+        yield
+    finally:
+        await runner.cleanup()
+
+
+async def open_model(gw: Gateway, name: str) -> None:
+    """Reads the model's text files and starts its workers, or says in one sentence why not."""
+    try:
+        directory = await asyncio.to_thread(directory_of, gw.settings.models[name].source)
+        text = await asyncio.to_thread(Text.load, directory, gw.settings.text)
+    except (SourceError, TextInvalid) as error:
+        print(f"penstock: model {name}: {error}", file=sys.stderr, flush=True)
+        gw.dispatch.give_up(name)
+    else:
+        gw.dispatch.serve(name, text)

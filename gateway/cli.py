@@ -1,0 +1,147 @@
+"""The ``penstock`` command. Each subcommand is imported when it is called, so that none pays for the others."""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib import import_module, metadata
+from pathlib import Path
+from typing import Any, NoReturn
+
+import click
+
+from policies import settings
+
+SUBCOMMANDS = {
+    "bench": "gateway.bench.command:bench",
+    "chat": "gateway.chat:chat",
+    "doctor": "gateway.doctor:doctor",
+    "migrate": "gateway.cli:migrate",
+    "serve": "gateway.cli:serve",
+    "worker": "gateway.cli:worker",
+}
+BAD_START = 2
+"""Exit status when what was asked cannot begin: nothing was served, and one sentence says why."""
+
+
+class Commands(click.Group):
+    """Knows its commands by name."""
+
+    def list_commands(self, context: click.Context) -> list[str]:
+        return list(SUBCOMMANDS)
+
+    def get_command(self, context: click.Context, name: str) -> click.Command | None:
+        if name not in SUBCOMMANDS:
+            return None
+        module, _, attribute = SUBCOMMANDS[name].partition(":")
+        command: click.Command = getattr(import_module(module), attribute)
+        return command
+
+
+@click.command(cls=Commands)
+@click.version_option(metadata.version("penstock") if "penstock" in metadata.packages_distributions() else "source")
+def main() -> None:
+    """An OpenAI-compatible LLM gateway with its inference engine in the box."""
+
+
+config_option = click.option(
+    "--config", type=click.Path(path_type=Path), help="Settings [./config.toml if there is one, else the defaults]."
+)
+data_dir_option = click.option("--data-dir", help="Where the store and the first keys are kept [store.data_dir].")
+
+
+@click.command()
+@config_option
+@click.option("--model", help='Serve this one: a directory, a hub id, or "demo" [what the settings say; else demo].')
+@click.option("--host", help="Address to listen on [server.host].")
+@click.option("--port", type=click.IntRange(0, 65535), help="Port to listen on, 0 for any [server.port].")
+@data_dir_option
+def serve(config: Path | None, model: str | None, host: str | None, port: int | None, data_dir: str | None) -> None:
+    """Start the gateway and its workers; a line on standard output says when the first model can answer."""
+    chosen: dict[str, Any] = {"server.host": host, "server.port": port, "store.data_dir": data_dir}
+    if model is not None:
+        chosen["models"] = {served_name(model): {"source": model}}
+    loaded = load(config, {name: value for name, value in chosen.items() if value is not None})
+    # Imported here: a bad config.toml should not wait for it.
+    import uvloop
+
+    from gateway import app, telemetry
+    from gateway.dispatch import NothingToServe
+    from gateway.doors import DoorsError
+    from gateway.store import StoreError
+
+    telemetry.log_to_stderr(loaded.log)
+    try:
+        uvloop.run(app.serve(loaded, os.environ, click.echo))
+    except (DoorsError, StoreError) as error:
+        fail(str(error))
+    except NothingToServe:
+        sys.exit(BAD_START)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+@click.command()
+@config_option
+@data_dir_option
+def migrate(config: Path | None, data_dir: str | None) -> None:
+    """Bring the store to this version's schema, as ``serve`` does when it starts."""
+    loaded = load(config, {} if data_dir is None else {"store.data_dir": data_dir})
+    import asyncio
+
+    from gateway import store
+
+    async def applied() -> list[str]:
+        async with store.opened(loaded.store) as rooms:
+            return rooms.applied
+
+    try:
+        revisions = asyncio.run(applied())
+    except store.StoreError as error:
+        fail(str(error))
+    click.echo(f"Applied {', '.join(revisions)}." if revisions else "Nothing to do: the store is up to date.")
+
+
+@click.command()
+@config_option
+@click.option("--model", required=True, help='What it computes: a directory, a hub id, or "demo".')
+@click.option("--name", help="As clients name the model [the last part of --model].")
+@click.option("--listen", required=True, help='Where gateways find it: "unix:/path" or "tcp:host:port".')
+def worker(config: Path | None, model: str, name: str | None, listen: str) -> None:
+    """Start one worker by itself, for a gateway that names it under models.NAME.addresses."""
+    name = name or served_name(model)
+    loaded = load(config, {})
+    engine = loaded.models[name].engine if name in loaded.models else loaded.engine
+    told = settings.WorkerSettings(name=f"{name}@{listen}", model=name, source=model, listen=listen, engine=engine)
+    import msgspec
+
+    from gateway.workers import COMMAND, environment
+
+    os.execve(COMMAND[0], [*COMMAND, msgspec.json.encode(told).decode()], environment())
+
+
+def served_name(model: str) -> str:
+    """The last part of a directory or a hub id."""
+    return model if model == "demo" else Path(model).expanduser().resolve().name
+
+
+def load(config: Path | None, overrides: dict[str, Any]) -> settings.Settings:
+    """The settings; or one sentence and the end."""
+    path = config or Path("config.toml")
+    try:
+        text = path.read_text()
+    except FileNotFoundError:
+        if config is not None:
+            fail(f"there is no file {config}")
+        text = ""
+    except (OSError, UnicodeDecodeError) as error:
+        fail(f"{path} cannot be read: {getattr(error, 'strerror', None) or 'it is not UTF-8 text'}")
+    try:
+        return settings.load(text, os.environ, overrides)
+    except settings.SettingsError as error:
+        fail(str(error))
+
+
+def fail(sentence: str) -> NoReturn:
+    click.echo(f"penstock: {sentence}", err=True)
+    sys.exit(BAD_START)

@@ -1,0 +1,127 @@
+"""The way in: listening sockets, the requests that are inside, and how the doors are closed behind the last of them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import signal
+import socket
+from collections.abc import Coroutine
+from typing import Any
+
+from aiohttp import web
+from aiohttp.typedefs import Handler
+
+from policies.settings import Server
+
+BACKLOG = 1024
+"""Connections that may wait to be accepted."""
+
+
+class DoorsError(Exception):
+    """Nobody could be let in; the message is one sentence for the operator."""
+
+
+class Doors:
+    """Counts the requests inside. Once closed, connections end with the answer they are waiting for."""
+
+    def __init__(self) -> None:
+        self.num_inside = 0
+        self._closed = False
+        self._left = asyncio.Event()
+
+    @web.middleware
+    async def middleware(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        if self._closed:
+            response = await handler(request)
+            response.force_close()
+            return response
+        self.num_inside += 1
+        try:
+            response = await handler(request)
+        finally:
+            self.num_inside -= 1
+            if self._closed and not self.num_inside:
+                self._left.set()
+        if self._closed:
+            response.force_close()
+        return response
+
+    def close(self) -> None:
+        """Whoever comes now is answered and sent away."""
+        self._closed = True
+        if not self.num_inside:
+            self._left.set()
+
+    async def all_left(self) -> None:
+        """Until the last request that was inside at ``close`` has left."""
+        await self._left.wait()
+
+
+class Stop:
+    """SIGTERM or Ctrl-C: the first asks to finish, the second to hurry."""
+
+    def __init__(self) -> None:
+        self.asked = asyncio.Event()
+        self.urgent = asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, self._heard)
+
+    def _heard(self) -> None:
+        (self.urgent if self.asked.is_set() else self.asked).set()
+
+
+async def before(event: asyncio.Event, work: Coroutine[Any, Any, None], limit_s: float | None = None) -> bool:
+    """Whether ``work`` is done before the event and in time; it is cancelled otherwise. Raises what it raises."""
+    task, happened = asyncio.ensure_future(work), asyncio.ensure_future(event.wait())
+    try:
+        await asyncio.wait([task, happened], timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            task.result()
+        return task.done()
+    finally:
+        for future in (task, happened):
+            future.cancel()
+
+
+def listen(config: Server) -> list[socket.socket]:
+    """A listening socket for each address of the host; connections wait until somebody accepts. Raises DoorsError."""
+    port = config.port
+    with contextlib.ExitStack() as stack:
+        try:
+            infos = socket.getaddrinfo(config.host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        except (OSError, UnicodeError):
+            raise DoorsError(f"server.host {config.host} is no address of this machine") from None
+        sockets = []
+        for family, kind, protocol, _, address in infos:
+            bound = stack.enter_context(socket.socket(family, kind, protocol))
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            try:
+                bound.bind((address[0], port, *address[2:]))
+                bound.listen(BACKLOG)
+            except OSError as error:
+                raise DoorsError(_sentence(config.host, port, error)) from None
+            port = bound.getsockname()[1]  # the one that was free serves the host's other addresses too
+            sockets.append(bound)
+        stack.pop_all()
+        return sockets
+
+
+def url_of(config: Server, bound: socket.socket) -> str:
+    host = f"[{config.host}]" if ":" in config.host else config.host
+    return f"http://{host}:{bound.getsockname()[1]}"
+
+
+def _sentence(host: str, port: int, error: OSError) -> str:
+    match error.errno:
+        case errno.EADDRINUSE:
+            return f"port {port} of {host} is taken by another program; choose one with --port (0: any free one)"
+        case errno.EACCES:
+            return f"port {port} of {host} is not open to this user; choose one with --port"
+        case errno.EADDRNOTAVAIL:
+            return f"server.host {host} is no address of this machine"
+        case _:
+            return f"port {port} of {host} cannot be listened on: {error.strerror}"

@@ -1,0 +1,43 @@
+"""API keys: how one is made, and what is kept of it. The key itself is shown once and never stored."""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+import string
+
+import msgspec
+
+PREFIX = "sk-penstock-"
+NUM_RANDOM_CHARS = 43
+"""256 bits in letters and digits, which a double click selects as a whole."""
+NUM_SECRET_BYTES = 32
+_ALPHABET = string.ascii_letters + string.digits
+
+
+class Kept(msgspec.Struct, frozen=True):
+    """What the store holds of a key."""
+
+    hash: bytes
+    """HMAC-SHA256 under the install's secret: found by one look-up, of no use without the secret."""
+    prefix: str
+    last_four: str
+
+
+def new_key() -> str:
+    return PREFIX + "".join(secrets.choice(_ALPHABET) for _ in range(NUM_RANDOM_CHARS))
+
+
+def new_secret() -> bytes:
+    return secrets.token_bytes(NUM_SECRET_BYTES)
+
+
+def hash_of(secret: bytes, key: str) -> bytes:
+    # A header may hold any bytes; aiohttp decodes them so.
+    return hmac.digest(secret, key.encode("utf-8", "surrogateescape"), "sha256")
+
+
+def kept(secret: bytes, key: str) -> Kept:
+    """A key that people made up may be short: then nothing of it is kept in clear."""
+    is_ours = key.startswith(PREFIX) and len(key) >= len(PREFIX) + 16
+    return Kept(hash_of(secret, key), PREFIX if is_ours else "", key[-4:] if is_ours else "")

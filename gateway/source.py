@@ -1,0 +1,51 @@
+"""Where the files of a model's text lie: its tokenizer and chat template. The weights are the worker's to find."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import demo
+
+TEXT_FILES = ["*.json", "*.jinja", "tokenizer.model"]
+
+
+class SourceError(ValueError):
+    """There is no such model; the message is one sentence for the operator."""
+
+
+def directory_of(source: str) -> Path:
+    """A directory as it stands, the bundled model for "demo", a hub id's snapshot. May wait for a download.
+
+    Raises SourceError.
+    """
+    if source == "demo":
+        return demo.MODEL_DIR
+    path = Path(source).expanduser()
+    if path.is_dir():
+        return path
+    if path.exists():
+        raise SourceError(f"{source} is a file; a model is a directory in Hugging Face layout")
+    if source.startswith((".", "/", "~")) or source.count("/") != 1:
+        raise SourceError(f"there is no directory {source}, and it is no hub id (OWNER/NAME) either")
+    return _snapshot(source)
+
+
+def _snapshot(hub_id: str) -> Path:
+    # Slow to import, and not needed for a directory.
+    import huggingface_hub
+    from huggingface_hub.errors import (
+        HfHubHTTPError,
+        HFValidationError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+    )
+
+    try:
+        return Path(huggingface_hub.snapshot_download(hub_id, allow_patterns=TEXT_FILES))
+    except RepositoryNotFoundError:
+        raise SourceError(f"the hub has no model {hub_id} that is open to this machine") from None
+    except HFValidationError:
+        raise SourceError(f"there is no directory {hub_id}, and it is no hub id (OWNER/NAME) either") from None
+    except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
+        reason = str(error).strip().partition("\n")[0] or type(error).__name__
+        raise SourceError(f"there is no directory {hub_id}, and the hub cannot be reached: {reason}") from None

@@ -1,0 +1,1 @@
+"""Alembic's environment, apart from the steps: Alembic takes every other file of that folder for one."""

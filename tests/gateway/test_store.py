@@ -1,0 +1,160 @@
+"""The store on both databases: a schema from nothing, a second start that changes nothing, and stores that cannot be."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import sqlalchemy as sa
+from alembic.autogenerate import compare_metadata
+from alembic.runtime.migration import MigrationContext
+
+from gateway import store
+from gateway.auth import Auth
+from gateway.bootstrap import ADMIN_KEY, API_KEY, bootstrap
+from policies import settings
+
+
+async def test_an_empty_database_is_brought_up_to_date_and_a_second_start_changes_nothing(store_settings):
+    async with store.opened(store_settings) as rooms:
+        assert rooms.applied == ["0001", "0002"]
+    async with store.opened(store_settings) as rooms:
+        assert rooms.applied == []
+
+
+async def test_the_migrated_schema_is_the_one_that_the_code_knows(store_settings):
+    def differences(connection: sa.Connection) -> list[object]:
+        context = MigrationContext.configure(connection, opts={"compare_type": True, "compare_server_default": True})
+        return compare_metadata(context, store.metadata)
+
+    async with store.opened(store_settings) as rooms, rooms.engine.connect() as connection:
+        assert await connection.run_sync(differences) == []
+        assert await connection.run_sync(checks) == {
+            "install": {"install_is_one_row"},
+            "keys": {"keys_have_their_kind"},
+            "tenants": set(),
+            "ledger": set(),
+            "alembic_version": set(),
+        }
+
+
+def checks(connection: sa.Connection) -> dict[str, set[str | None]]:
+    inspector = sa.inspect(connection)
+    return {
+        table: {check["name"] for check in inspector.get_check_constraints(table)}
+        for table in inspector.get_table_names()
+    }
+
+
+async def test_a_step_that_fails_leaves_nothing_behind(store_settings):
+    async with store.opened(store_settings) as rooms, rooms.engine.connect() as connection:
+        async with connection.begin():
+            await connection.execute(sa.text("CREATE TABLE half (id INTEGER)"))
+            with pytest.raises(sa.exc.DBAPIError):
+                await connection.execute(sa.text("CREATE TABLE half (id INTEGER)"))
+            await connection.rollback()
+        assert "half" not in await connection.run_sync(lambda sync: sa.inspect(sync).get_table_names())
+
+
+async def test_a_store_of_a_newer_version_is_refused(store_settings):
+    async with store.opened(store_settings) as rooms, rooms.engine.begin() as connection:
+        await connection.execute(sa.text("UPDATE alembic_version SET version_num = '9999'"))
+    with pytest.raises(store.StoreError, match=r"newer Penstock \(revision 9999\)"):
+        async with store.opened(store_settings):
+            pass
+
+
+async def test_the_first_start_makes_keys_that_open_the_door_and_the_second_makes_none(store_settings):
+    async with store.opened(store_settings) as rooms:
+        born = await bootstrap(rooms, {})
+        assert born is not None
+        assert await bootstrap(rooms, {}) is None
+        auth = await Auth.load(rooms)
+    assert born.path.stat().st_mode & 0o777 == 0o600
+    assert born.path.read_text() == "".join(f"{name}={key}\n" for name, key in born.made.items())
+    assert auth.caller(born.made[API_KEY]) is not None
+    assert auth.caller(born.made[ADMIN_KEY]) is None  # it opens the administration alone
+    assert auth.caller(born.made[API_KEY][:-1]) is None
+
+
+async def test_keys_of_the_environment_are_used_as_they_are(store_settings):
+    environ = {API_KEY: "sk-of-my-own", ADMIN_KEY: "sk-another"}
+    async with store.opened(store_settings) as rooms:
+        born = await bootstrap(rooms, environ)
+        auth = await Auth.load(rooms)
+    assert born.made == {}
+    assert auth.caller("sk-of-my-own") is not None
+    assert born.path.read_text() == "PENSTOCK_API_KEY=sk-of-my-own\nPENSTOCK_ADMIN_KEY=sk-another\n"
+
+
+async def test_a_key_is_nowhere_in_the_store(store_settings):
+    async with store.opened(store_settings) as rooms:
+        born = await bootstrap(rooms, {ADMIN_KEY: "short"})
+        async with rooms.engine.connect() as connection:
+            rows = (await connection.execute(sa.select(store.keys))).all()
+    (key,) = born.made.values()
+    assert {(row.kind, row.prefix, row.last_four) for row in rows} == {
+        ("api", "sk-penstock-", key[-4:]),
+        ("admin", "", ""),
+    }
+    for row in rows:
+        assert len(row.hash) == 32
+        assert key not in repr(row)
+        assert "short" not in repr(row)
+
+
+async def test_a_revoked_key_and_a_disabled_tenant_open_nothing(store_settings):
+    async with store.opened(store_settings) as rooms:
+        born = await bootstrap(rooms, {})
+        for table, column in ((store.keys, "revoked_at"), (store.tenants, "disabled_at")):
+            async with rooms.engine.begin() as connection:
+                await connection.execute(sa.update(table).values({column: 1}))
+            assert (await Auth.load(rooms)).caller(born.made[API_KEY]) is None
+            async with rooms.engine.begin() as connection:
+                await connection.execute(sa.update(table).values({column: None}))
+            assert (await Auth.load(rooms)).caller(born.made[API_KEY]) is not None
+
+
+async def test_one_data_directory_is_one_gateways(tmp_path):
+    config = settings.Store(data_dir=str(tmp_path))
+    async with store.opened(config):
+        with pytest.raises(store.StoreError, match="in use by another Penstock"):
+            async with store.opened(config):
+                pass
+    async with store.opened(config):
+        pass
+
+
+async def test_gateways_may_share_a_postgresql(postgres, tmp_path):
+    config = settings.Store(data_dir=str(tmp_path), url=postgres)
+    async with store.opened(config) as first, store.opened(config) as second:
+        assert (len(first.applied), len(second.applied)) == (2, 0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"data_dir": "{tmp}/file/data"}, "the data directory .* cannot be written: Not a directory"),
+        ({"url": "mysql://host/db"}, "store.url names mysql, but only postgresql"),
+        ({"url": "no url at all"}, "store.url is no database URL"),
+        (
+            {"url": "postgresql://user:secret@127.0.0.1:1/db"},
+            r"the database postgresql\+asyncpg://user:\*\*\*@127.0.0.1:1/db",
+        ),
+    ],
+)
+async def test_a_store_that_cannot_be_opened_says_why_in_a_sentence(tmp_path, changes, sentence):
+    (tmp_path / "file").touch()
+    changes = {name: value.replace("{tmp}", str(tmp_path)) for name, value in changes.items()}
+    with pytest.raises(store.StoreError, match=sentence) as refused:
+        async with store.opened(settings.Store(**{"data_dir": str(tmp_path), **changes})):
+            pass
+    assert "\n" not in str(refused.value)
+    assert "secret" not in str(refused.value)
+
+
+async def test_a_database_that_is_none_is_refused(tmp_path):
+    (tmp_path / "penstock.db").write_bytes(os.urandom(8192))
+    with pytest.raises(store.StoreError, match=r"penstock\.db cannot be opened: file is not a database"):
+        async with store.opened(settings.Store(data_dir=str(tmp_path))):
+            pass
