@@ -120,8 +120,8 @@ class Engine(Section, frozen=True):
     max_prefill_tokens_beside_decodes: Positive = 256
     """Of those, prompt tokens beside answers being written: fewer keep streams smoother, more start answers sooner."""
     prefix_cache: bool = True
-    attention: Literal["auto", "reference"] = "auto"
-    """reference: the plain one, for comparison."""
+    attention: Literal["auto", "torch", "reference"] = "auto"
+    """auto: the fastest that works here; torch: without compiled kernels; reference: the plain one, for comparison."""
 
 
 class Model(Section, frozen=True):

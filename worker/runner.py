@@ -10,10 +10,21 @@ import torch
 from torch import Tensor
 
 from policies import settings
-from worker.attention import Backend, ReferenceAttention, Scores, SegmentAttention
+from worker.attention import Backend, NativeAttention, ReferenceAttention, Scores, SegmentAttention
 from worker.inputs import Span, flatten
 from worker.kv_cache import KVCache, KVShape, budget_bytes, free_bytes
-from worker.models import Architecture, Decoder, ModelError, directory_of, load_decoder, read_architecture
+from worker.models import (
+    Architecture,
+    Decoder,
+    ModelError,
+    NativeOps,
+    Ops,
+    TorchOps,
+    directory_of,
+    load_decoder,
+    read_architecture,
+)
+from worker.native import library
 
 MIN_MODEL_TOKENS = 1024
 """A pool that cannot hold one sequence of so many tokens (or of the model's own context, if shorter) is not worth
@@ -24,8 +35,8 @@ serving from.
 class Runner:
     """One model on one device; not safe for two threads."""
 
-    def __init__(self, model: Decoder, cache: KVCache, attention: Backend, max_model_tokens: int) -> None:
-        self._model, self._cache, self._attention = model, cache, attention
+    def __init__(self, model: Decoder, cache: KVCache, attention: Backend, ops: Ops, max_model_tokens: int) -> None:
+        self._model, self._cache, self._attention, self._ops = model, cache, attention, ops
         self.max_model_tokens = max_model_tokens
         self.num_blocks, self.block_size = cache.num_blocks, cache.block_size
         self.vocab_size = model.architecture.vocab_size
@@ -59,9 +70,8 @@ class Runner:
         if num_blocks is None:
             num_blocks = _num_blocks(engine, model, max_model_tokens)
         cache = KVCache(_kv_shape(architecture), num_blocks, engine.block_size, model.dtype, model.device)
-        scores = Scores(architecture.attention_scale, architecture.windows, architecture.attention_softcap)
-        attention = _attention(engine, cache, scores, model.device)
-        return cls(model, cache, attention, min(max_model_tokens, num_blocks * engine.block_size))
+        attention, ops = _means(engine, model, cache)
+        return cls(model, cache, attention, ops, min(max_model_tokens, num_blocks * engine.block_size))
 
     @torch.inference_mode()
     def forward(self, spans: Sequence[Span]) -> Tensor:
@@ -72,7 +82,7 @@ class Runner:
         """
         inputs = flatten(spans, self.block_size, self._model.device)
         plan = self._attention.plan(inputs.extents, inputs.slots)
-        return self._model.forward(inputs.token_ids, inputs.positions, inputs.rows, plan)
+        return self._model.forward(inputs.token_ids, inputs.positions, inputs.rows, plan, self._ops)
 
     @torch.inference_mode()
     def copy_block(self, source: int, target: int) -> None:
@@ -133,10 +143,20 @@ def _max_model_tokens(engine: settings.Engine, architecture: Architecture) -> in
     return engine.max_model_tokens or architecture.max_positions
 
 
-def _attention(engine: settings.Engine, cache: KVCache, scores: Scores, device: torch.device) -> Backend:
-    if engine.attention == "reference" or device.type != "cpu":
-        return ReferenceAttention(cache, scores)
-    return SegmentAttention(cache, scores)
+def _means(engine: settings.Engine, model: Decoder, cache: KVCache) -> tuple[Backend, Ops]:
+    """Attention and small operations: the compiled ones where they serve, torch's elsewhere and for comparison."""
+    architecture = model.architecture
+    scores = Scores(architecture.attention_scale, architecture.windows, architecture.attention_softcap)
+    if engine.attention == "reference" or model.device.type != "cpu":
+        return ReferenceAttention(cache, scores), TorchOps()
+    kernels = library() if engine.attention == "auto" else None
+    if kernels is None:
+        return SegmentAttention(cache, scores), TorchOps()
+    attends, operates = NativeAttention.serves(cache), NativeOps.serves(architecture, model.dtype)
+    return (
+        NativeAttention(cache, scores, kernels, architecture.num_heads) if attends else SegmentAttention(cache, scores),
+        NativeOps(kernels) if operates else TorchOps(),
+    )
 
 
 def _kv_shape(architecture: Architecture) -> KVShape:

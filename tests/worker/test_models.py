@@ -100,7 +100,7 @@ class Models:
         architecture, changes = MODELS[name]
         return checkpoint(self.directory / name, architecture, **changes)
 
-    def _runner(self, name: str, attention: Literal["auto", "reference"]) -> Runner:
+    def _runner(self, name: str, attention: Literal["auto", "torch", "reference"]) -> Runner:
         self.oracle(name)
         engine = config.Engine(
             device="cpu",
@@ -123,7 +123,7 @@ def prompt_of(length: int, seed: int) -> list[int]:
     return [random.Random(seed + place).randrange(VOCAB_SIZE) for place in range(length)]
 
 
-@pytest.mark.parametrize("attention", ["reference", "auto"])
+@pytest.mark.parametrize("attention", ["reference", "torch", "auto"])
 @pytest.mark.parametrize("name", MODELS)
 @settings(max_examples=4, deadline=None)
 @given(

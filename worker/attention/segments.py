@@ -97,9 +97,14 @@ class SegmentPlan:
 
     def attend(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         """See Plan."""
+        self.cache.keys[layer].index_copy_(1, self.slots, keys.transpose(0, 1))
+        self.cache.values[layer].index_copy_(1, self.slots, values.transpose(0, 1))
+        outs = self.read(layer, queries, keys, values)
+        return outs[0] if len(outs) == 1 else torch.cat(outs)
+
+    def read(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> list[Tensor]:
+        """Attention of each piece, [its num_tokens, num_heads * head_dim]; all keys and values are in their slots."""
         all_keys, all_values = self.cache.keys[layer], self.cache.values[layer]
-        all_keys.index_copy_(1, self.slots, keys.transpose(0, 1))
-        all_values.index_copy_(1, self.slots, values.transpose(0, 1))
         outs = []
         for piece in self.pieces[self.scores.windows[layer]]:
             match piece:
@@ -109,7 +114,7 @@ class SegmentPlan:
                     outs.append(self._chunk(piece, queries, keys, values, all_keys, all_values))
                 case Tiles():
                     outs.append(self._tiles(piece, queries, all_keys, all_values))
-        return outs[0] if len(outs) == 1 else torch.cat(outs)
+        return outs
 
     def _decode(self, piece: Decode, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         """[1, num_heads * head_dim]"""

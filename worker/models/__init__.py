@@ -4,6 +4,7 @@ from worker.models.architecture import Architecture
 from worker.models.decoder import Decoder
 from worker.models.errors import ModelError
 from worker.models.load import directory_of, load_decoder, read_architecture
+from worker.models.ops import NativeOps, Ops, TorchOps
 from worker.models.shapes import SHAPES, random_decoder
 
 __all__ = [
@@ -11,6 +12,9 @@ __all__ = [
     "Architecture",
     "Decoder",
     "ModelError",
+    "NativeOps",
+    "Ops",
+    "TorchOps",
     "directory_of",
     "load_decoder",
     "random_decoder",

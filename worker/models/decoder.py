@@ -13,9 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from worker.attention import Plan
-from worker.models import ops
 from worker.models.architecture import Architecture
 from worker.models.linear import Linear
+from worker.models.ops import Ops
 from worker.models.rope import Rotary
 
 
@@ -58,54 +58,40 @@ class Decoder:
         self._embedding_scale = float(torch.tensor(architecture.embedding_scale, dtype=self.dtype))
 
     @torch.inference_mode()
-    def forward(self, token_ids: Tensor, positions: Tensor, rows: Tensor, plan: Plan) -> Tensor:
-        """token_ids and positions [num_tokens] i64, rows [num_logits] i64 -> the logits that follow those rows,
-        [num_logits, vocab_size] f32.
+    def forward(self, token_ids: Tensor, positions: Tensor, rows: Tensor, plan: Plan, ops: Ops) -> Tensor:
+        """The logits that follow ``rows``.
+
+        token_ids and positions [num_tokens] i64, rows [num_logits] i64 -> [num_logits, vocab_size] f32.
         """
-        architecture = self.architecture
+        architecture, eps = self.architecture, self.architecture.norm_eps
         x = F.embedding(token_ids, self._embedding)
         if architecture.embedding_scale != 1.0:
-            x = x * self._embedding_scale
+            x *= self._embedding_scale
         angles = [rotary.at(positions) for rotary in self._rotaries]
         last = architecture.num_layers - 1
+        normed = ops.add_norm(x, None, None, self._layers[0].attention_pre_norm, eps)
         for index, layer in enumerate(self._layers):
-            cos, sin = angles[architecture.layer_ropes[index]]
-            mixed = self._attend(index, layer, x, cos, sin, plan)
+            mixed = self._attend(index, layer, normed, angles[architecture.layer_ropes[index]], plan, ops)
             if index == last and len(rows) < len(x):
                 # Past the last layer's keys and values only the rows that are asked for matter.
-                x, mixed = x[rows], mixed[rows]
                 if not len(rows):
                     return x.new_empty((0, architecture.vocab_size), dtype=torch.float32)
-            x = x + self._normed(layer.output(mixed), layer.attention_post_norm)
-            gated = ops.gate(layer.gate_up(self._normed(x, layer.mlp_pre_norm)), architecture.activation)
-            x = x + self._normed(layer.down(gated), layer.mlp_post_norm)
-        logits = self._head(ops.rms_norm(x, self._norm, architecture.norm_eps)).float()
+                x, mixed = x[rows], mixed[rows]
+            normed = ops.add_norm(x, layer.output(mixed), layer.attention_post_norm, layer.mlp_pre_norm, eps)
+            gated = ops.gate(layer.gate_up(normed), architecture.activation)
+            next_norm = self._norm if index == last else self._layers[index + 1].attention_pre_norm
+            normed = ops.add_norm(x, layer.down(gated), layer.mlp_post_norm, next_norm, eps)
+        logits = self._head(normed).float()
         cap = architecture.logits_softcap
         return cap * torch.tanh(logits / cap) if cap else logits
 
-    def _attend(self, index: int, layer: Layer, x: Tensor, cos: Tensor, sin: Tensor, plan: Plan) -> Tensor:
+    def _attend(
+        self, index: int, layer: Layer, normed: Tensor, angles: tuple[Tensor, Tensor], plan: Plan, ops: Ops
+    ) -> Tensor:
         """[num_tokens, hidden_size] -> [num_tokens, num_heads * head_dim]"""
         architecture = self.architecture
-        num_heads, num_kv_heads, head_dim = architecture.num_heads, architecture.num_kv_heads, architecture.head_dim
-        qkv = layer.qkv(self._normed(x, layer.attention_pre_norm))
-        if architecture.qk_norm == "none":
-            heads = qkv.view(len(x), -1, head_dim)
-            turned = ops.rotate(heads[:, : num_heads + num_kv_heads], cos, sin)
-            return plan.attend(
-                index, turned[:, :num_heads], turned[:, num_heads:], heads[:, num_heads + num_kv_heads :]
-            )
-        keys_at, values_at = num_heads * head_dim, (num_heads + num_kv_heads) * head_dim
-        queries, keys, values = qkv[:, :keys_at], qkv[:, keys_at:values_at], qkv[:, values_at:]
-        assert layer.query_norm is not None
-        assert layer.key_norm is not None
-        if architecture.qk_norm == "width":
-            queries = ops.rms_norm(queries, layer.query_norm, architecture.norm_eps)
-            keys = ops.rms_norm(keys, layer.key_norm, architecture.norm_eps)
-        queries, keys, values = (part.reshape(len(x), -1, head_dim) for part in (queries, keys, values))
-        if architecture.qk_norm == "head":
-            queries = ops.rms_norm(queries, layer.query_norm, architecture.norm_eps)
-            keys = ops.rms_norm(keys, layer.key_norm, architecture.norm_eps)
-        return plan.attend(index, ops.rotate(queries, cos, sin), ops.rotate(keys, cos, sin), values)
-
-    def _normed(self, x: Tensor, weight: Tensor | None) -> Tensor:
-        return x if weight is None else ops.rms_norm(x, weight, self.architecture.norm_eps)
+        qkv = layer.qkv(normed)
+        ops.turn(qkv, architecture, *angles, layer.query_norm, layer.key_norm)
+        heads = qkv.view(len(qkv), -1, architecture.head_dim)
+        keys_at, values_at = architecture.num_heads, architecture.num_heads + architecture.num_kv_heads
+        return plan.attend(index, heads[:, :keys_at], heads[:, keys_at:values_at], heads[:, values_at:])

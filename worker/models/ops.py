@@ -1,40 +1,127 @@
-"""The small operations between the matrices, in plain torch, for any device and type. Sums and angles are float32
-whatever the type.
+"""The small operations between the matrices: in plain torch for any device and type, or compiled for the CPU.
+
+Sums and angles are float32 whatever the type.
 """
 
 from __future__ import annotations
+
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from worker.models.architecture import Activation
+from worker.models.architecture import Activation, Architecture
+from worker.native import DTYPES, MAX_HEAD_DIM, Library
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """x [..., size], weight [size] f32 -> x's shape and type (Zhang and Sennrich 2019)."""
+class Ops(Protocol):
+    """Norm weights are float32."""
+
+    def add_norm(self, x: Tensor, delta: Tensor | None, post: Tensor | None, pre: Tensor | None, eps: float) -> Tensor:
+        """x [num_tokens, size] grows in place by delta, normed by ``post`` where there is one; returns x normed by
+        ``pre``, or x itself where there is none. RMSNorm (Zhang and Sennrich 2019)."""
+        ...
+
+    def turn(
+        self,
+        qkv: Tensor,
+        architecture: Architecture,
+        cos: Tensor,
+        sin: Tensor,
+        query_norm: Tensor | None,
+        key_norm: Tensor | None,
+    ) -> None:
+        """The query and key heads of qkv [num_tokens, all heads * head_dim] are normed, where there are weights, and
+        turned, in place; cos and sin [num_tokens, rotary_dim] as Rotary gives them."""
+        ...
+
+    def gate(self, gate_up: Tensor, activation: Activation) -> Tensor:
+        """gate_up [num_tokens, 2 * size] -> activation(first half) * second half."""
+        ...
+
+
+class TorchOps:
+    """For any device and type."""
+
+    def add_norm(self, x: Tensor, delta: Tensor | None, post: Tensor | None, pre: Tensor | None, eps: float) -> Tensor:
+        """See Ops."""
+        if delta is not None:
+            x += delta if post is None else _rms_norm(delta, post, eps)
+        return x if pre is None else _rms_norm(x, pre, eps)
+
+    def turn(
+        self,
+        qkv: Tensor,
+        architecture: Architecture,
+        cos: Tensor,
+        sin: Tensor,
+        query_norm: Tensor | None,
+        key_norm: Tensor | None,
+    ) -> None:
+        """See Ops."""
+        num_heads, num_kv_heads, head_dim = architecture.num_heads, architecture.num_kv_heads, architecture.head_dim
+        if query_norm is not None and key_norm is not None:
+            for part, weight in (
+                (qkv[:, : num_heads * head_dim], query_norm),
+                (qkv[:, num_heads * head_dim : (num_heads + num_kv_heads) * head_dim], key_norm),
+            ):
+                wide = part if architecture.qk_norm == "width" else part.unflatten(1, (-1, head_dim))  # type: ignore[no-untyped-call]
+                wide.copy_(_rms_norm(wide, weight, architecture.norm_eps))
+        rotary_dim = cos.shape[1]
+        turning = qkv.view(len(qkv), -1, head_dim)[:, : num_heads + num_kv_heads, :rotary_dim]
+        wide = turning.float()
+        turning.copy_(torch.addcmul(wide * cos[:, None], wide.roll(rotary_dim // 2, -1), sin[:, None]))
+
+    def gate(self, gate_up: Tensor, activation: Activation) -> Tensor:
+        """See Ops."""
+        opened, up = gate_up.chunk(2, 1)
+        match activation:
+            case "silu":
+                return F.silu(opened).mul_(up)
+            case "gelu":
+                return F.gelu(opened).mul_(up)
+            case "gelu_tanh":
+                return F.gelu(opened, approximate="tanh").mul_(up)
+            case "relu":
+                return F.relu(opened).mul_(up)
+
+
+class NativeOps:
+    """For the CPU, where the compiled kernels are."""
+
+    def __init__(self, library: Library) -> None:
+        self._library = library
+        self.add_norm, self.gate = library.add_norm, library.gate
+
+    @staticmethod
+    def serves(architecture: Architecture, dtype: torch.dtype) -> bool:
+        """Whether the kernels compute this model's type and heads."""
+        return dtype in DTYPES and architecture.head_dim <= MAX_HEAD_DIM
+
+    def turn(
+        self,
+        qkv: Tensor,
+        architecture: Architecture,
+        cos: Tensor,
+        sin: Tensor,
+        query_norm: Tensor | None,
+        key_norm: Tensor | None,
+    ) -> None:
+        """See Ops."""
+        self._library.turn(
+            qkv,
+            architecture.num_heads,
+            architecture.num_kv_heads,
+            architecture.head_dim,
+            cos,
+            sin,
+            query_norm,
+            key_norm,
+            architecture.qk_norm == "width",
+            architecture.norm_eps,
+        )
+
+
+def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return F.rms_norm(x.float(), weight.shape, weight, eps).to(x.dtype)
-
-
-def rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """heads [num_tokens, num_heads, head_dim]; cos and sin [num_tokens, rotary_dim] as Rotary gives them -> the same
-    shape, turned.
-    """
-    rotary_dim = cos.shape[1]
-    turning = heads[..., :rotary_dim].float()
-    turned = torch.addcmul(turning * cos[:, None], turning.roll(rotary_dim // 2, -1), sin[:, None]).to(heads.dtype)
-    return turned if rotary_dim == heads.shape[2] else torch.cat((turned, heads[..., rotary_dim:]), 2)
-
-
-def gate(gate_up: Tensor, activation: Activation) -> Tensor:
-    """gate_up [num_tokens, 2 * size] -> activation(first half) * second half."""
-    opened, up = gate_up.chunk(2, 1)
-    match activation:
-        case "silu":
-            return F.silu(opened).mul_(up)
-        case "gelu":
-            return F.gelu(opened).mul_(up)
-        case "gelu_tanh":
-            return F.gelu(opened, approximate="tanh").mul_(up)
-        case "relu":
-            return F.relu(opened).mul_(up)

@@ -1,0 +1,93 @@
+"""The CPU's attention where the compiled kernels are: they decode, torch's flash kernel takes the chunks of prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from worker.attention.base import Extent, Scores
+from worker.attention.segments import SegmentAttention, SegmentPlan
+from worker.kv_cache import KVCache
+from worker.native import DTYPES, MAX_HEAD_DIM, Library, Step
+
+MAX_DECODE_TOKENS = 4
+"""An extent of so many tokens (one, or a short draft to verify) is cheaper row by row than as a chunk."""
+
+
+class NativeAttention:
+    """A Backend for the CPU; see ``serves`` for which pools."""
+
+    def __init__(self, cache: KVCache, scores: Scores, library: Library, num_heads: int) -> None:
+        self._cache, self._scores, self._library, self._num_heads = cache, scores, library, num_heads
+        self._chunks = SegmentAttention(cache, scores)
+
+    @staticmethod
+    def serves(cache: KVCache) -> bool:
+        """Whether the kernels can read this pool."""
+        head_dim = cache.keys[0].shape[2]
+        return cache.keys[0].dtype in DTYPES and head_dim % 16 == 0 and head_dim <= MAX_HEAD_DIM
+
+    def plan(self, extents: Sequence[Extent], slots: Tensor) -> NativePlan:
+        decodes = [extent for extent in extents if extent.num_tokens <= MAX_DECODE_TOKENS]
+        chunks = [extent for extent in extents if extent.num_tokens > MAX_DECODE_TOKENS]
+        width = max((len(extent.block_ids) for extent in decodes), default=0)
+        count = sum(extent.num_tokens for extent in decodes)
+        rows = np.empty(count, dtype=np.int32)
+        lengths = np.empty(count, dtype=np.int32)
+        tables = np.empty((count, width), dtype=np.int32)
+        at = 0
+        for extent in decodes:
+            for place in range(extent.num_tokens):
+                rows[at] = extent.row + place
+                lengths[at] = extent.start + place + 1
+                tables[at, : len(extent.block_ids)] = extent.block_ids
+                at += 1
+        num_kv_heads, num_slots, head_dim = self._cache.keys[0].shape
+        step = Step(
+            num_tokens=len(slots),
+            slots=slots.data_ptr(),
+            row_stride=(self._num_heads + 2 * num_kv_heads) * head_dim,
+            num_slots=num_slots,
+            num_heads=self._num_heads,
+            num_kv_heads=num_kv_heads,
+            head_dim=head_dim,
+            block_size=self._cache.block_size,
+            num_decodes=count,
+            rows=rows.ctypes.data,
+            lengths=lengths.ctypes.data,
+            tables=tables.ctypes.data,
+            table_stride=width,
+            scale=self._scores.scale,
+            softcap=self._scores.softcap,
+            threads=torch.get_num_threads(),
+        )
+        held = (slots, rows, lengths, tables)
+        return NativePlan(
+            self._cache, self._scores, self._library, step, chunks, self._chunks.plan(chunks, slots), held
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class NativePlan:
+    cache: KVCache
+    scores: Scores
+    library: Library
+    step: Step
+    chunks: list[Extent]
+    chunk_plan: SegmentPlan
+    held: tuple[object, ...]
+    """What ``step`` points into."""
+
+    def attend(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        """See Plan."""
+        assert queries.stride(0) == keys.stride(0) == values.stride(0) == self.step.row_stride
+        out = queries.new_empty((len(queries), queries.shape[1] * queries.shape[2]))
+        cache, window = self.cache, self.scores.windows[layer]
+        self.library.attend(self.step, queries, keys, values, cache.keys[layer], cache.values[layer], window, out)
+        for extent, part in zip(self.chunks, self.chunk_plan.read(layer, queries, keys, values), strict=True):
+            out[extent.row : extent.row + extent.num_tokens] = part
+        return out

@@ -1,0 +1,10 @@
+"""Compiled kernels for the CPU: optional, built once a machine, and checked against torch before they are trusted.
+
+Owns the C++ and its building. Where there is no compiler, or the check fails, ``library()`` is None and everything runs
+in torch; nothing else changes.
+"""
+
+from worker.native.check import library
+from worker.native.library import ACTIVATIONS, DTYPES, MAX_HEAD_DIM, Library, Step
+
+__all__ = ["ACTIVATIONS", "DTYPES", "MAX_HEAD_DIM", "Library", "Step", "library"]

@@ -1,0 +1,85 @@
+"""From kernels.cpp to a shared object in the user's cache, once for each compiler, machine and source."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import shutil
+import stat
+import subprocess
+import tempfile
+from pathlib import Path
+
+SOURCE = Path(__file__).with_name("kernels.cpp")
+FLAGS = (
+    "-std=c++17",
+    "-O3",
+    "-march=native",
+    "-mprefer-vector-width=512",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-fopenmp",
+    "-shared",
+    "-fPIC",
+)
+TIMEOUT_S = 60.0
+
+
+class BuildError(Exception):
+    """There are no compiled kernels; the message says why."""
+
+
+def built() -> Path:
+    """The shared object, compiled now if no earlier start has left it. Raises BuildError."""
+    compiler = os.environ.get("CXX") or "g++"
+    path = shutil.which(compiler)
+    if path is None:
+        raise BuildError(f"there is no compiler {compiler}")
+    try:
+        target = _cache() / f"kernels-{_key(path)}.so"
+        if not target.exists():
+            _compile(path, target)
+    except (OSError, subprocess.SubprocessError) as error:
+        raise BuildError(str(error).strip().partition("\n")[0]) from None
+    return target
+
+
+def _compile(compiler: str, target: Path) -> None:
+    with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
+        made = Path(scratch) / "kernels.so"
+        command = [compiler, *FLAGS, "-o", str(made), str(SOURCE)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+        if done.returncode:
+            raise BuildError(done.stderr.strip().partition("\n")[0] or f"{compiler} failed")
+        # Workers that start together may each compile; the last one's file stands, and all are the same.
+        made.replace(target)
+
+
+def _cache() -> Path:
+    """A directory that is ours alone: what is loaded from it runs in this process."""
+    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    directory = root / "penstock"
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    status = directory.stat()
+    if hasattr(os, "getuid") and (status.st_uid != os.getuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)):
+        raise BuildError(f"{directory} can be written by others")
+    return directory
+
+
+def _key(compiler: str) -> str:
+    """Of everything that decides what the machine code is: the cache may lie on a disk that several machines share."""
+    status = os.stat(compiler)
+    digest = hashlib.sha256(SOURCE.read_bytes())
+    digest.update(
+        repr((FLAGS, compiler, status.st_size, status.st_mtime_ns, platform.machine(), _processor())).encode()
+    )
+    return digest.hexdigest()[:20]
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return "\n".join(sorted({line for line in lines if line.startswith(("model name", "flags", "Features"))}))

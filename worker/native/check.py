@@ -1,0 +1,116 @@
+"""A few milliseconds of doubt: the compiled kernels against torch, before anything is computed with them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import cache
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from worker.native.build import BuildError, built
+from worker.native.library import Library, Step
+
+log = logging.getLogger(__name__)
+
+NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, NUM_BLOCKS = 6, 2, 64, 16, 64
+LENGTHS = (1, 17, 600)
+
+
+@cache
+def library() -> Library | None:
+    """The kernels of this machine, or None where they cannot be built or do not compute what torch does."""
+    try:
+        loaded = Library(str(built()))
+    except (BuildError, OSError) as error:
+        log.info("no compiled kernels, so decoding is slower: %s", error)
+        return None
+    if not agrees_with_torch(loaded):
+        log.warning("the compiled kernels do not agree with torch on this machine, so they are not used")
+        return None
+    return loaded
+
+
+def agrees_with_torch(library: Library) -> bool:
+    """In both types: norms, turns, gates, and attention over scattered blocks, short and longer than one task takes."""
+    generator = torch.Generator().manual_seed(7)
+    with torch.inference_mode():
+        return all(_agrees(library, dtype, generator) for dtype in (torch.float32, torch.bfloat16))
+
+
+def _agrees(library: Library, dtype: torch.dtype, generator: torch.Generator) -> bool:
+    tolerance = 1e-4 if dtype is torch.float32 else 4e-2
+
+    def random(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator).to(dtype)
+
+    def near(got: Tensor, expected: Tensor) -> bool:
+        return bool(torch.allclose(got.float(), expected.float(), atol=tolerance, rtol=tolerance))
+
+    x, delta = random(3, 96), random(3, 96)
+    weight = random(96).float()
+    total = (x.float() + delta.float()).to(dtype)
+    normed = library.add_norm(x, delta, None, weight, 1e-6)
+    if not (near(x, total) and near(normed, F.rms_norm(total.float(), (96,), weight, 1e-6))):
+        return False
+
+    gate_up = random(3, 160)
+    if not near(library.gate(gate_up, "silu"), F.silu(gate_up[:, :80].float()) * gate_up[:, 80:].float()):
+        return False
+
+    qkv, angles = random(3, (NUM_HEADS + 2 * NUM_KV_HEADS) * HEAD_DIM), random(3, HEAD_DIM).float()
+    cos, sin = angles.cos(), angles.sin()
+    heads = qkv.float().view(3, -1, HEAD_DIM)[:, : NUM_HEADS + NUM_KV_HEADS].clone()
+    library.turn(qkv, NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, cos, sin, None, None, False, 1e-6)
+    turned = heads * cos[:, None] + heads.roll(HEAD_DIM // 2, -1) * sin[:, None]
+    if not near(qkv[:, : turned[0].numel()], turned.flatten(1)):
+        return False
+    return near(*_attended(library, qkv, random))
+
+
+def _attended(library: Library, qkv: Tensor, random: Callable[..., Tensor]) -> tuple[Tensor, Tensor]:
+    """One decode of each length over blocks in reverse order: what the kernel says, and what torch says."""
+    num_slots = NUM_BLOCKS * BLOCK_SIZE
+    key_cache, value_cache = random(NUM_KV_HEADS, num_slots, HEAD_DIM), random(NUM_KV_HEADS, num_slots, HEAD_DIM)
+    size = -(-max(LENGTHS) // BLOCK_SIZE)
+    # Rows share their blocks but for the one that their own token goes into.
+    tables = np.array([[NUM_BLOCKS - 4 - place for place in range(size)] for _ in LENGTHS], dtype=np.int32)
+    for row, length in enumerate(LENGTHS):
+        tables[row, (length - 1) // BLOCK_SIZE] = row
+    lengths = np.array(LENGTHS, dtype=np.int32)
+    rows = np.arange(len(LENGTHS), dtype=np.int32)
+    ends = lengths - 1
+    slots = tables[rows, ends // BLOCK_SIZE].astype(np.int64) * BLOCK_SIZE + ends % BLOCK_SIZE
+    step = Step(
+        num_tokens=len(LENGTHS),
+        slots=slots.ctypes.data,
+        row_stride=qkv.shape[1],
+        num_slots=num_slots,
+        num_heads=NUM_HEADS,
+        num_kv_heads=NUM_KV_HEADS,
+        head_dim=HEAD_DIM,
+        block_size=BLOCK_SIZE,
+        num_decodes=len(LENGTHS),
+        rows=rows.ctypes.data,
+        lengths=lengths.ctypes.data,
+        tables=tables.ctypes.data,
+        table_stride=size,
+        scale=HEAD_DIM**-0.5,
+        threads=torch.get_num_threads(),
+    )
+    heads = qkv.view(len(LENGTHS), -1, HEAD_DIM)
+    queries, keys, values = heads.split_with_sizes((NUM_HEADS, NUM_KV_HEADS, NUM_KV_HEADS), 1)
+    out = qkv.new_empty((len(LENGTHS), NUM_HEADS * HEAD_DIM))
+    library.attend(step, queries, keys, values, key_cache, value_cache, 0, out)
+    expected = []
+    for row, length in enumerate(LENGTHS):
+        places = np.arange(length)
+        seen = torch.from_numpy(tables[row, places // BLOCK_SIZE].astype(np.int64) * BLOCK_SIZE + places % BLOCK_SIZE)
+        k, v = key_cache[:, seen].float(), value_cache[:, seen].float()
+        folded = queries[row].float().view(NUM_KV_HEADS, -1, HEAD_DIM)
+        weights = (folded @ k.transpose(1, 2) * HEAD_DIM**-0.5).softmax(-1)
+        expected.append((weights @ v).flatten())
+    return out, torch.stack(expected)

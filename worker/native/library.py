@@ -1,0 +1,146 @@
+"""The compiled kernels as functions over tensors."""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import c_float, c_int, c_int32, c_int64, c_void_p
+
+import torch
+from torch import Tensor
+
+MAX_HEAD_DIM = 1024
+ACTIVATIONS = {"silu": 0, "gelu": 1, "gelu_tanh": 2, "relu": 3}
+DTYPES = (torch.bfloat16, torch.float32)
+
+
+class Step(ctypes.Structure):
+    """kernels.cpp's struct of the same name; whoever fills it keeps the arrays alive."""
+
+    _fields_ = (
+        ("num_tokens", c_int64),
+        ("slots", c_void_p),
+        ("row_stride", c_int64),
+        ("num_slots", c_int64),
+        ("num_heads", c_int64),
+        ("num_kv_heads", c_int64),
+        ("head_dim", c_int64),
+        ("block_size", c_int64),
+        ("num_decodes", c_int64),
+        ("rows", c_void_p),
+        ("lengths", c_void_p),
+        ("tables", c_void_p),
+        ("table_stride", c_int64),
+        ("scale", c_float),
+        ("softcap", c_float),
+        ("threads", c_int32),
+    )
+
+
+class Library:
+    """Tensors are bfloat16 or float32, contiguous where nothing else is said; norm weights, cos and sin are float32."""
+
+    def __init__(self, path: str) -> None:
+        """Raises OSError."""
+        loaded = ctypes.CDLL(path)
+        self._add_norm = loaded.penstock_add_norm
+        self._add_norm.argtypes = (c_int, *(c_void_p,) * 5, c_int64, c_int64, c_float, c_int)
+        self._turn = loaded.penstock_turn
+        self._turn.argtypes = (c_int, c_void_p, *(c_int64,) * 6, *(c_void_p,) * 4, c_int, c_float, c_int)
+        self._gate = loaded.penstock_gate
+        self._gate.argtypes = (c_int, c_void_p, c_void_p, c_int64, c_int64, c_int, c_int)
+        self._attend = loaded.penstock_attend
+        self._attend.argtypes = (c_int, c_void_p, *(c_void_p,) * 5, c_int64, c_void_p)
+        for function in (self._add_norm, self._turn, self._gate, self._attend):
+            function.restype = None
+
+    def add_norm(self, x: Tensor, delta: Tensor | None, post: Tensor | None, pre: Tensor | None, eps: float) -> Tensor:
+        """x [rows, size] += delta, normed by ``post`` where there is one; returns x normed by ``pre``, or x itself."""
+        out = x if pre is None else torch.empty_like(x)
+        self._add_norm(
+            x.dtype is torch.bfloat16,
+            x.data_ptr(),
+            None if delta is None else delta.data_ptr(),
+            None if post is None else post.data_ptr(),
+            None if pre is None else pre.data_ptr(),
+            out.data_ptr(),
+            x.shape[0],
+            x.shape[1],
+            eps,
+            torch.get_num_threads(),
+        )
+        return out
+
+    def turn(
+        self,
+        qkv: Tensor,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        cos: Tensor,
+        sin: Tensor,
+        query_norm: Tensor | None,
+        key_norm: Tensor | None,
+        over_width: bool,
+        eps: float,
+    ) -> None:
+        """Norms (where there are weights) and turns the queries and keys of qkv [rows, heads * head_dim] in place."""
+        self._turn(
+            qkv.dtype is torch.bfloat16,
+            qkv.data_ptr(),
+            qkv.shape[0],
+            qkv.shape[1],
+            num_heads,
+            num_kv_heads,
+            head_dim,
+            cos.shape[1],
+            cos.data_ptr(),
+            sin.data_ptr(),
+            None if query_norm is None else query_norm.data_ptr(),
+            None if key_norm is None else key_norm.data_ptr(),
+            over_width,
+            eps,
+            torch.get_num_threads(),
+        )
+
+    def gate(self, gate_up: Tensor, activation: str) -> Tensor:
+        """gate_up [rows, 2 * size] -> [rows, size]"""
+        rows, size = gate_up.shape[0], gate_up.shape[1] // 2
+        out = gate_up.new_empty((rows, size))
+        self._gate(
+            gate_up.dtype is torch.bfloat16,
+            gate_up.data_ptr(),
+            out.data_ptr(),
+            rows,
+            size,
+            ACTIVATIONS[activation],
+            torch.get_num_threads(),
+        )
+        return out
+
+    def attend(
+        self,
+        step: Step,
+        queries: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        key_cache: Tensor,
+        value_cache: Tensor,
+        window: int,
+        out: Tensor,
+    ) -> None:
+        """Writes all rows' keys and values into the caches, then fills the decodes' rows of out.
+
+        queries, keys and values are [num_tokens, heads, head_dim] with ``step.row_stride`` elements between rows; out
+        is [num_tokens, num_heads * head_dim].
+        """
+        self._attend(
+            queries.dtype is torch.bfloat16,
+            ctypes.addressof(step),
+            queries.data_ptr(),
+            keys.data_ptr(),
+            values.data_ptr(),
+            key_cache.data_ptr(),
+            value_cache.data_ptr(),
+            window,
+            out.data_ptr(),
+        )
