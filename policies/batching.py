@@ -20,7 +20,11 @@ from typing import NamedTuple
 
 import msgspec
 
+from policies.costs import StepCosts, Work
 from policies.settings import Engine
+
+MIN_CHUNK = 16
+"""Tokens that the first prompt in order gets in any step, however dear: it must arrive one day."""
 
 
 class Claim(NamedTuple):
@@ -39,6 +43,8 @@ class Claim(NamedTuple):
     """Places in the batch: more than one while others wait to fork from it."""
     num_shared_blocks: int = 0
     """Waiting only: of its new blocks, those that running sequences hold already and that it would share."""
+    start: int = 0
+    """Position of its first pending token."""
 
 
 class Limits(msgspec.Struct, frozen=True):
@@ -48,6 +54,8 @@ class Limits(msgspec.Struct, frozen=True):
     max_prefill_tokens_beside_decodes: int
     max_sequences: int
     """Less than max_step_tokens where that is at all possible, so that prefill has a share in every step."""
+    max_slowdown: float = 0.0
+    """A step may take so many times as long as its decodes alone, because of prompts; 0: no such limit."""
 
 
 class Plan(NamedTuple):
@@ -64,20 +72,26 @@ def limits_of(engine: Engine) -> Limits:
         max_step_tokens=engine.max_step_tokens,
         max_prefill_tokens_beside_decodes=engine.max_prefill_tokens_beside_decodes,
         max_sequences=max(1, min(engine.max_sequences, engine.max_step_tokens - 1)),
+        max_slowdown=engine.max_slowdown,
     )
 
 
-def plan(running: Sequence[Claim], waiting: Iterable[Claim], num_available_blocks: int, limits: Limits) -> Plan:
+def plan(
+    running: Sequence[Claim],
+    waiting: Iterable[Claim],
+    num_available_blocks: int,
+    limits: Limits,
+    costs: StepCosts | None = None,
+) -> Plan:
     """The next step. ``running`` and ``waiting`` are in order; ``waiting`` is read only as far as sequences are let in.
 
-    ``num_available_blocks``: blocks that can be given out, free ones and those kept for reuse only.
+    ``num_available_blocks``: blocks that can be given out, free ones and those kept for reuse only. ``costs``: what
+    steps took so far; without it, or before it knows, only the limits in tokens hold.
     """
     num_staying, available = _grow(running, num_available_blocks)
     preempted = [claim.arrival for claim in running[num_staying:]]
-    num_decodes = sum(1 for claim in running[:num_staying] if claim.num_pending == 1)
-    budget = max(0, limits.max_step_tokens - num_decodes)
-    if num_decodes:
-        budget = min(budget, limits.max_prefill_tokens_beside_decodes)
+    decode_starts = [claim.start for claim in running[:num_staying] if claim.num_pending == 1]
+    budget = _Budget(decode_starts, limits, costs)
 
     prefills = [(index, claim) for index, claim in enumerate(running[:num_staying]) if claim.num_pending > 1]
     newcomers = () if preempted else ((-1, claim) for claim in waiting)
@@ -86,7 +100,7 @@ def plan(running: Sequence[Claim], waiting: Iterable[Claim], num_available_block
     chunks: list[tuple[int, int]] = []
     blocked = False
     for index, claim in merge(prefills, newcomers, key=lambda pair: pair[1][:2]):
-        if budget == 0 and claim.num_pending:
+        if claim.num_pending and not budget.chunk(claim):
             break
         if index >= num_staying:
             continue  # displaced a moment ago by a more important newcomer
@@ -106,13 +120,43 @@ def plan(running: Sequence[Claim], waiting: Iterable[Claim], num_available_block
             preempted += [displaced.arrival for displaced in running[room.num_staying : num_staying]]
             num_staying, num_free_slots, available = room
             admitted.append(claim.arrival)
-        num_tokens = min(claim.num_pending, budget)
+        num_tokens = budget.chunk(claim)
         if num_tokens:
-            budget -= num_tokens
+            budget.spend(claim, num_tokens)
             chunks.append((claim.arrival, num_tokens))
 
     decodes = [(claim.arrival, 1) for claim in running[:num_staying] if claim.num_pending == 1]
     return Plan(preempted, admitted, decodes[: limits.max_step_tokens] + chunks)
+
+
+class _Budget:
+    """What the step has left for prompts: tokens, and beside decodes also seconds."""
+
+    def __init__(self, decode_starts: Sequence[int], limits: Limits, costs: StepCosts | None) -> None:
+        num_decodes = len(decode_starts)
+        self._num_tokens = max(0, limits.max_step_tokens - num_decodes)
+        self._seconds: float | None = None
+        self._is_first = True
+        if num_decodes:
+            self._num_tokens = min(self._num_tokens, limits.max_prefill_tokens_beside_decodes)
+            if costs is not None and costs.known and limits.max_slowdown:
+                alone_s = costs.predict(Work(0, num_decodes, sum(decode_starts) + num_decodes))
+                self._seconds = alone_s * (limits.max_slowdown - 1.0)
+                self._price = costs.chunk_price
+
+    def chunk(self, claim: Claim) -> int:
+        """The tokens that this one may compute now."""
+        num_tokens = min(claim.num_pending, self._num_tokens)
+        if self._seconds is None or not num_tokens:
+            return num_tokens
+        least = MIN_CHUNK if self._is_first else 0
+        return min(num_tokens, max(least, self._price.tokens_within(self._seconds, claim.start)))
+
+    def spend(self, claim: Claim, num_tokens: int) -> None:
+        self._is_first = False
+        self._num_tokens -= num_tokens
+        if self._seconds is not None:
+            self._seconds -= self._price.seconds(num_tokens, claim.start)
 
 
 def _grow(running: Sequence[Claim], available: int) -> tuple[int, int]:

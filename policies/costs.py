@@ -2,7 +2,7 @@
 
 Step time is taken as linear in five amounts of work, as in SLOs-Serve (arXiv 2504.08784) and Sarathi-Serve (OSDI '24):
 
-    t = a + b * prompt tokens + c * decoding sequences + d * KV tokens they read + e * (prompt token, earlier token) pairs
+    t = a + b * prompt tokens + c * decoding sequences + d * KV tokens they read + e * (prompt, earlier) token pairs
 
 The weights are fitted by recursive least squares with forgetting, so they follow a machine that slows down or a batch
 that changes shape. A weight below zero is noise and reads as zero: more work never takes
@@ -12,11 +12,10 @@ less time.
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
-import msgspec
 
-
-class Work(msgspec.Struct, frozen=True):
+class Work(NamedTuple):
     """One step's work, in the units of the formula above."""
 
     num_prefill_tokens: int = 0
@@ -26,7 +25,7 @@ class Work(msgspec.Struct, frozen=True):
     """Sum over the chunks of (length * start + length * (length + 1) / 2)."""
 
 
-class ChunkPrice(msgspec.Struct, frozen=True):
+class ChunkPrice(NamedTuple):
     """What a chunk of a prompt adds to a step."""
 
     token_s: float
@@ -39,7 +38,7 @@ class ChunkPrice(msgspec.Struct, frozen=True):
         return self.token_s * num_tokens + self.pair_s * pairs(num_tokens, start)
 
     def tokens_within(self, budget_s: float, start: int) -> int:
-        """The longest chunk from ``start`` that adds at most ``budget_s``; 2**31 when nothing is known to cost anything."""
+        """The longest chunk from ``start`` that adds at most ``budget_s``; 2**31 while nothing is known to cost."""
         if budget_s <= 0:
             return 0
         linear = self.token_s + self.pair_s * (start + 0.5)

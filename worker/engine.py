@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from policies import settings, wire
 from policies.batching import limits_of
+from policies.costs import StepCosts, Work, pairs
 from policies.prefix import Chain
 from policies.terms import FinishReason
 from worker.blocks import Pool
@@ -47,6 +48,7 @@ class Engine:
         self._requests: dict[str, Request] = {}
         self._suspects: set[str] = set()
         """Requests that were in a batch whose sampling failed; they are sampled one by one until they pass."""
+        self._costs = StepCosts()
         self._num_arrivals = 0
         self._num_prefill_tokens = 0
         self._num_decode_tokens = 0
@@ -59,6 +61,10 @@ class Engine:
     @property
     def has_work(self) -> bool:
         return bool(self._requests)
+
+    def holds(self, request_id: str) -> bool:
+        """Whether any sequence of this request has not ended."""
+        return request_id in self._requests
 
     @property
     def max_sequences(self) -> int:
@@ -105,7 +111,7 @@ class Engine:
         if not self._requests:
             return [], []
         started_at = self._now()
-        batch = self._scheduler.schedule(started_at)
+        batch = self._scheduler.schedule(started_at, self._costs)
         assert batch, "there is work, and none of it can be done"
         spans = []
         for sequence, num_tokens in batch:
@@ -113,6 +119,7 @@ class Engine:
             end = start + num_tokens
             is_last = end == len(sequence.token_ids)
             spans.append(Span(sequence.token_ids[start:end], start, sequence.block_ids, int(is_last)))
+        work = _work(spans)
         try:
             logits = self._runner.forward(spans)
         except AssertionError:
@@ -126,8 +133,10 @@ class Engine:
         if rows:
             # Forks begin with the row of the prompt's last token: the same logits, each with its own seed.
             deltas, failed = self._sample(logits if len(sources) == logits.shape[0] else logits[sources], rows)
+        seconds = self._now() - started_at
+        self._costs.observe(work, seconds)
         self._num_steps += 1
-        self._busy_s += self._now() - started_at
+        self._busy_s += seconds
         return deltas, failed
 
     def stats(self) -> wire.Stats:
@@ -300,3 +309,17 @@ class Engine:
         if submit.num_sequences + len(self._scheduler.waiting) > self.max_waiting:
             return failed("overloaded", f"{len(self._scheduler.waiting)} sequences wait already")
         return None
+
+
+def _work(spans: list[Span]) -> Work:
+    """A span of one token counts as a decode, as it does for the planner."""
+    num_prefill_tokens = num_decodes = num_decode_context_tokens = num_prefill_pairs = 0
+    for span in spans:
+        num_tokens = len(span.token_ids)
+        if num_tokens == 1:
+            num_decodes += 1
+            num_decode_context_tokens += span.start + 1
+        else:
+            num_prefill_tokens += num_tokens
+            num_prefill_pairs += pairs(num_tokens, span.start)
+    return Work(num_prefill_tokens, num_decodes, num_decode_context_tokens, num_prefill_pairs)

@@ -13,6 +13,7 @@ from operator import attrgetter
 
 from policies import batching
 from policies.batching import Claim, Limits
+from policies.costs import StepCosts
 from worker.blocks import NO_PARENT, Pool
 from worker.sequence import Sequence
 
@@ -63,9 +64,9 @@ class Scheduler:
             sequence.request.leader = None
         sequence.request.live.remove(sequence)
 
-    def schedule(self, now: float) -> list[tuple[Sequence, int]]:
+    def schedule(self, now: float, costs: StepCosts | None = None) -> list[tuple[Sequence, int]]:
         """The sequences of this step, each with a number of pending tokens; all blocks that they will write are theirs
-        alone.
+        alone. ``costs`` as for batching.plan.
         """
         self._in_flight.clear()
         self._tails.clear()
@@ -76,7 +77,7 @@ class Scheduler:
         waiting: Iterable[Claim] = ()
         if self.waiting and (may_displace or sum(claim.num_slots for claim in running) < self._limits.max_sequences):
             waiting = self._waiting_claims()
-        plan = batching.plan(running, waiting, self._pool.num_available, self._limits)
+        plan = batching.plan(running, waiting, self._pool.num_available, self._limits, costs)
         by_arrival = self._by_arrival
         for arrival in plan.preempted:
             self.preempt(by_arrival[arrival])
@@ -156,12 +157,14 @@ class Scheduler:
         if num_pending > 1:
             self._catch_up(sequence)
             num_pending = 0 if self._waits(sequence, sequence.num_computed) else sequence.num_pending
-            return Claim(sequence.priority, sequence.arrival, num_pending, 0, 0, self._num_slots(sequence))
+            num_slots = self._num_slots(sequence)
+            return Claim(sequence.priority, sequence.arrival, num_pending, 0, 0, num_slots, start=sequence.num_computed)
         num_new_blocks = 1 if len(sequence.token_ids) > len(sequence.block_ids) * self._block_size else 0
         if sequence.may_share_tail and not num_new_blocks:
             num_new_blocks = self._num_copies(sequence)
         num_slots = 1 if sequence.request.leader is not sequence else self._num_slots(sequence)
-        return Claim(sequence.priority, sequence.arrival, 1, num_new_blocks, 0, num_slots)
+        start = sequence.num_computed
+        return Claim(sequence.priority, sequence.arrival, 1, num_new_blocks, 0, num_slots, start=start)
 
     def _waiting_claims(self) -> Iterator[Claim]:
         led = set()
@@ -185,6 +188,7 @@ class Scheduler:
                 -(-len(sequence.token_ids) // self._block_size),
                 num_slots=1 if sequence.has_output else self._num_slots(sequence),
                 num_shared_blocks=sum(1 for block_id in sequence.hits if self._pool.num_users(block_id)),
+                start=num_found,
             )
 
     def _waits(self, sequence: Sequence, num_computed: int) -> bool:

@@ -1,7 +1,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.batching import Claim, Limits, limits_of, plan
+from policies.batching import MIN_CHUNK, Claim, Limits, limits_of, plan
+from policies.costs import StepCosts, Work, pairs
 from policies.settings import Engine
 
 LIMITS = Limits(max_step_tokens=64, max_prefill_tokens_beside_decodes=16, max_sequences=4)
@@ -176,3 +177,45 @@ def test_every_plan_keeps_its_promises(situation):
     assert admitted == waiting[: len(admitted)]
     if admitted and gone:
         assert min(claim.priority for claim in admitted) < min(by_arrival[arrival].priority for arrival in gone)
+
+
+def a_machine_that_takes(decode_s, token_s, pair_s=0.0):
+    """Fitted on a noiseless machine: decode_s a step for each decode, token_s and pair_s for prompts."""
+    costs = StepCosts()
+    for turn in range(400):
+        decodes, chunk, start = turn % 5, 32 * (turn % 7), 500 * (turn % 3)
+        if decodes or chunk:
+            work = Work(chunk, decodes, 0, pairs(chunk, start))
+            costs.observe(work, 1e-4 + decode_s * decodes + token_s * chunk + pair_s * pairs(chunk, start))
+    return costs
+
+
+PACED = Limits(max_step_tokens=2048, max_prefill_tokens_beside_decodes=1024, max_sequences=64, max_slowdown=2.0)
+
+
+def test_prompts_may_take_as_long_as_the_streams_beside_them():
+    costs = a_machine_that_takes(decode_s=1e-3, token_s=1e-5)
+    made = plan([decoding(1), decoding(2), prefilling(3, 5000)], [], 10, PACED, costs)
+    (_, num_tokens) = made.grants[-1]
+    assert 180 <= num_tokens <= 230  # 2.1 ms of decodes, so 2.1 ms for the prompt, at 10 us a token
+
+
+def test_the_farther_into_a_prompt_the_shorter_its_chunks():
+    costs = a_machine_that_takes(decode_s=1e-3, token_s=1e-5, pair_s=1e-8)
+    chunks = []
+    for start in (0, 1000, 4000, 16000):
+        claim = prefilling(3, 5000)._replace(start=start)
+        chunks.append(plan([decoding(1), claim], [], 10, PACED, costs).grants[-1][1])
+    assert chunks == sorted(chunks, reverse=True)
+    assert chunks[0] > 2 * chunks[-1] >= 2 * MIN_CHUNK
+
+
+def test_the_first_prompt_in_order_always_moves_and_the_others_wait_their_turn():
+    costs = a_machine_that_takes(decode_s=1e-6, token_s=1e-3)
+    made = plan([decoding(1), prefilling(2, 500), prefilling(3, 500)], [], 10, PACED, costs)
+    assert made.grants == [(1, 1), (2, MIN_CHUNK)]
+
+
+def test_without_streams_nobody_is_slowed_down():
+    costs = a_machine_that_takes(decode_s=1e-6, token_s=1e-3)
+    assert plan([prefilling(2, 5000)], [], 10, PACED, costs).grants == [(2, 2048)]

@@ -1,0 +1,257 @@
+"""The loop on the real wire, before a scripted device: what gateways may do to a worker, and to each other."""
+
+import contextlib
+import struct
+import threading
+import time
+
+import pytest
+
+from policies import wire
+from policies.settings import Engine as EngineSettings
+from tests.worker.peer import PATIENCE_S, Peer, running
+from tests.worker.scripted import ScriptedRunner, ScriptedSampler, answer
+from worker.channel import MAX_OUTGOING_BYTES, listen
+from worker.engine import Engine
+from worker.loop import GREETING_TIMEOUT_S, Loop
+
+PROMPT = list(range(1, 11))
+
+
+class House:
+    """A loop with its engine; the clock can be moved on, and steps can be held back."""
+
+    def __init__(self, address, **settings):
+        self.address = address
+        self.runner = ScriptedRunner(num_blocks=256, block_size=4)
+        self.may_step = threading.Event()
+        self.may_step.set()
+        self.runner.fault = lambda spans: self.may_step.wait(PATIENCE_S)
+        self.skipped_s = 0.0
+        self.engine = Engine(self.runner, ScriptedSampler(), EngineSettings(**settings), self.now)
+        self.listener = listen(address)
+        if address.startswith("tcp:"):
+            self.address = f"tcp:127.0.0.1:{self.listener.getsockname()[1]}"
+        ready = wire.Ready("tiny", 1024, 50, [0], 4, 256, 8, "cpu", "float32", 1)
+        self.loop = Loop(self.engine, self.listener, wire.Hello(wire.VERSION, "tiny-0"), ready, self.now)
+
+    def now(self):
+        return time.monotonic() + self.skipped_s
+
+    def connect(self, **options):
+        return Peer(self.address, **options)
+
+
+@pytest.fixture
+def house(tmp_path):
+    house = House(f"unix:{tmp_path}/worker")
+    with running(house.loop) as house.thread, contextlib.closing(house.listener):
+        yield house
+        house.may_step.set()
+
+
+def expected(max_tokens, seed=0):
+    return answer(PROMPT, seed, max_tokens, eos_token_ids=())
+
+
+def test_a_gateway_is_greeted_and_its_request_answered(house):
+    with house.connect() as gateway:
+        assert gateway.hello == wire.Hello(wire.VERSION, "tiny-0")
+        assert gateway.ready.max_model_tokens == 1024
+        gateway.submit("a", PROMPT)
+        assert gateway.finish("a") == expected(8)
+        assert gateway.quiet().num_decode_tokens == 7
+
+
+def test_tcp_works_as_unix_sockets_do():
+    house = House("tcp:127.0.0.1:0")
+    with running(house.loop), contextlib.closing(house.listener), house.connect() as gateway:
+        gateway.submit("a", PROMPT)
+        assert gateway.finish("a") == expected(8)
+
+
+def test_all_sequences_that_moved_in_a_step_travel_in_one_frame(house):
+    with house.connect() as gateway:
+        house.may_step.clear()
+        for name in "abc":
+            gateway.submit(name, PROMPT, num_sequences=2)
+        house.may_step.set()
+        for name in "abc":
+            gateway.finish(name)
+        sizes = [len(house.runner.steps), gateway.quiet().num_steps]
+        assert sizes[0] == sizes[1]
+
+
+def test_two_gateways_are_answered_each_on_its_own_channel(house):
+    with house.connect() as one, house.connect() as other:
+        one.submit("a", PROMPT, seed=1)
+        other.submit("b", PROMPT, seed=2)
+        assert one.finish("a") == expected(8, 1)
+        assert other.finish("b") == expected(8, 2)
+        assert set(one.answers) == {("a", 0)}
+        assert set(other.answers) == {("b", 0)}
+
+
+def test_a_gateway_cannot_cancel_or_take_over_the_request_of_another(house):
+    with house.connect() as one, house.connect() as other:
+        house.may_step.clear()
+        one.submit("a", PROMPT)
+        other.send(wire.Cancel("a"))
+        house.may_step.set()
+        assert one.finish("a") == expected(8)
+        house.may_step.clear()
+        one.submit("b", PROMPT, 40)
+        house.may_step.set()
+        one.next(wire.StepOutput)
+        other.submit("b", PROMPT)
+        refusal = other.next(wire.Failed)
+        assert refusal.code == "invalid_request"
+        assert one.finish("b") == expected(40)
+
+
+def test_cancel_frees_the_blocks_and_answers_with_the_end(house):
+    with house.connect() as gateway:
+        gateway.submit("a", PROMPT, 900, num_sequences=2)
+        gateway.next(wire.StepOutput)
+        gateway.send(wire.Cancel("a", 0), wire.Cancel("never"))
+        gateway.finish("a", 0)
+        assert gateway.finishes["a", 0].reason == "cancelled"
+        gateway.send(wire.Cancel("a"))
+        gateway.finish("a", 1)
+        gateway.quiet()
+
+
+def test_a_gateway_that_leaves_takes_its_requests_with_it(house):
+    with house.connect() as stays, house.connect() as leaves:
+        leaves.submit("a", PROMPT, 900)
+        leaves.next(wire.StepOutput)
+        leaves.socket.close()
+        stays.quiet()
+        stays.submit("b", PROMPT)
+        assert stays.finish("b") == expected(8)
+
+
+def test_what_cannot_be_taken_is_refused_on_the_wire(house):
+    with house.connect() as gateway:
+        gateway.submit("a", PROMPT, 2000)
+        assert gateway.next(wire.Failed) == wire.Failed(
+            "a", "context_length_exceeded", "10 prompt tokens and 2000 to generate exceed 1024"
+        )
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b"GET / HTTP/1.1\r\nHost: worker\r\n\r\n",
+        struct.pack(">I", 1 << 31),
+        struct.pack(">I", 3) + b"\xc1\xc1\xc1",
+        wire.encode(wire.Hello(wire.VERSION + 1, "a gateway of tomorrow")),
+        wire.encode(wire.Drain()),
+        wire.encode(wire.Hello(wire.VERSION, "twice")) * 2,
+        wire.encode(wire.Hello(wire.VERSION, "a worker")) + wire.encode(wire.Failed("a", "b", "c")),
+    ],
+    ids=["http", "length", "no MessagePack", "version", "before Hello", "a second Hello", "the wrong way"],
+)
+def test_garbage_closes_its_channel_and_disturbs_nobody_else(house, garbage, caplog):
+    with house.connect() as decent, house.connect(greet=False) as peer, caplog.at_level("INFO", "penstock.worker"):
+        decent.submit("a", PROMPT)
+        peer.socket.sendall(garbage)
+        assert peer.is_closed_by_worker()
+        assert decent.finish("a") == expected(8)
+        decent.quiet()
+    assert "channel 2: broke the protocol: " in caplog.text
+
+
+def test_a_frame_may_arrive_byte_by_byte(house):
+    with house.connect() as gateway:
+        for byte in wire.encode(wire.Submit("a", PROMPT, wire.Sampling(max_tokens=3, ignore_eos=True))):
+            gateway.socket.sendall(bytes([byte]))
+        assert gateway.finish("a") == expected(3)
+
+
+def test_whoever_says_nothing_is_cut_off(house):
+    with house.connect() as decent, house.connect(greet=False) as silent:
+        house.skipped_s = GREETING_TIMEOUT_S + 1
+        assert silent.is_closed_by_worker()
+        decent.submit("a", PROMPT)
+        assert decent.finish("a") == expected(8)
+
+
+def test_a_gateway_that_does_not_read_is_cut_off_and_slows_nobody(house):
+    with house.connect() as decent, house.connect() as deaf:
+        long_id = "x" * (1 << 20)
+        with contextlib.suppress(ConnectionError):
+            for number in range(MAX_OUTGOING_BYTES // len(long_id) + 8):
+                deaf.submit(f"{number}{long_id}", PROMPT, 2000)  # each is refused by name
+        decent.submit("a", PROMPT)
+        assert decent.finish("a") == expected(8)
+        with contextlib.suppress(ConnectionError):
+            assert deaf.is_closed_by_worker()
+        decent.quiet()
+
+
+def test_a_slow_gateway_gets_everything_in_the_end(house):
+    with house.connect() as gateway:
+        long_id = "x" * (1 << 20)
+        for number in range(20):
+            gateway.submit(f"{number}{long_id}", PROMPT, 2000)
+        for number in range(20):
+            assert gateway.next(wire.Failed).request_id == f"{number}{long_id}"
+
+
+def test_a_worker_says_once_a_second_that_it_is_alive(house):
+    with house.connect() as gateway:
+        gateway.next(wire.Stats)
+        started_at = time.monotonic()
+        gateway.next(wire.Stats)
+        assert time.monotonic() - started_at < 5
+
+
+def test_an_idle_worker_takes_no_cpu(house):
+    with house.connect() as gateway:
+        gateway.next(wire.Stats)
+        before = time.process_time()
+        gateway.next(wire.Stats)
+        assert time.process_time() - before < 0.2
+
+
+def test_draining_refuses_what_is_new_finishes_what_runs_and_ends(house):
+    with house.connect() as gateway:
+        house.may_step.clear()
+        gateway.submit("a", PROMPT, 100)
+        gateway.send(wire.Drain())
+        gateway.submit("b", PROMPT)
+        house.may_step.set()
+        assert gateway.next(wire.Failed).code == "draining"
+        assert gateway.finish("a") == expected(100)
+        assert gateway.is_closed_by_worker()
+    house.thread.join(PATIENCE_S)
+    assert not house.thread.is_alive()
+
+
+def test_a_fault_of_a_step_reaches_the_gateway_and_the_loop_goes_on(house):
+    def out_of_memory(spans):
+        raise MemoryError("the device has none left")
+
+    with house.connect() as gateway:
+        house.runner.fault = out_of_memory
+        gateway.submit("a", PROMPT)
+        assert gateway.next(wire.Failed) == wire.Failed("a", "internal", "MemoryError: the device has none left")
+        house.runner.fault = None
+        gateway.submit("b", PROMPT)
+        assert gateway.finish("b") == expected(8)
+
+
+def test_a_leftover_socket_file_is_replaced_and_a_plain_file_is_not(tmp_path):
+    listen(f"unix:{tmp_path}/worker").close()
+    listen(f"unix:{tmp_path}/worker").close()
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(OSError, match="in use"):
+        listen(f"unix:{tmp_path}/file")
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+@pytest.mark.parametrize("address", ["unix:", "tcp:localhost", "http://localhost:80", "tcp:localhost:http", "worker"])
+def test_an_address_of_another_form_is_refused(address):
+    with pytest.raises(ValueError, match="an address is"):
+        listen(address)

@@ -1,0 +1,83 @@
+"""Our engine under a closed batch, and its streams while a long prompt arrives."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from time import perf_counter
+
+import msgspec
+
+from policies import settings, wire
+from policies.terms import Sampling
+from worker.bench import measures
+from worker.bench.measures import Round, Stall, Timeline
+from worker.engine import Engine
+from worker.runner import Runner
+from worker.sampler import Sampler
+
+Prompts = list[list[int]]
+
+
+class EngineFailed(Exception):
+    """The engine ended a request of the measurement; the message says why."""
+
+
+class Prompter:
+    """Random prompts that share nothing, so that no prefix is ever found."""
+
+    def __init__(self, vocab_size: int, seed: int) -> None:
+        self._random = random.Random(seed)
+        self._vocab_size = vocab_size
+
+    def take(self, num: int, num_tokens: int) -> Prompts:
+        return [[self._random.randrange(self._vocab_size) for _ in range(num_tokens)] for _ in range(num)]
+
+
+class Ours:
+    """One engine and what it is asked to write: always exactly so many tokens."""
+
+    def __init__(self, runner: Runner, engine: settings.Engine, sampling: Sampling) -> None:
+        self.vocab_size = runner.vocab_size
+        self._sampling = sampling
+        self._engine = Engine(runner, Sampler(runner.vocab_size, runner.eos_token_ids), engine, perf_counter)
+        self._timelines: dict[str, Timeline] = {}
+
+    def batch(self, prompts: Prompts, num_output_tokens: int) -> Round:
+        """All prompts at once, to the end. Raises EngineFailed."""
+        began_at = perf_counter()
+        timelines = [self._submit(prompt, num_output_tokens) for prompt in prompts]
+        self._run(lambda: self._engine.has_work)
+        return measures.round_of(timelines, perf_counter() - began_at, len(prompts) * num_output_tokens)
+
+    def stall(self, prompts: Prompts, intruder: Sequence[int], num_quiet_tokens: int) -> Stall:
+        """Streams that write so many tokens, then beside a long prompt, then as many again. Raises EngineFailed."""
+        # Long enough for any prompt: a step advances it by at least one token.
+        streams = [self._submit(prompt, 2 * num_quiet_tokens + len(intruder)) for prompt in prompts]
+        self._run(lambda: any(len(stream.token_ats) < num_quiet_tokens for stream in streams))
+        arrived = self._submit(intruder, num_quiet_tokens)
+        self._run(lambda: len(arrived.token_ats) < num_quiet_tokens)
+        for request_id in list(self._timelines):
+            self._engine.cancel(request_id)
+        self._timelines.clear()
+        return measures.stall_of(streams, arrived)
+
+    def _submit(self, prompt: Sequence[int], num_output_tokens: int) -> Timeline:
+        request_id = f"bench-{len(self._timelines)}-{perf_counter()}"
+        sampling = msgspec.structs.replace(self._sampling, max_tokens=num_output_tokens)
+        failed = self._engine.add(wire.Submit(request_id, list(prompt), sampling))
+        if failed is not None:
+            raise EngineFailed(f"the engine refused a prompt of {len(prompt)} tokens: {failed.reason}")
+        self._timelines[request_id] = timeline = Timeline(perf_counter())
+        return timeline
+
+    def _run(self, wanted: Callable[[], bool]) -> None:
+        while wanted():
+            deltas, failed = self._engine.step()
+            at = perf_counter()
+            if failed:
+                raise EngineFailed(f"the engine failed a request: {failed[0].reason}")
+            for delta in deltas:
+                self._timelines[delta.request_id].token_ats += [at] * len(delta.token_ids)
+                if delta.finish is not None:
+                    del self._timelines[delta.request_id]

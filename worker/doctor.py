@@ -1,0 +1,238 @@
+"""What this machine offers the engine, which fast paths are on, and what would be slow and why.
+
+`python -m worker.doctor [--json]`: facts for `penstock doctor`. Exit code 1 where the engine cannot run at all, else 0.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import platform
+import shutil
+import sys
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal, cast
+
+Severity = Literal["fatal", "slow", "note"]
+"""It cannot run; it runs slower than it could here; worth knowing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing about this machine, in plain words: what, why, and what to do."""
+
+    severity: Severity
+    text: str
+
+
+@dataclass(slots=True)
+class Facts:
+    """Everything found, by name; and what follows from it."""
+
+    facts: dict[str, Any] = field(default_factory=dict)
+    findings: list[Finding] = field(default_factory=list)
+
+    def find(self, severity: Severity, text: str) -> None:
+        self.findings.append(Finding(severity, text))
+
+    @property
+    def usable(self) -> bool:
+        return all(finding.severity != "fatal" for finding in self.findings)
+
+
+CPU_FEATURES = ("avx2", "avx512f", "avx512_bf16", "avx512_vnni", "amx_tile", "amx_bf16", "amx_int8")
+LITTLE_MEMORY_BYTES = 2 << 30
+
+
+def examine() -> Facts:
+    """Look at the machine. Loads torch, which takes a second or two."""
+    found = Facts()
+    found.facts["python"] = platform.python_version()
+    found.facts["machine"] = platform.machine()
+    _cpu(found)
+    _memory(found)
+    _packages(found)
+    try:
+        import torch
+    except (ImportError, OSError) as error:
+        # OSError: the package is there, but a library that it needs is not.
+        found.facts["torch"] = None
+        found.find("fatal", f"torch cannot be loaded ({error}), and the engine computes with it: pip install penstock")
+        return found
+    found.facts["torch"] = str(torch.__version__)
+    _torch(found)
+    _devices(found)
+    return found
+
+
+def _cpu(found: Facts) -> None:
+    text = ""
+    with contextlib.suppress(OSError):
+        text = Path("/proc/cpuinfo").read_text()
+    lines = dict(line.partition(":")[::2] for line in text.splitlines() if ":" in line)
+    fields = {name.strip(): value.strip() for name, value in lines.items()}
+    flags = set(fields.get("flags", "").split())
+    cpus = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
+    siblings = set()
+    for cpu in cpus:
+        path = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
+        siblings.add(path.read_text().strip() if path.exists() else str(cpu))
+    found.facts["cpu"] = fields.get("model name") or platform.processor() or platform.machine()
+    found.facts["cpu_features"] = [feature for feature in CPU_FEATURES if feature in flags]
+    found.facts["num_logical_cpus"] = len(cpus)
+    found.facts["num_physical_cores"] = len(siblings)
+    quota = _cgroup_cpus()
+    found.facts["cpu_quota"] = quota
+    if quota is not None and quota < len(siblings):
+        found.find(
+            "slow",
+            f"this container may use {quota:g} CPUs, but sees {len(siblings)} cores; threads beyond the quota are"
+            f" stopped for most of each period. Set engine.num_threads = {max(1, int(quota))}.",
+        )
+
+
+def _cgroup_cpus() -> float | None:
+    """CPUs that the control group allows; None without a limit."""
+    with contextlib.suppress(OSError, ValueError):
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        return None if quota == "max" else int(quota) / int(period)
+    return None
+
+
+def _memory(found: Facts) -> None:
+    fields = {}
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            name, _, value = line.partition(":")
+            fields[name] = int(value.split()[0]) << 10
+    found.facts["memory_bytes"] = fields.get("MemTotal")
+    available = found.facts["available_memory_bytes"] = fields.get("MemAvailable")
+    if available is not None and available < LITTLE_MEMORY_BYTES:
+        found.find(
+            "slow", f"only {available >> 20} MiB of memory are free: few KV blocks fit, so few requests run at once."
+        )
+
+
+def _packages(found: Facts) -> None:
+    from importlib.metadata import PackageNotFoundError, version
+
+    versions: dict[str, str | None] = {}
+    for package in ("penstock", "numpy", "safetensors", "huggingface_hub", "transformers", "matplotlib"):
+        try:
+            versions[package] = version(package)
+        except PackageNotFoundError:
+            versions[package] = None
+    found.facts["packages"] = versions
+    if versions["transformers"] is None:
+        found.find("note", "transformers is not installed; only `penstock bench engine --peer transformers` needs it.")
+
+
+def _torch(found: Facts) -> None:
+    import torch
+
+    from policies import settings
+    from worker.runner import set_num_threads
+
+    facts = found.facts
+    facts["num_threads"] = set_num_threads(settings.Engine())
+    facts["omp_wait_policy"] = os.environ.get("OMP_WAIT_POLICY")
+    facts["compiler"] = shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
+    # Untyped in torch.
+    has_onednn = bool(cast(Any, torch.backends.mkldnn).is_available())
+    has_cuda_flash = torch.cuda.is_available() and bool(cast(Any, torch.backends.cuda).flash_sdp_enabled())
+    on_x86 = facts["machine"] in ("x86_64", "AMD64")
+    native_bf16 = bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()) if on_x86 else False
+    packed = has_onednn and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    facts["fast_paths"] = {
+        "onednn": has_onednn,
+        "cpu_native_bf16": native_bf16,
+        "cpu_packed_bf16_linear": packed and native_bf16,
+        "cpu_flash_attention": hasattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu"),
+        "cuda_flash_attention": has_cuda_flash,
+    }
+    if not facts["fast_paths"]["cpu_flash_attention"]:
+        found.find("slow", "this torch has no flash attention for the CPU: attention runs in the plain way.")
+    if not torch.cuda.is_available():
+        if not facts["fast_paths"]["onednn"]:
+            found.find(
+                "slow", "this torch was built without oneDNN: matrix products on the CPU take several times longer."
+            )
+        if not native_bf16:
+            found.find(
+                "slow",
+                "the CPU has neither AVX512-BF16 nor AMX: the engine computes in float32, which reads twice the memory"
+                " for each token.",
+            )
+
+
+def _devices(found: Facts) -> None:
+    import torch
+
+    devices: list[dict[str, Any]] = []
+    for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
+        properties = torch.cuda.get_device_properties(index)
+        free, total = torch.cuda.mem_get_info(index)
+        devices.append(
+            {
+                "name": properties.name,
+                "memory_bytes": total,
+                "free_memory_bytes": free,
+                "capability": f"{properties.major}.{properties.minor}",
+            }
+        )
+        if properties.major < 8:
+            found.find("slow", f"{properties.name} has no bfloat16 units: the engine uses float16 or float32 there.")
+        if free < total // 2:
+            found.find("slow", f"other programs hold {(total - free) >> 20} of {total >> 20} MiB on {properties.name}.")
+    found.facts["cuda"] = torch.version.cuda
+    found.facts["devices"] = devices
+    if not devices:
+        built = "this torch was built without CUDA" if torch.version.cuda is None else "torch finds no CUDA device"
+        found.find("note", f"the engine runs on the CPU ({built}).")
+        if found.facts["num_physical_cores"] == 1:
+            found.find("slow", "there is one CPU core, and the gateway shares it with the engine.")
+
+
+def report(found: Facts) -> str:
+    """The facts as lines for a terminal."""
+    facts = found.facts
+    fast_paths = facts.get("fast_paths", {})
+    lines = [
+        f"python       {facts['python']} on {facts['machine']}",
+        f"torch        {facts['torch'] or 'not usable'}" + (f", CUDA {facts['cuda']}" if facts.get("cuda") else ""),
+        f"cpu          {facts['cpu']}, {facts['num_physical_cores']} cores",
+        f"             {' '.join(facts['cpu_features']) or 'no vector extensions known'}",
+        f"memory       {_gib(facts['available_memory_bytes'])} free of {_gib(facts['memory_bytes'])}",
+    ]
+    if "num_threads" in facts:
+        lines.append(f"threads      {facts['num_threads']} for the engine")
+    lines += [
+        f"device {index}     {device['name']}, capability {device['capability']},"
+        f" {_gib(device['free_memory_bytes'])} free of {_gib(device['memory_bytes'])}"
+        for index, device in enumerate(facts.get("devices", []))
+    ]
+    if fast_paths:
+        lines.append("fast paths   " + ", ".join(f"{name} {'on' if on else 'off'}" for name, on in fast_paths.items()))
+    marks = {"fatal": "cannot run", "slow": "slow", "note": "note"}
+    lines += [f"{marks[finding.severity]}: {finding.text}" for finding in found.findings]
+    return "\n".join(lines)
+
+
+def _gib(num_bytes: int | None) -> str:
+    return "unknown" if num_bytes is None else f"{num_bytes / 2**30:.1f} GiB"
+
+
+def main() -> int:
+    """Prints; returns the exit code."""
+    found = examine()
+    if "--json" in sys.argv[1:]:
+        print(json.dumps(asdict(found), indent=2))
+    else:
+        print(report(found))
+    return 0 if found.usable else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
