@@ -16,6 +16,7 @@ async def complete(request: web.Request) -> web.StreamResponse:
     caller = await gw.auth.tenant_of(request)
     call = openai.parse_chat(await body_of(request))
     text, facts = gw.dispatch.text(call.model), gw.dispatch.ready(call.model)
+    gw.ledger.check_room()
     prompt = await text.encode_chat(call.messages, call.tools, call.chat_template_kwargs)
     room = room_for(len(prompt), facts, "messages")
     sampling = openai.sampling(call, min(call.asked_tokens or room, room), facts.vocab_size)

@@ -20,6 +20,7 @@ async def complete(request: web.Request) -> web.StreamResponse:
     caller = await gw.auth.tenant_of(request)
     call = openai.parse_completion(await body_of(request))
     text, facts = gw.dispatch.text(call.model), gw.dispatch.ready(call.model)
+    gw.ledger.check_room()
     texts, prompts = call.texts, await _prompts(call, text, facts)
     parts = []
     for number, prompt in enumerate(prompts):
@@ -28,7 +29,7 @@ async def complete(request: web.Request) -> web.StreamResponse:
         request_id = f"{request[REQUEST_ID]}-{number}" if len(prompts) > 1 else request[REQUEST_ID]
         submit = wire.Submit(request_id, prompt, sampling, call.num_choices)
         preamble = (texts[number] if texts else text.decode(prompt)) if call.echo else ""
-        parts.append(reply.Part(submit, number * call.num_choices, preamble))
+        parts.append(reply.Part(submit, preamble))
     answer = reply.TextAnswer(call, parts, text, fingerprint(facts))
     async with (
         reply.Flights(gw.dispatch, call.model, [part.submit for part in parts]) as flights,

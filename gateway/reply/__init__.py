@@ -10,6 +10,7 @@ from gateway import errors, openai
 from gateway.house import Gateway
 from gateway.reply.account import HUNG_UP, Account
 from gateway.reply.answers import Answer, ChatAnswer, Part, TextAnswer
+from gateway.reply.choices import Choice
 from gateway.reply.events import EventStream
 from gateway.reply.flights import Flights
 from policies import wire
@@ -50,12 +51,12 @@ async def send(
 
 
 async def _send_body(answer: Answer, flights: Flights, account: Account) -> web.StreamResponse:
-    texts = [answer.preamble(i) for i in range(len(answer.choices))]
     while answer.num_open:
         for delta in await _deltas(answer, flights):
-            index, text = _take(answer, flights, delta)
-            texts[index] += text
-    body = answer.body(texts)
+            choice = answer.take(delta)
+            if choice.finish_reason is not None and choice.finish is None:
+                flights.cancel(delta)
+    body = answer.body()
     await account.settle(200)
     return web.Response(body=body, content_type="application/json")
 
@@ -63,6 +64,7 @@ async def _send_body(answer: Answer, flights: Flights, account: Account) -> web.
 async def _send_events(stream: EventStream, answer: Answer, flights: Flights, account: Account) -> web.StreamResponse:
     """Everything that arrived since the last write goes out as one, a choice's tokens as one chunk."""
     chunks = answer.chunks()
+    ended: set[int] = set()
     try:
         async with asyncio.timeout(HEADERS_AFTER_S):
             deltas = await flights.deltas()
@@ -70,33 +72,31 @@ async def _send_events(stream: EventStream, answer: Answer, flights: Flights, ac
         await stream.open()
         deltas = await flights.deltas()
     while True:
-        texts: dict[int, str] = {}
-        finished: list[int] = []
+        events: list[bytes] = []
+        moved: dict[int, Choice] = {}
         for delta in deltas:
-            num_unfinished = answer.num_unfinished
-            index, text = _take(answer, flights, delta)
-            texts[index] = texts[index] + text if index in texts else text
-            if answer.num_unfinished < num_unfinished:
-                finished.append(index)
-        events = []
-        for index, text in texts.items():
-            choice = answer.choices[index]
+            choice = answer.take(delta)
+            moved[choice.index] = choice
+            if choice.finish_reason is not None and choice.finish is None:
+                flights.cancel(delta)
+        for index, choice in moved.items():
             if not choice.opened:
                 choice.opened = True
                 events.append(chunks.opening(index))
-                if preamble := answer.preamble(index):
-                    events.append(chunks.text(index, preamble))
-            logprobs = choice.take_logprobs()
-            if logprobs is not None:
-                events.append(chunks.text_with_logprobs(index, text, logprobs))
-            elif text:
-                events.append(chunks.text(index, text))
-        events += [chunks.finish(index, answer.choices[index].finish_reason or "stop") for index in finished]
-        if not answer.num_unfinished:
+            if choice.pending:
+                text, choice.pending = choice.pending, ""
+                if choice.logprobs is None:
+                    events.append(chunks.text(index, text))
+                else:
+                    events.append(chunks.text_with_logprobs(index, text, choice.take_logprobs()))
+            if choice.finish_reason is not None and index not in ended:
+                ended.add(index)
+                events.append(chunks.finish(index, choice.finish_reason))
+        if len(ended) == len(answer.choices):
             break
         if events:
             await stream.write(b"".join(events))
-        deltas = await _deltas(answer, flights)
+        deltas = await flights.deltas()
     while answer.num_open:
         for delta in await _deltas(answer, flights):
             answer.take(delta)
@@ -107,22 +107,13 @@ async def _send_events(stream: EventStream, answer: Answer, flights: Flights, ac
     return await stream.end(b"".join(events))
 
 
-def _take(answer: Answer, flights: Flights, delta: wire.Delta) -> tuple[int, str]:
-    """Takes a delta in; a sequence whose stop string it completed leaves the batch."""
-    num_unfinished = answer.num_unfinished
-    index, text = answer.take(delta)
-    if answer.num_unfinished < num_unfinished and delta.finish is None:
-        flights.cancel(delta)
-    return index, text
-
-
 async def _deltas(answer: Answer, flights: Flights) -> list[wire.Delta]:
-    """The next deltas. When every text is complete, what is waited for is only the worker's word that it has stopped;
-    losing the worker then loses nothing."""
+    """The next deltas. When every text is complete, all that is waited for is the worker's word that it has stopped; a
+    worker that is lost meanwhile takes nothing along."""
     try:
         return await flights.deltas()
     except errors.GatewayError:
-        if answer.num_unfinished:
+        if not answer.is_complete:
             raise
         answer.num_open = 0
         return []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from types import TracebackType
 
@@ -14,6 +15,8 @@ from gateway.ledger import Entry, Ledger
 from gateway.reply.answers import Answer
 from gateway.reply.flights import Flights
 from policies import terms
+
+log = logging.getLogger(__name__)
 
 HUNG_UP = 499
 """The status, nginx's own, of a request whose client went away; nobody sees it but the ledger."""
@@ -60,7 +63,7 @@ class Account:
         answer, flights = self._answer, self._flights
         usage = answer.usage() if self._is_owed(status) else terms.Usage(0, 0, 0)
         first_token_at = flights.first_token_at
-        ending = {200: answer.finish_reason(), HUNG_UP: "cancelled"}.get(status, "error")
+        finish_reason = {200: answer.finish_reason(), HUNG_UP: "cancelled"}.get(status, "error")
         entry = Entry(
             request_id=self.request_id,
             tenant_id=self._caller.tenant_id,
@@ -68,7 +71,7 @@ class Account:
             model=answer.call.model,
             endpoint=answer.endpoint,
             status=status,
-            finish_reason=ending,
+            finish_reason=finish_reason,
             num_prompt_tokens=usage.num_prompt_tokens,
             num_cached_tokens=usage.num_cached_tokens,
             num_completion_tokens=usage.num_completion_tokens,
@@ -78,7 +81,8 @@ class Account:
             ttft_ms=None if first_token_at is None else 1e3 * (first_token_at - self._started_at),
             duration_ms=1e3 * (time.monotonic() - self._started_at),
         )
-        await asyncio.shield(self._ledger.settle(entry))
+        log.info(entry)
+        await self._ledger.settle(entry)
 
     def _is_owed(self, status: int) -> bool:
         """A client owes what it was sent, and what it gave up itself; not what failed here before it saw any of it."""

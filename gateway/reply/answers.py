@@ -17,15 +17,18 @@ encode = msgspec.json.encode
 
 
 class Part:
-    """One prompt of the request, as it was submitted: its choices are ``first_index`` and those after."""
+    """One prompt of the request, as it was submitted, and the choices that answer it."""
 
-    def __init__(self, submit: wire.Submit, first_index: int = 0, preamble: str = "") -> None:
+    def __init__(self, submit: wire.Submit, preamble: str = "") -> None:
         """``preamble``: the prompt's text where it is part of the answer (``echo``)."""
         self.submit = submit
-        self.first_index = first_index
         self.preamble = preamble
-        self.num_cached_tokens: int | None = None
-        """Of its prompt; None until a sequence has finished."""
+        self.choices: list[Choice] = []
+
+    @property
+    def num_cached_tokens(self) -> int:
+        """Of its prompt. Siblings share one prefill, so the lowest count is what was found before it began."""
+        return min((choice.finish.num_cached_tokens for choice in self.choices if choice.finish is not None), default=0)
 
 
 class Answer:
@@ -54,52 +57,46 @@ class Answer:
         self.choices: list[Choice] = []
         for part in parts:
             for _ in range(part.submit.num_sequences):
-                logprobs = self._logprobs(text.vocabulary) if part.submit.sampling.num_logprobs is not None else None
-                self.choices.append(Choice(text.decoder(self._continues), call.stops, logprobs))
+                choice = Choice(
+                    len(self.choices),
+                    text.decoder(self._continues),
+                    call.stops,
+                    self._logprobs(text.vocabulary) if part.submit.sampling.num_logprobs is not None else None,
+                    part.preamble,
+                    at_once=not call.stream,
+                )
+                part.choices.append(choice)
+                self.choices.append(choice)
         self.num_open = len(self.choices)
         """Sequences whose end the worker has not reported."""
-        self.num_unfinished = len(self.choices)
-        """Choices whose text is not complete."""
 
-    def take(self, delta: wire.Delta) -> tuple[int, str]:
-        """The choice that moved and the text that it gained. Raises RequestFailed when the worker gave the sequence
-        up."""
-        part = self.parts[delta.request_id]
-        index = part.first_index + delta.index
-        choice = self.choices[index]
-        was_finished = choice.finish_reason is not None
-        text = choice.take(delta)
-        finish = delta.finish
-        if finish is not None:
+    def take(self, delta: wire.Delta) -> Choice:
+        """The choice that moved. Raises RequestFailed when the worker gave the sequence up."""
+        choice = self.parts[delta.request_id].choices[delta.index]
+        choice.take(delta)
+        if delta.finish is not None:
             self.num_open -= 1
-            # The siblings of a request share one prefill: the first one's count is what was found before it.
-            if part.num_cached_tokens is None or finish.num_cached_tokens < part.num_cached_tokens:
-                part.num_cached_tokens = finish.num_cached_tokens
-        if choice.finish_reason is not None and not was_finished:
             if choice.finish_reason not in ("stop", "length"):
                 raise RequestFailed("The model failed while answering this request.")
-            self.num_unfinished -= 1
-        return index, text
-
-    def preamble(self, index: int) -> str:
-        """Text that stands before the choice's own."""
-        return next(
-            (part.preamble for part in reversed(self.parts.values()) if index >= part.first_index),
-            "",
-        )
+        return choice
 
     def usage(self) -> terms.Usage:
         """So far. A prompt counts once, however many answers it has."""
         return terms.Usage(
             num_prompt_tokens=sum(len(part.submit.prompt_token_ids) for part in self.parts.values()),
-            num_cached_tokens=sum(part.num_cached_tokens or 0 for part in self.parts.values()),
+            num_cached_tokens=sum(part.num_cached_tokens for part in self.parts.values()),
             num_completion_tokens=sum(choice.num_tokens for choice in self.choices),
         )
 
-    def finish_reason(self) -> str | None:
+    @property
+    def is_complete(self) -> bool:
+        """Every choice's text has ended."""
+        return all(choice.finish_reason is not None for choice in self.choices)
+
+    def finish_reason(self) -> str:
         """How the answer ended; for choices that ended differently, each way once."""
         reasons = dict.fromkeys(choice.finish_reason for choice in self.choices if choice.finish_reason is not None)
-        return ",".join(reasons) or None
+        return ",".join(reasons)
 
     def chunks(self) -> openai.Chunks:
         """Its events."""
@@ -112,8 +109,8 @@ class Answer:
             usage=self.call.includes_usage,
         )
 
-    def body(self, texts: Sequence[str]) -> bytes:
-        """The whole as JSON; ``texts`` by choice."""
+    def body(self) -> bytes:
+        """The whole as JSON."""
         raise NotImplementedError
 
 
@@ -126,10 +123,15 @@ class ChatAnswer(Answer):
     _id_prefix = "chatcmpl-"
     _continues = False
 
-    def body(self, texts: Sequence[str]) -> bytes:
+    def body(self) -> bytes:
         choices = [
-            openai.ChatChoice(i, openai.AnswerMessage(text), choice.take_logprobs(), choice.finish_reason or "stop")
-            for i, (choice, text) in enumerate(zip(self.choices, texts, strict=True))
+            openai.ChatChoice(
+                choice.index,
+                openai.AnswerMessage(choice.pending),
+                choice.take_logprobs(),
+                choice.finish_reason or "stop",
+            )
+            for choice in self.choices
         ]
         return encode(
             openai.ChatCompletion(
@@ -152,10 +154,12 @@ class TextAnswer(Answer):
     _id_prefix = "cmpl-"
     _continues = True
 
-    def body(self, texts: Sequence[str]) -> bytes:
+    def body(self) -> bytes:
         choices = [
-            openai.CompletionChoice(i, text, choice.take_logprobs(), choice.finish_reason or "stop")
-            for i, (choice, text) in enumerate(zip(self.choices, texts, strict=True))
+            openai.CompletionChoice(
+                choice.index, choice.pending, choice.take_logprobs(), choice.finish_reason or "stop"
+            )
+            for choice in self.choices
         ]
         return encode(
             openai.Completion(

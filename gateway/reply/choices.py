@@ -8,7 +8,7 @@ from gateway import openai
 from gateway.text import Decoder, StopStrings
 from gateway.text.detokenize import Vocabulary
 from policies.terms import FinishReason
-from policies.wire import Delta, TokenLogprob
+from policies.wire import Delta, Finish, TokenLogprob
 
 MIN_LOGPROB = -9999.0
 """What JSON says for minus infinity, as OpenAI does."""
@@ -86,78 +86,111 @@ class Choice:
 
     __slots__ = (
         "_decoder",
-        "_num_chars",
         "_num_decoded",
+        "_num_given",
         "_stops",
+        "_waiting_ids",
+        "finish",
         "finish_reason",
+        "index",
         "logprobs",
         "num_tokens",
         "opened",
+        "pending",
     )
 
-    def __init__(self, decoder: Decoder, stops: Sequence[str], logprobs: Logprobs | None) -> None:
-        self._decoder = decoder
-        self._stops = StopStrings(stops) if stops else None
-        self._num_decoded = 0
-        self._num_chars = 0
+    def __init__(
+        self,
+        index: int,
+        decoder: Decoder,
+        stops: Sequence[str] = (),
+        logprobs: Logprobs | None = None,
+        preamble: str = "",
+        at_once: bool = False,
+    ) -> None:
+        """``preamble``: text that comes before the answer's own. ``at_once``: nobody reads before the end, so nothing
+        need be decoded before it."""
+        self.index = index
         self.logprobs = logprobs
+        self.pending = preamble
+        """Text that may be sent and was not yet; whoever sends it empties it."""
         self.num_tokens = 0
         """Of the completion, as counted by the worker, up to the end of the answer."""
         self.finish_reason: FinishReason | None = None
+        """How the text ended: nothing is added to it any more."""
+        self.finish: Finish | None = None
+        """The worker's own word on how the sequence ended; after a stop string it comes a little later."""
         self.opened = False
         """Its first event is out."""
+        self._decoder = decoder
+        self._stops = StopStrings(stops) if stops else None
+        self._num_decoded = 0
+        self._num_given = 0
+        is_plain = self._stops is None and logprobs is None
+        self._waiting_ids: list[int] | None = [] if at_once and is_plain else None
 
-    def take(self, delta: Delta) -> str:
-        """The text that may be sent now. Once ``finish_reason`` is set, what was still on its way is dropped."""
-        if self.finish_reason is not None:
-            return ""
-        token_ids, finish = delta.token_ids, delta.finish
-        num_texts = len(token_ids)
-        # The end token is counted and says nothing.
-        if finish is not None and finish.reason == "stop":
-            num_texts -= 1
-        if self._stops is None and self.logprobs is None:
+    def take(self, delta: Delta) -> None:
+        """Adds what the sequence gained. What is still on its way after a stop string is dropped."""
+        token_ids = delta.token_ids
+        if delta.finish is not None:
+            self._take_end(delta, delta.finish)
+        elif self._waiting_ids is not None:
             self.num_tokens += len(token_ids)
-            if finish is None:
-                return self._decoder.feed(token_ids)
-            self.finish_reason = finish.reason
-            return self._decoder.feed(token_ids[:num_texts]) + self._decoder.finish()
-        return self._take_each(delta, num_texts)
+            self._waiting_ids += token_ids
+        elif self.finish_reason is not None:
+            return
+        elif self._stops is None and self.logprobs is None:
+            self.num_tokens += len(token_ids)
+            self.pending += self._decoder.feed(token_ids)
+        else:
+            self._take_each(delta, len(token_ids))
 
     def take_logprobs(self) -> openai.Logprobs | None:
         """Those of the text given out since the last call."""
-        return None if self.logprobs is None else self.logprobs.take(self._num_chars)
+        return None if self.logprobs is None else self.logprobs.take(self._num_given)
 
-    def _take_each(self, delta: Delta, num_texts: int) -> str:
+    def _take_end(self, delta: Delta, finish: Finish) -> None:
+        self.finish = finish
+        if self.finish_reason is not None:
+            return
+        token_ids = delta.token_ids
+        # The end token is counted and says nothing.
+        num_texts = len(token_ids) - (finish.reason == "stop" and len(token_ids) > 0)
+        if self._stops is None and self.logprobs is None:
+            self.num_tokens += len(token_ids)
+            token_ids = (self._waiting_ids or []) + token_ids[:num_texts]
+            self.pending += self._decoder.feed(token_ids) + self._decoder.finish()
+            self.finish_reason = finish.reason
+            return
+        self._take_each(delta, num_texts)
+        if self.finish_reason is None:
+            self.num_tokens += len(token_ids) - num_texts
+            self._give(self._decoder.finish())
+        if self.finish_reason is None:
+            self.finish_reason = finish.reason
+            if self._stops is not None:
+                held = self._stops.finish()
+                self.pending += held
+                self._num_given += len(held)
+            self._num_given += 1  # tokens without text at the very end begin where the text ends
+
+    def _take_each(self, delta: Delta, num_texts: int) -> None:
         """Token by token, as it matters which one completed a stop string and where each one begins."""
-        texts = []
         for i, token_id in enumerate(delta.token_ids[:num_texts]):
             self.num_tokens += 1
             if self.logprobs is not None:
                 assert delta.logprobs is not None
                 self.logprobs.add(token_id, delta.logprobs[i], self._num_decoded)
-            texts.append(self._pass(self._decoder.feed((token_id,))))
+            self._give(self._decoder.feed((token_id,)))
             if self.finish_reason is not None:
-                break
-        else:
-            self.num_tokens += len(delta.token_ids) - num_texts
-            if delta.finish is not None:
-                texts.append(self._pass(self._decoder.finish()))
-                if self.finish_reason is None:
-                    self.finish_reason = delta.finish.reason
-                    texts.append(self._stops.finish() if self._stops is not None else "")
-        text = "".join(texts)
-        self._num_chars += len(text)
-        if self.finish_reason is not None and self._num_chars == self._num_decoded:
-            self._num_chars += 1  # tokens without text at the very end begin where the text ends
-        return text
+                return
 
-    def _pass(self, text: str) -> str:
-        """What the stop strings let through."""
+    def _give(self, text: str) -> None:
+        """Passes on what the stop strings let through."""
         self._num_decoded += len(text)
-        if self._stops is None:
-            return text
-        safe, stopped = self._stops.feed(text)
-        if stopped:
-            self.finish_reason = "stop"
-        return safe
+        if self._stops is not None:
+            text, stopped = self._stops.feed(text)
+            if stopped:
+                self.finish_reason = "stop"
+        self.pending += text
+        self._num_given += len(text)

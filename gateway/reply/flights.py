@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from contextlib import AsyncExitStack
 
 from gateway.dispatch import Dispatch
 from gateway.errors import GatewayError
@@ -19,7 +18,7 @@ class Flights:
         self._dispatch = dispatch
         self._model = model
         self._submits = submits
-        self._stack = AsyncExitStack()
+        self._readers: list[asyncio.Task[None]] = []
         self._flights: dict[str, Flight] = {}
         self._only: Flight | None = None
         self._arrived: list[wire.Delta] = []
@@ -30,17 +29,14 @@ class Flights:
         """Raises what ``Dispatch.submit`` raises; nothing is left behind then."""
         try:
             for submit in self._submits:
-                flight = await self._stack.enter_async_context(self._dispatch.submit(self._model, submit))
-                self._flights[submit.request_id] = flight
+                self._flights[submit.request_id] = self._dispatch.submit(self._model, submit)
         except BaseException:
-            await self._stack.aclose()
+            await self.close()
             raise
         if len(self._flights) == 1:
-            self._only = flight
+            (self._only,) = self._flights.values()
         else:
-            for flight in self._flights.values():
-                reader = asyncio.ensure_future(self._read(flight))
-                self._stack.callback(reader.cancel)
+            self._readers = [asyncio.create_task(self._read(flight)) for flight in self._flights.values()]
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -48,7 +44,10 @@ class Flights:
 
     async def close(self) -> None:
         """Cancels what has not finished; a second time does nothing."""
-        await self._stack.aclose()
+        for reader in self._readers:
+            reader.cancel()
+        for flight in self._flights.values():
+            await flight.__aexit__(None, None, None)
 
     async def deltas(self) -> list[wire.Delta]:
         """As ``Flight.deltas``."""
