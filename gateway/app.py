@@ -20,6 +20,7 @@ from gateway.house import GATEWAY, Gateway
 from gateway.ledger import Ledger, writer_for
 from gateway.source import SourceError, directory_of
 from gateway.text import Text, TextInvalid
+from gateway.workers import COMMAND
 from policies.settings import Settings
 
 CUT_S = 5.0
@@ -64,8 +65,9 @@ async def opened(
     announce: Callable[[str], None],
     house_doors: Doors,
     sockets: Sequence[socket.socket],
+    command: Sequence[str] = COMMAND,
 ) -> AsyncIterator[Gateway]:
-    """Everything open, while the models load."""
+    """Everything open, while the models load. ``command`` starts a worker."""
     async with contextlib.AsyncExitStack() as stack:
         rooms = await stack.enter_async_context(store.opened(config.store))
         born = await bootstrap(rooms, environ)
@@ -76,7 +78,7 @@ async def opened(
         clock = Clock()
         ledger = Ledger(writer_for(rooms), config.store, clock, lambda: house_doors.num_inside)
         stack.push_async_callback(ledger.close, LEDGER_S)
-        dispatch = Dispatch(config, clock)
+        dispatch = Dispatch(config, clock, command)
         stack.push_async_callback(dispatch.close, WORKERS_S)
         gw = Gateway(config, clock, await Auth.load(rooms), dispatch, ledger)
         await stack.enter_async_context(answering(gw, house_doors, sockets))

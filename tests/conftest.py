@@ -8,6 +8,7 @@ import os
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -17,6 +18,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 from policies import settings
 from tests import builders
+from tests import house as houses
 from tests import postgres as postgresql
 
 Start = Callable[..., Awaitable[str]]
@@ -99,3 +101,23 @@ def store_settings(request: pytest.FixtureRequest, tmp_path: Path) -> settings.S
     """An empty store of each kind."""
     url = request.getfixturevalue("postgres") if request.param == "postgres" else ""
     return settings.Store(data_dir=str(tmp_path / "data"), url=url)
+
+
+@pytest.fixture(scope="session")
+def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[houses.House]:
+    """The whole thing with the demo model and a real worker; all tests share it, so each leaves it as it was."""
+    engine = settings.Engine(device="cpu", num_threads=1, max_kv_bytes=64 << 20)
+    with houses.running(tmp_path_factory.mktemp("house"), models={"demo": settings.Model(engine=engine)}) as house:
+        yield house
+
+
+@pytest.fixture
+def start_house(tmp_path: Path) -> Iterator[Callable[..., houses.House]]:
+    """``house = start_house("--num-tokens", 3, queue=settings.Queue(...))``: a scripted worker answers in it."""
+    with contextlib.ExitStack() as stack:
+
+        def start(*options: object, **sections: Any) -> houses.House:
+            command = builders.scripted(*options)
+            return stack.enter_context(houses.running(tmp_path / "data", command, **sections))
+
+        yield start

@@ -1,4 +1,4 @@
-"""The store on both databases: a schema from nothing, a second start that changes nothing, and stores that cannot be."""
+"""The store on both databases: a schema from nothing, a second start that changes nothing, stores that cannot be."""
 
 from __future__ import annotations
 
