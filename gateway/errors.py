@@ -23,9 +23,9 @@ from policies import wire
 
 log = logging.getLogger(__name__)
 
-REQUEST_ID = "request_id"
+REQUEST_ID = web.RequestKey("request_id", str)
 """Key of a request's id in the request itself; the same id is on the wire and in the ledger."""
-STARTED_AT = "started_at"
+STARTED_AT = web.RequestKey("started_at", float)
 """Key of the instant (monotonic, seconds) at which the request reached the application."""
 
 

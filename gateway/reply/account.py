@@ -27,9 +27,9 @@ class Account:
     then."""
 
     def __init__(self, ledger: Ledger, request: web.Request, caller: Caller, answer: Answer, flights: Flights) -> None:
-        self.request_id: str = request[errors.REQUEST_ID]
+        self.request_id = request[errors.REQUEST_ID]
         self._ledger = ledger
-        self._started_at: float = request[errors.STARTED_AT]
+        self._started_at = request[errors.STARTED_AT]
         self._caller = caller
         self._answer = answer
         self._flights = flights

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,7 +17,7 @@ texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
 
 def pieces(draw: st.DrawFn, token_ids: list[int]) -> list[list[int]]:
     cuts = sorted(draw(st.sets(st.integers(0, len(token_ids)), max_size=8)) | {0, len(token_ids)})
-    return [token_ids[a:b] for a, b in zip(cuts, cuts[1:], strict=False)]
+    return [token_ids[a:b] for a, b in itertools.pairwise(cuts)]
 
 
 def test_tokenizers_that_spell_bytes_are_decoded_by_table():

@@ -1,0 +1,127 @@
+"""The real gateway on a free port, with a worker that the test plays itself."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sqlite3
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import msgspec
+import openai
+import pytest
+
+from gateway import app, doors
+from gateway.house import Gateway
+from gateway.text import Text
+from policies import settings
+from tests.builders import PATIENCE_S
+from tests.gateway.peer import Peer
+from tests.gateway.texts import model_directory
+
+KEY = "sk-of-the-tests"
+HELLO = [{"role": "user", "content": "Hello"}]
+
+
+@dataclass
+class Front:
+    """What a client sees of the gateway, and what the test may look at behind it."""
+
+    url: str
+    gw: Gateway
+    peer: Peer
+    http: aiohttp.ClientSession
+    client: openai.AsyncOpenAI
+    data_dir: Path
+
+    @property
+    def text(self) -> Text:
+        return self.gw.dispatch.text("demo")
+
+    def ids(self, text: str) -> list[int]:
+        """The tokens of an answer."""
+        return self.text._encode([text], add_special_tokens=False)[0]
+
+    async def post(self, path: str, body: object, **headers: str) -> tuple[int, Any, Mapping[str, str]]:
+        """Status, body and headers. ``body`` is sent as JSON unless it is bytes."""
+        data = body if isinstance(body, bytes) else msgspec.json.encode(body)
+        headers = {"content-type": "application/json", **headers}
+        async with self.http.post(self.url + path, data=data, headers=headers) as answer:
+            return answer.status, msgspec.json.decode(await answer.read()), answer.headers
+
+    def chat(self, **others: object) -> asyncio.Task[Any]:
+        """A chat completion under way, through OpenAI's own client."""
+        call: dict[str, Any] = {"model": "demo", "messages": HELLO, **others}
+        return asyncio.create_task(self.client.chat.completions.create(**call))
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The ledger."""
+        with contextlib.closing(sqlite3.connect(self.data_dir / self._database)) as connection:
+            connection.row_factory = sqlite3.Row
+            return [dict(row) for row in connection.execute("SELECT * FROM ledger ORDER BY rowid")]
+
+    async def settled(self, num_rows: int) -> list[dict[str, Any]]:
+        """The ledger, once it has so many rows."""
+        async with asyncio.timeout(PATIENCE_S):
+            while len(rows := self.rows()) < num_rows:  # noqa: ASYNC110 (a database tells nobody)
+                await asyncio.sleep(0.01)
+        assert len(rows) == num_rows
+        return rows
+
+    @property
+    def _database(self) -> str:
+        (path,) = self.data_dir.glob("*.db")
+        return path.name
+
+
+OpenFront = Callable[..., AbstractAsyncContextManager[Front]]
+
+
+@pytest.fixture
+def open_front(tmp_path: Path) -> OpenFront:
+    """``async with open_front(server=..., peer=...)``: a gateway with settings of its own."""
+
+    @contextlib.asynccontextmanager
+    async def open_it(
+        *, peer: Peer | None = None, model: dict[str, Any] | None = None, **sections: Any
+    ) -> AsyncIterator[Front]:
+        peer = peer or Peer()
+        source = model_directory(tmp_path / "model", **(model or {}))
+        server = msgspec.structs.replace(sections.pop("server", settings.Server()), port=0)
+        data_dir = tmp_path / "data"
+        config = settings.Settings(
+            server=server,
+            store=settings.Store(data_dir=str(data_dir)),
+            models={
+                "demo": settings.Model(
+                    source=str(source), replicas=0, addresses=(await peer.listen(tmp_path / "peer.socket"),)
+                )
+            },
+            **sections,
+        )
+        environ = {"PENSTOCK_API_KEY": KEY, "PENSTOCK_ADMIN_KEY": "sk-admin"}
+        (bound, *_) = doors.listen(server)
+        async with contextlib.AsyncExitStack() as stack:
+            stack.enter_context(bound)
+            gw = await stack.enter_async_context(app.opened(config, environ, lambda line: None, doors.Doors(), [bound]))
+            async with asyncio.timeout(PATIENCE_S):
+                await gw.dispatch.until_ready()
+            url = doors.url_of(server, bound)
+            http = await stack.enter_async_context(aiohttp.ClientSession(headers={"authorization": f"Bearer {KEY}"}))
+            client = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=KEY, max_retries=0, timeout=PATIENCE_S)
+            stack.push_async_callback(client.close)
+            stack.push_async_callback(peer.close)
+            yield Front(url, gw, peer, http, client, data_dir)
+
+    return open_it
+
+
+@pytest.fixture
+async def front(open_front: OpenFront) -> AsyncIterator[Front]:
+    async with open_front() as opened:
+        yield opened
