@@ -18,7 +18,7 @@ from policies.terms import Sampling
 from policies.wire import TokenLogprob
 from worker.sampling import race
 from worker.sampling.adjust import Adjustments, adjust
-from worker.sampling.filters import mass_above, nucleus_mass, thresholds
+from worker.sampling.filters import mass_above, mass_from, min_p_threshold, top_k_threshold
 from worker.sampling.tiles import Tiles
 
 UNUSABLE = -1
@@ -71,9 +71,6 @@ class Sampler:
         """
         assert logits.shape == (len(rows), self.vocab_size), (logits.shape, len(rows), self.vocab_size)
         asking = [i for i, row in enumerate(rows) if row.sampling.num_logprobs is not None]
-        # A copy: what follows may write into these rows.
-        model_logits = logits[asking] if asking else None
-
         adjusted = []
         for i, row in enumerate(rows):
             notes = row.state
@@ -82,6 +79,11 @@ class Sampler:
                 row.state = notes = _Notes(adjustments)
             if notes.adjustments is not None:
                 adjusted.append((i, notes.adjustments, row.output_token_ids))
+        model_logits = None
+        if asking:
+            # What follows writes into the rows that are adjusted.
+            whole = len(asking) == len(rows) and not adjusted
+            model_logits = logits if whole else logits.index_select(0, torch.tensor(asking, device=logits.device))
         if adjusted:
             adjust(logits, adjusted)
 
@@ -116,12 +118,16 @@ class Sampler:
         keys = [(row.seed, len(row.prompt_token_ids) + len(row.output_token_ids)) for row in chosen]
         starts = race.streams(keys, device)
         top_k = [s.top_k if s.top_k < self.vocab_size else 0 for s in asked]
-        threshold = thresholds(tiles, at, temperature, top_k, [s.top_p for s in asked], [s.min_p for s in asked])
+        threshold = top_k_threshold(tiles, at, top_k)
+        nucleus = [i for i, s in enumerate(asked) if s.top_p < 1.0]
+        if nucleus:
+            top_p = torch.tensor([asked[i].top_p for i in nucleus], dtype=torch.float64, device=device)
+            mass = top_p * mass_from(tiles, at[nucleus], temperature[nucleus], threshold[nucleus])
+        if any(s.min_p for s in asked):
+            threshold = threshold.maximum(min_p_threshold(tiles, at, temperature, [s.min_p for s in asked]))
         winners = race.draw(tiles, at, starts, temperature, threshold)
 
-        nucleus = [i for i, s in enumerate(asked) if s.top_p < 1.0 and not top_k[i]]
         if nucleus:
-            mass = nucleus_mass(tiles, at[nucleus], temperature[nucleus], [asked[i].top_p for i in nucleus])
             left = torch.tensor(nucleus, device=device)
             while True:
                 drawn_logits = tiles.at(at[left], winners[left])

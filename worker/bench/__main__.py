@@ -66,6 +66,7 @@ def _several(_: click.Context, parameter: click.Parameter, text: str) -> list[in
     default=settings.Engine().max_prefill_tokens_beside_decodes,
     show_default=True,
 )
+@click.option("--max-slowdown", type=click.FloatRange(0), default=settings.Engine().max_slowdown, show_default=True)
 @click.option("--peer", type=click.Choice(["transformers"]), help="Measure it in the same run, round by round.")
 @click.option("--no-generate-batch", is_flag=True, help="Of the peer, only the static batch.")
 @click.option("--stall", is_flag=True, help="Instead: 8 streams, and a prompt of 4,000 tokens that arrives amid them.")
@@ -108,13 +109,14 @@ def _directory(options: dict[str, Any]) -> Iterator[tuple[str, Path]]:
         yield f"shape {options['shape']}, random weights", Path(path)
 
 
-def _engine_settings(options: dict[str, Any], max_total_tokens: int, **changes: int) -> settings.Engine:
+def _engine_settings(options: dict[str, Any], max_total_tokens: int, **changes: Any) -> settings.Engine:
     engine = settings.Engine(
         dtype=options["dtype"],
         num_threads=options["threads"],
         attention=options["attention"],
         max_step_tokens=options["max_step_tokens"],
         max_prefill_tokens_beside_decodes=options["max_prefill_tokens_beside_decodes"],
+        max_slowdown=options["max_slowdown"],
         max_model_tokens=max_total_tokens,
         max_sequences=max(*options["concurrency"], NUM_STREAMS + 1),
     )
@@ -176,17 +178,16 @@ def _stalls(name: str, directory: Path, options: dict[str, Any]) -> Report:
     """The same with chunks and, for contrast, with the whole prompt in one step."""
     num_quiet, num_long = 40, options["stall_tokens"]
     num_tokens = max(num_long, options["input_tokens"]) + 2 * num_quiet + num_long
+    whole: dict[str, Any] = {
+        "max_prefill_tokens_beside_decodes": 2 * num_long,
+        "max_step_tokens": 2 * num_long,
+        "max_slowdown": 0.0,
+    }
     report: Report | None = None
     stalls = []
     with _progress(options) as progress:
         task = progress.add_task("", total=2)
-        for label, changes in (
-            ("prompt in chunks", {}),
-            (
-                "prompt in one step",
-                {"max_prefill_tokens_beside_decodes": 2 * num_long, "max_step_tokens": 2 * num_long},
-            ),
-        ):
+        for label, changes in (("prompt in chunks", {}), ("prompt in one step", whole)):
             progress.update(task, description=label)
             engine = _engine_settings(options, num_tokens, **changes)
             runner = Runner.load(str(directory), engine)

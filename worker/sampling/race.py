@@ -28,8 +28,8 @@ from torch import Tensor
 
 from worker.sampling.tiles import WIDTH, Tiles
 
-FIRST_TILES = 8
-"""Tiles opened at first, and the factor by which more are: by measurement (benchmarks/engine.md)."""
+FIRST_TILES = 32
+"""Tiles opened before it is known how many are needed: by measurement (benchmarks/engine.md)."""
 SLACK = 1e-3
 """How far rounding may put a bound below what it bounds, many times over."""
 
@@ -56,11 +56,15 @@ def streams(keys: Sequence[tuple[int, int]], device: torch.device) -> Tensor:
 
 def words(starts: Tensor, at: Tensor) -> Tensor:
     """Word ``at`` of each stream: i64 tensors that broadcast -> i64, uniform over all 64 bits."""
-    z = at * _GAMMA + starts
+    z = (at * _GAMMA).add(starts)
+    shifted = torch.empty_like(z)
+    # Tensors shift with the sign; the mask makes it the logical shift of the paper. All in place: in a large batch
+    # fresh memory costs more than the arithmetic.
     for shift, factor in ((30, _MIX_1), (27, _MIX_2)):
-        # Tensors shift with the sign; the mask makes it the logical shift of the paper.
-        z = (z ^ ((z >> shift) & ((1 << (64 - shift)) - 1))).mul_(factor)
-    return z ^ ((z >> 31) & ((1 << 33) - 1))
+        torch.bitwise_right_shift(z, shift, out=shifted)
+        z.bitwise_xor_(shifted.bitwise_and_((1 << (64 - shift)) - 1)).mul_(factor)
+    torch.bitwise_right_shift(z, 31, out=shifted)
+    return z.bitwise_xor_(shifted.bitwise_and_((1 << 33) - 1))
 
 
 def exponentials(bits: Tensor) -> Tensor:
@@ -68,7 +72,8 @@ def exponentials(bits: Tensor) -> Tensor:
 
     The uniform's fine end is at zero, where the race is decided.
     """
-    uniform = ((bits >> 11) & ((1 << 53) - 1) | 1).to(torch.float32).mul_(2.0**-53).clamp_(max=1.0 - 2.0**-24)
+    upper = (bits >> 11).bitwise_and_((1 << 53) - 1).bitwise_or_(1)
+    uniform = upper.to(torch.float32).mul_(2.0**-53).clamp_(max=1.0 - 2.0**-24)
     return uniform.neg_().log1p_().neg_()
 
 
@@ -96,9 +101,9 @@ def draw(tiles: Tiles, rows: Tensor, starts: Tensor, temperature: Tensor, thresh
 
     winners = torch.empty(len(rows), dtype=torch.int64, device=rows.device)
     left = torch.arange(len(rows), device=rows.device)
-    num = FIRST_TILES
+    num = min(FIRST_TILES, tiles.num_tiles)
     while True:
-        closed = num < tiles.num_tiles
+        # One bound more than tiles to open: the best of those that stay closed.
         bound, opened = bounds[left].topk(min(num + 1, tiles.num_tiles))
         opened = opened[:, :num]
         values = tiles.open(rows[left, None], opened)
@@ -106,10 +111,11 @@ def draw(tiles: Tiles, rows: Tensor, starts: Tensor, temperature: Tensor, thresh
         scores.sub_(clocks(starts[left], opened).log_()).masked_fill_(values < threshold[left, None, None], -torch.inf)
         best, at = scores.flatten(1).max(-1)
         winners[left] = opened.gather(1, at[:, None] // WIDTH)[:, 0] * WIDTH + at % WIDTH
-        if not closed:
+        if num == tiles.num_tiles:
             return winners
         undecided = bound[:, num] + SLACK >= best
         if not undecided.any():
             return winners
         left = left[undecided]
-        num *= FIRST_TILES
+        # As many as may still win: the second opening is the last.
+        num = int((bounds[left] + SLACK >= best[undecided, None]).sum(-1).max())
