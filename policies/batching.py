@@ -56,6 +56,8 @@ class Limits(msgspec.Struct, frozen=True):
     """Less than max_step_tokens where that is at all possible, so that prefill has a share in every step."""
     max_slowdown: float = 0.0
     """A step may take so many times as long as its decodes alone, because of prompts; 0: no such limit."""
+    max_prefill_s: float = 1.0
+    """Of any step, on prompts: a cancel, a more important request and the next sign of life wait no longer."""
 
 
 class Plan(NamedTuple):
@@ -130,7 +132,7 @@ def plan(
 
 
 class _Budget:
-    """What the step has left for prompts: tokens, and beside decodes also seconds."""
+    """What the step has left for prompts: tokens, and once costs are known also seconds."""
 
     def __init__(self, decode_starts: Sequence[int], limits: Limits, costs: StepCosts | None) -> None:
         num_decodes = len(decode_starts)
@@ -139,10 +141,12 @@ class _Budget:
         self._is_first = True
         if num_decodes:
             self._num_tokens = min(self._num_tokens, limits.max_prefill_tokens_beside_decodes)
-            if costs is not None and costs.known and limits.max_slowdown:
+        if costs is not None and costs.known:
+            self._seconds = limits.max_prefill_s
+            self._price = costs.chunk_price
+            if num_decodes and limits.max_slowdown:
                 alone_s = costs.predict(Work(0, num_decodes, sum(decode_starts) + num_decodes))
-                self._seconds = alone_s * (limits.max_slowdown - 1.0)
-                self._price = costs.chunk_price
+                self._seconds = min(self._seconds, alone_s * (limits.max_slowdown - 1.0))
 
     def chunk(self, claim: Claim) -> int:
         """The tokens that this one may compute now."""

@@ -13,6 +13,7 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, NoReturn
 import msgspec
 
 from policies import wire
+from policies.costs import StepCosts
 from policies.settings import WorkerSettings
 from policies.terms import Sampling
 from worker.channel import listen
@@ -30,6 +32,11 @@ if TYPE_CHECKING:
 CANNOT_START, BROKEN = 2, 3
 NICENESS = 5
 """On a CPU the engine takes what it is given; the gateway, on the same cores, wakes for a moment only but at once."""
+
+PROBE_LENGTHS = (16, 16, 32, 64, 128, 256, 512)
+"""Prompts computed before anything is served, as many of them as fit in PROBE_S."""
+PROBE_TOKENS = 4
+PROBE_S = 0.5
 
 log = logging.getLogger("penstock.worker")
 
@@ -105,8 +112,11 @@ def _serve(settings: WorkerSettings, listener: socket.socket) -> int:
     if runner.device == "cpu":
         os.nice(NICENESS)
     sampler = Sampler(runner.vocab_size, runner.eos_token_ids)
-    _probe(Engine(runner, sampler, settings.engine, time.monotonic))
-    engine = Engine(runner, sampler, settings.engine, time.monotonic)
+
+    def engine_with(costs: StepCosts) -> Engine:
+        return Engine(runner, sampler, settings.engine, time.monotonic, costs)
+
+    engine = engine_with(_probe(engine_with, runner.max_model_tokens))
     ready = wire.Ready(
         model=settings.model,
         max_model_tokens=runner.max_model_tokens,
@@ -144,13 +154,24 @@ def _serve(settings: WorkerSettings, listener: socket.socket) -> int:
     return 0
 
 
-def _probe(engine: Engine) -> None:
-    """One short answer, so that ready means able: what is broken shows before the first request, not with it."""
-    engine.add(wire.Submit("probe", [0, 0], Sampling(max_tokens=2, temperature=0.0)))
-    while engine.has_work:
-        _, failed = engine.step()
-        if failed:
-            raise CannotStart(f"the model is loaded, but it cannot compute: {failed[0].reason}")
+def _probe(engine: Callable[[StepCosts], Engine], max_model_tokens: int) -> StepCosts:
+    """Short answers to ever longer prompts: ready means able, and knowing about what a step costs.
+
+    Raises CannotStart.
+    """
+    costs = StepCosts()
+    began_at = time.monotonic()
+    for round_, length in enumerate(PROBE_LENGTHS):
+        if length + PROBE_TOKENS > max_model_tokens or (costs.known and time.monotonic() - began_at > PROBE_S):
+            break
+        # The first one also pays for what is made on first use, so what it costs says nothing.
+        prober = engine(costs if round_ else StepCosts())
+        prober.add(wire.Submit("probe", [0] * length, Sampling(PROBE_TOKENS, temperature=0.0, ignore_eos=True)))
+        while prober.has_work:
+            _, failed = prober.step()
+            if failed:
+                raise CannotStart(f"the model is loaded, but it cannot compute: {failed[0].reason}")
+    return costs
 
 
 if __name__ == "__main__":

@@ -36,7 +36,15 @@ log = logging.getLogger("penstock.worker")
 class Engine:
     """All requests of one model on one device."""
 
-    def __init__(self, runner: Runner, sampler: Sampler, engine: settings.Engine, now: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        runner: Runner,
+        sampler: Sampler,
+        engine: settings.Engine,
+        now: Callable[[], float],
+        costs: StepCosts | None = None,
+    ) -> None:
+        """``costs``: what is known of this runner's steps already."""
         self._runner = runner
         self._sampler = sampler
         self._now = now
@@ -48,7 +56,7 @@ class Engine:
         self._requests: dict[str, Request] = {}
         self._suspects: set[str] = set()
         """Requests that were in a batch whose sampling failed; they are sampled one by one until they pass."""
-        self._costs = StepCosts()
+        self._costs = costs or StepCosts()
         self._num_arrivals = 0
         self._num_prefill_tokens = 0
         self._num_decode_tokens = 0

@@ -44,6 +44,8 @@ class Loop:
         self._told_load = engine.load()
         self._told_at = now()
         self._needs_audit = False
+        self._rested = False
+        """No step since the last Stats: time for an audit, which a large pool makes long enough to be noticed."""
         self._selector = selectors.DefaultSelector()
         self._selector.register(listener, selectors.EVENT_READ, lambda events: self._accept(listener))
 
@@ -110,7 +112,7 @@ class Loop:
 
     def _step(self) -> None:
         deltas, failed = self._engine.step()
-        self._needs_audit = True
+        self._needs_audit, self._rested = True, False
         if deltas:
             by_channel: dict[Channel, list[wire.Delta]] = {}
             owners = self._owners
@@ -137,9 +139,10 @@ class Loop:
         load = self._engine.load()
         if gap < HEARTBEAT_S and (gap < MIN_STATS_GAP_S or load == self._told_load):
             return
-        if self._needs_audit and not self._engine.has_work:
+        if self._rested and self._needs_audit:
             self._engine.audit()
             self._needs_audit = False
+        self._rested = True
         self._told_at, self._told_load = now, load
         stats = self._engine.stats()
         for channel in list(self._channels):

@@ -217,5 +217,11 @@ def test_the_first_prompt_in_order_always_moves_and_the_others_wait_their_turn()
 
 
 def test_without_streams_nobody_is_slowed_down():
-    costs = a_machine_that_takes(decode_s=1e-6, token_s=1e-3)
+    costs = a_machine_that_takes(decode_s=1e-6, token_s=1e-4)
     assert plan([prefilling(2, 5000)], [], 10, PACED, costs).grants == [(2, 2048)]
+
+
+def test_on_a_slow_machine_no_step_takes_much_longer_than_a_second():
+    costs = a_machine_that_takes(decode_s=1e-6, token_s=1e-2)
+    ((_, num_tokens),) = plan([prefilling(2, 5000)], [], 10, PACED, costs).grants
+    assert 90 <= num_tokens <= 105
