@@ -1,0 +1,169 @@
+"""`penstock serve` as people run it: a process, its signals, its files, and workers that are shot."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PATIENCE_S = 60.0
+ENVIRONMENT = {
+    **{name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")},
+    "PENSTOCK_ENGINE__NUM_THREADS": "1",
+    "PENSTOCK_ENGINE__MAX_KV_BYTES": "67108864",
+    "PENSTOCK_WORKERS__RESTART_BACKOFF_S": "0.1",
+    "PYTHONPATH": str(ROOT),
+}
+
+
+class Process:
+    """One `penstock serve`, up to its ready line."""
+
+    def __init__(self, directory: Path, **environment: str) -> None:
+        self.directory = directory
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "gateway", "serve", "--port", "0", "--data-dir", str(directory / "data")],
+            cwd=directory,
+            env={**ENVIRONMENT, **environment},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self.errors: list[str] = []
+        self._reader = threading.Thread(target=lambda: self.errors.extend(self.process.stderr))
+        self._reader.start()
+        self.lines: list[str] = []
+        for line in self.process.stdout:
+            self.lines.append(line)
+            if line.startswith("Penstock ready on "):
+                self.url = line.split()[-1]
+                break
+
+    @property
+    def key(self) -> str:
+        lines = (self.directory / "data" / "bootstrap.env").read_text().splitlines()
+        return dict(line.split("=", 1) for line in lines)["PENSTOCK_API_KEY"]
+
+    def open(self, path: str, **body: object):
+        headers = {"authorization": f"Bearer {self.key}", "content-type": "application/json"}
+        request = urllib.request.Request(self.url + path, json.dumps(body).encode(), headers)
+        return urllib.request.urlopen(request, timeout=PATIENCE_S)
+
+    def story(self, max_tokens: int):
+        """A long streamed answer, its first event already read."""
+        prompt = {"prompt": "Once upon a time", "max_tokens": max_tokens, "ignore_eos": True}
+        stream = self.open("/v1/completions", model="demo", stream=True, **prompt)
+        stream.readline()
+        return stream
+
+    def answer(self, model: str = "demo") -> str:
+        """What the model says to a greeting; nothing while it is not to be had."""
+        messages = [{"role": "user", "content": "Hello!"}]
+        try:
+            with self.open("/v1/chat/completions", model=model, max_tokens=8, messages=messages) as response:
+                return json.load(response)["choices"][0]["message"]["content"]
+        except urllib.error.HTTPError as refusal:
+            assert refusal.code == 503
+            return ""
+
+    def workers(self) -> list[int]:
+        """Process ids of its children."""
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text()
+        return [int(pid) for pid in children.split()]
+
+    def wait(self) -> int:
+        status = self.process.wait(PATIENCE_S)
+        self._reader.join(PATIENCE_S)
+        return status
+
+
+@contextlib.contextmanager
+def serving(directory: Path, **environment: str):
+    running = Process(directory, **environment)
+    try:
+        yield running
+    finally:
+        running.process.kill()
+        running.wait()
+
+
+def until(condition):
+    """Polls, as there is nothing inside another process to wait on."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.05)
+
+
+def is_alive(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()
+
+
+def events(stream) -> list[bytes]:
+    return [line[6:].strip() for line in stream if line.startswith(b"data: ")]
+
+
+def test_a_first_start_makes_keys_and_a_second_start_keeps_them(tmp_path):
+    with serving(tmp_path) as first:
+        printed = [line for line in first.lines if line.startswith("PENSTOCK_")]
+        assert sorted(line.split("=")[0] for line in printed) == ["PENSTOCK_ADMIN_KEY", "PENSTOCK_API_KEY"]
+        assert stat.S_IMODE((tmp_path / "data" / "bootstrap.env").stat().st_mode) == 0o600
+        assert first.answer()
+        key, workers = first.key, first.workers()
+        first.process.send_signal(signal.SIGTERM)
+        assert first.wait() == 0
+        assert not any(map(is_alive, workers))
+        assert key not in "".join(first.errors)
+    with serving(tmp_path) as second:
+        assert [line for line in second.lines if line.startswith("PENSTOCK_")] == []
+        assert second.key == key
+        assert second.answer()
+
+
+def test_a_stop_lets_a_running_stream_finish(tmp_path):
+    with serving(tmp_path) as house:
+        with house.story(max_tokens=400) as stream:
+            house.process.send_signal(signal.SIGINT)
+            assert events(stream)[-1] == b"[DONE]"
+        assert house.wait() == 0
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_worker_that_dies_or_hangs_is_replaced(tmp_path, how):
+    with serving(tmp_path, PENSTOCK_WORKERS__SILENCE_TIMEOUT_S="3") as house:
+        (shot,) = house.workers()
+        with house.story(max_tokens=4000) as stream:
+            os.kill(shot, how)
+            assert json.loads(events(stream)[-1])["error"]["code"] == "worker_lost"
+        until(house.answer)
+        assert house.workers() != [shot]
+        assert not is_alive(shot)
+
+
+def test_a_gateway_that_is_shot_takes_its_workers_along(tmp_path):
+    with serving(tmp_path) as house:
+        workers = house.workers()
+        house.process.kill()
+        house.wait()
+        until(lambda: not any(map(is_alive, workers)))
+
+
+def test_other_models_answer_while_one_is_down(tmp_path):
+    (tmp_path / "config.toml").write_text("[models.one]\n[models.two]\n")
+    with serving(tmp_path) as house:
+        until(lambda: house.answer("one") and house.answer("two"))
+        os.kill(house.workers()[0], signal.SIGKILL)
+        assert any([house.answer("one"), house.answer("two")])
+        until(lambda: house.answer("one") and house.answer("two"))
