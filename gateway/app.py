@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import socket
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -44,9 +45,18 @@ async def serve(config: Settings, environ: Mapping[str, str], announce: Callable
             stack.enter_context(bound)
         async with opened(config, environ, announce, house_doors, sockets) as gw:
             if await doors.before(stop.asked, gw.dispatch.until_ready()):
+                calm_collector()
                 announce(f"Penstock ready on {doors.url_of(config.server, sockets[0])}")
                 await stop.asked.wait()
             await drain(gw, house_doors, stop)
+
+
+def calm_collector() -> None:
+    """What is loaded by now stays, and a request leaves hardly any cycles: the collector looks at new objects alone,
+    and less often. By default it takes a seventh of the time of a busy gateway."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 50)
 
 
 async def drain(gw: Gateway, house_doors: Doors, stop: Stop) -> None:

@@ -17,7 +17,7 @@ async def complete(request: web.Request) -> web.StreamResponse:
     call = openai.parse_chat(await body_of(request))
     text, facts = gw.dispatch.text(call.model), gw.dispatch.ready(call.model)
     gw.ledger.check_room()
-    prompt = await text.encode_chat(call.messages, call.tools, call.chat_template_kwargs)
+    prompt = await text.encode_chat(call.messages, call.tools, call.chat_template_kwargs, caller.tenant_id)
     room = room_for(len(prompt), facts, "messages")
     sampling = openai.sampling(call, min(call.asked_tokens or room, room), facts.vocab_size)
     submit = wire.Submit(request[REQUEST_ID], prompt, sampling, call.num_choices)

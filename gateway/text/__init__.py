@@ -19,6 +19,7 @@ from tokenizers import Tokenizer
 from gateway import openai
 from gateway.errors import InvalidRequest, ServiceUnavailable
 from gateway.text.detokenize import Decoder, Vocabulary
+from gateway.text.pieces import Pieces
 from gateway.text.stops import StopStrings
 from gateway.text.template import ChatTemplate, TemplateFailure, TemplateInvalid
 from policies import settings
@@ -50,6 +51,7 @@ class Text:
         self._inline_chars = limits.inline_chars
         self._threads = ThreadPoolExecutor(limits.num_threads, thread_name_prefix="text")
         self._num_waiting = 0
+        self._pieces = Pieces(tokenizer)
         self.vocabulary = Vocabulary(tokenizer)
 
     @classmethod
@@ -83,12 +85,13 @@ class Text:
         messages: Sequence[openai.Message],
         tools: Sequence[dict[str, Any]] | None = None,
         switches: Mapping[str, Any] | None = None,
+        tenant_id: str = "",
     ) -> list[int]:
         """Token ids of the conversation as the model was trained to read it.
 
         A special token's name in a message's text becomes that token, as it does in transformers. The template writes
         the beginning-of-text token where the model wants one, so none is added. ``switches`` are the template's own.
-        Raises InvalidRequest.
+        What this tenant's conversations held before is not read again. Raises InvalidRequest.
         """
         template = self._templates.get("tool_use") if tools else None
         template = template or self._templates.get("default")
@@ -104,16 +107,17 @@ class Text:
                 )
             except TemplateFailure as failure:
                 raise InvalidRequest(str(failure), param="messages") from None
-            return self._encode([prompt], add_special_tokens=False)[0]
+            try:
+                return self._pieces.encode(prompt, tenant_id)
+            except Exception as error:  # as in _encode
+                raise InvalidRequest(f"The prompt cannot be tokenised: {error}") from None
 
         return await self._run(render_and_encode, _num_chars(messages) + 1000 * len(tools or ()))
 
     async def encode(self, prompts: Sequence[str]) -> list[list[int]]:
         """Token ids of bare prompts, with the special tokens that the tokenizer puts around a text. Raises
         InvalidRequest."""
-        return await self._run(
-            lambda: self._encode(prompts, add_special_tokens=True), sum(20 + len(prompt) for prompt in prompts)
-        )
+        return await self._run(lambda: self._encode(prompts), sum(20 + len(prompt) for prompt in prompts))
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of a whole sequence, special tokens left out."""
@@ -124,10 +128,10 @@ class Text:
         that a first space is part of it."""
         return self.vocabulary.decoder(continues)
 
-    def _encode(self, prompts: Sequence[str], add_special_tokens: bool) -> list[list[int]]:
+    def _encode(self, prompts: Sequence[str]) -> list[list[int]]:
         try:
             # This variant keeps no character offsets and, unlike encode(), lets other threads run.
-            encodings = self._tokenizer.encode_batch_fast(prompts, add_special_tokens=add_special_tokens)
+            encodings = self._tokenizer.encode_batch_fast(prompts, add_special_tokens=True)
         except Exception as error:  # a tokenizer without an unknown token refuses some texts, with nothing narrower
             raise InvalidRequest(f"The prompt cannot be tokenised: {error}") from None
         return [encoding.ids for encoding in encodings]

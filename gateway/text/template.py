@@ -25,6 +25,10 @@ MAX_RENDERED_CHARS = 64 << 20
 """Four times the largest body that the default settings let in."""
 
 
+_DICT_NAMES = frozenset(dir(dict))
+"""For these ``message.items`` is the method, as Jinja has it; for all other names the value under the key."""
+
+
 class TemplateFailure(Exception):
     """The template refused this conversation, or could not render it; the message is for the client."""
 
@@ -52,6 +56,12 @@ class _Sandbox(ImmutableSandboxedEnvironment):
     """Refuses products that would not fit into memory, on top of what the sandbox refuses by itself."""
 
     intercepted_binops = frozenset(("*", "**"))
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        """As the sandbox's, by a shorter way for what templates read most: ``message.content``."""
+        if type(obj) is dict and attribute in obj and attribute not in _DICT_NAMES:
+            return obj[attribute]
+        return super().getattr(obj, attribute)
 
     def call_binop(self, context: jinja2.runtime.Context, operator: str, left: Any, right: Any) -> Any:
         if operator == "**":
@@ -95,6 +105,8 @@ class ChatTemplate:
         except jinja2.TemplateSyntaxError as error:
             raise TemplateInvalid(f"the chat template is not valid: line {error.lineno}: {error.message}") from None
         # A rendering copies these, and a plain dict copies faster than the chain of two that Jinja makes.
+        self._template.globals = dict(self._template.globals)
+        # Jinja chains several mappings, which every rendering would copy one slow item at a time.
         self._template.globals = dict(self._template.globals)
         # Templates written before the role existed would refuse it, or drop the message in silence.
         self.knows_developer = "developer" in source

@@ -1,0 +1,54 @@
+"""A conversation read piece by piece is the conversation read at once, and each tenant's memory is its own."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
+
+from demo import MODEL_DIR
+from gateway.text import pieces
+from gateway.text.pieces import Pieces
+
+DEMO = Tokenizer.from_file(str(MODEL_DIR / "tokenizer.json"))
+MARKS = ("<|im_start|>", "<|im_end|>", "<|endoftext|>", "<tool_call>", "</tool_call>")
+remembering = Pieces(DEMO)
+
+
+@given(st.lists(st.one_of(st.sampled_from(MARKS), st.text(max_size=20), st.sampled_from(("user\n", " hello", "\n\n")))))
+def test_piece_by_piece_is_the_same_as_at_once(parts):
+    prompt = "".join(parts)
+    at_once = DEMO.encode(prompt, add_special_tokens=False).ids
+    assert remembering.encode(prompt, "tenant") == at_once
+    assert remembering.encode(prompt, "tenant") == at_once, "also when all of it is remembered"
+
+
+def test_a_tokenizer_that_treats_the_first_word_apart_is_read_at_once():
+    words = {"<s>": 0, "▁": 1, "a": 2, "▁a": 3, "[UNK]": 4}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
+    tokenizer.add_special_tokens([AddedToken("<s>", special=True, normalized=False)])
+    prompt = "a<s>a a"
+    assert Pieces(tokenizer).encode(prompt, "") == tokenizer.encode(prompt, add_special_tokens=False).ids
+
+
+def test_a_tenant_finds_only_what_it_brought(monkeypatch):
+    memory = Pieces(DEMO)
+    read = []
+    encode = memory._encode
+    monkeypatch.setattr(memory, "_encode", lambda texts: read.append(texts) or encode(texts))
+    memory.encode("<|im_start|>user\nhello<|im_end|>", "one")
+    memory.encode("<|im_start|>user\nhello<|im_end|>\n<|im_start|>user\nand more<|im_end|>", "one")
+    memory.encode("<|im_start|>user\nhello<|im_end|>", "two")
+    assert read == [["user\nhello"], ["\n", "user\nand more"], ["user\nhello"]]
+
+
+def test_the_memory_is_bounded(monkeypatch):
+    monkeypatch.setattr(pieces, "MAX_REMEMBERED_CHARS", 1000)
+    memory = Pieces(DEMO)
+    for number in range(200):
+        memory.encode(f"<|im_start|>a question with the number {number}<|im_end|>", "tenant")
+        held = [*memory._young, *memory._old]
+        assert sum(len(tenant) + len(piece) for tenant, piece in held) <= 2000
+    assert memory.encode("x" * 70_000, "tenant") == DEMO.encode("x" * 70_000, add_special_tokens=False).ids
+    assert all(len(piece) < 70_000 for _, piece in memory._young)
