@@ -3,6 +3,10 @@
 // Vectors are the compiler's own (GCC and Clang), so one source serves AVX-512, AVX2 and NEON; sums are float32 whatever
 // the tensors hold. The caller vouches for pointers and sizes; every function here is called from one thread at a time.
 
+#if defined(__AVX512BF16__)
+#include <immintrin.h>
+#endif
+
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -249,17 +253,28 @@ struct Part {
     const int32_t* table;
     int64_t group;
 
-    const T* row_of(const T* base, int64_t position) const {
-        int64_t slot = table[position / step.block_size] * step.block_size + position % step.block_size;
-        return base + slot * step.head_dim;
+    // Where the rows of positions [begin, begin + count) start, in elements from ``keys`` and ``values``; the last is
+    // repeated to a whole vector.
+    void find(int64_t begin, int64_t count, int64_t* offsets) const {
+        int64_t block = begin / step.block_size, inside = begin % step.block_size;
+        for (int64_t i = 0; i < count; ++block, inside = 0) {
+            int64_t slot = table[block] * step.block_size + inside;
+            for (; i < count && inside < step.block_size; ++i, ++inside, ++slot) offsets[i] = slot * step.head_dim;
+        }
+        for (int64_t i = count; i % WIDTH; ++i) offsets[i] = offsets[count - 1];
     }
 
     // scores [group, TILE] of up to TILE positions
-    void score(int64_t begin, int64_t count, float* held_queries, float* held_keys, float* scores) const {
+    void score(const int64_t* offsets, int64_t count, const float* held_queries, float* held_keys, float* scores) const {
         int64_t head_dim = step.head_dim;
+#if defined(__AVX512BF16__)
+        if constexpr (sizeof(T) == 2) {
+            if (head_dim % (2 * WIDTH) == 0) return score_pairs(offsets, count, scores);
+        }
+#endif
         for (int64_t first = 0; first < count; first += WIDTH) {
             for (int64_t i = 0; i < WIDTH; ++i) {
-                const T* row = row_of(keys, begin + std::min(first + i, count - 1));
+                const T* row = keys + offsets[first + i];
                 for (int64_t d = 0; d < head_dim; d += WIDTH) store(held_keys + i * head_dim + d, load(row + d));
             }
             for (int64_t g = 0; g < group; ++g) {
@@ -268,16 +283,35 @@ struct Part {
                     Floats query = load(held_queries + g * head_dim + d);
                     for (int i = 0; i < WIDTH; ++i) sums[i] += query * load(held_keys + i * head_dim + d);
                 }
-                store(scores + g * TILE + first, sums_across(sums));
+                store(scores + g * TILE + first, sums_across(sums) * step.scale);
             }
         }
     }
 
+#if defined(__AVX512BF16__)
+    // The same with the instruction that multiplies pairs of bfloat16, exactly, and adds them in float32.
+    void score_pairs(const int64_t* offsets, int64_t count, float* scores) const {
+        int64_t head_dim = step.head_dim;
+        for (int64_t first = 0; first < count; first += WIDTH) {
+            for (int64_t g = 0; g < group; ++g) {
+                __m512 sums[WIDTH];
+                for (int i = 0; i < WIDTH; ++i) sums[i] = _mm512_setzero_ps();
+                for (int64_t d = 0; d < head_dim; d += 2 * WIDTH) {
+                    __m512bh query = (__m512bh)_mm512_loadu_si512(queries + g * head_dim + d);
+                    for (int i = 0; i < WIDTH; ++i) {
+                        __m512bh key = (__m512bh)_mm512_loadu_si512(keys + offsets[first + i] + d);
+                        sums[i] = _mm512_dpbf16_ps(sums[i], query, key);
+                    }
+                }
+                store(scores + g * TILE + first, sums_across((Floats*)sums) * step.scale);
+            }
+        }
+    }
+#endif
+
     // out [GROUP, head_dim] += weights [GROUP, TILE] times the values of ``count`` positions
     template <int GROUP>
-    void mix(int64_t begin, int64_t count, const float* weights, float* out) const {
-        const T* rows[TILE];
-        for (int64_t i = 0; i < count; ++i) rows[i] = row_of(values, begin + i);
+    void mix(const int64_t* offsets, int64_t count, const float* weights, float* out) const {
         int64_t head_dim = step.head_dim;
         int64_t d = 0;
         for (; d + 2 * WIDTH <= head_dim; d += 2 * WIDTH) {
@@ -287,7 +321,7 @@ struct Part {
                 high[g] = load(out + g * head_dim + d + WIDTH);
             }
             for (int64_t i = 0; i < count; ++i) {
-                Floats a = load(rows[i] + d), b = load(rows[i] + d + WIDTH);
+                Floats a = load(values + offsets[i] + d), b = load(values + offsets[i] + d + WIDTH);
                 for (int g = 0; g < GROUP; ++g) {
                     float weight = weights[g * TILE + i];
                     low[g] += a * weight;
@@ -302,25 +336,25 @@ struct Part {
         for (; d < head_dim; d += WIDTH) {
             for (int g = 0; g < GROUP; ++g) {
                 Floats sum = load(out + g * head_dim + d);
-                for (int64_t i = 0; i < count; ++i) sum += load(rows[i] + d) * weights[g * TILE + i];
+                for (int64_t i = 0; i < count; ++i) sum += load(values + offsets[i] + d) * weights[g * TILE + i];
                 store(out + g * head_dim + d, sum);
             }
         }
     }
 
-    void mix_all(int64_t begin, int64_t count, const float* weights, float* out) const {
+    void mix_all(const int64_t* offsets, int64_t count, const float* weights, float* out) const {
         for (int64_t g = 0; g < group; g += MAX_GROUP) {
             const float* w = weights + g * TILE;
             float* o = out + g * step.head_dim;
             switch (std::min<int64_t>(MAX_GROUP, group - g)) {
-                case 1: mix<1>(begin, count, w, o); break;
-                case 2: mix<2>(begin, count, w, o); break;
-                case 3: mix<3>(begin, count, w, o); break;
-                case 4: mix<4>(begin, count, w, o); break;
-                case 5: mix<5>(begin, count, w, o); break;
-                case 6: mix<6>(begin, count, w, o); break;
-                case 7: mix<7>(begin, count, w, o); break;
-                case 8: mix<8>(begin, count, w, o); break;
+                case 1: mix<1>(offsets, count, w, o); break;
+                case 2: mix<2>(offsets, count, w, o); break;
+                case 3: mix<3>(offsets, count, w, o); break;
+                case 4: mix<4>(offsets, count, w, o); break;
+                case 5: mix<5>(offsets, count, w, o); break;
+                case 6: mix<6>(offsets, count, w, o); break;
+                case 7: mix<7>(offsets, count, w, o); break;
+                case 8: mix<8>(offsets, count, w, o); break;
             }
         }
     }
@@ -331,13 +365,15 @@ struct Part {
         float* held_queries = work;
         float* scores = held_queries + group * head_dim;
         float* held_keys = scores + group * TILE;
-        for (int64_t i = 0; i < group * head_dim; ++i) held_queries[i] = get(queries[i]) * step.scale;
+        for (int64_t i = 0; i < group * head_dim; ++i) held_queries[i] = get(queries[i]);
         std::fill(out, out + group * head_dim, 0.0f);
         std::fill(greatest, greatest + group, -INFINITY);
         std::fill(total, total + group, 0.0f);
+        int64_t offsets[TILE];
         for (int64_t at = begin; at < end; at += TILE) {
             int64_t count = std::min<int64_t>(TILE, end - at);
-            score(at, count, held_queries, held_keys, scores);
+            find(at, count, offsets);
+            score(offsets, count, held_queries, held_keys, scores);
             for (int64_t g = 0; g < group; ++g) {
                 float* row = scores + g * TILE;
                 if (step.softcap != 0.0f) {
@@ -360,7 +396,7 @@ struct Part {
                 greatest[g] = top;
                 total[g] += sum;
             }
-            mix_all(at, count, scores, out);
+            mix_all(offsets, count, scores, out);
         }
     }
 };
