@@ -28,6 +28,10 @@ ENVIRONMENT = {
 }
 
 
+class Unavailable(Exception):
+    """Nobody can answer at the moment."""
+
+
 class Process:
     """One `penstock serve`, up to its ready line."""
 
@@ -59,7 +63,12 @@ class Process:
     def open(self, path: str, **body: object):
         headers = {"authorization": f"Bearer {self.key}", "content-type": "application/json"}
         request = urllib.request.Request(self.url + path, json.dumps(body).encode(), headers)
-        return urllib.request.urlopen(request, timeout=PATIENCE_S)
+        try:
+            return urllib.request.urlopen(request, timeout=PATIENCE_S)
+        except urllib.error.HTTPError as refusal:
+            if refusal.code != 503:
+                raise
+            raise Unavailable from refusal
 
     def story(self, max_tokens: int):
         """A long streamed answer, its first event already read."""
@@ -74,8 +83,7 @@ class Process:
         try:
             with self.open("/v1/chat/completions", model=model, max_tokens=8, messages=messages) as response:
                 return json.load(response)["choices"][0]["message"]["content"]
-        except urllib.error.HTTPError as refusal:
-            assert refusal.code == 503
+        except Unavailable:
             return ""
 
     def workers(self) -> list[int]:
