@@ -4,8 +4,10 @@ allow."""
 from __future__ import annotations
 
 import asyncio
+from typing import cast
 
 from aiohttp import web
+from aiohttp.http import StreamWriter
 
 from gateway import errors, openai
 from gateway.clock import Clock, Timer
@@ -24,6 +26,7 @@ class EventStream:
         self._clock = clock
         self._response: web.StreamResponse | None = None
         self._protocol = request.protocol
+        self._writer = cast(StreamWriter, request.writer)
         self._timer: Timer | None = None
         self._num_writes = 0
         self._num_writes_before = 0
@@ -66,15 +69,24 @@ class EventStream:
 
         Raises ConnectionResetError when the client is gone, or was given up because it read nothing for so long.
         """
-        response = self._response or await self.open()
+        if self._response is None:
+            await self.open()
         self._num_writes += 1
-        await response.write(events)
+        # Without aiohttp's own wait for the client, which has no end.
+        await self._writer.write(events, drain=False)
         if self._protocol.writing_paused:
             await self._read_by_client()
 
     async def end(self, events: bytes) -> web.StreamResponse:
         """Sends the last events."""
         response = self._response or await self.open()
+        transport = self._request.transport
+        if (
+            transport is not None
+            and transport.get_write_buffer_size() + len(events) >= self._limits.max_stream_buffer_bytes
+        ):
+            await self.write(events)
+            events = b""
         await response.write_eof(events)
         return response
 
@@ -84,7 +96,7 @@ class EventStream:
         transport = self._request.transport
         if transport is None:
             raise ConnectionResetError("the client is gone")
-        drained = asyncio.ensure_future(self._request.writer.drain())
+        drained = asyncio.ensure_future(self._writer.drain())
         try:
             while not drained.done():
                 num_bytes = transport.get_write_buffer_size()
@@ -100,12 +112,11 @@ class EventStream:
         """Nothing was sent since the last tick: send a comment."""
         self._timer = self._clock.call_later(HEARTBEAT_S, self._tick)
         if self._num_writes == self._num_writes_before and not self._protocol.writing_paused:
-            assert self._response is not None
-            self._beat = asyncio.ensure_future(self._comment(self._response))
+            self._beat = asyncio.ensure_future(self._comment())
         self._num_writes_before = self._num_writes
 
-    async def _comment(self, response: web.StreamResponse) -> None:
+    async def _comment(self) -> None:
         try:
-            await response.write(openai.KEEP_ALIVE)
+            await self._writer.write(openai.KEEP_ALIVE, drain=False)
         except ConnectionResetError:  # whoever writes the answer hears of it as well
             return

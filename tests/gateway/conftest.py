@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import sqlite3
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
@@ -88,7 +89,11 @@ def open_front(tmp_path: Path) -> OpenFront:
 
     @contextlib.asynccontextmanager
     async def open_it(
-        *, peer: Peer | None = None, model: dict[str, Any] | None = None, **sections: Any
+        *,
+        peer: Peer | None = None,
+        model: dict[str, Any] | None = None,
+        send_buffer_bytes: int | None = None,
+        **sections: Any,
     ) -> AsyncIterator[Front]:
         peer = peer or Peer()
         source = model_directory(tmp_path / "model", **(model or {}))
@@ -108,6 +113,8 @@ def open_front(tmp_path: Path) -> OpenFront:
         (bound, *_) = doors.listen(server)
         async with contextlib.AsyncExitStack() as stack:
             stack.enter_context(bound)
+            if send_buffer_bytes is not None:  # accepted connections inherit it
+                bound.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer_bytes)
             gw = await stack.enter_async_context(app.opened(config, environ, lambda line: None, doors.Doors(), [bound]))
             async with asyncio.timeout(PATIENCE_S):
                 await gw.dispatch.until_ready()

@@ -1,0 +1,141 @@
+"""Slow readers, silent workers, clients that stall: what a stream does when the other end does not play along."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+
+import msgspec
+import openai
+import pytest
+
+from gateway import reply
+from gateway.reply import events
+from policies import settings, wire
+from tests.builders import PATIENCE_S
+from tests.gateway.conftest import HELLO, KEY, Front
+
+KERNEL_BYTES = 4096
+"""Of either end of a connection: as small as it gets, so that a few hundred chunks fill both."""
+SMALL = settings.Server(max_stream_buffer_bytes=10_000)
+
+
+async def ask(front: Front) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Asks for a stream, and reads nothing of it yet."""
+    host, port = front.url.removeprefix("http://").split(":")
+    connection = socket.socket()
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, KERNEL_BYTES)
+    connection.setblocking(False)
+    await asyncio.get_running_loop().sock_connect(connection, (host, int(port)))
+    # With so low a limit asyncio takes next to nothing that was not asked for.
+    reader, writer = await asyncio.open_connection(sock=connection, limit=1)
+    body = msgspec.json.encode({"model": "demo", "messages": HELLO, "stream": True})
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {KEY}\r\n"
+    writer.write(f"{head}content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body)
+    return reader, writer
+
+
+async def quick_answer(front: Front) -> None:
+    """Somebody else's request, from its beginning to its end."""
+    call = front.chat()
+    front.peer.say(await front.peer.submitted(), [*front.ids("quick"), 3], "stop")
+    assert (await call).choices[0].message.content == "quick"
+
+
+async def flood(front: Front, submit: wire.Submit, num_rounds: int) -> None:
+    """Five tokens a round, and others are answered between the rounds."""
+    for _ in range(num_rounds):
+        for _ in range(5):
+            front.peer.say(submit, front.ids(" stone")[:1])
+        await quick_answer(front)
+
+
+async def test_a_slow_reader_holds_up_nobody_loses_nothing_and_fills_no_memory(open_front):
+    async with open_front(server=SMALL, send_buffer_bytes=KERNEL_BYTES) as front:
+        reader, writer = await ask(front)
+        submit = await front.peer.submitted()
+        await flood(front, submit, 200)
+        front.peer.say(submit, [3], "stop")
+        received = bytearray()
+        async with asyncio.timeout(PATIENCE_S):
+            while not received.endswith(b"0\r\n\r\n"):
+                received += await reader.read(1000)
+        writer.close()
+        chunks = [msgspec.json.decode(line[6:]) for line in received.split(b"\n") if line.startswith(b"data: {")]
+        texts = [chunk["choices"][0]["delta"].get("content", "") for chunk in chunks]
+        assert "".join(texts) == front.text.decode(front.ids(" stone")[:1] * 1000)
+        # What could not be sent waited as token ids, and went out together.
+        assert len(chunks) < 150
+        assert max(map(len, texts)) > len("".join(texts)) / 4
+        assert (await front.settled(201))[-1]["num_completion_tokens"] == 1001
+
+
+async def test_a_reader_that_reads_nothing_is_given_up(open_front):
+    server = msgspec.structs.replace(SMALL, stall_s=0.3)
+    async with open_front(server=server, send_buffer_bytes=KERNEL_BYTES) as front:
+        _, writer = await ask(front)
+        submit = await front.peer.submitted()
+        for _ in range(1000):
+            front.peer.say(submit, front.ids(" stone")[:1] * 100)
+        assert (await front.peer.cancelled()).request_id == submit.request_id
+        (row,) = await front.settled(1)
+        assert (row["status"], row["finish_reason"]) == (499, "cancelled")
+        assert row["num_completion_tokens"] > 0
+        writer.close()
+
+
+async def test_a_reader_that_leaves_while_it_is_waited_for_is_cancelled(open_front):
+    async with open_front(server=SMALL, send_buffer_bytes=KERNEL_BYTES) as front:
+        _, writer = await ask(front)
+        submit = await front.peer.submitted()
+        await flood(front, submit, 150)
+        writer.transport.abort()
+        assert (await front.peer.cancelled()).request_id == submit.request_id
+        assert (await front.settled(151))[-1]["status"] == 499
+
+
+async def test_headers_do_not_wait_for_a_first_token_that_is_long_in_coming(front: Front, monkeypatch):
+    monkeypatch.setattr(reply, "HEADERS_AFTER_S", 0.0)
+    call = front.chat(stream=True)
+    submit = await front.peer.submitted()
+    stream = await call
+    assert stream.response.headers["x-request-id"] == submit.request_id
+    front.peer.send(wire.Failed(submit.request_id, "overloaded", "too late for a status"))
+    with pytest.raises(openai.APIError, match="overloaded"):
+        await anext(stream)
+    (row,) = await front.settled(1)
+    assert (row["status"], row["num_prompt_tokens"]) == (503, 0)
+
+
+async def test_a_stream_that_says_nothing_is_kept_alive(front: Front, monkeypatch):
+    monkeypatch.setattr(reply, "HEADERS_AFTER_S", 0.0)
+    monkeypatch.setattr(events, "HEARTBEAT_S", 0.01)
+    call = {"model": "demo", "messages": HELLO, "stream": True}
+    async with front.http.post(f"{front.url}/v1/chat/completions", json=call) as answer:
+        submit = await front.peer.submitted()
+        assert await answer.content.readuntil(b"\n\n") == b": keep-alive\n\n"
+        assert await answer.content.readuntil(b"\n\n") == b": keep-alive\n\n"
+        front.peer.say(submit, [*front.ids("at last"), 3], "stop")
+        rest = await answer.content.read()
+    assert b'"content":"at last"' in rest
+    assert rest.endswith(b"data: [DONE]\n\n")
+
+
+async def test_tokens_that_arrive_together_leave_together(front: Front):
+    call = front.chat(stream=True)
+    submit = await front.peer.submitted()
+    front.peer.say(submit, front.ids("one two three"))
+    stream = await call
+    opening, chunk = await anext(stream), await anext(stream)
+    assert (opening.choices[0].delta.content, chunk.choices[0].delta.content) == ("", "one two three")
+    front.peer.say(submit, [3], "stop")
+    assert [chunk.choices[0].finish_reason async for chunk in stream] == ["stop"]
+
+
+async def test_the_ledger_has_the_row_before_the_client_has_the_end(front: Front):
+    call = front.chat(stream=True)
+    submit = await front.peer.submitted()
+    front.peer.say(submit, [*front.ids("so it is"), 3], "stop")
+    async for chunk in await call:
+        if chunk.choices[0].finish_reason is not None:
+            assert len(front.rows()) == 1
