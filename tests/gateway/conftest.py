@@ -74,6 +74,12 @@ class Front:
         assert len(rows) == num_rows
         return rows
 
+    async def lost(self) -> None:
+        """Until the gateway has noticed that its worker is gone."""
+        async with asyncio.timeout(PATIENCE_S):
+            while any(model.ready for model in self.gw.dispatch.models()):  # noqa: ASYNC110 (nobody else asks)
+                await asyncio.sleep(0.01)
+
     @property
     def _database(self) -> str:
         (path,) = self.data_dir.glob("*.db")

@@ -7,6 +7,7 @@ import itertools
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders
 
 from gateway.text.detokenize import Vocabulary
 from tests.gateway.texts import KINDS, SENTENCES, SPECIALS, byte_fallback, byte_level, word_pieces
@@ -100,8 +101,6 @@ def test_a_token_by_itself_shows_bytes_that_are_no_character():
 
 
 def test_a_table_that_disagrees_with_the_tokenizer_is_not_used():
-    from tokenizers import Tokenizer, decoders
-
     odd = Tokenizer.from_str(byte_fallback().to_str())
     odd.decoder = decoders.Sequence([decoders.Replace("e", "E"), decoders.ByteFallback(), decoders.Fuse()])
     vocabulary = Vocabulary(odd)

@@ -1,0 +1,110 @@
+"""One model's text as the endpoints use it: encoding here or on a thread, and directories that cannot be used."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+from tokenizers import Tokenizer, models, processors
+
+from gateway import text as text_module
+from gateway.errors import InvalidRequest, ServiceUnavailable
+from gateway.openai import Message
+from gateway.text import Text, TextInvalid
+from policies import settings
+from tests.gateway.texts import a_text, byte_level, model_directory, word_pieces
+
+HELLO = [Message("user", "Hello")]
+
+
+async def test_no_special_token_is_added_to_what_the_template_wrote(tmp_path):
+    tokenizer = Tokenizer.from_str(byte_level().to_str())
+    begin = tokenizer.token_to_id("<s>")
+    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", begin)])
+    text = a_text(tmp_path, tokenizer=tokenizer, template="{{ bos_token }}{{ messages[0].content }}")
+    assert await text.encode_chat(HELLO) == [begin, *byte_level().encode("Hello").ids]
+    assert await text.encode(["Hello"]) == [[begin, *byte_level().encode("Hello").ids]]
+
+
+async def test_a_special_tokens_name_in_a_message_is_that_token_as_in_transformers(tmp_path):
+    text = a_text(tmp_path, template="{{ messages[0].content }}")
+    assert await text.encode_chat([Message("user", "<|im_end|>")]) == [byte_level().token_to_id("<|im_end|>")]
+
+
+async def test_a_long_prompt_is_read_on_a_thread_and_a_short_one_is_not(tmp_path):
+    text = Text.load(model_directory(tmp_path), settings.Text(inline_chars=1000))
+
+    def threads() -> set[str]:
+        return {thread.name for thread in threading.enumerate() if thread.name.startswith("text")}
+
+    before = threads()
+    await text.encode(["stone " * 10])
+    assert threads() == before
+    (token_ids,) = await text.encode(["stone " * 1000])
+    assert threads() - before
+    assert text.decode(token_ids) == "stone " * 1000
+    text.close()
+
+
+async def test_only_so_many_long_prompts_wait_for_a_thread(tmp_path, monkeypatch):
+    monkeypatch.setattr(text_module, "MAX_WAITING", 2)
+    text = Text.load(model_directory(tmp_path), settings.Text(inline_chars=1))
+    waiting = [asyncio.create_task(text.encode(["stone " * 10_000])) for _ in range(2)]
+    await asyncio.sleep(0)
+    with pytest.raises(ServiceUnavailable):
+        await text.encode(["too many"])
+    waiting[1].cancel()
+    await asyncio.wait(waiting)
+    assert await text.encode(["room again"])
+    text.close()
+
+
+async def test_a_text_that_the_tokenizer_cannot_read_is_refused(tmp_path):
+    tokenizer = Tokenizer(models.WordLevel({"a": 0}, unk_token="[UNK]"))
+    text = a_text(tmp_path, tokenizer=tokenizer)
+    with pytest.raises(InvalidRequest, match="tokenised"):
+        await text.encode(["b"])
+
+
+async def test_padding_and_truncation_of_training_are_off(tmp_path):
+    tokenizer = Tokenizer.from_str(byte_level().to_str())
+    tokenizer.enable_truncation(3)
+    tokenizer.enable_padding(length=50)
+    text = a_text(tmp_path, tokenizer=tokenizer)
+    assert await text.encode(["one two three four"]) == [byte_level().encode("one two three four").ids]
+
+
+async def test_a_model_that_spells_no_bytes_is_served_too(tmp_path):
+    text = a_text(tmp_path, tokenizer=word_pieces())
+    (token_ids,) = await text.encode(["the river"])
+    assert text.decoder().feed(token_ids) == "the river"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("tokenizer.json", None, "has no tokenizer.json"),
+        ("tokenizer.json", b"{}", "cannot be read as a tokenizer"),
+        ("tokenizer.json", b"\xff", "cannot be read as a tokenizer"),
+        ("tokenizer_config.json", b"{", "cannot be read"),
+        ("tokenizer_config.json", b"[]", "holds no JSON object"),
+        ("chat_template.jinja", b"{% if %}", "the chat template is not valid"),
+        ("chat_template.jinja", b"\xff", "cannot be read"),
+    ],
+)
+def test_a_broken_directory_is_one_sentence(tmp_path, name, content, said):
+    path = model_directory(tmp_path) / name
+    if content is None:
+        path.unlink()
+    else:
+        path.write_bytes(content)
+    with pytest.raises(TextInvalid, match=said) as broken:
+        Text.load(tmp_path)
+    assert "\n" not in str(broken.value)
+
+
+def test_a_directory_needs_no_more_than_a_tokenizer(tmp_path):
+    directory = model_directory(tmp_path, template=None)
+    (directory / "tokenizer_config.json").unlink()
+    assert Text.load(directory).decode(byte_level().encode("stone").ids) == "stone"

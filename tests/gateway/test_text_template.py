@@ -1,0 +1,210 @@
+"""Templates render as transformers renders them, and a bad one harms nobody."""
+
+from __future__ import annotations
+
+import json
+
+import msgspec
+import pytest
+from transformers import PreTrainedTokenizerFast
+
+from gateway.openai import Message
+from gateway.openai.requests import ToolCall
+from gateway.text import Text, TextInvalid, _as_dict
+from gateway.text.template import ChatTemplate, TemplateFailure, TemplateInvalid
+from tests.gateway.texts import CHATML, byte_level, model_directory
+
+LLAMA_STYLE = """{{- bos_token }}
+{%- if messages[0]['role'] == 'system' %}
+    {%- set system_message = messages[0]['content']|trim %}
+    {%- set messages = messages[1:] %}
+{%- else %}
+    {%- set system_message = "" %}
+{%- endif %}
+{{- "<|start_header_id|>system<|end_header_id|>\\n\\n" }}
+{%- if tools is not none %}
+    {{- "Environment: ipython\\n" }}
+    {%- for t in tools %}
+        {{- t | tojson(indent=4) }}
+        {{- "\\n\\n" }}
+    {%- endfor %}
+{%- endif %}
+{{- system_message + "<|eot_id|>" }}
+{%- for message in messages %}
+    {%- if 'tool_calls' in message %}
+        {%- if not message.tool_calls|length == 1 %}
+            {{- raise_exception("This model only supports single tool-calls at once!") }}
+        {%- endif %}
+        {%- set tool_call = message.tool_calls[0].function %}
+        {{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n{"name": "' + tool_call.name + '", ' }}
+        {{- '"parameters": ' }}{{- tool_call.arguments | tojson }}{{- "}" }}
+    {%- else %}
+        {{- '<|start_header_id|>' + message['role'] + '<|end_header_id|>\\n\\n'+ message['content'] | trim +
+        '<|eot_id|>' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}
+{%- endif %}
+"""
+MISTRAL_STYLE = """{{ bos_token }}{% for message in messages %}
+{%- if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}
+{{- raise_exception('Conversation roles must alternate user/assistant/user/assistant/...') }}
+{%- endif %}
+{%- if message['role'] == 'user' %}{{ '[INST] ' + message['content'] + ' [/INST]' }}
+{%- elif message['role'] == 'assistant' %}{{ message['content'] + eos_token}}
+{%- else %}{{ raise_exception('Only user and assistant roles are supported!') }}{% endif %}{% endfor %}"""
+QWEN_STYLE = """{%- if tools %}
+    {{- '<|im_start|>system\\n' }}
+    {%- if messages[0].role == 'system' %}{{- messages[0].content + '\\n\\n' }}{%- endif %}
+    {{- "# Tools\\n\\n<tools>" }}
+    {%- for tool in tools %}{{- "\\n" }}{{- tool | tojson }}{%- endfor %}
+    {{- "\\n</tools><|im_end|>\\n" }}
+{%- endif %}
+{%- set ns = namespace(last=messages|length - 1) %}
+{%- for message in messages[::-1] %}
+    {%- if message.role == "user" and not message.content.startswith('<tool_response>') %}
+        {%- set ns.last = messages|length - 1 - loop.index0 %}
+        {%- break %}
+    {%- endif %}
+{%- endfor %}
+{%- for message in messages %}
+    {%- if message.role == "tool" %}
+        {{- '<|im_start|>user\\n<tool_response>\\n' + message.content + '\\n</tool_response><|im_end|>\\n' }}
+        {%- continue %}
+    {%- endif %}
+    {{- '<|im_start|>' + message.role + '\\n' }}
+    {%- generation %}{{- message.content }}{% endgeneration %}
+    {%- for tool_call in message.tool_calls or [] %}
+        {{- '\\n<tool_call>\\n{"name": "' + tool_call.function.name + '", "arguments": ' }}
+        {{- tool_call.function.arguments | tojson }}
+        {{- '}\\n</tool_call>' }}
+    {%- endfor %}
+    {{- '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\\n' }}
+    {%- if enable_thinking is defined and enable_thinking is false %}{{- '<think>\\n\\n</think>\\n\\n' }}{%- endif %}
+{%- endif %}"""
+TEMPLATES = {"chatml": CHATML, "llama": LLAMA_STYLE, "mistral": MISTRAL_STYLE, "qwen": QWEN_STYLE}
+TOOL = {"type": "function", "function": {"name": "météo", "parameters": {"a": "<b> & 'c'"}}}
+CALL = {"id": "1", "type": "function", "function": {"name": "weather", "arguments": {"city": "Ärden", "days": 2}}}
+USER = {"role": "user", "content": " What's <b>up</b> & où? "}
+CONVERSATIONS = [
+    [USER],
+    [USER, {"role": "assistant", "content": "Hm."}, USER],
+    [{"role": "system", "content": "Be brief."}, USER],
+    [USER, {"role": "assistant", "content": "", "tool_calls": [CALL]}, {"role": "tool", "content": "7 °C"}],
+]
+
+
+def rendered(template: str, messages: list[dict], tools: list[dict] | None = None, **switches: object) -> str:
+    return ChatTemplate(template, {"bos_token": "<s>", "eos_token": "</s>"}).render(messages, tools, switches)
+
+
+@pytest.mark.parametrize("switches", [{}, {"enable_thinking": False}])
+@pytest.mark.parametrize("tools", [None, [TOOL]])
+@pytest.mark.parametrize("messages", CONVERSATIONS)
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_templates_render_as_in_transformers(name, messages, tools, switches):
+    theirs = PreTrainedTokenizerFast(tokenizer_object=byte_level(), bos_token="<s>", eos_token="</s>")
+    try:
+        expected = theirs.apply_chat_template(
+            messages,
+            tools,
+            chat_template=TEMPLATES[name],
+            add_generation_prompt=True,
+            tokenize=False,
+            **switches,
+        )
+    except Exception:
+        with pytest.raises(TemplateFailure):
+            rendered(TEMPLATES[name], messages, tools, **switches)
+    else:
+        assert rendered(TEMPLATES[name], messages, tools, **switches) == expected
+
+
+def test_arguments_are_an_object_and_parts_are_one_text():
+    call = {"function": {"name": "f", "arguments": '{"a": [1]}'}}
+    message = Message("assistant", content=None, tool_calls=[_call(call)])
+    entry = _as_dict(message, knows_developer=False)
+    assert entry["content"] == ""
+    assert entry["tool_calls"][0]["function"]["arguments"] == {"a": [1]}
+    for odd in ("not JSON", "[1]", "[" * 100_000):
+        call["function"]["arguments"] = odd
+        odd_message = Message("assistant", tool_calls=[_call(call)])
+        assert _as_dict(odd_message, False)["tool_calls"][0]["function"]["arguments"] == odd
+
+
+def _call(call: dict) -> object:
+    return msgspec.convert(call, ToolCall)
+
+
+def test_a_developer_is_a_system_to_templates_that_know_none():
+    message = Message("developer", "Be brief.")
+    assert _as_dict(message, knows_developer=False)["role"] == "system"
+    assert _as_dict(message, knows_developer=True)["role"] == "developer"
+    assert ChatTemplate("{% if m.role == 'developer' %}{% endif %}", {}).knows_developer
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ messages[5].content }}",
+        "{{ 1 / 0 }}",
+        "{{ messages + 1 }}",
+        "{{ nothing.at.all }}",
+        "{{ ''.__class__.__mro__ }}{{ cycler.__init__.__globals__ }}",
+        "{{ messages.append(1) }}",
+        "{{ 'x' * 10000000000 }}",
+        "{{ 10000000000 * 'x' }}",
+        "{{ 9 ** 9999999 }}",
+        "{% for a in range(100000) %}{% for b in range(100000) %}{{ 'x' * 10000 }}{% endfor %}{% endfor %}",
+        "{% for a in range(10000000) %}{% endfor %}",
+        "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
+        "{% include 'other' %}",
+        "{{ strftime_now(5) }}",
+    ],
+)
+def test_what_goes_wrong_in_a_template_is_a_failure_of_the_request(template):
+    with pytest.raises(TemplateFailure):
+        rendered(template, [USER])
+
+
+def test_deep_values_do_not_break_it():
+    deep: list = []
+    for _ in range(100_000):
+        deep = [deep]
+    with pytest.raises(TemplateFailure):
+        rendered("{{ tools | tojson }}", [USER], deep)
+
+
+def test_a_template_that_is_no_jinja_is_refused_when_the_model_is_loaded(tmp_path):
+    with pytest.raises(TemplateInvalid, match="line 2"):
+        ChatTemplate("x\n{% if %}", {})
+    with pytest.raises(TextInvalid, match="chat template is not valid: line 1"):
+        Text.load(model_directory(tmp_path, template="{{ "))
+
+
+def test_a_tool_template_is_used_for_requests_with_tools(tmp_path):
+    templates = [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "with tools"}]
+    text = Text.load(model_directory(tmp_path, template=None, chat_template=templates))
+    assert {name: template.render([USER], None, {}) for name, template in text._templates.items()} == {
+        "default": "plain",
+        "tool_use": "with tools",
+    }
+
+
+def test_a_template_of_its_own_file_wins(tmp_path):
+    directory = model_directory(tmp_path, template="from the file", chat_template="from the configuration")
+    (directory / "additional_chat_templates").mkdir()
+    (directory / "additional_chat_templates" / "tool_use.jinja").write_text("with tools")
+    text = Text.load(directory)
+    assert text._templates["default"].render([USER], None, {}) == "from the file"
+    assert text._templates["tool_use"].render([USER], None, {}) == "with tools"
+
+
+def test_special_tokens_may_be_names_or_descriptions(tmp_path):
+    directory = model_directory(tmp_path, template="{{ bos_token }}{{ eos_token }}{{ pad_token is defined }}")
+    assert Text.load(directory)._templates["default"].render([USER], None, {}) == "<s><|im_end|>False"
+    assert "pad_token" not in json.loads((directory / "tokenizer_config.json").read_text())
