@@ -45,7 +45,7 @@ def checkpoint(directory: Path, architecture: str, seed: int = 0, shard_size: st
             if "norm" in name:
                 parameter.add_(torch.randn_like(parameter) * 0.2)
             else:
-                parameter.copy_(torch.randn_like(parameter) * (0.3 if parameter.dim() > 1 else 0.1))
+                parameter.copy_(torch.randn_like(parameter) * (0.2 if parameter.dim() > 1 else 0.1))
     model.save_pretrained(directory, **({"max_shard_size": shard_size} if shard_size else {}))
     return model
 
