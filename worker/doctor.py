@@ -149,6 +149,7 @@ def _torch(found: Facts) -> None:
         "onednn": has_onednn,
         "cpu_native_bf16": native_bf16,
         "cpu_packed_bf16_linear": packed and native_bf16,
+        "cpu_compiled_kernels": _compiled_kernels(found),
         "cpu_flash_attention": hasattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu"),
         "cuda_flash_attention": has_cuda_flash,
     }
@@ -165,6 +166,25 @@ def _torch(found: Facts) -> None:
                 "the CPU has neither AVX512-BF16 nor AMX: the engine computes in float32, which reads twice the memory"
                 " for each token.",
             )
+
+
+def _compiled_kernels(found: Facts) -> bool:
+    """Builds them where that has not happened yet, as the first start would."""
+    from worker.native import library
+    from worker.native.build import BuildError, built
+
+    try:
+        built()
+    except BuildError as error:
+        found.find(
+            "slow",
+            f"the kernels for the CPU cannot be compiled ({error}): decoding takes about half as long again. Install g++.",
+        )
+        return False
+    if library() is None:
+        found.find("slow", "the compiled kernels do not compute what torch does here, so they are not used.")
+        return False
+    return True
 
 
 def _devices(found: Facts) -> None:
