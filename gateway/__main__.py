@@ -2,4 +2,4 @@
 
 from gateway.cli import main
 
-main()
+main(prog_name="penstock")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import logging
 import socket
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -23,6 +24,8 @@ from gateway.source import SourceError, directory_of
 from gateway.text import Text, TextInvalid
 from gateway.workers import COMMAND
 from policies.settings import Settings
+
+log = logging.getLogger(__name__)
 
 CUT_S = 5.0
 """How long requests that were cut have to say so and to be settled."""
@@ -92,9 +95,8 @@ async def opened(
         stack.push_async_callback(dispatch.close, WORKERS_S)
         gw = Gateway(config, clock, await Auth.load(rooms), dispatch, ledger)
         await stack.enter_async_context(answering(gw, house_doors, sockets))
-        loading = await stack.enter_async_context(asyncio.TaskGroup())
         for name in config.models:
-            stack.callback(loading.create_task(open_model(gw, name)).cancel)
+            stack.callback(asyncio.create_task(open_model(gw, name)).cancel)
         yield gw
 
 
@@ -123,6 +125,9 @@ async def open_model(gw: Gateway, name: str) -> None:
         text = await asyncio.to_thread(Text.load, directory, gw.settings.text)
     except (SourceError, TextInvalid) as error:
         print(f"penstock: model {name}: {error}", file=sys.stderr, flush=True)
+        gw.dispatch.give_up(name)
+    except Exception:
+        log.exception("model %s cannot be opened", name)
         gw.dispatch.give_up(name)
     else:
         gw.dispatch.serve(name, text)

@@ -6,10 +6,11 @@ import os
 import sys
 from importlib import import_module, metadata
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import click
 
+from gateway.settings_file import BAD_START, config_option, data_dir_option, fail, load
 from policies import settings
 
 SUBCOMMANDS = {
@@ -20,8 +21,6 @@ SUBCOMMANDS = {
     "serve": "gateway.cli:serve",
     "worker": "gateway.cli:worker",
 }
-BAD_START = 2
-"""Exit status when what was asked cannot begin: nothing was served, and one sentence says why."""
 
 
 class Commands(click.Group):
@@ -38,16 +37,21 @@ class Commands(click.Group):
         return command
 
 
+def show_version(context: click.Context, _: click.Parameter, wanted: bool) -> None:
+    if wanted:
+        try:
+            click.echo(f"penstock {metadata.version('penstock')}")
+        except metadata.PackageNotFoundError:
+            click.echo("penstock, from a source tree that is not installed")
+        context.exit()
+
+
 @click.command(cls=Commands)
-@click.version_option(metadata.version("penstock") if "penstock" in metadata.packages_distributions() else "source")
+@click.option(
+    "--version", is_flag=True, is_eager=True, expose_value=False, callback=show_version, help="Say which one."
+)
 def main() -> None:
     """An OpenAI-compatible LLM gateway with its inference engine in the box."""
-
-
-config_option = click.option(
-    "--config", type=click.Path(path_type=Path), help="Settings [./config.toml if there is one, else the defaults]."
-)
-data_dir_option = click.option("--data-dir", help="Where the store and the first keys are kept [store.data_dir].")
 
 
 @click.command()
@@ -123,25 +127,3 @@ def worker(config: Path | None, model: str, name: str | None, listen: str) -> No
 def served_name(model: str) -> str:
     """The last part of a directory or a hub id."""
     return model if model == "demo" else Path(model).expanduser().resolve().name
-
-
-def load(config: Path | None, overrides: dict[str, Any]) -> settings.Settings:
-    """The settings; or one sentence and the end."""
-    path = config or Path("config.toml")
-    try:
-        text = path.read_text()
-    except FileNotFoundError:
-        if config is not None:
-            fail(f"there is no file {config}")
-        text = ""
-    except (OSError, UnicodeDecodeError) as error:
-        fail(f"{path} cannot be read: {getattr(error, 'strerror', None) or 'it is not UTF-8 text'}")
-    try:
-        return settings.load(text, os.environ, overrides)
-    except settings.SettingsError as error:
-        fail(str(error))
-
-
-def fail(sentence: str) -> NoReturn:
-    click.echo(f"penstock: {sentence}", err=True)
-    sys.exit(BAD_START)

@@ -10,9 +10,12 @@ import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
+import msgspec
+
 from gateway.clock import Clock
 from gateway.dispatch import Dispatch
 from gateway.flight import Flight
+from gateway.ledger import Entry
 from policies import settings, terms, wire
 
 ROOT = Path(__file__).parents[1]
@@ -50,7 +53,7 @@ class HandClock(Clock):
 
     def waits(self) -> list[float]:
         """Seconds until each call that is due, soonest first."""
-        return sorted(at - self._now for at, _, timer in self._due if not timer.cancelled)
+        return sorted(round(at - self._now, 9) for at, _, timer in self._due if not timer.cancelled)
 
 
 class HandTimer:
@@ -132,3 +135,27 @@ def tokens(deltas: list[wire.Delta], index: int = 0) -> list[int]:
 async def quiet(dispatch: Dispatch) -> None:
     """Until the workers report that they hold nothing."""
     await until(lambda: all(worker.stats and not worker.stats.num_running for worker in dispatch.workers()))
+
+
+def an_entry(**others: object) -> Entry:
+    """A ledger row with a request id of its own."""
+    return msgspec.structs.replace(
+        Entry(
+            request_id=f"req_{next(_request_numbers):032x}",
+            tenant_id="ten_1",
+            key_id="key_1",
+            model="demo",
+            endpoint="/v1/chat/completions",
+            status=200,
+            finish_reason="stop",
+            num_prompt_tokens=12,
+            num_cached_tokens=4,
+            num_completion_tokens=34,
+            num_sequences=1,
+            created_at=1_795_000_000,
+            queue_ms=0.25,
+            ttft_ms=12.5,
+            duration_ms=321.125,
+        ),
+        **others,
+    )

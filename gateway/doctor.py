@@ -1,0 +1,203 @@
+"""`penstock doctor`: what the gateway finds on this machine, and what the engine says of it.
+
+The engine's part comes from a process of its own, so that nothing of torch is loaded here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.metadata
+import json
+import os
+import platform
+import resource
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+import sqlalchemy as sa
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.ext.asyncio import create_async_engine
+
+from gateway import store
+from gateway.settings_file import config_option, data_dir_option, load
+from gateway.workers import COMMAND, environment
+from policies.settings import Settings
+
+PACKAGES = ("penstock", "aiohttp", "uvloop", "msgspec", "sqlalchemy", "aiosqlite", "asyncpg", "alembic", "tokenizers")
+FEW_FILES = 4096
+"""Open files: a connection takes one, and an idle client keeps its connection."""
+SLOW_SYNC_MS = 5.0
+ENGINE_S = 120.0
+
+Finding = dict[str, str]
+"""``severity`` ("fatal", "slow" or "note") and ``text``, as ``worker.doctor`` gives them."""
+
+
+@click.command()
+@config_option
+@data_dir_option
+@click.option("--json", "as_json", is_flag=True, help="Facts and findings as one JSON object.")
+def doctor(config: Path | None, data_dir: str | None, as_json: bool) -> None:
+    """What is installed, which device, what would be slow and why. Exit status 1 if something must be mended first."""
+    loaded = load(config, {} if data_dir is None else {"store.data_dir": data_dir})
+    gateway, findings = examine(loaded)
+    engine = _engine()
+    findings += engine["findings"]
+    if as_json:
+        report = {"gateway": gateway, "engine": engine["facts"], "findings": findings}
+        click.echo(json.dumps(report, indent=2))
+    else:
+        for title, facts in (("Gateway", gateway), ("Engine", engine["facts"])):
+            click.secho(title, bold=True)
+            for name, value in facts.items():
+                click.echo(f"  {name:24} {_shown(value)}")
+        for finding in findings:
+            colour = {"fatal": "red", "slow": "yellow"}.get(finding["severity"])
+            click.secho(f"{finding['severity']:>5}: {finding['text']}", fg=colour)
+        if not findings:
+            click.secho("Nothing stands in the way.", fg="green")
+    sys.exit(1 if any(finding["severity"] == "fatal" for finding in findings) else 0)
+
+
+def examine(config: Settings) -> tuple[dict[str, Any], list[Finding]]:
+    """The gateway's own facts, and what follows from them. Changes nothing that it looks at."""
+    facts: dict[str, Any] = {"python": platform.python_version(), "packages": _versions()}
+    findings: list[Finding] = []
+    _loop(facts, findings)
+    _files(facts, findings)
+    _port(config, facts, findings)
+    _data_dir(Path(config.store.data_dir), facts, findings)
+    asyncio.run(_database(config, facts, findings))
+    return facts, findings
+
+
+def _versions() -> dict[str, str | None]:
+    versions: dict[str, str | None] = {}
+    for name in PACKAGES:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            versions[name] = None
+    return versions
+
+
+def _loop(facts: dict[str, Any], findings: list[Finding]) -> None:
+    try:
+        import uvloop
+    except ImportError as error:
+        facts["event_loop"] = None
+        findings.append({"severity": "fatal", "text": f"uvloop cannot be loaded ({error}): pip install penstock"})
+    else:
+        facts["event_loop"] = uvloop.Loop.__module__
+
+
+def _files(facts: dict[str, Any], findings: list[Finding]) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    facts["max_open_files"] = soft
+    if soft != resource.RLIM_INFINITY and soft < FEW_FILES:
+        text = f"at most {soft} files may be open, so about as many connections: ulimit -n raises it, up to {hard}."
+        findings.append({"severity": "note", "text": text})
+
+
+def _port(config: Settings, facts: dict[str, Any], findings: list[Finding]) -> None:
+    host, port = config.server.host, config.server.port
+    try:
+        with socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET):
+            facts["port"] = f"{port} of {host} is free"
+    except OSError as error:
+        facts["port"] = f"{port} of {host}: {error.strerror}"
+        findings.append(
+            {"severity": "note", "text": f"port {port} of {host} cannot be listened on now: {error.strerror}."}
+        )
+
+
+def _data_dir(data_dir: Path, facts: dict[str, Any], findings: list[Finding]) -> None:
+    """Where it is, or would be made."""
+    place = data_dir.absolute()
+    while not place.exists():
+        place = place.parent
+    if not (place.is_dir() and os.access(place, os.W_OK | os.X_OK)):
+        facts["data_dir"] = f"{data_dir} cannot be written"
+        findings.append({"severity": "fatal", "text": f"the data directory {data_dir} cannot be written."})
+        return
+    facts["data_dir"] = str(data_dir) if data_dir.exists() else f"{data_dir} (will be made)"
+    facts["disk_sync_ms"] = sync_ms = round(_sync_ms(place), 3)
+    if sync_ms > SLOW_SYNC_MS:
+        text = f"the disk under {data_dir} takes {sync_ms:.1f} ms to make a write durable; every answer waits for one."
+        findings.append({"severity": "slow", "text": text})
+
+
+def _sync_ms(place: Path) -> float:
+    """Median of a few small durable writes, as the ledger makes them."""
+    probe = place / f".penstock-doctor-{os.getpid()}"
+    file = os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        took_ms = []
+        for _ in range(9):
+            started_at = time.perf_counter()
+            os.write(file, bytes(4096))
+            os.fsync(file)
+            took_ms.append(1e3 * (time.perf_counter() - started_at))
+        return statistics.median(took_ms)
+    finally:
+        os.close(file)
+        probe.unlink()
+
+
+def _is_new(url: sa.URL) -> bool:
+    return url.drivername.startswith("sqlite") and not Path(url.database or "").exists()
+
+
+async def _database(config: Settings, facts: dict[str, Any], findings: list[Finding]) -> None:
+    try:
+        url = store.url_of(config.store)
+    except store.StoreError as error:
+        findings.append({"severity": "fatal", "text": f"{error}."})
+        return
+    facts["store"] = where = url.render_as_string(hide_password=True)
+    if _is_new(url):
+        facts["store"] += " (will be made)"
+        return
+    engine = create_async_engine(url)
+    try:
+        async with engine.connect() as connection:
+            known = await connection.run_sync(lambda sync: sa.inspect(sync).has_table("alembic_version"))
+            query = sa.text("SELECT version_num FROM alembic_version")
+            facts["schema"] = (await connection.execute(query)).scalar() if known else None
+    except (SQLAlchemyError, OSError) as error:
+        reason = " ".join(str(getattr(error, "orig", None) or error).split())
+        findings.append({"severity": "fatal", "text": f"the database {where} cannot be opened: {reason}."})
+    finally:
+        await engine.dispose()
+
+
+def _engine() -> dict[str, Any]:
+    """What ``worker.doctor`` says, or that it cannot say anything."""
+    command = [*COMMAND[:-1], "worker.doctor", "--json"]
+    try:
+        done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=ENGINE_S, check=False)
+        report: dict[str, Any] = json.loads(done.stdout)
+    except (OSError, subprocess.TimeoutExpired, ValueError) as error:
+        text = f"the engine's own examination failed: {str(error).splitlines()[0]}."
+        return {"facts": {}, "findings": [{"severity": "fatal", "text": text}]}
+    return report
+
+
+def _shown(value: object) -> str:
+    match value:
+        case dict():
+            return ", ".join(f"{name} {_shown(item)}" for name, item in value.items())
+        case list():
+            return ", ".join(map(_shown, value)) or "none"
+        case None:
+            return "none"
+        case bool():
+            return "yes" if value else "no"
+        case _:
+            return str(value)

@@ -1,0 +1,253 @@
+"""The command as an operator meets it: a real process, its exit status, and what it says on which stream."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import stat
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+import demo
+from tests.builders import PATIENCE_S, ROOT
+
+ENVIRON = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")} | {
+    "PYTHONPATH": str(ROOT),
+    "OMP_NUM_THREADS": "1",
+    "PENSTOCK_ENGINE__MAX_KV_BYTES": "67108864",
+}
+
+
+def penstock(*arguments: object, cwd: Path, **environ: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "gateway", *map(str, arguments)],
+        cwd=cwd,
+        env={**ENVIRON, **environ},
+        capture_output=True,
+        text=True,
+        timeout=2 * PATIENCE_S,
+        check=False,
+    )
+
+
+class Serving:
+    """A ``penstock serve`` that has said it is ready."""
+
+    def __init__(self, process: asyncio.subprocess.Process, lines: list[str]) -> None:
+        self.process = process
+        self.lines = lines
+        self.url = lines[-1].rpartition(" ")[2]
+
+    async def end(self, number: signal.Signals) -> tuple[int | None, str]:
+        """Its exit status, and what it has said on standard error."""
+        self.process.send_signal(number)
+        async with asyncio.timeout(PATIENCE_S):
+            _, told = await self.process.communicate()
+        return self.process.returncode, told.decode()
+
+
+@contextlib.asynccontextmanager
+async def serving(*arguments: object, cwd: Path, **environ: str) -> AsyncIterator[Serving]:
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "gateway", "serve", "--port", "0", *map(str, arguments)),
+        cwd=cwd,
+        env={**ENVIRON, **environ},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    try:
+        lines: list[str] = []
+        async with asyncio.timeout(2 * PATIENCE_S):
+            while not lines or "ready on" not in lines[-1]:
+                line = await process.stdout.readline()
+                assert line, (await process.stderr.read()).decode()
+                lines.append(line.decode().rstrip("\n"))
+        yield Serving(process, lines)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+
+
+async def test_the_first_start_shows_its_keys_and_the_second_does_not(tmp_path):
+    async with serving(cwd=tmp_path) as house:
+        kept = (tmp_path / "data" / "bootstrap.env").read_text().splitlines()
+        assert house.lines[1:-1] == kept
+        assert house.lines[-1].startswith("Penstock ready on http://127.0.0.1:")
+        key = kept[0].removeprefix("PENSTOCK_API_KEY=")
+        async with aiohttp.ClientSession(headers={"authorization": f"Bearer {key}"}) as session:
+            async with session.get(f"{house.url}/v1/models") as response:
+                assert [model["id"] for model in (await response.json())["data"]] == ["demo"]
+            async with session.post(f"{house.url}/v1/completions", json={"model": "demo", "prompt": "A"}) as response:
+                assert response.status == 200
+        status, told = await house.end(signal.SIGTERM)
+    assert status == 0
+    assert "Traceback" not in told
+    assert key not in told
+    assert stat.S_IMODE((tmp_path / "data" / "bootstrap.env").stat().st_mode) == 0o600
+    async with serving(cwd=tmp_path) as house:
+        assert len(house.lines) == 1
+        status, _ = await house.end(signal.SIGINT)
+    assert status == 0
+
+
+async def test_a_stopped_gateway_leaves_no_worker_and_no_socket(tmp_path):
+    (tmp_path / "tmp").mkdir()
+    async with serving(cwd=tmp_path, TMPDIR=str(tmp_path / "tmp")) as house:
+        workers = proc(house.process.pid, f"task/{house.process.pid}/children")
+        assert (await house.end(signal.SIGTERM))[0] == 0
+    assert workers
+    for pid in workers.split():
+        with pytest.raises(ProcessLookupError):
+            os.kill(int(pid), 0)
+    assert list((tmp_path / "tmp").glob("penstock-*")) == []
+
+
+async def test_a_second_gateway_on_the_same_data_is_refused(tmp_path):
+    async with serving(cwd=tmp_path):
+        done = await asyncio.to_thread(penstock, "serve", "--port", 0, cwd=tmp_path)
+    refused(done, "the data directory data is in use by another Penstock")
+
+
+async def test_the_gateway_is_small_and_imports_no_tensors(tmp_path):
+    async with serving(cwd=tmp_path) as house:
+        async with aiohttp.ClientSession() as session, session.get(f"{house.url}/readyz") as response:
+            assert response.status == 200
+        status = proc(house.process.pid, "status")
+        mapped = proc(house.process.pid, "maps")
+    (rss_kib,) = [int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS:")]
+    assert rss_kib < 120 * 1024
+    assert not any(name in mapped for name in ("torch", "numpy", "safetensors"))
+
+
+def test_all_that_serve_imports_is_free_of_tensors(tmp_path):
+    script = (
+        "import sys, gateway.app, gateway.cli, gateway.doctor, gateway.telemetry;"
+        "print([name for name in ('torch', 'transformers', 'numpy', 'safetensors') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", script], env=ENVIRON, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_a_port_that_is_taken(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        refused(
+            penstock("serve", "--port", port, cwd=tmp_path), f"port {port} of 127.0.0.1 is taken by another program"
+        )
+    assert not (tmp_path / "data").exists()  # and no keys were shown for a start that was none
+
+
+def test_a_host_that_is_not_here(tmp_path):
+    refused(penstock("serve", "--host", "203.0.113.7", cwd=tmp_path), "server.host 203.0.113.7 is no address of this")
+
+
+def test_a_data_directory_that_cannot_be_written(tmp_path):
+    (tmp_path / "data").write_text("a file")
+    refused(penstock("serve", "--port", 0, cwd=tmp_path), "the data directory data cannot be written")
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("[server\n", "config.toml is not valid TOML"),
+        ("[server]\nprot = 1\n", "config.toml: unknown key server.prot; did you mean server.port?"),
+        ("[server]\nport = 'x'\n", "config.toml: server.port: expected `int`, got `str`"),
+        ("[server]\nport = 70000\n", "config.toml: server.port: expected `int` <= 65535"),
+    ],
+)
+def test_a_config_that_is_wrong(tmp_path, text, sentence):
+    (tmp_path / "config.toml").write_text(text)
+    refused(penstock("serve", cwd=tmp_path), sentence)
+
+
+def test_a_config_that_is_not_there(tmp_path):
+    refused(penstock("serve", "--config", "other.toml", cwd=tmp_path), "there is no file other.toml")
+
+
+def test_a_variable_that_is_wrong(tmp_path):
+    refused(penstock("serve", cwd=tmp_path, PENSTOCK_SERVER__PORT="many"), "config.toml: server.port: expected `int`")
+
+
+@pytest.mark.parametrize(
+    ("model", "sentence"),
+    [
+        ("./nowhere", "model nowhere: there is no directory ./nowhere"),
+        ("./empty", "model empty: empty has no tokenizer.json"),
+        ("./no-weights", "no-weights"),
+        ("./cut-short", "cut-short"),
+    ],
+)
+def test_a_checkpoint_that_is_broken(tmp_path, model, sentence):
+    (tmp_path / "empty").mkdir()
+    for name in ("no-weights", "cut-short"):
+        shutil.copytree(demo.MODEL_DIR, tmp_path / name)
+    (tmp_path / "no-weights" / "model.safetensors").unlink()
+    os.truncate(tmp_path / "cut-short" / "model.safetensors", 1000)
+    done = penstock("serve", "--port", 0, "--model", model, cwd=tmp_path)
+    assert "ready" not in done.stdout
+    told = [line for line in done.stderr.splitlines() if "listening on" not in line]
+    assert (done.returncode, len(told)) == (2, 1), done.stderr
+    assert sentence in told[0]
+    assert "Traceback" not in done.stderr
+
+
+async def test_a_broken_model_beside_a_good_one_does_not_keep_it_from_serving(tmp_path):
+    (tmp_path / "config.toml").write_text('[models.demo]\n[models.broken]\nsource = "./nowhere"\n')
+    async with serving(cwd=tmp_path) as house:
+        async with aiohttp.ClientSession() as session, session.get(f"{house.url}/readyz") as response:
+            assert (await response.json())["models"] == {"demo": "ready"}
+        status, told = await house.end(signal.SIGTERM)
+    assert status == 0
+    assert "penstock: model broken: there is no directory ./nowhere" in told
+
+
+def test_migrate_says_what_it_did(tmp_path):
+    assert penstock("migrate", cwd=tmp_path).stdout == "Applied 0001, 0002.\n"
+    assert penstock("migrate", cwd=tmp_path).stdout == "Nothing to do: the store is up to date.\n"
+
+
+def test_doctor_tells_facts_and_findings(tmp_path):
+    done = penstock("doctor", "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert report["gateway"]["event_loop"] == "uvloop"
+    assert report["engine"]["torch"]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_doctor_finds_what_must_be_mended(tmp_path):
+    (tmp_path / "data").write_text("a file")
+    done = penstock("doctor", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "fatal: the data directory data cannot be written" in done.stdout
+
+
+@pytest.mark.parametrize("command", ["bench", "chat", "doctor", "migrate", "serve", "worker"])
+def test_every_command_has_help(tmp_path, command):
+    done = penstock(command, "--help", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith(f"Usage: penstock {command} ")
+
+
+def proc(pid: int, name: str) -> str:
+    return Path(f"/proc/{pid}/{name}").read_text()
+
+
+def refused(done: subprocess.CompletedProcess[str], sentence: str) -> None:
+    """Exit status 2, one line on standard error, nothing on standard output."""
+    assert done.returncode == 2, done.stderr
+    assert done.stdout == ""
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("penstock: ")
+    assert sentence in line
