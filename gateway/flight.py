@@ -99,10 +99,11 @@ class Flight:
         """Takes one delta in; True when it ended its sequence. Raises WireError when there is no such sequence."""
         if delta.index not in self._open:
             raise wire.WireError(f"a delta for sequence {delta.index} of {self.request.request_id}, which is not open")
-        if self.first_token_at is None:
-            self.first_token_at = now
-        self._arrived.append(delta)
-        self._wake()
+        if self._error is None:  # else its reader has been told the end, and nothing may come after that
+            if self.first_token_at is None:
+                self.first_token_at = now
+            self._arrived.append(delta)
+            self._wake()
         if delta.finish is None:
             return False
         self._open.discard(delta.index)

@@ -190,3 +190,14 @@ async def test_after_any_mix_of_finishing_leaving_and_cancelling_nothing_is_held
         assert dispatch.num_waiting() == 0
         full = [dispatch.submit("scripted", builders.a_submit(max_tokens=100_000)) for _ in range(11)]
         assert [flight.sent_at is not None for flight in full] == [True] * 10 + [False], f"seed {seed}"
+
+
+async def test_nothing_arrives_after_a_cut(start_scripted_worker):
+    async with dispatching(await start_scripted_worker("--step-s", 0.001, "--stats-s", 0.01)) as dispatch:
+        flight = dispatch.submit("scripted", builders.a_submit(max_tokens=100_000))
+        await flight.deltas()
+        dispatch.cut()
+        await quiet(dispatch)  # the worker has answered to the cancellation
+        with pytest.raises(errors.Draining):
+            while True:
+                assert all(delta.finish is None for delta in await flight.deltas())
