@@ -67,9 +67,14 @@ def free_bytes(device: torch.device) -> int:
     """
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    available = _available(Path("/proc/meminfo"))
-    room = [limit - used for limit, used in (_cgroup_v2(), _cgroup_v1()) if limit]
-    return max(0, min([available, *room]))
+    return max(
+        0, min(_available(Path("/proc/meminfo")), _cgroup_room(Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")))
+    )
+
+
+_UNKNOWN_BYTES = 2 << 30
+"""Where the system does not say: enough for a small model; max_kv_bytes cannot raise it, kv_memory_share can."""
+_UNLIMITED_BYTES = 1 << 62
 
 
 def _available(meminfo: Path) -> int:
@@ -79,17 +84,40 @@ def _available(meminfo: Path) -> int:
                 return int(line.split()[1]) << 10
     except (OSError, ValueError, IndexError):
         pass
-    return 2 << 30  # not Linux: enough for a small model, and max_kv_bytes says more
+    return _UNKNOWN_BYTES
 
 
-def _cgroup_v2() -> tuple[int, int]:
-    root = Path("/sys/fs/cgroup")
-    return _number(root / "memory.max"), _number(root / "memory.current")
+def _cgroup_room(root: Path, membership: Path) -> int:
+    """What the tightest of this process's control groups (version 2, or 1) leaves; page cache counts as free."""
+    try:
+        lines = [line.split(":", 2) for line in membership.read_text().splitlines()]
+    except OSError:
+        return _UNLIMITED_BYTES
+    room = _UNLIMITED_BYTES
+    for _, controllers, path in (line for line in lines if len(line) == 3):
+        if controllers == "":
+            base, limit_name, used_name = root, "memory.max", "memory.current"
+        elif "memory" in controllers.split(","):
+            base, limit_name, used_name = root / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes"
+        else:
+            continue
+        group = base / path.lstrip("/")
+        # Inside a container the path may be the host's; the container's own group is then mounted as the root.
+        for directory in (group, *group.parents):
+            limit = _number(directory / limit_name)
+            if limit:
+                room = min(room, limit - _number(directory / used_name) + _page_cache(directory / "memory.stat"))
+            if directory == base:
+                break
+    return room
 
 
-def _cgroup_v1() -> tuple[int, int]:
-    root = Path("/sys/fs/cgroup/memory")
-    return _number(root / "memory.limit_in_bytes"), _number(root / "memory.usage_in_bytes")
+def _page_cache(stat: Path) -> int:
+    try:
+        fields = dict(line.split() for line in stat.read_text().splitlines())
+        return int(fields["inactive_file"]) + int(fields["active_file"])
+    except (OSError, ValueError, KeyError):
+        return 0
 
 
 def _number(path: Path) -> int:

@@ -22,6 +22,7 @@ from worker.models import (
     TorchOps,
     directory_of,
     load_decoder,
+    packs_bfloat16,
     read_architecture,
 )
 from worker.native import library
@@ -127,11 +128,8 @@ def _dtype(engine: settings.Engine, device: torch.device, architecture: Architec
         if torch.cuda.get_device_capability(device) >= (8, 0):
             return torch.bfloat16
         return torch.float16 if architecture.dtype == "float16" else torch.float32
-    return torch.bfloat16 if torch.ops.mkldnn._is_mkldnn_bf16_supported() and _has_native_bfloat16() else torch.float32
-
-
-def _has_native_bfloat16() -> bool:
-    return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
+    has_instructions = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    return torch.bfloat16 if has_instructions and packs_bfloat16() else torch.float32
 
 
 def _max_model_tokens(engine: settings.Engine, architecture: Architecture) -> int:

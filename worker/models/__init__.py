@@ -3,6 +3,7 @@
 from worker.models.architecture import Architecture
 from worker.models.decoder import Decoder
 from worker.models.errors import ModelError
+from worker.models.linear import packs_bfloat16
 from worker.models.load import directory_of, load_decoder, read_architecture
 from worker.models.ops import NativeOps, Ops, TorchOps
 from worker.models.shapes import SHAPES, random_decoder
@@ -17,6 +18,7 @@ __all__ = [
     "TorchOps",
     "directory_of",
     "load_decoder",
+    "packs_bfloat16",
     "random_decoder",
     "read_architecture",
 ]

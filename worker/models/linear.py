@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import cast
+from functools import cache
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -16,26 +17,32 @@ class Linear:
     memory bandwidth where F.linear repacks in every call; the plain copy is not kept.
     """
 
-    __slots__ = ("_bias", "_packed", "_weight", "in_features", "out_features")
+    __slots__ = ("_bias", "_multiply", "_packed", "_weight", "in_features", "out_features")
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         self.out_features, self.in_features = weight.shape
         self._bias = bias
-        self._weight = weight
+        self._weight: Tensor | None = weight
         self._packed: Tensor | None = None
-        if (
-            weight.device.type == "cpu"
-            and weight.dtype is torch.bfloat16
-            and torch.ops.mkldnn._is_mkldnn_bf16_supported()
-        ):
-            self._packed = cast(Tensor, torch.ops.mkldnn._reorder_linear_weight(weight))
-            self._weight = weight.new_empty(0)
+        if weight.device.type == "cpu" and weight.dtype is torch.bfloat16 and packs_bfloat16():
+            operators: Any = torch.ops.mkldnn
+            self._packed, self._weight = operators._reorder_linear_weight(weight), None
+            self._multiply = operators._linear_pointwise.default
 
     def __call__(self, x: Tensor) -> Tensor:
         """[num_tokens, in] -> [num_tokens, out]"""
-        if self._packed is None:
+        if self._weight is not None:
             return F.linear(x, self._weight, self._bias)
-        return cast(Tensor, _linear_pointwise(x, self._packed, self._bias, "none", (), ""))
+        return cast(Tensor, self._multiply(x, self._packed, self._bias, "none", (), ""))
 
 
-_linear_pointwise = torch.ops.mkldnn._linear_pointwise
+@cache
+def packs_bfloat16() -> bool:
+    """Whether this torch has oneDNN, its packed linear, and a CPU that oneDNN computes bfloat16 on."""
+    operators: Any = torch.ops.mkldnn
+    try:
+        return bool(
+            operators._is_mkldnn_bf16_supported() and operators._reorder_linear_weight and operators._linear_pointwise
+        )
+    except (AttributeError, RuntimeError):
+        return False

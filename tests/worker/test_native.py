@@ -1,0 +1,72 @@
+"""Compiled kernels are used only where they can be built and compute what torch computes."""
+
+from __future__ import annotations
+
+import pytest
+
+from worker.native import build
+from worker.native.build import BuildError, built
+from worker.native.check import agrees_with_torch
+from worker.native.library import Library
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path / "penstock"
+
+
+def have_compiler() -> bool:
+    try:
+        built()
+    except BuildError:
+        return False
+    return True
+
+
+needs_compiler = pytest.mark.skipif(not have_compiler(), reason="no C++ compiler here")
+
+
+@needs_compiler
+def test_kernels_are_compiled_once_and_then_found(cache):
+    first = built()
+    compiled_at = first.stat().st_mtime_ns
+    assert first.parent == cache
+    assert [path.name for path in cache.iterdir()] == [first.name]
+    assert built() == first
+    assert first.stat().st_mtime_ns == compiled_at
+    assert agrees_with_torch(Library(str(first)))
+
+
+@needs_compiler
+@pytest.mark.parametrize("slip", [("* pre[i]", "* 1.01f * pre[i]"), ("offsets[i] = slot", "offsets[i] = (slot ^ 1)")])
+def test_kernels_that_compute_something_else_are_found_out(cache, tmp_path, monkeypatch, slip):
+    right, wrong = slip
+    source = build.SOURCE.read_text()
+    assert right in source
+    (tmp_path / "wrong.cpp").write_text(source.replace(right, wrong))
+    monkeypatch.setattr(build, "SOURCE", tmp_path / "wrong.cpp")
+    assert not agrees_with_torch(Library(str(built())))
+
+
+def test_without_a_compiler_there_are_none(cache, monkeypatch):
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(BuildError, match="there is no compiler no-such-compiler"):
+        built()
+
+
+def test_a_compiler_that_fails_leaves_nothing_behind(cache, tmp_path, monkeypatch):
+    compiler = tmp_path / "compiler"
+    compiler.write_text("#!/bin/sh\necho 'kernels.cpp:1: nonsense' >&2\nexit 1\n")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    with pytest.raises(BuildError, match=r"kernels\.cpp:1: nonsense"):
+        built()
+    assert list(cache.iterdir()) == []
+
+
+def test_a_cache_that_others_can_write_is_not_trusted(cache):
+    cache.mkdir(mode=0o777)
+    cache.chmod(0o777)
+    with pytest.raises(BuildError, match=r"can be written by others|there is no compiler"):
+        built()
