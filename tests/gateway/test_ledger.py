@@ -185,7 +185,7 @@ async def test_sqlite_that_is_locked_by_another_is_a_failed_commit(tmp_path, mon
 
 @pytest.mark.parametrize("seed", range(3))
 async def test_each_request_is_written_exactly_once_through_failures_and_cancellations(rooms, seed, caplog):
-    """A seeded walk: many requests end at once, some hang up or are settled twice, and the database is away at times."""
+    """A seeded walk: many requests end at once, some hang up or settle twice, and the database is away at times."""
     chance = random.Random(seed)
     caplog.set_level(logging.CRITICAL)
     writer = Failing(writer_for(rooms), random.Random(seed + 100))
