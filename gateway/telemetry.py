@@ -31,17 +31,18 @@ class Fields(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         event = record.msg
-        fields = event.__struct_fields__ if isinstance(event, msgspec.Struct) else ()
+        fields = msgspec.structs.asdict(event) if isinstance(event, msgspec.Struct) else None
         trace = "\n" + self.formatException(record.exc_info) if record.exc_info else ""
         if self._as_json:
             line = {"time": self._time(record.created), "level": record.levelname.lower(), "logger": record.name}
-            line |= {name: getattr(event, name) for name in fields} if fields else {"message": record.getMessage()}
+            line |= {"message": record.getMessage()} if fields is None else fields
             if trace:
                 line["trace"] = trace.strip()
             return msgspec.json.encode(line).decode()
-        text = (
-            " ".join([f"{name}={_short(getattr(event, name))}" for name in fields]) if fields else record.getMessage()
-        )
+        if fields is None:
+            text = record.getMessage()
+        else:
+            text = " ".join([f"{name}={_short(value)}" for name, value in fields.items()])
         return f"{self._time(record.created)} {record.levelname.lower():7} {text}{trace}"
 
     def _time(self, created: float) -> str:
@@ -83,7 +84,7 @@ class Lines(logging.Handler):
 
 
 def _short(value: object) -> str:
-    return f"{value:.1f}" if isinstance(value, float) else "-" if value is None else str(value)
+    return f"{value:.1f}" if type(value) is float else "-" if value is None else str(value)
 
 
 def log_to_stderr(config: settings.Log) -> None:

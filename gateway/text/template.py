@@ -18,7 +18,7 @@ from jinja2 import nodes
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
-from jinja2.runtime import Macro
+from jinja2.runtime import LoopContext, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 MAX_RENDERED_CHARS = 64 << 20
@@ -27,6 +27,8 @@ MAX_RENDERED_CHARS = 64 << 20
 
 _DICT_NAMES = frozenset(dir(dict))
 """For these ``message.items`` is the method, as Jinja has it; for all other names the value under the key."""
+
+_LOOP_NAMES = frozenset(name for name in dir(LoopContext) if not name.startswith("_"))
 
 
 class TemplateFailure(Exception):
@@ -58,9 +60,12 @@ class _Sandbox(ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset(("*", "**"))
 
     def getattr(self, obj: Any, attribute: str) -> Any:
-        """As the sandbox's, by a shorter way for what templates read most: ``message.content``."""
-        if type(obj) is dict and attribute in obj and attribute not in _DICT_NAMES:
-            return obj[attribute]
+        """As the sandbox's, by a shorter way for what templates read most: ``message.content`` and ``loop.first``."""
+        kind = type(obj)
+        if kind is dict and attribute not in _DICT_NAMES:
+            return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
+        if kind is LoopContext and attribute in _LOOP_NAMES:
+            return getattr(obj, attribute)
         return super().getattr(obj, attribute)
 
     def call_binop(self, context: jinja2.runtime.Context, operator: str, left: Any, right: Any) -> Any:
