@@ -46,7 +46,7 @@ class Front:
 
     def ids(self, text: str) -> list[int]:
         """The tokens of an answer."""
-        return self.text._encode([text], add_special_tokens=False)[0]
+        return self.text._tokenizer.encode(text, add_special_tokens=False).ids
 
     async def post(self, path: str, body: object, **headers: str) -> tuple[int, Any, Mapping[str, str]]:
         """Status, body and headers. ``body`` is sent as JSON unless it is bytes."""
