@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from policies import settings
-from worker.attention import Backend, NativeAttention, ReferenceAttention, Scores, SegmentAttention
+from worker.attention import Backend, GatheredAttention, NativeAttention, ReferenceAttention, Scores, SegmentAttention
 from worker.inputs import Span, flatten
 from worker.kv_cache import KVCache, KVShape, budget_bytes, free_bytes
 from worker.models import (
@@ -145,8 +145,10 @@ def _means(engine: settings.Engine, model: Decoder, cache: KVCache) -> tuple[Bac
     """Attention and small operations: the compiled ones where they serve, torch's elsewhere and for comparison."""
     architecture = model.architecture
     scores = Scores(architecture.attention_scale, architecture.windows, architecture.attention_softcap)
-    if engine.attention == "reference" or model.device.type != "cpu":
+    if engine.attention == "reference":
         return ReferenceAttention(cache, scores), TorchOps()
+    if model.device.type != "cpu":
+        return GatheredAttention(cache, scores), TorchOps()
     kernels = library() if engine.attention == "auto" else None
     if kernels is None:
         return SegmentAttention(cache, scores), TorchOps()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+
 import pytest
 
 from worker.native import build
@@ -39,13 +41,20 @@ def test_kernels_are_compiled_once_and_then_found(cache):
 
 
 @needs_compiler
-@pytest.mark.parametrize("slip", [("* pre[i]", "* 1.01f * pre[i]"), ("offsets[i] = slot", "offsets[i] = (slot ^ 1)")])
+@pytest.mark.parametrize(
+    "slip",
+    [
+        ("small.h", "return 1.0f / std::sqrt", "return 1.02f / std::sqrt"),
+        ("attend.h", "] = slot *", "] = (slot ^ 1) *"),
+    ],
+)
 def test_kernels_that_compute_something_else_are_found_out(cache, tmp_path, monkeypatch, slip):
-    right, wrong = slip
-    source = build.SOURCE.read_text()
-    assert right in source
-    (tmp_path / "wrong.cpp").write_text(source.replace(right, wrong))
-    monkeypatch.setattr(build, "SOURCE", tmp_path / "wrong.cpp")
+    name, right, wrong = slip
+    wrong_source = shutil.copytree(build.SOURCE.parent, tmp_path / "native")
+    text = (wrong_source / name).read_text()
+    assert right in text
+    (wrong_source / name).write_text(text.replace(right, wrong))
+    monkeypatch.setattr(build, "SOURCE", wrong_source / "kernels.cpp")
     monkeypatch.setattr(build, "FLAGS", tuple("-O0" if flag == "-O3" else flag for flag in build.FLAGS))
     assert not agrees_with_torch(Library(str(built())))
 

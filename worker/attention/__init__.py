@@ -5,8 +5,18 @@ A ``Backend`` knows the pool and the layers; once a step its ``plan`` sees where
 """
 
 from worker.attention.base import Backend, Extent, Plan, Scores
+from worker.attention.gathered import GatheredAttention
 from worker.attention.native import NativeAttention
 from worker.attention.reference import ReferenceAttention
 from worker.attention.segments import SegmentAttention
 
-__all__ = ["Backend", "Extent", "NativeAttention", "Plan", "ReferenceAttention", "Scores", "SegmentAttention"]
+__all__ = [
+    "Backend",
+    "Extent",
+    "GatheredAttention",
+    "NativeAttention",
+    "Plan",
+    "ReferenceAttention",
+    "Scores",
+    "SegmentAttention",
+]

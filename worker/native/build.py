@@ -1,4 +1,4 @@
-"""From kernels.cpp to a shared object in the user's cache, once for each compiler, machine and source."""
+"""From kernels.cpp and its headers to a shared object in the user's cache, once a compiler, machine and source."""
 
 from __future__ import annotations
 
@@ -70,7 +70,9 @@ def _cache() -> Path:
 def _key(compiler: str) -> str:
     """Of everything that decides what the machine code is: the cache may lie on a disk that several machines share."""
     status = os.stat(compiler)
-    digest = hashlib.sha256(SOURCE.read_bytes())
+    digest = hashlib.sha256()
+    for path in (SOURCE, *sorted(SOURCE.parent.glob("*.h"))):
+        digest.update(path.read_bytes())
     digest.update(
         repr((FLAGS, compiler, status.st_size, status.st_mtime_ns, platform.machine(), _processor())).encode()
     )

@@ -1,0 +1,146 @@
+"""Every attention says what the plain one says, over pools whose blocks lie anyhow."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from worker.attention import (
+    Backend,
+    Extent,
+    GatheredAttention,
+    NativeAttention,
+    ReferenceAttention,
+    Scores,
+    SegmentAttention,
+)
+from worker.kv_cache import KVCache, KVShape
+from worker.native import library
+
+CPU = torch.device("cpu")
+
+
+def backends_of(cache: KVCache, scores: Scores, num_heads: int) -> dict[str, Backend]:
+    backends: dict[str, Backend] = {
+        "segments": SegmentAttention(cache, scores),
+        "gathered": GatheredAttention(cache, scores),
+    }
+    kernels = library()
+    if kernels is not None and NativeAttention.serves(cache):
+        backends["native"] = NativeAttention(cache, scores, kernels, num_heads)
+    return backends
+
+
+def filled(num_kv_heads: int, head_dim: int, num_blocks: int, block_size: int, dtype: torch.dtype) -> KVCache:
+    cache = KVCache(KVShape(2, num_kv_heads, head_dim), num_blocks, block_size, dtype, CPU)
+    for tensor in (*cache.keys, *cache.values):
+        tensor.copy_(torch.randn(tensor.shape))
+    return cache
+
+
+def extents_of(
+    sequences: list[tuple[int, int, bool]], block_size: int, chance: random.Random
+) -> tuple[list[Extent], int]:
+    """(start, num_tokens, neighbouring blocks?) each; returns the extents and how many blocks they lie in."""
+    num_blocks = sum(-(-(start + num_tokens) // block_size) + 1 for start, num_tokens, _ in sequences)
+    free = list(range(num_blocks))
+    extents, row = [], 0
+    for start, num_tokens, is_neat in sequences:
+        count = -(-(start + num_tokens) // block_size)
+        blocks = free[:count] if is_neat else chance.sample(free, count)
+        free = [block for block in free if block not in blocks]
+        extents.append(Extent(row, num_tokens, start, blocks))
+        row += num_tokens
+    return extents, num_blocks
+
+
+def slots_of(extents: list[Extent], block_size: int) -> torch.Tensor:
+    return torch.tensor(
+        [
+            extent.block_ids[position // block_size] * block_size + position % block_size
+            for extent in extents
+            for position in range(extent.start, extent.start + extent.num_tokens)
+        ]
+    )
+
+
+def assert_agree(
+    sequences: list[tuple[int, int, bool]],
+    group: int,
+    num_kv_heads: int,
+    head_dim: int,
+    block_size: int,
+    windows: tuple[int, int],
+    softcap: float,
+    dtype: torch.dtype,
+    seed: int,
+) -> None:
+    """Two layers, the second over what the first step wrote; the KV that each backend leaves is the same too."""
+    torch.manual_seed(seed)
+    extents, num_blocks = extents_of(sequences, block_size, random.Random(seed))
+    cache = filled(num_kv_heads, head_dim, num_blocks, block_size, dtype)
+    scores = Scores(scale=0.7 * head_dim**-0.5, windows=windows, softcap=softcap)
+    num_heads, num_tokens = group * num_kv_heads, sum(extent.num_tokens for extent in extents)
+    slots = slots_of(extents, block_size)
+    heads = torch.randn(num_tokens, num_heads + 2 * num_kv_heads, head_dim).to(dtype)
+    queries, keys, values = heads.split((num_heads, num_kv_heads, num_kv_heads), 1)
+    before = [tensor.clone() for tensor in (*cache.keys, *cache.values)]
+    plain = ReferenceAttention(cache, scores).plan(extents, slots)
+    expected = [plain.attend(layer, queries, keys, values) for layer in (0, 1)]
+    after = [tensor.clone() for tensor in (*cache.keys, *cache.values)]
+    tolerance: dict[str, Any] = {"atol": 2e-5, "rtol": 1e-4} if dtype is torch.float32 else {"atol": 3e-2, "rtol": 3e-2}
+    for name, backend in backends_of(cache, scores, num_heads).items():
+        for tensor, kept in zip((*cache.keys, *cache.values), before, strict=True):
+            tensor.copy_(kept)
+        plan = backend.plan(extents, slots)
+        for layer in (0, 1):
+            got = plan.attend(layer, queries, keys, values)
+            torch.testing.assert_close(got, expected[layer], **tolerance, msg=lambda text, name=name: f"{name}: {text}")
+        for tensor, left in zip((*cache.keys, *cache.values), after, strict=True):
+            assert torch.equal(tensor, left), name
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    sequences=st.lists(
+        st.tuples(st.integers(0, 70), st.sampled_from((1, 1, 1, 2, 3, 5, 17, 40)), st.booleans()),
+        min_size=1,
+        max_size=5,
+    ),
+    group=st.integers(1, 10),
+    num_kv_heads=st.integers(1, 3),
+    head_dim=st.sampled_from((8, 16, 32, 48, 64)),
+    block_size=st.sampled_from((8, 16, 20)),
+    windows=st.tuples(st.sampled_from((0, 1, 7, 16, 33)), st.sampled_from((0, 50))),
+    softcap=st.sampled_from((0.0, 0.0, 5.0)),
+    dtype=st.sampled_from((torch.float32, torch.float32, torch.bfloat16)),
+    seed=st.integers(0, 1 << 20),
+)
+def test_every_attention_agrees_with_the_plain_one(**case):
+    assert_agree(**case)
+
+
+@pytest.mark.parametrize("softcap", [0.0, 4.0])
+@pytest.mark.parametrize("windows", [(0, 0), (300, 700)])
+def test_they_agree_where_one_task_or_one_tile_is_not_enough(windows, softcap):
+    sequences = [(1500, 1, False), (511, 1, True), (512, 1, True), (700, 300, False), (0, 600, True), (1023, 4, False)]
+    assert_agree(sequences, 3, 2, 32, 16, windows, softcap, torch.float32, seed=3)
+
+
+def test_what_else_is_in_the_batch_does_not_change_a_decode_by_a_bit():
+    torch.manual_seed(1)
+    extents, num_blocks = extents_of([(600, 1, True), (90, 1, False), (5, 30, True)], 16, random.Random(1))
+    cache = filled(2, 32, num_blocks, 16, torch.float32)
+    heads = torch.randn(32, 10, 32)
+    queries, keys, values = heads.split((6, 2, 2), 1)
+    for backend in backends_of(cache, Scores(0.2, (0, 0)), 6).values():
+        if isinstance(backend, GatheredAttention):
+            continue  # pads all decodes to one length
+        crowd = backend.plan(extents, slots_of(extents, 16)).attend(0, queries, keys, values)
+        alone = backend.plan(extents[:1], slots_of(extents[:1], 16)).attend(0, queries[:1], keys[:1], values[:1])
+        assert torch.equal(crowd[:1], alone)

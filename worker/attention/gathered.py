@@ -1,0 +1,100 @@
+"""Attention for any device: copy what a step sees out of the pool, then torch's scaled-dot-product attention.
+
+All decodes of a step are one padded call, each chunk of a prompt is a call of its own. The copy doubles the memory
+traffic; a kernel that reads blocks in place is the next step for CUDA.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from worker.attention.base import Extent, Scores
+from worker.attention.reference import attend as attend_plainly
+from worker.attention.reference import visible
+from worker.kv_cache import KVCache
+
+
+class GatheredAttention:
+    """A Backend for any device."""
+
+    def __init__(self, cache: KVCache, scores: Scores) -> None:
+        self._cache, self._scores = cache, scores
+
+    def plan(self, extents: Sequence[Extent], slots: Tensor) -> GatheredPlan:
+        decodes = [extent for extent in extents if extent.num_tokens == 1]
+        groups = [self._decodes(decodes, slots.device)] if decodes else []
+        groups += [self._chunk(extent, slots.device) for extent in extents if extent.num_tokens > 1]
+        return GatheredPlan(self._cache, self._scores, slots, groups)
+
+    def _decodes(self, extents: list[Extent], device: torch.device) -> Group:
+        size = self._cache.block_size
+        width = max(len(extent.block_ids) for extent in extents)
+        # Padding repeats block 0: its slots hold numbers, which the mask turns away.
+        blocks = torch.tensor([[*extent.block_ids, *(0,) * (width - len(extent.block_ids))] for extent in extents])
+        lengths = torch.tensor([extent.start + 1 for extent in extents])
+        rows = torch.tensor([extent.row for extent in extents])
+        blocks, lengths, rows = blocks.to(device), lengths.to(device), rows.to(device)
+        length = max(extent.start for extent in extents) + 1
+        places = (blocks[:, :, None] * size + torch.arange(size, device=device)).flatten(1)[:, :length]
+        position = torch.arange(length, device=device)[None, :]
+        seen = {
+            window: ((position < lengths[:, None]) & (position >= lengths[:, None] - (window or length)))[:, None]
+            for window in set(self._scores.windows)
+        }
+        return Group(rows, places, seen)
+
+    def _chunk(self, extent: Extent, device: torch.device) -> Group:
+        size, end = self._cache.block_size, extent.start + extent.num_tokens
+        blocks = torch.tensor(extent.block_ids).to(device)
+        places = (blocks[:, None] * size + torch.arange(size, device=device)).flatten()[None, :end]
+        seen = {
+            window: visible(extent.start, extent.num_tokens, window, device)[None]
+            for window in set(self._scores.windows)
+        }
+        rows = torch.arange(extent.row, extent.row + extent.num_tokens, device=device)
+        return Group(rows, places, seen)
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Sequences with equally many query rows."""
+
+    rows: Tensor
+    """[num_sequences * num_queries]"""
+    places: Tensor
+    """[num_sequences, num_positions]: slots"""
+    seen: dict[int, Tensor]
+    """By window, [num_sequences, num_queries, num_positions] bool."""
+
+
+@dataclass(frozen=True, slots=True)
+class GatheredPlan:
+    cache: KVCache
+    scores: Scores
+    slots: Tensor
+    groups: list[Group]
+
+    def attend(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        """See Plan."""
+        self.cache.keys[layer].index_copy_(1, self.slots, keys.transpose(0, 1))
+        self.cache.values[layer].index_copy_(1, self.slots, values.transpose(0, 1))
+        num_heads, head_dim = queries.shape[1:]
+        out = queries.new_empty((len(queries), num_heads * head_dim))
+        for group in self.groups:
+            seen = group.seen[self.scores.windows[layer]]
+            k = self.cache.keys[layer][:, group.places].transpose(0, 1)
+            v = self.cache.values[layer][:, group.places].transpose(0, 1)
+            q = queries[group.rows].view(len(k), -1, num_heads, head_dim)
+            if self.scores.softcap:
+                mixed = torch.stack([attend_plainly(*one, self.scores) for one in zip(q, k, v, seen, strict=True)])
+            else:
+                mixed = F.scaled_dot_product_attention(
+                    q.transpose(1, 2), k, v, attn_mask=seen[:, None], scale=self.scores.scale, enable_gqa=True
+                ).transpose(1, 2)
+            out[group.rows] = mixed.reshape(len(group.rows), -1)
+        return out

@@ -1,0 +1,297 @@
+// Paged attention of single tokens: each task takes the heads of one KV head over a part of one sequence.
+
+#pragma once
+
+#include <algorithm>
+#include <vector>
+
+#include "vectors.h"
+
+// What attention over one step has in common between layers.
+struct Step {
+    int64_t num_tokens;          // rows of the step, for writing
+    const int64_t* slots;        // [num_tokens]
+    int64_t row_stride;          // elements between the rows of queries, keys and values
+    int64_t num_slots;           // of the pool, a head
+    int64_t num_heads, num_kv_heads, head_dim, block_size;
+    int64_t num_decodes;
+    const int32_t* rows;         // [num_decodes]: the row of each
+    const int32_t* lengths;      // [num_decodes]: positions it sees, its own the last
+    const int32_t* tables;       // [num_decodes, table_stride]
+    int64_t table_stride;
+    float scale, softcap;
+    int32_t threads;
+};
+
+namespace {
+
+constexpr int TILE = 256;     // positions whose scores are held at once
+constexpr int PART = 512;     // positions one task takes; longer sequences are split and joined
+constexpr int MAX_GROUP = 8;  // query heads that share one pass over the values
+
+// Lane i of the result is the sum of all lanes of sums[i].
+inline Floats sums_across(Floats* sums) {
+    const Lanes even = {0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30};
+    const Lanes odd = {1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31};
+    for (int left = WIDTH / 2; left > 0; left /= 2) {
+        for (int i = 0; i < left; ++i) {
+            Floats a = sums[2 * i], b = sums[2 * i + 1];
+            sums[i] = __builtin_shuffle(a, b, even) + __builtin_shuffle(a, b, odd);
+        }
+    }
+    return sums[0];
+}
+
+// One query group (the heads of one KV head) over positions [begin, end): unnormalised output, greatest score, sum of weights.
+template <typename T>
+struct Part {
+    const Step& step;
+    const T* queries;            // [group, head_dim]
+    const T* keys;               // of this KV head, [num_slots, head_dim]
+    const T* values;
+    const int32_t* table;
+    int64_t group;
+
+    // Where the rows of positions [begin, begin + count) start, in elements from ``keys`` and ``values``; the last is
+    // repeated to a whole vector.
+    void find(int64_t begin, int64_t count, int64_t* offsets) const {
+        int64_t block = begin / step.block_size, inside = begin % step.block_size;
+        for (int64_t i = 0; i < count; ++block, inside = 0) {
+            int64_t slot = table[block] * step.block_size + inside;
+            for (; i < count && inside < step.block_size; ++i, ++inside, ++slot) offsets[i] = slot * step.head_dim;
+        }
+        for (int64_t i = count; i % WIDTH; ++i) offsets[i] = offsets[count - 1];
+    }
+
+    // scores [group, TILE] of up to TILE positions
+    void score(const int64_t* offsets, int64_t count, const float* held_queries, float* held_keys, float* scores) const {
+        int64_t head_dim = step.head_dim;
+#if defined(__AVX512BF16__)
+        if constexpr (sizeof(T) == 2) {
+            if (head_dim % (2 * WIDTH) == 0) return score_pairs(offsets, count, scores);
+        }
+#endif
+        for (int64_t first = 0; first < count; first += WIDTH) {
+            for (int64_t i = 0; i < WIDTH; ++i) {
+                const T* row = keys + offsets[first + i];
+                for (int64_t d = 0; d < head_dim; d += WIDTH) store(held_keys + i * head_dim + d, load(row + d));
+            }
+            for (int64_t g = 0; g < group; ++g) {
+                Floats sums[WIDTH] = {};
+                for (int64_t d = 0; d < head_dim; d += WIDTH) {
+                    Floats query = load(held_queries + g * head_dim + d);
+                    for (int i = 0; i < WIDTH; ++i) sums[i] += query * load(held_keys + i * head_dim + d);
+                }
+                store(scores + g * TILE + first, sums_across(sums) * step.scale);
+            }
+        }
+    }
+
+#if defined(__AVX512BF16__)
+    // The same with the instruction that multiplies pairs of bfloat16, exactly, and adds them in float32.
+    void score_pairs(const int64_t* offsets, int64_t count, float* scores) const {
+        int64_t head_dim = step.head_dim;
+        for (int64_t first = 0; first < count; first += WIDTH) {
+            for (int64_t g = 0; g < group; ++g) {
+                __m512 sums[WIDTH];
+                for (int i = 0; i < WIDTH; ++i) sums[i] = _mm512_setzero_ps();
+                for (int64_t d = 0; d < head_dim; d += 2 * WIDTH) {
+                    __m512bh query = (__m512bh)_mm512_loadu_si512(queries + g * head_dim + d);
+                    for (int i = 0; i < WIDTH; ++i) {
+                        __m512bh key = (__m512bh)_mm512_loadu_si512(keys + offsets[first + i] + d);
+                        sums[i] = _mm512_dpbf16_ps(sums[i], query, key);
+                    }
+                }
+                store(scores + g * TILE + first, sums_across((Floats*)sums) * step.scale);
+            }
+        }
+    }
+#endif
+
+    // out [GROUP, head_dim] += weights [GROUP, TILE] times the values of ``count`` positions
+    template <int GROUP>
+    void mix(const int64_t* offsets, int64_t count, const float* weights, float* out) const {
+        int64_t head_dim = step.head_dim;
+        int64_t d = 0;
+        for (; d + 2 * WIDTH <= head_dim; d += 2 * WIDTH) {
+            Floats low[GROUP], high[GROUP];
+            for (int g = 0; g < GROUP; ++g) {
+                low[g] = load(out + g * head_dim + d);
+                high[g] = load(out + g * head_dim + d + WIDTH);
+            }
+            for (int64_t i = 0; i < count; ++i) {
+                Floats a = load(values + offsets[i] + d), b = load(values + offsets[i] + d + WIDTH);
+                for (int g = 0; g < GROUP; ++g) {
+                    float weight = weights[g * TILE + i];
+                    low[g] += a * weight;
+                    high[g] += b * weight;
+                }
+            }
+            for (int g = 0; g < GROUP; ++g) {
+                store(out + g * head_dim + d, low[g]);
+                store(out + g * head_dim + d + WIDTH, high[g]);
+            }
+        }
+        for (; d < head_dim; d += WIDTH) {
+            for (int g = 0; g < GROUP; ++g) {
+                Floats sum = load(out + g * head_dim + d);
+                for (int64_t i = 0; i < count; ++i) sum += load(values + offsets[i] + d) * weights[g * TILE + i];
+                store(out + g * head_dim + d, sum);
+            }
+        }
+    }
+
+    void mix_all(const int64_t* offsets, int64_t count, const float* weights, float* out) const {
+        for (int64_t g = 0; g < group; g += MAX_GROUP) {
+            const float* w = weights + g * TILE;
+            float* o = out + g * step.head_dim;
+            switch (std::min<int64_t>(MAX_GROUP, group - g)) {
+                case 1: mix<1>(offsets, count, w, o); break;
+                case 2: mix<2>(offsets, count, w, o); break;
+                case 3: mix<3>(offsets, count, w, o); break;
+                case 4: mix<4>(offsets, count, w, o); break;
+                case 5: mix<5>(offsets, count, w, o); break;
+                case 6: mix<6>(offsets, count, w, o); break;
+                case 7: mix<7>(offsets, count, w, o); break;
+                case 8: mix<8>(offsets, count, w, o); break;
+            }
+        }
+    }
+
+    // out [group, head_dim], greatest [group], total [group]; ``work`` holds group * (head_dim + TILE) + 16 * head_dim floats
+    void run(int64_t begin, int64_t end, float* out, float* greatest, float* total, float* work) const {
+        int64_t head_dim = step.head_dim;
+        float* held_queries = work;
+        float* scores = held_queries + group * head_dim;
+        float* held_keys = scores + group * TILE;
+        for (int64_t i = 0; i < group * head_dim; ++i) held_queries[i] = get(queries[i]);
+        std::fill(out, out + group * head_dim, 0.0f);
+        std::fill(greatest, greatest + group, -INFINITY);
+        std::fill(total, total + group, 0.0f);
+        int64_t offsets[TILE];
+        for (int64_t at = begin; at < end; at += TILE) {
+            int64_t count = std::min<int64_t>(TILE, end - at);
+            find(at, count, offsets);
+            score(offsets, count, held_queries, held_keys, scores);
+            for (int64_t g = 0; g < group; ++g) {
+                float* row = scores + g * TILE;
+                Floats tops = Floats{} + greatest[g];
+                // Whatever the last vector holds past the end must not count.
+                for (int64_t i = count; i % WIDTH; ++i) row[i] = -INFINITY;
+                for (int64_t i = 0; i < count; i += WIDTH) {
+                    Floats score = load(row + i);
+                    if (step.softcap != 0.0f) {
+                        score = step.softcap * hyperbolic_tangent(score / step.softcap);
+                        for (int64_t j = count; j < i + WIDTH; ++j) score[j - i] = -INFINITY;
+                        store(row + i, score);
+                    }
+                    tops = score > tops ? score : tops;
+                }
+                float top = tops[0];
+                for (int i = 1; i < WIDTH; ++i) top = std::max(top, tops[i]);
+                Floats sums = {};
+                for (int64_t i = 0; i < count; i += WIDTH) {
+                    Floats weight = exponential(load(row + i) - top);
+                    store(row + i, weight);
+                    sums += weight;
+                }
+                float sum = sum_of(sums);
+                if (at != begin) {
+                    float fade = std::exp(greatest[g] - top);
+                    total[g] *= fade;
+                    for (int64_t d = 0; d < head_dim; ++d) out[g * head_dim + d] *= fade;
+                }
+                greatest[g] = top;
+                total[g] += sum;
+            }
+            mix_all(offsets, count, scores, out);
+        }
+    }
+};
+
+struct Task {
+    int64_t decode, kv_head, begin, end, place;
+};
+
+template <typename T>
+void attend(const Step& step, const T* queries, const T* keys, const T* values, T* key_cache, T* value_cache,
+            int64_t window, T* out) {
+    int64_t head_dim = step.head_dim, group = step.num_heads / step.num_kv_heads;
+    for (int64_t token = 0; token < step.num_tokens; ++token) {
+        for (int64_t head = 0; head < step.num_kv_heads; ++head) {
+            int64_t to = (head * step.num_slots + step.slots[token]) * head_dim;
+            int64_t from = token * step.row_stride + head * head_dim;
+            std::memcpy(key_cache + to, keys + from, head_dim * sizeof(T));
+            std::memcpy(value_cache + to, values + from, head_dim * sizeof(T));
+        }
+    }
+    static std::vector<Task> tasks;
+    static std::vector<float> parts;
+    static std::vector<int64_t> first_parts;
+    tasks.clear();
+    first_parts.clear();
+    int64_t num_parts = 0, work = 0;
+    for (int64_t decode = 0; decode < step.num_decodes; ++decode) {
+        int64_t length = step.lengths[decode];
+        int64_t begin = window && window < length ? length - window : 0;
+        // Where a sequence is cut depends on its length alone, so what else is in the batch cannot change its sums.
+        int64_t pieces = (length - begin + PART - 1) / PART;
+        int64_t size = ((length - begin + pieces - 1) / pieces + WIDTH - 1) / WIDTH * WIDTH;
+        for (int64_t head = 0; head < step.num_kv_heads; ++head) {
+            first_parts.push_back(num_parts);
+            for (int64_t at = begin; at < length; at += size) {
+                tasks.push_back({decode, head, at, std::min(at + size, length), num_parts++});
+            }
+        }
+        work += (length - begin) * step.num_kv_heads * head_dim;
+    }
+    first_parts.push_back(num_parts);
+    int64_t part_size = group * (head_dim + 2);
+    if (int64_t(parts.size()) < num_parts * part_size) parts.resize(num_parts * part_size);
+    float* all_parts = parts.data();
+    const Task* all_tasks = tasks.data();
+    int64_t num_tasks = int64_t(tasks.size());
+    int threads = work > 32768 ? int(step.threads) : 1;
+#pragma omp parallel num_threads(threads) if (threads > 1)
+    {
+        std::vector<float> own(group * (head_dim + TILE) + WIDTH * head_dim);
+#pragma omp for schedule(dynamic, 1)
+        for (int64_t index = 0; index < num_tasks; ++index) {
+            const Task& task = all_tasks[index];
+            int64_t base = task.kv_head * step.num_slots * head_dim;
+            Part<T> part{step,
+                         queries + step.rows[task.decode] * step.row_stride + task.kv_head * group * head_dim,
+                         key_cache + base,
+                         value_cache + base,
+                         step.tables + task.decode * step.table_stride,
+                         group};
+            float* place = all_parts + task.place * part_size;
+            part.run(task.begin, task.end, place, place + group * head_dim, place + group * (head_dim + 1), own.data());
+        }
+    }
+    for (int64_t decode = 0; decode < step.num_decodes; ++decode) {
+        for (int64_t head = 0; head < step.num_kv_heads; ++head) {
+            int64_t first = first_parts[decode * step.num_kv_heads + head];
+            int64_t last = first_parts[decode * step.num_kv_heads + head + 1];
+            T* to = out + step.rows[decode] * step.num_heads * head_dim + head * group * head_dim;
+            for (int64_t g = 0; g < group; ++g) {
+                float top = -INFINITY, total = 0.0f;
+                for (int64_t i = first; i < last; ++i) {
+                    top = std::max(top, all_parts[i * part_size + group * head_dim + g]);
+                }
+                float sums[MAX_HEAD_DIM] = {};
+                for (int64_t i = first; i < last; ++i) {
+                    const float* place = all_parts + i * part_size;
+                    float weight = std::exp(place[group * head_dim + g] - top);
+                    total += weight * place[group * (head_dim + 1) + g];
+#pragma omp simd
+                    for (int64_t d = 0; d < head_dim; ++d) sums[d] += weight * place[g * head_dim + d];
+                }
+#pragma omp simd
+                for (int64_t d = 0; d < head_dim; ++d) put(to + g * head_dim + d, sums[d] / total);
+            }
+        }
+    }
+}
+
+}  // namespace

@@ -1,0 +1,131 @@
+// Sixteen float32 at a time, from float32 or bfloat16 in memory and back, by the compiler's own vectors (GCC and Clang), so
+// that one source serves AVX-512, AVX2 and NEON.
+
+#pragma once
+
+#if defined(__AVX512BF16__)
+#include <immintrin.h>
+#endif
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+namespace {
+
+typedef float Floats __attribute__((vector_size(64)));
+typedef uint32_t Words __attribute__((vector_size(64)));
+typedef int32_t Lanes __attribute__((vector_size(64)));
+typedef uint16_t Halves __attribute__((vector_size(32)));
+
+constexpr int WIDTH = 16;  // floats in a vector
+constexpr int MAX_HEAD_DIM = 1024;
+
+struct bf16 {
+    uint16_t bits;
+};
+
+inline float bits_to_float(uint32_t bits) {
+    float value;
+    std::memcpy(&value, &bits, 4);
+    return value;
+}
+
+inline uint32_t float_to_bits(float value) {
+    uint32_t bits;
+    std::memcpy(&bits, &value, 4);
+    return bits;
+}
+
+inline float get(float value) { return value; }
+inline float get(bf16 value) { return bits_to_float(uint32_t(value.bits) << 16); }
+
+inline void put(float* to, float value) { *to = value; }
+inline void put(bf16* to, float value) {  // to the nearest, ties to even; a NaN stays one
+    uint32_t bits = float_to_bits(value);
+    uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+    to->bits = uint16_t(value != value ? 0x7fc0u : rounded);
+}
+
+inline Floats load(const float* from) {
+    Floats values;
+    std::memcpy(&values, from, 64);
+    return values;
+}
+inline Floats load(const bf16* from) {
+    Halves halves;
+    std::memcpy(&halves, from, 32);
+    return (Floats)(__builtin_convertvector(halves, Words) << 16);
+}
+
+inline void store(float* to, Floats values) { std::memcpy(to, &values, 64); }
+inline void store(bf16* to, Floats values) {
+#if defined(__AVX512BF16__)
+    __m256bh halves = _mm512_cvtneps_pbh((__m512)values);
+    std::memcpy(to, &halves, 32);
+#else
+    Words bits = (Words)values;
+    Words rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+    Halves halves = __builtin_convertvector(values != values ? Words{} + 0x7fc0u : rounded, Halves);
+    std::memcpy(to, &halves, 32);
+#endif
+}
+
+// A vector at ``at``, or what is left of one: body(load, store) sees whole vectors, zeros after the end.
+template <typename T>
+struct Place {
+    int64_t at;
+    int count;
+
+    Floats get_from(const T* from) const { return some(from + at); }
+    Floats get_from_floats(const float* from) const { return some(from + at); }
+    void put_into(T* to, Floats values) const {
+        if (count == WIDTH) return store(to + at, values);
+        for (int i = 0; i < count; ++i) put(to + at + i, values[i]);
+    }
+
+  private:
+    template <typename U>
+    Floats some(const U* from) const {
+        if (count == WIDTH) return load(from);
+        Floats values = {};
+        for (int i = 0; i < count; ++i) values[i] = get(from[i]);
+        return values;
+    }
+};
+
+template <typename T, typename Body>
+inline void sweep(int64_t size, Body body) {
+    int64_t at = 0;
+    for (; at + WIDTH <= size; at += WIDTH) body(Place<T>{at, WIDTH});
+    if (at < size) body(Place<T>{at, int(size - at)});
+}
+
+inline float sum_of(Floats values) {
+    float sum = 0.0f;
+    for (int i = 0; i < WIDTH; ++i) sum += values[i];
+    return sum;
+}
+
+// e to the x within 2 ulp, as 2 to the whole part times a polynomial (Cephes' expf, Moshier, in base 2); 0 below -87.
+inline Floats exponential(Floats x) {
+    const Floats rounder = Floats{} + 12582912.0f;  // 1.5 * 2^23: adding it leaves the nearest integer in the low bits
+    x = x < -87.0f ? Floats{} - 87.0f : x;
+    x = x > 88.0f ? Floats{} + 88.0f : x;
+    Floats shifted = x * 1.44269504088896341f + rounder;
+    Floats whole = shifted - rounder;
+    Floats r = x - whole * 0.693359375f;
+    r = r + whole * 2.12194440e-4f;
+    Floats p = Floats{} + 1.9875691500e-4f;
+    p = p * r + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * r * r + r + 1.0f;
+    return p * (Floats)(((Lanes)shifted << 23) + 0x3f800000);
+}
+
+inline Floats hyperbolic_tangent(Floats x) { return 1.0f - 2.0f / (exponential(2.0f * x) + 1.0f); }
+
+}  // namespace
