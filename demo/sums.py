@@ -106,7 +106,9 @@ def counting(rng: Random) -> Turn:
         spoken = rng.choice((str(last), in_words(last) if last <= 100 else str(last)))
         question = pick(rng, f"Count to {spoken}.", f"Count from 1 to {spoken}.", f"Can you count to {spoken}?",
                         f"Please count up to {spoken}.", f"Count to {spoken} for me.")  # fmt: skip
-        return Turn("counting", question, ", ".join(map(str, range(1, last + 1))) + ".", always=last in (10, 20, 100, 200))
+        return Turn(
+            "counting", question, ", ".join(map(str, range(1, last + 1))) + ".", always=last in (10, 20, 100, 200)
+        )
     if form < 0.6:
         first = rng.choice((3, 5, 10, 10, 15, 20))
         question = pick(rng, f"Count down from {first}.", f"Count backwards from {first}.")

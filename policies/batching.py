@@ -84,16 +84,19 @@ def plan(
     num_available_blocks: int,
     limits: Limits,
     costs: StepCosts | None = None,
+    num_waiting: int = 0,
 ) -> Plan:
     """The next step. ``running`` and ``waiting`` are in order; ``waiting`` is read only as far as sequences are let in.
 
     ``num_available_blocks``: blocks that can be given out, free ones and those kept for reuse only. ``costs``: what
-    steps took so far; without it, or before it knows, only the limits in tokens hold.
+    steps took so far; without it, or before it knows, only the limits in tokens hold. ``num_waiting``: how many
+    sequences wait in all.
     """
     num_staying, available = _grow(running, num_available_blocks)
     preempted = [claim.arrival for claim in running[num_staying:]]
     decode_starts = [claim.start for claim in running[:num_staying] if claim.num_pending == 1]
-    budget = _Budget(decode_starts, limits, costs)
+    num_behind = sum(claim.num_pending > 1 for claim in running[:num_staying]) + num_waiting
+    budget = _Budget(decode_starts, num_behind, limits, costs)
 
     prefills = [(index, claim) for index, claim in enumerate(running[:num_staying]) if claim.num_pending > 1]
     newcomers = () if preempted else ((-1, claim) for claim in waiting)
@@ -134,7 +137,7 @@ def plan(
 class _Budget:
     """What the step has left for prompts: tokens, and once costs are known also seconds."""
 
-    def __init__(self, decode_starts: Sequence[int], limits: Limits, costs: StepCosts | None) -> None:
+    def __init__(self, decode_starts: Sequence[int], num_behind: int, limits: Limits, costs: StepCosts | None) -> None:
         num_decodes = len(decode_starts)
         self._num_tokens = max(0, limits.max_step_tokens - num_decodes)
         self._seconds: float | None = None
@@ -146,7 +149,9 @@ class _Budget:
             self._price = costs.chunk_price
             if num_decodes and limits.max_slowdown:
                 alone_s = costs.predict(Work(0, num_decodes, sum(decode_starts) + num_decodes))
-                self._seconds = min(self._seconds, alone_s * (limits.max_slowdown - 1.0))
+                # When more wait for their first token than for their next, sparing the few makes the many wait.
+                patience = max(1.0, num_behind / num_decodes)
+                self._seconds = min(self._seconds, alone_s * (limits.max_slowdown - 1.0) * patience)
 
     def chunk(self, claim: Claim) -> int:
         """The tokens that this one may compute now."""

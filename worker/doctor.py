@@ -178,7 +178,8 @@ def _compiled_kernels(found: Facts) -> bool:
     except BuildError as error:
         found.find(
             "slow",
-            f"the kernels for the CPU cannot be compiled ({error}): decoding takes about half as long again. Install g++.",
+            f"the kernels for the CPU cannot be compiled ({error}): decoding takes about half as long again;"
+            " install g++.",
         )
         return False
     if library() is None:

@@ -77,7 +77,9 @@ class Scheduler:
         waiting: Iterable[Claim] = ()
         if self.waiting and (may_displace or sum(claim.num_slots for claim in running) < self._limits.max_sequences):
             waiting = self._waiting_claims()
-        plan = batching.plan(running, waiting, self._pool.num_available, self._limits, costs)
+        plan = batching.plan(
+            running, waiting, self._pool.num_available, self._limits, costs, num_waiting=len(self.waiting)
+        )
         by_arrival = self._by_arrival
         for arrival in plan.preempted:
             self.preempt(by_arrival[arrival])
