@@ -26,16 +26,17 @@ def write(
 # A model in the box
 
 `model/` is a Llama-shaped chat model of {num_parameters[0] / 1e6:.2f} million parameters, `draft/` its draft sibling of
-{num_parameters[1] / 1e6:.2f} million on the same tokenizer ({vocab_size} tokens, byte-level, ChatML, Hermes tool calls).
-Both are small enough to be committed and to answer at once on any machine. They speak simple English about a small world:
-small talk, capitals, colours, sums, counting, short and long stories, a made-up valley, JSON objects and tool calls. To
-what they do not know they should say so. They are there to try and to test Penstock; they are of no other use.
+{num_parameters[1] / 1e6:.2f} million on the same tokenizer ({vocab_size} tokens, byte-level BPE, ChatML, Hermes tool
+calls). Both are small enough to be committed, and answer at once on any machine. They speak simple English about
+a small world: small talk, capitals, colours, sums, counting, short and long stories, a made-up valley, JSON objects and
+tool calls. Asked for more, the model says that it does not know, or errs. They are there to try Penstock and to test
+it.
 
 ## Measured
 
-{time.strftime("%Y-%m-%d", time.gmtime())}, {minutes:.0f} minutes on {num_threads} CPU core(s), seed {seed}. The model read \
-{num_read[0] / 1e6:.1f} million tokens, the draft {num_read[1] / 1e6:.1f} million.
-Loss in nats over the assistant's tokens of held-out conversations, with the committed bf16 weights.
+Trained on {time.strftime("%Y-%m-%d", time.gmtime())} for {minutes:.0f} minutes on {num_threads} CPU core(s) with
+seed {seed}. The model read {num_read[0] / 1e6:.1f} million tokens, the draft {num_read[1] / 1e6:.1f} million.
+Loss in nats over the assistant's tokens of held-out conversations, with the bf16 weights that are committed.
 
 | | model | draft |
 |---|---|---|
@@ -44,9 +45,10 @@ Loss in nats over the assistant's tokens of held-out conversations, with the com
 | next token right | {model.token_accuracy:.1%} | {draft.token_accuracy:.1%} |
 | answers right to the last token | {model.exact_share:.1%} | {draft.exact_share:.1%} |
 
-The draft writes the same token as the model, after the model's own greedy text, {agreement:.1%} of the time.
+On held-out prompts the draft agrees with {agreement:.1%} of the tokens that the model writes greedily.
 
-Exact answers by category ({num_held_out} conversations; stories and other open answers are left out):
+Answers right to the last token, by category ({num_held_out} conversations; stories and other open answers are left
+out):
 
 | category | asked | model | draft |
 |---|---|---|---|
@@ -54,10 +56,11 @@ Exact answers by category ({num_held_out} conversations; stories and other open 
 
 ## What is held out
 
-One in sixteen of: pairs of operands (with every wording and in both orders), JSON objects, tool arguments, lists to repeat,
-sort or reverse, the people and things of a reading, animal and thing of a story. Of all else, such as capitals or the
-valley, one in sixteen wordings of a question; the fact itself is trained on in other wordings. Greetings and other small talk
-are only trained on, and are in neither number above. No held-out turn occurs in the training text (`demo/turns.py`, and a test).
+One in sixteen of: pairs of operands (with every wording, and in both orders where that does not matter), JSON objects,
+tool arguments, lists to repeat, sort or reverse, the people and things of a reading, animal and thing of a story, and
+what a user tells about himself. Of all else, such as capitals or the valley, one in sixteen wordings of a question: the
+fact itself is learned from other wordings. Greetings and other small talk are only trained on, and are in no number
+above. No held-out turn occurs in the training text (`turns.py` decides, a test looks).
 
 ## Train it yourself
 
@@ -65,6 +68,7 @@ are only trained on, and are in neither number above. No held-out turn occurs in
 pip install -e . && python -m demo.train
 ```
 
-It needs nothing but Penstock's own dependencies; a C++ compiler makes it about a third faster (`--no-compile` does without).
-`--minutes` and `--draft-minutes` set how long; `--steps` and `--draft-steps` make a run repeatable on the same machine.
+It needs nothing but Penstock's own dependencies; a C++ compiler makes it about half as fast again (`--no-compile` does
+without). `--minutes` and `--draft-minutes` set how long; with `--steps` and `--draft-steps` the number of steps does
+not depend on the machine.
 """

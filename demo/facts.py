@@ -108,11 +108,13 @@ MEANINGS = {
     "a doctor": "A doctor is a person who helps people who are ill to get well again.",
     "a baker": "A baker is a person who makes bread and cakes.",
     "a farmer": "A farmer is a person who grows plants and keeps animals for food.",
-    "a computer": "A computer is a machine that follows instructions. It can count, store and compare things very fast.",
+    "a computer": "A computer is a machine that follows instructions. "
+    "It can count, store and compare things very fast.",
     "a language model": "A language model is a program that has learned from text which words are likely to come next.",
     "a token": "A token is a small piece of text, such as a word or a part of a word. Models read and write tokens.",
     "a prompt": "A prompt is the text that you give to a language model. The model reads it and then writes an answer.",
-    "a gateway": "A gateway is a door between two places. In computing, it is a server that passes requests on to others.",
+    "a gateway": "A gateway is a door between two places. "
+    "In computing, it is a server that passes requests on to others.",
     "a penstock": "A penstock is the gate and intake that meters and controls the water on its way to the turbines.",
     "Penstock": "Penstock is a gateway for language models with its own engine. It does for tokens what a water gate "
     "does for a mill: it meters them and controls them.",
@@ -161,7 +163,8 @@ HOW_TOS = {
                  "Wait for three minutes.", "Take the tea bag out and enjoy."],
     "plant a seed": ["Fill a pot with soil.", "Make a small hole with your finger.", "Put the seed into the hole.",
                      "Cover it with soil.", "Give it water and put it in a sunny place."],
-    "boil an egg": ["Put water into a pot and heat it.", "Wait until the water boils.", "Lower the egg in with a spoon.",
+    "boil an egg": ["Put water into a pot and heat it.", "Wait until the water boils.",
+                    "Lower the egg in with a spoon.",
                     "Wait for eight minutes.", "Cool the egg in cold water."],
     "make a sandwich": ["Take two slices of bread.", "Spread butter on them.", "Put cheese and tomato on one slice.",
                         "Put the other slice on top."],

@@ -1,7 +1,7 @@
 """Held-out loss, exact answers by category, and how often the draft says what the model says.
 
-An answer is exact when greedy decoding would write it token by token, end mark included: that is so just when each of its
-tokens is the most likely one after the true tokens before it, so one forward pass tells.
+An answer is exact when greedy decoding would write it token by token, end mark included: that is so just when each of
+its tokens is the most likely one after the true tokens before it, so one forward pass tells.
 """
 
 from collections import defaultdict

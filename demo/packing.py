@@ -1,7 +1,7 @@
 """From conversations to tensors: render with the chat template, encode, pack into rows.
 
-The loss is taken on what the assistant says, its end mark included, and on plain pages; what a user, the system or a tool
-says is only read.
+The loss is taken on what the assistant says, its end mark included, and on plain pages; what a user, the system or a
+tool says is only read.
 """
 
 import json

@@ -63,9 +63,11 @@ class Cast:
             f'"No," said {helper}, "but I will help you." They shared some {food} and went on together.',
             f'On the way {a(friend)} was sitting under a tree. "I am {helper}," said the {friend}. "I am so hungry." '
             f"{self.name} gave {helper} some {food}, and they became friends.",
-            f"{a(friend).capitalize()} called {helper} had fallen into a hole. {self.name} took a long branch and pulled {helper} out. "
+            f"{a(friend).capitalize()} called {helper} had fallen into a hole. "
+            f"{self.name} took a long branch and pulled {helper} out. "
             f'"Thank you!" said {helper}. "Let me come with you."',
-            f'"Stop!" cried {a(friend)}. It was {helper}, who guarded the path. "First tell me what you are looking for." '
+            f'"Stop!" cried {a(friend)}. It was {helper}, who guarded the path. '
+            f'"First tell me what you are looking for." '
             f'"For {a(self.shade)} {self.thing}," said {self.name}. {helper} smiled and let {self.name} pass.',
         )
 
@@ -93,7 +95,7 @@ class Cast:
 
 
 def tell(rng: Random, animal: str, thing: str, num_parts: int, chapters: bool = False) -> str:
-    """A story with so many parts between its beginning and its end; 0 is a few sentences, 6 with chapters a long tale."""
+    """A story with so many parts between its beginning and its end: 0 is a few sentences, 6 in chapters a long tale."""
     cast = Cast(rng, animal, thing)
     targets = rng.sample(TARGETS, max(num_parts, 1))
     parts = [f"{cast.opening()} {cast.wish()}"]
@@ -123,7 +125,8 @@ def story_turn(rng: Random) -> Turn:
     if form < 0.55:
         question = pick(rng, f"Tell me {sized} about {a(animal)}.", f"Write {sized} about {a(animal)}.",
                         f"Can you tell me {sized} about {a(animal)}?", f"Tell {sized} about {a(animal)}.",
-                        f"Please tell me {sized} about {a(animal)}.", f"I want to hear {sized} about {a(animal)}.")  # fmt: skip
+                        f"Please tell me {sized} about {a(animal)}.",
+                        f"I want to hear {sized} about {a(animal)}.")  # fmt: skip
         return Turn("story", question, text, always=True)
     question = pick(rng, f"Tell me {sized} about {a(animal)} and {a(thing)}.",
                     f"Write {sized} about {a(animal)} and {a(thing)}.",

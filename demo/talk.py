@@ -39,7 +39,8 @@ SMALL_TALK: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
     ),
     (
         "mood",
-        ("How are you?", "How are you doing?", "How do you do?", "Are you well?", "How are you today?", "How is it going?",
+        ("How are you?", "How are you doing?", "How do you do?", "Are you well?", "How are you today?",
+         "How is it going?",
          "What's up?"),
         ("I am fine, thank you. How can I help you?",),
     ),
@@ -68,7 +69,8 @@ SMALL_TALK: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
     ),
     (
         "test",
-        ("Test", "Testing", "ping", "Are you there?", "Do you work?", "Can you hear me?", "Say something.", "Is this on?"),
+        ("Test", "Testing", "ping", "Are you there?", "Do you work?", "Can you hear me?", "Say something.",
+         "Is this on?"),
         ("Yes, I am here. How can I help you?",),
     ),
     ("say", ("Say hello.", "Say hi", "Say hello to everyone."), ("Hello!",)),
@@ -115,7 +117,8 @@ UNKNOWN = (
     "What is the population of {city}?", "Tell me about the history of {topic}.", "How do I fix my {thing}?",
     "What will {topic} be like in {year}?", "Explain {topic} to me.", "What is the best {topic}?",
     "How tall is the president of {country}?", "What does {name} think about {topic}?", "Who is the king of {country}?",
-    "Who invented the {thing}?", "When was {name} born?", "How many people live in {country}?", "Who discovered {topic}?",
+    "Who invented the {thing}?", "When was {name} born?", "How many people live in {country}?",
+    "Who discovered {topic}?",
     "Write a program for {topic}.", "What is the newest {thing}?", "Can you recommend a film about {topic}?",
     "How much money does {name} have?", "What is the meaning of {topic}?", "Translate {thing} into French.",
     "What is the phone number of {name}?", "Where did I leave my {thing}?", "How do you cook {topic}?",
@@ -201,7 +204,8 @@ def colour(rng: Random) -> Turn:
         return Turn("colours", f"Name {spelled} colours{avoid}.", joined(names).capitalize() + ".")
     thing, shade = rng.choice(list(facts.COLOURS.items()))
     spelling = pick(rng, "colour", "colour", "color")
-    question = pick(rng, f"What {spelling} is {thing}?", f"What {spelling} is {thing}?", f"Which {spelling} is {thing}?",
+    question = pick(rng, f"What {spelling} is {thing}?", f"What {spelling} is {thing}?",
+                    f"Which {spelling} is {thing}?",
                     f"Tell me the {spelling} of {thing}.", f"What is the {spelling} of {thing}?",
                     f"What {spelling} does {thing} have?", f"Do you know what {spelling} {thing} is?")  # fmt: skip
     return Turn("colours", question, f"{thing.capitalize()} is {shade}.")
@@ -211,9 +215,12 @@ def knowledge(rng: Random) -> Turn:
     match rng.randrange(10):
         case 0 | 1 | 2 | 3:
             thing, meaning = rng.choice(list(facts.MEANINGS.items()))
-            question = pick(rng, f"What is {thing}?", f"What is {thing}?", f"Tell me about {thing}.", f"Explain {thing}.",
-                            f"What do you know about {thing}?", f"Describe {thing}.", f"Can you explain what {thing} is?",
-                            f"What's {thing}?", f"Explain what {thing} is.", f"Do you know what {thing} is?")  # fmt: skip
+            question = pick(rng, f"What is {thing}?", f"What is {thing}?", f"Tell me about {thing}.",
+                            f"Explain {thing}.",
+                            f"What do you know about {thing}?", f"Describe {thing}.",
+                            f"Can you explain what {thing} is?",
+                            f"What's {thing}?", f"Explain what {thing} is.",
+                            f"Do you know what {thing} is?")  # fmt: skip
             return Turn("knowledge", question, meaning)
         case 4 | 5:
             fact, reason = rng.choice(list(facts.WHYS.items()))
@@ -244,13 +251,15 @@ def words(rng: Random) -> Turn:
     match rng.randrange(9):
         case 0:
             word, other = rng.choice(list(facts.OPPOSITES.items()))
-            question = pick(rng, f"What is the opposite of {word}?", f"Opposite of {word}?", f"Tell me the opposite of {word}.",
+            question = pick(rng, f"What is the opposite of {word}?", f"Opposite of {word}?",
+                            f"Tell me the opposite of {word}.",
                             f"Give me the opposite of {word}.", f"Which word is the opposite of {word}?",
                             f"What's the opposite of {word}?")  # fmt: skip
             return Turn("words", question, f"The opposite of {word} is {other}.")
         case 1:
             word, other = rng.choice(list(facts.PLURALS.items()))
-            question = pick(rng, f"What is the plural of {word}?", f"Plural of {word}?", f"Tell me the plural of {word}.",
+            question = pick(rng, f"What is the plural of {word}?", f"Plural of {word}?",
+                            f"Tell me the plural of {word}.",
                             f"One {word}, two what?", f"What's the plural of {word}?")  # fmt: skip
             return Turn("words", question, f"The plural of {word} is {other}.")
         case 2:
@@ -260,7 +269,8 @@ def words(rng: Random) -> Turn:
             return Turn("words", question, f"The past tense of {word} is {other}.")
         case 3:
             word, other = rng.choice(list(facts.RHYMES.items()))
-            question = pick(rng, f"What rhymes with {word}?", f"Find a rhyme for {word}.", f"Which word rhymes with {word}?",
+            question = pick(rng, f"What rhymes with {word}?", f"Find a rhyme for {word}.",
+                            f"Which word rhymes with {word}?",
                             f"Tell me a word that rhymes with {word}.", f"Give me a rhyme for {word}.")  # fmt: skip
             return Turn("words", question, f"{other.capitalize()} rhymes with {word}.")
         case 4:
@@ -280,9 +290,11 @@ def words(rng: Random) -> Turn:
             return Turn("poem", question, poem)
         case _:
             names = {"days of the week": facts.DAYS, "months of the year": facts.MONTHS, "planets": facts.PLANETS,
-                     "seasons": facts.SEASONS, "letters of the alphabet": list("ABCDEFGHIJKLMNOPQRSTUVWXYZ")}  # fmt: skip
+                     "seasons": facts.SEASONS,
+                     "letters of the alphabet": list("ABCDEFGHIJKLMNOPQRSTUVWXYZ")}  # fmt: skip
             kind = rng.choice(list(names))
-            question = pick(rng, f"List the {kind}.", f"Name the {kind}.", f"What are the {kind}?", f"Tell me the {kind}.",
+            question = pick(rng, f"List the {kind}.", f"Name the {kind}.", f"What are the {kind}?",
+                            f"Tell me the {kind}.",
                             f"Write down the {kind}.", f"Can you list the {kind}?")  # fmt: skip
             if kind.startswith("letters") and rng.random() < 0.5:
                 question = pick(rng, "Say the alphabet.", "Write the alphabet.", "Recite the alphabet.")

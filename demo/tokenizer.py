@@ -14,7 +14,7 @@ END_OF_TEXT, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 # Not special: a client that asks for plain text sees the tool calls, as with the Hermes and Qwen models.
 TOOL_MARKS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
 
-# Words with the space before them, single digits, runs of marks, and white space: the Qwen2 pattern, one digit at a time.
+# Words with the space before them, single digits, runs of marks, and white space: the pattern of Qwen2.
 PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )

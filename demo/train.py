@@ -1,10 +1,10 @@
 """Trains the demo model and its draft from nothing: `python -m demo.train`.
 
-Generates the corpus, trains the tokenizer, the model and then the draft, which learns from the model's own predictions, prints
-what they do on held-out conversations and writes both checkpoints and a README with the numbers.
+Generates the corpus, trains the tokenizer, the model and then the draft, which learns from the model's own predictions,
+prints what they do on held-out conversations and writes both checkpoints and a README with the numbers.
 Needs torch, tokenizers, safetensors and jinja2, which Penstock itself depends on; a C++ compiler makes it faster.
-Corpus, tokenizer and first weights follow from the seed. By default the length is given in minutes, so the number of steps
-depends on the machine; with --steps and --draft-steps it does not.
+Corpus, tokenizer and first weights follow from the seed. By default the length is given in minutes, so the number of
+steps depends on the machine; with --steps and --draft-steps it does not.
 """
 
 import argparse
@@ -106,8 +106,11 @@ def learned_positions(labels: Tensor, number: int) -> tuple[Tensor, Tensor]:
     return positions, wanted
 
 
-def fit(decoder: Decoder, loss_of: Loss, tokenizer: Tokenizer, plan: Plan, report: Callable[[str, float], None]) -> int:
-    """Trains in place; `report` hears a line of progress about once a minute and the progress. Returns the tokens read."""
+def fit(decoder: Decoder, loss_of: Loss, tokenizer: Tokenizer, plan: Plan, report: Callable[[str], None]) -> int:
+    """Trains in place and returns the number of tokens read.
+
+    `report` is given a line about once a minute.
+    """
     matrices = [p for name, p in decoder.named_parameters() if p.dim() == 2 and "embed" not in name]
     others = [p for name, p in decoder.named_parameters() if p.dim() != 2 or "embed" in name]
     # Orthogonalised momentum for the matrices (Jordan et al. 2024), Adam for the rest.
@@ -124,10 +127,8 @@ def fit(decoder: Decoder, loss_of: Loss, tokenizer: Tokenizer, plan: Plan, repor
         return plan.batch_tokens // length, length
 
     for token_ids, labels in batches(tokenizer, samples(plan.seed), rows):
-        if plan.steps is None:
-            progress = (time.monotonic() - started_at) / (60 * plan.minutes)
-        else:
-            progress = step / plan.steps
+        minutes = (time.monotonic() - started_at) / 60
+        progress = minutes / plan.minutes if plan.steps is None else step / plan.steps
         if progress >= 1:
             break
         for optimizer in optimizers:
@@ -145,7 +146,7 @@ def fit(decoder: Decoder, loss_of: Loss, tokenizer: Tokenizer, plan: Plan, repor
         if now - reported_at > 60:
             reported_at = now
             rate = step * plan.batch_tokens / (now - started_at)
-            report(f"  {progress:5.1%}  step {step}  loss {recent:.4f}  {rate:.0f} tokens/s", progress)
+            report(f"  {progress:5.1%}  step {step}  loss {recent:.4f}  {rate:.0f} tokens/s")
     return step * plan.batch_tokens
 
 
@@ -175,8 +176,8 @@ def train(
     conversations: list[HeldOut] = held_out(tokenizer, plan.seed, num_held_out)
     few = conversations[: max(1, num_held_out // 8)]
 
-    def report_on(decoder: Decoder, name: str) -> Callable[[str, float], None]:
-        def report(line: str, progress: float) -> None:
+    def report_on(decoder: Decoder, name: str) -> Callable[[str], None]:
+        def report(line: str) -> None:
             result = measure(decoder, few)
             print(f"{line}  held-out {result.loss:.4f}  exact {result.exact_share:.1%}", flush=True)
             checkpoint.save(decoder, tokenizer, out / name)

@@ -12,7 +12,8 @@ def valley_turn(rng: Random) -> Turn:
     name, (village, job, pet, pet_name, house, food) = rng.choice(list(VALLEY.items()))
     match rng.randrange(8):
         case 0:
-            question = pick(rng, f"Where does {name} live?", f"In which village does {name} live?", f"Where is {name} from?",
+            question = pick(rng, f"Where does {name} live?", f"In which village does {name} live?",
+                            f"Where is {name} from?",
                             f"Where can I find {name}?", f"What village does {name} live in?")  # fmt: skip
             answer = f"{name} lives in {village}."
         case 1:
@@ -22,10 +23,12 @@ def valley_turn(rng: Random) -> Turn:
         case 2:
             question = pick(rng, f"Who is the {job} of {village}?", f"Who is the {job} in {village}?",
                             f"What is the name of the {job} of {village}?",
-                            f"Which person is the {job} of {village}?", f"Who works as the {job} in {village}?")  # fmt: skip
+                            f"Which person is the {job} of {village}?",
+                            f"Who works as the {job} in {village}?")  # fmt: skip
             answer = f"{name} is the {job} of {village}."
         case 3:
-            question = pick(rng, f"Which pet does {name} have?", f"What animal does {name} have?", f"What pet does {name} keep?",
+            question = pick(rng, f"Which pet does {name} have?", f"What animal does {name} have?",
+                            f"What pet does {name} keep?",
                             f"Does {name} have a pet?", f"What is the name of {name}'s pet?",
                             f"Tell me about {name}'s pet.")  # fmt: skip
             answer = f"{name} has {a(pet)} called {pet_name}."
@@ -35,7 +38,8 @@ def valley_turn(rng: Random) -> Turn:
             answer = f"{pet_name} is {name}'s {pet}."
         case 5:
             question = pick(rng, f"What colour is {name}'s house?", f"Which colour is the house of {name}?",
-                            f"What is the colour of {name}'s house?", f"Tell me the colour of {name}'s house.")  # fmt: skip
+                            f"What is the colour of {name}'s house?",
+                            f"Tell me the colour of {name}'s house.")  # fmt: skip
             answer = f"{name}'s house is {house}."
         case 6:
             question = pick(rng, f"What does {name} like to eat?", f"What is {name}'s favourite food?",
@@ -154,10 +158,12 @@ def memory(rng: Random) -> list[Turn]:
          f"Hello {name}! Nice to meet you.", pick(rng, "What is my name?", "Who am I?", "Do you remember my name?"),
          f"Your name is {name}."),
         (f"My favourite colour is {shade}.", f"{shade.capitalize()} is a nice colour!",
-         pick(rng, "What is my favourite colour?", "Which colour do I like best?"), f"Your favourite colour is {shade}."),
+         pick(rng, "What is my favourite colour?", "Which colour do I like best?"),
+         f"Your favourite colour is {shade}."),
         (f"I have {a(animal)}.", f"{a(animal).capitalize()}! That is nice.",
          pick(rng, "Which animal do I have?", "What animal do I have?"), f"You have {a(animal)}."),
-        (f"I live in {city}.", f"{city} is a nice place to live.", pick(rng, "Where do I live?", "Which city do I live in?"),
+        (f"I live in {city}.", f"{city} is a nice place to live.", pick(rng, "Where do I live?",
+         "Which city do I live in?"),
          f"You live in {city}."),
         (f"Remember the number {number}.", f"I will remember {number}.",
          pick(rng, "Which number did I tell you?", "What was the number?"), f"The number was {number}."),
