@@ -2,26 +2,46 @@
 
 import time
 
-from demo.measure import Result
+from demo.measure import Measured
 
 
-def write(
-    results: tuple[Result, Result],
-    num_parameters: tuple[int, int],
-    num_read: tuple[int, int],
-    vocab_size: int,
-    agreement: float,
-    minutes: float,
-    num_threads: int,
-    seed: int,
-) -> str:
-    """Each pair is (model, draft)."""
-    model, draft = results
+def results(measured: Measured) -> str:
+    """The tables: what both do on held-out conversations."""
+    model, draft = measured.model, measured.draft
     num_held_out = sum(total for _, total in model.exact.values())
     rows = "\n".join(
         f"| {category} | {total} | {right / total:.1%} | {draft.exact[category][0] / total:.1%} |"
         for category, (right, total) in model.exact.items()
     )
+    return f"""\
+| | model | draft |
+|---|---|---|
+| held-out loss | {model.loss:.4f} | {draft.loss:.4f} |
+| held-out perplexity | {model.perplexity:.3f} | {draft.perplexity:.3f} |
+| next token right | {model.token_accuracy:.1%} | {draft.token_accuracy:.1%} |
+| answers right to the last token | {model.exact_share:.1%} | {draft.exact_share:.1%} |
+
+On held-out prompts the draft agrees with {measured.agreement:.1%} of the tokens that the model writes greedily.
+
+Answers right to the last token, by category ({num_held_out} conversations; stories and other open answers are left
+out):
+
+| category | asked | model | draft |
+|---|---|---|---|
+{rows}
+"""
+
+
+def write(
+    measured: Measured,
+    num_parameters: tuple[int, int],
+    num_read: tuple[int, int],
+    vocab_size: int,
+    minutes: float,
+    num_threads: int,
+    seed: int,
+) -> str:
+    """Each pair is (model, draft)."""
     return f"""\
 # A model in the box
 
@@ -34,33 +54,20 @@ it.
 
 ## Measured
 
-Trained on {time.strftime("%Y-%m-%d", time.gmtime())} for {minutes:.0f} minutes on {num_threads} CPU core(s) with
-seed {seed}. The model read {num_read[0] / 1e6:.1f} million tokens, the draft {num_read[1] / 1e6:.1f} million.
-Loss in nats over the assistant's tokens of held-out conversations, with the bf16 weights that are committed.
+Trained on {time.strftime("%Y-%m-%d", time.gmtime())} for {minutes:.0f} minutes on {num_threads} CPU core(s), seed
+{seed}; the model read {num_read[0] / 1e6:.1f} million tokens, the draft {num_read[1] / 1e6:.1f} million. Loss is in
+nats over the assistant's tokens of held-out conversations, with the bf16 weights that are committed.
+`python -m demo.train --measure` measures them again.
 
-| | model | draft |
-|---|---|---|
-| held-out loss | {model.loss:.4f} | {draft.loss:.4f} |
-| held-out perplexity | {model.perplexity:.3f} | {draft.perplexity:.3f} |
-| next token right | {model.token_accuracy:.1%} | {draft.token_accuracy:.1%} |
-| answers right to the last token | {model.exact_share:.1%} | {draft.exact_share:.1%} |
-
-On held-out prompts the draft agrees with {agreement:.1%} of the tokens that the model writes greedily.
-
-Answers right to the last token, by category ({num_held_out} conversations; stories and other open answers are left
-out):
-
-| category | asked | model | draft |
-|---|---|---|---|
-{rows}
-
+{results(measured)}
 ## What is held out
 
 One in sixteen of: pairs of operands (with every wording, and in both orders where that does not matter), JSON objects,
 tool arguments, lists to repeat, sort or reverse, the people and things of a reading, animal and thing of a story, and
 what a user tells about himself. Of all else, such as capitals or the valley, one in sixteen wordings of a question: the
-fact itself is learned from other wordings. Greetings and other small talk are only trained on, and are in no number
-above. No held-out turn occurs in the training text (`turns.py` decides, a test looks).
+fact itself is learned from other wordings. Products are no real test, as times tables are trained on whole. Greetings
+and other small talk are only trained on, and are in no number above. No held-out turn occurs in the training text
+(`turns.py` decides, a test looks).
 
 ## Train it yourself
 
@@ -68,7 +75,7 @@ above. No held-out turn occurs in the training text (`turns.py` decides, a test 
 pip install -e . && python -m demo.train
 ```
 
-It needs nothing but Penstock's own dependencies; a C++ compiler makes it about half as fast again (`--no-compile` does
+It needs nothing but Penstock's own dependencies; a C++ compiler makes it about a third faster (`--no-compile` does
 without). `--minutes` and `--draft-minutes` set how long; with `--steps` and `--draft-steps` the number of steps does
 not depend on the machine.
 """

@@ -4,11 +4,11 @@ import json
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 
 from demo import tokenizer as chat
-from demo.network import Decoder
+from demo.network import Decoder, Shape
 
 
 def save(decoder: Decoder, tokenizer: Tokenizer, directory: Path) -> None:
@@ -23,3 +23,24 @@ def save(decoder: Decoder, tokenizer: Tokenizer, directory: Path) -> None:
     save_file(weights, str(partial), metadata={"format": "pt"})
     partial.chmod(0o644)
     partial.rename(directory / "model.safetensors")
+
+
+def load(directory: Path) -> tuple[Decoder, Tokenizer]:
+    """What `save` wrote, in float32."""
+    config = json.loads((directory / "config.json").read_text())
+    names = {
+        "hidden_size": "hidden_size",
+        "num_layers": "num_hidden_layers",
+        "num_heads": "num_attention_heads",
+        "num_kv_heads": "num_key_value_heads",
+        "head_dim": "head_dim",
+        "ffn_size": "intermediate_size",
+        "vocab_size": "vocab_size",
+        "max_positions": "max_position_embeddings",
+        "rope_theta": "rope_theta",
+        "norm_eps": "rms_norm_eps",
+    }
+    decoder = Decoder(Shape(**{field: config[name] for field, name in names.items()}))
+    weights = load_file(str(directory / "model.safetensors"))
+    decoder.load_state_dict({name.removeprefix("model."): tensor.float() for name, tensor in weights.items()})
+    return decoder, Tokenizer.from_file(str(directory / "tokenizer.json"))

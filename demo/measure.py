@@ -48,6 +48,15 @@ class Result:
         return sum(right for right, _ in self.exact.values()) / max(1, sum(total for _, total in self.exact.values()))
 
 
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Both checkpoints on the same conversations, and how often they agree."""
+
+    model: Result
+    draft: Result
+    agreement: float
+
+
 def held_out(tokenizer: Tokenizer, seed: int, number: int) -> list[HeldOut]:
     render = renderer()
     drawn = islice(samples(seed, held_out=True), number)
@@ -109,3 +118,8 @@ def agreement(decoder: Decoder, draft: Decoder, conversations: list[HeldOut], st
         agreed += int((draft.logits(hidden).argmax(-1) == torch.tensor(written)).sum())
         total += len(written)
     return agreed / total
+
+
+def measure_both(model: Decoder, draft: Decoder, conversations: list[HeldOut], stop: int) -> Measured:
+    few = conversations[: max(1, len(conversations) // 20)]
+    return Measured(measure(model, conversations), measure(draft, conversations), agreement(model, draft, few, stop))

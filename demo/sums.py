@@ -60,7 +60,8 @@ def sum_turn(rng: Random) -> Turn:
         f"Solve {bare}",
         f"{left}{shown}{right}",
     )
-    return Turn("arithmetic", question, f"{left} {sign} {right} = {result}.", sum_key(left, sign, right))
+    category = "times" if sign == "*" else "plus and minus"
+    return Turn(category, question, f"{left} {sign} {right} = {result}.", sum_key(left, sign, right))
 
 
 def word_problem(rng: Random) -> Turn:

@@ -22,7 +22,7 @@ from torch.nn import functional as F
 from demo import card, checkpoint
 from demo import tokenizer as chat
 from demo.corpus import samples
-from demo.measure import HeldOut, agreement, held_out, measure
+from demo.measure import HeldOut, held_out, measure, measure_both
 from demo.network import Decoder, Shape
 from demo.packing import IGNORED, batches, pieces, renderer
 
@@ -192,20 +192,24 @@ def train(
     # What is measured is what is committed: the weights rounded to bf16.
     for decoder in (model, draft):
         decoder.to(torch.bfloat16).float()
-    stop = chat.token_id(tokenizer, chat.END)
-    share = agreement(model, draft, conversations[: max(1, num_held_out // 20)], stop)
     text = card.write(
-        results=(measure(model, conversations), measure(draft, conversations)),
+        measure_both(model, draft, conversations, chat.token_id(tokenizer, chat.END)),
         num_parameters=(counts[0], counts[1]),
         num_read=(num_read, num_draft_read),
         vocab_size=tokenizer.get_vocab_size(),
-        agreement=share,
         minutes=(time.monotonic() - started_at) / 60,
         num_threads=torch.get_num_threads(),
         seed=plan.seed,
     )
     (out / "README.md").write_text(text)
     print(text)
+
+
+def measure_again(out: Path, seed: int, num_held_out: int = 2000) -> None:
+    """Prints what the checkpoints in `out` do on the held-out conversations of the seed."""
+    (model, tokenizer), (draft, _) = (checkpoint.load(out / name) for name in ("model", "draft"))
+    conversations = held_out(tokenizer, seed, num_held_out)
+    print(card.results(measure_both(model, draft, conversations, chat.token_id(tokenizer, chat.END))))
 
 
 def main() -> None:
@@ -219,8 +223,11 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=2)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--no-compile", action="store_true", help="do without a C++ compiler")
+    parser.add_argument("--measure", action="store_true", help="measure what --out holds and train nothing")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
+    if options.measure:
+        return measure_again(options.out, options.seed)
     shared = {"seed": options.seed, "learning_rate": options.learning_rate, "compiled": not options.no_compile}
     train(
         options.out,
