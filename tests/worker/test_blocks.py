@@ -1,3 +1,4 @@
+import itertools
 import random
 from typing import NamedTuple
 
@@ -46,6 +47,24 @@ def test_a_sequence_lies_in_one_run():
     assert first == list(range(first[0], first[0] + 7))
     assert second == list(range(second[0], second[0] + 7))
     pool.audit([first, second])
+
+
+def test_tables_stay_in_few_runs_on_a_pool_that_is_full_of_cache():
+    rng = random.Random(3)
+    pool = Pool(600)
+    growing, num_runs, num_tables = [], 0, 0
+    for _ in range(3000):
+        if len(growing) < 12:
+            growing.append(hold(pool, [rng.randrange(9999) for _ in range(2 * rng.randrange(4, 30))]).block_ids)
+        table = rng.choice(growing)
+        table += pool.allocate(1, table[-1])
+        if rng.random() < 0.1:
+            table = growing.pop(rng.randrange(len(growing)))
+            num_runs += 1 + sum(after != before + 1 for before, after in itertools.pairwise(table))
+            num_tables += 1
+            pool.release(table)
+    assert pool.num_cached > 50
+    assert num_runs < 2 * num_tables
 
 
 def test_what_a_finished_sequence_leaves_is_found_again_up_to_the_first_difference():

@@ -51,7 +51,7 @@ class Walk:
             raise MemoryError("the device has none left")
 
     def maybe_break_sampling(self, row):
-        if row.seed % 97 == 13 and len(row.output_token_ids) == 2:
+        if row.seed % 97 == 13 and len(row.output_token_ids) == row.seed % 3:
             raise ValueError("this row cannot be sampled")
 
     def submit(self):
