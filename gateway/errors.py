@@ -15,8 +15,9 @@ import time
 from typing import ClassVar
 
 import msgspec
-from aiohttp import web
+from aiohttp import hdrs, web
 from aiohttp.typedefs import Handler
+from multidict import istr
 
 from gateway import openai
 from policies import wire
@@ -205,14 +206,16 @@ def described(error: BaseException, request_id: str) -> GatewayError:
     return InternalError()
 
 
-def response_headers(request: web.Request) -> dict[str, str]:
+_X_REQUEST_ID, _PROCESSING_MS, _VERSION = istr("x-request-id"), istr("openai-processing-ms"), istr("openai-version")
+
+
+def add_headers(request: web.Request, response: web.StreamResponse) -> None:
     """The headers of every answer."""
-    return {
-        "x-request-id": request[REQUEST_ID],
-        "openai-processing-ms": str(int(1e3 * (time.monotonic() - request[STARTED_AT]))),
-        "openai-version": "2020-10-01",
-        "server": "penstock",
-    }
+    headers = response.headers
+    headers[_X_REQUEST_ID] = request[REQUEST_ID]
+    headers[_PROCESSING_MS] = str(int(1e3 * (time.monotonic() - request[STARTED_AT])))
+    headers[_VERSION] = "2020-10-01"
+    headers[hdrs.SERVER] = "penstock"
 
 
 @web.middleware
@@ -223,7 +226,7 @@ async def middleware(request: web.Request, handler: Handler) -> web.StreamRespon
     try:
         response = await handler(request)
         if not response.prepared:  # a stream's headers are out already, these among them
-            response.headers.update(response_headers(request))
+            add_headers(request, response)
         return response
     except web.HTTPException as error:
         if error.status < 400:
@@ -231,11 +234,11 @@ async def middleware(request: web.Request, handler: Handler) -> web.StreamRespon
         failure = _of_http(error, request)
     except Exception as error:
         failure = described(error, request[REQUEST_ID])
-    return web.Response(
-        status=failure.status,
-        body=body(failure),
-        headers={"content-type": "application/json", **response_headers(request), **failure.headers()},
+    response = web.Response(
+        status=failure.status, body=body(failure), content_type="application/json", headers=failure.headers()
     )
+    add_headers(request, response)
+    return response
 
 
 def _of_http(error: web.HTTPException, request: web.Request) -> GatewayError:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from types import TracebackType
 
@@ -15,8 +14,6 @@ from gateway.ledger import Entry, Ledger
 from gateway.reply.answers import Answer
 from gateway.reply.flights import Flights
 from policies import terms
-
-log = logging.getLogger(__name__)
 
 HUNG_UP = 499
 """The status, nginx's own, of a request whose client went away; nobody sees it but the ledger."""
@@ -81,7 +78,6 @@ class Account:
             ttft_ms=None if first_token_at is None else 1e3 * (first_token_at - self._started_at),
             duration_ms=1e3 * (time.monotonic() - self._started_at),
         )
-        log.info(entry)
         await self._ledger.settle(entry)
 
     def _is_owed(self, status: int) -> bool:

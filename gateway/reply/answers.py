@@ -25,10 +25,10 @@ class Part:
         self.preamble = preamble
         self.choices: list[Choice] = []
 
-    @property
     def num_cached_tokens(self) -> int:
         """Of its prompt. Siblings share one prefill, so the lowest count is what was found before it began."""
-        return min((choice.finish.num_cached_tokens for choice in self.choices if choice.finish is not None), default=0)
+        counts = [choice.finish.num_cached_tokens for choice in self.choices if choice.finish is not None]
+        return min(counts) if counts else 0
 
 
 class Answer:
@@ -82,11 +82,13 @@ class Answer:
 
     def usage(self) -> terms.Usage:
         """So far. A prompt counts once, however many answers it has."""
-        return terms.Usage(
-            num_prompt_tokens=sum(len(part.submit.prompt_token_ids) for part in self.parts.values()),
-            num_cached_tokens=sum(part.num_cached_tokens for part in self.parts.values()),
-            num_completion_tokens=sum(choice.num_tokens for choice in self.choices),
-        )
+        num_prompt_tokens = num_cached_tokens = num_completion_tokens = 0
+        for part in self.parts.values():
+            num_prompt_tokens += len(part.submit.prompt_token_ids)
+            num_cached_tokens += part.num_cached_tokens()
+            for choice in part.choices:
+                num_completion_tokens += choice.num_tokens
+        return terms.Usage(num_prompt_tokens, num_cached_tokens, num_completion_tokens)
 
     @property
     def is_complete(self) -> bool:
@@ -95,8 +97,7 @@ class Answer:
 
     def finish_reason(self) -> str:
         """How the answer ended; for choices that ended differently, each way once."""
-        reasons = dict.fromkeys(choice.finish_reason for choice in self.choices if choice.finish_reason is not None)
-        return ",".join(reasons)
+        return ",".join(dict.fromkeys([choice.finish_reason or "" for choice in self.choices]))
 
     def chunks(self) -> openai.Chunks:
         """Its events."""

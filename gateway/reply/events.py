@@ -56,9 +56,9 @@ class EventStream:
                 "content-type": "text/event-stream; charset=utf-8",
                 "cache-control": "no-cache",
                 "x-accel-buffering": "no",
-                **errors.response_headers(self._request),
             }
         )
+        errors.add_headers(self._request, response)
         await response.prepare(self._request)
         self._response = response
         self._timer = self._clock.call_later(HEARTBEAT_S, self._tick)

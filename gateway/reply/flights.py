@@ -73,15 +73,21 @@ class Flights:
     @property
     def queue_s(self) -> float:
         """How long the request waited for a worker with room; of several flights the longest wait."""
-        return max(
-            ((flight.sent_at or flight.submitted_at) - flight.submitted_at for flight in self._flights.values()),
-            default=0.0,
-        )
+        longest_s = 0.0
+        for flight in self._flights.values():
+            if flight.sent_at is not None:
+                longest_s = max(longest_s, flight.sent_at - flight.submitted_at)
+        return longest_s
 
     @property
     def first_token_at(self) -> float | None:
         """When the first token arrived, in monotonic seconds."""
-        return min((at for flight in self._flights.values() if (at := flight.first_token_at) is not None), default=None)
+        first: float | None = None
+        for flight in self._flights.values():
+            at = flight.first_token_at
+            if at is not None and (first is None or at < first):
+                first = at
+        return first
 
     async def _read(self, flight: Flight) -> None:
         num_open = flight.num_sequences

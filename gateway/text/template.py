@@ -111,8 +111,6 @@ class ChatTemplate:
             raise TemplateInvalid(f"the chat template is not valid: line {error.lineno}: {error.message}") from None
         # A rendering copies these, and a plain dict copies faster than the chain of two that Jinja makes.
         self._template.globals = dict(self._template.globals)
-        # Jinja chains several mappings, which every rendering would copy one slow item at a time.
-        self._template.globals = dict(self._template.globals)
         # Templates written before the role existed would refuse it, or drop the message in silence.
         self.knows_developer = "developer" in source
 
