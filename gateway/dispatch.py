@@ -81,7 +81,10 @@ class Line:
 
     def ready(self) -> wire.Ready | None:
         """The facts of a ready worker."""
-        return next((worker.facts for worker in self.seats if worker.facts is not None), None)
+        for worker in self.seats:
+            if worker.facts is not None:
+                return worker.facts
+        return None
 
     def submit(self, request: wire.Submit) -> Flight:
         """Raises QueueFull."""
@@ -175,8 +178,11 @@ class Line:
 
     def _seat_for(self, flight: Flight) -> Seat | None:
         """The ready worker with the fewest open sequences, if it has room."""
-        free = [seat for seat in self.seats.values() if seat.has_room(flight.num_sequences)]
-        return min(free, key=lambda seat: seat.num_sequences, default=None)
+        freest: Seat | None = None
+        for seat in self.seats.values():
+            if seat.has_room(flight.num_sequences) and (freest is None or seat.num_sequences < freest.num_sequences):
+                freest = seat
+        return freest
 
     def _advance(self) -> None:
         """Sends from the head of the line while there is room; a wide request at the head waits for it: order holds."""

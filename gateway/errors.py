@@ -31,6 +31,8 @@ REQUEST_ID = web.RequestKey("request_id", str)
 """Key of a request's id in the request itself; the same id is on the wire and in the ledger."""
 STARTED_AT = web.RequestKey("started_at", float)
 """Key of the instant (monotonic, seconds) at which the request reached the application."""
+MAX_MESSAGE_CHARS = 1000
+"""Of what a client hears; a message may quote the request."""
 
 
 class GatewayError(Exception):
@@ -186,7 +188,10 @@ class InternalError(GatewayError):
 
 def body(error: GatewayError) -> bytes:
     """The error object as JSON."""
-    return msgspec.json.encode(openai.ErrorBody(openai.ErrorDetail(str(error), error.type, error.param, error.code)))
+    message = str(error)
+    if len(message) > MAX_MESSAGE_CHARS:
+        message = message[:MAX_MESSAGE_CHARS] + "…"
+    return msgspec.json.encode(openai.ErrorBody(openai.ErrorDetail(message, error.type, error.param, error.code)))
 
 
 def event(error: GatewayError) -> bytes:

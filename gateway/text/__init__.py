@@ -76,10 +76,6 @@ class Text:
             raise TextInvalid(f"{directory}: {error}") from None
         return cls(tokenizer, templates, limits)
 
-    def close(self) -> None:
-        """Ends the threads; prompts that still wait are dropped."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
-
     async def encode_chat(
         self,
         messages: Sequence[openai.Message],

@@ -38,7 +38,7 @@ def text(**others: object) -> dict[str, object]:
 
 
 def said(content: object, **others: object) -> dict[str, object]:
-    return chat(messages=[{"role": "user", "content": content, **others}])
+    return chat(messages=[{"role": "user", "content": content} | others])
 
 
 REFUSED = [
@@ -160,6 +160,13 @@ async def test_a_model_that_is_not_served(front: Front):
         status, answer, _ = await front.post(path, body)
         assert status == 404
         assert_error(answer, "model", "model_not_found")
+
+
+async def test_a_refusal_does_not_send_the_request_back(front: Front):
+    for body in (chat(model="x" * 100_000), chat(service_tier="x" * 100_000), said("x", role="x" * 100_000)):
+        status, answer, _ = await front.post(CHAT, body)
+        assert status in (400, 404)
+        assert len(answer["error"]["message"]) < 1100
 
 
 async def test_a_prompt_longer_than_the_context_is_refused_with_the_numbers(open_front):

@@ -44,7 +44,6 @@ async def test_a_long_prompt_is_read_on_a_thread_and_a_short_one_is_not(tmp_path
     (token_ids,) = await text.encode(["stone " * 1000])
     assert threads() - before
     assert text.decode(token_ids) == "stone " * 1000
-    text.close()
 
 
 async def test_only_so_many_long_prompts_wait_for_a_thread(tmp_path, monkeypatch):
@@ -57,7 +56,6 @@ async def test_only_so_many_long_prompts_wait_for_a_thread(tmp_path, monkeypatch
     waiting[1].cancel()
     await asyncio.wait(waiting)
     assert await text.encode(["room again"])
-    text.close()
 
 
 async def test_a_text_that_the_tokenizer_cannot_read_is_refused(tmp_path):
