@@ -8,6 +8,7 @@ commit leaves behind are tried again; a row is inserted once however often it is
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import queue
 import sqlite3
@@ -31,6 +32,8 @@ log = logging.getLogger(__name__)
 
 MAX_BATCH = 1000
 """Rows of one commit."""
+MAX_ROWS_A_STATEMENT = 32
+"""As many statements are kept prepared."""
 FIRST_RETRY_S, LAST_RETRY_S = 0.1, 5.0
 
 
@@ -90,7 +93,6 @@ class Ledger:
 
     async def settle(self, entry: Entry) -> None:
         """Returns when the row is durable. It will be, also when the caller is cancelled meanwhile."""
-        log.info(entry)
         durable = asyncio.get_running_loop().create_future()
         self._pending.append((entry, durable))
         if self._writing is None:
@@ -139,13 +141,15 @@ class Ledger:
         """One commit, and the next ones as long as enough rows wait for them."""
         try:
             while self._pending:
+                began_at = self._clock.now()
                 batch = self._pending[:MAX_BATCH]
                 await self._write([entry for entry, _ in batch])
                 del self._pending[: len(batch)]
                 for _, durable in batch:
                     if not durable.done():  # its waiter may have been cancelled
                         durable.set_result(None)
-                if len(self._pending) < self._num_worth_a_commit():
+                waited_s = self._clock.now() - began_at  # about as long as those that came meanwhile
+                if len(self._pending) < self._num_worth_a_commit() and waited_s < self._flush_s:
                     break
         finally:
             self._writing = None
@@ -194,23 +198,17 @@ class PostgresWriter:
 class SqliteWriter:
     """A thread of its own with a connection of its own.
 
-    A batch is one statement over one JSON array, so SQLite parses, inserts and commits while the interpreter is free.
+    Many rows are one statement, so SQLite inserts and commits while the interpreter is free for others.
     """
 
     def __init__(self, database: Path) -> None:
-        columns = list(store.ledger.c.keys())
-        values = ", ".join(f"json_extract(value, '$[{index}]')" for index in range(len(columns)))
-        self._insert = (
-            f"INSERT INTO {store.ledger.name} ({', '.join(columns)}) SELECT {values} FROM json_each(?) WHERE true "
-            "ON CONFLICT (request_id) DO NOTHING"
-        )
-        self._orders: queue.SimpleQueue[tuple[str, asyncio.Future[None]] | None] = queue.SimpleQueue()
+        self._orders: queue.SimpleQueue[tuple[Sequence[Entry], asyncio.Future[None]] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, args=(database,), name="ledger", daemon=True)
         self._thread.start()
 
     async def write(self, entries: Sequence[Entry]) -> None:
         written = asyncio.get_running_loop().create_future()
-        self._orders.put((msgspec.json.encode(entries).decode(), written))
+        self._orders.put((entries, written))
         await written
 
     async def close(self) -> None:
@@ -220,12 +218,17 @@ class SqliteWriter:
     def _work(self, database: Path) -> None:
         connection: sqlite3.Connection | None = None
         while (order := self._orders.get()) is not None:
-            rows, written = order
+            entries, written = order
             failure = None
             try:
                 if connection is None:
                     connection = _connect(database)
-                connection.execute(self._insert, (rows,)).close()
+                with connection:  # commits, or rolls back
+                    connection.execute("BEGIN")
+                    for start in range(0, len(entries), MAX_ROWS_A_STATEMENT):
+                        rows = entries[start : start + MAX_ROWS_A_STATEMENT]
+                        values = [value for row in rows for value in msgspec.structs.astuple(row)]
+                        connection.execute(_insert(len(rows)), values).close()
             except sqlite3.Error as error:
                 failure = WriteError(str(error))
             written.get_loop().call_soon_threadsafe(_tell, written, failure)
@@ -233,8 +236,18 @@ class SqliteWriter:
             connection.close()
 
 
+@functools.cache
+def _insert(num_rows: int) -> str:
+    columns = store.ledger.c.keys()
+    row = f"({', '.join('?' * len(columns))})"
+    return (
+        f"INSERT INTO {store.ledger.name} ({', '.join(columns)}) VALUES {', '.join([row] * num_rows)} "
+        "ON CONFLICT (request_id) DO NOTHING"
+    )
+
+
 def _connect(database: Path) -> sqlite3.Connection:
-    connection = sqlite3.connect(database, isolation_level=None)  # each statement is its own transaction
+    connection = sqlite3.connect(database, isolation_level=None)  # transactions begin and end where it says so
     for pragma in PRAGMAS:
         connection.execute(f"PRAGMA {pragma}").close()
     return connection

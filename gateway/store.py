@@ -75,7 +75,6 @@ ledger = sa.Table(
     sa.Column("queue_ms", sa.Double, nullable=False),
     sa.Column("ttft_ms", sa.Double),
     sa.Column("duration_ms", sa.Double, nullable=False),
-    sa.Index("ledger_by_tenant", "tenant_id", "created_at"),
 )
 
 

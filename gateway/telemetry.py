@@ -1,13 +1,15 @@
 """What is told to the operator while the gateway runs: today its log, on standard error.
 
-A record whose message is a Struct is an event with fields: a line of ``key=value`` pairs on a console, of JSON
-otherwise. Lines are written together, a few times a second; warnings and worse at once.
+Two kinds of lines: records of the standard library's logging, and events, which are Structs and told by their fields.
+Events come with every request, so they take a short way of their own. Lines are written together, a few times a second;
+warnings and worse at once.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import sys
 import time
@@ -20,9 +22,11 @@ from policies import settings
 FLUSH_S = 0.1
 MAX_WAITING_LINES = 512
 
+log = logging.getLogger(__name__)
+
 
 class Fields(logging.Formatter):
-    """``time level text``, in a line."""
+    """A line each: time, level, and text or ``key=value`` pairs; or the same as a JSON object."""
 
     def __init__(self, as_json: bool) -> None:
         super().__init__()
@@ -30,46 +34,55 @@ class Fields(logging.Formatter):
         self._second, self._stamp = 0, ""
 
     def format(self, record: logging.LogRecord) -> str:
-        event = record.msg
-        fields = msgspec.structs.asdict(event) if isinstance(event, msgspec.Struct) else None
-        trace = "\n" + self.formatException(record.exc_info) if record.exc_info else ""
-        if self._as_json:
-            line = {"time": self._time(record.created), "level": record.levelname.lower(), "logger": record.name}
-            line |= {"message": record.getMessage()} if fields is None else fields
-            if trace:
-                line["trace"] = trace.strip()
-            return msgspec.json.encode(line).decode()
-        if fields is None:
-            text = record.getMessage()
-        else:
-            text = " ".join([f"{name}={_short(value)}" for name, value in fields.items()])
-        return f"{self._time(record.created)} {record.levelname.lower():7} {text}{trace}"
+        at, level, text = self._time(record.created), record.levelname.lower(), record.getMessage()
+        trace = self.formatException(record.exc_info) if record.exc_info else ""
+        if not self._as_json:
+            return f"{at} {level:7} {text}" + (f"\n{trace}" if trace else "")
+        line = {"time": at, "level": level, "logger": record.name, "message": text}
+        return msgspec.json.encode({**line, "trace": trace} if trace else line).decode()
 
-    def _time(self, created: float) -> str:
+    def event(self, event: msgspec.Struct) -> str:
+        at = self._time(time.time())
+        if self._as_json:
+            line = {"time": at, "level": "info", **msgspec.structs.asdict(event)}
+            return msgspec.json.encode(line).decode()
+        values = msgspec.structs.astuple(event)
+        return f"{at} info    {_pattern(type(event), tuple([value is None for value in values])) % values}"
+
+    def _time(self, at: float) -> str:
         """ISO 8601 in UTC, to the millisecond. A second's text is made once."""
-        second = int(created)
+        second = int(at)
         if second != self._second:
             self._second, self._stamp = second, time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second))
-        return f"{self._stamp}.{int(1000 * (created - second)):03}Z"
+        return f"{self._stamp}.{int(1000 * (at - second)):03}Z"
+
+
+@functools.lru_cache(256)
+def _pattern(kind: type[msgspec.Struct], absent: tuple[bool, ...]) -> str:
+    """``a=%s b=%.1f c=-%.0s``: floats are cut to tenths, and what is absent is a dash."""
+    shapes = [
+        "-%.0s" if is_absent else "%.1f" if "float" in str(field.type) else "%s"
+        for field, is_absent in zip(msgspec.structs.fields(kind), absent, strict=True)
+    ]
+    return " ".join(f"{name}={shape}" for name, shape in zip(kind.__struct_fields__, shapes, strict=True))
 
 
 class Lines(logging.Handler):
     """Lines to a stream, several in one write while a loop runs."""
 
-    def __init__(self, stream: TextIO) -> None:
+    def __init__(self, stream: TextIO, form: Fields) -> None:
         super().__init__()
+        self.setFormatter(form)
+        self._form = form
         self._stream = stream
         self._waiting: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        try:
-            self._waiting.append(self.format(record))
-            if record.levelno >= logging.WARNING or len(self._waiting) >= MAX_WAITING_LINES:
-                self.flush()
-            elif len(self._waiting) == 1:
-                asyncio.get_running_loop().call_later(FLUSH_S, self.flush)
-        except RuntimeError:  # another thread, or before the loop and after it
-            self.flush()
+        self._add(self._form.format(record), at_once=record.levelno >= logging.WARNING)
+
+    def event(self, event: msgspec.Struct) -> None:
+        """On the loop's thread."""
+        self._add(self._form.event(event), at_once=False)
 
     def flush(self) -> None:
         with contextlib.suppress(OSError, ValueError):  # nobody reads standard error any more, or it is closed
@@ -82,19 +95,36 @@ class Lines(logging.Handler):
             finally:
                 self.release()
 
+    def _add(self, line: str, at_once: bool) -> None:
+        waiting = self._waiting
+        waiting.append(line)
+        if at_once or len(waiting) >= MAX_WAITING_LINES:
+            self.flush()
+        elif len(waiting) == 1:
+            try:
+                asyncio.get_running_loop().call_later(FLUSH_S, self.flush)
+            except RuntimeError:  # another thread, or before the loop and after it
+                self.flush()
 
-def _short(value: object) -> str:
-    return f"{value:.1f}" if type(value) is float else "-" if value is None else str(value)
+
+_events: Lines | None = None
+
+
+def tell(event: msgspec.Struct) -> None:
+    """Logs an event at the level of information."""
+    if _events is not None:
+        _events.event(event)
 
 
 def log_to_stderr(config: settings.Log) -> None:
-    """Everything that is logged, from ``config.level`` up."""
+    """Everything that is logged, from ``config.level`` up, and events from "info" down."""
+    global _events
     # Nobody prints them, and finding them costs more than the rest of a record.
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     logging._srcfile = None
-    handler = Lines(sys.stderr)
-    handler.setFormatter(Fields(config.format == "json"))
+    handler = Lines(sys.stderr, Fields(config.format == "json"))
     logging.root.handlers[:] = [handler]
     logging.root.setLevel(config.level.upper())
     for noisy in ("aiohttp", "asyncio", "alembic", "sqlalchemy", "aiosqlite"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
+    _events = handler if log.isEnabledFor(logging.INFO) else None

@@ -29,4 +29,3 @@ def upgrade() -> None:
         sa.Column("ttft_ms", sa.Double),
         sa.Column("duration_ms", sa.Double, nullable=False),
     )
-    op.create_index("ledger_by_tenant", "ledger", ["tenant_id", "created_at"])

@@ -13,6 +13,7 @@ from gateway.auth import Caller
 from gateway.ledger import Entry, Ledger
 from gateway.reply.answers import Answer
 from gateway.reply.flights import Flights
+from gateway.telemetry import tell
 from policies import terms
 
 HUNG_UP = 499
@@ -78,6 +79,7 @@ class Account:
             ttft_ms=None if first_token_at is None else 1e3 * (first_token_at - self._started_at),
             duration_ms=1e3 * (time.monotonic() - self._started_at),
         )
+        tell(entry)
         await self._ledger.settle(entry)
 
     def _is_owed(self, status: int) -> bool:
