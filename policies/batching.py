@@ -101,6 +101,7 @@ def plan(
     prefills = [(index, claim) for index, claim in enumerate(running[:num_staying]) if claim.num_pending > 1]
     newcomers = () if preempted else ((-1, claim) for claim in waiting)
     num_free_slots = limits.max_sequences - sum(claim.num_slots for claim in running[:num_staying])
+    num_taken_for_shared = 0
     admitted: list[int] = []
     chunks: list[tuple[int, int]] = []
     blocked = False
@@ -117,13 +118,21 @@ def plan(
             # What it would share may belong to those who have just been displaced: then nothing is taken for granted.
             num_shared = 0 if preempted else claim.num_shared_blocks
             room = _make_room(
-                running[:num_staying], claim, num_slots, num_free_slots, available, num_shared, len(admitted)
+                running[:num_staying],
+                claim,
+                num_slots,
+                num_free_slots,
+                available,
+                num_shared,
+                num_taken_for_shared,
+                len(admitted),
             )
             if room is None:
                 blocked = True  # nobody overtakes: what it waits for is freed by those who run
                 continue
             preempted += [displaced.arrival for displaced in running[room.num_staying : num_staying]]
             num_staying, num_free_slots, available = room
+            num_taken_for_shared = 0 if preempted else num_taken_for_shared + num_shared
             admitted.append(claim.arrival)
         num_tokens = budget.chunk(claim)
         if num_tokens:
@@ -195,6 +204,7 @@ def _make_room(
     num_free_slots: int,
     available: int,
     num_shared: int,
+    num_taken_for_shared: int,
     num_admitted: int,
 ) -> _Room | None:
     """What is left once ``claim`` is in and the fewest strictly lower priorities have gone for it; None if it cannot
@@ -209,6 +219,8 @@ def _make_room(
         if num_staying == 0 or running[num_staying - 1].priority <= claim.priority:
             return None
         num_staying -= 1
-        num_shared = 0
+        # What it frees may be what newcomers before this one count on sharing: then it is free for nobody.
+        available -= num_taken_for_shared
+        num_shared = num_taken_for_shared = 0
         available += running[num_staying].num_freed_blocks + running[num_staying].num_new_blocks
         num_free_slots += running[num_staying].num_slots

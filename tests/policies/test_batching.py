@@ -88,6 +88,13 @@ def test_blocks_that_are_shared_with_running_sequences_need_no_room():
     assert plan([decoding(1)], [newcomer(2, 8, blocks=9, shared=7)], 3, LIMITS).admitted == [2]
 
 
+def test_blocks_that_one_newcomer_shares_are_not_freed_for_the_next_by_displacing_their_holder():
+    running = [decoding(9, priority=5, frees=7)]
+    waiting = [newcomer(1, 8, blocks=9, shared=7), newcomer(2, 8, blocks=6)]
+    assert plan(running, waiting, 5, LIMITS).admitted == [1]
+    assert plan(running, waiting, 9, LIMITS) == ([9], [1, 2], [(1, 8), (2, 8)])
+
+
 def test_nobody_overtakes_one_that_waits_for_blocks():
     made = plan([decoding(1)], [newcomer(2, 50, blocks=9), newcomer(3, 2, blocks=1)], 5, LIMITS)
     assert made.admitted == []
@@ -163,7 +170,9 @@ def test_every_plan_keeps_its_promises(situation):
     # blocks: what is promised is there
     freed = sum(claim.num_freed_blocks for claim in running if claim.arrival in gone)
     wanted = sum(claim.num_new_blocks for claim in staying) + sum(
-        claim.num_new_blocks - claim.num_shared_blocks for claim in admitted
+        # whoever is displaced may have held what others were to share
+        claim.num_new_blocks - (0 if gone else claim.num_shared_blocks)
+        for claim in admitted
     )
     assert wanted <= available + freed
 
