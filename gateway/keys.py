@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import hmac
+import hashlib
 import secrets
 import string
 
@@ -19,7 +19,7 @@ class Kept(msgspec.Struct, frozen=True):
     """What the store holds of a key."""
 
     hash: bytes
-    """HMAC-SHA256 under the install's secret: found by one look-up, of no use without the secret."""
+    """Keyed BLAKE2b under the install's secret: found by one look-up, of no use without the secret."""
     prefix: str
     last_four: str
 
@@ -33,8 +33,9 @@ def new_secret() -> bytes:
 
 
 def hash_of(secret: bytes, key: str) -> bytes:
-    # A header may hold any bytes; aiohttp decodes them so.
-    return hmac.digest(secret, key.encode("utf-8", "surrogateescape"), "sha256")
+    # A header may hold any bytes; aiohttp decodes them so. BLAKE2b is a keyed hash by itself (RFC 7693) and takes a
+    # quarter of the time of HMAC-SHA256.
+    return hashlib.blake2b(key.encode("utf-8", "surrogateescape"), key=secret, digest_size=32).digest()
 
 
 def kept(secret: bytes, key: str) -> Kept:

@@ -12,6 +12,7 @@ import sys
 import tempfile
 from pathlib import Path
 from statistics import median
+from time import perf_counter
 
 import aiohttp
 import click
@@ -63,15 +64,28 @@ notes = Console(stderr=True, highlight=False)
 @click.option("--seconds", type=click.IntRange(1, 60), default=3, show_default=True, help="Of each run of wrk.")
 @click.option("--streams", "num_streams", type=click.IntRange(2, 512), default=64, show_default=True)
 @click.option("--tokens", "num_tokens", type=click.IntRange(2, 8000), default=1500, show_default=True, help="A stream.")
+@click.option(
+    "--data",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Where the ledger's directory is made [in memory where there is /dev/shm: how long a disk takes to say that "
+    "something is on it is no cost of the gateway's].",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), help="Write a PNG.")
 @click.option("--check/--no-check", default=True, show_default=True, help="Exit code 1 when a mark is missed.")
 def main(
-    num_rounds: int, seconds: int, num_streams: int, num_tokens: int, as_json: bool, plot: Path | None, check: bool
+    num_rounds: int,
+    seconds: int,
+    num_streams: int,
+    num_tokens: int,
+    data: Path | None,
+    as_json: bool,
+    plot: Path | None,
+    check: bool,
 ) -> None:
     """What the gateway itself costs on one core, against bare aiohttp on the same core."""
     try:
-        result = uvloop.run(measure(num_rounds, seconds, num_streams, num_tokens))
+        result = uvloop.run(measure(num_rounds, seconds, num_streams, num_tokens, data or _memory()))
     except (BenchmarkError, streams.StreamError) as error:
         raise click.ClickException(str(error)) from error
     except TimeoutError as error:
@@ -87,12 +101,13 @@ def main(
         sys.exit(1 if check else 0)
 
 
-async def measure(num_rounds: int, seconds: int, num_streams: int, num_tokens: int) -> Result:
-    """All rounds. Raises BenchmarkError, StreamError."""
+async def measure(num_rounds: int, seconds: int, num_streams: int, num_tokens: int, place: Path | None) -> Result:
+    """All rounds, the ledger in a new directory in ``place``. Raises BenchmarkError, StreamError, TimeoutError."""
     core, load_core = processes.check()
     os.sched_setaffinity(0, {load_core})
     async with contextlib.AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-")))
+        data = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-", dir=place)))
         body = json.dumps({"model": MODEL_NAME, "messages": MESSAGES, "max_tokens": NUM_COMPLETION_TOKENS}).encode()
         (folder / "request.json").write_bytes(body)
         tokenizer = Tokenizer.from_file(str(MODEL / "tokenizer.json"))
@@ -102,7 +117,7 @@ async def measure(num_rounds: int, seconds: int, num_streams: int, num_tokens: i
         stack.callback(listening.close)
 
         config = folder / "config.toml"
-        config.write_text(CONFIG.format(data_dir=json.dumps(str(folder / "data")), socket=folder / "worker"))
+        config.write_text(CONFIG.format(data_dir=json.dumps(str(data)), socket=folder / "worker"))
         gateway = await stack.enter_async_context(
             processes.server(
                 [sys.executable, "-m", "gateway", "serve", "--config", str(config)],
@@ -139,9 +154,9 @@ async def measure(num_rounds: int, seconds: int, num_streams: int, num_tokens: i
             async with asyncio.timeout(120.0 + 6 * seconds):
                 done.append(await bench.round())
             notes.print(f"round {number + 1} of {num_rounds}: {_line(done[-1])}", style="dim")
-        ledger = folder / "data" / "penstock.db"
         facts = {
             "gateway_idle_mib": idle_mib,
+            "commit_ms": _commit_ms(data),
             "num_answers": bench.num_answers,
             "request_bytes": len(body),
             "answer_bytes": len(answer),
@@ -150,7 +165,7 @@ async def measure(num_rounds: int, seconds: int, num_streams: int, num_tokens: i
             "tokens_a_stream": num_tokens,
         }
         # Streams and whole answers alike are in the ledger before their last byte leaves, so now is late enough.
-        return rounds.summary(done, num_ledger_rows=_num_rows(ledger), **facts)
+        return rounds.summary(done, num_ledger_rows=_num_rows(data / "penstock.db"), **facts)
 
 
 async def samples(url: str) -> tuple[bytes, bytes]:
@@ -170,6 +185,23 @@ async def samples(url: str) -> tuple[bytes, bytes]:
     fields_of_chunk = json.loads(chunks[0].removeprefix(b"data: "))
     fields_of_chunk["choices"][0]["delta"] = {"content": " river"}
     return answer, b"data: " + json.dumps(fields_of_chunk, separators=(",", ":")).encode() + b"\n\n"
+
+
+def _memory() -> Path | None:
+    place = Path("/dev/shm")
+    return place if place.is_dir() and os.access(place, os.W_OK) else None
+
+
+def _commit_ms(folder: Path) -> float:
+    """How long the ledger's place takes to say that a page is on it, in the middle of many."""
+    times_s = []
+    with (folder / "probe").open("wb", buffering=0) as probe:
+        for _ in range(50):
+            probe.write(bytes(4096))
+            began_at = perf_counter()
+            os.fdatasync(probe.fileno())
+            times_s.append(perf_counter() - began_at)
+    return 1e3 * median(times_s)
 
 
 def _num_rows(path: Path) -> int:
@@ -253,6 +285,7 @@ def show(result: Result) -> None:
         f"Medians of {len(result.rounds)} rounds. Request {result.request_bytes} bytes, answer {result.answer_bytes}, "
         f"chunk {result.chunk_bytes}. Gateway busy {middle('gateway_busy'):.0%} under load, "
         f"{middle('in_step_busy'):.0%} in step; idle {result.gateway_idle_mib:.0f} MiB. "
+        f"A sync of the ledger's place takes {result.commit_ms:.2f} ms. "
         f"{result.num_ledger_rows:,} ledger rows for {result.num_answers:,} answers.",
         style="dim",
     )

@@ -78,6 +78,8 @@ class Result(msgspec.Struct):
     stream_cpu_ratio: float
     in_step_cpu_ratio: float
     in_step_ratio: float
+    commit_ms: float
+    """One fdatasync where the ledger lies; every answer waits for one."""
     gateway_idle_mib: float
     num_ledger_rows: int
     num_answers: int

@@ -113,9 +113,7 @@ class Text:
     async def encode(self, prompts: Sequence[str]) -> list[list[int]]:
         """Token ids of bare prompts, with the special tokens that the tokenizer puts around a text. Raises
         InvalidRequest."""
-        return await self._run(
-            lambda: self._encode(prompts, add_special_tokens=True), sum(20 + len(prompt) for prompt in prompts)
-        )
+        return await self._run(lambda: self._encode(prompts), sum(20 + len(prompt) for prompt in prompts))
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of a whole sequence, special tokens left out."""
@@ -126,10 +124,10 @@ class Text:
         that a first space is part of it."""
         return self.vocabulary.decoder(continues)
 
-    def _encode(self, prompts: Sequence[str], add_special_tokens: bool) -> list[list[int]]:
+    def _encode(self, prompts: Sequence[str]) -> list[list[int]]:
         try:
             # This variant keeps no character offsets and, unlike encode(), lets other threads run.
-            encodings = self._tokenizer.encode_batch_fast(prompts, add_special_tokens=add_special_tokens)
+            encodings = self._tokenizer.encode_batch_fast(prompts, add_special_tokens=True)
         except Exception as error:  # a tokenizer without an unknown token refuses some texts, with nothing narrower
             raise InvalidRequest(f"The prompt cannot be tokenised: {error}") from None
         return [encoding.ids for encoding in encodings]
