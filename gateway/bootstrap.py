@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 import uuid
@@ -10,9 +11,12 @@ from pathlib import Path
 
 import msgspec
 import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway import keys, store
 from gateway.store import Store, StoreError
+
+log = logging.getLogger(__name__)
 
 FILE = "bootstrap.env"
 API_KEY, ADMIN_KEY = "PENSTOCK_API_KEY", "PENSTOCK_ADMIN_KEY"
@@ -34,7 +38,9 @@ async def bootstrap(rooms: Store, environ: Mapping[str, str]) -> Born | None:
     first one whose keys nobody has seen.
     """
     async with rooms.engine.begin() as connection:
-        if (await connection.execute(sa.select(store.install.c.id))).first() is not None:
+        installed = (await connection.execute(sa.select(store.install.c.key_secret))).scalar()
+        if installed is not None:
+            await _mention_strangers(connection, installed, environ)
             return None
         now, secret = int(time.time()), keys.new_secret()
         values = {name: environ.get(name) or keys.new_key() for name in (API_KEY, ADMIN_KEY)}
@@ -55,6 +61,15 @@ async def bootstrap(rooms: Store, environ: Mapping[str, str]) -> Born | None:
             }
             await connection.execute(sa.insert(store.keys), row)
     return Born(path, {name: value for name, value in values.items() if not environ.get(name)})
+
+
+async def _mention_strangers(connection: AsyncConnection, secret: bytes, environ: Mapping[str, str]) -> None:
+    """A key in the environment that opens nothing here is most likely a mistake."""
+    for name in (API_KEY, ADMIN_KEY):
+        if key := environ.get(name):
+            known = sa.select(store.keys.c.id).where(store.keys.c.hash == keys.hash_of(secret, key))
+            if (await connection.execute(known)).first() is None:
+                log.warning("%s is set but is no key of this store: it is looked at on the first start alone", name)
 
 
 def new_id(kind: str) -> str:

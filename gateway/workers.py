@@ -31,6 +31,8 @@ CANNOT_LOAD = 2
 MAX_FIRST_STARTS = 3
 """A child that ends so often before it was ever ready will not be: better to say so than to go on trying."""
 CONNECT_POLL_S = 0.02
+LAST_WORDS_S = 1.0
+"""How long what a process wrote before it ended may take to be read."""
 EXIT_GRACE_S = 2.0
 """How long a process that closed its socket may take to exit by itself, so that its status can be named."""
 
@@ -215,6 +217,9 @@ class Worker:
 
     async def _watch_exit(self, process: asyncio.subprocess.Process) -> None:
         await process.wait()
+        if self._channel is not None and self._lost is not None:
+            # Its last words may still be in the socket, and the end of the connection comes after them.
+            await asyncio.wait([self._lost], timeout=LAST_WORDS_S)
         self.hung_up("exited", by_worker=True)
 
     async def _connect(self) -> None:

@@ -39,16 +39,16 @@ async def start_scripted_worker(tmp_path_factory: pytest.TempPathFactory) -> Asy
     """``address = await start_scripted_worker("--num-tokens", 3)``: it listens, as one that runs elsewhere would."""
     processes: list[asyncio.subprocess.Process] = []
 
-    async def start(*options: object, name: str = "scripted-0") -> str:
-        path = tmp_path_factory.mktemp("w") / "socket"
-        told = builders.worker_settings(f"unix:{path}", name=name)
+    async def start(*options: object, listen: str = "") -> str:
+        listen = listen or f"unix:{tmp_path_factory.mktemp('w') / 'socket'}"
+        told = builders.worker_settings(listen)
         processes.append(
             await asyncio.create_subprocess_exec(
                 *builders.scripted(*options), msgspec.json.encode(told).decode(), cwd=builders.ROOT
             )
         )
-        await listening(path)
-        return f"unix:{path}"
+        await listening(listen)
+        return listen
 
     yield start
     for process in processes:
@@ -57,12 +57,16 @@ async def start_scripted_worker(tmp_path_factory: pytest.TempPathFactory) -> Asy
         await process.wait()
 
 
-async def listening(path: Path) -> None:
+async def listening(address: str) -> None:
     """Until somebody accepts connections there."""
+    kind, _, where = address.partition(":")
     async with asyncio.timeout(builders.PATIENCE_S):
         while True:
             try:
-                _, writer = await asyncio.open_unix_connection(path)
+                if kind == "unix":
+                    _, writer = await asyncio.open_unix_connection(where)
+                else:
+                    _, writer = await asyncio.open_connection(*where.rsplit(":", 1))
             except OSError:
                 await asyncio.sleep(0.01)
             else:

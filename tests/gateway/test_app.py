@@ -65,6 +65,15 @@ async def test_streams_that_do_not_finish_in_time_are_cut_and_told_so(start_hous
     assert 1 <= row.num_completion_tokens < 4000
 
 
+async def test_the_whole_way_with_postgresql(start_house, postgres, tmp_path):
+    house = start_house("--num-tokens", 5, store=settings.Store(data_dir=str(tmp_path / "data"), url=postgres))
+    async with house.client() as client:
+        for _ in range(3):
+            await client.completions.create(model=house.model, prompt="Hello", max_tokens=9)
+    rows = await house.ledger_rows()
+    assert [(row.status, row.num_completion_tokens) for row in rows] == [(200, 5)] * 3
+
+
 class Stopped:
     """A stop that was asked for without a signal."""
 

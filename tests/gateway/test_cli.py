@@ -113,6 +113,42 @@ async def test_a_stopped_gateway_leaves_no_worker_and_no_socket(tmp_path):
     assert list((tmp_path / "tmp").glob("penstock-*")) == []
 
 
+async def test_a_stop_while_the_model_loads_is_a_stop(tmp_path):
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "gateway", "serve", "--port", "0"),
+        cwd=tmp_path,
+        env=ENVIRON,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    await process.stdout.readline()  # the keys are shown, so signals are heard
+    process.send_signal(signal.SIGTERM)
+    async with asyncio.timeout(PATIENCE_S):
+        shown, told = await process.communicate()
+    assert process.returncode == 0
+    assert b"ready on" not in shown
+    assert b"Traceback" not in told
+
+
+async def test_a_worker_started_by_itself_serves_a_gateway_that_names_it(tmp_path):
+    address = f"unix:{tmp_path / 'worker'}"
+    worker = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "gateway", "worker", "--model", "demo", "--listen", address), cwd=tmp_path, env=ENVIRON
+    )
+    try:
+        (tmp_path / "config.toml").write_text(f'[models.demo]\nreplicas = 0\naddresses = ["{address}"]\n')
+        async with serving(cwd=tmp_path) as house:
+            assert (await house.end(signal.SIGTERM))[0] == 0
+        assert worker.returncode is None  # it is not the gateway's to end
+        worker.send_signal(signal.SIGTERM)
+        async with asyncio.timeout(PATIENCE_S):
+            assert await worker.wait() == 0
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            worker.kill()
+        await worker.wait()
+
+
 async def test_a_second_gateway_on_the_same_data_is_refused(tmp_path):
     async with serving(cwd=tmp_path):
         done = await asyncio.to_thread(penstock, "serve", "--port", 0, cwd=tmp_path)

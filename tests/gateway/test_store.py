@@ -87,6 +87,16 @@ async def test_keys_of_the_environment_are_used_as_they_are(store_settings):
     assert born.path.read_text() == "PENSTOCK_API_KEY=sk-of-my-own\nPENSTOCK_ADMIN_KEY=sk-another\n"
 
 
+async def test_a_key_of_the_environment_that_a_later_start_does_not_know_is_mentioned(store_settings, caplog):
+    async with store.opened(store_settings) as rooms:
+        born = await bootstrap(rooms, {API_KEY: "sk-of-my-own"})
+        await bootstrap(rooms, {API_KEY: "sk-of-my-own", ADMIN_KEY: born.made[ADMIN_KEY]})
+        assert caplog.text == ""
+        await bootstrap(rooms, {API_KEY: "sk-mistyped"})
+    assert "PENSTOCK_API_KEY is set but is no key of this store" in caplog.text
+    assert "sk-mistyped" not in caplog.text
+
+
 async def test_a_key_is_nowhere_in_the_store(store_settings):
     async with store.opened(store_settings) as rooms:
         born = await bootstrap(rooms, {ADMIN_KEY: "short"})

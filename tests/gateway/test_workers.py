@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import signal
+import socket
 import sys
 
 import pytest
@@ -121,6 +122,65 @@ async def test_addresses_are_tried_again_with_back_off(tmp_path, clock, caplog):
         clock.advance(waits[-1])
     await dispatch.close(drain_s=0)
     assert waits == [1.0, 2.0, 4.0, 5.0, 5.0, 5.0]
+
+
+async def test_a_worker_that_stayed_long_starts_again_from_the_shortest_wait(start_scripted_worker, clock, caplog):
+    limits = settings.Workers(restart_backoff_s=1.0, max_restart_backoff_s=50.0, silence_timeout_s=1e6)
+    waits = []
+    address = await start_scripted_worker()
+    async with dispatching(address, clock=clock, workers=limits) as dispatch:
+        os.kill(dispatch.ready("scripted").pid, signal.SIGKILL)
+        for _ in range(3):
+            await until(lambda: caplog.records and min(clock.waits()) < 1e3)
+            caplog.clear()
+            waits.append(min(clock.waits()))
+            clock.advance(waits[-1])
+        await start_scripted_worker(listen=address)
+        await until(lambda: caplog.records and min(clock.waits()) < 1e3)
+        clock.advance(8.0)
+        await until(lambda: dispatch.workers()[0].facts)
+        clock.advance(51.0)
+        caplog.clear()
+        os.kill(dispatch.ready("scripted").pid, signal.SIGKILL)
+        await until(lambda: caplog.records and min(clock.waits()) < 1e3)
+        waits.append(min(clock.waits()))
+    assert waits == [1.0, 2.0, 4.0, 1.0]
+
+
+async def test_a_worker_on_another_host_is_reached_over_tcp(start_scripted_worker):
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    async with dispatching(await start_scripted_worker(listen=f"tcp:127.0.0.1:{port}")) as dispatch:
+        assert len(tokens(await answer(dispatch.submit("scripted", a_submit())))) == 8
+
+
+async def test_last_words_of_a_worker_that_exits_are_heard(tmp_path):
+    script = tmp_path / "hasty.py"
+    script.write_text(HASTY)
+    for _ in range(10):
+        async with dispatching(replicas=1, command=(sys.executable, str(script)), workers=FAST) as dispatch:
+            assert tokens(await answer(dispatch.submit("scripted", a_submit()))) == [1, 2, 3]
+
+
+HASTY = """
+import os, socket, sys
+import msgspec
+from policies import settings, wire
+
+listen = msgspec.json.decode(sys.argv[1], type=settings.WorkerSettings).listen
+with socket.socket(socket.AF_UNIX) as server:
+    server.bind(listen.removeprefix("unix:"))
+    server.listen()
+    gateway, _ = server.accept()
+    gateway.sendall(wire.encode(wire.Hello(wire.VERSION, "hasty")))
+    gateway.sendall(wire.encode(wire.Ready("scripted", 100, 100, [0], 32, 10, 4, "cpu", "float32", os.getpid())))
+    frames = wire.frames_to_worker()
+    while not (submits := [m for m in frames.feed(gateway.recv(65536)) if isinstance(m, wire.Submit)]):
+        pass
+    finish = wire.Finish("stop", 0, 0, 0.0, 0.0, 0.0)
+    gateway.sendall(wire.encode(wire.StepOutput([wire.Delta(submits[0].request_id, 0, [1, 2, 3], finish=finish)])))
+    os._exit(0)
+"""
 
 
 @pytest.mark.parametrize(("num_failures", "delay_s"), [(1, 0.5), (2, 1.0), (6, 16.0), (7, 30.0), (10**9, 30.0)])
