@@ -58,7 +58,7 @@ class Chunks:
         """One chunk with text."""
         return self._heads[index] + _json(text) + self._tail
 
-    def text_with_logprobs(self, index: int, text: str, logprobs: Logprobs | None) -> bytes:
+    def text_with_logprobs(self, index: int, text: str, logprobs: Logprobs) -> bytes:
         """One chunk with text and its tokens' log-probabilities."""
         return b'%b%b%b"logprobs":%b,"finish_reason":null}%b' % (
             self._heads[index],

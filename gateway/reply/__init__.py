@@ -53,9 +53,7 @@ async def send(
 async def _send_body(answer: Answer, flights: Flights, account: Account) -> web.StreamResponse:
     while answer.num_open:
         for delta in await _deltas(answer, flights):
-            choice = answer.take(delta)
-            if choice.finish_reason is not None and choice.finish is None:
-                flights.cancel(delta)
+            _take(answer, flights, delta)
     body = answer.body()
     await account.settle(200)
     return web.Response(body=body, content_type="application/json")
@@ -64,7 +62,6 @@ async def _send_body(answer: Answer, flights: Flights, account: Account) -> web.
 async def _send_events(stream: EventStream, answer: Answer, flights: Flights, account: Account) -> web.StreamResponse:
     """Everything that arrived since the last write goes out as one, a choice's tokens as one chunk."""
     chunks = answer.chunks()
-    ended: set[int] = set()
     try:
         async with asyncio.timeout(HEADERS_AFTER_S):
             deltas = await flights.deltas()
@@ -72,39 +69,49 @@ async def _send_events(stream: EventStream, answer: Answer, flights: Flights, ac
         await stream.open()
         deltas = await flights.deltas()
     while True:
-        events: list[bytes] = []
-        moved: dict[int, Choice] = {}
-        for delta in deltas:
-            choice = answer.take(delta)
-            moved[choice.index] = choice
-            if choice.finish_reason is not None and choice.finish is None:
-                flights.cancel(delta)
-        for index, choice in moved.items():
-            if not choice.opened:
-                choice.opened = True
-                events.append(chunks.opening(index))
-            if choice.pending:
-                text, choice.pending = choice.pending, ""
-                if choice.logprobs is None:
-                    events.append(chunks.text(index, text))
-                else:
-                    events.append(chunks.text_with_logprobs(index, text, choice.take_logprobs()))
-            if choice.finish_reason is not None and index not in ended:
-                ended.add(index)
-                events.append(chunks.finish(index, choice.finish_reason))
-        if len(ended) == len(answer.choices):
+        # In order and each once; mostly one delta alone.
+        moved = dict.fromkeys([_take(answer, flights, delta) for delta in deltas])
+        events = b"".join([_events_of(choice, chunks) for choice in moved])
+        if not answer.num_unfinished:
             break
         if events:
-            await stream.write(b"".join(events))
+            await stream.write(events)
         deltas = await flights.deltas()
     while answer.num_open:
         for delta in await _deltas(answer, flights):
             answer.take(delta)
-    if answer.call.includes_usage:
-        events.append(chunks.usage(answer.usage()))
-    events.append(openai.DONE)
+    usage = chunks.usage(answer.usage()) if answer.call.includes_usage else b""
     await account.settle(200)
-    return await stream.end(b"".join(events))
+    return await stream.end(events + usage + openai.DONE)
+
+
+def _take(answer: Answer, flights: Flights, delta: wire.Delta) -> Choice:
+    """The choice that moved; once it has its stop string the worker need not go on."""
+    num_unfinished = answer.num_unfinished
+    choice = answer.take(delta)
+    if answer.num_unfinished < num_unfinished and choice.finish is None:
+        flights.cancel(delta)
+    return choice
+
+
+def _events_of(choice: Choice, chunks: openai.Chunks) -> bytes:
+    """What a choice has to say since the last call, its end included."""
+    text, choice.pending = choice.pending, ""
+    if choice.opened and choice.logprobs is None and choice.finish_reason is None:
+        return chunks.text(choice.index, text) if text else b""
+    events = []
+    if not choice.opened:
+        choice.opened = True
+        events.append(chunks.opening(choice.index))
+    logprobs = choice.take_logprobs()
+    if logprobs is not None:
+        events.append(chunks.text_with_logprobs(choice.index, text, logprobs))
+    elif text:
+        events.append(chunks.text(choice.index, text))
+    if choice.finish_reason is not None and not choice.closed:
+        choice.closed = True
+        events.append(chunks.finish(choice.index, choice.finish_reason))
+    return b"".join(events)
 
 
 async def _deltas(answer: Answer, flights: Flights) -> list[wire.Delta]:
@@ -113,7 +120,7 @@ async def _deltas(answer: Answer, flights: Flights) -> list[wire.Delta]:
     try:
         return await flights.deltas()
     except errors.GatewayError:
-        if not answer.is_complete:
+        if answer.num_unfinished:
             raise
         answer.num_open = 0
         return []

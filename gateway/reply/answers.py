@@ -69,11 +69,16 @@ class Answer:
                 self.choices.append(choice)
         self.num_open = len(self.choices)
         """Sequences whose end the worker has not reported."""
+        self.num_unfinished = len(self.choices)
+        """Choices whose text has not ended."""
 
     def take(self, delta: wire.Delta) -> Choice:
         """The choice that moved. Raises RequestFailed when the worker gave the sequence up."""
         choice = self.parts[delta.request_id].choices[delta.index]
+        was_unfinished = choice.finish_reason is None
         choice.take(delta)
+        if was_unfinished and choice.finish_reason is not None:
+            self.num_unfinished -= 1
         if delta.finish is not None:
             self.num_open -= 1
             if choice.finish_reason not in ("stop", "length"):
@@ -89,11 +94,6 @@ class Answer:
             for choice in part.choices:
                 num_completion_tokens += choice.num_tokens
         return terms.Usage(num_prompt_tokens, num_cached_tokens, num_completion_tokens)
-
-    @property
-    def is_complete(self) -> bool:
-        """Every choice's text has ended."""
-        return all(choice.finish_reason is not None for choice in self.choices)
 
     def finish_reason(self) -> str:
         """How the answer ended; for choices that ended differently, each way once."""

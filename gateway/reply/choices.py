@@ -90,6 +90,7 @@ class Choice:
         "_num_given",
         "_stops",
         "_waiting_ids",
+        "closed",
         "finish",
         "finish_reason",
         "index",
@@ -122,6 +123,8 @@ class Choice:
         """The worker's own word on how the sequence ended; after a stop string it comes a little later."""
         self.opened = False
         """Its first event is out."""
+        self.closed = False
+        """Its last event is out."""
         self._decoder = decoder
         self._stops = StopStrings(stops) if stops else None
         self._num_decoded = 0

@@ -152,6 +152,17 @@ async def test_logprobs_come_with_token_and_bytes(front: Front):
     assert len(entries) == len(tokens)
 
 
+async def test_a_last_token_without_text_has_its_logprob_in_a_stream_too(front: Front):
+    call = front.chat(logprobs=True, stream=True, extra_body={"ignore_eos": True})
+    submit = await front.peer.submitted()
+    front.peer.say(submit, front.ids("so"), logprobs=[wire.TokenLogprob(-1.0, [], []) for _ in front.ids("so")])
+    front.peer.say(submit, [3], "length", logprobs=[wire.TokenLogprob(-2.0, [], [])])
+    chunks = [chunk.choices[0] async for chunk in await call]
+    entries = [entry for chunk in chunks if chunk.logprobs for entry in chunk.logprobs.content]
+    assert [entry.token for entry in entries][-1] == "<|im_end|>"
+    assert "".join(chunk.delta.content or "" for chunk in chunks) == "so"
+
+
 async def test_logprobs_of_a_whole_answer(front: Front):
     call = front.chat(logprobs=True)
     submit = await front.peer.submitted()
