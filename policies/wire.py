@@ -93,7 +93,10 @@ class Ready(Message, frozen=True):
     pid: int
 
 
-class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
+# The three below come by the thousand and refer to nothing that could refer back, so the collector need not count them.
+
+
+class TokenLogprob(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Natural-log probability of a sampled token, and of the likeliest ones (likeliest first)."""
 
     logprob: float
@@ -101,7 +104,7 @@ class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
     top_logprobs: list[float]
 
 
-class Finish(msgspec.Struct, frozen=True, array_like=True):
+class Finish(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """How a sequence ended and what it took; times in seconds, by the worker's clock."""
 
     reason: FinishReason
@@ -115,7 +118,7 @@ class Finish(msgspec.Struct, frozen=True, array_like=True):
     """First token until last."""
 
 
-class Delta(msgspec.Struct, frozen=True, array_like=True):
+class Delta(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What one sequence gained in one step. A sampled end token is included: it was computed and it is counted."""
 
     request_id: str
