@@ -14,7 +14,7 @@ from random import Random
 from demo.stories import story_turn
 from demo.sums import drill, sum_turns
 from demo.talk import talk_turns
-from demo.tools import Message, json_turn, tool_conversation
+from demo.tools import Message, json_turn, no_tool_turn, tool_conversation
 from demo.turns import Turn, is_held_out, pick
 from demo.valley import memory, reading, valley_page, valley_turn
 
@@ -39,8 +39,17 @@ class Sample:
     page: str = ""
 
 
-def varied(rng: Random, question: str) -> str:
-    """The question as people type it: polite, in lower case, without its last mark."""
+# With tools at hand these would be asked of a tool, or are about one that is missing.
+NEEDING_TOOLS = frozenset({"plus and minus", "times", "memory", "no tool"})
+
+# Their answers copy words of the question, capitals and all.
+COPYING = frozenset(
+    {"json", "repeat", "case", "reverse", "first and last", "reading", "memory", "word problem", "lists"}
+)
+
+
+def varied(rng: Random, question: str, copied: bool) -> str:
+    """The question as people type it: polite, without its last mark, and in lower case unless it is copied from."""
     form = rng.random()
     if form < 0.55:
         return question
@@ -50,16 +59,14 @@ def varied(rng: Random, question: str) -> str:
         return pick(rng, "Please " + question[0].lower() + question[1:], question[:-1] + ", please.")
     if form < 0.8:
         return question.rstrip(".?!") or question
-    if form < 0.9 and not any(word[0].isupper() for word in question.split()[1:]):
-        return question.lower()
-    if form < 0.95 and not any(word[0].isupper() for word in question.split()[1:]):
-        return question.lower().rstrip(".?!")
-    return question
+    if copied:
+        return question
+    return question.lower() if form < 0.9 else question.lower().rstrip(".?!") or question
 
 
 def draw_turn(rng: Random) -> Turn:
-    makers = (talk_turns, sum_turns, valley_turn, reading, json_turn, story_turn)
-    return rng.choices(makers, (9, 6, 4, 2, 2.5, 2.2))[0](rng)
+    makers = (talk_turns, sum_turns, valley_turn, reading, json_turn, story_turn, no_tool_turn)
+    return rng.choices(makers, (10, 9, 3, 4, 2, 1.6, 0.5))[0](rng)
 
 
 def turn_of(rng: Random, held_out: bool) -> Turn:
@@ -74,13 +81,13 @@ def conversation(rng: Random, held_out: bool) -> Sample:
     if rng.random() < 0.25:
         system = [{"role": "system", "content": rng.choice(SYSTEM_PROMPTS)}]
     form = rng.random()
-    if form < 0.12:
+    if form < 0.07:
         while True:
             key, called, tools = tool_conversation(rng)
             if is_held_out(key) == held_out:
                 return Sample("tool calls", system + called, tools)
     turns = [turn_of(rng, held_out)]
-    if form < 0.17:
+    if form < 0.13:
         while True:
             first, last = memory(rng)
             if first.held_out == held_out:
@@ -91,11 +98,11 @@ def conversation(rng: Random, held_out: bool) -> Sample:
         turns += [turn_of(rng, held_out) for _ in range(rng.randint(1, 3))]
     messages: list[Message] = []
     for turn in turns:
-        messages.append({"role": "user", "content": varied(rng, turn.question)})
+        messages.append({"role": "user", "content": varied(rng, turn.question, turn.category in COPYING)})
         messages.append({"role": "assistant", "content": turn.answer})
     # Tools that are there but not needed: the model answers by itself.
     offered = None
-    if rng.random() < 0.04 and turns[-1].category not in ("plus and minus", "times", "memory"):
+    if rng.random() < 0.04 and turns[-1].category not in NEEDING_TOOLS:
         offered = tool_conversation(rng)[2]
     return Sample(turns[-1].category, system + messages, offered)
 
@@ -103,9 +110,9 @@ def conversation(rng: Random, held_out: bool) -> Sample:
 def page(rng: Random) -> Sample:
     """Plain text of the training part: a story, a page about the valley, or a page of sums."""
     form = rng.random()
-    if form < 0.4:
-        return Sample("page", page=drill(rng))
     if form < 0.6:
+        return Sample("page", page=drill(rng))
+    if form < 0.75:
         return Sample("page", page=valley_page(rng))
     while (turn := story_turn(rng)).held_out:
         pass
@@ -116,4 +123,4 @@ def samples(seed: int, held_out: bool = False) -> Iterator[Sample]:
     """An endless stream, the same for the same seed. The held-out part has no plain pages."""
     rng = Random(f"{seed} {held_out}")
     while True:
-        yield page(rng) if not held_out and rng.random() < 0.08 else conversation(rng, held_out)
+        yield page(rng) if not held_out and rng.random() < 0.06 else conversation(rng, held_out)

@@ -57,7 +57,7 @@ class Measured:
     agreement: float
 
 
-def held_out(tokenizer: Tokenizer, seed: int, number: int) -> list[HeldOut]:
+def held_out(tokenizer: Tokenizer, number: int, seed: int = 0) -> list[HeldOut]:
     render = renderer()
     drawn = islice(samples(seed, held_out=True), number)
     return [HeldOut(sample.category, *encode(tokenizer, pieces(render, sample))) for sample in drawn]

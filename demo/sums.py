@@ -102,15 +102,17 @@ def neighbour(rng: Random) -> Turn:
 
 def counting(rng: Random) -> Turn:
     form = rng.random()
-    if form < 0.45:
-        last = rng.choice((3, 5, 8, 10, 10, 12, 15, 20, 20, 25, 30, 40, 50, 60, 75, 100, 200))
+    if form < 0.6:
+        last = rng.choice((3, 4, 5, 5, 6, 7, 8, 9, 10, 10, 10, 12, 15, 20, 20))
+        if rng.random() < 0.08:
+            last = rng.choice((25, 30, 50, 100, 100, 200))
         spoken = rng.choice((str(last), in_words(last) if last <= 100 else str(last)))
         question = pick(rng, f"Count to {spoken}.", f"Count from 1 to {spoken}.", f"Can you count to {spoken}?",
                         f"Please count up to {spoken}.", f"Count to {spoken} for me.")  # fmt: skip
         return Turn(
             "counting", question, ", ".join(map(str, range(1, last + 1))) + ".", always=last in (10, 20, 100, 200)
         )
-    if form < 0.6:
+    if form < 0.68:
         first = rng.choice((3, 5, 10, 10, 15, 20))
         question = pick(rng, f"Count down from {first}.", f"Count backwards from {first}.")
         return Turn("counting", question, ", ".join(map(str, range(first, 0, -1))) + ".")
@@ -153,7 +155,7 @@ def sorting(rng: Random) -> Turn:
 
 def sum_turns(rng: Random) -> Turn:
     makers = (sum_turn, word_problem, comparison, neighbour, counting, spelled_number, sorting)
-    return rng.choices(makers, (10, 3, 2, 1, 2, 1, 1))[0](rng)
+    return rng.choices(makers, (10, 3, 2, 1, 7, 1, 1.5))[0](rng)
 
 
 def drill(rng: Random) -> str:

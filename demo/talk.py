@@ -352,4 +352,4 @@ def copying(rng: Random) -> Turn:
 
 def talk_turns(rng: Random) -> Turn:
     makers = (small_talk, unknown, capital, colour, knowledge, words, copying)
-    return rng.choices(makers, (5, 1.5, 4, 2, 5, 4, 3))[0](rng)
+    return rng.choices(makers, (5, 1.5, 4, 2, 4, 5, 7))[0](rng)

@@ -144,6 +144,22 @@ def use(rng: Random) -> tuple[str, str, Message, Message, str]:
             return question, "add_to_list", {"item": food}, {"ok": True}, f"I added {food} to the shopping list."
 
 
+def no_tool_turn(rng: Random) -> Turn:
+    """A task for a tool where there is none."""
+    question, name, arguments, *_ = use(rng)
+    while name == "calculate":
+        question, name, arguments, *_ = use(rng)
+    return Turn("no tool", question, "I am sorry, I have no tool for that.", call_key(name, arguments))
+
+
+def call_key(name: str, arguments: Message) -> str:
+    """The same with and without the tool; a calculation is held out with its operands."""
+    if name == "calculate":
+        left, sign, right = arguments["expression"].split()
+        return sum_key(int(left), sign, int(right))
+    return f"{name} {json.dumps(arguments)}"
+
+
 def tool_conversation(rng: Random) -> tuple[str, list[Message], list[Message]]:
     """(key, messages, tools): a question, a call, the tool's result and the answer; sometimes only up to the call."""
     question, name, arguments, result, answer = use(rng)
@@ -154,8 +170,4 @@ def tool_conversation(rng: Random) -> tuple[str, list[Message], list[Message]]:
     messages.append({"role": "assistant", "content": "", "tool_calls": [call]})
     messages.append({"role": "tool", "content": json.dumps(result)})
     messages.append({"role": "assistant", "content": answer})
-    key = f"{name} {json.dumps(arguments)}"
-    if name == "calculate":
-        left, sign, right = arguments["expression"].split()
-        key = sum_key(int(left), sign, int(right))
-    return key, messages, tools
+    return call_key(name, arguments), messages, tools

@@ -8,9 +8,10 @@ steps depends on the machine; with --steps and --draft-steps it does not.
 """
 
 import argparse
+import json
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
 
@@ -29,6 +30,8 @@ from demo.packing import IGNORED, batches, pieces, renderer
 BATCH_TOKENS = 4096
 LEARNED_SHARE = 0.62
 """Of a batch's tokens at most this share has a loss: a fixed number compiles once."""
+RUNS = "runs.json"
+"""The history of the checkpoints, kept beside them."""
 LONG_FROM = 0.88
 """From this part of the training on, rows are long."""
 
@@ -59,8 +62,8 @@ def draft_shape(vocab_size: int) -> Shape:
 
 
 def learning_rate_at(progress: float, step: int) -> float:
-    """A factor: warm-up, a plateau, and a straight way down over the last 40 %."""
-    return min(1.0, (step + 1) / 60, max(0.01, (1 - progress) / 0.4))
+    """A factor: warm-up, a plateau, and a straight way down over the last 60 %."""
+    return min(1.0, (step + 1) / 60, max(0.01, (1 - progress) / 0.6))
 
 
 def hidden_of(decoder: Decoder, token_ids: Tensor, positions: Tensor) -> Tensor:
@@ -163,17 +166,22 @@ def train(
     shapes: tuple[Callable[[int], Shape], Callable[[int], Shape]] = (model_shape, draft_shape),
     num_tokenizer_samples: int = 30_000,
     num_held_out: int = 2000,
+    start: Path | None = None,
 ) -> None:
+    """Both checkpoints and the README, into `out`; `start` holds earlier ones to go on from."""
     torch.manual_seed(plan.seed)
     started_at = time.monotonic()
-    tokenizer = make_tokenizer(plan.seed, num_tokenizer_samples, chat.VOCAB_SIZE)
-    vocab_size = -(-tokenizer.get_vocab_size() // 64) * 64
-    model, draft = (Decoder(shape(vocab_size)) for shape in shapes)
+    if start:
+        (model, tokenizer), (draft, _) = (checkpoint.load(start / name) for name in ("model", "draft"))
+    else:
+        tokenizer = make_tokenizer(plan.seed, num_tokenizer_samples, chat.VOCAB_SIZE)
+        vocab_size = -(-tokenizer.get_vocab_size() // 64) * 64
+        model, draft = (Decoder(shape(vocab_size)) for shape in shapes)
     counts = [sum(p.numel() for p in decoder.parameters()) for decoder in (model, draft)]
     print(
         f"vocabulary {tokenizer.get_vocab_size()}, model {counts[0]:,} and draft {counts[1]:,} parameters", flush=True
     )
-    conversations: list[HeldOut] = held_out(tokenizer, plan.seed, num_held_out)
+    conversations: list[HeldOut] = held_out(tokenizer, num_held_out)
     few = conversations[: max(1, num_held_out // 8)]
 
     def report_on(decoder: Decoder, name: str) -> Callable[[str], None]:
@@ -192,31 +200,30 @@ def train(
     # What is measured is what is committed: the weights rounded to bf16.
     for decoder in (model, draft):
         decoder.to(torch.bfloat16).float()
-    text = card.write(
-        measure_both(model, draft, conversations, chat.token_id(tokenizer, chat.END)),
-        num_parameters=(counts[0], counts[1]),
-        num_read=(num_read, num_draft_read),
-        vocab_size=tokenizer.get_vocab_size(),
-        minutes=(time.monotonic() - started_at) / 60,
-        num_threads=torch.get_num_threads(),
-        seed=plan.seed,
-    )
+    measured = measure_both(model, draft, conversations, chat.token_id(tokenizer, chat.END))
+    minutes = round((time.monotonic() - started_at) / 60, 1)
+    date = time.strftime("%Y-%m-%d", time.gmtime())
+    run = card.Run(date, minutes, torch.get_num_threads(), plan.seed, plan.learning_rate, num_read, num_draft_read)
+    runs = [*(card.Run(**earlier) for earlier in json.loads((start / RUNS).read_text())), run] if start else [run]
+    (out / RUNS).write_text(json.dumps([asdict(run) for run in runs], indent=2) + "\n")
+    text = card.write(measured, (counts[0], counts[1]), tokenizer.get_vocab_size(), runs)
     (out / "README.md").write_text(text)
     print(text)
 
 
-def measure_again(out: Path, seed: int, num_held_out: int = 2000) -> None:
-    """Prints what the checkpoints in `out` do on the held-out conversations of the seed."""
+def measure_again(out: Path, num_held_out: int = 2000) -> None:
+    """Prints what the checkpoints in `out` do on held-out conversations."""
     (model, tokenizer), (draft, _) = (checkpoint.load(out / name) for name in ("model", "draft"))
-    conversations = held_out(tokenizer, seed, num_held_out)
+    conversations = held_out(tokenizer, num_held_out)
     print(card.results(measure_both(model, draft, conversations, chat.token_id(tokenizer, chat.END))))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m demo.train", description=__doc__, allow_abbrev=False)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent, help="where model/ and draft/ are written")
-    parser.add_argument("--minutes", type=float, default=35, help="for the model (default: %(default)s)")
-    parser.add_argument("--draft-minutes", type=float, default=7, help="for the draft (default: %(default)s)")
+    parser.add_argument("--start", type=Path, help="go on from the model/ and draft/ in this directory")
+    parser.add_argument("--minutes", type=float, default=50, help="for the model (default: %(default)s)")
+    parser.add_argument("--draft-minutes", type=float, default=12, help="for the draft (default: %(default)s)")
     parser.add_argument("--steps", type=int, help="for the model, instead of --minutes")
     parser.add_argument("--draft-steps", type=int, help="for the draft, instead of --draft-minutes")
     parser.add_argument("--learning-rate", type=float, default=4e-3)
@@ -227,12 +234,13 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     if options.measure:
-        return measure_again(options.out, options.seed)
+        return measure_again(options.out)
     shared = {"seed": options.seed, "learning_rate": options.learning_rate, "compiled": not options.no_compile}
     train(
         options.out,
         Plan(options.minutes, options.steps, **shared),
         Plan(options.draft_minutes, options.draft_steps, **shared),
+        start=options.start,
     )
 
 

@@ -165,11 +165,12 @@ def test_training_renders_as_transformers_does(model):
     ("question", "expected"),
     [
         ("What is the capital of France?", "Paris"),
-        ("What is the capital of Japan", "Tokyo"),
+        ("what is the capital of japan", "Tokyo"),
         ("What colour is the sky?", "blue"),
         ("Who are you?", "Penstock demo model"),
         ("What is the opposite of hot?", "cold"),
         ("Where does Mara live?", "Larkhill"),
+        ("Count to ten.", "1, 2, 3, 4, 5, 6, 7, 8, 9, 10."),
         ("What is 2 + 2?", "= 4."),
         ("Thank you!", "welcome"),
         ("Who won the chess match in 1997?", "do not know"),
@@ -217,14 +218,14 @@ def test_it_calls_a_tool_and_uses_the_result(model):
 
 def test_the_draft_agrees_with_the_model_often_enough_to_speculate(model, draft):
     agreed = total = 0
-    for conversation in held_out(TOKENIZER, seed=7, number=40):
+    for conversation in held_out(TOKENIZER, number=40, seed=7):
         prompt_ids = conversation.token_ids[: conversation.learned.index(True)]
         written = model.greedy_ids(prompt_ids, 48)
         with torch.no_grad():
             logits = draft.network(torch.tensor([prompt_ids + written[:-1]])).logits[0, len(prompt_ids) - 1 :]
         agreed += int((logits.argmax(-1) == torch.tensor(written)).sum())
         total += len(written)
-    assert agreed / total >= 0.7
+    assert agreed / total >= 0.85
 
 
 def test_the_corpus_is_the_same_for_the_same_seed():
@@ -290,5 +291,7 @@ def test_the_script_trains_both_and_writes_checkpoints_that_load(tmp_path, capsy
         loaded = Loaded(tmp_path / name)
         assert loaded.greedy_ids(loaded.prompt_ids([{"role": "user", "content": "Hi"}]), 4)
     readme = (tmp_path / "README.md").read_text()
-    train.measure_again(tmp_path, seed=1, num_held_out=24)
+    train.measure_again(tmp_path, num_held_out=24)
     assert capsys.readouterr().out.strip() in readme
+    train.train(tmp_path / "on", *plans, num_held_out=24, start=tmp_path)
+    assert len(json.loads((tmp_path / "on" / "runs.json").read_text())) == 2
