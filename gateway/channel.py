@@ -36,6 +36,19 @@ class Channel(asyncio.Protocol):
         self._greeted = False
         self.num_received_bytes = 0
 
+    async def connect(self, address: str) -> None:
+        """To "unix:/path" or "tcp:host:port". Raises OSError when nobody listens there.
+
+        The reader may hear the first messages before this returns.
+        """
+        loop = asyncio.get_running_loop()
+        kind, _, where = address.partition(":")
+        if kind == "unix":
+            await loop.create_unix_connection(lambda: self, where)
+        else:
+            host, _, port = where.rpartition(":")
+            await loop.create_connection(lambda: self, host.strip("[]"), int(port))
+
     def send(self, message: wire.Submit | wire.Cancel | wire.Drain) -> None:
         """Passes the message on, or gives the worker up when it has let too much wait. On a closed channel: nothing.
 
@@ -92,16 +105,3 @@ class Channel(asyncio.Protocol):
         self.close()
         if reader is not None:
             reader.hung_up(reason, by_worker)
-
-
-async def connect(address: str, reader: Reader, max_send_buffer_bytes: int) -> Channel:
-    """Opens a channel to "unix:/path" or "tcp:host:port". Raises OSError when nobody listens there."""
-    loop = asyncio.get_running_loop()
-    channel = Channel(reader, max_send_buffer_bytes)
-    kind, _, where = address.partition(":")
-    if kind == "unix":
-        await loop.create_unix_connection(lambda: channel, where)
-    else:
-        host, _, port = where.rpartition(":")
-        await loop.create_connection(lambda: channel, host.strip("[]"), int(port))
-    return channel

@@ -21,6 +21,8 @@ from policies import settings
 
 FLUSH_S = 0.1
 MAX_WAITING_LINES = 512
+NOISY = ("aiohttp", "asyncio", "alembic", "sqlalchemy", "aiosqlite")
+"""Libraries whose information is for their own developers."""
 
 log = logging.getLogger(__name__)
 
@@ -125,6 +127,6 @@ def log_to_stderr(config: settings.Log) -> None:
     handler = Lines(sys.stderr, Fields(config.format == "json"))
     logging.root.handlers[:] = [handler]
     logging.root.setLevel(config.level.upper())
-    for noisy in ("aiohttp", "asyncio", "alembic", "sqlalchemy", "aiosqlite"):
+    for noisy in NOISY:
         logging.getLogger(noisy).setLevel(logging.WARNING)
     _events = handler if log.isEnabledFor(logging.INFO) else None

@@ -18,7 +18,7 @@ from typing import Protocol
 
 import msgspec
 
-from gateway.channel import Channel, connect
+from gateway.channel import Channel
 from gateway.clock import Clock, Timer
 from policies import settings, wire
 
@@ -224,10 +224,12 @@ class Worker:
 
     async def _connect(self) -> None:
         while True:
+            # Known before it is connected: what the worker says first may be heard before connect() returns.
+            self._channel = Channel(self, self._limits.max_send_buffer_bytes)
             try:
-                self._channel = await connect(self._address, self, self._limits.max_send_buffer_bytes)
-                return
+                return await self._channel.connect(self._address)
             except OSError as error:
+                self._channel = None
                 # A child comes to listening in its own time, and its exit would be noticed; nobody watches the others.
                 if self._child is None:
                     return self._lose(f"cannot be reached at {self._address}: {error.strerror or error}")

@@ -20,9 +20,15 @@ from tests.builders import an_entry, until
 def loggers():
     """The loggers as they were, afterwards."""
     root, events = logging.root, telemetry._events
-    handlers, level = root.handlers[:], root.level
+    handlers, level, source = root.handlers[:], root.level, logging._srcfile
+    levels = {name: logging.getLogger(name).level for name in telemetry.NOISY}
     yield
-    root.handlers[:], root.level, telemetry._events = handlers, level, events
+    root.handlers[:], telemetry._events = handlers, events
+    root.setLevel(level)
+    logging._srcfile = source
+    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = True
+    for name, before in levels.items():
+        logging.getLogger(name).setLevel(before)
 
 
 def test_a_request_is_a_line_of_fields():

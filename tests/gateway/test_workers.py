@@ -8,10 +8,12 @@ import os
 import signal
 import socket
 import sys
+import time
 
 import pytest
 
 from gateway import errors, workers
+from gateway.channel import Channel
 from gateway.clock import Clock
 from gateway.dispatch import Dispatch, NothingToServe
 from policies import settings
@@ -91,6 +93,34 @@ async def test_a_worker_of_another_version_is_refused_by_name(start_scripted_wor
     await until(lambda: caplog.records)
     await dispatch.close(drain_s=0)
     assert "broke the protocol: it speaks version 99, this gateway speaks 1" in caplog.text
+
+
+@pytest.mark.parametrize("fault", ["none", "silence"])
+async def test_a_worker_may_be_heard_before_connecting_returns(start_scripted_worker, monkeypatch, caplog, fault):
+    """Its first frames may be there in the very iteration in which the connection is made."""
+    made = Channel.connection_made
+
+    def slowly(channel: Channel, transport: asyncio.BaseTransport) -> None:
+        made(channel, transport)
+        time.sleep(0.1)
+
+    monkeypatch.setattr(Channel, "connection_made", slowly)
+    faults = [] if fault == "none" else ["--fault", fault, "--after", 1]
+    limits = settings.Workers(silence_timeout_s=0.3)
+    address = await start_scripted_worker("--stats-s", 0.05, *faults)
+    config = settings.Settings(models={"scripted": settings.Model(replicas=0, addresses=(address,))}, workers=limits)
+    dispatch = Dispatch(config, Clock())
+    dispatch.serve("scripted", NO_TEXT)
+    flight = dispatch.submit("scripted", a_submit())  # it waits in line when the worker joins
+    async with asyncio.timeout(builders.PATIENCE_S):
+        if fault == "none":
+            assert len(tokens(await answer(flight))) == 8
+        else:
+            with pytest.raises(errors.WorkerLost):
+                await answer(flight)
+            await until(lambda: caplog.records)
+            assert "said nothing for 0.3 s" in caplog.text
+    await dispatch.close(drain_s=0)
 
 
 async def test_a_worker_that_does_not_read_is_lost(start_scripted_worker, caplog):
