@@ -16,6 +16,8 @@ from tokenizers import AddedToken, Tokenizer
 
 MAX_REMEMBERED_CHARS = 2 << 20
 """Of all pieces in one of two generations; with their token ids at most about 12 MB."""
+MAX_TEMPLATE_CHARS = 32
+"""Pieces no longer than this are mostly the template's own."""
 MAX_PIECE_CHARS = 64 << 10
 """Longer pieces are documents; they would drive out everything else."""
 
@@ -49,22 +51,21 @@ class Pieces:
         """
         if self._cut is None:
             return self._encode([prompt])[0]
-        found: list[array[int] | None] = []
-        missing: list[str] = []
-        for piece in self._cut(prompt):
-            if piece:
-                token_ids = self._marks.get(piece) or self._recall((tenant_id, piece))
-                found.append(token_ids)
-                if token_ids is None:
-                    missing.append(piece)
-        encoded = iter(self._encode(missing) if missing else [])
-        unknown = iter(missing)
+        pieces = [piece for piece in self._cut(prompt) if piece]
+        found = [self._marks.get(piece) or self._recall((tenant_id, piece)) for piece in pieces]
+        missing = [piece for piece, known in zip(pieces, found, strict=True) if known is None]
+        read = iter(self._encode(missing) if missing else [])
+        # The newest turn is remembered when it comes back as history, as most conversations have but one.
+        newest = next((piece for piece in reversed(missing) if len(piece) > MAX_TEMPLATE_CHARS), None)
         whole: list[int] = []
-        for known in found:
-            if known is None:
-                known = array("I", next(encoded))
-                self._remember((tenant_id, next(unknown)), known)
-            whole.extend(known)
+        for piece, known in zip(pieces, found, strict=True):
+            if known is not None:
+                whole.extend(known)
+                continue
+            token_ids = next(read)
+            whole += token_ids
+            if piece is not newest:
+                self._remember((tenant_id, piece), array("I", token_ids))
         return whole
 
     def _encode(self, texts: list[str]) -> list[list[int]]:

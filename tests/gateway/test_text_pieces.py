@@ -37,10 +37,12 @@ def test_a_tenant_finds_only_what_it_brought(monkeypatch):
     read = []
     encode = memory._encode
     monkeypatch.setattr(memory, "_encode", lambda texts: read.append(texts) or encode(texts))
-    memory.encode("<|im_start|>user\nhello<|im_end|>", "one")
-    memory.encode("<|im_start|>user\nhello<|im_end|>\n<|im_start|>user\nand more<|im_end|>", "one")
-    memory.encode("<|im_start|>user\nhello<|im_end|>", "two")
-    assert read == [["user\nhello"], ["\n", "user\nand more"], ["user\nhello"]]
+    first, second = "user\n" + "a long question " * 4, "user\n" + "and a longer one " * 4
+    memory.encode(f"<|im_start|>{first}<|im_end|>\n", "one")
+    memory.encode(f"<|im_start|>{first}<|im_end|>\n<|im_start|>{second}<|im_end|>\n", "one")
+    memory.encode(f"<|im_start|>{first}<|im_end|>\n<|im_start|>{second}<|im_end|>\n", "one")
+    memory.encode(f"<|im_start|>{first}<|im_end|>\n", "two")
+    assert read == [[first, "\n"], [first, second], [second], [first, "\n"]], "the newest turn is read once more"
 
 
 def test_the_memory_is_bounded(monkeypatch):
