@@ -223,17 +223,25 @@ class SqliteWriter:
             try:
                 if connection is None:
                     connection = _connect(database)
-                with connection:  # commits, or rolls back
-                    connection.execute("BEGIN")
-                    for start in range(0, len(entries), MAX_ROWS_A_STATEMENT):
-                        rows = entries[start : start + MAX_ROWS_A_STATEMENT]
-                        values = [value for row in rows for value in msgspec.structs.astuple(row)]
-                        connection.execute(_insert(len(rows)), values).close()
+                if len(entries) <= MAX_ROWS_A_STATEMENT:
+                    _insert_rows(
+                        connection, entries
+                    )  # its own transaction: each call hands the interpreter over and back
+                else:
+                    with connection:  # commits, or rolls back
+                        connection.execute("BEGIN")
+                        for start in range(0, len(entries), MAX_ROWS_A_STATEMENT):
+                            _insert_rows(connection, entries[start : start + MAX_ROWS_A_STATEMENT])
             except sqlite3.Error as error:
                 failure = WriteError(str(error))
             written.get_loop().call_soon_threadsafe(_tell, written, failure)
         if connection is not None:
             connection.close()
+
+
+def _insert_rows(connection: sqlite3.Connection, entries: Sequence[Entry]) -> None:
+    values = [value for entry in entries for value in msgspec.structs.astuple(entry)]
+    connection.execute(_insert(len(entries)), values).close()
 
 
 @functools.cache
