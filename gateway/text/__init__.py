@@ -22,6 +22,7 @@ from gateway.text.detokenize import Decoder, Vocabulary
 from gateway.text.pieces import Pieces
 from gateway.text.stops import StopStrings
 from gateway.text.template import ChatTemplate, TemplateFailure, TemplateInvalid
+from gateway.text.together import Together
 from policies import settings
 
 __all__ = ["Decoder", "StopStrings", "Text", "TextInvalid"]
@@ -52,6 +53,7 @@ class Text:
         self._threads = ThreadPoolExecutor(limits.num_threads, thread_name_prefix="text")
         self._num_waiting = 0
         self._pieces = Pieces(tokenizer)
+        self._together = Together(self._pieces.read)
         self.vocabulary = Vocabulary(tokenizer)
 
     @classmethod
@@ -94,26 +96,39 @@ class Text:
         if template is None:
             raise InvalidRequest("This model has no chat template; use /v1/completions", param="model")
 
-        def render_and_encode() -> list[int]:
+        def rendered() -> str:
             try:
-                prompt = template.render(
+                return template.render(
                     [_as_dict(message, template.knows_developer) for message in messages],
                     tools,
                     switches or {},
                 )
             except TemplateFailure as failure:
                 raise InvalidRequest(str(failure), param="messages") from None
+
+        if not self._is_long(_num_chars(messages) + 1000 * len(tools or ())):
+            found = self._pieces.find(rendered(), tenant_id)
+            try:
+                read = await self._together.read(found.missing) if found.missing else []
+            except Exception as error:
+                raise _untokenisable(error) from None
+            return self._pieces.join(found, read)
+
+        def render_and_encode() -> list[int]:
+            prompt = rendered()
             try:
                 return self._pieces.encode(prompt, tenant_id)
-            except Exception as error:  # as in _encode
-                raise InvalidRequest(f"The prompt cannot be tokenised: {error}") from None
+            except Exception as error:
+                raise _untokenisable(error) from None
 
-        return await self._run(render_and_encode, _num_chars(messages) + 1000 * len(tools or ()))
+        return await self._on_thread(render_and_encode)
 
     async def encode(self, prompts: Sequence[str]) -> list[list[int]]:
         """Token ids of bare prompts, with the special tokens that the tokenizer puts around a text. Raises
         InvalidRequest."""
-        return await self._run(lambda: self._encode(prompts), sum(20 + len(prompt) for prompt in prompts))
+        if not self._is_long(sum(20 + len(prompt) for prompt in prompts)):
+            return self._encode(prompts)
+        return await self._on_thread(lambda: self._encode(prompts))
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of a whole sequence, special tokens left out."""
@@ -126,16 +141,17 @@ class Text:
 
     def _encode(self, prompts: Sequence[str]) -> list[list[int]]:
         try:
-            # This variant keeps no character offsets and, unlike encode(), lets other threads run.
+            # As in Pieces.
             encodings = self._tokenizer.encode_batch_fast(prompts, add_special_tokens=True)
-        except Exception as error:  # a tokenizer without an unknown token refuses some texts, with nothing narrower
-            raise InvalidRequest(f"The prompt cannot be tokenised: {error}") from None
+        except Exception as error:
+            raise _untokenisable(error) from None
         return [encoding.ids for encoding in encodings]
 
-    async def _run(self, encode: Callable[[], T], num_chars: int) -> T:
-        """Short texts here and now; a long one would hold up every stream, so it goes to a thread."""
-        if num_chars <= self._inline_chars:
-            return encode()
+    def _is_long(self, num_chars: int) -> bool:
+        """Short texts are read on the loop; a long one would hold up every stream, so it goes to a thread."""
+        return num_chars > self._inline_chars
+
+    async def _on_thread(self, encode: Callable[[], T]) -> T:
         if self._num_waiting >= MAX_WAITING:
             raise ServiceUnavailable("Too many long prompts are waiting to be read", retry_after_s=1.0)
         self._num_waiting += 1
@@ -143,6 +159,11 @@ class Text:
             return await asyncio.get_running_loop().run_in_executor(self._threads, encode)
         finally:
             self._num_waiting -= 1
+
+
+def _untokenisable(error: Exception) -> InvalidRequest:
+    """A tokenizer without an unknown token refuses some texts, with no exception narrower than Exception."""
+    return InvalidRequest(f"The prompt cannot be tokenised: {error}")
 
 
 def _num_chars(messages: Sequence[openai.Message]) -> int:

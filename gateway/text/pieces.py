@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from array import array
+from typing import NamedTuple
 
 from tokenizers import AddedToken, Tokenizer
 
@@ -26,6 +27,17 @@ _SAMPLES = (
     "a{0}{1} a {0}  b\n\n{1}a{0}",
     "leading {0} text {1} 3.14 naïve 東京 🙂",
 )
+
+
+class Found(NamedTuple):
+    """A prompt in pieces."""
+
+    tenant_id: str
+    pieces: list[str]
+    known: list[array[int] | None]
+    """Token ids of each piece, where they are remembered."""
+    missing: list[str]
+    """The pieces whose token ids are not."""
 
 
 class Pieces:
@@ -49,29 +61,39 @@ class Pieces:
 
         Raises what the tokenizer raises.
         """
-        if self._cut is None:
-            return self._encode([prompt])[0]
-        pieces = [piece for piece in self._cut(prompt) if piece]
-        found = [self._marks.get(piece) or self._recall((tenant_id, piece)) for piece in pieces]
-        missing = [piece for piece, known in zip(pieces, found, strict=True) if known is None]
-        read = iter(self._encode(missing) if missing else [])
-        # The newest turn is remembered when it comes back as history, as most conversations have but one.
-        newest = next((piece for piece in reversed(missing) if len(piece) > MAX_TEMPLATE_CHARS), None)
-        whole: list[int] = []
-        for piece, known in zip(pieces, found, strict=True):
-            if known is not None:
-                whole.extend(known)
-                continue
-            token_ids = next(read)
-            whole += token_ids
-            if piece is not newest:
-                self._remember((tenant_id, piece), array("I", token_ids))
-        return whole
+        found = self.find(prompt, tenant_id)
+        return self.join(found, self.read(found.missing) if found.missing else [])
 
-    def _encode(self, texts: list[str]) -> list[list[int]]:
+    def find(self, prompt: str, tenant_id: str) -> Found:
+        """``prompt`` in pieces, some of them known."""
+        if self._cut is None:
+            return Found(tenant_id, [prompt], [None], [prompt])
+        pieces = [piece for piece in self._cut(prompt) if piece]
+        known = [self._marks.get(piece) or self._recall((tenant_id, piece)) for piece in pieces]
+        missing = [piece for piece, token_ids in zip(pieces, known, strict=True) if token_ids is None]
+        return Found(tenant_id, pieces, known, missing)
+
+    def read(self, texts: list[str]) -> list[list[int]]:
+        """Token ids of each text, by the tokenizer. Raises what it raises."""
         # This variant keeps no character offsets and, unlike encode(), lets other threads run.
         encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
         return [encoding.ids for encoding in encodings]
+
+    def join(self, found: Found, read: list[list[int]]) -> list[int]:
+        """The whole, with ``read`` in the place of what was missing; it is remembered."""
+        # The newest turn is remembered when it comes back as history, as most conversations have but one.
+        newest = next((piece for piece in reversed(found.missing) if len(piece) > MAX_TEMPLATE_CHARS), None)
+        unknown = iter(read)
+        whole: list[int] = []
+        for piece, known in zip(found.pieces, found.known, strict=True):
+            if known is not None:
+                whole.extend(known)
+                continue
+            token_ids = next(unknown)
+            whole += token_ids
+            if piece is not newest:
+                self._remember((found.tenant_id, piece), array("I", token_ids))
+        return whole
 
     def _recall(self, key: tuple[str, str]) -> array[int] | None:
         token_ids = self._young.get(key)
@@ -91,7 +113,7 @@ class Pieces:
     def _agrees(self, marks: list[str]) -> bool:
         """Whether pieces read alone are the same as at once: some tokenizers treat the very first word apart."""
         samples = [sample.format(marks[0], marks[-1]) for sample in _SAMPLES]
-        return all(self.encode(sample, "") == self._encode([sample])[0] for sample in samples)
+        return all(self.encode(sample, "") == self.read([sample])[0] for sample in samples)
 
 
 def _marks(tokenizer: Tokenizer) -> dict[str, int]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
@@ -9,6 +11,7 @@ from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 from demo import MODEL_DIR
 from gateway.text import pieces
 from gateway.text.pieces import Pieces
+from gateway.text.together import Together
 
 DEMO = Tokenizer.from_file(str(MODEL_DIR / "tokenizer.json"))
 MARKS = ("<|im_start|>", "<|im_end|>", "<|endoftext|>", "<tool_call>", "</tool_call>")
@@ -35,8 +38,8 @@ def test_a_tokenizer_that_treats_the_first_word_apart_is_read_at_once():
 def test_a_tenant_finds_only_what_it_brought(monkeypatch):
     memory = Pieces(DEMO)
     read = []
-    encode = memory._encode
-    monkeypatch.setattr(memory, "_encode", lambda texts: read.append(texts) or encode(texts))
+    by_tokenizer = memory.read
+    monkeypatch.setattr(memory, "read", lambda texts: read.append(texts) or by_tokenizer(texts))
     first, second = "user\n" + "a long question " * 4, "user\n" + "and a longer one " * 4
     memory.encode(f"<|im_start|>{first}<|im_end|>\n", "one")
     memory.encode(f"<|im_start|>{first}<|im_end|>\n<|im_start|>{second}<|im_end|>\n", "one")
@@ -54,3 +57,31 @@ def test_the_memory_is_bounded(monkeypatch):
         assert sum(len(tenant) + len(piece) for tenant, piece in held) <= 2000
     assert memory.encode("x" * 70_000, "tenant") == DEMO.encode("x" * 70_000, add_special_tokens=False).ids
     assert all(len(piece) < 70_000 for _, piece in memory._young)
+
+
+async def test_requests_of_one_turn_are_read_in_one_call_and_none_hears_of_anothers_failure():
+    calls = []
+
+    def read(texts):
+        calls.append(texts)
+        if "bad" in texts:
+            raise ValueError("bad")
+        return [[len(text)] for text in texts]
+
+    together = Together(read)
+    assert await asyncio.gather(together.read(["a", "bb"]), together.read(["ccc"])) == [[[1], [2]], [[3]]]
+    assert calls == [["a", "bb", "ccc"]]
+    one, two, three = await asyncio.gather(
+        together.read(["a"]), together.read(["bad"]), together.read(["bb"]), return_exceptions=True
+    )
+    assert (one, three) == ([[1]], [[2]])
+    assert isinstance(two, ValueError)
+
+
+async def test_a_request_that_hangs_up_while_it_waits_to_be_read_leaves_the_others_alone():
+    together = Together(lambda texts: [[len(text)] for text in texts])
+    gone, stays = asyncio.create_task(together.read(["a"])), asyncio.create_task(together.read(["bb"]))
+    await asyncio.sleep(0)  # both wait for the end of this turn
+    gone.cancel()
+    assert await stays == [[2]]
+    assert gone.cancelled()
