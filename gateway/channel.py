@@ -12,6 +12,10 @@ from typing import Protocol, cast
 from policies import wire
 
 
+MAX_UNSENT_BYTES = 64 << 10
+"""Past it frames leave at once, and what the worker does not take counts."""
+
+
 class Reader(Protocol):
     """Who hears of a channel."""
 
@@ -35,6 +39,7 @@ class Channel(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._greeted = False
         self._unsent: list[bytes] = []
+        self._num_unsent_bytes = 0
         self.num_received_bytes = 0
 
     async def connect(self, address: str) -> None:
@@ -61,6 +66,9 @@ class Channel(asyncio.Protocol):
         if not self._unsent:
             asyncio.get_running_loop().call_soon(self._flush)
         self._unsent.append(frame)
+        self._num_unsent_bytes += len(frame)
+        if self._num_unsent_bytes >= MAX_UNSENT_BYTES:
+            self._flush()
 
     def close(self) -> None:
         """Ends the connection at once; the reader hears nothing more."""
@@ -95,8 +103,8 @@ class Channel(asyncio.Protocol):
         self._hang_up(f"closed the connection{f' ({error})' if error else ''}", by_worker=True)
 
     def _flush(self) -> None:
-        frames, self._unsent = self._unsent, []
-        if self._transport is None:
+        frames, self._unsent, self._num_unsent_bytes = self._unsent, [], 0
+        if self._transport is None or not frames:
             return
         self._transport.write(b"".join(frames))
         waiting_bytes = self._transport.get_write_buffer_size()

@@ -123,9 +123,9 @@ class ChatTemplate:
         """The prompt. ``switches`` are variables of the template's own. Raises TemplateFailure."""
         pieces, num_chars = [], 0
         try:
-            for piece in self._template.generate(
-                {"add_generation_prompt": True, **switches, "messages": messages, "tools": tools}
-            ):
+            variables = {"add_generation_prompt": True, **switches, "messages": messages, "tools": tools}
+            # What Template.generate does, without its second generator around each piece.
+            for piece in self._template.root_render_func(self._template.new_context(variables)):
                 pieces.append(piece)
                 num_chars += len(piece)
                 if num_chars > MAX_RENDERED_CHARS:
