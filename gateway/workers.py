@@ -33,8 +33,9 @@ MAX_FIRST_STARTS = 3
 CONNECT_POLL_S = 0.02
 LAST_WORDS_S = 1.0
 """How long what a process wrote before it ended may take to be read."""
-EXIT_GRACE_S = 2.0
-"""How long a process that closed its socket may take to exit by itself, so that its status can be named."""
+EXIT_GRACE_S = 10.0
+"""How long a process that closed its socket may take to exit by itself, so that its status can be named: on a machine
+that is busy, an interpreter with torch in it takes its time."""
 
 
 class Host(Protocol):

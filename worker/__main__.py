@@ -60,7 +60,6 @@ def main() -> int:
         listener = _listen(settings.listen)
         path = Path(settings.listen.removeprefix("unix:")) if settings.listen.startswith("unix:") else None
         bound = path.stat() if path else None
-        log.info("listening on %s", settings.listen)
         try:
             return _serve(settings, listener)
         finally:

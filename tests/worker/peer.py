@@ -126,7 +126,7 @@ class WorkerProcess:
                 self._arrived.notify_all()
 
     def __enter__(self):
-        self.says("listening on")
+        self.says("serving")
         return self
 
     def __exit__(self, *error):

@@ -121,8 +121,7 @@ def test_what_keeps_a_worker_from_starting_is_one_sentence(tmp_path, source):
         (settings(tmp_path, source=str(tmp_path / "empty")),): str(tmp_path / "empty"),
     }.items():
         ended = run_worker(*arguments)
-        *said, last = ended.stderr.splitlines()
+        (sentence,) = ended.stderr.splitlines()
         assert ended.returncode == 2, ended.stderr
-        assert last.startswith("penstock worker: ")
-        assert reason in last
-        assert all("listening on" in line for line in said), ended.stderr
+        assert sentence.startswith("penstock worker: ")
+        assert reason in sentence
