@@ -11,7 +11,6 @@ from typing import Protocol, cast
 
 from policies import wire
 
-
 MAX_UNSENT_BYTES = 64 << 10
 """Past it frames leave at once, and what the worker does not take counts."""
 
