@@ -75,8 +75,10 @@ class Result(msgspec.Struct):
     added_ms: float
     proxy_added_ms: float
     stream_ratio: float
+    """A chunk for every token, against the bare loop's chunks: the one that is required."""
     stream_cpu_ratio: float
-    in_step_cpu_ratio: float
+    merged_ratio: float
+    """The flood against the same loop: many tokens a chunk, so fewer chunks than the loop writes."""
     in_step_ratio: float
     commit_ms: float
     """One fdatasync where the ledger lies; every answer waits for one."""
@@ -92,10 +94,15 @@ class Result(msgspec.Struct):
 
     def failures(self) -> list[str]:
         """What misses its mark, in words."""
+        # Far from 1 it did not have its core, or waited for the other one: somebody else uses the machine.
+        busy = median(r.in_step_busy for r in self.rounds)
         checks = [
             (self.requests_ratio >= REQUIRED_RATIO, f"requests/s are {self.requests_ratio:.3f} of the echo's"),
             (self.added_ms <= MOST_ADDED_MS, f"{self.added_ms:.2f} ms are added at concurrency 1"),
-            (self.stream_ratio >= REQUIRED_STREAM_RATIO, f"tokens/s are {self.stream_ratio:.3f} of a bare SSE loop's"),
+            (
+                self.stream_ratio >= REQUIRED_STREAM_RATIO,
+                f"tokens/s are {self.stream_ratio:.3f} of a bare SSE loop's, with the gateway {busy:.0%} busy",
+            ),
             # wrk drops what is under way when its time is up; those requests have rows and no answer.
             (
                 self.num_ledger_rows >= self.num_answers,
@@ -224,9 +231,9 @@ def summary(rounds: Sequence[Round], **facts: Any) -> Result:
         added_ms=median(r.gateway_c1_p50_us - r.echo_c1_p50_us for r in rounds) / 1e3,
         proxy_added_ms=median(r.proxy_c1_p50_us - r.echo_c1_p50_us for r in rounds) / 1e3,
         cpu_ratio=median(r.echo_cpu_us / r.gateway_cpu_us for r in rounds),
-        stream_cpu_ratio=median(r.loop_cpu_us / r.flood_cpu_us for r in rounds),
-        in_step_cpu_ratio=median(r.turns_cpu_us / r.in_step_cpu_us for r in rounds),
-        stream_ratio=median(r.flood_tokens_per_s / r.loop_tokens_per_s for r in rounds),
+        stream_ratio=median(r.in_step_tokens_per_s / r.loop_tokens_per_s for r in rounds),
+        stream_cpu_ratio=median(r.loop_cpu_us / r.in_step_cpu_us for r in rounds),
+        merged_ratio=median(r.flood_tokens_per_s / r.loop_tokens_per_s for r in rounds),
         in_step_ratio=median(r.in_step_tokens_per_s / r.turns_tokens_per_s for r in rounds),
         rounds=list(rounds),
         **facts,

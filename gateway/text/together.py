@@ -1,7 +1,7 @@
 """The texts of all requests of one turn of the event loop, read by the tokenizer in one call.
 
-Half of what a short prompt costs is fetching the tokenizer's tables into the processor's caches again, after all that
-the gateway did since the last one; several prompts in a row pay it once.
+A prompt read right after another costs far less than one read alone, presumably because the tokenizer's tables are in
+the processor's caches then (benchmarks/gateway.md).
 """
 
 from __future__ import annotations
