@@ -60,6 +60,10 @@ class Limits(msgspec.Struct, frozen=True):
     """Of any step, on prompts: a cancel, a more important request and the next sign of life wait no longer."""
 
 
+BURST_WEIGHT = 8
+"""Of several who wait for a first token, each but the first counts as much as so many who wait for their next one."""
+
+
 class Plan(NamedTuple):
     """By arrival: whom to preempt, then whom to admit, then how many tokens for whom (in order; at least one each)."""
 
@@ -158,8 +162,8 @@ class _Budget:
             self._price = costs.chunk_price
             if num_decodes and limits.max_slowdown:
                 alone_s = costs.predict(Work(0, num_decodes, sum(decode_starts) + num_decodes))
-                # When more wait for their first token than for their next, sparing the few makes the many wait.
-                patience = max(1.0, num_behind / num_decodes)
+                # One prompt keeps to its share; sparing a few streams from a burst of prompts would make the many wait.
+                patience = max(1.0, BURST_WEIGHT * (num_behind - 1) / num_decodes)
                 self._seconds = min(self._seconds, alone_s * (limits.max_slowdown - 1.0) * patience)
 
     def chunk(self, claim: Claim) -> int:

@@ -1,8 +1,12 @@
 """What a step costs, learned while running, and how many prompt tokens fit beside the answers being written.
 
-Step time is taken as linear in five amounts of work, as in SLOs-Serve (arXiv 2504.08784) and Sarathi-Serve (OSDI '24):
+Step time is taken as linear in the amounts of work, as in SLOs-Serve (arXiv 2504.08784) and Sarathi-Serve (OSDI '24):
 
     t = a + b * prompt tokens + c * decoding sequences + d * KV tokens they read + e * (prompt, earlier) token pairs
+          + f * chunks + g * KV tokens before the chunks
+
+The last two are most of what a short chunk costs: its past is read, and on some devices repacked, once for the chunk,
+however short it is.
 
 The weights are fitted by recursive least squares with forgetting, so they follow a machine that slows down or a batch
 that changes shape. A weight below zero is noise and reads as zero: more work never takes
@@ -23,6 +27,9 @@ class Work(NamedTuple):
     num_decode_context_tokens: int = 0
     num_prefill_pairs: int = 0
     """Sum over the chunks of (length * start + length * (length + 1) / 2)."""
+    num_chunks: int = 0
+    num_chunk_context_tokens: int = 0
+    """Sum of the chunks' starts."""
 
 
 class ChunkPrice(NamedTuple):
@@ -32,13 +39,18 @@ class ChunkPrice(NamedTuple):
     """Seconds a token, whatever stands before it."""
     pair_s: float
     """Seconds for each earlier token that it attends to."""
+    chunk_s: float = 0.0
+    """Seconds for there being a chunk."""
+    context_s: float = 0.0
+    """Seconds for each token before the chunk."""
 
     def seconds(self, num_tokens: int, start: int) -> float:
         """Added by ``num_tokens`` prompt tokens, the first at position ``start``."""
-        return self.token_s * num_tokens + self.pair_s * pairs(num_tokens, start)
+        return self._fixed_s(start) + self.token_s * num_tokens + self.pair_s * pairs(num_tokens, start)
 
     def tokens_within(self, budget_s: float, start: int) -> int:
         """The longest chunk from ``start`` that adds at most ``budget_s``; 2**31 while nothing is known to cost."""
+        budget_s -= self._fixed_s(start)
         if budget_s <= 0:
             return 0
         linear = self.token_s + self.pair_s * (start + 0.5)
@@ -47,13 +59,16 @@ class ChunkPrice(NamedTuple):
         # pair_s / 2 * n**2 + linear * n = budget_s, in the form that does not cancel for small pair_s
         return min(1 << 31, int(2 * budget_s / (linear + math.sqrt(linear * linear + 2 * self.pair_s * budget_s))))
 
+    def _fixed_s(self, start: int) -> float:
+        return self.chunk_s + self.context_s * start
+
 
 def pairs(num_tokens: int, start: int) -> int:
     """(token, token at or before it) pairs of a chunk."""
     return num_tokens * start + num_tokens * (num_tokens + 1) // 2
 
 
-_UNITS = (1.0, 256.0, 8.0, 4096.0, 256.0 * 1024.0)
+_UNITS = (1.0, 256.0, 8.0, 4096.0, 256.0 * 1024.0, 1.0, 1024.0)
 """Typical amounts; dividing by them keeps the fit well conditioned."""
 _NUM = len(_UNITS)
 _FORGET = 0.995
@@ -103,7 +118,8 @@ class StepCosts:
     @property
     def chunk_price(self) -> ChunkPrice:
         """What prompt tokens add to a step."""
-        return ChunkPrice(max(0.0, self._weights[1]) / _UNITS[1], max(0.0, self._weights[4]) / _UNITS[4])
+        weights = [max(0.0, weight) / unit for weight, unit in zip(self._weights, _UNITS, strict=True)]
+        return ChunkPrice(token_s=weights[1], pair_s=weights[4], chunk_s=weights[5], context_s=weights[6])
 
 
 def _amounts(work: Work) -> tuple[float, ...]:
@@ -113,4 +129,6 @@ def _amounts(work: Work) -> tuple[float, ...]:
         work.num_decodes / _UNITS[2],
         work.num_decode_context_tokens / _UNITS[3],
         work.num_prefill_pairs / _UNITS[4],
+        work.num_chunks / _UNITS[5],
+        work.num_chunk_context_tokens / _UNITS[6],
     )

@@ -25,6 +25,7 @@ from policies.costs import StepCosts
 from policies.settings import WorkerSettings
 from policies.terms import Sampling
 from worker.channel import listen
+from worker.process import prepare
 
 if TYPE_CHECKING:
     from worker.engine import Engine
@@ -95,8 +96,7 @@ def _listen(address: str) -> socket.socket:
 
 
 def _serve(settings: WorkerSettings, listener: socket.socket) -> int:
-    # Before torch is imported, which reads it: threads that wait for each other must not burn the gateway's core.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    prepare()
     from worker.engine import Engine
     from worker.loop import Loop
     from worker.models import ModelError

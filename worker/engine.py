@@ -322,6 +322,7 @@ class Engine:
 def _work(spans: list[Span]) -> Work:
     """A span of one token counts as a decode, as it does for the planner."""
     num_prefill_tokens = num_decodes = num_decode_context_tokens = num_prefill_pairs = 0
+    num_chunks = num_chunk_context_tokens = 0
     for span in spans:
         num_tokens = len(span.token_ids)
         if num_tokens == 1:
@@ -330,4 +331,13 @@ def _work(spans: list[Span]) -> Work:
         else:
             num_prefill_tokens += num_tokens
             num_prefill_pairs += pairs(num_tokens, span.start)
-    return Work(num_prefill_tokens, num_decodes, num_decode_context_tokens, num_prefill_pairs)
+            num_chunks += 1
+            num_chunk_context_tokens += span.start
+    return Work(
+        num_prefill_tokens,
+        num_decodes,
+        num_decode_context_tokens,
+        num_prefill_pairs,
+        num_chunks,
+        num_chunk_context_tokens,
+    )

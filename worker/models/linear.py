@@ -33,7 +33,22 @@ class Linear:
         """[num_tokens, in] -> [num_tokens, out]"""
         if self._weight is not None:
             return F.linear(x, self._weight, self._bias)
-        return cast(Tensor, self._multiply(x, self._packed, self._bias, "none", (), ""))
+        num_tokens = len(x)
+        padded = _rounded(num_tokens)
+        if padded != num_tokens:
+            x = F.pad(x, (0, 0, 0, padded - num_tokens))
+        y = cast(Tensor, self._multiply(x, self._packed, self._bias, "none", (), ""))
+        return y if padded == num_tokens else y[:num_tokens]
+
+
+def _rounded(num_tokens: int) -> int:
+    """Up to one of few sizes. oneDNN compiles code for each number of rows that it meets, which takes as long as
+    multiplying hundreds of them; the rows that are added take a tenth of the time, the worst case.
+    """
+    if num_tokens <= 16:
+        return num_tokens
+    step = 16 if num_tokens <= 128 else 32
+    return -(-num_tokens // step) * step
 
 
 @cache

@@ -25,8 +25,8 @@ struct Step {
 
 namespace {
 
-constexpr int TILE = 256;     // positions whose scores are held at once
-constexpr int PART = 512;     // positions one task takes; longer sequences are split and joined
+constexpr int PART = 512;     // positions one task takes, whose scores are held at once; longer sequences are split and joined
+constexpr int AHEAD = 32;     // positions by which keys are fetched before they are used
 constexpr int MAX_GROUP = 8;  // query heads that share one pass over the values
 
 // Lane i of the result is the sum of all lanes of sums[i].
@@ -63,7 +63,12 @@ struct Part {
         for (int64_t i = count; i % WIDTH; ++i) offsets[i] = offsets[count - 1];
     }
 
-    // scores [group, TILE] of up to TILE positions
+    // A row on its way into the cache while others are computed with.
+    void fetch(const T* row) const {
+        for (size_t byte = 0; byte < step.head_dim * sizeof(T); byte += 64) __builtin_prefetch((const char*)row + byte);
+    }
+
+    // scores [group, PART] of ``count`` positions
     void score(const int64_t* offsets, int64_t count, const float* held_queries, float* held_keys, float* scores) const {
         int64_t head_dim = step.head_dim;
 #if defined(__AVX512BF16__)
@@ -82,7 +87,7 @@ struct Part {
                     Floats query = load(held_queries + g * head_dim + d);
                     for (int i = 0; i < WIDTH; ++i) sums[i] += query * load(held_keys + i * head_dim + d);
                 }
-                store(scores + g * TILE + first, sums_across(sums) * step.scale);
+                store(scores + g * PART + first, sums_across(sums) * step.scale);
             }
         }
     }
@@ -92,6 +97,8 @@ struct Part {
     void score_pairs(const int64_t* offsets, int64_t count, float* scores) const {
         int64_t head_dim = step.head_dim;
         for (int64_t first = 0; first < count; first += WIDTH) {
+            for (int i = 0; i < WIDTH; ++i) fetch(values + offsets[first + i]);
+            if (first + AHEAD < count) for (int i = 0; i < WIDTH; ++i) fetch(keys + offsets[first + AHEAD + i]);
             for (int64_t g = 0; g < group; ++g) {
                 __m512 sums[WIDTH];
                 for (int i = 0; i < WIDTH; ++i) sums[i] = _mm512_setzero_ps();
@@ -102,13 +109,13 @@ struct Part {
                         sums[i] = _mm512_dpbf16_ps(sums[i], query, key);
                     }
                 }
-                store(scores + g * TILE + first, sums_across((Floats*)sums) * step.scale);
+                store(scores + g * PART + first, sums_across((Floats*)sums) * step.scale);
             }
         }
     }
 #endif
 
-    // out [GROUP, head_dim] += weights [GROUP, TILE] times the values of ``count`` positions
+    // out [GROUP, head_dim] += weights [GROUP, PART] times the values of ``count`` positions
     template <int GROUP>
     void mix(const int64_t* offsets, int64_t count, const float* weights, float* out) const {
         int64_t head_dim = step.head_dim;
@@ -122,7 +129,7 @@ struct Part {
             for (int64_t i = 0; i < count; ++i) {
                 Floats a = load(values + offsets[i] + d), b = load(values + offsets[i] + d + WIDTH);
                 for (int g = 0; g < GROUP; ++g) {
-                    float weight = weights[g * TILE + i];
+                    float weight = weights[g * PART + i];
                     low[g] += a * weight;
                     high[g] += b * weight;
                 }
@@ -135,15 +142,48 @@ struct Part {
         for (; d < head_dim; d += WIDTH) {
             for (int g = 0; g < GROUP; ++g) {
                 Floats sum = load(out + g * head_dim + d);
-                for (int64_t i = 0; i < count; ++i) sum += load(values + offsets[i] + d) * weights[g * TILE + i];
+                for (int64_t i = 0; i < count; ++i) sum += load(values + offsets[i] + d) * weights[g * PART + i];
                 store(out + g * head_dim + d, sum);
             }
         }
     }
 
-    void mix_all(const int64_t* offsets, int64_t count, const float* weights, float* out) const {
+#if defined(__AVX512BF16__)
+    // The same with pairs of positions, for weights that are bfloat16.
+    template <int GROUP>
+    void mix(const int64_t* offsets, int64_t count, const bf16* weights, float* out) const {
+        for (int64_t d = 0; d < step.head_dim; d += 2 * WIDTH) {
+            __m512 low[GROUP], high[GROUP];
+            for (int g = 0; g < GROUP; ++g) low[g] = high[g] = _mm512_setzero_ps();
+            for (int64_t i = 0; i < count; i += 2) {
+                __m512i a = _mm512_loadu_si512(values + offsets[i] + d);
+                __m512i b = _mm512_loadu_si512(values + offsets[i + 1] + d);
+                __m512bh lows = (__m512bh)_mm512_unpacklo_epi16(a, b), highs = (__m512bh)_mm512_unpackhi_epi16(a, b);
+                for (int g = 0; g < GROUP; ++g) {
+                    int32_t both;
+                    std::memcpy(&both, weights + g * PART + i, 4);
+                    __m512bh weight = (__m512bh)_mm512_set1_epi32(both);
+                    low[g] = _mm512_dpbf16_ps(low[g], lows, weight);
+                    high[g] = _mm512_dpbf16_ps(high[g], highs, weight);
+                }
+            }
+            // Unpacking works in quarters of a vector: dimensions 0-3, 8-11, ... are low, 4-7, 12-15, ... are high.
+            const __m512i front = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
+            const __m512i back = _mm512_setr_epi32(8, 9, 10, 11, 24, 25, 26, 27, 12, 13, 14, 15, 28, 29, 30, 31);
+            for (int g = 0; g < GROUP; ++g) {
+                float* to = out + g * step.head_dim + d;
+                store(to, load(to) + (Floats)_mm512_permutex2var_ps(low[g], front, high[g]));
+                store(to + WIDTH, load(to + WIDTH) + (Floats)_mm512_permutex2var_ps(low[g], back, high[g]));
+            }
+        }
+    }
+
+#endif
+
+    template <typename Weight>
+    void mix_all(const int64_t* offsets, int64_t count, const Weight* weights, float* out) const {
         for (int64_t g = 0; g < group; g += MAX_GROUP) {
-            const float* w = weights + g * TILE;
+            const Weight* w = weights + g * PART;
             float* o = out + g * step.head_dim;
             switch (std::min<int64_t>(MAX_GROUP, group - g)) {
                 case 1: mix<1>(offsets, count, w, o); break;
@@ -158,54 +198,59 @@ struct Part {
         }
     }
 
-    // out [group, head_dim], greatest [group], total [group]; ``work`` holds group * (head_dim + TILE) + 16 * head_dim floats
+    // out [group, head_dim], greatest [group], total [group], for at most PART positions;
+    // ``work`` holds group * (head_dim + PART) + 16 * head_dim floats
     void run(int64_t begin, int64_t end, float* out, float* greatest, float* total, float* work) const {
-        int64_t head_dim = step.head_dim;
+        int64_t head_dim = step.head_dim, count = end - begin;
         float* held_queries = work;
         float* scores = held_queries + group * head_dim;
-        float* held_keys = scores + group * TILE;
+        float* held_keys = scores + group * PART;
         for (int64_t i = 0; i < group * head_dim; ++i) held_queries[i] = get(queries[i]);
         std::fill(out, out + group * head_dim, 0.0f);
-        std::fill(greatest, greatest + group, -INFINITY);
-        std::fill(total, total + group, 0.0f);
-        int64_t offsets[TILE];
-        for (int64_t at = begin; at < end; at += TILE) {
-            int64_t count = std::min<int64_t>(TILE, end - at);
-            find(at, count, offsets);
-            score(offsets, count, held_queries, held_keys, scores);
-            for (int64_t g = 0; g < group; ++g) {
-                float* row = scores + g * TILE;
-                Floats tops = Floats{} + greatest[g];
-                // Whatever the last vector holds past the end must not count.
-                for (int64_t i = count; i % WIDTH; ++i) row[i] = -INFINITY;
-                for (int64_t i = 0; i < count; i += WIDTH) {
-                    Floats score = load(row + i);
-                    if (step.softcap != 0.0f) {
-                        score = step.softcap * hyperbolic_tangent(score / step.softcap);
-                        for (int64_t j = count; j < i + WIDTH; ++j) score[j - i] = -INFINITY;
-                        store(row + i, score);
-                    }
-                    tops = score > tops ? score : tops;
+        int64_t offsets[PART];
+        find(begin, count, offsets);
+        score(offsets, count, held_queries, held_keys, scores);
+        for (int64_t g = 0; g < group; ++g) {
+            float* row = scores + g * PART;
+            Floats tops = Floats{} - INFINITY;
+            // Whatever the last vector holds past the end must not count.
+            for (int64_t i = count; i % WIDTH; ++i) row[i] = -INFINITY;
+            for (int64_t i = 0; i < count; i += WIDTH) {
+                Floats score = load(row + i);
+                if (step.softcap != 0.0f) {
+                    score = step.softcap * hyperbolic_tangent(score / step.softcap);
+                    for (int64_t j = count; j < i + WIDTH; ++j) score[j - i] = -INFINITY;
+                    store(row + i, score);
                 }
-                float top = tops[0];
-                for (int i = 1; i < WIDTH; ++i) top = std::max(top, tops[i]);
-                Floats sums = {};
-                for (int64_t i = 0; i < count; i += WIDTH) {
-                    Floats weight = exponential(load(row + i) - top);
-                    store(row + i, weight);
-                    sums += weight;
-                }
-                float sum = sum_of(sums);
-                if (at != begin) {
-                    float fade = std::exp(greatest[g] - top);
-                    total[g] *= fade;
-                    for (int64_t d = 0; d < head_dim; ++d) out[g * head_dim + d] *= fade;
-                }
-                greatest[g] = top;
-                total[g] += sum;
+                tops = score > tops ? score : tops;
             }
-            mix_all(offsets, count, scores, out);
+            float top = tops[0];
+            for (int i = 1; i < WIDTH; ++i) top = std::max(top, tops[i]);
+            Floats sums = {};
+            for (int64_t i = 0; i < count; i += WIDTH) {
+                Floats weight = exponential(load(row + i) - top);
+                store(row + i, weight);
+                sums += weight;
+            }
+            greatest[g] = top;
+            total[g] = sum_of(sums);
         }
+#if defined(__AVX512BF16__)
+        if constexpr (sizeof(T) == 2) {
+            if (head_dim % (2 * WIDTH) == 0) {
+                // In place: half as long, the rows end up before anything that is still to be read.
+                bf16* rounded = (bf16*)scores;
+                for (int64_t g = 0; g < group; ++g) {
+                    for (int64_t i = 0; i < count; i += WIDTH) {
+                        Floats weight = load(scores + g * PART + i);
+                        store(rounded + g * PART + i, weight);
+                    }
+                }
+                return mix_all(offsets, count, rounded, out);
+            }
+        }
+#endif
+        mix_all(offsets, count, scores, out);
     }
 };
 
@@ -254,7 +299,7 @@ void attend(const Step& step, const T* queries, const T* keys, const T* values, 
     int threads = work > 32768 ? int(step.threads) : 1;
 #pragma omp parallel num_threads(threads) if (threads > 1)
     {
-        std::vector<float> own(group * (head_dim + TILE) + WIDTH * head_dim);
+        std::vector<float> own(group * (head_dim + PART) + WIDTH * head_dim);
 #pragma omp for schedule(dynamic, 1)
         for (int64_t index = 0; index < num_tasks; ++index) {
             const Task& task = all_tasks[index];

@@ -1,0 +1,26 @@
+"""What has to be set in a process before torch is loaded, so that it computes beside others and without waste."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+"""Of glibc's malloc.h."""
+_KEPT_BYTES = 512 << 20
+_LARGEST_MMAP_THRESHOLD_BYTES = 32 << 20
+"""glibc takes no more."""
+
+
+def prepare() -> None:
+    """Call it before the first import of torch."""
+    # Threads that wait for each other must not burn the core of the gateway, or of whoever else they wait for.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    # The activations of each step are as large as those of the last. Given back to the system in between, every page of
+    # them would be fetched and cleared anew: a fifth of the time of a prompt of 512 tokens in a small model.
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (AttributeError, OSError, TypeError):
+        return  # not glibc
+    mallopt(_M_MMAP_THRESHOLD, _LARGEST_MMAP_THRESHOLD_BYTES)
+    mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
