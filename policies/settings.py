@@ -120,8 +120,8 @@ class Engine(Section, frozen=True):
     max_prefill_tokens_beside_decodes: Positive = 512
     """Of those, prompt tokens beside answers being written: fewer keep streams smoother, more start answers sooner."""
     max_slowdown: Annotated[float, Meta(ge=0)] = 2.0
-    """Fewer still, so that a step takes at most so many times as long as its answers alone would (more where more
-    prompts wait than answers are being written); 0: no such limit."""
+    """Fewer still, so that a step takes at most so many times as long as its answers alone would (more where
+    several prompts wait beside few answers); 0: no such limit."""
     prefix_cache: bool = True
     attention: Literal["auto", "torch", "reference"] = "auto"
     """auto: the fastest that works here; torch: without compiled kernels; reference: the plain one, for comparison."""
