@@ -16,6 +16,8 @@ from typing import Annotated, Any, Literal, get_type_hints
 import msgspec
 from msgspec import Meta
 
+from policies.policy import Policy
+
 Positive = Annotated[int, Meta(ge=1)]
 NonNegative = Annotated[int, Meta(ge=0)]
 Seconds = Annotated[float, Meta(gt=0)]
@@ -44,6 +46,8 @@ class Server(Section, frozen=True):
     """Bytes of one stream that may wait in its socket; past it only token ids are kept until the client reads on."""
     stall_s: Seconds = 60.0
     """How long a client may read nothing at all before its stream is given up."""
+    processes: Annotated[int, Meta(ge=1, le=64)] = 1
+    """Gateway processes on this port; more than one share Redis and PostgreSQL."""
 
 
 class Store(Section, frozen=True):
@@ -65,6 +69,88 @@ class Queue(Section, frozen=True):
     """Requests a model holds in line; one more is refused with 503."""
     max_wait_s: Seconds = 120.0
     """A request that waited so long is refused with 408."""
+
+
+class SlaClass(Section, frozen=True, kw_only=True):
+    """A class of service: what it promises, how long and how many may wait for it, and what it gets of the engine."""
+
+    priority: Annotated[int, Meta(ge=0, le=15)]
+    """Smaller goes first, in the queue and in the engine, once every class has its guaranteed share."""
+    ttft_ms: Annotated[float, Meta(gt=0)]
+    """Target of the time to the first token; also the deadline by which a tenant's own requests are ordered."""
+    tpot_ms: Annotated[float, Meta(gt=0)]
+    """Target of the time for each further token."""
+    max_ttft_ms: Annotated[float, Meta(ge=0)] = 0.0
+    """A request whose first token is predicted later is refused at once; 0: only ``max_wait_s`` counts."""
+    share: Annotated[float, Meta(gt=0, le=1)]
+    """Of the tokens served while it has requests waiting, this much is its own, whatever the others ask for."""
+    weight: Annotated[float, Meta(gt=0, le=1000)] = 1.0
+    """Share, among classes of equal priority, of what the guarantees leave over."""
+    max_wait_s: Seconds = 120.0
+    """A request that waited so long for a worker is refused with 408."""
+    max_waiting: Positive = 1024
+    """Requests that one model holds in line for this class; one more is refused with 503."""
+    service_tier: Literal["", "default", "flex", "priority"] = ""
+    """The ``service_tier`` by which requests ask for it."""
+
+
+CLASSES = {
+    "interactive": SlaClass(
+        priority=0,
+        ttft_ms=1000.0,
+        tpot_ms=100.0,
+        max_ttft_ms=20_000.0,
+        share=0.5,
+        max_wait_s=20.0,
+        service_tier="priority",
+    ),
+    "standard": SlaClass(
+        priority=1, ttft_ms=5000.0, tpot_ms=200.0, share=0.3, max_wait_s=120.0, service_tier="default"
+    ),
+    "batch": SlaClass(priority=2, ttft_ms=600_000.0, tpot_ms=1000.0, share=0.1, max_wait_s=3600.0, service_tier="flex"),
+}
+"""Where the settings name none."""
+
+
+class Limits(Section, frozen=True):
+    """How limits are kept; what they are, policies say."""
+
+    completion_estimate: Positive = 256
+    """Completion tokens set aside for an answer when it is admitted, or what it asked for if that is less; it is topped
+    up by as many while it is written."""
+
+
+class Cache(Section, frozen=True):
+    """Exact answers, and answers to repeated Idempotency-Keys."""
+
+    max_bytes: NonNegative = 64 << 20
+    """Of answers kept in this process's memory; 0: none are kept, though equal requests still share one flight."""
+    max_entry_bytes: Positive = 1 << 20
+    """A longer answer is not kept."""
+    idempotency_ttl_s: Positive = 86_400
+    """How long the same Idempotency-Key gives the same answer."""
+
+
+class Redis(Section, frozen=True):
+    """What several gateways share besides the store: limits, exact answers, live counters, notices of change."""
+
+    url: str = ""
+    """"redis://host:6379/0"; empty: this gateway is alone and keeps all of it in memory."""
+    prefix: str = "penstock:"
+    """Of all keys."""
+    timeout_ms: Annotated[float, Meta(gt=0)] = 50.0
+    """Of one command; longer counts as gone."""
+    retry_s: Seconds = 2.0
+    """After a failure Redis is not asked for so long; then one command tries it."""
+
+
+class Billing(Section, frozen=True):
+    """Money."""
+
+    currency: Annotated[str, Meta(pattern=r"^[A-Z]{3}$")] = "USD"
+    """ISO 4217; all prices and budgets are in it."""
+    webhook_url: str = ""
+    """Where budget alerts are posted, signed; empty: they are only logged."""
 
 
 class Workers(Section, frozen=True):
@@ -145,6 +231,13 @@ class Settings(Section, frozen=True):
     server: Server = Server()
     store: Store = Store()
     queue: Queue = Queue()
+    classes: dict[str, SlaClass] = msgspec.field(default_factory=lambda: dict(CLASSES))
+    policies: dict[str, Policy] = msgspec.field(default_factory=lambda: {"default": Policy()})
+    """Made in the store when it has none of that name; from then on the store's word counts."""
+    limits: Limits = Limits()
+    cache: Cache = Cache()
+    redis: Redis = Redis()
+    billing: Billing = Billing()
     workers: Workers = Workers()
     text: Text = Text()
     log: Log = Log()
@@ -182,6 +275,9 @@ def load(text: str, environ: Mapping[str, str], overrides: Mapping[str, Any] | N
     for name, value in (overrides or {}).items():
         _put(raw, name.split("."), value)
     _refuse_unknown(raw, Settings, "")
+    named = _table(raw, "classes")
+    for name, entry in CLASSES.items():
+        raw["classes"] = {**_table(raw, "classes"), name: {**msgspec.structs.asdict(entry), **_table(named, name)}}
     models = raw.get("models")
     for model in models.values() if isinstance(models, dict) else ():
         if isinstance(model, dict):
@@ -197,7 +293,21 @@ def load(text: str, environ: Mapping[str, str], overrides: Mapping[str, Any] | N
             raise SettingsError(
                 f"config.toml: models.{name} has neither replicas nor addresses, so nothing can answer for it"
             )
+    _check_classes(settings)
     return settings
+
+
+def _check_classes(settings: Settings) -> None:
+    classes = settings.classes
+    if sum(sla_class.share for sla_class in classes.values()) > 1 + 1e-9:
+        raise SettingsError("config.toml: classes: their shares are more than 1 together, so they cannot be guaranteed")
+    tiers = [sla_class.service_tier for sla_class in classes.values() if sla_class.service_tier]
+    if len(set(tiers)) < len(tiers):
+        raise SettingsError("config.toml: classes: two of them have the same service_tier")
+    for name, policy in settings.policies.items():
+        for asked in (policy.sla_class, *policy.sla_classes):
+            if asked not in classes:
+                raise SettingsError(f"config.toml: policies.{name}: there is no class {asked}")
 
 
 def _variables(environ: Mapping[str, str]) -> Iterator[tuple[list[str], Any]]:
@@ -226,6 +336,10 @@ def _table(raw: dict[str, Any], key: str) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
+_NAMED: dict[str, type[msgspec.Struct]] = {"models": Model, "classes": SlaClass, "policies": Policy}
+"""Tables of tables."""
+
+
 def _refuse_unknown(raw: dict[str, Any], shape: type[msgspec.Struct], where: str) -> None:
     known = {field.name: field for field in msgspec.structs.fields(shape)}
     hints = get_type_hints(shape)
@@ -234,10 +348,10 @@ def _refuse_unknown(raw: dict[str, Any], shape: type[msgspec.Struct], where: str
             near = difflib.get_close_matches(key, known, n=1)
             hint = f"; did you mean {where}{near[0]}?" if near else ""
             raise SettingsError(f"config.toml: unknown key {where}{key}{hint}")
-        if key == "models" and isinstance(value, dict):
-            for name, model in value.items():
-                if isinstance(model, dict):
-                    _refuse_unknown(model, Model, f"models.{name}.")
+        if key in _NAMED and isinstance(value, dict):
+            for name, entry in value.items():
+                if isinstance(entry, dict):
+                    _refuse_unknown(entry, _NAMED[key], f"{key}.{name}.")
         elif isinstance(value, dict) and isinstance(hints[key], type) and issubclass(hints[key], msgspec.Struct):
             _refuse_unknown(value, hints[key], f"{where}{key}.")
 
