@@ -8,7 +8,7 @@ import os
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 import pytest
@@ -16,12 +16,17 @@ import sqlalchemy as sa
 import uvloop
 from sqlalchemy.ext.asyncio import create_async_engine
 
+from gateway.clock import Clock
+from gateway.redis import Redis
 from policies import settings
 from tests import builders
 from tests import house as houses
 from tests import postgres as postgresql
+from tests import redis as redises
 
 Start = Callable[..., Awaitable[str]]
+
+PATIENT_MS = 5000.0
 
 
 def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
@@ -81,10 +86,15 @@ def postgres_server() -> Iterator[str]:
         try:
             url = stack.enter_context(postgresql.server())
         except postgresql.Missing as missing:
-            if os.environ.get("CI") == "true":
-                pytest.fail(str(missing))
-            pytest.skip(str(missing))
+            skip(missing)
         yield url
+
+
+def skip(missing: Exception) -> NoReturn:
+    """In CI a test that cannot run is a failure."""
+    if os.environ.get("CI") == "true":
+        pytest.fail(str(missing))
+    pytest.skip(str(missing))
 
 
 @pytest.fixture
@@ -105,6 +115,42 @@ def store_settings(request: pytest.FixtureRequest, tmp_path: Path) -> settings.S
     """An empty store of each kind."""
     url = request.getfixturevalue("postgres") if request.param == "postgres" else ""
     return settings.Store(data_dir=str(tmp_path / "data"), url=url)
+
+
+@pytest.fixture(scope="session")
+def redis_server() -> Iterator[redises.RedisServer]:
+    """A real one; where there is none, its tests are skipped, except in CI. All tests share it, and none stops it."""
+    with contextlib.ExitStack() as stack:
+        try:
+            server = stack.enter_context(redises.server())
+        except redises.Missing as missing:
+            skip(missing)
+        yield server
+
+
+@pytest.fixture
+def fragile_redis() -> Iterator[redises.RedisServer]:
+    """A real one of the test's own, to be killed or stalled."""
+    with contextlib.ExitStack() as stack:
+        try:
+            server = stack.enter_context(redises.server())
+        except redises.Missing as missing:
+            skip(missing)
+        yield server
+
+
+@pytest.fixture
+def redis_settings(redis_server: redises.RedisServer) -> settings.Redis:
+    """An empty part of the shared server. (Patient: a busy machine that tests is no Redis that is away.)"""
+    return settings.Redis(url=redis_server.url, prefix=f"test:{uuid.uuid4().hex}:", timeout_ms=PATIENT_MS)
+
+
+@pytest.fixture
+async def redis(redis_settings: settings.Redis) -> AsyncIterator[Redis]:
+    """A connection to it."""
+    opened = Redis(redis_settings, Clock())
+    yield opened
+    await opened.close()
 
 
 @pytest.fixture(scope="session")
