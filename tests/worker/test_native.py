@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import shutil
 
 import pytest
@@ -45,7 +46,9 @@ def test_kernels_are_compiled_once_and_then_found(cache):
     "slip",
     [
         ("small.h", "return 1.0f / std::sqrt", "return 1.02f / std::sqrt"),
-        ("attend.h", "] = slot *", "] = (slot ^ 1) *"),
+        ("decode.h", "] = slot *", "] = (slot ^ 1) *"),
+        ("chunk.h", "positions >= key ?", "positions > key ?"),
+        ("forms.h", "dim % TILE * DEPTH;", "(dim ^ 1) % TILE * DEPTH;"),
     ],
 )
 def test_kernels_that_compute_something_else_are_found_out(cache, tmp_path, monkeypatch, slip):
@@ -57,6 +60,15 @@ def test_kernels_that_compute_something_else_are_found_out(cache, tmp_path, monk
     monkeypatch.setattr(build, "SOURCE", wrong_source / "kernels.cpp")
     monkeypatch.setattr(build, "FLAGS", tuple("-O0" if flag == "-O3" else flag for flag in build.FLAGS))
     assert not agrees_with_torch(Library(str(built())))
+
+
+@needs_compiler
+@pytest.mark.parametrize("less", [("-mno-amx-tile", "-mno-amx-bf16"), ("-mno-avx512bf16",), ("-mno-avx512f",)])
+def test_machines_that_can_do_less_get_the_same(cache, monkeypatch, less):
+    if platform.machine() != "x86_64":
+        pytest.skip("these are instructions of x86")
+    monkeypatch.setattr(build, "FLAGS", (*build.FLAGS, *less))
+    assert agrees_with_torch(Library(str(built())))
 
 
 def test_without_a_compiler_there_are_none(cache, monkeypatch):

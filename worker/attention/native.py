@@ -1,4 +1,4 @@
-"""The CPU's attention where the compiled kernels are: they decode, torch's flash kernel takes the chunks of prompts."""
+"""The CPU's attention where the compiled kernels are: decodes and chunks of prompts in one call a layer."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from worker.attention.base import Extent, Scores
-from worker.attention.segments import SegmentAttention, SegmentPlan
 from worker.kv_cache import KVCache
 from worker.native import DTYPES, MAX_HEAD_DIM, Library, Step
 
@@ -23,7 +22,6 @@ class NativeAttention:
 
     def __init__(self, cache: KVCache, scores: Scores, library: Library, num_heads: int) -> None:
         self._cache, self._scores, self._library, self._num_heads = cache, scores, library, num_heads
-        self._chunks = SegmentAttention(cache, scores)
 
     @staticmethod
     def serves(cache: KVCache) -> bool:
@@ -34,11 +32,10 @@ class NativeAttention:
     def plan(self, extents: Sequence[Extent], slots: Tensor) -> NativePlan:
         decodes = [extent for extent in extents if extent.num_tokens <= MAX_DECODE_TOKENS]
         chunks = [extent for extent in extents if extent.num_tokens > MAX_DECODE_TOKENS]
-        width = max((len(extent.block_ids) for extent in decodes), default=0)
         count = sum(extent.num_tokens for extent in decodes)
         rows = np.empty(count, dtype=np.int32)
         lengths = np.empty(count, dtype=np.int32)
-        tables = np.empty((count, width), dtype=np.int32)
+        tables = np.empty((count, _width(decodes)), dtype=np.int32)
         at = 0
         for extent in decodes:
             for place in range(extent.num_tokens):
@@ -46,6 +43,10 @@ class NativeAttention:
                 lengths[at] = extent.start + place + 1
                 tables[at, : len(extent.block_ids)] = extent.block_ids
                 at += 1
+        places = np.array([(chunk.row, chunk.num_tokens, chunk.start) for chunk in chunks], dtype=np.int32)
+        chunk_tables = np.empty((len(chunks), _width(chunks)), dtype=np.int32)
+        for table, chunk in zip(chunk_tables, chunks, strict=True):
+            table[: len(chunk.block_ids)] = chunk.block_ids
         num_kv_heads, num_slots, head_dim = self._cache.keys[0].shape
         step = Step(
             num_tokens=len(slots),
@@ -60,15 +61,21 @@ class NativeAttention:
             rows=rows.ctypes.data,
             lengths=lengths.ctypes.data,
             tables=tables.ctypes.data,
-            table_stride=width,
+            table_stride=tables.shape[1],
+            num_chunks=len(chunks),
+            chunks=places.ctypes.data,
+            chunk_tables=chunk_tables.ctypes.data,
+            chunk_table_stride=chunk_tables.shape[1],
             scale=self._scores.scale,
             softcap=self._scores.softcap,
             threads=torch.get_num_threads(),
         )
-        held = (slots, rows, lengths, tables)
-        return NativePlan(
-            self._cache, self._scores, self._library, step, chunks, self._chunks.plan(chunks, slots), held
-        )
+        held = (slots, rows, lengths, tables, places, chunk_tables)
+        return NativePlan(self._cache, self._scores, self._library, step, held)
+
+
+def _width(extents: Sequence[Extent]) -> int:
+    return max((len(extent.block_ids) for extent in extents), default=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +84,6 @@ class NativePlan:
     scores: Scores
     library: Library
     step: Step
-    chunks: list[Extent]
-    chunk_plan: SegmentPlan
     held: tuple[object, ...]
     """What ``step`` points into."""
 
@@ -88,6 +93,4 @@ class NativePlan:
         out = queries.new_empty((len(queries), queries.shape[1] * queries.shape[2]))
         cache, window = self.cache, self.scores.windows[layer]
         self.library.attend(self.step, queries, keys, values, cache.keys[layer], cache.values[layer], window, out)
-        for extent, part in zip(self.chunks, self.chunk_plan.read(layer, queries, keys, values), strict=True):
-            out[extent.row : extent.row + extent.num_tokens] = part
         return out

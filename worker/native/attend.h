@@ -1,342 +1,212 @@
-// Paged attention of single tokens: each task takes the heads of one KV head over a part of one sequence.
+// Paged attention of one step: keys and values into their slots, then all tasks of all sequences in one parallel region.
 
 #pragma once
 
 #include <algorithm>
 #include <vector>
 
-#include "vectors.h"
-
-// What attention over one step has in common between layers.
-struct Step {
-    int64_t num_tokens;          // rows of the step, for writing
-    const int64_t* slots;        // [num_tokens]
-    int64_t row_stride;          // elements between the rows of queries, keys and values
-    int64_t num_slots;           // of the pool, a head
-    int64_t num_heads, num_kv_heads, head_dim, block_size;
-    int64_t num_decodes;
-    const int32_t* rows;         // [num_decodes]: the row of each
-    const int32_t* lengths;      // [num_decodes]: positions it sees, its own the last
-    const int32_t* tables;       // [num_decodes, table_stride]
-    int64_t table_stride;
-    float scale, softcap;
-    int32_t threads;
-};
+#include "chunk.h"
+#include "decode.h"
 
 namespace {
 
-constexpr int PART = 512;     // positions one task takes, whose scores are held at once; longer sequences are split and joined
-constexpr int AHEAD = 32;     // positions by which keys are fetched before they are used
-constexpr int MAX_GROUP = 8;  // query heads that share one pass over the values
+constexpr int SPAN = 2048;  // keys that one task of a chunk reads; more are split and joined
 
-// Lane i of the result is the sum of all lanes of sums[i].
-inline Floats sums_across(Floats* sums) {
-    const Lanes even = {0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30};
-    const Lanes odd = {1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31};
-    for (int left = WIDTH / 2; left > 0; left /= 2) {
-        for (int i = 0; i < left; ++i) {
-            Floats a = sums[2 * i], b = sums[2 * i + 1];
-            sums[i] = __builtin_shuffle(a, b, even) + __builtin_shuffle(a, b, odd);
-        }
-    }
-    return sums[0];
-}
-
-// One query group (the heads of one KV head) over positions [begin, end): unnormalised output, greatest score, sum of weights.
-template <typename T>
-struct Part {
-    const Step& step;
-    const T* queries;            // [group, head_dim]
-    const T* keys;               // of this KV head, [num_slots, head_dim]
-    const T* values;
-    const int32_t* table;
-    int64_t group;
-
-    // Where the rows of positions [begin, begin + count) start, in elements from ``keys`` and ``values``; the last is
-    // repeated to a whole vector.
-    void find(int64_t begin, int64_t count, int64_t* offsets) const {
-        int64_t block = begin / step.block_size, inside = begin % step.block_size;
-        for (int64_t i = 0; i < count; ++block, inside = 0) {
-            int64_t slot = table[block] * step.block_size + inside;
-            for (; i < count && inside < step.block_size; ++i, ++inside, ++slot) offsets[i] = slot * step.head_dim;
-        }
-        for (int64_t i = count; i % WIDTH; ++i) offsets[i] = offsets[count - 1];
-    }
-
-    // A row on its way into the cache while others are computed with.
-    void fetch(const T* row) const {
-        for (size_t byte = 0; byte < step.head_dim * sizeof(T); byte += 64) __builtin_prefetch((const char*)row + byte);
-    }
-
-    // scores [group, PART] of ``count`` positions
-    void score(const int64_t* offsets, int64_t count, const float* held_queries, float* held_keys, float* scores) const {
-        int64_t head_dim = step.head_dim;
-#if defined(__AVX512BF16__)
-        if constexpr (sizeof(T) == 2) {
-            if (head_dim % (2 * WIDTH) == 0) return score_pairs(offsets, count, scores);
-        }
-#endif
-        for (int64_t first = 0; first < count; first += WIDTH) {
-            for (int64_t i = 0; i < WIDTH; ++i) {
-                const T* row = keys + offsets[first + i];
-                for (int64_t d = 0; d < head_dim; d += WIDTH) store(held_keys + i * head_dim + d, load(row + d));
-            }
-            for (int64_t g = 0; g < group; ++g) {
-                Floats sums[WIDTH] = {};
-                for (int64_t d = 0; d < head_dim; d += WIDTH) {
-                    Floats query = load(held_queries + g * head_dim + d);
-                    for (int i = 0; i < WIDTH; ++i) sums[i] += query * load(held_keys + i * head_dim + d);
-                }
-                store(scores + g * PART + first, sums_across(sums) * step.scale);
-            }
-        }
-    }
-
-#if defined(__AVX512BF16__)
-    // The same with the instruction that multiplies pairs of bfloat16, exactly, and adds them in float32.
-    void score_pairs(const int64_t* offsets, int64_t count, float* scores) const {
-        int64_t head_dim = step.head_dim;
-        for (int64_t first = 0; first < count; first += WIDTH) {
-            for (int i = 0; i < WIDTH; ++i) fetch(values + offsets[first + i]);
-            if (first + AHEAD < count) for (int i = 0; i < WIDTH; ++i) fetch(keys + offsets[first + AHEAD + i]);
-            for (int64_t g = 0; g < group; ++g) {
-                __m512 sums[WIDTH];
-                for (int i = 0; i < WIDTH; ++i) sums[i] = _mm512_setzero_ps();
-                for (int64_t d = 0; d < head_dim; d += 2 * WIDTH) {
-                    __m512bh query = (__m512bh)_mm512_loadu_si512(queries + g * head_dim + d);
-                    for (int i = 0; i < WIDTH; ++i) {
-                        __m512bh key = (__m512bh)_mm512_loadu_si512(keys + offsets[first + i] + d);
-                        sums[i] = _mm512_dpbf16_ps(sums[i], query, key);
-                    }
-                }
-                store(scores + g * PART + first, sums_across((Floats*)sums) * step.scale);
-            }
-        }
-    }
-#endif
-
-    // out [GROUP, head_dim] += weights [GROUP, PART] times the values of ``count`` positions
-    template <int GROUP>
-    void mix(const int64_t* offsets, int64_t count, const float* weights, float* out) const {
-        int64_t head_dim = step.head_dim;
-        int64_t d = 0;
-        for (; d + 2 * WIDTH <= head_dim; d += 2 * WIDTH) {
-            Floats low[GROUP], high[GROUP];
-            for (int g = 0; g < GROUP; ++g) {
-                low[g] = load(out + g * head_dim + d);
-                high[g] = load(out + g * head_dim + d + WIDTH);
-            }
-            for (int64_t i = 0; i < count; ++i) {
-                Floats a = load(values + offsets[i] + d), b = load(values + offsets[i] + d + WIDTH);
-                for (int g = 0; g < GROUP; ++g) {
-                    float weight = weights[g * PART + i];
-                    low[g] += a * weight;
-                    high[g] += b * weight;
-                }
-            }
-            for (int g = 0; g < GROUP; ++g) {
-                store(out + g * head_dim + d, low[g]);
-                store(out + g * head_dim + d + WIDTH, high[g]);
-            }
-        }
-        for (; d < head_dim; d += WIDTH) {
-            for (int g = 0; g < GROUP; ++g) {
-                Floats sum = load(out + g * head_dim + d);
-                for (int64_t i = 0; i < count; ++i) sum += load(values + offsets[i] + d) * weights[g * PART + i];
-                store(out + g * head_dim + d, sum);
-            }
-        }
-    }
-
-#if defined(__AVX512BF16__)
-    // The same with pairs of positions, for weights that are bfloat16.
-    template <int GROUP>
-    void mix(const int64_t* offsets, int64_t count, const bf16* weights, float* out) const {
-        for (int64_t d = 0; d < step.head_dim; d += 2 * WIDTH) {
-            __m512 low[GROUP], high[GROUP];
-            for (int g = 0; g < GROUP; ++g) low[g] = high[g] = _mm512_setzero_ps();
-            for (int64_t i = 0; i < count; i += 2) {
-                __m512i a = _mm512_loadu_si512(values + offsets[i] + d);
-                __m512i b = _mm512_loadu_si512(values + offsets[i + 1] + d);
-                __m512bh lows = (__m512bh)_mm512_unpacklo_epi16(a, b), highs = (__m512bh)_mm512_unpackhi_epi16(a, b);
-                for (int g = 0; g < GROUP; ++g) {
-                    int32_t both;
-                    std::memcpy(&both, weights + g * PART + i, 4);
-                    __m512bh weight = (__m512bh)_mm512_set1_epi32(both);
-                    low[g] = _mm512_dpbf16_ps(low[g], lows, weight);
-                    high[g] = _mm512_dpbf16_ps(high[g], highs, weight);
-                }
-            }
-            // Unpacking works in quarters of a vector: dimensions 0-3, 8-11, ... are low, 4-7, 12-15, ... are high.
-            const __m512i front = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
-            const __m512i back = _mm512_setr_epi32(8, 9, 10, 11, 24, 25, 26, 27, 12, 13, 14, 15, 28, 29, 30, 31);
-            for (int g = 0; g < GROUP; ++g) {
-                float* to = out + g * step.head_dim + d;
-                store(to, load(to) + (Floats)_mm512_permutex2var_ps(low[g], front, high[g]));
-                store(to + WIDTH, load(to + WIDTH) + (Floats)_mm512_permutex2var_ps(low[g], back, high[g]));
-            }
-        }
-    }
-
-#endif
-
-    template <typename Weight>
-    void mix_all(const int64_t* offsets, int64_t count, const Weight* weights, float* out) const {
-        for (int64_t g = 0; g < group; g += MAX_GROUP) {
-            const Weight* w = weights + g * PART;
-            float* o = out + g * step.head_dim;
-            switch (std::min<int64_t>(MAX_GROUP, group - g)) {
-                case 1: mix<1>(offsets, count, w, o); break;
-                case 2: mix<2>(offsets, count, w, o); break;
-                case 3: mix<3>(offsets, count, w, o); break;
-                case 4: mix<4>(offsets, count, w, o); break;
-                case 5: mix<5>(offsets, count, w, o); break;
-                case 6: mix<6>(offsets, count, w, o); break;
-                case 7: mix<7>(offsets, count, w, o); break;
-                case 8: mix<8>(offsets, count, w, o); break;
-            }
-        }
-    }
-
-    // out [group, head_dim], greatest [group], total [group], for at most PART positions;
-    // ``work`` holds group * (head_dim + PART) + 16 * head_dim floats
-    void run(int64_t begin, int64_t end, float* out, float* greatest, float* total, float* work) const {
-        int64_t head_dim = step.head_dim, count = end - begin;
-        float* held_queries = work;
-        float* scores = held_queries + group * head_dim;
-        float* held_keys = scores + group * PART;
-        for (int64_t i = 0; i < group * head_dim; ++i) held_queries[i] = get(queries[i]);
-        std::fill(out, out + group * head_dim, 0.0f);
-        int64_t offsets[PART];
-        find(begin, count, offsets);
-        score(offsets, count, held_queries, held_keys, scores);
-        for (int64_t g = 0; g < group; ++g) {
-            float* row = scores + g * PART;
-            Floats tops = Floats{} - INFINITY;
-            // Whatever the last vector holds past the end must not count.
-            for (int64_t i = count; i % WIDTH; ++i) row[i] = -INFINITY;
-            for (int64_t i = 0; i < count; i += WIDTH) {
-                Floats score = load(row + i);
-                if (step.softcap != 0.0f) {
-                    score = step.softcap * hyperbolic_tangent(score / step.softcap);
-                    for (int64_t j = count; j < i + WIDTH; ++j) score[j - i] = -INFINITY;
-                    store(row + i, score);
-                }
-                tops = score > tops ? score : tops;
-            }
-            float top = tops[0];
-            for (int i = 1; i < WIDTH; ++i) top = std::max(top, tops[i]);
-            Floats sums = {};
-            for (int64_t i = 0; i < count; i += WIDTH) {
-                Floats weight = exponential(load(row + i) - top);
-                store(row + i, weight);
-                sums += weight;
-            }
-            greatest[g] = top;
-            total[g] = sum_of(sums);
-        }
-#if defined(__AVX512BF16__)
-        if constexpr (sizeof(T) == 2) {
-            if (head_dim % (2 * WIDTH) == 0) {
-                // In place: half as long, the rows end up before anything that is still to be read.
-                bf16* rounded = (bf16*)scores;
-                for (int64_t g = 0; g < group; ++g) {
-                    for (int64_t i = 0; i < count; i += WIDTH) {
-                        Floats weight = load(scores + g * PART + i);
-                        store(rounded + g * PART + i, weight);
-                    }
-                }
-                return mix_all(offsets, count, rounded, out);
-            }
-        }
-#endif
-        mix_all(offsets, count, scores, out);
-    }
-};
-
-struct Task {
+// Where a sequence is cut depends on itself alone, so what else is in the batch cannot change its sums.
+struct DecodeTask {
     int64_t decode, kv_head, begin, end, place;
 };
 
+// Of a chunk: ``num_parts`` tasks in a row, each with the ``part``-th stretch of keys, are joined.
+struct ChunkTask {
+    Chunk chunk;
+    int64_t kv_head, first, count, begin, end, part, num_parts, place;
+};
+
 template <typename T>
-void attend(const Step& step, const T* queries, const T* keys, const T* values, T* key_cache, T* value_cache,
-            int64_t window, T* out) {
-    int64_t head_dim = step.head_dim, group = step.num_heads / step.num_kv_heads;
-    for (int64_t token = 0; token < step.num_tokens; ++token) {
-        for (int64_t head = 0; head < step.num_kv_heads; ++head) {
-            int64_t to = (head * step.num_slots + step.slots[token]) * head_dim;
-            int64_t from = token * step.row_stride + head * head_dim;
-            std::memcpy(key_cache + to, keys + from, head_dim * sizeof(T));
-            std::memcpy(value_cache + to, values + from, head_dim * sizeof(T));
+class Attention {
+    const Step& step_;
+    const T *queries_, *keys_, *values_;
+    T *key_cache_, *value_cache_;
+    int64_t window_, head_dim_, group_;
+    T* out_;
+
+  public:
+    Attention(const Step& step, const T* queries, const T* keys, const T* values, T* key_cache, T* value_cache,
+              int64_t window, T* out)
+        : step_(step), queries_(queries), keys_(keys), values_(values), key_cache_(key_cache), value_cache_(value_cache),
+          window_(window), head_dim_(step.head_dim), group_(step.num_heads / step.num_kv_heads), out_(out) {}
+
+    void run() {
+#if defined(__AVX512BF16__)
+        if constexpr (sizeof(T) == 2) {
+            if (head_dim_ % STRIDE == 0) return run<PairForm>();
+        }
+#endif
+        run<FloatForm<T>>();
+    }
+
+  private:
+    template <typename Form>
+    void run() {
+        write();
+        static std::vector<DecodeTask> decodes;
+        static std::vector<int64_t> first_parts;
+        static std::vector<ChunkTask> chunks;
+        static std::vector<float> decode_parts, chunk_parts;
+        decodes.clear(), first_parts.clear(), chunks.clear();
+        int64_t num_decode_parts = 0, chunk_parts_size = 0, work = 0;
+        for (int64_t index = 0; index < step_.num_chunks; ++index) {
+            work += cut<Form>(index, chunks, chunk_parts_size);
+        }
+        for (int64_t decode = 0; decode < step_.num_decodes; ++decode) {
+            work += cut(decode, decodes, first_parts, num_decode_parts);
+        }
+        first_parts.push_back(num_decode_parts);
+        int64_t part_size = group_ * (head_dim_ + 2);
+        if (int64_t(decode_parts.size()) < num_decode_parts * part_size) decode_parts.resize(num_decode_parts * part_size);
+        if (int64_t(chunk_parts.size()) < chunk_parts_size) chunk_parts.resize(chunk_parts_size);
+        const ChunkTask* all_chunks = chunks.data();
+        const DecodeTask* all_decodes = decodes.data();
+        float *all_decode_parts = decode_parts.data(), *all_chunk_parts = chunk_parts.data();
+        int64_t num_chunks = int64_t(chunks.size()), num_tasks = num_chunks + int64_t(decodes.size());
+        int threads = work > 32768 ? int(step_.threads) : 1;
+#pragma omp parallel num_threads(threads) if (threads > 1)
+        {
+            std::vector<float> own(num_tasks > num_chunks ? group_ * (head_dim_ + PART) + WIDTH * head_dim_ : 0);
+            std::vector<float> held(num_chunks ? Rows<T, Form>::scratch_size(head_dim_) : 0);
+            Scratch scratch(held);
+            {
+                typename Form::Session session(num_chunks > 0);
+#pragma omp for schedule(dynamic, 1) nowait
+                for (int64_t index = 0; index < num_tasks; ++index) {
+                    if (index < num_chunks) run<Form>(all_chunks[index], all_chunk_parts, scratch);
+                    else run(all_decodes[index - num_chunks], all_decode_parts, own.data());
+                }
+            }
+            if (chunk_parts_size) {
+#pragma omp barrier
+#pragma omp for schedule(dynamic, 1) nowait
+                for (int64_t index = 0; index < num_chunks; ++index) {
+                    const ChunkTask& task = all_chunks[index];
+                    if (task.num_parts == 1 || task.part) continue;
+                    Rows<T, Form> rows = rows_of<Form>(task);
+                    rows.join(all_chunk_parts + task.place, task.num_parts);
+                    Sums sums = Sums::at(all_chunk_parts + task.place, rows.num_tiles(task.count), head_dim_);
+                    rows.put_out(sums, out_of(task));
+                }
+            }
+        }
+        for (int64_t decode = 0; decode < step_.num_decodes; ++decode) {
+            for (int64_t head = 0; head < step_.num_kv_heads; ++head) {
+                const int64_t* parts = &first_parts[decode * step_.num_kv_heads + head];
+                T* to = out_ + (step_.rows[decode] * step_.num_heads + head * group_) * head_dim_;
+                join(all_decode_parts + parts[0] * part_size, parts[1] - parts[0], head_dim_, group_, to);
+            }
         }
     }
-    static std::vector<Task> tasks;
-    static std::vector<float> parts;
-    static std::vector<int64_t> first_parts;
-    tasks.clear();
-    first_parts.clear();
-    int64_t num_parts = 0, work = 0;
-    for (int64_t decode = 0; decode < step.num_decodes; ++decode) {
-        int64_t length = step.lengths[decode];
-        int64_t begin = window && window < length ? length - window : 0;
-        // Where a sequence is cut depends on its length alone, so what else is in the batch cannot change its sums.
+
+    void write() {
+        for (int64_t token = 0; token < step_.num_tokens; ++token) {
+            for (int64_t head = 0; head < step_.num_kv_heads; ++head) {
+                int64_t to = (head * step_.num_slots + step_.slots[token]) * head_dim_;
+                int64_t from = token * step_.row_stride + head * head_dim_;
+                std::memcpy(key_cache_ + to, keys_ + from, head_dim_ * sizeof(T));
+                std::memcpy(value_cache_ + to, values_ + from, head_dim_ * sizeof(T));
+            }
+        }
+    }
+
+    // The work of one decode, in elements of keys read.
+    int64_t cut(int64_t decode, std::vector<DecodeTask>& tasks, std::vector<int64_t>& first_parts, int64_t& num_parts) {
+        int64_t length = step_.lengths[decode];
+        int64_t begin = window_ && window_ < length ? length - window_ : 0;
         int64_t pieces = (length - begin + PART - 1) / PART;
         int64_t size = ((length - begin + pieces - 1) / pieces + WIDTH - 1) / WIDTH * WIDTH;
-        for (int64_t head = 0; head < step.num_kv_heads; ++head) {
+        for (int64_t head = 0; head < step_.num_kv_heads; ++head) {
             first_parts.push_back(num_parts);
             for (int64_t at = begin; at < length; at += size) {
                 tasks.push_back({decode, head, at, std::min(at + size, length), num_parts++});
             }
         }
-        work += (length - begin) * step.num_kv_heads * head_dim;
+        return (length - begin) * step_.num_kv_heads * head_dim_;
     }
-    first_parts.push_back(num_parts);
-    int64_t part_size = group * (head_dim + 2);
-    if (int64_t(parts.size()) < num_parts * part_size) parts.resize(num_parts * part_size);
-    float* all_parts = parts.data();
-    const Task* all_tasks = tasks.data();
-    int64_t num_tasks = int64_t(tasks.size());
-    int threads = work > 32768 ? int(step.threads) : 1;
-#pragma omp parallel num_threads(threads) if (threads > 1)
-    {
-        std::vector<float> own(group * (head_dim + PART) + WIDTH * head_dim);
-#pragma omp for schedule(dynamic, 1)
-        for (int64_t index = 0; index < num_tasks; ++index) {
-            const Task& task = all_tasks[index];
-            int64_t base = task.kv_head * step.num_slots * head_dim;
-            Part<T> part{step,
-                         queries + step.rows[task.decode] * step.row_stride + task.kv_head * group * head_dim,
-                         key_cache + base,
-                         value_cache + base,
-                         step.tables + task.decode * step.table_stride,
-                         group};
-            float* place = all_parts + task.place * part_size;
-            part.run(task.begin, task.end, place, place + group * head_dim, place + group * (head_dim + 1), own.data());
-        }
-    }
-    for (int64_t decode = 0; decode < step.num_decodes; ++decode) {
-        for (int64_t head = 0; head < step.num_kv_heads; ++head) {
-            int64_t first = first_parts[decode * step.num_kv_heads + head];
-            int64_t last = first_parts[decode * step.num_kv_heads + head + 1];
-            T* to = out + step.rows[decode] * step.num_heads * head_dim + head * group * head_dim;
-            for (int64_t g = 0; g < group; ++g) {
-                float top = -INFINITY, total = 0.0f;
-                for (int64_t i = first; i < last; ++i) {
-                    top = std::max(top, all_parts[i * part_size + group * head_dim + g]);
+
+    // The same of one chunk; its longest tasks, the last rows', come first.
+    template <typename Form>
+    int64_t cut(int64_t index, std::vector<ChunkTask>& tasks, int64_t& parts_size) {
+        const int32_t* numbers = step_.chunks + 3 * index;
+        Chunk chunk{numbers[0], numbers[1], numbers[2], step_.chunk_tables + index * step_.chunk_table_stride};
+        int64_t num_rows = chunk.num_tokens * group_, work = 0;
+        int64_t pieces = (num_rows + ROWS - 1) / ROWS;
+        int64_t rows_each = ((num_rows + pieces - 1) / pieces + WIDTH - 1) / WIDTH * WIDTH;
+        for (int64_t first = (num_rows - 1) / rows_each * rows_each; first >= 0; first -= rows_each) {
+            ChunkTask task{chunk, 0, first, std::min(rows_each, num_rows - first), 0, 0, 0, 1, 0};
+            Rows<T, Form> rows = rows_of<Form>(task);
+            int64_t begin = rows.begin(0), end = rows.position(task.count - 1) + 1;
+            task.num_parts = (end - begin + SPAN - 1) / SPAN;
+            int64_t keys_each = rounded_up((end - begin + task.num_parts - 1) / task.num_parts);
+            task.num_parts = (end - begin + keys_each - 1) / keys_each;
+            int64_t size = Sums::size(rows.num_tiles(task.count), head_dim_);
+            for (task.kv_head = 0; task.kv_head < step_.num_kv_heads; ++task.kv_head) {
+                for (task.part = 0; task.part < task.num_parts; ++task.part) {
+                    task.begin = begin + task.part * keys_each;
+                    task.end = std::min(task.begin + keys_each, end);
+                    task.place = parts_size;
+                    if (task.num_parts > 1) parts_size += size;
+                    tasks.push_back(task);
                 }
-                float sums[MAX_HEAD_DIM] = {};
-                for (int64_t i = first; i < last; ++i) {
-                    const float* place = all_parts + i * part_size;
-                    float weight = std::exp(place[group * head_dim + g] - top);
-                    total += weight * place[group * (head_dim + 1) + g];
-#pragma omp simd
-                    for (int64_t d = 0; d < head_dim; ++d) sums[d] += weight * place[g * head_dim + d];
-                }
-#pragma omp simd
-                for (int64_t d = 0; d < head_dim; ++d) put(to + g * head_dim + d, sums[d] / total);
             }
+            work += (end - begin) * step_.num_kv_heads * head_dim_ * rows.num_tiles(task.count);
         }
+        return work;
     }
+
+    Past<T> past_of(int64_t kv_head, const int32_t* table, int64_t end) const {
+        int64_t base = kv_head * step_.num_slots * head_dim_;
+        return {key_cache_ + base, value_cache_ + base, table, head_dim_, step_.block_size, end};
+    }
+
+    template <typename Form>
+    Rows<T, Form> rows_of(const ChunkTask& task) const {
+        const Chunk& chunk = task.chunk;
+        return {step_, chunk, past_of(task.kv_head, chunk.table, chunk.start + chunk.num_tokens),
+                queries_ + chunk.row * step_.row_stride + task.kv_head * group_ * head_dim_,
+                group_, window_, task.first, task.count};
+    }
+
+    T* out_of(const ChunkTask& task) const {
+        return out_ + (task.chunk.row * step_.num_heads + task.kv_head * group_) * head_dim_;
+    }
+
+    template <typename Form>
+    void run(const ChunkTask& task, float* parts, Scratch scratch) const {
+        Rows<T, Form> rows = rows_of<Form>(task);
+        int64_t tiles = rows.num_tiles(task.count);
+        bool is_whole = task.num_parts == 1;
+        float* place = is_whole ? scratch.take(Sums::size(tiles, head_dim_)) : parts + task.place;
+        Sums sums = Sums::at(place, tiles, head_dim_);
+        rows.run(task.begin, task.end, sums, scratch);
+        if (is_whole) rows.put_out(sums, out_of(task));
+    }
+
+    void run(const DecodeTask& task, float* parts, float* own) const {
+        int64_t base = task.kv_head * step_.num_slots * head_dim_;
+        Part<T> part{step_,
+                     queries_ + step_.rows[task.decode] * step_.row_stride + task.kv_head * group_ * head_dim_,
+                     key_cache_ + base,
+                     value_cache_ + base,
+                     step_.tables + task.decode * step_.table_stride,
+                     group_};
+        float* place = parts + task.place * group_ * (head_dim_ + 2);
+        part.run(task.begin, task.end, place, place + group_ * head_dim_, place + group_ * (head_dim_ + 1), own);
+    }
+};
+
+template <typename T>
+void attend(const Step& step, const T* queries, const T* keys, const T* values, T* key_cache, T* value_cache,
+            int64_t window, T* out) {
+    Attention<T>(step, queries, keys, values, key_cache, value_cache, window, out).run();
 }
 
 }  // namespace

@@ -18,6 +18,10 @@ log = logging.getLogger(__name__)
 
 NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, NUM_BLOCKS = 6, 2, 64, 16, 64
 LENGTHS = (1, 17, 600)
+"""Of the sequences that decode."""
+START, NUM_CHUNK_TOKENS = 309, 45
+"""Of the one whose prompt is computed."""
+NUM_ROWS = len(LENGTHS) + NUM_CHUNK_TOKENS
 
 
 @cache
@@ -35,7 +39,9 @@ def library() -> Library | None:
 
 
 def agrees_with_torch(library: Library) -> bool:
-    """In both types: norms, turns, gates, and attention over scattered blocks, short and longer than one task takes."""
+    """In both types: norms, turns, gates, and attention over scattered blocks, of single tokens whose past is short and
+    longer than one task takes, and of a chunk of a prompt.
+    """
     generator = torch.Generator().manual_seed(7)
     with torch.inference_mode():
         return all(_agrees(library, dtype, generator) for dtype in (torch.float32, torch.bfloat16))
@@ -61,9 +67,9 @@ def _agrees(library: Library, dtype: torch.dtype, generator: torch.Generator) ->
     if not near(library.gate(gate_up, "silu"), F.silu(gate_up[:, :80].float()) * gate_up[:, 80:].float()):
         return False
 
-    qkv, angles = random(3, (NUM_HEADS + 2 * NUM_KV_HEADS) * HEAD_DIM), random(3, HEAD_DIM).float()
+    qkv, angles = random(NUM_ROWS, (NUM_HEADS + 2 * NUM_KV_HEADS) * HEAD_DIM), random(NUM_ROWS, HEAD_DIM).float()
     cos, sin = angles.cos(), angles.sin()
-    heads = qkv.float().view(3, -1, HEAD_DIM)[:, : NUM_HEADS + NUM_KV_HEADS].clone()
+    heads = qkv.float().view(NUM_ROWS, -1, HEAD_DIM)[:, : NUM_HEADS + NUM_KV_HEADS].clone()
     library.turn(qkv, NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, cos, sin, None, None, False, 1e-6)
     turned = heads * cos[:, None] + heads.roll(HEAD_DIM // 2, -1) * sin[:, None]
     if not near(qkv[:, : turned[0].numel()], turned.flatten(1)):
@@ -72,20 +78,25 @@ def _agrees(library: Library, dtype: torch.dtype, generator: torch.Generator) ->
 
 
 def _attended(library: Library, qkv: Tensor, random: Callable[..., Tensor]) -> tuple[Tensor, Tensor]:
-    """One decode of each length over blocks in reverse order: what the kernel says, and what torch says."""
+    """Decodes of each length and a chunk, over blocks in reverse order: what the kernel says, and what torch says."""
     num_slots = NUM_BLOCKS * BLOCK_SIZE
     key_cache, value_cache = random(NUM_KV_HEADS, num_slots, HEAD_DIM), random(NUM_KV_HEADS, num_slots, HEAD_DIM)
     size = -(-max(LENGTHS) // BLOCK_SIZE)
-    # Rows share their blocks but for the one that their own token goes into.
-    tables = np.array([[NUM_BLOCKS - 4 - place for place in range(size)] for _ in LENGTHS], dtype=np.int32)
+    # All share their blocks but for those that their own tokens go into.
+    tables = np.array([[NUM_BLOCKS - 1 - place for place in range(size)]] * (len(LENGTHS) + 1), dtype=np.int32)
     for row, length in enumerate(LENGTHS):
         tables[row, (length - 1) // BLOCK_SIZE] = row
+    end = START + NUM_CHUNK_TOKENS
+    own_blocks = np.arange(START // BLOCK_SIZE, -(-end // BLOCK_SIZE))
+    tables[-1, own_blocks] = len(LENGTHS) + np.arange(len(own_blocks))
     lengths = np.array(LENGTHS, dtype=np.int32)
     rows = np.arange(len(LENGTHS), dtype=np.int32)
-    ends = lengths - 1
-    slots = tables[rows, ends // BLOCK_SIZE].astype(np.int64) * BLOCK_SIZE + ends % BLOCK_SIZE
+    chunks = np.array([len(LENGTHS), NUM_CHUNK_TOKENS, START], dtype=np.int32)
+    owners = np.append(rows, np.repeat(len(LENGTHS), NUM_CHUNK_TOKENS))
+    positions = np.append(lengths - 1, np.arange(START, end))
+    slots = tables[owners, positions // BLOCK_SIZE].astype(np.int64) * BLOCK_SIZE + positions % BLOCK_SIZE
     step = Step(
-        num_tokens=len(LENGTHS),
+        num_tokens=NUM_ROWS,
         slots=slots.ctypes.data,
         row_stride=qkv.shape[1],
         num_slots=num_slots,
@@ -98,17 +109,21 @@ def _attended(library: Library, qkv: Tensor, random: Callable[..., Tensor]) -> t
         lengths=lengths.ctypes.data,
         tables=tables.ctypes.data,
         table_stride=size,
+        num_chunks=1,
+        chunks=chunks.ctypes.data,
+        chunk_tables=tables[-1:].ctypes.data,
+        chunk_table_stride=size,
         scale=HEAD_DIM**-0.5,
         threads=torch.get_num_threads(),
     )
-    heads = qkv.view(len(LENGTHS), -1, HEAD_DIM)
+    heads = qkv.view(NUM_ROWS, -1, HEAD_DIM)
     queries, keys, values = heads.split_with_sizes((NUM_HEADS, NUM_KV_HEADS, NUM_KV_HEADS), 1)
-    out = qkv.new_empty((len(LENGTHS), NUM_HEADS * HEAD_DIM))
+    out = qkv.new_empty((NUM_ROWS, NUM_HEADS * HEAD_DIM))
     library.attend(step, queries, keys, values, key_cache, value_cache, 0, out)
     expected = []
-    for row, length in enumerate(LENGTHS):
-        places = np.arange(length)
-        seen = torch.from_numpy(tables[row, places // BLOCK_SIZE].astype(np.int64) * BLOCK_SIZE + places % BLOCK_SIZE)
+    for row, (owner, position) in enumerate(zip(owners, positions, strict=True)):
+        places = np.arange(int(position) + 1)
+        seen = torch.from_numpy(tables[owner, places // BLOCK_SIZE].astype(np.int64) * BLOCK_SIZE + places % BLOCK_SIZE)
         k, v = key_cache[:, seen].float(), value_cache[:, seen].float()
         folded = queries[row].float().view(NUM_KV_HEADS, -1, HEAD_DIM)
         weights = (folded @ k.transpose(1, 2) * HEAD_DIM**-0.5).softmax(-1)

@@ -1,4 +1,4 @@
-// The CPU's small operations and its decode attention, fused: a plain C interface, called through ctypes.
+// The CPU's small operations and its attention, fused: a plain C interface, called through ctypes.
 //
 // Sums are float32 whatever the tensors hold. The caller vouches for pointers and sizes; every function here is called from
 // one thread at a time.
@@ -39,7 +39,7 @@ void penstock_gate(int is_bf16, const void* gate_up, void* out, int64_t rows, in
     EACH_TYPE(gate((const T*)gate_up, (T*)out, rows, size, activation, threads))
 }
 
-// Writes all rows' keys and values, then attends for the step's decodes. head_dim is a multiple of 16, at most 1024.
+// Writes all rows' keys and values, then attends for the step's decodes and chunks. head_dim is a multiple of 16, at most 1024.
 void penstock_attend(int is_bf16, const Step* step, const void* queries, const void* keys, const void* values,
                      void* key_cache, void* value_cache, int64_t window, void* out) {
     EACH_TYPE(attend(*step, (const T*)queries, (const T*)keys, (const T*)values, (T*)key_cache, (T*)value_cache, window,

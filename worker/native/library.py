@@ -30,6 +30,10 @@ class Step(ctypes.Structure):
         ("lengths", c_void_p),
         ("tables", c_void_p),
         ("table_stride", c_int64),
+        ("num_chunks", c_int64),
+        ("chunks", c_void_p),
+        ("chunk_tables", c_void_p),
+        ("chunk_table_stride", c_int64),
         ("scale", c_float),
         ("softcap", c_float),
         ("threads", c_int32),
@@ -128,7 +132,7 @@ class Library:
         window: int,
         out: Tensor,
     ) -> None:
-        """Writes all rows' keys and values into the caches, then fills the decodes' rows of out.
+        """Writes all rows' keys and values into the caches, then fills the rows of out, the decodes' and the chunks'.
 
         queries, keys and values are [num_tokens, heads, head_dim] with ``step.row_stride`` elements between rows; out
         is [num_tokens, num_heads * head_dim].

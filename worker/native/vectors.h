@@ -101,6 +101,23 @@ inline void sweep(int64_t size, Body body) {
     if (at < size) body(Place<T>{at, int(size - at)});
 }
 
+// Sixteen rows of sixteen words become columns (Eklundh 1972): quarters of ever smaller squares change places.
+template <int HALF = WIDTH / 2>
+inline void transpose(Words* rows) {
+    Lanes keep, move;
+    for (int i = 0; i < WIDTH; ++i) {
+        keep[i] = i & HALF ? i - HALF + WIDTH : i;
+        move[i] = i & HALF ? i + WIDTH : i + HALF;
+    }
+    for (int i = 0; i < WIDTH; ++i) {
+        if (i & HALF) continue;
+        Words a = rows[i], b = rows[i + HALF];
+        rows[i] = __builtin_shuffle(a, b, keep);
+        rows[i + HALF] = __builtin_shuffle(a, b, move);
+    }
+    if constexpr (HALF > 1) transpose<HALF / 2>(rows);
+}
+
 inline float sum_of(Floats values) {
     float sum = 0.0f;
     for (int i = 0; i < WIDTH; ++i) sum += values[i];
@@ -124,6 +141,26 @@ inline Floats exponential(Floats x) {
     p = p * r + 5.0000001201e-1f;
     p = p * r * r + r + 1.0f;
     return p * (Floats)(((Lanes)shifted << 23) + 0x3f800000);
+}
+
+#if defined(__AVX512BF16__)
+// 2 to the x for x up to 0, within 8e-5 of itself, a fiftieth of what bfloat16 rounds by; 0 for minus infinity.
+inline Floats rough_power_of_two(Floats x) {
+    Floats r = (Floats)_mm512_reduce_ps((__m512)x, 0);
+    Floats p = Floats{} + 5.517143557e-2f;
+    p = p * r + 2.426108095e-1f;
+    p = p * r + 6.932609914e-1f;
+    p = p * r + 9.999280928e-1f;
+    return (Floats)_mm512_scalef_ps((__m512)p, (__m512)(x - r));
+}
+#endif
+
+inline Floats greater(Floats a, Floats b) {
+#if defined(__AVX512BF16__)
+    return (Floats)_mm512_max_ps((__m512)a, (__m512)b);
+#else
+    return a > b ? a : b;
+#endif
 }
 
 inline Floats hyperbolic_tangent(Floats x) { return 1.0f - 2.0f / (exponential(2.0f * x) + 1.0f); }

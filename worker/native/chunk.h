@@ -1,0 +1,203 @@
+// Paged attention of chunks of prompts: one pass over the keys for many queries, in blocks, with a running softmax (Milakov
+// and Gimelshein 2018, Dao et al. 2022).
+
+#pragma once
+
+#include <algorithm>
+#include <vector>
+
+#include "forms.h"
+#include "step.h"
+
+namespace {
+
+constexpr int ROWS = 128;          // query rows that one task takes
+constexpr float NOTHING = -1e30f;  // the greatest of no scores: finite, so that differences are numbers
+
+inline int64_t rounded_down(int64_t key) { return key / STRIDE * STRIDE; }
+inline int64_t rounded_up(int64_t key) { return rounded_down(key + STRIDE - 1); }
+
+// What is left of a thread's memory; every piece starts a cache line.
+class Scratch {
+    float* at_;
+
+  public:
+    explicit Scratch(std::vector<float>& held) : at_((float*)(((uintptr_t)held.data() + 63) & ~uintptr_t(63))) {}
+    float* take(int64_t size) {
+        float* taken = at_;
+        at_ += (size + WIDTH - 1) / WIDTH * WIDTH;
+        return taken;
+    }
+};
+
+// What the rows of a task add up to, over some of the keys: for each tile of sixteen rows, in lanes.
+struct Sums {
+    float* mixed;     // [tiles, head_dim, 16]
+    float* greatest;  // [tiles, 16]
+    float* total;     // [tiles, 16]
+
+    static int64_t size(int64_t tiles, int64_t head_dim) { return tiles * WIDTH * (head_dim + 2); }
+    static Sums at(float* place, int64_t tiles, int64_t head_dim) {
+        float* greatest = place + tiles * head_dim * WIDTH;
+        return {place, greatest, greatest + tiles * WIDTH};
+    }
+};
+
+// Rows [first, first + count) of one KV head of a chunk: row r is head r % group of token r / group.
+template <typename T, typename Form>
+struct Rows {
+    const Step& step;
+    Chunk chunk;
+    Past<T> past;
+    const T* queries;  // of the KV head's first query head, at the chunk's first token
+    int64_t group, window, first, count;
+
+    static int64_t scratch_size(int64_t head_dim) {
+        return ROWS * head_dim + 2 * KEYS * head_dim + 4 * KEYS * WIDTH + Sums::size(ROWS / WIDTH, head_dim) + 8 * WIDTH;
+    }
+    static int64_t num_tiles(int64_t count) { return (count + WIDTH - 1) / WIDTH; }
+
+    // A tile's rows past the last repeat it.
+    int64_t position(int64_t row) const { return chunk.start + (first + std::min(row, count - 1)) / group; }
+    // Of the first key that counts for the rows from this one on.
+    int64_t begin(int64_t row) const {
+        return window ? rounded_down(std::max<int64_t>(0, position(row) - window + 1)) : 0;
+    }
+
+    // Over the keys [from, to), of which ``from`` is a multiple of STRIDE.
+    void run(int64_t from, int64_t to, Sums sums, Scratch scratch) const {
+        int64_t head_dim = step.head_dim, tiles = num_tiles(count), size = Form::turned_size(head_dim);
+        float* turned = scratch.take(ROWS * head_dim);
+        float* keys = scratch.take(KEYS * head_dim);
+        float* values = scratch.take(KEYS * head_dim);
+        float* scores = scratch.take(2 * KEYS * WIDTH);
+        float* weights = scratch.take(2 * KEYS * WIDTH);
+        for (int64_t tile = 0; tile < tiles; ++tile) {
+            const T* rows[WIDTH];
+            for (int lane = 0; lane < WIDTH; ++lane) {
+                int64_t row = first + std::min(tile * WIDTH + lane, count - 1);
+                rows[lane] = queries + row / group * step.row_stride + row % group * head_dim;
+            }
+            Form::turn(rows, head_dim, turned + tile * size);
+        }
+        std::fill(sums.mixed, sums.mixed + tiles * head_dim * WIDTH, 0.0f);
+        std::fill(sums.greatest, sums.greatest + tiles * WIDTH, NOTHING);
+        std::fill(sums.total, sums.total + tiles * WIDTH, 0.0f);
+        to = rounded_up(std::min(to, position(count - 1) + 1));
+        for (int64_t at = from; at < to; at += KEYS) {
+            int64_t stop = std::min(at + KEYS, to);
+            Form::hold(past, at, stop, keys, values);
+            int64_t tile = 0;
+            // Two tiles share what they read.
+            for (; tile + 1 < tiles; tile += 2) {
+                visit<2>(tile, at, stop, turned + tile * size, keys, values, scores, weights, sums);
+            }
+            if (tile < tiles) visit<1>(tile, at, stop, turned + tile * size, keys, values, scores, weights, sums);
+        }
+    }
+
+    // N tiles of rows over the keys held, [at, stop).
+    template <int N>
+    void visit(int64_t tile, int64_t at, int64_t stop, const float* turned, const float* keys, const float* values,
+               float* scores, float* weights, Sums sums) const {
+        int64_t low = std::max(at, begin(tile * WIDTH));
+        int64_t size = std::min(stop, rounded_up(position((tile + N) * WIDTH - 1) + 1)) - low;
+        if (size <= 0) return;
+        Form::template score<N>(past, at, low - at, size, turned, keys, scores);
+        for (int one = 0; one < N; ++one) {
+            weigh(tile + one, low, size, scores + one * KEYS * WIDTH, weights + one * KEYS * WIDTH, sums);
+        }
+        Form::template mix<N>(step.head_dim, low - at, size, weights, values, sums.mixed + tile * step.head_dim * WIDTH);
+    }
+
+    // The scores of one tile become weights, and what was summed before is scaled to the new greatest score.
+    void weigh(int64_t tile, int64_t low, int64_t size, float* scores, float* weights, Sums sums) const {
+        Lanes positions;
+        for (int lane = 0; lane < WIDTH; ++lane) positions[lane] = int32_t(position(tile * WIDTH + lane));
+        // Keys that every row of the tile sees: [clear, clouded).
+        int64_t clear = window ? std::clamp<int64_t>(positions[WIDTH - 1] - window + 1 - low, 0, size) : 0;
+        int64_t clouded = std::clamp<int64_t>(positions[0] + 1 - low, clear, size);
+        Floats before = load(sums.greatest + tile * WIDTH), top = before;
+        auto see = [&](int64_t from, int64_t to, bool is_clear) {
+            for (int64_t i = from; i < to; ++i) {
+                Floats score = load(scores + i * WIDTH);
+                if (step.softcap != 0.0f) score = step.softcap * hyperbolic_tangent(score * (step.scale / step.softcap));
+                if (!is_clear) {
+                    Lanes key = Lanes{} + int32_t(low + i);
+                    score = positions >= key ? score : Floats{} - INFINITY;
+                    if (window) score = positions - int32_t(window) < key ? score : Floats{} - INFINITY;
+                }
+                if (!is_clear || step.softcap != 0.0f) store(scores + i * WIDTH, score);
+                top = greater(score, top);
+            }
+        };
+        see(0, clear, false);
+        see(clear, clouded, true);
+        see(clouded, size, false);
+
+        const float factor = Form::BASE * unit();
+        Floats fading = Form::power((before - top) * factor);
+        bool fades = false;
+        for (int lane = 0; lane < WIDTH; ++lane) fades |= before[lane] != top[lane];
+        float* mixed = sums.mixed + tile * step.head_dim * WIDTH;
+        if (fades) {
+            for (int64_t d = 0; d < step.head_dim; ++d) store(mixed + d * WIDTH, load(mixed + d * WIDTH) * fading);
+        }
+        Floats added = {}, added_too = {}, base = top * factor;
+        for (int64_t i = 0; i < size; i += 2) {
+            Floats even = Form::power(load(scores + i * WIDTH) * factor - base);
+            Floats odd = Form::power(load(scores + (i + 1) * WIDTH) * factor - base);
+            added += even;
+            added_too += odd;
+            Form::keep(weights, i, even, odd);
+        }
+        store(sums.greatest + tile * WIDTH, top);
+        store(sums.total + tile * WIDTH, load(sums.total + tile * WIDTH) * fading + added + added_too);
+    }
+
+    // Scores are multiplied by it before they are exponents.
+    float unit() const { return step.softcap != 0.0f ? 1.0f : step.scale; }
+
+    // Several parts of the keys, ``size`` floats apart, become one, the first.
+    void join(float* parts, int64_t num_parts) const {
+        int64_t head_dim = step.head_dim, tiles = num_tiles(count), size = Sums::size(tiles, head_dim);
+        Sums all = Sums::at(parts, tiles, head_dim);
+        const float factor = Form::BASE * unit();
+        for (int64_t tile = 0; tile < tiles; ++tile) {
+            for (int64_t i = 1; i < num_parts; ++i) {
+                Sums part = Sums::at(parts + i * size, tiles, head_dim);
+                Floats a = load(all.greatest + tile * WIDTH), b = load(part.greatest + tile * WIDTH);
+                Floats top = greater(a, b);
+                Floats mine = Form::power((a - top) * factor), theirs = Form::power((b - top) * factor);
+                store(all.greatest + tile * WIDTH, top);
+                store(all.total + tile * WIDTH,
+                      load(all.total + tile * WIDTH) * mine + load(part.total + tile * WIDTH) * theirs);
+                for (int64_t at = tile * head_dim * WIDTH; at < (tile + 1) * head_dim * WIDTH; at += WIDTH) {
+                    store(all.mixed + at, load(all.mixed + at) * mine + load(part.mixed + at) * theirs);
+                }
+            }
+        }
+    }
+
+    // out: as ``queries``, with all query heads side by side and nothing else.
+    void put_out(Sums sums, T* out) const {
+        int64_t head_dim = step.head_dim;
+        for (int64_t tile = 0; tile < num_tiles(count); ++tile) {
+            Floats inverse = 1.0f / load(sums.total + tile * WIDTH);
+            int64_t valid = std::min<int64_t>(WIDTH, count - tile * WIDTH);
+            for (int64_t d = 0; d < head_dim; d += WIDTH) {
+                Words square[WIDTH];
+                for (int i = 0; i < WIDTH; ++i) {
+                    square[i] = (Words)(load(sums.mixed + (tile * head_dim + d + i) * WIDTH) * inverse);
+                }
+                transpose(square);
+                for (int64_t lane = 0; lane < valid; ++lane) {
+                    int64_t row = first + tile * WIDTH + lane;
+                    store(out + (row / group * step.num_heads + row % group) * head_dim + d, (Floats)square[lane]);
+                }
+            }
+        }
+    }
+};
+
+}  // namespace

@@ -1,0 +1,260 @@
+// Paged attention of single tokens: the heads of one KV head over a part of one sequence.
+
+#pragma once
+
+#include <algorithm>
+
+#include "step.h"
+
+namespace {
+
+constexpr int PART = 512;     // positions one task takes, whose scores are held at once; longer sequences are split and joined
+constexpr int AHEAD = 32;     // positions by which keys are fetched before they are used
+constexpr int MAX_GROUP = 8;  // query heads that share one pass over the values
+
+// Lane i of the result is the sum of all lanes of sums[i].
+inline Floats sums_across(Floats* sums) {
+    const Lanes even = {0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30};
+    const Lanes odd = {1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31};
+    for (int left = WIDTH / 2; left > 0; left /= 2) {
+        for (int i = 0; i < left; ++i) {
+            Floats a = sums[2 * i], b = sums[2 * i + 1];
+            sums[i] = __builtin_shuffle(a, b, even) + __builtin_shuffle(a, b, odd);
+        }
+    }
+    return sums[0];
+}
+
+// One query group (the heads of one KV head) over positions [begin, end): unnormalised output, greatest score, sum of weights.
+template <typename T>
+struct Part {
+    const Step& step;
+    const T* queries;            // [group, head_dim]
+    const T* keys;               // of this KV head, [num_slots, head_dim]
+    const T* values;
+    const int32_t* table;
+    int64_t group;
+
+    // Where the rows of positions [begin, begin + count) start, in elements from ``keys`` and ``values``; the last is
+    // repeated to a whole vector.
+    void find(int64_t begin, int64_t count, int64_t* offsets) const {
+        int64_t block = begin / step.block_size, inside = begin % step.block_size;
+        for (int64_t i = 0; i < count; ++block, inside = 0) {
+            int64_t slot = table[block] * step.block_size + inside;
+            for (; i < count && inside < step.block_size; ++i, ++inside, ++slot) offsets[i] = slot * step.head_dim;
+        }
+        for (int64_t i = count; i % WIDTH; ++i) offsets[i] = offsets[count - 1];
+    }
+
+    // A row on its way into the cache while others are computed with.
+    void fetch(const T* row) const {
+        for (size_t byte = 0; byte < step.head_dim * sizeof(T); byte += 64) __builtin_prefetch((const char*)row + byte);
+    }
+
+    // scores [group, PART] of ``count`` positions
+    void score(const int64_t* offsets, int64_t count, const float* held_queries, float* held_keys, float* scores) const {
+        int64_t head_dim = step.head_dim;
+#if defined(__AVX512BF16__)
+        if constexpr (sizeof(T) == 2) {
+            if (head_dim % (2 * WIDTH) == 0) return score_pairs(offsets, count, scores);
+        }
+#endif
+        for (int64_t first = 0; first < count; first += WIDTH) {
+            for (int64_t i = 0; i < WIDTH; ++i) {
+                const T* row = keys + offsets[first + i];
+                for (int64_t d = 0; d < head_dim; d += WIDTH) store(held_keys + i * head_dim + d, load(row + d));
+            }
+            for (int64_t g = 0; g < group; ++g) {
+                Floats sums[WIDTH] = {};
+                for (int64_t d = 0; d < head_dim; d += WIDTH) {
+                    Floats query = load(held_queries + g * head_dim + d);
+                    for (int i = 0; i < WIDTH; ++i) sums[i] += query * load(held_keys + i * head_dim + d);
+                }
+                store(scores + g * PART + first, sums_across(sums) * step.scale);
+            }
+        }
+    }
+
+#if defined(__AVX512BF16__)
+    // The same with the instruction that multiplies pairs of bfloat16, exactly, and adds them in float32.
+    void score_pairs(const int64_t* offsets, int64_t count, float* scores) const {
+        int64_t head_dim = step.head_dim;
+        for (int64_t first = 0; first < count; first += WIDTH) {
+            for (int i = 0; i < WIDTH; ++i) fetch(values + offsets[first + i]);
+            if (first + AHEAD < count) for (int i = 0; i < WIDTH; ++i) fetch(keys + offsets[first + AHEAD + i]);
+            for (int64_t g = 0; g < group; ++g) {
+                __m512 sums[WIDTH];
+                for (int i = 0; i < WIDTH; ++i) sums[i] = _mm512_setzero_ps();
+                for (int64_t d = 0; d < head_dim; d += 2 * WIDTH) {
+                    __m512bh query = (__m512bh)_mm512_loadu_si512(queries + g * head_dim + d);
+                    for (int i = 0; i < WIDTH; ++i) {
+                        __m512bh key = (__m512bh)_mm512_loadu_si512(keys + offsets[first + i] + d);
+                        sums[i] = _mm512_dpbf16_ps(sums[i], query, key);
+                    }
+                }
+                store(scores + g * PART + first, sums_across((Floats*)sums) * step.scale);
+            }
+        }
+    }
+#endif
+
+    // out [GROUP, head_dim] += weights [GROUP, PART] times the values of ``count`` positions
+    template <int GROUP>
+    void mix(const int64_t* offsets, int64_t count, const float* weights, float* out) const {
+        int64_t head_dim = step.head_dim;
+        int64_t d = 0;
+        for (; d + 2 * WIDTH <= head_dim; d += 2 * WIDTH) {
+            Floats low[GROUP], high[GROUP];
+            for (int g = 0; g < GROUP; ++g) {
+                low[g] = load(out + g * head_dim + d);
+                high[g] = load(out + g * head_dim + d + WIDTH);
+            }
+            for (int64_t i = 0; i < count; ++i) {
+                Floats a = load(values + offsets[i] + d), b = load(values + offsets[i] + d + WIDTH);
+                for (int g = 0; g < GROUP; ++g) {
+                    float weight = weights[g * PART + i];
+                    low[g] += a * weight;
+                    high[g] += b * weight;
+                }
+            }
+            for (int g = 0; g < GROUP; ++g) {
+                store(out + g * head_dim + d, low[g]);
+                store(out + g * head_dim + d + WIDTH, high[g]);
+            }
+        }
+        for (; d < head_dim; d += WIDTH) {
+            for (int g = 0; g < GROUP; ++g) {
+                Floats sum = load(out + g * head_dim + d);
+                for (int64_t i = 0; i < count; ++i) sum += load(values + offsets[i] + d) * weights[g * PART + i];
+                store(out + g * head_dim + d, sum);
+            }
+        }
+    }
+
+#if defined(__AVX512BF16__)
+    // The same with pairs of positions, for weights that are bfloat16.
+    template <int GROUP>
+    void mix(const int64_t* offsets, int64_t count, const bf16* weights, float* out) const {
+        for (int64_t d = 0; d < step.head_dim; d += 2 * WIDTH) {
+            __m512 low[GROUP], high[GROUP];
+            for (int g = 0; g < GROUP; ++g) low[g] = high[g] = _mm512_setzero_ps();
+            for (int64_t i = 0; i < count; i += 2) {
+                __m512i a = _mm512_loadu_si512(values + offsets[i] + d);
+                __m512i b = _mm512_loadu_si512(values + offsets[i + 1] + d);
+                __m512bh lows = (__m512bh)_mm512_unpacklo_epi16(a, b), highs = (__m512bh)_mm512_unpackhi_epi16(a, b);
+                for (int g = 0; g < GROUP; ++g) {
+                    int32_t both;
+                    std::memcpy(&both, weights + g * PART + i, 4);
+                    __m512bh weight = (__m512bh)_mm512_set1_epi32(both);
+                    low[g] = _mm512_dpbf16_ps(low[g], lows, weight);
+                    high[g] = _mm512_dpbf16_ps(high[g], highs, weight);
+                }
+            }
+            // Unpacking works in quarters of a vector: dimensions 0-3, 8-11, ... are low, 4-7, 12-15, ... are high.
+            const __m512i front = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
+            const __m512i back = _mm512_setr_epi32(8, 9, 10, 11, 24, 25, 26, 27, 12, 13, 14, 15, 28, 29, 30, 31);
+            for (int g = 0; g < GROUP; ++g) {
+                float* to = out + g * step.head_dim + d;
+                store(to, load(to) + (Floats)_mm512_permutex2var_ps(low[g], front, high[g]));
+                store(to + WIDTH, load(to + WIDTH) + (Floats)_mm512_permutex2var_ps(low[g], back, high[g]));
+            }
+        }
+    }
+
+#endif
+
+    template <typename Weight>
+    void mix_all(const int64_t* offsets, int64_t count, const Weight* weights, float* out) const {
+        for (int64_t g = 0; g < group; g += MAX_GROUP) {
+            const Weight* w = weights + g * PART;
+            float* o = out + g * step.head_dim;
+            switch (std::min<int64_t>(MAX_GROUP, group - g)) {
+                case 1: mix<1>(offsets, count, w, o); break;
+                case 2: mix<2>(offsets, count, w, o); break;
+                case 3: mix<3>(offsets, count, w, o); break;
+                case 4: mix<4>(offsets, count, w, o); break;
+                case 5: mix<5>(offsets, count, w, o); break;
+                case 6: mix<6>(offsets, count, w, o); break;
+                case 7: mix<7>(offsets, count, w, o); break;
+                case 8: mix<8>(offsets, count, w, o); break;
+            }
+        }
+    }
+
+    // out [group, head_dim], greatest [group], total [group], for at most PART positions;
+    // ``work`` holds group * (head_dim + PART) + 16 * head_dim floats
+    void run(int64_t begin, int64_t end, float* out, float* greatest, float* total, float* work) const {
+        int64_t head_dim = step.head_dim, count = end - begin;
+        float* held_queries = work;
+        float* scores = held_queries + group * head_dim;
+        float* held_keys = scores + group * PART;
+        for (int64_t i = 0; i < group * head_dim; ++i) held_queries[i] = get(queries[i]);
+        std::fill(out, out + group * head_dim, 0.0f);
+        int64_t offsets[PART];
+        find(begin, count, offsets);
+        score(offsets, count, held_queries, held_keys, scores);
+        for (int64_t g = 0; g < group; ++g) {
+            float* row = scores + g * PART;
+            Floats tops = Floats{} - INFINITY;
+            // Whatever the last vector holds past the end must not count.
+            for (int64_t i = count; i % WIDTH; ++i) row[i] = -INFINITY;
+            for (int64_t i = 0; i < count; i += WIDTH) {
+                Floats score = load(row + i);
+                if (step.softcap != 0.0f) {
+                    score = step.softcap * hyperbolic_tangent(score / step.softcap);
+                    for (int64_t j = count; j < i + WIDTH; ++j) score[j - i] = -INFINITY;
+                    store(row + i, score);
+                }
+                tops = score > tops ? score : tops;
+            }
+            float top = tops[0];
+            for (int i = 1; i < WIDTH; ++i) top = std::max(top, tops[i]);
+            Floats sums = {};
+            for (int64_t i = 0; i < count; i += WIDTH) {
+                Floats weight = exponential(load(row + i) - top);
+                store(row + i, weight);
+                sums += weight;
+            }
+            greatest[g] = top;
+            total[g] = sum_of(sums);
+        }
+#if defined(__AVX512BF16__)
+        if constexpr (sizeof(T) == 2) {
+            if (head_dim % (2 * WIDTH) == 0) {
+                // In place: half as long, the rows end up before anything that is still to be read.
+                bf16* rounded = (bf16*)scores;
+                for (int64_t g = 0; g < group; ++g) {
+                    for (int64_t i = 0; i < count; i += WIDTH) {
+                        Floats weight = load(scores + g * PART + i);
+                        store(rounded + g * PART + i, weight);
+                    }
+                }
+                return mix_all(offsets, count, rounded, out);
+            }
+        }
+#endif
+        mix_all(offsets, count, scores, out);
+    }
+};
+
+// out [group, head_dim] from the parts of one query group, each as ``Part::run`` leaves it.
+template <typename T>
+void join(const float* parts, int64_t num_parts, int64_t head_dim, int64_t group, T* out) {
+    int64_t part_size = group * (head_dim + 2);
+    for (int64_t g = 0; g < group; ++g) {
+        float top = -INFINITY, total = 0.0f;
+        for (int64_t i = 0; i < num_parts; ++i) top = std::max(top, parts[i * part_size + group * head_dim + g]);
+        float sums[MAX_HEAD_DIM] = {};
+        for (int64_t i = 0; i < num_parts; ++i) {
+            const float* part = parts + i * part_size;
+            float weight = std::exp(part[group * head_dim + g] - top);
+            total += weight * part[group * (head_dim + 1) + g];
+#pragma omp simd
+            for (int64_t d = 0; d < head_dim; ++d) sums[d] += weight * part[g * head_dim + d];
+        }
+#pragma omp simd
+        for (int64_t d = 0; d < head_dim; ++d) put(out + g * head_dim + d, sums[d] / total);
+    }
+}
+
+}  // namespace
