@@ -45,6 +45,8 @@ class Pool:
         self._num_children = [0] * num_blocks
         self._released_at = [0] * num_blocks
         self._index: dict[bytes, int] = {}
+        self._moved: dict[bytes, bool] = {}
+        """Digests that gained or lost their block since they were last told, and whether they have one now."""
         self._leaves: list[
             tuple[int, int]
         ] = []  # heap of (released_at, block); an entry that no longer holds is skipped
@@ -162,10 +164,21 @@ class Pool:
         if link.digest in self._index:
             return None
         self._index[link.digest] = block_id
+        self._moved[link.digest] = True
         self._links[block_id], self._keys[block_id], self._parents[block_id] = link, key, parent
         if parent != NO_PARENT:
             self._num_children[parent] += 1
         return block_id
+
+    def named(self) -> list[bytes]:
+        """The digests of all blocks that have a name."""
+        return list(self._index)
+
+    def take_moved(self) -> tuple[list[bytes], list[bytes]]:
+        """Digests that have a block now and those that have none any more, of all that changed since the last call."""
+        moved, self._moved = self._moved, {}
+        stored = [digest for digest, is_held in moved.items() if is_held]
+        return stored, [digest for digest, is_held in moved.items() if not is_held]
 
     def _offer(self, block_id: int) -> None:
         """Put a cached block that is a leaf where eviction looks."""
@@ -202,6 +215,7 @@ class Pool:
             link, parent = self._links[block_id], self._parents[block_id]
             assert link is not None
             del self._index[link.digest]
+            self._moved[link.digest] = False
             self._links[block_id], self._keys[block_id], self._parents[block_id] = None, b"", NO_PARENT
             self.num_cached -= 1
             self._free(block_id, block_id + 1)
