@@ -16,6 +16,7 @@ from gateway import api, doors, errors, store
 from gateway.auth import Auth
 from gateway.bootstrap import bootstrap
 from gateway.clock import Clock
+from gateway.directory import Directory
 from gateway.dispatch import Dispatch
 from gateway.doors import Doors, Stop
 from gateway.house import GATEWAY, Gateway
@@ -83,17 +84,19 @@ async def opened(
     """Everything open, while the models load. ``command`` starts a worker."""
     async with contextlib.AsyncExitStack() as stack:
         rooms = await stack.enter_async_context(store.opened(config.store))
-        born = await bootstrap(rooms, environ)
+        born = await bootstrap(rooms, environ, config.policies)
         if born is not None and born.made:
             announce(f"First start: these keys are shown once, and kept in {born.path}.")
             for name, key in born.made.items():
                 announce(f"{name}={key}")
         clock = Clock()
+        directory = await Directory.load(rooms, clock)
+        await stack.enter_async_context(directory.watched())
         ledger = Ledger(writer_for(rooms), config.store, clock, lambda: house_doors.num_inside)
         stack.push_async_callback(ledger.close, LEDGER_S)
         dispatch = Dispatch(config, clock, command)
         stack.push_async_callback(dispatch.close, WORKERS_S)
-        gw = Gateway(config, clock, await Auth.load(rooms), dispatch, ledger)
+        gw = Gateway(config, clock, directory, Auth(directory), dispatch, ledger)
         await stack.enter_async_context(answering(gw, house_doors, sockets))
         for name in config.models:
             stack.callback(asyncio.create_task(open_model(gw, name)).cancel)

@@ -1,58 +1,135 @@
-"""Bearer key to tenant: one keyed hash and one look-up in memory; no database on the way of a request."""
+"""Bearer key to whoever asks with it: one keyed hash and one look-up in memory; no database on the way of a request."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import ipaddress
+import time
+from collections.abc import Callable
 
 import msgspec
-import sqlalchemy as sa
 from aiohttp import web
 
-from gateway import keys, store
-from gateway.errors import InvalidApiKey
-from gateway.store import Store
+from gateway import keys
+from gateway.directory import EVERYTHING, Directory, Key, Network, Scopes
+from gateway.errors import InvalidApiKey, ModelNotFound, PermissionDenied
+from policies.policy import Policy
+
+OWNER, OPERATOR, BILLING_READER = "owner", "operator", "billing_reader"
 
 
-class Caller(msgspec.Struct, frozen=True):
-    """Who asks, and with which key."""
+class Caller(msgspec.Struct, frozen=True, gc=False):
+    """Who asks, with which key, and what they may do: as it was when they came, whatever changes meanwhile."""
 
+    organization_id: str
     tenant_id: str
+    tenant_name: str
     key_id: str
+    policy: Policy
+    """The tenant's, narrowed by the key."""
+    policy_name: str
+    policy_version: int
+    scopes: Scopes = EVERYTHING
+
+    def check_endpoint(self, endpoint: str) -> None:
+        """``endpoint`` such as "chat.completions". Raises PermissionDenied."""
+        if self.scopes.endpoints is not None and endpoint not in self.scopes.endpoints:
+            raise PermissionDenied(
+                f"You have insufficient permissions for this operation. Missing scopes: {endpoint}.",
+                code="missing_scope",
+            )
+
+    def check(self, model: str, endpoint: str) -> None:
+        """Raises PermissionDenied, and ModelNotFound just as for a model that nobody serves."""
+        self.check_endpoint(endpoint)
+        if not self.policy.may_use(model):
+            raise ModelNotFound.named(model)
+
+
+class AdminCaller(msgspec.Struct, frozen=True, gc=False):
+    """Who administers, and in which role."""
+
+    key_id: str
+    name: str
+    role: str
 
 
 class Auth:
-    """Every API key that is valid. Admin keys belong to no tenant and open nothing here."""
+    """Opens the door, or not. A key that opens nothing is refused in the same words whatever is wrong with it."""
 
-    def __init__(self, secret: bytes, callers: Mapping[bytes, Caller]) -> None:
-        """``callers`` by the hash of their key under ``secret``."""
-        self._secret = secret
-        self._callers = callers
+    def __init__(self, directory: Directory, wall: Callable[[], float] = time.time) -> None:
+        """``wall``: Unix seconds; keys expire by them."""
+        self._directory = directory
+        self._wall = wall
 
-    @classmethod
-    async def load(cls, rooms: Store) -> Auth:
-        """The keys that are neither revoked nor of a disabled tenant."""
-        query = (
-            sa.select(store.keys.c.hash, store.keys.c.tenant_id, store.keys.c.id)
-            .join(store.tenants)
-            .where(store.keys.c.kind == "api", store.keys.c.revoked_at.is_(None), store.tenants.c.disabled_at.is_(None))
-        )
-        async with rooms.engine.connect() as connection:
-            secret = (await connection.execute(sa.select(store.install.c.key_secret))).scalar_one()
-            rows = await connection.execute(query)
-            return cls(secret, {row.hash: Caller(row.tenant_id, row.id) for row in rows})
-
-    async def tenant_of(self, request: web.Request) -> Caller:
-        """Raises InvalidApiKey."""
-        header = request.headers.get("authorization", "")
-        scheme, _, key = header.partition(" ")
-        if scheme.lower() != "bearer" or not (key := key.strip()):
-            raise InvalidApiKey(
-                "You didn't provide an API key. Send it in the Authorization header: 'Authorization: Bearer YOUR_KEY'."
-            )
-        caller = self.caller(key)
+    def caller_of(self, request: web.Request) -> Caller:
+        """Raises InvalidApiKey, and PermissionDenied when the key may not be used from there."""
+        key = _presented(request)
+        caller = self.caller(key, request.remote)
         if caller is None:
             raise InvalidApiKey("Incorrect API key provided.")
         return caller
 
-    def caller(self, key: str) -> Caller | None:
-        return self._callers.get(keys.hash_of(self._secret, key))
+    def admin_of(self, request: web.Request, *roles: str) -> AdminCaller:
+        """``roles``: those that may do it besides the owner; none given: everybody who administers.
+
+        Raises InvalidApiKey, and PermissionDenied.
+        """
+        key = self._valid(_presented(request))
+        if key is None or key.role is None:
+            raise InvalidApiKey("Incorrect API key provided.")
+        _check_address(key, request.remote)
+        if roles and key.role not in (OWNER, *roles):
+            raise PermissionDenied("The role of this key does not allow this.", code="insufficient_role")
+        return AdminCaller(key.id, key.name, key.role)
+
+    def caller(self, presented: str, address: str | None = None) -> Caller | None:
+        """None when the key opens nothing here. Raises PermissionDenied when it may not be used from ``address``."""
+        key = self._valid(presented)
+        if key is None or key.tenant_id is None:
+            return None
+        tenant = self._directory.tenant(key.tenant_id)
+        if tenant.is_disabled:
+            return None
+        _check_address(key, address)
+        version = self._directory.policy(tenant.policy_name)
+        return Caller(
+            tenant.organization_id,
+            tenant.id,
+            tenant.name,
+            key.id,
+            self._directory.policy_for(key, version),
+            version.name,
+            version.version,
+            key.restriction.scopes if key.restriction else EVERYTHING,
+        )
+
+    def _valid(self, presented: str) -> Key | None:
+        key = self._directory.key(keys.hash_of(self._directory.secret, presented))
+        if key is None or (key.expires_at is not None and key.expires_at <= self._wall()):
+            return None
+        return key
+
+
+def _presented(request: web.Request) -> str:
+    header = request.headers.get("authorization", "")
+    scheme, _, key = header.partition(" ")
+    if scheme.lower() != "bearer" or not (key := key.strip()):
+        raise InvalidApiKey(
+            "You didn't provide an API key. Send it in the Authorization header: 'Authorization: Bearer YOUR_KEY'."
+        )
+    return key
+
+
+def _check_address(key: Key, address: str | None) -> None:
+    if key.restriction is not None and key.restriction.networks and not _is_within(address, key.restriction.networks):
+        raise PermissionDenied("This key may not be used from this address.", code="ip_not_authorized")
+
+
+def _is_within(address: str | None, networks: tuple[Network, ...]) -> bool:
+    try:
+        found = ipaddress.ip_address(address or "")
+    except ValueError:  # a Unix socket has none
+        return False
+    if isinstance(found, ipaddress.IPv6Address) and found.ipv4_mapped is not None:
+        found = found.ipv4_mapped
+    return any(found in network for network in networks)

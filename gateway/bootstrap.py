@@ -1,11 +1,11 @@
-"""The first start: an empty store gets its secret, a tenant, an API key and an admin key, which a file keeps."""
+"""The first start: an empty store gets its secret, an organization, a tenant, an API key and an admin key, which a file
+keeps; and every start: a policy of the settings that the store has never had is made in it."""
 
 from __future__ import annotations
 
 import logging
 import os
 import time
-import uuid
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -14,13 +14,16 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway import keys, store
-from gateway.store import Store, StoreError
+from gateway.store import Store, StoreError, new_id
+from policies.policy import Policy
 
 log = logging.getLogger(__name__)
 
 FILE = "bootstrap.env"
 API_KEY, ADMIN_KEY = "PENSTOCK_API_KEY", "PENSTOCK_ADMIN_KEY"
-TENANT = "default"
+ORGANIZATION = TENANT = POLICY = "default"
+BY_SETTINGS = "config.toml"
+"""Who made the first version of a policy of the settings."""
 
 
 class Born(msgspec.Struct, frozen=True):
@@ -31,36 +34,74 @@ class Born(msgspec.Struct, frozen=True):
     """The keys that were drawn here, by name; not those that the environment gave."""
 
 
-async def bootstrap(rooms: Store, environ: Mapping[str, str]) -> Born | None:
+async def bootstrap(rooms: Store, environ: Mapping[str, str], seeds: Mapping[str, Policy] | None = None) -> Born | None:
     """Fills an empty store; None when it is not empty. Raises StoreError.
 
     Keys named in the environment are used as they are. The file is written before the store is, so that no start is the
-    first one whose keys nobody has seen.
+    first one whose keys nobody has seen. ``seeds``: the settings' policies.
     """
-    async with rooms.engine.begin() as connection:
+    async with rooms.changing() as (connection, revision):
+        await _seed(connection, {POLICY: Policy(), **(seeds or {})}, revision)
         installed = (await connection.execute(sa.select(store.install.c.key_secret))).scalar()
         if installed is not None:
             await _mention_strangers(connection, installed, environ)
             return None
         now, secret = int(time.time()), keys.new_secret()
-        values = {name: environ.get(name) or keys.new_key() for name in (API_KEY, ADMIN_KEY)}
+        values = {
+            API_KEY: environ.get(API_KEY) or keys.new_key(),
+            ADMIN_KEY: environ.get(ADMIN_KEY) or keys.new_admin_key(),
+        }
         if values[API_KEY] == values[ADMIN_KEY]:
             raise StoreError(f"{API_KEY} and {ADMIN_KEY} are the same key, but one opens what the other must not")
         path = _write(rooms.data_dir / FILE, values)
-        tenant_id = new_id("ten")
+        born = {"created_at": now, "version": 1, "revision": revision}
+        organization = {"id": new_id("org"), "name": ORGANIZATION, **born}
+        tenant = {
+            "id": new_id("ten"),
+            "organization_id": organization["id"],
+            "name": TENANT,
+            "policy": POLICY,
+            "metadata": "{}",
+            **born,
+        }
         await connection.execute(sa.insert(store.install), {"id": 1, "key_secret": secret, "created_at": now})
-        await connection.execute(sa.insert(store.tenants), {"id": tenant_id, "name": TENANT, "created_at": now})
+        await connection.execute(sa.insert(store.organizations), organization)
+        await connection.execute(sa.insert(store.tenants), tenant)
         for name, kind in ((API_KEY, "api"), (ADMIN_KEY, "admin")):
             row = {
                 "id": new_id("key"),
-                "tenant_id": tenant_id if kind == "api" else None,
+                "tenant_id": tenant["id"] if kind == "api" else None,
                 "kind": kind,
+                "role": "owner" if kind == "admin" else None,
                 "name": "bootstrap",
-                "created_at": now,
                 **msgspec.structs.asdict(keys.kept(secret, values[name])),
+                **born,
             }
             await connection.execute(sa.insert(store.keys), row)
     return Born(path, {name: value for name, value in values.items() if not environ.get(name)})
+
+
+async def _seed(connection: AsyncConnection, seeds: Mapping[str, Policy], revision: int) -> None:
+    """Those of which no version was ever written."""
+    heads = {row.name: row for row in await connection.execute(sa.select(store.policy_heads))}
+    for name, policy in seeds.items():
+        if name in heads and heads[name].current_version:
+            continue
+        head = {"current_version": 1, "revision": revision}
+        if name in heads:
+            renewed = sa.update(store.policy_heads).where(store.policy_heads.c.name == name)
+            await connection.execute(renewed.values(head))
+        else:
+            await connection.execute(sa.insert(store.policy_heads), {"name": name, **head})
+        version = {
+            "name": name,
+            "version": 1,
+            "document": msgspec.json.encode(policy).decode(),
+            "created_at": int(time.time()),
+            "created_by": BY_SETTINGS,
+            "note": "",
+        }
+        await connection.execute(sa.insert(store.policies), version)
 
 
 async def _mention_strangers(connection: AsyncConnection, secret: bytes, environ: Mapping[str, str]) -> None:
@@ -70,11 +111,6 @@ async def _mention_strangers(connection: AsyncConnection, secret: bytes, environ
             known = sa.select(store.keys.c.id).where(store.keys.c.hash == keys.hash_of(secret, key))
             if (await connection.execute(known)).first() is None:
                 log.warning("%s is set but is no key of this store: it is looked at on the first start alone", name)
-
-
-def new_id(kind: str) -> str:
-    """Unique, and in the order of making."""
-    return f"{kind}_{time.time_ns() // 1_000_000:011x}{uuid.uuid4().hex[:13]}"
 
 
 def _write(path: Path, values: Mapping[str, str]) -> Path:

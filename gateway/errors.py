@@ -82,6 +82,12 @@ class InvalidApiKey(GatewayError):
     status, type, code = 401, "invalid_request_error", "invalid_api_key"
 
 
+class PermissionDenied(GatewayError):
+    """The key is good, but not for this, or not from there."""
+
+    status, type, code = 403, "permission_error", "permission_denied"
+
+
 class NotFound(GatewayError):
     """There is nothing at this address."""
 
@@ -89,9 +95,13 @@ class NotFound(GatewayError):
 
 
 class ModelNotFound(GatewayError):
-    """No model of this name is served."""
+    """No model of this name is served, or none that the caller may use: the answer is the same."""
 
     status, type, code = 404, "invalid_request_error", "model_not_found"
+
+    @classmethod
+    def named(cls, model: str) -> ModelNotFound:
+        return cls(f"The model `{model}` does not exist or you do not have access to it.", param="model")
 
 
 class MethodNotAllowed(GatewayError):

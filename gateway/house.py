@@ -13,6 +13,7 @@ from policies.settings import Settings
 
 if TYPE_CHECKING:
     from gateway.auth import Auth
+    from gateway.directory import Directory
     from gateway.ledger import Ledger
 
 
@@ -22,6 +23,7 @@ class Gateway:
 
     settings: Settings
     clock: Clock
+    directory: Directory
     auth: Auth
     dispatch: Dispatch
     ledger: Ledger

@@ -9,6 +9,7 @@ import string
 import msgspec
 
 PREFIX = "sk-penstock-"
+ADMIN_PREFIX = "sk-penstock-admin-"
 NUM_RANDOM_CHARS = 43
 """256 bits in letters and digits, which a double click selects as a whole."""
 NUM_SECRET_BYTES = 32
@@ -25,7 +26,13 @@ class Kept(msgspec.Struct, frozen=True):
 
 
 def new_key() -> str:
-    return PREFIX + "".join(secrets.choice(_ALPHABET) for _ in range(NUM_RANDOM_CHARS))
+    """For inference."""
+    return PREFIX + _random()
+
+
+def new_admin_key() -> str:
+    """For the administration."""
+    return ADMIN_PREFIX + _random()
 
 
 def new_secret() -> bytes:
@@ -40,5 +47,11 @@ def hash_of(secret: bytes, key: str) -> bytes:
 
 def kept(secret: bytes, key: str) -> Kept:
     """A key that people made up may be short: then nothing of it is kept in clear."""
-    is_ours = key.startswith(PREFIX) and len(key) >= len(PREFIX) + 16
-    return Kept(hash_of(secret, key), PREFIX if is_ours else "", key[-4:] if is_ours else "")
+    for prefix in (ADMIN_PREFIX, PREFIX):
+        if key.startswith(prefix) and len(key) >= len(prefix) + 16:
+            return Kept(hash_of(secret, key), prefix, key[-4:])
+    return Kept(hash_of(secret, key), "", "")
+
+
+def _random() -> str:
+    return "".join(secrets.choice(_ALPHABET) for _ in range(NUM_RANDOM_CHARS))

@@ -13,8 +13,9 @@ from policies import wire
 
 async def complete(request: web.Request) -> web.StreamResponse:
     gw = request.app[GATEWAY]
-    caller = await gw.auth.tenant_of(request)
+    caller = gw.auth.caller_of(request)
     call = openai.parse_chat(await body_of(request))
+    caller.check(call.model, "chat.completions")
     text, facts = gw.dispatch.text(call.model), gw.dispatch.ready(call.model)
     gw.ledger.check_room()
     prompt = await text.encode_chat(call.messages, call.tools, call.chat_template_kwargs, caller.tenant_id)

@@ -17,8 +17,9 @@ DEFAULT_MAX_TOKENS = 16
 
 async def complete(request: web.Request) -> web.StreamResponse:
     gw = request.app[GATEWAY]
-    caller = await gw.auth.tenant_of(request)
+    caller = gw.auth.caller_of(request)
     call = openai.parse_completion(await body_of(request))
+    caller.check(call.model, "completions")
     text, facts = gw.dispatch.text(call.model), gw.dispatch.ready(call.model)
     gw.ledger.check_room()
     texts, prompts = call.texts, await _prompts(call, text, facts)

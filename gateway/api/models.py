@@ -13,18 +13,20 @@ from gateway.house import GATEWAY
 
 async def every(request: web.Request) -> web.Response:
     gw = request.app[GATEWAY]
-    await gw.auth.tenant_of(request)
-    return _json(openai.ModelList(data=[_shaped(model) for model in gw.dispatch.models()]))
+    caller = gw.auth.caller_of(request)
+    caller.check_endpoint("models")
+    models = [_shaped(model) for model in gw.dispatch.models() if caller.policy.may_use(model.name)]
+    return _json(openai.ModelList(data=models))
 
 
 async def one(request: web.Request) -> web.Response:
     gw = request.app[GATEWAY]
-    await gw.auth.tenant_of(request)
     name = request.match_info["model"]
+    gw.auth.caller_of(request).check(name, "models")
     for model in gw.dispatch.models():
         if model.name == name:
             return _json(_shaped(model))
-    raise ModelNotFound(f"The model '{name}' does not exist", param="model")
+    raise ModelNotFound.named(name)
 
 
 def _shaped(model: ServedModel) -> openai.ModelBody:

@@ -12,12 +12,14 @@ from alembic.runtime.migration import MigrationContext
 from gateway import store
 from gateway.auth import Auth
 from gateway.bootstrap import ADMIN_KEY, API_KEY, bootstrap
+from gateway.clock import Clock
+from gateway.directory import Directory
 from policies import settings
 
 
 async def test_an_empty_database_is_brought_up_to_date_and_a_second_start_changes_nothing(store_settings):
     async with store.opened(store_settings) as rooms:
-        assert rooms.applied == ["0001", "0002"]
+        assert rooms.applied == ["0001", "0002", "0003"]
     async with store.opened(store_settings) as rooms:
         assert rooms.applied == []
 
@@ -31,6 +33,13 @@ async def test_the_migrated_schema_is_the_one_that_the_code_knows(store_settings
         assert await connection.run_sync(differences) == []
         assert await connection.run_sync(checks) == {
             "install": {"install_is_one_row"},
+            "changes": {"changes_is_one_row"},
+            "organizations": set(),
+            "policies": set(),
+            "policy_heads": set(),
+            "service_accounts": {"service_accounts_have_a_role"},
+            "audit_log": set(),
+            "idempotency": set(),
             "keys": {"keys_have_their_kind"},
             "tenants": set(),
             "ledger": set(),
@@ -69,7 +78,7 @@ async def test_the_first_start_makes_keys_that_open_the_door_and_the_second_make
         born = await bootstrap(rooms, {})
         assert born is not None
         assert await bootstrap(rooms, {}) is None
-        auth = await Auth.load(rooms)
+        auth = Auth(await Directory.load(rooms, Clock()))
     assert born.path.stat().st_mode & 0o777 == 0o600
     assert born.path.read_text() == "".join(f"{name}={key}\n" for name, key in born.made.items())
     assert auth.caller(born.made[API_KEY]) is not None
@@ -81,7 +90,7 @@ async def test_keys_of_the_environment_are_used_as_they_are(store_settings):
     environ = {API_KEY: "sk-of-my-own", ADMIN_KEY: "sk-another"}
     async with store.opened(store_settings) as rooms:
         born = await bootstrap(rooms, environ)
-        auth = await Auth.load(rooms)
+        auth = Auth(await Directory.load(rooms, Clock()))
     assert born.made == {}
     assert auth.caller("sk-of-my-own") is not None
     assert born.path.read_text() == "PENSTOCK_API_KEY=sk-of-my-own\nPENSTOCK_ADMIN_KEY=sk-another\n"
@@ -119,10 +128,10 @@ async def test_a_revoked_key_and_a_disabled_tenant_open_nothing(store_settings):
         for table, column in ((store.keys, "revoked_at"), (store.tenants, "disabled_at")):
             async with rooms.engine.begin() as connection:
                 await connection.execute(sa.update(table).values({column: 1}))
-            assert (await Auth.load(rooms)).caller(born.made[API_KEY]) is None
+            assert Auth(await Directory.load(rooms, Clock())).caller(born.made[API_KEY]) is None
             async with rooms.engine.begin() as connection:
                 await connection.execute(sa.update(table).values({column: None}))
-            assert (await Auth.load(rooms)).caller(born.made[API_KEY]) is not None
+            assert Auth(await Directory.load(rooms, Clock())).caller(born.made[API_KEY]) is not None
 
 
 async def test_one_data_directory_is_one_gateways(tmp_path):
@@ -138,7 +147,7 @@ async def test_one_data_directory_is_one_gateways(tmp_path):
 async def test_gateways_may_share_a_postgresql(postgres, tmp_path):
     config = settings.Store(data_dir=str(tmp_path), url=postgres)
     async with store.opened(config) as first, store.opened(config) as second:
-        assert (len(first.applied), len(second.applied)) == (2, 0)
+        assert (len(first.applied), len(second.applied)) == (3, 0)
 
 
 @pytest.mark.parametrize(

@@ -9,73 +9,57 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import time
+import uuid
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
-from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
 import migrations
+from gateway.store.tables import (
+    audit_log,
+    changes,
+    idempotency,
+    install,
+    keys,
+    ledger,
+    metadata,
+    organizations,
+    policies,
+    policy_heads,
+    service_accounts,
+    tenants,
+)
 from policies import settings
+
+__all__ = [
+    "PRAGMAS",
+    "Store",
+    "StoreError",
+    "audit_log",
+    "bump",
+    "changes",
+    "idempotency",
+    "install",
+    "keys",
+    "ledger",
+    "metadata",
+    "new_id",
+    "opened",
+    "organizations",
+    "policies",
+    "policy_heads",
+    "service_accounts",
+    "tenants",
+    "url_of",
+]
 
 PRAGMAS = ("journal_mode = WAL", "synchronous = FULL", "foreign_keys = ON", "busy_timeout = 10000")
 """FULL: a commit is on the disk when it returns, which a ledger promises and WAL's own default does not."""
-
-metadata = sa.MetaData()
-
-install = sa.Table(
-    "install",
-    metadata,
-    sa.Column("id", sa.Integer, primary_key=True, autoincrement=False),
-    sa.Column("key_secret", sa.LargeBinary, nullable=False),
-    sa.Column("created_at", sa.BigInteger, nullable=False),
-    sa.CheckConstraint("id = 1", name="install_is_one_row"),
-)
-tenants = sa.Table(
-    "tenants",
-    metadata,
-    sa.Column("id", sa.Text, primary_key=True),
-    sa.Column("name", sa.Text, nullable=False, unique=True),
-    sa.Column("created_at", sa.BigInteger, nullable=False),
-    sa.Column("disabled_at", sa.BigInteger),
-)
-keys = sa.Table(
-    "keys",
-    metadata,
-    sa.Column("id", sa.Text, primary_key=True),
-    sa.Column("tenant_id", sa.Text, sa.ForeignKey("tenants.id"), index=True),
-    sa.Column("kind", sa.Text, nullable=False),
-    sa.Column("name", sa.Text, nullable=False),
-    sa.Column("hash", sa.LargeBinary, nullable=False, unique=True),
-    sa.Column("prefix", sa.Text, nullable=False),
-    sa.Column("last_four", sa.Text, nullable=False),
-    sa.Column("created_at", sa.BigInteger, nullable=False),
-    sa.Column("revoked_at", sa.BigInteger),
-    sa.CheckConstraint(
-        "kind = 'admin' AND tenant_id IS NULL OR kind = 'api' AND tenant_id IS NOT NULL", name="keys_have_their_kind"
-    ),
-)
-ledger = sa.Table(
-    "ledger",
-    metadata,
-    sa.Column("request_id", sa.Text, primary_key=True),
-    sa.Column("tenant_id", sa.Text, nullable=False),
-    sa.Column("key_id", sa.Text, nullable=False),
-    sa.Column("model", sa.Text, nullable=False),
-    sa.Column("endpoint", sa.Text, nullable=False),
-    sa.Column("status", sa.Integer, nullable=False),
-    sa.Column("finish_reason", sa.Text),
-    sa.Column("num_prompt_tokens", sa.BigInteger, nullable=False),
-    sa.Column("num_cached_tokens", sa.BigInteger, nullable=False),
-    sa.Column("num_completion_tokens", sa.BigInteger, nullable=False),
-    sa.Column("num_sequences", sa.Integer, nullable=False),
-    sa.Column("created_at", sa.BigInteger, nullable=False),
-    sa.Column("queue_ms", sa.Double, nullable=False),
-    sa.Column("ttft_ms", sa.Double),
-    sa.Column("duration_ms", sa.Double, nullable=False),
-)
 
 
 class StoreError(Exception):
@@ -92,6 +76,29 @@ class Store:
         """SQLite's file; None on PostgreSQL."""
         self.applied = applied
         """The revisions by which opening it brought it up to date."""
+
+    @contextlib.asynccontextmanager
+    async def changing(self) -> AsyncIterator[tuple[AsyncConnection, int]]:
+        """A transaction that changes tenants, keys or policies, and the revision that its rows carry. It commits on
+        leaving, or changes nothing when an exception leaves it."""
+        async with self.engine.begin() as connection:
+            yield connection, await bump(connection)
+
+
+async def bump(connection: AsyncConnection) -> int:
+    """A new revision, for the rows that this transaction changes.
+
+    It comes first in the transaction: whoever else changes something waits here until this one has committed, so
+    revisions become visible in their order, and SQLite never finds that what was read before has changed meanwhile.
+    """
+    counted = sa.update(changes).values(revision=changes.c.revision + 1).returning(changes.c.revision)
+    revision: int = (await connection.execute(counted)).scalar_one()
+    return revision
+
+
+def new_id(kind: str) -> str:
+    """Unique, and in the order of making."""
+    return f"{kind}_{time.time_ns() // 1_000_000:011x}{uuid.uuid4().hex[:13]}"
 
 
 def url_of(config: settings.Store) -> sa.URL:

@@ -1,0 +1,272 @@
+"""Who there is, in memory: every key, tenant and policy of the store, so that a request asks no database.
+
+A change of the store has a revision, and each row that it touched carries it: ``refresh`` reads the rows that are newer
+than what is known here. ``watched`` does so twice a second and whenever ``notice`` says that there is something; while
+the database is away, what was known last goes on to count.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import logging
+from collections.abc import AsyncIterator, Iterable
+
+import msgspec
+import sqlalchemy as sa
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from gateway import store
+from gateway.clock import Clock
+from gateway.store import Store, StoreError
+from policies.policy import Narrowing, Policy, narrowed
+
+log = logging.getLogger(__name__)
+
+POLL_S = 0.5
+"""Between two looks. What was revoked through another gateway ends here so much later, if no notice comes before."""
+LOOK_S = 10.0
+"""How long the database may take to answer one of them."""
+CHUNK = 10_000
+"""Rows that are read at once."""
+MAX_NARROWED = 10_000
+"""Narrowed policies that are kept made."""
+
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+
+class Scopes(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What a key is good for."""
+
+    endpoints: tuple[str, ...] | None = None
+    """Such as "chat.completions"; None: all of them."""
+
+
+EVERYTHING = Scopes()
+
+
+class Restriction(msgspec.Struct, frozen=True, gc=False):
+    """What a key may not do that its tenant may. Keys with the same words share one."""
+
+    scopes: Scopes
+    networks: tuple[Network, ...]
+    """Where its requests may come from; empty: anywhere."""
+    narrowing: str
+    """The JSON of a ``Narrowing``; empty: none."""
+
+
+class Key(msgspec.Struct, frozen=True, gc=False):
+    """A key that is not revoked."""
+
+    id: str
+    tenant_id: str | None
+    """None: a key of the administration."""
+    role: str | None
+    """Of an administrator."""
+    name: str
+    """Empty for a key of a tenant, of which there may be a million."""
+    expires_at: int | None
+    restriction: Restriction | None
+
+
+class Tenant(msgspec.Struct, frozen=True, gc=False):
+    """A tenant, disabled or not."""
+
+    id: str
+    organization_id: str
+    name: str
+    policy_name: str
+    is_disabled: bool
+
+
+class Version(msgspec.Struct, frozen=True, gc=False):
+    """The version of a policy that counts."""
+
+    name: str
+    version: int
+    policy: Policy
+
+
+class Directory:
+    """What the store says of keys, tenants and policies, as of ``revision``."""
+
+    def __init__(self, rooms: Store, clock: Clock, secret: bytes) -> None:
+        """Empty; ``load`` makes a full one."""
+        self.secret = secret
+        """Under which keys are hashed."""
+        self.revision = 0
+        self._rooms = rooms
+        self._clock = clock
+        self._keys: dict[bytes, Key] = {}
+        self._tenants: dict[str, Tenant] = {}
+        self._policies: dict[str, Version] = {}
+        self._restrictions: dict[tuple[str | None, str | None, str | None], Restriction] = {}
+        self._narrowed: dict[tuple[str, int, str], Policy] = {}
+        self._noticed = asyncio.Event()
+        self._refreshing = asyncio.Lock()
+        self._failure: str | None = None
+
+    @classmethod
+    async def load(cls, rooms: Store, clock: Clock) -> Directory:
+        """Raises StoreError."""
+        async with rooms.engine.connect() as connection:
+            secret = (await connection.execute(sa.select(store.install.c.key_secret))).scalar_one()
+        directory = cls(rooms, clock, secret)
+        await directory.refresh()
+        return directory
+
+    def key(self, hash: bytes) -> Key | None:
+        return self._keys.get(hash)
+
+    def tenant(self, tenant_id: str) -> Tenant:
+        return self._tenants[tenant_id]
+
+    def tenants(self) -> Iterable[Tenant]:
+        return self._tenants.values()
+
+    def policy(self, name: str) -> Version:
+        return self._policies[name]
+
+    def policy_for(self, key: Key, version: Version) -> Policy:
+        """``version`` as the key has it."""
+        if key.restriction is None or not (narrowing := key.restriction.narrowing):
+            return version.policy
+        known = (version.name, version.version, narrowing)
+        policy = self._narrowed.get(known)
+        if policy is None:
+            if len(self._narrowed) >= MAX_NARROWED:
+                self._narrowed.clear()
+            policy = narrowed(version.policy, msgspec.json.decode(narrowing, type=Narrowing))
+            self._narrowed[known] = policy
+        return policy
+
+    def notice(self) -> None:
+        """Something has changed: look now."""
+        self._noticed.set()
+
+    async def refresh(self) -> None:
+        """Reads what has changed since the last time. Raises what the database raises, and StoreError for a row that
+        cannot be understood; what was known before is known then as well."""
+        async with self._refreshing, self._rooms.engine.connect() as connection:
+            if self._rooms.database is None:  # SQLite has nothing but snapshots
+                await connection.execution_options(isolation_level="REPEATABLE READ")
+            revision = (await connection.execute(sa.select(store.changes.c.revision))).scalar_one()
+            if revision == self.revision:
+                return
+            policies = await self._new_policies(connection)
+            tenants = await self._new_tenants(connection)
+            self._policies.update(policies)
+            self._tenants.update(tenants)
+            await self._take_new_keys(connection)
+            self.revision = revision
+
+    @contextlib.asynccontextmanager
+    async def watched(self) -> AsyncIterator[None]:
+        """While this lasts, changes are found by themselves."""
+        watching = asyncio.create_task(self._watch())
+        try:
+            yield
+        finally:
+            watching.cancel()
+            await asyncio.wait([watching])
+
+    async def _watch(self) -> None:
+        while True:
+            timer = self._clock.call_later(POLL_S, self._noticed.set)
+            try:
+                await self._noticed.wait()
+            finally:
+                timer.cancel()
+            self._noticed.clear()
+            try:
+                async with asyncio.timeout(LOOK_S):
+                    await self.refresh()
+            except (SQLAlchemyError, OSError, StoreError) as error:  # TimeoutError is an OSError
+                self._say(" ".join(str(getattr(error, "orig", None) or error).split()) or type(error).__name__)
+            except Exception:
+                log.exception("the directory cannot be refreshed")
+            else:
+                self._say(None)
+
+    def _say(self, failure: str | None) -> None:
+        """Once when it begins, and once when it is over."""
+        if failure is not None and self._failure is None:
+            log.error("the store cannot be read, so keys and policies stay as they were: %s", failure)
+        if failure is None and self._failure is not None:
+            log.info("the store can be read again")
+        self._failure = failure
+
+    async def _new_policies(self, connection: AsyncConnection) -> dict[str, Version]:
+        heads, versions = store.policy_heads, store.policies
+        query = (
+            sa.select(versions.c.name, versions.c.version, versions.c.document)
+            .join(heads, (heads.c.name == versions.c.name) & (heads.c.current_version == versions.c.version))
+            .where(heads.c.revision > self.revision)
+        )
+        found = {}
+        for row in await connection.execute(query):
+            try:
+                policy = msgspec.json.decode(row.document, type=Policy)
+            except msgspec.DecodeError as error:
+                raise StoreError(f"version {row.version} of policy {row.name} cannot be read: {error}") from None
+            found[row.name] = Version(row.name, row.version, policy)
+        return found
+
+    async def _new_tenants(self, connection: AsyncConnection) -> dict[str, Tenant]:
+        columns = store.tenants.c
+        query = sa.select(columns.id, columns.organization_id, columns.name, columns.policy, columns.disabled_at).where(
+            columns.revision > self.revision
+        )
+        return {
+            id: Tenant(id, organization_id, name, policy, disabled_at is not None)
+            for id, organization_id, name, policy, disabled_at in await connection.execute(query)
+        }
+
+    async def _take_new_keys(self, connection: AsyncConnection) -> None:
+        columns = store.keys.c
+        query = sa.select(
+            columns.hash,
+            columns.id,
+            columns.tenant_id,
+            columns.role,
+            columns.name,
+            columns.expires_at,
+            columns.revoked_at,
+            columns.scopes,
+            columns.networks,
+            columns.narrowing,
+        ).where(columns.revision > self.revision)
+        if not self.revision:
+            query = query.where(columns.revoked_at.is_(None))
+        rows = await connection.stream(query)
+        async for chunk in rows.partitions(CHUNK):
+            for hash, id, tenant_id, role, name, expires_at, revoked_at, scopes, networks, narrowing in chunk:
+                if revoked_at is not None:
+                    self._keys.pop(hash, None)
+                    continue
+                restriction = None
+                if scopes or networks or narrowing:
+                    restriction = self._restriction(scopes, networks, narrowing)
+                if tenant_id is not None:
+                    tenant_id, name = self._tenants[tenant_id].id, ""  # the one string for all of them
+                self._keys[hash] = Key(id, tenant_id, role, name, expires_at, restriction)
+
+    def _restriction(self, scopes: str | None, networks: str | None, narrowing: str | None) -> Restriction:
+        words = (scopes, networks, narrowing)
+        known = self._restrictions.get(words)
+        if known is None:
+            if len(self._restrictions) >= MAX_NARROWED:
+                self._restrictions.clear()
+            try:
+                if narrowing:
+                    msgspec.json.decode(narrowing, type=Narrowing)
+                known = self._restrictions[words] = Restriction(
+                    msgspec.json.decode(scopes, type=Scopes) if scopes else EVERYTHING,
+                    tuple(map(ipaddress.ip_network, msgspec.json.decode(networks or "[]", type=list[str]))),
+                    narrowing or "",
+                )
+            except ValueError as error:
+                raise StoreError(f"a key's restrictions {words} cannot be read: {error}") from None
+        return known

@@ -1,0 +1,167 @@
+"""The tables, as the migrations leave them.
+
+Times are Unix seconds. A row that people change has a ``version``, which grows by one with each change of it and is its
+ETag, and a ``revision``: the number of the store's change that touched it last, by which a directory finds what is new
+to it. Nothing is deleted from such a table, only marked, so that a change is never a row that is missing.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import sqlalchemy as sa
+
+metadata = sa.MetaData()
+
+
+def _changing() -> list[sa.Column[Any]]:
+    """What every row has that people change."""
+    return [
+        sa.Column("version", sa.BigInteger, nullable=False),
+        sa.Column("revision", sa.BigInteger, nullable=False, index=True),
+    ]
+
+
+install = sa.Table(
+    "install",
+    metadata,
+    sa.Column("id", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("key_secret", sa.LargeBinary, nullable=False),
+    sa.Column("created_at", sa.BigInteger, nullable=False),
+    sa.CheckConstraint("id = 1", name="install_is_one_row"),
+)
+changes = sa.Table(
+    "changes",
+    metadata,
+    sa.Column("id", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("revision", sa.BigInteger, nullable=False),
+    sa.CheckConstraint("id = 1", name="changes_is_one_row"),
+)
+organizations = sa.Table(
+    "organizations",
+    metadata,
+    sa.Column("id", sa.Text, primary_key=True),
+    sa.Column("name", sa.Text, nullable=False, unique=True),
+    sa.Column("created_at", sa.BigInteger, nullable=False),
+    *_changing(),
+)
+policies = sa.Table(
+    "policies",
+    metadata,
+    sa.Column("name", sa.Text, sa.ForeignKey("policy_heads.name"), primary_key=True),
+    sa.Column("version", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("document", sa.Text, nullable=False),
+    sa.Column("created_at", sa.BigInteger, nullable=False),
+    sa.Column("created_by", sa.Text, nullable=False),
+    sa.Column("note", sa.Text, nullable=False),
+)
+"""Every version there ever was; a row never changes. ``document`` is the JSON of a ``policies.policy.Policy``."""
+policy_heads = sa.Table(
+    "policy_heads",
+    metadata,
+    sa.Column("name", sa.Text, primary_key=True),
+    sa.Column("current_version", sa.BigInteger, nullable=False),
+    sa.Column("deleted_at", sa.BigInteger),
+    sa.Column("revision", sa.BigInteger, nullable=False, index=True),
+)
+"""Which version counts. 0: none was written yet. A name that is used again after a deletion goes on counting."""
+tenants = sa.Table(
+    "tenants",
+    metadata,
+    sa.Column("id", sa.Text, primary_key=True),
+    sa.Column("organization_id", sa.Text, sa.ForeignKey("organizations.id"), nullable=False, index=True),
+    sa.Column("name", sa.Text, nullable=False, unique=True),
+    sa.Column("policy", sa.Text, sa.ForeignKey("policy_heads.name"), nullable=False, index=True),
+    sa.Column("metadata", sa.Text, nullable=False),
+    sa.Column("created_at", sa.BigInteger, nullable=False),
+    sa.Column("disabled_at", sa.BigInteger),
+    *_changing(),
+)
+"""``metadata`` is a JSON object of strings, of use to people alone."""
+service_accounts = sa.Table(
+    "service_accounts",
+    metadata,
+    sa.Column("id", sa.Text, primary_key=True),
+    sa.Column("tenant_id", sa.Text, sa.ForeignKey("tenants.id"), nullable=False, index=True),
+    sa.Column("name", sa.Text, nullable=False),
+    sa.Column("role", sa.Text, nullable=False),
+    sa.Column("created_at", sa.BigInteger, nullable=False),
+    sa.Column("deleted_at", sa.BigInteger),
+    *_changing(),
+    sa.CheckConstraint("role IN ('owner', 'member')", name="service_accounts_have_a_role"),
+)
+keys = sa.Table(
+    "keys",
+    metadata,
+    sa.Column("id", sa.Text, primary_key=True),
+    sa.Column("tenant_id", sa.Text, sa.ForeignKey("tenants.id"), index=True),
+    sa.Column("service_account_id", sa.Text, sa.ForeignKey("service_accounts.id"), index=True),
+    sa.Column("kind", sa.Text, nullable=False),
+    sa.Column("role", sa.Text),
+    sa.Column("name", sa.Text, nullable=False),
+    sa.Column("hash", sa.LargeBinary, nullable=False, unique=True),
+    sa.Column("prefix", sa.Text, nullable=False),
+    sa.Column("last_four", sa.Text, nullable=False),
+    sa.Column("scopes", sa.Text),
+    sa.Column("networks", sa.Text),
+    sa.Column("narrowing", sa.Text),
+    sa.Column("rotated_from", sa.Text),
+    sa.Column("created_at", sa.BigInteger, nullable=False),
+    sa.Column("expires_at", sa.BigInteger),
+    sa.Column("revoked_at", sa.BigInteger),
+    *_changing(),
+    sa.CheckConstraint(
+        "kind = 'admin' AND tenant_id IS NULL AND role IN ('owner', 'operator', 'billing_reader')"
+        " OR kind = 'api' AND tenant_id IS NOT NULL AND role IS NULL",
+        name="keys_have_their_kind",
+    ),
+)
+"""``scopes`` is the JSON of a ``directory.Scopes``, ``networks`` a JSON list of CIDR blocks, ``narrowing`` the JSON of
+a ``policies.policy.Narrowing``; null restricts nothing."""
+audit_log = sa.Table(
+    "audit_log",
+    metadata,
+    sa.Column("id", sa.Text, primary_key=True),
+    sa.Column("at", sa.BigInteger, nullable=False),
+    sa.Column("actor_key_id", sa.Text, nullable=False),
+    sa.Column("actor_name", sa.Text, nullable=False),
+    sa.Column("action", sa.Text, nullable=False),
+    sa.Column("object_kind", sa.Text, nullable=False),
+    sa.Column("object_id", sa.Text, nullable=False, index=True),
+    sa.Column("before", sa.Text),
+    sa.Column("after", sa.Text),
+    sa.Column("request_id", sa.Text, nullable=False),
+    sa.Column("address", sa.Text, nullable=False),
+)
+"""Who changed what: ``before`` and ``after`` are JSON objects without secrets. No foreign keys: it outlives everything.
+Ids are in the order of time."""
+idempotency = sa.Table(
+    "idempotency",
+    metadata,
+    sa.Column("key_id", sa.Text, primary_key=True),
+    sa.Column("key", sa.Text, primary_key=True),
+    sa.Column("body_hash", sa.LargeBinary, nullable=False),
+    sa.Column("status", sa.Integer, nullable=False),
+    sa.Column("response", sa.LargeBinary, nullable=False),
+    sa.Column("created_at", sa.BigInteger, nullable=False, index=True),
+)
+"""What an admin call with an Idempotency-Key was answered."""
+ledger = sa.Table(
+    "ledger",
+    metadata,
+    sa.Column("request_id", sa.Text, primary_key=True),
+    sa.Column("tenant_id", sa.Text, nullable=False),
+    sa.Column("key_id", sa.Text, nullable=False),
+    sa.Column("model", sa.Text, nullable=False),
+    sa.Column("endpoint", sa.Text, nullable=False),
+    sa.Column("status", sa.Integer, nullable=False),
+    sa.Column("finish_reason", sa.Text),
+    sa.Column("num_prompt_tokens", sa.BigInteger, nullable=False),
+    sa.Column("num_cached_tokens", sa.BigInteger, nullable=False),
+    sa.Column("num_completion_tokens", sa.BigInteger, nullable=False),
+    sa.Column("num_sequences", sa.Integer, nullable=False),
+    sa.Column("created_at", sa.BigInteger, nullable=False),
+    sa.Column("queue_ms", sa.Double, nullable=False),
+    sa.Column("ttft_ms", sa.Double),
+    sa.Column("duration_ms", sa.Double, nullable=False),
+)
