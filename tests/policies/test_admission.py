@@ -1,0 +1,181 @@
+import copy
+import itertools
+import random
+from datetime import UTC, datetime
+from decimal import Decimal
+
+import pytest
+
+from policies import admission
+from policies.admission import Ask, Grant, Refusal
+from policies.policy import Budget, Limits, Policy
+from policies.rate import DAY_MS, MINUTE_MS, Window
+
+POLICY = Policy(
+    limits=Limits(requests_per_minute=30, tokens_per_minute=1000, tokens_per_day=5000, concurrent_requests=5),
+    key_limits=Limits(tokens_per_minute=600),
+    model_limits={"*": Limits(concurrent_requests=4)},
+    budget=Budget(Decimal("0.02"), "day"),
+)
+PERIOD = admission.period_of("day", 1_795_000_000)
+
+
+def gauges_of(rules):
+    return [admission.gauge_for(rule) for rule in rules]
+
+
+def every_rule(policy=POLICY):
+    return (
+        *admission.rules_for(policy, "ten_1", "key_1", "demo"),
+        admission.budget_rule(policy.budget, "ten_1", PERIOD),
+    )
+
+
+def test_a_policy_without_ceilings_has_no_rules():
+    assert admission.rules_for(Policy(), "ten_1", "key_1", "demo") == ()
+
+
+def test_every_ceiling_is_a_rule_with_a_gauge_of_its_own():
+    rules = every_rule()
+    assert [(rule.scope, rule.limit, rule.ceiling) for rule in rules] == [
+        ("tenant", "requests_per_minute", 30),
+        ("tenant", "tokens_per_minute", 1000),
+        ("tenant", "tokens_per_day", 5000),
+        ("tenant", "concurrent_requests", 5),
+        ("key", "tokens_per_minute", 600),
+        ("model", "concurrent_requests", 4),
+        ("tenant", "budget", 20_000),
+    ]
+    assert len({rule.name for rule in rules}) == len(rules)
+    assert all(rule.name.startswith("{ten_1}") for rule in rules)
+
+
+def test_models_are_counted_apart_and_so_are_keys():
+    names = [
+        {rule.name for rule in admission.rules_for(POLICY, "ten_1", key, model) if rule.scope != "tenant"}
+        for key, model in [("key_1", "a"), ("key_2", "b")]
+    ]
+    assert not names[0] & names[1]
+
+
+def test_a_request_gets_what_there_is_room_for_and_no_less_than_it_needs():
+    rules = every_rule()
+    gauges = gauges_of(rules)
+    assert admission.take(rules, gauges, Ask("a", 100, 400, 1, 9_000), 0) == Grant(0, 400, 9_000)
+    assert admission.take(rules, gauges, Ask("b", 100, 400, 1, 9_000), 0) == Grant(0, 200, 9_000)
+    before = copy.deepcopy(gauges)
+    refusal = admission.take(rules, gauges, Ask("c", 100, 400, 1, 9_000), 500)
+    assert isinstance(refusal, Refusal)
+    assert (rules[refusal.rule].scope, rules[refusal.rule].limit, refusal.wait_ms) == (
+        "key",
+        "tokens_per_minute",
+        60_500,
+    )
+    assert gauges == before
+
+
+def test_a_spent_budget_comes_before_every_ceiling_that_waiting_helps_with():
+    rules = every_rule()
+    gauges = gauges_of(rules)
+    assert isinstance(admission.take(rules, gauges, Ask("a", 600, 600, 20_000, 20_000), 0), Grant)
+    refusal = admission.take(rules, gauges, Ask("b", 1, 1, 1, 1), 0)
+    assert isinstance(refusal, Refusal)
+    assert rules[refusal.rule].kind == "money"
+
+
+def test_settling_gives_back_what_was_not_used_and_charges_what_was_used_more():
+    rules = every_rule()
+    gauges = gauges_of(rules)
+    admission.take(rules, gauges, Ask("a", 100, 400, 1, 9_000), 0)
+    spent = admission.settle(rules, gauges, "a", [(0, 250)], 0, 1_234, 100)
+    assert spent == 1_234
+    assert [gauge.total_at(100) for gauge in gauges] == [1, 150, 150, 0, 150, 0, 1_234]
+    admission.settle(rules, gauges, "a", [], 10, 0, 200)
+    assert [gauge.total_at(200) for gauge in gauges] == [1, 160, 160, 0, 160, 0, 1_234]
+
+
+def test_gateways_that_cannot_count_together_share_a_ceiling_and_never_exceed_it_by_more_than_one_each():
+    assert [rule.ceiling for rule in admission.divided(every_rule(), 3)] == [10, 333, 1666, 1, 200, 1, 6_666]
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_long_walk_never_has_more_than_a_ceiling_in_any_window_and_every_wait_is_true(seed):
+    rng, now_ms = random.Random(seed), 0
+    rules = every_rule()
+    gauges = gauges_of(rules)
+    open_requests: dict[str, Grant] = {}
+    charged: list[tuple[int, int]] = []
+    num_refused = 0
+    for number in range(3000):
+        now_ms += rng.choice([0, 1, 50, 500, 2000, 20_000, 200_000])
+        for request_id in list(open_requests):
+            if rng.random() < 0.4:
+                grant = open_requests.pop(request_id)
+                used = rng.randrange(grant.tokens + 1)
+                unused = [(grant.at_ms, grant.tokens - used)]
+                charged.remove((grant.at_ms, grant.tokens))
+                charged.append((grant.at_ms, used))
+                admission.settle(rules, gauges, request_id, unused, 0, 0, now_ms)
+        least = rng.randrange(1, 200)
+        ask = Ask(f"{seed}.{number}", least, least + rng.randrange(200), 1, rng.randrange(1, 500))
+        before = copy.deepcopy(gauges)
+        outcome = admission.take(rules, gauges, ask, now_ms)
+        if isinstance(outcome, Grant):
+            assert ask.least_tokens <= outcome.tokens <= ask.most_tokens
+            open_requests[ask.request_id] = outcome
+            charged.append((now_ms, outcome.tokens))
+        else:
+            num_refused += 1
+            for was, gauge in zip(before, gauges, strict=True):
+                assert was.total_at(now_ms) == gauge.total_at(now_ms), seed
+            if rules[outcome.rule].kind == "tokens":
+                later = copy.deepcopy(gauges)
+                again = admission.take(rules, later, ask, now_ms + outcome.wait_ms)
+                if not isinstance(again, Grant):  # leases do not say when they end
+                    assert rules[again.rule].kind in ("concurrent", "money"), seed
+                soon = copy.deepcopy(gauges)
+                assert isinstance(admission.take(rules, soon, ask, now_ms + outcome.wait_ms - 1), Refusal), seed
+        for window_ms, ceiling in ((MINUTE_MS, 600), (DAY_MS, 5000)):
+            assert sum(tokens for at_ms, tokens in charged if at_ms > now_ms - window_ms) <= ceiling, seed
+        for rule, gauge in zip(rules, gauges, strict=True):
+            assert gauge.total_at(now_ms) <= rule.ceiling, seed
+            if isinstance(gauge, Window):
+                assert gauge.total == sum(gauge.slots[1::2]), seed
+    assert num_refused > 100
+
+
+@pytest.mark.parametrize(
+    ("kind", "at", "starts", "ends"),
+    [
+        ("day", (2026, 2, 28, 23), (2026, 2, 28), (2026, 3, 1)),
+        ("week", (2026, 11, 22, 23), (2026, 11, 16), (2026, 11, 23)),
+        ("month", (2026, 12, 31, 23), (2026, 12, 1), (2027, 1, 1)),
+        ("month", (2028, 2, 29, 0), (2028, 2, 1), (2028, 3, 1)),
+    ],
+)
+def test_a_period_is_of_the_calendar_in_utc(kind, at, starts, ends):
+    period = admission.period_of(kind, datetime(*at, tzinfo=UTC).timestamp())
+    assert period.starts_at == datetime(*starts, tzinfo=UTC).timestamp()
+    assert period.ends_at == datetime(*ends, tzinfo=UTC).timestamp()
+
+
+def test_each_share_of_a_budget_is_told_by_the_step_that_crosses_it():
+    budget = Budget(Decimal("1"), "day", alerts_at=(1.0, 0.5, 0.8))
+    steps = [0, 499_999, 500_000, 500_000, 900_000, 2_000_000]
+    told = [
+        [alert.share for alert in admission.alerts(budget, "ten_1", PERIOD, before, after)]
+        for before, after in itertools.pairwise(steps)
+    ]
+    assert told == [[], [0.5], [], [0.8], [1.0]]
+
+
+def test_an_alert_told_twice_has_the_same_id_and_no_other_has_it():
+    budget = Budget(Decimal("1"), "day", alerts_at=(0.5, 1.0))
+    next_day = admission.period_of("day", PERIOD.ends_at)
+    ids = [
+        alert.id
+        for tenant, period in [("ten_1", PERIOD), ("ten_1", PERIOD), ("ten_2", PERIOD), ("ten_1", next_day)]
+        for alert in admission.alerts(budget, tenant, period, 0, 1_000_000)
+    ]
+    assert len(ids) == 8
+    assert len(set(ids)) == 6
