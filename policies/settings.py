@@ -275,9 +275,10 @@ def load(text: str, environ: Mapping[str, str], overrides: Mapping[str, Any] | N
     for name, value in (overrides or {}).items():
         _put(raw, name.split("."), value)
     _refuse_unknown(raw, Settings, "")
-    named = _table(raw, "classes")
-    for name, entry in CLASSES.items():
-        raw["classes"] = {**_table(raw, "classes"), name: {**msgspec.structs.asdict(entry), **_table(named, name)}}
+    named = raw.get("classes", {})
+    if isinstance(named, dict):
+        defaults = {name: {**msgspec.structs.asdict(entry), **named.get(name, {})} for name, entry in CLASSES.items()}
+        raw["classes"] = {**named, **defaults}
     models = raw.get("models")
     for model in models.values() if isinstance(models, dict) else ():
         if isinstance(model, dict):
@@ -350,8 +351,9 @@ def _refuse_unknown(raw: dict[str, Any], shape: type[msgspec.Struct], where: str
             raise SettingsError(f"config.toml: unknown key {where}{key}{hint}")
         if key in _NAMED and isinstance(value, dict):
             for name, entry in value.items():
-                if isinstance(entry, dict):
-                    _refuse_unknown(entry, _NAMED[key], f"{key}.{name}.")
+                if not isinstance(entry, dict):
+                    raise SettingsError(f"config.toml: {key}.{name}: expected a table, got `{type(entry).__name__}`")
+                _refuse_unknown(entry, _NAMED[key], f"{key}.{name}.")
         elif isinstance(value, dict) and isinstance(hints[key], type) and issubclass(hints[key], msgspec.Struct):
             _refuse_unknown(value, hints[key], f"{where}{key}.")
 

@@ -43,7 +43,10 @@ def test_a_model_overrides_single_engine_keys():
         ("[server]\nport = 70000", "server.port: expected `int` <= 65535"),
         ("server = 1", "server: expected `object`, got `int`"),
         ("models = 1", "models: expected `object`, got `int`"),
-        ("[models]\na = 1", "models"),
+        ("[models]\na = 1", "models.a: expected a table, got `int`"),
+        ("classes = 3", "classes: expected `object`, got `int`"),
+        ("[classes]\nbatch = 3", "classes.batch: expected a table, got `int`"),
+        ("[classes.batch]\nshare = 'x'", "expected `float`, got `str`"),
         (
             "[models.a.engine]\nblok_size = 1",
             "unknown key models.a.engine.blok_size; did you mean models.a.engine.block_size?",
