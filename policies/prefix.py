@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from functools import lru_cache
 from hashlib import blake2b
 from typing import NamedTuple
 
@@ -23,6 +24,14 @@ class Link(NamedTuple):
     digest: bytes
     token_bytes: bytes
     """Its token ids, 4 bytes each, little-endian."""
+
+
+@lru_cache(4096)
+def salt_of(secret: bytes, tenant_id: str, group: str = "") -> bytes:
+    """The salt of a tenant's prompts, or of the group that it names: 16 bytes that nobody can guess without the
+    install's secret. A group is none of its tenants."""
+    owner = f"group\0{group}" if group else f"tenant\0{tenant_id}"
+    return blake2b(owner.encode(), digest_size=16, key=secret[:64], person=b"penstock salt").digest()
 
 
 def key_of(salt: bytes) -> bytes:
