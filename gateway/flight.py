@@ -91,6 +91,10 @@ class Flight:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.leave()
+
+    def leave(self) -> None:
+        """Nobody reads any more; a second time does nothing."""
         self._keeper.abandon(self)
 
     # For the keeper

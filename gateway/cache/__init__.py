@@ -10,13 +10,15 @@ import time
 from collections.abc import Callable
 from types import TracebackType
 
-from gateway.cache.flights import Reader, Replay, Run, Source
 from gateway.cache.memory import Held, Keeper, Memory
+from gateway.cache.runs import Reader, Replay, Run
 from gateway.clock import Clock
-from policies import answers, policy, settings
+from gateway.flight import Flight
+from gateway.flights import Flights, Source
+from policies import answers, policy, prefix, settings, wire
 from policies.answers import Asked
 
-__all__ = ["Cache", "Found", "Held", "Keeper", "Memory", "Source"]
+__all__ = ["Cache", "Found", "Held", "Keeper", "Memory"]
 
 Key = tuple[bytes, bytes]
 """An answer's scope, and its name in it."""
@@ -44,6 +46,10 @@ class Cache:
         if rules.keeps:
             key = (answers.scope_of(self._secret, tenant_id, cache.sharing_group), answers.name_of(asked))
         return Found(self, key, asked, rules.reads, cache.ttl_s, rank)
+
+    def salt_of(self, tenant_id: str, cache: policy.Cache) -> bytes:
+        """Under which the engine keeps this tenant's prefixes, or those of the group that its policy names."""
+        return prefix.salt_of(self._secret, tenant_id, cache.prefix_group)
 
     async def flush(self, tenant_id: str, cache: policy.Cache) -> int:
         """Forgets what is kept for this tenant, and for the group that its policy names; how many answers there were.
@@ -128,15 +134,15 @@ class Found:
         """Nothing was found, so a worker has to compute it."""
         return self._source is None
 
-    def launch(self, open_source: Callable[[], Source]) -> Source:
-        """What was found; else what ``open_source`` opens, and others may read along with that. Raises what it
+    def launch(self, submit: Callable[[wire.Submit], Flight]) -> Source:
+        """What was found; else what ``submit`` sends on its way, and others may read along with that. Raises what it
         raises."""
         key, cache = self._key, self._cache
         if self._source is None and key is not None and self._reads:
             # Somebody else may have come while this one was being admitted.
             self._source = cache.join(key, self._asked, self._rank)
         if self._source is None:
-            self._source = open_source()
+            self._source = Flights(submit, self._asked.submits)
             if key is not None:
                 self._source = cache.launch(key, self._asked, self._rank, self._ttl_s, self._source)
         return self._source

@@ -7,15 +7,15 @@ import asyncio
 from aiohttp import web
 
 from gateway import errors, openai
+from gateway.flights import Source
 from gateway.house import Gateway
 from gateway.reply.account import HUNG_UP, Account
 from gateway.reply.answers import Answer, ChatAnswer, Part, TextAnswer
 from gateway.reply.choices import Choice
 from gateway.reply.events import EventStream
-from gateway.reply.flights import Flights
 from policies import wire
 
-__all__ = ["Account", "Answer", "ChatAnswer", "Flights", "Part", "TextAnswer", "send"]
+__all__ = ["Account", "Answer", "ChatAnswer", "Part", "TextAnswer", "send"]
 
 HEADERS_AFTER_S = 1.0
 """So long a stream's headers wait for the first token, as a refusal until then has a status of its own."""
@@ -24,7 +24,7 @@ HEADERS_AFTER_S = 1.0
 async def send(
     request: web.Request,
     answer: Answer,
-    flights: Flights,
+    flights: Source,
     account: Account,
     gw: Gateway,
 ) -> web.StreamResponse:
@@ -38,19 +38,19 @@ async def send(
         try:
             return await _send_events(stream, answer, flights, account)
         except ConnectionResetError:
-            await flights.close()
+            flights.close()
             await account.settle(HUNG_UP)
             return stream.response or web.Response(status=HUNG_UP)
         except Exception as error:
             if stream.response is None:
                 raise
-            await flights.close()
+            flights.close()
             failure = errors.described(error, account.request_id)
             await account.settle(failure.status)
             return await stream.end(errors.event(failure))
 
 
-async def _send_body(answer: Answer, flights: Flights, account: Account) -> web.StreamResponse:
+async def _send_body(answer: Answer, flights: Source, account: Account) -> web.StreamResponse:
     while answer.num_open:
         for delta in await _deltas(answer, flights):
             _take(answer, flights, delta)
@@ -59,7 +59,7 @@ async def _send_body(answer: Answer, flights: Flights, account: Account) -> web.
     return web.Response(body=body, content_type="application/json")
 
 
-async def _send_events(stream: EventStream, answer: Answer, flights: Flights, account: Account) -> web.StreamResponse:
+async def _send_events(stream: EventStream, answer: Answer, flights: Source, account: Account) -> web.StreamResponse:
     """Everything that arrived since the last write goes out as one, a choice's tokens as one chunk."""
     chunks = answer.chunks()
     try:
@@ -85,12 +85,12 @@ async def _send_events(stream: EventStream, answer: Answer, flights: Flights, ac
     return await stream.end(events + usage + openai.DONE)
 
 
-def _take(answer: Answer, flights: Flights, delta: wire.Delta) -> Choice:
+def _take(answer: Answer, flights: Source, delta: wire.Delta) -> Choice:
     """The choice that moved; once it has its stop string the worker need not go on."""
     num_unfinished = answer.num_unfinished
     choice = answer.take(delta)
     if answer.num_unfinished < num_unfinished and choice.finish is None:
-        flights.cancel(delta)
+        flights.cancel(delta.request_id, delta.index)
     return choice
 
 
@@ -114,7 +114,7 @@ def _events_of(choice: Choice, chunks: openai.Chunks) -> bytes:
     return b"".join(events)
 
 
-async def _deltas(answer: Answer, flights: Flights) -> list[wire.Delta]:
+async def _deltas(answer: Answer, flights: Source) -> list[wire.Delta]:
     """The next deltas. When every text is complete, all that is waited for is the worker's word that it has stopped; a
     worker that is lost meanwhile takes nothing along."""
     try:

@@ -10,9 +10,9 @@ from aiohttp import web
 
 from gateway import errors
 from gateway.auth import Caller
+from gateway.flights import Source
 from gateway.ledger import Entry, Ledger
 from gateway.reply.answers import Answer
-from gateway.reply.flights import Flights
 from gateway.telemetry import tell
 from policies import terms
 
@@ -24,7 +24,7 @@ class Account:
     """An async context manager: whoever leaves it without having settled, settles with what was delivered until
     then."""
 
-    def __init__(self, ledger: Ledger, request: web.Request, caller: Caller, answer: Answer, flights: Flights) -> None:
+    def __init__(self, ledger: Ledger, request: web.Request, caller: Caller, answer: Answer, flights: Source) -> None:
         self.request_id = request[errors.REQUEST_ID]
         self._ledger = ledger
         self._started_at = request[errors.STARTED_AT]
@@ -43,7 +43,7 @@ class Account:
             assert self._settled
             return
         # First the sequences leave the batch; the row can wait for its commit.
-        await self._flights.close()
+        self._flights.close()
         match error:
             case errors.GatewayError():
                 await self.settle(error.status)

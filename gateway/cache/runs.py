@@ -8,44 +8,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 from gateway.clock import Clock
 from gateway.errors import GatewayError
+from gateway.flights import Source
 from policies import wire
 from policies.answers import Kept, Outcome, Told
 from policies.terms import FinishReason
-
-
-class Source(Protocol):
-    """An answer on its way to one reader, wherever it comes from."""
-
-    async def deltas(self) -> list[wire.Delta]:
-        """As ``Flight.deltas``."""
-
-    def cancel(self, request_id: str, index: int) -> None:
-        """The sequence's stop string was found, so the rest of it is needed by nobody who asked for the same. Whoever
-        wants less than was asked for, closes."""
-
-    def close(self) -> None:
-        """This reader leaves; a second time does nothing."""
-
-    @property
-    def outcome(self) -> Outcome:
-        """What the cache did for this reader. It may change until the end: when the one who pays for a computation
-        leaves, the next reader does ("miss")."""
-
-    @property
-    def were_sent(self) -> bool:
-        """A worker has begun, or none is needed."""
-
-    @property
-    def queue_s(self) -> float:
-        """How long this request waited for a worker with room."""
-
-    @property
-    def first_token_at(self) -> float | None:
-        """In monotonic seconds."""
 
 
 class Run:

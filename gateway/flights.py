@@ -1,53 +1,78 @@
-"""The flights of one request, read as one: a request with several prompts has one flight for each."""
+"""An answer on its way to its reader, as the reader sees it; and the flights of one request, read as one."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
-from gateway.dispatch import Dispatch
 from gateway.errors import GatewayError
 from gateway.flight import Flight
 from policies import wire
+from policies.answers import Outcome
+
+
+class Source(Protocol):
+    """An answer on its way to one reader, wherever it comes from."""
+
+    async def deltas(self) -> list[wire.Delta]:
+        """As ``Flight.deltas``."""
+
+    def cancel(self, request_id: str, index: int) -> None:
+        """The sequence's stop string was found, so the rest of it is needed by nobody who asked for the same. Whoever
+        wants less than was asked for, closes."""
+
+    def close(self) -> None:
+        """This reader leaves; a second time does nothing."""
+
+    @property
+    def outcome(self) -> Outcome:
+        """What the cache did for this reader. It may change until the end: when the one who pays for a computation
+        leaves, the next reader does ("miss")."""
+
+    @property
+    def were_sent(self) -> bool:
+        """A worker has begun, or none is needed."""
+
+    @property
+    def queue_s(self) -> float:
+        """How long this request waited for a worker with room."""
+
+    @property
+    def first_token_at(self) -> float | None:
+        """In monotonic seconds."""
 
 
 class Flights:
-    """An async context manager: entering submits, leaving cancels every sequence that has not finished."""
+    """A ``Source`` that computes: one flight for each prompt. Closing cancels every sequence that has not finished."""
 
-    def __init__(self, dispatch: Dispatch, model: str, submits: Sequence[wire.Submit]) -> None:
-        self._dispatch = dispatch
-        self._model = model
-        self._submits = submits
+    outcome: Outcome = "bypass"
+
+    def __init__(self, submit: Callable[[wire.Submit], Flight], submits: Sequence[wire.Submit]) -> None:
+        """Raises what ``submit`` raises; nothing is left behind then."""
         self._readers: list[asyncio.Task[None]] = []
         self._flights: dict[str, Flight] = {}
         self._only: Flight | None = None
         self._arrived: list[wire.Delta] = []
         self._error: GatewayError | None = None
         self._moved = asyncio.Event()
-
-    async def __aenter__(self) -> Flights:
-        """Raises what ``Dispatch.submit`` raises; nothing is left behind then."""
         try:
-            for submit in self._submits:
-                self._flights[submit.request_id] = self._dispatch.submit(self._model, submit)
+            for each in submits:
+                self._flights[each.request_id] = submit(each)
         except BaseException:
-            await self.close()
+            self.close()
             raise
         if len(self._flights) == 1:
             (self._only,) = self._flights.values()
         else:
             self._readers = [asyncio.create_task(self._read(flight)) for flight in self._flights.values()]
-        return self
 
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
-
-    async def close(self) -> None:
+    def close(self) -> None:
         """Cancels what has not finished; a second time does nothing."""
         for reader in self._readers:
             reader.cancel()
         for flight in self._flights.values():
-            await flight.__aexit__(None, None, None)
+            flight.leave()
 
     async def deltas(self) -> list[wire.Delta]:
         """As ``Flight.deltas``."""
@@ -61,9 +86,9 @@ class Flights:
         arrived, self._arrived = self._arrived, []
         return arrived
 
-    def cancel(self, delta: wire.Delta) -> None:
-        """Nobody needs the rest of the sequence that this delta belongs to."""
-        self._flights[delta.request_id].cancel(delta.index)
+    def cancel(self, request_id: str, index: int) -> None:
+        """Nobody needs the rest of this sequence."""
+        self._flights[request_id].cancel(index)
 
     @property
     def were_sent(self) -> bool:
