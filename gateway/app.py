@@ -15,6 +15,7 @@ from aiohttp import web
 from gateway import api, doors, errors, store
 from gateway.auth import Auth
 from gateway.bootstrap import bootstrap
+from gateway.cache import Cache, Memory
 from gateway.clock import Clock
 from gateway.directory import Directory
 from gateway.dispatch import Dispatch
@@ -96,7 +97,8 @@ async def opened(
         stack.push_async_callback(ledger.close, LEDGER_S)
         dispatch = Dispatch(config, clock, command)
         stack.push_async_callback(dispatch.close, WORKERS_S)
-        gw = Gateway(config, clock, directory, Auth(directory), dispatch, ledger)
+        cache = Cache(config.cache, directory.secret, Memory(config.cache.max_bytes, clock), clock)
+        gw = Gateway(config, clock, directory, Auth(directory), cache, dispatch, ledger)
         await stack.enter_async_context(answering(gw, house_doors, sockets))
         for name in config.models:
             stack.callback(asyncio.create_task(open_model(gw, name)).cancel)

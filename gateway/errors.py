@@ -31,6 +31,8 @@ REQUEST_ID = web.RequestKey("request_id", str)
 """Key of a request's id in the request itself; the same id is on the wire and in the ledger."""
 STARTED_AT = web.RequestKey("started_at", float)
 """Key of the instant (monotonic, seconds) at which the request reached the application."""
+ALSO = web.RequestKey("also", dict[str, str])
+"""Key of the headers that the request's journey adds to its answer, whatever becomes of it; ``also`` adds one."""
 MAX_MESSAGE_CHARS = 1000
 """Of what a client hears; a message may quote the request."""
 
@@ -224,6 +226,11 @@ def described(error: BaseException, request_id: str) -> GatewayError:
 _X_REQUEST_ID, _PROCESSING_MS, _VERSION = istr("x-request-id"), istr("openai-processing-ms"), istr("openai-version")
 
 
+def also(request: web.Request, name: str, value: str) -> None:
+    """Puts a header on the answer, if its headers are not out yet."""
+    request.setdefault(ALSO, {})[name] = value
+
+
 def add_headers(request: web.Request, response: web.StreamResponse) -> None:
     """The headers of every answer."""
     headers = response.headers
@@ -231,6 +238,7 @@ def add_headers(request: web.Request, response: web.StreamResponse) -> None:
     headers[_PROCESSING_MS] = str(int(1e3 * (time.monotonic() - request[STARTED_AT])))
     headers[_VERSION] = "2020-10-01"
     headers[hdrs.SERVER] = "penstock"
+    headers.update(request.get(ALSO, ()))
 
 
 @web.middleware

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from aiohttp import web
 
+from gateway.cache import Cache
 from gateway.clock import Clock
 from gateway.dispatch import Dispatch
 from policies.settings import Settings
@@ -25,6 +26,7 @@ class Gateway:
     clock: Clock
     directory: Directory
     auth: Auth
+    cache: Cache
     dispatch: Dispatch
     ledger: Ledger
 

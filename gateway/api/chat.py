@@ -5,10 +5,11 @@ from __future__ import annotations
 from aiohttp import web
 
 from gateway import openai, reply
-from gateway.api.request import body_of, fingerprint, room_for
+from gateway.api.request import body_of, control_of, fingerprint, room_for
 from gateway.errors import REQUEST_ID
 from gateway.house import GATEWAY
 from policies import wire
+from policies.answers import Asked
 
 
 async def complete(request: web.Request) -> web.StreamResponse:
@@ -21,10 +22,11 @@ async def complete(request: web.Request) -> web.StreamResponse:
     prompt = await text.encode_chat(call.messages, call.tools, call.chat_template_kwargs, caller.tenant_id)
     room = room_for(len(prompt), facts, "messages")
     sampling = openai.sampling(call, min(call.asked_tokens or room, room), facts.vocab_size)
-    submit = wire.Submit(request[REQUEST_ID], prompt, sampling, call.num_choices)
+    salt = gw.cache.salt_of(caller.tenant_id, caller.policy.cache)
+    submit = wire.Submit(request[REQUEST_ID], prompt, sampling, call.num_choices, cache_salt=salt)
     answer = reply.ChatAnswer(call, [reply.Part(submit)], text, fingerprint(facts))
-    async with (
-        reply.Flights(gw.dispatch, call.model, [submit]) as flights,
-        reply.Account(gw.ledger, request, caller, answer, flights) as account,
-    ):
-        return await reply.send(request, answer, flights, account, gw)
+    asked = Asked(call.model, answer.fingerprint, [submit], call.stops, call.seed is not None)
+    async with gw.cache.look(caller.tenant_id, caller.policy.cache, asked, control_of(request)) as found:
+        flights = found.launch(lambda submit: gw.dispatch.submit(call.model, submit))
+        async with reply.Account(gw.ledger, request, caller, answer, flights) as account:
+            return await reply.send(request, answer, flights, account, gw)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from aiohttp import web
 
 from gateway import openai, reply
-from gateway.api.request import body_of, fingerprint, room_for
+from gateway.api.request import body_of, control_of, fingerprint, room_for
 from gateway.errors import REQUEST_ID
 from gateway.house import GATEWAY
 from gateway.text import Text
 from policies import wire
+from policies.answers import Asked
 
 DEFAULT_MAX_TOKENS = 16
 """OpenAI's, where a chat goes on until the context is full."""
@@ -23,20 +24,21 @@ async def complete(request: web.Request) -> web.StreamResponse:
     text, facts = gw.dispatch.text(call.model), gw.dispatch.ready(call.model)
     gw.ledger.check_room()
     texts, prompts = call.texts, await _prompts(call, text, facts)
+    salt = gw.cache.salt_of(caller.tenant_id, caller.policy.cache)
     parts = []
     for number, prompt in enumerate(prompts):
         room = room_for(len(prompt), facts, "prompt")
         sampling = openai.sampling(call, min(call.max_tokens or DEFAULT_MAX_TOKENS, room), facts.vocab_size)
         request_id = f"{request[REQUEST_ID]}-{number}" if len(prompts) > 1 else request[REQUEST_ID]
-        submit = wire.Submit(request_id, prompt, sampling, call.num_choices)
+        submit = wire.Submit(request_id, prompt, sampling, call.num_choices, cache_salt=salt)
         preamble = (texts[number] if texts else text.decode(prompt)) if call.echo else ""
         parts.append(reply.Part(submit, preamble))
     answer = reply.TextAnswer(call, parts, text, fingerprint(facts))
-    async with (
-        reply.Flights(gw.dispatch, call.model, [part.submit for part in parts]) as flights,
-        reply.Account(gw.ledger, request, caller, answer, flights) as account,
-    ):
-        return await reply.send(request, answer, flights, account, gw)
+    asked = Asked(call.model, answer.fingerprint, [part.submit for part in parts], call.stops, call.seed is not None)
+    async with gw.cache.look(caller.tenant_id, caller.policy.cache, asked, control_of(request)) as found:
+        flights = found.launch(lambda submit: gw.dispatch.submit(call.model, submit))
+        async with reply.Account(gw.ledger, request, caller, answer, flights) as account:
+            return await reply.send(request, answer, flights, account, gw)
 
 
 async def _prompts(call: openai.CompletionRequest, text: Text, facts: wire.Ready) -> list[list[int]]:

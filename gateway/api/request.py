@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from functools import lru_cache
 
-from aiohttp import web
+from aiohttp import hdrs, web
 
 from gateway.errors import ContextLengthExceeded, UnsupportedMediaType
 from policies import wire
@@ -18,6 +18,11 @@ async def body_of(request: web.Request) -> bytes:
     if declared != "application/json" and request.content_type != "application/json":  # it may name a charset
         raise UnsupportedMediaType(f"Unsupported content type '{request.content_type}': send application/json")
     return await request.read()
+
+
+def control_of(request: web.Request) -> str:
+    """Its Cache-Control, empty when it has none."""
+    return request.headers.get(hdrs.CACHE_CONTROL, "")
 
 
 def room_for(num_prompt_tokens: int, facts: wire.Ready, param: str) -> int:
