@@ -110,6 +110,7 @@ class Redis:
                 retry=Retry(NoBackoff(), 0),
                 socket_timeout=None,
                 socket_connect_timeout=None,
+                socket_keepalive=True,  # for a subscription, which nobody times
                 max_connections=4 * MAX_BATCHES,
             )
         except ValueError as error:

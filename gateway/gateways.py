@@ -1,0 +1,152 @@
+"""Which gateways share this installation: each says once a second that it lives, and tells the others of changes.
+
+Their number divides the limits while Redis is away, their reports make up the live queues of all, and a notice makes a
+change effective everywhere at once. All of it is a help and nothing more: without Redis the number stays as it was last
+heard, and changes are found by looking at the store.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import secrets
+import socket
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import Any
+
+import msgspec
+from redis.exceptions import RedisError
+
+from gateway.clock import Clock
+from gateway.redis import Redis, RedisAway, Script
+
+log = logging.getLogger(__name__)
+
+BEAT_S = 1.0
+LIVE_S = 5.0
+"""A gateway that was not heard for so long is not counted."""
+LISTEN_AGAIN_S = 0.5
+"""After the notices' connection broke."""
+
+BEAT = Script("""
+local time = redis.call('TIME')
+local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
+redis.call('ZADD', KEYS[1], string.format('%d', now_ms), ARGV[1])
+redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', string.format('(%d', now_ms - ARGV[2]))
+redis.call('SET', KEYS[2], ARGV[3], 'PX', ARGV[2])
+return redis.call('ZCARD', KEYS[1])
+""")
+"""By Redis's own clock, as the gateways' may differ. KEYS: the living, this one's report. ARGV: its name, how long it
+counts in ms, what it reports."""
+
+
+class Report(msgspec.Struct, frozen=True):
+    """What a gateway says of itself with each beat."""
+
+    name: str
+    """ "host:process:random", unlike that of any other gateway."""
+    queues: Any
+    """``Dispatch.queues()``, as plain JSON values."""
+
+
+class Gateways:
+    """This gateway among those that share its Redis; alone where there is none."""
+
+    def __init__(
+        self,
+        redis: Redis | None,
+        clock: Clock,
+        num_expected: int,
+        queues: Callable[[], Any],
+        changed: Callable[[], None],
+    ) -> None:
+        """``queues`` gives what is reported of this one's; ``changed`` is called when another made a change."""
+        self.name = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
+        self.num_gateways = num_expected
+        """As last heard, at least 1."""
+        self._redis = redis
+        self._clock = clock
+        self._queues = queues
+        self._changed = changed
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def start(self) -> None:
+        if self._redis is not None:
+            self._tasks = [self._keep(self._beat_on()), self._keep(self._listen_on(self._redis))]
+
+    async def close(self) -> None:
+        """The others need not wait to notice."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._redis is not None:
+            with contextlib.suppress(RedisAway):
+                await self._redis.call("ZREM", self._redis.key("gateways"), self.name)
+
+    async def beat(self) -> None:
+        """Says that this one lives, and counts those who do."""
+        if self._redis is None:
+            return
+        keys = [self._redis.key("gateways"), self._redis.key(f"gateway:{self.name}")]
+        report = msgspec.json.encode(self._report())
+        with contextlib.suppress(RedisAway):
+            self.num_gateways = max(1, await self._redis.run(BEAT, keys, [self.name, int(1e3 * LIVE_S), report]))
+
+    async def tell(self) -> None:
+        """A change was made in the store: the others shall look now. Never raises."""
+        if self._redis is not None:
+            with contextlib.suppress(RedisAway):
+                await self._redis.call("PUBLISH", self._redis.key("changes"), self.name)
+
+    async def reports(self) -> list[Report]:
+        """This one's as of now, then the others' as of their last beat; of those, what Redis can tell."""
+        reports = [self._report()]
+        if self._redis is not None:
+            with contextlib.suppress(RedisAway):
+                names = [name.decode() for name in await self._redis.call("ZRANGE", self._redis.key("gateways"), 0, -1)]
+                keys = [self._redis.key(f"gateway:{name}") for name in sorted(names) if name != self.name]
+                found = await self._redis.call("MGET", *keys) if keys else []
+                reports += [msgspec.json.decode(report, type=Report) for report in found if report is not None]
+        return reports
+
+    def _report(self) -> Report:
+        return Report(self.name, msgspec.to_builtins(self._queues()))
+
+    def _keep(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("this gateway has lost touch with the others", exc_info=error)
+
+    async def _beat_on(self) -> None:
+        while True:
+            await self.beat()
+            await self._clock.sleep(BEAT_S)
+
+    async def _listen_on(self, redis: Redis) -> None:
+        while True:
+            with contextlib.suppress(RedisError, OSError):
+                async with redis.client.pubsub(ignore_subscribe_messages=True) as notices:
+                    await notices.subscribe(redis.key("changes"))
+                    self._changed()  # what was told while nobody listened here
+                    async for _ in notices.listen():
+                        self._changed()
+            await self._clock.sleep(LISTEN_AGAIN_S)
+
+
+@contextlib.asynccontextmanager
+async def opened(
+    redis: Redis | None, clock: Clock, num_expected: int, queues: Callable[[], Any], changed: Callable[[], None]
+) -> AsyncIterator[Gateways]:
+    """This gateway among the others, until it closes."""
+    gateways = Gateways(redis, clock, num_expected, queues, changed)
+    gateways.start()
+    try:
+        yield gateways
+    finally:
+        await gateways.close()

@@ -1,0 +1,108 @@
+"""Gateways that share a Redis: how many there are, what they report, and how they hear of a change."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+import msgspec
+
+from gateway import gateways
+from gateway.clock import Clock
+from gateway.gateways import LIVE_S
+from gateway.redis import Redis
+from policies import settings
+from tests.builders import PATIENCE_S, until
+
+
+class Lane(msgspec.Struct):
+    num_waiting: int
+
+
+class Ears:
+    """Counts what it hears."""
+
+    def __init__(self) -> None:
+        self.num_heard = 0
+
+    def __call__(self) -> None:
+        self.num_heard += 1
+
+
+@contextlib.asynccontextmanager
+async def gathered(redis_settings, *ears, num_expected=1):
+    """As many gateways as ears, each with its own connections."""
+    clock = Clock()
+    async with contextlib.AsyncExitStack() as stack:
+        found = []
+        for number, changed in enumerate(ears):
+            redis = Redis(redis_settings, clock)
+            stack.push_async_callback(redis.close)
+            queues = [Lane(number)].copy
+            found.append(await stack.enter_async_context(gateways.opened(redis, clock, num_expected, queues, changed)))
+        yield found
+
+
+async def test_a_gateway_alone_counts_itself(clock):
+    async with gateways.opened(None, clock, 1, list, Ears()) as alone:
+        assert alone.num_gateways == 1
+        assert [report.name for report in await alone.reports()] == [alone.name]
+        await alone.tell()
+
+
+async def test_gateways_count_each_other_and_notice_who_leaves(redis_settings):
+    async with gathered(redis_settings, Ears()) as (staying,):
+        async with gathered(redis_settings, Ears(), Ears()):
+            await until(lambda: staying.num_gateways == 3)
+        await staying.beat()
+        assert staying.num_gateways == 1
+
+
+async def test_a_gateway_that_died_is_not_counted_for_long(redis_settings, redis):
+    seconds, _ = await redis.call("TIME")
+    for age_s, name in ((LIVE_S - 2, "lives"), (LIVE_S + 2, "dead")):
+        await redis.call("ZADD", redis.key("gateways"), 1000 * (int(seconds) - int(age_s)), name)
+    async with gathered(redis_settings, Ears()) as (one,):
+        await one.beat()
+        assert one.num_gateways == 2
+
+
+async def test_a_change_is_heard_by_all(redis_settings):
+    ears = [Ears(), Ears(), Ears()]
+    async with gathered(redis_settings, *ears) as (teller, *_):
+        await until(lambda: all(ear.num_heard == 1 for ear in ears))  # each has looked when it began to listen
+        await teller.tell()
+        await until(lambda: all(ear.num_heard == 2 for ear in ears))
+
+
+async def test_reports_tell_of_all_queues_with_the_own_first(redis_settings):
+    async with gathered(redis_settings, Ears(), Ears(), Ears()) as (first, *others):
+        for gateway in others:
+            await gateway.beat()
+        reports = await first.reports()
+    assert reports[0].name == first.name
+    assert [report.queues for report in reports[:1]] == [[{"num_waiting": 0}]]
+    assert sorted(report.queues[0]["num_waiting"] for report in reports) == [0, 1, 2]
+
+
+async def test_without_redis_the_last_count_stays_and_listening_begins_anew_when_it_is_back(fragile_redis):
+    config = settings.Redis(url=fragile_redis.url, timeout_ms=1000.0, retry_s=0.1)
+    ears = Ears()
+    async with gathered(config, ears, Ears()) as (one, other):
+        await until(lambda: one.num_gateways == 2 and ears.num_heard == 1)
+        fragile_redis.kill()
+        async with asyncio.timeout(PATIENCE_S):
+            await one.beat()
+            await one.tell()
+            assert len(await one.reports()) == 1
+        assert one.num_gateways == 2
+        fragile_redis.start()
+        await until(lambda: ears.num_heard == 2)
+        await other.tell()
+
+
+async def test_before_redis_was_ever_heard_as_many_are_assumed_as_the_settings_say(unused_tcp_port):
+    config = settings.Redis(url=f"redis://127.0.0.1:{unused_tcp_port}")
+    async with gathered(config, Ears(), num_expected=4) as (one,):
+        await one.beat()
+        assert one.num_gateways == 4
