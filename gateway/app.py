@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
 from aiohttp import web
 
-from gateway import api, doors, errors, store
+from gateway import api, doors, errors, gateways, store, webhooks
 from gateway.auth import Auth
 from gateway.bootstrap import bootstrap
 from gateway.cache import Cache, Memory
@@ -22,6 +22,7 @@ from gateway.dispatch import Dispatch
 from gateway.doors import Doors, Stop
 from gateway.house import GATEWAY, Gateway
 from gateway.ledger import Ledger, writer_for
+from gateway.redis import Redis
 from gateway.source import SourceError, directory_of
 from gateway.text import Text, TextInvalid
 from gateway.workers import COMMAND
@@ -40,8 +41,8 @@ WORKERS_S = 5.0
 async def serve(config: Settings, environ: Mapping[str, str], announce: Callable[[str], None]) -> None:
     """Answers requests until a signal asks it to stop, then lets the running ones finish.
 
-    ``announce`` gets the lines for standard output. Raises DoorsError, StoreError, and NothingToServe when what is
-    wrong has been said on standard error already.
+    ``announce`` gets the lines for standard output. Raises DoorsError, StoreError, RedisUrlError, WebhookInvalid, and
+    NothingToServe when what is wrong has been said on standard error already.
     """
     stop, house_doors = Stop(), Doors()
     with contextlib.ExitStack() as stack:
@@ -84,21 +85,28 @@ async def opened(
 ) -> AsyncIterator[Gateway]:
     """Everything open, while the models load. ``command`` starts a worker."""
     async with contextlib.AsyncExitStack() as stack:
+        clock = Clock()
+        redis = Redis(config.redis, clock) if config.redis.url else None
+        if redis is not None:
+            stack.push_async_callback(redis.close)
+        events = await stack.enter_async_context(webhooks.opened(config.billing, environ, clock, redis))
         rooms = await stack.enter_async_context(store.opened(config.store))
         born = await bootstrap(rooms, environ, config.policies)
         if born is not None and born.made:
             announce(f"First start: these keys are shown once, and kept in {born.path}.")
             for name, key in born.made.items():
                 announce(f"{name}={key}")
-        clock = Clock()
         directory = await Directory.load(rooms, clock)
         await stack.enter_async_context(directory.watched())
         ledger = Ledger(writer_for(rooms), config.store, clock, lambda: house_doors.num_inside)
         stack.push_async_callback(ledger.close, LEDGER_S)
         dispatch = Dispatch(config, clock, command)
         stack.push_async_callback(dispatch.close, WORKERS_S)
+        others = await stack.enter_async_context(
+            gateways.opened(redis, clock, config.server.processes, list, directory.notice)
+        )
         cache = Cache(config.cache, directory.secret, Memory(config.cache.max_bytes, clock), clock)
-        gw = Gateway(config, clock, directory, Auth(directory), cache, dispatch, ledger)
+        gw = Gateway(config, clock, directory, Auth(directory), cache, dispatch, ledger, redis, others, events)
         await stack.enter_async_context(answering(gw, house_doors, sockets))
         for name in config.models:
             stack.callback(asyncio.create_task(open_model(gw, name)).cancel)

@@ -72,12 +72,14 @@ def serve(config: Path | None, model: str | None, host: str | None, port: int | 
     from gateway import app, telemetry
     from gateway.dispatch import NothingToServe
     from gateway.doors import DoorsError
+    from gateway.redis import RedisUrlError
     from gateway.store import StoreError
+    from gateway.webhooks import WebhookInvalid
 
     telemetry.log_to_stderr(loaded.log)
     try:
         uvloop.run(app.serve(loaded, os.environ, click.echo))
-    except (DoorsError, StoreError) as error:
+    except (DoorsError, StoreError, RedisUrlError, WebhookInvalid) as error:
         fail(str(error))
     except NothingToServe:
         sys.exit(BAD_START)

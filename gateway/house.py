@@ -15,7 +15,10 @@ from policies.settings import Settings
 if TYPE_CHECKING:
     from gateway.auth import Auth
     from gateway.directory import Directory
+    from gateway.gateways import Gateways
     from gateway.ledger import Ledger
+    from gateway.redis import Redis
+    from gateway.webhooks import Webhooks
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +32,10 @@ class Gateway:
     cache: Cache
     dispatch: Dispatch
     ledger: Ledger
+    redis: Redis | None
+    """None: this gateway is alone, and what gateways share is in its memory."""
+    gateways: Gateways
+    webhooks: Webhooks
 
 
 GATEWAY = web.AppKey("GATEWAY", Gateway)

@@ -295,6 +295,7 @@ def load(text: str, environ: Mapping[str, str], overrides: Mapping[str, Any] | N
                 f"config.toml: models.{name} has neither replicas nor addresses, so nothing can answer for it"
             )
     _check_classes(settings)
+    _check_sharing(settings)
     return settings
 
 
@@ -309,6 +310,16 @@ def _check_classes(settings: Settings) -> None:
         for asked in (policy.sla_class, *policy.sla_classes):
             if asked not in classes:
                 raise SettingsError(f"config.toml: policies.{name}: there is no class {asked}")
+
+
+def _check_sharing(settings: Settings) -> None:
+    num_processes = settings.server.processes
+    missing = [name for name, url in (("redis.url", settings.redis.url), ("store.url", settings.store.url)) if not url]
+    if num_processes > 1 and missing:
+        raise SettingsError(
+            f"config.toml: server.processes is {num_processes}, but {' and '.join(missing)} "
+            f"{'are' if len(missing) > 1 else 'is'} empty, so the processes have nothing to share limits and keys in"
+        )
 
 
 def _variables(environ: Mapping[str, str]) -> Iterator[tuple[list[str], Any]]:

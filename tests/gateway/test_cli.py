@@ -200,6 +200,9 @@ def test_a_data_directory_that_cannot_be_written(tmp_path):
         ("[server]\nprot = 1\n", "config.toml: unknown key server.prot; did you mean server.port?"),
         ("[server]\nport = 'x'\n", "config.toml: server.port: expected `int`, got `str`"),
         ("[server]\nport = 70000\n", "config.toml: server.port: expected `int` <= 65535"),
+        ("[server]\nprocesses = 3\n", "server.processes is 3, but redis.url and store.url are empty"),
+        ("[server]\nport = 0\n[redis]\nurl = 'http://here'\n", "redis.url cannot be used"),
+        ("[server]\nport = 0\n[billing]\nwebhook_url = 'https://here/'\n", "PENSTOCK_WEBHOOK_SECRET is not"),
     ],
 )
 def test_a_config_that_is_wrong(tmp_path, text, sentence):
