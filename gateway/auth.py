@@ -88,10 +88,10 @@ class Auth:
         if key is None or key.tenant_id is None:
             return None
         tenant = self._directory.tenant(key.tenant_id)
-        if tenant.is_disabled:
+        version = self._directory.policy(tenant.policy_name)
+        if tenant.is_disabled or version is None:
             return None
         _check_address(key, address)
-        version = self._directory.policy(tenant.policy_name)
         return Caller(
             tenant.organization_id,
             tenant.id,

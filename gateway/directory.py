@@ -20,7 +20,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway import store
 from gateway.clock import Clock
-from gateway.store import Store, StoreError
+from gateway.store import Store
 from policies.policy import Narrowing, Policy, narrowed
 
 log = logging.getLogger(__name__)
@@ -106,11 +106,11 @@ class Directory:
         self._narrowed: dict[tuple[str, int, str], Policy] = {}
         self._noticed = asyncio.Event()
         self._refreshing = asyncio.Lock()
-        self._failure: str | None = None
+        self._failure: Exception | None = None
 
     @classmethod
     async def load(cls, rooms: Store, clock: Clock) -> Directory:
-        """Raises StoreError."""
+        """All that ``rooms`` holds."""
         async with rooms.engine.connect() as connection:
             secret = (await connection.execute(sa.select(store.install.c.key_secret))).scalar_one()
         directory = cls(rooms, clock, secret)
@@ -126,8 +126,9 @@ class Directory:
     def tenants(self) -> Iterable[Tenant]:
         return self._tenants.values()
 
-    def policy(self, name: str) -> Version:
-        return self._policies[name]
+    def policy(self, name: str) -> Version | None:
+        """None when a newer Penstock has written it in words that are unknown here."""
+        return self._policies.get(name)
 
     def policy_for(self, key: Key, version: Version) -> Policy:
         """``version`` as the key has it."""
@@ -147,8 +148,12 @@ class Directory:
         self._noticed.set()
 
     async def refresh(self) -> None:
-        """Reads what has changed since the last time. Raises what the database raises, and StoreError for a row that
-        cannot be understood; what was known before is known then as well."""
+        """Reads what has changed since the last time. Raises what the database raises; what was known before is known
+        then as well.
+
+        A row in words that are unknown here, as a newer Penstock may write them, must not keep others from being
+        revoked: a policy stays as it was, a key opens nothing, and the log says so.
+        """
         async with self._refreshing, self._rooms.engine.connect() as connection:
             if self._rooms.database is None:  # SQLite has nothing but snapshots
                 await connection.execution_options(isolation_level="REPEATABLE READ")
@@ -183,17 +188,17 @@ class Directory:
             try:
                 async with asyncio.timeout(LOOK_S):
                     await self.refresh()
-            except (SQLAlchemyError, OSError, StoreError) as error:  # TimeoutError is an OSError
-                self._say(" ".join(str(getattr(error, "orig", None) or error).split()) or type(error).__name__)
-            except Exception:
-                log.exception("the directory cannot be refreshed")
+            except Exception as error:  # a driver has some of its own
+                self._say(error)
             else:
                 self._say(None)
 
-    def _say(self, failure: str | None) -> None:
+    def _say(self, failure: Exception | None) -> None:
         """Once when it begins, and once when it is over."""
         if failure is not None and self._failure is None:
-            log.error("the store cannot be read, so keys and policies stay as they were: %s", failure)
+            words = " ".join(str(getattr(failure, "orig", None) or failure).split()) or type(failure).__name__
+            is_strange = not isinstance(failure, (SQLAlchemyError, OSError))  # TimeoutError is an OSError
+            log.error("the store cannot be read, keys and policies stay as they were: %s", words, exc_info=is_strange)
         if failure is None and self._failure is not None:
             log.info("the store can be read again")
         self._failure = failure
@@ -210,8 +215,9 @@ class Directory:
             try:
                 policy = msgspec.json.decode(row.document, type=Policy)
             except msgspec.DecodeError as error:
-                raise StoreError(f"version {row.version} of policy {row.name} cannot be read: {error}") from None
-            found[row.name] = Version(row.name, row.version, policy)
+                log.error("version %d of policy %s cannot be read and has no effect: %s", row.version, row.name, error)
+            else:
+                found[row.name] = Version(row.name, row.version, policy)
         return found
 
     async def _new_tenants(self, connection: AsyncConnection) -> dict[str, Tenant]:
@@ -248,25 +254,28 @@ class Directory:
                     continue
                 restriction = None
                 if scopes or networks or narrowing:
-                    restriction = self._restriction(scopes, networks, narrowing)
+                    try:
+                        restriction = self._restriction(scopes, networks, narrowing)
+                    except ValueError as error:
+                        log.error("key %s opens nothing, since its restrictions cannot be read: %s", id, error)
+                        self._keys.pop(hash, None)
+                        continue
                 if tenant_id is not None:
                     tenant_id, name = self._tenants[tenant_id].id, ""  # the one string for all of them
                 self._keys[hash] = Key(id, tenant_id, role, name, expires_at, restriction)
 
     def _restriction(self, scopes: str | None, networks: str | None, narrowing: str | None) -> Restriction:
+        """The one with these words. Raises ValueError when they are none."""
         words = (scopes, networks, narrowing)
         known = self._restrictions.get(words)
         if known is None:
             if len(self._restrictions) >= MAX_NARROWED:
                 self._restrictions.clear()
-            try:
-                if narrowing:
-                    msgspec.json.decode(narrowing, type=Narrowing)
-                known = self._restrictions[words] = Restriction(
-                    msgspec.json.decode(scopes, type=Scopes) if scopes else EVERYTHING,
-                    tuple(map(ipaddress.ip_network, msgspec.json.decode(networks or "[]", type=list[str]))),
-                    narrowing or "",
-                )
-            except ValueError as error:
-                raise StoreError(f"a key's restrictions {words} cannot be read: {error}") from None
+            if narrowing:
+                msgspec.json.decode(narrowing, type=Narrowing)
+            known = self._restrictions[words] = Restriction(
+                msgspec.json.decode(scopes, type=Scopes) if scopes else EVERYTHING,
+                tuple(map(ipaddress.ip_network, msgspec.json.decode(networks or "[]", type=list[str]))),
+                narrowing or "",
+            )
         return known

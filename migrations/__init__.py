@@ -28,11 +28,7 @@ def upgrade(connection: Connection) -> list[str]:
     """
     if connection.dialect.name == "postgresql":
         connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _LOCK})
-    config = Config()
-    config.set_main_option("script_location", str(DIRECTORY / "environment").replace("%", "%%"))
-    config.set_main_option("version_locations", str(DIRECTORY).replace("%", "%%"))
-    config.set_main_option("path_separator", "newline")
-    config.attributes["connection"] = connection
+    config = config_of(connection)
     revisions = [script.revision for script in ScriptDirectory.from_config(config).walk_revisions()][::-1]
     current = MigrationContext.configure(connection).get_current_revision()
     if current is not None and current not in revisions:
@@ -41,3 +37,13 @@ def upgrade(connection: Connection) -> list[str]:
     if missing:
         command.upgrade(config, "head")
     return missing
+
+
+def config_of(connection: Connection) -> Config:
+    """What Alembic needs to know."""
+    config = Config()
+    config.set_main_option("script_location", str(DIRECTORY / "environment").replace("%", "%%"))
+    config.set_main_option("version_locations", str(DIRECTORY).replace("%", "%%"))
+    config.set_main_option("path_separator", "newline")
+    config.attributes["connection"] = connection
+    return config

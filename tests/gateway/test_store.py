@@ -6,15 +6,19 @@ import os
 
 import pytest
 import sqlalchemy as sa
+from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 
-from gateway import store
+import migrations
+from gateway import keys, store
 from gateway.auth import Auth
 from gateway.bootstrap import ADMIN_KEY, API_KEY, bootstrap
 from gateway.clock import Clock
 from gateway.directory import Directory
 from policies import settings
+from policies.policy import Limits, Policy
+from tests.residents import visiting
 
 
 async def test_an_empty_database_is_brought_up_to_date_and_a_second_start_changes_nothing(store_settings):
@@ -45,6 +49,53 @@ async def test_the_migrated_schema_is_the_one_that_the_code_knows(store_settings
             "ledger": set(),
             "alembic_version": set(),
         }
+
+
+async def test_tenants_and_keys_of_an_older_store_come_along(store_settings):
+    """They are in an organization then, and have the policy that the settings call "default"."""
+    secret = b"s" * 32
+    os.makedirs(store_settings.data_dir)
+
+    def fill(connection: sa.Connection) -> None:
+        command.upgrade(migrations.config_of(connection), "0002")
+        connection.execute(sa.text("INSERT INTO install VALUES (1, :secret, 5)"), {"secret": secret})
+        connection.execute(sa.text("INSERT INTO tenants VALUES ('ten_1', 'one', 5, NULL), ('ten_2', 'two', 5, 6)"))
+        for id, tenant, kind, revoked_at in (
+            ("key_1", "ten_1", "api", None),
+            ("key_2", "ten_1", "api", 7),
+            ("key_3", "ten_2", "api", None),
+            ("key_4", None, "admin", None),
+        ):
+            row = {"id": id, "tenant": tenant, "kind": kind, "hash": keys.hash_of(secret, id), "revoked": revoked_at}
+            text = "INSERT INTO keys VALUES (:id, :tenant, :kind, 'a name', :hash, '', '', 5, :revoked)"
+            connection.execute(sa.text(text), row)
+
+    async with visiting(store_settings) as old, old.engine.begin() as connection:
+        await connection.run_sync(fill)
+    limits = Limits(requests_per_minute=7)
+    async with store.opened(store_settings) as rooms:
+        assert rooms.applied[0] == "0003"
+        assert await bootstrap(rooms, {}, {"default": Policy(limits=limits), "gold": Policy()}) is None
+        directory = await Directory.load(rooms, Clock())
+    auth = Auth(directory)
+    caller = auth.caller("key_1")
+    assert (caller.tenant_name, caller.policy_name, caller.policy.limits) == ("one", "default", limits)
+    assert caller.organization_id.startswith("org_")
+    assert [auth.caller(f"key_{number}") for number in (2, 3, 4)] == [None] * 3
+    assert directory.key(keys.hash_of(secret, "key_4")).role == "owner"
+
+
+async def test_policies_of_the_settings_are_made_once_and_then_left_alone(store_settings):
+    async with store.opened(store_settings) as rooms:
+        await bootstrap(rooms, {}, {"gold": Policy(weight=2)})
+        await bootstrap(rooms, {}, {"gold": Policy(weight=3), "silver": Policy(weight=4)})
+        directory = await Directory.load(rooms, Clock())
+    found = {name: directory.policy(name) for name in ("default", "gold", "silver")}
+    assert {name: (version.version, version.policy.weight) for name, version in found.items()} == {
+        "default": (1, 1),
+        "gold": (1, 2),
+        "silver": (1, 4),
+    }
 
 
 def checks(connection: sa.Connection) -> dict[str, set[str | None]]:
