@@ -18,6 +18,9 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
+Weights = tuple[float, ...]
+"""Seconds for one unit of each term of the formula above, in its order, none below zero; empty: nothing is known."""
+
 
 class Work(NamedTuple):
     """One step's work, in the units of the formula above."""
@@ -68,6 +71,11 @@ def pairs(num_tokens: int, start: int) -> int:
     return num_tokens * start + num_tokens * (num_tokens + 1) // 2
 
 
+def predicted(weights: Weights, work: Work) -> float:
+    """Seconds for a step of this work, by the weights that a worker told of."""
+    return sum([weight * amount for weight, amount in zip(weights, (1.0, *work), strict=False)])
+
+
 _UNITS = (1.0, 256.0, 8.0, 4096.0, 256.0 * 1024.0, 1.0, 1024.0)
 """Typical amounts; dividing by them keeps the fit well conditioned."""
 _NUM = len(_UNITS)
@@ -114,6 +122,13 @@ class StepCosts:
     def predict(self, work: Work) -> float:
         """Seconds for a step of this work."""
         return max(0.0, sum(map(float.__mul__, self._weights, _amounts(work))))
+
+    @property
+    def weights(self) -> Weights:
+        """For those who were not there; empty until they are known."""
+        if not self.known:
+            return ()
+        return tuple([max(0.0, weight) / unit for weight, unit in zip(self._weights, _UNITS, strict=True)])
 
     @property
     def chunk_price(self) -> ChunkPrice:

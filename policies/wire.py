@@ -17,7 +17,7 @@ import msgspec
 
 from policies.terms import FinishReason, Sampling
 
-VERSION = 1
+VERSION = 2
 MAX_FRAME_BYTES = 32 << 20
 """A prompt of a million token ids fits five times over."""
 
@@ -163,6 +163,8 @@ class Stats(Message, frozen=True):
     step_ms: float
     """Mean over the steps since the last Stats; 0 when there was none."""
     draining: bool = False
+    cost_weights: tuple[float, ...] = ()
+    """What steps cost here, as policies/costs.py has learned: seconds for each term; empty while it does not know."""
 
 
 ToWorker = Hello | Submit | Cancel | Drain

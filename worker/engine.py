@@ -166,6 +166,7 @@ class Engine:
             num_preemptions=self._scheduler.num_preemptions,
             step_ms=step_ms,
             draining=self.draining,
+            cost_weights=self._costs.weights,
         )
 
     def load(self) -> tuple[int, int]:

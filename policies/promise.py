@@ -1,0 +1,128 @@
+"""When a request's first token will come, if it is let in now: the worker's fitted costs, and who goes before it.
+
+A worker in balance starts as much work as it finishes. So a request that waits for a place gets it when the work of all
+who go before it, and the end of one of those being computed, have been paid for at the pace of the workers; then its
+prompt is computed after the prompts that were sent before it. This is a fluid view: it knows how much, not which answer
+ends when. Whoever comes later and goes first is not in it. How far off it was is measured where answers arrive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from policies.costs import Weights, Work, pairs, predicted
+from policies.priority import Lanes, Order
+
+
+class Demand(NamedTuple):
+    """What requests ask of a worker, taken together."""
+
+    num_requests: float = 0.0
+    num_prompt_tokens: float = 0.0
+    num_prompt_pairs: float = 0.0
+    num_completion_tokens: float = 0.0
+
+    def times(self, factor: float) -> Demand:
+        """The same mixture, so many times as much."""
+        return Demand(*[amount * factor for amount in self])
+
+    def plus(self, other: Demand) -> Demand:
+        """Both."""
+        return Demand(*map(sum, zip(self, other, strict=True)))
+
+
+NOTHING = Demand()
+
+
+class Pace(NamedTuple):
+    """What a worker's time buys while its batch is as it is now; seconds for one of each."""
+
+    request_s: float
+    prompt_token_s: float
+    prompt_pair_s: float
+    completion_token_s: float
+    """A token's part of the step that it shares with the rest of the batch."""
+    prefill_share: float
+    """Of the worker's time, what prompts get beside the answers being written."""
+
+    def seconds(self, demand: Demand) -> float:
+        """Of one worker's time, for all of it."""
+        return self.prefill_s(demand) + self.completion_token_s * demand.num_completion_tokens
+
+    def prefill_s(self, demand: Demand) -> float:
+        """For the prompts alone."""
+        return (
+            self.request_s * demand.num_requests
+            + self.prompt_token_s * demand.num_prompt_tokens
+            + self.prompt_pair_s * demand.num_prompt_pairs
+        )
+
+
+def pace_of(weights: Weights, num_decodes: int, num_context_tokens: int, max_slowdown: float) -> Pace | None:
+    """``weights`` as in ``wire.Stats``; the batch has ``num_decodes`` sequences that hold ``num_context_tokens``
+    together. None while the costs are not known, or are no numbers one can reckon with."""
+    if not weights or not all(0.0 <= weight < 1e6 for weight in weights):
+        return None
+    num_decodes = max(1, num_decodes)
+
+    def of(**amounts: int) -> float:
+        return predicted(weights, Work(**amounts)) - weights[0]
+
+    step_s = predicted(weights, Work(num_decodes=num_decodes, num_decode_context_tokens=num_context_tokens))
+    return Pace(
+        request_s=of(num_chunks=1),
+        prompt_token_s=of(num_prefill_tokens=1),
+        prompt_pair_s=of(num_prefill_pairs=1),
+        completion_token_s=step_s / num_decodes,
+        prefill_share=1.0 - 1.0 / max_slowdown if max_slowdown > 1.0 else 1.0,
+    )
+
+
+def demand_of(order: Order) -> Demand:
+    """One request's."""
+    num_tokens = order.num_prompt_tokens
+    return Demand(1.0, num_tokens, pairs(num_tokens, 0), order.num_expected_tokens)
+
+
+def prefill_of(num_prompt_tokens: int) -> Demand:
+    """Of one prompt, without its answer."""
+    return Demand(1.0, num_prompt_tokens, pairs(num_prompt_tokens, 0))
+
+
+def waits_behind(lanes: Lanes, order: Order) -> list[tuple[Demand, float]]:
+    """Who would go before it, and the part of the workers' time that they and it have; in two views, each of which is
+    an upper bound while nobody comes: all that is more important with what the guarantees of the rest leave, and its
+    own class on its guarantee alone."""
+    own = lanes[order.sla_class]
+    num_waiting = len(own)
+    mine = NOTHING
+    if num_waiting:
+        # Tenants take turns: for each of its own requests, and for this one, one of every other tenant's.
+        num_own = own.waiting_of(order.tenant_id)
+        num_tenants = own.num_tenants + (num_own == 0)
+        num_before = min(num_waiting, (num_own + 1) * num_tenants - 1)
+        mine = Demand(num_waiting, own.num_prompt_tokens, own.num_prompt_pairs, own.num_expected_tokens)
+        mine = mine.times(num_before / num_waiting)
+    above, promised = NOTHING, 0.0
+    for lane in lanes:
+        if lane is own or not len(lane):
+            continue
+        if lane.terms.priority <= own.terms.priority:
+            demand = Demand(len(lane), lane.num_prompt_tokens, lane.num_prompt_pairs, lane.num_expected_tokens)
+            above = above.plus(demand)
+        else:
+            promised += lane.terms.share
+    return [(above.plus(mine), max(0.01, 1.0 - promised)), (mine, own.terms.share)]
+
+
+def wait_s(pace: Pace, behind: Iterable[tuple[Demand, float]], order: Order, num_workers: int) -> float:
+    """Until a worker has room for it, when none has now."""
+    own = demand_of(order)
+    return min(pace.seconds(demand.plus(own)) / (part * max(1, num_workers)) for demand, part in behind)
+
+
+def prefill_s(pace: Pace, pending: Demand, num_prompt_tokens: int, is_beside_answers: bool) -> float:
+    """From being sent until the first token, on a worker that has ``pending`` prompts to compute before it."""
+    alone_s = pace.prefill_s(pending.plus(prefill_of(num_prompt_tokens))) + pace.completion_token_s
+    return alone_s / pace.prefill_share if is_beside_answers else alone_s
