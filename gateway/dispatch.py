@@ -11,7 +11,6 @@ import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -19,7 +18,7 @@ import msgspec
 from gateway import errors
 from gateway.clock import Clock, Timer
 from gateway.flight import Flight
-from gateway.workers import COMMAND, Worker
+from gateway.workers import COMMAND, Worker, child_of, socket_directory
 from policies import settings, wire
 
 if TYPE_CHECKING:
@@ -29,8 +28,6 @@ __all__ = ["Dispatch", "Flight", "NothingToServe", "ServedModel"]
 
 OVERCOMMIT = 16
 """A worker holds one sequence in this many beyond its batch: a place that falls free is taken in the next step."""
-MAX_SOCKET_PATH = 100
-"""Bytes; the kernel takes 107 at most, on some systems 103."""
 
 
 class NothingToServe(Exception):
@@ -240,17 +237,11 @@ class Dispatch:
         model = self._config.models[name]
         self._texts[name] = text
         for index in range(model.replicas):
-            worker_name = f"{name}-{index}"
-            address = f"unix:{self._socket_directory() / str(len(self._workers))}"
-            child = settings.WorkerSettings(
-                name=worker_name,
-                model=name,
-                source=model.source,
-                listen=address,
-                exit_with_stdin=True,
-                engine=model.engine,
-            )
-            self._seat(name, worker_name, address, child)
+            if self._sockets is None:
+                self._sockets = socket_directory()
+            address = f"unix:{self._sockets.name}/{len(self._workers)}"
+            child = child_of(name, model, index, address)
+            self._seat(name, child.name, address, child)
         for address in model.addresses:
             self._seat(name, f"{name}@{address}", address, None)
 
@@ -325,15 +316,6 @@ class Dispatch:
         line.seats[worker] = Seat(worker)
         self._workers.append(worker)
         worker.start()
-
-    def _socket_directory(self) -> Path:
-        """Ours alone, and short enough for the address of a Unix socket wherever TMPDIR points."""
-        if self._sockets is None:
-            self._sockets = tempfile.TemporaryDirectory(prefix="penstock-")
-            if len(self._sockets.name) > MAX_SOCKET_PATH - 4:
-                self._sockets.cleanup()
-                self._sockets = tempfile.TemporaryDirectory(prefix="penstock-", dir="/tmp")
-        return Path(self._sockets.name)
 
     def _look_around(self) -> None:
         """Something changed: can anybody answer now, or will nobody ever?"""

@@ -12,6 +12,7 @@ import logging
 import os
 import sys
 import sysconfig
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
@@ -24,6 +25,8 @@ from policies import settings, wire
 
 log = logging.getLogger(__name__)
 
+MAX_SOCKET_PATH = 100
+"""Bytes; the kernel takes 107 at most, on some systems 103."""
 COMMAND = (sys.executable, "-P", "-m", "worker")
 """Starts a worker; its settings follow as JSON. -P: a folder called "worker" where the user stands is not meant."""
 CANNOT_LOAD = 2
@@ -271,6 +274,27 @@ class Worker:
         assert process.stdin is not None
         process.stdin.close()
         return status if by_itself else None
+
+
+def child_of(model: str, config: settings.Model, index: int, address: str) -> settings.WorkerSettings:
+    """What the process is told that computes a model's ``index``-th replica at ``address``."""
+    return settings.WorkerSettings(
+        name=f"{model}-{index}",
+        model=model,
+        source=config.source,
+        listen=address,
+        exit_with_stdin=True,
+        engine=config.engine,
+    )
+
+
+def socket_directory() -> tempfile.TemporaryDirectory[str]:
+    """For sockets: ours alone, and short enough for the address of one wherever TMPDIR points."""
+    directory = tempfile.TemporaryDirectory(prefix="penstock-")
+    if len(directory.name) > MAX_SOCKET_PATH - 4:
+        directory.cleanup()
+        directory = tempfile.TemporaryDirectory(prefix="penstock-", dir="/tmp")
+    return directory
 
 
 def backoff_s(num_failures: int, limits: settings.Workers) -> float:
