@@ -27,6 +27,7 @@ from gateway.clock import Clock, Timer
 from gateway.errors import LedgerBehind
 from gateway.store import PRAGMAS, Store
 from policies import settings
+from policies.answers import Outcome
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +58,15 @@ class Entry(msgspec.Struct, frozen=True, array_like=True):
     queue_ms: float
     ttft_ms: float | None
     duration_ms: float
+    sla_class: str
+    service_tier: str
+    """The one that served it, as OpenAI names it."""
+    cache: Outcome
+    policy_name: str
+    policy_version: int
+    """The version that admitted it."""
+    cost_micros: int
+    """Millionths of the currency's unit."""
 
 
 assert Entry.__struct_fields__ == tuple(store.ledger.c.keys())

@@ -156,6 +156,12 @@ def an_entry(**others: object) -> Entry:
             queue_ms=0.25,
             ttft_ms=12.5,
             duration_ms=321.125,
+            sla_class="standard",
+            service_tier="default",
+            cache="miss",
+            policy_name="default",
+            policy_version=1,
+            cost_micros=0,
         ),
         **others,
     )

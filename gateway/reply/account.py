@@ -8,13 +8,13 @@ from types import TracebackType
 
 from aiohttp import web
 
-from gateway import errors
+from gateway import errors, openai
 from gateway.auth import Caller
 from gateway.flights import Source
 from gateway.ledger import Entry, Ledger
 from gateway.reply.answers import Answer
 from gateway.telemetry import tell
-from policies import terms
+from policies import pricing, terms
 
 HUNG_UP = 499
 """The status, nginx's own, of a request whose client went away; nobody sees it but the ledger."""
@@ -58,14 +58,18 @@ class Account:
         if self._settled:
             return
         self._settled = True
-        answer, flights = self._answer, self._flights
-        usage = answer.usage() if self._is_owed(status) else terms.Usage(0, 0, 0)
+        answer, flights, caller = self._answer, self._flights, self._caller
+        usage, cost_micros = terms.Usage(0, 0, 0), 0
+        if self._is_owed(status):
+            usage = answer.usage()
+            price = caller.policy.price_of(answer.call.model)
+            cost_micros = pricing.cost_micros(price, usage, flights.outcome)
         first_token_at = flights.first_token_at
         finish_reason = {200: answer.finish_reason(), HUNG_UP: "cancelled"}.get(status, "error")
         entry = Entry(
             request_id=self.request_id,
-            tenant_id=self._caller.tenant_id,
-            key_id=self._caller.key_id,
+            tenant_id=caller.tenant_id,
+            key_id=caller.key_id,
             model=answer.call.model,
             endpoint=answer.endpoint,
             status=status,
@@ -78,6 +82,12 @@ class Account:
             queue_ms=1e3 * flights.queue_s,
             ttft_ms=None if first_token_at is None else 1e3 * (first_token_at - self._started_at),
             duration_ms=1e3 * (time.monotonic() - self._started_at),
+            sla_class=caller.policy.sla_class,
+            service_tier=openai.SERVICE_TIER,
+            cache=flights.outcome,
+            policy_name=caller.policy_name,
+            policy_version=caller.policy_version,
+            cost_micros=cost_micros,
         )
         tell(entry)
         await self._ledger.settle(entry)

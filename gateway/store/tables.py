@@ -164,4 +164,10 @@ ledger = sa.Table(
     sa.Column("queue_ms", sa.Double, nullable=False),
     sa.Column("ttft_ms", sa.Double),
     sa.Column("duration_ms", sa.Double, nullable=False),
+    sa.Column("sla_class", sa.Text, nullable=False, server_default="standard"),
+    sa.Column("service_tier", sa.Text, nullable=False, server_default="default"),
+    sa.Column("cache", sa.Text, nullable=False, server_default="bypass"),
+    sa.Column("policy_name", sa.Text, nullable=False, server_default="default"),
+    sa.Column("policy_version", sa.BigInteger, nullable=False, server_default="1"),
+    sa.Column("cost_micros", sa.BigInteger, nullable=False, server_default="0"),
 )

@@ -23,7 +23,7 @@ from tests.residents import visiting
 
 async def test_an_empty_database_is_brought_up_to_date_and_a_second_start_changes_nothing(store_settings):
     async with store.opened(store_settings) as rooms:
-        assert rooms.applied == ["0001", "0002", "0003"]
+        assert rooms.applied == ["0001", "0002", "0003", "0004"]
     async with store.opened(store_settings) as rooms:
         assert rooms.applied == []
 

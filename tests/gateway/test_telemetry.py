@@ -36,7 +36,8 @@ def test_a_request_is_a_line_of_fields():
     assert re.fullmatch(
         r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z info    request_id=req_1 tenant_id=ten_1 key_id=key_1 model=demo "
         r"endpoint=/v1/chat/completions status=200 finish_reason=- num_prompt_tokens=12 num_cached_tokens=4 "
-        r"num_completion_tokens=34 num_sequences=1 created_at=1795000000 queue_ms=0.1 ttft_ms=12.3 duration_ms=321.0",
+        r"num_completion_tokens=34 num_sequences=1 created_at=1795000000 queue_ms=0.1 ttft_ms=12.3 duration_ms=321.0 "
+        r"sla_class=standard service_tier=default cache=miss policy_name=default policy_version=1 cost_micros=0",
         Fields(as_json=False).event(entry),
     )
     assert " ttft_ms=- " in Fields(as_json=False).event(an_entry(ttft_ms=None))
