@@ -29,7 +29,7 @@ POLL_S = 0.5
 """Between two looks. What was revoked through another gateway ends here so much later, if no notice comes before."""
 LOOK_S = 10.0
 """How long the database may take to answer one of them."""
-CHUNK = 10_000
+CHUNK = 1000
 """Rows that are read at once."""
 MAX_NARROWED = 10_000
 """Narrowed policies that are kept made."""
