@@ -62,7 +62,7 @@ notes = Console(stderr=True, highlight=False)
 @click.command()
 @click.option("--rounds", "num_rounds", type=click.IntRange(1, 100), default=5, show_default=True)
 @click.option("--seconds", type=click.IntRange(1, 60), default=3, show_default=True, help="Of each run of wrk.")
-@click.option("--streams", "num_streams", type=click.IntRange(2, 512), default=64, show_default=True)
+@click.option("--streams", "num_streams", type=click.IntRange(2, streams.MAX_STREAMS), default=64, show_default=True)
 @click.option("--tokens", "num_tokens", type=click.IntRange(2, 8000), default=1500, show_default=True, help="A stream.")
 @click.option(
     "--data",

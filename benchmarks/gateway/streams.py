@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import re
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from benchmarks.gateway.peer import Worker
 from policies.wire import Submit
 
 _DONE = b"data: [DONE]"
+MAX_STREAMS = 512
 _EMPTY, _PIECE = b'"content":""', b'"content":"'
 
 
@@ -95,17 +97,23 @@ async def read_bare(url: str, num_streams: int, num_tokens: int, body: bytes) ->
     return _streamed(readers, num_tokens, perf_counter() - began_at)
 
 
+_runs = itertools.count()
+
+
 async def read_gateway(
     url: str, key: str, fields: dict[str, object], worker: Worker, num_streams: int, num_tokens: int, in_step: bool
 ) -> Streamed:
     """The gateway's streams of ``num_tokens`` tokens each, all checked by their usage. Raises StreamError."""
     all_here = worker.expect_streams(num_streams)
+    first_seed = MAX_STREAMS * next(_runs)
     groups = [_Group(worker, num_tokens), _Group(worker, num_tokens)]
     began_at = perf_counter()
     readers = []
     for number in range(num_streams):
-        # The seed travels to the worker and tells it which stream is which.
-        body = json.dumps({**fields, "stream": True, "max_tokens": num_tokens, "seed": number}).encode()
+        # The seed travels to the worker and tells it which stream is which; one that came before would be answered
+        # from the cache.
+        seed = first_seed + number
+        body = json.dumps({**fields, "stream": True, "max_tokens": num_tokens, "seed": seed}).encode()
         on_pieces = groups[number % 2].on_pieces if in_step else None
         readers.append(await _open(url, Reader(http_request(url, key, body), on_pieces)))
     ended = asyncio.ensure_future(asyncio.gather(*(reader.ended for reader in readers)))

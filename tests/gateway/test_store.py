@@ -198,7 +198,7 @@ async def test_one_data_directory_is_one_gateways(tmp_path):
 async def test_gateways_may_share_a_postgresql(postgres, tmp_path):
     config = settings.Store(data_dir=str(tmp_path), url=postgres)
     async with store.opened(config) as first, store.opened(config) as second:
-        assert (len(first.applied), len(second.applied)) == (3, 0)
+        assert (len(first.applied), len(second.applied)) == (4, 0)
 
 
 @pytest.mark.parametrize(
