@@ -15,7 +15,7 @@ from aiohttp import web
 from gateway import api, doors, errors, gateways, store, webhooks
 from gateway.auth import Auth
 from gateway.bootstrap import bootstrap
-from gateway.cache import Cache, Memory
+from gateway.cache import Cache, Memory, Shared
 from gateway.clock import Clock
 from gateway.directory import Directory
 from gateway.dispatch import Dispatch
@@ -105,7 +105,8 @@ async def opened(
         others = await stack.enter_async_context(
             gateways.opened(redis, clock, config.server.processes, list, directory.notice)
         )
-        cache = Cache(config.cache, directory.secret, Memory(config.cache.max_bytes, clock), clock)
+        memory = Memory(config.cache.max_bytes, clock)
+        cache = Cache(config.cache, directory.secret, memory if redis is None else Shared(redis), clock)
         gw = Gateway(config, clock, directory, Auth(directory), cache, dispatch, ledger, redis, others, events)
         await stack.enter_async_context(answering(gw, house_doors, sockets))
         for name in config.models:

@@ -83,7 +83,8 @@ def http_request(url: str, key: str, body: bytes) -> bytes:
     path = f"{address.path}?{address.query}" if address.query else address.path
     head = (
         f"POST {path} HTTP/1.1\r\nHost: {address.netloc}\r\nAuthorization: Bearer {key}\r\n"
-        f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
+        "Cache-Control: no-store\r\n\r\n"  # the seeds are the same in every round
     )
     return head.encode() + body
 

@@ -19,7 +19,8 @@ from gateway.bench.prompts import Fit, Prompts
 from gateway.client import Answer, CallFailed, Events, Failure, Usage, decode_answer, refusal, unreachable
 
 _encode = msgspec.json.Encoder().encode
-_JSON = {"Content-Type": "application/json"}
+_HEADERS = {"Content-Type": "application/json", "Cache-Control": "no-store"}
+"""What is measured is answering, not finding an answer of an earlier round."""
 _FIT_WORDS = (24, 120)
 
 
@@ -131,7 +132,7 @@ async def _one(session: aiohttp.ClientSession, target: Target, body: bytes, due_
     run.num_started += 1
     outcome.sent_at = perf_counter()
     try:
-        async with session.post(target.path, data=body, headers=_JSON) as response:
+        async with session.post(target.path, data=body, headers=_HEADERS) as response:
             if response.status != 200:
                 outcome.error = refusal(response.status, await response.read())
             elif target.stream:

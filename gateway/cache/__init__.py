@@ -12,13 +12,14 @@ from types import TracebackType
 
 from gateway.cache.memory import Held, Keeper, Memory
 from gateway.cache.runs import Reader, Replay, Run
+from gateway.cache.shared import Shared
 from gateway.clock import Clock
 from gateway.flight import Flight
 from gateway.flights import Flights, Source
 from policies import answers, policy, prefix, settings, wire
 from policies.answers import Asked
 
-__all__ = ["Cache", "Found", "Held", "Keeper", "Memory"]
+__all__ = ["Cache", "Found", "Held", "Keeper", "Memory", "Shared"]
 
 Key = tuple[bytes, bytes]
 """An answer's scope, and its name in it."""
