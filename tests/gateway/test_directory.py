@@ -186,6 +186,7 @@ async def test_while_the_database_is_away_everything_stays_and_then_it_catches_u
             await gone(False)
             clock.advance(POLL_S)
             await until(lambda: caller(directory, second))
+            await until(clock.waits)
     assert caplog.text.count("the store can be read again") == 1
     assert "Traceback" not in caplog.text
 
