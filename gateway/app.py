@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
 from aiohttp import web
 
-from gateway import api, doors, errors, gateways, store, webhooks
+from gateway import admin, api, doors, errors, gateways, store, webhooks
 from gateway.auth import Auth
 from gateway.bootstrap import bootstrap
 from gateway.cache import Cache, Memory, Shared
@@ -107,7 +107,7 @@ async def opened(
         )
         memory = Memory(config.cache.max_bytes, clock)
         cache = Cache(config.cache, directory.secret, memory if redis is None else Shared(redis), clock)
-        gw = Gateway(config, clock, directory, Auth(directory), cache, dispatch, ledger, redis, others, events)
+        gw = Gateway(config, clock, rooms, directory, Auth(directory), cache, dispatch, ledger, redis, others, events)
         await stack.enter_async_context(answering(gw, house_doors, sockets))
         for name in config.models:
             stack.callback(asyncio.create_task(open_model(gw, name)).cancel)
@@ -118,10 +118,11 @@ async def opened(
 async def answering(gw: Gateway, house_doors: Doors, sockets: Sequence[socket.socket]) -> AsyncIterator[None]:
     """HTTP on the sockets. On leaving, handlers that still run are cancelled."""
     application = web.Application(
-        middlewares=[house_doors.middleware, errors.middleware], client_max_size=gw.settings.server.max_body_bytes
+        middlewares=[house_doors.middleware, errors.middleware, admin.middleware],
+        client_max_size=gw.settings.server.max_body_bytes,
     )
     application[GATEWAY] = gw
-    application.add_routes(api.routes())
+    application.add_routes([*api.routes(), *admin.routes()])
     runner = web.AppRunner(application, handler_cancellation=True, access_log=None, shutdown_timeout=0.1)
     await runner.setup()
     try:

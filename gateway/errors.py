@@ -255,7 +255,7 @@ async def middleware(request: web.Request, handler: Handler) -> web.StreamRespon
     except web.HTTPException as error:
         if error.status < 400:
             raise
-        failure = _of_http(error, request)
+        failure = of_http(error, request)
     except Exception as error:
         failure = described(error, request[REQUEST_ID])
     response = web.Response(
@@ -265,7 +265,7 @@ async def middleware(request: web.Request, handler: Handler) -> web.StreamRespon
     return response
 
 
-def _of_http(error: web.HTTPException, request: web.Request) -> GatewayError:
+def of_http(error: web.HTTPException, request: web.Request) -> GatewayError:
     """aiohttp's own refusals, before a handler runs or while it reads the body."""
     match error:
         case web.HTTPNotFound():

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from gateway.gateways import Gateways
     from gateway.ledger import Ledger
     from gateway.redis import Redis
+    from gateway.store import Store
     from gateway.webhooks import Webhooks
 
 
@@ -27,6 +28,7 @@ class Gateway:
 
     settings: Settings
     clock: Clock
+    store: Store
     directory: Directory
     auth: Auth
     cache: Cache

@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal, get_type_hints
 import msgspec
 from msgspec import Meta
 
+from policies import faults
 from policies.policy import Policy
 
 Positive = Annotated[int, Meta(ge=1)]
@@ -307,9 +308,8 @@ def _check_classes(settings: Settings) -> None:
     if len(set(tiers)) < len(tiers):
         raise SettingsError("config.toml: classes: two of them have the same service_tier")
     for name, policy in settings.policies.items():
-        for asked in (policy.sla_class, *policy.sla_classes):
-            if asked not in classes:
-                raise SettingsError(f"config.toml: policies.{name}: there is no class {asked}")
+        for path, what in faults.of_policy(policy, classes):
+            raise SettingsError(f"config.toml: policies.{name}.{path}: {what}")
 
 
 def _check_sharing(settings: Settings) -> None:

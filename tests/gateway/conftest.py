@@ -26,6 +26,7 @@ from tests.gateway.peer import Peer
 from tests.gateway.texts import model_directory
 
 KEY = "sk-of-the-tests"
+ADMIN_KEY = "sk-of-the-tests-admin"
 HELLO = [{"role": "user", "content": "Hello"}]
 
 
@@ -107,7 +108,7 @@ def open_front(tmp_path: Path) -> OpenFront:
         data_dir = tmp_path / "data"
         config = settings.Settings(
             server=server,
-            store=settings.Store(data_dir=str(data_dir)),
+            store=sections.pop("store", settings.Store(data_dir=str(data_dir))),
             models={
                 "demo": settings.Model(
                     source=str(source), replicas=0, addresses=(await peer.listen(tmp_path / "peer.socket"),)
@@ -115,7 +116,7 @@ def open_front(tmp_path: Path) -> OpenFront:
             },
             **sections,
         )
-        environ = {"PENSTOCK_API_KEY": KEY, "PENSTOCK_ADMIN_KEY": "sk-admin"}
+        environ = {"PENSTOCK_API_KEY": KEY, "PENSTOCK_ADMIN_KEY": ADMIN_KEY}
         (bound, *_) = doors.listen(server)
         async with contextlib.AsyncExitStack() as stack:
             stack.enter_context(bound)

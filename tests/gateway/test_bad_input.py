@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from gateway import openai
 from policies import settings as penstock
-from tests.gateway.conftest import HELLO, KEY, Front
+from tests.gateway.conftest import ADMIN_KEY, HELLO, KEY, Front
 from tests.gateway.peer import Peer
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
@@ -216,7 +216,7 @@ async def test_wrong_methods_types_and_addresses(front: Front):
 
 
 async def test_no_key_or_a_wrong_one(front: Front):
-    for authorization in ("", "Bearer", "Bearer wrong", f"Basic {KEY}", "Bearer sk-admin", f"Bearer {KEY}x"):
+    for authorization in ("", "Bearer", "Bearer wrong", f"Basic {KEY}", f"Bearer {ADMIN_KEY}", f"Bearer {KEY}x"):
         status, answer, _ = await front.post(CHAT, b"not even JSON", authorization=authorization)
         assert status == 401
         assert_error(answer, None, "invalid_api_key")

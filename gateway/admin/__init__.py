@@ -1,0 +1,31 @@
+"""/admin/v1: a file for each resource, over the machinery of ``endpoint``, ``change``, ``pages`` and ``problems``."""
+
+from __future__ import annotations
+
+from aiohttp import web
+
+from gateway.admin import (
+    admin_keys,
+    audit,
+    keys,
+    models,
+    organizations,
+    policies,
+    service_accounts,
+    tenants,
+)
+from gateway.admin.endpoint import Endpoint
+from gateway.admin.problems import middleware
+
+__all__ = ["ENDPOINTS", "middleware", "routes"]
+
+ENDPOINTS: list[Endpoint] = [
+    endpoint
+    for resource in (organizations, tenants, service_accounts, keys, admin_keys, policies, models, audit)
+    for endpoint in resource.ENDPOINTS
+]
+
+
+def routes() -> list[web.RouteDef]:
+    """Everything that is served here."""
+    return [endpoint.route() for endpoint in ENDPOINTS]

@@ -1,0 +1,179 @@
+"""One address of the administration: who may, what is parsed, what is done, what is answered.
+
+Everything that a request says is parsed into the types that its endpoint names, and refused by the name of the field
+that does not fit; the same types are described at /openapi.json. What changes something runs as one transaction, with
+its line in the audit log (``change``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import msgspec
+from aiohttp import web
+from sqlalchemy.exc import InterfaceError, OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from gateway.admin import change
+from gateway.admin.problems import (
+    BodyTooLong,
+    Invalid,
+    MatchRequired,
+    NotThere,
+    Stale,
+    of_validation,
+)
+from gateway.api.request import body_of
+from gateway.auth import BILLING_READER, OPERATOR, OWNER, AdminCaller
+from gateway.errors import ServiceUnavailable
+from gateway.house import GATEWAY, Gateway
+
+Q = TypeVar("Q")
+B = TypeVar("B")
+
+READERS = (OPERATOR, BILLING_READER)
+OPERATORS = (OPERATOR,)
+OWNERS = (OWNER,)
+"""Who may, besides the owner."""
+
+MAX_BODY_BYTES = 1 << 20
+STORE_S = 20.0
+"""How long the store may take for one request."""
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@-]{0,255}")
+_ETAG = re.compile(r'"([0-9]{1,18})"')
+
+
+class Nothing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """No parameters, or an empty body."""
+
+
+class Versioned(msgspec.Struct, frozen=True, kw_only=True):
+    """What several people change: its version is its ETag."""
+
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ask(Generic[Q, B]):
+    """What is asked, and by whom."""
+
+    gw: Gateway
+    request: web.Request
+    caller: AdminCaller
+    query: Q
+    body: B
+
+    def named(self, part: str) -> str:
+        """A part of the path. Raises NotThere for what nothing can be called."""
+        name: str = self.request.match_info[part]
+        if not _NAME.fullmatch(name):
+            raise NotThere(f"Nothing is called so: {part}.")
+        return name
+
+    @contextlib.asynccontextmanager
+    async def reading(self) -> AsyncIterator[AsyncConnection]:
+        """The store, for looking at it."""
+        async with self.gw.store.engine.connect() as connection:
+            yield connection
+
+    def check_version(self, version: int) -> None:
+        """Raises Stale unless the version that is there is one that If-Match names, or it names none."""
+        header = ",".join(self.request.headers.getall("if-match", []))
+        if header and header.strip() != "*" and str(version) not in _ETAG.findall(header):
+            what = "Read it again, and repeat the change on what it is now."
+            raise Stale(f'If-Match: the version is "{version}" now. {what}', etag=f'"{version}"')
+
+
+Handler = Callable[..., Awaitable[msgspec.Struct]]
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """``handler`` takes an ``Ask``, and a ``change.Change`` if it changes something. The first line of its docstring is
+    the summary that is published."""
+
+    method: str
+    path: str
+    handler: Handler
+    answer: Any
+    """The type of the answer's body."""
+    roles: tuple[str, ...]
+    query: Any = Nothing
+    body: Any = Nothing
+    status: int = 200
+    changes: bool = False
+    needs_match: bool = False
+    """Only with If-Match, since it replaces what others may have written."""
+    max_body_bytes: int = MAX_BODY_BYTES
+
+    @property
+    def summary(self) -> str:
+        return (inspect.getdoc(self.handler) or "").partition("\n")[0].rstrip(".")
+
+    def route(self) -> web.RouteDef:
+        return web.get(self.path, self.serve) if self.method == "GET" else web.route(self.method, self.path, self.serve)
+
+    async def serve(self, request: web.Request) -> web.Response:
+        """Answers a request. Raises GatewayError."""
+        gw = request.app[GATEWAY]
+        caller = gw.auth.admin_of(request, *self.roles)
+        ask = Ask(gw, request, caller, self._query_of(request), await self._body_of(request))
+        if self.needs_match and "if-match" not in request.headers:
+            raise MatchRequired(
+                "Send If-Match with the ETag of what you read, so that nobody's change is lost; * takes any version."
+            )
+        try:
+            async with asyncio.timeout(STORE_S):
+                if not self.changes:
+                    return self.response(request, await self.handler(ask))
+                response = await change.made(ask, self)
+        except (OperationalError, InterfaceError, PoolTimeoutError, OSError) as error:
+            raise ServiceUnavailable(
+                "The store cannot be reached at the moment. Please try again.", retry_after_s=1.0
+            ) from error
+        await change.tell(gw)
+        return response
+
+    def response(self, request: web.Request, body: msgspec.Struct) -> web.Response:
+        headers = {}
+        if isinstance(body, Versioned):
+            headers["etag"] = f'"{body.version}"'
+            if self.method == "GET" and request.headers.get("if-none-match") == headers["etag"]:
+                return web.Response(status=304, headers=headers)
+        return web.Response(
+            status=self.status, body=msgspec.json.encode(body), content_type="application/json", headers=headers
+        )
+
+    def _query_of(self, request: web.Request) -> Any:
+        values = dict(request.query)
+        if len(values) < len(request.query):
+            twice = next(name for name in values if len(request.query.getall(name)) > 1)
+            raise Invalid.of([(twice, "is given twice")])
+        try:
+            return msgspec.convert(values, self.query, strict=False)
+        except msgspec.ValidationError as error:
+            raise of_validation(error) from None
+
+    async def _body_of(self, request: web.Request) -> Any:
+        if self.method == "GET":
+            return Nothing()
+        body = await body_of(request)
+        if len(body) > self.max_body_bytes:
+            raise BodyTooLong(f"The body may have {self.max_body_bytes} bytes at most, and this one has {len(body)}.")
+        if not body and self.body is Nothing:
+            return Nothing()
+        try:
+            return msgspec.json.decode(body, type=self.body)
+        except msgspec.ValidationError as error:
+            raise of_validation(error) from None
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise Invalid.of([("body", f"cannot be read as JSON: {error}")]) from None
+        except RecursionError:
+            raise Invalid.of([("body", "is nested too deeply")]) from None

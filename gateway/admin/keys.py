@@ -1,0 +1,287 @@
+"""Keys of tenants: made, narrowed, rotated with an overlap, revoked. A key itself is in one answer and nowhere else."""
+
+from __future__ import annotations
+
+import ipaddress
+from typing import Annotated, Any, Literal
+
+import msgspec
+import sqlalchemy as sa
+from msgspec import UNSET, Meta, UnsetType
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from gateway import keys, store
+from gateway.admin import policies, tenants
+from gateway.admin.change import Change
+from gateway.admin.endpoint import OPERATORS, Ask, Endpoint, Nothing, Versioned
+from gateway.admin.pages import Page, PageQuery, listed
+from gateway.admin.problems import Conflict, Invalid, NotThere
+from gateway.admin.words import Id, Instant, Title, Written
+from gateway.store import new_id
+from policies import faults
+from policies.policy import Narrowing
+
+PATH = "/admin/v1/keys"
+MAX_OVERLAP_S = 90 * 86_400
+
+Networks = Annotated[tuple[Annotated[str, Meta(min_length=1, max_length=64)], ...], Meta(max_length=64)]
+"""CIDR blocks, such as 10.0.0.0/8."""
+
+
+class KeyScopes(Written, frozen=True, kw_only=True, omit_defaults=True):
+    """What a key is good for; null: all of it."""
+
+    endpoints: (
+        Annotated[tuple[Literal["chat.completions", "completions", "models"], ...], Meta(max_length=16)] | None
+    ) = None
+
+
+class Key(Versioned, frozen=True, kw_only=True):
+    """What is kept of a key; times in Unix seconds."""
+
+    id: str
+    tenant_id: str
+    service_account_id: str | None
+    name: str
+    prefix: str
+    last_four: str
+    scopes: KeyScopes | None
+    networks: tuple[str, ...]
+    """Where its requests may come from; empty: anywhere."""
+    narrowing: Narrowing | None
+    rotated_from: str | None
+    created_at: int
+    expires_at: int | None
+    revoked_at: int | None
+
+
+class MadeKey(Key, frozen=True, kw_only=True):
+    """A new key, and what is kept of it."""
+
+    key: str
+    """To be used as bearer key. It is shown here and never again."""
+
+
+class NewKey(Written, frozen=True, kw_only=True):
+    """What a key is made of."""
+
+    tenant_id: Id
+    name: Title
+    service_account_id: Id | None = None
+    scopes: KeyScopes | None = None
+    networks: Networks = ()
+    narrowing: Narrowing | None = None
+    expires_at: Instant | None = None
+
+
+class KeyChange(Written, frozen=True, kw_only=True):
+    """What is to change; the rest stays."""
+
+    name: Title | UnsetType = UNSET
+    scopes: KeyScopes | UnsetType | None = UNSET
+    networks: Networks | UnsetType = UNSET
+    narrowing: Narrowing | UnsetType | None = UNSET
+    expires_at: Instant | UnsetType | None = UNSET
+
+
+class Rotation(Written, frozen=True, kw_only=True):
+    """How long the old key goes on beside the new one; 0: it ends at once."""
+
+    overlap_s: Annotated[int, Meta(ge=0, le=MAX_OVERLAP_S)] = 86_400
+
+
+class KeyQuery(PageQuery, frozen=True, kw_only=True):
+    tenant_id: Id | None = None
+    service_account_id: Id | None = None
+    revoked: bool | None = None
+
+
+async def every(ask: Ask[KeyQuery, Nothing]) -> Page[Key]:
+    """List keys of tenants."""
+    columns = store.keys.c
+    statement = sa.select(store.keys).where(columns.kind == "api")
+    for name in ("tenant_id", "service_account_id"):
+        if (value := getattr(ask.query, name)) is not None:
+            statement = statement.where(columns[name] == value)
+    if ask.query.revoked is not None:
+        statement = statement.where(columns.revoked_at.is_not(None) == ask.query.revoked)
+    async with ask.reading() as connection:
+        return await listed(connection, ask.query, statement, columns.id, shaped)
+
+
+async def one(ask: Ask[Nothing, Nothing]) -> Key:
+    """Read what is kept of a key."""
+    async with ask.reading() as connection:
+        return await found(connection, ask.named("key_id"))
+
+
+async def create(ask: Ask[Nothing, NewKey], change: Change) -> MadeKey:
+    """Make a key for a tenant or for one of its service accounts."""
+    body = ask.body
+    key = Key(
+        id=new_id("key"),
+        prefix="",
+        last_four="",
+        rotated_from=None,
+        created_at=change.at,
+        revoked_at=None,
+        version=1,
+        **(msgspec.structs.asdict(body) | {"networks": networks_of(body.networks)}),
+    )
+    await _check(change, key)
+    made = await insert(ask, change, key)
+    await change.record("key.created", "key", key.id, None, kept(made))
+    return made
+
+
+async def update(ask: Ask[Nothing, KeyChange], change: Change) -> Key:
+    """Change what a key may do, or when it ends."""
+    before = await found(change.connection, ask.named("key_id"))
+    ask.check_version(before.version)
+    if before.revoked_at is not None:
+        raise Conflict("A revoked key stays as it is; make a new one.")
+    values = {name: value for name, value in msgspec.structs.asdict(ask.body).items() if value is not UNSET}
+    if "networks" in values:
+        values["networks"] = networks_of(values["networks"])
+    after = msgspec.structs.replace(before, **values, version=before.version + 1)
+    await _check(change, after, set(values))
+    await write(change, after)
+    await change.record("key.updated", "key", before.id, before, after)
+    return after
+
+
+async def rotate(ask: Ask[Nothing, Rotation], change: Change) -> MadeKey:
+    """Make a key that may do what another may, which ends after an overlap."""
+    before = await found(change.connection, ask.named("key_id"))
+    ask.check_version(before.version)
+    check_rotatable(before.revoked_at, before.expires_at, change.at)
+    key = msgspec.structs.replace(before, id=new_id("key"), rotated_from=before.id, created_at=change.at, version=1)
+    made = await insert(ask, change, key)
+    await change.record("key.created", "key", key.id, None, kept(made))
+    if ask.body.overlap_s:
+        ends_at = min(change.at + ask.body.overlap_s, before.expires_at or change.at + ask.body.overlap_s)
+        after = msgspec.structs.replace(before, expires_at=ends_at, version=before.version + 1)
+        await write(change, after)
+        await change.record("key.rotated", "key", before.id, before, after)
+    else:
+        await revoke_one(change, before)
+    return made
+
+
+async def revoke(ask: Ask[Nothing, Nothing], change: Change) -> Key:
+    """Revoke a key: it opens nothing from then on, everywhere within a second."""
+    before = await found(change.connection, ask.named("key_id"))
+    ask.check_version(before.version)
+    return await revoke_one(change, before)
+
+
+async def revoke_one(change: Change, before: Key) -> Key:
+    """The key afterwards."""
+    after = msgspec.structs.replace(before, revoked_at=before.revoked_at or change.at, version=before.version + 1)
+    await write(change, after)
+    await change.record("key.revoked", "key", before.id, before, after)
+    return after
+
+
+async def found(connection: AsyncConnection, key_id: str) -> Key:
+    """Raises NotThere."""
+    columns = store.keys.c
+    query = sa.select(store.keys).where(columns.id == key_id, columns.kind == "api")
+    row = (await connection.execute(query)).first()
+    if row is None:
+        raise NotThere(f"There is no key {key_id}.")
+    return shaped(row)
+
+
+def shaped(row: sa.Row[Any]) -> Key:
+    values = {name: getattr(row, name) for name in Key.__struct_fields__}
+    for name, shape in (("scopes", KeyScopes), ("narrowing", Narrowing), ("networks", tuple[str, ...])):
+        values[name] = msgspec.json.decode(values[name], type=shape) if values[name] else None
+    values["networks"] = values["networks"] or ()
+    return Key(**values)
+
+
+async def insert(ask: Ask[Any, Any], change: Change, key: Key) -> MadeKey:
+    """The key with a secret of its own."""
+    secret = keys.new_key()
+    trace = keys.kept(ask.gw.directory.secret, secret)
+    values = msgspec.structs.asdict(key) | {"prefix": trace.prefix, "last_four": trace.last_four}
+    made = MadeKey(**values, key=secret)
+    row = _row(kept(made)) | {"kind": "api", "hash": trace.hash, "revision": change.revision}
+    await change.connection.execute(sa.insert(store.keys), row)
+    return made
+
+
+async def write(change: Change, key: Key) -> None:
+    """The key as it is now."""
+    row = _row(key) | {"revision": change.revision}
+    await change.connection.execute(sa.update(store.keys).where(store.keys.c.id == key.id).values(row))
+
+
+def kept(made: MadeKey) -> Key:
+    """Without the secret."""
+    return Key(**{name: getattr(made, name) for name in Key.__struct_fields__})
+
+
+def networks_of(texts: tuple[str, ...]) -> tuple[str, ...]:
+    """The blocks as they are usually written. Raises Invalid."""
+    blocks, wrong = [], []
+    for number, text in enumerate(texts):
+        try:
+            blocks.append(str(ipaddress.ip_network(text)))
+        except ValueError as error:
+            wrong.append((f"networks[{number}]", f"is no block of addresses such as 10.0.0.0/8: {error}"))
+    if wrong:
+        raise Invalid.of(wrong)
+    return tuple(blocks)
+
+
+def check_rotatable(revoked_at: int | None, expires_at: int | None, now: int) -> None:
+    """Raises Conflict."""
+    if revoked_at is not None or (expires_at is not None and expires_at <= now):
+        raise Conflict("Only a key that is still valid can be rotated; make a new one.")
+
+
+def check_ahead(expires_at: int | None, now: int) -> None:
+    """Raises Invalid."""
+    if expires_at is not None and expires_at <= now:
+        raise Invalid.of([("expires_at", "is not in the future; revoke a key to end it now")])
+
+
+async def _check(change: Change, key: Key, changed: set[str] | None = None) -> None:
+    """``changed``: the fields to look at, if not all. Raises Invalid."""
+    if changed is None or "expires_at" in changed:
+        check_ahead(key.expires_at, change.at)
+    try:
+        tenant = await tenants.found(change.connection, key.tenant_id)
+    except NotThere as error:
+        raise Invalid.of([("tenant_id", str(error))]) from None
+    if changed is None and key.service_account_id is not None:
+        columns = store.service_accounts.c
+        query = sa.select(columns.id).where(
+            columns.id == key.service_account_id, columns.tenant_id == tenant.id, columns.deleted_at.is_(None)
+        )
+        if (await change.connection.execute(query)).first() is None:
+            raise Invalid.of([("service_account_id", f"the tenant has no service account {key.service_account_id}")])
+    if key.narrowing is not None and (changed is None or "narrowing" in changed):
+        policy = (await policies.found(change.connection, tenant.policy)).document
+        if wrong := faults.of_narrowing(key.narrowing, policy):
+            raise Invalid.of([(f"narrowing.{path}", what) for path, what in wrong])
+
+
+def _row(key: Key) -> dict[str, Any]:
+    row = msgspec.structs.asdict(key)
+    for name in ("scopes", "networks", "narrowing"):
+        row[name] = msgspec.json.encode(row[name]).decode() if row[name] else None
+    return row
+
+
+_ONE = PATH + "/{key_id}"
+ENDPOINTS = [
+    Endpoint("GET", PATH, every, Page[Key], OPERATORS, query=KeyQuery),
+    Endpoint("POST", PATH, create, MadeKey, OPERATORS, body=NewKey, status=201, changes=True),
+    Endpoint("GET", _ONE, one, Key, OPERATORS),
+    Endpoint("PATCH", _ONE, update, Key, OPERATORS, body=KeyChange, changes=True, needs_match=True),
+    Endpoint("DELETE", _ONE, revoke, Key, OPERATORS, changes=True),
+    Endpoint("POST", _ONE + "/rotate", rotate, MadeKey, OPERATORS, body=Rotation, status=201, changes=True),
+]
