@@ -14,22 +14,26 @@ from aiohttp import web
 
 from gateway import admin, api, doors, errors, gateways, store, webhooks
 from gateway.auth import Auth
-from gateway.bootstrap import bootstrap
+from gateway.bootstrap import Born, bootstrap
 from gateway.cache import Cache, Memory, Shared
 from gateway.clock import Clock
 from gateway.directory import Directory
 from gateway.dispatch import Dispatch
-from gateway.doors import Doors, Stop
+from gateway.doors import Doors, DoorsError, Stop
 from gateway.house import GATEWAY, Gateway
 from gateway.ledger import Ledger, writer_for
-from gateway.redis import Redis
+from gateway.redis import Redis, RedisUrlError
 from gateway.source import SourceError, directory_of
+from gateway.store import StoreError
 from gateway.text import Text, TextInvalid
+from gateway.webhooks import WebhookInvalid
 from gateway.workers import COMMAND
 from policies.settings import Settings
 
 log = logging.getLogger(__name__)
 
+BAD_STARTS = (DoorsError, RedisUrlError, StoreError, WebhookInvalid)
+"""What keeps a gateway from beginning; each is one sentence for the operator."""
 CUT_S = 5.0
 """How long requests that were cut have to say so and to be settled."""
 LEDGER_S = 10.0
@@ -41,8 +45,8 @@ WORKERS_S = 5.0
 async def serve(config: Settings, environ: Mapping[str, str], announce: Callable[[str], None]) -> None:
     """Answers requests until a signal asks it to stop, then lets the running ones finish.
 
-    ``announce`` gets the lines for standard output. Raises DoorsError, StoreError, RedisUrlError, WebhookInvalid, and
-    NothingToServe when what is wrong has been said on standard error already.
+    ``announce`` gets the lines for standard output. Raises one of BAD_STARTS, and NothingToServe when what is wrong has
+    been said on standard error already.
     """
     stop, house_doors = Stop(), Doors()
     with contextlib.ExitStack() as stack:
@@ -55,6 +59,14 @@ async def serve(config: Settings, environ: Mapping[str, str], announce: Callable
                 announce(f"Penstock ready on {doors.url_of(config.server, sockets[0])}")
                 await stop.asked.wait()
             await drain(gw, house_doors, stop)
+
+
+def show(born: Born | None, announce: Callable[[str], None]) -> None:
+    """The keys that a first start has made."""
+    if born is not None and born.made:
+        announce(f"First start: these keys are shown once, and kept in {born.path}.")
+        for name, key in born.made.items():
+            announce(f"{name}={key}")
 
 
 def calm_collector() -> None:
@@ -91,11 +103,7 @@ async def opened(
             stack.push_async_callback(redis.close)
         events = await stack.enter_async_context(webhooks.opened(config.billing, environ, clock, redis))
         rooms = await stack.enter_async_context(store.opened(config.store))
-        born = await bootstrap(rooms, environ, config.policies)
-        if born is not None and born.made:
-            announce(f"First start: these keys are shown once, and kept in {born.path}.")
-            for name, key in born.made.items():
-                announce(f"{name}={key}")
+        show(await bootstrap(rooms, environ, config.policies), announce)
         directory = await Directory.load(rooms, clock)
         await stack.enter_async_context(directory.watched())
         ledger = Ledger(writer_for(rooms), config.store, clock, lambda: house_doors.num_inside)
@@ -134,15 +142,21 @@ async def answering(gw: Gateway, house_doors: Doors, sockets: Sequence[socket.so
 
 
 async def open_model(gw: Gateway, name: str) -> None:
-    """Reads the model's text files and starts its workers, or says in one sentence why not."""
-    try:
-        directory = await asyncio.to_thread(directory_of, gw.settings.models[name].source)
-        text = await asyncio.to_thread(Text.load, directory, gw.settings.text)
-    except (SourceError, TextInvalid) as error:
-        print(f"penstock: model {name}: {error}", file=sys.stderr, flush=True)
-        gw.dispatch.give_up(name)
-    except Exception:
-        log.exception("model %s cannot be opened", name)
+    """Reads the model's text files and starts its workers, or gives it up."""
+    text = await text_of(gw.settings, name)
+    if text is None:
         gw.dispatch.give_up(name)
     else:
         gw.dispatch.serve(name, text)
+
+
+async def text_of(config: Settings, name: str) -> Text | None:
+    """What the model's text files say; None when one sentence on standard error says why they cannot be had."""
+    try:
+        directory = await asyncio.to_thread(directory_of, config.models[name].source)
+        return await asyncio.to_thread(Text.load, directory, config.text)
+    except (SourceError, TextInvalid) as error:
+        print(f"penstock: model {name}: {error}", file=sys.stderr, flush=True)
+    except Exception:
+        log.exception("model %s cannot be opened", name)
+    return None

@@ -69,17 +69,14 @@ def serve(config: Path | None, model: str | None, host: str | None, port: int | 
     # Imported here: a bad config.toml should not wait for it.
     import uvloop
 
-    from gateway import app, telemetry
+    from gateway import app, processes, telemetry
     from gateway.dispatch import NothingToServe
-    from gateway.doors import DoorsError
-    from gateway.redis import RedisUrlError
-    from gateway.store import StoreError
-    from gateway.webhooks import WebhookInvalid
 
     telemetry.log_to_stderr(loaded.log)
     try:
-        uvloop.run(app.serve(loaded, os.environ, click.echo))
-    except (DoorsError, StoreError, RedisUrlError, WebhookInvalid) as error:
+        serving = processes.serve if loaded.server.processes > 1 else app.serve
+        uvloop.run(serving(loaded, os.environ, click.echo))
+    except app.BAD_STARTS as error:
         fail(str(error))
     except NothingToServe:
         sys.exit(BAD_START)

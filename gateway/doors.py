@@ -86,8 +86,24 @@ async def before(event: asyncio.Event, work: Coroutine[Any, Any, None], limit_s:
 
 
 def listen(config: Server) -> list[socket.socket]:
-    """A listening socket for each address of the host; connections wait until somebody accepts. Raises DoorsError."""
-    port = config.port
+    """A listening socket for each address of the host; connections wait until somebody accepts. Raises DoorsError.
+
+    One of several processes shares the port with the others.
+    """
+    return _bound(config, config.port, listening=True, shared=config.processes > 1)
+
+
+def reserve(config: Server) -> list[socket.socket]:
+    """The port, for processes that will ``listen`` there: bound, but without accepting anything. Raises DoorsError."""
+    # Shared by its option, a port would be shared with another Penstock of the same user too, and nobody would notice.
+    alone = _bound(config, config.port, listening=True, shared=False)
+    port: int = alone[0].getsockname()[1]
+    for bound in alone:
+        bound.close()
+    return _bound(config, port, listening=False, shared=True)
+
+
+def _bound(config: Server, port: int, listening: bool, shared: bool) -> list[socket.socket]:
     with contextlib.ExitStack() as stack:
         try:
             infos = socket.getaddrinfo(config.host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
@@ -97,11 +113,14 @@ def listen(config: Server) -> list[socket.socket]:
         for family, kind, protocol, _, address in infos:
             bound = stack.enter_context(socket.socket(family, kind, protocol))
             bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if shared:
+                bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
             if family == socket.AF_INET6:
                 bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
             try:
                 bound.bind((address[0], port, *address[2:]))
-                bound.listen(BACKLOG)
+                if listening:
+                    bound.listen(BACKLOG)
             except OSError as error:
                 raise DoorsError(_sentence(config.host, port, error)) from None
             port = bound.getsockname()[1]  # the one that was free serves the host's other addresses too

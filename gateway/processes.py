@@ -1,0 +1,252 @@
+"""Several gateway processes on one port: who starts them, replaces those that die, and stops them all.
+
+The first process listens to nobody. It brings the store up to date, starts the workers, and then as many gateways as
+the settings say; each binds the port for itself, so that the kernel deals the connections out among those that live.
+A gateway is told its settings, with their secrets, over its standard input, whose end tells it that it is alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable, Mapping, Sequence
+
+import click
+import msgspec
+import uvloop
+
+from gateway import app, doors, store, telemetry, webhooks, workers
+from gateway.bootstrap import bootstrap
+from gateway.clock import Clock
+from gateway.crew import Crew
+from gateway.dispatch import NothingToServe
+from gateway.doors import Stop
+from gateway.redis import Redis
+from gateway.settings_file import BAD_START, fail
+from policies import settings
+
+log = logging.getLogger(__name__)
+
+COMMAND = (sys.executable, "-P", "-m", "gateway.processes")
+"""Starts a gateway, which waits for its settings."""
+READY = "Penstock ready on "
+CLOSING_S = 30.0
+"""How long a gateway may take, when all requests have left or were cut, to write down what is owed and to exit."""
+
+
+async def serve(config: settings.Settings, environ: Mapping[str, str], announce: Callable[[str], None]) -> None:
+    """As ``app.serve``, with ``server.processes`` gateways; raises what it raises."""
+    stop, clock = Stop(), Clock()
+    is_hopeless = False
+
+    def give_up() -> None:
+        nonlocal is_hopeless
+        is_hopeless = True
+        stop.asked.set()
+
+    # What each of the gateways would refuse is refused once, before anything has begun.
+    webhooks.secret_of(config.billing, environ)
+    await Redis(config.redis, clock).close()
+    async with contextlib.AsyncExitStack() as stack:
+        reserved = doors.reserve(config.server)
+        for bound in reserved:
+            stack.enter_context(bound)
+        async with store.opened(config.store) as rooms:
+            app.show(await bootstrap(rooms, environ, config.policies), announce)
+        config = await _that_can_be_served(config)
+        crew = Crew(config, clock, give_up)
+        stack.push_async_callback(crew.close, app.WORKERS_S)
+        await doors.before(stop.asked, crew.start())
+        server = msgspec.structs.replace(config.server, port=reserved[0].getsockname()[1])
+        family = Family(msgspec.structs.replace(config, server=server, models=crew.models()), clock, announce, give_up)
+        stack.push_async_callback(family.close, stop.urgent)
+        if await doors.before(stop.asked, family.start()):
+            announce(f"{READY}{doors.url_of(server, reserved[0])}")
+            await stop.asked.wait()
+    if is_hopeless:
+        raise NothingToServe
+
+
+async def _that_can_be_served(config: settings.Settings) -> settings.Settings:
+    """Without the models whose files are no good, which one process says rather than all. Raises NothingToServe."""
+    texts = await asyncio.gather(*(app.text_of(config, name) for name in config.models))
+    models = {name: model for (name, model), text in zip(config.models.items(), texts, strict=True) if text is not None}
+    if not models:
+        raise NothingToServe
+    return msgspec.structs.replace(config, models=models)
+
+
+class Family:
+    """The gateways."""
+
+    def __init__(
+        self,
+        config: settings.Settings,
+        clock: Clock,
+        announce: Callable[[str], None],
+        give_up: Callable[[], None],
+        command: Sequence[str] = COMMAND,
+    ) -> None:
+        """``give_up`` is called when a gateway cannot be started at all; why is on standard error."""
+        self._drain_s = config.server.drain_s
+        self._members = [
+            Member(number, config, clock, announce, give_up, command) for number in range(config.server.processes)
+        ]
+
+    async def start(self) -> None:
+        """Until each of them has been ready."""
+        for member in self._members:
+            member.start()
+        await asyncio.gather(*(member.ready.wait() for member in self._members))
+
+    async def close(self, urgent: asyncio.Event) -> None:
+        """Each finishes what it answers, or hurries when that is asked; none outlives this."""
+        for member in self._members:
+            member.stop()
+        if not await doors.before(urgent, self._gone(), self._drain_s + CLOSING_S) and urgent.is_set():
+            for member in self._members:
+                member.stop()
+            await doors.before(asyncio.Event(), self._gone(), CLOSING_S)
+        await asyncio.gather(*(member.kill() for member in self._members))
+
+    def pids(self) -> list[int]:
+        """Of those that live."""
+        return [member.pid for member in self._members if member.pid is not None]
+
+    async def _gone(self) -> None:
+        await asyncio.gather(*(member.gone() for member in self._members))
+
+
+class Member:
+    """One place for a gateway, and the process that fills it at the moment."""
+
+    def __init__(
+        self,
+        number: int,
+        config: settings.Settings,
+        clock: Clock,
+        announce: Callable[[str], None],
+        give_up: Callable[[], None],
+        command: Sequence[str],
+    ) -> None:
+        self.ready = asyncio.Event()
+        """It has been, once."""
+        self._number = number
+        self._config = config
+        self._clock = clock
+        self._announce = announce
+        self._give_up = give_up
+        self._command = command
+        self._process: asyncio.subprocess.Process | None = None
+        self._is_ready = False
+        """The one that fills it at the moment."""
+        self._stopping = False
+        self._lives: asyncio.Task[None] | None = None
+
+    @property
+    def pid(self) -> int | None:
+        return None if self._process is None else self._process.pid
+
+    def start(self) -> None:
+        self._lives = asyncio.create_task(self._live(), name=f"gateway {self._number}")
+
+    def stop(self) -> None:
+        """Asks it to finish; a second time, to hurry. Another will not be started."""
+        self._stopping = True
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.terminate()
+        elif self._lives is not None:
+            self._lives.cancel()
+
+    async def gone(self) -> None:
+        if self._lives is not None:
+            await asyncio.wait([self._lives])
+
+    async def kill(self) -> None:
+        if self._lives is not None:
+            self._lives.cancel()
+            await asyncio.wait([self._lives])
+
+    async def _live(self) -> None:
+        num_failures = num_lives = 0
+        limits = self._config.workers
+        while True:
+            num_lives += 1
+            started_at = self._clock.now()
+            status = await self._one_life()
+            if self._stopping:
+                return
+            reason = f"exited with status {status}" if status >= 0 else f"was killed by signal {-status}"
+            if not self.ready.is_set() and (status == BAD_START or num_lives == workers.MAX_FIRST_STARTS):
+                if status != BAD_START:  # which has said why
+                    log.error("gateway %d given up: it %s before it was ever ready", self._number, reason)
+                return self._give_up()
+            lasted_s = self._clock.now() - started_at
+            fresh = self._is_ready and lasted_s > limits.max_restart_backoff_s
+            num_failures = 1 if fresh else num_failures + 1
+            delay_s = workers.backoff_s(num_failures, limits)
+            log.error("gateway %d lost: it %s; the next starts in %.3g s", self._number, reason, delay_s)
+            await self._clock.sleep(delay_s)
+
+    async def _one_life(self) -> int:
+        """From start to end: the exit status."""
+        self._is_ready = False
+        process = self._process = await asyncio.create_subprocess_exec(
+            *self._command,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            env=workers.environment(),
+            start_new_session=True,  # Ctrl-C is for the first process, which then asks the others once
+        )
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            process.stdin.write(msgspec.json.encode(self._config) + b"\n")
+            async for line in process.stdout:
+                if line.startswith(READY.encode()):
+                    self._is_ready = True
+                    self.ready.set()
+                else:
+                    self._announce(line.decode().rstrip())
+            return await process.wait()
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+            process.stdin.close()
+            self._process = None
+
+
+# The gateway's side
+
+
+class Parent(asyncio.Protocol):
+    """Standard input, once the settings are read: it ends with the process that started us."""
+
+    def connection_lost(self, error: Exception | None) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)  # running answers may finish
+
+
+async def _serve_as_one_of_several(config: settings.Settings) -> None:
+    await asyncio.get_running_loop().connect_read_pipe(Parent, sys.stdin)
+    await app.serve(config, os.environ, click.echo)
+
+
+def main() -> None:
+    config = msgspec.json.decode(sys.stdin.buffer.readline(), type=settings.Settings)
+    telemetry.log_to_stderr(config.log)
+    try:
+        uvloop.run(_serve_as_one_of_several(config))
+    except app.BAD_STARTS as error:
+        fail(str(error))
+    except NothingToServe:
+        sys.exit(BAD_START)
+
+
+if __name__ == "__main__":
+    main()

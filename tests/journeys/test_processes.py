@@ -1,0 +1,89 @@
+"""Several gateway processes on one port: they come, share, are replaced, and leave together."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+
+import pytest
+
+from tests.builders import until
+from tests.family import Family, family, is_alive
+
+CHAT = {"model": "demo", "messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 8}
+
+
+@pytest.fixture
+def shared(redis_settings, postgres):
+    """The environment of a house with three gateways."""
+    return {
+        "PENSTOCK_SERVER__PROCESSES": "3",
+        "PENSTOCK_STORE__URL": postgres,
+        "PENSTOCK_REDIS__URL": redis_settings.url,
+        "PENSTOCK_REDIS__PREFIX": redis_settings.prefix,
+        "PENSTOCK_REDIS__TIMEOUT_MS": "5000",
+    }
+
+
+@pytest.fixture
+async def scripted_demo(start_scripted_worker):
+    """The environment that has answers of 20 tokens, 10 ms apart, from a worker that runs elsewhere."""
+    address = await start_scripted_worker("--num-tokens", 20, "--step-s", 0.01)
+    return {"PENSTOCK_MODELS__DEMO__REPLICAS": "0", "PENSTOCK_MODELS__DEMO__ADDRESSES": f'["{address}"]'}
+
+
+async def statuses(house: Family, num_requests: int, **others: object) -> list[int]:
+    async with house.http() as session:
+
+        async def ask() -> int:
+            async with session.post("/v1/chat/completions", json={**CHAT, **others}) as answer:
+                await answer.read()
+                return answer.status
+
+        return await asyncio.gather(*(ask() for _ in range(num_requests)))
+
+
+async def test_several_gateways_answer_with_one_worker_and_all_leave_together(tmp_path, shared):
+    async with family(tmp_path, **shared) as house:
+        gateways, workers = house.gateways(), house.workers()
+        assert (len(gateways), len(workers)) == (3, 1)
+        assert await statuses(house, 24) == [200] * 24
+        assert await house.end() == 0
+        assert not any(map(is_alive, [*gateways, *workers]))
+
+
+async def test_a_gateway_that_is_shot_is_replaced_while_the_others_go_on(tmp_path, shared, scripted_demo):
+    async with family(tmp_path, **shared, **scripted_demo) as house:
+        shot, *others = house.gateways()
+        os.kill(shot, signal.SIGKILL)
+        await until(lambda: not is_alive(shot))
+        assert await statuses(house, 12) == [200] * 12
+        await until(lambda: len(house.gateways()) == 3)
+        assert set(others) < set(house.gateways())
+        assert await house.end() == 0
+
+
+async def test_a_stop_lets_every_gateways_streams_finish(tmp_path, shared, scripted_demo):
+    async with family(tmp_path, **shared, **scripted_demo) as house, house.http() as session:
+        answers = await asyncio.gather(
+            *(session.post("/v1/chat/completions", json={**CHAT, "max_tokens": 20, "stream": True}) for _ in range(12))
+        )
+        house.process.send_signal(signal.SIGINT)
+        bodies = await asyncio.gather(*(answer.read() for answer in answers))
+        assert all(body.endswith(b"data: [DONE]\n\n") for body in bodies)
+        assert await house.process.wait() == 0
+
+
+async def test_when_the_first_process_is_shot_nothing_of_it_stays(tmp_path, shared):
+    async with family(tmp_path, **shared) as house:
+        everybody = [*house.gateways(), *house.workers()]
+        house.process.kill()
+        await until(lambda: not any(map(is_alive, everybody)))
+
+
+async def test_a_model_that_cannot_be_loaded_is_one_sentence_and_the_end(tmp_path, shared):
+    with pytest.raises(AssertionError, match="there is no directory nowhere") as caught:
+        async with family(tmp_path, **shared, PENSTOCK_MODELS__DEMO__SOURCE="nowhere/at/all"):
+            pass
+    assert len(str(caught.value).splitlines()) == 1
