@@ -8,14 +8,15 @@ Step time is taken as linear in the amounts of work, as in SLOs-Serve (arXiv 250
 The last two are most of what a short chunk costs: its past is read, and on some devices repacked, once for the chunk,
 however short it is.
 
-The weights are fitted by recursive least squares with forgetting, so they follow a machine that slows down or a batch
-that changes shape. A weight below zero is noise and reads as zero: more work never takes
-less time.
+The weights are those of least relative error over the steps seen, with forgetting, so they follow a machine that slows
+down or a batch that changes shape. None is below zero: more work never takes less time. Steps with prompts and steps
+without are remembered apart, since hours of the one kind say little about the other.
 """
 
 from __future__ import annotations
 
 import math
+from operator import add, mul
 from typing import NamedTuple
 
 Weights = tuple[float, ...]
@@ -79,9 +80,11 @@ def predicted(weights: Weights, work: Work) -> float:
 _UNITS = (1.0, 256.0, 8.0, 4096.0, 256.0 * 1024.0, 1.0, 1024.0)
 """Typical amounts; dividing by them keeps the fit well conditioned."""
 _NUM = len(_UNITS)
-_FORGET = 0.995
-_MAX_VARIANCE = 1e3
-"""Bounds what a long stretch of equal steps makes the fit forget about the others."""
+_FORGET = 0.99
+_INERTIA = 1e-4
+"""Of a weight, in squared amounts: what no step that is remembered speaks of stays as it was."""
+_NUM_SWEEPS = 4
+"""Of the fit after a step, which begins where the last one ended."""
 _SURPRISE = 4.0
 """A step this many times its prediction (a page fault storm, a neighbour on the core) teaches only as much as this."""
 
@@ -91,7 +94,8 @@ class StepCosts:
 
     def __init__(self) -> None:
         self._weights = [0.0] * _NUM
-        self._variance = [[_MAX_VARIANCE if i == j else 0.0 for j in range(_NUM)] for i in range(_NUM)]
+        self._memories = [_Memory(), _Memory()]
+        """Of steps without prompts, and of steps with them."""
         self._num_observed = 0
 
     @property
@@ -103,25 +107,28 @@ class StepCosts:
         """One step of this work took so long."""
         if not (math.isfinite(seconds) and seconds > 0):
             return
-        x = _amounts(work)
-        predicted = sum(map(float.__mul__, self._weights, x))
+        amounts = _amounts(work)
+        predicted = sum(map(mul, self._weights, amounts))
         if self.known and predicted > 0:
             seconds = min(seconds, predicted * _SURPRISE)
-        p_x = [sum(map(float.__mul__, row, x)) for row in self._variance]
-        gain = 1.0 / (_FORGET + sum(map(float.__mul__, p_x, x)))
-        error = (seconds - predicted) * gain
-        self._weights = [weight + error * px for weight, px in zip(self._weights, p_x, strict=True)]
-        # The covariance loses what was learned and regains a little, but not without bound along unseen directions.
-        for i, row in enumerate(self._variance):
-            scale = p_x[i] * gain
-            self._variance[i] = [value - scale * px for value, px in zip(row, p_x, strict=True)]
-        if max(self._variance[i][i] for i in range(_NUM)) < _MAX_VARIANCE * _FORGET:
-            self._variance = [[value / _FORGET for value in row] for row in self._variance]
+        self._memories[work.num_prefill_tokens > 0].add([amount / seconds for amount in amounts])
         self._num_observed += 1
+        self._fit()
+
+    def _fit(self) -> None:
+        """Least squares by coordinate descent, which makes staying above zero a matter of stopping there."""
+        one, other = self._memories
+        weights = self._weights
+        products = [list(map(add, a, b)) for a, b in zip(one.products, other.products, strict=True)]
+        sums = list(map(add, one.sums, other.sums))
+        for _ in range(_NUM_SWEEPS):
+            for i, row in enumerate(products):
+                change = (sums[i] - sum(map(mul, row, weights))) / (row[i] + _INERTIA)
+                weights[i] = max(0.0, weights[i] + change)
 
     def predict(self, work: Work) -> float:
         """Seconds for a step of this work."""
-        return max(0.0, sum(map(float.__mul__, self._weights, _amounts(work))))
+        return float(sum(map(mul, self._weights, _amounts(work))))
 
     @property
     def weights(self) -> Weights:
@@ -133,8 +140,23 @@ class StepCosts:
     @property
     def chunk_price(self) -> ChunkPrice:
         """What prompt tokens add to a step."""
-        weights = [max(0.0, weight) / unit for weight, unit in zip(self._weights, _UNITS, strict=True)]
+        weights = [weight / unit for weight, unit in zip(self._weights, _UNITS, strict=True)]
         return ChunkPrice(token_s=weights[1], pair_s=weights[4], chunk_s=weights[5], context_s=weights[6])
+
+
+class _Memory:
+    """Steps of one kind, the latest ones most, each as its amounts over its seconds: what the weights should make 1."""
+
+    def __init__(self) -> None:
+        self.products = [[0.0] * _NUM for _ in range(_NUM)]
+        self.sums = [0.0] * _NUM
+
+    def add(self, x: list[float]) -> None:
+        self.products = [
+            [_FORGET * value + xi * xj for value, xj in zip(row, x, strict=True)]
+            for row, xi in zip(self.products, x, strict=True)
+        ]
+        self.sums = [_FORGET * value + xi for value, xi in zip(self.sums, x, strict=True)]
 
 
 def _amounts(work: Work) -> tuple[float, ...]:

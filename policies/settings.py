@@ -204,7 +204,7 @@ class Engine(Section, frozen=True):
     """Sequences in one batch."""
     max_step_tokens: Positive = 2048
     """Tokens of one step, prefill and decode together."""
-    max_prefill_tokens_beside_decodes: Positive = 512
+    max_prefill_tokens_beside_decodes: Positive = 2048
     """Of those, prompt tokens beside answers being written: fewer keep streams smoother, more start answers sooner."""
     max_slowdown: Annotated[float, Meta(ge=0)] = 2.0
     """Fewer still, so that a step takes at most so many times as long as its answers alone would (more where

@@ -13,31 +13,21 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 import msgspec
 
 from policies import wire
 from policies.costs import StepCosts
 from policies.settings import WorkerSettings
-from policies.terms import Sampling
 from worker.channel import listen
 from worker.process import prepare
-
-if TYPE_CHECKING:
-    from worker.engine import Engine
 
 CANNOT_START, BROKEN = 2, 3
 NICENESS = 5
 """On a CPU the engine takes what it is given; the gateway, on the same cores, wakes for a moment only but at once."""
-
-PROBE_LENGTHS = (16, 16, 32, 64, 128, 256, 512)
-"""Prompts computed before anything is served, as many of them as fit in PROBE_S."""
-PROBE_TOKENS = 4
-PROBE_S = 0.5
 
 log = logging.getLogger("penstock.worker")
 
@@ -100,6 +90,7 @@ def _serve(settings: WorkerSettings, listener: socket.socket) -> int:
     from worker.engine import Engine
     from worker.loop import Loop
     from worker.models import ModelError
+    from worker.probe import ProbeFailed, probe
     from worker.runner import Runner
     from worker.sampler import Sampler
 
@@ -115,7 +106,10 @@ def _serve(settings: WorkerSettings, listener: socket.socket) -> int:
     def engine_with(costs: StepCosts) -> Engine:
         return Engine(runner, sampler, settings.engine, time.monotonic, costs)
 
-    engine = engine_with(_probe(engine_with, runner.max_model_tokens))
+    try:
+        engine = engine_with(probe(engine_with, runner.max_model_tokens))
+    except ProbeFailed as error:
+        raise CannotStart(f"the model is loaded, but it cannot compute: {error}") from None
     ready = wire.Ready(
         model=settings.model,
         max_model_tokens=runner.max_model_tokens,
@@ -151,26 +145,6 @@ def _serve(settings: WorkerSettings, listener: socket.socket) -> int:
         return BROKEN
     log.info("stopped")
     return 0
-
-
-def _probe(engine: Callable[[StepCosts], Engine], max_model_tokens: int) -> StepCosts:
-    """Short answers to ever longer prompts: ready means able, and knowing about what a step costs.
-
-    Raises CannotStart.
-    """
-    costs = StepCosts()
-    began_at = time.monotonic()
-    for round_, length in enumerate(PROBE_LENGTHS):
-        if length + PROBE_TOKENS > max_model_tokens or (costs.known and time.monotonic() - began_at > PROBE_S):
-            break
-        # The first one also pays for what is made on first use, so what it costs says nothing.
-        prober = engine(costs if round_ else StepCosts())
-        prober.add(wire.Submit("probe", [0] * length, Sampling(PROBE_TOKENS, temperature=0.0, ignore_eos=True)))
-        while prober.has_work:
-            _, failed = prober.step()
-            if failed:
-                raise CannotStart(f"the model is loaded, but it cannot compute: {failed[0].reason}")
-    return costs
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from functools import partial
 from time import perf_counter
 
 import msgspec
@@ -13,6 +14,7 @@ from policies.terms import Sampling
 from worker.bench import measures
 from worker.bench.measures import Round, Stall, Timeline
 from worker.engine import Engine
+from worker.probe import probe
 from worker.runner import Runner
 from worker.sampler import Sampler
 
@@ -40,7 +42,10 @@ class Ours:
     def __init__(self, runner: Runner, engine: settings.Engine, sampling: Sampling) -> None:
         self.vocab_size = runner.vocab_size
         self._sampling = sampling
-        self._engine = Engine(runner, Sampler(runner.vocab_size, runner.eos_token_ids), engine, perf_counter)
+        sampler = Sampler(runner.vocab_size, runner.eos_token_ids)
+        make = partial(Engine, runner, sampler, engine, perf_counter)
+        # As a worker does before it serves.
+        self._engine = make(probe(make, runner.max_model_tokens))
         self._timelines: dict[str, Timeline] = {}
 
     def batch(self, prompts: Prompts, num_output_tokens: int) -> Round:

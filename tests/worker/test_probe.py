@@ -1,0 +1,58 @@
+"""What a worker knows of its own speed before it serves anybody."""
+
+from functools import partial
+
+import pytest
+
+from policies.costs import Work, pairs
+from policies.settings import Engine as EngineSettings
+from tests.worker.scripted import ScriptedRunner, ScriptedSampler
+from worker.engine import Engine
+from worker.probe import ProbeFailed, probe
+
+
+class PacedRunner(ScriptedRunner):
+    """Takes a time for its work that is known, on a clock of its own."""
+
+    def __init__(self, **changes):
+        super().__init__(num_blocks=600, **changes)
+        self.seconds = 0.0
+
+    def forward(self, spans):
+        num_decodes = sum(len(span.token_ids) == 1 for span in spans)
+        self.seconds += 2e-3 + 1e-4 * num_decodes + 2e-5 * (sum(len(span.token_ids) for span in spans) - num_decodes)
+        return super().forward(spans)
+
+
+def probed(runner, **changes):
+    return probe(
+        partial(Engine, runner, ScriptedSampler(), EngineSettings(**changes), lambda: runner.seconds),
+        runner.max_model_tokens,
+    )
+
+
+def test_the_first_prompt_beside_streams_is_planned_with_what_it_will_take():
+    runner = PacedRunner(max_model_tokens=2000)
+    costs = probed(runner)
+    assert costs.known
+    assert costs.predict(Work(0, 8, 8 * 20)) == pytest.approx(2.8e-3, rel=0.1)
+    assert costs.predict(Work(100, 8, 8 * 20, pairs(100, 0), 1)) == pytest.approx(4.8e-3, rel=0.1)
+    beside = [step for step in runner.steps if len(step) > 1 and any(num_tokens > 16 for _, num_tokens in step)]
+    assert all(sum(num_tokens == 1 for _, num_tokens in step) == 8 for step in beside)
+    assert max(num_tokens for step in beside[-4:] for _, num_tokens in step) < 200
+
+
+@pytest.mark.parametrize("changes", [{"max_sequences": 1}, {"max_step_tokens": 1}, {"max_step_tokens": 40}])
+def test_an_engine_of_little_room_is_probed_too(changes):
+    assert probed(PacedRunner(max_model_tokens=64), **changes).known
+
+
+def test_a_model_that_cannot_compute_is_found_out():
+    runner = PacedRunner(max_model_tokens=2000)
+
+    def fault(_):
+        raise RuntimeError("no such instruction")
+
+    runner.fault = fault
+    with pytest.raises(ProbeFailed, match="no such instruction"):
+        probed(runner)
