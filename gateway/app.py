@@ -22,6 +22,7 @@ from gateway.dispatch import Dispatch
 from gateway.doors import Doors, DoorsError, Stop
 from gateway.house import GATEWAY, Gateway
 from gateway.ledger import Ledger, writer_for
+from gateway.limits import Limits
 from gateway.redis import Redis, RedisUrlError
 from gateway.source import SourceError, directory_of
 from gateway.store import StoreError
@@ -113,9 +114,19 @@ async def opened(
         others = await stack.enter_async_context(
             gateways.opened(redis, clock, config.server.processes, list, directory.notice)
         )
+        limits = Limits(
+            config,
+            clock,
+            redis,
+            num_gateways=lambda: others.num_gateways,
+            alert=lambda alert: events.post(alert.id, "budget.reached", alert),
+        )
+        await stack.enter_async_context(limits.watched())
         memory = Memory(config.cache.max_bytes, clock)
         cache = Cache(config.cache, directory.secret, memory if redis is None else Shared(redis), clock)
-        gw = Gateway(config, clock, rooms, directory, Auth(directory), cache, dispatch, ledger, redis, others, events)
+        gw = Gateway(
+            config, clock, rooms, directory, Auth(directory), cache, limits, dispatch, ledger, redis, others, events
+        )
         await stack.enter_async_context(answering(gw, house_doors, sockets))
         for name in config.models:
             stack.callback(asyncio.create_task(open_model(gw, name)).cancel)

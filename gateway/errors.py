@@ -12,6 +12,7 @@ import logging
 import math
 import random
 import time
+from collections.abc import Mapping
 from typing import ClassVar
 
 import msgspec
@@ -131,6 +132,44 @@ class BodyTooLarge(GatewayError):
     status, type, code = 413, "invalid_request_error", "request_too_large"
 
 
+class RateLimited(GatewayError):
+    """A ceiling of the policy is reached."""
+
+    status, type, code = 429, "rate_limit_error", "rate_limit_exceeded"
+
+    def __init__(self, message: str, *, headers: Mapping[str, str], retry_after_s: float | None = None) -> None:
+        """``headers``: the ``x-ratelimit-*`` that go with it."""
+        super().__init__(message, retry_after_s=retry_after_s)
+        self._headers = headers
+
+    def headers(self) -> dict[str, str]:
+        return {**self._headers, **super().headers()}
+
+
+class RequestsLimited(RateLimited):
+    """Too many requests in a minute, or at once."""
+
+    type = "requests"
+
+
+class TokensLimited(RateLimited):
+    """Too many tokens in a minute or a day."""
+
+    type = "tokens"
+
+
+class NeverFits(TokensLimited):
+    """The request alone is above the ceiling; trying again is in vain."""
+
+    should_retry = False
+
+
+class BudgetSpent(RateLimited):
+    """The money of the period is spent; waiting a moment does not help."""
+
+    type, code, should_retry = "insufficient_quota", "insufficient_quota", False
+
+
 class UnsupportedMediaType(GatewayError):
     """The body is not declared as JSON."""
 
@@ -155,6 +194,12 @@ class ModelUnavailable(ServiceUnavailable):
     """The model is served here, but no worker can answer for it now."""
 
     code = "model_unavailable"
+
+
+class LimitsUnavailable(ServiceUnavailable):
+    """The limits are shared with other gateways and cannot be asked now, and the policy wants none broken."""
+
+    code = "limits_unavailable"
 
 
 class Draining(ServiceUnavailable):

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from gateway.directory import Directory
     from gateway.gateways import Gateways
     from gateway.ledger import Ledger
+    from gateway.limits import Limits
     from gateway.redis import Redis
     from gateway.store import Store
     from gateway.webhooks import Webhooks
@@ -32,6 +33,7 @@ class Gateway:
     directory: Directory
     auth: Auth
     cache: Cache
+    limits: Limits
     dispatch: Dispatch
     ledger: Ledger
     redis: Redis | None

@@ -16,7 +16,7 @@ import msgspec
 
 from policies import pricing
 from policies.policy import Budget, Limits, Policy
-from policies.rate import DAY_MS, MINUTE_MS, NUM_SLOTS, Gauge, Leases, Purse, Window
+from policies.rate import DAY_MS, LEASE_MS, MINUTE_MS, NUM_SLOTS, Gauge, Leases, Purse, Window
 
 Kind = Literal["requests", "tokens", "concurrent", "money"]
 Scope = Literal["tenant", "key", "model"]
@@ -36,6 +36,8 @@ class Rule(msgspec.Struct, frozen=True, gc=False):
     kind: Kind
     ceiling: int
     """Requests, tokens, open requests or micro-units."""
+    keep_ms: int
+    """How long the gauge means something after its last change."""
     slot_ms: int = 0
     """Of a window."""
     scope: Scope = "tenant"
@@ -89,17 +91,19 @@ def _rules_of(limits: Limits, scope: Scope, name: str) -> list[Rule]:
         ("concurrent_requests", "concurrent", 0),
     )
     return [
-        Rule(f"{name}:{limit}", kind, ceiling, slot_ms, scope, limit)
+        Rule(f"{name}:{limit}", kind, ceiling, (NUM_SLOTS + 1) * slot_ms or LEASE_MS, slot_ms, scope, limit)
         for limit, kind, slot_ms in kinds
         if (ceiling := getattr(limits, limit)) is not None
     ]
 
 
-def divided(rules: Sequence[Rule], num_gateways: int) -> tuple[Rule, ...]:
-    """One gateway's part of each ceiling while the gateways cannot count together."""
-    return tuple(
-        msgspec.structs.replace(rule, ceiling=max(min(1, rule.ceiling), rule.ceiling // num_gateways)) for rule in rules
-    )
+def divided(rule: Rule, num_gateways: int, spent_micros: int = 0) -> Rule:
+    """One gateway's part of a ceiling while the gateways cannot count together: of money, a part of what was left when
+    they last could; of everything else at least 1."""
+    if rule.kind == "money":
+        left = max(0, rule.ceiling - spent_micros)
+        return msgspec.structs.replace(rule, ceiling=left // num_gateways)
+    return msgspec.structs.replace(rule, ceiling=max(1, rule.ceiling // num_gateways))
 
 
 def gauge_for(rule: Rule) -> Gauge:
@@ -170,6 +174,20 @@ def settle(
     return spent
 
 
+def is_idle(gauge: Gauge, now_ms: int) -> bool:
+    """Nothing would change if it were made anew. A purse's money is never forgotten within its period."""
+    return not (gauge.leases if isinstance(gauge, Purse) else gauge).total_at(now_ms)
+
+
+def readings(gauges: Sequence[Gauge], now_ms: int) -> list[int]:
+    """What each gauge has, and the milliseconds until a window is empty (0 for the others): one after the other."""
+    told = []
+    for gauge in gauges:
+        told.append(gauge.total_at(now_ms))
+        told.append(gauge.reset_ms(now_ms) if isinstance(gauge, Window) else 0)
+    return told
+
+
 def _refused(rules: Sequence[Rule], gauges: Sequence[Gauge], ask: Ask, now_ms: int) -> Refusal:
     worst, longest = -1, -1
     for index, (rule, gauge) in enumerate(zip(rules, gauges, strict=True)):
@@ -223,7 +241,7 @@ def budget_rule(budget: Budget, tenant_id: str, period: Period) -> Rule:
     beginning, so a new period begins with nothing spent."""
     name = f"{{{tenant_id}}}budget:{budget.period}:{period.starts_at}"
     ceiling = pricing.budget_micros(budget.amount) if budget.hard else NO_CEILING
-    return Rule(name, "money", ceiling, limit="budget")
+    return Rule(name, "money", ceiling, 1000 * (period.ends_at - period.starts_at) + DAY_MS, limit="budget")
 
 
 class Alert(msgspec.Struct, frozen=True):

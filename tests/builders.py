@@ -12,11 +12,13 @@ from pathlib import Path
 
 import msgspec
 
+from gateway.auth import Caller
 from gateway.clock import Clock
 from gateway.dispatch import Dispatch
 from gateway.flight import Flight
 from gateway.ledger import Entry
 from policies import settings, terms, wire
+from policies.policy import Policy
 
 ROOT = Path(__file__).parents[1]
 PATIENCE_S = 30.0
@@ -135,6 +137,11 @@ def tokens(deltas: list[wire.Delta], index: int = 0) -> list[int]:
 async def quiet(dispatch: Dispatch) -> None:
     """Until the workers report that they hold nothing."""
     await until(lambda: all(worker.stats and not worker.stats.num_running for worker in dispatch.workers()))
+
+
+def a_caller(policy: Policy | None = None, tenant_id: str = "ten_1", key_id: str = "key_1") -> Caller:
+    """Whoever asks."""
+    return Caller("org_1", tenant_id, "a tenant", key_id, policy or Policy(), "default", 1)
 
 
 def an_entry(**others: object) -> Entry:

@@ -94,8 +94,10 @@ def test_settling_gives_back_what_was_not_used_and_charges_what_was_used_more():
     assert [gauge.total_at(200) for gauge in gauges] == [1, 160, 160, 0, 160, 0, 1_234]
 
 
-def test_gateways_that_cannot_count_together_share_a_ceiling_and_never_exceed_it_by_more_than_one_each():
-    assert [rule.ceiling for rule in admission.divided(every_rule(), 3)] == [10, 333, 1666, 1, 200, 1, 6_666]
+def test_gateways_that_cannot_count_together_share_a_ceiling_and_none_is_left_without():
+    parts = [admission.divided(rule, 3, spent_micros=14_000).ceiling for rule in every_rule()]
+    assert parts == [10, 333, 1666, 1, 200, 1, 2_000]
+    assert admission.divided(every_rule()[-1], 3, spent_micros=30_000).ceiling == 0
 
 
 @pytest.mark.parametrize("seed", range(10))

@@ -1,0 +1,269 @@
+"""Limits: what a tenant, a key, and a tenant on a model may use, held exactly, by one gateway or by several together.
+
+A request enters with a ticket, which sets aside an estimate of what it will use, all ceilings or none; it tops the
+ticket up while its answer grows, and gives back on leaving what it did not use. The judgement is
+``policies.admission``; here is where the gauges lie (``memory``, ``shared``), what happens without Redis, and what a
+client hears (``headers``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from functools import partial
+
+import msgspec
+
+from gateway.auth import Caller
+from gateway.clock import Clock
+from gateway.errors import LimitsUnavailable
+from gateway.limits import headers
+from gateway.limits.memory import Meters
+from gateway.limits.plans import Plan, Plans
+from gateway.limits.shared import SharedMeters
+from gateway.limits.ticket import Ticket
+from gateway.redis import Redis, RedisAway
+from policies import admission, settings
+from policies.admission import NO_CEILING, Alert, Ask, Grant, Refusal, Rule
+from policies.policy import Policy
+from policies.rate import LEASE_MS
+
+__all__ = ["Limits", "Reading", "Ticket"]
+
+log = logging.getLogger(__name__)
+
+RENEW_S = LEASE_MS / 1e3 / 4
+"""Leases are renewed so often that one or two failures lose none."""
+ELSEWHERE = 0
+"""Instant of a grant that the gauges that admitted the request know nothing of; nothing of it is given back there."""
+
+
+class Reading(msgspec.Struct, frozen=True):
+    """One ceiling and its gauge, for whoever administers."""
+
+    limit: str
+    scope: str
+    ceiling: int
+    used: int
+    reset_ms: int
+
+
+class Limits:
+    """The door that tickets are for."""
+
+    def __init__(
+        self,
+        config: settings.Settings,
+        clock: Clock,
+        redis: Redis | None = None,
+        *,
+        num_gateways: Callable[[], int] = lambda: 1,
+        alert: Callable[[Alert], None] = lambda alert: None,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        """``num_gateways``: those alive when last heard of. ``alert`` takes what is to be told and never waits."""
+        self.local = Meters(clock)
+        """All gauges of a gateway that is alone; otherwise those that it keeps while Redis is away."""
+        self.shared = SharedMeters(redis) if redis is not None else None
+        self.plans = Plans(wall)
+        self.open_tickets: dict[str, Ticket] = {}
+        """By request id; those that hold something."""
+        self._estimate = config.limits.completion_estimate
+        self._retry_s = config.redis.retry_s
+        self._clock = clock
+        self._num_gateways = num_gateways
+        self._alert = alert
+        self._known_spent: dict[str, tuple[str, int]] = {}
+        """By tenant: the name of its shared budget's rule, which has the period, and micro-units as last heard of."""
+
+    def admit(
+        self,
+        caller: Caller,
+        model: str,
+        num_prompt_tokens: int,
+        max_completion_tokens: int,
+        request_id: str,
+        num_sequences: int = 1,
+    ) -> Ticket:
+        """A ticket to be entered. The tokens are of all the request's prompts and sequences together.
+
+        Entering raises RateLimited, BudgetSpent or LimitsUnavailable.
+        """
+        plan = self.plans.find(caller.policy, caller.tenant_id, caller.key_id, model)
+        return Ticket(self, plan, request_id, num_prompt_tokens, max_completion_tokens, self._estimate * num_sequences)
+
+    async def peek(self, policy: Policy, tenant_id: str, model: str = "") -> list[Reading]:
+        """How the tenant's own ceilings stand, those on one model if it is named. Raises LimitsUnavailable."""
+        plan = self.plans.find(policy, tenant_id, "", model)
+        rules = [rule for rule in plan.rules if rule.scope == "tenant" or (rule.scope == "model" and model)]
+        try:
+            readings = await self.readings(rules)
+        except RedisAway:
+            raise self._unavailable() from None
+        return [
+            Reading(rule.limit, rule.scope, rule.ceiling, readings[2 * index], readings[2 * index + 1])
+            for index, rule in enumerate(rules)
+        ]
+
+    @contextlib.asynccontextmanager
+    async def watched(self) -> AsyncIterator[None]:
+        """While this lasts, open requests keep their leases. On leaving, settlements arrive where they go."""
+        renewing = asyncio.create_task(self._renew_forever())
+        try:
+            yield
+        finally:
+            renewing.cancel()
+            await asyncio.wait([renewing])
+            if self.shared is not None:
+                await self.shared.close()
+
+    # For tickets
+
+    async def take(
+        self, plan: Plan, ask: Ask, least_useful: int
+    ) -> tuple[Grant, tuple[Rule, ...], Meters | SharedMeters, list[int] | None]:
+        """The grant, the rules by which and the gauges in which, and their readings if they are another machine's.
+
+        ``least_useful``: tokens below which there is no point in letting it in. Raises what clients hear.
+        """
+        rules = plan.rules
+        if self.shared is None:
+            return self._take_here(rules, ask), rules, self.local, None
+        try:
+            outcome, readings = await self._take_together(rules, rules, ask)
+        except RedisAway:
+            rules = self._divided(plan, rules)
+            most = min((rule.ceiling for rule in rules if rule.kind == "tokens"), default=NO_CEILING)
+            if least_useful > most:
+                raise self._unavailable() from None
+            ask = msgspec.structs.replace(ask, least_tokens=min(ask.least_tokens, most))
+            return self._take_here(rules, ask), rules, self.local, None
+        if isinstance(outcome, Grant):
+            return outcome, rules, self.shared, readings
+        raise headers.refused(rules, ask, outcome, readings)
+
+    async def grow(self, plan: Plan, ask: Ask, meters: Meters | SharedMeters) -> Grant | None:
+        """More for an answer that is being written; None: there is no more. Raises LimitsUnavailable."""
+        if isinstance(meters, SharedMeters):
+            try:
+                # The money goes with the rest when the ticket is left; the tokens it would not know of.
+                outcome, _ = await self._take_together(
+                    plan.growing, [rule for rule in plan.growing if rule.kind == "tokens"], ask
+                )
+            except RedisAway:
+                outcome = self.local.take(self._divided(plan, plan.growing), ask)
+                if isinstance(outcome, Grant):
+                    outcome = msgspec.structs.replace(outcome, at_ms=ELSEWHERE)
+        else:
+            rules = plan.growing if self.shared is None else self._divided(plan, plan.growing)
+            outcome = meters.take(rules, ask)
+        return outcome if isinstance(outcome, Grant) else None
+
+    def settle(
+        self,
+        plan: Plan,
+        meters: Meters | SharedMeters,
+        rules: Sequence[Rule],
+        request_id: str,
+        unused: Sequence[tuple[int, int]],
+        overused: int,
+        cost_micros: int,
+    ) -> None:
+        """Gives back and charges. Never waits."""
+        if isinstance(meters, Meters):
+            spent = meters.settle(rules, request_id, unused, overused, cost_micros)
+            if plan.period is not None:
+                self._spent(plan, spent + self._known(plan), cost_micros)
+            return
+
+        def told(spent: int) -> None:
+            if plan.period is not None:
+                self._known_spent[plan.tenant_id] = (rules[-1].name, spent)
+                self._spent(plan, spent, cost_micros)
+
+        meters.settle_soon(rules, request_id, unused, overused, cost_micros, told)
+
+    async def readings(self, rules: Sequence[Rule]) -> list[int]:
+        """As ``admission.readings``. Raises RedisAway."""
+        return self.local.readings(rules) if self.shared is None else await self.shared.readings(rules)
+
+    # Within
+
+    async def _take_together(
+        self, rules: Sequence[Rule], undo: Sequence[Rule], ask: Ask
+    ) -> tuple[Grant | Refusal, list[int]]:
+        """Raises RedisAway. What is granted after its request has gone away is given back under the rules ``undo``."""
+        assert self.shared is not None
+        taking = asyncio.get_running_loop().create_task(self.shared.take(rules, ask))
+        try:
+            return await asyncio.shield(taking)
+        except asyncio.CancelledError:
+            taking.add_done_callback(partial(self._give_back, undo, ask))
+            raise
+
+    def _give_back(
+        self, rules: Sequence[Rule], ask: Ask, taking: asyncio.Task[tuple[Grant | Refusal, list[int]]]
+    ) -> None:
+        if taking.cancelled() or taking.exception() is not None or self.shared is None:
+            return
+        grant, _ = taking.result()
+        if isinstance(grant, Grant):
+            self.shared.settle_soon(rules, ask.request_id, [(grant.at_ms, grant.tokens)], 0, 0, lambda spent: None)
+
+    def _take_here(self, rules: Sequence[Rule], ask: Ask) -> Grant:
+        outcome = self.local.take(rules, ask)
+        if isinstance(outcome, Grant):
+            return outcome
+        raise headers.refused(rules, ask, outcome, self.local.readings(rules))
+
+    def _divided(self, plan: Plan, rules: Sequence[Rule]) -> tuple[Rule, ...]:
+        """Without Redis, by the policy's choice. Raises LimitsUnavailable."""
+        if plan.policy.without_redis == "refuse":
+            raise self._unavailable()
+        num_gateways, known = max(1, self._num_gateways()), self._known(plan)
+        return tuple(admission.divided(rule, num_gateways, known) for rule in rules)
+
+    def _unavailable(self) -> LimitsUnavailable:
+        return LimitsUnavailable(
+            "The limits of this project cannot be checked at the moment. Please try again.",
+            retry_after_s=self._retry_s,
+        )
+
+    def _known(self, plan: Plan) -> int:
+        """Spent of the budget by all gateways together, as last heard of."""
+        name, spent_micros = self._known_spent.get(plan.tenant_id, ("", 0))
+        return spent_micros if plan.period is not None and name == plan.rules[-1].name else 0
+
+    def _spent(self, plan: Plan, spent_micros: int, cost_micros: int) -> None:
+        """Each settlement moves the sum by its own cost, so of all gateways exactly one crosses a share."""
+        budget, period = plan.policy.budget, plan.period
+        if cost_micros and budget is not None and period is not None:
+            for alert in admission.alerts(budget, plan.tenant_id, period, spent_micros - cost_micros, spent_micros):
+                self._alert(alert)
+
+    async def _renew_forever(self) -> None:
+        while True:
+            await self._clock.sleep(RENEW_S)
+            try:
+                await self.renew()
+            except Exception:
+                log.exception("the leases of open requests cannot be renewed")
+
+    async def renew(self) -> None:
+        """The leases of all open requests, where they lie."""
+        leases: dict[tuple[bool, str], tuple[Rule, list[str]]] = {}
+        for ticket in self.open_tickets.values():
+            for rule, is_shared in ticket.leases():
+                leases.setdefault((is_shared, rule.name), (rule, []))[1].append(ticket.request_id)
+        calls = []
+        for (is_shared, name), (rule, request_ids) in leases.items():
+            if not is_shared:
+                self.local.renew(name, request_ids)
+            elif self.shared is not None:
+                calls.append(self.shared.renew(rule, request_ids))
+        for outcome in await asyncio.gather(*calls, return_exceptions=True):
+            if isinstance(outcome, BaseException) and not isinstance(outcome, RedisAway):
+                raise outcome

@@ -1,0 +1,117 @@
+"""The gauges that several gateways share, in Redis: each admission is one script, and so is each settlement.
+
+An admission waits for its answer. A settlement nobody waits for: it travels by itself, and if Redis is away it is lost,
+which errs on the strict side, as the tokens stay counted until they leave their window and the leases end by
+themselves. (What was spent, the ledger knows; ``budgets`` restores it.)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Sequence
+
+from gateway.limits import script
+from gateway.redis import Redis, RedisAway
+from policies.admission import Ask, Grant, Refusal, Rule
+
+log = logging.getLogger(__name__)
+
+IDS_A_CALL = 500
+"""Leases renewed by one call."""
+SERVERS_TIME = 0
+Told = Callable[[int], None]
+
+
+class SharedMeters:
+    """Every gauge by its rule's name, under the Redis's prefix."""
+
+    def __init__(self, redis: Redis) -> None:
+        self._redis = redis
+        self._settlements: set[asyncio.Task[None]] = set()
+
+    async def take(
+        self, rules: Sequence[Rule], ask: Ask, now_ms: int = SERVERS_TIME
+    ) -> tuple[Grant | Refusal, list[int]]:
+        """The outcome, and the readings after it. Raises RedisAway."""
+        arguments: list[str | int] = [now_ms, ask.request_id, ask.least_tokens, ask.most_tokens, ask.least_micros]
+        arguments.append(ask.most_micros)
+        answer = await self._redis.run(script.TAKE, self._keys(rules), arguments + _words(rules))
+        is_in, at_ms, one, other, *readings = answer
+        outcome = Grant(at_ms, one, other) if is_in else Refusal(at_ms, one, other)
+        return outcome, readings
+
+    async def settle(
+        self,
+        rules: Sequence[Rule],
+        request_id: str,
+        unused: Sequence[tuple[int, int]],
+        overused: int,
+        cost_micros: int,
+        now_ms: int = SERVERS_TIME,
+    ) -> int:
+        """As ``admission.settle``. Raises RedisAway."""
+        arguments: list[str | int] = [now_ms, request_id, overused, cost_micros, len(unused)]
+        for grant in unused:
+            arguments += grant
+        spent: int = await self._redis.run(script.SETTLE, self._keys(rules), arguments + _words(rules))
+        return spent
+
+    def settle_soon(
+        self,
+        rules: Sequence[Rule],
+        request_id: str,
+        unused: Sequence[tuple[int, int]],
+        overused: int,
+        cost_micros: int,
+        told: Told,
+    ) -> None:
+        """The same by itself; ``told`` hears what is spent by then, unless Redis is away."""
+
+        async def settling() -> None:
+            try:
+                told(await self.settle(rules, request_id, unused, overused, cost_micros))
+            except RedisAway as away:
+                log.debug("request %s is not settled in Redis: %s", request_id, away)
+
+        settlement = asyncio.get_running_loop().create_task(settling())
+        self._settlements.add(settlement)
+        settlement.add_done_callback(self._ended)
+
+    async def readings(self, rules: Sequence[Rule], now_ms: int = SERVERS_TIME) -> list[int]:
+        """As ``admission.readings``. Raises RedisAway."""
+        readings: list[int] = await self._redis.run(script.READ, self._keys(rules), [now_ms, *_words(rules)])
+        return readings
+
+    async def renew(self, rule: Rule, request_ids: Iterable[str], now_ms: int = SERVERS_TIME) -> None:
+        """Leases of requests that are still open. Raises RedisAway."""
+        for ids in _portions(list(request_ids)):
+            await self._redis.run(script.RENEW, self._keys([rule]), [now_ms, *_words([rule]), *ids])
+
+    async def restore(self, rule: Rule, spent_micros: int, now_ms: int = SERVERS_TIME) -> None:
+        """At least so much of this budget is spent, as the ledger knows. Raises RedisAway."""
+        await self._redis.run(script.RESTORE, self._keys([rule]), [now_ms, *_words([rule]), spent_micros])
+
+    async def close(self) -> None:
+        """Until what is under way has arrived, or Redis is away."""
+        while self._settlements:
+            await asyncio.wait(self._settlements)
+
+    def _keys(self, rules: Sequence[Rule]) -> list[str]:
+        return [self._redis.key("limits:" + rule.name) for rule in rules]
+
+    def _ended(self, settlement: asyncio.Task[None]) -> None:
+        self._settlements.discard(settlement)
+        if not settlement.cancelled() and (error := settlement.exception()) is not None:
+            log.error("a request cannot be settled in Redis", exc_info=error)
+
+
+def _words(rules: Sequence[Rule]) -> list[str | int]:
+    words: list[str | int] = []
+    for rule in rules:
+        words += (rule.kind, rule.ceiling, rule.slot_ms, rule.keep_ms)
+    return words
+
+
+def _portions(ids: list[str]) -> list[list[str]]:
+    return [ids[start : start + IDS_A_CALL] for start in range(0, len(ids), IDS_A_CALL)]

@@ -1,0 +1,272 @@
+"""The same limits counted by several gateways in one real Redis, and what happens while it is away."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from decimal import Decimal
+
+import pytest
+
+from gateway.clock import Clock
+from gateway.errors import BudgetSpent, LimitsUnavailable, RateLimited, TokensLimited
+from gateway.limits import Limits
+from gateway.limits.plans import plan_for
+from gateway.limits.shared import SharedMeters
+from gateway.redis import Redis
+from policies import admission, settings
+from policies.admission import Ask, Grant
+from policies.policy import Budget, Policy, Price
+from policies.policy import Limits as Ceilings
+from policies.rate import Purse
+from policies.terms import Usage
+from tests.builders import HandClock, a_caller
+
+POLICY = Policy(
+    limits=Ceilings(requests_per_minute=40, tokens_per_minute=1000, tokens_per_day=9000, concurrent_requests=6),
+    key_limits=Ceilings(tokens_per_minute=700),
+    model_limits={"*": Ceilings(concurrent_requests=5)},
+    budget=Budget(Decimal("0.12"), "day"),
+)
+CEILING = a_caller(Policy(limits=Ceilings(tokens_per_minute=100_000)))
+
+
+class Walk:
+    """The same steps taken by the gauges in memory and by those in Redis; whatever they say has to be the same."""
+
+    def __init__(self, shared: SharedMeters, seed: int) -> None:
+        self.rng = random.Random(seed)
+        self.shared = shared
+        self.seed = seed
+        self.now_ms = 1_795_000_000_000
+        self.rules = plan_for(POLICY, f"ten_{seed}", "key_1", "demo", 1_795_000_000).rules
+        self.steps_ms = [0, 0, 1, 30, 400, 3000, 30_000, 90_000, 2_000_000, 100_000_000]
+        if seed % 3 == 0:  # Redis's clock may be set back a little; the order of leases in memory relies on its own
+            self.rules = tuple(rule for rule in self.rules if rule.slot_ms)
+            self.steps_ms += [-700, -3000]
+        self.growing = [rule for rule in self.rules if rule.kind in ("tokens", "money")]
+        self.gauges = {rule.name: admission.gauge_for(rule) for rule in self.rules}
+        self.open: dict[str, list[Grant]] = {}
+        self.outcomes: dict[str, int] = {}
+
+    def of(self, rules):
+        return [self.gauges[rule.name] for rule in rules]
+
+    async def step(self, number: int) -> None:
+        self.now_ms += self.rng.choice(self.steps_ms)
+        step = self.rng.choice([self.admit, self.admit, self.admit, self.grow, self.settle, self.settle, self.renew])
+        await step(f"r{number}")
+        expected = admission.readings(self.of(self.rules), self.now_ms)
+        assert await self.shared.readings(self.rules, self.now_ms) == expected, (self.seed, number, step)
+
+    async def take(self, rules, ask: Ask) -> bool:
+        expected = admission.take(rules, self.of(rules), ask, self.now_ms)
+        outcome, readings = await self.shared.take(rules, ask, self.now_ms)
+        assert outcome == expected, (self.seed, ask)
+        assert readings == admission.readings(self.of(rules), self.now_ms), (self.seed, ask)
+        name = f"{type(outcome).__name__} {getattr(outcome, 'rule', '')}"
+        self.outcomes[name] = self.outcomes.get(name, 0) + 1
+        if isinstance(outcome, Grant):
+            self.open.setdefault(ask.request_id, []).append(outcome)
+        return isinstance(outcome, Grant)
+
+    async def admit(self, request_id: str) -> None:
+        least, micros = self.rng.randrange(300), self.rng.randrange(4000)
+        most = least + self.rng.choice([0, self.rng.randrange(400)])
+        await self.take(self.rules, Ask(request_id, least, most, micros // 2, micros))
+
+    async def grow(self, _: str) -> None:
+        if self.open:
+            request_id = self.rng.choice(list(self.open))
+            await self.take(self.growing, Ask(request_id, self.rng.randrange(50), 100, 10, self.rng.randrange(10, 900)))
+
+    async def settle(self, _: str) -> None:
+        if not self.open:
+            return
+        request_id = self.rng.choice(list(self.open))
+        grants = self.open.pop(request_id)
+        unused = [(grant.at_ms, self.rng.choice([0, grant.tokens, self.rng.randrange(500)])) for grant in grants]
+        overused, cost = self.rng.choice([0, 0, 15]), self.rng.randrange(2000)
+        expected = admission.settle(self.rules, self.of(self.rules), request_id, unused, overused, cost, self.now_ms)
+        assert await self.shared.settle(self.rules, request_id, unused, overused, cost, self.now_ms) == expected
+
+    async def renew(self, _: str) -> None:
+        for rule in self.rules:
+            gauge = self.gauges[rule.name]
+            if rule.kind in ("concurrent", "money"):
+                for request_id in self.open:
+                    (gauge.leases if isinstance(gauge, Purse) else gauge).renew(request_id, self.now_ms)
+                await self.shared.renew(rule, self.open, self.now_ms)
+
+
+@pytest.mark.parametrize("seed", range(12))
+async def test_memory_and_redis_agree_on_every_step_of_a_long_walk(redis, seed):
+    walk = Walk(SharedMeters(redis), seed)
+    for number in range(500):
+        await walk.step(number)
+    assert walk.outcomes["Grant "] > 25
+    assert len(walk.outcomes) > 2  # refused by several of the rules
+
+
+@pytest.fixture
+async def three_gateways(redis_settings):
+    """Limits of three gateways over one Redis, each with a connection pool of its own."""
+    async with contextlib.AsyncExitStack() as stack:
+        yield [await stack.enter_async_context(a_gateway(redis_settings)) for _ in range(3)]
+
+
+@contextlib.asynccontextmanager
+async def a_gateway(redis_settings, clock=None, **options):
+    clock = clock or Clock()
+    redis = Redis(redis_settings, clock)
+    config = settings.Settings(limits=settings.Limits(completion_estimate=100), redis=redis_settings)
+    limits = Limits(config, clock, redis, **options)
+    async with limits.watched():
+        yield limits
+    await redis.close()
+
+
+async def test_a_thousand_requests_at_three_gateways_use_no_token_above_one_limit(three_gateways):
+    rng, delivered, waits = random.Random(5), [], []
+
+    async def request(number):
+        try:
+            limits = three_gateways[number % 3]
+            async with limits.admit(CEILING, "demo", 100, 1000, f"r{number}") as ticket:
+                written, wanted = 0, rng.randrange(400)
+                while written < wanted and (ticket.covers(written + 1) or await ticket.top_up(written + 1)):
+                    written += 1
+                ticket.settle(Usage(100, 0, written))
+                delivered.append(100 + written)
+                assert "x-ratelimit-remaining-tokens" in ticket.headers()
+        except RateLimited as refused:
+            waits.append(refused.retry_after_s)
+
+    await asyncio.gather(*(request(number) for number in range(1000)))
+    await settled(three_gateways)
+    assert 90_000 < sum(delivered) <= 100_000
+    assert all(0 < wait_s <= 61 for wait_s in waits)
+    (reading,) = await three_gateways[0].peek(CEILING.policy, CEILING.tenant_id)
+    assert reading.used == sum(delivered)
+
+
+async def settled(gateways):
+    """Until all that was given back has arrived."""
+    for limits in gateways:
+        await limits.shared.close()
+
+
+async def test_three_gateways_overspend_no_budget_and_tell_each_share_once(redis_settings):
+    told = []
+    budget = Budget(Decimal("0.1"), "day", alerts_at=(0.5, 0.9))
+    caller = a_caller(Policy(budget=budget, prices={"*": Price(prompt=Decimal(1), completion=Decimal(2))}))
+    costs = []
+    async with contextlib.AsyncExitStack() as stack:
+        gateways = [await stack.enter_async_context(a_gateway(redis_settings, alert=told.append)) for _ in range(3)]
+
+        async def request(number):
+            with contextlib.suppress(BudgetSpent):
+                async with gateways[number % 3].admit(caller, "demo", 100, 200, f"r{number}") as ticket:
+                    written = 0
+                    while written < 150 and (ticket.covers(written + 1) or await ticket.top_up(written + 1)):
+                        written += 1
+                    costs.append(ticket.settle(Usage(100, 0, written)))
+
+        for first in range(0, 600, 200):
+            await asyncio.gather(*(request(number) for number in range(first, first + 200)))
+            await settled(gateways)
+    assert 95_000 < sum(costs) <= 100_000
+    assert sorted(alert.share for alert in told) == [0.5, 0.9]
+
+
+async def test_what_a_gateway_that_died_held_is_free_again_after_a_minute(redis):
+    shared = SharedMeters(redis)
+    rules = plan_for(POLICY, "ten_1", "key_1", "demo", 1_795_000_000).rules
+    for number in range(5):
+        grant, _ = await shared.take(rules, Ask(f"r{number}", 1, 1, 4000, 4000), 1_000_000)
+        assert isinstance(grant, Grant)
+    refusal, _ = await shared.take(rules, Ask("late", 1, 1), 1_000_000)
+    assert rules[refusal.rule].limit == "concurrent_requests"
+    await shared.renew(rules[3], ["r0", "never"], 1_050_000)
+    grant, readings = await shared.take(rules, Ask("later", 1, 1, 1, 20_000), 1_060_000)
+    assert grant.micros == 20_000
+    assert readings[6] == 2
+
+
+async def test_whoever_hangs_up_while_redis_decides_leaves_nothing_set_aside(three_gateways):
+    limits = three_gateways[0]
+    caller = a_caller(Policy(limits=Ceilings(tokens_per_minute=1000, concurrent_requests=5)))
+
+    async def request():
+        async with limits.admit(caller, "demo", 100, 100, "r"):
+            pass
+
+    async def is_free():
+        readings = await limits.peek(caller.policy, caller.tenant_id)
+        return [reading.used for reading in readings] == [0, 0]
+
+    for turns in range(6):  # cancelled at each point on its way
+        asking = asyncio.create_task(request())
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        asking.cancel()
+        await asyncio.wait([asking])
+        await settled(three_gateways)
+        # The script may run once more after that, so that its outcome is given back as well.
+        async with asyncio.timeout(10):
+            while not await is_free():
+                await settled(three_gateways)
+
+
+@pytest.fixture
+async def fragile(fragile_redis):
+    """Limits over a Redis that is stalled and resumed; of three gateways, as was last heard."""
+    clock = HandClock()
+    redis_settings = settings.Redis(url=fragile_redis.url, timeout_ms=200.0, retry_s=2.0)
+    async with a_gateway(redis_settings, clock, num_gateways=lambda: 3) as limits:
+        yield limits, clock, fragile_redis
+
+
+async def test_without_redis_each_gateway_holds_to_its_part_of_the_limit(fragile):
+    limits, clock, server = fragile
+    caller = a_caller(Policy(limits=Ceilings(tokens_per_minute=900)))
+    async with limits.admit(caller, "demo", 100, 100, "a") as before:
+        server.stall()
+        async with asyncio.timeout(5):
+            async with limits.admit(caller, "demo", 100, 100, "b") as ticket:
+                assert ticket.headers()["x-ratelimit-limit-tokens"] == "300"
+                ticket.settle(Usage(100, 0, 100))
+            with pytest.raises(TokensLimited, match="limit 300, used 200"):
+                async with limits.admit(caller, "demo", 100, 100, "c"):
+                    pass
+            assert await before.top_up(100)  # what was let in goes on
+            with pytest.raises(LimitsUnavailable):  # it fits the whole limit, though not the part of it
+                async with limits.admit(caller, "demo", 400, 100, "d"):
+                    pass
+    server.resume()
+    clock.advance(2.0)
+    await limits.readings([])
+    async with limits.admit(caller, "demo", 400, 100, "e") as ticket:
+        assert ticket.headers()["x-ratelimit-limit-tokens"] == "900"
+
+
+async def test_without_redis_a_policy_may_rather_refuse(fragile):
+    limits, clock, server = fragile
+    caller = a_caller(Policy(limits=Ceilings(tokens_per_minute=900), without_redis="refuse"))
+    server.stall()
+    for _ in range(3):
+        with pytest.raises(LimitsUnavailable) as refused:
+            await asyncio.wait_for(limits.admit(caller, "demo", 100, 100, "a").__aenter__(), 5)
+        assert refused.value.headers()["retry-after"] == "2"
+    server.resume()
+    clock.advance(2.0)
+    async with limits.admit(caller, "demo", 100, 100, "b"):
+        pass
+
+
+async def test_a_tenant_without_ceilings_does_not_notice(fragile):
+    limits, _, server = fragile
+    server.stall()
+    async with limits.admit(a_caller(Policy(without_redis="refuse")), "demo", 100, 100, "a") as ticket:
+        assert ticket.covers(10**6)
