@@ -85,6 +85,8 @@ _INERTIA = 1e-4
 """Of a weight, in squared amounts: what no step that is remembered speaks of stays as it was."""
 _NUM_SWEEPS = 4
 """Of the fit after a step, which begins where the last one ended."""
+_MIN_OBSERVED = 8
+"""Steps after which a prediction is better than none."""
 _SURPRISE = 4.0
 """A step this many times its prediction (a page fault storm, a neighbour on the core) teaches only as much as this."""
 
@@ -98,10 +100,18 @@ class StepCosts:
         """Of steps without prompts, and of steps with them."""
         self._num_observed = 0
 
+    @classmethod
+    def of(cls, weights: Weights) -> StepCosts:
+        """As if it had learned these, in the units of ``weights``."""
+        costs = cls()
+        costs._weights = [weight * unit for weight, unit in zip(weights, _UNITS, strict=True)]
+        costs._num_observed = _MIN_OBSERVED
+        return costs
+
     @property
     def known(self) -> bool:
         """Enough steps were seen that a prediction is better than none."""
-        return self._num_observed >= 8
+        return self._num_observed >= _MIN_OBSERVED
 
     def observe(self, work: Work, seconds: float) -> None:
         """One step of this work took so long."""

@@ -1,0 +1,289 @@
+"""What would have happened: arrivals replayed through the real policy code, on workers that compute nothing.
+
+Limits and budgets (rate, admission, pricing), classes and tiers, the line (priority), the promise and the plan of each
+step (batching) are the functions that the gateway and the worker run; only time is made up, by the fitted costs of a
+step. Nothing is drawn by chance: the same trial has the same outcome. What it leaves out: exact answers given twice,
+blocks shared between the requests of a batch, requests for several answers (they count as one long one), and the time
+that gateway and network take.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+
+from policies.priority import Order
+from policies.simulation.line import Job, Line, Seat
+from policies.simulation.meter import Meter
+from policies.simulation.tally import Tallies
+from policies.simulation.trial import (
+    MAX_ARRIVALS,
+    Arrival,
+    ClassPart,
+    Outcome,
+    Part,
+    Percentiles,
+    Reason,
+    Trial,
+    WorkerModel,
+)
+from policies.simulation.worker import Simulated
+from policies.terms import Usage
+from policies.tiers import class_for
+
+__all__ = [
+    "MAX_ARRIVALS",
+    "Arrival",
+    "ClassPart",
+    "Outcome",
+    "Part",
+    "Percentiles",
+    "Reason",
+    "TooMuch",
+    "Trial",
+    "WorkerModel",
+    "check",
+    "run",
+]
+
+MAX_STEPS = 500_000
+"""Of all workers together: more is not computed."""
+RENEW_S = 20.0
+"""How often open requests renew what they hold of a limit."""
+
+
+class TooMuch(Exception):
+    """The trial would take too long; the message says what to ask less of."""
+
+
+def check(trial: Trial) -> list[str]:
+    """The fields, by their path, with which it cannot be run; empty when it can."""
+    wrong = [] if len(trial.arrivals) <= MAX_ARRIVALS else ["arrivals"]
+    if not trial.arrivals:
+        wrong.append("arrivals")
+    wrong += [
+        f"policies.{tenant}.{field}"
+        for tenant, policy in trial.policies.items()
+        for field, names in (("sla_class", (policy.sla_class,)), ("sla_classes", policy.sla_classes))
+        if any(name not in trial.classes for name in names)
+    ]
+    wrong += [
+        f"arrivals.{index}.tenant"
+        for index, arrival in enumerate(trial.arrivals)
+        if arrival.tenant not in trial.policies
+    ][:10]
+    return wrong
+
+
+def run(trial: Trial) -> Outcome:
+    """Raises TooMuch. ``check`` must find nothing wrong with it."""
+    return _Run(trial).outcome()
+
+
+class _Run:
+    """One trial on its way: what happens next, in order of time."""
+
+    def __init__(self, trial: Trial) -> None:
+        self._trial = trial
+        self._now = 0.0
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._num_events = self._num_steps = self._num_open = 0
+        self._meter = Meter(trial.completion_estimate, trial.starts_at)
+        self._tallies = Tallies(trial.classes)
+        self._lines = {
+            name: Line(model, trial.classes, self._allowance) for name, model in sorted(trial.workers.items())
+        }
+        self._arrivals = iter(sorted(enumerate(trial.arrivals), key=lambda pair: (pair[1].at_s, pair[0])))
+        self._ended_at = 0.0
+        self._is_renewing = False
+
+    def outcome(self) -> Outcome:
+        self._expect()
+        while self._events:
+            self._now, _, happen = heapq.heappop(self._events)
+            happen()
+        assert not self._num_open, "a request has neither ended nor been refused"
+        workers = [seat.worker for line in self._lines.values() for seat in line.seats]
+        began_at = min(arrival.at_s for arrival in self._trial.arrivals)
+        duration_s = max(0.0, self._ended_at - began_at)
+        return Outcome(
+            total=self._tallies.total.part(),
+            classes=self._tallies.classes(),
+            tenants={tenant: tally.part() for tenant, tally in sorted(self._tallies.of_tenant.items())},
+            duration_s=duration_s,
+            utilisation=sum(worker.busy_s for worker in workers) / (len(workers) * duration_s) if duration_s else 0.0,
+            num_preemptions=sum(worker.num_preemptions for worker in workers),
+        )
+
+    def _at(self, moment: float, happen: Callable[[], None]) -> None:
+        self._num_events += 1
+        heapq.heappush(self._events, (moment, self._num_events, happen))
+
+    # The way of a request
+
+    def _expect(self) -> None:
+        """The next arrival."""
+        found = next(self._arrivals, None)
+        if found is not None:
+            number, arrival = found
+            self._at(arrival.at_s, lambda: self._arrive(number, arrival))
+
+    def _arrive(self, number: int, arrival: Arrival) -> None:
+        self._expect()
+        self._ended_at = max(self._ended_at, self._now)
+        trial, policy = self._trial, self._trial.policies[arrival.tenant]
+        sla_class = class_for(policy, trial.classes, arrival.service_tier)
+        for tally in self._tallies.of(arrival.tenant, sla_class):
+            tally.num_requests += 1
+        line = self._lines.get(arrival.model)
+        if line is None or not policy.may_use(arrival.model):
+            return self._refuse(arrival, sla_class, "model_not_found")
+        if not line.fits(arrival):
+            return self._refuse(arrival, sla_class, "context_length_exceeded")
+        self._catch_up(line)
+        most = arrival.max_completion_tokens or arrival.num_completion_tokens
+        names = (arrival.tenant, arrival.key, arrival.model)
+        ticket = self._meter.admit(policy, names, f"req{number}", arrival.num_prompt_tokens, most, self._now)
+        if isinstance(ticket, str):
+            return self._refuse(arrival, sla_class, ticket)
+        order = Order(
+            tenant_id=arrival.tenant,
+            sla_class=sla_class,
+            weight=policy.weight,
+            num_prompt_tokens=arrival.num_prompt_tokens,
+            num_expected_tokens=min(most, trial.completion_estimate),
+            deadline_at=self._now + trial.classes[sla_class].ttft_ms / 1e3,
+        )
+        refusal = line.refusal(order)
+        if refusal is not None:
+            self._meter.close(ticket, None, self._now)
+            return self._refuse(arrival, sla_class, refusal)
+        job = Job(arrival, self._now, order, ticket)
+        job.turn = line.lanes.add(order, job)
+        self._num_open += 1
+        if not self._is_renewing:
+            self._is_renewing = True
+            self._at(self._now + RENEW_S, self._renew)
+        self._advance(line)
+        if job.seat is None:
+            self._at(self._now + trial.classes[sla_class].max_wait_s, lambda: self._give_up(line, job))
+        return None
+
+    def _refuse(self, arrival: Arrival, sla_class: str, reason: Reason) -> None:
+        for tally in self._tallies.of(arrival.tenant, sla_class):
+            tally.refuse(reason)
+
+    def _give_up(self, line: Line, job: Job) -> None:
+        """It has waited as long as its class does."""
+        if job.seat is not None or job.turn is None:
+            return
+        self._catch_up(line)
+        line.lanes.remove(job.turn)
+        self._meter.close(job.ticket, None, self._now)
+        self._num_open -= 1
+        self._refuse(job.arrival, job.order.sla_class, "queue_timeout")
+        self._waited(job, self._now)
+        self._advance(line)
+
+    def _advance(self, line: Line) -> None:
+        while (sent := line.advance()) is not None:
+            seat, job = sent
+            seat.send(job, self._now)
+            self._waited(job, self._now)
+            self._serve(line, job, job.order.num_prompt_tokens)
+            if seat.worker.stretch is not None:
+                self._expect_end(line, seat)
+        for seat in line.seats:
+            if seat.worker.stretch is None:
+                self._begin(line, seat)
+
+    def _waited(self, job: Job, until: float) -> None:
+        for tally in self._tallies.of(job.arrival.tenant, job.order.sla_class):
+            tally.longest_wait_s = max(tally.longest_wait_s, until - job.at)
+
+    # The way of a worker
+
+    def _begin(self, line: Line, seat: Seat) -> None:
+        if seat.worker.begin(self._now) is not None:
+            self._num_steps += 1
+            if self._num_steps > MAX_STEPS:
+                raise TooMuch(f"More than {MAX_STEPS:,} steps of the workers; ask about fewer or shorter arrivals.")
+            self._expect_end(line, seat)
+
+    def _expect_end(self, line: Line, seat: Seat) -> None:
+        """Of the stretch that it computes, as long as that is now; an earlier expectation finds another stretch."""
+        stretch = seat.worker.stretch
+        assert stretch is not None
+
+        def end() -> None:
+            if seat.worker.stretch is stretch:
+                self._end(line, seat)
+
+        self._at(stretch.end, end)
+
+    def _end(self, line: Line, seat: Seat) -> None:
+        self._catch_up(line)
+        wrote = seat.worker.finish()
+        self._wrote(line, seat, wrote)
+        for sequence, _ in wrote:
+            job = sequence.item
+            assert isinstance(job, Job)
+            if not sequence.is_done and not self._meter.top_up(job.ticket, job.num_written + 1, self._now):
+                seat.worker.leave(sequence)
+                job.was_cut = True
+            if sequence.is_done:
+                self._finish(line, seat, job, sequence)
+        self._advance(line)
+
+    def _catch_up(self, line: Line) -> None:
+        """What was written until now counts until now: whose turn it is next depends on it."""
+        for seat in line.seats:
+            self._wrote(line, seat, seat.worker.progress(self._now))
+
+    def _wrote(self, line: Line, seat: Seat, wrote: list[tuple[Simulated, int]]) -> None:
+        for sequence, num_tokens in wrote:
+            job = sequence.item
+            assert isinstance(job, Job)
+            if not job.num_written:
+                seat.began(job)
+            job.num_written += num_tokens
+            seat.wrote(num_tokens)
+            self._serve(line, job, num_tokens)
+            line.lanes[job.order.sla_class].serve(job.order.tenant_id, job.order.weight, num_tokens)
+
+    def _finish(self, line: Line, seat: Seat, job: Job, sequence: Simulated) -> None:
+        assert job.turn is not None
+        assert sequence.first_token_at is not None
+        seat.left(job)
+        line.lanes.done(job.turn, job.num_written)
+        arrival, num_written = job.arrival, job.num_written
+        usage = Usage(arrival.num_prompt_tokens, sequence.num_cached, num_written)
+        cost = self._meter.close(job.ticket, usage, self._now)
+        self._num_open -= 1
+        self._ended_at = self._now
+        for tally in self._tallies.of(arrival.tenant, job.order.sla_class):
+            tally.num_prompt_tokens += usage.num_prompt_tokens
+            tally.num_cached_tokens += usage.num_cached_tokens
+            tally.num_completion_tokens += num_written
+            tally.cost_micros += cost
+            tally.num_cut += job.was_cut
+            tally.ttfts_ms.append(1e3 * (sequence.first_token_at - job.at))
+            if num_written > 1:
+                tally.tpots_ms.append(1e3 * (self._now - sequence.first_token_at) / (num_written - 1))
+
+    # Both
+
+    def _allowance(self, sequence: Simulated) -> int:
+        job = sequence.item
+        assert isinstance(job, Job)
+        return job.ticket.covered - job.num_written
+
+    def _serve(self, line: Line, job: Job, num_tokens: int) -> None:
+        waiting = [lane.name for lane in line.lanes if len(lane)]
+        self._tallies.serve(job.order.sla_class, num_tokens, waiting)
+
+    def _renew(self) -> None:
+        self._is_renewing = self._num_open > 0
+        if self._is_renewing:
+            self._meter.renew(self._now)
+            self._at(self._now + RENEW_S, self._renew)

@@ -1,0 +1,150 @@
+"""One model in a simulation: its line (policies/priority.py), its promise (policies/promise.py) and its workers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from policies import promise
+from policies.batching import Limits
+from policies.costs import StepCosts
+from policies.priority import Lanes, Order, Turn
+from policies.promise import Demand
+from policies.settings import SlaClass
+from policies.simulation.meter import Ticket
+from policies.simulation.trial import Arrival, Reason, WorkerModel
+from policies.simulation.worker import Simulated, Worker
+
+OVERCOMMIT = 16
+"""A worker holds one sequence in this many beyond its batch, as the gateway gives it."""
+
+
+class Job:
+    """One request that its limits have let in."""
+
+    __slots__ = ("arrival", "at", "num_written", "order", "seat", "sent_at", "sequence", "ticket", "turn", "was_cut")
+
+    def __init__(self, arrival: Arrival, at: float, order: Order, ticket: Ticket) -> None:
+        self.arrival = arrival
+        self.at = at
+        self.order = order
+        self.ticket = ticket
+        self.turn: Turn | None = None
+        self.seat: Seat | None = None
+        self.sent_at = 0.0
+        self.sequence: Simulated | None = None
+        self.num_written = 0
+        self.was_cut = False
+
+
+class Seat:
+    """A worker and what the gateway knows of it."""
+
+    def __init__(self, model: WorkerModel, allowance: Callable[[Simulated], int]) -> None:
+        limits = Limits(
+            max_step_tokens=model.max_step_tokens,
+            max_prefill_tokens_beside_decodes=model.max_prefill_tokens_beside_decodes,
+            max_sequences=max(1, min(model.max_sequences, model.max_step_tokens - 1)),
+            max_slowdown=model.max_slowdown,
+        )
+        self.worker = Worker(limits, model.num_blocks, model.block_size, StepCosts.of(model.weights), allowance)
+        self.max_sequences = model.max_sequences
+        self.max_tokens = model.num_blocks * model.block_size
+        self.num_tokens = 0
+        """KV tokens that its open requests have or are expected to come to."""
+        self.num_context_tokens = 0
+        """Those that the ones that write hold."""
+        self.num_decodes = 0
+        self.pending = promise.NOTHING
+        """Prompts that no first token has shown to be computed."""
+
+    def has_room(self, order: Order) -> bool:
+        """One that would never fit beside others goes to a worker that has nothing else to do."""
+        if not self.worker.num_sequences:
+            return True
+        ceiling = self.max_sequences + max(1, self.max_sequences // OVERCOMMIT)
+        return self.worker.num_sequences < ceiling and self.num_tokens + order.num_tokens <= self.max_tokens
+
+    def send(self, job: Job, now: float) -> None:
+        assert job.turn is not None
+        arrival, order = job.arrival, job.order
+        # Sent on its class's guarantee it must not be put back for the sake of its priority.
+        priority = 0 if job.turn.was_claimed else job.turn.lane.terms.priority
+        num_written = min(arrival.num_completion_tokens, job.ticket.max_completion_tokens)
+        job.seat, job.sent_at = self, now
+        job.sequence = Simulated(job, priority, arrival.num_prompt_tokens, arrival.num_cached_tokens, num_written)
+        self.num_tokens += order.num_tokens
+        self.pending = self.pending.plus(promise.prefill_of(order.num_prompt_tokens))
+        self.worker.submit(job.sequence, now)
+
+    def began(self, job: Job) -> None:
+        """Its first token has come."""
+        self.num_decodes += 1
+        self.num_context_tokens += job.order.num_prompt_tokens
+        self.pending = self.pending.plus(promise.prefill_of(job.order.num_prompt_tokens).times(-1.0))
+
+    def wrote(self, num_tokens: int) -> None:
+        """One that writes has gone on."""
+        self.num_context_tokens += num_tokens
+
+    def left(self, job: Job) -> None:
+        """It has ended after its first token."""
+        self.num_tokens -= job.order.num_tokens
+        self.num_decodes -= 1
+        self.num_context_tokens -= job.order.num_prompt_tokens + job.num_written
+
+
+class Line:
+    """Who waits for one model, and who computes it."""
+
+    def __init__(
+        self, model: WorkerModel, classes: Mapping[str, SlaClass], allowance: Callable[[Simulated], int]
+    ) -> None:
+        self.lanes = Lanes(classes)
+        self.seats = [Seat(model, allowance) for _ in range(model.replicas)]
+        self._model = model
+
+    def fits(self, arrival: Arrival) -> bool:
+        """Whether an empty worker can hold it to its end."""
+        num_tokens = arrival.num_prompt_tokens + arrival.num_completion_tokens
+        return -(-num_tokens // self._model.block_size) <= self._model.num_blocks
+
+    def refusal(self, order: Order) -> Reason | None:
+        """Why it may not join: its class's line is full, or its first token would come too late."""
+        lane = self.lanes[order.sla_class]
+        seat = self.seat_for(order) if not self.lanes.num_waiting else None
+        if seat is None and len(lane) >= lane.terms.max_waiting:
+            return "queue_full"
+        if lane.terms.max_ttft_ms and 1e3 * self.predicted_ttft_s(order, seat) > lane.terms.max_ttft_ms:
+            return "slow_down"
+        return None
+
+    def predicted_ttft_s(self, order: Order, seat: Seat | None) -> float:
+        """``seat``: where it would be sent at once; None: it waits."""
+        model, num_seats = self._model, len(self.seats)
+        num_decodes = sum(each.num_decodes for each in self.seats) // num_seats
+        num_context = sum(each.num_context_tokens for each in self.seats) // num_seats
+        pace = promise.pace_of(model.weights, num_decodes, num_context, model.max_slowdown)
+        assert pace is not None
+        if seat is not None:
+            return promise.prefill_s(pace, seat.pending, order.num_prompt_tokens, seat.num_decodes > 0)
+        wait_s = promise.wait_s(pace, promise.waits_behind(self.lanes, order), order, num_seats)
+        return wait_s + promise.prefill_s(pace, Demand(), order.num_prompt_tokens, num_decodes > 0)
+
+    def seat_for(self, order: Order) -> Seat | None:
+        """The one with the fewest open sequences, if it has room."""
+        able = [seat for seat in self.seats if seat.has_room(order)]
+        return min(able, key=lambda seat: seat.worker.num_sequences, default=None)
+
+    def advance(self) -> tuple[Seat, Job] | None:
+        """Takes whoever goes next, if a worker has room for it."""
+        chosen = self.lanes.next()
+        if chosen is None:
+            return None
+        turn, is_claim = chosen
+        seat = self.seat_for(turn.order)
+        if seat is None:
+            return None
+        self.lanes.take(turn, is_claim)
+        job = turn.item
+        assert isinstance(job, Job)
+        return seat, job
