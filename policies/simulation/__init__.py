@@ -233,7 +233,10 @@ class _Run:
                 job.was_cut = True
             if sequence.is_done:
                 self._finish(line, seat, job, sequence)
-        self._advance(line)
+        if any(sequence.is_done for sequence, _ in wrote):
+            self._advance(line)
+        else:
+            self._begin(line, seat)
 
     def _catch_up(self, line: Line) -> None:
         """What was written until now counts until now: whose turn it is next depends on it."""
