@@ -72,6 +72,9 @@ class Crew:
     def left(self, worker: Worker) -> None:
         """Likewise."""
 
+    def reported(self, worker: Worker) -> None:
+        """Likewise."""
+
     def moved(self, worker: Worker, deltas: Sequence[wire.Delta]) -> None:
         if deltas:
             raise wire.WireError("a delta of a request that was not made")

@@ -1,7 +1,6 @@
-"""The next request to a worker, its deltas back to its stream.
+"""All models that are served here: whose request goes in front of which model, and as what.
 
-In front of each model stands one bounded line. A worker is given no more than fills its batch and a little; the rest
-waits here, in order, and goes to whichever worker has room first (late binding).
+What a model's requests and workers do with each other is ``line``'s.
 """
 
 from __future__ import annotations
@@ -9,25 +8,31 @@ from __future__ import annotations
 import asyncio
 import tempfile
 import time
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from gateway import errors
-from gateway.clock import Clock, Timer
+from gateway.clock import Clock
 from gateway.flight import Flight
+from gateway.lanes import LaneView
+from gateway.line import Line
+from gateway.seat import Seat
 from gateway.workers import COMMAND, Worker, child_of, socket_directory
 from policies import settings, wire
+from policies.priority import Order
+from policies.tiers import class_for
 
 if TYPE_CHECKING:
+    from gateway.auth import Caller
     from gateway.text import Text
 
 __all__ = ["Dispatch", "Flight", "NothingToServe", "ServedModel"]
 
-OVERCOMMIT = 16
-"""A worker holds one sequence in this many beyond its batch: a place that falls free is taken in the next step."""
+SAME_AS = {"fast": "priority", "scale": "default"}
+"""Tiers by the names that OpenAI also takes."""
+DEFAULT_TIER = "default"
 
 
 class NothingToServe(Exception):
@@ -43,178 +48,6 @@ class ServedModel(msgspec.Struct, frozen=True):
     ready: bool
 
 
-class Seat:
-    """A worker and the flights it holds."""
-
-    __slots__ = ("flights", "num_sequences", "worker")
-
-    def __init__(self, worker: Worker) -> None:
-        self.worker = worker
-        self.flights: dict[str, Flight] = {}
-        self.num_sequences = 0
-        """Open sequences of its flights."""
-
-    def has_room(self, num_sequences: int) -> bool:
-        """More sequences than ever fit go to a worker that has nothing else to do: it takes them in turns."""
-        facts = self.worker.facts
-        if facts is None:
-            return False
-        ceiling = facts.max_sequences + max(1, facts.max_sequences // OVERCOMMIT)
-        return self.num_sequences == 0 or self.num_sequences + num_sequences <= ceiling
-
-
-class Line:
-    """One model: its workers, what they compute, and who waits for them. Hears of the workers as their ``Host``."""
-
-    def __init__(self, name: str, queue: settings.Queue, clock: Clock, changed: Callable[[], None]) -> None:
-        """``changed`` is called when a worker joins or is given up."""
-        self.name = name
-        self.seats: dict[Worker, Seat] = {}
-        self.waiting: deque[Flight] = deque()
-        self._queue = queue
-        self._clock = clock
-        self._changed = changed
-        self._timer: Timer | None = None
-
-    def ready(self) -> wire.Ready | None:
-        """The facts of a ready worker."""
-        for worker in self.seats:
-            if worker.facts is not None:
-                return worker.facts
-        return None
-
-    def submit(self, request: wire.Submit) -> Flight:
-        """Raises QueueFull."""
-        flight = Flight(self, request, self._clock.now())
-        seat = None if self.waiting else self._seat_for(flight)
-        if seat is not None:
-            self._send(seat, flight)
-        elif len(self.waiting) < self._queue.max_waiting:
-            self.waiting.append(flight)
-            self._watch_head()
-        else:
-            raise errors.QueueFull(
-                f"{len(self.waiting)} requests wait for the model '{self.name}' already. Please try again.",
-                retry_after_s=1.0,
-            )
-        return flight
-
-    def abandon(self, flight: Flight) -> None:
-        """Nobody reads this flight any more."""
-        if flight.finished:
-            return
-        if flight.worker is not None:
-            flight.worker.send(wire.Cancel(flight.request.request_id))
-        else:
-            self.waiting.remove(flight)
-            flight.fail(errors.RequestFailed("The request was cancelled."))
-            self._advance()
-
-    def cut(self, error: errors.GatewayError) -> None:
-        """Every flight ends here."""
-        for seat in self.seats.values():
-            for flight in list(seat.flights.values()):
-                self.abandon(flight)
-                flight.fail(error)
-        while self.waiting:
-            self.waiting.popleft().fail(error)
-
-    @property
-    def num_flights(self) -> int:
-        return len(self.waiting) + sum(len(seat.flights) for seat in self.seats.values())
-
-    # Host of the workers
-
-    def joined(self, worker: Worker) -> None:
-        self._advance()
-        self._changed()
-
-    def moved(self, worker: Worker, deltas: Sequence[wire.Delta]) -> None:
-        seat = self.seats[worker]
-        flights = seat.flights
-        now = self._clock.now()
-        num_finished = 0
-        for delta in deltas:
-            flight = flights.get(delta.request_id)
-            if flight is None:
-                raise wire.WireError(f"a delta for {delta.request_id}, which it does not hold")
-            if flight.arrive(delta, now):
-                num_finished += 1
-                if not flight.num_open:
-                    flight.worker = None
-                    del flights[delta.request_id]
-        if num_finished:
-            seat.num_sequences -= num_finished
-            self._advance()
-
-    def refused(self, worker: Worker, failed: wire.Failed) -> None:
-        seat = self.seats[worker]
-        flight = seat.flights.pop(failed.request_id, None)
-        if flight is None:
-            raise wire.WireError(f"a failure of {failed.request_id}, which it does not hold")
-        seat.num_sequences -= flight.num_open
-        flight.fail(errors.RequestFailed.of(failed))
-        self._advance()
-
-    def left(self, worker: Worker) -> None:
-        seat = self.seats[worker]
-        flights, seat.flights, seat.num_sequences = seat.flights, {}, 0
-        for flight in flights.values():
-            flight.fail(
-                errors.WorkerLost("The worker that computed this answer was lost. Please try again.", retry_after_s=1.0)
-            )
-
-    def gave_up(self, worker: Worker) -> None:
-        del self.seats[worker]
-        if not self.seats:
-            while self.waiting:
-                self.waiting.popleft().fail(errors.ModelUnavailable(f"The model '{self.name}' cannot be loaded."))
-        self._changed()
-
-    # The line
-
-    def _seat_for(self, flight: Flight) -> Seat | None:
-        """The ready worker with the fewest open sequences, if it has room."""
-        freest: Seat | None = None
-        for seat in self.seats.values():
-            if seat.has_room(flight.num_sequences) and (freest is None or seat.num_sequences < freest.num_sequences):
-                freest = seat
-        return freest
-
-    def _advance(self) -> None:
-        """Sends from the head of the line while there is room; a wide request at the head waits for it: order holds."""
-        while self.waiting:
-            seat = self._seat_for(self.waiting[0])
-            if seat is None:
-                return
-            self._send(seat, self.waiting.popleft())
-
-    def _send(self, seat: Seat, flight: Flight) -> None:
-        seat.flights[flight.request.request_id] = flight
-        seat.num_sequences += flight.num_sequences
-        flight.worker = seat.worker
-        flight.sent_at = self._clock.now()
-        seat.worker.send(flight.request)
-
-    def _watch_head(self) -> None:
-        """All wait equally long at most, so the head's time is up first."""
-        if self._timer is None and self.waiting:
-            wait_s = self.waiting[0].submitted_at + self._queue.max_wait_s - self._clock.now()
-            self._timer = self._clock.call_later(max(0.0, wait_s), self._time_out)
-
-    def _time_out(self) -> None:
-        self._timer = None
-        overdue_at = self._clock.now() - self._queue.max_wait_s
-        while self.waiting and self.waiting[0].submitted_at <= overdue_at:
-            self.waiting.popleft().fail(
-                errors.QueueTimeout(
-                    f"No worker had room for the request within {self._queue.max_wait_s:g} s.", retry_after_s=1.0
-                )
-            )
-        self._advance()
-        self._watch_head()
-
-
 class Dispatch:
     """All models that are served here, by name."""
 
@@ -226,7 +59,9 @@ class Dispatch:
         self._clock = clock
         self._command = command
         self._created = int(time.time())
-        self._lines = {name: Line(name, config.queue, clock, self._look_around) for name in config.models}
+        self._lines = {
+            name: Line(name, model, config.classes, clock, self._look_around) for name, model in config.models.items()
+        }
         self._texts: dict[str, Text] = {}
         self._workers: list[Worker] = []
         self._sockets: tempfile.TemporaryDirectory[str] | None = None
@@ -283,11 +118,54 @@ class Dispatch:
             raise _unavailable(model)
         return facts
 
-    def submit(self, model: str, submit: wire.Submit) -> Flight:
-        """Sends it to a worker or lets it wait in line. Raises ModelNotFound, QueueFull, Draining."""
+    def order(
+        self,
+        caller: Caller,
+        service_tier: str | None,
+        num_prompt_tokens: int,
+        max_completion_tokens: int,
+        num_sequences: int = 1,
+    ) -> Order:
+        """What the line has to know of a request that asks for this tier and for so many tokens a sequence.
+
+        None and "auto" are the policy's own class; a tier that the policy does not allow becomes the nearest one that
+        it does and that is less important, else the policy's own.
+        """
+        policy, classes = caller.policy, self._config.classes
+        name = policy.sla_class
+        if service_tier is not None:
+            name = class_for(policy, classes, SAME_AS.get(service_tier, service_tier))
+        if name not in classes:  # it was there when the policy was written
+            name = max(classes, key=lambda name: classes[name].priority)
+        num_each = min(max_completion_tokens, self._config.limits.completion_estimate)
+        deadline_at = self._clock.now() + classes[name].ttft_ms / 1e3
+        return Order(caller.tenant_id, name, policy.weight, num_prompt_tokens, num_sequences * num_each, deadline_at)
+
+    def tier_of(self, order: Order) -> str:
+        """The ``service_tier`` that the answer names: the one that served it."""
+        return self._config.classes[order.sla_class].service_tier or DEFAULT_TIER
+
+    def submit(self, model: str, submit: wire.Submit, order: Order) -> Flight:
+        """Sends it to a worker or lets it wait in line. ``order`` may be one for several prompts together.
+
+        Raises ModelNotFound, QueueFull, SlowDown, Draining.
+        """
         if self.draining:
             raise errors.Draining("This server is shutting down.", retry_after_s=1.0)
-        return self._line(model).submit(submit)
+        num_prompt_tokens = len(submit.prompt_token_ids)
+        if num_prompt_tokens != order.num_prompt_tokens:
+            order = msgspec.structs.replace(order, num_prompt_tokens=num_prompt_tokens)
+        return self._line(model).submit(submit, order)
+
+    def queues(self) -> list[LaneView]:
+        """Each class of each model, live."""
+        return [view for line in self._lines.values() for view in line.views()]
+
+    def rest(self, worker: Worker, is_resting: bool) -> None:
+        """A worker that rests is given nothing new and finishes what it has."""
+        for line in self._lines.values():
+            if worker in line.seats:
+                line.rest(worker, is_resting)
 
     def workers(self) -> Sequence[Worker]:
         """Every place for a worker, also those that are empty at the moment."""
@@ -295,7 +173,7 @@ class Dispatch:
 
     def num_waiting(self) -> int:
         """Requests in all lines."""
-        return sum(len(line.waiting) for line in self._lines.values())
+        return sum(line.num_waiting for line in self._lines.values())
 
     def cut(self) -> None:
         """Ends every flight with Draining."""
@@ -313,7 +191,7 @@ class Dispatch:
     def _seat(self, model: str, name: str, address: str, child: settings.WorkerSettings | None) -> None:
         line = self._lines[model]
         worker = Worker(name, address, line, self._config.workers, self._clock, child, self._command)
-        line.seats[worker] = Seat(worker)
+        line.seats[worker] = Seat(worker, line.shares)
         self._workers.append(worker)
         worker.start()
 

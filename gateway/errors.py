@@ -183,7 +183,13 @@ class ServiceUnavailable(GatewayError):
 
 
 class QueueFull(ServiceUnavailable):
-    """As many requests wait for this model as the settings allow."""
+    """As many requests of this class wait for this model as the settings allow."""
+
+
+class SlowDown(ServiceUnavailable):
+    """The first token would come later than the request's class allows, so it is refused before it waits in vain."""
+
+    code = "slow_down"
 
 
 class LedgerBehind(ServiceUnavailable):

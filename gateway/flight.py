@@ -13,6 +13,7 @@ from typing import Protocol
 from gateway import errors
 from gateway.workers import Worker
 from policies import wire
+from policies.priority import Order, Turn
 
 
 class Keeper(Protocol):
@@ -33,23 +34,37 @@ class Flight:
         "_keeper",
         "_open",
         "_waiter",
+        "expected_at",
         "first_token_at",
+        "is_pending",
         "num_sequences",
+        "num_tokens",
+        "order",
         "request",
         "sent_at",
         "submitted_at",
+        "turn",
         "worker",
     )
 
-    def __init__(self, keeper: Keeper, request: wire.Submit, submitted_at: float) -> None:
+    def __init__(self, keeper: Keeper, request: wire.Submit, order: Order, submitted_at: float) -> None:
         self.request = request
+        self.order = order
+        self.turn: Turn | None = None
+        """Its place in the line, and its part in the line's accounts once it was sent; None: nobody waited then."""
         self.num_sequences = request.num_sequences
         self.worker: Worker | None = None
         """The one that computes it; None while it waits in line and after its end."""
         self.submitted_at = submitted_at
         self.sent_at: float | None = None
         """When a worker got it; until then it waited in line."""
+        self.expected_at: float | None = None
+        """When its first token should come, as it was predicted when it was let in."""
         self.first_token_at: float | None = None
+        self.is_pending = False
+        """A worker has it and has sent nothing yet."""
+        self.num_tokens = 0
+        """Of its completions so far."""
         self._keeper = keeper
         self._open = set(range(request.num_sequences))
         self._arrived: list[wire.Delta] = []
@@ -103,6 +118,7 @@ class Flight:
         """Takes one delta in; True when it ended its sequence. Raises WireError when there is no such sequence."""
         if delta.index not in self._open:
             raise wire.WireError(f"a delta for sequence {delta.index} of {self.request.request_id}, which is not open")
+        self.num_tokens += len(delta.token_ids)
         if self._error is None:  # else its reader has been told the end, and nothing may come after that
             if self.first_token_at is None:
                 self.first_token_at = now

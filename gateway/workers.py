@@ -50,6 +50,9 @@ class Host(Protocol):
     def moved(self, worker: Worker, deltas: Sequence[wire.Delta]) -> None:
         """Sequences moved. Raises WireError when they cannot have."""
 
+    def reported(self, worker: Worker) -> None:
+        """It told how it stands: ``worker.stats``."""
+
     def refused(self, worker: Worker, failed: wire.Failed) -> None:
         """One request ended without an answer. Raises WireError when there is no such request."""
 
@@ -123,6 +126,7 @@ class Worker:
                 self._host.moved(self, deltas)
             case wire.Stats():
                 self.stats = message
+                self._host.reported(self)
             case wire.Failed():
                 self._host.refused(self, message)
             case wire.Ready():

@@ -63,15 +63,6 @@ class Store(Section, frozen=True):
     """Rows waiting to be written before new requests are refused."""
 
 
-class Queue(Section, frozen=True):
-    """Requests waiting for a worker with room."""
-
-    max_waiting: Positive = 1024
-    """Requests a model holds in line; one more is refused with 503."""
-    max_wait_s: Seconds = 120.0
-    """A request that waited so long is refused with 408."""
-
-
 class SlaClass(Section, frozen=True, kw_only=True):
     """A class of service: what it promises, how long and how many may wait for it, and what it gets of the engine."""
 
@@ -231,7 +222,6 @@ class Settings(Section, frozen=True):
 
     server: Server = Server()
     store: Store = Store()
-    queue: Queue = Queue()
     classes: dict[str, SlaClass] = msgspec.field(default_factory=lambda: dict(CLASSES))
     policies: dict[str, Policy] = msgspec.field(default_factory=lambda: {"default": Policy()})
     """Made in the store when it has none of that name; from then on the store's word counts."""

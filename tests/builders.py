@@ -9,6 +9,7 @@ import itertools
 import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -19,6 +20,7 @@ from gateway.flight import Flight
 from gateway.ledger import Entry
 from policies import settings, terms, wire
 from policies.policy import Policy
+from policies.priority import Order
 
 ROOT = Path(__file__).parents[1]
 PATIENCE_S = 30.0
@@ -82,6 +84,22 @@ def a_submit(
         sampling=terms.Sampling(max_tokens=max_tokens, **sampling),  # type: ignore[arg-type]
         num_sequences=num_sequences,
     )
+
+
+def an_order(submit: wire.Submit, sla_class: str = "standard", tenant_id: str = "ten_1", weight: float = 1.0) -> Order:
+    """What the line knows of it."""
+    num_expected_tokens = submit.num_sequences * min(submit.sampling.max_tokens, 256)
+    return Order(tenant_id, sla_class, weight, len(submit.prompt_token_ids), num_expected_tokens, 0.0)
+
+
+def send(dispatch: Dispatch, submit: wire.Submit, model: str = "scripted", **order: Any) -> Flight:
+    """On its way; ``order`` as for ``an_order``."""
+    return dispatch.submit(model, submit, an_order(submit, **order))
+
+
+def classes(**standard: object) -> dict[str, settings.SlaClass]:
+    """The usual three, with changes to the one that is asked for by nobody in particular."""
+    return {**settings.CLASSES, "standard": msgspec.structs.replace(settings.CLASSES["standard"], **standard)}
 
 
 def worker_settings(listen: str, name: str = "scripted-0", **others: object) -> settings.WorkerSettings:

@@ -163,7 +163,7 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[houses.House]:
 
 @pytest.fixture
 def start_house(tmp_path: Path) -> Iterator[Callable[..., houses.House]]:
-    """``house = start_house("--num-tokens", 3, queue=settings.Queue(...))``: a scripted worker answers in it."""
+    """``house = start_house("--num-tokens", 3, server=settings.Server(...))``: a scripted worker answers in it."""
     with contextlib.ExitStack() as stack:
 
         def start(*options: object, **sections: Any) -> houses.House:

@@ -139,7 +139,7 @@ class Stream:
 def running(data_dir: Path, command: Sequence[str] = COMMAND, **sections: Any) -> Iterator[House]:
     """A house whose first model can answer: the demo, unless told otherwise.
 
-    ``command`` starts a worker. ``sections`` are the settings', such as ``queue=settings.Queue(max_waiting=2)``.
+    ``command`` starts a worker. ``sections`` are the settings', such as ``server=settings.Server(stall_s=1)``.
     """
     sections = {"store": settings.Store(data_dir=str(data_dir)), "models": {"demo": settings.Model()}, **sections}
     config = settings.Settings(**sections)

@@ -34,6 +34,7 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument("--tokens-per-step", type=int, default=1)
     options.add_argument("--step-s", type=float, default=0.0, help="0: as fast as they are read")
     options.add_argument("--max-sequences", type=int, default=256)
+    options.add_argument("--num-blocks", type=int, default=1024, help="of 32 tokens")
     options.add_argument("--max-model-tokens", type=int, default=8192)
     options.add_argument("--vocab-size", type=int, default=32_000)
     options.add_argument("--stats-s", type=float, default=1.0)
@@ -83,7 +84,7 @@ class Gateway(asyncio.Protocol):
                 vocab_size=options.vocab_size,
                 eos_token_ids=[0],
                 block_size=32,
-                num_blocks=1024,
+                num_blocks=options.num_blocks,
                 max_sequences=options.max_sequences,
                 device="cpu",
                 dtype="float32",
@@ -121,9 +122,11 @@ class Gateway(asyncio.Protocol):
             self.transport.write(wire.encode(message))
 
     def stats(self) -> None:
-        num_running = len(self._sequences)
+        num_running, num_blocks = len(self._sequences), self._worker.options.num_blocks
         self.send(
-            wire.Stats(0, num_running, 1024, num_running, 0, 1024 - num_running, 0, 0, 0, self._num_steps, 0, 0.0)
+            wire.Stats(
+                0, num_running, num_blocks, num_running, 0, num_blocks - num_running, 0, 0, 0, self._num_steps, 0, 0.0
+            )
         )
 
     @property

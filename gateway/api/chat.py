@@ -24,9 +24,11 @@ async def complete(request: web.Request) -> web.StreamResponse:
     sampling = openai.sampling(call, min(call.asked_tokens or room, room), facts.vocab_size)
     salt = gw.cache.salt_of(caller.tenant_id, caller.policy.cache)
     submit = wire.Submit(request[REQUEST_ID], prompt, sampling, call.num_choices, cache_salt=salt)
-    answer = reply.ChatAnswer(call, [reply.Part(submit)], text, fingerprint(facts))
+    order = gw.dispatch.order(caller, call.service_tier, len(prompt), sampling.max_tokens, call.num_choices)
+    answer = reply.ChatAnswer(call, [reply.Part(submit)], text, fingerprint(facts), gw.dispatch.tier_of(order))
+    rank = gw.settings.classes[order.sla_class].priority
     asked = Asked(call.model, answer.fingerprint, [submit], call.stops, call.seed is not None)
-    async with gw.cache.look(caller.tenant_id, caller.policy.cache, asked, control_of(request)) as found:
-        flights = found.launch(lambda submit: gw.dispatch.submit(call.model, submit))
-        async with reply.Account(gw.ledger, request, caller, answer, flights) as account:
+    async with gw.cache.look(caller.tenant_id, caller.policy.cache, asked, control_of(request), rank) as found:
+        flights = found.launch(lambda submit: gw.dispatch.submit(call.model, submit, order))
+        async with reply.Account(gw.ledger, request, caller, answer, flights, order.sla_class) as account:
             return await reply.send(request, answer, flights, account, gw)

@@ -33,11 +33,15 @@ async def complete(request: web.Request) -> web.StreamResponse:
         submit = wire.Submit(request_id, prompt, sampling, call.num_choices, cache_salt=salt)
         preamble = (texts[number] if texts else text.decode(prompt)) if call.echo else ""
         parts.append(reply.Part(submit, preamble))
-    answer = reply.TextAnswer(call, parts, text, fingerprint(facts))
+    order = gw.dispatch.order(
+        caller, call.service_tier, len(prompts[0]), call.max_tokens or DEFAULT_MAX_TOKENS, call.num_choices
+    )
+    answer = reply.TextAnswer(call, parts, text, fingerprint(facts), gw.dispatch.tier_of(order))
+    rank = gw.settings.classes[order.sla_class].priority
     asked = Asked(call.model, answer.fingerprint, [part.submit for part in parts], call.stops, call.seed is not None)
-    async with gw.cache.look(caller.tenant_id, caller.policy.cache, asked, control_of(request)) as found:
-        flights = found.launch(lambda submit: gw.dispatch.submit(call.model, submit))
-        async with reply.Account(gw.ledger, request, caller, answer, flights) as account:
+    async with gw.cache.look(caller.tenant_id, caller.policy.cache, asked, control_of(request), rank) as found:
+        flights = found.launch(lambda submit: gw.dispatch.submit(call.model, submit, order))
+        async with reply.Account(gw.ledger, request, caller, answer, flights, order.sla_class) as account:
             return await reply.send(request, answer, flights, account, gw)
 
 

@@ -14,7 +14,6 @@ from gateway.openai.requests import (
     sampling,
 )
 from gateway.openai.responses import (
-    SERVICE_TIER,
     AnswerMessage,
     ChatChoice,
     ChatCompletion,
@@ -33,7 +32,6 @@ from gateway.openai.responses import (
 __all__ = [
     "DONE",
     "KEEP_ALIVE",
-    "SERVICE_TIER",
     "AnswerMessage",
     "ChatChoice",
     "ChatChunks",

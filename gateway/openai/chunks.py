@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from gateway.openai.responses import SERVICE_TIER, Logprobs, UsageBody
+from gateway.openai.responses import Logprobs, UsageBody
 from policies.terms import Usage
 
 DONE = b"data: [DONE]\n\n"
@@ -22,16 +22,26 @@ class Chunks:
     """The events of one stream, whose id, time and model stay the same throughout."""
 
     _object: str
-    _service_tier: bytes = b""
+    _names_tier: bool
 
-    def __init__(self, *, id: str, created: int, model: str, fingerprint: str, num_choices: int, usage: bool) -> None:
+    def __init__(
+        self,
+        *,
+        id: str,
+        created: int,
+        model: str,
+        service_tier: str,
+        fingerprint: str,
+        num_choices: int,
+        usage: bool,
+    ) -> None:
         """``usage``: every chunk says ``"usage":null``, until the last one gives it."""
         self._start = b'data: {"id":%b,"object":%b,"created":%d,"model":%b,%b"system_fingerprint":%b,"choices":[' % (
             _json(id),
             _json(self._object),
             created,
             _json(model),
-            self._service_tier,
+            b'"service_tier":%b,' % _json(service_tier) if self._names_tier else b"",
             _json(fingerprint),
         )
         self._end = b'],"usage":null}\n\n' if usage else b"]}\n\n"
@@ -87,7 +97,7 @@ class ChatChunks(Chunks):
     """``chat.completion.chunk`` events."""
 
     _object = "chat.completion.chunk"
-    _service_tier = b'"service_tier":%b,' % _json(SERVICE_TIER)
+    _names_tier = True
 
     def _head(self, index: int) -> bytes:
         return b'%b{"index":%d,"delta":{"content":' % (self._start, index)
@@ -111,6 +121,7 @@ class CompletionChunks(Chunks):
     """``text_completion`` events."""
 
     _object = "text_completion"
+    _names_tier = False
 
     def _head(self, index: int) -> bytes:
         return b'%b{"index":%d,"text":' % (self._start, index)

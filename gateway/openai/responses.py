@@ -6,9 +6,6 @@ import msgspec
 
 from policies.terms import Usage
 
-SERVICE_TIER = "default"
-"""The tier in use: there is one."""
-
 
 class PromptTokensDetails(msgspec.Struct, frozen=True):
     cached_tokens: int
@@ -102,7 +99,8 @@ class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     choices: list[ChatChoice]
     usage: UsageBody
-    service_tier: str = SERVICE_TIER
+    service_tier: str
+    """The tier that served it."""
     system_fingerprint: str
 
 

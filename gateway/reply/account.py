@@ -8,7 +8,7 @@ from types import TracebackType
 
 from aiohttp import web
 
-from gateway import errors, openai
+from gateway import errors
 from gateway.auth import Caller
 from gateway.flights import Source
 from gateway.ledger import Entry, Ledger
@@ -24,13 +24,17 @@ class Account:
     """An async context manager: whoever leaves it without having settled, settles with what was delivered until
     then."""
 
-    def __init__(self, ledger: Ledger, request: web.Request, caller: Caller, answer: Answer, flights: Source) -> None:
+    def __init__(
+        self, ledger: Ledger, request: web.Request, caller: Caller, answer: Answer, flights: Source, sla_class: str
+    ) -> None:
+        """``sla_class``: the one that serves it."""
         self.request_id = request[errors.REQUEST_ID]
         self._ledger = ledger
         self._started_at = request[errors.STARTED_AT]
         self._caller = caller
         self._answer = answer
         self._flights = flights
+        self._sla_class = sla_class
         self._settled = False
 
     async def __aenter__(self) -> Account:
@@ -82,8 +86,8 @@ class Account:
             queue_ms=1e3 * flights.queue_s,
             ttft_ms=None if first_token_at is None else 1e3 * (first_token_at - self._started_at),
             duration_ms=1e3 * (time.monotonic() - self._started_at),
-            sla_class=caller.policy.sla_class,
-            service_tier=openai.SERVICE_TIER,
+            sla_class=self._sla_class,
+            service_tier=answer.service_tier,
             cache=flights.outcome,
             policy_name=caller.policy_name,
             policy_version=caller.policy_version,

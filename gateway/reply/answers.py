@@ -47,8 +47,11 @@ class Answer:
         parts: Sequence[Part],
         text: Text,
         fingerprint: str,
+        service_tier: str,
     ) -> None:
+        """``service_tier``: the one that serves it."""
         self.call = call
+        self.service_tier = service_tier
         self.id = self._id_prefix + parts[0].submit.request_id.removeprefix("req_").partition("-")[0]
         self.created = int(time.time())
         """Unix seconds."""
@@ -105,6 +108,7 @@ class Answer:
             id=self.id,
             created=self.created,
             model=self.call.model,
+            service_tier=self.service_tier,
             fingerprint=self.fingerprint,
             num_choices=len(self.choices),
             usage=self.call.includes_usage,
@@ -141,6 +145,7 @@ class ChatAnswer(Answer):
                 model=self.call.model,
                 choices=choices,
                 usage=openai.UsageBody.of(self.usage()),
+                service_tier=self.service_tier,
                 system_fingerprint=self.fingerprint,
             )
         )

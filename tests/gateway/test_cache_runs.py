@@ -13,7 +13,7 @@ from gateway.flight import Flight
 from policies import settings, wire
 from policies.answers import Asked
 from policies.policy import Cache as Rules
-from tests.builders import a_submit
+from tests.builders import a_submit, an_order
 
 SCOPE = ("ten_1", Rules())
 
@@ -28,7 +28,7 @@ class Engine:
         self.cancelled: list[tuple[str, int]] = []
 
     def submit(self, request: wire.Submit) -> Flight:
-        flight = Watched(self, request, self.clock.now())
+        flight = Watched(self, request, an_order(request), self.clock.now())
         self.flights.append(flight)
         return flight
 

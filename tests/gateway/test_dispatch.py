@@ -9,14 +9,13 @@ import random
 import pytest
 
 from gateway import errors
-from policies import settings
 from tests import builders
 from tests.builders import answer, dispatching, quiet, tokens
 
 
 async def test_an_answer_arrives_whole_and_in_order(start_scripted_worker):
     async with dispatching(await start_scripted_worker("--token-ids", "5,6,7")) as dispatch:
-        deltas = await answer(dispatch.submit("scripted", builders.a_submit(max_tokens=7)))
+        deltas = await answer(builders.send(dispatch, builders.a_submit(max_tokens=7)))
     assert tokens(deltas) == [5, 6, 7, 5, 6, 7, 5]
     assert deltas[-1].finish is not None
     assert deltas[-1].finish.reason == "length"
@@ -24,29 +23,29 @@ async def test_an_answer_arrives_whole_and_in_order(start_scripted_worker):
 
 async def test_a_slow_reader_finds_everything_in_one_piece(start_scripted_worker):
     async with dispatching(await start_scripted_worker()) as dispatch:
-        slow = dispatch.submit("scripted", builders.a_submit(max_tokens=50))
+        slow = builders.send(dispatch, builders.a_submit(max_tokens=50))
         async with slow:
             while not slow.finished:
-                await answer(dispatch.submit("scripted", builders.a_submit(max_tokens=5)))
+                await answer(builders.send(dispatch, builders.a_submit(max_tokens=5)))
             assert len(tokens(await slow.deltas())) == 50
 
 
 async def test_every_sequence_of_a_request_gets_its_own_answer(start_scripted_worker):
     async with dispatching(await start_scripted_worker()) as dispatch:
-        deltas = await answer(dispatch.submit("scripted", builders.a_submit(max_tokens=6, num_sequences=3)))
+        deltas = await answer(builders.send(dispatch, builders.a_submit(max_tokens=6, num_sequences=3)))
     assert {index: len(tokens(deltas, index)) for index in range(3)} == {0: 6, 1: 6, 2: 6}
 
 
 async def test_a_reader_that_leaves_takes_its_sequences_along(start_scripted_worker):
     async with dispatching(await start_scripted_worker("--step-s", 0.001, "--stats-s", 0.01)) as dispatch:
-        async with dispatch.submit("scripted", builders.a_submit(max_tokens=100_000)) as flight:
+        async with builders.send(dispatch, builders.a_submit(max_tokens=100_000)) as flight:
             await flight.deltas()
         await quiet(dispatch)
 
 
 async def test_one_sequence_is_cancelled_and_its_sisters_go_on(start_scripted_worker):
     async with dispatching(await start_scripted_worker("--step-s", 0.001)) as dispatch:
-        flight = dispatch.submit("scripted", builders.a_submit(max_tokens=40, num_sequences=2))
+        flight = builders.send(dispatch, builders.a_submit(max_tokens=40, num_sequences=2))
         await flight.deltas()
         flight.cancel(0)
         deltas = await answer(flight)
@@ -56,14 +55,14 @@ async def test_one_sequence_is_cancelled_and_its_sisters_go_on(start_scripted_wo
 
 async def test_a_model_of_no_name_is_not_found(start_scripted_worker):
     async with dispatching(await start_scripted_worker()) as dispatch:
-        for ask in (dispatch.ready, dispatch.text, lambda name: dispatch.submit(name, builders.a_submit())):
+        for ask in (dispatch.ready, dispatch.text, lambda name: builders.send(dispatch, builders.a_submit(), name)):
             with pytest.raises(errors.ModelNotFound):
                 ask("gpt-6")
 
 
 async def test_a_worker_gets_what_fills_its_batch_and_the_rest_waits_in_order(start_scripted_worker):
     async with dispatching(await start_scripted_worker("--max-sequences", 2, "--step-s", 0.001)) as dispatch:
-        flights = [dispatch.submit("scripted", builders.a_submit(max_tokens=5)) for _ in range(20)]
+        flights = [builders.send(dispatch, builders.a_submit(max_tokens=5)) for _ in range(20)]
         assert [flight.sent_at is not None for flight in flights] == [True] * 3 + [False] * 17
         assert dispatch.num_waiting() == 17
         for flight in flights:
@@ -75,8 +74,8 @@ async def test_a_worker_gets_what_fills_its_batch_and_the_rest_waits_in_order(st
 async def test_the_worker_with_the_least_to_do_is_chosen(start_scripted_worker):
     addresses = [await start_scripted_worker("--fault", "mute") for _ in range(3)]
     async with dispatching(*addresses) as dispatch:
-        wide = dispatch.submit("scripted", builders.a_submit(num_sequences=4))
-        flights = [dispatch.submit("scripted", builders.a_submit()) for _ in range(8)]
+        wide = builders.send(dispatch, builders.a_submit(num_sequences=4))
+        flights = [builders.send(dispatch, builders.a_submit()) for _ in range(8)]
         held = dict.fromkeys(dispatch.workers(), 0)
         for flight in flights:
             held[flight.worker] += 1
@@ -86,8 +85,8 @@ async def test_the_worker_with_the_least_to_do_is_chosen(start_scripted_worker):
 
 async def test_a_request_wider_than_any_batch_gets_a_worker_to_itself(start_scripted_worker):
     async with dispatching(await start_scripted_worker("--max-sequences", 2)) as dispatch:
-        first = dispatch.submit("scripted", builders.a_submit(max_tokens=5))
-        wide = dispatch.submit("scripted", builders.a_submit(max_tokens=5, num_sequences=9))
+        first = builders.send(dispatch, builders.a_submit(max_tokens=5))
+        wide = builders.send(dispatch, builders.a_submit(max_tokens=5, num_sequences=9))
         assert wide.sent_at is None
         await answer(first)
         assert len(await answer(wide)) >= 9
@@ -95,32 +94,32 @@ async def test_a_request_wider_than_any_batch_gets_a_worker_to_itself(start_scri
 
 async def test_a_line_that_is_full_refuses(start_scripted_worker):
     address = await start_scripted_worker("--max-sequences", 1, "--fault", "mute")
-    async with dispatching(address, queue=settings.Queue(max_waiting=2)) as dispatch:
+    async with dispatching(address, classes=builders.classes(max_waiting=2)) as dispatch:
         for _ in range(4):
-            dispatch.submit("scripted", builders.a_submit())
+            builders.send(dispatch, builders.a_submit())
         with pytest.raises(errors.QueueFull) as refused:
-            dispatch.submit("scripted", builders.a_submit())
+            builders.send(dispatch, builders.a_submit())
         assert refused.value.status == 503
 
 
 async def test_who_leaves_the_line_makes_room_in_it(start_scripted_worker):
     address = await start_scripted_worker("--max-sequences", 1, "--fault", "mute")
-    async with dispatching(address, queue=settings.Queue(max_waiting=1)) as dispatch:
+    async with dispatching(address, classes=builders.classes(max_waiting=1)) as dispatch:
         for _ in range(2):
-            dispatch.submit("scripted", builders.a_submit())
-        async with dispatch.submit("scripted", builders.a_submit()):
+            builders.send(dispatch, builders.a_submit())
+        async with builders.send(dispatch, builders.a_submit()):
             assert dispatch.num_waiting() == 1
         assert dispatch.num_waiting() == 0
 
 
 async def test_a_request_that_waited_its_time_is_refused_and_later_ones_wait_on(start_scripted_worker, clock):
     address = await start_scripted_worker("--max-sequences", 1, "--fault", "mute")
-    async with dispatching(address, queue=settings.Queue(max_wait_s=60), clock=clock) as dispatch:
+    async with dispatching(address, classes=builders.classes(max_wait_s=60), clock=clock) as dispatch:
         for _ in range(2):
-            dispatch.submit("scripted", builders.a_submit())
-        early = dispatch.submit("scripted", builders.a_submit())
+            builders.send(dispatch, builders.a_submit())
+        early = builders.send(dispatch, builders.a_submit())
         clock.advance(10)
-        late = dispatch.submit("scripted", builders.a_submit())
+        late = builders.send(dispatch, builders.a_submit())
         clock.advance(49)
         assert not early.finished
         clock.advance(1)
@@ -136,22 +135,22 @@ async def test_a_refusal_by_the_worker_reaches_the_reader_and_frees_its_place(st
     async with dispatching(await start_scripted_worker("--max-sequences", 1, "--fault", "refuse")) as dispatch:
         for _ in range(5):
             with pytest.raises(errors.ServiceUnavailable):
-                await answer(dispatch.submit("scripted", builders.a_submit(num_sequences=2)))
+                await answer(builders.send(dispatch, builders.a_submit(num_sequences=2)))
 
 
 async def test_when_draining_new_requests_are_refused_and_running_ones_finish(start_scripted_worker):
     async with dispatching(await start_scripted_worker("--step-s", 0.001)) as dispatch:
-        running = dispatch.submit("scripted", builders.a_submit(max_tokens=20))
+        running = builders.send(dispatch, builders.a_submit(max_tokens=20))
         dispatch.draining = True
         with pytest.raises(errors.Draining):
-            dispatch.submit("scripted", builders.a_submit())
+            builders.send(dispatch, builders.a_submit())
         assert len(tokens(await answer(running))) == 20
 
 
 async def test_a_cut_ends_every_flight_at_once(start_scripted_worker):
     address = await start_scripted_worker("--max-sequences", 1, "--fault", "mute")
     async with dispatching(address) as dispatch:
-        flights = [dispatch.submit("scripted", builders.a_submit()) for _ in range(4)]
+        flights = [builders.send(dispatch, builders.a_submit()) for _ in range(4)]
         dispatch.cut()
         for flight in flights:
             with pytest.raises(errors.Draining):
@@ -164,12 +163,12 @@ async def test_after_any_mix_of_finishing_leaving_and_cancelling_nothing_is_held
     """A seeded walk: no place in a worker and no place in line is lost."""
     chance = random.Random(seed)
     workers = [await start_scripted_worker("--max-sequences", 4, "--stats-s", 0.01) for _ in range(2)]
-    async with dispatching(*workers, queue=settings.Queue(max_waiting=20)) as dispatch:
+    async with dispatching(*workers, classes=builders.classes(max_waiting=20)) as dispatch:
 
         async def one() -> None:
             request = builders.a_submit(max_tokens=chance.randint(1, 40), num_sequences=chance.randint(1, 6))
             try:
-                flight = dispatch.submit("scripted", request)
+                flight = builders.send(dispatch, request)
             except errors.QueueFull:
                 return
             async with flight:
@@ -189,13 +188,13 @@ async def test_after_any_mix_of_finishing_leaving_and_cancelling_nothing_is_held
                     await asyncio.wait([task])
         await quiet(dispatch)
         assert dispatch.num_waiting() == 0
-        full = [dispatch.submit("scripted", builders.a_submit(max_tokens=100_000)) for _ in range(11)]
+        full = [builders.send(dispatch, builders.a_submit(max_tokens=100_000)) for _ in range(11)]
         assert [flight.sent_at is not None for flight in full] == [True] * 10 + [False], f"seed {seed}"
 
 
 async def test_nothing_arrives_after_a_cut(start_scripted_worker):
     async with dispatching(await start_scripted_worker("--step-s", 0.001, "--stats-s", 0.01)) as dispatch:
-        flight = dispatch.submit("scripted", builders.a_submit(max_tokens=100_000))
+        flight = builders.send(dispatch, builders.a_submit(max_tokens=100_000))
         await flight.deltas()
         dispatch.cut()
         await quiet(dispatch)  # the worker has answered to the cancellation

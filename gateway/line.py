@@ -1,0 +1,232 @@
+"""One model: the line in front of it, its workers, and what passes between them.
+
+A worker is given no more than fills its batch and its memory; the rest waits in the lanes and goes to whichever worker
+has room first (late binding). While nobody waits and a worker has room, a request passes the line untouched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import msgspec
+
+from gateway import errors
+from gateway.clock import Clock
+from gateway.flight import Flight
+from gateway.lanes import LaneView, WaitingLine
+from gateway.seat import Seat
+from gateway.workers import Worker
+from policies import settings, wire
+from policies.priority import Order
+from policies.promise import NOTHING, prefill_s
+
+
+class Line:
+    """The ``Host`` of a model's workers and the ``Keeper`` of its flights."""
+
+    def __init__(
+        self,
+        name: str,
+        model: settings.Model,
+        classes: Mapping[str, settings.SlaClass],
+        clock: Clock,
+        changed: Callable[[], None],
+    ) -> None:
+        """``changed`` is called when a worker joins or is given up."""
+        self.name = name
+        self.seats: dict[Worker, Seat] = {}
+        self.shares: dict[int, float] = {}
+        """Guaranteed to the classes of each priority together."""
+        for terms in classes.values():
+            self.shares[terms.priority] = self.shares.get(terms.priority, 0.0) + terms.share
+        self._priorities = {name: terms.priority for name, terms in classes.items()}
+        self._claimed_priority = min(self._priorities.values())
+        """What goes on its class's guarantee is not put back for anybody."""
+        self._bounded = {name for name, terms in classes.items() if terms.max_ttft_ms}
+        self._waiting = WaitingLine(name, classes, clock, self._advance)
+        self._max_slowdown = model.engine.max_slowdown
+        self._clock = clock
+        self._changed = changed
+
+    def ready(self) -> wire.Ready | None:
+        """The facts of a ready worker."""
+        for worker in self.seats:
+            if worker.facts is not None:
+                return worker.facts
+        return None
+
+    def submit(self, request: wire.Submit, order: Order) -> Flight:
+        """Raises QueueFull and SlowDown."""
+        priority = self._priorities[order.sla_class]
+        if request.priority != priority:
+            request = msgspec.structs.replace(request, priority=priority)
+        flight = Flight(self, request, order, self._clock.now())
+        if not self._waiting.lanes.num_waiting:
+            seat = self._seat_for(flight, priority)
+            if seat is not None:
+                if order.sla_class in self._bounded and seat.pace is not None:
+                    self._waiting.check(flight, self._prefill_s(seat, order.num_prompt_tokens))
+                self._send(seat, flight)
+                return flight
+        self._enter(flight)
+        self._advance()
+        return flight
+
+    def abandon(self, flight: Flight) -> None:
+        """Nobody reads this flight any more."""
+        if flight.finished:
+            return
+        if flight.worker is not None:
+            flight.worker.send(wire.Cancel(flight.request.request_id))
+        else:
+            self._waiting.leave(flight)
+            flight.fail(errors.RequestFailed("The request was cancelled."))
+            self._advance()
+
+    def cut(self, error: errors.GatewayError) -> None:
+        """Every flight ends here."""
+        for seat in self.seats.values():
+            for flight in list(seat.flights.values()):
+                self.abandon(flight)
+                flight.fail(error)
+        self._waiting.fail(error)
+
+    def rest(self, worker: Worker, is_resting: bool) -> None:
+        self.seats[worker].is_open = not is_resting
+        self._advance()
+
+    def views(self) -> list[LaneView]:
+        """Each class as it stands."""
+        seat = self._known()
+        if seat is None or seat.pace is None:
+            return self._waiting.views(None, 0, 0.0)
+        return self._waiting.views(seat.pace, self._num_ready(), self._prefill_s(seat, 1))
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def num_flights(self) -> int:
+        return len(self._waiting) + sum(len(seat.flights) for seat in self.seats.values())
+
+    # Host of the workers
+
+    def joined(self, worker: Worker) -> None:
+        assert worker.facts is not None
+        self.seats[worker].joined(worker.facts)
+        self._advance()
+        self._changed()
+
+    def moved(self, worker: Worker, deltas: Sequence[wire.Delta]) -> None:
+        seat = self.seats[worker]
+        flights = seat.flights
+        now = self._clock.now()
+        others_wait = self._waiting.lanes.num_waiting > 0
+        has_freed = False
+        for delta in deltas:
+            flight = flights.get(delta.request_id)
+            if flight is None:
+                raise wire.WireError(f"a delta for {delta.request_id}, which it does not hold")
+            is_end = flight.arrive(delta, now)
+            if flight.is_pending:
+                seat.began(flight)
+                self._waiting.began(flight, now)
+            if others_wait:
+                self._waiting.served(flight, len(delta.token_ids))
+            if is_end:
+                has_freed = True
+                is_over = not flight.num_open
+                seat.ended(flight, 1, is_over)
+                if is_over:
+                    self._waiting.ended(flight)
+        if has_freed:
+            self._advance()
+
+    def reported(self, worker: Worker) -> None:
+        if worker.facts is not None and worker.stats is not None:
+            self.seats[worker].reported(worker.facts, worker.stats, self._max_slowdown)
+            self._advance()
+
+    def refused(self, worker: Worker, failed: wire.Failed) -> None:
+        seat = self.seats[worker]
+        flight = seat.flights.get(failed.request_id)
+        if flight is None:
+            raise wire.WireError(f"a failure of {failed.request_id}, which it does not hold")
+        seat.ended(flight, flight.num_open, is_over=True)
+        self._waiting.ended(flight)
+        flight.fail(errors.RequestFailed.of(failed))
+        self._advance()
+
+    def left(self, worker: Worker) -> None:
+        seat = self.seats[worker]
+        flights = seat.flights
+        seat.empty()
+        for flight in flights.values():
+            self._waiting.ended(flight)
+            flight.fail(
+                errors.WorkerLost("The worker that computed this answer was lost. Please try again.", retry_after_s=1.0)
+            )
+
+    def gave_up(self, worker: Worker) -> None:
+        del self.seats[worker]
+        if not self.seats:
+            self._waiting.fail(errors.ModelUnavailable(f"The model '{self.name}' cannot be loaded."))
+        self._changed()
+
+    # The line
+
+    def _enter(self, flight: Flight) -> None:
+        """Into its lane, if it may and if it is any use."""
+        seat = self._known()
+        if seat is None:
+            self._waiting.enter(flight, None, 0, 0.0)
+        else:
+            after_s = self._prefill_s(seat, flight.order.num_prompt_tokens)
+            self._waiting.enter(flight, seat.pace, self._num_ready(), after_s)
+
+    def _advance(self) -> None:
+        """Sends whose turn it is while there is room for it; a wide request waits for it, and nobody overtakes."""
+        waiting = self._waiting
+        while waiting.lanes.num_waiting and (turn := waiting.next()):
+            flight: Flight = turn[0].item
+            priority = self._claimed_priority if turn[1] else flight.request.priority
+            seat = self._seat_for(flight, priority)
+            if seat is None:
+                return
+            waiting.take(*turn)
+            if flight.request.priority != priority:
+                flight.request = msgspec.structs.replace(flight.request, priority=priority)
+            self._send(seat, flight)
+
+    def _seat_for(self, flight: Flight, priority: int) -> Seat | None:
+        """The ready worker with the fewest open sequences, if it has room."""
+        freest: Seat | None = None
+        num_sequences, num_tokens = flight.num_sequences, flight.order.num_tokens
+        for seat in self.seats.values():
+            if (freest is None or seat.num_sequences < freest.num_sequences) and seat.has_room(
+                num_sequences, num_tokens, priority
+            ):
+                freest = seat
+        return freest
+
+    def _send(self, seat: Seat, flight: Flight) -> None:
+        flight.sent_at = self._clock.now()
+        self._waiting.sent(flight)
+        seat.give(flight)
+
+    def _prefill_s(self, seat: Seat, num_prompt_tokens: int) -> float:
+        """From being sent there, after all that it has to do, until the first token."""
+        if seat.pace is None:
+            return 0.0
+        is_beside_answers = seat.num_sequences > seat.num_pending_requests
+        pending = seat.pending if seat.num_pending_requests else NOTHING
+        return prefill_s(seat.pace, pending, num_prompt_tokens, is_beside_answers)
+
+    def _known(self) -> Seat | None:
+        """The worker whose costs are known that has the fewest prompts to compute."""
+        known = [seat for seat in self.seats.values() if seat.pace is not None]
+        return min(known, key=lambda seat: seat.num_pending_tokens, default=None)
+
+    def _num_ready(self) -> int:
+        return sum(seat.is_open and worker.facts is not None for worker, seat in self.seats.items())
