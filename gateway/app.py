@@ -21,6 +21,7 @@ from gateway.directory import Directory
 from gateway.dispatch import Dispatch
 from gateway.doors import Doors, DoorsError, Stop
 from gateway.house import GATEWAY, Gateway
+from gateway.idempotency import Idempotency
 from gateway.ledger import Ledger, writer_for
 from gateway.limits import Limits
 from gateway.redis import Redis, RedisUrlError
@@ -124,8 +125,22 @@ async def opened(
         await stack.enter_async_context(limits.watched())
         memory = Memory(config.cache.max_bytes, clock)
         cache = Cache(config.cache, directory.secret, memory if redis is None else Shared(redis), clock)
+        idempotency = Idempotency(config, directory.secret, memory, redis, clock, house_doors.inside)
+        stack.push_async_callback(idempotency.close)
         gw = Gateway(
-            config, clock, rooms, directory, Auth(directory), cache, limits, dispatch, ledger, redis, others, events
+            config,
+            clock,
+            rooms,
+            directory,
+            Auth(directory),
+            idempotency,
+            cache,
+            limits,
+            dispatch,
+            ledger,
+            redis,
+            others,
+            events,
         )
         await stack.enter_async_context(answering(gw, house_doors, sockets))
         for name in config.models:

@@ -7,7 +7,7 @@ import contextlib
 import errno
 import signal
 import socket
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
 from typing import Any
 
 from aiohttp import web
@@ -41,12 +41,19 @@ class Doors:
         try:
             response = await handler(request)
         finally:
-            self.num_inside -= 1
-            if self._closed and not self.num_inside:
-                self._left.set()
+            self._leave()
         if self._closed:
             response.force_close()
         return response
+
+    @contextlib.contextmanager
+    def inside(self) -> Iterator[None]:
+        """One more, for as long as this lasts."""
+        self.num_inside += 1
+        try:
+            yield
+        finally:
+            self._leave()
 
     def close(self) -> None:
         """Whoever comes now is answered and sent away."""
@@ -57,6 +64,11 @@ class Doors:
     async def all_left(self) -> None:
         """Until the last request that was inside at ``close`` has left."""
         await self._left.wait()
+
+    def _leave(self) -> None:
+        self.num_inside -= 1
+        if self._closed and not self.num_inside:
+            self._left.set()
 
 
 class Stop:

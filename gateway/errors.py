@@ -126,6 +126,13 @@ class QueueTimeout(GatewayError):
     status, type, code = 408, "server_error", "queue_timeout"
 
 
+class IdempotencyKeyReused(GatewayError):
+    """The key belongs to another request; trying again would not change that."""
+
+    status, type, code = 409, "invalid_request_error", "idempotency_key_reused"
+    should_retry = False
+
+
 class BodyTooLarge(GatewayError):
     """The body is longer than ``server.max_body_bytes``."""
 

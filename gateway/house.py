@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from gateway.auth import Auth
     from gateway.directory import Directory
     from gateway.gateways import Gateways
+    from gateway.idempotency import Idempotency
     from gateway.ledger import Ledger
     from gateway.limits import Limits
     from gateway.redis import Redis
@@ -32,6 +33,7 @@ class Gateway:
     store: Store
     directory: Directory
     auth: Auth
+    idempotency: Idempotency
     cache: Cache
     limits: Limits
     dispatch: Dispatch

@@ -6,8 +6,9 @@ from aiohttp import web
 
 from gateway import openai, reply
 from gateway.api.request import body_of, control_of, fingerprint, room_for
+from gateway.auth import Caller
 from gateway.errors import REQUEST_ID
-from gateway.house import GATEWAY
+from gateway.house import GATEWAY, Gateway
 from policies import wire
 from policies.answers import Asked
 
@@ -17,6 +18,10 @@ async def complete(request: web.Request) -> web.StreamResponse:
     caller = gw.auth.caller_of(request)
     call = openai.parse_chat(await body_of(request))
     caller.check(call.model, "chat.completions")
+    return await gw.idempotency.once(request, caller, lambda: _answered(gw, request, caller, call))
+
+
+async def _answered(gw: Gateway, request: web.Request, caller: Caller, call: openai.ChatRequest) -> web.StreamResponse:
     text, facts = gw.dispatch.text(call.model), gw.dispatch.ready(call.model)
     gw.ledger.check_room()
     prompt = await text.encode_chat(call.messages, call.tools, call.chat_template_kwargs, caller.tenant_id)

@@ -6,8 +6,9 @@ from aiohttp import web
 
 from gateway import openai, reply
 from gateway.api.request import body_of, control_of, fingerprint, room_for
+from gateway.auth import Caller
 from gateway.errors import REQUEST_ID
-from gateway.house import GATEWAY
+from gateway.house import GATEWAY, Gateway
 from gateway.text import Text
 from policies import wire
 from policies.answers import Asked
@@ -21,6 +22,12 @@ async def complete(request: web.Request) -> web.StreamResponse:
     caller = gw.auth.caller_of(request)
     call = openai.parse_completion(await body_of(request))
     caller.check(call.model, "completions")
+    return await gw.idempotency.once(request, caller, lambda: _answered(gw, request, caller, call))
+
+
+async def _answered(
+    gw: Gateway, request: web.Request, caller: Caller, call: openai.CompletionRequest
+) -> web.StreamResponse:
     text, facts = gw.dispatch.text(call.model), gw.dispatch.ready(call.model)
     gw.ledger.check_room()
     texts, prompts = call.texts, await _prompts(call, text, facts)

@@ -12,7 +12,7 @@ from gateway.house import Gateway
 from gateway.reply.account import HUNG_UP, Account
 from gateway.reply.answers import Answer, ChatAnswer, Part, TextAnswer
 from gateway.reply.choices import Choice
-from gateway.reply.events import EventStream
+from gateway.reply.events import OUTLET, EventStream, Outlet
 from policies import wire
 
 __all__ = ["Account", "Answer", "ChatAnswer", "Part", "TextAnswer", "send"]
@@ -35,7 +35,7 @@ async def send(
     errors.also(request, "x-penstock-cache", flights.outcome)
     if not answer.call.stream:
         return await _send_body(answer, flights, account)
-    async with EventStream(request, gw.settings.server, gw.clock) as stream:
+    async with request.get(OUTLET) or EventStream(request, gw.settings.server, gw.clock) as stream:
         try:
             return await _send_events(stream, answer, flights, account)
         except ConnectionResetError:
@@ -48,7 +48,7 @@ async def send(
             flights.close()
             failure = errors.described(error, account.request_id)
             await account.settle(failure.status)
-            return await stream.end(errors.event(failure))
+            return await stream.fail(errors.event(failure))
 
 
 async def _send_body(answer: Answer, flights: Source, account: Account) -> web.StreamResponse:
@@ -60,7 +60,7 @@ async def _send_body(answer: Answer, flights: Source, account: Account) -> web.S
     return web.Response(body=body, content_type="application/json")
 
 
-async def _send_events(stream: EventStream, answer: Answer, flights: Source, account: Account) -> web.StreamResponse:
+async def _send_events(stream: Outlet, answer: Answer, flights: Source, account: Account) -> web.StreamResponse:
     """Everything that arrived since the last write goes out as one, a choice's tokens as one chunk."""
     chunks = answer.chunks()
     try:

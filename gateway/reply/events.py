@@ -4,7 +4,7 @@ allow."""
 from __future__ import annotations
 
 import asyncio
-from typing import cast
+from typing import Protocol, Self, cast
 
 from aiohttp import web
 from aiohttp.http import StreamWriter
@@ -17,8 +17,39 @@ HEARTBEAT_S = 15.0
 """Proxies cut connections that are silent for longer; common limits start at 30 s."""
 
 
+class Outlet(Protocol):
+    """Where a stream's events go."""
+
+    @property
+    def response(self) -> web.StreamResponse | None:
+        """None until the headers are out: a failure may still have a status of its own."""
+
+    async def open(self) -> web.StreamResponse:
+        """Sends the headers."""
+
+    async def write(self, events: bytes) -> None:
+        """Sends, and waits while the client has more than the limit to read.
+
+        Raises ConnectionResetError when the client is gone, or was given up because it read nothing for so long.
+        """
+
+    async def end(self, events: bytes) -> web.StreamResponse:
+        """Sends the last events."""
+
+    async def fail(self, event: bytes) -> web.StreamResponse:
+        """Sends the last event, an error."""
+
+    async def __aenter__(self) -> Self: ...
+
+    async def __aexit__(self, *_: object) -> None: ...
+
+
+OUTLET = web.RequestKey("outlet", Outlet)
+"""Key of where a request's events go if not to its own client."""
+
+
 class EventStream:
-    """The response of one streaming request. An async context manager: it stops the heartbeat."""
+    """An ``Outlet``: the response of one streaming request. Leaving it stops the heartbeat."""
 
     def __init__(self, request: web.Request, limits: settings.Server, clock: Clock) -> None:
         self._request = request
@@ -34,7 +65,6 @@ class EventStream:
 
     @property
     def response(self) -> web.StreamResponse | None:
-        """None until the headers are out: a failure may still have a status of its own."""
         return self._response
 
     async def __aenter__(self) -> EventStream:
@@ -47,7 +77,6 @@ class EventStream:
             self._beat.cancel()
 
     async def open(self) -> web.StreamResponse:
-        """Sends the headers."""
         transport = self._request.transport
         if transport is not None:
             transport.set_write_buffer_limits(high=self._limits.max_stream_buffer_bytes)
@@ -65,10 +94,6 @@ class EventStream:
         return response
 
     async def write(self, events: bytes) -> None:
-        """Sends, and waits while the client has more than the limit to read.
-
-        Raises ConnectionResetError when the client is gone, or was given up because it read nothing for so long.
-        """
         if self._response is None:
             await self.open()
         self._num_writes += 1
@@ -78,7 +103,6 @@ class EventStream:
             await self._read_by_client()
 
     async def end(self, events: bytes) -> web.StreamResponse:
-        """Sends the last events."""
         response = self._response or await self.open()
         transport = self._request.transport
         if (
@@ -89,6 +113,9 @@ class EventStream:
             events = b""
         await response.write_eof(events)
         return response
+
+    async def fail(self, event: bytes) -> web.StreamResponse:
+        return await self.end(event)
 
     async def _read_by_client(self) -> None:
         """Until there is room again. aiohttp's drain cannot be waited for twice, so one task waits and this one looks

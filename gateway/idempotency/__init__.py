@@ -1,0 +1,138 @@
+"""Idempotency-Key: a request that is repeated under the same key is answered once, and billed once.
+
+The repetition gets the very bytes of the first answer: all of them when it comes later, or as they are said while the
+first one is still being answered. Such a request runs to its end whether or not its client stays, as a client that
+lost its connection is the one that repeats. Failures are not kept. (The header is the one of
+draft-ietf-httpapi-idempotency-key-header.)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager
+from hashlib import blake2b
+
+from aiohttp import web
+
+from gateway import errors
+from gateway.auth import Caller
+from gateway.cache import Memory
+from gateway.clock import Clock
+from gateway.errors import REQUEST_ID
+from gateway.idempotency.record import Record
+from gateway.idempotency.slots import Slot, Slots, check
+from gateway.redis import Redis
+from gateway.reply.events import OUTLET, EventStream
+from policies import settings
+
+__all__ = ["Idempotency"]
+
+HEADER = "idempotency-key"
+REPLAYED = "idempotent-replayed"
+"""Stripe's name for it."""
+
+Answer = Callable[[], Awaitable[web.StreamResponse]]
+
+
+class Running:
+    """A key that is being answered."""
+
+    def __init__(self, asked: bytes, record: Record) -> None:
+        self.asked = asked
+        self.record = record
+        self.task: asyncio.Task[None] | None = None
+
+
+class Idempotency:
+    """All keys that are being answered here, and those that were."""
+
+    def __init__(
+        self,
+        config: settings.Settings,
+        secret: bytes,
+        memory: Memory,
+        redis: Redis | None,
+        clock: Clock,
+        inside: Callable[[], AbstractContextManager[None]],
+    ) -> None:
+        """``inside``: what is answered without a client is inside all the same, so that nothing closes around it."""
+        self._config = config
+        self._secret = secret
+        self._slots = Slots(memory, redis, config.cache.idempotency_ttl_s, clock)
+        self._clock = clock
+        self._inside = inside
+        self._running: dict[bytes, Running] = {}
+
+    async def once(self, request: web.Request, caller: Caller, answer: Answer) -> web.StreamResponse:
+        """``answer()``, which the request's body was parsed for; or, under a key that was used before, what it was
+        answered with. Raises what ``answer`` raises, InvalidRequest, IdempotencyKeyReused, ServiceUnavailable."""
+        key = request.headers.get(HEADER)
+        if key is None:
+            return await answer()
+        if not re.fullmatch(r"[\x20-\x7e]{1,255}", key):
+            raise errors.InvalidRequest(
+                "An Idempotency-Key has 1 to 255 printable characters of ASCII", param="Idempotency-Key"
+            )
+        owner = f"{caller.tenant_id}\0{request.path}\0{key}".encode()
+        name = blake2b(owner, digest_size=32, key=self._secret[:64], person=b"penstock once").digest()
+        asked = blake2b(await request.read(), digest_size=32).digest()
+        running = self._running.get(name)
+        if running is None:
+            record = request[OUTLET] = Record(request[REQUEST_ID])
+            running = self._running[name] = Running(asked, record)
+            slot = self._slots.slot(name, asked)
+            refuses = caller.policy.without_redis == "refuse"
+            running.task = asyncio.create_task(self._answer(name, slot, record, refuses, answer))
+        check(running.asked, asked)
+        return await self._relay(request, running.record)
+
+    async def close(self) -> None:
+        """Breaks off what is still being answered."""
+        tasks = [running.task for running in self._running.values() if running.task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _answer(self, name: bytes, slot: Slot, record: Record, refuses: bool, answer: Answer) -> None:
+        """Until all is said and kept. Whatever goes wrong is told to those who read."""
+        try:
+            with self._inside():
+                found = await slot.find(refuses)
+                if found is not None:
+                    record.repeat(found)
+                    return
+                async with slot.renewed():
+                    try:
+                        record.finish(await answer())
+                    finally:
+                        is_whole = record.is_done and not record.has_failed
+                        await (slot.keep(record.recorded(slot.asked)) if is_whole else slot.free())
+        except asyncio.CancelledError:
+            record.give_up(errors.Draining("This server is shutting down."))
+            raise
+        except Exception as error:
+            record.give_up(error)
+        finally:
+            del self._running[name]
+
+    async def _relay(self, request: web.Request, record: Record) -> web.StreamResponse:
+        """What the record says, to one client."""
+        await record.begun()
+        if record.request_id != request[REQUEST_ID]:
+            request[REQUEST_ID] = record.request_id
+            errors.also(request, REPLAYED, "true")
+        if not record.is_stream:
+            return web.Response(body=b"".join(record.chunks), content_type="application/json")
+        async with EventStream(request, self._config.server, self._clock) as stream:
+            try:
+                response, num_read = await stream.open(), 0
+                while chunks := await record.more(num_read):
+                    num_read += len(chunks)
+                    await stream.write(b"".join(chunks))
+                if record.error is not None:
+                    return await stream.fail(errors.event(errors.described(record.error, record.request_id)))
+                return await stream.end(b"")
+            except ConnectionResetError:
+                return response

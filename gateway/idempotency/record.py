@@ -1,0 +1,108 @@
+"""What the client of one request is sent, written down as it is said: any number of clients read along, or later."""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+from aiohttp import web
+
+
+class Recorded(msgspec.Struct, frozen=True, array_like=True, tag="reply-1"):
+    """A whole answer as it was sent. The tag is the version of this shape."""
+
+    asked: bytes
+    """The digest of what was asked."""
+    request_id: str
+    is_stream: bool
+    body: bytes
+    """JSON, or all events."""
+
+
+class Record:
+    """An ``Outlet`` without a client: nobody hangs up, and nobody is waited for. It holds at most what the answer may
+    be long."""
+
+    def __init__(self, request_id: str) -> None:
+        self.request_id = request_id
+        """Of the request that was, or is, answered."""
+        self.is_stream = False
+        self.chunks: list[bytes] = []
+        self.is_done = False
+        self.has_failed = False
+        """A stream that ended with an error."""
+        self.error: Exception | None = None
+        """There is no answer, and why."""
+        self.response: web.StreamResponse | None = None
+        self._moved = asyncio.Event()
+
+    # Whoever answers
+
+    async def __aenter__(self) -> Record:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        return None
+
+    async def open(self) -> web.StreamResponse:
+        if self.response is None:
+            self.response = web.StreamResponse()
+            self.is_stream = True
+            self._move()
+        return self.response
+
+    async def write(self, events: bytes) -> None:
+        await self.open()
+        self.chunks.append(events)
+        self._move()
+
+    async def end(self, events: bytes) -> web.StreamResponse:
+        response = await self.open()
+        self.chunks.append(events)
+        return response
+
+    async def fail(self, event: bytes) -> web.StreamResponse:
+        self.has_failed = True
+        return await self.end(event)
+
+    def finish(self, response: web.StreamResponse) -> None:
+        """All is said. ``response``: what the handler returned; a body comes whole."""
+        if isinstance(response, web.Response):
+            assert isinstance(response.body, bytes)
+            self.chunks.append(response.body)
+        self.is_done = True
+        self._move()
+
+    def give_up(self, error: Exception) -> None:
+        self.error = error
+        self.is_done = True
+        self._move()
+
+    def repeat(self, recorded: Recorded) -> None:
+        """What was recorded elsewhere, or before."""
+        self.request_id, self.is_stream = recorded.request_id, recorded.is_stream
+        self.chunks = [recorded.body]
+        self.is_done = True
+        self._move()
+
+    def recorded(self, asked: bytes) -> Recorded:
+        return Recorded(asked, self.request_id, self.is_stream, b"".join(self.chunks))
+
+    # Whoever reads
+
+    async def begun(self) -> None:
+        """Until its form is known: a stream that is open, or all of it. Raises ``error``."""
+        while not self.is_stream and not self.is_done:
+            await self._moved.wait()
+        if self.error is not None and not self.is_stream:
+            raise self.error
+
+    async def more(self, num_read: int) -> list[bytes]:
+        """The chunks after the first ``num_read``; waits for at least one, empty when there are no more."""
+        while len(self.chunks) == num_read and not self.is_done:
+            await self._moved.wait()
+        return self.chunks[num_read:]
+
+    def _move(self) -> None:
+        self._moved.set()
+        self._moved = asyncio.Event()
