@@ -26,6 +26,7 @@ from gateway.ledger import Ledger, writer_for
 from gateway.limits import Limits
 from gateway.redis import Redis, RedisUrlError
 from gateway.source import SourceError, directory_of
+from gateway.spool import SpooledWriter
 from gateway.store import StoreError
 from gateway.text import Text, TextInvalid
 from gateway.webhooks import WebhookInvalid
@@ -108,7 +109,10 @@ async def opened(
         show(await bootstrap(rooms, environ, config.policies), announce)
         directory = await Directory.load(rooms, clock)
         await stack.enter_async_context(directory.watched())
-        ledger = Ledger(writer_for(rooms), config.store, clock, lambda: house_doors.num_inside)
+        writer = writer_for(rooms)
+        if rooms.database is None:  # another machine's, or another process: it may be away
+            writer = SpooledWriter(writer, rooms.data_dir / "spool.db", clock)
+        ledger = Ledger(writer, config.store, clock, lambda: house_doors.num_inside)
         stack.push_async_callback(ledger.close, LEDGER_S)
         dispatch = Dispatch(config, clock, command)
         stack.push_async_callback(dispatch.close, WORKERS_S)

@@ -84,10 +84,21 @@ def postgres_server() -> Iterator[str]:
     """A real one; where there is none, its tests are skipped, except in CI."""
     with contextlib.ExitStack() as stack:
         try:
-            url = stack.enter_context(postgresql.server())
+            server = stack.enter_context(postgresql.server())
         except postgresql.Missing as missing:
             skip(missing)
-        yield url
+        yield server.url
+
+
+@pytest.fixture
+def fragile_postgres() -> Iterator[postgresql.PostgresServer]:
+    """A real one of the test's own, to be killed or stalled; its database "postgres" is empty."""
+    with contextlib.ExitStack() as stack:
+        try:
+            server = stack.enter_context(postgresql.server())
+        except postgresql.Missing as missing:
+            skip(missing)
+        yield server
 
 
 def skip(missing: Exception) -> NoReturn:

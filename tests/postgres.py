@@ -7,11 +7,13 @@ import glob
 import os
 import pwd
 import shutil
+import signal
 import socket
 import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 UNPRIVILEGED = "nobody"
 """Whom the server runs as where the tests run as root, which it refuses."""
@@ -32,39 +34,85 @@ def programs() -> Path:
     raise Missing("initdb is not installed (apt-get install postgresql)")
 
 
-@contextlib.contextmanager
-def server() -> Iterator[str]:
-    """The URL of a fresh server, without the database's name. Raises Missing."""
-    bin_dir = programs()
-    account = pwd.getpwnam(UNPRIVILEGED) if os.geteuid() == 0 else None
-    who = {"user": account.pw_uid, "group": account.pw_gid, "extra_groups": []} if account else {}
-    with tempfile.TemporaryDirectory(prefix="pg-", dir="/tmp") as folder:
-        root, data = Path(folder), Path(folder) / "data"
+class PostgresServer:
+    """One server; it can be stalled, killed and started again on the same port with what it has committed."""
+
+    def __init__(self, folder: Path) -> None:
+        """Raises Missing."""
+        self._bin_dir = programs()
+        account = pwd.getpwnam(UNPRIVILEGED) if os.geteuid() == 0 else None
+        self._who: dict[str, Any] = (
+            {"user": account.pw_uid, "group": account.pw_gid, "extra_groups": []} if account else {}
+        )
+        self._folder = folder
+        self._port = _free_port()
+        self.url = f"postgresql+asyncpg://penstock@127.0.0.1:{self._port}"
+        """Without a database's name."""
+        self._process: subprocess.Popen[bytes] | None = None
         if account:
-            os.chown(root, account.pw_uid, account.pw_gid)
-        initdb = [bin_dir / "initdb", "-D", data, "-U", "penstock", "-A", "trust", "--no-sync", "-E", "UTF8"]
-        subprocess.run(initdb, check=True, stdout=subprocess.DEVNULL, cwd=root, **who)
-        port = _free_port()
+            os.chown(folder, account.pw_uid, account.pw_gid)
+        initdb = [self._bin_dir / "initdb", "-D", folder / "data", "-U", "penstock", "-A", "trust", "--no-sync"]
+        subprocess.run([*initdb, "-E", "UTF8"], check=True, stdout=subprocess.DEVNULL, cwd=folder, **self._who)
+
+    def start(self) -> None:
+        """Until it answers."""
         settings = {
             "listen_addresses": "127.0.0.1",
-            "port": port,
-            "unix_socket_directories": root,
+            "port": self._port,
+            "unix_socket_directories": self._folder,
             "max_connections": 50,
         }
         options = [part for name, value in settings.items() for part in ("-c", f"{name}={value}")]
-        log = (root / "log").open("wb")
-        process = subprocess.Popen(
-            [bin_dir / "postgres", "-D", data, *options], stderr=log, stdout=log, cwd=root, **who
-        )
+        with (self._folder / "log").open("ab") as log:
+            self._process = subprocess.Popen(
+                [self._bin_dir / "postgres", "-D", self._folder / "data", *options],
+                stderr=log,
+                stdout=log,
+                cwd=self._folder,
+                **self._who,
+            )
+        ready = [self._bin_dir / "pg_isready", "-q", "-h", "127.0.0.1", "-p", str(self._port), "-t", "30"]
+        while subprocess.run(ready, check=False).returncode:
+            assert self._process.poll() is None, (self._folder / "log").read_text()
+
+    def stop(self) -> None:
+        assert self._process is not None
+        self._process.terminate()
+        self._process.wait()
+
+    def kill(self) -> None:
+        """All its processes at once; who is connected finds the connection broken."""
+        self._signal(signal.SIGKILL)
+        assert self._process is not None
+        self._process.wait()
+
+    def stall(self) -> None:
+        """Connections stay open, and new ones are taken by the kernel, but nothing answers until ``resume``."""
+        self._signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        self._signal(signal.SIGCONT)
+
+    def _signal(self, number: signal.Signals) -> None:
+        """To the first process and the others that it has started, which are in groups of their own."""
+        assert self._process is not None
+        pid = self._process.pid
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        for each in (pid, *map(int, children)):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(each, number)
+
+
+@contextlib.contextmanager
+def server() -> Iterator[PostgresServer]:
+    """A fresh one, running. Raises Missing."""
+    with tempfile.TemporaryDirectory(prefix="pg-", dir="/tmp") as folder:
+        running = PostgresServer(Path(folder))
+        running.start()
         try:
-            ready = [bin_dir / "pg_isready", "-q", "-h", "127.0.0.1", "-p", str(port), "-t", "30"]
-            while subprocess.run(ready, check=False).returncode:
-                assert process.poll() is None, (root / "log").read_text()
-            yield f"postgresql+asyncpg://penstock@127.0.0.1:{port}"
+            yield running
         finally:
-            process.terminate()
-            process.wait()
-            log.close()
+            running.stop()
 
 
 def _free_port() -> int:

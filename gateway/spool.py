@@ -1,0 +1,182 @@
+"""The ledger's rows while PostgreSQL is away: kept on this machine's disk, and brought over when it is back.
+
+A row is durable here as it would be there, so answers end as ever. Which rows came over is settled by their request
+ids: one that is brought twice is written once. Gateways that share a data directory share its spool.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sqlite3
+import threading
+from collections.abc import Coroutine, Sequence
+from pathlib import Path
+
+import msgspec
+
+from gateway.clock import Clock
+from gateway.ledger import Entry, WriteError, Writer
+from gateway.store import PRAGMAS
+
+log = logging.getLogger(__name__)
+
+PATIENCE_S = 2.0
+"""How long the database may take for one commit before it counts as away."""
+RETRY_S = 1.0
+"""Between two tries to bring rows over."""
+MAX_BATCH = 1000
+"""Rows that are brought over in one commit."""
+MAX_ROWS = 1_000_000
+"""Rows that are kept here; with more, requests wait for the database, and then new ones are refused."""
+SCHEMA = "CREATE TABLE IF NOT EXISTS spool (request_id TEXT PRIMARY KEY, entry BLOB NOT NULL)"
+
+
+class SpooledWriter:
+    """A ``Writer`` that has the spool to fall back on."""
+
+    def __init__(self, writer: Writer, path: Path, clock: Clock, patience_s: float = PATIENCE_S) -> None:
+        """Brings over what an earlier gateway has left at ``path``."""
+        self._writer = writer
+        self._path = path
+        self._clock = clock
+        self._patience_s = patience_s
+        self._spool: Spool | None = None
+        self._is_away = False
+        self._tries: set[asyncio.Task[None]] = set()
+        self._draining: asyncio.Task[None] | None = None
+        if path.exists():
+            self._drain()
+
+    async def write(self, entries: Sequence[Entry]) -> None:
+        if not self._is_away:
+            try:
+                return await self._in_time(self._writer.write(entries))
+            except WriteError as error:
+                log.error("ledger: the database is away, so rows are kept in %s: %s", self._path, error)
+                self._is_away = True
+        try:
+            await asyncio.to_thread(self._open().keep, entries)
+        except WriteError:
+            self._is_away = False  # there is nothing but the database to try again
+            raise
+        self._drain()
+
+    async def close(self) -> None:
+        """What has not come over stays for the next gateway."""
+        tasks = [*self._tries, *([self._draining] if self._draining else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._writer.close()
+        if self._spool is not None:
+            self._spool.close()
+
+    async def _in_time(self, work: Coroutine[None, None, None]) -> None:
+        """Raises WriteError. A commit that takes too long is left to its end, which a driver may be long in finding."""
+        attempt = asyncio.ensure_future(work)
+        self._tries.add(attempt)
+        attempt.add_done_callback(self._tries.discard)
+        done, _ = await asyncio.wait([attempt], timeout=self._patience_s)
+        if not done:
+            attempt.add_done_callback(_ignore)
+            attempt.cancel()
+            raise WriteError(f"no commit within {self._patience_s:g} s")
+        attempt.result()
+
+    def _open(self) -> Spool:
+        if self._spool is None:
+            self._spool = Spool(self._path)
+        return self._spool
+
+    def _drain(self) -> None:
+        if self._draining is None:
+            self._draining = asyncio.get_running_loop().create_task(self._bring_over())
+            self._draining.add_done_callback(self._drained)
+
+    def _drained(self, task: asyncio.Task[None]) -> None:
+        self._draining = None
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.critical("ledger: what is kept in %s does not come over", self._path, exc_info=error)
+
+    async def _bring_over(self) -> None:
+        """Until nothing is left."""
+        spool = self._open()
+        while entries := await asyncio.to_thread(spool.oldest, MAX_BATCH):
+            try:
+                await self._in_time(self._writer.write(entries))
+            except WriteError:
+                self._is_away = True
+                await self._clock.sleep(RETRY_S)
+                continue
+            if self._is_away:
+                log.warning("ledger: the database is back, and gets the rows that were kept meanwhile")
+                self._is_away = False
+            await asyncio.to_thread(spool.forget, entries)
+        self._is_away = False
+
+
+class Spool:
+    """The file. Its methods block, and may be called from several threads."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._lock = threading.Lock()
+        self._connection: sqlite3.Connection | None = None
+        self._num_rows = 0
+
+    def keep(self, entries: Sequence[Entry]) -> None:
+        """Durable when it returns. Raises WriteError."""
+        with self._lock:
+            if self._num_rows + len(entries) > MAX_ROWS:
+                raise WriteError(f"{self._path} holds {self._num_rows} rows already")
+            rows = [(entry.request_id, msgspec.json.encode(msgspec.structs.asdict(entry))) for entry in entries]
+            try:
+                connection = self._open()
+                with connection:
+                    connection.executemany("INSERT OR IGNORE INTO spool VALUES (?, ?)", rows)
+            except sqlite3.Error as error:
+                raise WriteError(f"{self._path}: {error}") from error
+            self._num_rows += len(rows)
+
+    def oldest(self, num_rows: int) -> list[Entry]:
+        with self._lock:
+            connection = self._open()
+            rows = connection.execute(
+                "SELECT request_id, entry FROM spool ORDER BY rowid LIMIT ?", [num_rows]
+            ).fetchall()
+            entries = []
+            for request_id, kept in rows:
+                try:
+                    entries.append(Entry(**msgspec.json.decode(kept)))
+                except (TypeError, msgspec.DecodeError):  # of another version, whose rows have other columns
+                    log.critical("ledger: not understood, and left out: %s", kept)
+                    with connection:
+                        connection.execute("DELETE FROM spool WHERE request_id = ?", [request_id])
+            return entries
+
+    def forget(self, entries: Sequence[Entry]) -> None:
+        with self._lock, self._open() as connection:
+            connection.executemany("DELETE FROM spool WHERE request_id = ?", [(entry.request_id,) for entry in entries])
+            self._num_rows -= len(entries)
+
+    def close(self) -> None:
+        with self._lock:
+            if self._connection is not None:
+                self._connection.close()
+
+    def _open(self) -> sqlite3.Connection:
+        if self._connection is None:
+            connection = sqlite3.connect(self._path, check_same_thread=False)
+            for pragma in PRAGMAS:
+                connection.execute(f"PRAGMA {pragma}").close()
+            connection.execute(SCHEMA)
+            (self._num_rows,) = connection.execute("SELECT count(*) FROM spool").fetchone()
+            self._connection = connection
+        return self._connection
+
+
+def _ignore(task: asyncio.Task[None]) -> None:
+    """How a commit ended that nobody waits for any more: its rows are in the spool."""
+    if not task.cancelled():
+        task.exception()

@@ -1,0 +1,137 @@
+"""The ledger while its PostgreSQL is killed, stalled, or full of doubt: rows are durable, and there once."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import create_async_engine
+
+from gateway import spool, store
+from gateway.clock import Clock
+from gateway.ledger import Ledger, WriteError, writer_for
+from gateway.spool import Spool, SpooledWriter
+from policies import settings
+from tests.builders import PATIENCE_S, an_entry, until
+
+
+@contextlib.asynccontextmanager
+async def spooled(config, patience_s=0.5):
+    """A ledger over a spool over the database."""
+    async with store.opened(config) as rooms:
+        clock = Clock()
+        writer = SpooledWriter(writer_for(rooms), rooms.data_dir / "spool.db", clock, patience_s)
+        ledger = Ledger(writer, config, clock)
+        try:
+            yield ledger
+        finally:
+            await ledger.close(5.0)
+
+
+@pytest.fixture
+def config(fragile_postgres, tmp_path):
+    return settings.Store(data_dir=str(tmp_path), url=f"{fragile_postgres.url}/postgres", ledger_flush_ms=0.0)
+
+
+async def settled(ledger, num_rows):
+    """The request ids of new rows, once all are durable."""
+    entries = [an_entry() for _ in range(num_rows)]
+    async with asyncio.timeout(PATIENCE_S):
+        await asyncio.gather(*map(ledger.settle, entries))
+    return {entry.request_id for entry in entries}
+
+
+async def request_ids(config):
+    engine = create_async_engine(store.url_of(config))
+    async with engine.connect() as connection:
+        found = [row.request_id for row in await connection.execute(sa.select(store.ledger.c.request_id))]
+    await engine.dispose()
+    assert len(found) == len(set(found))
+    return set(found)
+
+
+async def arrived(config, expected):
+    async with asyncio.timeout(PATIENCE_S):
+        while await request_ids(config) != expected:  # noqa: ASYNC110 (a database tells nobody)
+            await asyncio.sleep(0.05)
+
+
+async def test_rows_of_a_killed_database_come_over_when_it_is_back(config, fragile_postgres):
+    async with spooled(config) as ledger:
+        expected = await settled(ledger, 5)
+        fragile_postgres.kill()
+        for _ in range(3):
+            expected |= await settled(ledger, 40)
+        assert not ledger.num_pending
+        fragile_postgres.start()
+        await arrived(config, expected)
+        expected |= await settled(ledger, 5)
+        await arrived(config, expected)
+
+
+async def test_a_stalled_database_holds_up_one_commit_and_gets_every_row_once(config, fragile_postgres):
+    async with spooled(config) as ledger:
+        expected = await settled(ledger, 5)
+        fragile_postgres.stall()
+        for _ in range(3):
+            expected |= await settled(ledger, 20)
+        fragile_postgres.resume()
+        await arrived(config, expected)
+
+
+async def test_what_one_gateway_kept_the_next_brings_over(config, fragile_postgres):
+    async with spooled(config) as ledger:
+        fragile_postgres.kill()
+        expected = await settled(ledger, 10)
+    fragile_postgres.start()
+    async with spooled(config):
+        await arrived(config, expected)
+
+
+async def test_gateways_of_one_directory_share_a_spool(config, fragile_postgres):
+    async with spooled(config) as first, spooled(config) as second:
+        fragile_postgres.kill()
+        kept = await asyncio.gather(settled(first, 50), settled(second, 50))
+        fragile_postgres.start()
+        await arrived(config, kept[0] | kept[1])
+
+
+def test_a_row_is_kept_once_and_forgotten_when_it_came_over(tmp_path):
+    kept = Spool(tmp_path / "spool.db")
+    first, second = an_entry(), an_entry(ttft_ms=None)
+    kept.keep([first, second])
+    kept.keep([first])
+    assert kept.oldest(10) == [first, second]
+    assert kept.oldest(1) == [first]
+    kept.forget([first])
+    kept.close()
+    assert Spool(tmp_path / "spool.db").oldest(10) == [second]
+
+
+def test_a_row_that_nobody_understands_is_told_and_holds_up_nothing(tmp_path, caplog):
+    kept = Spool(tmp_path / "spool.db")
+    kept.keep([an_entry()])
+    kept._open().execute("UPDATE spool SET entry = ?", [b'{"of": "another version"}'])
+    kept.keep([good := an_entry()])
+    assert kept.oldest(10) == [good]
+    assert "another version" in caplog.text
+
+
+def test_a_spool_is_bounded_and_says_so(tmp_path, monkeypatch):
+    monkeypatch.setattr(spool, "MAX_ROWS", 2)
+    kept = Spool(tmp_path / "spool.db")
+    kept.keep([an_entry(), an_entry()])
+    with pytest.raises(WriteError, match="holds 2 rows already"):
+        kept.keep([an_entry()])
+
+
+async def test_a_disk_that_takes_nothing_makes_rows_wait(config, fragile_postgres, tmp_path, caplog):
+    (tmp_path / "spool.db").mkdir()
+    async with spooled(config) as ledger:
+        fragile_postgres.kill()
+        waiting = asyncio.create_task(settled(ledger, 1))
+        await until(lambda: "1 rows cannot be written" in caplog.text)
+        fragile_postgres.start()
+        await arrived(config, await waiting)
