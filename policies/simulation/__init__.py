@@ -154,16 +154,21 @@ class _Run:
             num_expected_tokens=min(most, trial.completion_estimate),
             deadline_at=self._now + trial.classes[sla_class].ttft_ms / 1e3,
         )
-        refusal = line.refusal(order)
+        seat = line.free_seat(order)
+        refusal = line.refusal(order, seat)
         if refusal is not None:
             self._meter.close(ticket, None, self._now)
             return self._refuse(arrival, sla_class, refusal)
         job = Job(arrival, self._now, order, ticket)
-        job.turn = line.lanes.add(order, job)
         self._num_open += 1
         if not self._is_renewing:
             self._is_renewing = True
             self._at(self._now + RENEW_S, self._renew)
+        if seat is not None:
+            seat.send(job, trial.classes[sla_class].priority, self._now)
+            self._sent(line, seat, job)
+            return None
+        job.turn = line.lanes.add(order, job)
         self._advance(line)
         if job.seat is None:
             self._at(self._now + trial.classes[sla_class].max_wait_s, lambda: self._give_up(line, job))
@@ -186,16 +191,17 @@ class _Run:
         self._advance(line)
 
     def _advance(self, line: Line) -> None:
-        while (sent := line.advance()) is not None:
-            seat, job = sent
-            seat.send(job, self._now)
-            self._waited(job, self._now)
-            self._serve(line, job, job.order.num_prompt_tokens)
-            if seat.worker.stretch is not None:
-                self._expect_end(line, seat)
-        for seat in line.seats:
-            if seat.worker.stretch is None:
-                self._begin(line, seat)
+        while (sent := line.send_next(self._now)) is not None:
+            self._sent(line, *sent)
+
+    def _sent(self, line: Line, seat: Seat, job: Job) -> None:
+        self._waited(job, self._now)
+        self._serve(line, job, job.order.num_prompt_tokens)
+        if seat.worker.stretch is not None:
+            self._expect_end(line, seat)
+        elif not seat.is_called:
+            seat.is_called = True
+            self._at(self._now, lambda: self._begin(line, seat))
 
     def _waited(self, job: Job, until: float) -> None:
         for tally in self._tallies.of(job.arrival.tenant, job.order.sla_class):
@@ -204,7 +210,8 @@ class _Run:
     # The way of a worker
 
     def _begin(self, line: Line, seat: Seat) -> None:
-        if seat.worker.begin(self._now) is not None:
+        seat.is_called = False
+        if seat.worker.stretch is None and seat.worker.begin(self._now) is not None:
             self._num_steps += 1
             if self._num_steps > MAX_STEPS:
                 raise TooMuch(f"More than {MAX_STEPS:,} steps of the workers; ask about fewer or shorter arrivals.")
@@ -235,8 +242,7 @@ class _Run:
                 self._finish(line, seat, job, sequence)
         if any(sequence.is_done for sequence, _ in wrote):
             self._advance(line)
-        else:
-            self._begin(line, seat)
+        self._begin(line, seat)
 
     def _catch_up(self, line: Line) -> None:
         """What was written until now counts until now: whose turn it is next depends on it."""
@@ -255,10 +261,10 @@ class _Run:
             line.lanes[job.order.sla_class].serve(job.order.tenant_id, job.order.weight, num_tokens)
 
     def _finish(self, line: Line, seat: Seat, job: Job, sequence: Simulated) -> None:
-        assert job.turn is not None
         assert sequence.first_token_at is not None
         seat.left(job)
-        line.lanes.done(job.turn, job.num_written)
+        if job.turn is not None:
+            line.lanes.done(job.turn, job.num_written)
         arrival, num_written = job.arrival, job.num_written
         usage = Usage(arrival.num_prompt_tokens, sequence.num_cached, num_written)
         cost = self._meter.close(job.ticket, usage, self._now)

@@ -9,13 +9,11 @@ from policies.batching import Limits
 from policies.costs import StepCosts
 from policies.priority import Lanes, Order, Turn
 from policies.promise import Demand
+from policies.room import Room
 from policies.settings import SlaClass
 from policies.simulation.meter import Ticket
 from policies.simulation.trial import Arrival, Reason, WorkerModel
 from policies.simulation.worker import Simulated, Worker
-
-OVERCOMMIT = 16
-"""A worker holds one sequence in this many beyond its batch, as the gateway gives it."""
 
 
 class Job:
@@ -39,7 +37,7 @@ class Job:
 class Seat:
     """A worker and what the gateway knows of it."""
 
-    def __init__(self, model: WorkerModel, allowance: Callable[[Simulated], int]) -> None:
+    def __init__(self, model: WorkerModel, shares: Mapping[int, float], allowance: Callable[[Simulated], int]) -> None:
         limits = Limits(
             max_step_tokens=model.max_step_tokens,
             max_prefill_tokens_beside_decodes=model.max_prefill_tokens_beside_decodes,
@@ -47,32 +45,21 @@ class Seat:
             max_slowdown=model.max_slowdown,
         )
         self.worker = Worker(limits, model.num_blocks, model.block_size, StepCosts.of(model.weights), allowance)
-        self.max_sequences = model.max_sequences
-        self.max_tokens = model.num_blocks * model.block_size
-        self.num_tokens = 0
-        """KV tokens that its open requests have or are expected to come to."""
+        self.room = Room(shares, model.max_sequences, model.num_blocks * model.block_size)
+        self.is_called = False
+        """It was idle, and begins in a moment with all that comes at this instant."""
         self.num_context_tokens = 0
         """Those that the ones that write hold."""
         self.num_decodes = 0
         self.pending = promise.NOTHING
         """Prompts that no first token has shown to be computed."""
 
-    def has_room(self, order: Order) -> bool:
-        """One that would never fit beside others goes to a worker that has nothing else to do."""
-        if not self.worker.num_sequences:
-            return True
-        ceiling = self.max_sequences + max(1, self.max_sequences // OVERCOMMIT)
-        return self.worker.num_sequences < ceiling and self.num_tokens + order.num_tokens <= self.max_tokens
-
-    def send(self, job: Job, now: float) -> None:
-        assert job.turn is not None
+    def send(self, job: Job, priority: int, now: float) -> None:
         arrival, order = job.arrival, job.order
-        # Sent on its class's guarantee it must not be put back for the sake of its priority.
-        priority = 0 if job.turn.was_claimed else job.turn.lane.terms.priority
         num_written = min(arrival.num_completion_tokens, job.ticket.max_completion_tokens)
         job.seat, job.sent_at = self, now
         job.sequence = Simulated(job, priority, arrival.num_prompt_tokens, arrival.num_cached_tokens, num_written)
-        self.num_tokens += order.num_tokens
+        self.room.give(priority, 1, order.num_tokens)
         self.pending = self.pending.plus(promise.prefill_of(order.num_prompt_tokens))
         self.worker.submit(job.sequence, now)
 
@@ -88,7 +75,8 @@ class Seat:
 
     def left(self, job: Job) -> None:
         """It has ended after its first token."""
-        self.num_tokens -= job.order.num_tokens
+        assert job.sequence is not None
+        self.room.give(job.sequence.priority, -1, -job.order.num_tokens)
         self.num_decodes -= 1
         self.num_context_tokens -= job.order.num_prompt_tokens + job.num_written
 
@@ -100,7 +88,11 @@ class Line:
         self, model: WorkerModel, classes: Mapping[str, SlaClass], allowance: Callable[[Simulated], int]
     ) -> None:
         self.lanes = Lanes(classes)
-        self.seats = [Seat(model, allowance) for _ in range(model.replicas)]
+        shares: dict[int, float] = {}
+        for terms in classes.values():
+            shares[terms.priority] = shares.get(terms.priority, 0.0) + terms.share
+        self._most_important = min(shares)
+        self.seats = [Seat(model, shares, allowance) for _ in range(model.replicas)]
         self._model = model
 
     def fits(self, arrival: Arrival) -> bool:
@@ -108,10 +100,16 @@ class Line:
         num_tokens = arrival.num_prompt_tokens + arrival.num_completion_tokens
         return -(-num_tokens // self._model.block_size) <= self._model.num_blocks
 
-    def refusal(self, order: Order) -> Reason | None:
-        """Why it may not join: its class's line is full, or its first token would come too late."""
+    def free_seat(self, order: Order) -> Seat | None:
+        """Where it goes at once, past the line: nobody waits and a worker has room."""
+        if self.lanes.num_waiting:
+            return None
+        return self.seat_for(order, self.lanes[order.sla_class].terms.priority)
+
+    def refusal(self, order: Order, seat: Seat | None) -> Reason | None:
+        """Why it may not come: its class's line is full, or its first token would come too late. ``seat``: where it
+        goes at once; None: it waits."""
         lane = self.lanes[order.sla_class]
-        seat = self.seat_for(order) if not self.lanes.num_waiting else None
         if seat is None and len(lane) >= lane.terms.max_waiting:
             return "queue_full"
         if lane.terms.max_ttft_ms and 1e3 * self.predicted_ttft_s(order, seat) > lane.terms.max_ttft_ms:
@@ -130,21 +128,24 @@ class Line:
         wait_s = promise.wait_s(pace, promise.waits_behind(self.lanes, order), order, num_seats)
         return wait_s + promise.prefill_s(pace, Demand(), order.num_prompt_tokens, num_decodes > 0)
 
-    def seat_for(self, order: Order) -> Seat | None:
-        """The one with the fewest open sequences, if it has room."""
-        able = [seat for seat in self.seats if seat.has_room(order)]
+    def seat_for(self, order: Order, priority: int) -> Seat | None:
+        """The one with the fewest open sequences that has room."""
+        able = [seat for seat in self.seats if seat.room.has_room(priority, 1, order.num_tokens)]
         return min(able, key=lambda seat: seat.worker.num_sequences, default=None)
 
-    def advance(self) -> tuple[Seat, Job] | None:
-        """Takes whoever goes next, if a worker has room for it."""
+    def send_next(self, now: float) -> tuple[Seat, Job] | None:
+        """Whoever goes next, if a worker has room for it."""
         chosen = self.lanes.next()
         if chosen is None:
             return None
         turn, is_claim = chosen
-        seat = self.seat_for(turn.order)
+        # Sent on its class's guarantee it is not put back for anybody.
+        priority = self._most_important if is_claim else turn.lane.terms.priority
+        seat = self.seat_for(turn.order, priority)
         if seat is None:
             return None
         self.lanes.take(turn, is_claim)
         job = turn.item
         assert isinstance(job, Job)
+        seat.send(job, priority, now)
         return seat, job
