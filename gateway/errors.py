@@ -284,9 +284,10 @@ def described(error: BaseException, request_id: str) -> GatewayError:
 _X_REQUEST_ID, _PROCESSING_MS, _VERSION = istr("x-request-id"), istr("openai-processing-ms"), istr("openai-version")
 
 
-def also(request: web.Request, name: str, value: str) -> None:
-    """Puts a header on the answer, if its headers are not out yet."""
-    request.setdefault(ALSO, {})[name] = value
+def also(request: web.Request, headers: Mapping[str, str]) -> None:
+    """Puts headers on the answer, if its headers are not out yet."""
+    if headers:
+        request.setdefault(ALSO, {}).update(headers)
 
 
 def add_headers(request: web.Request, response: web.StreamResponse) -> None:

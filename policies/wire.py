@@ -127,6 +127,9 @@ class Delta(msgspec.Struct, frozen=True, array_like=True, gc=False):
     logprobs: list[TokenLogprob] | None = None
     """One for each token, when asked."""
     finish: Finish | None = None
+    num_cached_tokens: int | None = None
+    """With the first token: those of the prompt whose KV was found rather than computed. ``Finish`` says it again, for
+    those who read to the end."""
 
 
 class StepOutput(Message, frozen=True):

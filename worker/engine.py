@@ -253,7 +253,9 @@ class Engine:
             logprobs = None if logprob is None else [logprob]
             reason = sequence.ending()
             if reason is None:
-                deltas.append(wire.Delta(sequence.request.request_id, sequence.index, [token_id], logprobs))
+                found = sequence.num_cached_tokens if len(sequence.output_token_ids) == 1 else None
+                request_id = sequence.request.request_id
+                deltas.append(wire.Delta(request_id, sequence.index, [token_id], logprobs, None, found))
             else:
                 deltas.append(self._end(sequence, [token_id], logprobs, reason, now))
         if not faulty:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from aiohttp import web
 
 from gateway import openai, reply
-from gateway.api.request import body_of, control_of, fingerprint, room_for
+from gateway.api.answer import give
+from gateway.api.request import body_of, fingerprint, room_for
 from gateway.auth import Caller
 from gateway.errors import REQUEST_ID
 from gateway.house import GATEWAY, Gateway
 from policies import wire
-from policies.answers import Asked
 
 
 async def complete(request: web.Request) -> web.StreamResponse:
@@ -31,9 +31,4 @@ async def _answered(gw: Gateway, request: web.Request, caller: Caller, call: ope
     submit = wire.Submit(request[REQUEST_ID], prompt, sampling, call.num_choices, cache_salt=salt)
     order = gw.dispatch.order(caller, call.service_tier, len(prompt), sampling.max_tokens, call.num_choices)
     answer = reply.ChatAnswer(call, [reply.Part(submit)], text, fingerprint(facts), gw.dispatch.tier_of(order))
-    rank = gw.settings.classes[order.sla_class].priority
-    asked = Asked(call.model, answer.fingerprint, [submit], call.stops, call.seed is not None)
-    async with gw.cache.look(caller.tenant_id, caller.policy.cache, asked, control_of(request), rank) as found:
-        flights = found.launch(lambda submit: gw.dispatch.submit(call.model, submit, order))
-        async with reply.Account(gw.ledger, request, caller, answer, flights, order.sla_class) as account:
-            return await reply.send(request, answer, flights, account, gw)
+    return await give(gw, request, caller, answer, order)

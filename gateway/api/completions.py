@@ -5,13 +5,13 @@ from __future__ import annotations
 from aiohttp import web
 
 from gateway import openai, reply
-from gateway.api.request import body_of, control_of, fingerprint, room_for
+from gateway.api.answer import give
+from gateway.api.request import body_of, fingerprint, room_for
 from gateway.auth import Caller
 from gateway.errors import REQUEST_ID
 from gateway.house import GATEWAY, Gateway
 from gateway.text import Text
 from policies import wire
-from policies.answers import Asked
 
 DEFAULT_MAX_TOKENS = 16
 """OpenAI's, where a chat goes on until the context is full."""
@@ -44,12 +44,7 @@ async def _answered(
         caller, call.service_tier, len(prompts[0]), call.max_tokens or DEFAULT_MAX_TOKENS, call.num_choices
     )
     answer = reply.TextAnswer(call, parts, text, fingerprint(facts), gw.dispatch.tier_of(order))
-    rank = gw.settings.classes[order.sla_class].priority
-    asked = Asked(call.model, answer.fingerprint, [part.submit for part in parts], call.stops, call.seed is not None)
-    async with gw.cache.look(caller.tenant_id, caller.policy.cache, asked, control_of(request), rank) as found:
-        flights = found.launch(lambda submit: gw.dispatch.submit(call.model, submit, order))
-        async with reply.Account(gw.ledger, request, caller, answer, flights, order.sla_class) as account:
-            return await reply.send(request, answer, flights, account, gw)
+    return await give(gw, request, caller, answer, order)
 
 
 async def _prompts(call: openai.CompletionRequest, text: Text, facts: wire.Ready) -> list[list[int]]:

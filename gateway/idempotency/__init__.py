@@ -122,7 +122,7 @@ class Idempotency:
         await record.begun()
         if record.request_id != request[REQUEST_ID]:
             request[REQUEST_ID] = record.request_id
-            errors.also(request, REPLAYED, "true")
+            errors.also(request, {REPLAYED: "true"})
         if not record.is_stream:
             return web.Response(body=b"".join(record.chunks), content_type="application/json")
         async with EventStream(request, self._config.server, self._clock) as stream:

@@ -22,6 +22,7 @@ from gateway.clock import Clock
 from gateway.errors import LimitsUnavailable
 from gateway.limits import headers
 from gateway.limits.memory import Meters
+from gateway.limits.metered import metered
 from gateway.limits.plans import Plan, Plans
 from gateway.limits.shared import SharedMeters
 from gateway.limits.ticket import Ticket
@@ -31,7 +32,7 @@ from policies.admission import NO_CEILING, Alert, Ask, Grant, Refusal, Rule
 from policies.policy import Policy
 from policies.rate import LEASE_MS
 
-__all__ = ["Limits", "Reading", "Ticket"]
+__all__ = ["Limits", "Reading", "Ticket", "metered"]
 
 log = logging.getLogger(__name__)
 

@@ -121,6 +121,11 @@ class Ticket:
         """What it was settled for."""
         return self._cost_micros or 0
 
+    @property
+    def num_covered(self) -> int:
+        """Completion tokens, of all its sequences together, that are set aside."""
+        return self._covered
+
     def covers(self, num_completion_tokens: int) -> bool:
         """Whether so many, of all its sequences together, are set aside; if not, ``top_up``."""
         return num_completion_tokens <= self._covered

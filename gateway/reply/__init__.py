@@ -32,7 +32,7 @@ async def send(
 
     Raises GatewayError while nothing has been sent; afterwards the failure is the stream's last event.
     """
-    errors.also(request, "x-penstock-cache", flights.outcome)
+    errors.also(request, {"x-penstock-cache": flights.outcome})
     if not answer.call.stream:
         return await _send_body(answer, flights, account)
     async with request.get(OUTLET) or EventStream(request, gw.settings.server, gw.clock) as stream:

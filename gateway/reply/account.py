@@ -12,9 +12,10 @@ from gateway import errors
 from gateway.auth import Caller
 from gateway.flights import Source
 from gateway.ledger import Entry, Ledger
+from gateway.limits import Ticket
 from gateway.reply.answers import Answer
 from gateway.telemetry import tell
-from policies import pricing, terms
+from policies import terms
 
 HUNG_UP = 499
 """The status, nginx's own, of a request whose client went away; nobody sees it but the ledger."""
@@ -25,7 +26,14 @@ class Account:
     then."""
 
     def __init__(
-        self, ledger: Ledger, request: web.Request, caller: Caller, answer: Answer, flights: Source, sla_class: str
+        self,
+        ledger: Ledger,
+        request: web.Request,
+        caller: Caller,
+        answer: Answer,
+        flights: Source,
+        ticket: Ticket,
+        sla_class: str,
     ) -> None:
         """``sla_class``: the one that serves it."""
         self.request_id = request[errors.REQUEST_ID]
@@ -34,6 +42,7 @@ class Account:
         self._caller = caller
         self._answer = answer
         self._flights = flights
+        self._ticket = ticket
         self._sla_class = sla_class
         self._settled = False
 
@@ -66,8 +75,7 @@ class Account:
         usage, cost_micros = terms.Usage(0, 0, 0), 0
         if self._is_owed(status):
             usage = answer.usage()
-            price = caller.policy.price_of(answer.call.model)
-            cost_micros = pricing.cost_micros(price, usage, flights.outcome)
+            cost_micros = self._ticket.settle(usage, flights.outcome)
         first_token_at = flights.first_token_at
         finish_reason = {200: answer.finish_reason(), HUNG_UP: "cancelled"}.get(status, "error")
         entry = Entry(

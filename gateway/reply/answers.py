@@ -27,8 +27,8 @@ class Part:
 
     def num_cached_tokens(self) -> int:
         """Of its prompt. Siblings share one prefill, so the lowest count is what was found before it began."""
-        counts = [choice.finish.num_cached_tokens for choice in self.choices if choice.finish is not None]
-        return min(counts) if counts else 0
+        counts = [choice.num_cached_tokens for choice in self.choices if choice.num_cached_tokens is not None]
+        return min(counts, default=0)
 
 
 class Answer:

@@ -95,6 +95,7 @@ class Choice:
         "finish_reason",
         "index",
         "logprobs",
+        "num_cached_tokens",
         "num_tokens",
         "opened",
         "pending",
@@ -115,6 +116,8 @@ class Choice:
         self.logprobs = logprobs
         self.pending = preamble
         """Text that may be sent and was not yet; whoever sends it empties it."""
+        self.num_cached_tokens: int | None = None
+        """Of its prompt, as soon as the worker has said so."""
         self.num_tokens = 0
         """Of the completion, as counted by the worker, up to the end of the answer."""
         self.finish_reason: FinishReason | None = None
@@ -135,6 +138,8 @@ class Choice:
     def take(self, delta: Delta) -> None:
         """Adds what the sequence gained. What is still on its way after a stop string is dropped."""
         token_ids = delta.token_ids
+        if delta.num_cached_tokens is not None:
+            self.num_cached_tokens = delta.num_cached_tokens
         if delta.finish is not None:
             self._take_end(delta, delta.finish)
         elif self._waiting_ids is not None:
@@ -154,6 +159,7 @@ class Choice:
 
     def _take_end(self, delta: Delta, finish: Finish) -> None:
         self.finish = finish
+        self.num_cached_tokens = finish.num_cached_tokens
         if self.finish_reason is not None:
             return
         token_ids = delta.token_ids

@@ -1,0 +1,36 @@
+"""From a prompt in tokens to its answer, the way that all endpoints share: cache, limits, queue, reply, ledger."""
+
+from __future__ import annotations
+
+from aiohttp import web
+
+from gateway import errors, reply
+from gateway.api.request import control_of
+from gateway.auth import Caller
+from gateway.house import Gateway
+from gateway.limits import metered
+from policies.answers import Asked
+from policies.priority import Order
+
+
+async def give(
+    gw: Gateway, request: web.Request, caller: Caller, answer: reply.Answer, order: Order
+) -> web.StreamResponse:
+    """Raises what the parts refuse with; what was set aside and begun until then is given back and ended."""
+    call, submits = answer.call, [part.submit for part in answer.parts.values()]
+    num_prompt_tokens = sum([len(submit.prompt_token_ids) for submit in submits])
+    num_sequences = len(answer.choices)
+    asked = Asked(call.model, answer.fingerprint, submits, call.stops, call.seed is not None)
+    rank = gw.settings.classes[order.sla_class].priority
+    async with gw.cache.look(caller.tenant_id, caller.policy.cache, asked, control_of(request), rank) as found:
+        # What need not be computed is a request like any other, but takes no tokens.
+        num_unasked, num_asked = (0, num_prompt_tokens) if found.computes else (num_prompt_tokens, 0)
+        most = sum([submit.sampling.max_tokens * submit.num_sequences for submit in submits]) if found.computes else 0
+        async with gw.limits.admit(
+            caller, call.model, num_asked, most, request[errors.REQUEST_ID], num_sequences
+        ) as ticket:
+            errors.also(request, ticket.headers())
+            source = found.launch(lambda submit: gw.dispatch.submit(call.model, submit, order))
+            source = metered(source, ticket, submits, num_unasked)
+            async with reply.Account(gw.ledger, request, caller, answer, source, ticket, order.sla_class) as account:
+                return await reply.send(request, answer, source, account, gw)

@@ -1,0 +1,91 @@
+"""An answer that ends where its ticket does: at a ceiling on tokens, or where a hard budget is spent."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gateway.flights import Source
+from gateway.limits.ticket import Ticket
+from policies import wire
+from policies.admission import NO_CEILING
+from policies.answers import Outcome
+from policies.pricing import FROM_CACHE
+
+
+def metered(source: Source, ticket: Ticket, submits: Sequence[wire.Submit], num_unasked_tokens: int = 0) -> Source:
+    """``source`` as far as the ticket covers it; itself where nothing limits it. See ``Metered``."""
+    if ticket.num_covered == NO_CEILING:
+        return source
+    return Metered(source, ticket, submits, num_unasked_tokens)
+
+
+class Metered:
+    """A ``Source`` whose tokens are covered by a ticket before anybody reads them.
+
+    The ticket is topped up as the answer grows. Where there is no more, every sequence that is still being written ends
+    with what is covered, as at its own token limit, and the rest is neither delivered nor owed.
+    """
+
+    def __init__(self, source: Source, ticket: Ticket, submits: Sequence[wire.Submit], num_unasked_tokens: int) -> None:
+        """``num_unasked_tokens``: of the prompt, where the ticket was taken for an answer from the cache; they are owed
+        once this reader is the one who pays."""
+        self._source = source
+        self._ticket = ticket
+        self._num_tokens = num_unasked_tokens
+        """What the ticket has to cover."""
+        self._open = {(submit.request_id, index): 0 for submit in submits for index in range(submit.num_sequences)}
+        """Sequences without an end, and how many of the prompt's tokens were found for each."""
+
+    async def deltas(self) -> list[wire.Delta]:
+        """As ``Flight.deltas``. Raises LimitsUnavailable besides."""
+        deltas = await self._source.deltas()
+        for place, delta in enumerate(deltas):
+            num_tokens = self._num_tokens + len(delta.token_ids)
+            if not (
+                self._ticket.covers(num_tokens)
+                or self._source.outcome in FROM_CACHE
+                or await self._ticket.top_up(num_tokens)
+            ):
+                return [*deltas[:place], *self._cut(delta)]
+            self._num_tokens = num_tokens
+            if delta.num_cached_tokens:
+                self._open[delta.request_id, delta.index] = delta.num_cached_tokens
+            if delta.finish is not None:
+                self._open.pop((delta.request_id, delta.index), None)
+        return deltas
+
+    def cancel(self, request_id: str, index: int) -> None:
+        self._source.cancel(request_id, index)
+
+    def close(self) -> None:
+        self._source.close()
+
+    @property
+    def outcome(self) -> Outcome:
+        return self._source.outcome
+
+    @property
+    def were_sent(self) -> bool:
+        return self._source.were_sent
+
+    @property
+    def queue_s(self) -> float:
+        return self._source.queue_s
+
+    @property
+    def first_token_at(self) -> float | None:
+        return self._source.first_token_at
+
+    def _cut(self, delta: wire.Delta) -> list[wire.Delta]:
+        """As much of ``delta`` as is covered, and the end of all sequences."""
+        self._source.close()
+        room = max(0, self._ticket.num_covered - self._num_tokens)
+        deltas = []
+        for (request_id, index), num_cached_tokens in self._open.items():
+            finish = wire.Finish("length", num_cached_tokens, 0, 0.0, 0.0, 0.0)
+            if (request_id, index) == (delta.request_id, delta.index):
+                logprobs = delta.logprobs[:room] if delta.logprobs is not None else None
+                deltas.append(wire.Delta(request_id, index, delta.token_ids[:room], logprobs, finish))
+            else:
+                deltas.append(wire.Delta(request_id, index, [], None, finish))
+        return deltas
