@@ -117,7 +117,7 @@ async def opened(
         dispatch = Dispatch(config, clock, command)
         stack.push_async_callback(dispatch.close, WORKERS_S)
         others = await stack.enter_async_context(
-            gateways.opened(redis, clock, config.server.processes, list, directory.notice)
+            gateways.opened(redis, clock, config.server.processes, dispatch, directory.notice)
         )
         limits = Limits(
             config,

@@ -1,8 +1,8 @@
 """Which gateways share this installation: each says once a second that it lives, and tells the others of changes.
 
-Their number divides the limits while Redis is away, their reports make up the live queues of all, and a notice makes a
-change effective everywhere at once. All of it is a help and nothing more: without Redis the number stays as it was last
-heard, and changes are found by looking at the store.
+Their number divides the limits while Redis is away, their reports make up the live queues of all, a worker that rests
+does so for each of them, and a notice makes a change effective everywhere at once. All of it is a help and nothing
+more: without Redis things stay as they were last heard, and changes are found by looking at the store.
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ import msgspec
 from redis.exceptions import RedisError
 
 from gateway.clock import Clock
+from gateway.dispatch import Dispatch
+from gateway.lanes import LaneView
 from gateway.redis import Redis, RedisAway, Script
+from gateway.workers import Worker
 
 log = logging.getLogger(__name__)
 
@@ -36,10 +39,10 @@ local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
 redis.call('ZADD', KEYS[1], string.format('%d', now_ms), ARGV[1])
 redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', string.format('(%d', now_ms - ARGV[2]))
 redis.call('SET', KEYS[2], ARGV[3], 'PX', ARGV[2])
-return redis.call('ZCARD', KEYS[1])
+return {redis.call('ZCARD', KEYS[1]), redis.call('SMEMBERS', KEYS[3])}
 """)
-"""By Redis's own clock, as the gateways' may differ. KEYS: the living, this one's report. ARGV: its name, how long it
-counts in ms, what it reports."""
+"""By Redis's own clock, as the gateways' may differ. KEYS: the living, this one's report, the workers that rest. ARGV:
+its name, how long it counts in ms, what it reports. Returns how many live, and who rests."""
 
 
 class Report(msgspec.Struct, frozen=True):
@@ -47,8 +50,7 @@ class Report(msgspec.Struct, frozen=True):
 
     name: str
     """ "host:process:random", unlike that of any other gateway."""
-    queues: Any
-    """``Dispatch.queues()``, as plain JSON values."""
+    queues: list[LaneView]
 
 
 class Gateways:
@@ -59,17 +61,21 @@ class Gateways:
         redis: Redis | None,
         clock: Clock,
         num_expected: int,
-        queues: Callable[[], Any],
+        dispatch: Dispatch,
         changed: Callable[[], None],
     ) -> None:
-        """``queues`` gives what is reported of this one's; ``changed`` is called when another made a change."""
+        """``changed`` is called when another made a change."""
         self.name = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
         self.num_gateways = num_expected
         """As last heard, at least 1."""
         self._redis = redis
         self._clock = clock
-        self._queues = queues
+        self._dispatch = dispatch
         self._changed = changed
+        self._resting: frozenset[str] = frozenset()
+        self._put_to_rest: dict[Worker, bool] = {}
+        self._due = asyncio.Event()
+        """It is time for a beat."""
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
@@ -89,10 +95,26 @@ class Gateways:
         """Says that this one lives, and counts those who do."""
         if self._redis is None:
             return
-        keys = [self._redis.key("gateways"), self._redis.key(f"gateway:{self.name}")]
+        keys = [self._redis.key(name) for name in ("gateways", f"gateway:{self.name}", "resting")]
         report = msgspec.json.encode(self._report())
         with contextlib.suppress(RedisAway):
-            self.num_gateways = max(1, await self._redis.run(BEAT, keys, [self.name, int(1e3 * LIVE_S), report]))
+            num_living, resting = await self._redis.run(BEAT, keys, [self.name, int(1e3 * LIVE_S), report])
+            self.num_gateways = max(1, num_living)
+            self._resting = frozenset(name.decode() for name in resting)
+        self._see_to_rest()
+
+    @property
+    def resting(self) -> frozenset[str]:
+        """Names of workers that are given nothing new."""
+        return self._resting
+
+    async def rest(self, worker_name: str, is_resting: bool) -> None:
+        """Has a worker given nothing new, or has it work again, by all gateways. Raises RedisAway."""
+        if self._redis is not None:
+            await self._redis.call("SADD" if is_resting else "SREM", self._redis.key("resting"), worker_name)
+        self._resting = self._resting | {worker_name} if is_resting else self._resting - {worker_name}
+        self._see_to_rest()
+        await self.tell()
 
     async def tell(self) -> None:
         """A change was made in the store: the others shall look now. Never raises."""
@@ -112,7 +134,18 @@ class Gateways:
         return reports
 
     def _report(self) -> Report:
-        return Report(self.name, msgspec.to_builtins(self._queues()))
+        return Report(self.name, self._dispatch.queues())
+
+    def _see_to_rest(self) -> None:
+        for worker in self._dispatch.workers():
+            is_resting = worker.name in self._resting
+            if self._put_to_rest.get(worker, False) != is_resting:
+                self._put_to_rest[worker] = is_resting
+                self._dispatch.rest(worker, is_resting)
+
+    def _heard(self) -> None:
+        self._changed()
+        self._due.set()
 
     def _keep(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
@@ -125,26 +158,31 @@ class Gateways:
 
     async def _beat_on(self) -> None:
         while True:
-            await self.beat()
-            await self._clock.sleep(BEAT_S)
+            self._due.clear()
+            timer = self._clock.call_later(BEAT_S, self._due.set)
+            try:
+                await self.beat()
+                await self._due.wait()
+            finally:
+                timer.cancel()
 
     async def _listen_on(self, redis: Redis) -> None:
         while True:
             with contextlib.suppress(RedisError, OSError):
                 async with redis.client.pubsub(ignore_subscribe_messages=True) as notices:
                     await notices.subscribe(redis.key("changes"))
-                    self._changed()  # what was told while nobody listened here
+                    self._heard()  # what was told while nobody listened here
                     async for _ in notices.listen():
-                        self._changed()
+                        self._heard()
             await self._clock.sleep(LISTEN_AGAIN_S)
 
 
 @contextlib.asynccontextmanager
 async def opened(
-    redis: Redis | None, clock: Clock, num_expected: int, queues: Callable[[], Any], changed: Callable[[], None]
+    redis: Redis | None, clock: Clock, num_expected: int, dispatch: Dispatch, changed: Callable[[], None]
 ) -> AsyncIterator[Gateways]:
     """This gateway among the others, until it closes."""
-    gateways = Gateways(redis, clock, num_expected, queues, changed)
+    gateways = Gateways(redis, clock, num_expected, dispatch, changed)
     gateways.start()
     try:
         yield gateways

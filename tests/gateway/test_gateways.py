@@ -5,18 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 
-import msgspec
-
 from gateway import gateways
 from gateway.clock import Clock
+from gateway.dispatch import Dispatch
 from gateway.gateways import LIVE_S
 from gateway.redis import Redis
 from policies import settings
-from tests.builders import PATIENCE_S, until
-
-
-class Lane(msgspec.Struct):
-    num_waiting: int
+from tests.builders import PATIENCE_S, a_submit, answer, dispatching, send, until
 
 
 class Ears:
@@ -38,13 +33,15 @@ async def gathered(redis_settings, *ears, num_expected=1):
         for number, changed in enumerate(ears):
             redis = Redis(redis_settings, clock)
             stack.push_async_callback(redis.close)
-            queues = [Lane(number)].copy
-            found.append(await stack.enter_async_context(gateways.opened(redis, clock, num_expected, queues, changed)))
+            dispatch = Dispatch(settings.Settings(models={f"model-{number}": settings.Model()}), clock)
+            found.append(
+                await stack.enter_async_context(gateways.opened(redis, clock, num_expected, dispatch, changed))
+            )
         yield found
 
 
 async def test_a_gateway_alone_counts_itself(clock):
-    async with gateways.opened(None, clock, 1, list, Ears()) as alone:
+    async with gateways.opened(None, clock, 1, Dispatch(settings.Settings(), clock), Ears()) as alone:
         assert alone.num_gateways == 1
         assert [report.name for report in await alone.reports()] == [alone.name]
         await alone.tell()
@@ -81,8 +78,8 @@ async def test_reports_tell_of_all_queues_with_the_own_first(redis_settings):
             await gateway.beat()
         reports = await first.reports()
     assert reports[0].name == first.name
-    assert [report.queues for report in reports[:1]] == [[{"num_waiting": 0}]]
-    assert sorted(report.queues[0]["num_waiting"] for report in reports) == [0, 1, 2]
+    assert {view.model for view in reports[0].queues} == {"model-0"}
+    assert {view.model for report in reports for view in report.queues} == {"model-0", "model-1", "model-2"}
 
 
 async def test_without_redis_the_last_count_stays_and_listening_begins_anew_when_it_is_back(fragile_redis):
@@ -106,3 +103,36 @@ async def test_before_redis_was_ever_heard_as_many_are_assumed_as_the_settings_s
     async with gathered(config, Ears(), num_expected=4) as (one,):
         await one.beat()
         assert one.num_gateways == 4
+
+
+async def test_a_worker_rests_for_all_gateways_until_it_is_told_to_work_again(redis_settings, start_scripted_worker):
+    address = await start_scripted_worker("--num-tokens", 2)
+    async with contextlib.AsyncExitStack() as stack:
+        clock, dispatches, found = Clock(), [], []
+        for _ in range(2):
+            dispatch = await stack.enter_async_context(dispatching(address))
+            redis = Redis(redis_settings, clock)
+            stack.push_async_callback(redis.close)
+            found.append(await stack.enter_async_context(gateways.opened(redis, clock, 1, dispatch, Ears())))
+            dispatches.append(dispatch)
+        (worker,) = dispatches[0].workers()
+        await found[0].rest(worker.name, True)
+        await until(lambda: found[1].resting == {worker.name})
+        waiting = [asyncio.create_task(answer(send(dispatch, a_submit()))) for dispatch in dispatches]
+        await until(lambda: all(dispatch.num_waiting() == 1 for dispatch in dispatches))
+        await found[1].rest(worker.name, False)
+        async with asyncio.timeout(PATIENCE_S):
+            assert all(await asyncio.gather(*waiting))
+
+
+async def test_a_worker_rests_for_a_gateway_alone(start_scripted_worker, clock):
+    async with (
+        dispatching(await start_scripted_worker("--num-tokens", 2)) as dispatch,
+        gateways.opened(None, clock, 1, dispatch, Ears()) as alone,
+    ):
+        (worker,) = dispatch.workers()
+        await alone.rest(worker.name, True)
+        waiting = asyncio.create_task(answer(send(dispatch, a_submit())))
+        await until(lambda: dispatch.num_waiting() == 1)
+        await alone.rest(worker.name, False)
+        assert await waiting
