@@ -38,6 +38,7 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument("--max-model-tokens", type=int, default=8192)
     options.add_argument("--vocab-size", type=int, default=32_000)
     options.add_argument("--stats-s", type=float, default=1.0)
+    options.add_argument("--cost-weights", default="", help="what it says that steps cost; seconds, comma-separated")
     options.add_argument("--version", type=int, default=wire.VERSION)
     options.add_argument("--exit-at-start", type=int, help="with this status, before it listens")
     options.add_argument("--fault", choices=FAULTS)
@@ -125,7 +126,19 @@ class Gateway(asyncio.Protocol):
         num_running, num_blocks = len(self._sequences), self._worker.options.num_blocks
         self.send(
             wire.Stats(
-                0, num_running, num_blocks, num_running, 0, num_blocks - num_running, 0, 0, 0, self._num_steps, 0, 0.0
+                num_waiting=0,
+                num_running=num_running,
+                num_blocks=num_blocks,
+                num_used_blocks=num_running,
+                num_cached_blocks=0,
+                num_free_blocks=num_blocks - num_running,
+                num_prefill_tokens=0,
+                num_decode_tokens=0,
+                num_cached_tokens=0,
+                num_steps=self._num_steps,
+                num_preemptions=0,
+                step_ms=0.0,
+                cost_weights=self._worker.cost_weights,
             )
         )
 
@@ -189,6 +202,7 @@ class ScriptedWorker:
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
         self.settings = msgspec.json.decode(options.settings, type=settings.WorkerSettings)
+        self.cost_weights = tuple(float(weight) for weight in options.cost_weights.split(",") if weight)
         script = [int(token_id) for token_id in options.token_ids.split(",")]
         self.num_script_tokens = len(script)
         self.token_ids = script * (options.tokens_per_step // len(script) + 2)
