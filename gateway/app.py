@@ -24,6 +24,7 @@ from gateway.house import GATEWAY, Gateway
 from gateway.idempotency import Idempotency
 from gateway.ledger import Ledger, writer_for
 from gateway.limits import Limits
+from gateway.limits.budgets import Budgets
 from gateway.redis import Redis, RedisUrlError
 from gateway.source import SourceError, directory_of
 from gateway.spool import SpooledWriter
@@ -127,6 +128,7 @@ async def opened(
             alert=lambda alert: events.post(alert.id, "budget.reached", alert),
         )
         await stack.enter_async_context(limits.watched())
+        await stack.enter_async_context(Budgets(rooms, directory, limits, clock).watched())
         memory = Memory(config.cache.max_bytes, clock)
         cache = Cache(config.cache, directory.secret, memory if redis is None else Shared(redis), clock)
         idempotency = Idempotency(config, directory.secret, memory, redis, clock, house_doors.inside)

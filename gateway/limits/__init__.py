@@ -121,6 +121,17 @@ class Limits:
             if self.shared is not None:
                 await self.shared.close()
 
+    async def restore(self, tenant_id: str, rule: Rule, spent_micros: int) -> None:
+        """At least so much of this budget is spent, as the ledger knows. Raises RedisAway."""
+        if self.shared is None:
+            self.local.restore(rule, spent_micros)
+            return
+        known = self._known_spent.get(tenant_id)
+        if known is None or known[0] != rule.name or known[1] < spent_micros:
+            self._known_spent[tenant_id] = (rule.name, spent_micros)
+        await self.shared.restore(rule, spent_micros)
+        self.local.forget(rule)  # what this gateway spent by itself is in the ledger
+
     # For tickets
 
     async def take(

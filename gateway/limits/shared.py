@@ -10,9 +10,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 from gateway.limits import script
-from gateway.redis import Redis, RedisAway
+from gateway.redis import Redis, RedisAway, Script
 from policies.admission import Ask, Grant, Refusal, Rule
 
 log = logging.getLogger(__name__)
@@ -29,6 +30,8 @@ class SharedMeters:
     def __init__(self, redis: Redis) -> None:
         self._redis = redis
         self._settlements: set[asyncio.Task[None]] = set()
+        self.may_lack = asyncio.Event()
+        """Redis has been away since this was last cleared: it may have lost gauges, or have missed a settlement."""
 
     async def take(
         self, rules: Sequence[Rule], ask: Ask, now_ms: int = SERVERS_TIME
@@ -36,7 +39,7 @@ class SharedMeters:
         """The outcome, and the readings after it. Raises RedisAway."""
         arguments: list[str | int] = [now_ms, ask.request_id, ask.least_tokens, ask.most_tokens, ask.least_micros]
         arguments.append(ask.most_micros)
-        answer = await self._redis.run(script.TAKE, self._keys(rules), arguments + _words(rules))
+        answer = await self._run(script.TAKE, self._keys(rules), arguments + _words(rules))
         is_in, at_ms, one, other, *readings = answer
         outcome = Grant(at_ms, one, other) if is_in else Refusal(at_ms, one, other)
         return outcome, readings
@@ -54,7 +57,7 @@ class SharedMeters:
         arguments: list[str | int] = [now_ms, request_id, overused, cost_micros, len(unused)]
         for grant in unused:
             arguments += grant
-        spent: int = await self._redis.run(script.SETTLE, self._keys(rules), arguments + _words(rules))
+        spent: int = await self._run(script.SETTLE, self._keys(rules), arguments + _words(rules))
         return spent
 
     def settle_soon(
@@ -80,22 +83,29 @@ class SharedMeters:
 
     async def readings(self, rules: Sequence[Rule], now_ms: int = SERVERS_TIME) -> list[int]:
         """As ``admission.readings``. Raises RedisAway."""
-        readings: list[int] = await self._redis.run(script.READ, self._keys(rules), [now_ms, *_words(rules)])
+        readings: list[int] = await self._run(script.READ, self._keys(rules), [now_ms, *_words(rules)])
         return readings
 
     async def renew(self, rule: Rule, request_ids: Iterable[str], now_ms: int = SERVERS_TIME) -> None:
         """Leases of requests that are still open. Raises RedisAway."""
         for ids in _portions(list(request_ids)):
-            await self._redis.run(script.RENEW, self._keys([rule]), [now_ms, *_words([rule]), *ids])
+            await self._run(script.RENEW, self._keys([rule]), [now_ms, *_words([rule]), *ids])
 
     async def restore(self, rule: Rule, spent_micros: int, now_ms: int = SERVERS_TIME) -> None:
         """At least so much of this budget is spent, as the ledger knows. Raises RedisAway."""
-        await self._redis.run(script.RESTORE, self._keys([rule]), [now_ms, *_words([rule]), spent_micros])
+        await self._run(script.RESTORE, self._keys([rule]), [now_ms, *_words([rule]), spent_micros])
 
     async def close(self) -> None:
         """Until what is under way has arrived, or Redis is away."""
         while self._settlements:
             await asyncio.wait(self._settlements)
+
+    async def _run(self, script: Script, keys: Sequence[str], arguments: Sequence[str | int]) -> Any:
+        try:
+            return await self._redis.run(script, keys, arguments)
+        except RedisAway:
+            self.may_lack.set()
+            raise
 
     def _keys(self, rules: Sequence[Rule]) -> list[str]:
         return [self._redis.key("limits:" + rule.name) for rule in rules]

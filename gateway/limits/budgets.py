@@ -1,0 +1,146 @@
+"""What is spent already: the ledger knows, and tells the gauges at start, when a tenant gets a budget, and when Redis
+has been away, which may have lost some of it and has missed what gateways spent meanwhile by themselves.
+
+None of this is on the way of a request. Until it is done the gauges have what they have.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Iterable
+from typing import NamedTuple
+
+import sqlalchemy as sa
+from sqlalchemy.exc import SQLAlchemyError
+
+from gateway import store
+from gateway.clock import Clock
+from gateway.directory import Directory
+from gateway.limits import Limits
+from gateway.redis import RedisAway
+from gateway.store import Store
+from policies import admission
+from policies.admission import Period, Rule
+
+log = logging.getLogger(__name__)
+
+LOOK_S = 1.0
+AT_ONCE = 500
+"""Gauges told at once, and tenants named in one query."""
+ID_MARGIN_S = 3600
+"""How much older than its row a request's id may be."""
+
+
+class Running(NamedTuple):
+    """One tenant's budget in the period that runs."""
+
+    tenant_id: str
+    rule: Rule
+    period: Period
+
+
+class Budgets:
+    """Keeps the gauges of money no lower than the ledger."""
+
+    def __init__(
+        self, rooms: Store, directory: Directory, limits: Limits, clock: Clock, wall: Callable[[], float] = time.time
+    ) -> None:
+        self._rooms = rooms
+        self._directory = directory
+        self._limits = limits
+        self._clock = clock
+        self._wall = wall
+        self._restored: set[str] = set()
+        """Names of the rules whose gauges know what was spent before."""
+        self._seen_revision = -1
+        self._failure: str | None = None
+
+    @contextlib.asynccontextmanager
+    async def watched(self) -> AsyncIterator[None]:
+        """On entering, all gauges know; while this lasts they are told again whenever they may not. Raises what the
+        database raises."""
+        with contextlib.suppress(RedisAway):  # told when it is back
+            await self.restore()
+        watching = asyncio.create_task(self._watch())
+        try:
+            yield
+        finally:
+            watching.cancel()
+            await asyncio.wait([watching])
+
+    async def restore(self) -> None:
+        """Raises what the database raises, and RedisAway."""
+        shared = self._limits.shared
+        if shared is not None and shared.may_lack.is_set():
+            self._restored.clear()
+            shared.may_lack.clear()  # whatever goes wrong from now on sets it again
+        revision = self._directory.revision
+        running = self._running()
+        news = [budget for budget in running if budget.rule.name not in self._restored]
+        for period in {budget.period for budget in news}:
+            of_period = [budget for budget in news if budget.period == period]
+            for portion in _portions(of_period):
+                spent = await self._spent_since(period.starts_at, [budget.tenant_id for budget in portion])
+                await asyncio.gather(
+                    *(
+                        self._limits.restore(budget.tenant_id, budget.rule, spent.get(budget.tenant_id, 0))
+                        for budget in portion
+                    )
+                )
+        self._restored = {budget.rule.name for budget in running}
+        self._seen_revision = revision
+
+    def _running(self) -> list[Running]:
+        now, periods, running = self._wall(), {}, []
+        for tenant in self._directory.tenants():
+            version = self._directory.policy(tenant.policy_name)
+            if version is not None and (budget := version.policy.budget) is not None:
+                if budget.period not in periods:
+                    periods[budget.period] = admission.period_of(budget.period, now)
+                period = periods[budget.period]
+                running.append(Running(tenant.id, admission.budget_rule(budget, tenant.id, period), period))
+        return running
+
+    async def _spent_since(self, unix_s: int, tenant_ids: list[str]) -> dict[str, int]:
+        rows = store.ledger.c
+        query = (
+            sa.select(rows.tenant_id, sa.func.sum(rows.cost_micros))
+            # Request ids are in the order of time and have an index, which the column of the time itself has not.
+            .where(rows.request_id >= f"req_{1000 * (unix_s - ID_MARGIN_S) << 80:032x}", rows.created_at >= unix_s)
+            .where(rows.tenant_id.in_(tenant_ids))
+            .group_by(rows.tenant_id)
+        )
+        async with self._rooms.engine.connect() as connection:
+            return {tenant_id: int(micros) for tenant_id, micros in await connection.execute(query)}
+
+    async def _watch(self) -> None:
+        while True:
+            await self._clock.sleep(LOOK_S)
+            shared = self._limits.shared
+            lacks = shared is not None and shared.may_lack.is_set()
+            if not lacks and self._directory.revision == self._seen_revision:
+                continue
+            try:
+                await self.restore()
+            except RedisAway:
+                continue
+            except (SQLAlchemyError, OSError) as error:
+                self._say(" ".join(str(getattr(error, "orig", None) or error).split()) or type(error).__name__)
+            except Exception:
+                log.exception("what is spent of the budgets cannot be read from the ledger")
+            else:
+                self._say(None)
+
+    def _say(self, failure: str | None) -> None:
+        """Once when it begins."""
+        if failure is not None and self._failure is None:
+            log.error("what is spent of the budgets cannot be read from the ledger: %s", failure)
+        self._failure = failure
+
+
+def _portions(budgets: list[Running]) -> Iterable[list[Running]]:
+    for start in range(0, len(budgets), AT_ONCE):
+        yield budgets[start : start + AT_ONCE]

@@ -1,0 +1,143 @@
+"""Budgets outlast the gateway: what the ledger knows to be spent counts after a restart, and after Redis lost it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+from decimal import Decimal
+
+import pytest
+
+from gateway import store
+from gateway.bootstrap import bootstrap
+from gateway.directory import Directory
+from gateway.errors import BudgetSpent
+from gateway.ledger import writer_for
+from gateway.limits import Limits
+from gateway.limits.budgets import LOOK_S, Budgets
+from gateway.redis import Redis
+from policies import admission, settings
+from policies.policy import Budget, Policy, Price
+from policies.terms import Usage
+from tests.builders import a_caller, an_entry, until
+from tests.residents import add_tenant, add_version, change
+
+NOON = admission.period_of("day", 1_795_000_000).starts_at + 43_200
+POLICY = Policy(budget=Budget(Decimal("0.001"), "day"), prices={"*": Price(request=Decimal("0.0001"))})
+"""Ten requests a day, a hundred micro-units each."""
+
+numbers = itertools.count()
+
+
+@pytest.fixture
+async def rooms(store_settings):
+    async with store.opened(store_settings) as rooms:
+        await bootstrap(rooms, {})
+        await add_version(rooms, "thrifty", POLICY)
+        yield rooms
+
+
+async def spend(rooms, tenant_id, micros, at):
+    """A row of the ledger, as of a request that came at that time."""
+    row = an_entry(
+        request_id=f"req_{(1000 * at << 80) + next(numbers):032x}",
+        tenant_id=tenant_id,
+        created_at=at,
+        cost_micros=micros,
+    )
+    writer = writer_for(rooms)
+    await writer.write([row])
+    await writer.close()
+
+
+@contextlib.asynccontextmanager
+async def gateway(rooms, clock, redis=None):
+    """A gateway's limits and budgets, beginning at noon."""
+    directory = await Directory.load(rooms, clock)
+    limits = Limits(settings.Settings(), clock, redis, wall=lambda: NOON)
+    async with limits.watched(), Budgets(rooms, directory, limits, clock, wall=lambda: NOON).watched():
+        yield limits, directory
+
+
+async def spent(limits, tenant_id):
+    (reading,) = await limits.peek(POLICY, tenant_id)
+    return reading.used
+
+
+async def ask(limits, tenant_id):
+    async with limits.admit(a_caller(POLICY, tenant_id), "demo", 1, 1, f"r{next(numbers)}") as ticket:
+        ticket.settle(Usage(1, 0, 1))
+
+
+async def test_a_restart_forgets_nothing_that_was_spent_in_the_period(rooms, clock):
+    one, other = await add_tenant(rooms, "north", "thrifty"), await add_tenant(rooms, "south", "thrifty")
+    for tenant_id, micros, at in [
+        (one, 600, NOON - 60),
+        (one, 300, NOON),
+        (one, 5000, NOON - 86_400),
+        (other, 7, NOON),
+    ]:
+        await spend(rooms, tenant_id, micros, at)
+    async with gateway(rooms, clock) as (limits, _):
+        assert (await spent(limits, one), await spent(limits, other)) == (900, 7)
+        await ask(limits, one)
+        with pytest.raises(BudgetSpent):
+            await ask(limits, one)
+
+
+async def test_a_budget_that_is_new_to_a_tenant_begins_with_what_it_spent_before(rooms, clock):
+    tenant = await add_tenant(rooms, "north", "default")
+    await spend(rooms, tenant, 900, NOON - 60)
+    async with gateway(rooms, clock) as (limits, directory):
+        assert await spent(limits, tenant) == 0
+        await change(rooms, store.tenants, tenant, policy="thrifty")
+        await directory.refresh()
+        clock.advance(LOOK_S)
+        await until(lambda: limits.local.readings(limits.plans.find(POLICY, tenant, "", "").rules) == [900, 0])
+
+
+@pytest.mark.parametrize("store_settings", ["sqlite"], indirect=True)
+async def test_a_redis_that_lost_everything_is_told_again_once_it_is_back(rooms, clock, fragile_redis):
+    tenant = await add_tenant(rooms, "north", "thrifty")
+    redis = Redis(settings.Redis(url=fragile_redis.url, timeout_ms=500.0, retry_s=2.0), clock)
+    async with gateway(rooms, clock, redis) as (limits, _):
+        for _ in range(3):
+            await ask(limits, tenant)
+        await limits.shared.close()
+        assert await spent(limits, tenant) == 300
+        fragile_redis.kill()
+        for _ in range(4):
+            await ask(limits, tenant)  # by itself
+            await spend(rooms, tenant, 100, NOON)
+        await spend(rooms, tenant, 300, NOON)  # what was spent before, as its rows say
+        fragile_redis.start()
+        clock.advance(2.0)
+        async with asyncio.timeout(10):
+            while await spent(limits, tenant) != 700:
+                clock.advance(LOOK_S)
+        for _ in range(3):
+            await ask(limits, tenant)
+        with pytest.raises(BudgetSpent):
+            await ask(limits, tenant)
+    await redis.close()
+
+
+async def test_a_ledger_that_cannot_be_read_is_read_when_it_can(rooms, clock):
+    tenant = await add_tenant(rooms, "north", "default")
+    await spend(rooms, tenant, 900, NOON - 60)
+    async with gateway(rooms, clock) as (limits, directory):
+        await change(rooms, store.tenants, tenant, policy="thrifty")
+        await directory.refresh()
+        async with rooms.engine.begin() as connection:
+            await connection.exec_driver_sql("ALTER TABLE ledger RENAME TO away")
+        clock.advance(LOOK_S)
+        await asyncio.sleep(0.05)
+        async with rooms.engine.begin() as connection:
+            await connection.exec_driver_sql("ALTER TABLE away RENAME TO ledger")
+
+        def is_restored():
+            clock.advance(LOOK_S)
+            return limits.local.readings(limits.plans.find(POLICY, tenant, "", "").rules) == [900, 0]
+
+        await until(is_restored)
