@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
 from aiohttp import web
 
-from gateway import admin, api, doors, errors, gateways, store, webhooks
+from gateway import admin, api, doors, errors, gateways, openapi, store, webhooks
 from gateway.auth import Auth
 from gateway.bootstrap import Born, bootstrap
 from gateway.cache import Cache, Memory, Shared
@@ -162,7 +162,7 @@ async def answering(gw: Gateway, house_doors: Doors, sockets: Sequence[socket.so
         client_max_size=gw.settings.server.max_body_bytes,
     )
     application[GATEWAY] = gw
-    application.add_routes([*api.routes(), *admin.routes()])
+    application.add_routes([*api.routes(), *admin.routes(), web.get(openapi.PATH, openapi.serve)])
     runner = web.AppRunner(application, handler_cancellation=True, access_log=None, shutdown_timeout=0.1)
     await runner.setup()
     try:

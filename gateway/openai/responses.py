@@ -86,7 +86,7 @@ class AnswerMessage(msgspec.Struct, frozen=True):
 class ChatChoice(msgspec.Struct, frozen=True):
     index: int
     message: AnswerMessage
-    logprobs: Logprobs | None
+    logprobs: ChatLogprobs | None
     finish_reason: str
 
 
@@ -107,7 +107,7 @@ class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
 class CompletionChoice(msgspec.Struct, frozen=True):
     index: int
     text: str
-    logprobs: Logprobs | None
+    logprobs: CompletionLogprobs | None
     finish_reason: str
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from typing import cast
 
 import msgspec
 
@@ -133,7 +134,7 @@ class ChatAnswer(Answer):
             openai.ChatChoice(
                 choice.index,
                 openai.AnswerMessage(choice.pending),
-                choice.take_logprobs(),
+                cast(openai.ChatLogprobs | None, choice.take_logprobs()),
                 choice.finish_reason or "stop",
             )
             for choice in self.choices
@@ -163,7 +164,10 @@ class TextAnswer(Answer):
     def body(self) -> bytes:
         choices = [
             openai.CompletionChoice(
-                choice.index, choice.pending, choice.take_logprobs(), choice.finish_reason or "stop"
+                choice.index,
+                choice.pending,
+                cast(openai.CompletionLogprobs | None, choice.take_logprobs()),
+                choice.finish_reason or "stop",
             )
             for choice in self.choices
         ]

@@ -1,0 +1,191 @@
+"""GET /openapi.json: what is served here, described in OpenAPI 3.1 by the very types that parse and answer.
+
+Schemas are msgspec's, of the Structs; summaries and descriptions are the first lines of docstrings. No key is needed:
+it says what can be asked, not what there is.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from gateway import admin, openai
+from gateway.admin import problems
+from gateway.admin.endpoint import Endpoint, Versioned
+
+PATH = "/openapi.json"
+VERSION = "1"
+"""Of what is described, which is that of its paths."""
+TEMPLATE = "#/components/schemas/{name}"
+JSON = "application/json"
+
+
+class Inference(msgspec.Struct, frozen=True):
+    """One address of /v1."""
+
+    method: str
+    path: str
+    name: str
+    summary: str
+    answer: Any
+    body: Any = None
+    streams: bool = False
+    """With ``stream`` the answer is a stream of events."""
+
+
+INFERENCE = (
+    Inference(
+        "POST",
+        "/v1/chat/completions",
+        "chat_completions",
+        "Answer a conversation",
+        openai.ChatCompletion,
+        openai.ChatRequest,
+        True,
+    ),
+    Inference(
+        "POST",
+        "/v1/completions",
+        "completions",
+        "Go on with a text",
+        openai.Completion,
+        openai.CompletionRequest,
+        True,
+    ),
+    Inference("GET", "/v1/models", "models", "List the models that the key may use", openai.ModelList),
+    Inference("GET", "/v1/models/{model}", "model", "Read one model", openai.ModelBody),
+)
+
+
+async def serve(request: web.Request) -> web.Response:
+    return web.Response(body=document(), content_type=JSON)
+
+
+@functools.cache
+def document() -> bytes:
+    """The whole description, as JSON."""
+    types = [
+        *(type_ for one in INFERENCE for type_ in (one.body, one.answer) if type_ is not None),
+        *(type_ for endpoint in admin.ENDPOINTS for type_ in (endpoint.query, endpoint.body, endpoint.answer)),
+        openai.ErrorBody,
+        problems.ProblemBody,
+    ]
+    schemas, components = msgspec.json.schema_components(types, ref_template=TEMPLATE)
+    by_type = dict(zip(map(_known, types), schemas, strict=True))
+    paths: dict[str, dict[str, Any]] = {}
+    for one in INFERENCE:
+        paths.setdefault(one.path, {})[one.method.lower()] = _of_inference(one, by_type)
+    for endpoint in admin.ENDPOINTS:
+        path = re.sub(r"\{(\w+):[^}]*\}", r"{\1}", endpoint.path)
+        paths.setdefault(path, {})[endpoint.method.lower()] = _of_endpoint(endpoint, path, by_type, components)
+    queries = {by_type[_known(endpoint.query)]["$ref"] for endpoint in admin.ENDPOINTS}
+    described = {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Penstock",
+            "version": VERSION,
+            "description": "OpenAI's API under /v1, and its administration under /admin/v1.",
+        },
+        "paths": paths,
+        "components": {
+            "schemas": {
+                name: schema for name, schema in components.items() if TEMPLATE.format(name=name) not in queries
+            },
+            "securitySchemes": {
+                "key": {"type": "http", "scheme": "bearer", "description": "An API key of a tenant."},
+                "adminKey": {"type": "http", "scheme": "bearer", "description": "A key of the administration."},
+            },
+        },
+    }
+    return msgspec.json.encode(described)
+
+
+def _known(type_: Any) -> str:
+    """A key for any type; generic ones are made anew each time they are named."""
+    return str(type_)
+
+
+def _of_inference(one: Inference, by_type: dict[str, Any]) -> dict[str, Any]:
+    content = {JSON: {"schema": by_type[_known(one.answer)]}}
+    if one.streams:
+        content["text/event-stream"] = {"schema": {"type": "string"}}
+    described: dict[str, Any] = {
+        "operationId": one.name,
+        "summary": one.summary,
+        "tags": ["inference"],
+        "security": [{"key": []}],
+        "parameters": _of_path(one.path),
+        "responses": {
+            "200": {"description": "Done.", "content": content},
+            "default": _refusal(openai.ErrorBody, JSON, by_type),
+        },
+    }
+    if one.body is not None:
+        described["requestBody"] = {"required": True, "content": {JSON: {"schema": by_type[_known(one.body)]}}}
+    return described
+
+
+def _of_endpoint(endpoint: Endpoint, path: str, by_type: dict[str, Any], components: dict[str, Any]) -> dict[str, Any]:
+    module = endpoint.handler.__module__.rpartition(".")[2]
+    query = components[by_type[_known(endpoint.query)]["$ref"].rpartition("/")[2]]
+    answered: dict[str, Any] = {
+        "description": "Done.",
+        "content": {JSON: {"schema": by_type[_known(endpoint.answer)]}},
+    }
+    if isinstance(endpoint.answer, type) and issubclass(endpoint.answer, Versioned):
+        answered["headers"] = {"ETag": {"schema": {"type": "string"}, "description": "The version, in quotes."}}
+    described: dict[str, Any] = {
+        "operationId": f"{module}_{endpoint.handler.__name__}",
+        "summary": endpoint.summary,
+        "description": f"For the roles: {', '.join(sorted({'owner', *endpoint.roles}))}.",
+        "tags": [module],
+        "security": [{"adminKey": []}],
+        "parameters": [*_of_path(path), *_of_query(query), *_of_headers(endpoint)],
+        "responses": {
+            str(endpoint.status): answered,
+            "default": _refusal(problems.ProblemBody, problems.CONTENT_TYPE, by_type),
+        },
+    }
+    body = components[by_type[_known(endpoint.body)]["$ref"].rpartition("/")[2]]
+    if body["properties"]:
+        described["requestBody"] = {
+            "required": bool(body["required"]),
+            "content": {JSON: {"schema": by_type[_known(endpoint.body)]}},
+        }
+    return described
+
+
+def _of_path(path: str) -> list[dict[str, Any]]:
+    return [
+        {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+        for name in re.findall(r"\{(\w+)\}", path)
+    ]
+
+
+def _of_query(schema: dict[str, Any]) -> Iterable[dict[str, Any]]:
+    for name, shape in schema["properties"].items():
+        shapes: Sequence[dict[str, Any]] = [one for one in shape.get("anyOf", ()) if one != {"type": "null"}]
+        shape = shapes[0] if len(shapes) == 1 else shape  # what is not given is null
+        yield {"name": name, "in": "query", "required": name in schema["required"], "schema": shape}
+
+
+def _of_headers(endpoint: Endpoint) -> Iterable[dict[str, Any]]:
+    if endpoint.changes and endpoint.method == "POST":
+        what = "The same key and request get the same answer for a day, and are done once."
+        yield _header("Idempotency-Key", what, required=False)
+    if endpoint.changes and "{" in endpoint.path:
+        what = "The ETag of what was read; the change is refused when it has changed meanwhile."
+        yield _header("If-Match", what, required=endpoint.needs_match)
+
+
+def _header(name: str, what: str, required: bool) -> dict[str, Any]:
+    return {"name": name, "in": "header", "required": required, "description": what, "schema": {"type": "string"}}
+
+
+def _refusal(type_: Any, content_type: str, by_type: dict[str, Any]) -> dict[str, Any]:
+    return {"description": "Refused.", "content": {content_type: {"schema": by_type[_known(type_)]}}}
