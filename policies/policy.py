@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Meta
 
 Ceiling = Annotated[int, Meta(ge=1, le=1_000_000_000_000)]
-Name = Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/-]*$")]
+Name = Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/-]*$(?!\n)")]
 Money = Annotated[Decimal, Meta()]
 """In units of the currency of [billing], with at most six digits after the point; ``pricing`` checks and converts."""
 ANY = "*"

@@ -106,8 +106,11 @@ def check(policy: Policy) -> list[str]:
 def _is_sane(amount: Decimal, most: int) -> bool:
     if not amount.is_finite() or not 0 <= amount <= most:
         return False
-    exponent = amount.normalize().as_tuple().exponent
-    return isinstance(exponent, int) and exponent >= -NUM_DIGITS
+    # By its digits: normalize() would round a long one to the context's precision.
+    _, digits, exponent = amount.as_tuple()
+    assert isinstance(exponent, int)
+    num_beyond = -NUM_DIGITS - exponent
+    return num_beyond <= 0 or (num_beyond <= len(digits) and not any(digits[-num_beyond:]))
 
 
 def _micros(amount: Decimal) -> int:
