@@ -1,4 +1,5 @@
-"""/admin/v1: a file for each resource, over the machinery of ``endpoint``, ``change``, ``pages`` and ``problems``."""
+"""/admin/v1: a file for each resource, over the machinery of ``endpoint``, ``change``, ``pages`` and ``problems``; and
+``organization``, the same in OpenAI's words."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ from gateway.admin import (
     audit,
     keys,
     models,
+    organization,
     organizations,
     policies,
     service_accounts,
@@ -21,7 +23,7 @@ __all__ = ["ENDPOINTS", "middleware", "routes"]
 
 ENDPOINTS: list[Endpoint] = [
     endpoint
-    for resource in (organizations, tenants, service_accounts, keys, admin_keys, policies, models, audit)
+    for resource in (organizations, tenants, service_accounts, keys, admin_keys, policies, models, audit, organization)
     for endpoint in resource.ENDPOINTS
 ]
 

@@ -120,7 +120,10 @@ async def update(ask: Ask[Nothing, TenantChange], change: Change) -> Tenant:
     after = msgspec.structs.replace(before, **values, version=before.version + 1)
     changed = sa.update(store.tenants).where(store.tenants.c.id == before.id)
     await connection.execute(changed.values({**_row(after), "revision": change.revision}))
-    await change.record("tenant.updated", "tenant", before.id, before, after)
+    action = "tenant.updated"
+    if (before.disabled_at is None) != (after.disabled_at is None):
+        action = "tenant.enabled" if after.disabled_at is None else "tenant.disabled"
+    await change.record(action, "tenant", before.id, before, after)
     return after
 
 

@@ -52,7 +52,7 @@ async def test_a_tenant_is_made_read_changed_and_disabled_and_all_of_it_is_in_th
     assert [(entry["action"], entry["before"], entry["after"]) for entry in log] == [
         ("tenant.created", None, tenant),
         ("tenant.updated", tenant, changed.body),
-        ("tenant.updated", changed.body, disabled.body),
+        ("tenant.disabled", changed.body, disabled.body),
     ]
     assert {(entry["actor_name"], entry["address"]) for entry in log} == {("bootstrap", "127.0.0.1")}
     assert made.headers["x-request-id"] == log[0]["request_id"]

@@ -185,6 +185,13 @@ async def test_a_revoked_key_and_a_disabled_tenant_open_nothing(store_settings):
             assert Auth(await Directory.load(rooms, Clock())).caller(born.made[API_KEY]) is not None
 
 
+def test_ids_are_in_the_order_of_making():
+    ids = [store.new_id("key") for _ in range(10_000)]
+    assert ids == sorted(ids)
+    assert len(set(ids)) == len(ids)
+    assert {len(id) for id in ids} == {len("key_") + 24}
+
+
 async def test_one_data_directory_is_one_gateways(tmp_path):
     config = settings.Store(data_dir=str(tmp_path))
     async with store.opened(config):
