@@ -48,7 +48,9 @@ def test_half_a_micro_unit_goes_to_the_even_one(tokens, micros):
     assert pricing.cost_micros(Price(completion=Decimal("0.5")), Usage(0, 0, tokens)) == micros
 
 
-@pytest.mark.parametrize("wrong", ["-0.01", "0.0000001", "NaN", "Infinity", "-Infinity", "1e30", "1e-30", "1e-999999999", f"0.1{0:040}1"])
+@pytest.mark.parametrize(
+    "wrong", ["-0.01", "0.0000001", "NaN", "Infinity", "-Infinity", "1e30", "1e-30", "1e-999999999", f"0.1{0:040}1"]
+)
 def test_money_that_cannot_be_counted_is_named_by_its_field(wrong):
     price = Price(prompt=Decimal("0.15"), cached_prompt=Decimal(wrong))
     policy = Policy(prices={"demo": price}, budget=Budget(Decimal(wrong)))
