@@ -89,7 +89,7 @@ def document() -> bytes:
         "info": {
             "title": "Penstock",
             "version": VERSION,
-            "description": "OpenAI's API under /v1, and its administration under /admin/v1.",
+            "description": "OpenAI's API under /v1, its Admin API under /v1/organization, and ours under /admin/v1.",
         },
         "paths": paths,
         "components": {
@@ -131,7 +131,8 @@ def _of_inference(one: Inference, by_type: dict[str, Any]) -> dict[str, Any]:
 
 
 def _of_endpoint(endpoint: Endpoint, path: str, by_type: dict[str, Any], components: dict[str, Any]) -> dict[str, Any]:
-    module = endpoint.handler.__module__.rpartition(".")[2]
+    module = endpoint.handler.__module__.removeprefix("gateway.admin.").replace(".", "_")
+    is_openais = not path.startswith(problems.ROOT)
     query = components[by_type[_known(endpoint.query)]["$ref"].rpartition("/")[2]]
     answered: dict[str, Any] = {
         "description": "Done.",
@@ -148,7 +149,11 @@ def _of_endpoint(endpoint: Endpoint, path: str, by_type: dict[str, Any], compone
         "parameters": [*_of_path(path), *_of_query(query), *_of_headers(endpoint)],
         "responses": {
             str(endpoint.status): answered,
-            "default": _refusal(problems.ProblemBody, problems.CONTENT_TYPE, by_type),
+            "default": (
+                _refusal(openai.ErrorBody, JSON, by_type)
+                if is_openais
+                else _refusal(problems.ProblemBody, problems.CONTENT_TYPE, by_type)
+            ),
         },
     }
     body = components[by_type[_known(endpoint.body)]["$ref"].rpartition("/")[2]]

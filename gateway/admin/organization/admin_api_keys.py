@@ -16,9 +16,9 @@ from gateway.admin.organization.shapes import (
     ROOT,
     Deleted,
     Lifetime,
+    Listing,
     ListQuery,
     OpenAIEndpoint,
-    Page,
     check_belongs,
     ends_at,
     listed,
@@ -30,7 +30,7 @@ from gateway.admin.words import Title, Written
 PATH = ROOT + "/admin_api_keys"
 
 
-class Owner(msgspec.Struct, frozen=True, kw_only=True):
+class AdminApiKeyOwner(msgspec.Struct, frozen=True, kw_only=True):
     """Nobody but the key itself: there are no users here."""
 
     id: str
@@ -47,7 +47,7 @@ class AdminApiKey(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     name: str
     redacted_value: str
-    owner: Owner
+    owner: AdminApiKeyOwner
     created_at: int
     expires_at: int | None
     last_used_at: int | None = None
@@ -73,7 +73,7 @@ class AdminApiKeyQuery(ListQuery, frozen=True, kw_only=True):
     order: Literal["asc", "desc"] = "asc"
 
 
-async def every(ask: Ask[AdminApiKeyQuery, Nothing]) -> Page[AdminApiKey]:
+async def every(ask: Ask[AdminApiKeyQuery, Nothing]) -> Listing[AdminApiKey]:
     """List the admin keys that are not revoked."""
     columns = store.keys.c
     statement = sa.select(store.keys).where(columns.kind == "admin", columns.revoked_at.is_(None))
@@ -117,7 +117,7 @@ def shaped(key: admin_keys.AdminKey) -> AdminApiKey:
         id=key.id,
         name=key.name,
         redacted_value=redacted(key.prefix, key.last_four),
-        owner=Owner(id=key.id, name=key.name, role=key.role, created_at=key.created_at),
+        owner=AdminApiKeyOwner(id=key.id, name=key.name, role=key.role, created_at=key.created_at),
         created_at=key.created_at,
         expires_at=key.expires_at,
     )
@@ -129,7 +129,7 @@ def _of_row(row: sa.Row[Any]) -> AdminApiKey:
 
 _ONE = PATH + "/{key_id}"
 ENDPOINTS = [
-    OpenAIEndpoint("GET", PATH, every, Page[AdminApiKey], OWNERS, query=AdminApiKeyQuery),
+    OpenAIEndpoint("GET", PATH, every, Listing[AdminApiKey], OWNERS, query=AdminApiKeyQuery),
     OpenAIEndpoint("POST", PATH, create, MadeAdminApiKey, OWNERS, body=NewAdminApiKey, changes=True),
     OpenAIEndpoint("GET", _ONE, one, AdminApiKey, OWNERS),
     OpenAIEndpoint("DELETE", _ONE, delete, Deleted, OWNERS, changes=True),

@@ -17,9 +17,9 @@ from gateway.admin.organization import projects
 from gateway.admin.organization.shapes import (
     Deleted,
     Lifetime,
+    Listing,
     ListQuery,
     OpenAIEndpoint,
-    Page,
     check_belongs,
     ends_at,
     listed,
@@ -53,7 +53,7 @@ class ServiceAccountOwner(msgspec.Struct, frozen=True, kw_only=True):
     created_at: int
 
 
-class Owner(msgspec.Struct, frozen=True, kw_only=True):
+class ApiKeyOwner(msgspec.Struct, frozen=True, kw_only=True):
     """A service account, or the project as a whole: then nothing is named."""
 
     type: str | None
@@ -67,7 +67,7 @@ class ApiKey(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     name: str
     redacted_value: str
-    owner: Owner
+    owner: ApiKeyOwner
     owner_project_access: str
     """ "active", or "inactive" in a project that is archived."""
     created_at: int
@@ -89,7 +89,7 @@ class ApiKeyChange(Written, frozen=True, kw_only=True):
     expires_in_seconds: Lifetime | UnsetType = UNSET
 
 
-async def every(ask: Ask[ApiKeyQuery, Nothing]) -> Page[ApiKey]:
+async def every(ask: Ask[ApiKeyQuery, Nothing]) -> Listing[ApiKey]:
     """List the keys of a project that are not revoked."""
     columns = store.keys.c
     async with ask.reading() as connection:
@@ -152,7 +152,7 @@ def shaped(key: keys.Key, tenant: tenants.Tenant, accounts: dict[str, service_ac
         id=key.id,
         name=key.name,
         redacted_value=redacted(key.prefix, key.last_four),
-        owner=Owner(type="service_account" if owner else None, service_account=owner),
+        owner=ApiKeyOwner(type="service_account" if owner else None, service_account=owner),
         owner_project_access=_access(tenant),
         created_at=key.created_at,
         expires_at=key.expires_at,
@@ -176,7 +176,7 @@ def _access(tenant: tenants.Tenant) -> str:
 
 _ONE = PATH + "/{api_key_id}"
 ENDPOINTS = [
-    OpenAIEndpoint("GET", PATH, every, Page[ApiKey], OPERATORS, query=ApiKeyQuery),
+    OpenAIEndpoint("GET", PATH, every, Listing[ApiKey], OPERATORS, query=ApiKeyQuery),
     OpenAIEndpoint("GET", _ONE, one, ApiKey, OPERATORS),
     OpenAIEndpoint("POST", _ONE, update, ApiKey, OPERATORS, body=ApiKeyChange, changes=True),
     OpenAIEndpoint("DELETE", _ONE, delete, Deleted, OPERATORS, changes=True),

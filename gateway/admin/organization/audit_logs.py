@@ -12,7 +12,7 @@ from msgspec import UNSET, Meta, UnsetType, field
 from gateway import store
 from gateway.admin.audit import Word
 from gateway.admin.endpoint import OPERATORS, Ask, Nothing
-from gateway.admin.organization.shapes import ROOT, ListQuery, OpenAIEndpoint, Page, listed
+from gateway.admin.organization.shapes import ROOT, Listing, ListQuery, OpenAIEndpoint, listed
 from gateway.admin.words import Id, Instant
 
 TYPES = {
@@ -98,7 +98,7 @@ class EventQuery(ListQuery, frozen=True, kw_only=True):
     """Only what concerns no project."""
 
 
-async def every(ask: Ask[EventQuery, Nothing]) -> Page[Event]:
+async def every(ask: Ask[EventQuery, Nothing]) -> Listing[Event]:
     """List what was changed, the newest first."""
     async with ask.reading() as connection:
         statement = _chosen(ask.query)
@@ -168,4 +168,4 @@ def _told(type_: str, thing: dict[str, Any]) -> dict[str, Any]:
             return {"title": thing.get("name")}
 
 
-ENDPOINTS = [OpenAIEndpoint("GET", ROOT + "/audit_logs", every, Page[Event], OPERATORS, query=EventQuery)]
+ENDPOINTS = [OpenAIEndpoint("GET", ROOT + "/audit_logs", every, Listing[Event], OPERATORS, query=EventQuery)]

@@ -11,7 +11,7 @@ from gateway import store
 from gateway.admin import tenants
 from gateway.admin.change import Change
 from gateway.admin.endpoint import OPERATORS, READERS, Ask, Nothing
-from gateway.admin.organization.shapes import ROOT, ListQuery, OpenAIEndpoint, Page, listed, ours
+from gateway.admin.organization.shapes import ROOT, Listing, ListQuery, OpenAIEndpoint, listed, ours
 from gateway.admin.problems import Conflict
 from gateway.admin.words import Title, Written
 
@@ -51,7 +51,7 @@ class ProjectQuery(ListQuery, frozen=True, kw_only=True):
     include_archived: bool = False
 
 
-async def every(ask: Ask[ProjectQuery, Nothing]) -> Page[Project]:
+async def every(ask: Ask[ProjectQuery, Nothing]) -> Listing[Project]:
     """List projects: of the organization that the header OpenAI-Organization names, or of all."""
     statement = sa.select(store.tenants)
     if not ask.query.include_archived:
@@ -117,7 +117,7 @@ def _of_row(row: sa.Row[Any]) -> Project:
 
 ONE = PATH + "/{project_id}"
 ENDPOINTS = [
-    OpenAIEndpoint("GET", PATH, every, Page[Project], READERS, query=ProjectQuery),
+    OpenAIEndpoint("GET", PATH, every, Listing[Project], READERS, query=ProjectQuery),
     OpenAIEndpoint("POST", PATH, create, Project, OPERATORS, body=NewProject, changes=True),
     OpenAIEndpoint("GET", ONE, one, Project, READERS),
     OpenAIEndpoint("POST", ONE, update, Project, OPERATORS, body=ProjectChange, changes=True),

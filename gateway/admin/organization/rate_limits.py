@@ -17,7 +17,7 @@ from gateway.admin import policies, tenants
 from gateway.admin.change import Change
 from gateway.admin.endpoint import OPERATORS, READERS, Ask, Nothing
 from gateway.admin.organization import projects
-from gateway.admin.organization.shapes import ListQuery, OpenAIEndpoint, Page, check_belongs, ours
+from gateway.admin.organization.shapes import Listing, ListQuery, OpenAIEndpoint, check_belongs, ours
 from gateway.admin.problems import Conflict, NotThere
 from gateway.admin.words import Written
 from policies.policy import ANY, Ceiling, Policy
@@ -63,7 +63,7 @@ class Recorded(msgspec.Struct, frozen=True, kw_only=True):
     max_tokens_per_1_minute: int
 
 
-async def every(ask: Ask[RateLimitQuery, Nothing]) -> Page[RateLimit]:
+async def every(ask: Ask[RateLimitQuery, Nothing]) -> Listing[RateLimit]:
     """List the rate limits of a project, one for each model that it may use."""
     async with ask.reading() as connection:
         tenant = await tenants.found(connection, ask.named("project_id"))
@@ -78,7 +78,7 @@ async def every(ask: Ask[RateLimitQuery, Nothing]) -> Page[RateLimit]:
     shown = models[: query.limit] if query.before is None else models[-query.limit :]
     limits = [shaped(policy, model) for model in shown]
     first_id, last_id = (limits[0].id, limits[-1].id) if limits else (None, None)
-    return Page(limits, first_id, last_id, len(models) > len(limits))
+    return Listing(limits, first_id, last_id, len(models) > len(limits))
 
 
 async def update(ask: Ask[Nothing, RateLimitChange], change: Change) -> RateLimit:
@@ -143,6 +143,6 @@ def _recorded(tenant: tenants.Tenant, limit: RateLimit) -> Recorded:
 
 
 ENDPOINTS = [
-    OpenAIEndpoint("GET", PATH, every, Page[RateLimit], READERS, query=RateLimitQuery),
+    OpenAIEndpoint("GET", PATH, every, Listing[RateLimit], READERS, query=RateLimitQuery),
     OpenAIEndpoint("POST", PATH + "/{rate_limit_id}", update, RateLimit, OPERATORS, body=RateLimitChange, changes=True),
 ]

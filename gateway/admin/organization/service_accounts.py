@@ -17,9 +17,9 @@ from gateway.admin.organization.api_keys import Scopes, scopes_of
 from gateway.admin.organization.shapes import (
     Deleted,
     Lifetime,
+    Listing,
     ListQuery,
     OpenAIEndpoint,
-    Page,
     check_belongs,
     ends_at,
     listed,
@@ -33,7 +33,7 @@ FIRST_KEY = "Secret Key"
 """What a key is called to which nobody gave a name."""
 
 
-class ServiceAccount(msgspec.Struct, frozen=True, kw_only=True):
+class ProjectServiceAccount(msgspec.Struct, frozen=True, kw_only=True):
     """One service account; ``created_at`` in Unix seconds."""
 
     id: str
@@ -43,7 +43,7 @@ class ServiceAccount(msgspec.Struct, frozen=True, kw_only=True):
     object: str = "organization.project.service_account"
 
 
-class MadeKey(msgspec.Struct, frozen=True, kw_only=True):
+class MadeServiceAccountKey(msgspec.Struct, frozen=True, kw_only=True):
     """A new key; times in Unix seconds."""
 
     id: str
@@ -55,13 +55,13 @@ class MadeKey(msgspec.Struct, frozen=True, kw_only=True):
     object: str = "organization.project.service_account.api_key"
 
 
-class MadeServiceAccount(ServiceAccount, frozen=True, kw_only=True):
+class MadeProjectServiceAccount(ProjectServiceAccount, frozen=True, kw_only=True):
     """With its first key, if one was wanted."""
 
-    api_key: MadeKey | None
+    api_key: MadeServiceAccountKey | None
 
 
-class NewServiceAccount(Written, frozen=True, kw_only=True):
+class NewProjectServiceAccount(Written, frozen=True, kw_only=True):
     """What a service account is made of."""
 
     name: Title
@@ -78,7 +78,7 @@ class ServiceAccountChange(Written, frozen=True, kw_only=True):
     role: Literal["member", "owner"] | None = None
 
 
-class NewKey(Written, frozen=True, kw_only=True):
+class NewServiceAccountKey(Written, frozen=True, kw_only=True):
     """What a further key is made of."""
 
     name: Title = FIRST_KEY
@@ -87,7 +87,7 @@ class NewKey(Written, frozen=True, kw_only=True):
     expires_in_seconds: Lifetime | None = None
 
 
-async def every(ask: Ask[ListQuery, Nothing]) -> Page[ServiceAccount]:
+async def every(ask: Ask[ListQuery, Nothing]) -> Listing[ProjectServiceAccount]:
     """List the service accounts of a project."""
     columns = store.service_accounts.c
     async with ask.reading() as connection:
@@ -97,13 +97,13 @@ async def every(ask: Ask[ListQuery, Nothing]) -> Page[ServiceAccount]:
         return await listed(connection, ask.query, statement, columns.id, _of_row)
 
 
-async def one(ask: Ask[Nothing, Nothing]) -> ServiceAccount:
+async def one(ask: Ask[Nothing, Nothing]) -> ProjectServiceAccount:
     """Read a service account."""
     async with ask.reading() as connection:
         return shaped(await found(connection, ask))
 
 
-async def create(ask: Ask[Nothing, NewServiceAccount], change: Change) -> MadeServiceAccount:
+async def create(ask: Ask[Nothing, NewProjectServiceAccount], change: Change) -> MadeProjectServiceAccount:
     """Make a service account and its first key."""
     body = ask.body
     if body.create_service_account_only and body.expires_in_seconds is not None:
@@ -113,11 +113,11 @@ async def create(ask: Ask[Nothing, NewServiceAccount], change: Change) -> MadeSe
     account = await service_accounts.create(ours(ask, new), change)
     key = None
     if not body.create_service_account_only:
-        key = await _key(ask, change, account, NewKey(expires_in_seconds=body.expires_in_seconds))
-    return MadeServiceAccount(**msgspec.structs.asdict(shaped(account)), api_key=key)
+        key = await _key(ask, change, account, NewServiceAccountKey(expires_in_seconds=body.expires_in_seconds))
+    return MadeProjectServiceAccount(**msgspec.structs.asdict(shaped(account)), api_key=key)
 
 
-async def update(ask: Ask[Nothing, ServiceAccountChange], change: Change) -> ServiceAccount:
+async def update(ask: Ask[Nothing, ServiceAccountChange], change: Change) -> ProjectServiceAccount:
     """Rename a service account, or change its role."""
     await projects.active(change, ask.named("project_id"))
     before = await found(change.connection, ask)
@@ -141,7 +141,7 @@ async def delete(ask: Ask[Nothing, Nothing], change: Change) -> Deleted:
     return Deleted(account.id, "organization.project.service_account.deleted")
 
 
-async def create_key(ask: Ask[Nothing, NewKey], change: Change) -> MadeKey:
+async def create_key(ask: Ask[Nothing, NewServiceAccountKey], change: Change) -> MadeServiceAccountKey:
     """Make a further key for a service account."""
     await projects.active(change, ask.named("project_id"))
     return await _key(ask, change, await found(change.connection, ask), ask.body)
@@ -154,15 +154,17 @@ async def found(connection: AsyncConnection, ask: Ask[Any, Any]) -> service_acco
     return account
 
 
-def shaped(account: service_accounts.ServiceAccount) -> ServiceAccount:
-    return ServiceAccount(id=account.id, name=account.name, role=account.role, created_at=account.created_at)
+def shaped(account: service_accounts.ServiceAccount) -> ProjectServiceAccount:
+    return ProjectServiceAccount(id=account.id, name=account.name, role=account.role, created_at=account.created_at)
 
 
-def _of_row(row: sa.Row[Any]) -> ServiceAccount:
+def _of_row(row: sa.Row[Any]) -> ProjectServiceAccount:
     return shaped(service_accounts.shaped(row))
 
 
-async def _key(ask: Ask[Any, Any], change: Change, account: service_accounts.ServiceAccount, asked: NewKey) -> MadeKey:
+async def _key(
+    ask: Ask[Any, Any], change: Change, account: service_accounts.ServiceAccount, asked: NewServiceAccountKey
+) -> MadeServiceAccountKey:
     new = keys.NewKey(
         tenant_id=account.tenant_id,
         service_account_id=account.id,
@@ -171,15 +173,27 @@ async def _key(ask: Ask[Any, Any], change: Change, account: service_accounts.Ser
         expires_at=ends_at(change.at, asked.expires_in_seconds),
     )
     made = await keys.create(ours(ask, new), change)
-    return MadeKey(id=made.id, name=made.name, created_at=made.created_at, expires_at=made.expires_at, value=made.key)
+    return MadeServiceAccountKey(
+        id=made.id, name=made.name, created_at=made.created_at, expires_at=made.expires_at, value=made.key
+    )
 
 
 _ONE = PATH + "/{service_account_id}"
 ENDPOINTS = [
-    OpenAIEndpoint("GET", PATH, every, Page[ServiceAccount], OPERATORS, query=ListQuery),
-    OpenAIEndpoint("POST", PATH, create, MadeServiceAccount, OPERATORS, body=NewServiceAccount, changes=True),
-    OpenAIEndpoint("GET", _ONE, one, ServiceAccount, OPERATORS),
-    OpenAIEndpoint("POST", _ONE, update, ServiceAccount, OPERATORS, body=ServiceAccountChange, changes=True),
+    OpenAIEndpoint("GET", PATH, every, Listing[ProjectServiceAccount], OPERATORS, query=ListQuery),
+    OpenAIEndpoint(
+        "POST", PATH, create, MadeProjectServiceAccount, OPERATORS, body=NewProjectServiceAccount, changes=True
+    ),
+    OpenAIEndpoint("GET", _ONE, one, ProjectServiceAccount, OPERATORS),
+    OpenAIEndpoint("POST", _ONE, update, ProjectServiceAccount, OPERATORS, body=ServiceAccountChange, changes=True),
     OpenAIEndpoint("DELETE", _ONE, delete, Deleted, OPERATORS, changes=True),
-    OpenAIEndpoint("POST", _ONE + "/api_keys", create_key, MadeKey, OPERATORS, body=NewKey, changes=True),
+    OpenAIEndpoint(
+        "POST",
+        _ONE + "/api_keys",
+        create_key,
+        MadeServiceAccountKey,
+        OPERATORS,
+        body=NewServiceAccountKey,
+        changes=True,
+    ),
 ]

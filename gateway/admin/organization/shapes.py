@@ -32,7 +32,7 @@ class ListQuery(Written, frozen=True, kw_only=True):
     before: Id | None = None
 
 
-class Page(msgspec.Struct, Generic[T], frozen=True):
+class Listing(msgspec.Struct, Generic[T], frozen=True):
     """One page of a list."""
 
     data: list[T]
@@ -57,7 +57,7 @@ async def listed(
     column: sa.Column[str],
     shaped: Callable[[sa.Row[Any]], T],
     newest_first: bool = False,
-) -> Page[T]:
+) -> Listing[T]:
     """The page of what ``statement`` finds, in the order of ``column``, an id; ids are in the order of time."""
     forwards = query.before is None
     if query.after is not None:
@@ -70,7 +70,7 @@ async def listed(
     has_more = len(rows) > query.limit
     rows = rows[: query.limit] if forwards else rows[: query.limit][::-1]
     first_id, last_id = (getattr(rows[0], column.key), getattr(rows[-1], column.key)) if rows else (None, None)
-    return Page([shaped(row) for row in rows], first_id, last_id, has_more)
+    return Listing([shaped(row) for row in rows], first_id, last_id, has_more)
 
 
 @dataclass(frozen=True, slots=True)
