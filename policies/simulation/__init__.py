@@ -10,6 +10,7 @@ that gateway and network take.
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Callable
 
 from policies.priority import Order
@@ -99,21 +100,34 @@ class _Run:
 
     def outcome(self) -> Outcome:
         self._expect()
-        while self._events:
+        stops_at = math.inf if self._trial.stops_at_s is None else self._trial.stops_at_s
+        while self._events and self._events[0][0] <= stops_at:
             self._now, _, happen = heapq.heappop(self._events)
             happen()
-        assert not self._num_open, "a request has neither ended nor been refused"
+        assert self._events or not self._num_open, "a request has neither ended nor been refused"
+        if self._events:
+            self._now = self._ended_at = stops_at
+        self._stop()
         workers = [seat.worker for line in self._lines.values() for seat in line.seats]
         began_at = min(arrival.at_s for arrival in self._trial.arrivals)
         duration_s = max(0.0, self._ended_at - began_at)
         return Outcome(
             total=self._tallies.total.part(),
-            classes=self._tallies.classes(),
+            classes=self._tallies.classes(line.gaps.of_class for line in self._lines.values()),
             tenants={tenant: tally.part() for tenant, tally in sorted(self._tallies.of_tenant.items())},
             duration_s=duration_s,
             utilisation=sum(worker.busy_s for worker in workers) / (len(workers) * duration_s) if duration_s else 0.0,
             num_preemptions=sum(worker.num_preemptions for worker in workers),
         )
+
+    def _stop(self) -> None:
+        """What has been written until then counts; what still waits has waited until then."""
+        for line in self._lines.values():
+            self._catch_up(line)
+            line.gaps.stop()
+            for lane in line.lanes:
+                for turn in lane.waiting:
+                    self._waited(turn.item, self._now)
 
     def _at(self, moment: float, happen: Callable[[], None]) -> None:
         self._num_events += 1
@@ -168,7 +182,7 @@ class _Run:
             seat.send(job, trial.classes[sla_class].priority, self._now)
             self._sent(line, seat, job)
             return None
-        job.turn = line.lanes.add(order, job)
+        line.add(job)
         self._advance(line)
         if job.seat is None:
             self._at(self._now + trial.classes[sla_class].max_wait_s, lambda: self._give_up(line, job))
@@ -183,7 +197,7 @@ class _Run:
         if job.seat is not None or job.turn is None:
             return
         self._catch_up(line)
-        line.lanes.remove(job.turn)
+        line.remove(job.turn)
         self._meter.close(job.ticket, None, self._now)
         self._num_open -= 1
         self._refuse(job.arrival, job.order.sla_class, "queue_timeout")
@@ -263,8 +277,7 @@ class _Run:
     def _finish(self, line: Line, seat: Seat, job: Job, sequence: Simulated) -> None:
         assert sequence.first_token_at is not None
         seat.left(job)
-        if job.turn is not None:
-            line.lanes.done(job.turn, job.num_written)
+        line.done(job)
         arrival, num_written = job.arrival, job.num_written
         usage = Usage(arrival.num_prompt_tokens, sequence.num_cached, num_written)
         cost = self._meter.close(job.ticket, usage, self._now)
@@ -289,7 +302,7 @@ class _Run:
 
     def _serve(self, line: Line, job: Job, num_tokens: int) -> None:
         waiting = [lane.name for lane in line.lanes if len(lane)]
-        self._tallies.serve(job.order.sla_class, num_tokens, waiting)
+        self._tallies.serve(job.arrival.tenant, job.order.sla_class, num_tokens, waiting)
 
     def _renew(self) -> None:
         self._is_renewing = self._num_open > 0

@@ -11,6 +11,7 @@ from policies.priority import Lanes, Order, Turn
 from policies.promise import Demand
 from policies.room import Room
 from policies.settings import SlaClass
+from policies.simulation.gaps import Gaps
 from policies.simulation.meter import Ticket
 from policies.simulation.trial import Arrival, Reason, WorkerModel
 from policies.simulation.worker import Simulated, Worker
@@ -88,6 +89,7 @@ class Line:
         self, model: WorkerModel, classes: Mapping[str, SlaClass], allowance: Callable[[Simulated], int]
     ) -> None:
         self.lanes = Lanes(classes)
+        self.gaps = Gaps(self.lanes)
         shares: dict[int, float] = {}
         for terms in classes.values():
             shares[terms.priority] = shares.get(terms.priority, 0.0) + terms.share
@@ -133,6 +135,22 @@ class Line:
         able = [seat for seat in self.seats if seat.room.has_room(priority, 1, order.num_tokens)]
         return min(able, key=lambda seat: seat.worker.num_sequences, default=None)
 
+    def add(self, job: Job) -> None:
+        """It waits from now on."""
+        job.turn = self.lanes.add(job.order, job)
+        self.gaps.added(job.turn)
+
+    def remove(self, turn: Turn) -> None:
+        """It waits no longer."""
+        self.lanes.remove(turn)
+        self.gaps.left(turn.lane)
+
+    def done(self, job: Job) -> None:
+        """Its answer has ended."""
+        if job.turn is not None:
+            self.gaps.done(job.turn, job.num_written)
+            self.lanes.done(job.turn, job.num_written)
+
     def send_next(self, now: float) -> tuple[Seat, Job] | None:
         """Whoever goes next, if a worker has room for it."""
         chosen = self.lanes.next()
@@ -145,6 +163,7 @@ class Line:
         if seat is None:
             return None
         self.lanes.take(turn, is_claim)
+        self.gaps.taken(turn)
         job = turn.item
         assert isinstance(job, Job)
         seat.send(job, priority, now)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from policies.settings import SlaClass
+from policies.simulation.gaps import Gap
 from policies.simulation.trial import ClassPart, Part, Reason, percentiles
 
 
@@ -17,6 +18,7 @@ class Tally:
         self.num_prompt_tokens = 0
         self.num_cached_tokens = 0
         self.num_completion_tokens = 0
+        self.num_served_tokens = 0
         self.cost_micros = 0
         self.refused: dict[Reason, int] = {}
         self.ttfts_ms: list[float] = []
@@ -32,10 +34,12 @@ class Tally:
             "num_requests": self.num_requests,
             "num_admitted": len(self.ttfts_ms),
             "refused": dict(sorted(self.refused.items())),
+            "num_unfinished": self.num_requests - len(self.ttfts_ms) - sum(self.refused.values()),
             "num_cut": self.num_cut,
             "num_prompt_tokens": self.num_prompt_tokens,
             "num_cached_tokens": self.num_cached_tokens,
             "num_completion_tokens": self.num_completion_tokens,
+            "num_served_tokens": self.num_served_tokens,
             "cost_micros": self.cost_micros,
             "ttft_ms": percentiles(self.ttfts_ms),
             "tpot_ms": percentiles(self.tpots_ms),
@@ -61,23 +65,30 @@ class Tallies:
         """The three that a request belongs to."""
         return self.total, self.of_class[sla_class], self.of_tenant.setdefault(tenant, Tally())
 
-    def serve(self, sla_class: str, num_tokens: int, waiting: Iterable[str]) -> None:
-        """So many tokens went to a class while ``waiting`` classes had requests in line."""
+    def serve(self, tenant: str, sla_class: str, num_tokens: int, waiting: Iterable[str]) -> None:
+        """So many tokens were given while ``waiting`` classes had requests in line."""
+        for tally in self.of(tenant, sla_class):
+            tally.num_served_tokens += num_tokens
         for name in waiting:
             self._all[name] += num_tokens
             self._own[name] += num_tokens if name == sla_class else 0
 
-    def classes(self) -> dict[str, ClassPart]:
-        return {name: self._class_part(name) for name in self._classes}
+    def classes(self, gaps: Iterable[Mapping[str, Gap]]) -> dict[str, ClassPart]:
+        """``gaps`` of each model."""
+        models = list(gaps)
+        return {name: self._class_part(name, [model[name] for model in models]) for name in self._classes}
 
-    def _class_part(self, name: str) -> ClassPart:
+    def _class_part(self, name: str, gaps: list[Gap]) -> ClassPart:
         tally, terms = self.of_class[name], self._classes[name]
+        worst = max(gaps, key=lambda gap: gap.longest / gap.bound, default=Gap())
         return ClassPart(
             **tally.facts(),  # type: ignore[arg-type]
             ttft_attainment=attainment(tally.ttfts_ms, terms.ttft_ms),
             tpot_attainment=attainment(tally.tpots_ms, terms.tpot_ms),
             num_tokens_while_waiting=self._own[name],
             share_while_waiting=self._own[name] / self._all[name] if self._all[name] else 1.0,
+            longest_gap_tokens=round(worst.longest),
+            gap_bound_tokens=round(worst.bound),
         )
 
 

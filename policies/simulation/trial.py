@@ -85,6 +85,8 @@ class Trial(Document, frozen=True):
     classes: dict[str, SlaClass] = msgspec.field(default_factory=lambda: dict(CLASSES))
     completion_estimate: Annotated[int, Meta(ge=1)] = 256
     """As in [limits] of the settings."""
+    stops_at_s: Seconds | None = None
+    """What has not ended by then is left as it is; None: all come to their end."""
     starts_at: Annotated[int, Meta(ge=0, le=1 << 40)] = 0
     """Unix seconds that ``at_s`` counts from: which day and month it is for a budget."""
 
@@ -106,12 +108,16 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     num_admitted: int
     """Let in by every limit and by the promise, and then computed."""
     refused: dict[Reason, int]
+    num_unfinished: int
+    """Waiting or being computed when the trial stopped."""
     num_cut: int
     """Answers that ended before they were complete, with "length", because a limit or a budget was used up."""
     num_prompt_tokens: int
     num_cached_tokens: int
     num_completion_tokens: int
     """Tokens of those that were computed."""
+    num_served_tokens: int
+    """Given until the trial stopped: prompts count when they are sent, completions as they come."""
     cost_micros: int
     ttft_ms: Percentiles
     tpot_ms: Percentiles
@@ -129,6 +135,11 @@ class ClassPart(Part, frozen=True, kw_only=True):
     """Prompt and completion tokens given to the class while it had requests waiting."""
     share_while_waiting: float
     """Those, of all that were given in that time; 1 when nothing of it ever waited."""
+    longest_gap_tokens: int
+    """Given to others between two of its turns while it had requests waiting, of that gap which came closest to its
+    bound."""
+    gap_bound_tokens: int
+    """The most that it could have been (policies/priority.py)."""
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -138,7 +149,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     classes: dict[str, ClassPart]
     tenants: dict[str, Part]
     duration_s: float
-    """From the first arrival until the last answer has ended."""
+    """From the first arrival until the last answer has ended, or the trial stopped."""
     utilisation: float
     """Of all workers: the part of that time in which they computed."""
     num_preemptions: int

@@ -168,10 +168,29 @@ def test_every_request_is_admitted_or_refused_and_the_parts_add_up(asked):
     total = outcome.total
     assert total.num_requests == len(asked.arrivals)
     assert total.num_admitted + sum(total.refused.values()) == total.num_requests
+    assert total.num_served_tokens == tokens_of(outcome)
+    assert total.num_unfinished == 0
     for parts in (outcome.classes.values(), outcome.tenants.values()):
         for field in ("num_requests", "num_admitted", "num_prompt_tokens", "num_completion_tokens", "cost_micros"):
             assert sum(getattr(part, field) for part in parts) == getattr(total, field)
     assert run(asked) == outcome, "the same trial has another outcome"
+
+
+@settings(max_examples=20, deadline=None)
+@given(trials())
+def test_no_class_waits_longer_for_its_turn_than_the_stated_bound(asked):
+    for part in run(asked).classes.values():
+        assert part.longest_gap_tokens <= part.gap_bound_tokens
+
+
+@settings(max_examples=20, deadline=None)
+@given(trials(), st.floats(0.0, 20.0))
+def test_a_trial_that_stops_leaves_the_rest_unfinished(asked, stops_at_s):
+    whole, part = run(asked).total, run(msgspec.structs.replace(asked, stops_at_s=stops_at_s)).total
+    assert part.num_requests == sum(arrival.at_s <= stops_at_s for arrival in asked.arrivals)
+    assert part.num_admitted + part.num_unfinished + sum(part.refused.values()) == part.num_requests
+    assert part.num_admitted <= whole.num_admitted
+    assert part.num_served_tokens >= part.num_prompt_tokens + part.num_completion_tokens
 
 
 @settings(max_examples=20, deadline=None)
