@@ -13,6 +13,7 @@ from typing import Any
 
 import aiohttp
 
+from policies import settings
 from tests.builders import PATIENCE_S, ROOT
 from tests.house import KEYS
 
@@ -24,6 +25,22 @@ ENVIRON = {name: value for name, value in os.environ.items() if not name.startsw
 }
 
 
+def sharing(redis: settings.Redis, store_url: str, num_processes: int) -> dict[str, str]:
+    """The environment of gateways that share these."""
+    return {
+        "PENSTOCK_SERVER__PROCESSES": str(num_processes),
+        "PENSTOCK_STORE__URL": store_url,
+        "PENSTOCK_REDIS__URL": redis.url,
+        "PENSTOCK_REDIS__PREFIX": redis.prefix,
+        "PENSTOCK_REDIS__TIMEOUT_MS": str(redis.timeout_ms),
+    }
+
+
+def answered_by(address: str) -> dict[str, str]:
+    """The environment in which a worker that runs elsewhere computes what the model "demo" says."""
+    return {"PENSTOCK_MODELS__DEMO__REPLICAS": "0", "PENSTOCK_MODELS__DEMO__ADDRESSES": f'["{address}"]'}
+
+
 class Family:
     """A running one."""
 
@@ -31,17 +48,18 @@ class Family:
         self.process = process
         self.url = url
         self.key = KEYS["PENSTOCK_API_KEY"]
+        self.admin_key = KEYS["PENSTOCK_ADMIN_KEY"]
         self.told: list[str] = []
         """Lines on standard error so far."""
 
     @contextlib.asynccontextmanager
-    async def http(self, key: str | None = None) -> AsyncIterator[aiohttp.ClientSession]:
+    async def http(self, key: str | None = None, timeout_s: float = PATIENCE_S) -> AsyncIterator[aiohttp.ClientSession]:
         """A new connection for each request, so that the kernel deals them out among the gateways."""
         async with aiohttp.ClientSession(
             self.url,
             headers={"authorization": f"Bearer {key or self.key}"},
             connector=aiohttp.TCPConnector(force_close=True, limit=0),
-            timeout=aiohttp.ClientTimeout(PATIENCE_S),
+            timeout=aiohttp.ClientTimeout(timeout_s),
         ) as session:
             yield session
 

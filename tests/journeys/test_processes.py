@@ -9,7 +9,7 @@ import signal
 import pytest
 
 from tests.builders import until
-from tests.family import Family, family, is_alive
+from tests.family import Family, answered_by, family, is_alive, sharing
 
 CHAT = {"model": "demo", "messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 8}
 
@@ -17,20 +17,13 @@ CHAT = {"model": "demo", "messages": [{"role": "user", "content": "Hello!"}], "m
 @pytest.fixture
 def shared(redis_settings, postgres):
     """The environment of a house with three gateways."""
-    return {
-        "PENSTOCK_SERVER__PROCESSES": "3",
-        "PENSTOCK_STORE__URL": postgres,
-        "PENSTOCK_REDIS__URL": redis_settings.url,
-        "PENSTOCK_REDIS__PREFIX": redis_settings.prefix,
-        "PENSTOCK_REDIS__TIMEOUT_MS": "5000",
-    }
+    return sharing(redis_settings, postgres, 3)
 
 
 @pytest.fixture
 async def scripted_demo(start_scripted_worker):
-    """The environment that has answers of 20 tokens, 10 ms apart, from a worker that runs elsewhere."""
-    address = await start_scripted_worker("--num-tokens", 20, "--step-s", 0.01)
-    return {"PENSTOCK_MODELS__DEMO__REPLICAS": "0", "PENSTOCK_MODELS__DEMO__ADDRESSES": f'["{address}"]'}
+    """The environment that has answers of 20 tokens, 10 ms apart."""
+    return answered_by(await start_scripted_worker("--num-tokens", 20, "--step-s", 0.01))
 
 
 async def statuses(house: Family, num_requests: int, **others: object) -> list[int]:
@@ -62,6 +55,13 @@ async def test_a_gateway_that_is_shot_is_replaced_while_the_others_go_on(tmp_pat
         await until(lambda: len(house.gateways()) == 3)
         assert set(others) < set(house.gateways())
         assert await house.end() == 0
+
+
+async def test_a_limit_does_not_multiply_by_the_number_of_gateways(tmp_path, shared, scripted_demo):
+    policy = {"PENSTOCK_POLICIES__DEFAULT": "{limits = {requests_per_minute = 10}}"}
+    async with family(tmp_path, **shared, **scripted_demo, **policy) as house:
+        answers = await statuses(house, 60)
+        assert (answers.count(200), answers.count(429)) == (10, 50)
 
 
 async def test_a_stop_lets_every_gateways_streams_finish(tmp_path, shared, scripted_demo):

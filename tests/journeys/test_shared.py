@@ -1,0 +1,176 @@
+"""What gateways share, taken away mid-load: requests go on, none hangs, and what was said is billed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+
+import aiohttp
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import create_async_engine
+
+from gateway import store
+from policies import settings
+from tests.builders import PATIENCE_S, until
+from tests.family import answered_by, family, sharing
+
+NUM_CLIENTS = 12
+MAX_ANSWER_S = 10.0
+"""Far more than any timeout here, on a machine that is busy; a request that hangs takes for ever."""
+DIVIDING, REFUSING = (
+    {"PENSTOCK_POLICIES__DEFAULT": f'{{limits = {{requests_per_minute = 1000000}}, without_redis = "{choice}"}}'}
+    for choice in ("divide", "refuse")
+)
+CHAT = {"model": "demo", "messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 8}
+SOON_S = 1.0
+"""Within which a change is effective everywhere."""
+
+
+class Load:
+    """Clients that ask again as soon as they are answered."""
+
+    def __init__(self) -> None:
+        self.answers: list[int] = []
+        """Statuses, in order."""
+
+    async def ask(self, session: aiohttp.ClientSession) -> None:
+        while True:
+            async with session.post("/v1/chat/completions", json=CHAT) as answer:
+                body = await answer.json()
+                assert answer.status == 200 or body["error"]["message"]
+                self.answers.append(answer.status)
+
+    async def more(self, num_answers: int) -> list[int]:
+        """The next so many."""
+        start = len(self.answers)
+        await until(lambda: len(self.answers) >= start + num_answers)
+        return self.answers[start:]
+
+
+@contextlib.asynccontextmanager
+async def load(house):
+    """While this lasts. Ends when all that was asked is answered; raises what a client met with."""
+    running = Load()
+    async with house.http(timeout_s=MAX_ANSWER_S) as session, asyncio.TaskGroup() as clients:
+        tasks = [clients.create_task(running.ask(session)) for _ in range(NUM_CLIENTS)]
+        await running.more(NUM_CLIENTS)
+        yield running
+        for task in tasks:
+            task.cancel()
+
+
+@pytest.fixture
+async def worker(start_scripted_worker):
+    return answered_by(await start_scripted_worker("--num-tokens", 4, "--step-s", 0.002))
+
+
+@pytest.fixture
+def impatient(fragile_redis):
+    return settings.Redis(url=fragile_redis.url, timeout_ms=250.0)
+
+
+@pytest.mark.parametrize("how", ["kill", "stall"])
+async def test_without_redis_requests_go_on_within_divided_limits(
+    tmp_path, worker, impatient, postgres, fragile_redis, how
+):
+    environ = {**sharing(impatient, postgres, 3), **worker, **DIVIDING}
+    async with family(tmp_path, **environ) as house, load(house) as running:
+        assert set(await running.more(50)) == {200}
+        getattr(fragile_redis, how)()
+        assert set(await running.more(200)) == {200}
+        (fragile_redis.start if how == "kill" else fragile_redis.resume)()
+        assert set(await running.more(50)) == {200}
+
+
+@pytest.mark.parametrize("how", ["kill", "stall"])
+async def test_without_redis_requests_are_refused_where_the_policy_says_so(
+    tmp_path, worker, impatient, postgres, fragile_redis, how
+):
+    environ = {**sharing(impatient, postgres, 3), **worker, **REFUSING}
+    async with family(tmp_path, **environ) as house, load(house) as running:
+        assert set(await running.more(50)) == {200}
+        getattr(fragile_redis, how)()
+        await until(lambda: running.answers[-30:] == [503] * 30)
+        (fragile_redis.start if how == "kill" else fragile_redis.resume)()
+        await until(lambda: running.answers[-30:] == [200] * 30)
+
+
+@pytest.mark.parametrize("how", ["kill", "stall"])
+async def test_without_the_database_requests_go_on_and_are_billed_once_when_it_is_back(
+    tmp_path, worker, redis_settings, fragile_postgres, how
+):
+    url = f"{fragile_postgres.url}/postgres"
+    async with family(tmp_path, **sharing(redis_settings, url, 3), **worker) as house:
+        async with load(house) as running:
+            getattr(fragile_postgres, how)()
+            assert set(await running.more(100)) == {200}
+        (fragile_postgres.start if how == "kill" else fragile_postgres.resume)()
+        async with asyncio.timeout(PATIENCE_S):
+            # Clients that were cut off have a row of their own, 499.
+            while await num_billed(url) < len(running.answers):  # noqa: ASYNC110 (a database tells nobody)
+                await asyncio.sleep(0.05)
+        assert await house.end() == 0
+    assert len(running.answers) <= await num_billed(url) <= len(running.answers) + NUM_CLIENTS
+
+
+async def num_billed(url: str) -> int:
+    """Answers in the ledger."""
+    engine = create_async_engine(url)
+    async with engine.connect() as connection:
+        query = sa.select(sa.func.count()).select_from(store.ledger).where(store.ledger.c.status == 200)
+        found: int = (await connection.execute(query)).scalar_one()
+    await engine.dispose()
+    return found
+
+
+async def test_what_one_gateway_revokes_is_revoked_at_the_other_within_a_second(
+    tmp_path, worker, redis_settings, postgres
+):
+    hosts = [tmp_path / "a", tmp_path / "b"]
+    for host in hosts:
+        host.mkdir()
+    environ = {**sharing(redis_settings, postgres, 1), **worker}
+    async with family(hosts[0], **environ) as first, family(hosts[1], **environ) as second:
+        async with first.http(first.admin_key) as admin, admin.get("/admin/v1/tenants") as answer:
+            (tenant,) = (await answer.json())["data"]
+        for revoke in (by_the_admin_api, behind_their_backs):
+            async with first.http(first.admin_key) as admin:
+                body = {"name": "short-lived", "tenant_id": tenant["id"]}
+                async with admin.post("/admin/v1/keys", json=body) as answer:
+                    assert answer.status == 201, await answer.text()
+                    made = await answer.json()
+            async with second.http(made["key"]) as session:
+                await met(session, 200)
+                await revoke(first, postgres, made["key"])
+                revoked_at = time.monotonic()
+                await met(session, 401)
+                assert time.monotonic() - revoked_at < SOON_S
+
+
+async def met(session: aiohttp.ClientSession, status: int) -> None:
+    """Until requests are answered so."""
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            async with session.get("/v1/models") as answer:
+                if answer.status == status:
+                    return
+
+
+async def by_the_admin_api(house, url, key):
+    async with house.http(house.admin_key) as admin:
+        async with admin.get("/admin/v1/keys?limit=100") as answer:
+            (key_id,) = [each["id"] for each in (await answer.json())["data"] if each["last_four"] == key[-4:]]
+        async with admin.delete(f"/admin/v1/keys/{key_id}") as answer:
+            assert answer.status == 200, await answer.text()
+
+
+async def behind_their_backs(house, url, key):
+    """A change in the database that no gateway has made, and nobody gives notice of."""
+    engine = create_async_engine(url)
+    async with engine.begin() as connection:
+        revision = await store.bump(connection)
+        changed = sa.update(store.keys).where(store.keys.c.last_four == key[-4:])
+        await connection.execute(changed.values(revoked_at=int(time.time()), revision=revision))
+    await engine.dispose()
