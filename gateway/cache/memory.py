@@ -1,5 +1,5 @@
-"""Answers in the memory of this gateway: bounded in bytes, each until its time is up, the least recently used goes
-first."""
+"""Answers in the memory of this gateway: bounded in bytes, fair among those whose they are, each until its time is
+up."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 
 from gateway.clock import Clock
 
-ENTRY_BYTES = 400
+ENTRY_BYTES = 500
 """What an entry takes besides its value: its name, its places in three tables, its instant."""
 
 
@@ -36,15 +36,15 @@ class Keeper(Protocol):
 
 
 class Memory:
-    """A ``Keeper``."""
+    """A ``Keeper``. When it is full, a scope that has an equal share of it makes room in its own, so nobody drives out
+    what others keep by asking much; a scope that has less takes the place of whatever was used least recently."""
 
     def __init__(self, max_bytes: int, clock: Clock) -> None:
         self._max_bytes = max_bytes
         self._clock = clock
         self._entries: OrderedDict[tuple[bytes, bytes], tuple[bytes, float]] = OrderedDict()
         """Value and the instant of its end, by scope and name; the least recently used first."""
-        self._scopes: dict[bytes, dict[bytes, int]] = {}
-        """Bytes by name, by scope."""
+        self._scopes: dict[bytes, Scope] = {}
         self._num_bytes = 0
 
     async def get(self, scope: bytes, name: bytes) -> bytes | None:
@@ -57,6 +57,7 @@ class Memory:
             self._forget(key)
             return None
         self._entries.move_to_end(key)
+        self._scopes[scope].names.move_to_end(name)
         return value
 
     def put(self, scope: bytes, name: bytes, value: bytes, ttl_s: float) -> None:
@@ -66,13 +67,18 @@ class Memory:
         if num_bytes > self._max_bytes:
             return
         while self._num_bytes + num_bytes > self._max_bytes:
-            self._forget(next(iter(self._entries)))
+            self._forget(self._least_useful(scope, num_bytes))
+        mine = self._scopes.get(scope)
+        if mine is None:
+            mine = self._scopes[scope] = Scope()
         self._entries[key] = (value, self._clock.now() + ttl_s)
-        self._scopes.setdefault(scope, {})[name] = num_bytes
+        mine.names[name] = None
+        mine.num_bytes += num_bytes
         self._num_bytes += num_bytes
 
     async def flush(self, scope: bytes) -> int:
-        names = list(self._scopes.get(scope, ()))
+        mine = self._scopes.get(scope)
+        names = [] if mine is None else list(mine.names)
         for name in names:
             self._forget((scope, name))
         return len(names)
@@ -80,14 +86,35 @@ class Memory:
     async def held(self, scope: bytes | None = None) -> Held:
         if scope is None:
             return Held(len(self._entries), self._num_bytes)
-        names = self._scopes.get(scope, {})
-        return Held(len(names), sum(names.values()))
+        mine = self._scopes.get(scope)
+        return Held(0, 0) if mine is None else Held(len(mine.names), mine.num_bytes)
+
+    def _least_useful(self, scope: bytes, num_bytes: int) -> tuple[bytes, bytes]:
+        """The entry that goes when ``scope`` needs room for so many bytes."""
+        mine = self._scopes.get(scope)
+        if mine is not None and (mine.num_bytes + num_bytes) * len(self._scopes) > self._max_bytes:
+            return scope, next(iter(mine.names))
+        return next(iter(self._entries))
 
     def _forget(self, key: tuple[bytes, bytes]) -> None:
-        if self._entries.pop(key, None) is None:
+        found = self._entries.pop(key, None)
+        if found is None:
             return
         scope, name = key
-        names = self._scopes[scope]
-        self._num_bytes -= names.pop(name)
-        if not names:
+        theirs, num_bytes = self._scopes[scope], len(found[0]) + ENTRY_BYTES
+        del theirs.names[name]
+        theirs.num_bytes -= num_bytes
+        self._num_bytes -= num_bytes
+        if not theirs.names:
             del self._scopes[scope]
+
+
+class Scope:
+    """What is kept for one of them."""
+
+    __slots__ = ("names", "num_bytes")
+
+    def __init__(self) -> None:
+        self.names: OrderedDict[bytes, None] = OrderedDict()
+        """The least recently used first."""
+        self.num_bytes = 0

@@ -75,18 +75,21 @@ class Idempotency:
             raise errors.InvalidRequest(
                 "An Idempotency-Key has 1 to 255 printable characters of ASCII", param="Idempotency-Key"
             )
-        owner = f"{caller.tenant_id}\0{request.path}\0{key}".encode()
-        name = blake2b(owner, digest_size=32, key=self._secret[:64], person=b"penstock once").digest()
+        scope = self._named(caller.tenant_id, 16)
+        name = self._named(f"{caller.tenant_id}\0{request.path}\0{key}", 32)
         asked = blake2b(await request.read(), digest_size=32).digest()
         running = self._running.get(name)
         if running is None:
             record = request[OUTLET] = Record(request[REQUEST_ID])
             running = self._running[name] = Running(asked, record)
-            slot = self._slots.slot(name, asked)
+            slot = self._slots.slot(scope, name, asked)
             refuses = caller.policy.without_redis == "refuse"
             running.task = asyncio.create_task(self._answer(name, slot, record, refuses, answer))
         check(running.asked, asked)
         return await self._relay(request, running.record)
+
+    def _named(self, owner: str, num_bytes: int) -> bytes:
+        return blake2b(owner.encode(), digest_size=num_bytes, key=self._secret[:64], person=b"penstock once").digest()
 
     async def close(self) -> None:
         """Breaks off what is still being answered."""

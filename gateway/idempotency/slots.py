@@ -19,8 +19,6 @@ from gateway.clock import Clock
 from gateway.idempotency.record import Recorded
 from gateway.redis import Redis, RedisAway, Script
 
-SCOPE = b"idempotency"
-"""In memory; the name says whose."""
 LEASE_S = 10.0
 POLL_S = 0.1
 """How often one gateway looks whether another has finished."""
@@ -58,8 +56,9 @@ SETTLE = Script(
 class Slot:
     """One key of one tenant, while it is being answered."""
 
-    def __init__(self, slots: Slots, name: bytes, asked: bytes) -> None:
+    def __init__(self, slots: Slots, scope: bytes, name: bytes, asked: bytes) -> None:
         self._slots = slots
+        self._scope = scope
         self._name = name
         self.asked = asked
         """The digest of what is asked."""
@@ -68,7 +67,7 @@ class Slot:
     async def keep(self, recorded: Recorded) -> None:
         """For whoever uses the key again."""
         value = _encode(recorded)
-        self._slots.memory.put(SCOPE, self._name, value, self._slots.ttl_s)
+        self._slots.memory.put(self._scope, self._name, value, self._slots.ttl_s)
         await self._settle(value)
 
     async def free(self) -> None:
@@ -81,7 +80,7 @@ class Slot:
 
         Raises IdempotencyKeyReused, ServiceUnavailable.
         """
-        value = await self._slots.memory.get(SCOPE, self._name)
+        value = await self._slots.memory.get(self._scope, self._name)
         redis = self._slots.redis
         if value is None and redis is not None:
             claim = _encode(Claim(self.asked, uuid.uuid4().hex))
@@ -151,8 +150,9 @@ class Slots:
         self.ttl_s = ttl_s
         self.clock = clock
 
-    def slot(self, name: bytes, asked: bytes) -> Slot:
-        return Slot(self, name, asked)
+    def slot(self, scope: bytes, name: bytes, asked: bytes) -> Slot:
+        """``scope`` is the tenant's, ``name`` unique among all of them."""
+        return Slot(self, scope, name, asked)
 
 
 def check(before: bytes, now: bytes) -> None:

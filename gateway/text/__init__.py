@@ -19,7 +19,7 @@ from tokenizers import Tokenizer
 from gateway import openai
 from gateway.errors import InvalidRequest, ServiceUnavailable
 from gateway.text.detokenize import Decoder, Vocabulary
-from gateway.text.pieces import Pieces
+from gateway.text.pieces import Pieces, freeze_words
 from gateway.text.stops import StopStrings
 from gateway.text.template import ChatTemplate, TemplateFailure, TemplateInvalid
 from gateway.text.together import Together
@@ -47,6 +47,7 @@ class Text:
         limits = limits or settings.Text()
         tokenizer.no_truncation()
         tokenizer.no_padding()
+        freeze_words(tokenizer)
         self._tokenizer = tokenizer
         self._templates = templates
         self._inline_chars = limits.inline_chars

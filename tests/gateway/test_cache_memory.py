@@ -48,14 +48,30 @@ async def test_a_flush_forgets_one_scope_and_no_other(clock):
     assert await memory.held() == await memory.held(b"b") == Held(1, ENTRY_BYTES + 5)
 
 
+async def test_a_flood_drives_out_itself_and_not_what_others_keep(clock):
+    memory = Memory(100 * ENTRY_BYTES, clock)
+    for number in range(20):
+        memory.put(b"quiet", b"%d" % number, b"", 3600.0)
+    for number in range(1000):
+        memory.put(b"flood", b"%d" % number, b"", 3600.0)
+    assert (await memory.held(b"quiet")).num_entries == 20
+    assert (await memory.held(b"flood")).num_entries == 80
+    for number in range(20):
+        assert await memory.get(b"quiet", b"%d" % number) is not None
+    for number in range(100):
+        memory.put(b"third", b"%d" % number, b"", 3600.0)
+    counts = [(await memory.held(scope)).num_entries for scope in (b"quiet", b"flood", b"third")]
+    assert counts == [20, 47, 33], "an equal share is there for whoever comes"
+
+
 async def test_a_long_walk_never_holds_more_than_its_bytes_nor_forgets_without_need(clock):
     for seed in range(20):
         draw, max_bytes = random.Random(seed), 20 * ENTRY_BYTES
         memory = Memory(max_bytes, clock)
         obvious: dict[tuple[bytes, bytes], tuple[bytes, float]] = {}  # the least recently used first
 
-        def size(obvious=obvious):
-            return sum(len(value) + ENTRY_BYTES for value, _ in obvious.values())
+        def size(entries=obvious):
+            return sum(len(value) + ENTRY_BYTES for value, _ in entries.values())
 
         for _ in range(500):
             key = (draw.choice([b"x", b"y", b"z"]), bytes([draw.randrange(20)]))
@@ -73,7 +89,10 @@ async def test_a_long_walk_never_holds_more_than_its_bytes_nor_forgets_without_n
                     obvious.pop(key, None)
                     if len(value) + ENTRY_BYTES <= max_bytes:
                         while size() + len(value) + ENTRY_BYTES > max_bytes:
-                            del obvious[next(iter(obvious))]
+                            mine = [each for each in obvious if each[0] == key[0]]
+                            share = max_bytes / len({scope for scope, _ in obvious})
+                            above = len(value) + ENTRY_BYTES + size({each: obvious[each] for each in mine}) > share
+                            del obvious[mine[0] if mine and above else next(iter(obvious))]
                         obvious[key] = (value, clock.now() + ttl_s)
                 case _:
                     expected, ends_at = obvious.pop(key, (None, 0.0))

@@ -227,7 +227,7 @@ async def test_another_gateway_repeats_what_one_has_answered(open_front, redis_s
         await front.settled(2)
 
 
-NAME, ASKED = b"name" * 8, b"asked" * 6
+SCOPE, NAME, ASKED = b"scope", b"name" * 8, b"asked" * 6
 ANSWER = Recorded(ASKED, "req_1", False, b"{}")
 
 
@@ -250,9 +250,9 @@ async def polled(clock: HandClock, task: asyncio.Task[Any]) -> Any:
 
 async def test_one_gateway_waits_for_the_answer_that_another_one_is_computing(gateways):
     (one, _), (other, clock) = gateways
-    slot = one.slot(NAME, ASKED)
+    slot = one.slot(SCOPE, NAME, ASKED)
     assert await slot.find(refuses=False) is None
-    waiting = asyncio.create_task(other.slot(NAME, ASKED).find(refuses=False))
+    waiting = asyncio.create_task(other.slot(SCOPE, NAME, ASKED).find(refuses=False))
     await until(clock.waits)
     await slot.keep(ANSWER)
     assert await polled(clock, waiting) == ANSWER
@@ -260,20 +260,20 @@ async def test_one_gateway_waits_for_the_answer_that_another_one_is_computing(ga
 
 async def test_it_computes_itself_when_the_other_one_failed(gateways):
     (one, _), (other, clock) = gateways
-    slot = one.slot(NAME, ASKED)
+    slot = one.slot(SCOPE, NAME, ASKED)
     assert await slot.find(refuses=False) is None
-    waiting = asyncio.create_task(other.slot(NAME, ASKED).find(refuses=False))
+    waiting = asyncio.create_task(other.slot(SCOPE, NAME, ASKED).find(refuses=False))
     await until(clock.waits)
     await slot.free()
     assert await polled(clock, waiting) is None
-    again = asyncio.create_task(one.slot(NAME, ASKED).find(refuses=False))
+    again = asyncio.create_task(one.slot(SCOPE, NAME, ASKED).find(refuses=False))
     await until(gateways[0][1].waits)
     again.cancel()  # claimed, so this one would wait
 
 
 async def test_a_claim_is_its_gateways_for_as_long_as_that_renews_it(gateways, redis):
     (one, clock), (other, _) = gateways
-    slot = one.slot(NAME, ASKED)
+    slot = one.slot(SCOPE, NAME, ASKED)
     await slot.find(refuses=False)
     key = redis.key(f"idempotency:{NAME.hex()}")
     async with slot.renewed():
@@ -283,19 +283,19 @@ async def test_a_claim_is_its_gateways_for_as_long_as_that_renews_it(gateways, r
         await until(clock.waits)
         assert 0 < await redis.call("PTTL", key) <= 1000 * LEASE_S
     await redis.call("DEL", key)  # it took too long, and another one took over
-    late = other.slot(NAME, ASKED)
+    late = other.slot(SCOPE, NAME, ASKED)
     assert await late.find(refuses=False) is None
     await slot.keep(ANSWER)
     await slot.free()
     with pytest.raises(IdempotencyKeyReused):
-        await other.slot(NAME, b"something else").find(refuses=False)
+        await other.slot(SCOPE, NAME, b"something else").find(refuses=False)
 
 
 async def test_the_key_of_another_request_is_refused_at_once_though_it_is_not_answered_yet(gateways):
     (one, _), (other, _) = gateways
-    await one.slot(NAME, ASKED).find(refuses=False)
+    await one.slot(SCOPE, NAME, ASKED).find(refuses=False)
     with pytest.raises(IdempotencyKeyReused):
-        await other.slot(NAME, b"something else").find(refuses=False)
+        await other.slot(SCOPE, NAME, b"something else").find(refuses=False)
 
 
 @pytest.mark.parametrize("fault", ["stall", "kill"])
@@ -306,12 +306,14 @@ async def test_without_redis_a_gateway_answers_for_itself_or_refuses_as_the_poli
     getattr(fragile_redis, fault)()
     try:
         async with asyncio.timeout(10):
-            slot = slots.slot(NAME, ASKED)
+            slot = slots.slot(SCOPE, NAME, ASKED)
             assert await slot.find(refuses=False) is None
             with pytest.raises(ServiceUnavailable):
-                await slots.slot(NAME, ASKED).find(refuses=True)
+                await slots.slot(SCOPE, NAME, ASKED).find(refuses=True)
             await slot.keep(ANSWER)
-            assert await slots.slot(NAME, ASKED).find(refuses=True) == ANSWER, "what is known here needs no Redis"
+            assert await slots.slot(SCOPE, NAME, ASKED).find(refuses=True) == ANSWER, (
+                "what is known here needs no Redis"
+            )
     finally:
         await redis.close()
 
@@ -321,8 +323,8 @@ async def test_whoever_waits_for_another_gateway_when_redis_goes_is_told_to_come
     redis = Redis(settings.Redis(url=fragile_redis.url, timeout_ms=100.0), clock)
     one, other = (Slots(Memory(1 << 20, clock), redis, 3600.0, clock) for _ in range(2))
     try:
-        await one.slot(NAME, ASKED).find(refuses=False)
-        waiting = asyncio.create_task(other.slot(NAME, ASKED).find(refuses=False))
+        await one.slot(SCOPE, NAME, ASKED).find(refuses=False)
+        waiting = asyncio.create_task(other.slot(SCOPE, NAME, ASKED).find(refuses=False))
         await until(clock.waits)
         fragile_redis.kill()
         with pytest.raises(ServiceUnavailable):  # it may be computed there, so not here
@@ -334,7 +336,7 @@ async def test_whoever_waits_for_another_gateway_when_redis_goes_is_told_to_come
 async def test_what_another_version_kept_is_answered_anew(gateways, redis):
     (one, _), _ = gateways
     await redis.call("SET", redis.key(f"idempotency:{NAME.hex()}"), msgspec.msgpack.encode(["reply-9", b"?"]))
-    assert await one.slot(NAME, ASKED).find(refuses=False) is None
+    assert await one.slot(SCOPE, NAME, ASKED).find(refuses=False) is None
 
 
 async def test_a_record_tells_each_reader_all_of_it():
