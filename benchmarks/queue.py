@@ -118,7 +118,7 @@ def past_the_line(num_tokens: int) -> tuple[float, float]:
     line = Line("demo", model, settings.CLASSES, Clock(), lambda: None)
     worker = Everything("demo-0", "unix:/nowhere", line, settings.Workers(), Clock())
     worker.facts = wire.Ready("demo", 8192, 32_000, [0], 32, 4096, 256, "cpu", "float32", 1)
-    line.seats[worker] = Seat(worker, line.shares)
+    line.seats[worker] = Seat(worker, line.priorities, line.shares)
     line.joined(worker)
     submits = [wire.Submit(f"req_{number}", [1] * 64, terms.Sampling(num_tokens)) for number in range(NUM_OPS)]
     finish = wire.Finish("length", 0, 0, 0.0, 0.0, 0.0)

@@ -191,7 +191,7 @@ class Dispatch:
     def _seat(self, model: str, name: str, address: str, child: settings.WorkerSettings | None) -> None:
         line = self._lines[model]
         worker = Worker(name, address, line, self._config.workers, self._clock, child, self._command)
-        line.seats[worker] = Seat(worker, line.shares)
+        line.seats[worker] = Seat(worker, line.priorities, line.shares)
         self._workers.append(worker)
         worker.start()
 

@@ -35,12 +35,13 @@ class Line:
         """``changed`` is called when a worker joins or is given up."""
         self.name = name
         self.seats: dict[Worker, Seat] = {}
+        self.priorities = {name: terms.priority for name, terms in classes.items()}
+        """Of the classes."""
         self.shares: dict[int, float] = {}
         """Guaranteed to the classes of each priority together."""
         for terms in classes.values():
             self.shares[terms.priority] = self.shares.get(terms.priority, 0.0) + terms.share
-        self._priorities = {name: terms.priority for name, terms in classes.items()}
-        self._claimed_priority = min(self._priorities.values())
+        self._claimed_priority = min(self.priorities.values())
         """What goes on its class's guarantee is not put back for anybody."""
         self._bounded = {name for name, terms in classes.items() if terms.max_ttft_ms}
         self._waiting = WaitingLine(name, classes, clock, self._advance)
@@ -57,7 +58,7 @@ class Line:
 
     def submit(self, request: wire.Submit, order: Order) -> Flight:
         """Raises QueueFull and SlowDown."""
-        priority = self._priorities[order.sla_class]
+        priority = self.priorities[order.sla_class]
         if request.priority != priority:
             request = msgspec.structs.replace(request, priority=priority)
         flight = Flight(self, request, order, self._clock.now())

@@ -19,6 +19,7 @@ class Seat:
         "_max_tokens",
         "_num_unseen_tokens",
         "_num_unseen_tokens_before",
+        "_priorities",
         "_room",
         "_shares",
         "flights",
@@ -31,11 +32,12 @@ class Seat:
         "worker",
     )
 
-    def __init__(self, worker: Worker, shares: Mapping[int, float]) -> None:
-        """``shares`` as for ``Room``."""
+    def __init__(self, worker: Worker, priorities: Mapping[str, int], shares: Mapping[int, float]) -> None:
+        """``priorities`` of the classes; ``shares`` as for ``Room``."""
         self.worker = worker
         self.is_open = True
         """It is given requests; else it only finishes what it has."""
+        self._priorities = priorities
         self._shares = shares
         self.empty()
 
@@ -82,7 +84,7 @@ class Seat:
         assert self._room is not None
         request, order = flight.request, flight.order
         num_tokens = order.num_tokens
-        self._room.give(request.priority, flight.num_sequences, num_tokens)
+        self._room.give(request.priority, self._priorities[order.sla_class], flight.num_sequences, num_tokens)
         self.flights[request.request_id] = flight
         self.num_sequences += flight.num_sequences
         self._num_unseen_tokens += num_tokens
@@ -99,7 +101,9 @@ class Seat:
     def ended(self, flight: Flight, num_sequences: int, is_over: bool) -> None:
         """So many more of its sequences are over; if the whole flight is, its memory is free."""
         assert self._room is not None
-        self._room.give(flight.request.priority, -num_sequences, -flight.order.num_tokens if is_over else 0)
+        order = flight.order
+        num_tokens = order.num_tokens if is_over else 0
+        self._room.give(flight.request.priority, self._priorities[order.sla_class], -num_sequences, -num_tokens)
         self.num_sequences -= num_sequences
         if is_over:
             if flight.is_pending:

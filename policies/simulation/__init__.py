@@ -179,7 +179,8 @@ class _Run:
             self._is_renewing = True
             self._at(self._now + RENEW_S, self._renew)
         if seat is not None:
-            seat.send(job, trial.classes[sla_class].priority, self._now)
+            priority = trial.classes[sla_class].priority
+            seat.send(job, priority, priority, self._now)
             self._sent(line, seat, job)
             return None
         line.add(job)

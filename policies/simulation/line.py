@@ -20,7 +20,19 @@ from policies.simulation.worker import Simulated, Worker
 class Job:
     """One request that its limits have let in."""
 
-    __slots__ = ("arrival", "at", "num_written", "order", "seat", "sent_at", "sequence", "ticket", "turn", "was_cut")
+    __slots__ = (
+        "arrival",
+        "at",
+        "num_written",
+        "order",
+        "own_priority",
+        "seat",
+        "sent_at",
+        "sequence",
+        "ticket",
+        "turn",
+        "was_cut",
+    )
 
     def __init__(self, arrival: Arrival, at: float, order: Order, ticket: Ticket) -> None:
         self.arrival = arrival
@@ -31,6 +43,7 @@ class Job:
         self.seat: Seat | None = None
         self.sent_at = 0.0
         self.sequence: Simulated | None = None
+        self.own_priority = 0
         self.num_written = 0
         self.was_cut = False
 
@@ -55,12 +68,14 @@ class Seat:
         self.pending = promise.NOTHING
         """Prompts that no first token has shown to be computed."""
 
-    def send(self, job: Job, priority: int, now: float) -> None:
+    def send(self, job: Job, priority: int, own: int, now: float) -> None:
+        """``own``: the priority of its class, however important it is sent."""
         arrival, order = job.arrival, job.order
         num_written = min(arrival.num_completion_tokens, job.ticket.max_completion_tokens)
         job.seat, job.sent_at = self, now
         job.sequence = Simulated(job, priority, arrival.num_prompt_tokens, arrival.num_cached_tokens, num_written)
-        self.room.give(priority, 1, order.num_tokens)
+        self.room.give(priority, own, 1, order.num_tokens)
+        job.own_priority = own
         self.pending = self.pending.plus(promise.prefill_of(order.num_prompt_tokens))
         self.worker.submit(job.sequence, now)
 
@@ -77,7 +92,7 @@ class Seat:
     def left(self, job: Job) -> None:
         """It has ended after its first token."""
         assert job.sequence is not None
-        self.room.give(job.sequence.priority, -1, -job.order.num_tokens)
+        self.room.give(job.sequence.priority, job.own_priority, -1, -job.order.num_tokens)
         self.num_decodes -= 1
         self.num_context_tokens -= job.order.num_prompt_tokens + job.num_written
 
@@ -166,5 +181,5 @@ class Line:
         self.gaps.taken(turn)
         job = turn.item
         assert isinstance(job, Job)
-        seat.send(job, priority, now)
+        seat.send(job, priority, turn.lane.terms.priority, now)
         return seat, job
