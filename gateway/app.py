@@ -30,6 +30,7 @@ from gateway.source import SourceError, directory_of
 from gateway.spool import SpooledWriter
 from gateway.store import StoreError
 from gateway.text import Text, TextInvalid
+from gateway.trials import Trials
 from gateway.webhooks import WebhookInvalid
 from gateway.workers import COMMAND
 from policies.settings import Settings
@@ -147,6 +148,7 @@ async def opened(
             redis,
             others,
             events,
+            Trials(),
         )
         await stack.enter_async_context(answering(gw, house_doors, sockets))
         for name in config.models:

@@ -171,6 +171,10 @@ class Dispatch:
         """Every place for a worker, also those that are empty at the moment."""
         return self._workers
 
+    def workers_of(self, model: str) -> list[Worker]:
+        """Its places. Raises ModelNotFound."""
+        return list(self._line(model).seats)
+
     def num_waiting(self) -> int:
         """Requests in all lines."""
         return sum(line.num_waiting for line in self._lines.values())

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from gateway.limits import Limits
     from gateway.redis import Redis
     from gateway.store import Store
+    from gateway.trials import Trials
     from gateway.webhooks import Webhooks
 
 
@@ -42,6 +43,7 @@ class Gateway:
     """None: this gateway is alone, and what gateways share is in its memory."""
     gateways: Gateways
     webhooks: Webhooks
+    trials: Trials
 
 
 GATEWAY = web.AppKey("GATEWAY", Gateway)

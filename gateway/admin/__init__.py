@@ -8,13 +8,17 @@ from aiohttp import web
 from gateway.admin import (
     admin_keys,
     audit,
+    caches,
     keys,
     models,
     organization,
     organizations,
     policies,
+    queues,
     service_accounts,
     tenants,
+    trial,
+    workers,
 )
 from gateway.admin.endpoint import Endpoint
 from gateway.admin.problems import middleware
@@ -23,7 +27,10 @@ __all__ = ["ENDPOINTS", "middleware", "routes"]
 
 ENDPOINTS: list[Endpoint] = [
     endpoint
-    for resource in (organizations, tenants, service_accounts, keys, admin_keys, policies, models, audit, organization)
+    for resource in (
+        *(organizations, tenants, service_accounts, keys, admin_keys, policies, trial, models),
+        *(workers, queues, caches, audit, organization),
+    )
     for endpoint in resource.ENDPOINTS
 ]
 

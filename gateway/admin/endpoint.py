@@ -112,6 +112,8 @@ class Endpoint:
     needs_match: bool = False
     """Only with If-Match, since it replaces what others may have written."""
     max_body_bytes: int = MAX_BODY_BYTES
+    limit_s: float = STORE_S
+    """How long the answer may take."""
 
     @property
     def summary(self) -> str:
@@ -130,7 +132,7 @@ class Endpoint:
                 "Send If-Match with the ETag of what you read, so that nobody's change is lost; * takes any version."
             )
         try:
-            async with asyncio.timeout(STORE_S):
+            async with asyncio.timeout(self.limit_s):
                 if not self.changes:
                     return self.response(request, await self.handler(ask))
                 response = await change.made(ask, self)

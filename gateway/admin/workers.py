@@ -1,0 +1,136 @@
+"""The workers: what each is and does, and having one rest: it finishes what it has and is given nothing new, by any of
+the gateways, until it is told to work again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal
+
+import msgspec
+
+from gateway import workers
+from gateway.admin.change import Change
+from gateway.admin.endpoint import OPERATORS, Ask, Endpoint, Nothing
+from gateway.admin.pages import Page
+from gateway.admin.problems import NotThere
+from gateway.errors import ServiceUnavailable
+from gateway.redis import RedisAway
+
+PATH = "/admin/v1/workers"
+
+
+class Facts(msgspec.Struct, frozen=True, kw_only=True):
+    """What a worker said of itself when it was ready; ``max_model_tokens`` are prompt and completion together."""
+
+    device: str
+    dtype: str
+    pid: int
+    max_model_tokens: int
+    max_sequences: int
+    block_size: int
+    num_blocks: int
+
+
+class Load(msgspec.Struct, frozen=True, kw_only=True):
+    """What a worker reported last; counts are since its start where they only grow."""
+
+    num_waiting: int
+    num_running: int
+    num_used_blocks: int
+    num_cached_blocks: int
+    num_free_blocks: int
+    num_prefill_tokens: int
+    num_decode_tokens: int
+    num_cached_tokens: int
+    num_steps: int
+    num_preemptions: int
+    step_ms: float
+
+
+class Worker(msgspec.Struct, frozen=True, kw_only=True):
+    """One place for a worker, as this gateway sees it."""
+
+    name: str
+    model: str
+    state: Literal["starting", "ready"]
+    resting: bool
+    """It is given nothing new."""
+    num_lives: int
+    """Processes or connections that have filled this place, the present one included."""
+    facts: Facts | None
+    """Null while it is not ready."""
+    load: Load | None
+
+
+async def every(ask: Ask[Nothing, Nothing]) -> Page[Worker]:
+    """List the workers, all on one page."""
+    resting = ask.gw.gateways.resting
+    places = [shaped(model, worker, worker.name in resting) for model, worker in _places(ask)]
+    return Page(places, False, None)
+
+
+async def one(ask: Ask[Nothing, Nothing]) -> Worker:
+    """Read one worker."""
+    model, worker = _found(ask)
+    return shaped(model, worker, worker.name in ask.gw.gateways.resting)
+
+
+async def drain(ask: Ask[Nothing, Nothing], change: Change) -> Worker:
+    """Have a worker finish what it has and be given nothing new."""
+    return await _rest(ask, change, True)
+
+
+async def resume(ask: Ask[Nothing, Nothing], change: Change) -> Worker:
+    """Have a worker that rests be given requests again."""
+    return await _rest(ask, change, False)
+
+
+def shaped(model: str, worker: workers.Worker, is_resting: bool) -> Worker:
+    facts, stats = worker.facts, worker.stats
+    return Worker(
+        name=worker.name,
+        model=model,
+        state="starting" if facts is None else "ready",
+        resting=is_resting,
+        num_lives=worker.num_lives,
+        facts=None if facts is None else Facts(**{name: getattr(facts, name) for name in Facts.__struct_fields__}),
+        load=None if stats is None else Load(**{name: getattr(stats, name) for name in Load.__struct_fields__}),
+    )
+
+
+async def _rest(ask: Ask[Nothing, Nothing], change: Change, is_resting: bool) -> Worker:
+    model, worker = _found(ask)
+    before = shaped(model, worker, worker.name in ask.gw.gateways.resting)
+    after = msgspec.structs.replace(before, resting=is_resting)
+    await change.record("worker.drained" if is_resting else "worker.resumed", "worker", worker.name, before, after)
+    try:
+        await ask.gw.gateways.rest(worker.name, is_resting)
+    except RedisAway:
+        raise ServiceUnavailable(
+            "Redis cannot be reached, so the other gateways would not hear of it. Please try again.", retry_after_s=1.0
+        ) from None
+    return after
+
+
+def _places(ask: Ask[Nothing, Nothing]) -> Iterator[tuple[str, workers.Worker]]:
+    """Each with its model."""
+    dispatch = ask.gw.dispatch
+    return ((model.name, worker) for model in dispatch.models() for worker in dispatch.workers_of(model.name))
+
+
+def _found(ask: Ask[Nothing, Nothing]) -> tuple[str, workers.Worker]:
+    """Raises NotThere."""
+    name = ask.named("name")
+    for model, worker in _places(ask):
+        if worker.name == name:
+            return model, worker
+    raise NotThere(f"There is no worker {name}.")
+
+
+_ONE = PATH + "/{name}"
+ENDPOINTS = [
+    Endpoint("GET", PATH, every, Page[Worker], OPERATORS),
+    Endpoint("GET", _ONE, one, Worker, OPERATORS),
+    Endpoint("POST", _ONE + "/drain", drain, Worker, OPERATORS, changes=True),
+    Endpoint("POST", _ONE + "/resume", resume, Worker, OPERATORS, changes=True),
+]

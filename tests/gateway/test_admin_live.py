@@ -1,0 +1,183 @@
+"""What the administration sees and does of the running house: workers, queues, caches, and trials of a policy."""
+
+from __future__ import annotations
+
+import asyncio
+from urllib.parse import quote
+
+import pytest
+
+from policies import wire
+from tests.builders import until
+from tests.gateway.conftest import HELLO
+from tests.gateway.desk import Desk
+
+CALL = {"model": "demo", "messages": HELLO, "temperature": 0}
+
+
+@pytest.fixture
+def desk(front) -> Desk:
+    return Desk(front)
+
+
+async def answered(desk: Desk, **others: object) -> None:
+    """A request, computed and settled."""
+    task = desk.front.chat(temperature=0, **others)
+    submit = await desk.front.peer.submitted()
+    desk.front.peer.say(submit, [5, 6, 3], "stop")
+    await task
+
+
+async def test_a_worker_that_is_drained_gets_nothing_until_it_is_resumed(desk):
+    (worker,) = (await desk.got("workers"))["data"]
+    assert (worker["model"], worker["state"], worker["resting"]) == ("demo", "ready", False)
+    assert worker["facts"]["num_blocks"] == 64
+    path = f"workers/{quote(worker['name'], safe='')}"
+    assert await desk.got(path) == worker
+
+    assert (await desk.made(f"{path}/drain", None))["resting"] is True
+    assert (await desk.got(path))["resting"] is True
+    task = desk.front.chat()
+    await until(lambda: desk.front.gw.dispatch.num_waiting() == 1)
+    (queue,) = [
+        queue
+        for gateway in (await desk.got("queues?model=demo&sla_class=standard"))["data"]
+        for queue in gateway["queues"]
+    ]
+    assert (queue["sla_class"], queue["num_waiting"], queue["num_tenants"]) == ("standard", 1, 1)
+    assert desk.front.peer.is_quiet()
+
+    assert (await desk.made(f"{path}/resume", None))["resting"] is False
+    submit = await desk.front.peer.submitted()
+    desk.front.peer.say(submit, [5, 3], "stop")
+    await task
+    log = (await desk.got("audit_log?object_kind=worker"))["data"]
+    assert [(entry["action"], entry["after"]["resting"]) for entry in log] == [
+        ("worker.drained", True),
+        ("worker.resumed", False),
+    ]
+    assert (await desk("POST", "workers/nobody/drain")).status == 404
+
+
+async def test_the_queues_of_all_classes_are_seen(desk):
+    (gateway,) = (await desk.got("queues"))["data"]
+    assert {queue["sla_class"] for queue in gateway["queues"]} == {"interactive", "standard", "batch"}
+    assert (await desk("GET", "queues?class=batch")).fields() == ["class"]
+    ((gateway),) = (await desk.got("queues?model=other"))["data"]
+    assert gateway["queues"] == []
+
+
+async def test_what_is_kept_for_a_tenant_is_counted_and_forgotten(desk):
+    ((tenant),) = (await desk.got("tenants"))["data"]
+    other = await desk.made("tenants", {"name": "blue"})
+    await answered(desk)
+    kept = await desk.got(f"caches/exact/{tenant['id']}")
+    assert kept["num_entries"] == 1
+    assert kept["num_bytes"] > 0
+    assert (await desk.got("caches/exact"))["num_entries"] == 1
+    assert (await desk.got(f"caches/exact/{other['id']}"))["num_entries"] == 0
+
+    assert (await desk.made(f"caches/exact/{other['id']}/flush", None))["num_entries"] == 0
+    await desk.front.chat(temperature=0)  # from the cache: the worker is not asked
+    flushed = await desk.made(f"caches/exact/{tenant['id']}/flush", None)
+    assert flushed == {"tenant_id": tenant["id"], "sharing_group": "", "num_entries": 1}
+    await answered(desk)
+    assert (await desk("POST", "caches/exact/ten_none/flush")).status == 404
+
+
+async def test_a_policy_is_tried_on_posted_arrivals_before_it_counts(desk):
+    arrivals = [
+        {
+            "at_s": 0.1 * number,
+            "tenant": "default",
+            "model": "demo",
+            "num_prompt_tokens": 100,
+            "num_completion_tokens": 20,
+        }
+        for number in range(50)
+    ]
+    now = await desk.made("policies/default/trial", {"arrivals": arrivals})
+    assert (now["policy"], now["version"], now["currency"]) == ("default", 1, "USD")
+    assert now["outcome"]["total"]["num_admitted"] == 50
+    assert now["outcome"]["total"]["num_completion_tokens"] == 1000
+
+    strict = {"limits": {"requests_per_minute": 10}, "prices": {"*": {"completion": "50"}}}
+    tried = await desk.made("policies/default/trial", {"arrivals": arrivals, "document": strict})
+    total = tried["outcome"]["total"]
+    assert (tried["version"], total["num_admitted"], total["refused"]) == (None, 10, {"requests": 40})
+    assert total["cost_micros"] == 10 * 20 * 50
+    assert set(tried["outcome"]["classes"]["standard"]["ttft_ms"]) == {"p50", "p90", "p95", "p99", "max"}
+    again = await desk.made("policies/default/trial", {"arrivals": arrivals, "document": strict})
+    assert again == tried
+    assert (await desk.got("policies/default"))["version"] == 1
+
+    # Tenants of other policies keep theirs.
+    await desk.made("policies", {"name": "other", "document": {}})
+    blue = await desk.made("tenants", {"name": "blue", "policy": "other"})
+    theirs = [arrival | {"tenant": blue["id"]} for arrival in arrivals]
+    tried = await desk.made("policies/default/trial", {"arrivals": theirs, "document": strict})
+    assert tried["outcome"]["total"]["num_admitted"] == 50
+
+
+async def test_a_policy_is_tried_on_what_the_ledger_recorded(desk):
+    for text in ("a", "b", "c"):
+        await answered(desk, messages=[{"role": "user", "content": text}])
+    await desk.front.settled(3)
+    since = desk.front.rows()[0]["created_at"] - 10
+    recorded = {"since": since, "until": since + 100}
+    document = {"limits": {"requests_per_minute": 2}}
+    tried = await desk.made("policies/default/trial", {"recorded": recorded, "document": document})
+    total = tried["outcome"]["total"]
+    assert (total["num_requests"], total["num_admitted"], total["refused"]) == (3, 2, {"requests": 1})
+    empty = await desk("POST", "policies/default/trial", {"recorded": recorded | {"until": since + 1}})
+    assert (empty.status, empty.fields()) == (400, ["recorded"])
+
+
+async def test_a_trial_that_cannot_be_run_names_what_is_wrong(desk):
+    arrival = {"at_s": 0, "tenant": "a", "model": "demo", "num_prompt_tokens": 1, "num_completion_tokens": 1}
+    for body, fields in (
+        ({}, ["arrivals", "recorded"]),
+        ({"arrivals": [arrival], "recorded": {"since": 0, "until": 1}}, ["arrivals", "recorded"]),
+        ({"arrivals": []}, ["arrivals"]),
+        ({"arrivals": [arrival | {"at_s": -1}]}, ["arrivals[0].at_s"]),
+        ({"arrivals": [arrival | {"num_prompt_tokens": 10**9}]}, ["arrivals[0].num_prompt_tokens"]),
+        ({"arrivals": [arrival | {"when": 1}]}, ["arrivals[0].when"]),
+        ({"arrivals": [arrival] * 20_001}, ["arrivals"]),
+        ({"arrivals": [arrival], "version": 7}, ["version"]),
+        ({"arrivals": [arrival], "version": 1, "document": {}}, ["version"]),
+        ({"arrivals": [arrival], "document": {"weight": 0}}, ["document.weight"]),
+        ({"arrivals": [arrival], "document": {"sla_class": "gold"}}, ["document.sla_class"]),
+        ({"arrivals": [arrival], "workers": {}}, ["workers"]),
+        ({"recorded": {"since": 5}}, ["recorded.until"]),
+    ):
+        reply = await desk("POST", "policies/default/trial", body)
+        assert (reply.status, reply.fields()) == (400, fields), body
+    assert (await desk("POST", "policies/none/trial", {"arrivals": [arrival]})).status == 404
+    long = arrival | {"num_completion_tokens": 10_000_000}
+    slow = {"demo": {"num_blocks": 100_000_000, "max_step_tokens": 1}}
+    reply = await desk(
+        "POST", "policies/default/trial", {"arrivals": [long | {"at_s": i} for i in range(9)], "workers": slow}
+    )
+    assert reply.status in (200, 400)
+
+
+async def test_a_trial_ends_when_nobody_waits_for_it(desk):
+    arrival = {"tenant": "a", "model": "demo", "num_prompt_tokens": 1, "num_completion_tokens": 200}
+    body = {"arrivals": [arrival | {"at_s": 0.01 * number} for number in range(20_000)]}
+    asked = asyncio.create_task(desk("POST", "policies/default/trial", body))
+    turn = desk.front.gw.trials
+    await until(lambda: turn.is_busy)
+    asked.cancel()
+    await until(lambda: not turn.is_busy)
+
+
+async def test_workers_that_have_told_what_steps_cost_are_tried_at_that_speed(desk):
+    weights = (0.5, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+    stats = wire.Stats(0, 0, 64, 0, 0, 64, 0, 0, 0, 0, 0, 0.0, cost_weights=weights)
+    desk.front.peer.send(stats)
+    (worker,) = desk.front.gw.dispatch.workers()
+    await until(lambda: worker.stats is not None and worker.stats.cost_weights == weights)
+    arrival = {"at_s": 0, "tenant": "a", "model": "demo", "num_prompt_tokens": 1, "num_completion_tokens": 4}
+    tried = await desk.made("policies/default/trial", {"arrivals": [arrival]})
+    assert tried["workers"]["demo"]["weights"] == list(weights)
+    assert tried["outcome"]["duration_s"] == pytest.approx(2.0)
