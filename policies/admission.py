@@ -75,11 +75,35 @@ class Refusal(msgspec.Struct, frozen=True, gc=False):
 
 def rules_for(policy: Policy, tenant_id: str, key_id: str, model: str) -> tuple[Rule, ...]:
     """Everything but the budget that a request of this key on this model is held against."""
-    tenant = f"{{{tenant_id}}}"
+    return named(rules_on(policy, model), tenant_id, key_id)
+
+
+def rules_on(policy: Policy, model: str) -> tuple[Rule, ...]:
+    """The same for whichever tenant and key; ``named`` completes their names."""
     return (
-        *_rules_of(policy.limits, "tenant", tenant),
-        *_rules_of(policy.key_limits, "key", f"{tenant}key:{key_id}"),
-        *_rules_of(policy.limits_on(model), "model", f"{tenant}model:{model}"),
+        *_rules_of(policy.limits, "tenant", ""),
+        *_rules_of(policy.key_limits, "key", ""),
+        *_rules_of(policy.limits_on(model), "model", f"model:{model}"),
+    )
+
+
+def named(rules: Sequence[Rule], tenant_id: str, key_id: str) -> tuple[Rule, ...]:
+    """The rules as this key of this tenant has them."""
+    tenant = f"{{{tenant_id}}}"
+    key = f"{tenant}key:{key_id}"
+    return tuple(
+        [
+            Rule(
+                (key if rule.scope == "key" else tenant) + rule.name,
+                rule.kind,
+                rule.ceiling,
+                rule.keep_ms,
+                rule.slot_ms,
+                rule.scope,
+                rule.limit,
+            )
+            for rule in rules
+        ]
     )
 
 

@@ -98,15 +98,12 @@ class Leases(msgspec.Struct):
     """As of the last call; ``total_at`` brings it up to date."""
     held: dict[str, tuple[int, int]] = {}
     """(instant at which it ends, amount) by request id, soonest end first."""
+    none_ends_before_ms: int = 0
 
     def total_at(self, now_ms: int) -> int:
         """All that is held at this moment."""
-        while self.held:
-            request_id, (until_ms, amount) = next(iter(self.held.items()))
-            if until_ms > now_ms:
-                break
-            del self.held[request_id]
-            self.total -= amount
+        if now_ms >= self.none_ends_before_ms:
+            self._end(now_ms)
         return self.total
 
     def hold(self, request_id: str, amount: int, now_ms: int) -> None:
@@ -126,6 +123,20 @@ class Leases(msgspec.Struct):
         self.total_at(now_ms)
         if found := self.held.pop(request_id, None):
             self.total -= found[1]
+
+    def _end(self, now_ms: int) -> None:
+        """What has not been renewed. Finding the first of a dictionary takes long where many were deleted before it, so
+        it is not looked for as long as none can have ended."""
+        self.none_ends_before_ms = now_ms + LEASE_MS
+        ended = []
+        for request_id, (until_ms, amount) in self.held.items():
+            if until_ms > now_ms:
+                self.none_ends_before_ms = until_ms
+                break
+            ended.append(request_id)
+            self.total -= amount
+        for request_id in ended:
+            del self.held[request_id]
 
 
 class Purse(msgspec.Struct):

@@ -1,8 +1,9 @@
-"""Which rules a request is held against: spelled out once for a policy, a key and a model, then looked up."""
+"""Which rules a request is held against: spelled out once for a policy and a model, and named once for each key."""
 
 from __future__ import annotations
 
 import time
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
@@ -14,10 +15,11 @@ from policies.policy import Policy
 from policies.pricing import Rates
 
 MAX_PLANS = 50_000
-"""Kept at most; the oldest goes first and is made again when it is needed."""
+"""Kept at most; the oldest goes first and is made again when it is needed, which takes no longer than a request's way
+through the gauges."""
 
 
-class Plan(msgspec.Struct, frozen=True):
+class Plan(msgspec.Struct, frozen=True, gc=False):
     """What one key's requests for one model are held against, under one version of its policy."""
 
     policy: Policy
@@ -42,47 +44,61 @@ class Plans:
     def __init__(self, wall: Callable[[], float] = time.time) -> None:
         """``wall``: Unix seconds; the periods of budgets go by it."""
         self._wall = wall
-        self._open: dict[tuple[int, str], Plan] = {}
-        """Of policies that limit nothing: one for all tenants and keys."""
-        self._plans: dict[tuple[int, str, str, str], Plan] = {}
+        self._shapes: OrderedDict[tuple[int, str], Plan] = OrderedDict()
+        """By policy and model: plans of nobody. Where they have no rules they are everybody's."""
+        self._plans: OrderedDict[tuple[int, str, str, str], Plan] = OrderedDict()
 
     def find(self, policy: Policy, tenant_id: str, key_id: str, model: str) -> Plan:
         # A plan holds its policy, so while it is here no other policy can have the same id.
-        plan = self._open.get((id(policy), model))
-        if plan is not None:
-            return plan
+        shape = self._shapes.get((id(policy), model))
+        if shape is None:
+            shape = _shape_of(policy, model)
+            _keep(self._shapes, (id(policy), model), shape)
+        if not shape.rules and policy.budget is None:
+            return shape
         name = (id(policy), tenant_id, key_id, model)
         plan = self._plans.get(name)
         if plan is None or (plan.period is not None and self._wall() >= plan.period.ends_at):
-            plan = plan_for(policy, tenant_id, key_id, model, self._wall())
-            if plan.rules:
-                _keep(self._plans, name, plan)
-            else:
-                _keep(self._open, (id(policy), model), plan)
+            plan = self._named(shape, tenant_id, key_id)
+            _keep(self._plans, name, plan)
         return plan
 
+    def _named(self, shape: Plan, tenant_id: str, key_id: str) -> Plan:
+        rules, budget, period = admission.named(shape.rules, tenant_id, key_id), shape.policy.budget, None
+        if budget is not None:
+            period = admission.period_of(budget.period, self._wall())
+            rules += (admission.budget_rule(budget, tenant_id, period),)
+        growing = tuple([rule for rule in rules if rule.kind == "tokens" or rule.kind == "money"])
+        return Plan(
+            shape.policy,
+            tenant_id,
+            shape.rates,
+            rules,
+            growing,
+            shape.max_tokens,
+            period,
+            shape.is_hard,
+            shape.is_free,
+        )
 
-def _keep(plans: dict[Any, Plan], name: object, plan: Plan) -> None:
-    if len(plans) >= MAX_PLANS:
-        del plans[next(iter(plans))]
-    plans[name] = plan
 
-
-def plan_for(policy: Policy, tenant_id: str, key_id: str, model: str, unix_s: float) -> Plan:
-    rules = admission.rules_for(policy, tenant_id, key_id, model)
-    period = None
-    if policy.budget is not None:
-        period = admission.period_of(policy.budget.period, unix_s)
-        rules += (admission.budget_rule(policy.budget, tenant_id, period),)
+def _shape_of(policy: Policy, model: str) -> Plan:
+    rules = admission.rules_on(policy, model)
     rates = pricing.rates_of(policy.price_of(model))
     return Plan(
         policy=policy,
-        tenant_id=tenant_id,
+        tenant_id="",
         rates=rates,
         rules=rules,
-        growing=tuple(rule for rule in rules if rule.kind in ("tokens", "money")),
+        growing=(),
         max_tokens=min((rule.ceiling for rule in rules if rule.kind == "tokens"), default=NO_CEILING),
-        period=period,
+        period=None,
         is_hard=policy.budget is not None and policy.budget.hard,
         is_free=rates.is_free,
     )
+
+
+def _keep(plans: OrderedDict[Any, Plan], name: object, plan: Plan) -> None:
+    if len(plans) >= MAX_PLANS:
+        plans.popitem(last=False)
+    plans[name] = plan

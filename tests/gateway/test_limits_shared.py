@@ -12,7 +12,7 @@ import pytest
 from gateway.clock import Clock
 from gateway.errors import BudgetSpent, LimitsUnavailable, RateLimited, TokensLimited
 from gateway.limits import Limits
-from gateway.limits.plans import plan_for
+from gateway.limits.plans import Plans
 from gateway.limits.shared import SharedMeters
 from gateway.redis import Redis
 from policies import admission, settings
@@ -32,6 +32,10 @@ POLICY = Policy(
 CEILING = a_caller(Policy(limits=Ceilings(tokens_per_minute=100_000)))
 
 
+def rules_of(tenant_id):
+    return Plans(lambda: 1_795_000_000).find(POLICY, tenant_id, "key_1", "demo").rules
+
+
 class Walk:
     """The same steps taken by the gauges in memory and by those in Redis; whatever they say has to be the same."""
 
@@ -40,7 +44,7 @@ class Walk:
         self.shared = shared
         self.seed = seed
         self.now_ms = 1_795_000_000_000
-        self.rules = plan_for(POLICY, f"ten_{seed}", "key_1", "demo", 1_795_000_000).rules
+        self.rules = rules_of(f"ten_{seed}")
         self.steps_ms = [0, 0, 1, 30, 400, 3000, 30_000, 90_000, 2_000_000, 100_000_000]
         if seed % 3 == 0:  # Redis's clock may be set back a little; the order of leases in memory relies on its own
             self.rules = tuple(rule for rule in self.rules if rule.slot_ms)
@@ -182,7 +186,7 @@ async def test_three_gateways_overspend_no_budget_and_tell_each_share_once(redis
 
 async def test_what_a_gateway_that_died_held_is_free_again_after_a_minute(redis):
     shared = SharedMeters(redis)
-    rules = plan_for(POLICY, "ten_1", "key_1", "demo", 1_795_000_000).rules
+    rules = rules_of("ten_1")
     for number in range(5):
         grant, _ = await shared.take(rules, Ask(f"r{number}", 1, 1, 4000, 4000), 1_000_000)
         assert isinstance(grant, Grant)
