@@ -183,9 +183,7 @@ def main() -> None:
     allowed = math.log2(last.num_waiting) / math.log2(first.num_waiting)
     print(f"from {first.num_waiting:,} to {last.num_waiting:,}: {growth:.2f} times; log n grows {allowed:.2f} times")
     request_us, token_us = past_the_line(32)
-    print(
-        f"nobody waits: {request_us:.2f} µs a request of one token, {token_us:.2f} µs each further one in its own frame"
-    )
+    print(f"nobody waits: {request_us:.2f} µs a request of one token, {token_us:.2f} µs each further token")
     if chosen.plot:
         plot(figures, chosen.plot)
 
