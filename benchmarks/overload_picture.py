@@ -45,7 +45,7 @@ def draw(result: Result, path: Path) -> None:
     for index, name in enumerate(names):
         _mark(share, index, CLASSES[name].share)
     share.set_ylim(0, 1)
-    _dress(share, "Share of tokens while it had requests waiting", "red: guaranteed")
+    _dress(share, "Share of tokens while it waits", "red: guaranteed")
 
     position, ticks, labels = 0.0, [], []
     for name, members in TENANTS.items():
@@ -60,14 +60,14 @@ def draw(result: Result, path: Path) -> None:
     tenants.set_xticks(ticks, labels, rotation=30)
     tenants.set_ylim(0, tenants.get_ylim()[1] * 1.08)
     fair = ", ".join(f"{result.jain[name]:.4f}" for name in names)
-    _dress(tenants, "Tokens given to equal tenants, M", f"Jain index: {fair}")
+    _dress(tenants, "Tokens of equal tenants, M", f"Jain index: {fair}")
 
     ratios = [result.gap[name] for name in names]
     bars = gaps.bar(names, ratios, color=colors, width=0.62)
     gaps.bar_label(bars, labels=[f"{value:.2f}" for value in ratios], padding=3)
     gaps.axhline(1.0, color=MARK, linewidth=1.4, linestyle=(0, (4, 2)))
     gaps.set_ylim(0, 1.15)
-    _dress(gaps, "Longest gap between turns, of its bound", "red: the bound that policies/priority.py states")
+    _dress(gaps, "Longest gap between turns", "of its bound, red, as policies/priority.py states it")
     figure.savefig(path)
 
 

@@ -75,6 +75,9 @@ class Crew:
     def reported(self, worker: Worker) -> None:
         """Likewise."""
 
+    def kept(self, worker: Worker, events: wire.KvEvents) -> None:
+        """Likewise."""
+
     def moved(self, worker: Worker, deltas: Sequence[wire.Delta]) -> None:
         if deltas:
             raise wire.WireError("a delta of a request that was not made")

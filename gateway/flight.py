@@ -34,9 +34,11 @@ class Flight:
         "_keeper",
         "_open",
         "_waiter",
+        "digests",
         "expected_at",
         "first_token_at",
         "is_pending",
+        "num_missing_tokens",
         "num_sequences",
         "num_tokens",
         "order",
@@ -56,6 +58,10 @@ class Flight:
         self.worker: Worker | None = None
         """The one that computes it; None while it waits in line and after its end."""
         self.submitted_at = submitted_at
+        self.digests: list[bytes] = []
+        """Of the prompt's full blocks, where it matters which worker has them."""
+        self.num_missing_tokens = order.num_prompt_tokens
+        """Of the prompt, those that its worker was not known to have when it got it."""
         self.sent_at: float | None = None
         """When a worker got it; until then it waited in line."""
         self.expected_at: float | None = None

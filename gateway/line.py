@@ -17,8 +17,14 @@ from gateway.lanes import LaneView, WaitingLine
 from gateway.seat import Seat
 from gateway.workers import Worker
 from policies import settings, wire
+from policies.prefix import digests_of
 from policies.priority import Order
 from policies.promise import NOTHING, prefill_s
+from policies.routing import choose
+
+MAX_ROUTED_BLOCKS = 1024
+"""Of a prompt are looked for in the caches of the workers: what follows them makes no difference to where it goes, and
+naming them takes about a microsecond each."""
 
 
 class Line:
@@ -45,6 +51,7 @@ class Line:
         """What goes on its class's guarantee is not put back for anybody."""
         self._bounded = {name for name, terms in classes.items() if terms.max_ttft_ms}
         self._waiting = WaitingLine(name, classes, clock, self._advance)
+        self._has_prefix_cache = model.engine.prefix_cache
         self._max_slowdown = model.engine.max_slowdown
         self._clock = clock
         self._changed = changed
@@ -62,6 +69,9 @@ class Line:
         if request.priority != priority:
             request = msgspec.structs.replace(request, priority=priority)
         flight = Flight(self, request, order, self._clock.now())
+        if len(self.seats) > 1 and self._has_prefix_cache and (facts := self.ready()) is not None:
+            salt = request.cache_salt
+            flight.digests = digests_of(request.prompt_token_ids, facts.block_size, salt, MAX_ROUTED_BLOCKS)
         if not self._waiting.lanes.num_waiting:
             seat = self._seat_for(flight, priority)
             if seat is not None:
@@ -149,6 +159,9 @@ class Line:
             self.seats[worker].reported(worker.facts, worker.stats, self._max_slowdown)
             self._advance()
 
+    def kept(self, worker: Worker, events: wire.KvEvents) -> None:
+        self.seats[worker].kept(events)
+
     def refused(self, worker: Worker, failed: wire.Failed) -> None:
         seat = self.seats[worker]
         flight = seat.flights.get(failed.request_id)
@@ -201,15 +214,15 @@ class Line:
             self._send(seat, flight)
 
     def _seat_for(self, flight: Flight, priority: int) -> Seat | None:
-        """The ready worker with the fewest open sequences, if it has room."""
-        freest: Seat | None = None
+        """Of the workers that have room, the one where its first token should come soonest."""
         num_sequences, num_tokens = flight.num_sequences, flight.order.num_tokens
-        for seat in self.seats.values():
-            if (freest is None or seat.num_sequences < freest.num_sequences) and seat.has_room(
-                num_sequences, num_tokens, priority
-            ):
-                freest = seat
-        return freest
+        able = [seat for seat in self.seats.values() if seat.has_room(num_sequences, num_tokens, priority)]
+        if len(able) < 2:
+            return able[0] if able else None
+        if not flight.digests:
+            return min(able, key=lambda seat: seat.num_sequences)
+        num_prompt_tokens = flight.order.num_prompt_tokens
+        return able[choose(num_prompt_tokens, [seat.candidate(flight) for seat in able])]
 
     def _send(self, seat: Seat, flight: Flight) -> None:
         flight.sent_at = self._clock.now()

@@ -10,13 +10,17 @@ from policies import wire
 from policies.costs import pairs
 from policies.promise import Demand, Pace, pace_of
 from policies.room import Room
+from policies.routing import Candidate, PrefixIndex
 
 
 class Seat:
     """A place for a worker, and the flights that it holds."""
 
     __slots__ = (
+        "_index",
+        "_leaving",
         "_max_tokens",
+        "_num_given_tokens",
         "_num_unseen_tokens",
         "_num_unseen_tokens_before",
         "_priorities",
@@ -53,18 +57,36 @@ class Seat:
         self.pace: Pace | None = None
         """None until the worker has told what its steps cost."""
         self._room: Room | None = None
+        self._index = PrefixIndex(0)
+        self._leaving: list[list[bytes]] = []
+        """Blocks of flights that are over, until the worker has told what became of them."""
+        self._num_given_tokens = 0
         self._max_tokens = self._num_unseen_tokens = self._num_unseen_tokens_before = 0
 
     def joined(self, facts: wire.Ready) -> None:
         """A worker sits here now."""
         self._max_tokens = facts.num_blocks * facts.block_size
+        self._index = PrefixIndex(facts.num_blocks)
         self._room = Room(self._shares, facts.max_sequences, self._max_tokens)
 
     def reported(self, facts: wire.Ready, stats: wire.Stats, max_slowdown: float) -> None:
         """It has told how it stands. What was sent since the report before may not be in it yet."""
         self._num_unseen_tokens_before, self._num_unseen_tokens = self._num_unseen_tokens, 0
+        for digests in self._leaving:
+            self._index.forget(digests)
+        self._leaving.clear()
         num_context_tokens = stats.num_used_blocks * facts.block_size
         self.pace = pace_of(stats.cost_weights, stats.num_running, num_context_tokens, max_slowdown)
+
+    def kept(self, events: wire.KvEvents) -> None:
+        """Blocks of its prefix cache came and went."""
+        if not self._index.update(events.stored, events.evicted):
+            raise wire.WireError(f"{len(self._index)} blocks are kept, which are more than there are")
+
+    def candidate(self, flight: Flight) -> Candidate:
+        """What speaks for sending it here."""
+        num_matched = self._num_matched_tokens(flight)
+        return Candidate(num_matched, self.num_pending_tokens, self.num_sequences, self._num_given_tokens)
 
     @property
     def pending(self) -> Demand:
@@ -88,7 +110,11 @@ class Seat:
         self.flights[request.request_id] = flight
         self.num_sequences += flight.num_sequences
         self._num_unseen_tokens += num_tokens
-        self._count_pending(order.num_prompt_tokens, 1)
+        if flight.digests:
+            flight.num_missing_tokens = order.num_prompt_tokens - self._num_matched_tokens(flight)
+            self._index.expect(flight.digests)
+        self._num_given_tokens += flight.num_missing_tokens
+        self._count_pending(flight.num_missing_tokens, 1)
         flight.is_pending = True
         flight.worker = self.worker
         self.worker.send(request)
@@ -96,7 +122,7 @@ class Seat:
     def began(self, flight: Flight) -> None:
         """Its prompt is computed, or will never be."""
         flight.is_pending = False
-        self._count_pending(flight.order.num_prompt_tokens, -1)
+        self._count_pending(flight.num_missing_tokens, -1)
 
     def ended(self, flight: Flight, num_sequences: int, is_over: bool) -> None:
         """So many more of its sequences are over; if the whole flight is, its memory is free."""
@@ -108,8 +134,14 @@ class Seat:
         if is_over:
             if flight.is_pending:
                 self.began(flight)
+            if flight.digests:
+                self._leaving.append(flight.digests)
             flight.worker = None
             del self.flights[flight.request.request_id]
+
+    def _num_matched_tokens(self, flight: Flight) -> int:
+        facts = self.worker.facts
+        return 0 if facts is None else self._index.match(flight.digests) * facts.block_size
 
     def _count_pending(self, num_tokens: int, sign: int) -> None:
         self.num_pending_requests += sign

@@ -53,6 +53,9 @@ class Host(Protocol):
     def reported(self, worker: Worker) -> None:
         """It told how it stands: ``worker.stats``."""
 
+    def kept(self, worker: Worker, events: wire.KvEvents) -> None:
+        """Blocks of its prefix cache came and went. Raises WireError when it cannot have so many."""
+
     def refused(self, worker: Worker, failed: wire.Failed) -> None:
         """One request ended without an answer. Raises WireError when there is no such request."""
 
@@ -127,6 +130,8 @@ class Worker:
             case wire.Stats():
                 self.stats = message
                 self._host.reported(self)
+            case wire.KvEvents():
+                self._host.kept(self, message)
             case wire.Failed():
                 self._host.refused(self, message)
             case wire.Ready():

@@ -45,6 +45,13 @@ def link(parent_digest: bytes, token_ids: Sequence[int], key: bytes) -> Link:
     return Link(blake2b(parent_digest + token_bytes, digest_size=DIGEST_BYTES, key=key).digest(), token_bytes)
 
 
+def digests_of(token_ids: Sequence[int], block_size: int, salt: bytes, max_blocks: int) -> list[bytes]:
+    """The names of a prompt's first full blocks, without the one that its last token ends: that token is computed even
+    when it is cached, so its block is never found."""
+    num_blocks = min(max_blocks, (len(token_ids) - 1) // block_size)
+    return [link.digest for link in Chain(block_size, salt).extend(token_ids[: num_blocks * block_size])]
+
+
 class Chain:
     """The links of one sequence's full blocks, extended as its tokens grow; a token is hashed once."""
 

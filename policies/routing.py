@@ -16,6 +16,9 @@ COPY_WEIGHT = 4.0
 """A token computed where another worker holds it costs so many: its time, and room in a second cache for what the
 first one keeps already. Measured in benchmarks/routing.md."""
 
+SEQUENCE_WEIGHT = 128.0
+"""Tokens of work that an open sequence counts as: it takes its part of each step that computes the prompt."""
+
 
 class PrefixIndex:
     """The blocks that one worker holds, as far as it told, and those it was given to compute.
@@ -86,10 +89,10 @@ def choose(num_prompt_tokens: int, candidates: Sequence[Candidate]) -> int:
     """The index of the worker that should compute it; ``candidates`` is not empty."""
     best_matched = max(candidate.num_matched_tokens for candidate in candidates)
 
-    def price(candidate: Candidate) -> tuple[float, int, int]:
+    def price(candidate: Candidate) -> tuple[float, int]:
         num_missing = num_prompt_tokens - candidate.num_matched_tokens
         num_copied = best_matched - candidate.num_matched_tokens
-        work = candidate.num_pending_tokens + num_missing + (COPY_WEIGHT - 1.0) * num_copied
-        return work, candidate.num_sequences, candidate.num_given_tokens
+        work = candidate.num_pending_tokens + num_missing + SEQUENCE_WEIGHT * candidate.num_sequences
+        return work + (COPY_WEIGHT - 1.0) * num_copied, candidate.num_given_tokens
 
     return min(range(len(candidates)), key=lambda index: price(candidates[index]))

@@ -170,8 +170,17 @@ class Stats(Message, frozen=True):
     """What steps cost here, as policies/costs.py has learned: seconds for each term; empty while it does not know."""
 
 
+class KvEvents(Message, frozen=True):
+    """Full KV blocks that came into the prefix cache, and those that left it, since this channel was last told; by
+    digest (policies/prefix.py). Comes before the ``Stats`` of the same moment. The first one after ``Hello`` names all
+    that are there, in several messages where they are many."""
+
+    stored: list[bytes]
+    evicted: list[bytes]
+
+
 ToWorker = Hello | Submit | Cancel | Drain
-ToGateway = Hello | Ready | StepOutput | Failed | Stats
+ToGateway = Hello | Ready | StepOutput | Failed | KvEvents | Stats
 
 M = TypeVar("M")
 

@@ -35,6 +35,8 @@ class Channel:
         self.connected_at = now
         self.greeted = False
         """Its Hello has come."""
+        self.knows_blocks = False
+        """It was told of all blocks that are kept; from then on, of those that come and go."""
         self.request_ids: set[str] = set()
         """Its requests that have not ended."""
         self._connection = connection

@@ -169,6 +169,14 @@ class Engine:
             cost_weights=self._costs.weights,
         )
 
+    def kept_blocks(self) -> list[bytes]:
+        """The digests of all blocks that a prompt could find."""
+        return self._pool.named()
+
+    def take_moved_blocks(self) -> tuple[list[bytes], list[bytes]]:
+        """Of those, the ones that came and the ones that went since the last call."""
+        return self._pool.take_moved()
+
     def load(self) -> tuple[int, int]:
         """How many wait, how many run: what a Stats out of turn is for."""
         return len(self._scheduler.waiting), len(self._scheduler.running)

@@ -18,6 +18,8 @@ from worker.channel import Channel, ChannelClosed
 from worker.engine import Engine
 
 HEARTBEAT_S = 1.0
+MAX_TOLD_BLOCKS = 65_536
+"""In one message, of those that came and of those that went: a megabyte each."""
 MIN_STATS_GAP_S = 0.1
 GREETING_TIMEOUT_S = 10.0
 """A peer that has not said Hello by then is no gateway."""
@@ -144,10 +146,21 @@ class Loop:
             self._needs_audit = False
         self._rested = True
         self._told_at, self._told_load = now, load
+        stored, evicted = self._engine.take_moved_blocks()
         stats = self._engine.stats()
         for channel in list(self._channels):
             if channel.greeted:
+                if not channel.knows_blocks:
+                    channel.knows_blocks = True
+                    self._tell_blocks(channel, self._engine.kept_blocks(), [])
+                else:
+                    self._tell_blocks(channel, stored, evicted)
                 self._tell(channel, stats)
+
+    def _tell_blocks(self, channel: Channel, stored: list[bytes], evicted: list[bytes]) -> None:
+        for start in range(0, max(len(stored), len(evicted)), MAX_TOLD_BLOCKS):
+            end = start + MAX_TOLD_BLOCKS
+            self._tell(channel, wire.KvEvents(stored[start:end], evicted[start:end]))
 
     # Channels
 

@@ -7,7 +7,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.routing import COPY_WEIGHT, Candidate, PrefixIndex, choose
+from policies.routing import COPY_WEIGHT, SEQUENCE_WEIGHT, Candidate, PrefixIndex, choose
 
 
 def chain(name: str, length: int) -> list[bytes]:
@@ -84,6 +84,12 @@ def test_a_worker_that_is_far_behind_loses_what_its_prefix_would_win():
     least = int(COPY_WEIGHT * num_matched)
     assert choose(1000, [Candidate(0, 0), Candidate(num_matched, least - 1)]) == 1
     assert choose(1000, [Candidate(0, 0), Candidate(num_matched, least + 1)]) == 0
+
+
+def test_a_short_prefix_is_worth_no_crowd():
+    crowd = int(COPY_WEIGHT * 64 / SEQUENCE_WEIGHT) + 1
+    assert choose(1000, [Candidate(0, 0, 0), Candidate(64, 0, crowd)]) == 0
+    assert choose(1000, [Candidate(0, 0, 0), Candidate(64, 0, crowd - 2)]) == 1
 
 
 def test_workers_alike_take_turns_by_what_they_were_given():

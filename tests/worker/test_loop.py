@@ -8,6 +8,7 @@ import time
 import pytest
 
 from policies import wire
+from policies.prefix import digests_of
 from policies.settings import Engine as EngineSettings
 from tests.worker.peer import PATIENCE_S, Peer, running
 from tests.worker.scripted import ScriptedRunner, ScriptedSampler, answer
@@ -205,6 +206,23 @@ def test_a_worker_says_once_a_second_that_it_is_alive(house):
         started_at = time.monotonic()
         gateway.next(wire.Stats)
         assert time.monotonic() - started_at < 5
+
+
+def test_a_worker_tells_which_blocks_it_keeps_and_tells_a_newcomer_of_all_of_them(house):
+    salt = b"a tenant"
+    digests = digests_of(PROMPT, 4, salt, 100)
+    with house.connect() as gateway:
+        gateway.next(wire.Stats)
+        gateway.submit("a", PROMPT, cache_salt=salt)
+        assert gateway.finish("a") == expected(8)
+        assert set(gateway.next(wire.KvEvents).stored) >= set(digests)
+        with house.connect() as newcomer:
+            assert set(newcomer.next(wire.KvEvents).stored) >= set(digests)
+        for number in range(100):
+            gateway.submit(f"b{number}", [number % 40 + 1, number // 40 + 1] * 5)
+        evicted = set()
+        while not evicted >= set(digests):
+            evicted |= set(gateway.next(wire.KvEvents).evicted)
 
 
 def test_an_idle_worker_takes_no_cpu(house):
