@@ -25,7 +25,7 @@ from worker.models import (
     packs_bfloat16,
     read_architecture,
 )
-from worker.native import library
+from worker.native import Library, library
 
 MIN_MODEL_TOKENS = 1024
 """A pool that cannot hold one sequence of so many tokens (or of the model's own context, if shorter) is not worth
@@ -60,7 +60,7 @@ class Runner:
                 f"the weights of {source} take {_mib(needed)} MiB in {str(dtype).removeprefix('torch.')},"
                 f" but {_mib(free)} MiB of memory are free"
             )
-        model = load_decoder(directory, architecture, dtype, device, max_model_tokens)
+        model = load_decoder(directory, architecture, dtype, device, max_model_tokens, _kernels(engine, device))
         return cls.of(model, engine)
 
     @classmethod
@@ -141,6 +141,10 @@ def _max_model_tokens(engine: settings.Engine, architecture: Architecture) -> in
     return engine.max_model_tokens or architecture.max_positions
 
 
+def _kernels(engine: settings.Engine, device: torch.device) -> Library | None:
+    return library() if device.type == "cpu" and engine.attention == "auto" else None
+
+
 def _means(engine: settings.Engine, model: Decoder, cache: KVCache) -> tuple[Backend, Ops]:
     """Attention and small operations: the compiled ones where they serve, torch's elsewhere and for comparison."""
     architecture = model.architecture
@@ -149,7 +153,7 @@ def _means(engine: settings.Engine, model: Decoder, cache: KVCache) -> tuple[Bac
         return ReferenceAttention(cache, scores), TorchOps()
     if model.device.type != "cpu":
         return GatheredAttention(cache, scores), TorchOps()
-    kernels = library() if engine.attention == "auto" else None
+    kernels = _kernels(engine, model.device)
     if kernels is None:
         return SegmentAttention(cache, scores), TorchOps()
     attends, operates = NativeAttention.serves(cache), NativeOps.serves(architecture, model.dtype)

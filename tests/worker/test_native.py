@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import shutil
 
 import pytest
+import torch
 
 from worker.native import build
 from worker.native.build import BuildError, built
 from worker.native.check import agrees_with_torch
-from worker.native.library import Library
+from worker.native.library import Library, packed_tiles
 
 
 @pytest.fixture
@@ -19,15 +21,8 @@ def cache(tmp_path, monkeypatch):
     return tmp_path / "penstock"
 
 
-def have_compiler() -> bool:
-    try:
-        built()
-    except BuildError:
-        return False
-    return True
-
-
-needs_compiler = pytest.mark.skipif(not have_compiler(), reason="no C++ compiler here")
+COMPILER = os.environ.get("CXX") or "g++"
+needs_compiler = pytest.mark.skipif(shutil.which(COMPILER) is None, reason="no C++ compiler here")
 
 
 @needs_compiler
@@ -92,3 +87,22 @@ def test_a_cache_that_others_can_write_is_not_trusted(cache):
     cache.chmod(0o777)
     with pytest.raises(BuildError, match=r"can be written by others|there is no compiler"):
         built()
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("num_tokens", [1, 16, 23, 64, 65, 200, 300])
+def test_a_packed_matrix_multiplies_as_torch_does_and_each_row_for_itself(num_tokens, dtype):
+    library = Library(str(built()))
+    if not library.has_tiles:
+        pytest.skip("no tiles here")
+    torch.manual_seed(num_tokens)
+    x, bias = torch.randn(num_tokens, 96).bfloat16(), torch.randn(600).bfloat16()
+    for weight in (torch.randn(40, 96).bfloat16() / 8, torch.randn(600, 96).bfloat16() / 8):
+        packed, columns = packed_tiles(weight), len(weight)
+        got = library.linear(x, packed, bias[:columns], columns, dtype)
+        expected = torch.nn.functional.linear(x.float(), weight.float(), bias[:columns].float())
+        torch.testing.assert_close(got.float(), expected, atol=2e-2, rtol=1e-2)
+        assert torch.equal(got.bfloat16().to(dtype), got)
+        alone = library.linear(x[-1:].contiguous(), packed, bias[:columns], columns, dtype)
+        assert torch.equal(alone, got[-1:])

@@ -81,7 +81,7 @@ class Decoder:
             gated = ops.gate(layer.gate_up(normed), architecture.activation)
             next_norm = self._norm if index == last else self._layers[index + 1].attention_pre_norm
             normed = ops.add_norm(x, layer.down(gated), layer.mlp_post_norm, next_norm, eps)
-        logits = self._head(normed).float()
+        logits = self._head.wide(normed)
         cap = architecture.logits_softcap
         return cap * torch.tanh(logits / cap) if cap else logits
 

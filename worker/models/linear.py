@@ -9,28 +9,39 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from worker.native import Library, packed_tiles
+
 
 class Linear:
     """y = x @ weight.T + bias for x [num_tokens, in] in the weight's dtype.
 
-    On the CPU a bfloat16 weight is repacked for oneDNN's blocked layout (AMX or AVX512), which reads it at close to
-    memory bandwidth where F.linear repacks in every call; the plain copy is not kept.
+    On the CPU a bfloat16 weight is repacked, and the plain copy is not kept: for our own kernels where they have tiles
+    to multiply with, else for oneDNN's blocked layout, which reads it at close to memory bandwidth where F.linear
+    repacks in every call.
     """
 
-    __slots__ = ("_bias", "_multiply", "_packed", "_weight", "in_features", "out_features")
+    __slots__ = ("_bias", "_kernels", "_multiply", "_packed", "_weight", "in_features", "out_features")
 
-    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor | None = None, kernels: Library | None = None) -> None:
         self.out_features, self.in_features = weight.shape
         self._bias = bias
         self._weight: Tensor | None = weight
         self._packed: Tensor | None = None
-        if weight.device.type == "cpu" and weight.dtype is torch.bfloat16 and packs_bfloat16():
+        self._kernels: Library | None = None
+        if weight.device.type != "cpu" or weight.dtype is not torch.bfloat16:
+            return
+        if kernels is not None and kernels.has_tiles and self.in_features % 32 == 0:
+            self._kernels = kernels
+            self._packed, self._weight = packed_tiles(weight), None
+        elif packs_bfloat16():
             operators: Any = torch.ops.mkldnn
             self._packed, self._weight = operators._reorder_linear_weight(weight), None
             self._multiply = operators._linear_pointwise.default
 
     def __call__(self, x: Tensor) -> Tensor:
         """[num_tokens, in] -> [num_tokens, out]"""
+        if self._kernels is not None and self._packed is not None:
+            return self._kernels.linear(x, self._packed, self._bias, self.out_features, torch.bfloat16)
         if self._weight is not None:
             return F.linear(x, self._weight, self._bias)
         num_tokens = len(x)
@@ -39,6 +50,12 @@ class Linear:
             x = F.pad(x, (0, 0, 0, padded - num_tokens))
         y = cast(Tensor, self._multiply(x, self._packed, self._bias, "none", (), ""))
         return y if padded == num_tokens else y[:num_tokens]
+
+    def wide(self, x: Tensor) -> Tensor:
+        """The same as float32."""
+        if self._kernels is not None and self._packed is not None:
+            return self._kernels.linear(x, self._packed, self._bias, self.out_features, torch.float32)
+        return self(x).float()
 
 
 def _rounded(num_tokens: int) -> int:

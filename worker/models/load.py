@@ -15,6 +15,7 @@ from worker.models.errors import ModelError
 from worker.models.families import architecture_of, token_ids
 from worker.models.linear import Linear
 from worker.models.weights import Checkpoint, read_json
+from worker.native import Library
 
 Take = Callable[[str, tuple[int, ...]], Tensor]
 """Name and shape to a tensor in the engine's type, on its device."""
@@ -76,9 +77,14 @@ def read_architecture(directory: Path) -> Architecture:
 
 
 def load_decoder(
-    directory: Path, architecture: Architecture, dtype: torch.dtype, device: torch.device, max_model_tokens: int
+    directory: Path,
+    architecture: Architecture,
+    dtype: torch.dtype,
+    device: torch.device,
+    max_model_tokens: int,
+    kernels: Library | None = None,
 ) -> Decoder:
-    """Raises ModelError."""
+    """``kernels``: what the matrices may be packed for. Raises ModelError."""
     with Checkpoint(directory) as checkpoint:
         roots = architecture.tensor_roots
         root = next((root for root in roots if f"{root}embed_tokens.weight" in checkpoint), roots[0])
@@ -92,23 +98,25 @@ def load_decoder(
         def take(name: str, shape: tuple[int, ...]) -> Tensor:
             return checkpoint.take(name if name == head_name else root + name, shape).to(device, dtype)
 
-        decoder = build_decoder(architecture, take, max_model_tokens)
+        decoder = build_decoder(architecture, take, max_model_tokens, kernels)
         checkpoint.finish()
     return decoder
 
 
-def build_decoder(architecture: Architecture, take: Take, max_model_tokens: int) -> Decoder:
+def build_decoder(
+    architecture: Architecture, take: Take, max_model_tokens: int, kernels: Library | None = None
+) -> Decoder:
     """The decoder from wherever tensors come from, by their names in a checkpoint without the leading "model."."""
     embedding = take("embed_tokens.weight", (architecture.vocab_size, architecture.hidden_size))
-    layers = [_layer(architecture, f"layers.{index}.", take) for index in range(architecture.num_layers)]
+    layers = [_layer(architecture, f"layers.{index}.", take, kernels) for index in range(architecture.num_layers)]
     norm = _norm(architecture, take, "norm.weight", architecture.hidden_size)
     head = (
         embedding if architecture.tied else take("lm_head.weight", (architecture.vocab_size, architecture.hidden_size))
     )
-    return Decoder(architecture, embedding, layers, norm, Linear(head), max_model_tokens)
+    return Decoder(architecture, embedding, layers, norm, Linear(head, None, kernels), max_model_tokens)
 
 
-def _layer(architecture: Architecture, prefix: str, take: Take) -> Layer:
+def _layer(architecture: Architecture, prefix: str, take: Take, kernels: Library | None) -> Layer:
     hidden, inner = architecture.hidden_size, architecture.intermediate_size
     queries = architecture.num_heads * architecture.head_dim
     keys = architecture.num_kv_heads * architecture.head_dim
@@ -119,7 +127,7 @@ def _layer(architecture: Architecture, prefix: str, take: Take) -> Layer:
             parts = {fused: sum(parts.values())}
         weights = [take(f"{prefix}{name}.weight", (size, num_inputs)) for name, size in parts.items()]
         biases = [take(f"{prefix}{name}.bias", (size,)) for name, size in parts.items()] if bias else []
-        return Linear(_joined(weights), _joined(biases) if biases else None)
+        return Linear(_joined(weights), _joined(biases) if biases else None, kernels)
 
     def norm(name: str, size: int) -> Tensor | None:
         return _norm(architecture, take, f"{prefix}{name}.weight", size) if name else None

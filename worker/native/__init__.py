@@ -5,6 +5,6 @@ in torch; nothing else changes.
 """
 
 from worker.native.check import library
-from worker.native.library import ACTIVATIONS, DTYPES, MAX_HEAD_DIM, Library, Step
+from worker.native.library import ACTIVATIONS, DTYPES, MAX_HEAD_DIM, Library, Step, packed_tiles
 
-__all__ = ["ACTIVATIONS", "DTYPES", "MAX_HEAD_DIM", "Library", "Step", "library"]
+__all__ = ["ACTIVATIONS", "DTYPES", "MAX_HEAD_DIM", "Library", "Step", "library", "packed_tiles"]

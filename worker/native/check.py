@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from worker.native.build import BuildError, built
-from worker.native.library import Library, Step
+from worker.native.library import Library, Step, packed_tiles
 
 log = logging.getLogger(__name__)
 
@@ -66,6 +66,12 @@ def _agrees(library: Library, dtype: torch.dtype, generator: torch.Generator) ->
     gate_up = random(3, 160)
     if not near(library.gate(gate_up, "silu"), F.silu(gate_up[:, :80].float()) * gate_up[:, 80:].float()):
         return False
+
+    if library.has_tiles and dtype is torch.bfloat16:
+        x, matrix, bias = random(37, 64), random(56, 64) / 8, random(56)
+        got = library.linear(x, packed_tiles(matrix), bias, 56, torch.float32)
+        if not near(got, F.linear(x.float(), matrix.float(), bias.float())):
+            return False
 
     qkv, angles = random(NUM_ROWS, (NUM_HEADS + 2 * NUM_KV_HEADS) * HEAD_DIM), random(NUM_ROWS, HEAD_DIM).float()
     cos, sin = angles.cos(), angles.sin()

@@ -1,9 +1,10 @@
-// The CPU's small operations and its attention, fused: a plain C interface, called through ctypes.
+// The CPU's small operations, its attention and its matrices: a plain C interface, called through ctypes.
 //
 // Sums are float32 whatever the tensors hold. The caller vouches for pointers and sizes; every function here is called from
 // one thread at a time.
 
 #include "attend.h"
+#include "linear.h"
 #include "small.h"
 
 #define EACH_TYPE(call)      \
@@ -44,5 +45,25 @@ void penstock_attend(int is_bf16, const Step* step, const void* queries, const v
                      void* key_cache, void* value_cache, int64_t window, void* out) {
     EACH_TYPE(attend(*step, (const T*)queries, (const T*)keys, (const T*)values, (T*)key_cache, (T*)value_cache, window,
                      (T*)out))
+}
+
+// Whether ``penstock_linear`` computes anything here.
+int penstock_has_tiles() {
+#if defined(HAVE_TILES)
+    return may_use_tiles();
+#else
+    return 0;
+#endif
+}
+
+// y [rows, columns] = x [rows, size] times packed (see linear.h) + bias (or null), in bfloat16 or, of the same values, float32.
+void penstock_linear(int is_bf16, const void* x, const void* packed, const void* bias, void* y, int64_t rows, int64_t size,
+                     int64_t columns, int threads) {
+#if defined(HAVE_TILES)
+    Product product{(const bf16*)x, (const bf16*)packed, (const bf16*)bias, rows, size, columns, nullptr};
+    EACH_TYPE(linear<T>(product, (T*)y, threads))
+#else
+    (void)is_bf16, (void)x, (void)packed, (void)bias, (void)y, (void)rows, (void)size, (void)columns, (void)threads;
+#endif
 }
 }

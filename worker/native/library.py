@@ -6,6 +6,7 @@ import ctypes
 from ctypes import c_float, c_int, c_int32, c_int64, c_void_p
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 MAX_HEAD_DIM = 1024
@@ -54,8 +55,12 @@ class Library:
         self._gate.argtypes = (c_int, c_void_p, c_void_p, c_int64, c_int64, c_int, c_int)
         self._attend = loaded.penstock_attend
         self._attend.argtypes = (c_int, c_void_p, *(c_void_p,) * 5, c_int64, c_void_p)
-        for function in (self._add_norm, self._turn, self._gate, self._attend):
+        self._linear = loaded.penstock_linear
+        self._linear.argtypes = (c_int, *(c_void_p,) * 4, c_int64, c_int64, c_int64, c_int)
+        for function in (self._add_norm, self._turn, self._gate, self._attend, self._linear):
             function.restype = None
+        self.has_tiles = bool(loaded.penstock_has_tiles())
+        """Whether ``linear`` computes anything here."""
 
     def add_norm(self, x: Tensor, delta: Tensor | None, post: Tensor | None, pre: Tensor | None, eps: float) -> Tensor:
         """x [rows, size] += delta, normed by ``post`` where there is one; returns x normed by ``pre``, or x itself."""
@@ -121,6 +126,26 @@ class Library:
         )
         return out
 
+    def linear(self, x: Tensor, packed: Tensor, bias: Tensor | None, columns: int, dtype: torch.dtype) -> Tensor:
+        """x [rows, size] bfloat16 times a matrix [columns, size] that ``packed_tiles`` has packed -> [rows, columns].
+
+        ``dtype`` bfloat16, or float32 for the same values.
+        """
+        rows, size = x.shape
+        out = x.new_empty((rows, columns), dtype=dtype)
+        self._linear(
+            dtype is torch.bfloat16,
+            x.data_ptr(),
+            packed.data_ptr(),
+            None if bias is None else bias.data_ptr(),
+            out.data_ptr(),
+            rows,
+            size,
+            columns,
+            torch.get_num_threads(),
+        )
+        return out
+
     def attend(
         self,
         step: Step,
@@ -148,3 +173,13 @@ class Library:
             window,
             out.data_ptr(),
         )
+
+
+def packed_tiles(weight: Tensor) -> Tensor:
+    """weight [columns, size] bfloat16 -> [columns / 16, size / 32, 16, 16, 2], columns filled up to a multiple of 32.
+
+    The tiles of AMX: rows are pairs of inputs, columns outputs.
+    """
+    columns, size = weight.shape
+    filled = F.pad(weight, (0, 0, 0, -columns % 32))
+    return filled.view(-1, 16, size // 32, 16, 2).permute(0, 2, 3, 1, 4).contiguous()
