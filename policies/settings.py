@@ -197,7 +197,7 @@ class Engine(Section, frozen=True):
     """Tokens of one step, prefill and decode together."""
     max_prefill_tokens_beside_decodes: Positive = 2048
     """Of those, prompt tokens beside answers being written: fewer keep streams smoother, more start answers sooner."""
-    max_slowdown: Annotated[float, Meta(ge=0)] = 2.0
+    max_slowdown: Annotated[float, Meta(ge=0)] = 1.8
     """Fewer still, so that a step takes at most so many times as long as its answers alone would (more where
     several prompts wait beside few answers); 0: no such limit."""
     prefix_cache: bool = True
