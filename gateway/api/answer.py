@@ -23,14 +23,12 @@ async def give(
     asked = Asked(call.model, answer.fingerprint, submits, call.stops, call.seed is not None)
     rank = gw.settings.classes[order.sla_class].priority
     async with gw.cache.look(caller.tenant_id, caller.policy.cache, asked, control_of(request), rank) as found:
-        # What need not be computed is a request like any other, but takes no tokens.
-        num_unasked, num_asked = (0, num_prompt_tokens) if found.computes else (num_prompt_tokens, 0)
-        most = sum([submit.sampling.max_tokens * submit.num_sequences for submit in submits]) if found.computes else 0
+        most, request_id = found.max_completion_tokens, request[errors.REQUEST_ID]
         async with gw.limits.admit(
-            caller, call.model, num_asked, most, request[errors.REQUEST_ID], num_sequences
+            caller, call.model, num_prompt_tokens, most, request_id, num_sequences, found.outcome
         ) as ticket:
             errors.also(request, ticket.headers())
             source = found.launch(lambda submit: gw.dispatch.submit(call.model, submit, order))
-            source = metered(source, ticket, submits, num_unasked)
+            source = metered(source, ticket, submits)
             async with reply.Account(gw.ledger, request, caller, answer, source, ticket, order.sla_class) as account:
                 return await reply.send(request, answer, source, account, gw)

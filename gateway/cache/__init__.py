@@ -17,7 +17,7 @@ from gateway.clock import Clock
 from gateway.flight import Flight
 from gateway.flights import Flights, Source
 from policies import answers, policy, prefix, settings, wire
-from policies.answers import Asked
+from policies.answers import Asked, Outcome
 
 __all__ = ["Cache", "Found", "Held", "Keeper", "Memory", "Shared"]
 
@@ -131,9 +131,16 @@ class Found:
             self._source.close()
 
     @property
-    def computes(self) -> bool:
-        """Nothing was found, so a worker has to compute it."""
-        return self._source is None
+    def outcome(self) -> Outcome:
+        """What was found: "hit", "shared", or "miss", so that a worker has to compute it."""
+        return "miss" if self._source is None else self._source.outcome
+
+    @property
+    def max_completion_tokens(self) -> int:
+        """Of all sequences together. A kept answer has exactly so many."""
+        if isinstance(self._source, Replay):
+            return self._source.num_tokens
+        return sum([submit.sampling.max_tokens * submit.num_sequences for submit in self._asked.submits])
 
     def launch(self, submit: Callable[[wire.Submit], Flight]) -> Source:
         """What was found; else what ``submit`` sends on its way, and others may read along with that. Raises what it

@@ -181,6 +181,11 @@ class Replay:
         self._request_ids = [submit.request_id for submit in submits]
         self._clock = clock
 
+    @property
+    def num_tokens(self) -> int:
+        """Of all sequences together; a stop string may have ended the text of one before its last token."""
+        return sum([len(told.token_ids) for told in self._kept.sequences])
+
     async def deltas(self) -> list[wire.Delta]:
         self.first_token_at = self._clock.now()
         ids = self._request_ids

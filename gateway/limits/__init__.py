@@ -29,6 +29,7 @@ from gateway.limits.ticket import Ticket
 from gateway.redis import Redis, RedisAway
 from policies import admission, settings
 from policies.admission import NO_CEILING, Alert, Ask, Grant, Refusal, Rule
+from policies.answers import Outcome
 from policies.policy import Policy
 from policies.rate import LEASE_MS
 
@@ -88,13 +89,20 @@ class Limits:
         max_completion_tokens: int,
         request_id: str,
         num_sequences: int = 1,
+        outcome: Outcome = "miss",
     ) -> Ticket:
         """A ticket to be entered. The tokens are of all the request's prompts and sequences together.
+
+        ``outcome``: what the cache has for it. An answer from there counts as a request and takes no tokens. A kept one
+        ("hit") has exactly ``max_completion_tokens``, so its whole price is set aside or it is refused; one that is
+        still being computed ("shared") has its money set aside like any other, since whoever reads along may become
+        the one who pays.
 
         Entering raises RateLimited, BudgetSpent or LimitsUnavailable.
         """
         plan = self.plans.find(caller.policy, caller.tenant_id, caller.key_id, model)
-        return Ticket(self, plan, request_id, num_prompt_tokens, max_completion_tokens, self._estimate * num_sequences)
+        chunk = self._estimate * num_sequences
+        return Ticket(self, plan, request_id, num_prompt_tokens, max_completion_tokens, chunk, outcome)
 
     async def peek(self, policy: Policy, tenant_id: str, model: str = "") -> list[Reading]:
         """How the tenant's own ceilings stand, those on one model if it is named. Raises LimitsUnavailable."""

@@ -12,11 +12,11 @@ from policies.answers import Outcome
 from policies.pricing import FROM_CACHE
 
 
-def metered(source: Source, ticket: Ticket, submits: Sequence[wire.Submit], num_unasked_tokens: int = 0) -> Source:
+def metered(source: Source, ticket: Ticket, submits: Sequence[wire.Submit]) -> Source:
     """``source`` as far as the ticket covers it; itself where nothing limits it. See ``Metered``."""
     if ticket.num_covered == NO_CEILING:
         return source
-    return Metered(source, ticket, submits, num_unasked_tokens)
+    return Metered(source, ticket, submits)
 
 
 class Metered:
@@ -26,13 +26,11 @@ class Metered:
     with what is covered, as at its own token limit, and the rest is neither delivered nor owed.
     """
 
-    def __init__(self, source: Source, ticket: Ticket, submits: Sequence[wire.Submit], num_unasked_tokens: int) -> None:
-        """``num_unasked_tokens``: of the prompt, where the ticket was taken for an answer from the cache; they are owed
-        once this reader is the one who pays."""
+    def __init__(self, source: Source, ticket: Ticket, submits: Sequence[wire.Submit]) -> None:
         self._source = source
         self._ticket = ticket
-        self._num_tokens = num_unasked_tokens
-        """What the ticket has to cover."""
+        self._num_tokens = 0
+        """Of the completion so far; the ticket has to cover them."""
         self._open = {(submit.request_id, index): 0 for submit in submits for index in range(submit.num_sequences)}
         """Sequences without an end, and how many of the prompt's tokens were found for each."""
 
@@ -41,10 +39,10 @@ class Metered:
         deltas = await self._source.deltas()
         for place, delta in enumerate(deltas):
             num_tokens = self._num_tokens + len(delta.token_ids)
+            # Whoever reads along may become the one who pays, and owes the tokens from then on.
             if not (
                 self._ticket.covers(num_tokens)
-                or self._source.outcome in FROM_CACHE
-                or await self._ticket.top_up(num_tokens)
+                or await self._ticket.top_up(num_tokens, self._source.outcome in FROM_CACHE)
             ):
                 return [*deltas[:place], *self._cut(delta)]
             self._num_tokens = num_tokens
@@ -79,7 +77,9 @@ class Metered:
     def _cut(self, delta: wire.Delta) -> list[wire.Delta]:
         """As much of ``delta`` as is covered, and the end of all sequences."""
         self._source.close()
-        room = max(0, self._ticket.num_covered - self._num_tokens)
+        ticket = self._ticket
+        num_covered = ticket.num_paid if self._source.outcome in FROM_CACHE else ticket.num_covered
+        room = max(0, num_covered - self._num_tokens)
         deltas = []
         for (request_id, index), num_cached_tokens in self._open.items():
             finish = wire.Finish("length", num_cached_tokens, 0, 0.0, 0.0, 0.0)

@@ -9,6 +9,7 @@ from gateway.limits import headers
 from gateway.limits.plans import Plan
 from policies import pricing
 from policies.admission import NO_CEILING, Ask, Grant, Rule
+from policies.answers import Outcome
 from policies.pricing import FROM_CACHE
 from policies.terms import Usage
 
@@ -35,6 +36,7 @@ class Ticket:
         "_max_completion_tokens",
         "_meters",
         "_num_prompt_tokens",
+        "_outcome",
         "_plan",
         "_readings",
         "_rules",
@@ -51,6 +53,7 @@ class Ticket:
         num_prompt_tokens: int,
         max_completion_tokens: int,
         chunk: int,
+        outcome: Outcome,
     ) -> None:
         self.request_id = request_id
         self._limits = limits
@@ -63,6 +66,7 @@ class Ticket:
         self._max_completion_tokens = max_completion_tokens
         self._chunk = chunk
         """Completion tokens that are set aside at a time."""
+        self._outcome = outcome
         self._grants: list[tuple[int, int]] = []
         """(instant, tokens) of each."""
         self._tokens = NO_CEILING
@@ -85,17 +89,22 @@ class Ticket:
         num_prompt, most = self._num_prompt_tokens, self._max_completion_tokens
         first = min(1, most)
         chunk = min(self._chunk, most)
-        if num_prompt + first > plan.max_tokens:
-            raise headers.never(plan.rules, num_prompt + first)
-        num_tokens = num_prompt + chunk
+        least_useful = num_tokens = 0
+        if self._outcome not in FROM_CACHE:
+            least_useful, num_tokens = num_prompt + first, num_prompt + chunk
+            if least_useful > plan.max_tokens:
+                raise headers.never(plan.rules, least_useful)
         least_micros = most_micros = 0
         if plan.is_hard:
-            least_micros = pricing.worst_case_micros(plan.rates, num_prompt, first)
-            most_micros = pricing.worst_case_micros(plan.rates, num_prompt, chunk)
+            if self._outcome == "hit":  # nothing about it is an estimate
+                least_micros = most_micros = pricing.cost_micros(plan.rates, Usage(num_prompt, 0, most), "hit")
+            else:
+                least_micros = pricing.worst_case_micros(plan.rates, num_prompt, first)
+                most_micros = pricing.worst_case_micros(plan.rates, num_prompt, chunk)
         # Where even a whole window does not hold the estimate, the request is let in with the whole window.
         least_tokens = num_tokens if num_tokens < plan.max_tokens else plan.max_tokens
         ask = Ask(self.request_id, least_tokens, num_tokens, least_micros, most_micros)
-        grant, self._rules, self._meters, self._readings = await self._limits.take(plan, ask, num_prompt + first)
+        grant, self._rules, self._meters, self._readings = await self._limits.take(plan, ask, least_useful)
         self._limits.open_tickets[self.request_id] = self
         self._note(grant)
         return self
@@ -126,32 +135,36 @@ class Ticket:
         """Completion tokens, of all its sequences together, that are set aside."""
         return self._covered
 
+    @property
+    def num_paid(self) -> int:
+        """Completion tokens that the money set aside pays for, wherever they come from."""
+        return self._affordable
+
     def covers(self, num_completion_tokens: int) -> bool:
         """Whether so many, of all its sequences together, are set aside; if not, ``top_up``."""
         return num_completion_tokens <= self._covered
 
-    async def top_up(self, num_completion_tokens: int) -> bool:
+    async def top_up(self, num_completion_tokens: int, is_from_cache: bool = False) -> bool:
         """Sets aside what an answer of so many tokens lacks, and some more if there is room. False: a ceiling or the
         budget is reached, and the answer ends with the tokens that are covered.
 
-        Raises LimitsUnavailable as admission does.
+        ``is_from_cache``: by now it needs money alone, and ends with the tokens that are paid for. Raises
+        LimitsUnavailable as admission does.
         """
-        if num_completion_tokens <= self._covered:
+        covered = self._affordable if is_from_cache else self._covered
+        if num_completion_tokens <= covered:
             return True
         plan, num_prompt = self._plan, self._num_prompt_tokens
-        ahead = max(num_completion_tokens, min(self._covered + self._chunk, self._max_completion_tokens))
+        ahead = max(num_completion_tokens, min(covered + self._chunk, self._max_completion_tokens))
         least_micros = most_micros = 0
         if plan.is_hard:
             worst = pricing.worst_case_micros
             least_micros = max(0, worst(plan.rates, num_prompt, num_completion_tokens) - self._held_micros)
             most_micros = max(0, worst(plan.rates, num_prompt, ahead) - self._held_micros)
-        ask = Ask(
-            self.request_id,
-            max(0, num_completion_tokens - self._tokens),
-            max(0, ahead - self._tokens),
-            least_micros,
-            most_micros,
-        )
+        least_tokens = most_tokens = 0
+        if not is_from_cache:
+            least_tokens, most_tokens = max(0, num_completion_tokens - self._tokens), max(0, ahead - self._tokens)
+        ask = Ask(self.request_id, least_tokens, most_tokens, least_micros, most_micros)
         assert self._meters is not None, "a ticket covers nothing before it is entered"
         grant = await self._limits.grow(plan, ask, self._meters)
         if grant is None:
@@ -184,6 +197,8 @@ class Ticket:
 
     def _note(self, grant: Grant) -> None:
         plan = self._plan
+        if self._outcome == "hit":
+            return
         if plan.max_tokens != NO_CEILING:
             if not self._grants:
                 self._tokens = -self._num_prompt_tokens

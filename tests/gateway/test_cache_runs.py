@@ -95,7 +95,7 @@ async def test_equal_requests_at_once_are_one_flight_and_later_ones_are_told_wha
         assert (await read_all(one))[-1].finish.num_cached_tokens == 2, "what the engine reused is on one bill"
         assert deltas[-1].finish.num_cached_tokens == 0
     async with cache.look(*SCOPE, asking()) as third:
-        assert not third.computes
+        assert third.outcome == "hit"
         replay = third.launch(engine.submit)
         assert replay.outcome == "hit"
         assert tokens_of(await replay.deltas()) == [1, 2, 3]
@@ -128,7 +128,7 @@ async def test_the_last_reader_takes_the_flight_along(cache, engine):
         second.launch(engine.submit)
     assert engine.abandoned == engine.flights
     async with cache.look(*SCOPE, asking()) as third:
-        assert third.computes, "what was not finished is not kept, and nobody joins what has ended"
+        assert third.outcome == "miss", "what was not finished is not kept, and nobody joins what has ended"
 
 
 async def test_all_readers_hear_of_a_failure_after_what_came_before_it_and_nothing_is_kept(cache, engine):
@@ -145,7 +145,7 @@ async def test_all_readers_hear_of_a_failure_after_what_came_before_it_and_nothi
         with pytest.raises(errors.WorkerLost):
             await sources[1].deltas()
     async with cache.look(*SCOPE, asking()) as third:
-        assert third.computes
+        assert third.outcome == "miss"
 
 
 @pytest.mark.parametrize("reason", ["error", "cancelled"])
@@ -155,7 +155,7 @@ async def test_an_answer_that_was_broken_off_is_not_kept(cache, engine, reason):
         engine.say(engine.flights[0], [1], reason)
         await read_all(source)
     async with cache.look(*SCOPE, asking()) as again:
-        assert again.computes
+        assert again.outcome == "miss"
 
 
 async def test_an_answer_that_ends_with_a_stop_string_is_whole(cache, engine):
@@ -199,11 +199,11 @@ async def test_it_does_share_what_a_worker_has_begun(cache, engine, clock):
 async def test_what_one_reader_finds_while_it_looks_it_keeps(cache, engine):
     async with cache.look(*SCOPE, asking()) as second:
         async with cache.look(*SCOPE, asking()) as first:
-            assert first.computes
-            assert second.computes
+            assert first.outcome == "miss"
+            assert second.outcome == "miss"
             first.launch(engine.submit)
             async with cache.look(*SCOPE, asking()) as third:
-                assert not third.computes, "it reads along from now on, so it takes no tokens from its limits"
+                assert third.outcome == "shared", "it reads along from now on, so it takes no tokens from its limits"
         assert engine.abandoned, "it left without having launched"
         assert second.launch(engine.submit).outcome == "miss"
 
@@ -238,10 +238,10 @@ async def test_what_is_older_than_the_policy_allows_by_now_is_not_given(cache, e
         engine.say(engine.flights[0], [1], "stop")
         await read_all(source)
     async with cache.look("ten_1", Rules(ttl_s=1), asking()) as found:
-        assert not found.computes
+        assert found.outcome == "hit"
     monkeypatch.setattr("gateway.cache.time.time", lambda: 4e9)
     async with cache.look("ten_1", Rules(ttl_s=1), asking()) as found:
-        assert found.computes
+        assert found.outcome == "miss"
 
 
 async def test_a_flush_reaches_what_is_still_being_computed(cache, engine):
@@ -251,7 +251,7 @@ async def test_a_flush_reaches_what_is_still_being_computed(cache, engine):
         engine.say(engine.flights[0], [1], "stop")
         await read_all(source)
         async with cache.look(*SCOPE, asking()) as another:
-            assert another.computes
+            assert another.outcome == "miss"
     assert (await cache.held(*SCOPE)).num_entries == 0
 
 
@@ -261,12 +261,12 @@ async def test_a_stranger_finds_neither_what_is_being_computed_nor_what_is_kept(
         source = found.launch(engine.submit)
         for stranger in strangers:
             async with cache.look(*stranger, asking()) as theirs:
-                assert theirs.computes
+                assert theirs.outcome == "miss"
         engine.say(engine.flights[0], [1], "stop")
         await read_all(source)
     for stranger in strangers:
         async with cache.look(*stranger, asking()) as theirs:
-            assert theirs.computes
+            assert theirs.outcome == "miss"
             assert theirs.launch(engine.submit).outcome == "miss"
 
 
@@ -278,7 +278,7 @@ async def test_tenants_that_name_the_same_group_share_both(cache, engine):
         engine.say(engine.flights[0], [1], "stop")
         await read_all(source)
     async with cache.look("ten_3", group, asking()) as third:
-        assert not third.computes
+        assert third.outcome == "hit"
 
 
 async def test_a_long_walk_loses_no_token_and_leaves_no_flight_behind(clock):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from decimal import Decimal
 
 import openai
@@ -112,6 +113,39 @@ async def test_an_answer_from_the_cache_takes_no_tokens_and_costs_what_the_polic
     costs = {row.cache: row.cost_micros for row in rows}
     assert costs["miss"] == usage.prompt_tokens + 2 * usage.completion_tokens
     assert costs["hit"] == round(usage.total_tokens / 2)
+
+
+@pytest.mark.parametrize("max_tokens", [10, 60])
+async def test_answers_from_the_cache_at_once_spend_a_budget_to_its_end_and_no_further(start_house, max_tokens):
+    price = Price(prompt=Decimal(1), completion=Decimal(1), cache_hit=Decimal(1))
+    house = start_house(
+        **policy_of(budget=Budget(amount=Decimal("0.001000")), prices={"*": price}),
+        limits=settings.Limits(completion_estimate=16),
+    )
+    body = {"model": "demo", "messages": HELLO, "temperature": 0, "max_tokens": max_tokens}
+
+    async def ask(client: openai.AsyncOpenAI, stream: bool) -> str:
+        try:
+            answer = await client.chat.completions.create(**body, stream=stream)
+            if stream:
+                async for chunk in answer:
+                    if chunk.choices and chunk.choices[0].finish_reason:
+                        return "answered"
+        except openai.RateLimitError as refused:
+            return refused.code
+        return "answered"
+
+    async with house.client() as client:
+        # The first ones read along, the later ones find it.
+        outcomes = await asyncio.gather(*(ask(client, bool(number % 2)) for number in range(6)))
+        for _ in range(4):
+            outcomes += await asyncio.gather(*(ask(client, bool(number % 2)) for number in range(16)))
+    assert set(outcomes) == {"answered", "insufficient_quota"}
+    await house.quiet()
+    rows = await house.ledger_rows(status=200)
+    assert {row.cache for row in rows} >= {"miss", "hit"}
+    spent, whole = sum(row.cost_micros for row in rows), max(row.cost_micros for row in rows)
+    assert 1000 - whole < spent <= 1000
 
 
 async def test_a_prompt_that_no_window_holds_is_not_worth_another_try(start_house):

@@ -13,6 +13,7 @@ from gateway.errors import BudgetSpent, NeverFits, RateLimited, RequestsLimited,
 from gateway.limits import Limits
 from gateway.limits.headers import duration
 from policies import settings
+from policies.admission import NO_CEILING
 from policies.policy import Budget, Policy, Price
 from policies.policy import Limits as Ceilings
 from policies.terms import Usage
@@ -111,7 +112,8 @@ async def test_whoever_leaves_without_settling_gives_back_all_tokens_and_the_pla
 @pytest.mark.parametrize("outcome", ["hit", "shared"])
 async def test_an_answer_from_a_cache_counts_as_a_request_and_not_as_tokens(limits, outcome):
     caller = a_caller(a_policy(tokens_per_minute=1000, requests_per_minute=5))
-    async with limits.admit(caller, DEMO, 40, 5000, "r") as ticket:
+    async with limits.admit(caller, DEMO, 40, 30, "r", outcome=outcome) as ticket:
+        assert used(limits, caller) == {"tenant requests_per_minute": 1, "tenant tokens_per_minute": 0}
         ticket.settle(Usage(40, 0, 30), outcome)
     assert used(limits, caller) == {"tenant requests_per_minute": 1, "tenant tokens_per_minute": 0}
 
@@ -338,6 +340,54 @@ async def test_a_thousand_requests_at_once_overspend_no_budget(limits):
     await asyncio.gather(*(request(number) for number in range(1000)))
     assert 90_000 < sum(costs) <= 100_000
     assert used(limits, caller) == {"tenant budget": sum(costs)}
+
+
+HIT = Price(prompt=Decimal(10), completion=Decimal(10), cache_hit=Decimal(1))
+"""An answer from the cache is a micro-unit a token, and a computed one ten."""
+
+
+async def test_a_kept_answer_is_paid_for_as_a_whole_or_refused(limits):
+    caller = a_caller(a_policy(budget=Budget(Decimal("0.00025"), "day"), price=HIT))
+    async with limits.admit(caller, DEMO, 40, 60, "a", outcome="hit") as ticket:
+        assert used(limits, caller) == {"tenant budget": 100}
+        assert ticket.num_covered == NO_CEILING
+        async with limits.admit(caller, DEMO, 40, 60, "b", outcome="hit") as another:
+            with pytest.raises(BudgetSpent):
+                await limits.admit(caller, DEMO, 40, 60, "c", outcome="hit").__aenter__()
+            assert another.settle(Usage(40, 0, 60), "hit") == 100
+        assert ticket.settle(Usage(40, 0, 11), "hit") == 51
+    assert used(limits, caller) == {"tenant budget": 151}
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_a_thousand_answers_from_the_cache_at_once_overspend_no_budget(limits, seed):
+    caller, rng, costs = a_caller(a_policy(budget=Budget(Decimal("0.01"), "day"), price=HIT)), random.Random(seed), []
+
+    async def request(number, num_tokens, num_turns):
+        with contextlib.suppress(BudgetSpent):
+            async with limits.admit(caller, DEMO, 100, num_tokens, f"r{number}", outcome="hit") as ticket:
+                for _ in range(num_turns):
+                    await asyncio.sleep(0)
+                costs.append(ticket.settle(Usage(100, 0, num_tokens), "hit"))
+
+    await asyncio.gather(*(request(number, rng.randrange(1, 400), rng.randrange(5)) for number in range(1000)))
+    assert 9_000 < sum(costs) <= 10_000
+    assert used(limits, caller) == {"tenant budget": sum(costs)}
+
+
+async def test_whoever_reads_along_has_the_money_for_it_should_they_become_the_one_who_pays(limits):
+    policy = a_policy(tokens_per_minute=10_000, budget=Budget(Decimal("0.00025"), "day"), price=DOLLAR)
+    caller = a_caller(policy)
+    async with limits.admit(caller, DEMO, 40, 5000, "r", outcome="shared") as ticket:
+        assert used(limits, caller) == {"tenant tokens_per_minute": 0, "tenant budget": 40 + 200 + 10}
+        assert not ticket.covers(1)
+        assert await ticket.top_up(100, is_from_cache=True)
+        assert not await ticket.top_up(101, is_from_cache=True)
+        assert ticket.num_paid == 100
+        assert await ticket.top_up(100), "it pays from now on, and takes its tokens"
+        assert used(limits, caller)["tenant tokens_per_minute"] == 140
+        ticket.settle(Usage(40, 0, 100))
+    assert used(limits, caller) == {"tenant tokens_per_minute": 140, "tenant budget": 250}
 
 
 async def test_a_soft_budget_refuses_nothing_and_tells(clock):
