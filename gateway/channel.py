@@ -31,10 +31,12 @@ class Reader(Protocol):
 class Channel(asyncio.Protocol):
     """Open from ``connection_made`` until ``hung_up`` or ``close``."""
 
-    def __init__(self, reader: Reader, max_send_buffer_bytes: int) -> None:
+    def __init__(self, reader: Reader, max_send_buffer_bytes: int, asks: bool = True) -> None:
+        """``asks``: requests will be sent."""
         self._reader: Reader | None = reader
         self._frames = wire.frames_to_gateway()
         self._max_send_buffer_bytes = max_send_buffer_bytes
+        self._asks = asks
         self._transport: asyncio.Transport | None = None
         self._greeted = False
         self._unsent: list[bytes] = []
@@ -81,7 +83,7 @@ class Channel(asyncio.Protocol):
         if self._reader is None:
             self.close()
         else:
-            self._transport.write(wire.encode(wire.Hello(wire.VERSION, "gateway")))
+            self._transport.write(wire.encode(wire.Hello(wire.VERSION, "gateway", self._asks)))
 
     def data_received(self, data: bytes) -> None:
         self.num_received_bytes += len(data)

@@ -40,7 +40,9 @@ class Crew:
                 address = f"unix:{self._directory.name}/{len(self._workers)}"
                 self._places[name].append(address)
                 child = child_of(name, model, index, address)
-                self._workers.append(Worker(child.name, address, self, config.workers, clock, child, command))
+                self._workers.append(
+                    Worker(child.name, address, self, config.workers, clock, child, command, asks=False)
+                )
 
     def models(self) -> dict[str, settings.Model]:
         """As a gateway is told of them that starts no worker itself."""

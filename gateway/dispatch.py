@@ -195,7 +195,9 @@ class Dispatch:
     def _seat(self, model: str, name: str, address: str, child: settings.WorkerSettings | None) -> None:
         line = self._lines[model]
         worker = Worker(name, address, line, self._config.workers, self._clock, child, self._command)
-        line.seats[worker] = Seat(worker, line.priorities, line.shares)
+        # A worker of our own serves nobody else; of the others we know no more at first than how many of us there are.
+        num_gateways = self._config.server.processes if child is None else 1
+        line.seats[worker] = Seat(worker, line.priorities, line.shares, num_gateways)
         self._workers.append(worker)
         worker.start()
 

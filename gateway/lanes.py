@@ -72,8 +72,9 @@ class WaitingLine:
     def __len__(self) -> int:
         return self.lanes.num_waiting
 
-    def enter(self, flight: Flight, pace: Pace | None, num_workers: int, prefill_s: float) -> None:
-        """Waits from now on; ``prefill_s`` is what comes after the wait. Raises QueueFull and SlowDown."""
+    def enter(self, flight: Flight, pace: Pace | None, num_workers: float, prefill_s: float) -> None:
+        """Waits from now on; ``prefill_s`` is what comes after the wait; ``num_workers`` as for ``promise.wait_s``.
+        Raises QueueFull and SlowDown."""
         order = flight.order
         lane = self.lanes[order.sla_class]
         record, terms = self._records[lane.name], lane.terms
@@ -142,7 +143,7 @@ class WaitingLine:
                 self.lanes.remove(turn)
                 turn.item.fail(error)
 
-    def views(self, pace: Pace | None, num_workers: int, prefill_s: float) -> list[LaneView]:
+    def views(self, pace: Pace | None, num_workers: float, prefill_s: float) -> list[LaneView]:
         """Each class as it stands."""
         now = self._clock.now()
         views = []
@@ -172,9 +173,9 @@ class WaitingLine:
             )
         return views
 
-    def _turnover_s(self, pace: Pace, lane: Lane, order: Order, num_workers: int) -> float:
+    def _turnover_s(self, pace: Pace, lane: Lane, order: Order, num_workers: float) -> float:
         """Until one more of this lane has gone, at the pace that its guarantee gives it."""
-        return max(1.0, pace.seconds(demand_of(order)) / (lane.terms.share * max(1, num_workers)))
+        return max(1.0, pace.seconds(demand_of(order)) / (lane.terms.share * num_workers))
 
     def _watch(self, lane: Lane) -> None:
         """All of a class wait equally long at most, so the time of its oldest is up first."""

@@ -110,8 +110,8 @@ class Line:
         """Each class as it stands."""
         seat = self._known()
         if seat is None or seat.pace is None:
-            return self._waiting.views(None, 0, 0.0)
-        return self._waiting.views(seat.pace, self._num_ready(), self._prefill_s(seat, 1))
+            return self._waiting.views(None, 1.0, 0.0)
+        return self._waiting.views(seat.pace, self._num_workers(), self._prefill_s(seat, 1))
 
     @property
     def num_waiting(self) -> int:
@@ -194,10 +194,10 @@ class Line:
         """Into its lane, if it may and if it is any use."""
         seat = self._known()
         if seat is None:
-            self._waiting.enter(flight, None, 0, 0.0)
+            self._waiting.enter(flight, None, 1.0, 0.0)
         else:
             after_s = self._prefill_s(seat, flight.order.num_prompt_tokens)
-            self._waiting.enter(flight, seat.pace, self._num_ready(), after_s)
+            self._waiting.enter(flight, seat.pace, self._num_workers(), after_s)
 
     def _advance(self) -> None:
         """Sends whose turn it is while there is room for it; a wide request waits for it, and nobody overtakes."""
@@ -234,7 +234,8 @@ class Line:
         if seat.pace is None:
             return 0.0
         is_beside_answers = seat.num_sequences > seat.num_pending_requests
-        pending = seat.pending if seat.num_pending_requests else NOTHING
+        # Other gateways that use it have prompts to compute there, too, as far as we know in the same proportion.
+        pending = seat.pending.times(1.0 / seat.part) if seat.num_pending_requests else NOTHING
         return prefill_s(seat.pace, pending, num_prompt_tokens, is_beside_answers)
 
     def _known(self) -> Seat | None:
@@ -242,5 +243,7 @@ class Line:
         known = [seat for seat in self.seats.values() if seat.pace is not None]
         return min(known, key=lambda seat: seat.num_pending_tokens, default=None)
 
-    def _num_ready(self) -> int:
-        return sum(seat.is_open and worker.facts is not None for worker, seat in self.seats.items())
+    def _num_workers(self) -> float:
+        """Those that take requests, each as far as it works for us; 1 while there are none."""
+        parts = [seat.part for worker, seat in self.seats.items() if seat.is_open and worker.facts is not None]
+        return sum(parts) or 1.0

@@ -9,7 +9,7 @@ from gateway.workers import Worker
 from policies import wire
 from policies.costs import pairs
 from policies.promise import Demand, Pace, pace_of
-from policies.room import Room
+from policies.room import Amount, Room
 from policies.routing import Candidate, PrefixIndex
 
 
@@ -20,9 +20,8 @@ class Seat:
         "_index",
         "_leaving",
         "_max_tokens",
+        "_num_expected",
         "_num_given_tokens",
-        "_num_unseen_tokens",
-        "_num_unseen_tokens_before",
         "_priorities",
         "_room",
         "_shares",
@@ -33,12 +32,17 @@ class Seat:
         "num_pending_tokens",
         "num_sequences",
         "pace",
+        "part",
         "worker",
     )
 
-    def __init__(self, worker: Worker, priorities: Mapping[str, int], shares: Mapping[int, float]) -> None:
-        """``priorities`` of the classes; ``shares`` as for ``Room``."""
+    def __init__(
+        self, worker: Worker, priorities: Mapping[str, int], shares: Mapping[int, float], num_gateways: int = 1
+    ) -> None:
+        """``priorities`` of the classes; ``shares`` as for ``Room``; ``num_gateways`` that send there, until it has
+        told how many they are."""
         self.worker = worker
+        self._num_expected = num_gateways
         self.is_open = True
         """It is given requests; else it only finishes what it has."""
         self._priorities = priorities
@@ -56,26 +60,32 @@ class Seat:
         self.num_pending_pairs = 0
         self.pace: Pace | None = None
         """None until the worker has told what its steps cost."""
+        self.part = 1.0 / self._num_expected
+        """Of what it does, what it does for this gateway."""
         self._room: Room | None = None
         self._index = PrefixIndex(0)
         self._leaving: list[list[bytes]] = []
         """Blocks of flights that are over, until the worker has told what became of them."""
         self._num_given_tokens = 0
-        self._max_tokens = self._num_unseen_tokens = self._num_unseen_tokens_before = 0
+        self._max_tokens = 0
 
     def joined(self, facts: wire.Ready) -> None:
         """A worker sits here now."""
         self._max_tokens = facts.num_blocks * facts.block_size
         self._index = PrefixIndex(facts.num_blocks)
-        self._room = Room(self._shares, facts.max_sequences, self._max_tokens)
+        self._room = Room(self._shares, facts.max_sequences, self._max_tokens, self._num_expected)
 
     def reported(self, facts: wire.Ready, stats: wire.Stats, max_slowdown: float) -> None:
-        """It has told how it stands. What was sent since the report before may not be in it yet."""
-        self._num_unseen_tokens_before, self._num_unseen_tokens = self._num_unseen_tokens, 0
+        """It has told how it stands."""
+        assert self._room is not None
         for digests in self._leaving:
             self._index.forget(digests)
         self._leaving.clear()
         num_context_tokens = stats.num_used_blocks * facts.block_size
+        # Prompts that begin alike share their memory, so what it uses may be less than what it was given.
+        free = Amount(facts.max_sequences - stats.num_running, self._max_tokens - num_context_tokens)
+        self._room.reported(stats.num_gateways, None if stats.num_waiting else free)
+        self.part = self._part(stats)
         self.pace = pace_of(stats.cost_weights, stats.num_running, num_context_tokens, max_slowdown)
 
     def kept(self, events: wire.KvEvents) -> None:
@@ -95,11 +105,7 @@ class Seat:
 
     def has_room(self, num_sequences: int, num_tokens: int, priority: int) -> bool:
         """For so many sequences that hold ``num_tokens`` together."""
-        room = self._room
-        if room is None or not self.is_open:
-            return False
-        is_tight = room.num_tokens + num_tokens > self._max_tokens
-        return room.has_room(priority, num_sequences, num_tokens, self._num_free_tokens() if is_tight else None)
+        return self._room is not None and self.is_open and self._room.has_room(priority, num_sequences, num_tokens)
 
     def give(self, flight: Flight) -> None:
         """Sends it there."""
@@ -109,7 +115,6 @@ class Seat:
         self._room.give(request.priority, self._priorities[order.sla_class], flight.num_sequences, num_tokens)
         self.flights[request.request_id] = flight
         self.num_sequences += flight.num_sequences
-        self._num_unseen_tokens += num_tokens
         if flight.digests:
             flight.num_missing_tokens = order.num_prompt_tokens - self._num_matched_tokens(flight)
             self._index.expect(flight.digests)
@@ -148,10 +153,9 @@ class Seat:
         self.num_pending_tokens += sign * num_tokens
         self.num_pending_pairs += sign * pairs(num_tokens, 0)
 
-    def _num_free_tokens(self) -> int | None:
-        """As the worker told: prompts that begin alike share their memory. None while it has not, or is full."""
-        facts, stats = self.worker.facts, self.worker.stats
-        if facts is None or stats is None or stats.num_waiting:
-            return None
-        num_unseen_tokens = self._num_unseen_tokens + self._num_unseen_tokens_before
-        return self._max_tokens - stats.num_used_blocks * facts.block_size - num_unseen_tokens
+    def _part(self, stats: wire.Stats) -> float:
+        """As many places fall free for us as we have of them, and at least our part."""
+        if stats.num_gateways <= 1:
+            return 1.0
+        num_open = max(1, self.num_sequences, stats.num_running + stats.num_waiting)
+        return max(1.0 / stats.num_gateways, self.num_sequences / num_open)

@@ -78,8 +78,10 @@ class Worker:
         clock: Clock,
         child: settings.WorkerSettings | None = None,
         command: Sequence[str] = COMMAND,
+        asks: bool = True,
     ) -> None:
-        """``child``: what to tell the process that is started here; None when the worker at ``address`` is not ours."""
+        """``child``: what to tell the process that is started here; None when the worker at ``address`` is not ours.
+        ``asks``: it will be sent requests."""
         self.name = name
         self.facts: wire.Ready | None = None
         """What it said of itself; None while it is not ready."""
@@ -91,6 +93,7 @@ class Worker:
         self._clock = clock
         self._child = child
         self._command = command
+        self._asks = asks
         self._channel: Channel | None = None
         self._process: asyncio.subprocess.Process | None = None
         self._lost: asyncio.Future[str] | None = None
@@ -238,7 +241,7 @@ class Worker:
     async def _connect(self) -> None:
         while True:
             # Known before it is connected: what the worker says first may be heard before connect() returns.
-            self._channel = Channel(self, self._limits.max_send_buffer_bytes)
+            self._channel = Channel(self, self._limits.max_send_buffer_bytes, self._asks)
             try:
                 return await self._channel.connect(self._address)
             except OSError as error:

@@ -116,10 +116,10 @@ def waits_behind(lanes: Lanes, order: Order) -> list[tuple[Demand, float]]:
     return [(above.plus(mine), max(0.01, 1.0 - promised)), (mine, own.terms.share)]
 
 
-def wait_s(pace: Pace, behind: Iterable[tuple[Demand, float]], order: Order, num_workers: int) -> float:
-    """Until a worker has room for it, when none has now."""
+def wait_s(pace: Pace, behind: Iterable[tuple[Demand, float]], order: Order, num_workers: float) -> float:
+    """Until a worker has room for it, when none has now. ``num_workers`` > 0: of one that others use too, a part."""
     own = demand_of(order)
-    return min(pace.seconds(demand.plus(own)) / (part * max(1, num_workers)) for demand, part in behind)
+    return min(pace.seconds(demand.plus(own)) / (part * num_workers) for demand, part in behind)
 
 
 def prefill_s(pace: Pace, pending: Demand, num_prompt_tokens: int, is_beside_answers: bool) -> float:

@@ -39,6 +39,8 @@ class Hello(Message, frozen=True):
     version: int
     name: str
     """Who speaks, for logs: "gateway", or the worker's name."""
+    asks: bool = True
+    """A gateway that sends requests, and so takes a part of the worker; not one that only looks after it."""
 
 
 # Gateway to worker
@@ -168,6 +170,8 @@ class Stats(Message, frozen=True):
     draining: bool = False
     cost_weights: tuple[float, ...] = ()
     """What steps cost here, as policies/costs.py has learned: seconds for each term; empty while it does not know."""
+    num_gateways: int = 1
+    """Those that may send it requests."""
 
 
 class KvEvents(Message, frozen=True):

@@ -72,6 +72,7 @@ class Gateway(asyncio.Protocol):
         self._stepping: asyncio.Handle | None = None
         self._paused = False
         self._num_steps = 0
+        self.asks = False
         self.transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -103,6 +104,8 @@ class Gateway(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         for message in self._frames.feed(data):
             match message:
+                case wire.Hello():
+                    self.asks = message.asks
                 case wire.Submit():
                     self._submit(message)
                 case wire.Cancel(request_id, index):
@@ -123,15 +126,17 @@ class Gateway(asyncio.Protocol):
             self.transport.write(wire.encode(message))
 
     def stats(self) -> None:
-        num_running, num_blocks = len(self._sequences), self._worker.options.num_blocks
+        gateways, num_blocks = self._worker.gateways, self._worker.options.num_blocks
+        num_open = sum(gateway.num_open for gateway in gateways)
+        num_running = min(num_open, self._worker.options.max_sequences)
         self.send(
             wire.Stats(
-                num_waiting=0,
+                num_waiting=num_open - num_running,
                 num_running=num_running,
                 num_blocks=num_blocks,
-                num_used_blocks=num_running,
+                num_used_blocks=num_open,
                 num_cached_blocks=0,
-                num_free_blocks=num_blocks - num_running,
+                num_free_blocks=max(0, num_blocks - num_open),
                 num_prefill_tokens=0,
                 num_decode_tokens=0,
                 num_cached_tokens=0,
@@ -139,12 +144,13 @@ class Gateway(asyncio.Protocol):
                 num_preemptions=0,
                 step_ms=0.0,
                 cost_weights=self._worker.cost_weights,
+                num_gateways=sum(gateway.asks for gateway in gateways),
             )
         )
 
     @property
-    def idle(self) -> bool:
-        return not self._sequences
+    def num_open(self) -> int:
+        return len(self._sequences)
 
     def _submit(self, submit: wire.Submit) -> None:
         worker = self._worker
@@ -259,7 +265,7 @@ class ScriptedWorker:
                 gateway.send(wire.StepOutput([wire.Delta("req_of_nobody", 0, [1])]))
 
     def leave_if_done(self) -> None:
-        if self.draining and all(gateway.idle for gateway in self.gateways):
+        if self.draining and not any(gateway.num_open for gateway in self.gateways):
             self._left.set()
 
 

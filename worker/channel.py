@@ -35,6 +35,8 @@ class Channel:
         self.connected_at = now
         self.greeted = False
         """Its Hello has come."""
+        self.asks = False
+        """It said that it will send requests."""
         self.knows_blocks = False
         """It was told of all blocks that are kept; from then on, of those that come and go."""
         self.request_ids: set[str] = set()
@@ -83,7 +85,7 @@ class Channel:
             raise wire.WireError("a second Hello")
         if hello.version != wire.VERSION:
             raise wire.WireError(f"it speaks version {hello.version}, this worker speaks {wire.VERSION}")
-        self.greeted = True
+        self.greeted, self.asks = True, hello.asks
 
     def send(self, message: wire.Message) -> None:
         """Sends what the socket takes and keeps the rest. Raises ChannelClosed."""

@@ -147,7 +147,7 @@ class Engine:
         self._busy_s += seconds
         return deltas, failed
 
-    def stats(self) -> wire.Stats:
+    def stats(self, num_gateways: int = 1) -> wire.Stats:
         """The state now; step_ms is the mean since the last call."""
         num_steps = self._num_steps - self._num_steps_told
         step_ms = 1e3 * self._busy_s / num_steps if num_steps else 0.0
@@ -167,6 +167,7 @@ class Engine:
             step_ms=step_ms,
             draining=self.draining,
             cost_weights=self._costs.weights,
+            num_gateways=num_gateways,
         )
 
     def kept_blocks(self) -> list[bytes]:

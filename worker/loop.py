@@ -147,7 +147,7 @@ class Loop:
         self._rested = True
         self._told_at, self._told_load = now, load
         stored, evicted = self._engine.take_moved_blocks()
-        stats = self._engine.stats()
+        stats = self._engine.stats(sum(channel.asks for channel in self._channels))
         for channel in list(self._channels):
             if channel.greeted:
                 if not channel.knows_blocks:

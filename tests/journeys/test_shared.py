@@ -128,11 +128,7 @@ async def num_billed(url: str) -> int:
 async def test_what_one_gateway_revokes_is_revoked_at_the_other_within_a_second(
     tmp_path, worker, redis_settings, postgres
 ):
-    hosts = [tmp_path / "a", tmp_path / "b"]
-    for host in hosts:
-        host.mkdir()
-    environ = {**sharing(redis_settings, postgres, 1), **worker}
-    async with family(hosts[0], **environ) as first, family(hosts[1], **environ) as second:
+    async with two_hosts(tmp_path, redis_settings, postgres, worker) as (first, second):
         async with first.http(first.admin_key) as admin, admin.get("/admin/v1/tenants") as answer:
             (tenant,) = (await answer.json())["data"]
         for revoke in (by_the_admin_api, behind_their_backs):
@@ -147,6 +143,17 @@ async def test_what_one_gateway_revokes_is_revoked_at_the_other_within_a_second(
                 revoked_at = time.monotonic()
                 await met(session, 401)
                 assert time.monotonic() - revoked_at < SOON_S
+
+
+@contextlib.asynccontextmanager
+async def two_hosts(tmp_path, redis_settings, postgres, worker):
+    """Each with one gateway; they share Redis, PostgreSQL and the worker."""
+    hosts = [tmp_path / "a", tmp_path / "b"]
+    for host in hosts:
+        host.mkdir()
+    environ = {**sharing(redis_settings, postgres, 1), **worker}
+    async with family(hosts[0], **environ) as first, family(hosts[1], **environ) as second:
+        yield first, second
 
 
 async def met(session: aiohttp.ClientSession, status: int) -> None:
@@ -174,3 +181,54 @@ async def behind_their_backs(house, url, key):
         changed = sa.update(store.keys).where(store.keys.c.last_four == key[-4:])
         await connection.execute(changed.values(revoked_at=int(time.time()), revision=revision))
     await engine.dispose()
+
+
+async def open_at_the_worker(house, num_gateways: int) -> int:
+    """Sequences that it has of all gateways together, once it has told that they are so many."""
+    async with house.http(house.admin_key) as admin, asyncio.timeout(PATIENCE_S):
+        while True:
+            async with admin.get("/admin/v1/workers") as answer:
+                (worker,) = (await answer.json())["data"]
+            if (load := worker["load"]) and load["num_gateways"] == num_gateways:
+                return load["num_running"] + load["num_waiting"]
+
+
+@contextlib.asynccontextmanager
+async def streams(house, num_streams: int):
+    """So many long answers under way."""
+    body = {**CHAT, "max_tokens": 4000, "stream": True}
+    async with house.http() as session:
+        asking = [asyncio.create_task(session.post("/v1/chat/completions", json=body)) for _ in range(num_streams)]
+        yield
+        for task in asking:
+            task.cancel()
+        await asyncio.gather(*asking, return_exceptions=True)
+
+
+async def all_wait_or_run(house, num_requests: int) -> None:
+    """Until the queues of all gateways and the worker have so many."""
+    async with house.http(house.admin_key) as admin, asyncio.timeout(PATIENCE_S):
+        num_found = 0
+        while num_found != num_requests:
+            async with admin.get("/admin/v1/queues") as answer:
+                reports = (await answer.json())["data"]
+            num_waiting = sum(queue["num_waiting"] for report in reports for queue in report["queues"])
+            num_found = num_waiting + await open_at_the_worker(house, 2)
+
+
+async def test_two_gateways_give_a_worker_no_more_than_it_has_room_for(
+    tmp_path, start_scripted_worker, redis_settings, postgres
+):
+    options = ("--max-sequences", 8, "--step-s", 0.5, "--stats-s", 0.05)
+    worker = answered_by(await start_scripted_worker(*options))
+    async with two_hosts(tmp_path, redis_settings, postgres, worker) as (first, second):
+        assert await open_at_the_worker(first, 2) == await open_at_the_worker(second, 2) == 0
+        async with streams(first, 20):
+            # The other leaves its part unused.
+            async with asyncio.timeout(PATIENCE_S):
+                while await open_at_the_worker(first, 2) < 7:
+                    pass
+            async with streams(second, 20):
+                await all_wait_or_run(first, 40)
+                # All of the worker to one of them at most, and its own part to the one that came late.
+                assert 8 <= await open_at_the_worker(second, 2) <= 8 + 4

@@ -93,6 +93,15 @@ def test_two_gateways_are_answered_each_on_its_own_channel(house):
         assert set(other.answers) == {("b", 0)}
 
 
+def test_those_who_send_requests_are_counted_and_those_who_only_look_are_not(house):
+    with house.connect() as one, house.connect(greet=False) as keeper:
+        keeper.send(wire.Hello(wire.VERSION, "gateway", asks=False))
+        keeper.next(wire.Stats)
+        with house.connect():
+            one.next(wire.Stats, num_gateways=2)
+        one.next(wire.Stats, num_gateways=1)
+
+
 def test_a_gateway_cannot_cancel_or_take_over_the_request_of_another(house):
     with house.connect() as one, house.connect() as other:
         house.may_step.clear()
