@@ -67,6 +67,34 @@ class Entry(msgspec.Struct, frozen=True, array_like=True):
     """The version that admitted it."""
     cost_micros: int
     """Millionths of the currency's unit."""
+    num_reasoning_tokens: int = 0
+    """Of the completion's."""
+    num_drafted_tokens: int = 0
+    num_accepted_tokens: int = 0
+    """Of those drafted."""
+    engine_us: int = 0
+    """Its share of every step that it was in, in microseconds."""
+    kv_block_ms: int = 0
+    """KV blocks that it held, times milliseconds."""
+    price_version: str = ""
+    """By which the cost was counted."""
+    end_user: str | None = None
+    """The client's ``user``."""
+    safety_identifier: str | None = None
+    metadata: str | None = None
+    """The client's, as JSON."""
+    trace_id: str | None = None
+    corrects: str | None = None
+    """The request whose row this one corrects."""
+    reason: str | None = None
+    """Of a correction."""
+    settled_at: int = 0
+    """Unix seconds; the day and the period that the row belongs to."""
+    chain: int = 0
+    position: int = 0
+    """In its chain, from 1."""
+    link: bytes | None = None
+    """SHA-256 over the link before and the row."""
 
 
 assert Entry.__struct_fields__ == tuple(store.ledger.c.keys())

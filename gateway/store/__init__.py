@@ -27,12 +27,18 @@ from gateway.store.tables import (
     install,
     keys,
     ledger,
+    ledger_chains,
+    ledger_closings,
+    ledger_cursors,
+    ledger_days,
     metadata,
     organizations,
     policies,
     policy_heads,
+    prices,
     service_accounts,
     tenants,
+    usage,
 )
 from policies import settings
 
@@ -47,15 +53,21 @@ __all__ = [
     "install",
     "keys",
     "ledger",
+    "ledger_chains",
+    "ledger_closings",
+    "ledger_cursors",
+    "ledger_days",
     "metadata",
     "new_id",
     "opened",
     "organizations",
     "policies",
     "policy_heads",
+    "prices",
     "service_accounts",
     "tenants",
     "url_of",
+    "usage",
 ]
 
 PRAGMAS = ("journal_mode = WAL", "synchronous = FULL", "foreign_keys = ON", "busy_timeout = 10000")

@@ -22,6 +22,16 @@ def _changing() -> list[sa.Column[Any]]:
     ]
 
 
+def _counts(*names: str) -> list[sa.Column[Any]]:
+    """Numbers that came after the table; a row from before has none of it."""
+    return [sa.Column(name, sa.BigInteger, nullable=False, server_default="0") for name in names]
+
+
+def _texts(*names: str) -> list[sa.Column[Any]]:
+    """What a row may have to say."""
+    return [sa.Column(name, sa.Text) for name in names]
+
+
 install = sa.Table(
     "install",
     metadata,
@@ -170,4 +180,87 @@ ledger = sa.Table(
     sa.Column("policy_name", sa.Text, nullable=False, server_default="default"),
     sa.Column("policy_version", sa.BigInteger, nullable=False, server_default="1"),
     sa.Column("cost_micros", sa.BigInteger, nullable=False, server_default="0"),
+    *_counts("num_reasoning_tokens", "num_drafted_tokens", "num_accepted_tokens", "engine_us", "kv_block_ms"),
+    sa.Column("price_version", sa.Text, nullable=False, server_default=sa.text("''")),
+    *_texts("end_user", "safety_identifier", "metadata", "trace_id", "corrects", "reason"),
+    *_counts("settled_at", "chain", "position"),
+    sa.Column("link", sa.LargeBinary),
+    sa.Index("ledger_chain_position", "chain", "position"),
+    sa.Index("ledger_settled_at", "settled_at"),
+)
+ledger_chains = sa.Table(
+    "ledger_chains",
+    metadata,
+    sa.Column("id", sa.BigInteger().with_variant(sa.Integer, "sqlite"), primary_key=True),
+    sa.Column("opened_at", sa.BigInteger, nullable=False),
+    sa.Column("gateway", sa.Text, nullable=False),
+)
+ledger_closings = sa.Table(
+    "ledger_closings",
+    metadata,
+    sa.Column("day", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("chain", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("first_position", sa.BigInteger, nullable=False),
+    sa.Column("last_position", sa.BigInteger, nullable=False),
+    sa.Column("last_link", sa.LargeBinary, nullable=False),
+)
+ledger_days = sa.Table(
+    "ledger_days",
+    metadata,
+    sa.Column("day", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("num_rows", sa.BigInteger, nullable=False),
+    sa.Column("digest", sa.LargeBinary, nullable=False),
+    sa.Column("closed_at", sa.BigInteger, nullable=False),
+)
+ledger_cursors = sa.Table(
+    "ledger_cursors",
+    metadata,
+    sa.Column("follower", sa.Text, primary_key=True),
+    sa.Column("chain", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("position", sa.BigInteger, nullable=False),
+)
+prices = sa.Table(
+    "prices",
+    metadata,
+    sa.Column("version", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("model", sa.Text, nullable=False),
+    sa.Column("sla_class", sa.Text, nullable=False),
+    sa.Column("effective_from", sa.BigInteger, nullable=False),
+    sa.Column("document", sa.Text, nullable=False),
+    sa.Column("created_at", sa.BigInteger, nullable=False),
+    sa.Column("created_by", sa.Text, nullable=False),
+    sa.Column("note", sa.Text, nullable=False),
+    sa.Column("revision", sa.BigInteger, nullable=False, index=True),
+)
+usage = sa.Table(
+    "usage",
+    metadata,
+    sa.Column("width_s", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("starts_at", sa.BigInteger, primary_key=True, autoincrement=False),
+    *(
+        sa.Column(name, sa.Text, primary_key=True)
+        for name in (
+            "tenant_id",
+            "key_id",
+            "model",
+            "endpoint",
+            "sla_class",
+            "service_tier",
+            "cache",
+            "price_version",
+        )
+    ),
+    *(
+        sa.Column(name, sa.BigInteger, nullable=False)
+        for name in (
+            "num_requests",
+            "num_prompt_tokens",
+            "num_cached_tokens",
+            "num_completion_tokens",
+            "num_reasoning_tokens",
+            "engine_us",
+            "kv_block_ms",
+            "cost_micros",
+        )
+    ),
 )

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from pathlib import Path
 
 from policies import wire
@@ -70,12 +71,14 @@ class Peer:
         return message
 
     def next(self, kind, **fields):
-        """The next message of this kind with these values; others are read past."""
-        while True:
+        """The next message of this kind with these values; others are read past, for as long as patience lasts."""
+        latest = time.monotonic() + PATIENCE_S
+        while time.monotonic() < latest:
             message = self.message()
             assert message is not None, f"the connection ended before a {kind.__name__} with {fields}"
             if isinstance(message, kind) and all(getattr(message, name) == value for name, value in fields.items()):
                 return message
+        raise AssertionError(f"no {kind.__name__} with {fields} within {PATIENCE_S:g} s")
 
     def finish(self, request_id, index=0):
         """Waits for the end of a sequence; its tokens."""

@@ -27,7 +27,8 @@ class House:
         self.runner = ScriptedRunner(num_blocks=256, block_size=4)
         self.may_step = threading.Event()
         self.may_step.set()
-        self.runner.fault = lambda spans: self.may_step.wait(PATIENCE_S)
+        self.in_step = threading.Event()
+        self.runner.fault = self.step_when_it_may
         self.skipped_s = 0.0
         self.engine = Engine(self.runner, ScriptedSampler(), EngineSettings(**settings), self.now)
         self.listener = listen(address)
@@ -35,6 +36,10 @@ class House:
             self.address = f"tcp:127.0.0.1:{self.listener.getsockname()[1]}"
         ready = wire.Ready("tiny", 1024, 50, [0], 4, 256, 8, "cpu", "float32", 1)
         self.loop = Loop(self.engine, self.listener, wire.Hello(wire.VERSION, "tiny-0"), ready, self.now)
+
+    def step_when_it_may(self, spans):
+        self.in_step.set()
+        self.may_step.wait(PATIENCE_S)
 
     def now(self):
         return time.monotonic() + self.skipped_s
@@ -110,10 +115,11 @@ def test_a_gateway_cannot_cancel_or_take_over_the_request_of_another(house):
         house.may_step.set()
         assert one.finish("a") == expected(8)
         house.may_step.clear()
+        house.in_step.clear()
         one.submit("b", PROMPT, 40)
-        house.may_step.set()
-        one.next(wire.StepOutput)
+        assert house.in_step.wait(PATIENCE_S)
         other.submit("b", PROMPT)
+        house.may_step.set()
         refusal = other.next(wire.Failed)
         assert refusal.code == "invalid_request"
         assert one.finish("b") == expected(40)
