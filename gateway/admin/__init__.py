@@ -10,6 +10,7 @@ from gateway.admin import (
     audit,
     caches,
     keys,
+    limits,
     models,
     organization,
     organizations,
@@ -28,8 +29,8 @@ __all__ = ["ENDPOINTS", "middleware", "routes"]
 ENDPOINTS: list[Endpoint] = [
     endpoint
     for resource in (
-        *(organizations, tenants, service_accounts, keys, admin_keys, policies, trial, models),
-        *(workers, queues, caches, audit, organization),
+        *(organizations, tenants, service_accounts, keys, admin_keys, limits, policies, trial),
+        *(models, workers, queues, caches, audit, organization),
     )
     for endpoint in resource.ENDPOINTS
 ]

@@ -27,8 +27,8 @@ from gateway.limits.plans import Plan, Plans
 from gateway.limits.shared import SharedMeters
 from gateway.limits.ticket import Ticket
 from gateway.redis import Redis, RedisAway
-from policies import admission, settings
-from policies.admission import NO_CEILING, Alert, Ask, Grant, Refusal, Rule
+from policies import admission, pricing, settings
+from policies.admission import NO_CEILING, Alert, Ask, Grant, Refusal, Rule, Scope
 from policies.answers import Outcome
 from policies.policy import Policy
 from policies.rate import LEASE_MS
@@ -47,10 +47,15 @@ class Reading(msgspec.Struct, frozen=True):
     """One ceiling and its gauge, for whoever administers."""
 
     limit: str
-    scope: str
+    """The policy's word for it, or "budget"."""
+    scope: Scope
+    model: str
+    """Empty unless it is a ceiling on one."""
     ceiling: int
+    """Of a soft budget too, although it refuses nothing."""
     used: int
     reset_ms: int
+    """Until a window is empty if nothing more comes, or the budget's next period begins; 0 for open requests."""
 
 
 class Limits:
@@ -71,6 +76,7 @@ class Limits:
         """All gauges of a gateway that is alone; otherwise those that it keeps while Redis is away."""
         self.shared = SharedMeters(redis) if redis is not None else None
         self.plans = Plans(wall)
+        self._wall = wall
         self.open_tickets: dict[str, Ticket] = {}
         """By request id; those that hold something."""
         self._estimate = config.limits.completion_estimate
@@ -104,18 +110,22 @@ class Limits:
         chunk = self._estimate * num_sequences
         return Ticket(self, plan, request_id, num_prompt_tokens, max_completion_tokens, chunk, outcome)
 
-    async def peek(self, policy: Policy, tenant_id: str, model: str = "") -> list[Reading]:
-        """How the tenant's own ceilings stand, those on one model if it is named. Raises LimitsUnavailable."""
-        plan = self.plans.find(policy, tenant_id, "", model)
-        rules = [rule for rule in plan.rules if rule.scope == "tenant" or (rule.scope == "model" and model)]
+    async def peek(self, policy: Policy, tenant_id: str, key_id: str = "", models: Sequence[str] = ()) -> list[Reading]:
+        """How the tenant's ceilings stand: its own and its budget, the key's if one is named, those on each of
+        ``models``. Raises LimitsUnavailable."""
+        named, period = self.plans.spelled(policy, tenant_id, key_id, models)
         try:
-            readings = await self.readings(rules)
+            told = await self.readings([rule for rule, _ in named])
         except RedisAway:
             raise self._unavailable() from None
-        return [
-            Reading(rule.limit, rule.scope, rule.ceiling, readings[2 * index], readings[2 * index + 1])
-            for index, rule in enumerate(rules)
-        ]
+        readings = []
+        for index, (rule, model) in enumerate(named):
+            ceiling, used, reset_ms = rule.ceiling, told[2 * index], told[2 * index + 1]
+            if policy.budget is not None and period is not None and rule.kind == "money":
+                ceiling = pricing.budget_micros(policy.budget.amount)
+                reset_ms = max(0, int(1e3 * (period.ends_at - self._wall())))
+            readings.append(Reading(rule.limit, rule.scope, model, ceiling, used, reset_ms))
+        return readings
 
     @contextlib.asynccontextmanager
     async def watched(self) -> AsyncIterator[None]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -62,6 +62,21 @@ class Plans:
             plan = self._named(shape, tenant_id, key_id)
             _keep(self._plans, name, plan)
         return plan
+
+    def spelled(
+        self, policy: Policy, tenant_id: str, key_id: str, models: Sequence[str]
+    ) -> tuple[list[tuple[Rule, str]], Period | None]:
+        """Every rule of this tenant and key, with the model that it is about, and the budget's period: made for
+        whoever looks, and not kept."""
+        scopes = ("tenant", "key") if key_id else ("tenant",)
+        rules = [(rule, "") for rule in admission.rules_for(policy, tenant_id, key_id, "") if rule.scope in scopes]
+        for model in models:
+            of_all = admission.rules_for(policy, tenant_id, key_id, model)
+            rules += [(rule, model) for rule in of_all if rule.scope == "model"]
+        if policy.budget is None:
+            return rules, None
+        period = admission.period_of(policy.budget.period, self._wall())
+        return [*rules, (admission.budget_rule(policy.budget, tenant_id, period), "")], period
 
     def _named(self, shape: Plan, tenant_id: str, key_id: str) -> Plan:
         rules, budget, period = admission.named(shape.rules, tenant_id, key_id), shape.policy.budget, None

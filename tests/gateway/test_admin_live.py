@@ -7,12 +7,11 @@ from urllib.parse import quote
 
 import pytest
 
-from policies import wire
+from policies import settings, wire
 from tests.builders import until
-from tests.gateway.conftest import HELLO
 from tests.gateway.desk import Desk
 
-CALL = {"model": "demo", "messages": HELLO, "temperature": 0}
+LIMITED = {"limits": {"requests_per_minute": 5}}
 
 
 @pytest.fixture
@@ -83,6 +82,90 @@ async def test_what_is_kept_for_a_tenant_is_counted_and_forgotten(desk):
     assert flushed == {"tenant_id": tenant["id"], "sharing_group": "", "num_entries": 1}
     await answered(desk)
     assert (await desk("POST", "caches/exact/ten_none/flush")).status == 404
+
+
+async def test_the_limits_of_a_tenant_and_of_a_key_are_seen_as_they_stand(desk):
+    document = {
+        "limits": {"requests_per_minute": 10, "tokens_per_day": 1000, "concurrent_requests": 4},
+        "key_limits": {"requests_per_minute": 5},
+        "model_limits": {"*": {"tokens_per_minute": 500}},
+        "budget": {"amount": "0.001", "period": "day"},
+        "prices": {"*": {"prompt": "1", "completion": "1"}},
+    }
+    assert (await desk("PUT", "policies/default", {"document": document}, if_match="*")).status == 200
+    (tenant,), (key,) = (await desk.got("tenants"))["data"], (await desk.got("keys"))["data"]
+    path = f"tenants/{tenant['id']}/limits"
+    fresh = await desk.got(path)
+    assert [(one["scope"], one["model"], one["limit"], one["remaining"]) for one in fresh["ceilings"]] == [
+        ("tenant", None, "requests_per_minute", 10),
+        ("tenant", None, "tokens_per_day", 1000),
+        ("tenant", None, "concurrent_requests", 4),
+        ("model", "demo", "tokens_per_minute", 500),
+    ]
+    assert (fresh["policy"], fresh["policy_version"], fresh["budget"]["remaining_micros"]) == ("default", 2, 1000)
+
+    await answered(desk, max_tokens=10)
+    (row,) = await desk.front.settled(1)
+    num_tokens = row["num_prompt_tokens"] + row["num_completion_tokens"]
+    task = desk.front.chat(max_tokens=10)
+    submit = await desk.front.peer.submitted()
+    held = len(submit.prompt_token_ids) + 10
+    seen = await desk.got(path)
+    used = {(one["scope"], one["limit"]): (one["used"], one["remaining"]) for one in seen["ceilings"]}
+    assert used == {
+        ("tenant", "requests_per_minute"): (2, 8),
+        ("tenant", "tokens_per_day"): (num_tokens + held, 1000 - num_tokens - held),
+        ("tenant", "concurrent_requests"): (1, 3),
+        ("model", "tokens_per_minute"): (num_tokens + held, 500 - num_tokens - held),
+    }
+    resets = {one["limit"]: one["reset_ms"] for one in seen["ceilings"]}
+    assert 0 < resets["requests_per_minute"] <= 61_000
+    assert resets["concurrent_requests"] is None
+    budget = seen["budget"]
+    assert 0 < budget["reset_ms"] <= 86_400_000
+    assert budget | {"reset_ms": 0} == {
+        "period": "day",
+        "hard": True,
+        "currency": "USD",
+        "amount_micros": 1000,
+        "used_micros": num_tokens + held,
+        "remaining_micros": 1000 - num_tokens - held,
+        "reset_ms": 0,
+    }
+    mine = await desk.got(f"keys/{key['id']}/limits?model=demo")
+    (own,) = [one for one in mine["ceilings"] if one["scope"] == "key"]
+    assert (own["limit"], own["used"], own["remaining"], mine["key_id"]) == ("requests_per_minute", 2, 3, key["id"])
+    assert len(mine["ceilings"]) == 5
+    desk.front.peer.say(submit, [5, 3], "stop")
+    await task
+
+
+async def test_the_limits_of_nobody_are_not_there_and_those_of_a_narrowed_key_are_its_own(desk):
+    (tenant,) = (await desk.got("tenants"))["data"]
+    narrowing = {"limits": {"requests_per_minute": 2}}
+    key = await desk.made("keys", {"tenant_id": tenant["id"], "name": "narrow", "narrowing": narrowing})
+    (own,) = (await desk.got(f"keys/{key['id']}/limits"))["ceilings"]
+    assert (own["scope"], own["limit"], own["ceiling"], own["used"]) == ("key", "requests_per_minute", 2, 0)
+    limits = await desk.got(f"tenants/{tenant['id']}/limits")
+    assert (limits["ceilings"], limits["budget"]) == ([], None)
+    for path in ("tenants/ten_none/limits", "keys/key_none/limits", "tenants/%20/limits"):
+        assert (await desk("GET", path)).status == 404
+    assert (await desk("GET", f"tenants/{tenant['id']}/limits?models=demo")).fields() == ["models"]
+    reader = await desk.made("admin_keys", {"name": "reader", "role": "billing_reader"})
+    assert (await desk("GET", f"tenants/{tenant['id']}/limits", key=reader["key"])).status == 200
+    assert (await desk("GET", f"keys/{key['id']}/limits", key=reader["key"])).status == 403
+
+
+async def test_limits_that_cannot_be_reached_are_not_made_up(open_front, fragile_redis):
+    async with open_front(redis=settings.Redis(url=fragile_redis.url)) as front:
+        desk = Desk(front)
+        assert (await desk("PUT", "policies/default", {"document": LIMITED}, if_match="*")).status == 200
+        (tenant,) = (await desk.got("tenants"))["data"]
+        (standing,) = (await desk.got(f"tenants/{tenant['id']}/limits"))["ceilings"]
+        assert standing["remaining"] == 5
+        fragile_redis.kill()
+        away = await desk("GET", f"tenants/{tenant['id']}/limits")
+        assert (away.status, "retry-after" in away.headers) == (503, True)
 
 
 async def test_a_policy_is_tried_on_posted_arrivals_before_it_counts(desk):

@@ -412,7 +412,37 @@ async def test_a_new_period_begins_with_nothing_spent(clock):
 
 
 async def test_whoever_administers_sees_how_the_ceilings_stand(limits):
-    caller = a_caller(a_policy(tokens_per_minute=100, key_limits=Ceilings(requests_per_minute=3)))
+    caller = a_caller(
+        a_policy(
+            tokens_per_minute=100,
+            key_limits=Ceilings(requests_per_minute=3),
+            model_limits={DEMO: Ceilings(concurrent_requests=2)},
+        )
+    )
     await ask(limits, caller, 10, 50)
     (reading,) = await limits.peek(caller.policy, caller.tenant_id)
     assert (reading.limit, reading.ceiling, reading.used, reading.reset_ms) == ("tokens_per_minute", 100, 30, 61_000)
+    async with limits.admit(caller, DEMO, 10, 10, "open"):
+        readings = await limits.peek(caller.policy, caller.tenant_id, caller.key_id, [DEMO, "another"])
+        assert [(one.scope, one.model, one.limit, one.used) for one in readings] == [
+            ("tenant", "", "tokens_per_minute", 50),
+            ("key", "", "requests_per_minute", 2),
+            ("model", DEMO, "concurrent_requests", 1),
+        ]
+
+
+@pytest.mark.parametrize("hard", [True, False])
+async def test_a_budget_is_seen_with_what_it_holds_until_its_period_ends(clock, hard):
+    limits = Limits(settings.Settings(), clock, wall=lambda: 1_795_000_000.0)
+    caller = a_spender("0.001", hard=hard)
+    await ask(limits, caller, 10, 50, delivered=20)
+    async with limits.admit(caller, DEMO, 10, 50, "open"):
+        (reading,) = await limits.peek(caller.policy, caller.tenant_id)
+    held = 10 + 100 + 10 if hard else 0
+    left_ms = 1000 * (86_400 - 1_795_000_000 % 86_400)
+    assert (reading.limit, reading.ceiling, reading.used, reading.reset_ms) == (
+        "budget",
+        1000,
+        60 + held,
+        1000 * left_s,
+    )

@@ -1,0 +1,139 @@
+"""How limits and budgets stand at the moment, by this gateway or by all that share its Redis."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from gateway.admin import keys, policies, tenants
+from gateway.admin.endpoint import OPERATORS, READERS, Ask, Endpoint, Nothing
+from gateway.limits import Reading
+from policies.admission import Scope
+from policies.policy import ANY, Policy, narrowed
+
+
+class Standing(msgspec.Struct, frozen=True, kw_only=True):
+    """One ceiling and what counts against it now, requests that are still open included."""
+
+    scope: Scope
+    """Whose it is: the tenant's, the key's, or the tenant's on ``model``."""
+    model: str | None
+    limit: str
+    """The policy's word for it, such as "tokens_per_minute"."""
+    ceiling: int
+    used: int
+    remaining: int
+    reset_ms: int | None
+    """Until nothing would be used any more, if nothing more came; null where nobody can know."""
+
+
+class BudgetStanding(msgspec.Struct, frozen=True, kw_only=True):
+    """The budget of the running period, in millionths of ``currency``."""
+
+    period: str
+    hard: bool
+    currency: str
+    amount_micros: int
+    used_micros: int
+    """Spent, or set aside for requests that are still open; without those where it is soft."""
+    remaining_micros: int
+    reset_ms: int
+    """Until the next period begins."""
+
+
+class TenantLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that is counted under the version of the policy that is current."""
+
+    tenant_id: str
+    policy: str
+    policy_version: int
+    ceilings: list[Standing]
+    budget: BudgetStanding | None
+
+
+class KeyLimits(TenantLimits, frozen=True, kw_only=True):
+    """Everything that a request of this key is held against."""
+
+    key_id: str
+
+
+class LimitsQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    model: Annotated[str, Meta(min_length=1, max_length=256)] | None = None
+    """Of the ceilings on models those on this one; null: on each that is served or that the policy names."""
+
+
+async def of_tenant(ask: Ask[LimitsQuery, Nothing]) -> TenantLimits:
+    """Read how the limits and the budget of a tenant stand."""
+    async with ask.reading() as connection:
+        tenant = await tenants.found(connection, ask.named("tenant_id"))
+        version = await policies.found(connection, tenant.policy)
+    ceilings, budget = await _read(ask, version.document, tenant.id, "")
+    return TenantLimits(
+        tenant_id=tenant.id, policy=version.name, policy_version=version.version, ceilings=ceilings, budget=budget
+    )
+
+
+async def of_key(ask: Ask[LimitsQuery, Nothing]) -> KeyLimits:
+    """Read how everything stands that a request of a key is held against."""
+    async with ask.reading() as connection:
+        key = await keys.found(connection, ask.named("key_id"))
+        tenant = await tenants.found(connection, key.tenant_id)
+        version = await policies.found(connection, tenant.policy)
+    policy = version.document if key.narrowing is None else narrowed(version.document, key.narrowing)
+    ceilings, budget = await _read(ask, policy, tenant.id, key.id)
+    return KeyLimits(
+        key_id=key.id,
+        tenant_id=tenant.id,
+        policy=version.name,
+        policy_version=version.version,
+        ceilings=ceilings,
+        budget=budget,
+    )
+
+
+async def _read(
+    ask: Ask[LimitsQuery, Nothing], policy: Policy, tenant_id: str, key_id: str
+) -> tuple[list[Standing], BudgetStanding | None]:
+    readings = await ask.gw.limits.peek(policy, tenant_id, key_id, _models(ask, policy))
+    ceilings, told = [], None
+    for reading in readings:
+        if reading.limit != "budget":
+            ceilings.append(_standing(reading))
+        elif (budget := policy.budget) is not None:
+            told = BudgetStanding(
+                period=budget.period,
+                hard=budget.hard,
+                currency=ask.gw.settings.billing.currency,
+                amount_micros=reading.ceiling,
+                used_micros=reading.used,
+                remaining_micros=max(0, reading.ceiling - reading.used),
+                reset_ms=reading.reset_ms,
+            )
+    return ceilings, told
+
+
+def _standing(reading: Reading) -> Standing:
+    return Standing(
+        scope=reading.scope,
+        model=reading.model or None,
+        limit=reading.limit,
+        ceiling=reading.ceiling,
+        used=reading.used,
+        remaining=max(0, reading.ceiling - reading.used),
+        reset_ms=None if reading.limit == "concurrent_requests" and reading.used else reading.reset_ms,
+    )
+
+
+def _models(ask: Ask[LimitsQuery, Nothing], policy: Policy) -> Sequence[str]:
+    if ask.query.model is not None:
+        return [ask.query.model]
+    return sorted({*ask.gw.settings.models, *policy.model_limits} - {ANY})
+
+
+ENDPOINTS = [
+    Endpoint("GET", tenants.PATH + "/{tenant_id}/limits", of_tenant, TenantLimits, READERS, query=LimitsQuery),
+    Endpoint("GET", keys.PATH + "/{key_id}/limits", of_key, KeyLimits, OPERATORS, query=LimitsQuery),
+]
