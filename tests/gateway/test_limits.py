@@ -440,9 +440,5 @@ async def test_a_budget_is_seen_with_what_it_holds_until_its_period_ends(clock, 
         (reading,) = await limits.peek(caller.policy, caller.tenant_id)
     held = 10 + 100 + 10 if hard else 0
     left_ms = 1000 * (86_400 - 1_795_000_000 % 86_400)
-    assert (reading.limit, reading.ceiling, reading.used, reading.reset_ms) == (
-        "budget",
-        1000,
-        60 + held,
-        1000 * left_s,
-    )
+    assert (reading.limit, reading.ceiling, reading.used) == ("budget", 1000, 60 + held)
+    assert reading.reset_ms == left_ms
