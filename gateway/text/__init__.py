@@ -109,10 +109,12 @@ class Text:
 
         if not self._is_long(_num_chars(messages) + 1000 * len(tools or ())):
             found = self._pieces.find(rendered(), tenant_id)
-            try:
-                read = await self._together.read(found.missing) if found.missing else []
-            except Exception as error:
-                raise _untokenisable(error) from None
+            read = self._pieces.read_plain(found.missing)
+            if read is None:
+                try:
+                    read = await self._together.read(found.missing)
+                except Exception as error:
+                    raise _untokenisable(error) from None
             return self._pieces.join(found, read)
 
         def render_and_encode() -> list[int]:

@@ -15,6 +15,8 @@ from typing import NamedTuple
 
 from tokenizers import AddedToken, Tokenizer
 
+from gateway.text.words import Words
+
 MAX_REMEMBERED_CHARS = 2 << 20
 """Of all pieces in one of two generations; with their token ids at most about 12 MB."""
 MAX_TEMPLATE_CHARS = 32
@@ -61,6 +63,7 @@ class Pieces:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
+        self._words = Words.of(tokenizer)
         marks = _marks(tokenizer)
         self._marks = {content: array("I", [token_id]) for content, token_id in marks.items()}
         longest_first = sorted(marks, key=len, reverse=True)
@@ -88,6 +91,18 @@ class Pieces:
         known = [self._marks.get(piece) or self._recall((tenant_id, piece)) for piece in pieces]
         missing = [piece for piece, token_ids in zip(pieces, known, strict=True) if token_ids is None]
         return Found(tenant_id, pieces, known, missing)
+
+    def read_plain(self, texts: list[str]) -> list[list[int]] | None:
+        """Token ids of each text, without the tokenizer; None where one of them needs it."""
+        if self._words is None:
+            return None
+        read = []
+        for text in texts:
+            token_ids = self._words.read(text)
+            if token_ids is None:
+                return None
+            read.append(token_ids)
+        return read
 
     def read(self, texts: list[str]) -> list[list[int]]:
         """Token ids of each text, by the tokenizer. Raises what it raises."""
