@@ -23,11 +23,11 @@ from gateway.doors import Doors, DoorsError, Stop
 from gateway.house import GATEWAY, Gateway
 from gateway.idempotency import Idempotency
 from gateway.ledger import Ledger, writer_for
+from gateway.ledger.spool import SpooledWriter
 from gateway.limits import Limits
 from gateway.limits.budgets import Budgets
 from gateway.redis import Redis, RedisUrlError
 from gateway.source import SourceError, directory_of
-from gateway.spool import SpooledWriter
 from gateway.store import StoreError
 from gateway.text import Text, TextInvalid
 from gateway.trials import Trials

@@ -15,7 +15,8 @@ import sqlalchemy as sa
 
 from gateway import errors, store
 from gateway.clock import Clock
-from gateway.ledger import FIRST_RETRY_S, Entry, Ledger, SqliteWriter, WriteError, Writer, writer_for
+from gateway.ledger import FIRST_RETRY_S, Entry, Ledger, WriteError, Writer, writer_for
+from gateway.ledger.writers import SqliteWriter
 from gateway.store import Store
 from policies import settings
 from tests.builders import PATIENCE_S, HandClock, an_entry, until
@@ -169,7 +170,7 @@ async def test_rows_that_cannot_be_written_at_the_end_are_in_the_log(rooms, cloc
 
 
 async def test_sqlite_that_is_locked_by_another_is_a_failed_commit(tmp_path, monkeypatch):
-    monkeypatch.setattr("gateway.ledger.PRAGMAS", ("busy_timeout = 1",))
+    monkeypatch.setattr("gateway.ledger.writers.PRAGMAS", ("busy_timeout = 1",))
     async with store.opened(settings.Store(data_dir=str(tmp_path))) as rooms:
         writer = SqliteWriter(rooms.database)
         other = sqlite3.connect(rooms.database, isolation_level=None)

@@ -9,10 +9,10 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from gateway import spool, store
+from gateway import store
 from gateway.clock import Clock
-from gateway.ledger import Ledger, WriteError, writer_for
-from gateway.spool import Spool, SpooledWriter
+from gateway.ledger import Ledger, WriteError, spool, writer_for
+from gateway.ledger.spool import Spool, SpooledWriter
 from policies import settings
 from tests.builders import PATIENCE_S, an_entry, until
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from gateway.clock import Clock
-from gateway.ledger import Entry, WriteError, Writer
+from gateway.ledger.entry import Entry, WriteError, Writer
 from gateway.store import PRAGMAS
 
 log = logging.getLogger(__name__)

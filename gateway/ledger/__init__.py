@@ -1,0 +1,125 @@
+"""What was delivered, written down: a row for each finished request, durable before its answer ends.
+
+Commits are shared. A row that comes while nothing is being written and nobody else could join it is written at once;
+the others wait until all requests that are open have come, or for ``store.ledger_flush_ms`` at most. Rows that a failed
+commit leaves behind are tried again; a row is inserted once however often it is written. How rows get into a database
+is ``writers``, where they wait while it is away is ``spool``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from gateway.clock import Clock, Timer
+from gateway.errors import LedgerBehind
+from gateway.ledger.entry import Entry, WriteError, Writer
+from gateway.ledger.writers import writer_for
+from policies import settings
+
+__all__ = ["Entry", "Ledger", "WriteError", "Writer", "writer_for"]
+
+log = logging.getLogger(__name__)
+
+MAX_BATCH = 1000
+"""Rows of one commit."""
+FIRST_RETRY_S, LAST_RETRY_S = 0.1, 5.0
+
+
+class Ledger:
+    """The only writer of what a tenant owes."""
+
+    def __init__(
+        self, writer: Writer, config: settings.Store, clock: Clock, num_open: Callable[[], int] = lambda: 1
+    ) -> None:
+        """``num_open``: requests that have not been answered; as many rows may still come."""
+        self._writer = writer
+        self._flush_s = 1e-3 * config.ledger_flush_ms
+        self._max_backlog = config.max_ledger_backlog
+        self._clock = clock
+        self._num_open = num_open
+        self._pending: list[tuple[Entry, asyncio.Future[None]]] = []
+        self._timer: Timer | None = None
+        self._writing: asyncio.Task[None] | None = None
+
+    async def settle(self, entry: Entry) -> None:
+        """Returns when the row is durable. It will be, also when the caller is cancelled meanwhile."""
+        durable = asyncio.get_running_loop().create_future()
+        self._pending.append((entry, durable))
+        if self._writing is None:
+            if len(self._pending) >= self._num_worth_a_commit():
+                self._flush()
+            elif self._timer is None:
+                self._timer = self._clock.call_later(self._flush_s, self._flush)
+        await durable
+
+    def check_room(self) -> None:
+        """Raises LedgerBehind when so much waits to be written that nothing more should be delivered."""
+        if len(self._pending) >= self._max_backlog:
+            raise LedgerBehind(
+                "This server cannot write its ledger at the moment. Please try again.", retry_after_s=1.0
+            )
+
+    @property
+    def num_pending(self) -> int:
+        """Rows that are not durable yet."""
+        return len(self._pending)
+
+    async def close(self, patience_s: float) -> None:
+        """Writes what is pending, then lets go of the database. Rows that cannot be written in time go to the log."""
+        try:
+            async with asyncio.timeout(patience_s):
+                while self._writing is not None or self._pending:
+                    self._flush()
+                    assert self._writing is not None
+                    await asyncio.shield(self._writing)
+        except TimeoutError:
+            assert self._writing is not None
+            self._writing.cancel()
+            await asyncio.wait([self._writing])
+            for entry, _ in self._pending:
+                log.critical("ledger: not written: %s", msgspec.json.encode(msgspec.structs.asdict(entry)).decode())
+        await self._writer.close()
+
+    def _flush(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._writing is None and self._pending:
+            self._writing = asyncio.create_task(self._write_all())
+
+    async def _write_all(self) -> None:
+        """One commit, and the next ones as long as enough rows wait for them."""
+        try:
+            while self._pending:
+                began_at = self._clock.now()
+                batch = self._pending[:MAX_BATCH]
+                await self._write([entry for entry, _ in batch])
+                del self._pending[: len(batch)]
+                for _, durable in batch:
+                    if not durable.done():  # its waiter may have been cancelled
+                        durable.set_result(None)
+                waited_s = self._clock.now() - began_at  # about as long as those that came meanwhile
+                if len(self._pending) < self._num_worth_a_commit() and waited_s < self._flush_s:
+                    break
+        finally:
+            self._writing = None
+            if self._pending:
+                self._timer = self._clock.call_later(self._flush_s, self._flush)
+
+    def _num_worth_a_commit(self) -> int:
+        return min(self._num_open(), MAX_BATCH) if self._flush_s else 1
+
+    async def _write(self, entries: Sequence[Entry]) -> None:
+        """Until it is done: what was delivered must be written down."""
+        retry_s = FIRST_RETRY_S
+        while True:
+            try:
+                return await self._writer.write(entries)
+            except WriteError as error:
+                log.error("ledger: %d rows cannot be written (%s); next try in %.3g s", len(entries), error, retry_s)
+            await self._clock.sleep(retry_s)
+            retry_s = min(2 * retry_s, LAST_RETRY_S)
