@@ -12,12 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import sqlalchemy as sa
 
+from gateway import store
 from gateway.auth import Caller
 from gateway.clock import Clock
 from gateway.dispatch import Dispatch
 from gateway.flight import Flight
 from gateway.ledger import Entry
+from gateway.store import Store
 from policies import settings, terms, wire
 from policies.policy import Policy
 from policies.priority import Order
@@ -190,3 +193,18 @@ def an_entry(**others: object) -> Entry:
         ),
         **others,
     )
+
+
+async def write_chain(rooms: Store, *entries: Entry, chain: int = 1, first_position: int = 1) -> list[Entry]:
+    """Into the ledger as rows of a chain, one behind the other."""
+    placed = [
+        msgspec.structs.replace(entry, chain=chain, position=position)
+        for position, entry in enumerate(entries, first_position)
+    ]
+    async with rooms.engine.begin() as connection:
+        known = sa.select(store.ledger_chains.c.id).where(store.ledger_chains.c.id == chain)
+        if (await connection.execute(known)).first() is None:
+            row = {"id": chain, "opened_at": 1_795_000_000, "gateway": "a gateway"}
+            await connection.execute(sa.insert(store.ledger_chains), row)
+        await connection.execute(sa.insert(store.ledger), [msgspec.structs.asdict(entry) for entry in placed])
+    return placed

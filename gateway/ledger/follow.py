@@ -1,0 +1,215 @@
+"""Reading the ledger as it grows: a follower sees each row once, in the order of the row's chain.
+
+A follower has a name, and under it a cursor for each chain. It reads what stands right behind the cursor and stops at
+the first gap, since rows may arrive late from a spool. The cursor moves in a transaction of the follower's own: what
+else that transaction does is done exactly once, and what is done before it, such as sending, at least once. Of the
+gateways that share a store one at a time is ``alone`` with a name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import zlib
+from collections.abc import AsyncIterator, Sequence
+from typing import Any, NamedTuple
+
+import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from gateway import store
+from gateway.ledger.entry import Entry
+from gateway.store import Store
+
+LOCKS = 0x666F6C6C
+"""The first half of the advisory locks ("foll") under which followers of one PostgreSQL take turns."""
+MAX_STRAYS = 1000
+"""Rows without a place that are given one at once."""
+NO_CHAIN = 0
+"""Of rows from before there were chains."""
+
+
+class Overtaken(Exception):
+    """Another has moved this follower's cursor meanwhile: nothing was done, and what was read is to be read again."""
+
+
+class Move(NamedTuple):
+    """Of the cursor of one chain, by positions."""
+
+    chain: int
+    from_: int
+    to: int
+
+
+class Batch(NamedTuple):
+    """What comes next: rows of one chain after those of another, each in order, and where reading them leads."""
+
+    entries: Sequence[Entry]
+    moves: Sequence[Move]
+
+    def __bool__(self) -> bool:
+        return bool(self.entries)
+
+
+class Follower:
+    """One reader of the ledger; a name has the same cursors in every gateway and after every start."""
+
+    def __init__(self, rooms: Store, name: str) -> None:
+        """``name``: such as "usage" or "sink:stripe", of letters that a file can be called by, and colons."""
+        self.name = name
+        self._rooms = rooms
+
+    @contextlib.asynccontextmanager
+    async def alone(self) -> AsyncIterator[bool]:
+        """True: nobody else is it under this name until this is left. False, at once: somebody is. Raises what the
+        database raises."""
+        if self._rooms.database is None:
+            async with self._alone_in_postgres() as is_alone:
+                yield is_alone
+        else:
+            with self._alone_in_the_directory() as is_alone:
+                yield is_alone
+
+    async def next(self, max_rows: int, before: int | None = None) -> Batch:
+        """At most ``max_rows`` that follow each chain's cursor without a gap, and were settled before ``before`` (Unix
+        s); empty: there are none at the moment. Raises what the database raises."""
+        await number_strays(self._rooms)
+        entries: list[Entry] = []
+        moves = []
+        async with self._rooms.engine.connect() as connection:
+            for chain, position in await connection.execute(_chains_with_a_next_row(self.name)):
+                found = await self._run_of(connection, chain, position, max_rows - len(entries), before)
+                if found:
+                    entries += found
+                    moves.append(Move(chain, position, found[-1].position))
+                if len(entries) >= max_rows:
+                    break
+        return Batch(entries, moves)
+
+    @contextlib.asynccontextmanager
+    async def past(self, batch: Batch) -> AsyncIterator[AsyncConnection]:
+        """A transaction in which the cursors have moved past the batch. It commits on leaving, or changes nothing when
+        an exception leaves it. Raises Overtaken, and what the database raises."""
+        async with self._rooms.engine.begin() as connection:
+            for move in batch.moves:  # first of all: SQLite's readers cannot become writers behind another's back
+                await self._move(connection, move)
+            yield connection
+
+    async def positions(self, connection: AsyncConnection) -> dict[int, int]:
+        """Where the cursor of each chain stands; a chain that is not there has not been begun."""
+        columns = store.ledger_cursors.c
+        query = sa.select(columns.chain, columns.position).where(columns.follower == self.name)
+        return dict((await connection.execute(query)).tuples().all())
+
+    async def _move(self, connection: AsyncConnection, move: Move) -> None:
+        columns = store.ledger_cursors.c
+        if move.from_:
+            moved = sa.update(store.ledger_cursors).values(position=move.to)
+            statement: Any = moved.where(
+                columns.follower == self.name, columns.chain == move.chain, columns.position == move.from_
+            )
+        else:
+            insert = sqlite.insert if connection.dialect.name == "sqlite" else postgresql.insert
+            row = {"follower": self.name, "chain": move.chain, "position": move.to}
+            statement = insert(store.ledger_cursors).values(row).on_conflict_do_nothing()
+        if (await connection.execute(statement)).rowcount != 1:
+            raise Overtaken(f"{self.name}: chain {move.chain} is not at {move.from_} any more")
+
+    async def _run_of(
+        self, connection: AsyncConnection, chain: int, position: int, max_rows: int, before: int | None
+    ) -> list[Entry]:
+        """Rows of one chain, from the one behind ``position`` to the first gap."""
+        columns = store.ledger.c
+        query = (
+            sa.select(store.ledger)
+            .where(columns.chain == chain, columns.position > position, columns.position <= position + max_rows)
+            .order_by(columns.position)
+        )
+        run: list[Entry] = []
+        for row in await connection.execute(query):
+            entry = Entry(*row)
+            if entry.position != position + 1 + len(run) or (before is not None and entry.settled_at >= before):
+                break
+            run.append(entry)
+        return run
+
+    @contextlib.asynccontextmanager
+    async def _alone_in_postgres(self) -> AsyncIterator[bool]:
+        """The lock is the connection's: it ends with it, whatever becomes of this gateway."""
+        name = {"space": LOCKS, "name": zlib.crc32(self.name.encode()) - (1 << 31)}
+        async with self._rooms.engine.connect() as plain:
+            connection = await plain.execution_options(isolation_level="AUTOCOMMIT")
+            lock = sa.text("SELECT pg_try_advisory_lock(:space, :name)")
+            is_alone = bool((await connection.execute(lock, name)).scalar_one())
+            try:
+                yield is_alone
+            finally:
+                if is_alone:
+                    try:
+                        await connection.execute(sa.text("SELECT pg_advisory_unlock(:space, :name)"), name)
+                    except (SQLAlchemyError, OSError):
+                        await connection.invalidate()  # not to the pool, where it might keep the lock for ever
+
+    @contextlib.contextmanager
+    def _alone_in_the_directory(self) -> Any:
+        path = self._rooms.data_dir / f"follow-{self.name.replace(':', '-')}.lock"
+        lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                yield False
+            else:
+                yield True
+        finally:
+            os.close(lock)
+
+
+async def number_strays(rooms: Store) -> None:
+    """Gives rows that belong to no chain a place after one another, some at a time, so that they can be followed like
+    the others: rows from before there were chains, in the table or in a spool. Raises what the database raises."""
+    columns = store.ledger.c
+    is_stray = (columns.chain == NO_CHAIN) & (columns.position == 0)
+    strays = sa.select(columns.request_id).where(is_stray).limit(MAX_STRAYS)
+    async with rooms.engine.connect() as connection:
+        if (await connection.execute(strays.limit(1))).first() is None:
+            return
+    async with rooms.engine.begin() as connection:
+        # Taken first, in both databases: others who number wait here.
+        if connection.dialect.name == "postgresql":
+            await connection.execute(sa.text("SELECT pg_advisory_xact_lock(:lock, 0)"), {"lock": LOCKS})
+        else:
+            await connection.execute(sa.update(store.ledger).where(sa.false()).values(position=0))
+        last = sa.select(sa.func.max(columns.position)).where(columns.chain == NO_CHAIN)
+        position = (await connection.execute(last)).scalar_one()
+        request_ids = (await connection.execute(strays)).scalars().all()
+        numbered = (
+            sa.update(store.ledger)
+            .where(columns.request_id == sa.bindparam("stray"))
+            .values(
+                position=sa.bindparam("place"),
+                # One that a spool kept was settled when it was created, as far as anybody knows.
+                settled_at=sa.case((columns.settled_at == 0, columns.created_at), else_=columns.settled_at),
+            )
+        )
+        places = [{"stray": name, "place": position + number} for number, name in enumerate(request_ids, 1)]
+        if places:
+            await connection.execute(numbered, places)
+
+
+def _chains_with_a_next_row(name: str) -> sa.Select[Any]:
+    """(chain, the cursor's position) of those whose row behind the cursor is there."""
+    chains = sa.union_all(sa.select(store.ledger_chains.c.id), sa.select(sa.literal(NO_CHAIN))).subquery("chains")
+    cursors, rows = store.ledger_cursors.c, store.ledger.c
+    position = sa.func.coalesce(cursors.position, 0)
+    behind = (
+        sa.select(rows.position)
+        .where(rows.chain == chains.c.id, rows.position == position + 1)
+        .limit(1)  # one look into the index for each chain, rather than a join that may read all of the ledger
+        .scalar_subquery()
+    )
+    joined = chains.outerjoin(store.ledger_cursors, (cursors.follower == name) & (cursors.chain == chains.c.id))
+    return sa.select(chains.c.id, position).select_from(joined).where(behind.is_not(None)).order_by(chains.c.id)
