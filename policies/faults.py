@@ -22,11 +22,7 @@ def of_policy(policy: Policy, classes: Collection[str]) -> list[Fault]:
         for path, name in (("sla_class", policy.sla_class), *_numbered("sla_classes", policy.sla_classes))
         if name not in classes
     ]
-    most = f"must be 0 or more, with at most {pricing.NUM_DIGITS} digits after the point, and not more than"
-    faults += [
-        (path, f"{most} {pricing.MAX_BUDGET if path == 'budget.amount' else pricing.MAX_PRICE}")
-        for path in pricing.check(policy)
-    ]
+    faults += pricing.check(policy).items()
     for path, names in (
         ("models", policy.models),
         ("model_limits", policy.model_limits),

@@ -59,16 +59,20 @@ class Cache(Document, frozen=True):
 
 
 class Price(Document, frozen=True):
-    """Of one model, in the currency: a million tokens of each kind, and a request."""
+    """Of one model, in the currency: a million tokens of each kind, a request, and a second of the engine."""
 
     prompt: Money = Decimal(0)
     cached_prompt: Money | None = None
     """None: as ``prompt``."""
     completion: Money = Decimal(0)
+    reasoning: Money | None = None
+    """None: as ``completion``."""
     cache_hit: Money = Decimal(0)
     """A million tokens, prompt and completion together, of an answer from the exact cache."""
     request: Money = Decimal(0)
     """One request, answered from a cache or not."""
+    engine_second: Money = Decimal(0)
+    """A request's share of the steps that it was in; counted when it ends, so a hard budget can be overspent by it."""
 
 
 class Policy(Document, frozen=True):
@@ -90,7 +94,9 @@ class Policy(Document, frozen=True):
     """Share among the tenants of one class."""
     cache: Cache = Cache()
     prices: dict[str, Price] = {}
-    """By model; "*" for each that is not named."""
+    """By model; "*" for each that is not named. They go before the price list."""
+    discount: Money = Decimal(0)
+    """Share of every price that this policy's tenants do not pay: 0.1 is 10 % less; at most four digits."""
     without_redis: Literal["refuse", "divide"] = "divide"
     """While shared limits cannot be reached: refuse, or hold to the limits divided by the number of gateways."""
 

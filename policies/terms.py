@@ -49,3 +49,5 @@ class Usage(msgspec.Struct, frozen=True, array_like=True):
     num_cached_tokens: int
     """Of the prompt tokens, those whose KV was found rather than computed."""
     num_completion_tokens: int
+    num_reasoning_tokens: int = 0
+    """Of the completion tokens."""

@@ -11,31 +11,86 @@ from policies.terms import Usage
 
 money = st.decimals(0, 1000, places=6)
 prices = st.builds(
-    Price, prompt=money, cached_prompt=st.none() | money, completion=money, cache_hit=money, request=money
+    Price,
+    prompt=money,
+    cached_prompt=st.none() | money,
+    completion=money,
+    reasoning=st.none() | money,
+    cache_hit=money,
+    request=money,
+    engine_second=money,
 )
-usages = st.tuples(st.integers(0, 10**6), st.integers(0, 10**6), st.integers(0, 10**6)).map(
-    lambda counts: Usage(counts[0] + counts[1], counts[1], counts[2])
+discounts = st.decimals(0, Decimal("0.9999"), places=4)
+counts = st.integers(0, 10**6)
+usages = st.tuples(counts, counts, counts, counts).map(
+    lambda counts: Usage(counts[0] + counts[1], counts[1], counts[2] + counts[3], counts[3])
 )
+outcomes = st.sampled_from(["miss", "bypass", "hit", "shared"])
 
 
-@given(prices, usages, st.sampled_from(["miss", "bypass", "hit", "shared"]))
-def test_a_cost_is_the_exact_sum_rounded_once_half_to_even(price, usage, outcome):
+@given(prices, discounts, usages, outcomes, counts)
+def test_a_cost_is_the_exact_sum_rounded_once_half_to_even(price, discount, usage, outcome, engine_us):
     if outcome in ("hit", "shared"):
         exact = Fraction(price.cache_hit) * (usage.num_prompt_tokens + usage.num_completion_tokens)
     else:
         cached = price.prompt if price.cached_prompt is None else price.cached_prompt
         exact = Fraction(price.prompt) * (usage.num_prompt_tokens - usage.num_cached_tokens)
-        exact += Fraction(cached) * usage.num_cached_tokens + Fraction(price.completion) * usage.num_completion_tokens
-    # A price is for a million tokens, so tokens times price is in micro-units already.
+        exact += Fraction(cached) * usage.num_cached_tokens
+        exact += Fraction(price.completion) * (usage.num_completion_tokens - usage.num_reasoning_tokens)
+        reasoning = price.completion if price.reasoning is None else price.reasoning
+        exact += Fraction(reasoning) * usage.num_reasoning_tokens + Fraction(price.engine_second) * engine_us
+    # A price is for a million tokens or for a second, so times tokens or microseconds it is in micro-units already.
     exact += Fraction(price.request) * 10**6
-    assert pricing.cost_micros(price, usage, outcome) == round(exact)
+    rates = pricing.rates_of(price, discount)
+    assert pricing.cost_micros(rates, usage, outcome, engine_us) == round(exact * (1 - Fraction(discount)))
+    assert pricing.cost_micros(price, usage, outcome, engine_us) == round(exact)
 
 
-@given(prices, usages, st.sampled_from(["miss", "hit"]))
-def test_the_worst_case_is_enough_and_what_it_is_enough_for_is_known(price, usage, outcome):
+@given(prices, discounts, usages, outcomes, counts)
+def test_the_parts_of_a_cost_add_up_to_it_and_each_is_within_a_micro_unit_of_its_own(
+    price, discount, usage, outcome, engine_us
+):
+    rates = pricing.rates_of(price, discount)
+    parts = pricing.parts(rates, usage, outcome, engine_us)
+    quantities = pricing.quantities(usage, outcome, engine_us)
+    assert sum(parts.values()) == pricing.cost_micros(rates, usage, outcome, engine_us)
+    assert parts.keys() == quantities.keys()
+    for kind, micros in parts.items():
+        assert abs(micros - Fraction(getattr(rates, kind) * quantities[kind], pricing.PARTS)) < 1
+
+
+@given(prices, st.lists(st.tuples(usages, counts), min_size=1, max_size=20), outcomes)
+def test_the_parts_of_many_requests_add_up_to_what_their_rows_add_up_to(price, requests, outcome):
     rates = pricing.rates_of(price)
+    cost = sum(pricing.cost_micros(rates, usage, outcome, engine_us) for usage, engine_us in requests)
+    total = Usage(*(sum(getattr(usage, name) for usage, _ in requests) for name in Usage.__struct_fields__))
+    engine_us = sum(engine_us for _, engine_us in requests)
+    parts = pricing.parts(rates, total, outcome, engine_us, len(requests), cost)
+    assert sum(parts.values()) == cost
+    for kind, quantity in pricing.quantities(total, outcome, engine_us, len(requests)).items():
+        assert abs(parts[kind] - Fraction(getattr(rates, kind) * quantity, pricing.PARTS)) <= 1 + len(requests)
+
+
+@given(prices, usages, st.integers(-(10**12), 10**12))
+def test_the_parts_of_a_correction_add_up_to_whatever_it_takes_back(price, usage, cost):
+    taken = Usage(*(-getattr(usage, name) for name in Usage.__struct_fields__))
+    parts = pricing.parts(pricing.rates_of(price), taken, num_requests=0, cost=cost)
+    assert sum(parts.values()) == cost
+
+
+def test_the_parts_of_a_cost_without_a_price_are_those_of_the_request():
+    assert pricing.parts(pricing.rates_of(Price()), Usage(10, 0, 5), cost=7) == {
+        "prompt": 0,
+        "completion": 0,
+        "request": 7,
+    }
+
+
+@given(prices, discounts, usages, st.sampled_from(["miss", "hit"]))
+def test_the_worst_case_is_enough_and_what_it_is_enough_for_is_known(price, discount, usage, outcome):
+    rates = pricing.rates_of(price, discount)
     worst = pricing.worst_case_micros(rates, usage.num_prompt_tokens, usage.num_completion_tokens)
-    assert pricing.cost_micros(price, usage, outcome) <= worst
+    assert pricing.cost_micros(rates, usage, outcome) <= worst
     enough_for = pricing.affordable_tokens(rates, usage.num_prompt_tokens, worst)
     assert enough_for is None or enough_for >= usage.num_completion_tokens
     if enough_for is not None:
@@ -54,11 +109,21 @@ def test_half_a_micro_unit_goes_to_the_even_one(tokens, micros):
 def test_money_that_cannot_be_counted_is_named_by_its_field(wrong):
     price = Price(prompt=Decimal("0.15"), cached_prompt=Decimal(wrong))
     policy = Policy(prices={"demo": price}, budget=Budget(Decimal(wrong)))
-    assert pricing.check(policy) == ["prices.demo.cached_prompt", "budget.amount"]
+    assert list(pricing.check(policy)) == ["prices.demo.cached_prompt", "budget.amount"]
 
 
 @pytest.mark.parametrize("right", ["0", "0.000001", "2.50", "1e3", "1000000", "1.1000000000"])
 def test_money_with_at_most_six_digits_after_the_point_is_fine(right):
     policy = Policy(prices={"*": Price(completion=Decimal(right))}, budget=Budget(Decimal(right)))
-    assert pricing.check(policy) == []
+    assert pricing.check(policy) == {}
     assert pricing.budget_micros(Decimal(right)) == Fraction(right) * 10**6
+
+
+@pytest.mark.parametrize("wrong", ["-0.1", "1", "1.5", "0.00001", "0.99999", "NaN", "Infinity"])
+def test_a_discount_is_less_than_everything_and_has_at_most_four_digits(wrong):
+    assert list(pricing.check(Policy(discount=Decimal(wrong)))) == ["discount"]
+
+
+@pytest.mark.parametrize("right", ["0", "0.0001", "0.9999", "0.2500000"])
+def test_a_discount_with_at_most_four_digits_is_fine(right):
+    assert pricing.check(Policy(discount=Decimal(right))) == {}
