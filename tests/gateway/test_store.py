@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 
 import pytest
@@ -212,6 +213,20 @@ async def test_gateways_may_share_a_postgresql(postgres, tmp_path):
     config = settings.Store(data_dir=str(tmp_path), url=postgres)
     async with store.opened(config) as first, store.opened(config) as second:
         assert (len(first.applied), len(second.applied)) == (5, 0)
+
+
+async def test_gateways_that_start_together_on_an_empty_database_make_one_store(postgres, tmp_path):
+    async def start(name: str):
+        async with store.opened(settings.Store(data_dir=str(tmp_path / name), url=postgres)) as rooms:
+            born = await bootstrap(rooms, {}, {"gold": Policy(weight=2)})
+            return rooms.applied, born, await Directory.load(rooms, Clock())
+
+    started = await asyncio.gather(*(start(f"host-{number}") for number in range(6)))
+    assert sorted(len(applied) for applied, _, _ in started) == [0, 0, 0, 0, 0, 4]
+    (born,) = [born for _, born, _ in started if born is not None]
+    for _, _, directory in started:
+        assert Auth(directory).caller(born.made[API_KEY]) is not None
+        assert directory.policy("gold").version == directory.policy("default").version == 1
 
 
 @pytest.mark.parametrize(

@@ -148,12 +148,18 @@ async def test_what_one_gateway_revokes_is_revoked_at_the_other_within_a_second(
 @contextlib.asynccontextmanager
 async def two_hosts(tmp_path, redis_settings, postgres, worker):
     """Each with one gateway; they share Redis, PostgreSQL and the worker."""
-    hosts = [tmp_path / "a", tmp_path / "b"]
-    for host in hosts:
-        host.mkdir()
-    environ = {**sharing(redis_settings, postgres, 1), **worker}
-    async with family(hosts[0], **environ) as first, family(hosts[1], **environ) as second:
+    async with hosts(tmp_path, 2, **sharing(redis_settings, postgres, 1), **worker) as (first, second):
         yield first, second
+
+
+@contextlib.asynccontextmanager
+async def hosts(tmp_path, num_hosts, **environ):
+    """That are started at the same time, on whatever is there."""
+    async with contextlib.AsyncExitStack() as stack:
+        places = [tmp_path / f"host-{number}" for number in range(num_hosts)]
+        for place in places:
+            place.mkdir()
+        yield await asyncio.gather(*(stack.enter_async_context(family(place, **environ)) for place in places))
 
 
 async def met(session: aiohttp.ClientSession, status: int) -> None:
@@ -214,6 +220,16 @@ async def all_wait_or_run(house, num_requests: int) -> None:
                 reports = (await answer.json())["data"]
             num_waiting = sum(queue["num_waiting"] for report in reports for queue in report["queues"])
             num_found = num_waiting + await open_at_the_worker(house, 2)
+
+
+async def test_gateways_that_start_together_on_an_empty_database_all_answer(tmp_path, worker, redis_settings, postgres):
+    async with hosts(tmp_path, 3, **sharing(redis_settings, postgres, 2), **worker) as started:
+        for house in started:
+            async with house.http() as session:
+                await met(session, 200)
+            async with house.http(house.admin_key) as admin, admin.get("/admin/v1/policies") as answer:
+                assert [(each["name"], each["version"]) for each in (await answer.json())["data"]] == [("default", 1)]
+            assert not [line for line in house.told if "ERROR" in line or "Traceback" in line]
 
 
 async def test_two_gateways_give_a_worker_no_more_than_it_has_room_for(
