@@ -199,6 +199,25 @@ class SlowDown(ServiceUnavailable):
     code = "slow_down"
 
 
+class StoreUnavailable(ServiceUnavailable):
+    """The database of tenants, keys and policies cannot be reached. Only the administration asks it."""
+
+    code = "store_unavailable"
+
+    def __init__(self, *, is_change: bool) -> None:
+        what = "so this can be neither done nor looked up" if is_change else "so this cannot be looked up"
+        again = "send this again" + (
+            "; a change that was under way may have been made, which the same Idempotency-Key makes safe to repeat"
+            if is_change
+            else ""
+        )
+        super().__init__(
+            f"The database cannot be reached, {what} now; answers for tenants go on without it. Check that PostgreSQL "
+            f"runs and that this gateway reaches it at store.url, then {again}.",
+            retry_after_s=1.0,
+        )
+
+
 class LedgerBehind(ServiceUnavailable):
     """More finished requests wait to be written down than the settings allow."""
 

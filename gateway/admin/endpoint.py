@@ -17,8 +17,7 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 from aiohttp import web
-from sqlalchemy.exc import InterfaceError, OperationalError
-from sqlalchemy.exc import TimeoutError as PoolTimeoutError
+from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway.admin import change
@@ -32,8 +31,9 @@ from gateway.admin.problems import (
 )
 from gateway.api.request import body_of
 from gateway.auth import BILLING_READER, OPERATOR, OWNER, AdminCaller
-from gateway.errors import ServiceUnavailable
+from gateway.errors import StoreUnavailable
 from gateway.house import GATEWAY, Gateway
+from gateway.store import is_away
 
 Q = TypeVar("Q")
 B = TypeVar("B")
@@ -136,10 +136,10 @@ class Endpoint:
                 if not self.changes:
                     return self.response(request, await self.handler(ask))
                 response = await change.made(ask, self)
-        except (OperationalError, InterfaceError, PoolTimeoutError, OSError) as error:
-            raise ServiceUnavailable(
-                "The store cannot be reached at the moment. Please try again.", retry_after_s=1.0
-            ) from error
+        except (SQLAlchemyError, OSError) as error:  # TimeoutError is an OSError
+            if not is_away(error):
+                raise
+            raise StoreUnavailable(is_change=self.changes) from error
         await change.tell(gw)
         return response
 

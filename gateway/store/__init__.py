@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.exc import ArgumentError, SQLAlchemyError
+from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, OperationalError, SQLAlchemyError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
 import migrations
@@ -51,6 +52,7 @@ __all__ = [
     "changes",
     "idempotency",
     "install",
+    "is_away",
     "keys",
     "ledger",
     "ledger_chains",
@@ -74,6 +76,11 @@ PRAGMAS = ("journal_mode = WAL", "synchronous = FULL", "foreign_keys = ON", "bus
 """FULL: a commit is on the disk when it returns, which a ledger promises and WAL's own default does not."""
 
 
+AWAY_STATES = ("08", "25006", "28", "3D", "53", "57")
+"""How PostgreSQL's codes begin (appendix A of its manual) for what is wrong with it rather than with a statement: no
+connection, read-only, not let in, no such database, too much asked of it, going down or coming up."""
+
+
 class StoreError(Exception):
     """The store cannot be opened; the message is one sentence for the operator."""
 
@@ -95,6 +102,14 @@ class Store:
         leaving, or changes nothing when an exception leaves it."""
         async with self.engine.begin() as connection:
             yield connection, await bump(connection)
+
+
+def is_away(error: SQLAlchemyError | OSError) -> bool:
+    """The database cannot be reached, or not now; otherwise something is wrong with what it was asked."""
+    if isinstance(error, DBAPIError) and not isinstance(error, OperationalError | InterfaceError):
+        state = getattr(error.orig, "sqlstate", None) or ""
+        return error.connection_invalidated or state.startswith(AWAY_STATES)
+    return isinstance(error, OSError | OperationalError | InterfaceError | PoolTimeoutError)
 
 
 async def bump(connection: AsyncConnection) -> int:
