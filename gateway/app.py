@@ -160,7 +160,7 @@ async def opened(
 async def answering(gw: Gateway, house_doors: Doors, sockets: Sequence[socket.socket]) -> AsyncIterator[None]:
     """HTTP on the sockets. On leaving, handlers that still run are cancelled."""
     application = web.Application(
-        middlewares=[house_doors.middleware, errors.middleware, admin.middleware],
+        middlewares=[house_doors.middleware, errors.middleware({admin.ROOT: admin.shaped})],
         client_max_size=gw.settings.server.max_body_bytes,
     )
     application[GATEWAY] = gw

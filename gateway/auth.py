@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 import msgspec
-from aiohttp import web
+from aiohttp import hdrs, web
 
 from gateway import keys
 from gateway.directory import EVERYTHING, Directory, Key, Network, Scopes
@@ -111,7 +111,7 @@ class Auth:
 
 
 def _presented(request: web.Request) -> str:
-    header = request.headers.get("authorization", "")
+    header = request.headers.get(hdrs.AUTHORIZATION, "")
     scheme, _, key = header.partition(" ")
     if scheme.lower() != "bearer" or not (key := key.strip()):
         raise InvalidApiKey(

@@ -141,6 +141,10 @@ class Dispatch:
         deadline_at = self._clock.now() + classes[name].ttft_ms / 1e3
         return Order(caller.tenant_id, name, policy.weight, num_prompt_tokens, num_sequences * num_each, deadline_at)
 
+    def priority_of(self, order: Order) -> int:
+        """That of its class: smaller goes first."""
+        return self._config.classes[order.sla_class].priority
+
     def tier_of(self, order: Order) -> str:
         """The ``service_tier`` that the answer names: the one that served it."""
         return self._config.classes[order.sla_class].service_tier or DEFAULT_TIER

@@ -10,30 +10,18 @@ from __future__ import annotations
 
 import logging
 import math
-import random
-import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import ClassVar
 
 import msgspec
-from aiohttp import hdrs, web
-from aiohttp.typedefs import Handler
-from multidict import istr
+from aiohttp import web
+from aiohttp.typedefs import Handler, Middleware
 
-from gateway import openai
+from gateway import head, openai
 from policies import wire
 
 log = logging.getLogger(__name__)
 
-_ids = random.Random()
-"""Seeded by the system at start. An id must be unlike all others and need not be secret, so it costs no system call."""
-
-REQUEST_ID = web.RequestKey("request_id", str)
-"""Key of a request's id in the request itself; the same id is on the wire and in the ledger."""
-STARTED_AT = web.RequestKey("started_at", float)
-"""Key of the instant (monotonic, seconds) at which the request reached the application."""
-ALSO = web.RequestKey("also", dict[str, str])
-"""Key of the headers that the request's journey adds to its answer, whatever becomes of it; ``also`` adds one."""
 MAX_MESSAGE_CHARS = 1000
 """Of what a client hears; a message may quote the request."""
 
@@ -300,47 +288,40 @@ def described(error: BaseException, request_id: str) -> GatewayError:
     return InternalError()
 
 
-_X_REQUEST_ID, _PROCESSING_MS, _VERSION = istr("x-request-id"), istr("openai-processing-ms"), istr("openai-version")
+Shape = Callable[[GatewayError, str], web.Response]
+"""A failure and the request's id as an answer."""
 
 
-def also(request: web.Request, headers: Mapping[str, str]) -> None:
-    """Puts headers on the answer, if its headers are not out yet."""
-    if headers:
-        request.setdefault(ALSO, {}).update(headers)
-
-
-def add_headers(request: web.Request, response: web.StreamResponse) -> None:
-    """The headers of every answer."""
-    headers = response.headers
-    headers[_X_REQUEST_ID] = request[REQUEST_ID]
-    headers[_PROCESSING_MS] = str(int(1e3 * (time.monotonic() - request[STARTED_AT])))
-    headers[_VERSION] = "2020-10-01"
-    headers[hdrs.SERVER] = "penstock"
-    headers.update(request.get(ALSO, ()))
-
-
-@web.middleware
-async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Names the request, puts the common headers on its answer, and answers every failure with the error object."""
-    # In the order of time, so that the ledger grows at its end.
-    request[REQUEST_ID] = f"req_{time.time_ns() // 1_000_000 << 80 | _ids.getrandbits(80):032x}"
-    request[STARTED_AT] = time.monotonic()
-    try:
-        response = await handler(request)
-        if not response.prepared:  # a stream's headers are out already, these among them
-            add_headers(request, response)
-        return response
-    except web.HTTPException as error:
-        if error.status < 400:
-            raise
-        failure = of_http(error, request)
-    except Exception as error:
-        failure = described(error, request[REQUEST_ID])
-    response = web.Response(
+def shaped(failure: GatewayError, request_id: str) -> web.Response:
+    """As OpenAI's clients expect it."""
+    return web.Response(
         status=failure.status, body=body(failure), content_type="application/json", headers=failure.headers()
     )
-    add_headers(request, response)
-    return response
+
+
+def middleware(shapes: Mapping[str, Shape]) -> Middleware:
+    """Names the request, puts the common headers on its answer, and answers every failure with the error object; those
+    of addresses that begin as one of ``shapes`` in that shape."""
+
+    @web.middleware
+    async def answered(request: web.Request, handler: Handler) -> web.StreamResponse:
+        head.begin(request)
+        try:
+            response = await handler(request)
+            head.complete(request, response)
+            return response
+        except web.HTTPException as error:
+            if error.status < 400:
+                raise
+            failure = of_http(error, request)
+        except Exception as error:
+            failure = described(error, request[head.REQUEST_ID])
+        shape = next((shapes[root] for root in shapes if request.path.startswith(root)), shaped)
+        response = shape(failure, request[head.REQUEST_ID])
+        head.complete(request, response)
+        return response
+
+    return answered
 
 
 def of_http(error: web.HTTPException, request: web.Request) -> GatewayError:

@@ -13,6 +13,7 @@ from typing import Protocol
 from gateway import errors
 from gateway.workers import Worker
 from policies import wire
+from policies.answers import Outcome
 from policies.priority import Order, Turn
 
 
@@ -25,7 +26,8 @@ class Keeper(Protocol):
 class Flight:
     """One request on its way: waiting in line, then with a worker, until its last sequence has finished.
 
-    An async context manager: leaving it cancels every sequence that has not finished. Instants are monotonic seconds.
+    A ``Source`` for the one that launched it, and an async context manager: leaving it cancels every sequence that has
+    not finished. Instants are monotonic seconds.
     """
 
     __slots__ = (
@@ -48,6 +50,8 @@ class Flight:
         "turn",
         "worker",
     )
+
+    outcome: Outcome = "bypass"
 
     def __init__(self, keeper: Keeper, request: wire.Submit, order: Order, submitted_at: float) -> None:
         self.request = request
@@ -101,10 +105,11 @@ class Flight:
         arrived, self._arrived = self._arrived, []
         return arrived
 
-    def cancel(self, index: int) -> None:
-        """Nobody needs the rest of this sequence (its stop string was found): it leaves the batch within one step."""
+    def cancel(self, request_id: str, index: int) -> None:
+        """Nobody needs the rest of this sequence (its stop string was found): it leaves the batch within one step.
+        ``request_id`` is its own."""
         if self.worker is not None and index in self._open:
-            self.worker.send(wire.Cancel(self.request.request_id, index))
+            self.worker.send(wire.Cancel(request_id, index))
 
     async def __aenter__(self) -> Flight:
         return self
@@ -112,11 +117,21 @@ class Flight:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.leave()
+        self.close()
 
-    def leave(self) -> None:
+    def close(self) -> None:
         """Nobody reads any more; a second time does nothing."""
         self._keeper.abandon(self)
+
+    @property
+    def were_sent(self) -> bool:
+        """A worker has it, or had it."""
+        return self.sent_at is not None
+
+    @property
+    def queue_s(self) -> float:
+        """How long it waited for a worker with room."""
+        return 0.0 if self.sent_at is None else self.sent_at - self.submitted_at
 
     # For the keeper
 

@@ -43,8 +43,14 @@ class Source(Protocol):
         """In monotonic seconds."""
 
 
+def launched(submit: Callable[[wire.Submit], Flight], submits: Sequence[wire.Submit]) -> Source:
+    """A source that computes: one flight for each prompt. Raises what ``submit`` raises; nothing is left behind
+    then."""
+    return submit(submits[0]) if len(submits) == 1 else Flights(submit, submits)
+
+
 class Flights:
-    """A ``Source`` that computes: one flight for each prompt. Closing cancels every sequence that has not finished."""
+    """The flights of several prompts, as one ``Source``. Closing cancels every sequence that has not finished."""
 
     outcome: Outcome = "bypass"
 
@@ -52,7 +58,6 @@ class Flights:
         """Raises what ``submit`` raises; nothing is left behind then."""
         self._readers: list[asyncio.Task[None]] = []
         self._flights: dict[str, Flight] = {}
-        self._only: Flight | None = None
         self._arrived: list[wire.Delta] = []
         self._error: GatewayError | None = None
         self._moved = asyncio.Event()
@@ -62,22 +67,17 @@ class Flights:
         except BaseException:
             self.close()
             raise
-        if len(self._flights) == 1:
-            (self._only,) = self._flights.values()
-        else:
-            self._readers = [asyncio.create_task(self._read(flight)) for flight in self._flights.values()]
+        self._readers = [asyncio.create_task(self._read(flight)) for flight in self._flights.values()]
 
     def close(self) -> None:
         """Cancels what has not finished; a second time does nothing."""
         for reader in self._readers:
             reader.cancel()
         for flight in self._flights.values():
-            flight.leave()
+            flight.close()
 
     async def deltas(self) -> list[wire.Delta]:
         """As ``Flight.deltas``."""
-        if self._only is not None:
-            return await self._only.deltas()
         while not self._arrived:
             if self._error is not None:
                 raise self._error
@@ -88,31 +88,22 @@ class Flights:
 
     def cancel(self, request_id: str, index: int) -> None:
         """Nobody needs the rest of this sequence."""
-        self._flights[request_id].cancel(index)
+        self._flights[request_id].cancel(request_id, index)
 
     @property
     def were_sent(self) -> bool:
         """A worker has begun with one of them."""
-        return any(flight.sent_at is not None for flight in self._flights.values())
+        return any(flight.were_sent for flight in self._flights.values())
 
     @property
     def queue_s(self) -> float:
         """How long the request waited for a worker with room; of several flights the longest wait."""
-        longest_s = 0.0
-        for flight in self._flights.values():
-            if flight.sent_at is not None:
-                longest_s = max(longest_s, flight.sent_at - flight.submitted_at)
-        return longest_s
+        return max(flight.queue_s for flight in self._flights.values())
 
     @property
     def first_token_at(self) -> float | None:
         """When the first token arrived, in monotonic seconds."""
-        first: float | None = None
-        for flight in self._flights.values():
-            at = flight.first_token_at
-            if at is not None and (first is None or at < first):
-                first = at
-        return first
+        return min((at for flight in self._flights.values() if (at := flight.first_token_at) is not None), default=None)
 
     async def _read(self, flight: Flight) -> None:
         num_open = flight.num_sequences

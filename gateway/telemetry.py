@@ -49,7 +49,8 @@ class Fields(logging.Formatter):
             line = {"time": at, "level": "info", **msgspec.structs.asdict(event)}
             return msgspec.json.encode(line).decode()
         values = msgspec.structs.astuple(event)
-        return f"{at} info    {_pattern(type(event), tuple([value is None for value in values])) % values}"
+        absent = tuple([place for place in _optional(type(event)) if values[place] is None])
+        return f"{at} info    {_pattern(type(event), absent) % values}"
 
     def _time(self, at: float) -> str:
         """ISO 8601 in UTC, to the millisecond. A second's text is made once."""
@@ -59,12 +60,18 @@ class Fields(logging.Formatter):
         return f"{self._stamp}.{int(1000 * (at - second)):03}Z"
 
 
+@functools.cache
+def _optional(kind: type[msgspec.Struct]) -> list[int]:
+    """The places of fields that may be None."""
+    return [place for place, field in enumerate(msgspec.structs.fields(kind)) if "None" in str(field.type)]
+
+
 @functools.lru_cache(256)
-def _pattern(kind: type[msgspec.Struct], absent: tuple[bool, ...]) -> str:
+def _pattern(kind: type[msgspec.Struct], absent: tuple[int, ...]) -> str:
     """``a=%s b=%.1f c=-%.0s``: floats are cut to tenths, and what is absent is a dash."""
     shapes = [
-        "-%.0s" if is_absent else "%.1f" if "float" in str(field.type) else "%s"
-        for field, is_absent in zip(msgspec.structs.fields(kind), absent, strict=True)
+        "-%.0s" if place in absent else "%.1f" if "float" in str(field.type) else "%s"
+        for place, field in enumerate(msgspec.structs.fields(kind))
     ]
     return " ".join(f"{name}={shape}" for name, shape in zip(kind.__struct_fields__, shapes, strict=True))
 

@@ -22,9 +22,9 @@ from gateway.admin import (
     workers,
 )
 from gateway.admin.endpoint import Endpoint
-from gateway.admin.problems import middleware
+from gateway.admin.problems import ROOT, shaped
 
-__all__ = ["ENDPOINTS", "middleware", "routes"]
+__all__ = ["ENDPOINTS", "ROOT", "routes", "shaped"]
 
 ENDPOINTS: list[Endpoint] = [
     endpoint

@@ -24,7 +24,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway import store
 from gateway.admin.problems import Invalid, KeyReused
-from gateway.errors import REQUEST_ID
+from gateway.head import REQUEST_ID
 from gateway.store import StoreError, new_id
 
 if TYPE_CHECKING:

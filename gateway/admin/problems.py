@@ -1,7 +1,7 @@
 """What goes wrong in the administration, as problem details (RFC 9457): which field, what is wrong, what to do.
 
 A ``Problem`` is a failure like any other, so whoever serves the same changes in another shape lets it pass;
-``middleware`` writes those of /admin/v1 as ``application/problem+json``.
+``shaped`` writes those of /admin/v1 as ``application/problem+json``.
 """
 
 from __future__ import annotations
@@ -13,10 +13,9 @@ from typing import ClassVar
 
 import msgspec
 from aiohttp import web
-from aiohttp.typedefs import Handler
 
 from gateway import errors
-from gateway.errors import REQUEST_ID, GatewayError
+from gateway.errors import GatewayError
 
 ROOT = "/admin/v1/"
 CONTENT_TYPE = "application/problem+json"
@@ -118,20 +117,9 @@ def body_of(failure: GatewayError, instance: str) -> ProblemBody:
     return ProblemBody(TYPE + code, title, failure.status, detail, instance, fields)
 
 
-@web.middleware
-async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Inside ``errors.middleware``, which names the request: failures under /admin/v1 as problems."""
-    if not request.path.startswith(ROOT):
-        return await handler(request)
-    try:
-        return await handler(request)
-    except web.HTTPException as error:
-        if error.status < 400:
-            raise
-        failure = errors.of_http(error, request)
-    except Exception as error:
-        failure = errors.described(error, request[REQUEST_ID])
-    body = msgspec.json.encode(body_of(failure, request[REQUEST_ID]))
+def shaped(failure: GatewayError, request_id: str) -> web.Response:
+    """The answer to a request under ``ROOT`` that failed."""
+    body = msgspec.json.encode(body_of(failure, request_id))
     return web.Response(status=failure.status, body=body, content_type=CONTENT_TYPE, headers=failure.headers())
 
 

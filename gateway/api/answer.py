@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from aiohttp import web
 
-from gateway import errors, reply
+from gateway import head, reply
 from gateway.api.request import control_of
 from gateway.auth import Caller
 from gateway.house import Gateway
@@ -21,13 +21,13 @@ async def give(
     num_prompt_tokens = sum([len(submit.prompt_token_ids) for submit in submits])
     num_sequences = len(answer.choices)
     asked = Asked(call.model, answer.fingerprint, submits, call.stops, call.seed is not None)
-    rank = gw.settings.classes[order.sla_class].priority
+    rank = gw.dispatch.priority_of(order)
     async with gw.cache.look(caller.tenant_id, caller.policy.cache, asked, control_of(request), rank) as found:
-        most, request_id = found.max_completion_tokens, request[errors.REQUEST_ID]
+        most, request_id = found.max_completion_tokens, request[head.REQUEST_ID]
         async with gw.limits.admit(
             caller, call.model, num_prompt_tokens, most, request_id, num_sequences, found.outcome
         ) as ticket:
-            errors.also(request, ticket.headers())
+            head.also(request, ticket.headers())
             source = found.launch(lambda submit: gw.dispatch.submit(call.model, submit, order))
             source = metered(source, ticket, submits)
             async with reply.Account(gw.ledger, request, caller, answer, source, ticket, order.sla_class) as account:

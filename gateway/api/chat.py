@@ -8,7 +8,7 @@ from gateway import openai, reply
 from gateway.api.answer import give
 from gateway.api.request import body_of, fingerprint, room_for
 from gateway.auth import Caller
-from gateway.errors import REQUEST_ID
+from gateway.head import REQUEST_ID
 from gateway.house import GATEWAY, Gateway
 from policies import wire
 
@@ -28,7 +28,8 @@ async def _answered(gw: Gateway, request: web.Request, caller: Caller, call: ope
     room = room_for(len(prompt), facts, "messages")
     sampling = openai.sampling(call, min(call.asked_tokens or room, room), facts.vocab_size)
     salt = gw.cache.salt_of(caller.tenant_id, caller.policy.cache)
-    submit = wire.Submit(request[REQUEST_ID], prompt, sampling, call.num_choices, cache_salt=salt)
     order = gw.dispatch.order(caller, call.service_tier, len(prompt), sampling.max_tokens, call.num_choices)
+    priority = gw.dispatch.priority_of(order)
+    submit = wire.Submit(request[REQUEST_ID], prompt, sampling, call.num_choices, priority, salt)
     answer = reply.ChatAnswer(call, [reply.Part(submit)], text, fingerprint(facts), gw.dispatch.tier_of(order))
     return await give(gw, request, caller, answer, order)

@@ -8,7 +8,7 @@ from gateway import openai, reply
 from gateway.api.answer import give
 from gateway.api.request import body_of, fingerprint, room_for
 from gateway.auth import Caller
-from gateway.errors import REQUEST_ID
+from gateway.head import REQUEST_ID
 from gateway.house import GATEWAY, Gateway
 from gateway.text import Text
 from policies import wire

@@ -14,7 +14,7 @@ from policies import wire
 async def body_of(request: web.Request) -> bytes:
     """The body, which has to be JSON if it says what it is. Raises UnsupportedMediaType; aiohttp refuses what is too
     large."""
-    declared = request.headers.get("content-type", "application/json")
+    declared = request.headers.get(hdrs.CONTENT_TYPE, "application/json")
     if declared != "application/json" and request.content_type != "application/json":  # it may name a charset
         raise UnsupportedMediaType(f"Unsupported content type '{request.content_type}': send application/json")
     return await request.read()

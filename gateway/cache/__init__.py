@@ -15,7 +15,7 @@ from gateway.cache.runs import Reader, Replay, Run
 from gateway.cache.shared import Shared
 from gateway.clock import Clock
 from gateway.flight import Flight
-from gateway.flights import Flights, Source
+from gateway.flights import Source, launched
 from policies import answers, policy, prefix, settings, wire
 from policies.answers import Asked, Outcome
 
@@ -150,7 +150,7 @@ class Found:
             # Somebody else may have come while this one was being admitted.
             self._source = cache.join(key, self._asked, self._rank)
         if self._source is None:
-            self._source = Flights(submit, self._asked.submits)
+            self._source = launched(submit, self._asked.submits)
             if key is not None:
                 self._source = cache.launch(key, self._asked, self._rank, self._ttl_s, self._source)
         return self._source

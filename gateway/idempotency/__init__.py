@@ -15,12 +15,13 @@ from contextlib import AbstractContextManager
 from hashlib import blake2b
 
 from aiohttp import web
+from multidict import istr
 
-from gateway import errors
+from gateway import errors, head
 from gateway.auth import Caller
 from gateway.cache import Memory
 from gateway.clock import Clock
-from gateway.errors import REQUEST_ID
+from gateway.head import REQUEST_ID
 from gateway.idempotency.record import Record
 from gateway.idempotency.slots import Slot, Slots, check
 from gateway.redis import Redis
@@ -29,7 +30,7 @@ from policies import settings
 
 __all__ = ["Idempotency"]
 
-HEADER = "idempotency-key"
+HEADER = istr("idempotency-key")
 REPLAYED = "idempotent-replayed"
 """Stripe's name for it."""
 
@@ -125,9 +126,9 @@ class Idempotency:
         await record.begun()
         if record.request_id != request[REQUEST_ID]:
             request[REQUEST_ID] = record.request_id
-            errors.also(request, {REPLAYED: "true"})
+            head.also(request, {REPLAYED: "true"})
         if not record.is_stream:
-            return web.Response(body=b"".join(record.chunks), content_type="application/json")
+            return head.Whole(b"".join(record.chunks))
         async with EventStream(request, self._config.server, self._clock) as stream:
             try:
                 response, num_read = await stream.open(), 0

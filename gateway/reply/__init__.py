@@ -6,7 +6,7 @@ import asyncio
 
 from aiohttp import web
 
-from gateway import errors, openai
+from gateway import errors, head, openai
 from gateway.flights import Source
 from gateway.house import Gateway
 from gateway.reply.account import HUNG_UP, Account
@@ -32,7 +32,7 @@ async def send(
 
     Raises GatewayError while nothing has been sent; afterwards the failure is the stream's last event.
     """
-    errors.also(request, {"x-penstock-cache": flights.outcome})
+    head.also(request, {"x-penstock-cache": flights.outcome})
     if not answer.call.stream:
         return await _send_body(answer, flights, account)
     async with request.get(OUTLET) or EventStream(request, gw.settings.server, gw.clock) as stream:
@@ -57,7 +57,7 @@ async def _send_body(answer: Answer, flights: Source, account: Account) -> web.S
             _take(answer, flights, delta)
     body = answer.body()
     await account.settle(200)
-    return web.Response(body=body, content_type="application/json")
+    return head.Whole(body)
 
 
 async def _send_events(stream: Outlet, answer: Answer, flights: Source, account: Account) -> web.StreamResponse:

@@ -8,7 +8,7 @@ from types import TracebackType
 
 from aiohttp import web
 
-from gateway import errors
+from gateway import errors, head
 from gateway.auth import Caller
 from gateway.flights import Source
 from gateway.ledger import Entry, Ledger
@@ -36,9 +36,9 @@ class Account:
         sla_class: str,
     ) -> None:
         """``sla_class``: the one that serves it."""
-        self.request_id = request[errors.REQUEST_ID]
+        self.request_id = request[head.REQUEST_ID]
         self._ledger = ledger
-        self._started_at = request[errors.STARTED_AT]
+        self._started_at = request[head.STARTED_AT]
         self._caller = caller
         self._answer = answer
         self._flights = flights

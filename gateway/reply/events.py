@@ -9,7 +9,7 @@ from typing import Protocol, Self, cast
 from aiohttp import web
 from aiohttp.http import StreamWriter
 
-from gateway import errors, openai
+from gateway import head, openai
 from gateway.clock import Clock, Timer
 from policies import settings
 
@@ -87,7 +87,7 @@ class EventStream:
                 "x-accel-buffering": "no",
             }
         )
-        errors.add_headers(self._request, response)
+        head.add_headers(self._request, response)
         await response.prepare(self._request)
         self._response = response
         self._timer = self._clock.call_later(HEARTBEAT_S, self._tick)

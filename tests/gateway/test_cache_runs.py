@@ -46,7 +46,7 @@ class Engine:
 class Watched(Flight):
     """A flight whose cancelled sequences can be told apart."""
 
-    def cancel(self, index: int) -> None:
+    def cancel(self, request_id: str, index: int) -> None:
         self._keeper.cancelled.append((self.request.request_id, index))
 
 

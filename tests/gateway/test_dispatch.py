@@ -47,7 +47,7 @@ async def test_one_sequence_is_cancelled_and_its_sisters_go_on(start_scripted_wo
     async with dispatching(await start_scripted_worker("--step-s", 0.001)) as dispatch:
         flight = builders.send(dispatch, builders.a_submit(max_tokens=40, num_sequences=2))
         await flight.deltas()
-        flight.cancel(0)
+        flight.cancel(flight.request.request_id, 0)
         deltas = await answer(flight)
     ends = {delta.index: delta.finish.reason for delta in deltas if delta.finish}
     assert ends == {0: "cancelled", 1: "length"}
@@ -176,7 +176,7 @@ async def test_after_any_mix_of_finishing_leaving_and_cancelling_nothing_is_held
                 while num_open and chance.random() > 0.2:
                     num_open -= sum(delta.finish is not None for delta in await flight.deltas())
                     if chance.random() < 0.2:
-                        flight.cancel(chance.randrange(flight.num_sequences))
+                        flight.cancel(flight.request.request_id, chance.randrange(flight.num_sequences))
 
         async with asyncio.TaskGroup() as tasks:
             for _ in range(500):
