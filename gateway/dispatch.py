@@ -191,9 +191,7 @@ class Dispatch:
     def _line(self, model: str) -> Line:
         line = self._lines.get(model)
         if line is None:
-            raise errors.ModelNotFound(
-                f"The model `{model}` does not exist or you do not have access to it.", param="model"
-            )
+            raise errors.ModelNotFound.named(model)
         return line
 
     def _seat(self, model: str, name: str, address: str, child: settings.WorkerSettings | None) -> None:
