@@ -16,7 +16,7 @@ without are remembered apart, since hours of the one kind say little about the o
 from __future__ import annotations
 
 import math
-from operator import add, mul
+from operator import add, mul, truediv
 from typing import NamedTuple
 
 Weights = tuple[float, ...]
@@ -75,6 +75,38 @@ def pairs(num_tokens: int, start: int) -> int:
 def predicted(weights: Weights, work: Work) -> float:
     """Seconds for a step of this work, by the weights that a worker told of."""
     return sum([weight * amount for weight, amount in zip(weights, (1.0, *work), strict=False)])
+
+
+class Shares(NamedTuple):
+    """How the seconds of one step fall to the sequences that were in it; those of all add up to the step."""
+
+    decode_s: float
+    """For one token."""
+    context_s: float
+    """Beside that, for each token up to and with it."""
+    chunk: ChunkPrice
+    """For a chunk of a prompt."""
+
+
+_BY_TOKENS = (0.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0)
+"""Weights that know nothing but that all tokens are equal."""
+
+
+def shares(weights: Weights, work: Work, seconds: float) -> Shares:
+    """Of a step of this work that took so long: to each by what its part should cost, to all alike what comes with any
+    step; by tokens while the weights are not known, or say that such a step costs nothing. There must be work."""
+    step, token, decode, context, pair, chunk, chunk_context = weights or _BY_TOKENS
+    num_prefill_tokens, num_decodes, num_decode_context_tokens, num_pairs, num_chunks, num_chunk_context_tokens = work
+    whole = step + decode * num_decodes + context * num_decode_context_tokens
+    if num_chunks:
+        whole += token * num_prefill_tokens + pair * num_pairs
+        whole += chunk * num_chunks + chunk_context * num_chunk_context_tokens
+    if whole <= 0.0:
+        return shares(_BY_TOKENS, work, seconds)
+    scale = seconds / whole
+    each = step / (num_decodes + num_chunks)
+    price = ChunkPrice(scale * token, scale * pair, scale * (chunk + each), scale * chunk_context)
+    return Shares(scale * (decode + each), scale * context, price)
 
 
 _UNITS = (1.0, 256.0, 8.0, 4096.0, 256.0 * 1024.0, 1.0, 1024.0)
@@ -145,7 +177,7 @@ class StepCosts:
         """For those who were not there; empty until they are known."""
         if not self.known:
             return ()
-        return tuple([max(0.0, weight) / unit for weight, unit in zip(self._weights, _UNITS, strict=True)])
+        return tuple(map(truediv, self._weights, _UNITS))
 
     @property
     def chunk_price(self) -> ChunkPrice:

@@ -17,7 +17,7 @@ import msgspec
 
 from policies.terms import FinishReason, Sampling
 
-VERSION = 2
+VERSION = 3
 MAX_FRAME_BYTES = 32 << 20
 """A prompt of a million token ids fits five times over."""
 
@@ -118,6 +118,13 @@ class Finish(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """First scheduled until first token sampled."""
     decode_s: float
     """First token until last."""
+    engine_s: float = 0.0
+    """Its share of every step that it was in; the shares of a step add up to the step."""
+    kv_block_s: float = 0.0
+    """Blocks that it held, times how long; one that several sequences hold counts for each of them."""
+    num_drafted_tokens: int = 0
+    num_accepted_tokens: int = 0
+    """Of those drafted."""
 
 
 class Delta(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -141,12 +148,17 @@ class StepOutput(Message, frozen=True):
 
 
 class Failed(Message, frozen=True):
-    """This request ends here, with no more deltas; nothing of it is left in the worker."""
+    """This request ends here, with no more deltas; nothing of it is left in the worker. What it took is that of its
+    sequences which had not finished."""
 
     request_id: str
     code: str
     """``context_length_exceeded``, ``draining``, ``overloaded``, ``invalid_request`` or ``internal``."""
     reason: str
+    engine_s: float = 0.0
+    kv_block_s: float = 0.0
+    num_drafted_tokens: int = 0
+    num_accepted_tokens: int = 0
 
 
 class Stats(Message, frozen=True):
@@ -172,6 +184,8 @@ class Stats(Message, frozen=True):
     """What steps cost here, as policies/costs.py has learned: seconds for each term; empty while it does not know."""
     num_gateways: int = 1
     """Those that may send it requests."""
+    busy_s: float = 0.0
+    """In steps since start. ``Finish`` and ``Failed`` say whose they were."""
 
 
 class KvEvents(Message, frozen=True):

@@ -8,12 +8,12 @@ the worker must stop.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from policies import settings, wire
 from policies.batching import limits_of
-from policies.costs import StepCosts, Work, pairs
+from policies.costs import StepCosts, Work, pairs, shares
 from policies.prefix import Chain
 from policies.terms import FinishReason
 from worker.blocks import Pool
@@ -25,7 +25,12 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from worker.runner import Runner
-    from worker.sampler import Sampled, Sampler
+    from worker.sampler import Sampler
+
+Drawn = tuple[Sequence, int, wire.TokenLogprob | None]
+"""A sequence and its next token."""
+Faults = dict[str, Exception]
+"""Requests that cannot go on, and why."""
 
 MIN_WAITING = 128
 """The line is at least so long: one request may ask for that many answers."""
@@ -61,8 +66,9 @@ class Engine:
         self._num_prefill_tokens = 0
         self._num_decode_tokens = 0
         self._num_steps = 0
-        self._num_steps_told = 0
         self._busy_s = 0.0
+        self._told = (0, 0.0)
+        """Steps and busy seconds that the last Stats told of."""
         self.draining = False
         """Refuse what is new."""
 
@@ -134,24 +140,27 @@ class Engine:
             raise
         except Exception as error:
             log.exception("a step of %d sequences failed", len(batch))
-            return [], self._fail({sequence.request.request_id for sequence, _ in batch}, error)
-        rows, sources = self._commit(batch)
-        deltas: list[wire.Delta] = []
-        failed: list[wire.Failed] = []
+            now = self._now()
+            self._spend(now - started_at, work, spans, batch)
+            return [], self._fail({sequence.request.request_id: error for sequence, _ in batch}, now)
+        rows, sources = self._commit(batch, self._now())
+        drawn: list[Drawn] = []
+        faults: Faults = {}
         if rows:
             # Forks begin with the row of the prompt's last token: the same logits, each with its own seed.
-            deltas, failed = self._sample(logits if len(sources) == logits.shape[0] else logits[sources], rows)
-        seconds = self._now() - started_at
-        self._costs.observe(work, seconds)
-        self._num_steps += 1
-        self._busy_s += seconds
-        return deltas, failed
+            drawn, faults = self._sample(logits if len(sources) == logits.shape[0] else logits[sources], rows)
+        now = self._now()
+        # Before anything ends, so that whoever ends in this step has its share of it.
+        self._spend(now - started_at, work, spans, batch)
+        self._costs.observe(work, now - started_at)
+        failed = self._fail(faults, now)
+        return self._report(drawn, faults, now), failed
 
     def stats(self, num_gateways: int = 1) -> wire.Stats:
         """The state now; step_ms is the mean since the last call."""
-        num_steps = self._num_steps - self._num_steps_told
-        step_ms = 1e3 * self._busy_s / num_steps if num_steps else 0.0
-        self._num_steps_told, self._busy_s = self._num_steps, 0.0
+        num_steps, busy_s = self._num_steps - self._told[0], self._busy_s - self._told[1]
+        step_ms = 1e3 * busy_s / num_steps if num_steps else 0.0
+        self._told = self._num_steps, self._busy_s
         return wire.Stats(
             num_waiting=len(self._scheduler.waiting),
             num_running=len(self._scheduler.running),
@@ -168,6 +177,7 @@ class Engine:
             draining=self.draining,
             cost_weights=self._costs.weights,
             num_gateways=num_gateways,
+            busy_s=self._busy_s,
         )
 
     def kept_blocks(self) -> list[bytes]:
@@ -191,7 +201,19 @@ class Engine:
 
     # Parts of a step
 
-    def _commit(self, batch: list[tuple[Sequence, int]]) -> tuple[list[Sequence], list[int]]:
+    def _spend(self, seconds: float, work: Work, spans: list[Span], batch: list[tuple[Sequence, int]]) -> None:
+        """A step's time, to those who were in it."""
+        self._num_steps += 1
+        self._busy_s += seconds
+        decode_s, context_s, chunk = shares(self._costs.weights, work, seconds)
+        decode_s += context_s
+        for (sequence, num_tokens), span in zip(batch, spans, strict=True):
+            if num_tokens == 1:
+                sequence.engine_s += decode_s + context_s * span.start
+            else:
+                sequence.engine_s += chunk.seconds(num_tokens, span.start)
+
+    def _commit(self, batch: list[tuple[Sequence, int]], now: float) -> tuple[list[Sequence], list[int]]:
         """Note what is computed. Returns the sequences to sample, and for each the row of the logits."""
         rows: list[Sequence] = []
         sources: list[int] = []
@@ -205,36 +227,33 @@ class Engine:
             if sequence.num_computed == len(sequence.token_ids):
                 rows.append(sequence)
                 sources.append(num_logits)
-                for fork in self._scheduler.fork(sequence):
+                for fork in self._scheduler.fork(sequence, now):
                     rows.append(fork)
                     sources.append(num_logits)
                 num_logits += 1
         return rows, sources
 
-    def _sample(self, logits: Tensor, sequences: list[Sequence]) -> tuple[list[wire.Delta], list[wire.Failed]]:
+    def _sample(self, logits: Tensor, sequences: list[Sequence]) -> tuple[list[Drawn], Faults]:
         """One batched sample, and one each for those whose last batch failed."""
+        drawn: list[Drawn] = []
+        faults: Faults = {}
         suspects = self._suspects
         if not suspects:
-            return self._sample_batch(logits, sequences)
-        deltas: list[wire.Delta] = []
-        failed: list[wire.Failed] = []
+            self._sample_batch(logits, sequences, drawn, faults)
+            return drawn, faults
         is_suspect = [sequence.request.request_id in suspects for sequence in sequences]
         together = [position for position, suspect in enumerate(is_suspect) if not suspect]
         alone = [[position] for position, suspect in enumerate(is_suspect) if suspect]
         for positions in [together, *alone]:
             batch = [sequences[position] for position in positions]
-            if (
-                batch and batch[0].request.request_id in self._requests
-            ):  # else it has failed with a sibling a moment ago
-                more_deltas, more_failed = self._sample_batch(logits[positions], batch)
-                deltas += more_deltas
-                failed += more_failed
-        for delta in deltas:
-            suspects.discard(delta.request_id)
-        gone = {failure.request_id for failure in failed}
-        return [delta for delta in deltas if delta.request_id not in gone], failed
+            if batch and batch[0].request.request_id not in faults:  # else a sibling has failed a moment ago
+                self._sample_batch(logits[positions], batch, drawn, faults)
+        for sequence, _, _ in drawn:
+            suspects.discard(sequence.request.request_id)
+        return drawn, faults
 
-    def _sample_batch(self, logits: Tensor, sequences: list[Sequence]) -> tuple[list[wire.Delta], list[wire.Failed]]:
+    def _sample_batch(self, logits: Tensor, sequences: list[Sequence], drawn: list[Drawn], faults: Faults) -> None:
+        """Adds to ``drawn`` and ``faults``."""
         try:
             sampled = self._sampler.sample(logits, [sequence.row for sequence in sequences])
         except AssertionError:
@@ -242,35 +261,36 @@ class Engine:
         except Exception as error:
             log.exception("sampling for %d sequences failed", len(sequences))
             if len(sequences) == 1:
-                return [], self._fail([sequences[0].request.request_id], error)
+                faults[sequences[0].request.request_id] = error
+                return
             # The logits may be half overwritten. Computed anew and sampled one by one, only the faulty request fails.
+            now = self._now()
             for sequence in sequences:
                 self._suspects.add(sequence.request.request_id)
-                self._scheduler.preempt(sequence)
-            return [], []
-        return self._report(sequences, sampled)
+                self._scheduler.preempt(sequence, now)
+            return
+        drawn += zip(sequences, sampled.token_ids, sampled.logprobs, strict=True)
+        if min(sampled.token_ids) < 0:
+            for sequence, token_id in zip(sequences, sampled.token_ids, strict=True):
+                if token_id < 0:
+                    faults[sequence.request.request_id] = ArithmeticError("the model gave no usable logits")
 
-    def _report(self, sequences: list[Sequence], sampled: Sampled) -> tuple[list[wire.Delta], list[wire.Failed]]:
-        now = self._now()
-        deltas: list[wire.Delta] = []
-        faulty: set[str] = set()
-        for sequence, token_id, logprob in zip(sequences, sampled.token_ids, sampled.logprobs, strict=True):
-            if token_id < 0:
-                faulty.add(sequence.request.request_id)
+    def _report(self, drawn: list[Drawn], faults: Faults, now: float) -> list[wire.Delta]:
+        """What moved, of the requests that go on."""
+        deltas = []
+        for sequence, token_id, logprob in drawn:
+            request_id = sequence.request.request_id
+            if request_id in faults:
                 continue
             sequence.append(token_id, now)
             logprobs = None if logprob is None else [logprob]
             reason = sequence.ending()
             if reason is None:
                 found = sequence.num_cached_tokens if len(sequence.output_token_ids) == 1 else None
-                request_id = sequence.request.request_id
                 deltas.append(wire.Delta(request_id, sequence.index, [token_id], logprobs, None, found))
             else:
                 deltas.append(self._end(sequence, [token_id], logprobs, reason, now))
-        if not faulty:
-            return deltas, []
-        failed = self._fail(faulty & self._requests.keys(), ArithmeticError("the model gave no usable logits"))
-        return [delta for delta in deltas if delta.request_id not in faulty], failed
+        return deltas
 
     # Ends
 
@@ -283,7 +303,7 @@ class Engine:
         now: float,
     ) -> wire.Delta:
         request = sequence.request
-        self._scheduler.remove(sequence)
+        self._scheduler.remove(sequence, now)
         if not request.live:
             self._forget(request.request_id)
         return wire.Delta(request.request_id, sequence.index, token_ids, logprobs, sequence.finish(reason, now))
@@ -292,14 +312,18 @@ class Engine:
         del self._requests[request_id]
         self._suspects.discard(request_id)
 
-    def _fail(self, request_ids: Iterable[str], error: Exception) -> list[wire.Failed]:
+    def _fail(self, faults: Mapping[str, Exception], now: float) -> list[wire.Failed]:
         """End whole requests by a fault."""
         failed = []
-        for request_id in request_ids:
+        for request_id, error in faults.items():
+            engine_s = kv_block_s = 0.0
             for sequence in list(self._requests[request_id].live):
-                self._scheduler.remove(sequence)
+                self._scheduler.remove(sequence, now)
+                engine_s += sequence.engine_s
+                kv_block_s += sequence.kv_block_s
             self._forget(request_id)
-            failed.append(wire.Failed(request_id, "internal", f"{type(error).__name__}: {error}"))
+            reason = f"{type(error).__name__}: {error}"
+            failed.append(wire.Failed(request_id, "internal", reason, engine_s, kv_block_s))
         return failed
 
     def _refusal(self, submit: wire.Submit) -> wire.Failed | None:

@@ -52,12 +52,12 @@ class Scheduler:
         self._by_arrival[sequence.arrival] = sequence
         insort(self.waiting, sequence, key=_order)
 
-    def remove(self, sequence: Sequence) -> None:
+    def remove(self, sequence: Sequence, now: float) -> None:
         """It has ended, however: its blocks are available at once."""
         del self._by_arrival[sequence.arrival]
         if sequence.block_ids:
             self._take_from(self.running, sequence)
-            self._release(sequence)
+            self._release(sequence, now)
         else:
             self._take_from(self.waiting, sequence)
         if sequence.request.leader is sequence:
@@ -82,13 +82,13 @@ class Scheduler:
         )
         by_arrival = self._by_arrival
         for arrival in plan.preempted:
-            self.preempt(by_arrival[arrival])
+            self.preempt(by_arrival[arrival], now)
         admitted = [by_arrival[arrival] for arrival in plan.admitted]
         for sequence in admitted:  # before anything is allocated, which may evict
             self._pool.acquire(sequence.hits)
         for sequence, claim in zip(self.running, running, strict=False):  # the preempted were the last
             if claim.num_new_blocks:
-                self._grow(sequence)
+                self._grow(sequence, now)
         for sequence in admitted:
             self._admit(sequence, now)
         return [(by_arrival[arrival], num_tokens) for arrival, num_tokens in plan.grants]
@@ -110,7 +110,7 @@ class Scheduler:
             block_ids[position] = sealed
             sequence.num_sealed += 1
 
-    def fork(self, leader: Sequence) -> list[Sequence]:
+    def fork(self, leader: Sequence, now: float) -> list[Sequence]:
         """Those of its request that have waited for its prompt, now running beside it on the same blocks."""
         if leader.request.leader is not leader:
             return []
@@ -119,6 +119,7 @@ class Scheduler:
         for sequence in forks:
             self._take_from(self.waiting, sequence)
             self._pool.acquire(leader.block_ids)
+            sequence.held(now)
             sequence.block_ids = list(leader.block_ids)
             sequence.num_computed = leader.num_computed
             sequence.num_sealed = leader.num_sealed
@@ -130,10 +131,10 @@ class Scheduler:
         leader.may_share_tail = bool(forks)
         return forks
 
-    def preempt(self, sequence: Sequence) -> None:
+    def preempt(self, sequence: Sequence, now: float) -> None:
         """Back to its place among the waiting; what it computed is computed again, or found in the cache."""
         self._take_from(self.running, sequence)
-        self._release(sequence)
+        self._release(sequence, now)
         sequence.num_computed = sequence.num_sealed = 0
         sequence.may_share_tail = False
         sequence.num_preemptions += 1
@@ -225,6 +226,7 @@ class Scheduler:
         self._take_from(self.waiting, sequence)
         hits = sequence.hits
         num_missing = -(-len(sequence.token_ids) // self._block_size) - len(hits)
+        sequence.held(now)
         sequence.block_ids = hits + self._pool.allocate(num_missing, hits[-1] if hits else NO_PARENT)
         sequence.hits = []
         sequence.num_sealed = len(hits)
@@ -236,10 +238,11 @@ class Scheduler:
             sequence.request.leader = sequence
         insort(self.running, sequence, key=_order)
 
-    def _grow(self, sequence: Sequence) -> None:
+    def _grow(self, sequence: Sequence, now: float) -> None:
         """One block more to write the next token in: a new one, or a copy of a tail that others still read."""
         block_ids = sequence.block_ids
         if len(sequence.token_ids) > len(block_ids) * self._block_size:
+            sequence.held(now)
             block_ids += self._pool.allocate(1, block_ids[-1])
         else:
             shared = block_ids[-1]
@@ -304,7 +307,8 @@ class Scheduler:
         sequence.num_cached_tokens += num_tokens
         self.num_cached_tokens += num_tokens
 
-    def _release(self, sequence: Sequence) -> None:
+    def _release(self, sequence: Sequence, now: float) -> None:
+        sequence.held(now)
         self._pool.release(sequence.block_ids)
         sequence.block_ids = []
 

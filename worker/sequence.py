@@ -32,9 +32,12 @@ class Sequence:
         "arrival",
         "block_ids",
         "chain",
+        "engine_s",
         "first_token_at",
+        "held_at",
         "hits",
         "index",
+        "kv_block_s",
         "last_token_at",
         "may_share_tail",
         "num_cached_tokens",
@@ -94,6 +97,11 @@ class Sequence:
         """The block that it writes next may be another's too, and is then copied first."""
         self.num_cached_tokens = 0
         self.num_preemptions = 0
+        self.engine_s = 0.0
+        """Its share of the steps that it was in."""
+        self.kv_block_s = 0.0
+        """Blocks that it held, times how long, until ``held_at``."""
+        self.held_at = now
         self.submitted_at = now
         self.started_at: float | None = None
         self.first_token_at: float | None = None
@@ -107,6 +115,11 @@ class Sequence:
     @property
     def has_output(self) -> bool:
         return len(self.token_ids) > self.num_prompt_tokens
+
+    def held(self, now: float) -> None:
+        """Until now it has held the blocks of its table; to be said before there are more or fewer of them."""
+        self.kv_block_s += len(self.block_ids) * (now - self.held_at)
+        self.held_at = now
 
     def append(self, token_id: int, now: float) -> None:
         """A sampled token."""
@@ -136,4 +149,6 @@ class Sequence:
             queue_s=started_at - self.submitted_at,
             prefill_s=first_token_at - started_at,
             decode_s=last_token_at - first_token_at,
+            engine_s=self.engine_s,
+            kv_block_s=self.kv_block_s,
         )

@@ -45,6 +45,8 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     num_steps: int
     num_preemptions: int
     step_ms: float
+    busy_s: float
+    """In steps."""
     num_gateways: int
     """Those that send it requests, each up to its part of the places and the memory."""
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.costs import ChunkPrice, StepCosts, Work, pairs
+from policies.costs import ChunkPrice, StepCosts, Work, pairs, predicted, shares
 
 
 def a_machine(seed, a=2e-3, b=3e-5, c=2e-4, d=4e-8, e=2e-8, f=1e-3, g=1e-6):
@@ -80,3 +80,46 @@ def test_nothing_observed_makes_work_cost_less_than_nothing(observed):
     assert costs.predict(Work(1, 1, 1, 1)) >= 0
     assert costs.chunk_price.token_s >= 0
     assert costs.chunk_price.pair_s >= 0
+
+
+weights = st.one_of(
+    st.just(()), st.lists(st.one_of(st.just(0.0), st.floats(1e-12, 1e-2)), min_size=7, max_size=7).map(tuple)
+)
+
+
+@given(
+    weights,
+    st.lists(st.integers(0, 4000), max_size=40),
+    st.lists(st.tuples(st.integers(2, 600), st.integers(0, 4000)), max_size=5),
+    st.floats(1e-6, 10.0),
+)
+def test_a_step_is_shared_out_to_the_last_second(weights, decodes, chunks, seconds):
+    if not decodes and not chunks:
+        return
+    work = Work(
+        sum(length for length, _ in chunks),
+        len(decodes),
+        sum(start + 1 for start in decodes),
+        sum(pairs(*chunk) for chunk in chunks),
+        len(chunks),
+        sum(start for _, start in chunks),
+    )
+    decode_s, context_s, chunk_price = shares(weights, work, seconds)
+    parts = [decode_s + context_s * (start + 1) for start in decodes]
+    parts += [chunk_price.seconds(*chunk) for chunk in chunks]
+    assert sum(parts) == pytest.approx(seconds, rel=1e-9)
+    assert min(parts) >= 0
+
+
+def test_a_part_is_what_it_should_cost_and_everybody_pays_alike_for_the_step_itself():
+    weights = (1e-3, 1e-5, 1e-4, 1e-8, 0.0, 2e-4, 0.0)
+    work = Work(100, 3, 1000, pairs(100, 0), 1, 0)
+    decode_s, context_s, chunk = shares(weights, work, predicted(weights, work))
+    assert decode_s == pytest.approx(1e-4 + 1e-3 / 4)
+    assert context_s == pytest.approx(1e-8)
+    assert chunk.seconds(100, 0) == pytest.approx(100 * 1e-5 + 2e-4 + 1e-3 / 4)
+
+
+def test_while_nothing_is_known_all_tokens_are_alike():
+    decode_s, context_s, chunk = shares((), Work(60, 4, 4000, pairs(60, 0), 1, 0), 1.0)
+    assert (decode_s, context_s, chunk.seconds(60, 0)) == pytest.approx((1 / 64, 0.0, 60 / 64))

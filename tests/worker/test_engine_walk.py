@@ -40,6 +40,8 @@ class Walk:
         self.stems = [self.tokens(rng.randrange(1, 40)) for _ in range(4)]
         self.live = {}  # request id -> (submit, answers by index)
         self.num_cancelled = self.num_finished = self.num_failed = self.num_refused = 0
+        self.engine_s = 0.0
+        """Of all that has ended, as it was told."""
         self.first = None
         self.patience = 0
 
@@ -88,6 +90,7 @@ class Walk:
             self.close(delta)
 
     def close(self, delta):
+        self.engine_s += delta.finish.engine_s
         answers = self.live[delta.request_id][1]
         del answers[delta.index]
         if not answers:
@@ -116,6 +119,7 @@ class Walk:
         for failure in failed:
             assert failure.code == "internal"
             self.num_failed += 1
+            self.engine_s += failure.engine_s
             del self.live[failure.request_id]
         self.check_that_the_first_moves({(delta.request_id, delta.index) for delta in deltas})
 
@@ -154,6 +158,7 @@ class Walk:
         stats = self.engine.stats()
         assert (stats.num_used_blocks, stats.num_waiting, stats.num_running) == (0, 0, 0)
         assert stats.num_free_blocks + stats.num_cached_blocks == stats.num_blocks
+        assert self.engine_s == pytest.approx(stats.busy_s, rel=1e-9), "a step is on nobody's account, or on two"
         assert self.num_finished
         return stats
 
