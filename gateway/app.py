@@ -24,7 +24,7 @@ from gateway.house import GATEWAY, Gateway
 from gateway.idempotency import Idempotency
 from gateway.ledger import Ledger, writer_for
 from gateway.ledger.spool import SpooledWriter
-from gateway.limits import Limits
+from gateway.limits import Limits, days
 from gateway.limits.budgets import Budgets
 from gateway.redis import Redis, RedisUrlError
 from gateway.source import SourceError, directory_of
@@ -129,6 +129,7 @@ async def opened(
             alert=lambda alert: events.post(alert.id, "budget.reached", alert),
         )
         await stack.enter_async_context(limits.watched())
+        await days.restore(rooms, directory, limits)
         await stack.enter_async_context(Budgets(rooms, directory, limits, clock).watched())
         memory = Memory(config.cache.max_bytes, clock)
         cache = Cache(config.cache, directory.secret, memory if redis is None else Shared(redis), clock)

@@ -120,6 +120,10 @@ class Directory:
     def key(self, hash: bytes) -> Key | None:
         return self._keys.get(hash)
 
+    def every_key(self) -> Iterable[Key]:
+        """Of tenants and of the administration."""
+        return self._keys.values()
+
     def tenant(self, tenant_id: str) -> Tenant:
         return self._tenants[tenant_id]
 

@@ -108,9 +108,7 @@ class Budgets:
         rows = store.ledger.c
         query = (
             sa.select(rows.tenant_id, sa.func.sum(rows.cost_micros))
-            # Request ids are in the order of time and have an index, which the column of the time itself has not.
-            .where(rows.request_id >= f"req_{1000 * (unix_s - ID_MARGIN_S) << 80:032x}", rows.created_at >= unix_s)
-            .where(rows.tenant_id.in_(tenant_ids))
+            .where(is_since(unix_s), rows.tenant_id.in_(tenant_ids))
             .group_by(rows.tenant_id)
         )
         async with self._rooms.engine.connect() as connection:
@@ -139,6 +137,14 @@ class Budgets:
         if failure is not None and self._failure is None:
             log.error("what is spent of the budgets cannot be read from the ledger: %s", failure)
         self._failure = failure
+
+
+def is_since(unix_s: int) -> sa.ColumnElement[bool]:
+    """Of rows of the ledger. Their request ids are in the order of time and have an index, which the column of the time
+    itself has not."""
+    rows = store.ledger.c
+    first = f"req_{1000 * (unix_s - ID_MARGIN_S) << 80:032x}"
+    return sa.and_(rows.request_id >= first, rows.created_at >= unix_s)
 
 
 def _portions(budgets: list[Running]) -> Iterable[list[Running]]:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from gateway.clock import Clock
 from policies import admission
 from policies.admission import Ask, Grant, Refusal, Rule
-from policies.rate import Gauge, Leases, Purse
+from policies.rate import Gauge, Leases, Purse, Window
 
 LOOKS = 2
 """Gauges looked at for each request. One would do to keep up: a request makes no more than it looks at in the long
@@ -72,6 +72,13 @@ class Meters:
         purse = self._gauges.get(rule.name) or self._make(rule, self._now_ms())
         assert isinstance(purse, Purse)
         purse.spent = max(purse.spent, spent_micros)
+
+    def used(self, rule: Rule, num_tokens: int, ago_ms: int) -> None:
+        """So many tokens were used so long ago, as the ledger knows; the oldest are told first."""
+        now_ms = self._now_ms()
+        window = self._gauges.get(rule.name) or self._make(rule, now_ms)
+        assert isinstance(window, Window)
+        window.add(num_tokens, now_ms - ago_ms)
 
     def forget(self, rule: Rule) -> None:
         """It begins anew."""
