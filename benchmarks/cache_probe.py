@@ -223,7 +223,7 @@ def plot(path: Path, found: dict[str, tuple[Times, Times]]) -> None:
     from matplotlib.figure import Figure
 
     ink, muted, grid = "#1c2b39", "#6b7a88", "#e3e8ec"
-    figure = Figure(figsize=(12, 6), dpi=130, facecolor="white", layout="constrained")
+    figure = Figure(figsize=(12, 6.6), dpi=130, facecolor="white", layout="constrained")
     FigureCanvasAgg(figure)
     figure.suptitle(
         "Time to the first token of a prompt that the victim has asked, and of one that nobody has",
@@ -236,7 +236,7 @@ def plot(path: Path, found: dict[str, tuple[Times, Times]]) -> None:
                 ax.plot(*steps(values), color=COLORS[label], linewidth=2, label=label)
             asker = ("another tenant", "the victim itself")[who]
             ax.set_title(
-                f"{name}, asked by {asker}: AUC {times.auc():.3f}", loc="left", fontsize=9.5, fontweight="bold",
+                f"{name}, asked by {asker}\nAUC {times.auc():.3f}", loc="left", fontsize=9.5, fontweight="bold",
                 color=ink,
             )  # fmt: skip
             everything = sorted(times.known + times.fresh)
