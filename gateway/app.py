@@ -22,7 +22,7 @@ from gateway.dispatch import Dispatch
 from gateway.doors import Doors, DoorsError, Stop
 from gateway.house import GATEWAY, Gateway
 from gateway.idempotency import Idempotency
-from gateway.ledger import Ledger, writer_for
+from gateway.ledger import Ledger, open_chain, writer_for
 from gateway.ledger.spool import SpooledWriter
 from gateway.limits import Limits, days
 from gateway.limits.budgets import Budgets
@@ -114,7 +114,8 @@ async def opened(
         writer = writer_for(rooms)
         if rooms.database is None:  # another machine's, or another process: it may be away
             writer = SpooledWriter(writer, rooms.data_dir / "spool.db", clock)
-        ledger = Ledger(writer, config.store, clock, lambda: house_doors.num_inside)
+        chain = await open_chain(rooms)
+        ledger = Ledger(writer, config.store, clock, chain, lambda: house_doors.num_inside)
         stack.push_async_callback(ledger.close, LEDGER_S)
         dispatch = Dispatch(config, clock, command)
         stack.push_async_callback(dispatch.close, WORKERS_S)

@@ -35,11 +35,20 @@ def upgrade() -> None:
     op.execute("UPDATE ledger SET settled_at = created_at")
     op.create_index("ledger_chain_position", "ledger", ["chain", "position"])
     op.create_index("ledger_settled_at", "ledger", ["settled_at"])
+    corrections = sa.text("corrects IS NOT NULL")
+    op.create_index("ledger_corrects", "ledger", ["corrects"], sqlite_where=corrections, postgresql_where=corrections)
     op.create_table(
         "ledger_chains",
         sa.Column("id", sa.BigInteger().with_variant(sa.Integer, "sqlite"), primary_key=True),
         sa.Column("opened_at", sa.BigInteger, nullable=False),
         sa.Column("gateway", sa.Text, nullable=False),
+    )
+    op.create_table(
+        "ledger_repeats",
+        sa.Column("chain", sa.BigInteger, primary_key=True, autoincrement=False),
+        sa.Column("position", sa.BigInteger, primary_key=True, autoincrement=False),
+        sa.Column("request_id", sa.Text, nullable=False),
+        sa.Column("content", sa.LargeBinary, nullable=False),
     )
     op.create_table(
         "ledger_closings",

@@ -3,24 +3,26 @@
 Commits are shared. A row that comes while nothing is being written and nobody else could join it is written at once;
 the others wait until all requests that are open have come, or for ``store.ledger_flush_ms`` at most. Rows that a failed
 commit leaves behind are tried again; a row is inserted once however often it is written. How rows get into a database
-is ``writers``, where they wait while it is away is ``spool``.
+is ``writers``, where they wait while it is away is ``spool``, and what makes a change of them show is ``chains``.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Sequence
 
 import msgspec
 
 from gateway.clock import Clock, Timer
 from gateway.errors import LedgerBehind
+from gateway.ledger.chains import Chain, open_chain
 from gateway.ledger.entry import Entry, WriteError, Writer
 from gateway.ledger.writers import writer_for
 from policies import settings
 
-__all__ = ["Entry", "Ledger", "WriteError", "Writer", "writer_for"]
+__all__ = ["Chain", "Entry", "Ledger", "WriteError", "Writer", "open_chain", "writer_for"]
 
 log = logging.getLogger(__name__)
 
@@ -33,10 +35,19 @@ class Ledger:
     """The only writer of what a tenant owes."""
 
     def __init__(
-        self, writer: Writer, config: settings.Store, clock: Clock, num_open: Callable[[], int] = lambda: 1
+        self,
+        writer: Writer,
+        config: settings.Store,
+        clock: Clock,
+        chain: Chain,
+        num_open: Callable[[], int] = lambda: 1,
+        wall: Callable[[], float] = time.time,
     ) -> None:
-        """``num_open``: requests that have not been answered; as many rows may still come."""
+        """``chain``: nobody else's. ``num_open``: requests that have not been answered; as many rows may still
+        come."""
         self._writer = writer
+        self._chain = chain
+        self._wall = wall
         self._flush_s = 1e-3 * config.ledger_flush_ms
         self._max_backlog = config.max_ledger_backlog
         self._clock = clock
@@ -97,7 +108,8 @@ class Ledger:
             while self._pending:
                 began_at = self._clock.now()
                 batch = self._pending[:MAX_BATCH]
-                await self._write([entry for entry, _ in batch])
+                now = int(self._wall())
+                await self._write([self._chain.extend(entry, now) for entry, _ in batch])
                 del self._pending[: len(batch)]
                 for _, durable in batch:
                     if not durable.done():  # its waiter may have been cancelled

@@ -45,13 +45,14 @@ class Move(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """What comes next: rows of one chain after those of another, each in order, and where reading them leads."""
+    """What comes next: rows of one chain after those of another, each in order, and where reading them leads. It leads
+    past places without a row of their own, since the row stands elsewhere (``chains``)."""
 
     entries: Sequence[Entry]
     moves: Sequence[Move]
 
     def __bool__(self) -> bool:
-        return bool(self.entries)
+        return bool(self.moves)
 
 
 class Follower:
@@ -81,10 +82,10 @@ class Follower:
         moves = []
         async with self._rooms.engine.connect() as connection:
             for chain, position in await connection.execute(_chains_with_a_next_row(self.name)):
-                found = await self._run_of(connection, chain, position, max_rows - len(entries), before)
-                if found:
-                    entries += found
-                    moves.append(Move(chain, position, found[-1].position))
+                run, last = await self._run_of(connection, chain, position, max_rows - len(entries), before)
+                if last > position:
+                    entries += run
+                    moves.append(Move(chain, position, last))
                 if len(entries) >= max_rows:
                     break
         return Batch(entries, moves)
@@ -102,7 +103,7 @@ class Follower:
         """Where the cursor of each chain stands; a chain that is not there has not been begun."""
         columns = store.ledger_cursors.c
         query = sa.select(columns.chain, columns.position).where(columns.follower == self.name)
-        return dict((await connection.execute(query)).tuples().all())
+        return {row.chain: row.position for row in await connection.execute(query)}
 
     async def _move(self, connection: AsyncConnection, move: Move) -> None:
         columns = store.ledger_cursors.c
@@ -120,8 +121,8 @@ class Follower:
 
     async def _run_of(
         self, connection: AsyncConnection, chain: int, position: int, max_rows: int, before: int | None
-    ) -> list[Entry]:
-        """Rows of one chain, from the one behind ``position`` to the first gap."""
+    ) -> tuple[list[Entry], int]:
+        """Rows of one chain, from the one behind ``position`` to the first gap, and the last place read then."""
         columns = store.ledger.c
         query = (
             sa.select(store.ledger)
@@ -129,12 +130,23 @@ class Follower:
             .order_by(columns.position)
         )
         run: list[Entry] = []
+        last, repeats = position, None
         for row in await connection.execute(query):
             entry = Entry(*row)
-            if entry.position != position + 1 + len(run) or (before is not None and entry.settled_at >= before):
+            if entry.position != last + 1:
+                if repeats is None:
+                    repeats = await _repeats(connection, chain, position, max_rows)
+                while last + 1 in repeats:
+                    last += 1
+            if entry.position != last + 1 or (before is not None and entry.settled_at >= before):
                 break
             run.append(entry)
-        return run
+            last = entry.position
+        if last == position:  # a repeat may be all that came
+            repeats = await _repeats(connection, chain, position, max_rows)
+            while last + 1 in repeats:
+                last += 1
+        return run, last
 
     @contextlib.asynccontextmanager
     async def _alone_in_postgres(self) -> AsyncIterator[bool]:
@@ -205,11 +217,19 @@ def _chains_with_a_next_row(name: str) -> sa.Select[Any]:
     chains = sa.union_all(sa.select(store.ledger_chains.c.id), sa.select(sa.literal(NO_CHAIN))).subquery("chains")
     cursors, rows = store.ledger_cursors.c, store.ledger.c
     position = sa.func.coalesce(cursors.position, 0)
-    behind = (
-        sa.select(rows.position)
-        .where(rows.chain == chains.c.id, rows.position == position + 1)
-        .limit(1)  # one look into the index for each chain, rather than a join that may read all of the ledger
-        .scalar_subquery()
-    )
+    # One look into the index for each chain, rather than a join that may read all of the ledger.
+    behind = sa.select(rows.position).where(rows.chain == chains.c.id, rows.position == position + 1).limit(1)
+    places = store.ledger_repeats.c
+    repeat = sa.exists().where(places.chain == chains.c.id, places.position == position + 1)
     joined = chains.outerjoin(store.ledger_cursors, (cursors.follower == name) & (cursors.chain == chains.c.id))
-    return sa.select(chains.c.id, position).select_from(joined).where(behind.is_not(None)).order_by(chains.c.id)
+    has_next = behind.scalar_subquery().is_not(None) | repeat
+    return sa.select(chains.c.id, position).select_from(joined).where(has_next).order_by(chains.c.id)
+
+
+async def _repeats(connection: AsyncConnection, chain: int, position: int, max_rows: int) -> set[int]:
+    """Places behind ``position`` without a row of their own."""
+    columns = store.ledger_repeats.c
+    query = sa.select(columns.position).where(
+        columns.chain == chain, columns.position > position, columns.position <= position + max_rows
+    )
+    return set((await connection.execute(query)).scalars())

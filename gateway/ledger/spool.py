@@ -12,6 +12,7 @@ import sqlite3
 import threading
 from collections.abc import Coroutine, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -29,6 +30,10 @@ MAX_BATCH = 1000
 """Rows that are brought over in one commit."""
 MAX_ROWS = 1_000_000
 """Rows that are kept here; with more, requests wait for the database, and then new ones are refused."""
+DEFAULTS = {
+    field.name: field.default for field in msgspec.structs.fields(Entry) if field.default is not msgspec.NODEFAULT
+}
+"""Of columns that a row of before has not."""
 SCHEMA = "CREATE TABLE IF NOT EXISTS spool (request_id TEXT PRIMARY KEY, entry BLOB NOT NULL)"
 
 
@@ -130,7 +135,7 @@ class Spool:
         with self._lock:
             if self._num_rows + len(entries) > MAX_ROWS:
                 raise WriteError(f"{self._path} holds {self._num_rows} rows already")
-            rows = [(entry.request_id, msgspec.json.encode(msgspec.structs.asdict(entry))) for entry in entries]
+            rows = [(_key_of(entry), msgspec.json.encode(msgspec.structs.asdict(entry))) for entry in entries]
             try:
                 connection = self._open()
                 with connection:
@@ -148,8 +153,8 @@ class Spool:
             entries = []
             for request_id, kept in rows:
                 try:
-                    entries.append(Entry(**msgspec.json.decode(kept)))
-                except (TypeError, msgspec.DecodeError):  # of another version, whose rows have other columns
+                    entries.append(_entry_of(kept))
+                except msgspec.DecodeError:  # of another version, whose rows have other columns
                     log.critical("ledger: not understood, and left out: %s", kept)
                     with connection:
                         connection.execute("DELETE FROM spool WHERE request_id = ?", [request_id])
@@ -157,7 +162,7 @@ class Spool:
 
     def forget(self, entries: Sequence[Entry]) -> None:
         with self._lock, self._open() as connection:
-            connection.executemany("DELETE FROM spool WHERE request_id = ?", [(entry.request_id,) for entry in entries])
+            connection.executemany("DELETE FROM spool WHERE request_id = ?", [(_key_of(entry),) for entry in entries])
             self._num_rows -= len(entries)
 
     def close(self) -> None:
@@ -174,6 +179,19 @@ class Spool:
             (self._num_rows,) = connection.execute("SELECT count(*) FROM spool").fetchone()
             self._connection = connection
         return self._connection
+
+
+def _key_of(entry: Entry) -> str:
+    """A row by its place too: two of one request are kept both, so that neither chain has a gap."""
+    return f"{entry.request_id} {entry.chain} {entry.position}" if entry.position else entry.request_id
+
+
+def _entry_of(kept: bytes) -> Entry:
+    """A version of before kept fewer columns. Raises msgspec.DecodeError."""
+    values = {**DEFAULTS, **msgspec.json.decode(kept, type=dict[str, Any])}
+    if odd := values.keys() ^ set(Entry.__struct_fields__):
+        raise msgspec.ValidationError(f"only one of us knows the column {min(odd)}")
+    return msgspec.convert([values[name] for name in Entry.__struct_fields__], Entry)
 
 
 def _ignore(task: asyncio.Task[None]) -> None:

@@ -7,20 +7,30 @@ import functools
 import queue
 import sqlite3
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
+import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.exc import SQLAlchemyError
-from sqlalchemy.ext.asyncio import AsyncEngine
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from gateway import store
+from gateway.ledger.chains import content_of
 from gateway.ledger.entry import Entry, WriteError, Writer
 from gateway.store import PRAGMAS, Store
 
 MAX_ROWS_A_STATEMENT = 32
-"""As many statements are kept prepared."""
+"""Of SQLite's; as many are kept prepared."""
+_postgres = postgresql.dialect()  # type: ignore[no-untyped-call]
+_arrays = ", ".join(f"${number}::{column.type.compile(_postgres)}[]" for number, column in enumerate(store.ledger.c, 1))
+INSERT_ARRAYS = (
+    f"INSERT INTO {store.ledger.name} ({', '.join(store.ledger.c.keys())}) SELECT * FROM unnest({_arrays})"
+    " ON CONFLICT (request_id) DO NOTHING"
+)
+"""PostgreSQL's."""
 
 
 def writer_for(rooms: Store) -> Writer:
@@ -29,22 +39,30 @@ def writer_for(rooms: Store) -> Writer:
 
 
 class PostgresWriter:
-    """Through SQLAlchemy's pool."""
+    """One statement a commit, with an array a column: the server takes rows apart faster than the driver."""
 
     def __init__(self, engine: AsyncEngine) -> None:
         self._engine = engine
-        self._insert = postgresql.insert(store.ledger).on_conflict_do_nothing()
 
     async def write(self, entries: Sequence[Entry]) -> None:
-        rows = [msgspec.structs.asdict(entry) for entry in entries]
+        columns = tuple(map(list, zip(*map(msgspec.structs.astuple, entries), strict=True)))
         try:
             async with self._engine.begin() as connection:
-                await connection.execute(self._insert, rows)
+                inserted = await connection.exec_driver_sql(INSERT_ARRAYS, columns)
+                if inserted.rowcount < len(entries):
+                    await self._note_repeats(connection, entries)
         except (SQLAlchemyError, OSError) as error:
             raise WriteError(" ".join(str(getattr(error, "orig", None) or error).split())) from error
 
     async def close(self) -> None:
         """The pool is the store's."""
+
+    async def _note_repeats(self, connection: AsyncConnection, entries: Sequence[Entry]) -> None:
+        rows = store.ledger.c
+        query = sa.select(rows.request_id, rows.chain, rows.position)
+        found = await connection.execute(query.where(rows.request_id.in_([entry.request_id for entry in entries])))
+        if repeats := _repeats(entries, {request_id: (chain, position) for request_id, chain, position in found}):
+            await connection.execute(postgresql.insert(store.ledger_repeats).on_conflict_do_nothing(), repeats)
 
 
 class SqliteWriter:
@@ -76,14 +94,19 @@ class SqliteWriter:
                 if connection is None:
                     connection = _connect(database)
                 if len(entries) <= MAX_ROWS_A_STATEMENT:
-                    _insert_rows(
-                        connection, entries
-                    )  # its own transaction: each call hands the interpreter over and back
+                    # Its own transaction: each call hands the interpreter over and back.
+                    num_inserted = _insert_rows(connection, entries)
+                    if num_inserted < len(entries):
+                        _note_repeats(connection, entries)
                 else:
                     with connection:  # commits, or rolls back
                         connection.execute("BEGIN")
-                        for start in range(0, len(entries), MAX_ROWS_A_STATEMENT):
+                        num_inserted = sum(
                             _insert_rows(connection, entries[start : start + MAX_ROWS_A_STATEMENT])
+                            for start in range(0, len(entries), MAX_ROWS_A_STATEMENT)
+                        )
+                        if num_inserted < len(entries):
+                            _note_repeats(connection, entries)
             except sqlite3.Error as error:
                 failure = WriteError(str(error))
             written.get_loop().call_soon_threadsafe(_tell, written, failure)
@@ -91,9 +114,35 @@ class SqliteWriter:
             connection.close()
 
 
-def _insert_rows(connection: sqlite3.Connection, entries: Sequence[Entry]) -> None:
+def _repeats(entries: Sequence[Entry], places: Mapping[str, tuple[int, int]]) -> list[dict[str, Any]]:
+    """Those of the entries whose requests have their row at another place: rows for ``ledger_repeats``. ``places`` is
+    (chain, position) of what is there."""
+    return [
+        {
+            "chain": entry.chain,
+            "position": entry.position,
+            "request_id": entry.request_id,
+            "content": content_of(entry),
+        }
+        for entry in entries
+        if entry.position and places.get(entry.request_id) != (entry.chain, entry.position)
+    ]
+
+
+def _insert_rows(connection: sqlite3.Connection, entries: Sequence[Entry]) -> int:
+    """How many were not there before."""
     values = [value for entry in entries for value in msgspec.structs.astuple(entry)]
-    connection.execute(_insert(len(entries)), values).close()
+    cursor = connection.execute(_insert(len(entries)), values)
+    num_inserted = cursor.rowcount
+    cursor.close()
+    return num_inserted
+
+
+def _note_repeats(connection: sqlite3.Connection, entries: Sequence[Entry]) -> None:
+    query = f"SELECT chain, position FROM {store.ledger.name} WHERE request_id = ?"
+    places = {entry.request_id: connection.execute(query, [entry.request_id]).fetchone() for entry in entries}
+    insert = f"INSERT OR IGNORE INTO {store.ledger_repeats.name} VALUES (:chain, :position, :request_id, :content)"
+    connection.executemany(insert, _repeats(entries, places))
 
 
 @functools.cache

@@ -188,6 +188,8 @@ ledger = sa.Table(
     sa.Index("ledger_chain_position", "chain", "position"),
     sa.Index("ledger_settled_at", "settled_at"),
 )
+_corrections = ledger.c.corrects.is_not(None)
+sa.Index("ledger_corrects", ledger.c.corrects, sqlite_where=_corrections, postgresql_where=_corrections)
 ledger_chains = sa.Table(
     "ledger_chains",
     metadata,
@@ -195,6 +197,15 @@ ledger_chains = sa.Table(
     sa.Column("opened_at", sa.BigInteger, nullable=False),
     sa.Column("gateway", sa.Text, nullable=False),
 )
+ledger_repeats = sa.Table(
+    "ledger_repeats",
+    metadata,
+    sa.Column("chain", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("position", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("request_id", sa.Text, nullable=False),
+    sa.Column("content", sa.LargeBinary, nullable=False),
+)
+"""Places of rows that were not written, since their requests had rows elsewhere already."""
 ledger_closings = sa.Table(
     "ledger_closings",
     metadata,

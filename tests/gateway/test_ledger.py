@@ -15,7 +15,8 @@ import sqlalchemy as sa
 
 from gateway import errors, store
 from gateway.clock import Clock
-from gateway.ledger import FIRST_RETRY_S, Entry, Ledger, WriteError, Writer, writer_for
+from gateway.ledger import FIRST_RETRY_S, Chain, Entry, Ledger, WriteError, Writer, open_chain, writer_for
+from gateway.ledger.chains import GENESIS, content_of, link_of
 from gateway.ledger.writers import SqliteWriter
 from gateway.store import Store
 from policies import settings
@@ -30,17 +31,38 @@ async def rooms(store_settings) -> AsyncIterator[Store]:
 
 @contextlib.asynccontextmanager
 async def ledger_of(
-    writer: Writer, clock: Clock | None = None, num_open: int = 1, **limits: object
+    writer: Writer, clock: Clock | None = None, num_open: int = 1, chain: Chain | None = None, **limits: object
 ) -> AsyncIterator[Ledger]:
-    ledger = Ledger(writer, settings.Store(**limits), clock or Clock(), lambda: num_open)
+    ledger = Ledger(writer, settings.Store(**limits), clock or Clock(), chain or Chain(1), lambda: num_open)
     yield ledger
     await ledger.close(PATIENCE_S)
 
 
-async def rows(rooms: Store) -> list[tuple[object, ...]]:
+async def rows(rooms: Store) -> list[Entry]:
     """What somebody else sees who opens the database now."""
     async with rooms.engine.connect() as connection:
-        return [tuple(row) for row in await connection.execute(sa.select(store.ledger).order_by("request_id"))]
+        return [Entry(*row) for row in await connection.execute(sa.select(store.ledger).order_by("request_id"))]
+
+
+def settled(entries: Sequence[Entry]) -> list[Entry]:
+    """In the order of their ids, without the place that the ledger gave them."""
+    out = [msgspec.structs.replace(entry, settled_at=0, chain=0, position=0, link=None) for entry in entries]
+    return sorted(out, key=lambda entry: entry.request_id)
+
+
+async def check_chain(rooms: Store, num_places: int, number: int = 1) -> None:
+    """What is there is one chain of so many places, and each link is over the one before and the row."""
+    contents = {entry.position: (content_of(entry), entry.link) for entry in await rows(rooms)}
+    async with rooms.engine.connect() as connection:
+        for repeat in await connection.execute(sa.select(store.ledger_repeats)):
+            assert repeat.position not in contents
+            contents[repeat.position] = (repeat.content, None)
+    assert sorted(contents) == list(range(1, num_places + 1))
+    link = GENESIS
+    for position, (content, kept) in sorted(contents.items()):
+        link = link_of(link, content)
+        assert kept in (link, None), position
+    assert {entry.chain for entry in await rows(rooms)} <= {number}
 
 
 class Counting:
@@ -79,7 +101,8 @@ async def test_what_is_settled_is_durable_with_every_field(rooms):
         for number, entry in enumerate(entries, 1):
             await ledger.settle(entry)
             assert len(await rows(rooms)) == number
-    assert await rows(rooms) == sorted(msgspec.structs.astuple(entry) for entry in entries)
+    assert settled(await rows(rooms)) == settled(entries)
+    await check_chain(rooms, 2)
 
 
 async def test_written_twice_is_written_once_and_the_first_stands(rooms):
@@ -87,7 +110,43 @@ async def test_written_twice_is_written_once_and_the_first_stands(rooms):
     async with ledger_of(writer_for(rooms)) as ledger:
         await ledger.settle(first)
         await ledger.settle(msgspec.structs.replace(first, num_completion_tokens=999))
-    assert await rows(rooms) == [msgspec.structs.astuple(first)]
+        await ledger.settle(an_entry())
+    assert settled(await rows(rooms))[0] == first
+    await check_chain(rooms, 3)
+
+
+async def test_each_start_opens_a_chain_of_its_own(rooms):
+    first, second = await open_chain(rooms), await open_chain(rooms)
+    assert (first.number, second.number) == (1, 2)
+    async with rooms.engine.connect() as connection:
+        assert [row.id for row in await connection.execute(sa.select(store.ledger_chains))] == [1, 2]
+    async with ledger_of(writer_for(rooms), chain=second) as ledger:
+        await asyncio.gather(*(ledger.settle(an_entry()) for _ in range(3)))
+    await check_chain(rooms, 3, number=2)
+
+
+def test_the_time_of_a_chain_does_not_go_back():
+    chain = Chain(1)
+    assert [chain.extend(an_entry(), now).settled_at for now in (5, 7, 6, 8)] == [5, 7, 7, 8]
+
+
+@pytest.mark.parametrize("num_rows", [1, 100])
+async def test_a_request_that_two_gateways_settle_has_one_row_and_no_chain_has_a_gap(rooms, num_rows):
+    """Of few rows and of many, as SQLite writes these in another way."""
+    entries = [an_entry() for _ in range(num_rows)]
+    chains = await open_chain(rooms), await open_chain(rooms)
+    writer = writer_for(rooms)
+    for chain in chains:
+        batch = [chain.extend(entry, 1_795_000_000) for entry in [*entries[:1], an_entry(), *entries[1:]]]
+        for _ in range(2):  # the second is a commit that was told to have failed, and had not
+            await writer.write(batch)
+    await writer.close()
+    found = await rows(rooms)
+    assert len(found) == num_rows + 2
+    async with rooms.engine.connect() as connection:
+        repeats = (await connection.execute(sa.select(store.ledger_repeats).order_by("position"))).all()
+    assert [(row.chain, row.position) for row in repeats] == [(2, 1), *((2, place) for place in range(3, num_rows + 2))]
+    assert {row.request_id for row in repeats} == {entry.request_id for entry in entries}
 
 
 async def test_a_row_that_nobody_could_join_is_written_at_once(rooms, clock):
@@ -159,7 +218,7 @@ async def test_rows_that_cannot_be_written_at_the_end_are_in_the_log(rooms, cloc
         async def write(self, entries: Sequence[Entry]) -> None:
             raise WriteError("disk is full")
 
-    ledger = Ledger(Away(writer_for(rooms)), settings.Store(), clock)
+    ledger = Ledger(Away(writer_for(rooms)), settings.Store(), clock, Chain(1))
     entry = an_entry()
     settling = asyncio.ensure_future(ledger.settle(entry))
     await until(clock.waits)
@@ -200,15 +259,17 @@ async def test_each_request_is_written_exactly_once_through_failures_and_cancell
             await asyncio.sleep(0)
 
     passing = asyncio.ensure_future(pass_time())
-    num_open = 0
-    ledger = Ledger(writer, settings.Store(), clock, lambda: num_open)
+    num_open = num_settled = 0
+    ledger = Ledger(writer, settings.Store(), clock, Chain(1), lambda: num_open)
 
     async def one(entry: Entry) -> None:
-        nonlocal num_open
+        nonlocal num_open, num_settled
         num_open += 1
         try:
+            num_settled += 1
             await ledger.settle(entry)
             if chance.random() < 0.1:
+                num_settled += 1
                 await ledger.settle(entry)
         finally:
             num_open -= 1
@@ -225,5 +286,6 @@ async def test_each_request_is_written_exactly_once_through_failures_and_cancell
     await ledger.close(PATIENCE_S)
     running = False
     await passing
-    assert await rows(rooms) == sorted(msgspec.structs.astuple(entry) for entry in entries), f"seed {seed}"
+    assert settled(await rows(rooms)) == settled(entries), f"seed {seed}"
     assert len(writer.sizes) < len(entries)
+    await check_chain(rooms, num_settled)

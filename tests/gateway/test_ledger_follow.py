@@ -11,6 +11,7 @@ import pytest
 import sqlalchemy as sa
 
 from gateway import store
+from gateway.ledger import Chain, writer_for
 from gateway.ledger.follow import NO_CHAIN, Follower, Overtaken, number_strays
 from gateway.store import Store
 from tests.builders import an_entry, write_chain
@@ -64,6 +65,31 @@ async def test_nothing_behind_a_gap_is_read_until_the_row_has_come(rooms):
     assert await taken(follower) == []
     await write_chain(rooms, rows[2], first_position=3)
     assert await taken(follower) == ids[2:]
+
+
+@pytest.mark.parametrize("max_rows", [1, 2, 100])
+async def test_a_place_whose_row_stands_elsewhere_is_passed(rooms, max_rows):
+    """A request that two settled has its row in one chain and a repeat in the other."""
+    twice = [an_entry() for _ in range(3)]
+    first, second = Chain(1), Chain(2)
+    rows = [first.extend(entry, 1_795_000_000) for entry in twice]
+    later = [second.extend(entry, 1_795_000_000) for entry in (twice[0], an_entry(), twice[1], twice[2], an_entry())]
+    writer = writer_for(rooms)
+    async with rooms.engine.begin() as connection:
+        for chain in (1, 2):
+            row = {"id": chain, "opened_at": 1, "gateway": "a gateway"}
+            await connection.execute(sa.insert(store.ledger_chains), row)
+    await writer.write(rows)
+    await writer.write(later)
+    await writer.close()
+    follower = Follower(rooms, "usage")
+    ids = []
+    while batch := await follower.next(max_rows):
+        async with follower.past(batch) as connection:
+            ids += [entry.request_id for entry in batch.entries]
+            positions = await follower.positions(connection)
+    assert ids == [entry.request_id for entry in (*rows, later[1], later[4])]
+    assert positions == {1: 3, 2: 5}
 
 
 async def test_rows_that_were_settled_later_wait(rooms):

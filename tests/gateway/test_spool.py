@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 
+import msgspec
 import pytest
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from gateway import store
 from gateway.clock import Clock
-from gateway.ledger import Ledger, WriteError, spool, writer_for
-from gateway.ledger.spool import Spool, SpooledWriter
+from gateway.ledger import Chain, Ledger, WriteError, open_chain, spool, writer_for
+from gateway.ledger.spool import DEFAULTS, Spool, SpooledWriter
 from policies import settings
 from tests.builders import PATIENCE_S, an_entry, until
 
@@ -23,7 +24,7 @@ async def spooled(config, patience_s=0.5):
     async with store.opened(config) as rooms:
         clock = Clock()
         writer = SpooledWriter(writer_for(rooms), rooms.data_dir / "spool.db", clock, patience_s)
-        ledger = Ledger(writer, config, clock)
+        ledger = Ledger(writer, config, clock, await open_chain(rooms))
         try:
             yield ledger
         finally:
@@ -108,6 +109,27 @@ def test_a_row_is_kept_once_and_forgotten_when_it_came_over(tmp_path):
     kept.forget([first])
     kept.close()
     assert Spool(tmp_path / "spool.db").oldest(10) == [second]
+
+
+def test_a_row_keeps_its_place_and_both_rows_of_a_request_that_two_settled_are_kept(tmp_path):
+    entry = an_entry()
+    placed = [Chain(number).extend(entry, 1_795_000_000) for number in (1, 2)]
+    kept = Spool(tmp_path / "spool.db")
+    kept.keep(placed)
+    kept.keep(placed)
+    assert kept.oldest(10) == placed
+    kept.forget(placed[:1])
+    assert kept.oldest(10) == placed[1:]
+
+
+def test_a_row_of_a_version_that_knew_no_chains_comes_over(tmp_path):
+    kept = Spool(tmp_path / "spool.db")
+    kept.keep([entry := an_entry()])
+    before = {name: value for name, value in msgspec.structs.asdict(entry).items() if name not in DEFAULTS}
+    kept._open().execute("UPDATE spool SET entry = ?", [msgspec.json.encode(before)])
+    assert kept.oldest(10) == [entry]
+    kept.forget([entry])
+    assert kept.oldest(10) == []
 
 
 def test_a_row_that_nobody_understands_is_told_and_holds_up_nothing(tmp_path, caplog):

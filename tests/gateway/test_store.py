@@ -51,6 +51,7 @@ async def test_the_migrated_schema_is_the_one_that_the_code_knows(store_settings
             "ledger_chains": set(),
             "ledger_closings": set(),
             "ledger_days": set(),
+            "ledger_repeats": set(),
             "ledger_cursors": set(),
             "prices": set(),
             "usage": set(),
@@ -222,7 +223,7 @@ async def test_gateways_that_start_together_on_an_empty_database_make_one_store(
             return rooms.applied, born, await Directory.load(rooms, Clock())
 
     started = await asyncio.gather(*(start(f"host-{number}") for number in range(6)))
-    assert sorted(len(applied) for applied, _, _ in started) == [0, 0, 0, 0, 0, 4]
+    assert sorted(len(applied) for applied, _, _ in started) == [0, 0, 0, 0, 0, 5]
     (born,) = [born for _, born, _ in started if born is not None]
     for _, _, directory in started:
         assert Auth(directory).caller(born.made[API_KEY]) is not None

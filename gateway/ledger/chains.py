@@ -1,0 +1,65 @@
+"""Chains: each start of a gateway writes its rows into one, and a row's link is a hash over the link before it and the
+row, so that one that was changed, taken out or put in between shows.
+
+A place in a chain is given once. A row whose request has one elsewhere already (two have settled it) is not written a
+second time; what stands at its place then is a repeat, which keeps its bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import socket
+import time
+
+import msgspec
+import sqlalchemy as sa
+
+from gateway import store
+from gateway.ledger.entry import Entry
+from gateway.store import Store
+
+GENESIS = bytes(32)
+"""The link before the first row."""
+
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class Chain:
+    """The end of one chain, where rows are added."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self._position = 0
+        self._settled_at = 0
+        self._link = GENESIS
+
+    def extend(self, entry: Entry, now: int) -> Entry:
+        """The entry with its place. ``now`` in Unix seconds; a chain's time does not go back, whatever the system's
+        does."""
+        self._settled_at = max(self._settled_at, now)
+        self._position += 1
+        placed = msgspec.structs.replace(
+            entry, settled_at=self._settled_at, chain=self.number, position=self._position, link=None
+        )
+        self._link = link_of(self._link, content_of(placed))
+        msgspec.structs.force_setattr(placed, "link", self._link)  # of our own copy, which nobody has seen yet
+        return placed
+
+
+def content_of(entry: Entry) -> bytes:
+    """What the link is over: MessagePack's array of the columns in their order, the link null."""
+    return _encode(entry if entry.link is None else msgspec.structs.replace(entry, link=None))
+
+
+def link_of(previous: bytes, content: bytes) -> bytes:
+    """The link of a row, 32 bytes."""
+    return hashlib.sha256(previous + content).digest()
+
+
+async def open_chain(rooms: Store) -> Chain:
+    """A new one, for a gateway that starts. Raises what the database raises."""
+    row = {"opened_at": int(time.time()), "gateway": f"{socket.gethostname()}:{os.getpid()}"}
+    async with rooms.engine.begin() as connection:
+        statement = sa.insert(store.ledger_chains).values(row).returning(store.ledger_chains.c.id)
+        return Chain((await connection.execute(statement)).scalar_one())
