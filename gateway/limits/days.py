@@ -78,7 +78,7 @@ def _limits_days(limits: Ceilings) -> bool:
     return limits.tokens_per_day is not None
 
 
-def _used_since(unix_s: int, tenant_ids: list[str]) -> sa.Select[tuple[str, str, str, int, int]]:
+def _used_since(unix_s: int, tenant_ids: list[str]) -> sa.Select[str, str, str, int, int]:
     """Slots oldest first, as a window takes them."""
     rows = store.ledger.c
     slot = (rows.created_at // SLOT_S).label("slot")
