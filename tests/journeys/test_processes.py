@@ -8,7 +8,7 @@ import signal
 
 import pytest
 
-from tests.builders import until
+from tests.builders import PATIENCE_S, until
 from tests.family import Family, answered_by, family, is_alive, sharing
 
 CHAT = {"model": "demo", "messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 8}
@@ -62,6 +62,27 @@ async def test_a_limit_does_not_multiply_by_the_number_of_gateways(tmp_path, sha
     async with family(tmp_path, **shared, **scripted_demo, **policy) as house:
         answers = await statuses(house, 60)
         assert (answers.count(200), answers.count(429)) == (10, 50)
+
+
+async def test_a_thousand_requests_at_once_use_no_token_above_one_limit(tmp_path, shared, start_scripted_worker):
+    options = ("--max-sequences", 1000, "--num-blocks", 50_000, "--tokens-per-step", 100)
+    policy = {"PENSTOCK_POLICIES__DEFAULT": "{limits = {tokens_per_minute = 100000}}"}
+    environ = {**shared, **answered_by(await start_scripted_worker(*options)), **policy}
+    async with family(tmp_path, **environ) as house, house.http(timeout_s=4 * PATIENCE_S) as session:
+
+        async def ask() -> int | None:
+            """Tokens used; None: refused."""
+            async with session.post("/v1/chat/completions", json={**CHAT, "max_tokens": 400}) as answer:
+                body = await answer.json()
+                assert answer.status in (200, 429), body
+                assert answer.status == 200 or float(answer.headers["retry-after"]) >= 1
+                return body["usage"]["total_tokens"] if answer.status == 200 else None
+
+        used = await asyncio.gather(*(ask() for _ in range(1000)))
+        answered = [num_tokens for num_tokens in used if num_tokens is not None]
+        assert 99_000 < sum(answered) <= 100_000
+        assert 200 < len(answered) < 400  # three limits would have let in more than twice as many
+        assert await house.end() == 0
 
 
 async def test_a_stop_lets_every_gateways_streams_finish(tmp_path, shared, scripted_demo):
