@@ -164,8 +164,8 @@ class Endpoint:
             raise of_validation(error) from None
 
     async def _body_of(self, request: web.Request) -> Any:
-        if self.method == "GET":
-            return Nothing()
+        if self.method == "GET" or (self.body is Nothing and not request.can_read_body):
+            return Nothing()  # with no body there is nothing whose type could be wrong
         body = await body_of(request)
         if len(body) > self.max_body_bytes:
             raise BodyTooLong(f"The body may have {self.max_body_bytes} bytes at most, and this one has {len(body)}.")

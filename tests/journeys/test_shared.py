@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from urllib.parse import quote
 
 import aiohttp
 import pytest
@@ -12,6 +13,7 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from gateway import store
+from gateway.gateways import BEAT_S
 from policies import settings
 from tests.builders import PATIENCE_S, until
 from tests.family import answered_by, family, sharing
@@ -220,6 +222,107 @@ async def all_wait_or_run(house, num_requests: int) -> None:
                 reports = (await answer.json())["data"]
             num_waiting = sum(queue["num_waiting"] for report in reports for queue in report["queues"])
             num_found = num_waiting + await open_at_the_worker(house, 2)
+
+
+async def admin(house, method: str, path: str, body: object = None, **headers: str):
+    """What the administration answers."""
+    call = {"json": body, "headers": headers}
+    async with house.http(house.admin_key) as session, session.request(method, f"/admin/v1/{path}", **call) as answer:
+        assert answer.status in (200, 201), await answer.text()
+        return await answer.json()
+
+
+async def chatted(house, **others: object):
+    """The headers of an answer."""
+    async with house.http() as session, session.post("/v1/chat/completions", json={**CHAT, **others}) as answer:
+        assert answer.status == 200, await answer.text()
+        return answer.headers
+
+
+class Soon:
+    """``async for _ in Soon(): if ...: break``, and it has to come to that in time."""
+
+    def __init__(self, within_s: float = SOON_S) -> None:
+        self.within_s = within_s
+
+    async def __aiter__(self):
+        began_at = time.monotonic()
+        while True:
+            asked_at = time.monotonic() - began_at
+            yield
+            assert asked_at < self.within_s, "not yet"
+
+
+async def test_a_worker_that_one_gateway_drains_gets_nothing_from_the_other_until_it_is_resumed(
+    tmp_path, worker, redis_settings, postgres
+):
+    async with two_hosts(tmp_path, redis_settings, postgres, worker) as (first, second):
+        (place,) = (await admin(first, "GET", "workers"))["data"]
+        path = f"workers/{quote(place['name'], safe='')}"
+        await admin(first, "POST", f"{path}/drain")
+        async for _ in Soon():
+            if (await admin(second, "GET", path))["resting"]:
+                break
+        asked = asyncio.create_task(chatted(second))
+        async for _ in Soon(PATIENCE_S):
+            if await num_waiting_at(second, second) == 1:
+                break
+        await admin(second, "POST", f"{path}/resume")
+        await asked
+        async for _ in Soon():
+            if not (await admin(first, "GET", path))["resting"]:
+                break
+        await chatted(first)
+
+
+async def num_waiting_at(house, told_by) -> int:
+    """Requests in line at one gateway, as it or another one tells."""
+    names = [(await admin(each, "GET", "queues"))["data"][0]["name"] for each in (house, told_by)]
+    reports = (await admin(told_by, "GET", "queues"))["data"]
+    assert reports[0]["name"] == names[1]
+    return sum(queue["num_waiting"] for each in reports if each["name"] == names[0] for queue in each["queues"])
+
+
+async def test_who_waits_at_one_gateway_is_seen_at_the_other_with_its_next_beat(
+    tmp_path, start_scripted_worker, redis_settings, postgres
+):
+    worker = answered_by(await start_scripted_worker("--max-sequences", 2, "--step-s", 0.5))
+    async with two_hosts(tmp_path, redis_settings, postgres, worker) as (first, second), streams(second, 10):
+        async for _ in Soon(PATIENCE_S):
+            if (num_waiting := await num_waiting_at(second, second)) >= 7:
+                break
+        async for _ in Soon(BEAT_S + SOON_S):
+            if await num_waiting_at(second, first) == num_waiting:
+                break
+
+
+async def test_what_one_gateway_flushes_from_the_cache_the_other_finds_no_longer(
+    tmp_path, worker, redis_settings, postgres
+):
+    async with two_hosts(tmp_path, redis_settings, postgres, worker) as (first, second):
+        (tenant,) = (await admin(first, "GET", "tenants"))["data"]
+        assert (await chatted(first, temperature=0))["x-penstock-cache"] == "miss"
+        async for _ in Soon():
+            if (await chatted(second, temperature=0))["x-penstock-cache"] == "hit":
+                break
+        assert (await admin(first, "POST", f"caches/exact/{tenant['id']}/flush"))["num_entries"] == 1
+        assert (await chatted(second, temperature=0))["x-penstock-cache"] == "miss"
+
+
+async def test_a_policy_that_one_gateway_changes_counts_at_the_other_within_a_second(
+    tmp_path, worker, redis_settings, postgres
+):
+    async with two_hosts(tmp_path, redis_settings, postgres, worker) as (first, second):
+        assert "x-ratelimit-limit-requests" not in await chatted(second)
+        document = {"limits": {"requests_per_minute": 1000}}
+        await admin(first, "PUT", "policies/default", {"document": document}, **{"if-match": "*"})
+        async for _ in Soon():
+            if (await chatted(second)).get("x-ratelimit-limit-requests") == "1000":
+                break
+        await admin(second, "POST", "policies/default/rollback", {"version": 1}, **{"if-match": "*"})
+        async for _ in Soon():
+            if "x-ratelimit-limit-requests" not in await chatted(first):
+                break
 
 
 async def test_gateways_that_start_together_on_an_empty_database_all_answer(tmp_path, worker, redis_settings, postgres):
