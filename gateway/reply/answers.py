@@ -107,7 +107,8 @@ class Answer:
 
     def finish_reason(self) -> str:
         """How the answer ended; for choices that ended differently, each way once."""
-        return ",".join(dict.fromkeys([choice.finish_reason or "" for choice in self.choices]))
+        reasons = [choice.finish_reason or "" for choice in self.choices]
+        return reasons[0] if len(reasons) == 1 else ",".join(dict.fromkeys(reasons))
 
     def chunks(self) -> openai.Chunks:
         """Its events."""
