@@ -26,6 +26,7 @@ from gateway.ledger import Ledger, open_chain, writer_for
 from gateway.ledger.spool import SpooledWriter
 from gateway.limits import Limits, days
 from gateway.limits.budgets import Budgets
+from gateway.posted import Posted
 from gateway.redis import Redis, RedisUrlError
 from gateway.source import SourceError, directory_of
 from gateway.store import StoreError
@@ -33,6 +34,7 @@ from gateway.text import Text, TextInvalid
 from gateway.trials import Trials
 from gateway.webhooks import WebhookInvalid
 from gateway.workers import COMMAND
+from policies.admission import Alert
 from policies.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -106,8 +108,9 @@ async def opened(
         redis = Redis(config.redis, clock) if config.redis.url else None
         if redis is not None:
             stack.push_async_callback(redis.close)
-        events = await stack.enter_async_context(webhooks.opened(config.billing, environ, clock, redis))
         rooms = await stack.enter_async_context(store.opened(config.store))
+        taken = Posted(rooms).add
+        events = await stack.enter_async_context(webhooks.opened(config.billing, environ, clock, redis, taken))
         show(await bootstrap(rooms, environ, config.policies), announce)
         directory = await Directory.load(rooms, clock)
         await stack.enter_async_context(directory.watched())
@@ -122,16 +125,20 @@ async def opened(
         others = await stack.enter_async_context(
             gateways.opened(redis, clock, config.server.processes, dispatch, directory.notice)
         )
+
+        def alert(reached: Alert) -> None:
+            events.post(reached.id, "budget.reached", reached)
+
         limits = Limits(
             config,
             clock,
             redis,
             num_gateways=lambda: others.num_gateways,
-            alert=lambda alert: events.post(alert.id, "budget.reached", alert),
+            alert=alert,
         )
         await stack.enter_async_context(limits.watched())
         await days.restore(rooms, directory, limits)
-        await stack.enter_async_context(Budgets(rooms, directory, limits, clock).watched())
+        await stack.enter_async_context(Budgets(rooms, directory, limits, clock, alert).watched())
         memory = Memory(config.cache.max_bytes, clock)
         cache = Cache(config.cache, directory.secret, memory if redis is None else Shared(redis), clock)
         idempotency = Idempotency(config, directory.secret, memory, redis, clock, house_doors.inside)

@@ -2,7 +2,8 @@
 
 An event has an id that follows from what happened, so that all gateways who notice it name it alike. Where there is a
 Redis, one of them posts it and the others stand by in case it dies; without, each posts it, and the receiver knows the
-repetition by its id. Delivery is at least once.
+repetition by its id. Delivery is at least once. What was not taken when the gateway stops is lost here; whoever can
+tell what happened by other means (``limits.budgets``, by the ledger) posts it again after the next start.
 
 https://github.com/standard-webhooks/standard-webhooks/blob/main/spec/standard-webhooks.md
 """
@@ -19,7 +20,7 @@ import logging
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any, Literal
 
@@ -56,6 +57,7 @@ KEEP_S = 7 * 86_400
 """How long an event that was taken is remembered in Redis."""
 
 Claim = Literal["ours", "theirs", "done"]
+Taken = Callable[[str], Awaitable[None]]
 
 CLAIM = Script("""
 local holder = redis.call('GET', KEYS[1])
@@ -64,6 +66,10 @@ if holder and holder ~= ARGV[1] then return 'theirs' end
 redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
 return 'ours'
 """)
+
+
+async def _nobody_asks(event_id: str) -> None:
+    """Events that nothing follows from after a start."""
 
 
 class WebhookInvalid(Exception):
@@ -89,13 +95,16 @@ class Webhooks:
         clock: Clock,
         redis: Redis | None = None,
         timeout_s: float = TIMEOUT_S,
+        taken: Taken = _nobody_asks,
     ) -> None:
+        """``taken`` hears the ids of events that need no other posting."""
         self._url = url
         self._secret = secret
         self._session = session
         self._clock = clock
         self._redis = redis
         self._timeout_s = timeout_s
+        self._taken = taken
         self._name = secrets.token_hex(8)
         """Of this sender, among those that share the Redis."""
         self._places = asyncio.Semaphore(MAX_POSTS)
@@ -200,6 +209,7 @@ class Webhooks:
 
     async def _mark_done(self, event: Event) -> None:
         """Nobody needs to post it again."""
+        await self._taken(event.id)
         if self._redis is not None:
             with contextlib.suppress(RedisAway):  # who stands by posts it again, and the receiver knows it by its id
                 await self._redis.call("SET", self._redis.key(f"event:{event.id}"), "done", "EX", KEEP_S)
@@ -207,12 +217,16 @@ class Webhooks:
 
 @contextlib.asynccontextmanager
 async def opened(
-    config: settings.Billing, environ: Mapping[str, str], clock: Clock, redis: Redis | None
+    config: settings.Billing,
+    environ: Mapping[str, str],
+    clock: Clock,
+    redis: Redis | None,
+    taken: Taken = _nobody_asks,
 ) -> AsyncIterator[Webhooks]:
     """The sender, until the gateway closes. Raises WebhookInvalid."""
     secret = secret_of(config, environ)
     async with aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar()) as session:
-        webhooks = Webhooks(config.webhook_url, secret, session, clock, redis)
+        webhooks = Webhooks(config.webhook_url, secret, session, clock, redis, taken=taken)
         try:
             yield webhooks
         finally:

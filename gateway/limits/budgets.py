@@ -1,5 +1,6 @@
 """What is spent already: the ledger knows, and tells the gauges at start, when a tenant gets a budget, and when Redis
-has been away, which may have lost some of it and has missed what gateways spent meanwhile by themselves.
+has been away, which may have lost some of it and has missed what gateways spent meanwhile by themselves. Whatever
+shares of a budget the ledger knows to be spent, and the webhook has not taken, are told then as well.
 
 None of this is on the way of a request. Until it is done the gauges have what they have.
 """
@@ -10,7 +11,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import sqlalchemy as sa
@@ -20,10 +21,12 @@ from gateway import store
 from gateway.clock import Clock
 from gateway.directory import Directory
 from gateway.limits import Limits
+from gateway.posted import Posted
 from gateway.redis import RedisAway
 from gateway.store import Store
 from policies import admission
-from policies.admission import Period, Rule
+from policies.admission import Alert, Period, Rule
+from policies.policy import Budget
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +42,7 @@ class Running(NamedTuple):
 
     tenant_id: str
     rule: Rule
+    budget: Budget
     period: Period
 
 
@@ -46,15 +50,24 @@ class Budgets:
     """Keeps the gauges of money no lower than the ledger."""
 
     def __init__(
-        self, rooms: Store, directory: Directory, limits: Limits, clock: Clock, wall: Callable[[], float] = time.time
+        self,
+        rooms: Store,
+        directory: Directory,
+        limits: Limits,
+        clock: Clock,
+        alert: Callable[[Alert], None] = lambda alert: None,
+        wall: Callable[[], float] = time.time,
     ) -> None:
+        """``alert`` as that of ``Limits``."""
         self._rooms = rooms
+        self._posted = Posted(rooms)
+        self._alert = alert
         self._directory = directory
         self._limits = limits
         self._clock = clock
         self._wall = wall
-        self._restored: set[str] = set()
-        """Names of the rules whose gauges know what was spent before."""
+        self._restored: set[tuple[str, Budget]] = set()
+        """Names of the rules whose gauges know what was spent before, under these budgets."""
         self._seen_revision = -1
         self._failure: str | None = None
 
@@ -79,7 +92,7 @@ class Budgets:
             shared.may_lack.clear()  # whatever goes wrong from now on sets it again
         revision = self._directory.revision
         running = self._running()
-        news = [budget for budget in running if budget.rule.name not in self._restored]
+        news = [each for each in running if (each.rule.name, each.budget) not in self._restored]
         for period in {budget.period for budget in news}:
             of_period = [budget for budget in news if budget.period == period]
             for portion in _portions(of_period):
@@ -90,7 +103,8 @@ class Budgets:
                         for budget in portion
                     )
                 )
-        self._restored = {budget.rule.name for budget in running}
+                await self._tell(portion, spent)
+        self._restored = {(each.rule.name, each.budget) for each in running}
         self._seen_revision = revision
 
     def _running(self) -> list[Running]:
@@ -101,8 +115,21 @@ class Budgets:
                 if budget.period not in periods:
                     periods[budget.period] = admission.period_of(budget.period, now)
                 period = periods[budget.period]
-                running.append(Running(tenant.id, admission.budget_rule(budget, tenant.id, period), period))
+                running.append(Running(tenant.id, admission.budget_rule(budget, tenant.id, period), budget, period))
         return running
+
+    async def _tell(self, budgets: Sequence[Running], spent: Mapping[str, int]) -> None:
+        """Shares that are spent and that nobody was told of: a gateway stopped before it could, or the budget is new or
+        less than it was. Raises what the database raises."""
+        alerts = [
+            alert
+            for each in budgets
+            for alert in admission.alerts(each.budget, each.tenant_id, each.period, 0, spent.get(each.tenant_id, 0))
+        ]
+        posted = await self._posted.among([alert.id for alert in alerts])
+        for alert in alerts:
+            if alert.id not in posted:
+                self._alert(alert)
 
     async def _spent_since(self, unix_s: int, tenant_ids: list[str]) -> dict[str, int]:
         rows = store.ledger.c

@@ -230,6 +230,13 @@ ledger_cursors = sa.Table(
     sa.Column("chain", sa.BigInteger, primary_key=True, autoincrement=False),
     sa.Column("position", sa.BigInteger, nullable=False),
 )
+posted_events = sa.Table(
+    "posted_events",
+    metadata,
+    sa.Column("id", sa.Text, primary_key=True),
+    sa.Column("posted_at", sa.BigInteger, nullable=False),
+)
+"""Events that the webhook has taken."""
 prices = sa.Table(
     "prices",
     metadata,

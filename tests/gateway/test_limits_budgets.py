@@ -7,6 +7,7 @@ import contextlib
 import itertools
 from decimal import Decimal
 
+import msgspec
 import pytest
 
 from gateway import store
@@ -16,6 +17,7 @@ from gateway.errors import BudgetSpent
 from gateway.ledger import writer_for
 from gateway.limits import Limits
 from gateway.limits.budgets import LOOK_S, Budgets
+from gateway.posted import Posted
 from gateway.redis import Redis
 from policies import admission, settings
 from policies.policy import Budget, Policy, Price
@@ -52,11 +54,11 @@ async def spend(rooms, tenant_id, micros, at):
 
 
 @contextlib.asynccontextmanager
-async def gateway(rooms, clock, redis=None):
+async def gateway(rooms, clock, redis=None, alert=lambda alert: None):
     """A gateway's limits and budgets, beginning at noon."""
     directory = await Directory.load(rooms, clock)
     limits = Limits(settings.Settings(), clock, redis, wall=lambda: NOON)
-    async with limits.watched(), Budgets(rooms, directory, limits, clock, wall=lambda: NOON).watched():
+    async with limits.watched(), Budgets(rooms, directory, limits, clock, alert, lambda: NOON).watched():
         yield limits, directory
 
 
@@ -95,6 +97,35 @@ async def test_a_budget_that_is_new_to_a_tenant_begins_with_what_it_spent_before
         await directory.refresh()
         clock.advance(LOOK_S)
         await until(lambda: limits.local.readings(limits.plans.find(POLICY, tenant, "", "").rules) == [900, 0])
+
+
+async def test_shares_that_nobody_was_told_of_are_told_by_the_next_start_and_once(rooms, clock):
+    budget = msgspec.structs.replace(POLICY.budget, alerts_at=(0.5, 0.9, 2.0))
+    await add_version(rooms, "thrifty", msgspec.structs.replace(POLICY, budget=budget), version=2)
+    one, other = await add_tenant(rooms, "north", "thrifty"), await add_tenant(rooms, "south", "thrifty")
+    for tenant_id, micros in ((one, 900), (other, 499)):
+        await spend(rooms, tenant_id, micros, NOON)
+    told = []
+    async with gateway(rooms, clock, alert=told.append):
+        assert [(alert.tenant_id, alert.share, alert.spent_micros) for alert in told] == [
+            (one, 0.5, 900),
+            (one, 0.9, 900),
+        ]
+    await Posted(rooms).add(told[0].id)
+    await Posted(rooms).add(told[0].id)  # twice is once
+    again = []
+    async with gateway(rooms, clock, alert=again.append) as (_, directory):
+        assert again == told[1:]
+        again.clear()
+        less = msgspec.structs.replace(POLICY.budget, amount=Decimal("0.0005"), alerts_at=(0.9,))
+        await add_version(rooms, "thrifty", msgspec.structs.replace(POLICY, budget=less), version=3)
+        await directory.refresh()
+        clock.advance(LOOK_S)
+        await until(lambda: len(again) == 2)
+        assert {(alert.tenant_id, alert.share, alert.amount_micros) for alert in again} == {
+            (one, 0.9, 500),
+            (other, 0.9, 500),
+        }
 
 
 @pytest.mark.parametrize("store_settings", ["sqlite"], indirect=True)

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import signal
+import sqlite3
 import stat
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -175,3 +177,79 @@ def test_other_models_answer_while_one_is_down(tmp_path):
         os.kill(house.workers()[0], signal.SIGKILL)
         assert any([house.answer("one"), house.answer("two")])
         until(lambda: house.answer("one") and house.answer("two"))
+
+
+class Receiver(ThreadingHTTPServer):
+    """Takes events, or refuses them while it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Taker)
+        self.refuses = True
+        self.seen: list[tuple[str, dict[str, object]]] = []
+        self.refused: list[str] = []
+        self.url = f"http://127.0.0.1:{self.server_port}/events"
+
+
+class Taker(BaseHTTPRequestHandler):
+    def do_POST(self) -> None:
+        body, event_id = self.rfile.read(int(self.headers["content-length"])), self.headers["webhook-id"]
+        receiver = self.server
+        if receiver.refuses:
+            receiver.refused.append(event_id)
+        else:
+            receiver.seen.append((event_id, json.loads(body)["data"]))
+        self.send_response(503 if receiver.refuses else 204)
+        self.end_headers()
+
+    def log_message(self, *words: object) -> None:
+        """Nobody reads it."""
+
+
+@pytest.fixture
+def receiver():
+    receiver = Receiver()
+    serving_it = threading.Thread(target=receiver.serve_forever)
+    serving_it.start()
+    yield receiver
+    receiver.shutdown()
+    serving_it.join()
+    receiver.server_close()
+
+
+def test_shares_of_a_budget_that_a_crash_kept_from_being_posted_are_posted_by_the_next_start(tmp_path, receiver):
+    (tmp_path / "config.toml").write_text(
+        f"""
+        [billing]
+        webhook_url = "{receiver.url}"
+        [policies.default]
+        budget = {{amount = "0.0001", hard = false, alerts_at = [0.5, 1.0, 5.0]}}
+        prices = {{"*" = {{request = "0.00006"}}}}
+        """
+    )
+    secret = {"PENSTOCK_WEBHOOK_SECRET": "0123456789abcdef0123456789abcdef"}
+    with serving(tmp_path, **secret) as house:
+        assert house.answer()
+        assert house.answer()
+        until(lambda: len(set(receiver.refused)) == 2)
+        house.process.kill()
+        house.wait()
+    receiver.refuses = False
+    with serving(tmp_path, **secret) as house:
+        until(lambda: len(receiver.seen) == 2)
+        assert {(event_id, told["share"]) for event_id, told in receiver.seen} == set(
+            zip(sorted(set(receiver.refused), key=receiver.refused.index), (0.5, 1.0), strict=True)
+        )
+        until(lambda: num_posted(tmp_path) == 2)
+        house.process.kill()
+        house.wait()
+    with serving(tmp_path, **secret) as house:
+        # What was taken is not posted again: the next thing that is heard is the share that comes next.
+        for _ in range(7):
+            assert house.answer()
+        until(lambda: len(receiver.seen) > 2)
+        assert [told["share"] for _, told in receiver.seen][2:] == [5.0]
+
+
+def num_posted(directory: Path) -> int:
+    with contextlib.closing(sqlite3.connect(directory / "data" / "penstock.db")) as connection:
+        return connection.execute("SELECT count(*) FROM posted_events").fetchone()[0]
