@@ -18,6 +18,13 @@ SUMS = (
     "engine_us",
     "kv_block_ms",
     "cost_micros",
+    "prompt_micros",
+    "cached_prompt_micros",
+    "completion_micros",
+    "reasoning_micros",
+    "cache_hit_micros",
+    "request_micros",
+    "engine_second_micros",
 )
 WORDS = ("tenant_id", "key_id", "model", "endpoint", "sla_class", "service_tier", "cache", "price_version")
 
@@ -89,4 +96,5 @@ def upgrade() -> None:
         sa.Column("starts_at", sa.BigInteger, primary_key=True, autoincrement=False),
         *(sa.Column(name, sa.Text, primary_key=True) for name in WORDS),
         *(sa.Column(name, sa.BigInteger, nullable=False) for name in SUMS),
+        sqlite_with_rowid=False,
     )

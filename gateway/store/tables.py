@@ -279,6 +279,16 @@ usage = sa.Table(
             "engine_us",
             "kv_block_ms",
             "cost_micros",
+            "prompt_micros",
+            "cached_prompt_micros",
+            "completion_micros",
+            "reasoning_micros",
+            "cache_hit_micros",
+            "request_micros",
+            "engine_second_micros",
         )
     ),
+    sqlite_with_rowid=False,
 )
+"""Sums over the ledger for spans of ``width_s`` from ``starts_at``, by the time of settling; corrections count in all
+but the number of requests. What each kind cost adds up to the whole, as far as the prices are known."""

@@ -1,0 +1,186 @@
+"""Sums over the ledger, by minute, hour and day: each row is added once, soon after it was settled.
+
+What is asked about usage and costs is answered from these sums and the few rows that are not in them yet. A row belongs
+to the time at which it was settled, so what a month says changes no more once all its rows have come.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Iterable
+from operator import attrgetter
+from typing import Any, Protocol, get_args
+
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from gateway import store
+from gateway.clock import Clock
+from gateway.ledger.entry import Entry
+from gateway.ledger.follow import Follower
+from gateway.store import Store
+from policies import pricing
+from policies.pricing import Kind, Rates
+from policies.terms import Usage
+
+log = logging.getLogger(__name__)
+
+FOLLOWER = "usage"
+LOOK_S = 5.0
+"""Between two looks for new rows."""
+MAX_ROWS = 250
+"""Added in one transaction; so few that whoever settles meanwhile waits some milliseconds for it at most."""
+MAX_AT_ONCE = 50
+"""Added up before the loop is given to others."""
+WIDTHS = (60, 3600, 86400)
+"""Of the spans, in seconds; they begin at multiples of it."""
+WORDS = tuple(column.name for column in store.usage.primary_key.columns if column.name not in ("width_s", "starts_at"))
+"""What rows have in common that are in one sum."""
+NUMBERS = tuple(column.name for column in store.usage.c if not column.primary_key)
+"""What is added up."""
+
+KINDS: tuple[Kind, ...] = get_args(Kind)
+"""In the order of the last of NUMBERS."""
+
+words_of = attrgetter(*WORDS)
+"""Of a row of the ledger."""
+
+
+Sums = dict[tuple[Any, ...], list[int]]
+"""By width, beginning and WORDS."""
+
+
+class RatesOf(Protocol):
+    """What was charged under a price version for a model. Raises LookupError when that cannot be known any more."""
+
+    async def __call__(self, price_version: str, model: str) -> Rates: ...
+
+
+def numbers_of(entry: Entry, rates: Rates | None) -> tuple[int, ...]:
+    """What a row adds to each of NUMBERS. Without rates nobody can tell what its cost was for."""
+    num_requests = 0 if entry.corrects is not None else 1
+    parts: dict[Kind, int] = {}
+    if rates is not None:
+        usage = Usage(
+            entry.num_prompt_tokens, entry.num_cached_tokens, entry.num_completion_tokens, entry.num_reasoning_tokens
+        )
+        parts = pricing.parts(rates, usage, entry.cache, entry.engine_us, num_requests, entry.cost_micros)
+    return (
+        num_requests,
+        entry.num_prompt_tokens,
+        entry.num_cached_tokens,
+        entry.num_completion_tokens,
+        entry.num_reasoning_tokens,
+        entry.engine_us,
+        entry.kv_block_ms,
+        entry.cost_micros,
+        *(parts.get(kind, 0) for kind in KINDS),
+    )
+
+
+async def priced(entries: Iterable[Entry], rates_of: RatesOf) -> AsyncIterator[tuple[Entry, tuple[int, ...]]]:
+    """Each with its ``numbers_of``, letting the loop go on meanwhile."""
+    known: dict[tuple[str, str], Rates | None] = {}
+    for number, entry in enumerate(entries):
+        if number % MAX_AT_ONCE == 0:
+            await asyncio.sleep(0)
+        rates = None
+        if entry.cost_micros:
+            version = (price_version_of(entry), entry.model)
+            if version not in known:
+                try:
+                    known[version] = await rates_of(*version)
+                except LookupError as error:
+                    log.error("what the cost of %s was for is not known: %s", entry.request_id, error)
+                    known[version] = None
+            rates = known[version]
+        yield entry, numbers_of(entry, rates)
+
+
+def price_version_of(entry: Entry) -> str:
+    """A row from before there were price lists was charged by its policy."""
+    return entry.price_version or f"policy:{entry.policy_name}@{entry.policy_version}"
+
+
+def add(sums: list[int], numbers: Iterable[int]) -> None:
+    for index, number in enumerate(numbers):
+        sums[index] += number
+
+
+class Rollup:
+    """Adds new rows to the sums. Of the gateways that share a store, one at a time does."""
+
+    def __init__(self, rooms: Store, rates_of: RatesOf, clock: Clock) -> None:
+        self._rates_of = rates_of
+        self._follower = Follower(rooms, FOLLOWER)
+        self._clock = clock
+        self._failure: str | None = None
+
+    @contextlib.asynccontextmanager
+    async def watched(self) -> AsyncIterator[None]:
+        """While this lasts, the sums keep up with the ledger."""
+        watching = asyncio.create_task(self._watch())
+        try:
+            yield
+        finally:
+            watching.cancel()
+            await asyncio.wait([watching])
+
+    async def roll(self) -> int:
+        """Adds all rows that are there and can be followed; how many they were. None when another gateway is at it.
+        Raises what the database raises, and Overtaken."""
+        num_rows = 0
+        async with self._follower.alone() as is_alone:
+            while is_alone and (batch := await self._follower.next(MAX_ROWS)):
+                sums = await self._added_up(batch.entries)
+                async with self._follower.past(batch) as connection:
+                    if sums:
+                        await _write(connection, sums)
+                num_rows += len(batch.entries)
+        return num_rows
+
+    async def _added_up(self, entries: Iterable[Entry]) -> Sums:
+        sums: Sums = {}
+        async for entry, numbers in priced(entries, self._rates_of):
+            words, at = words_of(entry), entry.settled_at
+            for width_s in WIDTHS:
+                key = (width_s, at - at % width_s, *words)
+                if (known := sums.get(key)) is None:
+                    sums[key] = [*numbers]
+                else:
+                    add(known, numbers)
+        return sums
+
+    async def _watch(self) -> None:
+        while True:
+            try:
+                await self.roll()
+            except (SQLAlchemyError, OSError) as error:
+                self._say(" ".join(str(getattr(error, "orig", None) or error).split()) or type(error).__name__)
+            except Exception:
+                log.exception("the ledger cannot be added up")
+            else:
+                self._say(None)
+            await self._clock.sleep(LOOK_S)
+
+    def _say(self, failure: str | None) -> None:
+        """Once when it begins."""
+        if failure is not None and self._failure is None:
+            log.error("the ledger cannot be added up: %s", failure)
+        self._failure = failure
+
+
+async def _write(connection: AsyncConnection, sums: Sums) -> None:
+    """Adds to what is there. In the order of the keys, so that those who write at once wait for each other rather than
+    in a circle."""
+    insert = sqlite.insert if connection.dialect.name == "sqlite" else postgresql.insert
+    statement = insert(store.usage)
+    grown = {name: store.usage.c[name] + statement.excluded[name] for name in NUMBERS}
+    upsert = statement.on_conflict_do_update(index_elements=store.usage.primary_key.columns, set_=grown)
+    names = ("width_s", "starts_at", *WORDS, *NUMBERS)
+    await connection.execute(
+        upsert, [dict(zip(names, (*key, *numbers), strict=True)) for key, numbers in sorted(sums.items())]
+    )

@@ -1,0 +1,237 @@
+"""What was used and what it cost, by spans of time and whatever else is asked for: the sums, and the rows that are not
+in them yet, as of one instant.
+
+Spans are cut where the question is cut, at whole minutes. Lines are in the order of their beginning and their words, so
+that a long answer can be given in parts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from gateway import store
+from gateway.errors import ServiceUnavailable
+from gateway.ledger.entry import Entry
+from gateway.ledger.follow import NO_CHAIN
+from gateway.ledger.sums import FOLLOWER, NUMBERS, WIDTHS, RatesOf, priced
+from gateway.store import Store
+from policies.pricing import FROM_CACHE, Kind
+
+MINUTE_S, HOUR_S, DAY_S = WIDTHS
+MAX_TAIL = 25_000
+"""Rows that are added up while somebody waits for the answer."""
+FROM_CACHES = ("num_prompt_tokens", "num_cached_tokens", "num_completion_tokens", "num_reasoning_tokens")
+"""Of these, those of answers from the exact cache are added up for themselves too, since they have their own price."""
+
+Place = tuple[int, tuple[str, ...]]
+"""A line's beginning and its words."""
+
+
+class Question(msgspec.Struct, frozen=True, kw_only=True):
+    """What is to be added up."""
+
+    since: int
+    until: int
+    """Rows settled from ``since`` on and before ``until``: Unix seconds, at whole minutes."""
+    width_s: int
+    """One of WIDTHS."""
+    group_by: tuple[str, ...] = ()
+    """Of WORDS; a line for each combination that there is."""
+    only: Mapping[str, Sequence[str]] = {}
+    """Of WORDS, the values that count."""
+
+
+class Totals(msgspec.Struct, kw_only=True):
+    """Sums over rows; money in micro-units."""
+
+    num_requests: int
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    num_completion_tokens: int
+    num_reasoning_tokens: int
+    engine_us: int
+    kv_block_ms: int
+    cost_micros: int
+    prompt_micros: int
+    cached_prompt_micros: int
+    completion_micros: int
+    reasoning_micros: int
+    cache_hit_micros: int
+    request_micros: int
+    engine_second_micros: int
+    num_prompt_tokens_from_cache: int
+    num_cached_tokens_from_cache: int
+    num_completion_tokens_from_cache: int
+    num_reasoning_tokens_from_cache: int
+
+    def quantities(self) -> dict[Kind, int]:
+        """What was paid for: tokens, requests, microseconds of the engine."""
+        num_prompt = self.num_prompt_tokens - self.num_prompt_tokens_from_cache
+        num_cached = self.num_cached_tokens - self.num_cached_tokens_from_cache
+        num_completion = self.num_completion_tokens - self.num_completion_tokens_from_cache
+        num_reasoning = self.num_reasoning_tokens - self.num_reasoning_tokens_from_cache
+        return {
+            "prompt": num_prompt - num_cached,
+            "cached_prompt": num_cached,
+            "completion": num_completion - num_reasoning,
+            "reasoning": num_reasoning,
+            "cache_hit": self.num_prompt_tokens_from_cache + self.num_completion_tokens_from_cache,
+            "request": self.num_requests,
+            "engine_second": self.engine_us,
+        }
+
+
+FIGURES = (*NUMBERS, *(f"{name}_from_cache" for name in FROM_CACHES))
+assert Totals.__struct_fields__ == FIGURES
+
+
+class Line(msgspec.Struct, frozen=True):
+    """One span and one combination of words."""
+
+    starts_at: int
+    ends_at: int
+    """Unix seconds; within the question."""
+    words: tuple[str, ...]
+    """In the order of ``group_by``."""
+    totals: Totals
+
+
+class Usage:
+    """Answers questions."""
+
+    def __init__(self, rooms: Store, rates_of: RatesOf) -> None:
+        self._rooms = rooms
+        self._rates_of = rates_of
+
+    async def lines(self, question: Question, max_lines: int, after: Place | None = None) -> tuple[list[Line], bool]:
+        """Those behind ``after``, and whether there are more than these. Raises ServiceUnavailable while too much is
+        not added up yet, and what the database raises."""
+        found: dict[Place, list[int]] = {}
+        end = 1 + len(question.group_by)
+        async with self._as_of_now() as connection:
+            for span in spans(question.since, question.until, question.width_s):
+                for row in await connection.execute(_sums(connection, question, span, after, max_lines + 1)):
+                    starts_at, words, figures = row[0], tuple(row[1:end]), row[end:]
+                    _add(found, (starts_at, words), map(int, figures))
+            tail = await _tail(connection, question)
+        async for entry, numbers in priced(tail, self._rates_of):
+            place = (_start_of(entry.settled_at, question), tuple(getattr(entry, word) for word in question.group_by))
+            if after is None or place > after:
+                is_kept = entry.cache in FROM_CACHE
+                _add(found, place, (*numbers, *(getattr(entry, name) if is_kept else 0 for name in FROM_CACHES)))
+        places = sorted(found)
+        lines = [
+            Line(starts_at, end_of(starts_at, question), words, Totals(**dict(zip(FIGURES, found[place], strict=True))))
+            for place in places[:max_lines]
+            for starts_at, words in [place]
+        ]
+        return lines, len(places) > max_lines
+
+    @contextlib.asynccontextmanager
+    async def _as_of_now(self) -> AsyncIterator[AsyncConnection]:
+        """All that is read sees the same instant: a row is in the sums or behind the cursor, and never in both."""
+        async with self._rooms.engine.connect() as connection:
+            if self._rooms.database is None:
+                connection = await connection.execution_options(isolation_level="REPEATABLE READ")
+            yield connection
+
+
+class Span(NamedTuple):
+    """Time that is covered by sums of one width."""
+
+    width_s: int
+    since: int
+    until: int
+
+
+def spans(since: int, until: int, width_s: int) -> list[Span]:
+    """The widest sums, up to ``width_s``, that cover exactly this time."""
+    if since >= until:
+        return []
+    if width_s == MINUTE_S:
+        return [Span(MINUTE_S, since, until)]
+    narrower = WIDTHS[WIDTHS.index(width_s) - 1]
+    first, last = -(-since // width_s) * width_s, until // width_s * width_s
+    if first >= last:
+        return spans(since, until, narrower)
+    return [*spans(since, first, narrower), Span(width_s, first, last), *spans(last, until, narrower)]
+
+
+def end_of(starts_at: int, question: Question) -> int:
+    """Of the span that begins there."""
+    return min(question.until, starts_at - starts_at % question.width_s + question.width_s)
+
+
+def _start_of(at: int, question: Question) -> int:
+    return max(question.since, at - at % question.width_s)
+
+
+def _add(found: dict[Place, list[int]], place: Place, figures: Any) -> None:
+    known = found.get(place)
+    found[place] = [*figures] if known is None else [sum(pair) for pair in zip(known, figures, strict=True)]
+
+
+def _sums(
+    connection: AsyncConnection, question: Question, span: Span, after: Place | None, max_lines: int
+) -> sa.Select[Any]:
+    """(start, words, figures) of the first ``max_lines`` behind ``after``."""
+    columns = store.usage.c
+    # Written out rather than bound, so that to the database all mentions of the expression are the same.
+    width: sa.ColumnElement[int] = sa.literal_column(str(question.width_s), sa.BigInteger)
+    first: sa.ColumnElement[int] = sa.literal_column(str(question.since), sa.BigInteger)
+    start: sa.ColumnElement[int] = columns.starts_at - columns.starts_at % width
+    if question.since % question.width_s:
+        start = sa.case((start < first, first), else_=start)
+    # By code points, as Python sorts, whatever language the database was made for.
+    collation = "C" if connection.dialect.name == "postgresql" else "BINARY"
+    place: list[sa.ColumnElement[Any]] = [start, *(columns[word].collate(collation) for word in question.group_by)]
+    from_cache = columns.cache.in_(FROM_CACHE)
+    figures = [sa.func.sum(columns[name]) for name in NUMBERS]
+    figures += [sa.func.sum(sa.case((from_cache, columns[name]), else_=0)) for name in FROM_CACHES]
+    statement = sa.select(start.label("start"), *(columns[word] for word in question.group_by), *figures)
+    statement = statement.where(columns.width_s == span.width_s, columns.starts_at >= span.since)
+    statement = statement.where(columns.starts_at < span.until)
+    statement = statement.where(*_chosen(columns, question))
+    if after is not None:
+        starts_at, words = after
+        statement = statement.where(columns.starts_at >= starts_at, sa.tuple_(*place) > sa.tuple_(starts_at, *words))
+    grouped = [start, *(columns[word] for word in question.group_by)]
+    return statement.group_by(*grouped).order_by(*place).limit(max_lines)
+
+
+async def _tail(connection: AsyncConnection, question: Question) -> Sequence[Entry]:
+    """The rows that are not in the sums yet. Raises ServiceUnavailable when they are too many."""
+    behind = [(chain, position, last) for chain, position, last in await connection.execute(_chains_with_a_tail())]
+    if sum(last - position for _, position, last in behind) > MAX_TAIL:
+        raise ServiceUnavailable(
+            "The ledger is still being added up. Please try again.", code="not_added_up", retry_after_s=5.0
+        )
+    columns = store.ledger.c
+    rows: list[Any] = []
+    for chain, position, _ in behind:
+        statement = sa.select(store.ledger).where(columns.chain == chain, columns.position > position)
+        statement = statement.where(columns.settled_at >= question.since, columns.settled_at < question.until)
+        rows += await connection.execute(statement.where(*_chosen(columns, question)))
+    return [Entry(*row) for row in rows]
+
+
+def _chains_with_a_tail() -> sa.Select[Any]:
+    """(chain, the cursor's position, the last row's) of those that have rows behind the cursor."""
+    chains = sa.union_all(sa.select(store.ledger_chains.c.id), sa.select(sa.literal(NO_CHAIN))).subquery("chains")
+    cursors, rows = store.ledger_cursors.c, store.ledger.c
+    position = sa.func.coalesce(cursors.position, 0)
+    last = sa.select(rows.position).where(rows.chain == chains.c.id).order_by(rows.position.desc()).limit(1)
+    joined = chains.outerjoin(store.ledger_cursors, (cursors.follower == FOLLOWER) & (cursors.chain == chains.c.id))
+    found = sa.select(chains.c.id, position.label("position"), last.scalar_subquery().label("last"))
+    ends = found.select_from(joined).subquery()
+    return sa.select(ends).where(ends.c.last > ends.c.position)
+
+
+def _chosen(columns: Any, question: Question) -> list[sa.ColumnElement[bool]]:
+    return [columns[word].in_(values) for word, values in question.only.items()]
