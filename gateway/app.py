@@ -22,7 +22,9 @@ from gateway.dispatch import Dispatch
 from gateway.doors import Doors, DoorsError, Stop
 from gateway.house import GATEWAY, Gateway
 from gateway.idempotency import Idempotency
-from gateway.ledger import Ledger, open_chain, writer_for
+from gateway.ledger import Ledger, Writer, open_chain, writer_for
+from gateway.ledger.marks import Marks
+from gateway.ledger.marks.recovery import Recovery
 from gateway.ledger.spool import SpooledWriter
 from gateway.limits import Limits, days
 from gateway.limits.budgets import Budgets
@@ -114,12 +116,16 @@ async def opened(
         show(await bootstrap(rooms, environ, config.policies), announce)
         directory = await Directory.load(rooms, clock)
         await stack.enter_async_context(directory.watched())
-        writer = writer_for(rooms)
+        writer: Writer = writer_for(rooms)
+        spool: SpooledWriter | None = None
         if rooms.database is None:  # another machine's, or another process: it may be away
-            writer = SpooledWriter(writer, rooms.data_dir / "spool.db", clock)
+            writer = spool = SpooledWriter(writer, rooms.data_dir / "spool.db", clock)
+        marked_in = rooms.data_dir / "marks"
+        marks = await stack.enter_async_context(Marks(marked_in, config.ledger.mark_tokens, clock).opened())
         chain = await open_chain(rooms)
-        ledger = Ledger(writer, config.store, clock, chain, lambda: house_doors.num_inside)
+        ledger = Ledger(writer, config.store, clock, chain, lambda: house_doors.num_inside, marks)
         stack.push_async_callback(ledger.close, LEDGER_S)
+        await stack.enter_async_context(Recovery(marked_in, rooms, ledger, spool, clock).watched())
         dispatch = Dispatch(config, clock, command)
         stack.push_async_callback(dispatch.close, WORKERS_S)
         others = await stack.enter_async_context(

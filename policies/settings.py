@@ -63,6 +63,14 @@ class Store(Section, frozen=True):
     """Rows waiting to be written before new requests are refused."""
 
 
+class Ledger(Section, frozen=True):
+    """What is owed, also when a process or the machine dies in the middle of an answer."""
+
+    mark_tokens: Annotated[int, Meta(ge=1, le=1_000_000)] = 64
+    """Completion tokens that a stream's client may be ahead of what the disk knows to have been delivered: at most so
+    many of a stream are not owed when the machine is lost."""
+
+
 class SlaClass(Section, frozen=True, kw_only=True):
     """A class of service: what it promises, how long and how many may wait for it, and what it gets of the engine."""
 
@@ -222,6 +230,7 @@ class Settings(Section, frozen=True):
 
     server: Server = Server()
     store: Store = Store()
+    ledger: Ledger = Ledger()
     classes: dict[str, SlaClass] = msgspec.field(default_factory=lambda: dict(CLASSES))
     policies: dict[str, Policy] = msgspec.field(default_factory=lambda: {"default": Policy()})
     """Made in the store when it has none of that name; from then on the store's word counts."""

@@ -56,6 +56,11 @@ class Record:
         self.chunks.append(events)
         self._move()
 
+    is_flushed = True
+
+    async def flush(self) -> None:
+        """Whoever comes again is told all of it."""
+
     async def end(self, events: bytes) -> web.StreamResponse:
         response = await self.open()
         self.chunks.append(events)

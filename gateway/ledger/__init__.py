@@ -19,6 +19,7 @@ from gateway.clock import Clock, Timer
 from gateway.errors import LedgerBehind
 from gateway.ledger.chains import Chain, open_chain
 from gateway.ledger.entry import Entry, WriteError, Writer
+from gateway.ledger.marks import Mark, Marks
 from gateway.ledger.writers import writer_for
 from policies import settings
 
@@ -41,10 +42,12 @@ class Ledger:
         clock: Clock,
         chain: Chain,
         num_open: Callable[[], int] = lambda: 1,
+        marks: Marks | None = None,
         wall: Callable[[], float] = time.time,
     ) -> None:
         """``chain``: nobody else's. ``num_open``: requests that have not been answered; as many rows may still
         come."""
+        self.marks = marks
         self._writer = writer
         self._chain = chain
         self._wall = wall
@@ -55,9 +58,12 @@ class Ledger:
         self._pending: list[tuple[Entry, asyncio.Future[None]]] = []
         self._timer: Timer | None = None
         self._writing: asyncio.Task[None] | None = None
+        self._is_failing = False
+        """The last try to write failed."""
 
-    async def settle(self, entry: Entry) -> None:
-        """Returns when the row is durable. It will be, also when the caller is cancelled meanwhile."""
+    async def settle(self, entry: Entry, mark: Mark | None = None) -> None:
+        """Returns when the row is durable. It will be, also when the caller is cancelled meanwhile; that ends the
+        stream's mark."""
         durable = asyncio.get_running_loop().create_future()
         self._pending.append((entry, durable))
         if self._writing is None:
@@ -65,11 +71,18 @@ class Ledger:
                 self._flush()
             elif self._timer is None:
                 self._timer = self._clock.call_later(self._flush_s, self._flush)
-        await durable
+        if mark is None:
+            await durable
+        else:
+            durable.add_done_callback(mark.end)
+            await asyncio.shield(durable)  # the mark stays if it is not written, whoever waits
 
     def check_room(self) -> None:
-        """Raises LedgerBehind when so much waits to be written that nothing more should be delivered."""
-        if len(self._pending) >= self._max_backlog:
+        """Raises LedgerBehind when nothing can be written at the moment, or so much waits for it that nothing more
+        should be delivered."""
+        if self.marks is not None:
+            self.marks.check_room()
+        if self._is_failing or len(self._pending) >= self._max_backlog:
             raise LedgerBehind(
                 "This server cannot write its ledger at the moment. Please try again.", retry_after_s=1.0
             )
@@ -130,8 +143,11 @@ class Ledger:
         retry_s = FIRST_RETRY_S
         while True:
             try:
-                return await self._writer.write(entries)
+                await self._writer.write(entries)
+                self._is_failing = False
+                return
             except WriteError as error:
+                self._is_failing = True
                 log.error("ledger: %d rows cannot be written (%s); next try in %.3g s", len(entries), error, retry_s)
             await self._clock.sleep(retry_s)
             retry_s = min(2 * retry_s, LAST_RETRY_S)

@@ -67,6 +67,12 @@ class SpooledWriter:
             raise
         self._drain()
 
+    async def kept(self, request_ids: Sequence[str]) -> set[str]:
+        """Those of them whose rows are kept here."""
+        if not self._path.exists():
+            return set()
+        return await asyncio.to_thread(self._open().kept, request_ids)
+
     async def close(self) -> None:
         """What has not come over stays for the next gateway."""
         tasks = [*self._tries, *([self._draining] if self._draining else [])]
@@ -159,6 +165,16 @@ class Spool:
                     with connection:
                         connection.execute("DELETE FROM spool WHERE request_id = ?", [request_id])
             return entries
+
+    def kept(self, request_ids: Sequence[str]) -> set[str]:
+        """Those of them whose rows are here."""
+        with self._lock:
+            connection = self._open()
+            found: set[str] = set()
+            for request_id in request_ids:
+                query = "SELECT request_id FROM spool WHERE request_id = ?"
+                found.update(kept for (kept,) in connection.execute(query, [request_id]))
+            return found
 
     def forget(self, entries: Sequence[Entry]) -> None:
         with self._lock, self._open() as connection:

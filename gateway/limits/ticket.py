@@ -10,7 +10,7 @@ from gateway.limits.plans import Plan
 from policies import pricing
 from policies.admission import NO_CEILING, Ask, Grant, Rule
 from policies.answers import Outcome
-from policies.pricing import FROM_CACHE
+from policies.pricing import FROM_CACHE, Rates
 from policies.terms import Usage
 
 if TYPE_CHECKING:
@@ -124,6 +124,11 @@ class Ticket:
             unused.append((at_ms, min(tokens, excess)))
             excess -= tokens
         self._limits.settle(self._plan, self._meters, self._rules, self.request_id, unused, overused, self.cost_micros)
+
+    @property
+    def rates(self) -> Rates | None:
+        """By which it is settled; None where nothing costs anything."""
+        return None if self._plan.is_free else self._plan.rates
 
     @property
     def cost_micros(self) -> int:

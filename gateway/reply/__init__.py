@@ -61,8 +61,9 @@ async def _send_body(answer: Answer, flights: Source, account: Account) -> web.S
 
 
 async def _send_events(stream: Outlet, answer: Answer, flights: Source, account: Account) -> web.StreamResponse:
-    """Everything that arrived since the last write goes out as one, a choice's tokens as one chunk."""
-    chunks = answer.chunks()
+    """Everything that arrived since the last write goes out as one, a choice's tokens as one chunk; of more tokens than
+    the marks allow only so many."""
+    chunks, mark = answer.chunks(), account.open_mark()
     try:
         async with asyncio.timeout(HEADERS_AFTER_S):
             deltas = await flights.deltas()
@@ -70,17 +71,29 @@ async def _send_events(stream: Outlet, answer: Answer, flights: Source, account:
         await stream.open()
         deltas = await flights.deltas()
     while True:
+        later: list[wire.Delta] = []
+        if mark is not None:
+            deltas, later = mark.portion(deltas)
         # In order and each once; mostly one delta alone.
         moved = dict.fromkeys([_take(answer, flights, delta) for delta in deltas])
         events = b"".join([_events_of(choice, chunks) for choice in moved])
         if not answer.num_unfinished:
             break
         if events:
+            num_tokens = answer.num_tokens
+            if mark is not None and num_tokens > mark.allowed:
+                await stream.flush()
+                mark.reached(account.num_delivered)
+                await mark.room(num_tokens)
             await stream.write(events)
-        deltas = await flights.deltas()
+            account.num_delivered = num_tokens
+            if mark is not None and stream.is_flushed:
+                mark.reached(num_tokens)
+        deltas = later or await flights.deltas()
     while answer.num_open:
-        for delta in await _deltas(answer, flights):
+        for delta in later or await _deltas(answer, flights):
             answer.take(delta)
+        later = []
     usage = chunks.usage(answer.usage()) if answer.call.includes_usage else b""
     await account.settle(200)
     return await stream.end(events + usage + openai.DONE)

@@ -12,6 +12,7 @@ from gateway import errors, head
 from gateway.auth import Caller
 from gateway.flights import Source
 from gateway.ledger import Entry, Ledger
+from gateway.ledger.marks import Mark, Progress
 from gateway.limits import Ticket
 from gateway.reply.answers import Answer
 from gateway.telemetry import tell
@@ -44,6 +45,9 @@ class Account:
         self._flights = flights
         self._ticket = ticket
         self._sla_class = sla_class
+        self.num_delivered = 0
+        """Completion tokens of a stream that were handed to its client's connection."""
+        self._mark: Mark | None = None
         self._settled = False
 
     async def __aenter__(self) -> Account:
@@ -65,20 +69,39 @@ class Account:
             case _:
                 await self.settle(errors.InternalError.status)
 
+    def open_mark(self) -> Mark | None:
+        """Before a stream's first byte: from now on what was delivered of it is owed whatever becomes of this process.
+
+        None where nothing is delivered before the row is durable: an answer that is there already leaves at once.
+        Raises LedgerBehind.
+        """
+        marks = self._ledger.marks
+        if marks is not None and self._flights.outcome != "hit":
+            entry = self._entry(errors.InternalError.status, self._answer.usage(), 0)
+            self._mark = marks.open(entry, self._ticket.rates, self._progress)
+        return self._mark
+
     async def settle(self, status: int) -> None:
         """Returns when the row is durable; it will be, also when the client hangs up meanwhile. The first call
         counts."""
         if self._settled:
             return
         self._settled = True
-        answer, flights, caller = self._answer, self._flights, self._caller
         usage, cost_micros = terms.Usage(0, 0, 0), 0
         if self._is_owed(status):
-            usage = answer.usage()
-            cost_micros = self._ticket.settle(usage, flights.outcome)
+            usage = self._answer.usage()
+            if status != 200 and self._answer.call.stream:
+                usage = terms.Usage(usage.num_prompt_tokens, usage.num_cached_tokens, self.num_delivered)
+            cost_micros = self._ticket.settle(usage, self._flights.outcome)
+        entry = self._entry(status, usage, cost_micros)
+        tell(entry)
+        await self._ledger.settle(entry, self._mark)
+
+    def _entry(self, status: int, usage: terms.Usage, cost_micros: int) -> Entry:
+        answer, flights, caller = self._answer, self._flights, self._caller
         first_token_at = flights.first_token_at
         finish_reason = {200: answer.finish_reason(), HUNG_UP: "cancelled"}.get(status, "error")
-        entry = Entry(
+        return Entry(
             request_id=self.request_id,
             tenant_id=caller.tenant_id,
             key_id=caller.key_id,
@@ -101,11 +124,13 @@ class Account:
             policy_version=caller.policy_version,
             cost_micros=cost_micros,
         )
-        tell(entry)
-        await self._ledger.settle(entry)
+
+    def _progress(self) -> Progress:
+        entry = self._entry(errors.InternalError.status, self._answer.usage(), 0)
+        return Progress(entry.num_cached_tokens, entry.cache, entry.ttft_ms, entry.queue_ms, entry.duration_ms)
 
     def _is_owed(self, status: int) -> bool:
         """A client owes what it was sent, and what it gave up itself; not what failed here before it saw any of it."""
         if status == HUNG_UP:
             return self._flights.were_sent
-        return status == 200 or (bool(self._answer.call.stream) and self._flights.first_token_at is not None)
+        return status == 200 or self.num_delivered > 0

@@ -75,14 +75,17 @@ class Answer:
         """Sequences whose end the worker has not reported."""
         self.num_unfinished = len(self.choices)
         """Choices whose text has not ended."""
+        self.num_tokens = 0
+        """Of all completions, so far."""
         self._usage: terms.Usage | None = None
         """As last counted; None when more has come since."""
 
     def take(self, delta: wire.Delta) -> Choice:
         """The choice that moved. Raises RequestFailed when the worker gave the sequence up."""
         choice = self.parts[delta.request_id].choices[delta.index]
-        was_unfinished = choice.finish_reason is None
+        was_unfinished, num_before = choice.finish_reason is None, choice.num_tokens
         choice.take(delta)
+        self.num_tokens += choice.num_tokens - num_before
         self._usage = None
         if was_unfinished and choice.finish_reason is not None:
             self.num_unfinished -= 1
@@ -96,13 +99,11 @@ class Answer:
         """So far. A prompt counts once, however many answers it has."""
         if self._usage is not None:
             return self._usage
-        num_prompt_tokens = num_cached_tokens = num_completion_tokens = 0
+        num_prompt_tokens = num_cached_tokens = 0
         for part in self.parts.values():
             num_prompt_tokens += len(part.submit.prompt_token_ids)
             num_cached_tokens += part.num_cached_tokens()
-            for choice in part.choices:
-                num_completion_tokens += choice.num_tokens
-        self._usage = terms.Usage(num_prompt_tokens, num_cached_tokens, num_completion_tokens)
+        self._usage = terms.Usage(num_prompt_tokens, num_cached_tokens, self.num_tokens)
         return self._usage
 
     def finish_reason(self) -> str:

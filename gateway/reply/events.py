@@ -33,6 +33,13 @@ class Outlet(Protocol):
         Raises ConnectionResetError when the client is gone, or was given up because it read nothing for so long.
         """
 
+    @property
+    def is_flushed(self) -> bool:
+        """All that was written has left this process."""
+
+    async def flush(self) -> None:
+        """Until it has. Raises ConnectionResetError as ``write`` does."""
+
     async def end(self, events: bytes) -> web.StreamResponse:
         """Sends the last events."""
 
@@ -58,6 +65,7 @@ class EventStream:
         self._response: web.StreamResponse | None = None
         self._protocol = request.protocol
         self._writer = cast(StreamWriter, request.writer)
+        self._transport = request.transport
         self._timer: Timer | None = None
         self._num_writes = 0
         self._num_writes_before = 0
@@ -77,9 +85,8 @@ class EventStream:
             self._beat.cancel()
 
     async def open(self) -> web.StreamResponse:
-        transport = self._request.transport
-        if transport is not None:
-            transport.set_write_buffer_limits(high=self._limits.max_stream_buffer_bytes)
+        if self._transport is not None:
+            self._transport.set_write_buffer_limits(high=self._limits.max_stream_buffer_bytes)
         response = web.StreamResponse(
             headers={
                 "content-type": "text/event-stream; charset=utf-8",
@@ -101,6 +108,24 @@ class EventStream:
         await self._writer.write(events, drain=False)
         if self._protocol.writing_paused:
             await self._read_by_client()
+
+    @property
+    def is_flushed(self) -> bool:
+        return self._transport is not None and not self._transport.get_write_buffer_size()
+
+    async def flush(self) -> None:
+        transport = self._transport
+        if self._response is None or transport is None or not transport.get_write_buffer_size():
+            return
+        if transport.is_closing():
+            raise ConnectionResetError("the client is gone")
+        transport.set_write_buffer_limits(high=0)  # so that it counts as full until it is empty
+        try:
+            if self._protocol.writing_paused:
+                await self._read_by_client()
+        finally:
+            if not transport.is_closing():
+                transport.set_write_buffer_limits(high=self._limits.max_stream_buffer_bytes)
 
     async def end(self, events: bytes) -> web.StreamResponse:
         response = self._response or await self.open()

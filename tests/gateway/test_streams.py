@@ -51,7 +51,8 @@ async def flood(front: Front, submit: wire.Submit, num_rounds: int) -> None:
 
 
 async def test_a_slow_reader_holds_up_nobody_loses_nothing_and_fills_no_memory(open_front):
-    async with open_front(server=SMALL, send_buffer_bytes=KERNEL_BYTES) as front:
+    ledger = settings.Ledger(mark_tokens=1001)
+    async with open_front(server=SMALL, ledger=ledger, send_buffer_bytes=KERNEL_BYTES) as front:
         reader, writer = await ask(front)
         submit = await front.peer.submitted()
         await flood(front, submit, 200)
