@@ -14,6 +14,7 @@ import msgspec
 from gateway import errors
 from gateway.clock import Clock, Timer
 from gateway.flight import Flight
+from gateway.telemetry import Errors, ErrorView
 from policies.priority import Lane, Lanes, Order, Turn
 from policies.promise import Pace, demand_of, wait_s, waits_behind
 from policies.settings import SlaClass
@@ -37,6 +38,8 @@ class LaneView(msgspec.Struct, frozen=True):
     """Requests of this class whose prediction can be compared with what came, of the last so many."""
     median_error_ms: float | None
     """Of those: how far off, either way."""
+    ttft_error: ErrorView
+    """Of all of them since start."""
     num_sent: int
     """Since start, as are the three below; out of the line or past it."""
     num_refused_full: int
@@ -47,12 +50,14 @@ class LaneView(msgspec.Struct, frozen=True):
 class Record:
     """What became of one class's requests."""
 
-    __slots__ = ("errors_s", "num_full", "num_sent", "num_slow", "num_timed_out", "timer")
+    __slots__ = ("errors", "latest_s", "num_full", "num_sent", "num_slow", "num_timed_out", "timer")
 
     def __init__(self) -> None:
         self.timer: Timer | None = None
-        self.errors_s: deque[float] = deque(maxlen=NUM_REMEMBERED)
+        self.errors = Errors()
         """Predicted less real time to the first token."""
+        self.latest_s: deque[float] = deque(maxlen=NUM_REMEMBERED)
+        """The same, of the last ones."""
         self.num_sent = self.num_full = self.num_slow = self.num_timed_out = 0
 
 
@@ -60,13 +65,20 @@ class WaitingLine:
     """All flights that wait for one model."""
 
     def __init__(
-        self, model: str, classes: Mapping[str, SlaClass], clock: Clock, timed_out: Callable[[], None]
+        self,
+        model: str,
+        classes: Mapping[str, SlaClass],
+        clock: Clock,
+        timed_out: Callable[[], None],
+        speed: Callable[[], tuple[Pace | None, float]],
     ) -> None:
-        """``timed_out`` is called when somebody's time was up, and the next may be another."""
+        """``timed_out`` is called when somebody's time was up, and the next may be another. ``speed``: a worker's
+        pace, if it is known, and how many of them there are, as for ``promise.wait_s``."""
         self.lanes = Lanes(classes)
         self._model = model
         self._clock = clock
         self._timed_out = timed_out
+        self._speed = speed
         self._records = {name: Record() for name in classes}
 
     def __len__(self) -> int:
@@ -129,7 +141,9 @@ class WaitingLine:
     def began(self, flight: Flight, now: float) -> None:
         """Its first token is here: was the prediction right?"""
         if flight.expected_at is not None:
-            self._records[flight.order.sla_class].errors_s.append(flight.expected_at - now)
+            record, error_s = self._records[flight.order.sla_class], flight.expected_at - now
+            record.errors.add(1e3 * error_s)
+            record.latest_s.append(error_s)
 
     def ended(self, flight: Flight) -> None:
         """Nothing more will come of a flight that was sent."""
@@ -154,7 +168,7 @@ class WaitingLine:
             wait = 0.0
             if pace is not None and self.lanes.num_waiting:
                 wait = wait_s(pace, waits_behind(self.lanes, order), order, num_workers)
-            off_s = sorted(map(abs, record.errors_s))
+            off_s = sorted(map(abs, record.latest_s))
             views.append(
                 LaneView(
                     model=self._model,
@@ -165,6 +179,7 @@ class WaitingLine:
                     predicted_ttft_ms=None if pace is None else 1e3 * (wait + prefill_s),
                     num_predicted=len(off_s),
                     median_error_ms=1e3 * off_s[len(off_s) // 2] if off_s else None,
+                    ttft_error=record.errors.view(),
                     num_sent=record.num_sent,
                     num_refused_full=record.num_full,
                     num_refused_slow=record.num_slow,
@@ -172,6 +187,13 @@ class WaitingLine:
                 )
             )
         return views
+
+    def _again_s(self, lane: Lane, order: Order) -> float:
+        """Until a request like this one would be sent in time, as the line stands."""
+        pace, num_workers = self._speed()
+        if pace is None:
+            return 1.0
+        return max(1.0, wait_s(pace, waits_behind(self.lanes, order), order, num_workers) - lane.terms.max_wait_s)
 
     def _turnover_s(self, pace: Pace, lane: Lane, order: Order, num_workers: float) -> float:
         """Until one more of this lane has gone, at the pace that its guarantee gives it."""
@@ -189,16 +211,19 @@ class WaitingLine:
         record = self._records[lane.name]
         record.timer = None
         overdue_at = self._clock.now() - lane.terms.max_wait_s
+        overdue: list[Flight] = []
         while lane.waiting:
             turn = next(iter(lane.waiting))
-            flight: Flight = turn.item
-            if flight.submitted_at > overdue_at:
+            if turn.item.submitted_at > overdue_at:
                 break
-            record.num_timed_out += 1
             self.lanes.remove(turn)
+            overdue.append(turn.item)
+        record.num_timed_out += len(overdue)
+        for flight in overdue:
             flight.fail(
                 errors.QueueTimeout(
-                    f"No worker had room for the request within {lane.terms.max_wait_s:g} s.", retry_after_s=1.0
+                    f"No worker had room for the request within {lane.terms.max_wait_s:g} s.",
+                    retry_after_s=self._again_s(lane, flight.order),
                 )
             )
         self._timed_out()

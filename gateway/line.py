@@ -19,7 +19,7 @@ from gateway.workers import Worker
 from policies import settings, wire
 from policies.prefix import digests_of
 from policies.priority import Order
-from policies.promise import NOTHING, prefill_s
+from policies.promise import NOTHING, Pace, prefill_s
 from policies.routing import choose
 
 MAX_ROUTED_BLOCKS = 1024
@@ -50,7 +50,7 @@ class Line:
         self._claimed_priority = min(self.priorities.values())
         """What goes on its class's guarantee is not put back for anybody."""
         self._bounded = {name for name, terms in classes.items() if terms.max_ttft_ms}
-        self._waiting = WaitingLine(name, classes, clock, self._advance)
+        self._waiting = WaitingLine(name, classes, clock, self._advance, self._speed)
         self._has_prefix_cache = model.engine.prefix_cache
         self._max_slowdown = model.engine.max_slowdown
         self._clock = clock
@@ -109,9 +109,7 @@ class Line:
     def views(self) -> list[LaneView]:
         """Each class as it stands."""
         seat = self._known()
-        if seat is None or seat.pace is None:
-            return self._waiting.views(None, 1.0, 0.0)
-        return self._waiting.views(seat.pace, self._num_workers(), self._prefill_s(seat, 1))
+        return self._waiting.views(*self._speed(), 0.0 if seat is None else self._prefill_s(seat, 1))
 
     @property
     def num_waiting(self) -> int:
@@ -193,11 +191,8 @@ class Line:
     def _enter(self, flight: Flight) -> None:
         """Into its lane, if it may and if it is any use."""
         seat = self._known()
-        if seat is None:
-            self._waiting.enter(flight, None, 1.0, 0.0)
-        else:
-            after_s = self._prefill_s(seat, flight.order.num_prompt_tokens)
-            self._waiting.enter(flight, seat.pace, self._num_workers(), after_s)
+        after_s = 0.0 if seat is None else self._prefill_s(seat, flight.order.num_prompt_tokens)
+        self._waiting.enter(flight, *self._speed(), after_s)
 
     def _advance(self) -> None:
         """Sends whose turn it is while there is room for it; a wide request waits for it, and nobody overtakes."""
@@ -243,7 +238,8 @@ class Line:
         known = [seat for seat in self.seats.values() if seat.pace is not None]
         return min(known, key=lambda seat: seat.num_pending_tokens, default=None)
 
-    def _num_workers(self) -> float:
-        """Those that take requests, each as far as it works for us; 1 while there are none."""
+    def _speed(self) -> tuple[Pace | None, float]:
+        """The pace of a worker, and how many take requests, each as far as it works for us; 1 while there are none."""
+        seat = self._known()
         parts = [seat.part for worker, seat in self.seats.items() if seat.is_open and worker.facts is not None]
-        return sum(parts) or 1.0
+        return None if seat is None else seat.pace, sum(parts) or 1.0

@@ -1,4 +1,4 @@
-"""What is told to the operator while the gateway runs: today its log, on standard error.
+"""What is told to the operator while the gateway runs: its log, on standard error, and what is counted.
 
 Two kinds of lines: records of the standard library's logging, and events, which are Structs and told by their fields.
 Events come with every request, so they take a short way of their own. Lines are written together, a few times a second;
@@ -8,6 +8,7 @@ warnings and worse at once.
 from __future__ import annotations
 
 import asyncio
+import bisect
 import contextlib
 import functools
 import logging
@@ -24,7 +25,52 @@ MAX_WAITING_LINES = 512
 NOISY = ("aiohttp", "asyncio", "alembic", "sqlalchemy", "aiosqlite")
 """Libraries whose information is for their own developers."""
 
+TTFT_ERROR_BOUNDS_MS = (10.0, 25.0, 50.0, 100.0, 250.0, 500.0, 1000.0, 2500.0, 5000.0, 10_000.0, 30_000.0)
+"""How far off a predicted time to the first token may be to be counted here and not above."""
+
 log = logging.getLogger(__name__)
+
+
+class Bucket(msgspec.Struct, frozen=True):
+    """Of a histogram: those that are above the bound before and at most this one."""
+
+    max_ms: float | None
+    """Null: the last one, without a bound."""
+    num: int
+
+
+class ErrorView(msgspec.Struct, frozen=True):
+    """How far predictions were off since start: predicted less real, so above zero is what came sooner."""
+
+    num: int
+    mean_ms: float | None
+    """Either way (mean absolute error); null: there was none."""
+    bias_ms: float | None
+    """Mean with its sign."""
+    buckets: list[Bucket]
+    """Of the errors either way."""
+
+
+class Errors:
+    """A histogram of predictions that can be compared with what came."""
+
+    __slots__ = ("_bounds_ms", "_counts", "_sum_ms", "_sum_off_ms")
+
+    def __init__(self, bounds_ms: tuple[float, ...] = TTFT_ERROR_BOUNDS_MS) -> None:
+        self._bounds_ms = bounds_ms
+        self._counts = [0] * (len(bounds_ms) + 1)
+        self._sum_ms = self._sum_off_ms = 0.0
+
+    def add(self, error_ms: float) -> None:
+        off_ms = abs(error_ms)
+        self._counts[bisect.bisect_left(self._bounds_ms, off_ms)] += 1
+        self._sum_ms += error_ms
+        self._sum_off_ms += off_ms
+
+    def view(self) -> ErrorView:
+        num = sum(self._counts)
+        buckets = [Bucket(max_ms, num) for max_ms, num in zip((*self._bounds_ms, None), self._counts, strict=True)]
+        return ErrorView(num, self._sum_off_ms / num if num else None, self._sum_ms / num if num else None, buckets)
 
 
 class Fields(logging.Formatter):

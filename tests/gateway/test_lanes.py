@@ -155,6 +155,32 @@ async def test_how_far_predictions_were_off_is_told(start_scripted_worker):
         assert view.num_sent == 10
         assert view.num_predicted == 8  # those that waited
         assert view.median_error_ms > 100  # it is much faster than it says
+        told = view.ttft_error
+        assert told.num == 8
+        assert told.mean_ms == told.bias_ms > 100
+        assert sum(bucket.num for bucket in told.buckets if bucket.max_ms is None or bucket.max_ms > 100) == 8
+
+
+async def test_whoever_waited_in_vain_is_told_when_the_line_will_be_shorter(start_scripted_worker, clock):
+    address = await start_scripted_worker("--max-sequences", 1, *SLOW, *WEIGHTS)
+    classes = builders.classes(max_wait_s=10.0, max_ttft_ms=0.0)
+    async with dispatching(address, clock=clock, classes=classes) as dispatch:
+        await until(lambda: dispatch.queues()[0].predicted_ttft_ms is not None)
+        for _ in range(2):
+            send(dispatch, a_submit(max_tokens=28))
+        early = [send(dispatch, a_submit(max_tokens=28)) for _ in range(20)]
+        clock.advance(5)
+        late = [send(dispatch, a_submit(max_tokens=28)) for _ in range(10)]
+        clock.advance(5)
+        # A request's work is 4 prompt tokens and 28 steps of 0.11 s: 3.12 s, and ten others are in line still.
+        for flight in early:
+            with pytest.raises(errors.QueueTimeout) as refused:
+                await flight.deltas()
+            assert refused.value.retry_after_s == pytest.approx(11 * 3.12 - 10)
+        clock.advance(5)
+        with pytest.raises(errors.QueueTimeout) as refused:
+            await late[0].deltas()
+        assert refused.value.retry_after_s == 1  # nobody is in line
 
 
 async def test_a_worker_that_rests_finishes_and_gets_nothing_new(start_scripted_worker):
