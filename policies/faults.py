@@ -31,6 +31,11 @@ def of_policy(policy: Policy, classes: Collection[str]) -> list[Fault]:
         faults += _of_names(path, names)
     if len(policy.sla_classes) > MAX_NAMES:
         faults.append(("sla_classes", f"names more than {MAX_NAMES}"))
+    faults += [
+        (f"cache.{name}", "has characters that cannot be printed")
+        for name in ("sharing_group", "prefix_group")
+        if not getattr(policy.cache, name).isprintable()
+    ]
     return faults
 
 
@@ -53,5 +58,5 @@ def _numbered(path: str, names: Iterable[str]) -> Iterator[tuple[str, str]]:
 def _of_names(path: str, names: Collection[str]) -> Iterator[Fault]:
     if len(names) > MAX_NAMES:
         yield path, f"names more than {MAX_NAMES} models"
-    elif any(not 1 <= len(name) <= MAX_NAME_CHARS for name in names):
-        yield path, f"a model's name has 1 to {MAX_NAME_CHARS} characters"
+    elif any(not 1 <= len(name) <= MAX_NAME_CHARS or not name.isprintable() for name in names):
+        yield path, f"a model's name has 1 to {MAX_NAME_CHARS} characters that can be printed"

@@ -91,6 +91,10 @@ REFUSED: list[tuple[str, str, object, str]] = [
     ("POST", "policies", document(models=[""]), "document.models"),
     ("POST", "policies", document(models=[str(i) for i in range(1001)]), "document.models"),
     ("POST", "policies", document(models=[LONG]), "document.models"),
+    ("POST", "policies", document(models=["a\nb"]), "document.models"),
+    ("POST", "policies", document(model_limits={"a\0": {}}), "document.model_limits"),
+    ("POST", "policies", document(model_limits={"": {}}), "document.model_limits"),
+    ("POST", "policies", document(prices={str(i): {} for i in range(1001)}), "document.prices"),
     (
         "POST",
         "policies",
@@ -113,6 +117,8 @@ REFUSED: list[tuple[str, str, object, str]] = [
     ("POST", "policies", document(cache={"ttl_s": 0}), "document.cache.ttl_s"),
     ("POST", "policies", document(cache={"exact": "maybe"}), "document.cache.exact"),
     ("POST", "policies", document(cache={"sharing_group": LONG}), "document.cache.sharing_group"),
+    ("POST", "policies", document(cache={"sharing_group": "a\n"}), "document.cache.sharing_group"),
+    ("POST", "policies", document(cache={"prefix_group": "a\0"}), "document.cache.prefix_group"),
     ("POST", "policies", document(without_redis="hope"), "document.without_redis"),
     ("PUT", "policies/default", {"document": {"weight": 0}}, "document.weight"),
     ("PUT", "policies/default", {"document": {}, "name": "other"}, "name"),
@@ -161,6 +167,11 @@ REFUSED: list[tuple[str, str, object, str]] = [
     ("GET", "audit_log?since=yesterday", None, "since"),
     ("GET", "audit_log?object_id=a%00b", None, "object_id"),
     ("DELETE", "keys/KEY?really=yes", None, "really"),
+    ("GET", "tenants/TENANT/limits?model=", None, "model"),
+    ("GET", "tenants/TENANT/limits?model=" + LONG, None, "model"),
+    ("GET", "keys/KEY/limits?limit=5", None, "limit"),
+    ("POST", "caches/exact/TENANT/flush", {"all": True}, "all"),
+    ("POST", "workers/none/drain", {"at_once": True}, "at_once"),
 ]
 
 NOWHERE = [
@@ -240,6 +251,46 @@ async def test_a_version_that_is_not_there_is_refused_whatever_it_looks_like(ope
         huge = b'{"name": "' + b"x" * (1 << 20) + b'"}'
         assert (await desk("POST", "tenants", huge)).status == 413
         assert await desk.everything() == before
+
+
+async def test_a_key_can_only_take_away_and_only_within_its_own_tenant(open_front: OpenFront):
+    async with opened(open_front) as (desk, names):
+        blue = await desk.made("tenants", {"name": "blue"})
+        theirs = await desk.made("service_accounts", {"tenant_id": blue["id"], "name": "robot"})
+        strict = {
+            "key_limits": {"requests_per_minute": 5},
+            "models": ["demo"],
+            "sla_class": "batch",
+            "sla_classes": ["batch"],
+        }
+        assert (await desk("PUT", "policies/default", {"document": strict}, if_match="*")).status == 200
+        before = await desk.everything()
+        wider = {
+            "narrowing.limits.requests_per_minute": {"limits": {"requests_per_minute": 6}},
+            "narrowing.models": {"models": ["demo", "other"]},
+            "narrowing.sla_class": {"sla_class": "interactive"},
+            "narrowing.sla_classes": {"sla_classes": ["batch", "standard"]},
+            "narrowing.narrowing": {"narrowing": {}},
+        }
+        for field, narrowing_of_it in wider.items():
+            made = await desk("POST", "keys", filled(KEYS | {"narrowing": narrowing_of_it}, names))
+            assert (made.status, made.fields()) == (400, [field])
+            change = {"name": "wider", "narrowing": narrowing_of_it}
+            changed = await desk("PATCH", filled("keys/KEY", names), change, if_match="*")
+            assert (changed.status, changed.fields()) == (400, [field])
+        stolen = await desk("POST", "keys", filled(KEYS | {"service_account_id": theirs["id"]}, names))
+        assert (stolen.status, stolen.fields()) == (400, ["service_account_id"])
+        assert await desk.everything() == before
+
+
+async def test_a_revoked_key_stays_as_it_is(open_front: OpenFront):
+    async with opened(open_front) as (desk, names):
+        key = await desk.made("keys", filled(KEYS, names))
+        assert (await desk("DELETE", f"keys/{key['id']}")).status == 200
+        before = await desk.everything()
+        assert (await desk("POST", f"keys/{key['id']}/rotate", {})).status == 409
+        assert (await desk("PATCH", f"keys/{key['id']}", {"name": "b"}, if_match="*")).status == 409
+        assert (await desk.can(key["key"]), await desk.everything()) == (401, before)
 
 
 async def test_a_name_is_given_once(open_front: OpenFront, store_settings: settings.Store):
