@@ -23,6 +23,7 @@ from gateway.doors import Doors, DoorsError, Stop
 from gateway.house import GATEWAY, Gateway
 from gateway.idempotency import Idempotency
 from gateway.ledger import Ledger, Writer, open_chain, writer_for
+from gateway.ledger.closing import Closing
 from gateway.ledger.marks import Marks
 from gateway.ledger.marks.recovery import Recovery
 from gateway.ledger.spool import SpooledWriter
@@ -126,6 +127,7 @@ async def opened(
         ledger = Ledger(writer, config.store, clock, chain, lambda: house_doors.num_inside, marks)
         stack.push_async_callback(ledger.close, LEDGER_S)
         await stack.enter_async_context(Recovery(marked_in, rooms, ledger, spool, clock).watched())
+        await stack.enter_async_context(Closing(rooms, clock, config.ledger.close_after_s).watched())
         dispatch = Dispatch(config, clock, command)
         stack.push_async_callback(dispatch.close, WORKERS_S)
         others = await stack.enter_async_context(

@@ -28,15 +28,19 @@ def upgrade(connection: Connection) -> list[str]:
     """
     if connection.dialect.name == "postgresql":
         connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _LOCK})
-    config = config_of(connection)
-    revisions = [script.revision for script in ScriptDirectory.from_config(config).walk_revisions()][::-1]
+    if missing := missing_of(connection):
+        command.upgrade(config_of(connection), "head")
+    return missing
+
+
+def missing_of(connection: Connection) -> list[str]:
+    """The revisions by which the schema is behind. Raises Unknown."""
+    scripts = ScriptDirectory.from_config(config_of(connection))
+    revisions = [script.revision for script in scripts.walk_revisions()][::-1]
     current = MigrationContext.configure(connection).get_current_revision()
     if current is not None and current not in revisions:
         raise Unknown(current)
-    missing = revisions[revisions.index(current) + 1 :] if current is not None else revisions
-    if missing:
-        command.upgrade(config, "head")
-    return missing
+    return revisions[revisions.index(current) + 1 :] if current is not None else revisions
 
 
 def config_of(connection: Connection) -> Config:

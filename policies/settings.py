@@ -69,6 +69,8 @@ class Ledger(Section, frozen=True):
     mark_tokens: Annotated[int, Meta(ge=1, le=1_000_000)] = 64
     """Completion tokens that a stream's client may be ahead of what the disk knows to have been delivered: at most so
     many of a stream are not owed when the machine is lost."""
+    close_after_s: Annotated[float, Meta(ge=0)] = 3600.0
+    """After the end of a day (UTC) its rows are closed under one digest; rows that come later fall to the next day."""
 
 
 class SlaClass(Section, frozen=True, kw_only=True):

@@ -45,12 +45,14 @@ class Cut(NamedTuple):
     last_link: bytes
 
 
-class Closed(msgspec.Struct, frozen=True):
-    """A day, counted from 1970 in UTC, that is closed."""
+class Day(msgspec.Struct, frozen=True):
+    """One that is closed."""
 
-    day: int
+    day: str
+    """As 2026-11-21, in UTC; in the store, and everywhere else here, they are counted from 1970."""
     num_rows: int
-    digest: bytes
+    digest: str
+    """Hexadecimal."""
 
 
 def day_of(unix_s: float) -> int:
@@ -71,7 +73,7 @@ def digest_of(previous: bytes, day: int, cuts: Iterable[Cut]) -> bytes:
     return hashlib.sha256(previous + msgspec.msgpack.encode((day, list(cuts)))).digest()
 
 
-async def close_next(rooms: Store, before: int, now: float) -> Closed | None:
+async def close_next(rooms: Store, before: int, now: float) -> Day | None:
     """Closes the oldest day that is open, unless it is ``before`` or a later one; None: there was none to close. Raises
     what the database raises."""
     while True:
@@ -90,8 +92,9 @@ async def close_next(rooms: Store, before: int, now: float) -> Closed | None:
                     await connection.execute(sa.insert(store.ledger_closings), closings)
         except IntegrityError:  # another has closed it meanwhile
             continue
-        log.info("ledger: %s is closed with %d rows; its digest is %s", name_of(day), num_rows, digest.hex())
-        return Closed(day, num_rows, digest)
+        shown = Day(name_of(day), num_rows, digest.hex())
+        log.info("ledger: %s is closed with %d rows; its digest is %s", shown.day, shown.num_rows, shown.digest)
+        return shown
 
 
 class Closing:

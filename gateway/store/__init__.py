@@ -11,7 +11,7 @@ import fcntl
 import os
 import secrets
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +50,7 @@ __all__ = [
     "Store",
     "StoreError",
     "audit_log",
+    "beside",
     "bump",
     "changes",
     "idempotency",
@@ -154,25 +155,50 @@ def url_of(config: settings.Store) -> sa.URL:
 @contextlib.asynccontextmanager
 async def opened(config: settings.Store) -> AsyncIterator[Store]:
     """The store with its schema up to date. Raises StoreError."""
-    url = url_of(config)
-    is_sqlite = url.drivername.startswith("sqlite")
-    data_dir = Path(config.data_dir)
-    with _held(data_dir, exclusively=is_sqlite):
-        engine = create_async_engine(url, pool_pre_ping=not is_sqlite)
-        if is_sqlite:
-            sa.event.listen(engine.sync_engine, "connect", _set_up_sqlite)
-            sa.event.listen(engine.sync_engine, "begin", _begin_sqlite)
-        try:
-            applied = await _migrate(engine, url)
-            yield Store(engine, data_dir, Path(url.database or "") if is_sqlite else None, applied)
-        finally:
-            await engine.dispose()
+    url, data_dir = url_of(config), Path(config.data_dir)
+    with _held(data_dir, exclusively=_is_sqlite(url)):
+        async with _engine_of(url) as engine:
+            applied = await _of_schema(engine, url, migrations.upgrade)
+            yield Store(engine, data_dir, _database(url), applied)
 
 
-async def _migrate(engine: AsyncEngine, url: sa.URL) -> list[str]:
+@contextlib.asynccontextmanager
+async def beside(config: settings.Store) -> AsyncIterator[Store]:
+    """The store, which a gateway may have open at the same time: nothing is migrated, and nobody kept out. Raises
+    StoreError."""
+    url, data_dir = url_of(config), Path(config.data_dir)
+    if (database := _database(url)) is not None and not database.exists():
+        raise StoreError(f"there is no store in {data_dir}")
+    async with _engine_of(url) as engine:
+        if await _of_schema(engine, url, migrations.missing_of):
+            raise StoreError("the store is an older Penstock's; `penstock migrate` brings it up to date")
+        yield Store(engine, data_dir, database, [])
+
+
+def _is_sqlite(url: sa.URL) -> bool:
+    return url.drivername.startswith("sqlite")
+
+
+def _database(url: sa.URL) -> Path | None:
+    return Path(url.database or "") if _is_sqlite(url) else None
+
+
+@contextlib.asynccontextmanager
+async def _engine_of(url: sa.URL) -> AsyncIterator[AsyncEngine]:
+    engine = create_async_engine(url, pool_pre_ping=not _is_sqlite(url))
+    if _is_sqlite(url):
+        sa.event.listen(engine.sync_engine, "connect", _set_up_sqlite)
+        sa.event.listen(engine.sync_engine, "begin", _begin_sqlite)
+    try:
+        yield engine
+    finally:
+        await engine.dispose()
+
+
+async def _of_schema(engine: AsyncEngine, url: sa.URL, work: Callable[[sa.Connection], list[str]]) -> list[str]:
     try:
         async with engine.begin() as connection:
-            return await connection.run_sync(migrations.upgrade)
+            return await connection.run_sync(work)
     except migrations.Unknown as revision:
         raise StoreError(f"the store was written by a newer Penstock (revision {revision})") from None
     except (SQLAlchemyError, OSError) as error:
