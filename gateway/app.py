@@ -30,6 +30,7 @@ from gateway.ledger.spool import SpooledWriter
 from gateway.limits import Limits, days
 from gateway.limits.budgets import Budgets
 from gateway.posted import Posted
+from gateway.prices import PriceHistory, Prices
 from gateway.redis import Redis, RedisUrlError
 from gateway.source import SourceError, directory_of
 from gateway.store import StoreError
@@ -114,7 +115,7 @@ async def opened(
         rooms = await stack.enter_async_context(store.opened(config.store))
         taken = Posted(rooms).add
         events = await stack.enter_async_context(webhooks.opened(config.billing, environ, clock, redis, taken))
-        show(await bootstrap(rooms, environ, config.policies), announce)
+        show(await bootstrap(rooms, environ, config.policies, config.prices, config.billing.currency), announce)
         directory = await Directory.load(rooms, clock)
         await stack.enter_async_context(directory.watched())
         writer: Writer = writer_for(rooms)
@@ -137,10 +138,12 @@ async def opened(
         def alert(reached: Alert) -> None:
             events.post(reached.id, "budget.reached", reached)
 
+        prices = Prices(lambda: directory.prices)
         limits = Limits(
             config,
             clock,
             redis,
+            prices,
             num_gateways=lambda: others.num_gateways,
             alert=alert,
         )
@@ -166,6 +169,8 @@ async def opened(
             others,
             events,
             Trials(),
+            prices,
+            PriceHistory(rooms.engine),
         )
         await stack.enter_async_context(answering(gw, house_doors, sockets))
         for name in config.models:

@@ -1,12 +1,12 @@
 """The first start: an empty store gets its secret, an organization, a tenant, an API key and an admin key, which a file
-keeps; and every start: a policy of the settings that the store has never had is made in it."""
+keeps; and every start: policies and prices of the settings that the store has never had are made in it."""
 
 from __future__ import annotations
 
 import logging
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -15,7 +15,9 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway import keys, store
 from gateway.store import Store, StoreError, new_id
+from policies import settings
 from policies.policy import Policy
+from policies.pricelist import Proposed, Terms
 
 log = logging.getLogger(__name__)
 
@@ -23,7 +25,7 @@ FILE = "bootstrap.env"
 API_KEY, ADMIN_KEY = "PENSTOCK_API_KEY", "PENSTOCK_ADMIN_KEY"
 ORGANIZATION = TENANT = POLICY = "default"
 BY_SETTINGS = "config.toml"
-"""Who made the first version of a policy of the settings."""
+"""Who made what the settings say."""
 
 
 class Born(msgspec.Struct, frozen=True):
@@ -34,14 +36,21 @@ class Born(msgspec.Struct, frozen=True):
     """The keys that were drawn here, by name; not those that the environment gave."""
 
 
-async def bootstrap(rooms: Store, environ: Mapping[str, str], seeds: Mapping[str, Policy] | None = None) -> Born | None:
+async def bootstrap(
+    rooms: Store,
+    environ: Mapping[str, str],
+    seeds: Mapping[str, Policy] | None = None,
+    prices: Sequence[Proposed] = (),
+    currency: str = settings.Billing().currency,
+) -> Born | None:
     """Fills an empty store; None when it is not empty. Raises StoreError.
 
     Keys named in the environment are used as they are. The file is written before the store is, so that no start is the
-    first one whose keys nobody has seen. ``seeds``: the settings' policies.
+    first one whose keys nobody has seen. ``seeds``: the settings' policies; ``currency``: of all prices.
     """
     async with rooms.changing() as (connection, revision):
         await _seed(connection, {POLICY: Policy(), **(seeds or {})}, revision)
+        await _list_prices(connection, prices, currency, revision)
         installed = (await connection.execute(sa.select(store.install.c.key_secret))).scalar()
         if installed is not None:
             await _mention_strangers(connection, installed, environ)
@@ -102,6 +111,34 @@ async def _seed(connection: AsyncConnection, seeds: Mapping[str, Policy], revisi
             "note": "",
         }
         await connection.execute(sa.insert(store.policies), version)
+
+
+async def _list_prices(connection: AsyncConnection, prices: Sequence[Proposed], currency: str, revision: int) -> None:
+    """Those whose model and class the list has never had. Raises StoreError when the list is in another currency."""
+    columns = store.prices.c
+    newest = (await connection.execute(sa.select(store.prices).order_by(columns.version.desc()).limit(1))).first()
+    if newest is not None and (kept := msgspec.json.decode(newest.document, type=Terms).currency) != currency:
+        raise StoreError(f"billing.currency is {currency}, but the store's price list is in {kept}")
+    places = await connection.execute(sa.select(columns.model, columns.sla_class).distinct())
+    known = {(model, sla_class) for model, sla_class in places}
+    version = 0 if newest is None else newest.version
+    for proposed in prices:
+        if (proposed.model, proposed.sla_class) in known:
+            continue
+        version += 1
+        now = int(time.time())
+        row = {
+            "version": version,
+            "model": proposed.model,
+            "sla_class": proposed.sla_class,
+            "effective_from": now,
+            "document": msgspec.json.encode(Terms(currency=currency, price=proposed.price)).decode(),
+            "created_at": now,
+            "created_by": BY_SETTINGS,
+            "note": "",
+            "revision": revision,
+        }
+        await connection.execute(sa.insert(store.prices), row)
 
 
 async def _mention_strangers(connection: AsyncConnection, secret: bytes, environ: Mapping[str, str]) -> None:

@@ -1,4 +1,5 @@
-"""Who there is, in memory: every key, tenant and policy of the store, so that a request asks no database.
+"""Who there is, in memory: every key, tenant and policy of the store, and the price list, so that a request asks no
+database.
 
 A change of the store has a revision, and each row that it touched carries it: ``refresh`` reads the rows that are newer
 than what is known here. ``watched`` does so twice a second and whenever ``notice`` says that there is something; while
@@ -11,6 +12,7 @@ import asyncio
 import contextlib
 import ipaddress
 import logging
+import time
 from collections.abc import AsyncIterator, Iterable
 
 import msgspec
@@ -22,6 +24,7 @@ from gateway import store
 from gateway.clock import Clock
 from gateway.store import Store
 from policies.policy import Narrowing, Policy, narrowed
+from policies.pricelist import Listed, PriceList, Terms
 
 log = logging.getLogger(__name__)
 
@@ -90,13 +93,15 @@ class Version(msgspec.Struct, frozen=True, gc=False):
 
 
 class Directory:
-    """What the store says of keys, tenants and policies, as of ``revision``."""
+    """What the store says of keys, tenants, policies and prices, as of ``revision``."""
 
     def __init__(self, rooms: Store, clock: Clock, secret: bytes) -> None:
         """Empty; ``load`` makes a full one."""
         self.secret = secret
         """Under which keys are hashed."""
         self.revision = 0
+        self.prices = PriceList()
+        """Another one whenever it has changed."""
         self._rooms = rooms
         self._clock = clock
         self._keys: dict[bytes, Key] = {}
@@ -166,8 +171,11 @@ class Directory:
                 return
             policies = await self._new_policies(connection)
             tenants = await self._new_tenants(connection)
+            entries = await self._new_prices(connection)
             self._policies.update(policies)
             self._tenants.update(tenants)
+            if entries:
+                self.prices = self.prices.extended(entries, time.time())
             await self._take_new_keys(connection)
             self.revision = revision
 
@@ -222,6 +230,19 @@ class Directory:
                 log.error("version %d of policy %s cannot be read and has no effect: %s", row.version, row.name, error)
             else:
                 found[row.name] = Version(row.name, row.version, policy)
+        return found
+
+    async def _new_prices(self, connection: AsyncConnection) -> list[Listed]:
+        columns = store.prices.c
+        query = sa.select(store.prices).where(columns.revision > self.revision).order_by(columns.version)
+        found = []
+        for row in await connection.execute(query):
+            try:
+                terms = msgspec.json.decode(row.document, type=Terms)
+            except msgspec.DecodeError as error:
+                log.error("version %d of the price list cannot be read and has no effect: %s", row.version, error)
+            else:
+                found.append(Listed(row.version, row.model, row.sla_class, row.effective_from, terms.price))
         return found
 
     async def _new_tenants(self, connection: AsyncConnection) -> dict[str, Tenant]:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from gateway.idempotency import Idempotency
     from gateway.ledger import Ledger
     from gateway.limits import Limits
+    from gateway.prices import PriceHistory, Prices
     from gateway.redis import Redis
     from gateway.store import Store
     from gateway.trials import Trials
@@ -44,6 +45,8 @@ class Gateway:
     gateways: Gateways
     webhooks: Webhooks
     trials: Trials
+    prices: Prices
+    price_history: PriceHistory
 
 
 GATEWAY = web.AppKey("GATEWAY", Gateway)

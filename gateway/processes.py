@@ -56,7 +56,7 @@ async def serve(config: settings.Settings, environ: Mapping[str, str], announce:
         for bound in reserved:
             stack.enter_context(bound)
         async with store.opened(config.store) as rooms:
-            app.show(await bootstrap(rooms, environ, config.policies), announce)
+            app.show(await bootstrap(rooms, environ, config.policies, config.prices, config.billing.currency), announce)
         config = await _that_can_be_served(config)
         crew = Crew(config, clock, give_up)
         stack.push_async_callback(crew.close, app.WORKERS_S)

@@ -1,11 +1,12 @@
-"""What is wrong with a policy, or with a key's narrowing of one, that its types cannot say."""
+"""What is wrong with a policy, a key's narrowing of one, or a price, that its types cannot say."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
 
 from policies import pricing
-from policies.policy import Narrowing, Policy, widened
+from policies.policy import ANY, Narrowing, Policy, widened
+from policies.pricelist import Proposed
 
 MAX_NAMES = 1000
 """Models that one document names in one place."""
@@ -37,6 +38,19 @@ def of_policy(policy: Policy, classes: Collection[str]) -> list[Fault]:
         if not getattr(policy.cache, name).isprintable()
     ]
     return faults
+
+
+def of_proposed(proposed: Proposed, classes: Collection[str], currency: str) -> list[Fault]:
+    """What keeps it from going on the price list; empty: nothing."""
+    found: list[Fault] = []
+    if proposed.sla_class not in (ANY, *classes):
+        known = ", ".join((ANY, *sorted(classes)))
+        found.append(("sla_class", f"there is no class {proposed.sla_class}; there are {known}"))
+    if proposed.currency not in (None, currency):
+        found.append(("currency", f"all prices are in {currency}, as [billing] of the settings says"))
+    if proposed.price is not None:
+        found += ((f"price.{name}", what) for name, what in pricing.check_price(proposed.price).items())
+    return found
 
 
 def of_narrowing(narrowing: Narrowing, policy: Policy) -> list[Fault]:

@@ -107,9 +107,6 @@ class Policy(Document, frozen=True):
         """The tenant's on this model."""
         return self.model_limits.get(model) or self.model_limits.get(ANY) or NO_LIMITS
 
-    def price_of(self, model: str) -> Price:
-        return self.prices.get(model) or self.prices.get(ANY) or FREE
-
 
 class Narrowing(Document, frozen=True):
     """What a key takes away from its tenant's policy; None leaves a word as it is."""

@@ -11,6 +11,7 @@ import difflib
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
+from decimal import Decimal
 from typing import Annotated, Any, Literal, get_type_hints
 
 import msgspec
@@ -18,6 +19,7 @@ from msgspec import Meta
 
 from policies import faults
 from policies.policy import Policy
+from policies.pricelist import Proposed
 
 Positive = Annotated[int, Meta(ge=1)]
 NonNegative = Annotated[int, Meta(ge=0)]
@@ -236,6 +238,8 @@ class Settings(Section, frozen=True):
     classes: dict[str, SlaClass] = msgspec.field(default_factory=lambda: dict(CLASSES))
     policies: dict[str, Policy] = msgspec.field(default_factory=lambda: {"default": Policy()})
     """Made in the store when it has none of that name; from then on the store's word counts."""
+    prices: tuple[Proposed, ...] = ()
+    """Put on the price list when it has never had one of that model and class; from then on the list's word counts."""
     limits: Limits = Limits()
     cache: Cache = Cache()
     redis: Redis = Redis()
@@ -269,7 +273,8 @@ def load(text: str, environ: Mapping[str, str], overrides: Mapping[str, Any] | N
     Raises SettingsError.
     """
     try:
-        raw: dict[str, Any] = tomllib.loads(text)
+        # Decimals, so that money is what was written; other numbers become floats when they are converted.
+        raw: dict[str, Any] = tomllib.loads(text, parse_float=Decimal)
     except tomllib.TOMLDecodeError as error:
         raise SettingsError(f"config.toml is not valid TOML: {error}") from None
     for path, value in _variables(environ):
@@ -297,6 +302,7 @@ def load(text: str, environ: Mapping[str, str], overrides: Mapping[str, Any] | N
                 f"config.toml: models.{name} has neither replicas nor addresses, so nothing can answer for it"
             )
     _check_classes(settings)
+    _check_prices(settings)
     _check_sharing(settings)
     return settings
 
@@ -311,6 +317,16 @@ def _check_classes(settings: Settings) -> None:
     for name, policy in settings.policies.items():
         for path, what in faults.of_policy(policy, classes):
             raise SettingsError(f"config.toml: policies.{name}.{path}: {what}")
+
+
+def _check_prices(settings: Settings) -> None:
+    seen: dict[tuple[str, str], int] = {}
+    for number, proposed in enumerate(settings.prices):
+        for path, what in faults.of_proposed(proposed, settings.classes, settings.billing.currency):
+            raise SettingsError(f"config.toml: prices[{number}].{path}: {what}")
+        other = seen.setdefault((proposed.model, proposed.sla_class), number)
+        if other != number:
+            raise SettingsError(f"config.toml: prices[{number}] is for the same model and class as prices[{other}]")
 
 
 def _check_sharing(settings: Settings) -> None:
@@ -329,7 +345,7 @@ def _variables(environ: Mapping[str, str]) -> Iterator[tuple[list[str], Any]]:
         if name.startswith("PENSTOCK_") and "__" in name:
             path = name.removeprefix("PENSTOCK_").lower().split("__")
             try:
-                value = tomllib.loads(f"value = {text}")["value"]
+                value = tomllib.loads(f"value = {text}", parse_float=Decimal)["value"]
             except tomllib.TOMLDecodeError:
                 value = text
             yield path, value
@@ -351,6 +367,8 @@ def _table(raw: dict[str, Any], key: str) -> dict[str, Any]:
 
 _NAMED: dict[str, type[msgspec.Struct]] = {"models": Model, "classes": SlaClass, "policies": Policy}
 """Tables of tables."""
+_NUMBERED: dict[str, type[msgspec.Struct]] = {"prices": Proposed}
+"""Arrays of tables."""
 
 
 def _refuse_unknown(raw: dict[str, Any], shape: type[msgspec.Struct], where: str) -> None:
@@ -366,6 +384,10 @@ def _refuse_unknown(raw: dict[str, Any], shape: type[msgspec.Struct], where: str
                 if not isinstance(entry, dict):
                     raise SettingsError(f"config.toml: {key}.{name}: expected a table, got `{type(entry).__name__}`")
                 _refuse_unknown(entry, _NAMED[key], f"{key}.{name}.")
+        elif key in _NUMBERED and isinstance(value, list):
+            for number, entry in enumerate(value):
+                if isinstance(entry, dict):
+                    _refuse_unknown(entry, _NUMBERED[key], f"{key}[{number}].")
         elif isinstance(value, dict) and isinstance(hints[key], type) and issubclass(hints[key], msgspec.Struct):
             _refuse_unknown(value, hints[key], f"{where}{key}.")
 

@@ -15,6 +15,7 @@ from gateway.admin import (
     organization,
     organizations,
     policies,
+    prices,
     queues,
     service_accounts,
     tenants,
@@ -29,7 +30,7 @@ __all__ = ["ENDPOINTS", "ROOT", "routes", "shaped"]
 ENDPOINTS: list[Endpoint] = [
     endpoint
     for resource in (
-        *(organizations, tenants, service_accounts, keys, admin_keys, limits, policies, trial),
+        *(organizations, tenants, service_accounts, keys, admin_keys, limits, policies, prices, trial),
         *(models, workers, queues, caches, audit, organization),
     )
     for endpoint in resource.ENDPOINTS

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Annotated, Any
 
@@ -49,7 +50,7 @@ class Question(Written, frozen=True, kw_only=True):
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """What would have happened; costs are in millionths of ``currency``."""
+    """What would have happened; costs are in millionths of ``currency``, at the prices that are in force now."""
 
     policy: str
     version: int | None
@@ -80,6 +81,7 @@ async def run(ask: Ask[Nothing, Question]) -> Answer:
         policies=_policies(gw, name, candidate, {arrival.tenant for arrival in arrivals}),
         workers=workers,
         classes=gw.settings.classes,
+        prices=tuple(gw.directory.prices.in_force(time.time())),
         completion_estimate=gw.settings.limits.completion_estimate,
         starts_at=0 if body.recorded is None else body.recorded.since,
     )

@@ -25,7 +25,7 @@ async def give(
     async with gw.cache.look(caller.tenant_id, caller.policy.cache, asked, control_of(request), rank) as found:
         most, request_id = found.max_completion_tokens, request[head.REQUEST_ID]
         async with gw.limits.admit(
-            caller, call.model, num_prompt_tokens, most, request_id, num_sequences, found.outcome
+            caller, call.model, num_prompt_tokens, most, request_id, num_sequences, found.outcome, order.sla_class
         ) as ticket:
             head.also(request, ticket.headers())
             source = found.launch(lambda submit: gw.dispatch.submit(call.model, submit, order))

@@ -26,6 +26,7 @@ from gateway.limits.metered import metered
 from gateway.limits.plans import Plan, Plans
 from gateway.limits.shared import SharedMeters
 from gateway.limits.ticket import Ticket
+from gateway.prices import Prices
 from gateway.redis import Redis, RedisAway
 from policies import admission, pricing, settings
 from policies.admission import NO_CEILING, Alert, Ask, Grant, Refusal, Rule, Scope
@@ -66,16 +67,19 @@ class Limits:
         config: settings.Settings,
         clock: Clock,
         redis: Redis | None = None,
+        prices: Prices | None = None,
         *,
         num_gateways: Callable[[], int] = lambda: 1,
         alert: Callable[[Alert], None] = lambda alert: None,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        """``num_gateways``: those alive when last heard of. ``alert`` takes what is to be told and never waits."""
+        """``prices``: None: policies name their own, and there are no others. ``num_gateways``: those alive when last
+        heard of. ``alert`` takes what is to be told and never waits."""
         self.local = Meters(clock)
         """All gauges of a gateway that is alone; otherwise those that it keeps while Redis is away."""
         self.shared = SharedMeters(redis) if redis is not None else None
         self.plans = Plans(wall)
+        self._prices = prices or Prices(wall=wall)
         self._wall = wall
         self.open_tickets: dict[str, Ticket] = {}
         """By request id; those that hold something."""
@@ -96,8 +100,10 @@ class Limits:
         request_id: str,
         num_sequences: int = 1,
         outcome: Outcome = "miss",
+        sla_class: str = "standard",
     ) -> Ticket:
-        """A ticket to be entered. The tokens are of all the request's prompts and sequences together.
+        """A ticket to be entered. The tokens are of all the request's prompts and sequences together, ``sla_class`` is
+        the one that serves it.
 
         ``outcome``: what the cache has for it. An answer from there counts as a request and takes no tokens. A kept one
         ("hit") has exactly ``max_completion_tokens``, so its whole price is set aside or it is refused; one that is
@@ -108,7 +114,8 @@ class Limits:
         """
         plan = self.plans.find(caller.policy, caller.tenant_id, caller.key_id, model)
         chunk = self._estimate * num_sequences
-        return Ticket(self, plan, request_id, num_prompt_tokens, max_completion_tokens, chunk, outcome)
+        priced = self._prices.find(caller, model, sla_class)
+        return Ticket(self, plan, priced, request_id, num_prompt_tokens, max_completion_tokens, chunk, outcome)
 
     async def peek(self, policy: Policy, tenant_id: str, key_id: str = "", models: Sequence[str] = ()) -> list[Reading]:
         """How the tenant's ceilings stand: its own and its budget, the key's if one is named, those on each of

@@ -9,10 +9,9 @@ from typing import Any
 
 import msgspec
 
-from policies import admission, pricing
+from policies import admission
 from policies.admission import NO_CEILING, Period, Rule
 from policies.policy import Policy
-from policies.pricing import Rates
 
 MAX_PLANS = 50_000
 """Kept at most; the oldest goes first and is made again when it is needed, which takes no longer than a request's way
@@ -24,7 +23,6 @@ class Plan(msgspec.Struct, frozen=True, gc=False):
 
     policy: Policy
     tenant_id: str
-    rates: Rates
     rules: tuple[Rule, ...]
     """The budget is the last of them, if there is one."""
     growing: tuple[Rule, ...]
@@ -35,7 +33,6 @@ class Plan(msgspec.Struct, frozen=True, gc=False):
     """Of the budget."""
     is_hard: bool
     """There is a budget, and it refuses."""
-    is_free: bool
 
 
 class Plans:
@@ -87,29 +84,24 @@ class Plans:
         return Plan(
             shape.policy,
             tenant_id,
-            shape.rates,
             rules,
             growing,
             shape.max_tokens,
             period,
             shape.is_hard,
-            shape.is_free,
         )
 
 
 def _shape_of(policy: Policy, model: str) -> Plan:
     rules = admission.rules_on(policy, model)
-    rates = pricing.rates_of(policy.price_of(model))
     return Plan(
         policy=policy,
         tenant_id="",
-        rates=rates,
         rules=rules,
         growing=(),
         max_tokens=min((rule.ceiling for rule in rules if rule.kind == "tokens"), default=NO_CEILING),
         period=None,
         is_hard=policy.budget is not None and policy.budget.hard,
-        is_free=rates.is_free,
     )
 
 

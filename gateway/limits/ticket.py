@@ -10,6 +10,7 @@ from gateway.limits.plans import Plan
 from policies import pricing
 from policies.admission import NO_CEILING, Ask, Grant, Rule
 from policies.answers import Outcome
+from policies.pricelist import Priced
 from policies.pricing import FROM_CACHE, Rates
 from policies.terms import Usage
 
@@ -38,6 +39,7 @@ class Ticket:
         "_num_prompt_tokens",
         "_outcome",
         "_plan",
+        "_priced",
         "_readings",
         "_rules",
         "_tokens",
@@ -49,6 +51,7 @@ class Ticket:
         self,
         limits: Limits,
         plan: Plan,
+        priced: Priced,
         request_id: str,
         num_prompt_tokens: int,
         max_completion_tokens: int,
@@ -58,6 +61,7 @@ class Ticket:
         self.request_id = request_id
         self._limits = limits
         self._plan = plan
+        self._priced = priced
         self._rules: tuple[Rule, ...] = plan.rules
         """Those it was let in by."""
         self._meters: Meters | SharedMeters | None = None
@@ -83,7 +87,7 @@ class Ticket:
         """Of the shared gauges when it was let in."""
 
     async def __aenter__(self) -> Ticket:
-        plan = self._plan
+        plan, rates = self._plan, self._priced.rates
         if not plan.rules:
             return self
         num_prompt, most = self._num_prompt_tokens, self._max_completion_tokens
@@ -97,10 +101,10 @@ class Ticket:
         least_micros = most_micros = 0
         if plan.is_hard:
             if self._outcome == "hit":  # nothing about it is an estimate
-                least_micros = most_micros = pricing.cost_micros(plan.rates, Usage(num_prompt, 0, most), "hit")
+                least_micros = most_micros = pricing.cost_micros(rates, Usage(num_prompt, 0, most), "hit")
             else:
-                least_micros = pricing.worst_case_micros(plan.rates, num_prompt, first)
-                most_micros = pricing.worst_case_micros(plan.rates, num_prompt, chunk)
+                least_micros = pricing.worst_case_micros(rates, num_prompt, first)
+                most_micros = pricing.worst_case_micros(rates, num_prompt, chunk)
         # Where even a whole window does not hold the estimate, the request is let in with the whole window.
         least_tokens = num_tokens if num_tokens < plan.max_tokens else plan.max_tokens
         ask = Ask(self.request_id, least_tokens, num_tokens, least_micros, most_micros)
@@ -128,7 +132,7 @@ class Ticket:
     @property
     def rates(self) -> Rates | None:
         """By which it is settled; None where nothing costs anything."""
-        return None if self._plan.is_free else self._plan.rates
+        return None if self._priced.is_free else self._priced.rates
 
     @property
     def cost_micros(self) -> int:
@@ -159,13 +163,13 @@ class Ticket:
         covered = self._affordable if is_from_cache else self._covered
         if num_completion_tokens <= covered:
             return True
-        plan, num_prompt = self._plan, self._num_prompt_tokens
+        plan, rates, num_prompt = self._plan, self._priced.rates, self._num_prompt_tokens
         ahead = max(num_completion_tokens, min(covered + self._chunk, self._max_completion_tokens))
         least_micros = most_micros = 0
         if plan.is_hard:
             worst = pricing.worst_case_micros
-            least_micros = max(0, worst(plan.rates, num_prompt, num_completion_tokens) - self._held_micros)
-            most_micros = max(0, worst(plan.rates, num_prompt, ahead) - self._held_micros)
+            least_micros = max(0, worst(rates, num_prompt, num_completion_tokens) - self._held_micros)
+            most_micros = max(0, worst(rates, num_prompt, ahead) - self._held_micros)
         least_tokens = most_tokens = 0
         if not is_from_cache:
             least_tokens, most_tokens = max(0, num_completion_tokens - self._tokens), max(0, ahead - self._tokens)
@@ -177,11 +181,19 @@ class Ticket:
         self._note(grant)
         return True
 
-    def settle(self, usage: Usage, cache_outcome: str = "miss") -> int:
+    @property
+    def price_version(self) -> str:
+        """Where the price came from that counts for it, whatever comes into force meanwhile."""
+        return self._priced.version
+
+    def settle(self, usage: Usage, cache_outcome: str = "miss", engine_us: int = 0) -> int:
         """What the request costs, in micro-units; the first call counts. ``usage`` is what was delivered. Answers that
         came from a cache use no tokens of a ceiling. The rest is given back on leaving."""
         if self._cost_micros is None:
-            self._cost_micros = 0 if self._plan.is_free else pricing.cost_micros(self._plan.rates, usage, cache_outcome)
+            price = self._priced
+            self._cost_micros = (
+                0 if price.is_free else pricing.cost_micros(price.rates, usage, cache_outcome, engine_us)
+            )
             if cache_outcome not in FROM_CACHE:
                 self._used = usage.num_prompt_tokens + usage.num_completion_tokens
         return self._cost_micros
@@ -212,6 +224,6 @@ class Ticket:
             self._covered = self._tokens
         if plan.is_hard:
             self._held_micros += grant.micros
-            paid = pricing.affordable_tokens(plan.rates, self._num_prompt_tokens, self._held_micros)
+            paid = pricing.affordable_tokens(self._priced.rates, self._num_prompt_tokens, self._held_micros)
             self._affordable = NO_CEILING if paid is None else paid
             self._covered = min(self._tokens, self._affordable)

@@ -123,6 +123,7 @@ class Account:
             policy_name=caller.policy_name,
             policy_version=caller.policy_version,
             cost_micros=cost_micros,
+            price_version=self._ticket.price_version,
         )
 
     def _progress(self) -> Progress:

@@ -13,6 +13,7 @@ import heapq
 import math
 from collections.abc import Callable
 
+from policies.pricelist import PriceList
 from policies.priority import Order
 from policies.simulation.line import Job, Line, Seat
 from policies.simulation.meter import Meter
@@ -89,7 +90,7 @@ class _Run:
         self._now = 0.0
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._num_events = self._num_steps = self._num_open = 0
-        self._meter = Meter(trial.completion_estimate, trial.starts_at)
+        self._meter = Meter(trial.completion_estimate, trial.starts_at, PriceList(trial.prices))
         self._tallies = Tallies(trial.classes)
         self._lines = {
             name: Line(model, trial.classes, self._allowance) for name, model in sorted(trial.workers.items())
@@ -156,7 +157,7 @@ class _Run:
             return self._refuse(arrival, sla_class, "context_length_exceeded")
         self._catch_up(line)
         most = arrival.max_completion_tokens or arrival.num_completion_tokens
-        names = (arrival.tenant, arrival.key, arrival.model)
+        names = (arrival.tenant, arrival.key, arrival.model, sla_class)
         ticket = self._meter.admit(policy, names, f"req{number}", arrival.num_prompt_tokens, most, self._now)
         if isinstance(ticket, str):
             return self._refuse(arrival, sla_class, ticket)

@@ -5,13 +5,15 @@ What a gateway does around them while it waits for the network stands here witho
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import msgspec
 
-from policies import admission, pricing
+from policies import admission, pricelist, pricing
 from policies.admission import NO_CEILING, Ask, Grant, Period, Refusal, Rule
 from policies.policy import Policy
+from policies.pricelist import PriceList
 from policies.pricing import Rates
 from policies.rate import Gauge, Leases, Purse
 from policies.simulation.trial import Reason
@@ -80,24 +82,25 @@ class Ticket:
 class Meter:
     """Every gauge, by its rule's name."""
 
-    def __init__(self, completion_estimate: int, starts_at: int) -> None:
-        """``starts_at``: Unix seconds of instant 0."""
+    def __init__(self, completion_estimate: int, starts_at: int, prices: PriceList) -> None:
+        """``starts_at``: Unix seconds of instant 0. ``prices``: as they are at the end of time."""
+        self._prices = prices
         self._estimate = completion_estimate
         self._starts_at = starts_at
         self._gauges: dict[str, Gauge] = {}
-        self._plans: dict[tuple[str, str, str], Plan] = {}
+        self._plans: dict[tuple[str, str, str, str], Plan] = {}
         self._open: dict[str, Ticket] = {}
 
     def admit(
         self,
         policy: Policy,
-        names: tuple[str, str, str],
+        names: tuple[str, str, str, str],
         request_id: str,
         num_prompt_tokens: int,
         max_completion_tokens: int,
         now: float,
     ) -> Ticket | Reason:
-        """``names``: tenant, key and model."""
+        """``names``: tenant, key, model and class."""
         plan = self._plan(policy, names, now)
         ticket = Ticket(plan, request_id, num_prompt_tokens, max_completion_tokens)
         if num_prompt_tokens + 1 > plan.max_tokens:
@@ -145,10 +148,10 @@ class Meter:
         ticket.note(taken)
         return True
 
-    def close(self, ticket: Ticket, usage: Usage | None, now: float) -> int:
+    def close(self, ticket: Ticket, usage: Usage | None, now: float, engine_us: int = 0) -> int:
         """What it costs, in micro-units; without usage it was never computed, costs nothing and gives all back."""
         plan = ticket.plan
-        cost = 0 if usage is None else pricing.cost_micros(plan.rates, usage)
+        cost = 0 if usage is None else pricing.cost_micros(plan.rates, usage, "miss", engine_us)
         unused, overused = ticket.settlement(
             0 if usage is None else usage.num_prompt_tokens + usage.num_completion_tokens
         )
@@ -167,11 +170,11 @@ class Meter:
                 if isinstance(leases, Leases):
                     leases.renew(request_id, now_ms)
 
-    def _plan(self, policy: Policy, names: tuple[str, str, str], now: float) -> Plan:
+    def _plan(self, policy: Policy, names: tuple[str, str, str, str], now: float) -> Plan:
         plan = self._plans.get(names)
         unix_s = self._starts_at + now
         if plan is None or (plan.period is not None and unix_s >= plan.period.ends_at):
-            tenant, key, model = names
+            tenant, key, model, sla_class = names
             rules, period = admission.rules_for(policy, tenant, key, model), None
             if policy.budget is not None:
                 period = admission.period_of(policy.budget.period, unix_s)
@@ -179,7 +182,7 @@ class Meter:
             plan = self._plans[names] = Plan(
                 rules=rules,
                 growing=tuple(rule for rule in rules if rule.kind in ("tokens", "money")),
-                rates=pricing.rates_of(policy.price_of(model)),
+                rates=pricelist.priced(policy, "", 0, self._prices, model, sla_class, math.inf).rates,
                 max_tokens=min((rule.ceiling for rule in rules if rule.kind == "tokens"), default=NO_CEILING),
                 period=period,
                 is_hard=policy.budget is not None and policy.budget.hard,

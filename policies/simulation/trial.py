@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Meta
 
 from policies.policy import Document, Policy
+from policies.pricelist import Listed
 from policies.settings import CLASSES, Engine, SlaClass
 
 MAX_ARRIVALS = 20_000
@@ -83,6 +84,8 @@ class Trial(Document, frozen=True):
     workers: dict[str, WorkerModel]
     """By model; a model that is not here does not exist."""
     classes: dict[str, SlaClass] = msgspec.field(default_factory=lambda: dict(CLASSES))
+    prices: tuple[Listed, ...] = ()
+    """The price list; each arrival pays what is on it last, whenever it comes."""
     completion_estimate: Annotated[int, Meta(ge=1)] = 256
     """As in [limits] of the settings."""
     stops_at_s: Seconds | None = None

@@ -1,9 +1,12 @@
+from decimal import Decimal
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from policies import settings
+from policies.policy import Price
+from policies.pricelist import Proposed
 
 ROOT = Path(__file__).parents[2]
 
@@ -54,6 +57,17 @@ def test_a_model_overrides_single_engine_keys():
         ("[models.a]\nreplicas = 0", "models.a has neither replicas nor addresses"),
         ("[engine]\ndtype = 'int3'", "engine.dtype"),
         ("[engine", "not valid TOML"),
+        ("prices = 1", "prices: expected `array`, got `int`"),
+        ("[[prices]]\nmodle = 'a'", "unknown key prices[0].modle; did you mean prices[0].model?"),
+        ("[[prices]]\nmodel = 'a'", "prices[0]: object missing required field `price`"),
+        ("[[prices]]\nprice = { promt = 1 }", "prices[0].price: object contains unknown field `promt`"),
+        ("[[prices]]\nprice = { prompt = 0.0000001 }", "prices[0].price.prompt: must be 0 or more"),
+        ("[[prices]]\nprice = { prompt = 0.10000000000000000000000001 }", "prices[0].price.prompt: must be 0 or more"),
+        ("[[prices]]\nprice = {}\nsla_class = 'gold'", "prices[0].sla_class: there is no class gold"),
+        ("[[prices]]\nprice = {}\ncurrency = 'EUR'", "prices[0].currency: all prices are in USD"),
+        ("[[prices]]\nprice = {}\n[[prices]]\nprice = {}", "prices[1] is for the same model and class as prices[0]"),
+        ("[policies.a]\ndiscount = 1.0", "policies.a.discount: must be 0 or more and less than 1"),
+        ("[server]\nstall_s = 0.0", "server.stall_s"),
     ],
 )
 def test_what_cannot_be_used_is_named(text, message):
@@ -66,3 +80,19 @@ def test_what_cannot_be_used_is_named(text, message):
 def test_a_variable_that_contradicts_the_file_is_named():
     with pytest.raises(settings.SettingsError, match="server is no table"):
         settings.load("server = 1", {"PENSTOCK_SERVER__PORT": "1"})
+
+
+def test_money_is_exactly_what_was_written():
+    text = "[[prices]]\nprice = { prompt = 0.1, completion = 1234.567891, request = 3, engine_second = '0.000001' }"
+    loaded = settings.load(text, {"PENSTOCK_POLICIES__A__DISCOUNT": "0.1234"})
+    assert loaded.prices == (
+        Proposed(
+            price=Price(
+                prompt=Decimal("0.1"),
+                completion=Decimal("1234.567891"),
+                request=Decimal(3),
+                engine_second=Decimal("0.000001"),
+            )
+        ),
+    )
+    assert loaded.policies["a"].discount == Decimal("0.1234")

@@ -1,0 +1,227 @@
+"""The price list: put on it by the settings and by administrators, in force from its instant on, and the same for
+ever."""
+
+from __future__ import annotations
+
+import time
+from decimal import Decimal
+from typing import Any
+
+import pytest
+
+from gateway import store
+from gateway.bootstrap import bootstrap
+from gateway.clock import Clock
+from gateway.directory import Directory
+from gateway.prices import PriceHistory, Prices
+from gateway.store import StoreError
+from policies import pricing, settings
+from policies.policy import Policy, Price
+from policies.pricelist import Listed, PriceList, Proposed
+from policies.terms import Usage
+from tests.builders import a_caller
+from tests.gateway.desk import Desk
+from tests.residents import add_version
+
+FAR = 253_000_000_000
+CHEAP, DEAR = Price(prompt=Decimal(1)), Price(prompt=Decimal(3), completion=Decimal("0.5"))
+
+
+@pytest.fixture
+def desk(front) -> Desk:
+    return Desk(front)
+
+
+def test_a_price_counts_from_its_instant_on():
+    now = [100.0]
+    listed = PriceList([Listed(1, "*", "*", 50, CHEAP), Listed(2, "*", "batch", 150, DEAR)])
+    prices = Prices(lambda: listed, lambda: now[0])
+    caller = a_caller(Policy(discount=Decimal("0.5")))
+
+    def version(sla_class):
+        return prices.find(caller, "demo", sla_class).version
+
+    assert [version("batch"), version("standard")] == ["list:1;discount=0.5"] * 2
+    now[0] = 149.999
+    assert version("batch") == "list:1;discount=0.5"
+    now[0] = 150.0
+    assert [version("batch"), version("standard")] == ["list:2;discount=0.5", "list:1;discount=0.5"]
+
+
+def test_a_list_that_has_changed_counts_at_once():
+    lists = [PriceList([Listed(1, "*", "*", 50, CHEAP)])]
+    prices = Prices(lambda: lists[-1], lambda: 100.0)
+    assert prices.find(a_caller(), "demo", "standard").version == "list:1"
+    lists.append(lists[0].extended([Listed(2, "demo", "*", 60, DEAR)], 100.0))
+    assert prices.find(a_caller(), "demo", "standard").version == "list:2"
+    assert prices.find(a_caller(), "other", "standard").version == "list:1"
+
+
+async def test_prices_of_the_settings_are_listed_once_and_then_left_alone(store_settings):
+    proposed = Proposed(price=CHEAP), Proposed(sla_class="batch", price=CHEAP)
+    changed = Proposed(price=DEAR), Proposed(model="demo", price=DEAR)
+    async with store.opened(store_settings) as rooms:
+        await bootstrap(rooms, {}, prices=proposed)
+        await bootstrap(rooms, {}, prices=changed)
+        directory = await Directory.load(rooms, Clock())
+        assert [(e.version, e.model, e.sla_class, e.price) for e in directory.prices.in_force(time.time())] == [
+            (1, "*", "*", CHEAP),
+            (2, "*", "batch", CHEAP),
+            (3, "demo", "*", DEAR),
+        ]
+        with pytest.raises(StoreError, match=r"billing\.currency is EUR, but the store's price list is in USD"):
+            await bootstrap(rooms, {}, currency="EUR")
+
+
+async def test_the_price_of_a_row_is_the_same_for_ever(store_settings):
+    own = Price(prompt=Decimal("0.123456"))
+    async with store.opened(store_settings) as rooms:
+        await bootstrap(rooms, {}, prices=[Proposed(price=CHEAP)])
+        await add_version(rooms, "gold", Policy(prices={"demo": own, "*": DEAR}))
+        await add_version(rooms, "gold", Policy(), 2)
+        history = PriceHistory(rooms.engine)
+        for price_version, model, price, discount in (
+            ("list:1", "demo", CHEAP, "0"),
+            ("list:1;discount=0.25", "other", CHEAP, "0.25"),
+            ("policy:gold@1", "demo", own, "0"),
+            ("policy:gold@1;discount=0.1", "other", DEAR, "0.1"),
+            ("free", "demo", Price(), "0"),
+            ("", "demo", Price(), "0"),
+        ):
+            for _ in range(2):
+                found = await history.rates(price_version, model)
+                assert found == pricing.rates_of(price, Decimal(discount)), price_version
+        for unknown in ("list:2", "policy:gold@2", "policy:silver@1", "list:1;discount=7", "cheap"):
+            with pytest.raises(LookupError, match=unknown.partition(";")[0]):
+                await history.rates(unknown, "demo")
+
+
+async def test_an_administrator_puts_a_price_on_the_list(desk):
+    before = int(time.time())
+    made = await desk.made("prices", {"price": {"prompt": 0.15, "completion": "0.60"}, "note": "as agreed"})
+    assert made["version"] == 1
+    assert (made["model"], made["sla_class"], made["currency"], made["note"]) == ("*", "*", "USD", "as agreed")
+    assert made["price"] == {"prompt": "0.15", "completion": "0.60"}
+    assert before <= made["effective_from"] <= time.time()
+    later = await desk.made(
+        "prices",
+        {"model": "demo", "sla_class": "batch", "price": {"prompt": 1}, "effective_from": FAR, "currency": "USD"},
+    )
+    assert await desk.got("prices/2") == later
+    assert (await desk.got("prices"))["data"] == [made, later]
+    assert (await desk.got("prices?model=demo"))["data"] == [later]
+    assert (await desk.got("prices?sla_class=*"))["data"] == [made]
+    assert (await desk.got("prices?order=desc&limit=1"))["data"] == [later]
+    (line,) = (await desk.got("audit_log?object_kind=price&object_id=2"))["data"]
+    assert (line["action"], line["before"], line["after"]) == ("price.created", None, later)
+
+
+async def test_what_was_in_force_at_an_instant_can_be_asked(desk):
+    first = await desk.made("prices", {"price": {"prompt": 1}})
+    second = await desk.made("prices", {"price": {"prompt": 2}, "effective_from": FAR})
+    third = await desk.made("prices", {"price": {"prompt": 3}, "effective_from": FAR})
+    other = await desk.made("prices", {"model": "demo", "price": {"prompt": 4}, "effective_from": FAR + 5})
+    at = first["effective_from"]
+    assert (await desk.got(f"prices?at={at - 1}"))["data"] == []
+    assert (await desk.got(f"prices?at={at}"))["data"] == [first]
+    assert (await desk.got(f"prices?at={FAR}"))["data"] == [third]
+    page = await desk.got(f"prices?at={FAR + 5}&limit=1")
+    assert page["data"] == [third]
+    assert (await desk.got(f"prices?at={FAR + 5}&limit=1&after={page['next_cursor']}"))["data"] == [other]
+    assert second["version"] == 2
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({}, "price"),
+    ({"price": {"prompt": -1}}, "price.prompt"),
+    ({"price": {"prompt": 0.0000001}}, "price.prompt"),
+    ({"price": {"completion": "0.12345678901234567890"}}, "price.completion"),
+    ({"price": {"reasoning": "NaN"}}, "price.reasoning"),
+    ({"price": {"engine_second": 1e30}}, "price.engine_second"),
+    ({"price": {"request": "many"}}, "price.request"),
+    ({"price": {"promt": 1}}, "price.promt"),
+    ({"price": {}, "currency": "EUR"}, "currency"),
+    ({"price": {}, "sla_class": "gold"}, "sla_class"),
+    ({"price": {}, "model": ""}, "model"),
+    ({"price": {}, "model": "a\0"}, "model"),
+    ({"price": {}, "model": "m" * 257}, "model"),
+    ({"price": {}, "effective_from": 1}, "effective_from"),
+    ({"price": {}, "effective_from": 1e30}, "effective_from"),
+    ({"price": {}, "effective_from": "now"}, "effective_from"),
+    ({"price": {}, "note": "a\0"}, "note"),
+    ({"price": {}, "verison": 1}, "verison"),
+]
+
+
+async def test_a_price_that_cannot_count_is_refused_by_its_field_and_nothing_is_listed(desk):
+    for body, field in REFUSED:
+        reply = await desk("POST", "prices", body)
+        assert (reply.status, reply.fields()) == (400, [field]), (body, reply)
+    assert (await desk.got("prices"))["data"] == []
+    assert (await desk("GET", "prices/1")).status == 404
+    assert (await desk("GET", "prices/one")).status == 404
+    for query in ("at=never", "at=-1", "model=", "currency=USD", "after=x"):
+        assert (await desk("GET", f"prices?{query}")).status == 400, query
+
+
+async def answered(desk: Desk, **others: object) -> dict[str, Any]:
+    """The row of a request with four tokens of an answer."""
+    num_rows = len(desk.front.rows())
+    task = desk.front.chat(**others)
+    submit = await desk.front.peer.submitted()
+    desk.front.peer.say(submit, [5, 6, 7, 3], "stop")
+    await task
+    return (await desk.front.settled(num_rows + 1))[-1]
+
+
+async def test_a_request_pays_the_price_of_its_class_as_it_was_when_it_was_admitted(desk):
+    assert (await answered(desk))["price_version"] == "free"
+    await desk.made("prices", {"price": {"completion": 1, "request": 0.001}})
+    await desk.made("prices", {"sla_class": "batch", "price": {"completion": 0.5}})
+    row = await answered(desk)
+    assert (row["cost_micros"], row["price_version"]) == (1004, "list:1")
+    row = await answered(desk, service_tier="flex")
+    assert (row["cost_micros"], row["price_version"]) == (2, "list:2")
+
+    num_rows = len(desk.front.rows())
+    running = desk.front.chat()
+    submit = await desk.front.peer.submitted()
+    await desk.made("prices", {"model": "demo", "price": {"completion": 100}})
+    desk.front.peer.say(submit, [5, 6, 7, 3], "stop")
+    await running
+    row = (await desk.front.settled(num_rows + 1))[-1]
+    assert (row["cost_micros"], row["price_version"]) == (1004, "list:1")
+    row = await answered(desk)
+    assert (row["cost_micros"], row["price_version"]) == (400, "list:3")
+
+    await desk.made("prices", {"model": "demo", "price": None})
+    assert (await answered(desk))["price_version"] == "list:1"
+
+
+async def test_a_tenants_discount_and_its_policys_own_price_show_in_its_rows(desk):
+    await desk.made("prices", {"price": {"request": 1}})
+    policy = await desk("GET", "policies/default")
+    document = {"discount": 0.25, "prices": {"special": {"request": 3}}}
+    assert (await desk("PUT", "policies/default", {"document": document}, if_match=policy.etag)).status == 200
+    row = await answered(desk)
+    assert (row["cost_micros"], row["price_version"]) == (750_000, "list:1;discount=0.25")
+    policy = await desk("GET", "policies/default")
+    document["prices"] = {"demo": {"request": 2}}
+    assert (await desk("PUT", "policies/default", {"document": document}, if_match=policy.etag)).status == 200
+    row = await answered(desk)
+    assert (row["cost_micros"], row["price_version"]) == (1_500_000, "policy:default@3;discount=0.25")
+    rates = await desk.front.gw.price_history.rates(row["price_version"], "demo")
+    assert pricing.parts(rates, usage_of(row))["request"] == 1_500_000
+
+
+def usage_of(row: dict[str, Any]) -> Usage:
+    return Usage(row["num_prompt_tokens"], row["num_cached_tokens"], row["num_completion_tokens"])
+
+
+async def test_a_price_of_the_settings_counts_from_the_first_request_on(open_front):
+    config = (Proposed(price=Price(request=Decimal("0.5"))),)
+    async with open_front(prices=config, billing=settings.Billing(currency="EUR")) as front:
+        desk = Desk(front)
+        assert (await desk.got("prices/1"))["currency"] == "EUR"
+        assert (await answered(desk))["cost_micros"] == 500_000
+        assert (await desk("POST", "prices", {"price": {}, "currency": "USD"})).fields() == ["currency"]
