@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import uuid
 from collections.abc import AsyncIterator
 
@@ -18,6 +19,8 @@ from gateway.cache import Memory
 from gateway.clock import Clock
 from gateway.idempotency.record import Recorded
 from gateway.redis import Redis, RedisAway, Script
+
+log = logging.getLogger(__name__)
 
 LEASE_S = 10.0
 POLL_S = 0.1
@@ -114,6 +117,9 @@ class Slot:
             yield
         finally:
             renewing.cancel()
+            (failure,) = await asyncio.gather(renewing, return_exceptions=True)
+            if isinstance(failure, Exception):
+                log.error("a claim on an Idempotency-Key could not be renewed", exc_info=failure)
 
     def _read(self, value: bytes) -> Recorded | Claim | None:
         """None: of another version. Raises IdempotencyKeyReused."""
