@@ -74,7 +74,8 @@ class Errors:
 
 
 class Fields(logging.Formatter):
-    """A line each: time, level, and text or ``key=value`` pairs; or the same as a JSON object."""
+    """A line each: time, level, and text or ``key=value`` pairs; or the same as a JSON object. That one also has the
+    fields of an event that mostly say nothing, those with a default."""
 
     def __init__(self, as_json: bool) -> None:
         super().__init__()
@@ -94,8 +95,9 @@ class Fields(logging.Formatter):
         if self._as_json:
             line = {"time": at, "level": "info", **msgspec.structs.asdict(event)}
             return msgspec.json.encode(line).decode()
-        values = msgspec.structs.astuple(event)
-        absent = tuple([place for place in _optional(type(event)) if values[place] is None])
+        num_fields, optional = _said(type(event))
+        values = msgspec.structs.astuple(event)[:num_fields]
+        absent = tuple([place for place in optional if values[place] is None])
         return f"{at} info    {_pattern(type(event), absent) % values}"
 
     def _time(self, at: float) -> str:
@@ -107,19 +109,21 @@ class Fields(logging.Formatter):
 
 
 @functools.cache
-def _optional(kind: type[msgspec.Struct]) -> list[int]:
-    """The places of fields that may be None."""
-    return [place for place, field in enumerate(msgspec.structs.fields(kind)) if "None" in str(field.type)]
+def _said(kind: type[msgspec.Struct]) -> tuple[int, list[int]]:
+    """How many fields a line of text has, which are those without a default, and the places of those that may be
+    None."""
+    fields = [field for field in msgspec.structs.fields(kind) if field.required]
+    return len(fields), [place for place, field in enumerate(fields) if "None" in str(field.type)]
 
 
 @functools.lru_cache(256)
 def _pattern(kind: type[msgspec.Struct], absent: tuple[int, ...]) -> str:
     """``a=%s b=%.1f c=-%.0s``: floats are cut to tenths, and what is absent is a dash."""
-    shapes = [
-        "-%.0s" if place in absent else "%.1f" if "float" in str(field.type) else "%s"
-        for place, field in enumerate(msgspec.structs.fields(kind))
-    ]
-    return " ".join(f"{name}={shape}" for name, shape in zip(kind.__struct_fields__, shapes, strict=True))
+    pairs = []
+    for place, field in enumerate(msgspec.structs.fields(kind)[: _said(kind)[0]]):
+        shape = "-%.0s" if place in absent else "%.1f" if "float" in str(field.type) else "%s"
+        pairs.append(f"{field.name}={shape}")
+    return " ".join(pairs)
 
 
 class Lines(logging.Handler):
