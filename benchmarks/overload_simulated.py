@@ -199,6 +199,8 @@ def report(seed: int, result: Result) -> None:
             f"  {name:<12} {part.num_requests:>6} requests, {part.num_admitted} answered, {part.num_unfinished} open,"
             f" refused {part.refused}; TTFT p50 {part.ttft_ms.p50:,.0f} p99 {part.ttft_ms.p99:,.0f} ms,"
             f" TPOT p50 {part.tpot_ms.p50:.0f} p99 {part.tpot_ms.p99:.0f} ms;"
+            f" predicted TTFT off by p50 {part.ttft_error_ms.p50:,.0f} p90 {part.ttft_error_ms.p90:,.0f} ms,"
+            f" bias {part.ttft_bias_ms:,.0f} ms;"
             f" share while waiting {part.share_while_waiting:.3f};"
             f" longest wait {result.longest_wait_s[name]:.2f} of {result.max_wait_s[name]:g} s,"
             f" gap {result.gap[name]:.2f} of its bound; Jain {result.jain[name]:.4f}"

@@ -16,7 +16,7 @@ from gateway.clock import Clock, Timer
 from gateway.flight import Flight
 from gateway.telemetry import Errors, ErrorView
 from policies.priority import Lane, Lanes, Order, Turn
-from policies.promise import Pace, demand_of, wait_s, waits_behind
+from policies.promise import Behind, Pace, Stream, demand_of, wait_s, waits_behind
 from policies.settings import SlaClass
 
 NUM_REMEMBERED = 512
@@ -80,6 +80,8 @@ class WaitingLine:
         self._timed_out = timed_out
         self._speed = speed
         self._records = {name: Record() for name in classes}
+        self._streams = {name: Stream() for name in classes}
+        """What was let in."""
 
     def __len__(self) -> int:
         return self.lanes.num_waiting
@@ -90,7 +92,7 @@ class WaitingLine:
         order = flight.order
         lane = self.lanes[order.sla_class]
         record, terms = self._records[lane.name], lane.terms
-        wait = None if pace is None else wait_s(pace, waits_behind(self.lanes, order), order, num_workers)
+        wait = None if pace is None else wait_s(pace, self._behind(order), order, num_workers)
         if len(lane) >= terms.max_waiting:
             record.num_full += 1
             raise errors.QueueFull(
@@ -101,6 +103,7 @@ class WaitingLine:
         if wait is not None:
             self.check(flight, wait + prefill_s)
         flight.turn = self.lanes.add(order, flight)
+        self._streams[lane.name].came(order, self._clock.now())
         self._watch(lane)
 
     def check(self, flight: Flight, ttft_s: float) -> None:
@@ -131,7 +134,10 @@ class WaitingLine:
 
     def sent(self, flight: Flight) -> None:
         """Out of the line, or past it while nobody waited."""
-        self._records[flight.order.sla_class].num_sent += 1
+        order = flight.order
+        self._records[order.sla_class].num_sent += 1
+        if flight.turn is None:
+            self._streams[order.sla_class].came(order, self._clock.now())
 
     def served(self, flight: Flight, num_tokens: int) -> None:
         """A flight brought so many tokens while others wait."""
@@ -167,7 +173,7 @@ class WaitingLine:
             order = Order("", lane.name, 1.0, 1, 1, now)
             wait = 0.0
             if pace is not None and self.lanes.num_waiting:
-                wait = wait_s(pace, waits_behind(self.lanes, order), order, num_workers)
+                wait = wait_s(pace, self._behind(order), order, num_workers)
             off_s = sorted(map(abs, record.latest_s))
             views.append(
                 LaneView(
@@ -188,12 +194,15 @@ class WaitingLine:
             )
         return views
 
+    def _behind(self, order: Order) -> list[Behind]:
+        return waits_behind(self.lanes, order, self._streams, self._clock.now())
+
     def _again_s(self, lane: Lane, order: Order) -> float:
         """Until a request like this one would be sent in time, as the line stands."""
         pace, num_workers = self._speed()
         if pace is None:
             return 1.0
-        return max(1.0, wait_s(pace, waits_behind(self.lanes, order), order, num_workers) - lane.terms.max_wait_s)
+        return max(1.0, wait_s(pace, self._behind(order), order, num_workers) - lane.terms.max_wait_s)
 
     def _turnover_s(self, pace: Pace, lane: Lane, order: Order, num_workers: float) -> float:
         """Until one more of this lane has gone, at the pace that its guarantee gives it."""

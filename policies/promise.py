@@ -2,17 +2,25 @@
 
 A worker in balance starts as much work as it finishes. So a request that waits for a place gets it when the work of all
 who go before it, and the end of one of those being computed, have been paid for at the pace of the workers; then its
-prompt is computed after the prompts that were sent before it. This is a fluid view: it knows how much, not which answer
-ends when. Whoever comes later and goes first is not in it. How far off it was is measured where answers arrive.
+prompt is computed after the prompts that were sent before it. Whoever comes later and goes first is in it as a stream:
+more important classes are taken to ask for as much as they did lately, which leaves so much less of the workers (the
+wait behind priorities, Cobham 1954). This is a fluid view: it knows how much, not which answer ends when. How far off
+it was is measured where answers arrive.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from policies.costs import Weights, Work, pairs, predicted
 from policies.priority import Lanes, Order
+
+LATELY_S = 30.0
+"""How long what a class asked for says something about what it will ask for: after that, a third as much."""
+MIN_SEEN_S = 5.0
+"""What came in less time than this is taken to have come in this."""
 
 
 class Demand(NamedTuple):
@@ -33,6 +41,30 @@ class Demand(NamedTuple):
 
 
 NOTHING = Demand()
+
+
+class Stream:
+    """What one class asks for lately: what came, the older the less of it."""
+
+    __slots__ = ("_amounts", "_at", "_began_at")
+
+    def __init__(self) -> None:
+        self._amounts = NOTHING
+        self._at = self._began_at = -math.inf
+
+    def came(self, order: Order, now: float) -> None:
+        """One more, that was let in."""
+        if self._at == -math.inf:
+            self._began_at = now
+        self._amounts = self._amounts.times(math.exp((self._at - now) / LATELY_S)).plus(demand_of(order))
+        self._at = now
+
+    def per_second(self, now: float) -> Demand:
+        if self._at == -math.inf:
+            return NOTHING
+        seen_s = max(MIN_SEEN_S, now - self._began_at)
+        weight_s = LATELY_S * (1.0 - math.exp(-seen_s / LATELY_S))
+        return self._amounts.times(math.exp((self._at - now) / LATELY_S) / weight_s)
 
 
 class Pace(NamedTuple):
@@ -90,10 +122,20 @@ def prefill_of(num_prompt_tokens: int) -> Demand:
     return Demand(1.0, num_prompt_tokens, pairs(num_prompt_tokens, 0))
 
 
-def waits_behind(lanes: Lanes, order: Order) -> list[tuple[Demand, float]]:
-    """Who would go before it, and the part of the workers' time that they and it have; in two views, each of which is
-    an upper bound while nobody comes: all that is more important with what the guarantees of the rest leave, and its
-    own class on its guarantee alone."""
+class Behind(NamedTuple):
+    """One view of what a request waits for."""
+
+    demand: Demand
+    """Of those who go before it."""
+    part: float
+    """Of the workers' time, what they and it have."""
+    stream: Demand = NOTHING
+    """What comes in a second, goes before it, and has its time from the same part."""
+
+
+def waits_behind(lanes: Lanes, order: Order, streams: Mapping[str, Stream], now: float) -> list[Behind]:
+    """Two views: all that is more important and will come with what the guarantees of the rest leave, and its own class
+    on its guarantee alone. ``streams`` by class."""
     own = lanes[order.sla_class]
     num_waiting = len(own)
     mine = NOTHING
@@ -104,22 +146,30 @@ def waits_behind(lanes: Lanes, order: Order) -> list[tuple[Demand, float]]:
         num_before = min(num_waiting, (num_own + 1) * num_tenants - 1)
         mine = Demand(num_waiting, own.num_prompt_tokens, own.num_prompt_pairs, own.num_expected_tokens)
         mine = mine.times(num_before / num_waiting)
-    above, promised = NOTHING, 0.0
+    above, stream, promised = NOTHING, NOTHING, 0.0
     for lane in lanes:
-        if lane is own or not len(lane):
+        if lane is own:
+            continue
+        if lane.terms.priority < own.terms.priority:
+            stream = stream.plus(streams[lane.name].per_second(now))
+        if not len(lane):
             continue
         if lane.terms.priority <= own.terms.priority:
             demand = Demand(len(lane), lane.num_prompt_tokens, lane.num_prompt_pairs, lane.num_expected_tokens)
             above = above.plus(demand)
         else:
             promised += lane.terms.share
-    return [(above.plus(mine), max(0.01, 1.0 - promised)), (mine, own.terms.share)]
+    return [Behind(above.plus(mine), max(0.01, 1.0 - promised), stream), Behind(mine, own.terms.share)]
 
 
-def wait_s(pace: Pace, behind: Iterable[tuple[Demand, float]], order: Order, num_workers: float) -> float:
+def wait_s(pace: Pace, behind: Iterable[Behind], order: Order, num_workers: float) -> float:
     """Until a worker has room for it, when none has now. ``num_workers`` > 0: of one that others use too, a part."""
     own = demand_of(order)
-    return min(pace.seconds(demand.plus(own)) / (part * num_workers) for demand, part in behind)
+    found = []
+    for demand, part, stream in behind:
+        left = part * num_workers - pace.seconds(stream)
+        found.append(pace.seconds(demand.plus(own)) / left if left > 0.0 else math.inf)
+    return min(found)  # on its guarantee it comes to its turn in any case
 
 
 def prefill_s(pace: Pace, pending: Demand, num_prompt_tokens: int, is_beside_answers: bool) -> float:

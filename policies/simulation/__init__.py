@@ -170,11 +170,14 @@ class _Run:
             deadline_at=self._now + trial.classes[sla_class].ttft_ms / 1e3,
         )
         seat = line.free_seat(order)
-        refusal = line.refusal(order, seat)
+        predicted_s = line.predicted_ttft_s(order, seat, self._now)
+        refusal = line.refusal(order, seat, predicted_s)
         if refusal is not None:
             self._meter.close(ticket, None, self._now)
             return self._refuse(arrival, sla_class, refusal)
         job = Job(arrival, self._now, order, ticket)
+        job.predicted_ttft_s = predicted_s
+        line.streams[sla_class].came(order, self._now)
         self._num_open += 1
         if not self._is_renewing:
             self._is_renewing = True
@@ -292,6 +295,7 @@ class _Run:
             tally.cost_micros += cost
             tally.num_cut += job.was_cut
             tally.ttfts_ms.append(1e3 * (sequence.first_token_at - job.at))
+            tally.errors_ms.append(1e3 * (job.predicted_ttft_s + job.at - sequence.first_token_at))
             if num_written > 1:
                 tally.tpots_ms.append(1e3 * (self._now - sequence.first_token_at) / (num_written - 1))
 

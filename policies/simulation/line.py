@@ -26,6 +26,7 @@ class Job:
         "num_written",
         "order",
         "own_priority",
+        "predicted_ttft_s",
         "seat",
         "sent_at",
         "sequence",
@@ -44,6 +45,8 @@ class Job:
         self.sent_at = 0.0
         self.sequence: Simulated | None = None
         self.own_priority = 0
+        self.predicted_ttft_s = 0.0
+        """When it was let in."""
         self.num_written = 0
         self.was_cut = False
 
@@ -104,6 +107,7 @@ class Line:
         self, model: WorkerModel, classes: Mapping[str, SlaClass], allowance: Callable[[Simulated], int]
     ) -> None:
         self.lanes = Lanes(classes)
+        self.streams = {name: promise.Stream() for name in classes}
         self.gaps = Gaps(self.lanes)
         shares: dict[int, float] = {}
         for terms in classes.values():
@@ -123,17 +127,17 @@ class Line:
             return None
         return self.seat_for(order, self.lanes[order.sla_class].terms.priority)
 
-    def refusal(self, order: Order, seat: Seat | None) -> Reason | None:
+    def refusal(self, order: Order, seat: Seat | None, predicted_ttft_s: float) -> Reason | None:
         """Why it may not come: its class's line is full, or its first token would come too late. ``seat``: where it
         goes at once; None: it waits."""
         lane = self.lanes[order.sla_class]
         if seat is None and len(lane) >= lane.terms.max_waiting:
             return "queue_full"
-        if lane.terms.max_ttft_ms and 1e3 * self.predicted_ttft_s(order, seat) > lane.terms.max_ttft_ms:
+        if lane.terms.max_ttft_ms and 1e3 * predicted_ttft_s > lane.terms.max_ttft_ms:
             return "slow_down"
         return None
 
-    def predicted_ttft_s(self, order: Order, seat: Seat | None) -> float:
+    def predicted_ttft_s(self, order: Order, seat: Seat | None, now: float) -> float:
         """``seat``: where it would be sent at once; None: it waits."""
         model, num_seats = self._model, len(self.seats)
         num_decodes = sum(each.num_decodes for each in self.seats) // num_seats
@@ -142,7 +146,7 @@ class Line:
         assert pace is not None
         if seat is not None:
             return promise.prefill_s(pace, seat.pending, order.num_prompt_tokens, seat.num_decodes > 0)
-        wait_s = promise.wait_s(pace, promise.waits_behind(self.lanes, order), order, num_seats)
+        wait_s = promise.wait_s(pace, promise.waits_behind(self.lanes, order, self.streams, now), order, num_seats)
         return wait_s + promise.prefill_s(pace, Demand(), order.num_prompt_tokens, num_decodes > 0)
 
     def seat_for(self, order: Order, priority: int) -> Seat | None:

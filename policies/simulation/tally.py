@@ -23,6 +23,8 @@ class Tally:
         self.refused: dict[Reason, int] = {}
         self.ttfts_ms: list[float] = []
         self.tpots_ms: list[float] = []
+        self.errors_ms: list[float] = []
+        """Predicted less real time to the first token."""
         self.longest_wait_s = 0.0
 
     def refuse(self, reason: Reason) -> None:
@@ -83,6 +85,8 @@ class Tallies:
         worst = max(gaps, key=lambda gap: gap.longest / gap.bound, default=Gap())
         return ClassPart(
             **tally.facts(),  # type: ignore[arg-type]
+            ttft_error_ms=percentiles([abs(error_ms) for error_ms in tally.errors_ms]),
+            ttft_bias_ms=sum(tally.errors_ms) / len(tally.errors_ms) if tally.errors_ms else 0.0,
             ttft_attainment=attainment(tally.ttfts_ms, terms.ttft_ms),
             tpot_attainment=attainment(tally.tpots_ms, terms.tpot_ms),
             num_tokens_while_waiting=self._own[name],

@@ -131,6 +131,10 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
 class ClassPart(Part, frozen=True, kw_only=True):
     """A class: besides, what it was promised."""
 
+    ttft_error_ms: Percentiles
+    """How far the predicted time to the first token was off, either way, of its computed requests."""
+    ttft_bias_ms: float
+    """The mean with its sign: above zero, they came sooner than predicted."""
     ttft_attainment: float
     """Share of its computed requests whose first token came within the class's ``ttft_ms``; 1 when there were none."""
     tpot_attainment: float

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from policies import promise
 from policies.costs import StepCosts, Work, predicted
 from policies.priority import Lanes, Order
-from policies.promise import Demand, Pace, pace_of, prefill_s, wait_s, waits_behind
+from policies.promise import NOTHING, Demand, Pace, Stream, demand_of, pace_of, prefill_s, wait_s, waits_behind
 from policies.settings import CLASSES
 
 WEIGHTS = (1e-3, 1e-5, 1e-4, 1e-8, 1e-9, 5e-4, 1e-7)
@@ -20,8 +20,18 @@ def an_order(sla_class="standard", tenant="a", num_prompt=100, num_expected=50):
     return Order(tenant, sla_class, 1.0, num_prompt, num_expected, 0.0)
 
 
-def wait_of(lanes, order, num_workers=1):
-    return wait_s(PACE, waits_behind(lanes, order), order, num_workers)
+def wait_of(lanes, order, num_workers=1, streams=None):
+    streams = {name: Stream() for name in CLASSES} | (streams or {})
+    return wait_s(PACE, waits_behind(lanes, order, streams, 1000.0), order, num_workers)
+
+
+def stream_of(sla_class, load):
+    """For the last five minutes, requests that ask for so much of one worker's time."""
+    stream, order = Stream(), an_order(sla_class)
+    gap_s = PACE.seconds(demand_of(order)) / load
+    for number in range(int(300 / gap_s), -1, -1):
+        stream.came(order, 1000.0 - gap_s * number)
+    return {sla_class: stream}
 
 
 def filled(*orders):
@@ -96,3 +106,32 @@ def test_prompts_before_it_and_answers_beside_it_make_a_prompt_later():
     assert prefill_s(pace, Demand(), 100, is_beside_answers=False) == pytest.approx(0.1)
     assert prefill_s(pace, Demand(1, 200), 100, is_beside_answers=False) == pytest.approx(0.3)
     assert prefill_s(pace, Demand(1, 200), 100, is_beside_answers=True) == pytest.approx(0.6)
+
+
+@pytest.mark.parametrize("load", [0.1, 0.5, 0.8])
+def test_a_stream_is_known_by_what_came_lately_and_forgotten(load):
+    (stream,) = stream_of("interactive", load).values()
+    assert PACE.seconds(stream.per_second(1000.0)) == pytest.approx(load, rel=0.05)
+    assert PACE.seconds(stream.per_second(1000.0 + 3 * promise.LATELY_S)) < 0.06 * load
+    assert Stream().per_second(1000.0) == NOTHING
+
+
+def test_the_first_requests_of_a_class_are_no_flood():
+    stream, order = Stream(), an_order("interactive")
+    stream.came(order, 1000.0)
+    assert stream.per_second(1000.0).num_requests <= 1.1 / promise.MIN_SEEN_S
+
+
+def test_what_comes_later_and_goes_first_leaves_so_much_less():
+    lanes = filled(*[an_order() for _ in range(10)])
+    alone = wait_of(lanes, an_order())
+    assert wait_of(lanes, an_order(), streams=stream_of("interactive", 0.5)) == pytest.approx(2 * alone, rel=0.05)
+    assert wait_of(lanes, an_order(), streams=stream_of("standard", 0.5)) == alone  # goes behind it
+    assert wait_of(lanes, an_order(), streams=stream_of("batch", 0.5)) == alone
+
+
+def test_no_stream_takes_what_a_class_is_guaranteed():
+    lanes = filled(*[an_order() for _ in range(10)])
+    guaranteed = wait_of(lanes, an_order()) / CLASSES["standard"].share
+    for load in (0.9, 1.0, 5.0):
+        assert wait_of(lanes, an_order(), streams=stream_of("interactive", load)) == pytest.approx(guaranteed)
