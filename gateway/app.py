@@ -20,6 +20,7 @@ from gateway.clock import Clock
 from gateway.directory import Directory
 from gateway.dispatch import Dispatch
 from gateway.doors import Doors, DoorsError, Stop
+from gateway.exports.process import Exports
 from gateway.house import GATEWAY, Gateway
 from gateway.idempotency import Idempotency
 from gateway.ledger import Ledger, Writer, open_chain, writer_for
@@ -171,6 +172,7 @@ async def opened(
             Trials(),
             prices,
             PriceHistory(rooms.engine),
+            Exports(),
         )
         await stack.enter_async_context(answering(gw, house_doors, sockets))
         for name in config.models:

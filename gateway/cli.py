@@ -17,6 +17,7 @@ SUBCOMMANDS = {
     "bench": "gateway.bench.command:bench",
     "chat": "gateway.chat:chat",
     "doctor": "gateway.doctor:doctor",
+    "export": "gateway.exports.command:export",
     "ledger": "gateway.ledger.command:ledger",
     "migrate": "gateway.cli:migrate",
     "serve": "gateway.cli:serve",

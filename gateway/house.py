@@ -15,6 +15,7 @@ from policies.settings import Settings
 if TYPE_CHECKING:
     from gateway.auth import Auth
     from gateway.directory import Directory
+    from gateway.exports.process import Exports
     from gateway.gateways import Gateways
     from gateway.idempotency import Idempotency
     from gateway.ledger import Ledger
@@ -47,6 +48,7 @@ class Gateway:
     trials: Trials
     prices: Prices
     price_history: PriceHistory
+    exports: Exports
 
 
 GATEWAY = web.AppKey("GATEWAY", Gateway)

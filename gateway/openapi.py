@@ -136,7 +136,10 @@ def _of_endpoint(endpoint: Endpoint, path: str, by_type: dict[str, Any], compone
     query = components[by_type[_known(endpoint.query)]["$ref"].rpartition("/")[2]]
     answered: dict[str, Any] = {
         "description": "Done.",
-        "content": {JSON: {"schema": by_type[_known(endpoint.answer)]}},
+        "content": (
+            {name: {"schema": {"type": "string", "format": "binary"}} for name in endpoint.files}
+            or {JSON: {"schema": by_type[_known(endpoint.answer)]}}
+        ),
     }
     if isinstance(endpoint.answer, type) and issubclass(endpoint.answer, Versioned):
         answered["headers"] = {"ETag": {"schema": {"type": "string"}, "description": "The version, in quotes."}}

@@ -9,6 +9,7 @@ from gateway.admin import (
     admin_keys,
     audit,
     caches,
+    exports,
     keys,
     limits,
     models,
@@ -31,7 +32,7 @@ ENDPOINTS: list[Endpoint] = [
     endpoint
     for resource in (
         *(organizations, tenants, service_accounts, keys, admin_keys, limits, policies, prices, trial),
-        *(models, workers, queues, caches, audit, organization),
+        *(models, workers, queues, caches, audit, exports, organization),
     )
     for endpoint in resource.ENDPOINTS
 ]

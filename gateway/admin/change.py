@@ -80,7 +80,9 @@ async def made(ask: Ask[Any, Any], endpoint: Endpoint) -> web.Response:
         if key is not None and (again := await _kept(connection, ask, key, body_hash)) is not None:
             return again
         change = Change(ask, connection, revision)
-        response = endpoint.response(request, await endpoint.handler(ask, change))
+        answer = await endpoint.handler(ask, change)
+        assert isinstance(answer, msgspec.Struct), "what changes something answers with what it is now"
+        response = endpoint.response(request, answer)
         assert change.num_recorded, "a change without a line in the audit log"
         if key is not None:
             await _keep(change, ask, key, body_hash, response)

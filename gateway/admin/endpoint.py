@@ -91,7 +91,7 @@ class Ask(Generic[Q, B]):
             raise Stale(f'If-Match: the version is "{version}" now. {what}', etag=f'"{version}"')
 
 
-Handler = Callable[..., Awaitable[msgspec.Struct]]
+Handler = Callable[..., Awaitable[msgspec.Struct | web.StreamResponse]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +114,8 @@ class Endpoint:
     max_body_bytes: int = MAX_BODY_BYTES
     limit_s: float = STORE_S
     """How long the answer may take."""
+    files: tuple[str, ...] = ()
+    """The content types of what the handler writes itself, instead of an answer."""
 
     @property
     def summary(self) -> str:
@@ -122,7 +124,7 @@ class Endpoint:
     def route(self) -> web.RouteDef:
         return web.get(self.path, self.serve) if self.method == "GET" else web.route(self.method, self.path, self.serve)
 
-    async def serve(self, request: web.Request) -> web.Response:
+    async def serve(self, request: web.Request) -> web.StreamResponse:
         """Answers a request. Raises GatewayError."""
         gw = request.app[GATEWAY]
         caller = gw.auth.admin_of(request, *self.roles)
@@ -134,7 +136,8 @@ class Endpoint:
         try:
             async with asyncio.timeout(self.limit_s):
                 if not self.changes:
-                    return self.response(request, await self.handler(ask))
+                    answer = await self.handler(ask)
+                    return answer if isinstance(answer, web.StreamResponse) else self.response(request, answer)
                 response = await change.made(ask, self)
         except (SQLAlchemyError, OSError) as error:  # TimeoutError is an OSError
             if not is_away(error):
