@@ -11,6 +11,7 @@ from gateway.admin import (
     caches,
     exports,
     keys,
+    ledger,
     limits,
     models,
     organization,
@@ -32,7 +33,7 @@ ENDPOINTS: list[Endpoint] = [
     endpoint
     for resource in (
         *(organizations, tenants, service_accounts, keys, admin_keys, limits, policies, prices, trial),
-        *(models, workers, queues, caches, audit, exports, organization),
+        *(models, workers, queues, caches, ledger, audit, exports, organization),
     )
     for endpoint in resource.ENDPOINTS
 ]

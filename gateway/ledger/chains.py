@@ -28,11 +28,12 @@ _encode = msgspec.msgpack.Encoder().encode
 class Chain:
     """The end of one chain, where rows are added."""
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, position: int = 0, settled_at: int = 0, link: bytes = GENESIS) -> None:
+        """``position`` and what follows: of its last row."""
         self.number = number
-        self._position = 0
-        self._settled_at = 0
-        self._link = GENESIS
+        self._position = position
+        self._settled_at = settled_at
+        self._link = link
 
     def extend(self, entry: Entry, now: int) -> Entry:
         """The entry with its place. ``now`` in Unix seconds; a chain's time does not go back, whatever the system's

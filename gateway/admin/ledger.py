@@ -1,0 +1,176 @@
+"""The ledger, for looking at it and for putting it right: rows, corrections, closed days."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+import sqlalchemy as sa
+from msgspec import Meta
+
+from gateway import store
+from gateway.admin.change import Change
+from gateway.admin.endpoint import OPERATORS, READERS, Ask, Endpoint, Nothing
+from gateway.admin.pages import Page, PageQuery, listed
+from gateway.admin.problems import Invalid, NotThere
+from gateway.admin.words import Id, Instant, Written
+from gateway.ledger import Entry, closing, corrections
+from gateway.ledger.corrections import Absent, Refused
+
+Difference = Annotated[int, Meta(ge=-(2**53), le=2**53)]
+Reason = Annotated[str, Meta(min_length=1, max_length=1024, pattern=r"^[^\x00]*$(?!\n\x00)")]
+Word = Annotated[str, Meta(min_length=1, max_length=256, pattern=r"^[^\x00-\x1f\x7f]+$(?!\n)")]
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True):
+    """What a request owes, or what a correction adds to it; times in Unix seconds, costs in millionths of
+    ``currency``."""
+
+    request_id: str
+    tenant_id: str
+    key_id: str
+    model: str
+    endpoint: str
+    status: int
+    """HTTP's; 499 when the client went away."""
+    finish_reason: str | None
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    num_completion_tokens: int
+    num_sequences: int
+    created_at: int
+    queue_ms: float
+    ttft_ms: float | None
+    duration_ms: float
+    sla_class: str
+    service_tier: str
+    cache: str
+    policy_name: str
+    policy_version: int
+    cost_micros: int
+    num_reasoning_tokens: int
+    num_drafted_tokens: int
+    num_accepted_tokens: int
+    engine_us: int
+    kv_block_ms: int
+    price_version: str
+    end_user: str | None
+    safety_identifier: str | None
+    metadata: dict[str, str] | None
+    trace_id: str | None
+    corrects: str | None
+    """The request that this row corrects."""
+    reason: str | None
+    settled_at: int
+    chain: int
+    position: int
+    link: str | None
+    """Hexadecimal; the hash over the row and the link before it."""
+    currency: str
+
+
+class RowQuery(PageQuery, frozen=True, kw_only=True):
+    """``order`` is by the time of settling."""
+
+    tenant_id: Id | None = None
+    key_id: Id | None = None
+    model: Word | None = None
+    request_id: Id | None = None
+    """Its row, and the corrections of it."""
+    since: Instant | None = None
+    """Unix seconds; rows that were settled from then on."""
+    until: Instant | None = None
+    """Rows that were settled before then."""
+
+
+class NewCorrection(Written, frozen=True, kw_only=True):
+    """What is to be added to a row, or taken from it by a negative number; costs in millionths of the currency."""
+
+    request_id: Id
+    reason: Reason
+    num_prompt_tokens: Difference = 0
+    num_cached_tokens: Difference = 0
+    """Of the prompt's."""
+    num_completion_tokens: Difference = 0
+    num_reasoning_tokens: Difference = 0
+    """Of the completion's."""
+    engine_us: Difference = 0
+    cost_micros: Difference = 0
+    """Not counted from the tokens: it is what is said here."""
+
+
+class ClosedDay(msgspec.Struct, frozen=True, kw_only=True):
+    """A day (UTC) whose rows are settled for good."""
+
+    day: str
+    num_rows: int
+    digest: str
+    """Hexadecimal; over the digest of the day before and the last link of each chain."""
+    closed_at: int
+
+
+async def rows(ask: Ask[RowQuery, Nothing]) -> Page[Row]:
+    """List rows of the ledger."""
+    query, columns, statement = ask.query, store.ledger.c, sa.select(store.ledger)
+    for name in ("tenant_id", "key_id", "model"):
+        if (value := getattr(query, name)) is not None:
+            statement = statement.where(columns[name] == value)
+    if query.request_id is not None:
+        statement = statement.where((columns.request_id == query.request_id) | (columns.corrects == query.request_id))
+    if query.since is not None:
+        statement = statement.where(columns.settled_at >= query.since)
+    if query.until is not None:
+        statement = statement.where(columns.settled_at < query.until)
+    currency = ask.gw.settings.billing.currency
+    async with ask.reading() as connection:
+        return await listed(
+            connection, query, statement, (columns.settled_at, columns.request_id), lambda row: shaped(row, currency)
+        )
+
+
+async def correct(ask: Ask[Nothing, NewCorrection], change: Change) -> Row:
+    """Correct a row by a new one that is added to it."""
+    body = ask.body
+    differences = {name: value for name in corrections.DIFFERENCES if (value := getattr(body, name))}
+    if not differences:
+        raise Invalid.of(
+            (name, "nothing is corrected: give at least one difference") for name in corrections.DIFFERENCES
+        )
+    try:
+        entry = await corrections.correct(change.connection, body.request_id, body.reason, differences)
+    except Absent:
+        raise NotThere(f"The ledger has no row of {body.request_id}.") from None
+    except Refused as refused:
+        raise Invalid.of([(refused.field, str(refused))]) from None
+    row = shaped(entry, ask.gw.settings.billing.currency)
+    await change.record("ledger.corrected", "ledger_row", row.request_id, None, row)
+    return row
+
+
+async def days(ask: Ask[PageQuery, Nothing]) -> Page[ClosedDay]:
+    """List closed days with their digests."""
+    async with ask.reading() as connection:
+        return await listed(connection, ask.query, sa.select(store.ledger_days), store.ledger_days.c.day, _of_day)
+
+
+def shaped(row: Any, currency: str) -> Row:
+    """``row``: of the ledger, or an Entry."""
+    values = {name: getattr(row, name) for name in Entry.__struct_fields__}
+    values["metadata"] = None if row.metadata is None else msgspec.json.decode(row.metadata)
+    values["link"] = None if row.link is None else row.link.hex()
+    return Row(**values, currency=currency)
+
+
+def _of_day(row: sa.Row[Any]) -> ClosedDay:
+    return ClosedDay(
+        day=closing.name_of(row.day), num_rows=row.num_rows, digest=row.digest.hex(), closed_at=row.closed_at
+    )
+
+
+ENDPOINTS = [
+    Endpoint("GET", "/admin/v1/ledger/rows", rows, Page[Row], READERS, query=RowQuery),
+    Endpoint("GET", "/admin/v1/ledger/days", days, Page[ClosedDay], READERS, query=PageQuery),
+    Endpoint(
+        "POST", "/admin/v1/ledger/corrections", correct, Row, OPERATORS, body=NewCorrection, status=201, changes=True
+    ),
+]
