@@ -139,7 +139,7 @@ async def opened(
         def alert(reached: Alert) -> None:
             events.post(reached.id, "budget.reached", reached)
 
-        prices = Prices(directory)
+        prices = Prices(lambda: directory.prices)
         limits = Limits(
             config,
             clock,

@@ -43,6 +43,7 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument("--exit-at-start", type=int, help="with this status, before it listens")
     options.add_argument("--fault", choices=FAULTS)
     options.add_argument("--after", type=int, default=0, help="the fault begins with this Submit; 0: before any")
+    options.add_argument("--emitted", type=Path, help="a file: who got how many tokens, before they leave")
     options.add_argument("--once", help="a file: the fault happens only if it can be created")
     options.add_argument("settings")
     return options
@@ -184,9 +185,10 @@ class Gateway(asyncio.Protocol):
         self._stepping = None
         self._num_steps += 1
         token_ids, width = self._worker.token_ids, self._worker.options.tokens_per_step
-        deltas = []
+        deltas, emitted = [], []
         for key, sequence in list(self._sequences.items()):
             num_tokens = min(width, sequence.num_left)
+            emitted.append(f"{sequence.request_id} {sequence.index} {num_tokens}\n")
             start = sequence.num_written % self._worker.num_script_tokens
             sequence.num_written += num_tokens
             sequence.num_left -= num_tokens
@@ -197,6 +199,7 @@ class Gateway(asyncio.Protocol):
             tokens = token_ids[start : start + num_tokens]
             deltas.append(wire.Delta(sequence.request_id, sequence.index, tokens, finish=finish))
         if deltas:
+            self._worker.note("".join(emitted))
             self.send(wire.StepOutput(deltas))
         self._go()
         self._worker.leave_if_done()
@@ -220,6 +223,13 @@ class ScriptedWorker:
         self.silent = False
         self.draining = False
         self._left = asyncio.Event()
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+        self._emitted = None if options.emitted is None else os.open(options.emitted, flags)
+
+    def note(self, lines: str) -> None:
+        """What is written here outlives the process, however it ends."""
+        if self._emitted is not None:
+            os.write(self._emitted, lines.encode())
 
     async def run(self) -> None:
         loop = asyncio.get_running_loop()

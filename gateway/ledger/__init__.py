@@ -64,18 +64,21 @@ class Ledger:
     async def settle(self, entry: Entry, mark: Mark | None = None) -> None:
         """Returns when the row is durable. It will be, also when the caller is cancelled meanwhile; that ends the
         stream's mark."""
-        durable = asyncio.get_running_loop().create_future()
+        durable = self.put(entry, mark)
+        await (durable if mark is None else asyncio.shield(durable))  # the mark stays until the row is written
+
+    def put(self, entry: Entry, mark: Mark | None = None) -> asyncio.Future[None]:
+        """As ``settle``, for whoever need not wait."""
+        durable: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._pending.append((entry, durable))
+        if mark is not None:
+            durable.add_done_callback(mark.end)
         if self._writing is None:
             if len(self._pending) >= self._num_worth_a_commit():
                 self._flush()
             elif self._timer is None:
                 self._timer = self._clock.call_later(self._flush_s, self._flush)
-        if mark is None:
-            await durable
-        else:
-            durable.add_done_callback(mark.end)
-            await asyncio.shield(durable)  # the mark stays if it is not written, whoever waits
+        return durable
 
     def check_room(self) -> None:
         """Raises LedgerBehind when nothing can be written at the moment, or so much waits for it that nothing more

@@ -172,8 +172,11 @@ class Spool:
             connection = self._open()
             found: set[str] = set()
             for request_id in request_ids:
-                query = "SELECT request_id FROM spool WHERE request_id = ?"
-                found.update(kept for (kept,) in connection.execute(query, [request_id]))
+                # With a place behind it, or without.
+                query = "SELECT count(*) FROM spool WHERE request_id = ? OR request_id BETWEEN ? AND ?"
+                ((num,),) = connection.execute(query, [request_id, f"{request_id} ", f"{request_id}!"])
+                if num:
+                    found.add(request_id)
             return found
 
     def forget(self, entries: Sequence[Entry]) -> None:

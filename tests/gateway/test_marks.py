@@ -249,7 +249,7 @@ async def test_a_stream_that_was_settled_is_not_settled_again(rooms, directory):
     settled, kept, left = an_opening(), an_opening(), an_opening()
     async with settling(rooms, spooled=True) as (ledger, spool):
         await ledger.settle(settled)
-        Spool(rooms.data_dir / "spool.db").keep([kept])
+        Spool(rooms.data_dir / "spool.db").keep([msgspec.structs.replace(kept, chain=1, position=7)])
         abandon(directory, (settled, 5), (kept, 5), (left, 5))
         assert await Recovery(directory, rooms, ledger, spool, Clock()).tried()
     found = await rows(rooms)
