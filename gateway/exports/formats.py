@@ -93,6 +93,7 @@ class ParquetWriter:
         import pyarrow  # needs more memory than all the rest here, so only where it is used
         from pyarrow import parquet
 
+        pyarrow.set_memory_pool(pyarrow.system_memory_pool())  # its own keeps 30 MB more of what was freed
         self._pyarrow = pyarrow
         self._schema = pyarrow.schema([(column.name, _arrow_type(pyarrow, column.type)) for column in columns])
         self._file = pyarrow.PythonFile(sink, mode="w")

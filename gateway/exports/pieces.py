@@ -16,7 +16,8 @@ from gateway.ledger.follow import number_strays
 from gateway.prices import PriceHistory
 from gateway.store import Store
 
-PIECE_ROWS = 50_000
+PIECE_ROWS = 16_384
+"""Of what is held in memory at once, and of a row group of Parquet."""
 
 
 class Place(msgspec.Struct, frozen=True):

@@ -14,7 +14,7 @@ from gateway.ledger.entry import Entry
 from gateway.ledger.follow import NO_CHAIN
 from gateway.store import Store
 
-PAGE_ROWS = 5000
+PAGE_ROWS = 1024
 
 
 class Span(NamedTuple):

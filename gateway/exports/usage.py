@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+import msgspec
+
 from gateway import store
-from gateway.exports.columns import Column, Row, Type, Value, instant, money
+from gateway.exports.columns import Column, Row, Type, instant, money
 from gateway.exports.names import Names
 from gateway.ledger.entry import Entry
 
@@ -32,23 +34,22 @@ COLUMNS = (
 )
 """Those of the ledger, the cost in units of the currency; ``link`` is in hexadecimal digits."""
 
+_INSTANT_PLACES = [Entry.__struct_fields__.index(name) for name in _INSTANTS]
+_LINK = Entry.__struct_fields__.index("link")
+_COST = Entry.__struct_fields__.index("cost_micros")
+
 assert {column.name for column in COLUMNS[: len(_FIELDS)]} <= set(store.ledger.c.keys())
 
 
 def rows_of(entries: Iterable[Entry], names: Names, currency: str) -> list[Row]:
     """In the same order."""
-    return [
-        (
-            *(_value(name, getattr(entry, name)) for name in _FIELDS),
-            names.of(entry.tenant_id),
-            money(entry.cost_micros),
-            currency,
-        )
-        for entry in entries
-    ]
-
-
-def _value(name: str, value: Any) -> Value:
-    if isinstance(value, bytes):
-        return value.hex()
-    return instant(value) if name in _INSTANTS and isinstance(value, int) else value
+    rows = []
+    for entry in entries:
+        values: list[Any] = list(msgspec.structs.astuple(entry))
+        for place in _INSTANT_PLACES:
+            values[place] = instant(values[place])
+        link = values[_LINK]
+        values[_LINK] = None if link is None else link.hex()
+        cost = values.pop(_COST)
+        rows.append((*values, names.of(entry.tenant_id), money(cost), currency))
+    return rows
