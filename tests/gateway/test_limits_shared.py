@@ -33,7 +33,7 @@ CEILING = a_caller(Policy(limits=Ceilings(tokens_per_minute=100_000)))
 
 
 def rules_of(tenant_id):
-    return Plans(lambda: 1_795_000_000).find(POLICY, tenant_id, "key_1", "demo").rules
+    return Plans(wall=lambda: 1_795_000_000).find(a_caller(POLICY, tenant_id), "demo").rules
 
 
 class Walk:
