@@ -139,7 +139,7 @@ async def opened(
         def alert(reached: Alert) -> None:
             events.post(reached.id, "budget.reached", reached)
 
-        prices = Prices(lambda: directory.prices)
+        prices = Prices(directory)
         limits = Limits(
             config,
             clock,

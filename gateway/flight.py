@@ -7,8 +7,9 @@ wakes the one coroutine that waits for it, once, however many came.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from types import TracebackType
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from gateway import errors
 from gateway.workers import Worker
@@ -23,6 +24,43 @@ class Keeper(Protocol):
     def abandon(self, flight: Flight) -> None: ...
 
 
+class Spent(NamedTuple):
+    """What an answer took of the engine, as far as the worker has told; seconds."""
+
+    engine_s: float = 0.0
+    kv_block_s: float = 0.0
+    num_drafted_tokens: int = 0
+    num_accepted_tokens: int = 0
+    queue_s: float = 0.0
+    """In line and in the worker, as are the next two of the sequence that took longest."""
+    prefill_s: float = 0.0
+    decode_s: float = 0.0
+
+    def since(self, seconds: float) -> Spent:
+        """For whoever came so long after it began: what it waited for was less."""
+        queue_s = max(0.0, self.queue_s - seconds)
+        seconds = max(0.0, seconds - self.queue_s)
+        prefill_s = max(0.0, self.prefill_s - seconds)
+        seconds = max(0.0, seconds - self.prefill_s)
+        return self._replace(queue_s=queue_s, prefill_s=prefill_s, decode_s=max(0.0, self.decode_s - seconds))
+
+    def by_nobody(self) -> Spent:
+        """The times alone: somebody else pays for what was computed."""
+        return Spent(queue_s=self.queue_s, prefill_s=self.prefill_s, decode_s=self.decode_s)
+
+    @classmethod
+    def of(cls, parts: Iterable[Spent]) -> Spent:
+        """What was computed beside each other."""
+        parts = list(parts)
+        longest = max(parts, key=lambda spent: spent.queue_s + spent.prefill_s + spent.decode_s, default=cls())
+        return longest._replace(
+            engine_s=sum([spent.engine_s for spent in parts]),
+            kv_block_s=sum([spent.kv_block_s for spent in parts]),
+            num_drafted_tokens=sum([spent.num_drafted_tokens for spent in parts]),
+            num_accepted_tokens=sum([spent.num_accepted_tokens for spent in parts]),
+        )
+
+
 class Flight:
     """One request on its way: waiting in line, then with a worker, until its last sequence has finished.
 
@@ -32,13 +70,17 @@ class Flight:
 
     __slots__ = (
         "_arrived",
+        "_ending",
         "_error",
+        "_is_closed",
         "_keeper",
         "_open",
+        "_told",
         "_waiter",
         "digests",
         "expected_at",
         "first_token_at",
+        "is_over",
         "is_pending",
         "num_missing_tokens",
         "num_sequences",
@@ -75,11 +117,16 @@ class Flight:
         """A worker has it and has sent nothing yet."""
         self.num_tokens = 0
         """Of its completions so far."""
+        self.is_over = False
+        """Its worker will say no more of it, or never had it."""
         self._keeper = keeper
+        self._is_closed = False
         self._open = set(range(request.num_sequences))
         self._arrived: list[wire.Delta] = []
         self._error: errors.GatewayError | None = None
         self._waiter: asyncio.Future[None] | None = None
+        self._told: list[wire.Finish | wire.Failed] = []
+        self._ending: asyncio.Future[None] | None = None
 
     @property
     def finished(self) -> bool:
@@ -121,7 +168,9 @@ class Flight:
 
     def close(self) -> None:
         """Nobody reads any more; a second time does nothing."""
-        self._keeper.abandon(self)
+        if not self._is_closed:
+            self._is_closed = True
+            self._keeper.abandon(self)
 
     @property
     def were_sent(self) -> bool:
@@ -132,6 +181,18 @@ class Flight:
     def queue_s(self) -> float:
         """How long it waited for a worker with room."""
         return 0.0 if self.sent_at is None else self.sent_at - self.submitted_at
+
+    @property
+    def spent(self) -> Spent:
+        """What it took of the engine; all of it once it ``is_over``."""
+        told, waited_s = self._told, self.queue_s
+        return _spent(told[0], waited_s) if len(told) == 1 else Spent.of([_spent(each, waited_s) for each in told])
+
+    async def over(self) -> None:
+        """Until it ``is_over``. For the one who has left it."""
+        if not self.is_over:
+            self._ending = asyncio.get_running_loop().create_future()
+            await self._ending
 
     # For the keeper
 
@@ -147,11 +208,22 @@ class Flight:
             self._wake()
         if delta.finish is None:
             return False
+        self._told.append(delta.finish)
         self._open.discard(delta.index)
+        if not self._open:
+            self._end()
         return True
 
-    def fail(self, error: errors.GatewayError) -> None:
-        """Ends here; the reader hears why once it has read what came before."""
+    def fail(self, error: errors.GatewayError, failed: wire.Failed | None = None) -> None:
+        """Ends here, with what the worker says of it if it does; the reader hears why once it has read what came
+        before."""
+        if failed is not None:
+            self._told.append(failed)
+        self.cut(error)
+        self._end()
+
+    def cut(self, error: errors.GatewayError) -> None:
+        """Ends here for its reader, while the worker has still to say that it has stopped."""
         self.worker = None
         self._error = error
         self._wake()
@@ -161,7 +233,22 @@ class Flight:
         """Sequences that have not finished."""
         return len(self._open)
 
+    def _end(self) -> None:
+        self.is_over = True
+        if self._ending is not None and not self._ending.done():
+            self._ending.set_result(None)
+
     def _wake(self) -> None:
         waiter = self._waiter
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
+
+
+def _spent(told: wire.Finish | wire.Failed, waited_s: float) -> Spent:
+    """``waited_s``: in line."""
+    engine_s, kv_block_s = told.engine_s, told.kv_block_s
+    num_drafted_tokens, num_accepted_tokens = told.num_drafted_tokens, told.num_accepted_tokens
+    if isinstance(told, wire.Failed):
+        return Spent(engine_s, kv_block_s, num_drafted_tokens, num_accepted_tokens, waited_s)
+    queue_s = waited_s + told.queue_s
+    return Spent(engine_s, kv_block_s, num_drafted_tokens, num_accepted_tokens, queue_s, told.prefill_s, told.decode_s)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from gateway.errors import GatewayError
-from gateway.flight import Flight
+from gateway.flight import Flight, Spent
 from policies import wire
 from policies.answers import Outcome
 
@@ -41,6 +41,17 @@ class Source(Protocol):
     @property
     def first_token_at(self) -> float | None:
         """In monotonic seconds."""
+
+    @property
+    def spent(self) -> Spent:
+        """What this reader's answer took of the engine. What several read is the account of the one who pays."""
+
+    @property
+    def is_over(self) -> bool:
+        """``spent`` is all of it."""
+
+    async def over(self) -> None:
+        """Until it ``is_over``; for a reader who has closed, or has read to the end."""
 
 
 def launched(submit: Callable[[wire.Submit], Flight], submits: Sequence[wire.Submit]) -> Source:
@@ -104,6 +115,18 @@ class Flights:
     def first_token_at(self) -> float | None:
         """When the first token arrived, in monotonic seconds."""
         return min((at for flight in self._flights.values() if (at := flight.first_token_at) is not None), default=None)
+
+    @property
+    def spent(self) -> Spent:
+        return Spent.of(flight.spent for flight in self._flights.values())
+
+    @property
+    def is_over(self) -> bool:
+        return all(flight.is_over for flight in self._flights.values())
+
+    async def over(self) -> None:
+        for flight in self._flights.values():
+            await flight.over()
 
     async def _read(self, flight: Flight) -> None:
         num_open = flight.num_sequences

@@ -99,7 +99,7 @@ class Line:
         for seat in self.seats.values():
             for flight in list(seat.flights.values()):
                 self.abandon(flight)
-                flight.fail(error)
+                flight.cut(error)
         self._waiting.fail(error)
 
     def rest(self, worker: Worker, is_resting: bool) -> None:
@@ -167,7 +167,7 @@ class Line:
             raise wire.WireError(f"a failure of {failed.request_id}, which it does not hold")
         seat.ended(flight, flight.num_open, is_over=True)
         self._waiting.ended(flight)
-        flight.fail(errors.RequestFailed.of(failed))
+        flight.fail(errors.RequestFailed.of(failed), failed)
         self._advance()
 
     def left(self, worker: Worker) -> None:

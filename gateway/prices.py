@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 import sqlalchemy as sa
@@ -13,7 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from gateway import store
 from policies import pricelist, pricing
-from policies.policy import Policy, Price
+from policies.policy import Price
 from policies.pricelist import Origin, Priced, PriceList, Terms
 from policies.pricing import Rates
 
@@ -21,42 +21,45 @@ if TYPE_CHECKING:
     from gateway.auth import Caller
 
 MAX_KNOWN = 50_000
-"""Prices kept at hand; past it they are worked out again."""
+"""Prices of the past kept at hand; past it they are read again."""
 
 
-NOTHING = PriceList()
+class Board(Protocol):
+    """Where the list hangs."""
+
+    prices: PriceList
+    """As it is known now; another one whenever it has changed."""
+
+
+class Bare:
+    """Nothing is on it."""
+
+    def __init__(self) -> None:
+        self.prices = PriceList()
 
 
 class Prices:
     """In force now. Entries of the list that come into force, or arrive, count for the requests that come after."""
 
-    def __init__(
-        self, listed: Callable[[], PriceList] = lambda: NOTHING, wall: Callable[[], float] = time.time
-    ) -> None:
-        """``listed``: the list as it is known now, another object whenever it has changed. ``wall``: Unix seconds."""
-        self._listed = listed
+    def __init__(self, board: Board | None = None, wall: Callable[[], float] = time.time) -> None:
+        """``board``: None: policies name their own prices, and there are no others. ``wall``: Unix seconds."""
+        self._board = board or Bare()
         self._wall = wall
-        self._list = listed()
+        self._list = self._board.prices
         self._until = self._list.changes_at(wall())
-        self._known: dict[tuple[int, str, str], tuple[Policy, Priced]] = {}
+
+    def have_changed(self) -> bool:
+        """Since this was asked before: what was found until then counts no more for requests to come."""
+        if self._board.prices is self._list and self._wall() < self._until:
+            return False
+        self._list = self._board.prices
+        self._until = self._list.changes_at(self._wall())
+        return True
 
     def find(self, caller: Caller, model: str, sla_class: str) -> Priced:
         """For a request that is admitted now."""
-        listed = self._listed()
-        if listed is not self._list or self._wall() >= self._until:
-            self._known.clear()
-            self._list, self._until = listed, listed.changes_at(self._wall())
-        # The policy is kept with its price, so while that is here no other policy can have the same id.
-        name = (id(caller.policy), model, sla_class)
-        known = self._known.get(name)
-        if known is None:
-            if len(self._known) >= MAX_KNOWN:
-                self._known.clear()
-            found = pricelist.priced(
-                caller.policy, caller.policy_name, caller.policy_version, self._list, model, sla_class, self._wall()
-            )
-            known = self._known[name] = (caller.policy, found)
-        return known[1]
+        name, version = caller.policy_name, caller.policy_version
+        return pricelist.priced(caller.policy, name, version, self._list, model, sla_class, self._wall())
 
 
 class PriceHistory:

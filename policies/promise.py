@@ -19,6 +19,8 @@ from policies.priority import Lanes, Order
 
 LATELY_S = 30.0
 """How long what a class asked for says something about what it will ask for: after that, a third as much."""
+MOMENT_S = 0.2
+"""What came within it is taken to have come at once."""
 MIN_SEEN_S = 5.0
 """What came in less time than this is taken to have come in this."""
 
@@ -46,25 +48,39 @@ NOTHING = Demand()
 class Stream:
     """What one class asks for lately: what came, the older the less of it."""
 
-    __slots__ = ("_amounts", "_at", "_began_at")
+    __slots__ = ("_amounts", "_at", "_began_at", "_num_expected", "_num_pairs", "_num_prompt", "_num_requests")
 
     def __init__(self) -> None:
         self._amounts = NOTHING
+        """As of ``_at``."""
         self._at = self._began_at = -math.inf
+        # What came since then, a moment at most; this is on the way of each request.
+        self._num_requests = self._num_prompt = self._num_pairs = self._num_expected = 0
 
     def came(self, order: Order, now: float) -> None:
         """One more, that was let in."""
-        if self._at == -math.inf:
-            self._began_at = now
-        self._amounts = self._amounts.times(math.exp((self._at - now) / LATELY_S)).plus(demand_of(order))
-        self._at = now
+        if now - self._at > MOMENT_S:
+            self._look(now)
+        num_tokens = order.num_prompt_tokens
+        self._num_requests += 1
+        self._num_prompt += num_tokens
+        self._num_pairs += pairs(num_tokens, 0)
+        self._num_expected += order.num_expected_tokens
 
     def per_second(self, now: float) -> Demand:
         if self._at == -math.inf:
             return NOTHING
+        self._look(now)
         seen_s = max(MIN_SEEN_S, now - self._began_at)
-        weight_s = LATELY_S * (1.0 - math.exp(-seen_s / LATELY_S))
-        return self._amounts.times(math.exp((self._at - now) / LATELY_S) / weight_s)
+        return self._amounts.times(1.0 / (LATELY_S * (1.0 - math.exp(-seen_s / LATELY_S))))
+
+    def _look(self, now: float) -> None:
+        if self._at == -math.inf:
+            self._at = self._began_at = now
+        fresh = Demand(self._num_requests, self._num_prompt, self._num_pairs, self._num_expected)
+        self._num_requests = self._num_prompt = self._num_pairs = self._num_expected = 0
+        self._amounts = self._amounts.plus(fresh).times(math.exp((self._at - now) / LATELY_S))
+        self._at = now
 
 
 class Pace(NamedTuple):

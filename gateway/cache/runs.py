@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 
 from gateway.clock import Clock
 from gateway.errors import GatewayError
+from gateway.flight import Spent
 from gateway.flights import Source
 from policies import wire
 from policies.answers import Kept, Outcome, Told
@@ -34,6 +35,8 @@ class Run:
         self.error: GatewayError | None = None
         self.readers: dict[Reader, None] = {}
         """In the order in which they came."""
+        self.payer: Reader | None = None
+        """The one of them on whose account the computation is; the last one stays it."""
         self._ended: Callable[[Run], None] | None = ended
         self._num_open = sum(submit.num_sequences for submit in submits)
         self._stopped: set[tuple[str, int]] = set()
@@ -60,6 +63,7 @@ class Run:
             self._take(await self.source.deltas())
         except GatewayError as error:
             self.error = error
+            self.source.close()  # of several prompts only one may have failed
             self._end()
         finally:
             # Also when this reader is cancelled: one of the others takes its place.
@@ -81,8 +85,9 @@ class Run:
         if not self.readers:
             self.source.close()
             self._end()
-        elif not any(left.outcome == "miss" for left in self.readers):
-            next(iter(self.readers)).outcome = "miss"
+        elif reader is self.payer:
+            self.payer = next(iter(self.readers))
+            self.payer.outcome = "miss"
 
     def kept(self, made_at: int) -> Kept | None:
         """The whole answer; None when it has not become one."""
@@ -128,6 +133,8 @@ class Reader:
         self._mine = None if mine == run.request_ids else dict(zip(run.request_ids, mine, strict=True))
         """This reader's request ids by the run's; None: they are the same."""
         self.outcome: Outcome = "shared" if run.readers else "miss"
+        if run.payer is None:
+            run.payer = self
         run.readers[self] = None
 
     async def deltas(self) -> list[wire.Delta]:
@@ -161,6 +168,20 @@ class Reader:
         at = self._run.source.first_token_at
         return None if at is None else max(at, self._joined_at)
 
+    @property
+    def spent(self) -> Spent:
+        run = self._run
+        spent = run.source.spent.since(self._joined_at - run.began_at)
+        return spent if self is run.payer else spent.by_nobody()
+
+    @property
+    def is_over(self) -> bool:
+        return self is not self._run.payer or self._run.source.is_over
+
+    async def over(self) -> None:
+        if self is self._run.payer:
+            await self._run.source.over()
+
     def _as_mine(self, delta: wire.Delta, ids: dict[str, str]) -> wire.Delta:
         finish = delta.finish
         if finish is not None and self.outcome == "shared":
@@ -174,6 +195,8 @@ class Replay:
     outcome: Outcome = "hit"
     were_sent = True
     queue_s = 0.0
+    spent = Spent()
+    is_over = True
 
     def __init__(self, kept: Kept, submits: Sequence[wire.Submit], clock: Clock) -> None:
         self.first_token_at: float | None = None
@@ -196,6 +219,9 @@ class Replay:
 
     def cancel(self, request_id: str, index: int) -> None:
         """Nothing is computed."""
+
+    async def over(self) -> None:
+        """It has been from the beginning."""
 
     def close(self) -> None:
         """Nothing is held."""

@@ -78,8 +78,7 @@ class Limits:
         self.local = Meters(clock)
         """All gauges of a gateway that is alone; otherwise those that it keeps while Redis is away."""
         self.shared = SharedMeters(redis) if redis is not None else None
-        self.plans = Plans(wall)
-        self._prices = prices or Prices(wall=wall)
+        self.plans = Plans(prices, wall)
         self._wall = wall
         self.open_tickets: dict[str, Ticket] = {}
         """By request id; those that hold something."""
@@ -112,10 +111,9 @@ class Limits:
 
         Entering raises RateLimited, BudgetSpent or LimitsUnavailable.
         """
-        plan = self.plans.find(caller.policy, caller.tenant_id, caller.key_id, model)
+        plan = self.plans.find(caller, model, sla_class)
         chunk = self._estimate * num_sequences
-        priced = self._prices.find(caller, model, sla_class)
-        return Ticket(self, plan, priced, request_id, num_prompt_tokens, max_completion_tokens, chunk, outcome)
+        return Ticket(self, plan, request_id, num_prompt_tokens, max_completion_tokens, chunk, outcome)
 
     async def peek(self, policy: Policy, tenant_id: str, key_id: str = "", models: Sequence[str] = ()) -> list[Reading]:
         """How the tenant's ceilings stand: its own and its budget, the key's if one is named, those on each of

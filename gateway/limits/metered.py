@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from gateway.flight import Spent
 from gateway.flights import Source
 from gateway.limits.ticket import Ticket
 from policies import wire
@@ -73,6 +74,17 @@ class Metered:
     @property
     def first_token_at(self) -> float | None:
         return self._source.first_token_at
+
+    @property
+    def spent(self) -> Spent:
+        return self._source.spent
+
+    @property
+    def is_over(self) -> bool:
+        return self._source.is_over
+
+    async def over(self) -> None:
+        await self._source.over()
 
     def _cut(self, delta: wire.Delta) -> list[wire.Delta]:
         """As much of ``delta`` as is covered, and the end of all sequences."""

@@ -1,4 +1,5 @@
-"""Which rules a request is held against: spelled out once for a policy and a model, and named once for each key."""
+"""Which rules a request is held against, and what it costs: spelled out once for a policy, a model and a class, and
+named once for each key."""
 
 from __future__ import annotations
 
@@ -9,9 +10,12 @@ from typing import Any
 
 import msgspec
 
+from gateway.auth import Caller
+from gateway.prices import Prices
 from policies import admission
 from policies.admission import NO_CEILING, Period, Rule
 from policies.policy import Policy
+from policies.pricelist import Priced
 
 MAX_PLANS = 50_000
 """Kept at most; the oldest goes first and is made again when it is needed, which takes no longer than a request's way
@@ -19,10 +23,11 @@ through the gauges."""
 
 
 class Plan(msgspec.Struct, frozen=True, gc=False):
-    """What one key's requests for one model are held against, under one version of its policy."""
+    """What one key's requests for one model in one class are held against, under one version of its policy."""
 
     policy: Policy
     tenant_id: str
+    priced: Priced
     rules: tuple[Rule, ...]
     """The budget is the last of them, if there is one."""
     growing: tuple[Rule, ...]
@@ -38,25 +43,31 @@ class Plan(msgspec.Struct, frozen=True, gc=False):
 class Plans:
     """All that were needed lately."""
 
-    def __init__(self, wall: Callable[[], float] = time.time) -> None:
-        """``wall``: Unix seconds; the periods of budgets go by it."""
+    def __init__(self, prices: Prices | None = None, wall: Callable[[], float] = time.time) -> None:
+        """``prices``: None: policies name their own, and there are no others. ``wall``: Unix seconds; the periods of
+        budgets go by it."""
+        self._prices = prices or Prices(wall=wall)
         self._wall = wall
-        self._shapes: OrderedDict[tuple[int, str], Plan] = OrderedDict()
-        """By policy and model: plans of nobody. Where they have no rules they are everybody's."""
-        self._plans: OrderedDict[tuple[int, str, str, str], Plan] = OrderedDict()
+        self._shapes: OrderedDict[tuple[int, str, str], Plan] = OrderedDict()
+        """By policy, model and class: plans of nobody. Where they have no rules they are everybody's."""
+        self._plans: OrderedDict[tuple[int, str, str, str, str], Plan] = OrderedDict()
 
-    def find(self, policy: Policy, tenant_id: str, key_id: str, model: str) -> Plan:
+    def find(self, caller: Caller, model: str, sla_class: str = "standard") -> Plan:
+        if self._prices.have_changed():
+            self._shapes.clear()
+            self._plans.clear()
+        policy = caller.policy
         # A plan holds its policy, so while it is here no other policy can have the same id.
-        shape = self._shapes.get((id(policy), model))
+        shape = self._shapes.get((id(policy), model, sla_class))
         if shape is None:
-            shape = _shape_of(policy, model)
-            _keep(self._shapes, (id(policy), model), shape)
+            shape = self._shape_of(caller, model, sla_class)
+            _keep(self._shapes, (id(policy), model, sla_class), shape)
         if not shape.rules and policy.budget is None:
             return shape
-        name = (id(policy), tenant_id, key_id, model)
+        name = (id(policy), caller.tenant_id, caller.key_id, model, sla_class)
         plan = self._plans.get(name)
         if plan is None or (plan.period is not None and self._wall() >= plan.period.ends_at):
-            plan = self._named(shape, tenant_id, key_id)
+            plan = self._named(shape, caller.tenant_id, caller.key_id)
             _keep(self._plans, name, plan)
         return plan
 
@@ -75,6 +86,19 @@ class Plans:
         period = admission.period_of(policy.budget.period, self._wall())
         return [*rules, (admission.budget_rule(policy.budget, tenant_id, period), "")], period
 
+    def _shape_of(self, caller: Caller, model: str, sla_class: str) -> Plan:
+        policy, rules = caller.policy, admission.rules_on(caller.policy, model)
+        return Plan(
+            policy=policy,
+            tenant_id="",
+            priced=self._prices.find(caller, model, sla_class),
+            rules=rules,
+            growing=(),
+            max_tokens=min((rule.ceiling for rule in rules if rule.kind == "tokens"), default=NO_CEILING),
+            period=None,
+            is_hard=policy.budget is not None and policy.budget.hard,
+        )
+
     def _named(self, shape: Plan, tenant_id: str, key_id: str) -> Plan:
         rules, budget, period = admission.named(shape.rules, tenant_id, key_id), shape.policy.budget, None
         if budget is not None:
@@ -84,25 +108,13 @@ class Plans:
         return Plan(
             shape.policy,
             tenant_id,
+            shape.priced,
             rules,
             growing,
             shape.max_tokens,
             period,
             shape.is_hard,
         )
-
-
-def _shape_of(policy: Policy, model: str) -> Plan:
-    rules = admission.rules_on(policy, model)
-    return Plan(
-        policy=policy,
-        tenant_id="",
-        rules=rules,
-        growing=(),
-        max_tokens=min((rule.ceiling for rule in rules if rule.kind == "tokens"), default=NO_CEILING),
-        period=None,
-        is_hard=policy.budget is not None and policy.budget.hard,
-    )
 
 
 def _keep(plans: OrderedDict[Any, Plan], name: object, plan: Plan) -> None:

@@ -10,7 +10,6 @@ from gateway.limits.plans import Plan
 from policies import pricing
 from policies.admission import NO_CEILING, Ask, Grant, Rule
 from policies.answers import Outcome
-from policies.pricelist import Priced
 from policies.pricing import FROM_CACHE, Rates
 from policies.terms import Usage
 
@@ -39,7 +38,6 @@ class Ticket:
         "_num_prompt_tokens",
         "_outcome",
         "_plan",
-        "_priced",
         "_readings",
         "_rules",
         "_tokens",
@@ -51,7 +49,6 @@ class Ticket:
         self,
         limits: Limits,
         plan: Plan,
-        priced: Priced,
         request_id: str,
         num_prompt_tokens: int,
         max_completion_tokens: int,
@@ -61,7 +58,6 @@ class Ticket:
         self.request_id = request_id
         self._limits = limits
         self._plan = plan
-        self._priced = priced
         self._rules: tuple[Rule, ...] = plan.rules
         """Those it was let in by."""
         self._meters: Meters | SharedMeters | None = None
@@ -87,7 +83,7 @@ class Ticket:
         """Of the shared gauges when it was let in."""
 
     async def __aenter__(self) -> Ticket:
-        plan, rates = self._plan, self._priced.rates
+        plan, rates = self._plan, self._plan.priced.rates
         if not plan.rules:
             return self
         num_prompt, most = self._num_prompt_tokens, self._max_completion_tokens
@@ -132,7 +128,7 @@ class Ticket:
     @property
     def rates(self) -> Rates | None:
         """By which it is settled; None where nothing costs anything."""
-        return None if self._priced.is_free else self._priced.rates
+        return None if self._plan.priced.is_free else self._plan.priced.rates
 
     @property
     def cost_micros(self) -> int:
@@ -163,7 +159,7 @@ class Ticket:
         covered = self._affordable if is_from_cache else self._covered
         if num_completion_tokens <= covered:
             return True
-        plan, rates, num_prompt = self._plan, self._priced.rates, self._num_prompt_tokens
+        plan, rates, num_prompt = self._plan, self._plan.priced.rates, self._num_prompt_tokens
         ahead = max(num_completion_tokens, min(covered + self._chunk, self._max_completion_tokens))
         least_micros = most_micros = 0
         if plan.is_hard:
@@ -184,13 +180,13 @@ class Ticket:
     @property
     def price_version(self) -> str:
         """Where the price came from that counts for it, whatever comes into force meanwhile."""
-        return self._priced.version
+        return self._plan.priced.version
 
     def settle(self, usage: Usage, cache_outcome: str = "miss", engine_us: int = 0) -> int:
         """What the request costs, in micro-units; the first call counts. ``usage`` is what was delivered. Answers that
         came from a cache use no tokens of a ceiling. The rest is given back on leaving."""
         if self._cost_micros is None:
-            price = self._priced
+            price = self._plan.priced
             self._cost_micros = (
                 0 if price.is_free else pricing.cost_micros(price.rates, usage, cache_outcome, engine_us)
             )
@@ -224,6 +220,6 @@ class Ticket:
             self._covered = self._tokens
         if plan.is_hard:
             self._held_micros += grant.micros
-            paid = pricing.affordable_tokens(self._priced.rates, self._num_prompt_tokens, self._held_micros)
+            paid = pricing.affordable_tokens(plan.priced.rates, self._num_prompt_tokens, self._held_micros)
             self._affordable = NO_CEILING if paid is None else paid
             self._covered = min(self._tokens, self._affordable)

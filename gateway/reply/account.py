@@ -11,6 +11,7 @@ from aiohttp import web
 
 from gateway import errors, head
 from gateway.auth import Caller
+from gateway.flight import Spent
 from gateway.flights import Source
 from gateway.ledger import Entry, Ledger
 from gateway.ledger.marks import Mark, Progress
@@ -21,6 +22,11 @@ from policies import terms
 
 HUNG_UP = 499
 """The status, nginx's own, of a request whose client went away; nobody sees it but the ledger."""
+LAST_WORD_S = 3.0
+"""So long the row of an answer that was broken off waits for the worker to say what it had taken until then, which is
+mostly a step. Whoever has hung up does not wait for it, and a worker that is lost is not waited for."""
+NOTHING = terms.Usage(0, 0, 0)
+UNSPENT = Spent()
 
 
 class Account:
@@ -65,7 +71,8 @@ class Account:
         match error:
             case errors.LedgerBehind():  # whose row could be long in coming, and owes nothing
                 if not self._settled:
-                    self._ledger.put(self._closing(error.status), self._mark)
+                    self._settled = True
+                    self._ledger.put(self._row(error.status, self._owed(error.status), time.monotonic()), self._mark)
             case errors.GatewayError():
                 await self.settle(error.status)
             case asyncio.CancelledError() | ConnectionResetError():
@@ -81,31 +88,49 @@ class Account:
         """
         marks = self._ledger.marks
         if marks is not None and self._flights.outcome != "hit":
-            entry = self._entry(errors.InternalError.status, self._answer.usage(), 0)
+            entry = self._entry(errors.InternalError.status, self._answer.usage(), time.monotonic())
             self._mark = marks.open(entry, self._ticket.rates, self._progress)
         return self._mark
 
     async def settle(self, status: int) -> None:
         """Returns when the row is durable; it will be, also when the client hangs up meanwhile. The first call
         counts."""
-        if not self._settled:
-            await self._ledger.settle(self._closing(status), self._mark)
-
-    def _closing(self, status: int) -> Entry:
-        """The row; from here on it counts as written."""
+        if self._settled:
+            return
         self._settled = True
-        usage, cost_micros = terms.Usage(0, 0, 0), 0
-        if self._is_owed(status):
-            usage = self._answer.usage()
-            if status != 200 and self._answer.call.stream:
-                usage = msgspec.structs.replace(usage, num_completion_tokens=self.num_delivered)
-            cost_micros = self._ticket.settle(usage, self._flights.outcome)
-        entry = self._entry(status, usage, cost_micros)
+        # What was delivered until now is what is owed, however long the worker's last word takes.
+        flights, usage, at = self._flights, self._owed(status), time.monotonic()
+        try:
+            if not flights.is_over:
+                await self._last_word()
+        finally:
+            await self._ledger.settle(self._row(status, usage, at), self._mark)
+
+    def _row(self, status: int, usage: terms.Usage | None, at: float) -> Entry:
+        """``usage``: what is owed; None: nothing."""
+        spent, cost_micros = self._flights.spent, 0
+        if usage is not None:
+            cost_micros = self._ticket.settle(usage, self._flights.outcome, _engine_us(spent))
+        entry = self._entry(status, usage or NOTHING, at, spent, cost_micros)
         tell(entry)
         return entry
 
-    def _entry(self, status: int, usage: terms.Usage, cost_micros: int) -> Entry:
+    async def _last_word(self) -> None:
+        told = asyncio.create_task(self._flights.over())
+        try:
+            await asyncio.wait([told], timeout=LAST_WORD_S)
+        except asyncio.CancelledError:  # only now is it certain that the client is gone, and it is waited for no less
+            await asyncio.wait([told], timeout=LAST_WORD_S)
+            raise
+        finally:
+            told.cancel()
+
+    def _entry(self, status: int, usage: terms.Usage, at: float, spent: Spent = UNSPENT, cost_micros: int = 0) -> Entry:
+        """``at``: when it ended, in monotonic seconds."""
         answer, flights, caller = self._answer, self._flights, self._caller
+        first_token_at = flights.first_token_at
+        if first_token_at is not None and first_token_at > at:
+            first_token_at = None
         finish_reason = {200: answer.finish_reason(), HUNG_UP: "cancelled"}.get(status, "error")
         return Entry(
             request_id=self.request_id,
@@ -121,8 +146,8 @@ class Account:
             num_sequences=len(answer.choices),
             created_at=answer.created,
             queue_ms=1e3 * flights.queue_s,
-            ttft_ms=self._ttft_ms(),
-            duration_ms=self._duration_ms(),
+            ttft_ms=None if first_token_at is None else 1e3 * (first_token_at - self._started_at),
+            duration_ms=1e3 * (at - self._started_at),
             sla_class=self._sla_class,
             service_tier=answer.service_tier,
             cache=flights.outcome,
@@ -130,21 +155,25 @@ class Account:
             policy_version=caller.policy_version,
             cost_micros=cost_micros,
             price_version=self._ticket.price_version,
+            num_drafted_tokens=spent.num_drafted_tokens,
+            num_accepted_tokens=spent.num_accepted_tokens,
+            engine_us=_engine_us(spent),
+            kv_block_ms=round(1e3 * spent.kv_block_s),
         )
 
     def _progress(self) -> Progress:
-        flights, num_cached_tokens = self._flights, self._answer.usage().num_cached_tokens
-        return Progress(num_cached_tokens, flights.outcome, self._ttft_ms(), 1e3 * flights.queue_s, self._duration_ms())
+        entry = self._entry(errors.InternalError.status, self._answer.usage(), time.monotonic())
+        return Progress(entry.num_cached_tokens, entry.cache, entry.ttft_ms, entry.queue_ms, entry.duration_ms)
 
-    def _ttft_ms(self) -> float | None:
-        first_token_at = self._flights.first_token_at
-        return None if first_token_at is None else 1e3 * (first_token_at - self._started_at)
-
-    def _duration_ms(self) -> float:
-        return 1e3 * (time.monotonic() - self._started_at)
-
-    def _is_owed(self, status: int) -> bool:
+    def _owed(self, status: int) -> terms.Usage | None:
         """A client owes what it was sent, and what it gave up itself; not what failed here before it saw any of it."""
-        if status == HUNG_UP:
-            return self._flights.were_sent
-        return status == 200 or self.num_delivered > 0
+        if not (self._flights.were_sent if status == HUNG_UP else status == 200 or self.num_delivered > 0):
+            return None
+        usage = self._answer.usage()
+        if status != 200 and self._answer.call.stream:
+            usage = msgspec.structs.replace(usage, num_completion_tokens=self.num_delivered)
+        return usage
+
+
+def _engine_us(spent: Spent) -> int:
+    return round(1e6 * spent.engine_s)

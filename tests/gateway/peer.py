@@ -50,9 +50,13 @@ class Peer:
         index: int = 0,
         num_cached_tokens: int = 0,
         logprobs: list[wire.TokenLogprob] | None = None,
+        **spent: float,
     ) -> None:
-        """One step of one sequence."""
-        finish = None if reason is None else wire.Finish(reason, num_cached_tokens, 0, 0.0, 0.0, 0.0)
+        """One step of one sequence. ``spent`` is what else its ``Finish`` says."""
+        finish = None
+        if reason is not None:
+            times = {"queue_s": 0.0, "prefill_s": 0.0, "decode_s": 0.0, **spent}
+            finish = wire.Finish(reason, num_cached_tokens, 0, **times)  # type: ignore[arg-type]
         self.send(wire.StepOutput([wire.Delta(submit.request_id, index, list(token_ids), logprobs, finish)]))
 
     def send(self, message: wire.Message) -> None:

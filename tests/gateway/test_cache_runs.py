@@ -37,8 +37,8 @@ class Engine:
             self.abandoned.append(flight)
             flight.fail(errors.RequestFailed("The request was cancelled."))
 
-    def say(self, flight, token_ids, reason=None, index=0, num_cached_tokens=0):
-        finish = None if reason is None else wire.Finish(reason, num_cached_tokens, 0, 0.0, 0.0, 0.0)
+    def say(self, flight, token_ids, reason=None, index=0, num_cached_tokens=0, times=(0.0, 0.0, 0.0), engine_s=0.0):
+        finish = None if reason is None else wire.Finish(reason, num_cached_tokens, 0, *times, engine_s)
         delta = wire.Delta(flight.request.request_id, index, list(token_ids), None, finish)
         flight.arrive(delta, self.clock.now())
 
@@ -120,6 +120,28 @@ async def test_a_flight_outlives_its_first_reader_and_the_next_one_pays(cache, e
         deltas = await reading
         assert tokens_of(deltas) == [1]
         assert deltas[-1].finish.num_cached_tokens == 1, "who pays for the prompt has its discount"
+
+
+async def test_what_the_engine_spent_is_on_the_account_of_the_one_who_pays_in_the_end(cache, engine, clock):
+    async with cache.look(*SCOPE, asking()) as first, cache.look(*SCOPE, asking()) as third:
+        one = first.launch(engine.submit)
+        clock.advance(0.5)
+        async with cache.look(*SCOPE, asking()) as second:
+            other = second.launch(engine.submit)
+            clock.advance(1.0)
+            last = third.launch(engine.submit)
+            one.close()
+            assert not other.is_over
+            assert (one.is_over, one.spent.engine_s) == (True, 0.0), "whoever left has nothing to wait for"
+            (flight,) = engine.flights
+            engine.say(flight, [1], "stop", times=(1.0, 2.0, 3.0), engine_s=0.25)
+            for source in (other, last):
+                await read_all(source)
+        assert (other.spent.engine_s, last.spent.engine_s) == (0.25, 0.0)
+        assert other.is_over
+        assert last.is_over
+        assert other.spent[-3:] == (0.5, 2.0, 3.0), "the half second before it came was not its own"
+        assert last.spent[-3:] == (0.0, 1.5, 3.0)
 
 
 async def test_the_last_reader_takes_the_flight_along(cache, engine):

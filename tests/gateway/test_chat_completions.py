@@ -267,6 +267,7 @@ async def test_a_client_that_hangs_up_while_it_waits_is_cancelled_and_settled(fr
     front.peer.say(submit, front.ids("Once"))
     call.cancel()
     assert (await front.peer.cancelled()).request_id == submit.request_id
+    front.peer.say(submit, [], "cancelled")
     (row,) = await front.settled(1)
     assert (row["status"], row["finish_reason"]) == (499, "cancelled")
     assert row["num_prompt_tokens"] == len(submit.prompt_token_ids)
@@ -281,5 +282,7 @@ async def test_a_client_that_hangs_up_in_mid_stream_owes_what_it_was_sent(front:
     await anext(stream)
     await stream.close()
     assert (await front.peer.cancelled()).request_id == submit.request_id
+    front.peer.say(submit, front.ids(" a time"))
+    front.peer.say(submit, [], "cancelled")
     (row,) = await front.settled(1)
     assert (row["status"], row["num_completion_tokens"]) == (499, len(front.ids("Once upon")))

@@ -64,11 +64,14 @@ async def test_several_prompts_have_several_answers_each(front: Front, stream: b
 async def test_when_one_of_several_prompts_fails_the_others_are_cancelled(front: Front):
     call = asyncio.create_task(front.post("/v1/completions", {"model": "demo", "prompt": ["one", "two"]}))
     submits = [await front.peer.submitted(), await front.peer.submitted()]
-    front.peer.send(wire.Failed(submits[0].request_id, "internal", "it broke"))
+    front.peer.send(wire.Failed(submits[0].request_id, "internal", "it broke", engine_s=0.25))
     assert (await front.peer.cancelled()).request_id == submits[1].request_id
+    front.peer.say(submits[1], [], "cancelled", engine_s=0.5)
     status, body, _ = await call
     assert status == 500
     assert "it broke" not in body["error"]["message"]
+    (row,) = front.rows()
+    assert (row["cost_micros"], row["num_prompt_tokens"], row["engine_us"]) == (0, 0, 750_000)
 
 
 @pytest.mark.parametrize("prompt", ["The river", [40, 41, 42]])

@@ -40,7 +40,7 @@ def a_policy(budget=None, price=None, key_limits=None, model_limits=None, **ceil
 
 def used(limits, caller, model=DEMO):
     """By ceiling: what its gauge has."""
-    plan = limits.plans.find(caller.policy, caller.tenant_id, caller.key_id, model)
+    plan = limits.plans.find(caller, model)
     readings = limits.local.readings(plan.rules)
     return {f"{rule.scope} {rule.limit}": readings[2 * index] for index, rule in enumerate(plan.rules)}
 

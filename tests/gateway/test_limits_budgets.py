@@ -96,7 +96,7 @@ async def test_a_budget_that_is_new_to_a_tenant_begins_with_what_it_spent_before
         await change(rooms, store.tenants, tenant, policy="thrifty")
         await directory.refresh()
         clock.advance(LOOK_S)
-        await until(lambda: limits.local.readings(limits.plans.find(POLICY, tenant, "", "").rules) == [900, 0])
+        await until(lambda: limits.local.readings(limits.plans.find(a_caller(POLICY, tenant), "").rules) == [900, 0])
 
 
 async def test_shares_that_nobody_was_told_of_are_told_by_the_next_start_and_once(rooms, clock):
@@ -169,6 +169,6 @@ async def test_a_ledger_that_cannot_be_read_is_read_when_it_can(rooms, clock):
 
         def is_restored():
             clock.advance(LOOK_S)
-            return limits.local.readings(limits.plans.find(POLICY, tenant, "", "").rules) == [900, 0]
+            return limits.local.readings(limits.plans.find(a_caller(POLICY, tenant), "").rules) == [900, 0]
 
         await until(is_restored)

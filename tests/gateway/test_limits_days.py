@@ -74,7 +74,7 @@ async def started(rooms, clock, redis=None):
 
 async def used(limits, caller, model="demo"):
     """By scope, of the ceilings of a day that a request is held against."""
-    rules = limits.plans.find(caller.policy, caller.tenant_id, caller.key_id, model).rules
+    rules = limits.plans.find(caller, model).rules
     readings = await limits.readings(rules)
     return {rule.scope: readings[2 * i] for i, rule in enumerate(rules) if rule.limit == "tokens_per_day"}
 

@@ -4,6 +4,7 @@ ever."""
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
@@ -13,10 +14,11 @@ from gateway import store
 from gateway.bootstrap import bootstrap
 from gateway.clock import Clock
 from gateway.directory import Directory
+from gateway.limits.plans import Plans
 from gateway.prices import PriceHistory, Prices
 from gateway.store import StoreError
 from policies import pricing, settings
-from policies.policy import Policy, Price
+from policies.policy import Limits, Policy, Price
 from policies.pricelist import Listed, PriceList, Proposed
 from policies.terms import Usage
 from tests.builders import a_caller
@@ -27,6 +29,11 @@ FAR = 253_000_000_000
 CHEAP, DEAR = Price(prompt=Decimal(1)), Price(prompt=Decimal(3), completion=Decimal("0.5"))
 
 
+@dataclass
+class Board:
+    prices: PriceList
+
+
 @pytest.fixture
 def desk(front) -> Desk:
     return Desk(front)
@@ -34,12 +41,12 @@ def desk(front) -> Desk:
 
 def test_a_price_counts_from_its_instant_on():
     now = [100.0]
-    listed = PriceList([Listed(1, "*", "*", 50, CHEAP), Listed(2, "*", "batch", 150, DEAR)])
-    prices = Prices(lambda: listed, lambda: now[0])
+    board = Board(PriceList([Listed(1, "*", "*", 50, CHEAP), Listed(2, "*", "batch", 150, DEAR)]))
+    plans = Plans(Prices(board, lambda: now[0]))
     caller = a_caller(Policy(discount=Decimal("0.5")))
 
     def version(sla_class):
-        return prices.find(caller, "demo", sla_class).version
+        return plans.find(caller, "demo", sla_class).priced.version
 
     assert [version("batch"), version("standard")] == ["list:1;discount=0.5"] * 2
     now[0] = 149.999
@@ -49,12 +56,17 @@ def test_a_price_counts_from_its_instant_on():
 
 
 def test_a_list_that_has_changed_counts_at_once():
-    lists = [PriceList([Listed(1, "*", "*", 50, CHEAP)])]
-    prices = Prices(lambda: lists[-1], lambda: 100.0)
-    assert prices.find(a_caller(), "demo", "standard").version == "list:1"
-    lists.append(lists[0].extended([Listed(2, "demo", "*", 60, DEAR)], 100.0))
-    assert prices.find(a_caller(), "demo", "standard").version == "list:2"
-    assert prices.find(a_caller(), "other", "standard").version == "list:1"
+    board = Board(PriceList([Listed(1, "*", "*", 50, CHEAP)]))
+    plans = Plans(Prices(board, lambda: 100.0))
+    limited = a_caller(Policy(limits=Limits(requests_per_minute=5)))
+
+    def versions(model):
+        return [plans.find(caller, model).priced.version for caller in (a_caller(), limited)]
+
+    assert versions("demo") == ["list:1"] * 2
+    board.prices = board.prices.extended([Listed(2, "demo", "*", 60, DEAR)], 100.0)
+    assert versions("demo") == ["list:2"] * 2
+    assert versions("other") == ["list:1"] * 2
 
 
 async def test_prices_of_the_settings_are_listed_once_and_then_left_alone(store_settings):

@@ -79,9 +79,11 @@ async def test_a_reader_that_reads_nothing_is_given_up(open_front):
         for _ in range(1000):
             front.peer.say(submit, front.ids(" stone")[:1] * 100)
         assert (await front.peer.cancelled()).request_id == submit.request_id
+        front.peer.say(submit, [], "cancelled", engine_s=0.5)
         (row,) = await front.settled(1)
         assert (row["status"], row["finish_reason"]) == (499, "cancelled")
         assert row["num_completion_tokens"] > 0
+        assert row["engine_us"] == 500_000, "its connection is closed while the worker's last word is waited for"
         writer.close()
 
 
@@ -92,6 +94,7 @@ async def test_a_reader_that_leaves_while_it_is_waited_for_is_cancelled(open_fro
         await flood(front, submit, 150)
         writer.transport.abort()
         assert (await front.peer.cancelled()).request_id == submit.request_id
+        front.peer.say(submit, [], "cancelled")
         assert (await front.settled(151))[-1]["status"] == 499
 
 

@@ -1,0 +1,42 @@
+"""The real worker on a device that fails whenever it meets CURSED: everybody in that step fails with it.
+
+python -m tests.failing_worker '{"name": "w", ...}'
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from worker.__main__ import main
+from worker.process import prepare
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from worker.inputs import Span
+
+CURSED = 7
+"""A token that no text has."""
+
+
+def curse() -> None:
+    """Before anything is computed."""
+    prepare()
+    from worker.runner import Runner
+
+    forward = Runner.forward
+
+    def forward_or_fail(runner: Runner, spans: Sequence[Span]) -> Tensor:
+        logits = forward(runner, spans)
+        if any(list(span.token_ids) == [CURSED] * 3 for span in spans):
+            raise MemoryError("the device has none left")
+        return logits
+
+    Runner.forward = forward_or_fail  # type: ignore[method-assign]
+
+
+if __name__ == "__main__":
+    curse()
+    sys.exit(main())
