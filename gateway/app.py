@@ -28,6 +28,8 @@ from gateway.ledger.closing import Closing
 from gateway.ledger.marks import Marks
 from gateway.ledger.marks.recovery import Recovery
 from gateway.ledger.spool import SpooledWriter
+from gateway.ledger.sums import Rollup
+from gateway.ledger.usage import Usage
 from gateway.limits import Limits, days
 from gateway.limits.budgets import Budgets
 from gateway.posted import Posted
@@ -139,7 +141,8 @@ async def opened(
         def alert(reached: Alert) -> None:
             events.post(reached.id, "budget.reached", reached)
 
-        prices = Prices(directory)
+        prices, price_history = Prices(directory), PriceHistory(rooms.engine)
+        await stack.enter_async_context(Rollup(rooms, price_history.rates, clock).watched())
         limits = Limits(
             config,
             clock,
@@ -166,12 +169,13 @@ async def opened(
             limits,
             dispatch,
             ledger,
+            Usage(rooms, price_history.rates),
             redis,
             others,
             events,
             Trials(),
             prices,
-            PriceHistory(rooms.engine),
+            price_history,
             Exports(),
         )
         await stack.enter_async_context(answering(gw, house_doors, sockets))

@@ -15,6 +15,8 @@ from gateway.errors import InvalidApiKey, ModelNotFound, PermissionDenied
 from policies.policy import Policy
 
 OWNER, OPERATOR, BILLING_READER = "owner", "operator", "billing_reader"
+TENANT = "tenant"
+"""No role of the administration: a tenant's own key, where it may read what is the tenant's."""
 
 
 class Caller(msgspec.Struct, frozen=True, gc=False):
@@ -51,6 +53,8 @@ class AdminCaller(msgspec.Struct, frozen=True, gc=False):
     key_id: str
     name: str
     role: str
+    tenant_id: str | None = None
+    """Of a tenant's own key, to which nothing else is shown; None: of the administration."""
 
 
 class Auth:
@@ -81,6 +85,15 @@ class Auth:
         if roles and key.role not in (OWNER, *roles):
             raise PermissionDenied("The role of this key does not allow this.", code="insufficient_role")
         return AdminCaller(key.id, key.name, key.role)
+
+    def reader_of(self, request: web.Request, endpoint: str, *roles: str) -> AdminCaller:
+        """As ``admin_of``; also a tenant's key that is good for ``endpoint``, by which the tenant reads what is its
+        own."""
+        caller = self.caller(_presented(request), request.remote)
+        if caller is None:
+            return self.admin_of(request, *roles)
+        caller.check_endpoint(endpoint)
+        return AdminCaller(caller.key_id, caller.tenant_name, TENANT, caller.tenant_id)
 
     def caller(self, presented: str, address: str | None = None) -> Caller | None:
         """None when the key opens nothing here. Raises PermissionDenied when it may not be used from ``address``."""

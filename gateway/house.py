@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from gateway.gateways import Gateways
     from gateway.idempotency import Idempotency
     from gateway.ledger import Ledger
+    from gateway.ledger.usage import Usage
     from gateway.limits import Limits
     from gateway.prices import PriceHistory, Prices
     from gateway.redis import Redis
@@ -41,6 +42,7 @@ class Gateway:
     limits: Limits
     dispatch: Dispatch
     ledger: Ledger
+    usage: Usage
     redis: Redis | None
     """None: this gateway is alone, and what gateways share is in its memory."""
     gateways: Gateways

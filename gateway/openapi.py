@@ -146,9 +146,10 @@ def _of_endpoint(endpoint: Endpoint, path: str, by_type: dict[str, Any], compone
     described: dict[str, Any] = {
         "operationId": f"{module}_{endpoint.handler.__name__}",
         "summary": endpoint.summary,
-        "description": f"For the roles: {', '.join(sorted({'owner', *endpoint.roles}))}.",
+        "description": f"For the roles: {', '.join(sorted({'owner', *endpoint.roles}))}."
+        + (" A tenant's own key is answered about the tenant alone." if endpoint.tenants_scope else ""),
         "tags": [module],
-        "security": [{"adminKey": []}],
+        "security": [{"adminKey": []}, *([{"key": []}] if endpoint.tenants_scope else [])],
         "parameters": [*_of_path(path), *_of_query(query), *_of_headers(endpoint)],
         "responses": {
             str(endpoint.status): answered,

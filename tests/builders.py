@@ -201,9 +201,11 @@ async def write_chain(rooms: Store, *entries: Entry, chain: int = 1, first_posit
         msgspec.structs.replace(entry, chain=chain, position=position)
         for position, entry in enumerate(entries, first_position)
     ]
-    async with rooms.engine.begin() as connection:
+    async with rooms.engine.connect() as connection:
         known = sa.select(store.ledger_chains.c.id).where(store.ledger_chains.c.id == chain)
-        if (await connection.execute(known)).first() is None:
+        is_known = (await connection.execute(known)).first() is not None
+    async with rooms.engine.begin() as connection:
+        if not is_known:
             row = {"id": chain, "opened_at": 1_795_000_000, "gateway": "a gateway"}
             await connection.execute(sa.insert(store.ledger_chains), row)
         await connection.execute(sa.insert(store.ledger), [msgspec.structs.asdict(entry) for entry in placed])

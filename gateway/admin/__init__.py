@@ -22,6 +22,7 @@ from gateway.admin import (
     service_accounts,
     tenants,
     trial,
+    usage,
     workers,
 )
 from gateway.admin.endpoint import Endpoint
@@ -33,7 +34,7 @@ ENDPOINTS: list[Endpoint] = [
     endpoint
     for resource in (
         *(organizations, tenants, service_accounts, keys, admin_keys, limits, policies, prices, trial),
-        *(models, workers, queues, caches, ledger, audit, exports, organization),
+        *(models, usage, workers, queues, caches, ledger, audit, exports, organization),
     )
     for endpoint in resource.ENDPOINTS
 ]

@@ -116,6 +116,8 @@ class Endpoint:
     """How long the answer may take."""
     files: tuple[str, ...] = ()
     """The content types of what the handler writes itself, instead of an answer."""
+    tenants_scope: str | None = None
+    """A tenant's own key may ask too, if it is good for this, and is answered about the tenant alone."""
 
     @property
     def summary(self) -> str:
@@ -127,7 +129,7 @@ class Endpoint:
     async def serve(self, request: web.Request) -> web.StreamResponse:
         """Answers a request. Raises GatewayError."""
         gw = request.app[GATEWAY]
-        caller = gw.auth.admin_of(request, *self.roles)
+        caller = self._caller_of(gw, request)
         ask = Ask(gw, request, caller, self._query_of(request), await self._body_of(request))
         if self.needs_match and "if-match" not in request.headers:
             raise MatchRequired(
@@ -155,6 +157,11 @@ class Endpoint:
         return web.Response(
             status=self.status, body=msgspec.json.encode(body), content_type="application/json", headers=headers
         )
+
+    def _caller_of(self, gw: Gateway, request: web.Request) -> AdminCaller:
+        if self.tenants_scope is None:
+            return gw.auth.admin_of(request, *self.roles)
+        return gw.auth.reader_of(request, self.tenants_scope, *self.roles)
 
     def _query_of(self, request: web.Request) -> Any:
         values = dict(request.query)

@@ -32,7 +32,7 @@ class KeyScopes(Written, frozen=True, kw_only=True, omit_defaults=True):
     """What a key is good for; null: all of it."""
 
     endpoints: (
-        Annotated[tuple[Literal["chat.completions", "completions", "models"], ...], Meta(max_length=16)] | None
+        Annotated[tuple[Literal["chat.completions", "completions", "models", "usage"], ...], Meta(max_length=16)] | None
     ) = None
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 import sqlalchemy as sa
@@ -47,6 +47,16 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     """Of WORDS, the values that count."""
 
 
+class Charge(NamedTuple):
+    """What one kind of thing cost."""
+
+    kind: Kind | Literal["other"]
+    """Other: nobody knows any more by which price it was counted."""
+    quantity: int
+    """Tokens, requests, or microseconds of the engine."""
+    cost_micros: int
+
+
 class Totals(msgspec.Struct, kw_only=True):
     """Sums over rows; money in micro-units."""
 
@@ -70,21 +80,24 @@ class Totals(msgspec.Struct, kw_only=True):
     num_completion_tokens_from_cache: int
     num_reasoning_tokens_from_cache: int
 
-    def quantities(self) -> dict[Kind, int]:
-        """What was paid for: tokens, requests, microseconds of the engine."""
+    def charges(self) -> list[Charge]:
+        """What the cost was for; together they are the cost. Without what there was none of."""
         num_prompt = self.num_prompt_tokens - self.num_prompt_tokens_from_cache
         num_cached = self.num_cached_tokens - self.num_cached_tokens_from_cache
         num_completion = self.num_completion_tokens - self.num_completion_tokens_from_cache
         num_reasoning = self.num_reasoning_tokens - self.num_reasoning_tokens_from_cache
-        return {
-            "prompt": num_prompt - num_cached,
-            "cached_prompt": num_cached,
-            "completion": num_completion - num_reasoning,
-            "reasoning": num_reasoning,
-            "cache_hit": self.num_prompt_tokens_from_cache + self.num_completion_tokens_from_cache,
-            "request": self.num_requests,
-            "engine_second": self.engine_us,
-        }
+        num_from_cache = self.num_prompt_tokens_from_cache + self.num_completion_tokens_from_cache
+        charges = [
+            Charge("prompt", num_prompt - num_cached, self.prompt_micros),
+            Charge("cached_prompt", num_cached, self.cached_prompt_micros),
+            Charge("completion", num_completion - num_reasoning, self.completion_micros),
+            Charge("reasoning", num_reasoning, self.reasoning_micros),
+            Charge("cache_hit", num_from_cache, self.cache_hit_micros),
+            Charge("request", self.num_requests, self.request_micros),
+            Charge("engine_second", self.engine_us, self.engine_second_micros),
+        ]
+        rest = Charge("other", 0, self.cost_micros - sum(charge.cost_micros for charge in charges))
+        return [charge for charge in (*charges, rest) if charge.quantity or charge.cost_micros]
 
 
 FIGURES = (*NUMBERS, *(f"{name}_from_cache" for name in FROM_CACHES))

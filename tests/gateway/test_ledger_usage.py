@@ -172,7 +172,9 @@ async def test_what_each_kind_cost_adds_up_to_the_row_in_whatever_spans(rooms):
     assert all(answer == answers[0] for answer in answers)
     assert sum(answers[0]) == sum(row.cost_micros for row in known)
     one = await everything(asked, Question(since=NOON - DAY_S, until=NOON + DAY_S, width_s=DAY_S))
-    quantities = one[0].totals.quantities()
+    charges = one[0].totals.charges()
+    assert sum(charge.cost_micros for charge in charges) == one[0].totals.cost_micros
+    quantities = {charge.kind: charge.quantity for charge in charges}
     computed = [row for row in rows if row.cache not in ("hit", "shared")]
     kept = [row for row in rows if row.cache in ("hit", "shared")]
     assert quantities["prompt"] == sum(row.num_prompt_tokens - row.num_cached_tokens for row in computed)

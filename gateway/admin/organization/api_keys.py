@@ -36,6 +36,8 @@ SCOPES: dict[str, tuple[str, ...]] = {
     "chat.completions": ("chat.completions",),
     "completions": ("completions",),
     "models": READING,
+    "usage": ("usage",),
+    "api.usage.read": ("usage",),
     "api.model.request": GENERATING,
     "model.request": GENERATING,
     "api.model.read": READING,
