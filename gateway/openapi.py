@@ -119,7 +119,7 @@ def _of_inference(one: Inference, by_type: dict[str, Any]) -> dict[str, Any]:
         "summary": one.summary,
         "tags": ["inference"],
         "security": [{"key": []}],
-        "parameters": _of_path(one.path),
+        "parameters": [*_of_path(one.path), *([RECEIPT] if one.streams else [])],
         "responses": {
             "200": {"description": "Done.", "content": content},
             "default": _refusal(openai.ErrorBody, JSON, by_type),
@@ -194,6 +194,13 @@ def _of_headers(endpoint: Endpoint) -> Iterable[dict[str, Any]]:
 
 def _header(name: str, what: str, required: bool) -> dict[str, Any]:
     return {"name": name, "in": "header", "required": required, "description": what, "schema": {"type": "string"}}
+
+
+RECEIPT = _header(
+    "x-penstock-receipt",
+    "true, as `penstock.receipt` in the body: the answer has a receipt under `penstock`, a stream in its last chunk.",
+    required=False,
+)
 
 
 def _refusal(type_: Any, content_type: str, by_type: dict[str, Any]) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from aiohttp import web
 
 from gateway import head, reply
-from gateway.api.request import control_of
+from gateway.api.request import control_of, wants_receipt
 from gateway.auth import Caller
 from gateway.house import Gateway
 from gateway.limits import metered
@@ -17,6 +17,7 @@ async def give(
     gw: Gateway, request: web.Request, caller: Caller, answer: reply.Answer, order: Order
 ) -> web.StreamResponse:
     """Raises what the parts refuse with; what was set aside and begun until then is given back and ended."""
+    has_receipt = wants_receipt(request, answer.call)
     call, submits = answer.call, [part.submit for part in answer.parts.values()]
     num_prompt_tokens = sum([len(submit.prompt_token_ids) for submit in submits])
     num_sequences = len(answer.choices)
@@ -31,4 +32,4 @@ async def give(
             source = found.launch(lambda submit: gw.dispatch.submit(call.model, submit, order))
             source = metered(source, ticket, submits)
             async with reply.Account(gw.ledger, request, caller, answer, source, ticket, order.sla_class) as account:
-                return await reply.send(request, answer, source, account, gw)
+                return await reply.send(request, answer, source, account, gw, has_receipt)

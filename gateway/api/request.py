@@ -6,9 +6,13 @@ import hashlib
 from functools import lru_cache
 
 from aiohttp import hdrs, web
+from multidict import istr
 
-from gateway.errors import ContextLengthExceeded, UnsupportedMediaType
+from gateway.errors import ContextLengthExceeded, InvalidRequest, UnsupportedMediaType
+from gateway.openai import ChatRequest, CompletionRequest
 from policies import wire
+
+RECEIPT = istr("x-penstock-receipt")
 
 
 async def body_of(request: web.Request) -> bytes:
@@ -23,6 +27,15 @@ async def body_of(request: web.Request) -> bytes:
 def control_of(request: web.Request) -> str:
     """Its Cache-Control, empty when it has none."""
     return request.headers.get(hdrs.CACHE_CONTROL, "")
+
+
+def wants_receipt(request: web.Request, call: ChatRequest | CompletionRequest) -> bool:
+    """By its header or by its body. Raises InvalidRequest."""
+    said = request.headers.get(RECEIPT)
+    if said is not None and said.lower() not in ("true", "false"):
+        raise InvalidRequest(f"Invalid header '{RECEIPT}': it is true or false", param=str(RECEIPT))
+    by_body = call.penstock is not None and bool(call.penstock.receipt)
+    return by_body or (said is not None and said.lower() == "true")
 
 
 def room_for(num_prompt_tokens: int, facts: wire.Ready, param: str) -> int:

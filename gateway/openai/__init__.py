@@ -5,6 +5,7 @@ Where the shapes were read: openai-python's ``src/openai/types``, and vLLM's doc
 
 from gateway.openai.chunks import DONE, KEEP_ALIVE, ChatChunks, Chunks, CompletionChunks
 from gateway.openai.failures import ErrorBody, ErrorDetail, Malformed
+from gateway.openai.receipts import PenstockExtras, Receipt, ReceiptAmount
 from gateway.openai.requests import (
     ChatRequest,
     CompletionRequest,
@@ -52,6 +53,9 @@ __all__ = [
     "Message",
     "ModelBody",
     "ModelList",
+    "PenstockExtras",
+    "Receipt",
+    "ReceiptAmount",
     "TopLogprob",
     "UsageBody",
     "parse_chat",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
+from gateway.openai.receipts import PenstockExtras
 from gateway.openai.responses import Logprobs, UsageBody
 from policies.terms import Usage
 
@@ -88,9 +89,14 @@ class Chunks:
             self._end,
         )
 
-    def usage(self, usage: Usage) -> bytes:
-        """The stream's last chunk, when usage was asked for."""
-        return b'%b],"usage":%b}\n\n' % (self._start, _json(UsageBody.of(usage)))
+    def last(self, usage: Usage | None, extras: PenstockExtras | None = None) -> bytes:
+        """The stream's last chunk, with as much of it as was asked for; no chunk when nothing was."""
+        parts = []
+        if usage is not None:
+            parts.append(b'"usage":' + _json(UsageBody.of(usage)))
+        if extras is not None:
+            parts.append(b'"penstock":' + _json(extras))
+        return b"%b],%b}\n\n" % (self._start, b",".join(parts)) if parts else b""
 
 
 class ChatChunks(Chunks):

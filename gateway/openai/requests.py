@@ -30,6 +30,12 @@ class StreamOptions(msgspec.Struct, frozen=True):
     include_usage: bool | None = None
 
 
+class PenstockOptions(msgspec.Struct, frozen=True):
+    """Ours. ``receipt``: the answer says what it cost and where its time went."""
+
+    receipt: bool | None = None
+
+
 class Generation(msgspec.Struct, frozen=True, kw_only=True):
     """What both kinds of completion take. The second half is vLLM's, for its clients."""
 
@@ -47,6 +53,8 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
     stream_options: StreamOptions | None = None
     service_tier: Literal["auto", "default", "flex", "scale", "priority", "fast"] | None = None
     """Which one it gets is its policy's word; the answer says it."""
+
+    penstock: PenstockOptions | None = None
 
     top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
     min_p: Annotated[float, Meta(ge=0.0, le=1.0)] | None = None

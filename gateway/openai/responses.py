@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
+from gateway.openai.receipts import PenstockExtras
 from policies.terms import Usage
 
 
@@ -102,6 +104,7 @@ class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
     service_tier: str
     """The tier that served it."""
     system_fingerprint: str
+    penstock: PenstockExtras | UnsetType = UNSET
 
 
 class CompletionChoice(msgspec.Struct, frozen=True):
@@ -121,6 +124,7 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     choices: list[CompletionChoice]
     usage: UsageBody
     system_fingerprint: str
+    penstock: PenstockExtras | UnsetType = UNSET
 
 
 class ModelBody(msgspec.Struct, frozen=True, kw_only=True):

@@ -27,17 +27,19 @@ async def send(
     flights: Source,
     account: Account,
     gw: Gateway,
+    has_receipt: bool = False,
 ) -> web.StreamResponse:
-    """Reads the flights to their end and answers the client.
+    """Reads the flights to their end and answers the client, with a receipt if it asked for one.
 
     Raises GatewayError while nothing has been sent; afterwards the failure is the stream's last event.
     """
     head.also(request, {"x-penstock-cache": flights.outcome})
+    currency = gw.settings.billing.currency if has_receipt else None
     if not answer.call.stream:
-        return await _send_body(answer, flights, account)
+        return await _send_body(answer, flights, account, currency)
     async with request.get(OUTLET) or EventStream(request, gw.settings.server, gw.clock) as stream:
         try:
-            return await _send_events(stream, answer, flights, account)
+            return await _send_events(stream, answer, flights, account, currency)
         except ConnectionResetError:
             flights.close()
             await account.settle(HUNG_UP)
@@ -51,16 +53,23 @@ async def send(
             return await stream.fail(errors.event(failure))
 
 
-async def _send_body(answer: Answer, flights: Source, account: Account) -> web.StreamResponse:
+async def _send_body(answer: Answer, flights: Source, account: Account, currency: str | None) -> web.StreamResponse:
+    """``currency``: of the receipt; None: there is none."""
     while answer.num_open:
         for delta in await _deltas(answer, flights):
             _take(answer, flights, delta)
-    body = answer.body()
-    await account.settle(200)
+    if currency is None:
+        body = answer.body()
+        await account.settle(200)
+    else:
+        await account.settle(200)
+        body = answer.body(account.receipt(currency))
     return head.Whole(body)
 
 
-async def _send_events(stream: Outlet, answer: Answer, flights: Source, account: Account) -> web.StreamResponse:
+async def _send_events(
+    stream: Outlet, answer: Answer, flights: Source, account: Account, currency: str | None
+) -> web.StreamResponse:
     """Everything that arrived since the last write goes out as one, a choice's tokens as one chunk; of more tokens than
     the marks allow only so many."""
     chunks, mark = answer.chunks(), account.open_mark()
@@ -94,9 +103,10 @@ async def _send_events(stream: Outlet, answer: Answer, flights: Source, account:
         for delta in later or await _deltas(answer, flights):
             answer.take(delta)
         later = []
-    usage = chunks.usage(answer.usage()) if answer.call.includes_usage else b""
     await account.settle(200)
-    return await stream.end(events + usage + openai.DONE)
+    usage = answer.usage() if answer.call.includes_usage else None
+    last = chunks.last(usage, None if currency is None else account.receipt(currency))
+    return await stream.end(events + last + openai.DONE)
 
 
 def _take(answer: Answer, flights: Source, delta: wire.Delta) -> Choice:

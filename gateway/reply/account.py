@@ -9,7 +9,7 @@ from types import TracebackType
 import msgspec
 from aiohttp import web
 
-from gateway import errors, head
+from gateway import errors, head, openai
 from gateway.auth import Caller
 from gateway.flight import Spent
 from gateway.flights import Source
@@ -17,6 +17,7 @@ from gateway.ledger import Entry, Ledger
 from gateway.ledger.marks import Mark, Progress
 from gateway.limits import Ticket
 from gateway.reply.answers import Answer
+from gateway.reply.receipt import receipt
 from gateway.telemetry import tell
 from policies import terms
 
@@ -56,6 +57,8 @@ class Account:
         """Completion tokens of a stream that were handed to its client's connection."""
         self._mark: Mark | None = None
         self._settled = False
+        self._written: Entry | None = None
+        """The row, once it is settled."""
 
     async def __aenter__(self) -> Account:
         return self
@@ -104,7 +107,8 @@ class Account:
             if not flights.is_over:
                 await self._last_word()
         finally:
-            await self._ledger.settle(self._row(status, usage, at), self._mark)
+            self._written = self._row(status, usage, at)
+            await self._ledger.settle(self._written, self._mark)
 
     def _row(self, status: int, usage: terms.Usage | None, at: float) -> Entry:
         """``usage``: what is owed; None: nothing."""
@@ -114,6 +118,12 @@ class Account:
         entry = self._entry(status, usage or NOTHING, at, spent, cost_micros)
         tell(entry)
         return entry
+
+    def receipt(self, currency: str) -> openai.PenstockExtras:
+        """Of a request that is settled, up to now."""
+        assert self._written is not None
+        total_s = time.monotonic() - self._started_at
+        return openai.PenstockExtras(receipt(self._written, self._flights.spent, total_s, currency))
 
     async def _last_word(self) -> None:
         told = asyncio.create_task(self._flights.over())

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import cast
 
 import msgspec
+from msgspec import UNSET
 
 from gateway import openai
 from gateway.errors import RequestFailed
@@ -123,7 +124,7 @@ class Answer:
             usage=self.call.includes_usage,
         )
 
-    def body(self) -> bytes:
+    def body(self, extras: openai.PenstockExtras | None = None) -> bytes:
         """The whole as JSON."""
         raise NotImplementedError
 
@@ -137,7 +138,7 @@ class ChatAnswer(Answer):
     _id_prefix = "chatcmpl-"
     _continues = False
 
-    def body(self) -> bytes:
+    def body(self, extras: openai.PenstockExtras | None = None) -> bytes:
         choices = [
             openai.ChatChoice(
                 choice.index,
@@ -156,6 +157,7 @@ class ChatAnswer(Answer):
                 usage=openai.UsageBody.of(self.usage()),
                 service_tier=self.service_tier,
                 system_fingerprint=self.fingerprint,
+                penstock=extras or UNSET,
             )
         )
 
@@ -169,7 +171,7 @@ class TextAnswer(Answer):
     _id_prefix = "cmpl-"
     _continues = True
 
-    def body(self) -> bytes:
+    def body(self, extras: openai.PenstockExtras | None = None) -> bytes:
         choices = [
             openai.CompletionChoice(
                 choice.index,
@@ -187,5 +189,6 @@ class TextAnswer(Answer):
                 choices=choices,
                 usage=openai.UsageBody.of(self.usage()),
                 system_fingerprint=self.fingerprint,
+                penstock=extras or UNSET,
             )
         )

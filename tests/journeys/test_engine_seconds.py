@@ -85,3 +85,21 @@ async def test_the_seconds_of_all_rows_are_the_seconds_that_the_worker_was_busy(
     assert sum(row.engine_us for row in rows) / 1e6 == pytest.approx(busy_s, rel=0.01)
     assert all(row.engine_us == row.kv_block_ms == 0 for row in rows if row.cache in ("hit", "shared"))
     assert all(row.engine_us > 0 for row in rows if row.status == 200 and row.cache not in ("hit", "shared"))
+
+
+async def test_a_receipt_of_the_real_engine(house):
+    async with house.client() as client:
+        stream = await client.chat.completions.create(
+            **chat(house, 77, max_tokens=30, stream=True),
+            extra_headers={**COMPUTED, "x-penstock-receipt": "true"},
+            extra_body={"ignore_eos": True},
+        )
+        *_, last = [chunk async for chunk in stream]
+    told = last.penstock["receipt"]
+    assert told["completion_tokens"] == 30
+    assert told["prefill_ms"] > 0
+    assert told["decode_ms"] > 0
+    assert 0 < told["engine_seconds"] <= told["total_ms"] / 1e3
+    assert told["kv_block_seconds"] > 0
+    parts = [told[name] for name in ("queue_ms", "prefill_ms", "decode_ms", "gateway_ms")]
+    assert sum(parts) == pytest.approx(told["total_ms"])
