@@ -113,11 +113,17 @@ async def _seed(connection: AsyncConnection, seeds: Mapping[str, Policy], revisi
         await connection.execute(sa.insert(store.policies), version)
 
 
+class _Kept(msgspec.Struct):
+    """Of a price's document, whatever else it says."""
+
+    currency: str
+
+
 async def _list_prices(connection: AsyncConnection, prices: Sequence[Proposed], currency: str, revision: int) -> None:
     """Those whose model and class the list has never had. Raises StoreError when the list is in another currency."""
     columns = store.prices.c
     newest = (await connection.execute(sa.select(store.prices).order_by(columns.version.desc()).limit(1))).first()
-    if newest is not None and (kept := msgspec.json.decode(newest.document, type=Terms).currency) != currency:
+    if newest is not None and (kept := msgspec.json.decode(newest.document, type=_Kept).currency) != currency:
         raise StoreError(f"billing.currency is {currency}, but the store's price list is in {kept}")
     places = await connection.execute(sa.select(columns.model, columns.sla_class).distinct())
     known = {(model, sla_class) for model, sla_class in places}

@@ -285,13 +285,14 @@ class _Run:
         line.done(job)
         arrival, num_written = job.arrival, job.num_written
         usage = Usage(arrival.num_prompt_tokens, sequence.num_cached, num_written)
-        cost = self._meter.close(job.ticket, usage, self._now)
+        cost = self._meter.close(job.ticket, usage, self._now, round(1e6 * sequence.engine_s))
         self._num_open -= 1
         self._ended_at = self._now
         for tally in self._tallies.of(arrival.tenant, job.order.sla_class):
             tally.num_prompt_tokens += usage.num_prompt_tokens
             tally.num_cached_tokens += usage.num_cached_tokens
             tally.num_completion_tokens += num_written
+            tally.engine_s += sequence.engine_s
             tally.cost_micros += cost
             tally.num_cut += job.was_cut
             tally.ttfts_ms.append(1e3 * (sequence.first_token_at - job.at))

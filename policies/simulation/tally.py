@@ -19,6 +19,7 @@ class Tally:
         self.num_cached_tokens = 0
         self.num_completion_tokens = 0
         self.num_served_tokens = 0
+        self.engine_s = 0.0
         self.cost_micros = 0
         self.refused: dict[Reason, int] = {}
         self.ttfts_ms: list[float] = []
@@ -42,6 +43,7 @@ class Tally:
             "num_cached_tokens": self.num_cached_tokens,
             "num_completion_tokens": self.num_completion_tokens,
             "num_served_tokens": self.num_served_tokens,
+            "engine_s": self.engine_s,
             "cost_micros": self.cost_micros,
             "ttft_ms": percentiles(self.ttfts_ms),
             "tpot_ms": percentiles(self.tpots_ms),

@@ -121,6 +121,8 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens of those that were computed."""
     num_served_tokens: int
     """Given until the trial stopped: prompts count when they are sent, completions as they come."""
+    engine_s: float
+    """Their shares of the steps that they were in."""
     cost_micros: int
     ttft_ms: Percentiles
     tpot_ms: Percentiles

@@ -13,7 +13,7 @@ from operator import attrgetter
 
 from policies import batching
 from policies.batching import Claim, Limits
-from policies.costs import StepCosts, Work, pairs
+from policies.costs import StepCosts, Work, pairs, shares
 
 MAX_STRETCH = 4096
 """Steps taken at once."""
@@ -26,6 +26,7 @@ class Simulated:
 
     __slots__ = (
         "arrival",
+        "engine_s",
         "first_token_at",
         "is_done",
         "item",
@@ -50,6 +51,8 @@ class Simulated:
         self.num_blocks = 0
         self.num_left = num_left
         self.num_preemptions = 0
+        self.engine_s = 0.0
+        """Its share of the steps that it was in."""
         self.first_token_at: float | None = None
         self.is_done = False
 
@@ -57,11 +60,18 @@ class Simulated:
 class Stretch:
     """``num_steps`` equal steps from ``start``, the first of them ``step_s`` long and each ``growth_s`` longer."""
 
-    __slots__ = ("grants", "growth_s", "num_steps", "num_told", "start", "step_s")
+    __slots__ = ("grants", "growth_s", "num_steps", "num_told", "start", "step_s", "work")
 
     def __init__(
-        self, start: float, step_s: float, growth_s: float, num_steps: int, grants: list[tuple[Simulated, int]]
+        self,
+        start: float,
+        step_s: float,
+        growth_s: float,
+        num_steps: int,
+        grants: list[tuple[Simulated, int]],
+        work: Work,
     ) -> None:
+        """``work`` of the first step."""
         self.start = start
         self.step_s = step_s
         self.growth_s = growth_s
@@ -69,6 +79,7 @@ class Stretch:
         self.num_told = 0
         """Steps whose tokens somebody has been told of while it lasts."""
         self.grants = grants
+        self.work = work
 
     @property
     def end(self) -> float:
@@ -168,7 +179,7 @@ class Worker:
         step_s = self._costs.predict(work)
         longer = work._replace(num_decode_context_tokens=work.num_decode_context_tokens + work.num_decodes)
         growth_s = self._costs.predict(longer) - step_s if num_steps > 1 else 0.0
-        self.stretch = Stretch(now, step_s, growth_s, num_steps, grants)
+        self.stretch = Stretch(now, step_s, growth_s, num_steps, grants, work)
         return self.stretch
 
     def progress(self, now: float) -> list[tuple[Simulated, int]]:
@@ -184,8 +195,14 @@ class Worker:
         assert stretch is not None
         self.stretch = None
         self.busy_s += stretch.end - stretch.start
+        decode_s, context_s, chunk = shares(self._costs.weights, stretch.work, stretch.step_s)
+        growth_s = context_s * (stretch.num_steps - 1) / 2
         wrote: list[tuple[Simulated, int]] = []
         for sequence, num_tokens in stretch.grants:
+            if num_tokens == 1:
+                sequence.engine_s += stretch.num_steps * (decode_s + context_s * (sequence.num_computed + 1) + growth_s)
+            else:
+                sequence.engine_s += chunk.seconds(num_tokens, sequence.num_computed)
             sequence.num_computed += num_tokens
             if sequence.num_computed < sequence.num_known:
                 continue  # more of its prompt is to come

@@ -3,12 +3,14 @@ ever."""
 
 from __future__ import annotations
 
+import asyncio
 import time
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 
 from gateway import store
 from gateway.bootstrap import bootstrap
@@ -237,3 +239,46 @@ async def test_a_price_of_the_settings_counts_from_the_first_request_on(open_fro
         assert (await desk.got("prices/1"))["currency"] == "EUR"
         assert (await answered(desk))["cost_micros"] == 500_000
         assert (await desk("POST", "prices", {"price": {}, "currency": "USD"})).fields() == ["currency"]
+
+
+async def test_a_trial_spends_by_the_price_list_as_it_is_now(desk):
+    arrival = {"at_s": 0, "tenant": "a", "model": "demo", "num_prompt_tokens": 10, "num_completion_tokens": 5}
+    asked = {"arrivals": [arrival], "workers": {"demo": {}}, "document": {"discount": 0.5}}
+    await desk.made("prices", {"price": {"prompt": 2, "completion": 4}})
+    await desk.made("prices", {"price": {"prompt": 200}, "effective_from": FAR})
+    answer = await desk.made("policies/default/trial", asked)
+    assert answer["outcome"]["total"]["cost_micros"] == 20
+
+
+async def test_an_entry_in_words_of_another_version_has_no_effect_and_the_log_says_so(store_settings, caplog):
+    async with store.opened(store_settings) as rooms:
+        await bootstrap(rooms, {}, prices=[Proposed(price=CHEAP)])
+        async with rooms.changing() as (connection, revision):
+            row = {
+                "version": 2,
+                "model": "*",
+                "sla_class": "*",
+                "effective_from": 0,
+                "document": '{"currency": "USD", "price": {"per_smile": "1"}}',
+                "created_at": 0,
+                "created_by": "test",
+                "note": "",
+                "revision": revision,
+            }
+            await connection.execute(sa.insert(store.prices), row)
+        await bootstrap(rooms, {})
+        directory = await Directory.load(rooms, Clock())
+        assert [entry.version for entry in directory.prices.in_force(time.time())] == [1]
+        with pytest.raises(LookupError, match="list:2 cannot be read"):
+            await PriceHistory(rooms.engine).rates("list:2", "demo")
+    assert "version 2 of the price list cannot be read" in caplog.text
+
+
+async def test_prices_put_on_the_list_at_once_are_all_there_in_one_order(desk):
+    bodies = [{"model": f"m{number}", "price": {"prompt": number}} for number in range(8)]
+    made = await asyncio.gather(*(desk.made("prices", body) for body in bodies))
+    assert sorted(entry["version"] for entry in made) == list(range(1, 9))
+    twice = {"price": {"prompt": 9}}
+    first = await desk.made("prices", twice, idempotency_key="once")
+    assert await desk.made("prices", twice, idempotency_key="once") == first
+    assert len((await desk.got("prices"))["data"]) == 9

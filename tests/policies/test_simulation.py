@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from policies import simulation
 from policies.costs import predicted
 from policies.policy import Budget, Limits, Policy, Price
+from policies.pricelist import Listed
 from policies.settings import CLASSES
 from policies.simulation import Arrival, Outcome, TooMuch, Trial, WorkerModel, check, run, worker
 from policies.simulation.worker import Work
@@ -85,6 +86,20 @@ def test_money_that_runs_out_ends_the_answer_and_then_refuses():
     assert outcome.total.num_completion_tokens == 150
     assert outcome.total.cost_micros == 250
     assert outcome.total.refused == {"budget": 1}
+
+
+def test_what_is_spent_goes_by_the_price_list_for_the_class_that_serves_and_by_the_engines_seconds():
+    listed = (
+        Listed(1, "*", "*", 0, Price(completion=Decimal(1))),
+        Listed(2, "*", "batch", 0, Price(completion=Decimal("0.5"))),
+        Listed(3, "m", "interactive", 0, Price(engine_second=Decimal(1))),
+    )
+    arrivals = [at(60.0 * index, 100, 50, service_tier=tier) for index, tier in enumerate(("auto", "flex", "priority"))]
+    outcome = run(trial(*arrivals, policy=Policy(discount=Decimal("0.2")), prices=listed))
+    costs = [outcome.classes[name].cost_micros for name in ("standard", "batch", "interactive")]
+    assert costs == [40, 20, round(0.8e6 * outcome.classes["interactive"].engine_s)]
+    own = Policy(prices={"*": Price(completion=Decimal(10))})
+    assert run(trial(*arrivals, policy=own, prices=listed)).total.cost_micros == 1500
 
 
 def test_a_model_that_is_not_there_or_not_allowed_is_the_same():
@@ -170,6 +185,8 @@ def test_every_request_is_admitted_or_refused_and_the_parts_add_up(asked):
     assert total.num_admitted + sum(total.refused.values()) == total.num_requests
     assert total.num_served_tokens == tokens_of(outcome)
     assert total.num_unfinished == 0
+    num_workers = asked.workers["m"].replicas
+    assert total.engine_s == pytest.approx(outcome.utilisation * outcome.duration_s * num_workers)
     for parts in (outcome.classes.values(), outcome.tenants.values()):
         for field in ("num_requests", "num_admitted", "num_prompt_tokens", "num_completion_tokens", "cost_micros"):
             assert sum(getattr(part, field) for part in parts) == getattr(total, field)
