@@ -12,6 +12,7 @@ import bisect
 import contextlib
 import functools
 import logging
+import re
 import sys
 import time
 from typing import TextIO
@@ -29,6 +30,10 @@ TTFT_ERROR_BOUNDS_MS = (10.0, 25.0, 50.0, 100.0, 250.0, 500.0, 1000.0, 2500.0, 5
 """How far off a predicted time to the first token may be to be counted here and not above."""
 
 log = logging.getLogger(__name__)
+
+_TRACEPARENT = re.compile(
+    r"(?P<version>[0-9a-f]{2})-(?P<trace>[0-9a-f]{32})-(?P<parent>[0-9a-f]{16})-[0-9a-f]{2}(?P<more>-[ -~]*)?"
+)
 
 
 class Bucket(msgspec.Struct, frozen=True):
@@ -173,6 +178,14 @@ def tell(event: msgspec.Struct) -> None:
     """Logs an event at the level of information."""
     if _events is not None:
         _events.event(event)
+
+
+def trace_id_of(traceparent: str) -> str | None:
+    """The trace that a request belongs to, by its header (W3C Trace Context, section 3.2); None when it names none."""
+    found = _TRACEPARENT.fullmatch(traceparent)
+    if found is None or found["version"] == "ff" or (found["version"] == "00" and found["more"]):
+        return None
+    return None if found["trace"] == "0" * 32 or found["parent"] == "0" * 16 else found["trace"]
 
 
 def log_to_stderr(config: settings.Log) -> None:

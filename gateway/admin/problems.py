@@ -123,7 +123,7 @@ def shaped(failure: GatewayError, request_id: str) -> web.Response:
     return web.Response(status=failure.status, body=body, content_type=CONTENT_TYPE, headers=failure.headers())
 
 
-_AT = re.compile(r"(?s)(.*?)(?: - at `(key in )?\$\.?(.*)`)?")
+_AT = re.compile(r"(?s)(.*?)(?: - at `(key` in `)?\$\.?(.*)`)?")
 
 
 def of_validation(error: msgspec.ValidationError) -> Invalid:

@@ -21,6 +21,8 @@ MAX_CHOICES = 1024
 
 Penalty = Annotated[float, Meta(ge=-2.0, le=2.0)]
 TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+Named = Annotated[str, Meta(max_length=512)]
+Metadata = Annotated[dict[Annotated[str, Meta(max_length=64)], Named], Meta(max_length=16)]
 StopString = Annotated[str, Meta(min_length=1, max_length=1024)]
 
 
@@ -53,6 +55,10 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
     stream_options: StreamOptions | None = None
     service_tier: Literal["auto", "default", "flex", "scale", "priority", "fast"] | None = None
     """Which one it gets is its policy's word; the answer says it."""
+    user: Named | None = None
+    safety_identifier: Annotated[str, Meta(max_length=64)] | None = None
+    metadata: Metadata | None = None
+    """These three are of no consequence here; they are in the ledger's row."""
 
     penstock: PenstockOptions | None = None
 
@@ -294,7 +300,7 @@ def _biases(biases: dict[str, float], vocab_size: int) -> dict[int, float]:
     return by_token
 
 
-_AT = re.compile(r"(?s)(.*?)(?: - at `(key in )?\$\.?(.*)`)?")
+_AT = re.compile(r"(?s)(.*?)(?: - at `(key` in `)?\$\.?(.*)`)?")
 _CODES = (
     (r"Expected `int` >=", "integer_below_min_value"),
     (r"Expected `int` <=|Integer value out of range", "integer_above_max_value"),
@@ -303,6 +309,7 @@ _CODES = (
     (r"Expected `array` of length >= 1", "empty_array"),
     (r"Expected `array` of length >=", "array_below_min_length"),
     (r"Expected `array` of length <=", "array_above_max_length"),
+    (r"Expected `object` of length <=", "object_above_max_properties"),
     (r"Expected `str` of length >= 1", "empty_string"),
     (r"Expected `str` of length <=", "string_above_max_length"),
     (r"Invalid enum value", "invalid_value"),

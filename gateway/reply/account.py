@@ -18,7 +18,7 @@ from gateway.ledger.marks import Mark, Progress
 from gateway.limits import Ticket
 from gateway.reply.answers import Answer
 from gateway.reply.receipt import receipt
-from gateway.telemetry import tell
+from gateway.telemetry import tell, trace_id_of
 from policies import terms
 
 HUNG_UP = 499
@@ -53,6 +53,8 @@ class Account:
         self._flights = flights
         self._ticket = ticket
         self._sla_class = sla_class
+        traceparent = request.headers.get("traceparent")
+        self._trace_id = None if traceparent is None else trace_id_of(traceparent)
         self.num_delivered = 0
         """Completion tokens of a stream that were handed to its client's connection."""
         self._mark: Mark | None = None
@@ -138,6 +140,7 @@ class Account:
     def _entry(self, status: int, usage: terms.Usage, at: float, spent: Spent = UNSPENT, cost_micros: int = 0) -> Entry:
         """``at``: when it ended, in monotonic seconds."""
         answer, flights, caller = self._answer, self._flights, self._caller
+        call = answer.call
         first_token_at = flights.first_token_at
         if first_token_at is not None and first_token_at > at:
             first_token_at = None
@@ -146,7 +149,7 @@ class Account:
             request_id=self.request_id,
             tenant_id=caller.tenant_id,
             key_id=caller.key_id,
-            model=answer.call.model,
+            model=call.model,
             endpoint=answer.endpoint,
             status=status,
             finish_reason=finish_reason,
@@ -169,6 +172,10 @@ class Account:
             num_accepted_tokens=spent.num_accepted_tokens,
             engine_us=_engine_us(spent),
             kv_block_ms=round(1e3 * spent.kv_block_s),
+            end_user=_storable(call.user),
+            safety_identifier=_storable(call.safety_identifier),
+            metadata=_as_json(call.metadata) if call.metadata else None,
+            trace_id=self._trace_id,
         )
 
     def _progress(self) -> Progress:
@@ -187,3 +194,12 @@ class Account:
 
 def _engine_us(spent: Spent) -> int:
     return round(1e6 * spent.engine_s)
+
+
+def _storable(text: str | None) -> str | None:
+    """What a client sent, as any database takes it: PostgreSQL has no NUL, and would refuse all rows of a commit."""
+    return text.replace("\0", "\N{REPLACEMENT CHARACTER}") if text is not None and "\0" in text else text
+
+
+def _as_json(metadata: dict[str, str]) -> str:
+    return msgspec.json.encode({_storable(key): _storable(value) for key, value in metadata.items()}).decode()

@@ -60,6 +60,7 @@ REFUSED: list[tuple[str, str, object, str]] = [
     ("POST", "tenants", {"name": "a", "metadata": {"a": 5}}, "metadata[...]"),
     ("POST", "tenants", {"name": "a", "metadata": {str(i): "" for i in range(17)}}, "metadata"),
     ("POST", "tenants", {"name": "a", "metadata": {"a": "x" * 513}}, "metadata[...]"),
+    ("POST", "tenants", {"name": "a", "metadata": {"a" * 65: "x"}}, "metadata"),
     ("PATCH", "tenants/TENANT", {"disabled": "yes"}, "disabled"),
     ("PATCH", "tenants/TENANT", {"disabled": None}, "disabled"),
     ("PATCH", "tenants/TENANT", {"created_at": 5}, "created_at"),

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import json
 
 import openai
 import pytest
+import sqlalchemy as sa
 
+from gateway import store
 from policies import wire
+from tests.builders import an_entry
 from tests.gateway.conftest import HELLO, Front
 
 
@@ -35,6 +39,33 @@ async def test_an_answer_has_text_usage_and_a_row_in_the_ledger(front: Front):
     assert (row["status"], row["finish_reason"], row["num_completion_tokens"]) == (200, "stop", num_tokens)
     assert (row["num_prompt_tokens"], row["num_cached_tokens"]) == (answer.usage.prompt_tokens, 2)
     assert row["duration_ms"] >= row["ttft_ms"] > 0
+
+
+TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_what_a_client_says_of_its_request_is_in_the_ledger(open_front, store_settings, stream):
+    """Also what PostgreSQL cannot write as it is, and would refuse with all that is written beside it."""
+    async with open_front(store=store_settings) as front:
+        call = front.chat(
+            stream=stream,
+            user="me\0\N{SNOWMAN}",
+            safety_identifier="id",
+            metadata={"team": "a\0b", "k\0": '"\\u0000"'},
+            extra_headers={"traceparent": f"00-{TRACE}-00f067aa0ba902b7-01"},
+        )
+        front.peer.say(await front.peer.submitted(), [3], "stop")
+        answer = await call
+        if stream:
+            async for _ in answer:
+                pass
+        await front.gw.ledger.settle(an_entry())
+        async with front.gw.store.engine.connect() as connection:
+            row, other = (await connection.execute(sa.select(store.ledger).order_by("position"))).all()
+    assert (row.end_user, row.safety_identifier, row.trace_id) == ("me\ufffd\N{SNOWMAN}", "id", TRACE)
+    assert json.loads(row.metadata) == {"team": "a\ufffdb", "k\ufffd": '"\\u0000"'}
+    assert (other.end_user, other.safety_identifier, other.metadata, other.trace_id) == (None, None, None, None)
 
 
 async def test_the_prompt_is_the_rendered_conversation(front: Front):

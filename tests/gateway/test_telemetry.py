@@ -31,6 +31,25 @@ def loggers():
         logging.getLogger(name).setLevel(before)
 
 
+@pytest.mark.parametrize(
+    ("header", "trace_id"),
+    [
+        ("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01", "4bf92f3577b34da6a3ce929d0e0e4736"),
+        ("01-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01-more", "4bf92f3577b34da6a3ce929d0e0e4736"),
+        ("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01-more", None),
+        ("ff-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01", None),
+        ("00-00000000000000000000000000000000-00f067aa0ba902b7-01", None),
+        ("00-4bf92f3577b34da6a3ce929d0e0e4736-0000000000000000-01", None),
+        ("00-4BF92F3577B34DA6A3CE929D0E0E4736-00f067aa0ba902b7-01", None),
+        ("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7", None),
+        ("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01\n", None),
+        ("", None),
+    ],
+)
+def test_a_trace_is_named_as_w3c_says_or_not_at_all(header, trace_id):
+    assert telemetry.trace_id_of(header) == trace_id
+
+
 def test_a_request_is_a_line_of_fields():
     entry = an_entry(request_id="req_1", queue_ms=0.123, ttft_ms=12.345, duration_ms=321.0, finish_reason=None)
     assert re.fullmatch(
