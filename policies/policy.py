@@ -72,7 +72,8 @@ class Price(Document, frozen=True):
     request: Money = Decimal(0)
     """One request, answered from a cache or not."""
     engine_second: Money = Decimal(0)
-    """A request's share of the steps that it was in; counted when it ends, so a hard budget can be overspent by it."""
+    """A request's share of the steps that it was in. It is known when the request ends, so by the seconds of those that
+    are open a hard budget can be overspent."""
 
 
 class Policy(Document, frozen=True):

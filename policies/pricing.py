@@ -138,20 +138,25 @@ def parts(
 
 
 def worst_case_micros(rates: Rates, num_prompt_tokens: int, num_completion_tokens: int) -> int:
-    """At least what so many tokens can cost, wherever they come from. The engine's seconds are not in it: what they
-    will be nobody knows before."""
+    """At least what so many tokens can cost, wherever they come from. What the engine's seconds will be nobody knows
+    before; where they have a price, each completion token stands for a micro-unit of them, so that what is spent
+    already refuses the next request and ends an answer that grows."""
     prompt = max(rates.prompt, rates.cached_prompt, rates.cache_hit)
-    completion = max(rates.completion, rates.reasoning, rates.cache_hit)
+    completion = _dearest_completion(rates)
     return -(-(rates.request + prompt * num_prompt_tokens + completion * num_completion_tokens) // PARTS)
 
 
 def affordable_tokens(rates: Rates, num_prompt_tokens: int, micros: int) -> int | None:
     """How many completion tokens ``micros`` are enough for beside the prompt, in the worst case; None: any number."""
-    completion = max(rates.completion, rates.reasoning, rates.cache_hit)
+    completion = _dearest_completion(rates)
     if not completion:
         return None
     prompt = max(rates.prompt, rates.cached_prompt, rates.cache_hit)
     return (micros * PARTS - rates.request - prompt * num_prompt_tokens) // completion
+
+
+def _dearest_completion(rates: Rates) -> int:
+    return max(rates.completion, rates.reasoning, rates.cache_hit) + (PARTS if rates.engine_second else 0)
 
 
 def budget_micros(amount: Decimal) -> int:

@@ -342,6 +342,20 @@ async def test_a_thousand_requests_at_once_overspend_no_budget(limits):
     assert used(limits, caller) == {"tenant budget": sum(costs)}
 
 
+async def test_the_engines_seconds_are_spent_when_they_are_known_and_then_end_what_still_grows(limits):
+    price = Price(engine_second=Decimal("0.5"))
+    caller = a_caller(a_policy(budget=Budget(Decimal("0.001"), "day"), price=price))
+    async with limits.admit(caller, DEMO, 40, 5000, "growing") as growing:
+        async with limits.admit(caller, DEMO, 40, 50, "brief") as brief:
+            assert brief.settle(Usage(40, 0, 50), "miss", 1998) == 999
+        assert growing.covers(ESTIMATE)
+        assert not await growing.top_up(ESTIMATE + 1)
+        assert growing.settle(Usage(40, 0, ESTIMATE), "miss", 3000) == 1500
+    assert used(limits, caller) == {"tenant budget": 2499}
+    with pytest.raises(BudgetSpent):
+        await ask(limits, caller)
+
+
 HIT = Price(prompt=Decimal(10), completion=Decimal(10), cache_hit=Decimal(1))
 """An answer from the cache is a micro-unit a token, and a computed one ten."""
 
