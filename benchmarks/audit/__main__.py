@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import random
 import sys
@@ -21,6 +22,9 @@ from benchmarks.audit.client import Asked, Heard, ask
 from benchmarks.audit.house import KEY, House
 from benchmarks.audit.reckoning import Reckoning, Sums, emitted_in, reckon, rows_of
 from policies import settings
+from tests import postgres
+from tests import redis as redises
+from tests.family import sharing
 
 KINDS = {"stream": 6, "body": 4, "cut": 4, "half": 3, "impatient": 4, "alike": 3, "idempotent": 2, "several": 1}
 """How often each; "alike" ask what others ask at the same time, or have asked."""
@@ -151,6 +155,12 @@ def show(reckoning: Reckoning) -> None:
     Console(highlight=False, soft_wrap=True).print(table)
 
 
+def _shared(stack: contextlib.ExitStack, num_processes: int) -> dict[str, str]:
+    database, redis = stack.enter_context(postgres.server()), stack.enter_context(redises.server())
+    config = settings.Redis(url=redis.url, prefix="audit:", timeout_ms=1000.0)
+    return sharing(config, f"{database.url}/postgres", num_processes)
+
+
 @click.command()
 @click.option("--requests", "num_requests", type=click.IntRange(1), default=20_000, show_default=True)
 @click.option("--clients", "num_clients", type=click.IntRange(1), default=64, show_default=True, help="At once.")
@@ -158,12 +168,22 @@ def show(reckoning: Reckoning) -> None:
 @click.option("--gateway-every", "gateway_every_s", type=float, default=5.0, show_default=True, help="Seconds, mean.")
 @click.option("--worker-every", "worker_every_s", type=float, default=3.0, show_default=True, help="Seconds, mean.")
 @click.option("--seed", type=int, default=1, show_default=True)
-def main(num_requests: int, **options: Any) -> None:
+@click.option(
+    "--processes",
+    "num_processes",
+    type=click.IntRange(1, 16),
+    default=1,
+    show_default=True,
+    help="Gateways on the port; more than one share a PostgreSQL and a Redis of the audit's own.",
+)
+def main(num_requests: int, num_processes: int, **options: Any) -> None:
     """Asks in every way while gateways and workers are killed, and compares what clients counted, what is in the ledger
     and what the workers emitted."""
     began_at = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="audit-") as folder:
-        reckoning, house, num_asked = uvloop.run(measure(Path(folder), num_requests, **options))
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="audit-")))
+        environ = _shared(stack, num_processes) if num_processes > 1 else {}
+        reckoning, house, num_asked = uvloop.run(measure(folder, num_requests, environ=environ, **options))
     show(reckoning)
     kills = ", ".join(f"{number} {what}s" for what, number in house.num_kills.items())
     print(f"{num_asked:,} requests, {kills} killed, {time.monotonic() - began_at:.0f} s")

@@ -128,10 +128,10 @@ def _reason(row: Row, best: Heard | None, num_emitted: int, mark_tokens: int) ->
         return None
     is_recovered = row.status == 500 and row.finish_reason == "error"
     lacking = num_delivered - num_owed
-    if best is None and is_recovered and num_owed:
-        return RECOVERED_LEFT if num_owed <= mark_tokens else None
-    if best is None:
-        return UNHEARD if row.status in (200, 499) or not num_owed else None
+    if best is None:  # it left before the headers came, or none did
+        if is_recovered and num_owed:
+            return RECOVERED_LEFT if num_owed <= mark_tokens else None
+        return UNHEARD if row.status in (200, 499) or num_owed <= mark_tokens else None
     match best.how:
         case "whole" if not lacking and row.status == 200:
             return FROM_A_CACHE if is_alike else WHOLE if num_owed == num_emitted else None
@@ -143,7 +143,7 @@ def _reason(row: Row, best: Heard | None, num_emitted: int, mark_tokens: int) ->
             return RECOVERED
         case "left" if is_recovered and abs(lacking) <= mark_tokens:
             return RECOVERED_LEFT
-        case "broken" if row.status == 200 and lacking <= 0:
+        case "broken" if lacking <= 0 and not is_recovered:  # it had ended, or was about to be told that it broke off
             is_bounded = -lacking <= mark_tokens or not best.asked.body.get("stream")
             return CUT_OFF if is_bounded else None
         case "left" if (

@@ -132,9 +132,15 @@ class Idempotency:
         async with EventStream(request, self._config.server, self._clock) as stream:
             try:
                 response, num_read = await stream.open(), 0
-                while chunks := await record.more(num_read):
-                    num_read += len(chunks)
-                    await stream.write(b"".join(chunks))
+                record.num_readers += 1
+                try:
+                    while chunks := await record.more(num_read):
+                        num_read += len(chunks)
+                        await stream.write(b"".join(chunks))
+                        if stream.is_flushed:
+                            record.passed_on(num_read)
+                finally:
+                    record.num_readers -= 1
                 if record.error is not None:
                     return await stream.fail(errors.event(errors.described(record.error, record.request_id)))
                 return await stream.end(b"")

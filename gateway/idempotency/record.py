@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 import msgspec
 from aiohttp import web
+
+MOMENT_S = 0.05
+"""Those who read along have so long to pass on what was said, now and then."""
 
 
 class Recorded(msgspec.Struct, frozen=True, array_like=True, tag="reply-1"):
@@ -34,6 +38,11 @@ class Record:
         self.error: Exception | None = None
         """There is no answer, and why."""
         self.response: web.StreamResponse | None = None
+        self.num_readers = 0
+        """Clients that read along."""
+        self._num_passed_on = 0
+        """Chunks that have left for a client, of the one who is furthest."""
+        self._passed_on = asyncio.Event()
         self._moved = asyncio.Event()
 
     # Whoever answers
@@ -56,10 +65,16 @@ class Record:
         self.chunks.append(events)
         self._move()
 
-    is_flushed = True
+    @property
+    def is_flushed(self) -> bool:
+        return self._num_passed_on == len(self.chunks)
 
     async def flush(self) -> None:
-        """Whoever comes again is told all of it."""
+        """Until a client has it all, or for a moment: nobody is waited for. Whoever comes again is told all of it."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(MOMENT_S):
+                while self.num_readers and not self.is_flushed:
+                    await self._passed_on.wait()
 
     async def end(self, events: bytes) -> web.StreamResponse:
         response = await self.open()
@@ -107,6 +122,13 @@ class Record:
         while len(self.chunks) == num_read and not self.is_done:
             await self._moved.wait()
         return self.chunks[num_read:]
+
+    def passed_on(self, num_chunks: int) -> None:
+        """The first chunks have left for a client."""
+        if num_chunks > self._num_passed_on:
+            self._num_passed_on = num_chunks
+            self._passed_on.set()
+            self._passed_on = asyncio.Event()
 
     def _move(self) -> None:
         self._moved.set()

@@ -18,6 +18,7 @@ import msgspec
 
 from gateway.clock import Clock
 from gateway.ledger.entry import Entry, WriteError, Writer
+from gateway.ledger.salvage import is_damage, salvage
 from gateway.store import PRAGMAS
 
 log = logging.getLogger(__name__)
@@ -152,10 +153,15 @@ class Spool:
 
     def oldest(self, num_rows: int) -> list[Entry]:
         with self._lock:
+            query = "SELECT request_id, entry FROM spool ORDER BY rowid LIMIT ?"
+            try:
+                rows = self._open().execute(query, [num_rows]).fetchall()
+            except sqlite3.DatabaseError as error:
+                if not is_damage(error):
+                    raise
+                self._salvage()
+                rows = self._open().execute(query, [num_rows]).fetchall()
             connection = self._open()
-            rows = connection.execute(
-                "SELECT request_id, entry FROM spool ORDER BY rowid LIMIT ?", [num_rows]
-            ).fetchall()
             entries = []
             for request_id, kept in rows:
                 try:
@@ -189,15 +195,34 @@ class Spool:
             if self._connection is not None:
                 self._connection.close()
 
+    def _salvage(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+        salvage(self._path, SCHEMA)
+
     def _open(self) -> sqlite3.Connection:
         if self._connection is None:
-            connection = sqlite3.connect(self._path, check_same_thread=False)
+            try:
+                self._connection = self._opened()
+            except sqlite3.DatabaseError as error:
+                if not is_damage(error):
+                    raise
+                self._salvage()
+                self._connection = self._opened()
+        return self._connection
+
+    def _opened(self) -> sqlite3.Connection:
+        connection = sqlite3.connect(self._path, check_same_thread=False)
+        try:
             for pragma in PRAGMAS:
                 connection.execute(f"PRAGMA {pragma}").close()
             connection.execute(SCHEMA)
             (self._num_rows,) = connection.execute("SELECT count(*) FROM spool").fetchone()
-            self._connection = connection
-        return self._connection
+        except sqlite3.Error:
+            connection.close()
+            raise
+        return connection
 
 
 def _key_of(entry: Entry) -> str:

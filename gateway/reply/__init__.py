@@ -90,10 +90,13 @@ async def _send_events(
             break
         if events:
             num_tokens = answer.num_tokens
-            if mark is not None and num_tokens > mark.allowed:
-                await stream.flush()
-                mark.reached(account.num_delivered)
-                await mark.room(num_tokens)
+            if mark is not None:
+                if mark.num_tokens < account.num_delivered and stream.is_flushed:
+                    mark.reached(account.num_delivered)  # it could not leave at once
+                if num_tokens > mark.allowed:
+                    await stream.flush()
+                    mark.reached(account.num_delivered)
+                    await mark.room(num_tokens)
             await stream.write(events)
             account.num_delivered = num_tokens
             if mark is not None and stream.is_flushed:

@@ -141,6 +141,32 @@ def test_a_row_that_nobody_understands_is_told_and_holds_up_nothing(tmp_path, ca
     assert "another version" in caplog.text
 
 
+@pytest.mark.parametrize("damage", ["cut", "overwritten in the middle", "no database at all"])
+def test_of_a_spool_that_is_damaged_the_rest_is_recovered_and_that_is_told(damage, tmp_path, caplog):
+    path, entries = tmp_path / "spool.db", [an_entry() for _ in range(200)]
+    kept = Spool(path)
+    kept.keep(entries)
+    kept.close()  # and what was in the log of writes is in the file
+    data = bytearray(path.read_bytes())
+    match damage:
+        case "cut":
+            del data[len(data) * 3 // 4 // 4096 * 4096 + 100 :]
+        case "overwritten in the middle":
+            middle = len(data) // 2 // 4096 * 4096
+            data[middle : middle + 4096] = bytes(range(256)) * 16
+        case _:
+            data[:] = b"nothing that anybody could read" * 100
+    path.write_bytes(data)
+    again = Spool(path)
+    found = again.oldest(1000)
+    assert set(found) <= set(entries)
+    assert len(found) > (50 if damage == "cut" else 150 if "middle" in damage else -1)
+    assert f"was damaged: {len(found)} rows of it are recovered" in caplog.text
+    assert path.with_name("spool.db.damaged-1").exists()
+    again.keep([late := an_entry()])
+    assert again.oldest(1000) == [*found, late]
+
+
 def test_a_spool_is_bounded_and_says_so(tmp_path, monkeypatch):
     monkeypatch.setattr(spool, "MAX_ROWS", 2)
     kept = Spool(tmp_path / "spool.db")
