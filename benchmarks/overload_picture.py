@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from benchmarks.overload_simulated import LOADS, TENANTS, Result
 from policies.settings import CLASSES
+
+if TYPE_CHECKING:
+    from benchmarks.overload_simulated import Result
 
 INK, MUTED, GRID, MARK = "#1c2b39", "#6b7a88", "#e3e8ec", "#c23b3b"
 COLORS = {"interactive": "#2a78b8", "standard": "#6fa37a", "batch": "#b9c4cd"}
 
 
-def draw(result: Result, path: Path) -> None:
+def draw(result: Result, loads: Mapping[str, float], tenants: Mapping[str, Mapping[str, float]], path: Path) -> None:
     """Needs matplotlib."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -23,8 +26,8 @@ def draw(result: Result, path: Path) -> None:
         f"Asked for {result.offered:.1f} times what the workers can do, one tenant flooding: recorded, simulated",
         x=0.01, ha="left", fontsize=14, fontweight="bold", color=INK,
     )  # fmt: skip
-    ttft, share, tenants, gaps = figure.subplots(1, 4)
-    names = list(LOADS)
+    ttft, share, served_by, gaps = figure.subplots(1, 4)
+    names = list(loads)
     colors = [COLORS[name] for name in names]
     parts = [result.outcome.classes[name] for name in names]
 
@@ -48,19 +51,19 @@ def draw(result: Result, path: Path) -> None:
     _dress(share, "Share of tokens while it waits", "red: guaranteed")
 
     position, ticks, labels = 0.0, [], []
-    for name, members in TENANTS.items():
+    for name, members in tenants.items():
         for tenant in members:
             served = result.outcome.tenants[tenant].num_served_tokens / 1e6
-            tenants.bar(position, served, color=COLORS[name], width=0.8)
-            tenants.text(position, served, f"{served:.2f}", ha="center", va="bottom", fontsize=9, color=INK)
+            served_by.bar(position, served, color=COLORS[name], width=0.8)
+            served_by.text(position, served, f"{served:.2f}", ha="center", va="bottom", fontsize=9, color=INK)
             ticks.append(position)
             labels.append(tenant)
             position += 1.0
         position += 0.5
-    tenants.set_xticks(ticks, labels, rotation=30)
-    tenants.set_ylim(0, tenants.get_ylim()[1] * 1.08)
+    served_by.set_xticks(ticks, labels, rotation=30)
+    served_by.set_ylim(0, served_by.get_ylim()[1] * 1.08)
     fair = ", ".join(f"{result.jain[name]:.4f}" for name in names)
-    _dress(tenants, "Tokens of equal tenants, M", f"Jain index: {fair}")
+    _dress(served_by, "Tokens of equal tenants, M", f"Jain index: {fair}")
 
     ratios = [result.gap[name] for name in names]
     bars = gaps.bar(names, ratios, color=colors, width=0.62)

@@ -121,7 +121,7 @@ def _arrival(at_s: float, row: Recorded, tenant: str, tier: Any) -> Arrival:
 
 
 class Result(msgspec.Struct):
-    """What the issue asks for, of one run."""
+    """What is to be shown, of one run."""
 
     tokens_per_s: float
     pace: float
@@ -184,9 +184,9 @@ def main(arguments: Iterable[str] | None = None) -> None:
     if options.json:
         print(msgspec.json.encode(results).decode())
     if options.plot:
-        from benchmarks.overload_picture import draw
+        from benchmarks.overload_picture import draw  # needs matplotlib
 
-        draw(results[0], options.plot)
+        draw(results[0], LOADS, TENANTS, options.plot)
 
 
 def report(seed: int, result: Result) -> None:

@@ -56,26 +56,51 @@ class ErrorView(msgspec.Struct, frozen=True):
     """Of the errors either way."""
 
 
+class TimesView(msgspec.Struct, frozen=True):
+    """How long something took, since start."""
+
+    num: int
+    mean_ms: float | None
+    """Null: there was none."""
+    buckets: list[Bucket]
+
+
+class Times:
+    """A histogram of milliseconds."""
+
+    __slots__ = ("_bounds_ms", "_counts", "_sum_ms")
+
+    def __init__(self, bounds_ms: tuple[float, ...]) -> None:
+        self._bounds_ms = bounds_ms
+        self._counts = [0] * (len(bounds_ms) + 1)
+        self._sum_ms = 0.0
+
+    def add(self, ms: float) -> None:
+        self._counts[bisect.bisect_left(self._bounds_ms, ms)] += 1
+        self._sum_ms += ms
+
+    def view(self) -> TimesView:
+        num = sum(self._counts)
+        buckets = [Bucket(max_ms, num) for max_ms, num in zip((*self._bounds_ms, None), self._counts, strict=True)]
+        return TimesView(num, self._sum_ms / num if num else None, buckets)
+
+
 class Errors:
     """A histogram of predictions that can be compared with what came."""
 
-    __slots__ = ("_bounds_ms", "_counts", "_sum_ms", "_sum_off_ms")
+    __slots__ = ("_off", "_sum_ms")
 
     def __init__(self, bounds_ms: tuple[float, ...] = TTFT_ERROR_BOUNDS_MS) -> None:
-        self._bounds_ms = bounds_ms
-        self._counts = [0] * (len(bounds_ms) + 1)
-        self._sum_ms = self._sum_off_ms = 0.0
+        self._off = Times(bounds_ms)
+        self._sum_ms = 0.0
 
     def add(self, error_ms: float) -> None:
-        off_ms = abs(error_ms)
-        self._counts[bisect.bisect_left(self._bounds_ms, off_ms)] += 1
+        self._off.add(abs(error_ms))
         self._sum_ms += error_ms
-        self._sum_off_ms += off_ms
 
     def view(self) -> ErrorView:
-        num = sum(self._counts)
-        buckets = [Bucket(max_ms, num) for max_ms, num in zip((*self._bounds_ms, None), self._counts, strict=True)]
-        return ErrorView(num, self._sum_off_ms / num if num else None, self._sum_ms / num if num else None, buckets)
+        off = self._off.view()
+        return ErrorView(off.num, off.mean_ms, self._sum_ms / off.num if off.num else None, off.buckets)
 
 
 class Fields(logging.Formatter):

@@ -16,6 +16,7 @@ from gateway.admin.problems import Invalid, NotThere
 from gateway.admin.words import Id, Instant, Written
 from gateway.ledger import Entry, closing, corrections
 from gateway.ledger.corrections import Absent, Refused
+from gateway.telemetry import TimesView
 
 Difference = Annotated[int, Meta(ge=-(2**53), le=2**53)]
 Reason = Annotated[str, Meta(min_length=1, max_length=1024, pattern=r"^[^\x00]*$(?!\n\x00)")]
@@ -99,6 +100,19 @@ class NewCorrection(Written, frozen=True, kw_only=True):
     """Not counted from the tokens: it is what is said here."""
 
 
+class State(msgspec.Struct, frozen=True, kw_only=True):
+    """Of the gateway that answers."""
+
+    num_pending: int
+    """Rows that are not durable yet; their answers wait for them."""
+    is_failing: bool
+    """The last try to write failed: it is tried again, and new requests are refused meanwhile."""
+    added: TimesView
+    """How long answers waited for their rows to be durable, which is all that the ledger adds to them."""
+    last_closed_day: str | None
+    """As 2026-11-21; null: none is closed."""
+
+
 class ClosedDay(msgspec.Struct, frozen=True, kw_only=True):
     """A day (UTC) whose rows are settled for good."""
 
@@ -126,6 +140,20 @@ async def rows(ask: Ask[RowQuery, Nothing]) -> Page[Row]:
         return await listed(
             connection, query, statement, (columns.settled_at, columns.request_id), lambda row: shaped(row, currency)
         )
+
+
+async def state(ask: Ask[Nothing, Nothing]) -> State:
+    """Show how this gateway's rows get into the ledger."""
+    ledger = ask.gw.ledger
+    query = sa.select(sa.func.max(store.ledger_days.c.day))
+    async with ask.reading() as connection:
+        last = (await connection.execute(query)).scalar()
+    return State(
+        num_pending=ledger.num_pending,
+        is_failing=ledger.is_failing,
+        added=ledger.added.view(),
+        last_closed_day=None if last is None else closing.name_of(last),
+    )
 
 
 async def correct(ask: Ask[Nothing, NewCorrection], change: Change) -> Row:
@@ -168,6 +196,7 @@ def _of_day(row: sa.Row[Any]) -> ClosedDay:
 
 
 ENDPOINTS = [
+    Endpoint("GET", "/admin/v1/ledger", state, State, READERS),
     Endpoint("GET", "/admin/v1/ledger/rows", rows, Page[Row], READERS, query=RowQuery),
     Endpoint("GET", "/admin/v1/ledger/days", days, Page[ClosedDay], READERS, query=PageQuery),
     Endpoint(

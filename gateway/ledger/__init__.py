@@ -21,6 +21,7 @@ from gateway.ledger.chains import Chain, open_chain
 from gateway.ledger.entry import Entry, WriteError, Writer
 from gateway.ledger.marks import Mark, Marks
 from gateway.ledger.writers import writer_for
+from gateway.telemetry import Times
 from policies import settings
 
 __all__ = ["Chain", "Entry", "Ledger", "WriteError", "Writer", "open_chain", "writer_for"]
@@ -30,6 +31,7 @@ log = logging.getLogger(__name__)
 MAX_BATCH = 1000
 """Rows of one commit."""
 FIRST_RETRY_S, LAST_RETRY_S = 0.1, 5.0
+ADDED_BOUNDS_MS = (0.5, 1.0, 2.5, 5.0, 10.0, 15.0, 25.0, 50.0, 100.0, 250.0, 1000.0, 5000.0)
 
 
 class Ledger:
@@ -55,7 +57,9 @@ class Ledger:
         self._max_backlog = config.max_ledger_backlog
         self._clock = clock
         self._num_open = num_open
-        self._pending: list[tuple[Entry, asyncio.Future[None]]] = []
+        self.added = Times(ADDED_BOUNDS_MS)
+        """How long answers waited for their rows."""
+        self._pending: list[tuple[Entry, asyncio.Future[None], float]] = []
         self._timer: Timer | None = None
         self._writing: asyncio.Task[None] | None = None
         self._is_failing = False
@@ -70,7 +74,7 @@ class Ledger:
     def put(self, entry: Entry, mark: Mark | None = None) -> asyncio.Future[None]:
         """As ``settle``, for whoever need not wait."""
         durable: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._pending.append((entry, durable))
+        self._pending.append((entry, durable, self._clock.now()))
         if mark is not None:
             durable.add_done_callback(mark.end)
         if self._writing is None:
@@ -91,6 +95,11 @@ class Ledger:
             )
 
     @property
+    def is_failing(self) -> bool:
+        """The last try to write failed, and it is tried again."""
+        return self._is_failing
+
+    @property
     def num_pending(self) -> int:
         """Rows that are not durable yet."""
         return len(self._pending)
@@ -107,7 +116,7 @@ class Ledger:
             assert self._writing is not None
             self._writing.cancel()
             await asyncio.wait([self._writing])
-            for entry, _ in self._pending:
+            for entry, _, _ in self._pending:
                 log.critical("ledger: not written: %s", msgspec.json.encode(msgspec.structs.asdict(entry)).decode())
         await self._writer.close()
 
@@ -125,12 +134,14 @@ class Ledger:
                 began_at = self._clock.now()
                 batch = self._pending[:MAX_BATCH]
                 now = int(self._wall())
-                await self._write([self._chain.extend(entry, now) for entry, _ in batch])
+                await self._write([self._chain.extend(entry, now) for entry, _, _ in batch])
                 del self._pending[: len(batch)]
-                for _, durable in batch:
+                written_at = self._clock.now()
+                for _, durable, put_at in batch:
+                    self.added.add(1e3 * (written_at - put_at))
                     if not durable.done():  # its waiter may have been cancelled
                         durable.set_result(None)
-                waited_s = self._clock.now() - began_at  # about as long as those that came meanwhile
+                waited_s = written_at - began_at  # about as long as those that came meanwhile
                 if len(self._pending) < self._num_worth_a_commit() and waited_s < self._flush_s:
                     break
         finally:

@@ -191,3 +191,11 @@ async def test_who_may_read_may_not_correct(desk):
 async def test_bad_questions_are_refused_by_name(desk, query):
     refused = await desk("GET", f"{ROWS}?{query}")
     assert (refused.status, refused.fields()) == (400, [query.partition("=")[0]])
+
+
+async def test_the_state_of_the_ledger_says_how_long_answers_waited_for_their_rows(desk):
+    before = await desk.got("ledger")
+    assert (before["num_pending"], before["is_failing"], before["added"]["num"]) == (0, False, 0)
+    await settle(desk, an_entry())
+    after = await desk.got("ledger")
+    assert after["added"]["num"] == sum(bucket["num"] for bucket in after["added"]["buckets"]) == 1

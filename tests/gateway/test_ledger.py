@@ -288,3 +288,14 @@ async def test_each_request_is_written_exactly_once_through_failures_and_cancell
     assert settled(await rows(rooms)) == settled(entries), f"seed {seed}"
     assert len(writer.sizes) < len(entries)
     await check_chain(rooms, num_settled)
+
+
+async def test_how_long_answers_waited_for_their_rows_is_counted(rooms, clock):
+    async with ledger_of(writer_for(rooms), clock, num_open=2, ledger_flush_ms=4.0) as ledger:
+        waiting = asyncio.create_task(ledger.settle(an_entry()))
+        await until(lambda: ledger.num_pending == 1)
+        clock.advance(0.004)
+        await waiting
+        view = ledger.added.view()
+    assert (view.num, view.mean_ms) == (1, pytest.approx(4.0))
+    assert [bucket.max_ms for bucket in view.buckets if bucket.num] == [5.0]
