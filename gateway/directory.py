@@ -21,6 +21,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway import store
+from gateway.background import alongside
 from gateway.clock import Clock
 from gateway.store import Store
 from policies.policy import Narrowing, Policy, narrowed
@@ -182,12 +183,8 @@ class Directory:
     @contextlib.asynccontextmanager
     async def watched(self) -> AsyncIterator[None]:
         """While this lasts, changes are found by themselves."""
-        watching = asyncio.create_task(self._watch())
-        try:
+        async with alongside(self._watch()):
             yield
-        finally:
-            watching.cancel()
-            await asyncio.wait([watching])
 
     async def _watch(self) -> None:
         while True:

@@ -8,7 +8,6 @@ keeps a digest elsewhere holds all rows until then to it. Days are closed one af
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import hashlib
 import logging
@@ -23,6 +22,7 @@ from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway import store
+from gateway.background import alongside
 from gateway.clock import Clock
 from gateway.ledger.chains import GENESIS
 from gateway.ledger.follow import Follower
@@ -111,12 +111,8 @@ class Closing:
     @contextlib.asynccontextmanager
     async def watched(self) -> AsyncIterator[None]:
         """While this lasts, days are closed when they are due."""
-        watching = asyncio.create_task(self._watch())
-        try:
+        async with alongside(self._watch()):
             yield
-        finally:
-            watching.cancel()
-            await asyncio.wait([watching])
 
     async def close_due(self) -> None:
         """Leaves it to another gateway that is about it. Raises what the database raises."""

@@ -18,6 +18,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway import store
+from gateway.background import alongside
 from gateway.clock import Clock
 from gateway.ledger.entry import Entry
 from gateway.ledger.follow import Follower
@@ -122,12 +123,8 @@ class Rollup:
     @contextlib.asynccontextmanager
     async def watched(self) -> AsyncIterator[None]:
         """While this lasts, the sums keep up with the ledger."""
-        watching = asyncio.create_task(self._watch())
-        try:
+        async with alongside(self._watch()):
             yield
-        finally:
-            watching.cancel()
-            await asyncio.wait([watching])
 
     async def roll(self) -> int:
         """Adds all rows that are there and can be followed; how many they were. None when another gateway is at it.

@@ -18,6 +18,7 @@ from functools import partial
 import msgspec
 
 from gateway.auth import Caller
+from gateway.background import alongside
 from gateway.clock import Clock
 from gateway.errors import LimitsUnavailable
 from gateway.limits import headers
@@ -135,12 +136,10 @@ class Limits:
     @contextlib.asynccontextmanager
     async def watched(self) -> AsyncIterator[None]:
         """While this lasts, open requests keep their leases. On leaving, settlements arrive where they go."""
-        renewing = asyncio.create_task(self._renew_forever())
         try:
-            yield
+            async with alongside(self._renew_forever()):
+                yield
         finally:
-            renewing.cancel()
-            await asyncio.wait([renewing])
             if self.shared is not None:
                 await self.shared.close()
 

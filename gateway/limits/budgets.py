@@ -18,6 +18,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import SQLAlchemyError
 
 from gateway import store
+from gateway.background import alongside
 from gateway.clock import Clock
 from gateway.directory import Directory
 from gateway.limits import Limits
@@ -77,12 +78,8 @@ class Budgets:
         database raises."""
         with contextlib.suppress(RedisAway):  # told when it is back
             await self.restore()
-        watching = asyncio.create_task(self._watch())
-        try:
+        async with alongside(self._watch()):
             yield
-        finally:
-            watching.cancel()
-            await asyncio.wait([watching])
 
     async def restore(self) -> None:
         """Raises what the database raises, and RedisAway."""
