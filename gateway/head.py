@@ -34,10 +34,14 @@ _X_REQUEST_ID, _PROCESSING_MS, _VERSION = istr("x-request-id"), istr("openai-pro
 
 def begin(request: web.Request) -> None:
     """Names it, and notes when it came."""
-    # In the order of time, so that the ledger grows at its end.
-    request[REQUEST_ID] = f"req_{time.time_ns() // 1_000_000 << 80 | _ids.getrandbits(80):032x}"
+    request[REQUEST_ID] = new_request_id()
     request[STARTED_AT] = time.monotonic()
     request[ALSO] = {}
+
+
+def new_request_id() -> str:
+    """In the order of time, so that the ledger grows at its end."""
+    return f"req_{time.time_ns() // 1_000_000 << 80 | _ids.getrandbits(80):032x}"
 
 
 def also(request: web.Request, headers: Mapping[str, str]) -> None:

@@ -1,0 +1,92 @@
+"""Older stores with something in every table, brought up to date on both databases: nothing of it is lost."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from alembic import command
+
+import migrations
+from gateway import store
+from gateway.ledger import open_chain, writer_for
+from gateway.ledger.closing import close_next
+from gateway.ledger.follow import Follower
+from gateway.ledger.verify import verify
+from tests.builders import an_entry
+from tests.residents import visiting
+
+NUM_ROWS = 5
+CHOSEN = {("keys", "kind"): "api", ("keys", "role"): None, ("service_accounts", "role"): "member"}
+"""What a check constraint asks for."""
+Tables = dict[str, list[dict[str, Any]]]
+
+
+def tables_of(connection: sa.Connection) -> sa.MetaData:
+    found = sa.MetaData()
+    found.reflect(connection)
+    found.remove(found.tables["alembic_version"])
+    return found
+
+
+def fill(connection: sa.Connection, revision: str) -> Tables:
+    """A store of that revision: the rows of each of its tables. What names a row elsewhere is called as it is."""
+    command.upgrade(migrations.config_of(connection), revision)
+    for table in tables_of(connection).sorted_tables:
+        if table.name not in ("install", "changes"):
+            rows = [{column.name: value_of(table, column, n) for column in table.columns} for n in range(1, NUM_ROWS)]
+            connection.execute(sa.insert(table), rows)
+    connection.execute(sa.text("INSERT INTO install VALUES (1, :secret, 5)"), {"secret": b"s" * 32})
+    return rows_of(connection)
+
+
+def value_of(table: sa.Table, column: sa.Column[Any], number: int) -> Any:
+    if (table.name, column.name) in CHOSEN:
+        return CHOSEN[table.name, column.name]
+    kind = column.type.python_type
+    return {str: f"n{number}", bytes: bytes([number]), float: number + 0.5}.get(kind, number)
+
+
+def rows_of(connection: sa.Connection) -> Tables:
+    return {
+        table.name: [dict(row._mapping) for row in connection.execute(sa.select(table))]
+        for table in tables_of(connection).sorted_tables
+    }
+
+
+@pytest.mark.parametrize("revision", ["0001", "0002", "0003", "0004", "0005"])
+async def test_every_row_comes_along_with_all_that_it_had(store_settings, revision):
+    os.makedirs(store_settings.data_dir)
+    async with visiting(store_settings) as old, old.engine.begin() as connection:
+        before = await connection.run_sync(fill, revision)
+    assert {name: len(rows) for name, rows in before.items() if name not in ("install", "changes")} == {
+        name: NUM_ROWS - 1 for name in before if name not in ("install", "changes")
+    }
+    async with store.opened(store_settings) as rooms, rooms.engine.begin() as connection:
+        assert min(rooms.applied) > revision
+        after = await connection.run_sync(rows_of)
+    for name, rows in before.items():
+        columns = rows[0].keys()
+        kept = [{column: row[column] for column in columns} for row in after[name]]
+        assert [row for row in rows if row not in kept] == [], name
+
+
+async def test_a_ledger_that_knew_no_chains_goes_on_in_one(store_settings):
+    """Its rows count, are followed, and stay what cannot be verified."""
+    os.makedirs(store_settings.data_dir)
+    async with visiting(store_settings) as old, old.engine.begin() as connection:
+        before = (await connection.run_sync(fill, "0002"))["ledger"]
+    async with store.opened(store_settings) as rooms:
+        writer, chain = writer_for(rooms), await open_chain(rooms)
+        await writer.write([chain.extend(an_entry(), 5) for _ in range(3)])
+        await writer.close()
+        batch = await Follower(rooms, "usage").next(100)
+        assert len(batch.entries) == len(before) + 3
+        older = [entry for entry in batch.entries if not entry.chain]
+        assert [entry.settled_at for entry in older] == [entry.created_at for entry in older]
+        while await close_next(rooms, 30_000, 0) is not None:
+            pass
+        verdict = await verify(rooms)
+    assert (verdict.findings, verdict.num_rows, verdict.num_before_chains) == ([], 3, len(before))
