@@ -149,7 +149,7 @@ async def usage(ask: Ask[UsageQuery, Nothing]) -> UsagePage:
 
 async def costs(ask: Ask[UsageQuery, Nothing]) -> CostPage:
     """Add up what it cost, and what for."""
-    question, lines, cursor = await _answered(ask)
+    question, lines, cursor = await _answered(ask, with_charges=True)
     data = [
         CostLine(
             starts_at=line.starts_at,
@@ -210,10 +210,12 @@ def _is_within(place: Place, cursor: Cursor) -> bool:
     return len(words) == len(cursor.group_by) and "\0" not in "".join(words)
 
 
-async def _answered(ask: Ask[UsageQuery, Nothing]) -> tuple[Question, list[Line], str | None]:
+async def _answered(
+    ask: Ask[UsageQuery, Nothing], with_charges: bool = False
+) -> tuple[Question, list[Line], str | None]:
     """The question, the page's lines, and the cursor of the next one."""
     query = ask.query
-    question = await _question(ask)
+    question = msgspec.structs.replace(await _question(ask), with_charges=with_charges)
     place = None
     if query.after is not None:
         cursor = unpacked(query.after, "after", question, query.until is not None)

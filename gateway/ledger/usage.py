@@ -26,6 +26,8 @@ from policies.pricing import FROM_CACHE, Kind
 MINUTE_S, HOUR_S, DAY_S = WIDTHS
 MAX_TAIL = 25_000
 """Rows that are added up while somebody waits for the answer."""
+GROWTH = 4
+"""How much more time is read at once when what was read gave too few lines."""
 FROM_CACHES = ("num_prompt_tokens", "num_cached_tokens", "num_completion_tokens", "num_reasoning_tokens")
 """Of these, those of answers from the exact cache are added up for themselves too, since they have their own price."""
 
@@ -45,6 +47,8 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     """Of WORDS; a line for each combination that there is."""
     only: Mapping[str, Sequence[str]] = {}
     """Of WORDS, the values that count."""
+    with_charges: bool = False
+    """Also what the cost was for, which takes longer."""
 
 
 class Charge(NamedTuple):
@@ -58,7 +62,7 @@ class Charge(NamedTuple):
 
 
 class Totals(msgspec.Struct, kw_only=True):
-    """Sums over rows; money in micro-units."""
+    """Sums over rows; money in micro-units. From ``prompt_micros`` on they are zero unless charges are asked for."""
 
     num_requests: int
     num_prompt_tokens: int
@@ -68,17 +72,17 @@ class Totals(msgspec.Struct, kw_only=True):
     engine_us: int
     kv_block_ms: int
     cost_micros: int
-    prompt_micros: int
-    cached_prompt_micros: int
-    completion_micros: int
-    reasoning_micros: int
-    cache_hit_micros: int
-    request_micros: int
-    engine_second_micros: int
-    num_prompt_tokens_from_cache: int
-    num_cached_tokens_from_cache: int
-    num_completion_tokens_from_cache: int
-    num_reasoning_tokens_from_cache: int
+    prompt_micros: int = 0
+    cached_prompt_micros: int = 0
+    completion_micros: int = 0
+    reasoning_micros: int = 0
+    cache_hit_micros: int = 0
+    request_micros: int = 0
+    engine_second_micros: int = 0
+    num_prompt_tokens_from_cache: int = 0
+    num_cached_tokens_from_cache: int = 0
+    num_completion_tokens_from_cache: int = 0
+    num_reasoning_tokens_from_cache: int = 0
 
     def charges(self) -> list[Charge]:
         """What the cost was for; together they are the cost. Without what there was none of."""
@@ -102,6 +106,8 @@ class Totals(msgspec.Struct, kw_only=True):
 
 FIGURES = (*NUMBERS, *(f"{name}_from_cache" for name in FROM_CACHES))
 assert Totals.__struct_fields__ == FIGURES
+NUM_FIRST = FIGURES.index("cost_micros") + 1
+"""Of FIGURES, those that need no charges."""
 
 
 class Line(msgspec.Struct, frozen=True):
@@ -125,25 +131,20 @@ class Usage:
     async def lines(self, question: Question, max_lines: int, after: Place | None = None) -> tuple[list[Line], bool]:
         """Those behind ``after``, and whether there are more than these. Raises ServiceUnavailable while too much is
         not added up yet, and what the database raises."""
-        found: dict[Place, list[int]] = {}
-        end = 1 + len(question.group_by)
         async with self._as_of_now() as connection:
-            for span in spans(question.since, question.until, question.width_s):
-                for row in await connection.execute(_sums(connection, question, span, after, max_lines + 1)):
-                    starts_at, words, figures = row[0], tuple(row[1:end]), row[end:]
-                    _add(found, (starts_at, words), map(int, figures))
+            found = await _first_sums(connection, question, max_lines + 1, after)
             tail = await _tail(connection, question)
         async for entry, numbers in priced(tail, self._rates_of):
             place = (_start_of(entry.settled_at, question), tuple(getattr(entry, word) for word in question.group_by))
             if after is None or place > after:
                 is_kept = entry.cache in FROM_CACHE
-                _add(found, place, (*numbers, *(getattr(entry, name) if is_kept else 0 for name in FROM_CACHES)))
+                figures = (*numbers, *(getattr(entry, name) if is_kept else 0 for name in FROM_CACHES))
+                _add(found, place, figures if question.with_charges else figures[:NUM_FIRST])
         places = sorted(found)
-        lines = [
-            Line(starts_at, end_of(starts_at, question), words, Totals(**dict(zip(FIGURES, found[place], strict=True))))
-            for place in places[:max_lines]
-            for starts_at, words in [place]
-        ]
+        lines = []
+        for starts_at, words in places[:max_lines]:
+            totals = Totals(**dict(zip(FIGURES, found[starts_at, words], strict=False)))
+            lines.append(Line(starts_at, end_of(starts_at, question), words, totals))
         return lines, len(places) > max_lines
 
     @contextlib.asynccontextmanager
@@ -190,23 +191,44 @@ def _add(found: dict[Place, list[int]], place: Place, figures: Any) -> None:
     found[place] = [*figures] if known is None else [sum(pair) for pair in zip(known, figures, strict=True)]
 
 
+async def _first_sums(
+    connection: AsyncConnection, question: Question, num_lines: int, after: Place | None
+) -> dict[Place, list[int]]:
+    """At least the first ``num_lines`` behind ``after``, if there are as many; not much more is read than is needed for
+    them."""
+    found: dict[Place, list[int]] = {}
+    since = question.since if after is None else after[0]
+    num_spans = 1 if question.group_by else num_lines
+    end = 1 + len(question.group_by)
+    while since < question.until and len(found) < num_lines:
+        until = min(question.until, since - since % question.width_s + num_spans * question.width_s)
+        for span in spans(since, until, question.width_s):
+            for row in await connection.execute(_sums(connection, question, span, after, num_lines)):
+                starts_at, words, figures = row[0], tuple(row[1:end]), row[end:]
+                _add(found, (starts_at, words), map(int, figures))
+        since, num_spans = until, num_spans * GROWTH
+    return found
+
+
 def _sums(
     connection: AsyncConnection, question: Question, span: Span, after: Place | None, max_lines: int
 ) -> sa.Select[Any]:
     """(start, words, figures) of the first ``max_lines`` behind ``after``."""
     columns = store.usage.c
-    # Written out rather than bound, so that to the database all mentions of the expression are the same.
-    width: sa.ColumnElement[int] = sa.literal_column(str(question.width_s), sa.BigInteger)
-    first: sa.ColumnElement[int] = sa.literal_column(str(question.since), sa.BigInteger)
-    start: sa.ColumnElement[int] = columns.starts_at - columns.starts_at % width
-    if question.since % question.width_s:
+    start: sa.ColumnElement[int] = columns.starts_at  # in whose order the table is
+    if span.width_s < question.width_s:
+        # Written out rather than bound, so that to the database all mentions of the expression are the same.
+        width: sa.ColumnElement[int] = sa.literal_column(str(question.width_s), sa.BigInteger)
+        first: sa.ColumnElement[int] = sa.literal_column(str(question.since), sa.BigInteger)
+        start = columns.starts_at - columns.starts_at % width
         start = sa.case((start < first, first), else_=start)
     # By code points, as Python sorts, whatever language the database was made for.
     collation = "C" if connection.dialect.name == "postgresql" else "BINARY"
     place: list[sa.ColumnElement[Any]] = [start, *(columns[word].collate(collation) for word in question.group_by)]
-    from_cache = columns.cache.in_(FROM_CACHE)
-    figures = [sa.func.sum(columns[name]) for name in NUMBERS]
-    figures += [sa.func.sum(sa.case((from_cache, columns[name]), else_=0)) for name in FROM_CACHES]
+    figures = [sa.func.sum(columns[name]) for name in (NUMBERS if question.with_charges else NUMBERS[:NUM_FIRST])]
+    if question.with_charges:
+        from_cache = columns.cache.in_(FROM_CACHE)
+        figures += [sa.func.sum(sa.case((from_cache, columns[name]), else_=0)) for name in FROM_CACHES]
     statement = sa.select(start.label("start"), *(columns[word] for word in question.group_by), *figures)
     statement = statement.where(columns.width_s == span.width_s, columns.starts_at >= span.since)
     statement = statement.where(columns.starts_at < span.until)

@@ -114,6 +114,7 @@ def a_question(chance: random.Random) -> Question:
         until=until,
         width_s=width_s,
         group_by=tuple(chance.sample(WORDS, chance.randrange(4))),
+        with_charges=True,
         only={word: only[word] for word in chance.sample(sorted(only), chance.randrange(3))},
     )
 
@@ -164,14 +165,14 @@ async def test_what_each_kind_cost_adds_up_to_the_row_in_whatever_spans(rooms):
     answers = []
     for _ in range(2):  # from the rows, and from the sums
         for width_s in WIDTHS:
-            question = Question(since=NOON - DAY_S, until=NOON + DAY_S, width_s=width_s)
+            question = Question(since=NOON - DAY_S, until=NOON + DAY_S, width_s=width_s, with_charges=True)
             lines = await everything(asked, question)
             answers.append([sum(getattr(line.totals, f"{kind}_micros") for line in lines) for kind in KINDS])
             assert sum(line.totals.cost_micros for line in lines) == sum(row.cost_micros for row in rows)
         assert await rollup.roll() in (0, 100)
     assert all(answer == answers[0] for answer in answers)
     assert sum(answers[0]) == sum(row.cost_micros for row in known)
-    one = await everything(asked, Question(since=NOON - DAY_S, until=NOON + DAY_S, width_s=DAY_S))
+    one = await everything(asked, question)
     charges = one[0].totals.charges()
     assert sum(charge.cost_micros for charge in charges) == one[0].totals.cost_micros
     quantities = {charge.kind: charge.quantity for charge in charges}

@@ -196,6 +196,7 @@ async def costs(ask: Ask[CostsQuery, Nothing]) -> CostsPage:
     if query.line_items is not None and "line_item" not in query.group_by:
         raise Invalid.of([("line_items", "can be chosen when the costs are grouped by line_item")])
     question = _question(ask, DAY_S, query.group_by, {})
+    question = msgspec.structs.replace(question, with_charges="line_item" in query.group_by)
     spans, next_page = await _read(ask, question, query.limit)
     data = [
         CostsBucket(
