@@ -19,6 +19,8 @@ import pytest
 from benchmarks.audit.__main__ import measure
 from benchmarks.audit.client import Asked, Heard
 from benchmarks.audit.reckoning import reckon
+from gateway import store
+from gateway.ledger.verify import verify
 from policies import settings
 from tests.builders import PATIENCE_S
 from tests.family import Family, answered_by, family
@@ -148,6 +150,16 @@ async def test_the_audit_finds_nothing_unexplained(tmp_path):
     assert num_asked >= 600
     assert house.num_kills["gateway"] >= 2
     assert len(reckoning.reasons) >= 5
+    await check_chains(tmp_path)
+
+
+async def check_chains(directory: Path) -> None:
+    """However its writers ended, the ledger is one that can be verified, and without a gap."""
+    async with store.beside(settings.Store(data_dir=str(directory / "data"))) as rooms:
+        verdict = await verify(rooms)
+    assert verdict.findings == []
+    assert verdict.num_rows == len(rows_in(directory))
+    assert verdict.num_chains > 1
 
 
 class ARow(msgspec.Struct):
