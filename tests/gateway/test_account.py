@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from decimal import Decimal
 
 import pytest
 
 from gateway.reply import account
 from policies import wire
+from policies.policy import Policy, Price
 from tests.gateway.conftest import HELLO, Front
 
 SPENT = {"engine_s": 0.0123456, "kv_block_s": 1.5, "num_drafted_tokens": 8, "num_accepted_tokens": 5}
@@ -25,6 +27,16 @@ async def test_a_row_says_what_the_engine_spent(front: Front):
     await call
     (row,) = front.rows()
     assert spent_in(row) == IN_THE_ROW
+
+
+async def test_where_engine_seconds_have_a_price_they_are_in_the_cost(open_front):
+    price = Price(engine_second=Decimal("0.5"))
+    async with open_front(policies={"default": Policy(prices={"*": price})}) as front:
+        call = front.chat()
+        front.peer.say(await front.peer.submitted(), [*front.ids("Hi"), 3], "stop", engine_s=0.25)
+        await call
+        (row,) = front.rows()
+    assert (row["engine_us"], row["cost_micros"]) == (250_000, 125_000)
 
 
 async def test_several_answers_are_one_sum(front: Front):
