@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import datetime
+import os
 import sys
 import time
 from pathlib import Path
@@ -69,6 +70,9 @@ def export(
         fail(f"--{error}")
     except (store.StoreError, InTheWay) as error:
         fail(str(error))
+    except BrokenPipeError:  # whoever read it has enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
     except (SQLAlchemyError, OSError) as error:
         fail(f"the export broke off: {_cause(error)}{'' if output is None else '; the same command goes on'}")
     except KeyboardInterrupt:

@@ -107,7 +107,7 @@ def _show(verdict: Verdict) -> None:
         click.echo(f"and {num_more:,} more of the kind")
     click.echo(
         f"Rows read: {verdict.num_rows:,}, chains: {verdict.num_chains:,}, closed days: {len(verdict.days):,}; "
-        + (f"{verdict.num_findings:,} findings." if verdict.num_findings else "all is as it was written.")
+        + (f"findings: {verdict.num_findings:,}." if verdict.num_findings else "all is as it was written.")
     )
     if verdict.num_before_chains:
         click.echo(f"{verdict.num_before_chains:,} rows are older than the chains, and nothing can be said of them.")

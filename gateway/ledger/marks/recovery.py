@@ -102,7 +102,7 @@ class Recovery:
         if entries:
             num_tokens = sum(entry.num_completion_tokens for entry in entries)
             log.warning(
-                "ledger: %d streams of %s, which broke off, are settled for %d tokens", len(entries), path, num_tokens
+                "ledger: streams that broke off are settled from %s: %d, for %d tokens", path, len(entries), num_tokens
             )
         await asyncio.to_thread(_put_away, path, bool(torn))
 
