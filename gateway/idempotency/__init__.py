@@ -136,8 +136,7 @@ class Idempotency:
                 try:
                     while chunks := await record.more(num_read):
                         num_read += len(chunks)
-                        await stream.write(b"".join(chunks))
-                        if stream.is_flushed:
+                        if await stream.write(b"".join(chunks)):
                             record.passed_on(num_read)
                 finally:
                     record.num_readers -= 1

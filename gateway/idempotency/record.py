@@ -60,10 +60,11 @@ class Record:
             self._move()
         return self.response
 
-    async def write(self, events: bytes) -> None:
+    async def write(self, events: bytes) -> bool:
         await self.open()
         self.chunks.append(events)
         self._move()
+        return False
 
     @property
     def is_flushed(self) -> bool:

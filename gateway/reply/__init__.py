@@ -49,7 +49,7 @@ async def send(
                 raise
             flights.close()
             failure = errors.described(error, account.request_id)
-            await account.settle(failure.status)
+            await account.settle_failure(failure)
             return await stream.fail(errors.event(failure))
 
 
@@ -79,9 +79,10 @@ async def _send_events(
     except TimeoutError:
         await stream.open()
         deltas = await flights.deltas()
+    lags = False  # what was written last could not leave at once
     while True:
         later: list[wire.Delta] = []
-        if mark is not None:
+        if mark is not None and (len(deltas) > 1 or len(deltas[0].token_ids) > mark.most):
             deltas, later = mark.portion(deltas)
         # In order and each once; mostly one delta alone.
         moved = dict.fromkeys([_take(answer, flights, delta) for delta in deltas])
@@ -90,17 +91,19 @@ async def _send_events(
             break
         if events:
             num_tokens = answer.num_tokens
-            if mark is not None:
-                if mark.num_tokens < account.num_delivered and stream.is_flushed:
-                    mark.reached(account.num_delivered)  # it could not leave at once
+            if mark is None:
+                await stream.write(events)
+            else:
+                if lags and stream.is_flushed:
+                    mark.reached(account.num_delivered)
                 if num_tokens > mark.allowed:
                     await stream.flush()
                     mark.reached(account.num_delivered)
                     await mark.room(num_tokens)
-            await stream.write(events)
+                lags = not await stream.write(events)
+                if not lags:
+                    mark.reached(num_tokens)
             account.num_delivered = num_tokens
-            if mark is not None and stream.is_flushed:
-                mark.reached(num_tokens)
         deltas = later or await flights.deltas()
     while answer.num_open:
         for delta in later or await _deltas(answer, flights):

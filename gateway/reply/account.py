@@ -74,12 +74,8 @@ class Account:
         # First the sequences leave the batch; the row can wait for its commit.
         self._flights.close()
         match error:
-            case errors.LedgerBehind():  # whose row could be long in coming, and owes nothing
-                if not self._settled:
-                    self._settled = True
-                    self._ledger.put(self._row(error.status, self._owed(error.status), time.monotonic()), self._mark)
             case errors.GatewayError():
-                await self.settle(error.status)
+                await self.settle_failure(error)
             case asyncio.CancelledError() | ConnectionResetError():
                 await self.settle(HUNG_UP)
             case _:
@@ -96,6 +92,15 @@ class Account:
             entry = self._entry(errors.InternalError.status, self._answer.usage(), time.monotonic())
             self._mark = marks.open(entry, self._ticket.rates, self._progress)
         return self._mark
+
+    async def settle_failure(self, error: errors.GatewayError) -> None:
+        """As ``settle``, except that a refusal for want of room in the ledger does not wait for a row that could be
+        long in coming, and owes nothing."""
+        if not isinstance(error, errors.LedgerBehind) or self.num_delivered:
+            await self.settle(error.status)
+        elif not self._settled:
+            self._settled = True
+            self._ledger.put(self._row(error.status, None, time.monotonic()), self._mark)
 
     async def settle(self, status: int) -> None:
         """Returns when the row is durable; it will be, also when the client hangs up meanwhile. The first call

@@ -27,8 +27,8 @@ class Outlet(Protocol):
     async def open(self) -> web.StreamResponse:
         """Sends the headers."""
 
-    async def write(self, events: bytes) -> None:
-        """Sends, and waits while the client has more than the limit to read.
+    async def write(self, events: bytes) -> bool:
+        """Sends, and waits while the client has more than the limit to read. Whether it ``is_flushed``.
 
         Raises ConnectionResetError when the client is gone, or was given up because it read nothing for so long.
         """
@@ -100,7 +100,7 @@ class EventStream:
         self._timer = self._clock.call_later(HEARTBEAT_S, self._tick)
         return response
 
-    async def write(self, events: bytes) -> None:
+    async def write(self, events: bytes) -> bool:
         if self._response is None:
             await self.open()
         self._num_writes += 1
@@ -108,6 +108,8 @@ class EventStream:
         await self._writer.write(events, drain=False)
         if self._protocol.writing_paused:
             await self._read_by_client()
+        transport = self._transport
+        return transport is not None and not transport.get_write_buffer_size()
 
     @property
     def is_flushed(self) -> bool:

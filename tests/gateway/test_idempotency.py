@@ -358,3 +358,20 @@ async def test_a_record_tells_each_reader_all_of_it():
         await asyncio.sleep(0)
     record.finish(await record.end(b"end"))
     assert set(await asyncio.gather(*readers)) == {b"0123456789end"}
+
+
+async def test_what_a_record_was_told_has_left_when_one_of_its_readers_has_passed_it_on():
+    record = Record("req_1")
+    await record.write(b"1")
+    await record.flush()  # nobody reads, so nobody is waited for
+    assert not record.is_flushed
+    record.num_readers = 2
+    flushing = asyncio.create_task(record.flush())
+    await asyncio.sleep(0)
+    assert not flushing.done()
+    record.passed_on(1)
+    await flushing
+    record.passed_on(0)  # the other one is slower
+    assert record.is_flushed
+    await record.write(b"2")
+    assert not record.is_flushed

@@ -179,7 +179,7 @@ async def test_a_file_whose_streams_are_settled_is_removed(directory):
 
 def test_more_tokens_than_agreed_are_delivered_one_portion_after_the_other():
     mark = Mark.__new__(Mark)
-    mark._marks = Marks(Path(), MARK_TOKENS, Clock())
+    mark.most = MARK_TOKENS
     logprobs = [wire.TokenLogprob(-float(token), [], []) for token in range(24)]
     finish = wire.Finish("length", 0, 0, 0.0, 0.0, 0.0)
     rest = [wire.Delta("req_1", 0, list(range(3))), wire.Delta("req_1", 1, list(range(24)), logprobs, finish)]

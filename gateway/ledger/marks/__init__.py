@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
@@ -59,6 +59,8 @@ class Marks:
         self._full: set[Segment] = set()
         """Those with streams that are not settled, and no room for others."""
         self._spare: Segment | None = None
+        self._making: asyncio.Future[Segment] | None = None
+        """The spare file."""
         self._preparing: asyncio.Task[None] | None = None
         self._openings: list[tuple[Segment, bytes, int]] = []
         """That are not written."""
@@ -91,7 +93,7 @@ class Marks:
     @contextlib.asynccontextmanager
     async def opened(self) -> AsyncIterator[Marks]:
         """On leaving, what was not settled stays for the next gateway."""
-        self._preparing = asyncio.create_task(self._prepare())
+        self._preparing = _watched(self._prepare())
         await asyncio.wait([self._preparing], timeout=FIRST_RETRY_S)
         try:
             yield self
@@ -126,6 +128,9 @@ class Marks:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        if self._making is not None:
+            with contextlib.suppress(OSError):
+                self._spare = await self._making
         for segment in (*self._full, self._segment, self._spare):
             if segment is not None:
                 await self._on_thread(segment.close if segment.num_open else segment.remove)
@@ -136,7 +141,7 @@ class Marks:
             self._timer.cancel()
             self._timer = None
         if self._syncing is None and self._asking:
-            self._syncing = asyncio.create_task(self._sync_all())
+            self._syncing = _watched(self._sync_all())
 
     async def _sync_all(self) -> None:
         """Those that ask, and those that come to ask meanwhile if it is urgent."""
@@ -192,7 +197,7 @@ class Marks:
             self._segment, self._spare = self._spare, None
         assert self._segment is not None
         if self._segment.is_half_used and self._spare is None and self._preparing is None:
-            self._preparing = asyncio.create_task(self._prepare())
+            self._preparing = _watched(self._prepare())
         return self._segment
 
     def _made_now(self) -> Segment:
@@ -203,7 +208,7 @@ class Marks:
             return Segment(self._directory)
         except OSError as error:
             if self._preparing is None:
-                self._preparing = asyncio.create_task(self._prepare())
+                self._preparing = _watched(self._prepare())
             raise LedgerBehind(NO_ROOM, retry_after_s=1.0) from error
 
     async def _prepare(self) -> None:
@@ -212,7 +217,9 @@ class Marks:
         try:
             while self._spare is None:
                 try:
-                    self._spare = await self._on_thread(Segment, self._directory)
+                    self._making = self._on_thread(Segment, self._directory)
+                    self._spare = await asyncio.shield(self._making)
+                    self._making = None
                 except OSError as error:
                     log.error(
                         "ledger: no file for further marks can be made in %s: %s", self._directory, error.strerror
@@ -240,15 +247,15 @@ class Mark:
         "_waiter",
         "_words",
         "allowed",
-        "num_tokens",
+        "most",
         "segment",
     )
 
     def __init__(self, marks: Marks, segment: Segment, first: int, progress: Callable[[], Progress]) -> None:
         """``first``: the place of its slot's first number."""
         self.segment = segment
-        self.num_tokens = 0
-        """Of the completion, delivered."""
+        self.most = marks.mark_tokens
+        """Tokens that may be delivered in one go."""
         self.allowed = -1
         """So many may be, as far as the disk knows; before its opening is there, not even the first byte."""
         self._marks = marks
@@ -262,12 +269,16 @@ class Mark:
 
     def reached(self, num_tokens: int) -> None:
         """So many tokens have left the process."""
-        self.num_tokens = num_tokens
         self._words[self._tokens_at] = num_tokens
         if num_tokens >= self._next_at:
-            self._next_at = num_tokens + (self._marks.mark_tokens + 1) // 2
+            self._next_at = num_tokens + (self.most + 1) // 2
             self._note()
             self._marks.ask(self, urgently=False)
+
+    @property
+    def num_tokens(self) -> int:
+        """Of the completion, delivered."""
+        return self._words[self._tokens_at]
 
     async def room(self, num_tokens: int) -> None:
         """Until so many tokens may have been delivered, or ``mark_tokens`` more than have, if that is less: of tokens
@@ -275,7 +286,7 @@ class Mark:
 
         Raises LedgerBehind when nothing was delivered and nothing can be noted.
         """
-        most = min(num_tokens, self.num_tokens + self._marks.mark_tokens)
+        most = min(num_tokens, self.num_tokens + self.most)
         while most > self.allowed:
             self._marks.ask(self, urgently=True)
             if self.allowed < 0:
@@ -288,10 +299,9 @@ class Mark:
 
     def portion(self, deltas: list[wire.Delta]) -> tuple[list[wire.Delta], list[wire.Delta]]:
         """As many of the first tokens as may be delivered in one go, and the rest."""
-        most = self._marks.mark_tokens
-        if len(deltas) == 1 and len(deltas[0].token_ids) <= most:
+        most, num_tokens = self.most, 0
+        if sum([len(delta.token_ids) for delta in deltas]) <= most:
             return deltas, []
-        num_tokens = 0
         for place, delta in enumerate(deltas):
             num_tokens += len(delta.token_ids)
             if num_tokens > most:
@@ -308,7 +318,7 @@ class Mark:
     # For Marks
 
     def is_durable(self, num_tokens: int) -> None:
-        self.allowed = num_tokens + self._marks.mark_tokens
+        self.allowed = num_tokens + self.most
         self.wake()
 
     def wake(self) -> None:
@@ -322,6 +332,18 @@ class Mark:
         words[first + Word.TTFT_US] = round(1e3 * (progress.ttft_ms or 0.0))
         words[first + Word.QUEUE_US] = round(1e3 * progress.queue_ms)
         words[first + Word.DURATION_US] = round(1e3 * progress.duration_ms)
+
+
+def _watched(work: Coroutine[None, None, None]) -> asyncio.Task[None]:
+    """A task of which an error that nobody expects is told."""
+
+    def tell(task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.critical("ledger: marks are not written any more", exc_info=error)
+
+    task = asyncio.create_task(work)
+    task.add_done_callback(tell)
+    return task
 
 
 def _cut(delta: wire.Delta, num_tokens: int) -> tuple[list[wire.Delta], wire.Delta]:
