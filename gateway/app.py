@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
 from aiohttp import web
 
-from gateway import admin, api, doors, errors, gateways, openapi, store, webhooks
+from gateway import admin, api, doors, errors, gateways, openapi, sinks, store, webhooks
 from gateway.auth import Auth
 from gateway.bootstrap import Born, bootstrap
 from gateway.cache import Cache, Memory, Shared
@@ -35,6 +35,7 @@ from gateway.limits.budgets import Budgets
 from gateway.posted import Posted
 from gateway.prices import PriceHistory, Prices
 from gateway.redis import Redis, RedisUrlError
+from gateway.sinks import SinkInvalid
 from gateway.source import SourceError, directory_of
 from gateway.store import StoreError
 from gateway.text import Text, TextInvalid
@@ -46,7 +47,7 @@ from policies.settings import Settings
 
 log = logging.getLogger(__name__)
 
-BAD_STARTS = (DoorsError, RedisUrlError, StoreError, WebhookInvalid)
+BAD_STARTS = (DoorsError, RedisUrlError, SinkInvalid, StoreError, WebhookInvalid)
 """What keeps a gateway from beginning; each is one sentence for the operator."""
 CUT_S = 5.0
 """How long requests that were cut have to say so and to be settled."""
@@ -132,6 +133,7 @@ async def opened(
         stack.push_async_callback(ledger.close, LEDGER_S)
         await stack.enter_async_context(Recovery(marked_in, rooms, ledger, spool, clock).watched())
         await stack.enter_async_context(Closing(rooms, clock, config.ledger.close_after_s).watched())
+        await stack.enter_async_context(sinks.watched(config, environ, rooms, clock))
         dispatch = Dispatch(config, clock, command)
         stack.push_async_callback(dispatch.close, WORKERS_S)
         others = await stack.enter_async_context(

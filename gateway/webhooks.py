@@ -243,17 +243,21 @@ def secret_of(config: settings.Billing, environ: Mapping[str, str]) -> bytes:
         url = yarl.URL()
     if url.scheme not in ("http", "https") or not url.host:
         raise WebhookInvalid("billing.webhook_url is no address such as https://host/path")
-    written = environ.get(SECRET, "")
-    if not written:
+    if not environ.get(SECRET):
         raise WebhookInvalid(f"billing.webhook_url is set, but {SECRET} is not, so that nothing could be signed")
+    return secret_from(environ[SECRET], SECRET)
+
+
+def secret_from(written: str, variable: str) -> bytes:
+    """A secret as the variable has it. Raises WebhookInvalid."""
     secret = written.encode()
     if written.startswith(SECRET_PREFIX):
         try:
             secret = base64.b64decode(written.removeprefix(SECRET_PREFIX), validate=True)
         except binascii.Error:
-            raise WebhookInvalid(f"{SECRET} begins with {SECRET_PREFIX}, but what follows is no base64") from None
+            raise WebhookInvalid(f"{variable} begins with {SECRET_PREFIX}, but what follows is no base64") from None
     if len(secret) < MIN_SECRET_BYTES:
-        raise WebhookInvalid(f"{SECRET} is shorter than {MIN_SECRET_BYTES} bytes")
+        raise WebhookInvalid(f"{variable} is shorter than {MIN_SECRET_BYTES} bytes")
     return secret
 
 

@@ -20,6 +20,7 @@ from msgspec import Meta
 from policies import faults
 from policies.policy import Policy
 from policies.pricelist import Proposed
+from policies.sinks import Sink, faults_of
 
 Positive = Annotated[int, Meta(ge=1)]
 NonNegative = Annotated[int, Meta(ge=0)]
@@ -240,6 +241,8 @@ class Settings(Section, frozen=True):
     """Made in the store when it has none of that name; from then on the store's word counts."""
     prices: tuple[Proposed, ...] = ()
     """Put on the price list when it has never had one of that model and class; from then on the list's word counts."""
+    sinks: dict[str, Sink] = {}
+    """Who is sent the ledger's rows as events."""
     limits: Limits = Limits()
     cache: Cache = Cache()
     redis: Redis = Redis()
@@ -298,11 +301,10 @@ def load(text: str, environ: Mapping[str, str], overrides: Mapping[str, Any] | N
         settings = msgspec.structs.replace(settings, models={"demo": Model(engine=settings.engine)})
     for name, served in settings.models.items():
         if not served.replicas and not served.addresses:
-            raise SettingsError(
-                f"config.toml: models.{name} has neither replicas nor addresses, so nothing can answer for it"
-            )
+            what = "has neither replicas nor addresses, so nothing can answer for it"
+            raise SettingsError(f"config.toml: models.{name} {what}")
     _check_classes(settings)
-    _check_prices(settings)
+    _check_billing(settings)
     _check_sharing(settings)
     return settings
 
@@ -319,22 +321,22 @@ def _check_classes(settings: Settings) -> None:
             raise SettingsError(f"config.toml: policies.{name}.{path}: {what}")
 
 
-def _check_prices(settings: Settings) -> None:
+def _check_billing(settings: Settings) -> None:
+    for path, what in faults_of(settings.sinks):
+        raise SettingsError(f"config.toml: {path}: {what}")
     seen: dict[tuple[str, str], int] = {}
     for number, proposed in enumerate(settings.prices):
         for path, what in faults.of_proposed(proposed, settings.classes, settings.billing.currency):
             raise SettingsError(f"config.toml: prices[{number}].{path}: {what}")
-        other = seen.setdefault((proposed.model, proposed.sla_class), number)
-        if other != number:
+        if (other := seen.setdefault((proposed.model, proposed.sla_class), number)) != number:
             raise SettingsError(f"config.toml: prices[{number}] is for the same model and class as prices[{other}]")
 
 
 def _check_sharing(settings: Settings) -> None:
-    num_processes = settings.server.processes
     missing = [name for name, url in (("redis.url", settings.redis.url), ("store.url", settings.store.url)) if not url]
-    if num_processes > 1 and missing:
+    if settings.server.processes > 1 and missing:
         raise SettingsError(
-            f"config.toml: server.processes is {num_processes}, but {' and '.join(missing)} "
+            f"config.toml: server.processes is {settings.server.processes}, but {' and '.join(missing)} "
             f"{'are' if len(missing) > 1 else 'is'} empty, so the processes have nothing to share limits and keys in"
         )
 
@@ -365,7 +367,7 @@ def _table(raw: dict[str, Any], key: str) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-_NAMED: dict[str, type[msgspec.Struct]] = {"models": Model, "classes": SlaClass, "policies": Policy}
+_NAMED: dict[str, type[msgspec.Struct]] = {"models": Model, "classes": SlaClass, "policies": Policy, "sinks": Sink}
 """Tables of tables."""
 _NUMBERED: dict[str, type[msgspec.Struct]] = {"prices": Proposed}
 """Arrays of tables."""

@@ -20,6 +20,7 @@ from gateway.admin import (
     prices,
     queues,
     service_accounts,
+    sinks,
     tenants,
     trial,
     usage,
@@ -34,7 +35,7 @@ ENDPOINTS: list[Endpoint] = [
     endpoint
     for resource in (
         *(organizations, tenants, service_accounts, keys, admin_keys, limits, policies, prices, trial),
-        *(models, usage, workers, queues, caches, ledger, audit, exports, organization),
+        *(models, usage, workers, queues, caches, ledger, audit, exports, sinks, organization),
     )
     for endpoint in resource.ENDPOINTS
 ]

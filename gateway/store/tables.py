@@ -237,6 +237,42 @@ posted_events = sa.Table(
     sa.Column("posted_at", sa.BigInteger, nullable=False),
 )
 """Events that the webhook has taken."""
+sink_states = sa.Table(
+    "sink_states",
+    metadata,
+    sa.Column("sink", sa.Text, primary_key=True),
+    sa.Column("num_rows", sa.BigInteger, nullable=False),
+    sa.Column("num_events", sa.BigInteger, nullable=False),
+    sa.Column("delivered_at", sa.BigInteger),
+    sa.Column("num_tries", sa.BigInteger, nullable=False),
+    sa.Column("retry_at", sa.Double, nullable=False),
+    sa.Column("last_error", sa.Text),
+    sa.Column("last_error_at", sa.BigInteger),
+)
+"""How delivery stands. ``num_tries``: those that failed, one behind the other, until now."""
+sink_failures = sa.Table(
+    "sink_failures",
+    metadata,
+    sa.Column("sink", sa.Text, primary_key=True),
+    sa.Column("event_id", sa.Text, primary_key=True),
+    sa.Column("request_id", sa.Text, nullable=False),
+    sa.Column("tenant_id", sa.Text, nullable=False),
+    sa.Column("error", sa.Text, nullable=False),
+    sa.Column("num_tries", sa.BigInteger, nullable=False),
+    sa.Column("failed_at", sa.BigInteger, nullable=False),
+    sa.Column("is_due", sa.Boolean, nullable=False),
+)
+"""Events that the receiver has refused. ``is_due``: somebody has asked for another try."""
+sink_skips = sa.Table(
+    "sink_skips",
+    metadata,
+    sa.Column("sink", sa.Text, primary_key=True),
+    sa.Column("tenant_id", sa.Text, primary_key=True),
+    sa.Column("num_rows", sa.BigInteger, nullable=False),
+    sa.Column("first_at", sa.BigInteger, nullable=False),
+    sa.Column("last_at", sa.BigInteger, nullable=False),
+)
+"""Rows that were passed over, since nothing says who their tenant is to the receiver; times are the rows'."""
 prices = sa.Table(
     "prices",
     metadata,

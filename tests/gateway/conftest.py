@@ -100,6 +100,7 @@ def open_front(tmp_path: Path) -> OpenFront:
         peer: Peer | None = None,
         model: dict[str, Any] | None = None,
         send_buffer_bytes: int | None = None,
+        environ: Mapping[str, str] | None = None,
         **sections: Any,
     ) -> AsyncIterator[Front]:
         peer = peer or Peer()
@@ -116,7 +117,7 @@ def open_front(tmp_path: Path) -> OpenFront:
             },
             **sections,
         )
-        environ = {"PENSTOCK_API_KEY": KEY, "PENSTOCK_ADMIN_KEY": ADMIN_KEY}
+        environ = {"PENSTOCK_API_KEY": KEY, "PENSTOCK_ADMIN_KEY": ADMIN_KEY, **(environ or {})}
         (bound, *_) = doors.listen(server)
         async with contextlib.AsyncExitStack() as stack:
             stack.enter_context(bound)

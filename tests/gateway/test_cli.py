@@ -251,7 +251,7 @@ async def test_a_broken_model_beside_a_good_one_does_not_keep_it_from_serving(tm
 
 
 def test_migrate_says_what_it_did(tmp_path):
-    assert penstock("migrate", cwd=tmp_path).stdout == "Applied 0001, 0002, 0003, 0004, 0005, 0006.\n"
+    assert penstock("migrate", cwd=tmp_path).stdout == "Applied 0001, 0002, 0003, 0004, 0005, 0006, 0007.\n"
     assert penstock("migrate", cwd=tmp_path).stdout == "Nothing to do: the store is up to date.\n"
 
 

@@ -24,7 +24,7 @@ from tests.residents import visiting
 
 async def test_an_empty_database_is_brought_up_to_date_and_a_second_start_changes_nothing(store_settings):
     async with store.opened(store_settings) as rooms:
-        assert rooms.applied == ["0001", "0002", "0003", "0004", "0005", "0006"]
+        assert rooms.applied == ["0001", "0002", "0003", "0004", "0005", "0006", "0007"]
     async with store.opened(store_settings) as rooms:
         assert rooms.applied == []
 
@@ -55,6 +55,9 @@ async def test_the_migrated_schema_is_the_one_that_the_code_knows(store_settings
             "ledger_cursors": set(),
             "prices": set(),
             "posted_events": set(),
+            "sink_states": set(),
+            "sink_failures": set(),
+            "sink_skips": set(),
             "usage": set(),
             "alembic_version": set(),
         }
@@ -214,7 +217,7 @@ async def test_one_data_directory_is_one_gateways(tmp_path):
 async def test_gateways_may_share_a_postgresql(postgres, tmp_path):
     config = settings.Store(data_dir=str(tmp_path), url=postgres)
     async with store.opened(config) as first, store.opened(config) as second:
-        assert (len(first.applied), len(second.applied)) == (6, 0)
+        assert (len(first.applied), len(second.applied)) == (7, 0)
 
 
 async def test_gateways_that_start_together_on_an_empty_database_make_one_store(postgres, tmp_path):
@@ -224,7 +227,7 @@ async def test_gateways_that_start_together_on_an_empty_database_make_one_store(
             return rooms.applied, born, await Directory.load(rooms, Clock())
 
     started = await asyncio.gather(*(start(f"host-{number}") for number in range(6)))
-    assert sorted(len(applied) for applied, _, _ in started) == [0, 0, 0, 0, 0, 6]
+    assert sorted(len(applied) for applied, _, _ in started) == [0, 0, 0, 0, 0, 7]
     (born,) = [born for _, born, _ in started if born is not None]
     for _, _, directory in started:
         assert Auth(directory).caller(born.made[API_KEY]) is not None

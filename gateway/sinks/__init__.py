@@ -1,0 +1,32 @@
+"""The ledger's rows on their way to whoever bills by them: ``config`` reads who that is, ``events`` says what a row is
+to them, a file for each kind how they are spoken to, ``sending`` and ``delivery`` bring it there, and ``book`` keeps
+what became of it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Mapping
+
+import aiohttp
+
+from gateway.background import alongside
+from gateway.clock import Clock
+from gateway.sinks.config import SinkInvalid, kind_of, url_of
+from gateway.sinks.delivery import Delivery
+from gateway.sinks.sending import Sender
+from gateway.store import Store
+from policies.settings import Settings
+
+__all__ = ["SinkInvalid", "watched"]
+
+
+@contextlib.asynccontextmanager
+async def watched(config: Settings, environ: Mapping[str, str], rooms: Store, clock: Clock) -> AsyncIterator[None]:
+    """While this lasts, sinks are sent what is new in the ledger. Raises SinkInvalid."""
+    async with contextlib.AsyncExitStack() as stack:
+        session = await stack.enter_async_context(aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar()))
+        for name, sink in config.sinks.items():
+            kind, secret = kind_of(name, sink, environ, config.billing.currency)
+            sender = Sender(kind, url_of(name, sink), session, secret, sink.timeout_s)
+            await stack.enter_async_context(alongside(Delivery(name, sink, sender, rooms, clock).watch()))
+        yield
