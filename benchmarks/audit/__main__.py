@@ -152,7 +152,7 @@ def show(reckoning: Reckoning) -> None:
     for reason, sums in sorted(reckoning.reasons.items(), key=lambda item: -item[1].num):
         add(reason, sums)
     add("all", reckoning.total)
-    Console(highlight=False, soft_wrap=True).print(table)
+    Console(highlight=False, width=150).print(table)
 
 
 def _shared(stack: contextlib.ExitStack, num_processes: int) -> dict[str, str]:
