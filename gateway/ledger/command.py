@@ -1,4 +1,5 @@
-"""`penstock ledger`: ``close`` closes days, ``verify`` reads rows and digests again. Both may run beside a gateway."""
+"""`penstock ledger`: ``close`` closes days, ``verify`` reads rows and digests again, ``give-up`` ends the waiting for
+rows that are lost. Each may run beside a gateway."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from sqlalchemy.exc import SQLAlchemyError
 
 from gateway import store
-from gateway.ledger import closing
+from gateway.ledger import closing, losses
 from gateway.ledger.verify import Verdict, verify
 from gateway.settings_file import config_option, data_dir_option, fail, load
 from policies import settings
@@ -76,6 +77,31 @@ def verify_command(
     else:
         _show(verdict)
     sys.exit(FOUND if verdict.num_findings else 0)
+
+
+@ledger.command(name="give-up")
+@click.option("--chain", type=click.IntRange(1), required=True)
+@click.option("--from-position", "first", type=click.IntRange(1), required=True)
+@click.option("--to-position", "last", type=click.IntRange(1), help="The last one [--from-position].")
+@click.option("--reason", required=True, help="For the audit log.")
+@config_option
+@data_dir_option
+def give_up(chain: int, first: int, last: int | None, reason: str, config: Path | None, data_dir: str | None) -> None:
+    """Give up rows that will never come, since the spool that kept them is lost.
+
+    What stands behind them in their chain is then counted, billed and closed; `verify` goes on finding them missing.
+    """
+    loss = losses.Loss(chain, first, last or first, reason)
+    try:
+        _run(_given_up(_store_of(config, data_dir), loss))
+    except losses.Refused as refused:
+        fail(str(refused))
+    click.echo(f"Given up: positions {loss.first_position} to {loss.last_position} of chain {chain}.")
+
+
+async def _given_up(config: settings.Store, loss: losses.Loss) -> None:
+    async with store.beside(config) as rooms:
+        await losses.give_up(rooms, loss)
 
 
 async def _closed(config: settings.Store, before: int, now: float) -> list[closing.Day]:

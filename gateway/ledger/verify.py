@@ -131,7 +131,10 @@ class _Walk:
             return self._find("extra", f"{place.request_id} stands at a place that another row has", place)
         self._miss(place.position)
         expected = None if self._link is None else link_of(self._link, place.content)
-        if place.link is None:
+        if place.link is None and not place.content:  # nobody knows the row, nor its link
+            self._find("missing", f"the row at position {place.position} is missing, and was given up", place)
+            expected = None
+        elif place.link is None:
             self.repeats.append(place)
         else:
             self._verdict.num_rows += 1
@@ -162,7 +165,7 @@ class _Walk:
     ) -> None:
         day = None if self._stretch.day is None else name_of(self._stretch.day)
         position = place.position if place else first or self._position
-        request_id = place.request_id if place else None
+        request_id = (place.request_id or None) if place else None
         self._verdict.find(Finding(kind, what, day, self._stretch.chain, position, request_id))
 
 

@@ -205,7 +205,8 @@ ledger_repeats = sa.Table(
     sa.Column("request_id", sa.Text, nullable=False),
     sa.Column("content", sa.LargeBinary, nullable=False),
 )
-"""Places of rows that were not written, since their requests had rows elsewhere already."""
+"""Places of rows that were not written, since their requests had rows elsewhere already; without content: of rows that
+are lost."""
 ledger_closings = sa.Table(
     "ledger_closings",
     metadata,

@@ -15,6 +15,7 @@ from gateway import store
 from gateway.cli import main
 from gateway.ledger import Entry, verify
 from gateway.ledger.closing import DAY_S, name_of
+from gateway.ledger.follow import Follower
 from gateway.ledger.verify import Verdict
 from gateway.store import Store
 from tests.builders import an_entry
@@ -205,6 +206,43 @@ async def test_days_are_closed_by_command(rows, call):
     assert "Nothing to do" in (await call("close", "--day", "2024-10-07"))[1]
     (day,) = msgspec.json.decode((await call("close", "--json", "--day", "2024-10-08"))[1])
     assert (day["day"], day["num_rows"], len(day["digest"])) == ("2024-10-08", 0, 64)
+
+
+async def test_rows_that_are_lost_are_given_up_and_those_behind_them_go_on_and_stay_a_finding(rooms, rows, call):
+    await close_until(rooms, FIRST + 3)
+    chain = await begun(rooms)
+    placed = [chain.extend(an_entry(), (FIRST + 3) * DAY_S) for _ in range(5)]
+    await write(rooms, placed[0], placed[4])
+    follower = Follower(rooms, "usage")
+    assert len((await follower.next(100)).entries) == NUM_ROWS + 1
+    lost = ("give-up", "--chain", "2", "--from-position", "2", "--reason", "the disk burned")
+    status, said, _ = await call(*lost, "--to-position", "4")
+    assert (status, said) == (0, "Given up: positions 2 to 4 of chain 2.\n")
+    assert (await follower.next(100)).entries[-1] == placed[4]
+    assert [day.num_rows for day in await close_until(rooms, FIRST + 4)] == [2]
+    found = (await verify.verify(rooms)).findings
+    assert [(finding.kind, finding.position, finding.request_id) for finding in found] == [
+        ("missing", position, None) for position in (2, 3, 4)
+    ]
+    async with rooms.engine.connect() as connection:
+        (line,) = (await connection.execute(sa.select(store.audit_log))).all()
+    assert (line.action, msgspec.json.decode(line.after)["reason"]) == ("ledger.given_up", "the disk burned")
+    assert "position 2 of chain 2 is not missing" in (await call(*lost))[2]
+
+
+@pytest.mark.parametrize(
+    ("positions", "sentence"),
+    [
+        (("--from-position", "7"), "position 7 of chain 1 is not missing"),
+        (("--from-position", "31"), "no row behind position 31"),
+        (("--from-position", "9", "--to-position", "8"), "are no places"),
+        (("--from-position", "0"), "0 is not in the range"),
+    ],
+)
+async def test_rows_that_are_there_or_may_still_come_are_not_given_up(rooms, rows, call, positions, sentence):
+    status, _, said = await call("give-up", "--chain", "1", *positions, "--reason", "r")
+    assert status == 2
+    assert sentence in said
 
 
 @pytest.mark.parametrize(
