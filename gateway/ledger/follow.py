@@ -28,6 +28,8 @@ LOCKS = 0x666F6C6C
 """The first half of the advisory locks ("foll") under which followers of one PostgreSQL take turns."""
 MAX_STRAYS = 1000
 """Rows without a place that are given one at once."""
+WAITING = "<"
+"""Between a follower's name and the last position of a gap that it has stepped over."""
 NO_CHAIN = 0
 """Of rows from before there were chains."""
 
@@ -58,10 +60,12 @@ class Batch(NamedTuple):
 class Follower:
     """One reader of the ledger; a name has the same cursors in every gateway and after every start."""
 
-    def __init__(self, rooms: Store, name: str) -> None:
-        """``name``: such as "usage" or "sink:stripe", of letters that a file can be called by, and colons."""
+    def __init__(self, rooms: Store, name: str, until: int | None = None) -> None:
+        """``name``: such as "usage" or "sink:stripe", of letters that a file can be called by, and colons. ``until``:
+        the last position that it waits for, in the chains of which it has a cursor; None: all there will be."""
         self.name = name
         self._rooms = rooms
+        self._until = until
 
     @contextlib.asynccontextmanager
     async def alone(self) -> AsyncIterator[bool]:
@@ -81,7 +85,8 @@ class Follower:
         entries: list[Entry] = []
         moves = []
         async with self._rooms.engine.connect() as connection:
-            for chain, position in await connection.execute(_chains_with_a_next_row(self.name)):
+            chains = _chains_with_a_next_row(self.name, self._until is None)
+            for chain, position in await connection.execute(chains):
                 run, last = await self._run_of(connection, chain, position, max_rows - len(entries), before)
                 if last > position:
                     entries += run
@@ -105,9 +110,36 @@ class Follower:
         query = sa.select(columns.chain, columns.position).where(columns.follower == self.name)
         return {row.chain: row.position for row in await connection.execute(query)}
 
+    async def step_over(self, settled_before: int) -> list[Move]:
+        """Goes on behind those gaps whose next row was settled before then (Unix s), and leaves somebody to wait for
+        what is missing (``waiting``). The gaps, each as a move from the row before it to its last place. To be called
+        alone. Raises Overtaken, and what the database raises."""
+        columns = store.ledger.c
+        async with self._rooms.engine.connect() as connection:
+            found = (await connection.execute(_gaps(self.name))).all()
+            gaps = []
+            for chain, position, next_position in found:
+                settled = sa.select(columns.settled_at).where(columns.chain == chain, columns.position == next_position)
+                if (await connection.execute(settled)).scalar_one() < settled_before:
+                    gaps.append(Move(chain, position, next_position - 1))
+        for gap in gaps:
+            async with self._rooms.engine.begin() as connection:
+                await self._move(connection, gap)
+                row = {"follower": f"{self.name}{WAITING}{gap.to}", "chain": gap.chain, "position": gap.from_}
+                await connection.execute(sa.insert(store.ledger_cursors), row)
+        return gaps
+
+    async def waiting(self) -> list[Follower]:
+        """Who waits for the rows of gaps that were stepped over, and has not got them all."""
+        async with self._rooms.engine.connect() as connection:
+            gaps = await gaps_of(connection, self.name)
+        return [
+            Follower(self._rooms, f"{self.name}{WAITING}{until}", until) for until in sorted({gap.to for gap in gaps})
+        ]
+
     async def _move(self, connection: AsyncConnection, move: Move) -> None:
         columns = store.ledger_cursors.c
-        if move.from_:
+        if move.from_ or self._until is not None:
             moved = sa.update(store.ledger_cursors).values(position=move.to)
             statement: Any = moved.where(
                 columns.follower == self.name, columns.chain == move.chain, columns.position == move.from_
@@ -124,6 +156,8 @@ class Follower:
     ) -> tuple[list[Entry], int]:
         """Rows of one chain, from the one behind ``position`` to the first gap, and the last place read then."""
         columns = store.ledger.c
+        if self._until is not None:
+            max_rows = min(max_rows, self._until - position)
         query = (
             sa.select(store.ledger)
             .where(columns.chain == chain, columns.position > position, columns.position <= position + max_rows)
@@ -212,8 +246,31 @@ async def number_strays(rooms: Store) -> None:
             await connection.execute(numbered, places)
 
 
-def _chains_with_a_next_row(name: str) -> sa.Select[Any]:
-    """(chain, the cursor's position) of those whose row behind the cursor is there."""
+async def gaps_of(connection: AsyncConnection, name: str) -> list[Move]:
+    """Gaps that a follower has stepped over: from the last place that it knows to the last that it waits for."""
+    columns = store.ledger_cursors.c
+    query = sa.select(columns.follower, columns.chain, columns.position)
+    rows = await connection.execute(query.where(columns.follower.startswith(f"{name}{WAITING}", autoescape=True)))
+    gaps = [Move(chain, position, int(follower.rpartition(WAITING)[2])) for follower, chain, position in rows]
+    return [gap for gap in gaps if gap.from_ < gap.to]
+
+
+def _gaps(name: str) -> sa.Select[Any]:
+    """(chain, the cursor's position, that of the next row) where nothing stands right behind the cursor, but later."""
+    chains = sa.union_all(sa.select(store.ledger_chains.c.id), sa.select(sa.literal(NO_CHAIN))).subquery("chains")
+    cursors, rows, places = store.ledger_cursors.c, store.ledger.c, store.ledger_repeats.c
+    position = sa.func.coalesce(cursors.position, 0)
+    later = sa.select(rows.position).where(rows.chain == chains.c.id, rows.position > position)
+    repeat = sa.exists().where(places.chain == chains.c.id, places.position == position + 1)
+    joined = chains.outerjoin(store.ledger_cursors, (cursors.follower == name) & (cursors.chain == chains.c.id))
+    following = later.order_by(rows.position).limit(1).scalar_subquery().label("following")
+    found = sa.select(chains.c.id, position.label("position"), following).select_from(joined).where(~repeat).subquery()
+    return sa.select(found).where(found.c.following > found.c.position + 1)
+
+
+def _chains_with_a_next_row(name: str, has_all_chains: bool) -> sa.Select[Any]:
+    """(chain, the cursor's position) of those whose row behind the cursor is there. ``has_all_chains``: a chain without
+    a cursor is one that was not begun, rather than none of its."""
     chains = sa.union_all(sa.select(store.ledger_chains.c.id), sa.select(sa.literal(NO_CHAIN))).subquery("chains")
     cursors, rows = store.ledger_cursors.c, store.ledger.c
     position = sa.func.coalesce(cursors.position, 0)
@@ -221,7 +278,8 @@ def _chains_with_a_next_row(name: str) -> sa.Select[Any]:
     behind = sa.select(rows.position).where(rows.chain == chains.c.id, rows.position == position + 1).limit(1)
     places = store.ledger_repeats.c
     repeat = sa.exists().where(places.chain == chains.c.id, places.position == position + 1)
-    joined = chains.outerjoin(store.ledger_cursors, (cursors.follower == name) & (cursors.chain == chains.c.id))
+    is_own = (cursors.follower == name) & (cursors.chain == chains.c.id)
+    joined = chains.join(store.ledger_cursors, is_own, isouter=has_all_chains)
     has_next = behind.scalar_subquery().is_not(None) | repeat
     return sa.select(chains.c.id, position).select_from(joined).where(has_next).order_by(chains.c.id)
 

@@ -18,7 +18,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from gateway import store
 from gateway.errors import ServiceUnavailable
 from gateway.ledger.entry import Entry
-from gateway.ledger.follow import NO_CHAIN
+from gateway.ledger.follow import NO_CHAIN, gaps_of
 from gateway.ledger.sums import FOLLOWER, NUMBERS, WIDTHS, RatesOf, priced
 from gateway.store import Store
 from policies.pricing import FROM_CACHE, Kind
@@ -243,17 +243,24 @@ def _sums(
 async def _tail(connection: AsyncConnection, question: Question) -> Sequence[Entry]:
     """The rows that are not in the sums yet. Raises ServiceUnavailable when they are too many."""
     behind = [(chain, position, last) for chain, position, last in await connection.execute(_chains_with_a_tail())]
-    if sum(last - position for _, position, last in behind) > MAX_TAIL:
+    _check(sum(last - position for _, position, last in behind))
+    columns = store.ledger.c
+    rows: list[Any] = []
+    for chain, position, last in (*behind, *await gaps_of(connection, FOLLOWER)):
+        statement = sa.select(store.ledger).where(columns.chain == chain, columns.position > position)
+        statement = statement.where(columns.position <= last)
+        statement = statement.where(columns.settled_at >= question.since, columns.settled_at < question.until)
+        rows += await connection.execute(statement.where(*_chosen(columns, question)).limit(MAX_TAIL + 1))
+        _check(len(rows))
+    return [Entry(*row) for row in rows]
+
+
+def _check(num_rows: int) -> None:
+    """Raises ServiceUnavailable."""
+    if num_rows > MAX_TAIL:
         raise ServiceUnavailable(
             "The ledger is still being added up. Please try again.", code="not_added_up", retry_after_s=5.0
         )
-    columns = store.ledger.c
-    rows: list[Any] = []
-    for chain, position, _ in behind:
-        statement = sa.select(store.ledger).where(columns.chain == chain, columns.position > position)
-        statement = statement.where(columns.settled_at >= question.since, columns.settled_at < question.until)
-        rows += await connection.execute(statement.where(*_chosen(columns, question)))
-    return [Entry(*row) for row in rows]
 
 
 def _chains_with_a_tail() -> sa.Select[Any]:

@@ -17,7 +17,7 @@ from gateway import errors, store
 from gateway.clock import Clock
 from gateway.ledger import Entry, usage
 from gateway.ledger.follow import Follower
-from gateway.ledger.sums import FOLLOWER, KINDS, LOOK_S, WIDTHS, WORDS, Rollup
+from gateway.ledger.sums import FOLLOWER, GAP_S, KINDS, LOOK_S, WIDTHS, WORDS, Rollup
 from gateway.ledger.usage import Question, Usage, spans
 from gateway.store import Store
 from policies import pricing
@@ -186,7 +186,7 @@ async def test_a_row_that_comes_late_is_found_before_it_is_in_the_sums_and_after
     first, second, third = (an_entry(settled_at=NOON) for _ in range(3))
     await write_chain(rooms, first)
     await write_chain(rooms, third, first_position=3)
-    rollup, asked = Rollup(rooms, rates_of, Clock()), Usage(rooms, rates_of)
+    rollup, asked = Rollup(rooms, rates_of, Clock(), lambda: NOON), Usage(rooms, rates_of)
     question = Question(since=NOON, until=NOON + 60, width_s=60)
 
     async def num_requests() -> int:
@@ -200,6 +200,70 @@ async def test_a_row_that_comes_late_is_found_before_it_is_in_the_sums_and_after
     assert await num_requests() == 3
     assert await rollup.roll() == 2
     assert await num_requests() == 3
+
+
+async def test_a_row_that_stays_away_holds_up_no_others_and_counts_when_it_comes(rooms, caplog):
+    rows = [an_entry(settled_at=NOON) for _ in range(6)]
+    await write_chain(rooms, *rows[1:3], first_position=2)
+    await write_chain(rooms, rows[5], first_position=6)
+    now = [NOON + GAP_S]
+    rollup = Rollup(rooms, rates_of, Clock(), lambda: now[0])
+    asked = Usage(rooms, rates_of)
+    question = Question(since=NOON, until=NOON + 60, width_s=60)
+
+    async def check(num_requests: int) -> None:
+        ((line,), _) = await asked.lines(question, 10)
+        assert line.totals.num_requests == num_requests
+
+    assert await rollup.roll() == 0
+    await check(3)
+    now[0] += 1
+    assert await rollup.roll() == 2
+    assert await rollup.roll() == 1
+    assert caplog.messages == [
+        "ledger: chain 1 lacks rows 1 to 1; they count when they come",
+        "ledger: chain 1 lacks rows 4 to 5; they count when they come",
+    ]
+    await check(3)
+    await write_chain(rooms, rows[4], first_position=5)
+    await check(4)
+    assert await rollup.roll() == 0
+    await check(4)
+    await write_chain(rooms, rows[3], first_position=4)
+    await write_chain(rooms, rows[0], first_position=1)
+    await check(6)
+    assert await rollup.roll() == 3
+    await check(6)
+    await write_chain(rooms, an_entry(settled_at=NOON), first_position=7)
+    assert await rollup.roll() == 1
+    assert await rollup.roll() == 0
+    await check(7)
+
+
+@pytest.mark.parametrize("seed", range(2))
+async def test_rows_in_whatever_order_they_come_are_added_once(rooms, seed):
+    chance = random.Random(seed)
+    waiting = {chain: [a_random_entry(chance, NOON) for _ in range(40)] for chain in (1, 2)}
+    unwritten = [(chain, position) for chain in waiting for position in range(1, 41)]
+    unwritten.sort(key=lambda place: place[1] + chance.uniform(0, 15))
+    rollup, asked = Rollup(rooms, rates_of, Clock(), lambda: NOON + 2 * GAP_S), Usage(rooms, rates_of)
+    question = Question(since=NOON, until=NOON + 60, width_s=60, group_by=("tenant_id",), with_charges=True)
+    written: list[Entry] = []
+    while unwritten:
+        for chain, position in [unwritten.pop(0) for _ in range(min(len(unwritten), chance.randrange(1, 9)))]:
+            entry = waiting[chain][position - 1]
+            written += await write_chain(rooms, entry, chain=chain, first_position=position)
+        if chance.random() < 0.7:
+            await rollup.roll()
+        expected = added_up(written, question)
+        for line in await everything(asked, question):
+            figures = expected.pop((line.starts_at, line.words))
+            assert {name: getattr(line.totals, name) for name in figures} == figures, f"seed {seed}"
+        assert not expected
+    await rollup.roll()
+    async with rooms.engine.connect() as connection:
+        of_minutes = sa.select(sa.func.sum(store.usage.c.cost_micros)).where(store.usage.c.width_s == 60)
+        assert (await connection.execute(of_minutes)).scalar_one() == sum(entry.cost_micros for entry in written)
 
 
 async def test_while_too_much_is_not_added_up_there_is_no_answer(rooms, monkeypatch):
