@@ -11,7 +11,7 @@ import aiohttp
 
 from gateway.background import alongside
 from gateway.clock import Clock
-from gateway.sinks.config import SinkInvalid, kind_of, url_of
+from gateway.sinks.config import SinkInvalid, kind_of, secrets_of, url_of
 from gateway.sinks.delivery import Delivery
 from gateway.sinks.sending import Sender
 from gateway.store import Store
@@ -26,7 +26,8 @@ async def watched(config: Settings, environ: Mapping[str, str], rooms: Store, cl
     async with contextlib.AsyncExitStack() as stack:
         session = await stack.enter_async_context(aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar()))
         for name, sink in config.sinks.items():
-            kind, secret = kind_of(name, sink, environ, config.billing.currency)
-            sender = Sender(kind, url_of(name, sink), session, secret, sink.timeout_s)
+            kind, key = kind_of(name, sink, environ, config.billing.currency)
+            url = url_of(name, sink)
+            sender = Sender(kind, url, session, secrets_of(key, url, sink), sink.timeout_s)
             await stack.enter_async_context(alongside(Delivery(name, sink, sender, rooms, clock).watch()))
         yield

@@ -36,9 +36,14 @@ def url_of(name: str, sink: Sink) -> yarl.URL:
     return url
 
 
+def secrets_of(key: str, url: yarl.URL, sink: Sink) -> list[str]:
+    """What a receiver may say back, and nothing may tell: the key, and what of the address may be as good as one."""
+    is_ours = sink.kind == "webhook"
+    return [key, url.raw_query_string, url.query_string, *([url.raw_path, url.path] if is_ours else [])]
+
+
 def kind_of(name: str, sink: Sink, environ: Mapping[str, str], currency: str) -> tuple[Kind, str]:
-    """How the receiver is spoken to, and the key that nothing may tell, empty where there is none. Raises
-    SinkInvalid."""
+    """How the receiver is spoken to, and the key, empty where there is none. Raises SinkInvalid."""
     key = environ.get(sink.key_variable, "").strip() if sink.key_variable else ""
     if sink.key_variable and not key:
         raise SinkInvalid(f"sinks.{name}.key_variable is {sink.key_variable}, which the environment does not have")

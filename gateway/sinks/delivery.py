@@ -77,12 +77,11 @@ class Delivery:
             # A clock that was set back must not make it wait for ever.
             if now < state.retry_at <= now + MAX_WAIT_S:
                 return
-            num_failures = 0
+            num_failures = state.num_failures
             try:
-                await self._send_again()
-                num_failures = (await self._book.state()).num_failures
                 while num_failures < MAX_FAILURES and (batch := await self._follower.next(MAX_ROWS)):
                     num_failures += await self._pass(batch)
+                await self._send_again()  # last: one that makes trouble whenever it comes must not hold up the others
             except Trouble as trouble:
                 num_tries = (await self._book.state()).num_tries + 1  # from 1 again, had it taken anything
                 delay_s = max(backoff_s(num_tries), trouble.retry_after_s)

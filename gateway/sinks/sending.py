@@ -55,15 +55,15 @@ class Sender:
         kind: Kind,
         url: yarl.URL,
         session: aiohttp.ClientSession,
-        secret: str,
+        secrets: Sequence[str],
         timeout_s: float,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        """``secret``: what no message may repeat. ``wall``: Unix seconds."""
+        """``secrets``: what no message may repeat. ``wall``: Unix seconds."""
         self._kind = kind
         self._url = url
         self._session = session
-        self._secret = secret
+        self._secrets = [secret for secret in secrets if len(secret) >= MIN_SECRET_CHARS]
         self._timeout_s = timeout_s
         self._wall = wall
 
@@ -142,8 +142,8 @@ class Sender:
 
     def _words(self, text: str) -> str:
         """In one line, without what must not be told or kept."""
-        if len(self._secret) >= MIN_SECRET_CHARS:
-            text = text.replace(self._secret, "***")
+        for secret in self._secrets:
+            text = text.replace(secret, "***")
         line = " ".join("".join(char if char.isprintable() else " " for char in text).split())
         return line if len(line) <= MAX_WORDS else f"{line[:MAX_WORDS]}…"
 

@@ -50,7 +50,7 @@ class Receiver:
             assert request.transport is not None
             request.transport.abort()
         if isinstance(step, int) and step != 200:
-            return web.Response(status=step, text=f"you sent {request.headers.get('authorization')}")
+            return web.Response(status=step, text=f"{request.path_qs}: {request.headers.get('authorization')}")
         return self.answer(request, body)
 
     def answer(self, request: web.Request, body: bytes) -> web.Response:

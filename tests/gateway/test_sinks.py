@@ -21,7 +21,7 @@ from gateway.ledger import Entry
 from gateway.ledger.follow import Follower, Overtaken
 from gateway.sinks import delivery
 from gateway.sinks.book import count_failures
-from gateway.sinks.config import SinkInvalid, kind_of, url_of
+from gateway.sinks.config import SinkInvalid, kind_of, secrets_of, url_of
 from gateway.sinks.delivery import Delivery, backoff_s, follower_of
 from gateway.sinks.events import events_of, id_of
 from gateway.sinks.sending import MAX_RETRY_AFTER_S, Sender, retry_after_s
@@ -56,14 +56,15 @@ class Bench:
         self.receiver: Any = receiver
         self.wall = Wall()
         receiver.now = self.wall
-        self.sink = a_sink(kind, url=receiver.url, **others)
+        self.sink = a_sink(kind, url=f"{receiver.url}?token=hidden", **others)
         self.delivery = self.restart()
         self._next: dict[int, int] = {}
 
     def restart(self) -> Delivery:
-        kind, secret = kind_of("one", self.sink, {"KEY": SECRET if self.sink.kind == "webhook" else KEY}, "USD")
+        kind, key = kind_of("one", self.sink, {"KEY": SECRET if self.sink.kind == "webhook" else KEY}, "USD")
         url = url_of("one", self.sink)
-        sender = Sender(kind, url, self.session, secret, self.sink.timeout_s, self.wall)
+        secrets = secrets_of(key, url, self.sink)
+        sender = Sender(kind, url, self.session, secrets, self.sink.timeout_s, self.wall)
         self.delivery = Delivery("one", self.sink, sender, self.rooms, Clock(), self.wall)
         return self.delivery
 
@@ -225,8 +226,9 @@ async def test_a_receiver_that_takes_nothing_is_asked_again_less_and_less_often(
     await bench.delivery.deliver()
     assert bench.values() == bench.expected(row)
     assert (await bench.status()).state == "current"
-    assert KEY not in caplog.text
-    assert KEY not in (status.last_error or "")
+    for secret in (KEY, "hidden"):
+        assert secret not in caplog.text
+        assert secret not in (status.last_error or "")
 
 
 async def test_what_retry_after_asks_for_is_waited(open_bench):
@@ -293,6 +295,22 @@ async def test_what_is_refused_again_stays_and_a_receiver_that_is_away_leaves_it
     assert await bench.failures() == {}
 
 
+async def test_a_refused_event_that_makes_trouble_does_not_hold_up_the_others(open_bench):
+    bench = await open_bench("webhook")
+    (bad,) = await bench.write(an_entry(settled_at=NOW))
+    bench.receiver.customers = set()
+    await bench.delivery.deliver()
+    bench.receiver.customers = None
+    await bench.ask_again()
+    rows = await bench.write(*some_entries(3))
+    bench.receiver.script = [200, 200, 200, 500]
+    await bench.delivery.deliver()
+    assert bench.values() == bench.expected(*rows)
+    bench.wall.at += 1
+    await bench.delivery.deliver()
+    assert bench.values() == bench.expected(bad, *rows)
+
+
 async def test_with_too_many_refused_no_more_are_sent_until_they_are_taken(open_bench, monkeypatch):
     monkeypatch.setattr(delivery, "MAX_FAILURES", 100)
     monkeypatch.setattr("gateway.sinks.status.MAX_FAILURES", 100)
@@ -304,6 +322,8 @@ async def test_with_too_many_refused_no_more_are_sent_until_they_are_taken(open_
     assert (status.state, status.num_failures, status.num_rows_behind) == ("full", 100, 250)
     bench.receiver.customers = None
     await bench.ask_again()
+    await bench.delivery.deliver()
+    assert (await bench.status()).num_failures == 0
     await bench.delivery.deliver()
     assert bench.values() == bench.expected(*rows)
     assert (await bench.status()).state == "current"
