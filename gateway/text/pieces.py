@@ -51,7 +51,6 @@ class Found(NamedTuple):
     """A prompt in pieces."""
 
     tenant_id: str
-    pieces: list[str]
     known: list[array[int] | None]
     """Token ids of each piece, where they are remembered."""
     missing: list[str]
@@ -86,11 +85,18 @@ class Pieces:
     def find(self, prompt: str, tenant_id: str) -> Found:
         """``prompt`` in pieces, some of them known."""
         if self._cut is None:
-            return Found(tenant_id, [prompt], [None], [prompt])
-        pieces = [piece for piece in self._cut(prompt) if piece]
-        known = [self._marks.get(piece) or self._recall((tenant_id, piece)) for piece in pieces]
-        missing = [piece for piece, token_ids in zip(pieces, known, strict=True) if token_ids is None]
-        return Found(tenant_id, pieces, known, missing)
+            return Found(tenant_id, [None], [prompt])
+        marks, young = self._marks, self._young
+        known: list[array[int] | None] = []
+        missing = []
+        for piece in self._cut(prompt):
+            if not piece:
+                continue
+            token_ids = marks.get(piece) or young.get((tenant_id, piece)) or self._recall((tenant_id, piece))
+            known.append(token_ids)
+            if token_ids is None:
+                missing.append(piece)
+        return Found(tenant_id, known, missing)
 
     def read_plain(self, texts: list[str]) -> list[list[int]] | None:
         """Token ids of each text, without the tokenizer; None where one of them needs it."""
@@ -112,23 +118,27 @@ class Pieces:
 
     def join(self, found: Found, read: list[list[int]]) -> list[int]:
         """The whole, with ``read`` in the place of what was missing; it is remembered."""
-        # The newest turn is remembered when it comes back as history, as most conversations have but one.
-        newest = next((piece for piece in reversed(found.missing) if len(piece) > MAX_TEMPLATE_CHARS), None)
-        unknown = iter(read)
         whole: list[int] = []
-        for piece, known in zip(found.pieces, found.known, strict=True):
-            if known is not None:
-                whole.extend(known)
-                continue
-            token_ids = next(unknown)
-            whole += token_ids
-            if piece is not newest:
-                self._remember((found.tenant_id, piece), array("I", token_ids))
+        num_read = 0
+        for known in found.known:
+            if known is None:
+                whole += read[num_read]
+                num_read += 1
+            else:
+                whole += known
+        is_newest = True
+        for text, token_ids in zip(reversed(found.missing), reversed(read), strict=True):
+            # The newest turn is remembered when it comes back as history, as most conversations have but one.
+            if is_newest and len(text) > MAX_TEMPLATE_CHARS:
+                is_newest = False
+            else:
+                self._remember((found.tenant_id, text), array("I", token_ids))
         return whole
 
     def _recall(self, key: tuple[str, str]) -> array[int] | None:
-        token_ids = self._young.get(key)
-        if token_ids is None and (token_ids := self._old.get(key)) is not None:
+        """Out of the older generation."""
+        token_ids = self._old.get(key)
+        if token_ids is not None:
             self._remember(key, token_ids)
         return token_ids
 

@@ -21,12 +21,11 @@ from jinja2.parser import Parser
 from jinja2.runtime import LoopContext, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from gateway.text.straight import DICT_NAMES, straight
+
 MAX_RENDERED_CHARS = 64 << 20
 """Four times the largest body that the default settings let in."""
 
-
-_DICT_NAMES = frozenset(dir(dict))
-"""For these ``message.items`` is the method, as Jinja has it; for all other names the value under the key."""
 
 _LOOP_NAMES = frozenset(name for name in dir(LoopContext) if not name.startswith("_"))
 
@@ -62,7 +61,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
     def getattr(self, obj: Any, attribute: str) -> Any:
         """As the sandbox's, by a shorter way for what templates read most: ``message.content`` and ``loop.first``."""
         kind = type(obj)
-        if kind is dict and attribute not in _DICT_NAMES:
+        if kind is dict and attribute not in DICT_NAMES:
             return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
         if kind is LoopContext and attribute in _LOOP_NAMES:
             return getattr(obj, attribute)
@@ -106,11 +105,13 @@ class ChatTemplate:
 
     def __init__(self, source: str, variables: Mapping[str, object]) -> None:
         try:
+            tree = _environment.parse(source)
             self._template = _environment.from_string(source, globals=dict(variables))
         except jinja2.TemplateSyntaxError as error:
             raise TemplateInvalid(f"the chat template is not valid: line {error.lineno}: {error.message}") from None
         # A rendering copies these, and a plain dict copies faster than the chain of two that Jinja makes.
         self._template.globals = dict(self._template.globals)
+        self._straight = straight(tree, _environment, self._template.globals)
         # Templates written before the role existed would refuse it, or drop the message in silence.
         self.knows_developer = "developer" in source
 
@@ -121,9 +122,20 @@ class ChatTemplate:
         switches: Mapping[str, object],
     ) -> str:
         """The prompt. ``switches`` are variables of the template's own. Raises TemplateFailure."""
+        variables = {"add_generation_prompt": True, **switches, "messages": messages, "tools": tools}
+        if self._straight is not None:
+            try:
+                prompt = self._straight(variables)
+            except Exception:  # what is wrong, if anything is, Jinja says
+                pass
+            else:
+                if len(prompt) <= MAX_RENDERED_CHARS:
+                    return prompt
+        return self._by_jinja(variables)
+
+    def _by_jinja(self, variables: dict[str, object]) -> str:
         pieces, num_chars = [], 0
         try:
-            variables = {"add_generation_prompt": True, **switches, "messages": messages, "tools": tools}
             # What Template.generate does, without its second generator around each piece.
             for piece in self._template.root_render_func(self._template.new_context(variables)):
                 pieces.append(piece)

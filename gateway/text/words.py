@@ -73,11 +73,12 @@ class Words:
         words = self._cut(text)
         if "".join(words) != text:  # the expression leaves something out
             return None
-        found = list(map(self._table.get, words))
-        rare = [place for place, token_id in enumerate(found) if token_id is None]
+        token_ids: list[Any] = list(map(self._table.get, words))
+        if None not in token_ids:
+            return token_ids
+        rare = [place for place, token_id in enumerate(token_ids) if token_id is None]
         if len(rare) > share * len(words):
             return None
-        token_ids: list[Any] = found
         for place in reversed(rare):
             token_ids[place : place + 1] = self._spelled(words[place])
         return token_ids
