@@ -55,6 +55,8 @@ class SinkStatus(msgspec.Struct, frozen=True, kw_only=True):
     num_rows_behind: int
     num_seconds_behind: int
     """Since the first of these rows was settled."""
+    num_gaps: int
+    """Chains in which it waits for a row that has not come, as from a spool; ``penstock ledger verify`` names it."""
     num_rows: int
     """Done with."""
     num_events: int
@@ -77,6 +79,7 @@ class Lag(NamedTuple):
     num_rows: int
     oldest_at: int | None
     """When the first row that is left was settled."""
+    num_gaps: int
     positions: list[Position]
 
 
@@ -105,6 +108,7 @@ async def status_of(connection: AsyncConnection, name: str, sink: Sink, now: flo
         state=state,
         num_rows_behind=lag.num_rows,
         num_seconds_behind=max(0, int(now) - lag.oldest_at) if lag.oldest_at is not None else 0,
+        num_gaps=lag.num_gaps,
         num_rows=row.num_rows if row is not None else 0,
         num_events=row.num_events if row is not None else 0,
         num_failures=num_failures,
@@ -135,7 +139,7 @@ async def _skipped(connection: AsyncConnection, name: str) -> tuple[int, list[Sk
 async def _lag(connection: AsyncConnection, name: str) -> Lag:
     found: list[Position] = []
     oldest: list[int] = []
-    num_rows = 0
+    num_rows = num_gaps = 0
     for row in await connection.execute(_places(name)):
         if row.last is None:
             continue
@@ -143,21 +147,31 @@ async def _lag(connection: AsyncConnection, name: str) -> Lag:
         if row.last > row.position:
             num_rows += row.last - row.position
             oldest.append(row.settled_at)
-    return Lag(num_rows, min(oldest, default=None), found[-MAX_POSITIONS:])
+            num_gaps += row.next > row.position + 1 and not row.is_repeat
+    return Lag(num_rows, min(oldest, default=None), num_gaps, found[-MAX_POSITIONS:])
 
 
 def _places(name: str) -> sa.Select[Any]:
-    """(chain, the cursor's position, the last row's, when the row behind the cursor was settled), each found by one
-    look into the index."""
+    """(chain, the cursor's position, the last row's, the next row's and when that was settled, whether a repeat stands
+    before it), each found by one look into the index."""
     chains = sa.union_all(sa.select(store.ledger_chains.c.id), sa.select(sa.literal(NO_CHAIN))).subquery("chains")
     cursors, rows = store.ledger_cursors.c, store.ledger.c
     position = sa.func.coalesce(cursors.position, 0)
     ours = sa.select(rows.position).where(rows.chain == chains.c.id)
     last = ours.order_by(rows.position.desc()).limit(1).scalar_subquery()
-    behind = sa.select(rows.settled_at).where(rows.chain == chains.c.id, rows.position > position)
-    next_at = behind.order_by(rows.position).limit(1).scalar_subquery()
+
+    def behind(column: sa.Column[Any]) -> Any:
+        found = sa.select(column).where(rows.chain == chains.c.id, rows.position > position)
+        return found.order_by(rows.position).limit(1).scalar_subquery()
+
+    places = store.ledger_repeats.c
+    repeat = sa.exists().where(places.chain == chains.c.id, places.position == position + 1)
     joined = chains.outerjoin(
         store.ledger_cursors, (cursors.follower == follower_of(name)) & (cursors.chain == chains.c.id)
     )
-    columns = (chains.c.id, position.label("position"), last.label("last"), next_at.label("settled_at"))
-    return sa.select(*columns).select_from(joined).order_by(chains.c.id)
+    columns = (chains.c.id, position.label("position"), last.label("last"), repeat.label("is_repeat"))
+    return (
+        sa.select(*columns, behind(rows.settled_at).label("settled_at"), behind(rows.position).label("next"))
+        .select_from(joined)
+        .order_by(chains.c.id)
+    )

@@ -197,6 +197,21 @@ async def test_whatever_fails_nothing_is_lost_and_nothing_counts_twice(open_benc
     assert (status.state, status.num_rows, status.num_failures) == ("current", len(written), 0)
 
 
+async def test_what_stands_behind_a_row_that_has_not_come_waits_and_the_status_says_so(open_bench):
+    bench = await open_bench("lago")
+    rows = [an_entry(settled_at=NOW) for _ in range(3)]
+    await write_chain(bench.rooms, rows[0])
+    await write_chain(bench.rooms, rows[2], first_position=3)
+    await bench.delivery.deliver()
+    assert bench.values() == bench.expected(rows[0])
+    status = await bench.status()
+    assert (status.state, status.num_rows_behind, status.num_gaps) == ("behind", 2, 1)
+    await write_chain(bench.rooms, rows[1], first_position=2)
+    await bench.delivery.deliver()
+    assert bench.values() == bench.expected(*rows)
+    assert (await bench.status()).num_gaps == 0
+
+
 async def test_rows_of_a_chain_come_in_order(open_bench):
     bench = await open_bench("webhook")
     rows = await bench.write(*some_entries(30))
