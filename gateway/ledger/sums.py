@@ -40,7 +40,7 @@ MAX_ROWS = 250
 MAX_AT_ONCE = 50
 """Added up before the loop is given to others."""
 WIDTHS = (60, 3600, 86400)
-"""Of the spans, in seconds; they begin at multiples of it."""
+"""Of the spans, in seconds, each a multiple of the first; they begin at multiples of it."""
 WORDS = tuple(column.name for column in store.usage.primary_key.columns if column.name not in ("width_s", "starts_at"))
 """What rows have in common that are in one sum."""
 NUMBERS = tuple(column.name for column in store.usage.c if not column.primary_key)
@@ -158,15 +158,14 @@ class Rollup:
         return num_rows
 
     async def _added_up(self, entries: Iterable[Entry]) -> Sums:
+        narrowest, *wider = WIDTHS
         sums: Sums = {}
         async for entry, numbers in priced(entries, self._rates_of):
-            words, at = words_of(entry), entry.settled_at
-            for width_s in WIDTHS:
-                key = (width_s, at - at % width_s, *words)
-                if (known := sums.get(key)) is None:
-                    sums[key] = [*numbers]
-                else:
-                    add(known, numbers)
+            at = entry.settled_at
+            _add_to(sums, (narrowest, at - at % narrowest, *words_of(entry)), numbers)
+        for (_, starts_at, *words), in_narrowest in list(sums.items()):
+            for width_s in wider:
+                _add_to(sums, (width_s, starts_at - starts_at % width_s, *words), in_narrowest)
         return sums
 
     async def _watch(self) -> None:
@@ -186,6 +185,14 @@ class Rollup:
         if failure is not None and self._failure is None:
             log.error("the ledger cannot be added up: %s", failure)
         self._failure = failure
+
+
+def _add_to(sums: Sums, key: tuple[Any, ...], numbers: Iterable[int]) -> None:
+    known = sums.get(key)
+    if known is None:
+        sums[key] = [*numbers]
+    else:
+        add(known, numbers)
 
 
 async def _write(connection: AsyncConnection, sums: Sums) -> None:
