@@ -95,6 +95,23 @@ class Follower:
                     break
         return Batch(entries, moves)
 
+    async def stretch(self, max_rows: int) -> Move | None:
+        """Where rows follow one chain's cursor with neither a gap nor a repeat: at most so many, and none of them read.
+        None: there are no such rows, though ``next`` may find some. Raises what the database raises."""
+        await number_strays(self._rooms)
+        columns = store.ledger.c
+        async with self._rooms.engine.connect() as connection:
+            chains = _chains_with_a_next_row(self.name, self._until is None)
+            for chain, position in (await connection.execute(chains)).all():
+                end = position + max_rows if self._until is None else min(self._until, position + max_rows)
+                query = sa.select(sa.func.count(), sa.func.max(columns.position)).where(
+                    columns.chain == chain, columns.position > position, columns.position <= end
+                )
+                num_rows, last = (await connection.execute(query)).one()
+                if num_rows and last == position + num_rows:
+                    return Move(chain, position, last)
+        return None
+
     @contextlib.asynccontextmanager
     async def past(self, batch: Batch) -> AsyncIterator[AsyncConnection]:
         """A transaction in which the cursors have moved past the batch. It commits on leaving, or changes nothing when

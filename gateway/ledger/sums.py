@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from operator import attrgetter
 from typing import Any, Protocol, get_args
 
+import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -22,7 +23,7 @@ from gateway import store
 from gateway.background import alongside
 from gateway.clock import Clock
 from gateway.ledger.entry import Entry
-from gateway.ledger.follow import Follower
+from gateway.ledger.follow import Batch, Follower, Move
 from gateway.store import Store
 from policies import pricing
 from policies.pricing import Kind, Rates
@@ -37,6 +38,8 @@ GAP_S = 60
 """So long after a row was settled, rows that should stand before it are waited for beside those behind."""
 MAX_ROWS = 250
 """Added in one transaction; so few that whoever settles meanwhile waits some milliseconds for it at most."""
+MAX_STRETCH = 5000
+"""Added up by the database in one statement."""
 MAX_AT_ONCE = 50
 """Added up before the loop is given to others."""
 WIDTHS = (60, 3600, 86400)
@@ -46,6 +49,8 @@ WORDS = tuple(column.name for column in store.usage.primary_key.columns if colum
 NUMBERS = tuple(column.name for column in store.usage.c if not column.primary_key)
 """What is added up."""
 
+ADDED = NUMBERS[1:8]
+"""Those of NUMBERS that are columns of the ledger."""
 KINDS: tuple[Kind, ...] = get_args(Kind)
 """In the order of the last of NUMBERS."""
 
@@ -119,6 +124,7 @@ class Rollup:
 
     def __init__(self, rooms: Store, rates_of: RatesOf, clock: Clock, wall: Callable[[], float] = time.time) -> None:
         """``wall``: Unix seconds."""
+        self._rooms = rooms
         self._rates_of = rates_of
         self._wall = wall
         self._follower = Follower(rooms, FOLLOWER)
@@ -149,24 +155,45 @@ class Rollup:
 
     async def _roll(self, follower: Follower) -> int:
         num_rows = 0
-        while batch := await follower.next(MAX_ROWS):
-            sums = await self._added_up(batch.entries)
+        while True:
+            # What is whole the database adds up by itself; rows around a gap are read one by one.
+            if (move := await follower.stretch(MAX_STRETCH)) is not None:
+                batch, sums = Batch((), [move]), await self._summed(move)
+                num_rows += move.to - move.from_
+            elif batch := await follower.next(MAX_ROWS):
+                sums = await self._added_up(batch.entries)
+                num_rows += len(batch.entries)
+            else:
+                return num_rows
             async with follower.past(batch) as connection:
                 if sums:
                     await _write(connection, sums)
-            num_rows += len(batch.entries)
-        return num_rows
+
+    async def _summed(self, move: Move) -> Sums:
+        sums: Sums = {}
+        async with self._rooms.engine.connect() as connection:
+            groups = (await connection.execute(_groups_of(move))).all()
+        for group in groups:
+            rates = None
+            if group.cost_micros:
+                rates = await self._known_rates(group)
+            _add_to(sums, (WIDTHS[0], group.minute, *words_of(group)), _numbers_of_group(group, rates))
+        return _with_wider(sums)
+
+    async def _known_rates(self, group: Any) -> Rates | None:
+        try:
+            return await self._rates_of(price_version_of(group), group.model)
+        except LookupError as error:
+            log.error("what some costs of %s were for is not known: %s", group.model, error)
+            return None
 
     async def _added_up(self, entries: Iterable[Entry]) -> Sums:
-        narrowest, *wider = WIDTHS
+        narrowest = WIDTHS[0]
         sums: Sums = {}
         async for entry, numbers in priced(entries, self._rates_of):
             at = entry.settled_at
             _add_to(sums, (narrowest, at - at % narrowest, *words_of(entry)), numbers)
-        for (_, starts_at, *words), in_narrowest in list(sums.items()):
-            for width_s in wider:
-                _add_to(sums, (width_s, starts_at - starts_at % width_s, *words), in_narrowest)
-        return sums
+        return _with_wider(sums)
 
     async def _watch(self) -> None:
         while True:
@@ -193,6 +220,41 @@ def _add_to(sums: Sums, key: tuple[Any, ...], numbers: Iterable[int]) -> None:
         sums[key] = [*numbers]
     else:
         add(known, numbers)
+
+
+def _with_wider(sums: Sums) -> Sums:
+    """And the same for the wider spans, of what there is for the narrowest."""
+    for (_, starts_at, *words), numbers in list(sums.items()):
+        for width_s in WIDTHS[1:]:
+            _add_to(sums, (width_s, starts_at - starts_at % width_s, *words), numbers)
+    return sums
+
+
+def _groups_of(move: Move) -> sa.Select[Any]:
+    """A line for each minute and WORDS of the rows there, and for each correction, which may be of anything."""
+    columns = store.ledger.c
+    minute = (columns.settled_at - columns.settled_at % WIDTHS[0]).label("minute")
+    correction = sa.case((columns.corrects.is_not(None), columns.request_id), else_="").label("correction")
+    # The policy is what a row from before there were price lists was charged by.
+    words = [*(columns[name] for name in WORDS), columns.policy_name, columns.policy_version]
+    sums = [sa.func.sum(columns[name]).label(name) for name in ADDED]
+    return (
+        sa.select(minute, correction, *words, sa.func.count().label("num_rows"), *sums)
+        .where(columns.chain == move.chain, columns.position > move.from_, columns.position <= move.to)
+        .group_by(minute, correction, *words)
+    )
+
+
+def _numbers_of_group(group: Any, rates: Rates | None) -> tuple[int, ...]:
+    """As ``numbers_of``, of rows that were added up; what their cost was for is divided as a whole."""
+    added = [int(getattr(group, name)) for name in ADDED]  # PostgreSQL's sums are decimals
+    num_prompt, num_cached, num_completion, num_reasoning, engine_us, _, cost_micros = added
+    num_requests = 0 if group.correction else group.num_rows
+    parts: dict[Kind, int] = {}
+    if rates is not None:
+        usage = Usage(num_prompt, num_cached, num_completion, num_reasoning)
+        parts = pricing.parts(rates, usage, group.cache, engine_us, num_requests, cost_micros)
+    return (num_requests, *added, *(parts.get(kind, 0) for kind in KINDS))
 
 
 async def _write(connection: AsyncConnection, sums: Sums) -> None:
