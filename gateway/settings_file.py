@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 import click
 
-from policies import settings
+from policies import configuration, settings
 
 BAD_START = 2
 """Exit status when what was asked cannot begin: nothing was served, and one sentence says why."""
@@ -34,8 +34,8 @@ def load(config: Path | None, overrides: dict[str, Any]) -> settings.Settings:
     except UnicodeDecodeError:
         fail(f"{path} cannot be read: it is not UTF-8 text")
     try:
-        return settings.load(text, os.environ, overrides)
-    except settings.SettingsError as error:
+        return configuration.load(text, os.environ, overrides)
+    except configuration.SettingsError as error:
         fail(str(error))
 
 

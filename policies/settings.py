@@ -1,36 +1,21 @@
-"""The shape of config.toml, checked as a whole.
-
-``load`` merges the defaults here, the file and ``PENSTOCK_SECTION__KEY`` variables, then converts strictly.
-An unknown key, a wrong type or a value out of range is a ``SettingsError`` of one sentence that names the key.
-The text of the file and the variables are arguments; nothing here opens anything.
-"""
+"""The shape of config.toml, with its defaults. How it is read and checked as a whole is ``configuration``."""
 
 from __future__ import annotations
 
-import difflib
-import re
-import tomllib
-from collections.abc import Iterator, Mapping
-from decimal import Decimal
-from typing import Annotated, Any, Literal, get_type_hints
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
 
-from policies import faults
 from policies.policy import Policy
 from policies.pricelist import Proposed
-from policies.sinks import Sink, faults_of
+from policies.sinks import Sink
 
 Positive = Annotated[int, Meta(ge=1)]
 NonNegative = Annotated[int, Meta(ge=0)]
 Seconds = Annotated[float, Meta(gt=0)]
 Port = Annotated[int, Meta(ge=0, le=65535)]
 Share = Annotated[float, Meta(gt=0, le=0.95)]
-
-
-class SettingsError(ValueError):
-    """config.toml, or a variable that overrides it, cannot be used; the message is one sentence for the operator."""
 
 
 class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -268,133 +253,3 @@ class WorkerSettings(Section, frozen=True):
     exit_with_stdin: bool = False
     """The end of standard input means that the parent is gone: stop."""
     engine: Engine = Engine()
-
-
-def load(text: str, environ: Mapping[str, str], overrides: Mapping[str, Any] | None = None) -> Settings:
-    """The settings from a file's text, the environment and command-line overrides ({"server.port": 9000}); last wins.
-
-    Raises SettingsError.
-    """
-    try:
-        # Decimals, so that money is what was written; other numbers become floats when they are converted.
-        raw: dict[str, Any] = tomllib.loads(text, parse_float=Decimal)
-    except tomllib.TOMLDecodeError as error:
-        raise SettingsError(f"config.toml is not valid TOML: {error}") from None
-    for path, value in _variables(environ):
-        _put(raw, path, value)
-    for name, value in (overrides or {}).items():
-        _put(raw, name.split("."), value)
-    _refuse_unknown(raw, Settings, "")
-    named = raw.get("classes", {})
-    if isinstance(named, dict):
-        defaults = {name: {**msgspec.structs.asdict(entry), **named.get(name, {})} for name, entry in CLASSES.items()}
-        raw["classes"] = {**named, **defaults}
-    models = raw.get("models")
-    for model in models.values() if isinstance(models, dict) else ():
-        if isinstance(model, dict):
-            model["engine"] = {**_table(raw, "engine"), **_table(model, "engine")}
-    try:
-        settings = msgspec.convert(raw, Settings, strict=True)
-    except msgspec.ValidationError as error:
-        raise SettingsError(f"config.toml: {_readable(str(error))}") from None
-    if not settings.models:
-        settings = msgspec.structs.replace(settings, models={"demo": Model(engine=settings.engine)})
-    for name, served in settings.models.items():
-        if not served.replicas and not served.addresses:
-            what = "has neither replicas nor addresses, so nothing can answer for it"
-            raise SettingsError(f"config.toml: models.{name} {what}")
-    _check_classes(settings)
-    _check_billing(settings)
-    _check_sharing(settings)
-    return settings
-
-
-def _check_classes(settings: Settings) -> None:
-    classes = settings.classes
-    if sum(sla_class.share for sla_class in classes.values()) > 1 + 1e-9:
-        raise SettingsError("config.toml: classes: their shares are more than 1 together, so they cannot be guaranteed")
-    tiers = [sla_class.service_tier for sla_class in classes.values() if sla_class.service_tier]
-    if len(set(tiers)) < len(tiers):
-        raise SettingsError("config.toml: classes: two of them have the same service_tier")
-    for name, policy in settings.policies.items():
-        for path, what in faults.of_policy(policy, classes):
-            raise SettingsError(f"config.toml: policies.{name}.{path}: {what}")
-
-
-def _check_billing(settings: Settings) -> None:
-    for path, what in faults_of(settings.sinks):
-        raise SettingsError(f"config.toml: {path}: {what}")
-    seen: dict[tuple[str, str], int] = {}
-    for number, proposed in enumerate(settings.prices):
-        for path, what in faults.of_proposed(proposed, settings.classes, settings.billing.currency):
-            raise SettingsError(f"config.toml: prices[{number}].{path}: {what}")
-        if (other := seen.setdefault((proposed.model, proposed.sla_class), number)) != number:
-            raise SettingsError(f"config.toml: prices[{number}] is for the same model and class as prices[{other}]")
-
-
-def _check_sharing(settings: Settings) -> None:
-    missing = [name for name, url in (("redis.url", settings.redis.url), ("store.url", settings.store.url)) if not url]
-    if settings.server.processes > 1 and missing:
-        raise SettingsError(
-            f"config.toml: server.processes is {settings.server.processes}, but {' and '.join(missing)} "
-            f"{'are' if len(missing) > 1 else 'is'} empty, so the processes have nothing to share limits and keys in"
-        )
-
-
-def _variables(environ: Mapping[str, str]) -> Iterator[tuple[list[str], Any]]:
-    """PENSTOCK_SERVER__PORT=9000 as (["server", "port"], 9000); a value that is no TOML literal is a string."""
-    for name, text in sorted(environ.items()):
-        if name.startswith("PENSTOCK_") and "__" in name:
-            path = name.removeprefix("PENSTOCK_").lower().split("__")
-            try:
-                value = tomllib.loads(f"value = {text}", parse_float=Decimal)["value"]
-            except tomllib.TOMLDecodeError:
-                value = text
-            yield path, value
-
-
-def _put(raw: dict[str, Any], path: list[str], value: Any) -> None:
-    table = raw
-    for key in path[:-1]:
-        table = table.setdefault(key, {})
-        if not isinstance(table, dict):
-            raise SettingsError(f"config.toml: {'.'.join(path)} cannot be set, because {key} is no table")
-    table[path[-1]] = value
-
-
-def _table(raw: dict[str, Any], key: str) -> dict[str, Any]:
-    value = raw.get(key, {})
-    return value if isinstance(value, dict) else {}
-
-
-_NAMED: dict[str, type[msgspec.Struct]] = {"models": Model, "classes": SlaClass, "policies": Policy, "sinks": Sink}
-"""Tables of tables."""
-_NUMBERED: dict[str, type[msgspec.Struct]] = {"prices": Proposed}
-"""Arrays of tables."""
-
-
-def _refuse_unknown(raw: dict[str, Any], shape: type[msgspec.Struct], where: str) -> None:
-    known = {field.name: field for field in msgspec.structs.fields(shape)}
-    hints = get_type_hints(shape)
-    for key, value in raw.items():
-        if key not in known:
-            near = difflib.get_close_matches(key, known, n=1)
-            hint = f"; did you mean {where}{near[0]}?" if near else ""
-            raise SettingsError(f"config.toml: unknown key {where}{key}{hint}")
-        if key in _NAMED and isinstance(value, dict):
-            for name, entry in value.items():
-                if not isinstance(entry, dict):
-                    raise SettingsError(f"config.toml: {key}.{name}: expected a table, got `{type(entry).__name__}`")
-                _refuse_unknown(entry, _NAMED[key], f"{key}.{name}.")
-        elif key in _NUMBERED and isinstance(value, list):
-            for number, entry in enumerate(value):
-                if isinstance(entry, dict):
-                    _refuse_unknown(entry, _NUMBERED[key], f"{key}[{number}].")
-        elif isinstance(value, dict) and isinstance(hints[key], type) and issubclass(hints[key], msgspec.Struct):
-            _refuse_unknown(value, hints[key], f"{where}{key}.")
-
-
-def _readable(error: str) -> str:
-    """ "Expected `int`, got `str` - at `$.server.port`" as "server.port: expected `int`, got `str`"."""
-    found = re.fullmatch(r"(?s)(.*?) - at `(?:key in )?\$\.?(.*)`", error)
-    return f"{found[2]}: {found[1][0].lower()}{found[1][1:]}" if found else error

@@ -28,7 +28,7 @@ from gateway.sinks.sending import MAX_RETRY_AFTER_S, Sender, retry_after_s
 from gateway.sinks.status import SinkStatus, status_of
 from gateway.store import Store
 from policies import settings
-from policies.settings import SettingsError, load
+from policies.configuration import SettingsError, load
 from policies.sinks import Sink
 from tests.builders import an_entry, write_chain
 from tests.gateway.receivers import KEY, RECEIVERS, SECRET, receiving

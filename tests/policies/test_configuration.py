@@ -4,7 +4,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from policies import settings
+from policies import configuration, settings
 from policies.policy import Price
 from policies.pricelist import Proposed
 
@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_the_documented_file_says_the_defaults():
-    assert settings.load((ROOT / "config.toml").read_text(), {}) == settings.load("", {})
+    assert configuration.load((ROOT / "config.toml").read_text(), {}) == configuration.load("", {})
 
 
 def test_every_key_is_in_the_documented_file():
@@ -27,12 +27,12 @@ def test_every_key_is_in_the_documented_file():
 def test_variables_win_over_the_file_and_the_command_line_over_both():
     text = "[server]\nport = 1\nhost = 'a'\nstall_s = 1.0"
     environ = {"PENSTOCK_SERVER__PORT": "2", "PENSTOCK_SERVER__HOST": "b", "PENSTOCK_API_KEY": "not a setting"}
-    loaded = settings.load(text, environ, {"server.port": 3})
+    loaded = configuration.load(text, environ, {"server.port": 3})
     assert (loaded.server.port, loaded.server.host, loaded.server.stall_s) == (3, "b", 1.0)
 
 
 def test_a_model_overrides_single_engine_keys():
-    loaded = settings.load("[engine]\nblock_size = 64\n[models.a]\n[models.b.engine]\ndtype = 'float32'", {})
+    loaded = configuration.load("[engine]\nblock_size = 64\n[models.a]\n[models.b.engine]\ndtype = 'float32'", {})
     assert loaded.models["a"].engine == settings.Engine(block_size=64)
     assert loaded.models["b"].engine == settings.Engine(block_size=64, dtype="float32")
 
@@ -71,20 +71,20 @@ def test_a_model_overrides_single_engine_keys():
     ],
 )
 def test_what_cannot_be_used_is_named(text, message):
-    with pytest.raises(settings.SettingsError, match=r"^config\.toml") as caught:
-        settings.load(text, {})
+    with pytest.raises(configuration.SettingsError, match=r"^config\.toml") as caught:
+        configuration.load(text, {})
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
 def test_a_variable_that_contradicts_the_file_is_named():
-    with pytest.raises(settings.SettingsError, match="server is no table"):
-        settings.load("server = 1", {"PENSTOCK_SERVER__PORT": "1"})
+    with pytest.raises(configuration.SettingsError, match="server is no table"):
+        configuration.load("server = 1", {"PENSTOCK_SERVER__PORT": "1"})
 
 
 def test_money_is_exactly_what_was_written():
     text = "[[prices]]\nprice = { prompt = 0.1, completion = 1234.567891, request = 3, engine_second = '0.000001' }"
-    loaded = settings.load(text, {"PENSTOCK_POLICIES__A__DISCOUNT": "0.1234"})
+    loaded = configuration.load(text, {"PENSTOCK_POLICIES__A__DISCOUNT": "0.1234"})
     assert loaded.prices == (
         Proposed(
             price=Price(
