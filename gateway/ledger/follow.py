@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import os
 import zlib
 from collections.abc import AsyncIterator, Sequence
@@ -32,6 +33,14 @@ WAITING = "<"
 """Between a follower's name and the last position of a gap that it has stepped over."""
 NO_CHAIN = 0
 """Of rows from before there were chains."""
+
+
+_COUNTED = sa.select(sa.func.count(), sa.func.max(store.ledger.c.position)).where(
+    store.ledger.c.chain == sa.bindparam("chain"),
+    store.ledger.c.position > sa.bindparam("first"),
+    store.ledger.c.position <= sa.bindparam("last"),
+)
+"""How many rows there are, and the last of them."""
 
 
 class Overtaken(Exception):
@@ -99,15 +108,12 @@ class Follower:
         """Where rows follow one chain's cursor with neither a gap nor a repeat: at most so many, and none of them read.
         None: there are no such rows, though ``next`` may find some. Raises what the database raises."""
         await number_strays(self._rooms)
-        columns = store.ledger.c
         async with self._rooms.engine.connect() as connection:
             chains = _chains_with_a_next_row(self.name, self._until is None)
             for chain, position in (await connection.execute(chains)).all():
                 end = position + max_rows if self._until is None else min(self._until, position + max_rows)
-                query = sa.select(sa.func.count(), sa.func.max(columns.position)).where(
-                    columns.chain == chain, columns.position > position, columns.position <= end
-                )
-                num_rows, last = (await connection.execute(query)).one()
+                place = {"chain": chain, "first": position, "last": end}
+                num_rows, last = (await connection.execute(_COUNTED, place)).one()
                 if num_rows and last == position + num_rows:
                     return Move(chain, position, last)
         return None
@@ -285,6 +291,7 @@ def _gaps(name: str) -> sa.Select[Any]:
     return sa.select(found).where(found.c.following > found.c.position + 1)
 
 
+@functools.lru_cache(256)
 def _chains_with_a_next_row(name: str, has_all_chains: bool) -> sa.Select[Any]:
     """(chain, the cursor's position) of those whose row behind the cursor is there. ``has_all_chains``: a chain without
     a cursor is one that was not begun, rather than none of its."""

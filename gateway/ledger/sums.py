@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
@@ -172,7 +173,8 @@ class Rollup:
     async def _summed(self, move: Move) -> Sums:
         sums: Sums = {}
         async with self._rooms.engine.connect() as connection:
-            groups = (await connection.execute(_groups_of(move))).all()
+            place = {"chain": move.chain, "first": move.from_, "last": move.to}
+            groups = (await connection.execute(_GROUPS, place)).all()
         for group in groups:
             rates = None
             if group.cost_micros:
@@ -230,8 +232,9 @@ def _with_wider(sums: Sums) -> Sums:
     return sums
 
 
-def _groups_of(move: Move) -> sa.Select[Any]:
-    """A line for each minute and WORDS of the rows there, and for each correction, which may be of anything."""
+def _groups() -> sa.Select[Any]:
+    """A line for each minute and WORDS of the rows of ``:chain`` behind ``:first`` up to ``:last``, and for each
+    correction, which may be of anything."""
     columns = store.ledger.c
     minute = (columns.settled_at - columns.settled_at % WIDTHS[0]).label("minute")
     correction = sa.case((columns.corrects.is_not(None), columns.request_id), else_="").label("correction")
@@ -240,9 +243,17 @@ def _groups_of(move: Move) -> sa.Select[Any]:
     sums = [sa.func.sum(columns[name]).label(name) for name in ADDED]
     return (
         sa.select(minute, correction, *words, sa.func.count().label("num_rows"), *sums)
-        .where(columns.chain == move.chain, columns.position > move.from_, columns.position <= move.to)
+        .where(
+            columns.chain == sa.bindparam("chain"),
+            columns.position > sa.bindparam("first"),
+            columns.position <= sa.bindparam("last"),
+        )
         .group_by(minute, correction, *words)
     )
+
+
+_GROUPS = _groups()
+"""Made once: to put it together takes longer than to run it."""
 
 
 def _numbers_of_group(group: Any, rates: Rates | None) -> tuple[int, ...]:
@@ -260,11 +271,14 @@ def _numbers_of_group(group: Any, rates: Rates | None) -> tuple[int, ...]:
 async def _write(connection: AsyncConnection, sums: Sums) -> None:
     """Adds to what is there. In the order of the keys, so that those who write at once wait for each other rather than
     in a circle."""
-    insert = sqlite.insert if connection.dialect.name == "sqlite" else postgresql.insert
-    statement = insert(store.usage)
-    grown = {name: store.usage.c[name] + statement.excluded[name] for name in NUMBERS}
-    upsert = statement.on_conflict_do_update(index_elements=store.usage.primary_key.columns, set_=grown)
     names = ("width_s", "starts_at", *WORDS, *NUMBERS)
-    await connection.execute(
-        upsert, [dict(zip(names, (*key, *numbers), strict=True)) for key, numbers in sorted(sums.items())]
-    )
+    rows = [dict(zip(names, (*key, *numbers), strict=True)) for key, numbers in sorted(sums.items())]
+    await connection.execute(_upsert(connection.dialect.name), rows)
+
+
+@functools.cache
+def _upsert(dialect: str) -> Any:
+    """A row of sums, added to what there is."""
+    statement = (sqlite.insert if dialect == "sqlite" else postgresql.insert)(store.usage)
+    grown = {name: store.usage.c[name] + statement.excluded[name] for name in NUMBERS}
+    return statement.on_conflict_do_update(index_elements=store.usage.primary_key.columns, set_=grown)
