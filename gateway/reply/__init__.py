@@ -84,9 +84,11 @@ async def _send_events(
         later: list[wire.Delta] = []
         if mark is not None and (len(deltas) > 1 or len(deltas[0].token_ids) > mark.most):
             deltas, later = mark.portion(deltas)
-        # In order and each once; mostly one delta alone.
-        moved = dict.fromkeys([_take(answer, flights, delta) for delta in deltas])
-        events = b"".join([_events_of(choice, chunks) for choice in moved])
+        if len(deltas) == 1:
+            events = _events_of(_take(answer, flights, deltas[0]), chunks)
+        else:  # in order and each once
+            moved = dict.fromkeys([_take(answer, flights, delta) for delta in deltas])
+            events = b"".join([_events_of(choice, chunks) for choice in moved])
         if not answer.num_unfinished:
             break
         if events:

@@ -66,6 +66,8 @@ class EventStream:
         self._protocol = request.protocol
         self._writer = cast(StreamWriter, request.writer)
         self._transport = request.transport
+        self._is_chunked = False
+        """The head is out, and chunks follow it (HTTP/1.1)."""
         self._timer: Timer | None = None
         self._num_writes = 0
         self._num_writes_before = 0
@@ -104,11 +106,17 @@ class EventStream:
         if self._response is None:
             await self.open()
         self._num_writes += 1
-        # Without aiohttp's own wait for the client, which has no end.
-        await self._writer.write(events, drain=False)
+        transport = self._transport
+        if not self._is_chunked or transport is None:
+            # Without aiohttp's own wait for the client, which has no end.
+            await self._writer.write(events, drain=False)
+            self._is_chunked = self._writer.chunked  # and the head is out
+        elif transport.is_closing():
+            raise ConnectionResetError("the client is gone")
+        else:  # as aiohttp would, after a dozen questions that have one answer here
+            transport.write(b"%x\r\n%b\r\n" % (len(events), events))
         if self._protocol.writing_paused:
             await self._read_by_client()
-        transport = self._transport
         return transport is not None and not transport.get_write_buffer_size()
 
     @property
