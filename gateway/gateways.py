@@ -73,6 +73,7 @@ class Gateways:
         self._dispatch = dispatch
         self._changed = changed
         self._resting: frozenset[str] = frozenset()
+        self._num_rests = 0
         self._put_to_rest: dict[Worker, bool] = {}
         self._due = asyncio.Event()
         """It is time for a beat."""
@@ -98,9 +99,11 @@ class Gateways:
         keys = [self._redis.key(name) for name in ("gateways", f"gateway:{self.name}", "resting")]
         report = msgspec.json.encode(self._report())
         with contextlib.suppress(RedisAway):
+            num_rests = self._num_rests
             num_living, resting = await self._redis.run(BEAT, keys, [self.name, int(1e3 * LIVE_S), report])
             self.num_gateways = max(1, num_living)
-            self._resting = frozenset(name.decode() for name in resting)
+            if num_rests == self._num_rests:  # else this is from before what was said here meanwhile
+                self._resting = frozenset(name.decode() for name in resting)
         self._see_to_rest()
 
     @property
@@ -112,6 +115,7 @@ class Gateways:
         """Has a worker given nothing new, or has it work again, by all gateways. Raises RedisAway."""
         if self._redis is not None:
             await self._redis.call("SADD" if is_resting else "SREM", self._redis.key("resting"), worker_name)
+        self._num_rests += 1
         self._resting = self._resting | {worker_name} if is_resting else self._resting - {worker_name}
         self._see_to_rest()
         await self.tell()
