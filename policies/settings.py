@@ -179,6 +179,9 @@ class Engine(Section, frozen=True):
     """auto: cuda when there is one."""
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
     """auto: bfloat16 where the device computes it natively, float32 elsewhere."""
+    quantize: Literal["none", "int8", "int4", "fp8"] = "none"
+    """What the matrices of a model that is not quantised become when it is loaded: a half or a quarter of the bytes to
+    read for a token, at a small loss (benchmarks/quantised.md). fp8 pays only where the device multiplies it."""
     num_threads: NonNegative = 0
     """CPU threads; 0: one a physical core, less one for the gateway from four cores up."""
     kv_memory_share: Share = 0.3

@@ -60,7 +60,8 @@ class Runner:
                 f"the weights of {source} take {_mib(needed)} MiB in {str(dtype).removeprefix('torch.')},"
                 f" but {_mib(free)} MiB of memory are free"
             )
-        model = load_decoder(directory, architecture, dtype, device, max_model_tokens, _kernels(engine, device))
+        kernels = _kernels(engine, device)
+        model = load_decoder(directory, architecture, dtype, device, max_model_tokens, kernels, engine.quantize)
         return cls.of(model, engine)
 
     @classmethod

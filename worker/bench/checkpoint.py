@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from worker.models import SHAPES, Architecture, ModelError
-from worker.models.load import build_decoder
+from worker.models.load import PlainSource, build_decoder
 
 
 def write(shape: str, directory: Path, seed: int = 0) -> None:
@@ -30,7 +30,7 @@ def write(shape: str, directory: Path, seed: int = 0) -> None:
         return tensor
 
     # The decoder is built for the names and sizes that it asks for, and dropped.
-    build_decoder(architecture, take, architecture.max_positions)
+    build_decoder(architecture, PlainSource(take), architecture.max_positions)
     save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
     (directory / "config.json").write_text(json.dumps(_config(architecture), indent=2))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -13,12 +14,38 @@ from worker.models.architecture import Architecture
 from worker.models.decoder import Decoder, Layer
 from worker.models.errors import ModelError
 from worker.models.families import architecture_of, token_ids
-from worker.models.linear import Linear
+from worker.models.forms import Form, Plain, joined
+from worker.models.linear import Linear, linear_of
+from worker.models.quantize import quantized
 from worker.models.weights import Checkpoint, read_json
 from worker.native import Library
 
-Take = Callable[[str, tuple[int, ...]], Tensor]
-"""Name and shape to a tensor in the engine's type, on its device."""
+Quantization = Literal["none", "int8", "int4", "fp8"]
+
+
+class Source(Protocol):
+    """Where a decoder's weights come from, by their names in a checkpoint without the leading "model."."""
+
+    def tensor(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """In the engine's type, on its device. Raises ModelError."""
+        ...
+
+    def matrix(self, name: str, shape: tuple[int, int]) -> Form:
+        """``name`` is that of the module, without ".weight"; a plain one is in the engine's type, and all are on its
+        device. Raises ModelError."""
+        ...
+
+
+class PlainSource:
+    """A Source that has nothing but floats."""
+
+    def __init__(self, take: Callable[[str, tuple[int, ...]], Tensor]) -> None:
+        """``take``: name and shape to a tensor in the engine's type, on its device."""
+        self.tensor = take
+
+    def matrix(self, name: str, shape: tuple[int, int]) -> Plain:
+        """See Source."""
+        return Plain(self.tensor(f"{name}.weight", shape))
 
 
 def directory_of(source: str) -> Path:
@@ -83,6 +110,7 @@ def load_decoder(
     device: torch.device,
     max_model_tokens: int,
     kernels: Library | None = None,
+    quantization: Quantization = "none",
 ) -> Decoder:
     """``kernels``: what the matrices may be packed for. Raises ModelError."""
     with Checkpoint(directory) as checkpoint:
@@ -98,62 +126,88 @@ def load_decoder(
         def take(name: str, shape: tuple[int, ...]) -> Tensor:
             return checkpoint.take(name if name == head_name else root + name, shape).to(device, dtype)
 
-        decoder = build_decoder(architecture, take, max_model_tokens, kernels)
+        decoder = build_decoder(architecture, PlainSource(take), max_model_tokens, kernels, quantization)
         checkpoint.finish()
     return decoder
 
 
 def build_decoder(
-    architecture: Architecture, take: Take, max_model_tokens: int, kernels: Library | None = None
+    architecture: Architecture,
+    source: Source,
+    max_model_tokens: int,
+    kernels: Library | None = None,
+    quantization: Quantization = "none",
 ) -> Decoder:
-    """The decoder from wherever tensors come from, by their names in a checkpoint without the leading "model."."""
-    embedding = take("embed_tokens.weight", (architecture.vocab_size, architecture.hidden_size))
-    layers = [_layer(architecture, f"layers.{index}.", take, kernels) for index in range(architecture.num_layers)]
-    norm = _norm(architecture, take, "norm.weight", architecture.hidden_size)
-    head = (
-        embedding if architecture.tied else take("lm_head.weight", (architecture.vocab_size, architecture.hidden_size))
-    )
-    return Decoder(architecture, embedding, layers, norm, Linear(head, None, kernels), max_model_tokens)
+    """``quantization``: what plain matrices become; the embedding is looked up, not multiplied, and stays plain."""
+    size = (architecture.vocab_size, architecture.hidden_size)
+    embedding = source.tensor("embed_tokens.weight", size)
+    builder = _Builder(architecture, source, kernels, quantization, embedding.dtype)
+    layers = [builder.layer(f"layers.{index}.") for index in range(architecture.num_layers)]
+    norm = builder.norm("norm.weight", architecture.hidden_size)
+    head = builder.head(Plain(embedding) if architecture.tied else source.matrix("lm_head", size))
+    return Decoder(architecture, embedding, layers, norm, head, max_model_tokens)
 
 
-def _layer(architecture: Architecture, prefix: str, take: Take, kernels: Library | None) -> Layer:
-    hidden, inner = architecture.hidden_size, architecture.intermediate_size
-    queries = architecture.num_heads * architecture.head_dim
-    keys = architecture.num_kv_heads * architecture.head_dim
+class _Builder:
+    """From a source to layers: fused, quantised where that is asked for, and packed."""
 
-    def linear(fused: str, parts: dict[str, int], num_inputs: int, bias: bool) -> Linear:
-        """One matrix of the parts below each other, whether the checkpoint has them apart or as ``fused``."""
-        if architecture.fused and len(parts) > 1:
-            parts = {fused: sum(parts.values())}
-        weights = [take(f"{prefix}{name}.weight", (size, num_inputs)) for name, size in parts.items()]
-        biases = [take(f"{prefix}{name}.bias", (size,)) for name, size in parts.items()] if bias else []
-        return Linear(_joined(weights), _joined(biases) if biases else None, kernels)
+    def __init__(
+        self,
+        architecture: Architecture,
+        source: Source,
+        kernels: Library | None,
+        quantization: Quantization,
+        dtype: torch.dtype,
+    ) -> None:
+        self._architecture, self._source, self._kernels = architecture, source, kernels
+        self._quantization, self._dtype = quantization, dtype
 
-    def norm(name: str, size: int) -> Tensor | None:
-        return _norm(architecture, take, f"{prefix}{name}.weight", size) if name else None
+    def head(self, form: Form) -> Linear:
+        return self._linear(form, None)
 
-    has_qk_norm = architecture.qk_norm != "none"
-    over_width = architecture.qk_norm == "width"
-    attention = {"self_attn.q_proj": queries, "self_attn.k_proj": keys, "self_attn.v_proj": keys}
-    return Layer(
-        qkv=linear("self_attn.qkv_proj", attention, hidden, architecture.qkv_bias),
-        output=linear("", {"self_attn.o_proj": hidden}, queries, architecture.output_bias),
-        gate_up=linear(
-            "mlp.gate_up_proj", {"mlp.gate_proj": inner, "mlp.up_proj": inner}, hidden, architecture.mlp_bias
-        ),
-        down=linear("", {"mlp.down_proj": hidden}, inner, architecture.mlp_bias),
-        attention_pre_norm=norm(architecture.attention_pre_norm, hidden),
-        attention_post_norm=norm(architecture.attention_post_norm, hidden),
-        mlp_pre_norm=norm(architecture.mlp_pre_norm, hidden),
-        mlp_post_norm=norm(architecture.mlp_post_norm, hidden),
-        query_norm=norm("self_attn.q_norm" if has_qk_norm else "", queries if over_width else architecture.head_dim),
-        key_norm=norm("self_attn.k_norm" if has_qk_norm else "", keys if over_width else architecture.head_dim),
-    )
+    def norm(self, name: str, size: int) -> Tensor:
+        return self._source.tensor(name, (size,)).float() + self._architecture.norm_offset
 
+    def layer(self, prefix: str) -> Layer:
+        architecture = self._architecture
+        hidden, inner = architecture.hidden_size, architecture.intermediate_size
+        queries = architecture.num_heads * architecture.head_dim
+        keys = architecture.num_kv_heads * architecture.head_dim
 
-def _joined(parts: list[Tensor]) -> Tensor:
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
+        def linear(fused: str, parts: dict[str, int], num_inputs: int, bias: bool) -> Linear:
+            """One matrix of the parts below each other, whether the checkpoint has them apart or as ``fused``."""
+            if architecture.fused and len(parts) > 1:
+                parts = {fused: sum(parts.values())}
+            forms = [self._source.matrix(prefix + name, (size, num_inputs)) for name, size in parts.items()]
+            biases = [self._source.tensor(f"{prefix}{name}.bias", (size,)) for name, size in parts.items() if bias]
+            # Parts that a checkpoint quantised unlike each other go together as floats only.
+            form = joined(forms) or Plain(torch.cat([form.dense(self._dtype) for form in forms]))
+            return self._linear(form, torch.cat(biases) if biases else None)
 
+        def norm(name: str, size: int) -> Tensor | None:
+            return self.norm(f"{prefix}{name}.weight", size) if name else None
 
-def _norm(architecture: Architecture, take: Take, name: str, size: int) -> Tensor:
-    return take(name, (size,)).float() + architecture.norm_offset
+        has_qk_norm = architecture.qk_norm != "none"
+        over_width = architecture.qk_norm == "width"
+        attention = {"self_attn.q_proj": queries, "self_attn.k_proj": keys, "self_attn.v_proj": keys}
+        return Layer(
+            qkv=linear("self_attn.qkv_proj", attention, hidden, architecture.qkv_bias),
+            output=linear("", {"self_attn.o_proj": hidden}, queries, architecture.output_bias),
+            gate_up=linear(
+                "mlp.gate_up_proj", {"mlp.gate_proj": inner, "mlp.up_proj": inner}, hidden, architecture.mlp_bias
+            ),
+            down=linear("", {"mlp.down_proj": hidden}, inner, architecture.mlp_bias),
+            attention_pre_norm=norm(architecture.attention_pre_norm, hidden),
+            attention_post_norm=norm(architecture.attention_post_norm, hidden),
+            mlp_pre_norm=norm(architecture.mlp_pre_norm, hidden),
+            mlp_post_norm=norm(architecture.mlp_post_norm, hidden),
+            query_norm=norm(
+                "self_attn.q_norm" if has_qk_norm else "", queries if over_width else architecture.head_dim
+            ),
+            key_norm=norm("self_attn.k_norm" if has_qk_norm else "", keys if over_width else architecture.head_dim),
+        )
+
+    def _linear(self, form: Form, bias: Tensor | None) -> Linear:
+        if self._quantization != "none":
+            form = quantized(form, self._quantization)
+        return linear_of(form, bias, self._kernels)

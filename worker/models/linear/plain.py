@@ -1,4 +1,4 @@
-"""One matrix of the model, in the form that multiplies fastest where it lives."""
+"""Matrices of floats, in the layout that multiplies fastest where they live."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from torch import Tensor
 from worker.native import Library, packed_tiles
 
 
-class Linear:
-    """y = x @ weight.T + bias for x [num_tokens, in] in the weight's dtype.
+class PlainLinear:
+    """A Linear over weight [out, in] in x's dtype.
 
     On the CPU a bfloat16 weight is repacked, and the plain copy is not kept: for our own kernels where they have tiles
     to multiply with, else for oneDNN's blocked layout, which reads it at close to memory bandwidth where F.linear
@@ -39,7 +39,7 @@ class Linear:
             self._multiply = operators._linear_pointwise.default
 
     def __call__(self, x: Tensor) -> Tensor:
-        """[num_tokens, in] -> [num_tokens, out]"""
+        """See Linear."""
         if self._kernels is not None and self._packed is not None:
             return self._kernels.linear(x, self._packed, self._bias, self.out_features, torch.bfloat16)
         if self._weight is not None:
@@ -52,7 +52,7 @@ class Linear:
         return y if padded == num_tokens else y[:num_tokens]
 
     def wide(self, x: Tensor) -> Tensor:
-        """The same as float32."""
+        """See Linear."""
         if self._kernels is not None and self._packed is not None:
             return self._kernels.linear(x, self._packed, self._bias, self.out_features, torch.float32)
         return self(x).float()

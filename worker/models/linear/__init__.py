@@ -1,0 +1,26 @@
+"""Matrices that multiply: each stored form in the layout that is fastest on its device.
+
+``linear_of`` chooses; every kind is held against the form's ``dense`` by tests.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from worker.models.forms import Form, Int4, Plain
+from worker.models.linear.base import Linear
+from worker.models.linear.int4 import Int4Linear
+from worker.models.linear.plain import PlainLinear, packs_bfloat16
+from worker.models.linear.scaled import ScaledLinear
+from worker.native import Library
+
+__all__ = ["Linear", "linear_of", "packs_bfloat16"]
+
+
+def linear_of(form: Form, bias: Tensor | None = None, kernels: Library | None = None) -> Linear:
+    """``bias`` [out] in the type of the activations; ``kernels``: what the matrix may be packed for."""
+    if isinstance(form, Plain):
+        return PlainLinear(form.weight, bias, kernels)
+    if isinstance(form, Int4):
+        return Int4Linear(form, bias)
+    return ScaledLinear(form, bias)
