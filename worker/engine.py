@@ -1,8 +1,8 @@
 """One step: plan, allocate, forward, sample, report. It knows no sockets and no clock of its own.
 
 A fault of one request fails that request. A fault of the forward pass fails the requests of that step, and the engine
-goes on. An AssertionError is a broken invariant and is nobody's fault that could be contained: it leaves ``step``, and
-the worker must stop.
+goes on; but where memory ran out nothing is lost, and the next steps are smaller. An AssertionError is a broken
+invariant and is nobody's fault that could be contained: it leaves ``step``, and the worker must stop.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from policies.costs import StepCosts, Work, pairs, shares
 from policies.prefix import Chain
 from policies.terms import FinishReason
 from worker.blocks import Pool
+from worker.budget import Budget, OutOfMemory
 from worker.inputs import Span
 from worker.scheduler import Scheduler
 from worker.sequence import Request, Sequence
@@ -57,6 +58,7 @@ class Engine:
         self._prefix_cache = engine.prefix_cache
         self._eos_token_ids = frozenset(runner.eos_token_ids)
         self._pool = Pool(runner.num_blocks)
+        self._budget = Budget(self._limits)
         self._scheduler = Scheduler(self._pool, runner.block_size, self._limits, runner.copy_block)
         self._requests: dict[str, Request] = {}
         self._suspects: set[str] = set()
@@ -139,9 +141,14 @@ class Engine:
         except AssertionError:
             raise
         except Exception as error:
-            log.exception("a step of %d sequences failed", len(batch))
             now = self._now()
             self._spend(now - started_at, work, spans, batch)
+            if isinstance(error, OutOfMemory) and self._budget.shrink(sum(num_tokens for _, num_tokens in batch)):
+                # Nothing was committed: those who fit into a smaller step compute the same again, the others pause.
+                self._scheduler.limits = self._budget.limits
+                log.warning("%s; steps hold at most %d tokens now", error, self._budget.limits.max_step_tokens)
+                return [], []
+            log.exception("a step of %d sequences failed", len(batch))
             return [], self._fail({sequence.request.request_id: error for sequence, _ in batch}, now)
         rows, sources = self._commit(batch, self._now())
         drawn: list[Drawn] = []
@@ -153,6 +160,8 @@ class Engine:
         # Before anything ends, so that whoever ends in this step has its share of it.
         self._spend(now - started_at, work, spans, batch)
         self._costs.observe(work, now - started_at)
+        self._budget.passed()
+        self._scheduler.limits = self._budget.limits
         failed = self._fail(faults, now)
         return self._report(drawn, faults, now), failed
 

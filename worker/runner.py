@@ -11,6 +11,7 @@ from torch import Tensor
 
 from policies import settings
 from worker.attention import Backend, GatheredAttention, NativeAttention, ReferenceAttention, Scores, SegmentAttention
+from worker.budget import OutOfMemory
 from worker.inputs import Span, flatten
 from worker.kv_cache import KVCache, KVShape, budget_bytes, free_bytes
 from worker.models import (
@@ -80,16 +81,30 @@ class Runner:
         """One step over all spans: their keys and values are written, and the logits they ask for come back, in span
         order.
 
-        Returns [sum of num_logits, vocab_size] f32 on the device.
+        Returns [sum of num_logits, vocab_size] f32 on the device. Raises OutOfMemory.
         """
-        inputs = flatten(spans, self.block_size, self._model.device)
-        plan = self._attention.plan(inputs.extents, inputs.slots)
-        return self._model.forward(inputs.token_ids, inputs.positions, inputs.rows, plan, self._ops)
+        try:
+            inputs = flatten(spans, self.block_size, self._model.device)
+            plan = self._attention.plan(inputs.extents, inputs.slots)
+            return self._model.forward(inputs.token_ids, inputs.positions, inputs.rows, plan, self._ops)
+        except (MemoryError, RuntimeError) as error:
+            if not _is_out_of_memory(error):
+                raise
+            reason = str(error).strip().partition("\n")[0] or type(error).__name__
+        # Outside of the handler, whose traceback would keep the pass's tensors alive.
+        if self._model.device.type == "cuda":
+            torch.cuda.empty_cache()
+        raise OutOfMemory(f"a step of {sum(len(span.token_ids) for span in spans)} tokens ran out of memory: {reason}")
 
     @torch.inference_mode()
     def copy_block(self, source: int, target: int) -> None:
         """Keys and values of all layers."""
         self._cache.copy_block(source, target)
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    """torch has a type for it on CUDA; on the CPU its allocator says so in words only."""
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)
 
 
 def set_num_threads(engine: settings.Engine) -> int:

@@ -26,7 +26,9 @@ _order = attrgetter("order")
 
 
 class Scheduler:
-    """``waiting`` and ``running`` are in order; a waiting sequence holds no blocks."""
+    """``waiting`` and ``running`` are in order; a waiting sequence holds no blocks. ``limits`` may change between
+    steps.
+    """
 
     def __init__(self, pool: Pool, block_size: int, limits: Limits, copy_block: Callable[[int, int], None]) -> None:
         self.waiting: list[Sequence] = []
@@ -35,7 +37,7 @@ class Scheduler:
         self.num_cached_tokens = 0
         self._pool = pool
         self._block_size = block_size
-        self._limits = limits
+        self.limits = limits
         self._copy_block = copy_block
         self._by_arrival: dict[int, Sequence] = {}
         self._in_flight: dict[bytes, tuple[int, int]] = {}
@@ -75,10 +77,10 @@ class Scheduler:
         if may_displace or sum(claim.num_new_blocks for claim in running) > self._pool.num_available:
             running = self._with_freed(running)
         waiting: Iterable[Claim] = ()
-        if self.waiting and (may_displace or sum(claim.num_slots for claim in running) < self._limits.max_sequences):
+        if self.waiting and (may_displace or sum(claim.num_slots for claim in running) < self.limits.max_sequences):
             waiting = self._waiting_claims()
         plan = batching.plan(
-            running, waiting, self._pool.num_available, self._limits, costs, num_waiting=len(self.waiting)
+            running, waiting, self._pool.num_available, self.limits, costs, num_waiting=len(self.waiting)
         )
         by_arrival = self._by_arrival
         for arrival in plan.preempted:
@@ -300,7 +302,7 @@ class Scheduler:
         """The places it takes, together with those who will fork from it."""
         if sequence.has_output or len(sequence.request.live) == 1:
             return 1
-        return min(1 + len(self._followers(sequence)), self._limits.max_sequences)
+        return min(1 + len(self._followers(sequence)), self.limits.max_sequences)
 
     def _credit(self, sequence: Sequence, num_tokens: int) -> None:
         """Prompt tokens found rather than computed."""

@@ -8,6 +8,7 @@ from policies import wire
 from policies.settings import Engine as EngineSettings
 from policies.terms import Sampling
 from tests.worker.scripted import ScriptedRunner, ScriptedSampler, answer
+from worker.budget import NUM_STEPS_TO_RECOVER, OutOfMemory
 from worker.engine import Engine
 
 
@@ -325,6 +326,51 @@ def test_a_fault_of_a_step_fails_its_requests_and_the_engine_goes_on():
     bench.run()
     assert bench.answers["c", 0] == expected(tokens(10, ord("c")))
     assert bench.engine.stats().num_used_blocks == 0
+
+
+def memory_for(num_tokens):
+    def fault(spans):
+        if sum(len(span.token_ids) for span in spans) > num_tokens:
+            raise OutOfMemory("no memory")
+
+    return fault
+
+
+def test_where_memory_runs_out_steps_become_smaller_and_nothing_is_lost():
+    bench = Bench()
+    bench.runner.fault = memory_for(5)
+    for name in "abcdefgh":
+        bench.submit(name, tokens(20, ord(name)), max_tokens=8)
+    bench.run()
+    assert not bench.failures
+    for name in "abcdefgh":
+        assert bench.answers[name, 0] == expected(tokens(20, ord(name)), 8)
+
+
+def test_when_there_is_memory_again_steps_grow_again():
+    bench = Bench(ScriptedRunner(num_blocks=128))
+    bench.runner.fault = memory_for(10)
+    bench.submit("a", tokens(60), max_tokens=400)
+    for _ in range(20):
+        bench.step()
+    bench.runner.fault = None
+    for _ in range(4 * NUM_STEPS_TO_RECOVER):
+        bench.step()
+    bench.submit("b", tokens(50, 30), max_tokens=1)
+    bench.step()
+    assert sum(num_tokens for _, num_tokens in bench.runner.steps[-1]) == 51
+
+
+def test_what_does_not_fit_alone_fails_and_the_engine_goes_on():
+    bench = Bench()
+    bench.runner.fault = memory_for(0)
+    bench.submit("a", tokens(20))
+    bench.run()
+    assert bench.failures["a"].reason == "OutOfMemory: no memory"
+    bench.runner.fault = None
+    bench.submit("b", tokens(20))
+    bench.run()
+    assert bench.answers["b", 0] == expected(tokens(20))
 
 
 def test_a_fault_of_one_request_fails_that_one_alone():

@@ -15,8 +15,12 @@ from safetensors.torch import load_file, save_file
 
 from policies import settings
 from tests.worker.tiny import BLOCK_SIZE, SIZES, VOCAB_SIZE, checkpoint, oracle_logits
+from worker.attention import ReferenceAttention, Scores
+from worker.budget import OutOfMemory
 from worker.inputs import Span
-from worker.models import ModelError
+from worker.kv_cache import KVCache, KVShape
+from worker.models import ModelError, TorchOps, load_decoder, read_architecture
+from worker.models.architecture import Activation
 from worker.runner import Runner
 
 ENGINE = settings.Engine(device="cpu", dtype="float32", num_threads=1, block_size=BLOCK_SIZE, max_kv_bytes=8 << 20)
@@ -146,6 +150,23 @@ def test_a_copied_block_holds_what_its_source_holds(llama):
     own = runner.forward([Span(TOKEN_IDS[12:14], 12, [3, 8], 2)])
     runner.forward([Span([1, 2], 12, [3, 5], 0)])
     torch.testing.assert_close(runner.forward([Span(TOKEN_IDS[13:14], 13, [3, 8], 1)]), own[1:], atol=1e-4, rtol=0)
+
+
+class GreedyOps(TorchOps):
+    """Asks for more memory than there is on any machine."""
+
+    def gate(self, gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
+        return torch.empty(1 << 55, dtype=torch.uint8)
+
+
+def test_a_pass_that_runs_out_of_memory_says_so(llama):
+    architecture = read_architecture(llama)
+    model = load_decoder(llama, architecture, torch.float32, torch.device("cpu"), 128)
+    cache = KVCache(KVShape(3, 2, 8), 16, BLOCK_SIZE, torch.float32, torch.device("cpu"))
+    scores = Scores(architecture.attention_scale, architecture.windows)
+    runner = Runner(model, cache, ReferenceAttention(cache, scores), GreedyOps(), 128)
+    with pytest.raises(OutOfMemory, match=r"a step of 30 tokens ran out of memory: .*can't allocate memory"):
+        runner.forward([Span(TOKEN_IDS, 0, [4, 1, 2, 9], len(TOKEN_IDS))])
 
 
 def test_context_is_what_the_pool_can_hold(llama):
