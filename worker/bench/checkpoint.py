@@ -11,6 +11,7 @@ from torch import Tensor
 
 from worker.models import SHAPES, Architecture, ModelError
 from worker.models.load import PlainSource, build_decoder
+from worker.models.shard import Shard
 
 
 def write(shape: str, directory: Path, seed: int = 0) -> None:
@@ -30,7 +31,8 @@ def write(shape: str, directory: Path, seed: int = 0) -> None:
         return tensor
 
     # The decoder is built for the names and sizes that it asks for, and dropped.
-    build_decoder(architecture, PlainSource(take), architecture.max_positions)
+    cpu = torch.device("cpu")
+    build_decoder(Shard.of(architecture), PlainSource(take), torch.bfloat16, cpu, architecture.max_positions)
     save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
     (directory / "config.json").write_text(json.dumps(_config(architecture), indent=2))
 

@@ -89,8 +89,13 @@ class Architecture:
     part of something larger, whose other tensors do not matter."""
 
     @property
-    def num_parameters(self) -> int:
-        """Of the matrices; norms and biases are too small to count."""
+    def num_layer_parameters(self) -> int:
+        """Of one layer's matrices; norms and biases are too small to count."""
         heads = 2 * (self.num_heads + self.num_kv_heads) * self.head_dim
-        layer = self.hidden_size * (heads + 3 * self.intermediate_size)
-        return self.num_layers * layer + (1 if self.tied else 2) * self.vocab_size * self.hidden_size
+        return self.hidden_size * (heads + 3 * self.intermediate_size)
+
+    @property
+    def num_parameters(self) -> int:
+        """Of all matrices."""
+        tables = 1 if self.tied else 2
+        return self.num_layers * self.num_layer_parameters + tables * self.vocab_size * self.hidden_size

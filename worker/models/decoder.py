@@ -1,7 +1,7 @@
 """The transformer: one decoder for every family, configured by an Architecture.
 
-Owns the computation between token ids and logits; where keys and values live and how they are read is the attention's
-business.
+Owns the computation between token ids and logits, or the part of it that one of several ranks has; where keys and
+values live and how they are read is the attention's business.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from worker.attention import Plan
-from worker.models.architecture import Architecture
 from worker.models.linear import Linear
+from worker.models.link import Alone, Link
 from worker.models.ops import Ops
 from worker.models.rope import Rotary
+from worker.models.shard import Shard
 
 
 @dataclass(slots=True)
@@ -39,51 +40,80 @@ class Layer:
 
 
 class Decoder:
-    """Token ids to logits."""
+    """Token ids to logits; of several ranks, each its own layers and its own heads of them."""
 
     def __init__(
         self,
-        architecture: Architecture,
-        embedding: Tensor,
+        shard: Shard,
+        dtype: torch.dtype,
+        device: torch.device,
+        embedding: Tensor | None,
         layers: list[Layer],
-        norm: Tensor,
-        head: Linear,
+        norm: Tensor | None,
+        head: Linear | None,
         max_model_tokens: int,
     ) -> None:
-        self.architecture = architecture
-        self.dtype, self.device = embedding.dtype, embedding.device
+        """``embedding`` where the shard is of the first stage, ``norm`` and ``head`` where it is of the last."""
+        self.shard, self.architecture = shard, shard.own
+        self.dtype, self.device = dtype, device
         self._embedding, self._layers, self._norm, self._head = embedding, layers, norm, head
-        self._rotaries = [Rotary(rope, max_model_tokens, self.device) for rope in architecture.ropes]
+        self._rotaries = [Rotary(rope, max_model_tokens, self.device) for rope in shard.own.ropes]
         # transformers rounds Gemma's scale to the type of the activations; so do we, or bfloat16 logits would differ.
-        self._embedding_scale = float(torch.tensor(architecture.embedding_scale, dtype=self.dtype))
+        self._embedding_scale = float(torch.tensor(shard.own.embedding_scale, dtype=dtype))
+        self._norms_apart = shard.own.qk_norm == "width" and shard.layout.tensor > 1
+        self._link: Link = Alone()
+
+    def join(self, link: Link) -> None:
+        """Compute with other ranks from now on."""
+        self._link = link
 
     @torch.inference_mode()
     def forward(self, token_ids: Tensor, positions: Tensor, rows: Tensor, plan: Plan, ops: Ops) -> Tensor:
         """The logits that follow ``rows``.
 
-        token_ids and positions [num_tokens] i64, rows [num_logits] i64 -> [num_logits, vocab_size] f32.
+        token_ids and positions [num_tokens] i64, rows [num_logits] i64 -> [num_logits, vocab_size] f32; [0, vocab_size]
+        on a rank that is not the first of the last stage.
         """
-        architecture, eps = self.architecture, self.architecture.norm_eps
-        x = F.embedding(token_ids, self._embedding)
-        if architecture.embedding_scale != 1.0:
-            x *= self._embedding_scale
+        architecture, eps, link = self.architecture, self.architecture.norm_eps, self._link
+        x = self._enter(token_ids)
         angles = [rotary.at(positions) for rotary in self._rotaries]
         last = architecture.num_layers - 1
         normed = ops.add_norm(x, None, None, self._layers[0].attention_pre_norm, eps)
         for index, layer in enumerate(self._layers):
             mixed = self._attend(index, layer, normed, angles[architecture.layer_ropes[index]], plan, ops)
-            if index == last and len(rows) < len(x):
+            if index == last and self.shard.is_last and len(rows) < len(x):
                 # Past the last layer's keys and values only the rows that are asked for matter.
                 if not len(rows):
-                    return x.new_empty((0, architecture.vocab_size), dtype=torch.float32)
+                    break
                 x, mixed = x[rows], mixed[rows]
-            normed = ops.add_norm(x, layer.output(mixed), layer.attention_post_norm, layer.mlp_pre_norm, eps)
+            output = link.sum(layer.output(mixed))
+            normed = ops.add_norm(x, output, layer.attention_post_norm, layer.mlp_pre_norm, eps)
             gated = ops.gate(layer.gate_up(normed), architecture.activation)
             next_norm = self._norm if index == last else self._layers[index + 1].attention_pre_norm
-            normed = ops.add_norm(x, layer.down(gated), layer.mlp_post_norm, next_norm, eps)
+            normed = ops.add_norm(x, link.sum(layer.down(gated)), layer.mlp_post_norm, next_norm, eps)
+        if self._head is None:
+            link.send(x)
+        if self._head is None or not len(rows):
+            return x.new_empty((0, architecture.vocab_size), dtype=torch.float32)
         logits = self._head.wide(normed)
         cap = architecture.logits_softcap
-        return cap * torch.tanh(logits / cap) if cap else logits
+        return link.gather(cap * torch.tanh(logits / cap) if cap else logits)
+
+    def _enter(self, token_ids: Tensor) -> Tensor:
+        """[num_tokens] -> [num_tokens, hidden_size], by embedding or from the stage before."""
+        if not self.shard.is_first or self._embedding is None:
+            return self._link.receive((len(token_ids), self.architecture.hidden_size), self.dtype, self.device)
+        vocabulary = self.shard.vocabulary
+        if len(vocabulary) == self.architecture.vocab_size:
+            x = F.embedding(token_ids, self._embedding)
+        else:
+            own = token_ids - vocabulary.start
+            elsewhere = (own < 0) | (own >= len(vocabulary))
+            x = F.embedding(own.masked_fill_(elsewhere, 0), self._embedding).masked_fill_(elsewhere[:, None], 0.0)
+            x = self._link.sum(x)
+        if self._embedding_scale != 1.0:
+            x *= self._embedding_scale
+        return x
 
     def _attend(
         self, index: int, layer: Layer, normed: Tensor, angles: tuple[Tensor, Tensor], plan: Plan, ops: Ops
@@ -91,7 +121,24 @@ class Decoder:
         """[num_tokens, hidden_size] -> [num_tokens, num_heads * head_dim]"""
         architecture = self.architecture
         qkv = layer.qkv(normed)
-        ops.turn(qkv, architecture, *angles, layer.query_norm, layer.key_norm)
+        query_norm, key_norm = layer.query_norm, layer.key_norm
+        if self._norms_apart and query_norm is not None and key_norm is not None:
+            self._norm_with_others(qkv, query_norm, key_norm)
+            query_norm = key_norm = None
+        ops.turn(qkv, architecture, *angles, query_norm, key_norm)
         heads = qkv.view(len(qkv), -1, architecture.head_dim)
         keys_at, values_at = architecture.num_heads, architecture.num_heads + architecture.num_kv_heads
         return plan.attend(index, heads[:, :keys_at], heads[:, keys_at:values_at], heads[:, values_at:])
+
+    def _norm_with_others(self, qkv: Tensor, query_norm: Tensor, key_norm: Tensor) -> None:
+        """RMSNorm of queries and keys over the heads of all ranks, in place: the squares are summed among them."""
+        shard = self.shard
+        keys_at = len(query_norm)
+        queries, keys = qkv[:, :keys_at], qkv[:, keys_at : keys_at + len(key_norm)]
+        squares = torch.stack((queries.float().square().sum(1), keys.float().square().sum(1)))
+        self._link.sum(squares)
+        # A KV head that several ranks have is in the sum as often.
+        counts = (shard.whole.num_heads, shard.whole.num_kv_heads * shard.num_kv_copies)
+        for part, weight, square, count in zip((queries, keys), (query_norm, key_norm), squares, counts, strict=True):
+            scale = (square / (count * shard.whole.head_dim) + shard.whole.norm_eps).rsqrt()
+            part.copy_(part.float() * scale[:, None] * weight)

@@ -17,35 +17,86 @@ from worker.models.families import architecture_of, token_ids
 from worker.models.forms import Form, Plain, joined
 from worker.models.linear import Linear, linear_of
 from worker.models.quantize import quantized
+from worker.models.shard import Part, Shard
 from worker.models.weights import Checkpoint, read_json
 from worker.native import Library
 
 Quantization = Literal["none", "int8", "int4", "fp8"]
+HEAD = "lm_head.weight"
 
 
 class Source(Protocol):
     """Where a decoder's weights come from, by their names in a checkpoint without the leading "model."."""
 
-    def tensor(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        """In the engine's type, on its device. Raises ModelError."""
+    def tensor(self, name: str, shape: tuple[int, ...], part: Part | None = None) -> Tensor:
+        """In the engine's type, on its device; ``shape`` is that of the whole, of which only the part is wanted. Raises
+        ModelError."""
         ...
 
-    def matrix(self, name: str, shape: tuple[int, int]) -> Form:
+    def matrix(self, name: str, shape: tuple[int, int], part: Part | None = None) -> Form:
         """``name`` is that of the module, without ".weight"; a plain one is in the engine's type, and all are on its
         device. Raises ModelError."""
         ...
 
 
 class PlainSource:
-    """A Source that has nothing but floats."""
+    """A Source that has nothing but floats, which cost nothing to make."""
 
     def __init__(self, take: Callable[[str, tuple[int, ...]], Tensor]) -> None:
         """``take``: name and shape to a tensor in the engine's type, on its device."""
-        self.tensor = take
+        self._take = take
 
-    def matrix(self, name: str, shape: tuple[int, int]) -> Plain:
+    def tensor(self, name: str, shape: tuple[int, ...], part: Part | None = None) -> Tensor:
         """See Source."""
-        return Plain(self.tensor(f"{name}.weight", shape))
+        tensor = self._take(name, shape)
+        return tensor if part is None else part.of(tensor)
+
+    def matrix(self, name: str, shape: tuple[int, int], part: Part | None = None) -> Plain:
+        """See Source."""
+        return Plain(self.tensor(f"{name}.weight", shape, part))
+
+
+class CheckpointSource:
+    """The Source that a directory of plain safetensors is."""
+
+    def __init__(self, checkpoint: Checkpoint, root: str, dtype: torch.dtype, device: torch.device) -> None:
+        """``root``: what the names of all tensors but the head's begin with."""
+        self._checkpoint, self._root, self._dtype, self._device = checkpoint, root, dtype, device
+
+    def tensor(self, name: str, shape: tuple[int, ...], part: Part | None = None) -> Tensor:
+        """See Source."""
+        whole_name = name if name == HEAD else self._root + name
+        return self._checkpoint.take(whole_name, shape, part).to(self._device, self._dtype)
+
+    def matrix(self, name: str, shape: tuple[int, int], part: Part | None = None) -> Plain:
+        """See Source."""
+        return Plain(self.tensor(f"{name}.weight", shape, part))
+
+
+class ShardSource:
+    """What one rank takes from the Source of the whole model, by its own names and shapes."""
+
+    def __init__(self, source: Source, shard: Shard) -> None:
+        self._source, self._shard = source, shard
+
+    def tensor(self, name: str, shape: tuple[int, ...], part: Part | None = None) -> Tensor:
+        """See Source."""
+        assert part is None
+        name = self._shard.whole_name(name)
+        tensor = self._source.tensor(name, *self._shard.part(name, shape))
+        return tensor if not name.endswith(".bias") or self._shard.adds_bias(name) else torch.zeros_like(tensor)
+
+    def matrix(self, name: str, shape: tuple[int, int], part: Part | None = None) -> Form:
+        """See Source."""
+        assert part is None
+        name = self._shard.whole_name(name)
+        (num_rows, num_columns), own = self._shard.part(name, shape)
+        try:
+            return self._source.matrix(name, (num_rows, num_columns), own)
+        except ValueError as error:
+            raise ModelError(
+                f"matrix {name} cannot be shared among {self._shard.layout.tensor} ranks: {error}"
+            ) from None
 
 
 def directory_of(source: str) -> Path:
@@ -111,41 +162,51 @@ def load_decoder(
     max_model_tokens: int,
     kernels: Library | None = None,
     quantization: Quantization = "none",
+    shard: Shard | None = None,
 ) -> Decoder:
-    """``kernels``: what the matrices may be packed for. Raises ModelError."""
+    """``kernels``: what the matrices may be packed for; ``shard``: what of the model is wanted, None: all. Raises
+    ModelError.
+    """
+    shard = shard or Shard.of(architecture)
     with Checkpoint(directory) as checkpoint:
         roots = architecture.tensor_roots
         root = next((root for root in roots if f"{root}embed_tokens.weight" in checkpoint), roots[0])
-        head_name = "lm_head.weight"
         if roots != ("model.",):
-            checkpoint.keep(root, head_name)
+            checkpoint.keep(root, HEAD)
         if architecture.tied:
             # Some checkpoints save the embedding twice.
-            checkpoint.drop(head_name)
-
-        def take(name: str, shape: tuple[int, ...]) -> Tensor:
-            return checkpoint.take(name if name == head_name else root + name, shape).to(device, dtype)
-
-        decoder = build_decoder(architecture, PlainSource(take), max_model_tokens, kernels, quantization)
+            checkpoint.drop(HEAD)
+        checkpoint.drop_where(lambda name: shard.misses(name.removeprefix(root)))
+        source = CheckpointSource(checkpoint, root, dtype, device)
+        decoder = build_decoder(shard, source, dtype, device, max_model_tokens, kernels, quantization)
         checkpoint.finish()
     return decoder
 
 
 def build_decoder(
-    architecture: Architecture,
+    shard: Shard,
     source: Source,
+    dtype: torch.dtype,
+    device: torch.device,
     max_model_tokens: int,
     kernels: Library | None = None,
     quantization: Quantization = "none",
 ) -> Decoder:
-    """``quantization``: what plain matrices become; the embedding is looked up, not multiplied, and stays plain."""
-    size = (architecture.vocab_size, architecture.hidden_size)
-    embedding = source.tensor("embed_tokens.weight", size)
-    builder = _Builder(architecture, source, kernels, quantization, embedding.dtype)
-    layers = [builder.layer(f"layers.{index}.") for index in range(architecture.num_layers)]
-    norm = builder.norm("norm.weight", architecture.hidden_size)
-    head = builder.head(Plain(embedding) if architecture.tied else source.matrix("lm_head", size))
-    return Decoder(architecture, embedding, layers, norm, head, max_model_tokens)
+    """``source`` is that of the whole model, and ``quantization`` what plain matrices become; the embedding is looked
+    up, not multiplied, and stays plain.
+    """
+    own = shard.own
+    source = ShardSource(source, shard)
+    size = (len(shard.vocabulary), own.hidden_size)
+    needs_embedding = shard.is_first or (shard.is_last and own.tied)
+    embedding = source.tensor("embed_tokens.weight", size) if needs_embedding else None
+    builder = _Builder(own, source, kernels, quantization, dtype)
+    layers = [builder.layer(f"layers.{index}.") for index in range(own.num_layers)]
+    norm = head = None
+    if shard.is_last:
+        norm = builder.norm("norm.weight", own.hidden_size)
+        head = builder.head(Plain(embedding) if own.tied and embedding is not None else source.matrix("lm_head", size))
+    return Decoder(shard, dtype, device, embedding, layers, norm, head, max_model_tokens)
 
 
 class _Builder:

@@ -9,6 +9,7 @@ from worker.models.architecture import Architecture, Rope
 from worker.models.decoder import Decoder
 from worker.models.errors import ModelError
 from worker.models.load import PlainSource, build_decoder
+from worker.models.shard import Shard
 
 
 def _shape(
@@ -54,4 +55,4 @@ def random_decoder(shape: str, dtype: torch.dtype, device: torch.device, seed: i
         return torch.empty(size, dtype=dtype).normal_(0.0, 0.02, generator=generator).to(device)
 
     architecture = SHAPES[shape]
-    return build_decoder(architecture, PlainSource(take), architecture.max_positions)
+    return build_decoder(Shard.of(architecture), PlainSource(take), dtype, device, architecture.max_positions)

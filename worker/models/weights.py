@@ -6,6 +6,7 @@ Owns finding the files and saying what is wrong with them; what the tensors mean
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from worker.models.errors import ModelError
+from worker.models.shard import Part
 
 _HARMLESS = ("rotary_emb.inv_freq", "self_attn.rotary_emb.inv_freq", "masked_bias", "attn.bias")
 """Endings of buffers that old checkpoints carry and every loader recomputes."""
@@ -45,6 +47,8 @@ class Checkpoint:
         self._files: dict[str, Any] = {}
         self._file_of: dict[str, str] = {}
         """Of the tensors not yet taken."""
+        self.num_bytes_taken = 0
+        """Of all tensors and parts handed out, as the files hold them."""
         try:
             self._index()
         except BaseException:
@@ -60,13 +64,15 @@ class Checkpoint:
     def __contains__(self, name: str) -> bool:
         return name in self._file_of
 
-    def take(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        """The tensor, mapped from its file, in the checkpoint's own floating type. Raises ModelError."""
+    def take(self, name: str, shape: tuple[int, ...], part: Part | None = None) -> Tensor:
+        """The tensor, or its part, mapped from its file, in the checkpoint's own floating type. Raises ModelError."""
         file_name = self._file_of.pop(name, None)
         if file_name is None:
             raise ModelError(f"{self._directory} has no tensor {name}")
         try:
-            tensor: Tensor = self._files[file_name].get_tensor(name)
+            file = self._files[file_name]
+            # A slice is no copy: what of the file is in no part is never read and takes no memory.
+            tensor: Tensor = file.get_tensor(name) if part is None else file.get_slice(name)[...]
         except (SafetensorError, OSError, RuntimeError, ValueError) as error:
             raise ModelError(f"tensor {name} of {self._directory / file_name} cannot be read: {_flat(error)}") from None
         if tensor.dtype not in (torch.float32, torch.float16, torch.bfloat16):
@@ -78,11 +84,18 @@ class Checkpoint:
             raise ModelError(
                 f"tensor {name} of {self._directory / file_name} is {_dims(tensor.shape)}, not {_dims(shape)}"
             )
+        if part is not None:
+            tensor = part.of(tensor)
+        self.num_bytes_taken += tensor.nbytes
         return tensor
 
     def drop(self, name: str) -> None:
         """This tensor is known and not needed."""
         self._file_of.pop(name, None)
+
+    def drop_where(self, needless: Callable[[str], bool]) -> None:
+        """The same for all that are so."""
+        self._file_of = {name: file for name, file in self._file_of.items() if not needless(name)}
 
     def keep(self, prefix: str, name: str) -> None:
         """Tensors of other parts of a larger model are known and not needed."""
