@@ -7,6 +7,8 @@ has room first (late binding). While nobody waits and a worker has room, a reque
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from hashlib import blake2b
 
 import msgspec
 
@@ -47,8 +49,9 @@ class Line:
         """Guaranteed to the classes of each priority together."""
         for terms in classes.values():
             self.shares[terms.priority] = self.shares.get(terms.priority, 0.0) + terms.share
-        self._claimed_priority = min(self.priorities.values())
-        """What goes on its class's guarantee is not put back for anybody."""
+        self._classes = classes
+        self._first = min(classes.values(), key=lambda terms: terms.priority)
+        """What goes on its class's guarantee goes as one of these: it is not put back for anybody."""
         self._bounded = {name for name, terms in classes.items() if terms.max_ttft_ms}
         self._waiting = WaitingLine(name, classes, clock, self._advance, self._speed)
         self._has_prefix_cache = model.engine.prefix_cache
@@ -77,7 +80,7 @@ class Line:
             if seat is not None:
                 if order.sla_class in self._bounded and seat.pace is not None:
                     self._waiting.check(flight, self._prefill_s(seat, order.num_prompt_tokens))
-                self._send(seat, flight)
+                self._send(seat, flight, priority)
                 return flight
         self._enter(flight)
         self._advance()
@@ -199,14 +202,12 @@ class Line:
         waiting = self._waiting
         while waiting.lanes.num_waiting and (turn := waiting.next()):
             flight: Flight = turn[0].item
-            priority = self._claimed_priority if turn[1] else flight.request.priority
+            priority = self._first.priority if turn[1] else flight.request.priority
             seat = self._seat_for(flight, priority)
             if seat is None:
                 return
             waiting.take(*turn)
-            if flight.request.priority != priority:
-                flight.request = msgspec.structs.replace(flight.request, priority=priority)
-            self._send(seat, flight)
+            self._send(seat, flight, priority)
 
     def _seat_for(self, flight: Flight, priority: int) -> Seat | None:
         """Of the workers that have room, the one where its first token should come soonest."""
@@ -219,8 +220,17 @@ class Line:
         num_prompt_tokens = flight.order.num_prompt_tokens
         return able[choose(num_prompt_tokens, [seat.candidate(flight) for seat in able])]
 
-    def _send(self, seat: Seat, flight: Flight) -> None:
-        flight.sent_at = self._clock.now()
+    def _send(self, seat: Seat, flight: Flight, priority: int) -> None:
+        flight.sent_at = now = self._clock.now()
+        order, request = flight.order, flight.request
+        ttft_s = order.deadline_at - now if priority == request.priority else self._first.ttft_ms / 1e3
+        flight.request = msgspec.structs.replace(
+            request,
+            priority=priority,
+            ttft_s=ttft_s,
+            tpot_s=self._classes[order.sla_class].tpot_ms / 1e3,
+            tenant=_opaque(order.tenant_id),
+        )
         self._waiting.sent(flight)
         seat.give(flight)
 
@@ -243,3 +253,9 @@ class Line:
         seat = self._known()
         parts = [seat.part for worker, seat in self.seats.items() if seat.is_open and worker.facts is not None]
         return None if seat is None else seat.pace, sum(parts) or 1.0
+
+
+@lru_cache(4096)
+def _opaque(tenant_id: str) -> bytes:
+    """The same to all gateways, and to a worker no name."""
+    return blake2b(tenant_id.encode(), digest_size=8, person=b"penstock tenant").digest()

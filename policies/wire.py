@@ -17,7 +17,7 @@ import msgspec
 
 from policies.terms import FinishReason, Sampling
 
-VERSION = 3
+VERSION = 4
 MAX_FRAME_BYTES = 32 << 20
 """A prompt of a million token ids fits five times over."""
 
@@ -60,6 +60,13 @@ class Submit(Message, frozen=True):
     """Prefixes are shared only between requests of equal salt."""
     traceparent: str = ""
     """W3C trace context of the request's span, empty when not traced."""
+    ttft_s: float | None = None
+    """From now until its first token is due, by what its class was promised and what it has waited; below zero: it is
+    late already. None: nothing was promised, and it is due at once."""
+    tpot_s: float | None = None
+    """Promised for each further token; None: nothing was."""
+    tenant: bytes = b""
+    """Whose it is, for fairness: equal for requests of one tenant and no more than that."""
 
 
 class Cancel(Message, frozen=True):

@@ -52,6 +52,33 @@ async def test_a_flood_of_important_requests_leaves_the_others_their_guaranteed_
     assert {flight.request.priority for flight in batch} == {0}  # the engine must not put back what is guaranteed
 
 
+async def test_a_worker_is_told_what_is_left_of_the_promise_and_no_name(start_scripted_worker, clock):
+    address = await start_scripted_worker("--max-sequences", 1, "--step-s", 0.001)
+    async with dispatching(address, clock=clock) as dispatch:
+        submit = a_submit(max_tokens=100_000)
+        order = msgspec.structs.replace(builders.an_order(submit), deadline_at=clock.now() + 5.0)
+        other = a_submit(max_tokens=100_000)
+        flights = [dispatch.submit("scripted", submit, order), send(dispatch, other, tenant_id="ten_2")]
+        late = dispatch.submit("scripted", a_submit(), order)
+        assert late.sent_at is None
+        clock.advance(7.0)
+        flights[0].close()
+        await until(lambda: late.sent_at is not None)
+        sent = [flight.request for flight in (*flights, late)]
+    assert [request.tpot_s for request in sent] == [0.2] * 3
+    assert (sent[0].ttft_s, sent[2].ttft_s) == (5.0, -2.0)
+    assert sent[0].tenant == sent[2].tenant != sent[1].tenant
+    assert len(sent[0].tenant) == 8
+
+
+async def test_what_goes_on_a_guarantee_is_promised_what_the_most_important_are(start_scripted_worker):
+    async with dispatching(await start_scripted_worker("--max-sequences", 1, "--step-s", 0.0005)) as dispatch:
+        important = [send(dispatch, a_submit(), sla_class="interactive") for _ in range(22)]
+        batch = send(dispatch, a_submit(), sla_class="batch")
+        await asyncio.gather(*map(answer, [*important, batch]))
+    assert (batch.request.priority, batch.request.ttft_s, batch.request.tpot_s) == (0, 1.0, 1.0)
+
+
 async def test_a_worker_full_of_less_important_requests_is_given_more_important_ones(start_scripted_worker):
     address = await start_scripted_worker("--max-sequences", 10, *SLOW)
     async with dispatching(address) as dispatch:

@@ -18,7 +18,17 @@ sampling = st.builds(
     seed=st.integers(0, 2**64 - 1),
     logit_bias=st.dictionaries(counts, st.floats(-100, 100)),
 )
-submits = st.builds(wire.Submit, texts, st.lists(counts, max_size=40), sampling, cache_salt=st.binary(max_size=16))
+promises = st.none() | st.floats(-1e6, 1e6)
+submits = st.builds(
+    wire.Submit,
+    texts,
+    st.lists(counts, max_size=40),
+    sampling,
+    cache_salt=st.binary(max_size=16),
+    ttft_s=promises,
+    tpot_s=promises,
+    tenant=st.binary(max_size=8),
+)
 to_worker = st.one_of(
     st.builds(wire.Hello, counts, texts), submits, st.builds(wire.Cancel, texts), st.just(wire.Drain())
 )
