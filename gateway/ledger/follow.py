@@ -13,7 +13,7 @@ import fcntl
 import functools
 import os
 import zlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
@@ -87,15 +87,17 @@ class Follower:
             with self._alone_in_the_directory() as is_alone:
                 yield is_alone
 
-    async def next(self, max_rows: int, before: int | None = None) -> Batch:
+    async def next(self, max_rows: int, before: int | None = None, but: Collection[int] = ()) -> Batch:
         """At most ``max_rows`` that follow each chain's cursor without a gap, and were settled before ``before`` (Unix
-        s); empty: there are none at the moment. Raises what the database raises."""
+        s); empty: there are none at the moment. ``but``: chains to leave out. Raises what the database raises."""
         await number_strays(self._rooms)
         entries: list[Entry] = []
         moves = []
         async with self._rooms.engine.connect() as connection:
             chains = _chains_with_a_next_row(self.name, self._until is None)
             for chain, position in await connection.execute(chains):
+                if chain in but:
+                    continue
                 run, last = await self._run_of(connection, chain, position, max_rows - len(entries), before)
                 if last > position:
                     entries += run
@@ -104,13 +106,16 @@ class Follower:
                     break
         return Batch(entries, moves)
 
-    async def stretch(self, max_rows: int) -> Move | None:
+    async def stretch(self, max_rows: int, but: Collection[int] = ()) -> Move | None:
         """Where rows follow one chain's cursor with neither a gap nor a repeat: at most so many, and none of them read.
-        None: there are no such rows, though ``next`` may find some. Raises what the database raises."""
+        None: there are no such rows, though ``next`` may find some. ``but``: chains to leave out. Raises what the
+        database raises."""
         await number_strays(self._rooms)
         async with self._rooms.engine.connect() as connection:
             chains = _chains_with_a_next_row(self.name, self._until is None)
             for chain, position in (await connection.execute(chains)).all():
+                if chain in but:
+                    continue
                 end = position + max_rows if self._until is None else min(self._until, position + max_rows)
                 place = {"chain": chain, "first": position, "last": end}
                 num_rows, last = (await connection.execute(_COUNTED, place)).one()

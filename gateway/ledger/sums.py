@@ -139,8 +139,8 @@ class Rollup:
             yield
 
     async def roll(self) -> int:
-        """Adds all rows that are there and can be followed; how many they were: 0 when another gateway is at it.
-        Raises what the database raises, and Overtaken."""
+        """Adds all rows that were there when it began and can be followed, and may add some that came since; how many
+        they were: 0 when another gateway is at it. Raises what the database raises, and Overtaken."""
         async with self._follower.alone() as is_alone:
             if not is_alone:
                 return 0
@@ -156,16 +156,21 @@ class Rollup:
 
     async def _roll(self, follower: Follower) -> int:
         num_rows = 0
+        # Read to their ends. What comes behind waits for the next look: a busy gateway settles some rows meanwhile each
+        # time, so there would be no end to ever smaller steps.
+        done: set[int] = set()
         while True:
             # What is whole the database adds up by itself; rows around a gap are read one by one.
-            if (move := await follower.stretch(MAX_STRETCH)) is not None:
-                batch, sums = Batch((), [move]), await self._summed(move)
+            if (move := await follower.stretch(MAX_STRETCH, done)) is not None:
+                batch, sums, is_end = Batch((), [move]), await self._summed(move), move.to - move.from_ < MAX_STRETCH
                 num_rows += move.to - move.from_
-            elif batch := await follower.next(MAX_ROWS):
-                sums = await self._added_up(batch.entries)
+            elif batch := await follower.next(MAX_ROWS, but=done):
+                sums, is_end = await self._added_up(batch.entries), len(batch.entries) < MAX_ROWS
                 num_rows += len(batch.entries)
             else:
                 return num_rows
+            if is_end:
+                done.update(move.chain for move in batch.moves)
             async with follower.past(batch) as connection:
                 if sums:
                     await _write(connection, sums)

@@ -270,6 +270,24 @@ async def test_rows_in_whatever_order_they_come_are_added_once(rooms, seed):
         assert (await connection.execute(of_minutes)).scalar_one() == sum(entry.cost_micros for entry in written)
 
 
+async def test_a_look_ends_however_many_rows_come_meanwhile(rooms):
+    num_written = 0
+
+    async def write_one() -> None:
+        nonlocal num_written
+        num_written += 1
+        entry = an_entry(settled_at=NOON, cost_micros=5, price_version="list:1")
+        await write_chain(rooms, entry, first_position=num_written)
+
+    async def rates_while_another_settles(price_version: str, model: str) -> Rates:
+        await write_one()
+        return await rates_of(price_version, model)
+
+    await write_one()
+    rollup = Rollup(rooms, rates_while_another_settles, Clock())
+    assert [await rollup.roll() for _ in range(3)] == [1, 1, 1]
+
+
 async def test_while_too_much_is_not_added_up_there_is_no_answer(rooms, monkeypatch):
     monkeypatch.setattr(usage, "MAX_TAIL", 10)
     await write_chain(rooms, *(an_entry(settled_at=NOON) for _ in range(11)))
