@@ -9,10 +9,12 @@ import logging
 import socket
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from typing import Any, cast
 
 from aiohttp import web
+from aiohttp.typedefs import Handler
 
-from gateway import admin, api, doors, errors, gateways, openapi, sinks, store, webhooks
+from gateway import admin, api, doors, gateways, openapi, sinks, store, webhooks
 from gateway.auth import Auth
 from gateway.bootstrap import Born, bootstrap
 from gateway.cache import Cache, Memory, Shared
@@ -20,6 +22,7 @@ from gateway.clock import Clock
 from gateway.directory import Directory
 from gateway.dispatch import Dispatch
 from gateway.doors import Doors, DoorsError, Stop
+from gateway.entrance import Entrance
 from gateway.exports.process import Exports
 from gateway.house import GATEWAY, Gateway
 from gateway.idempotency import Idempotency
@@ -189,14 +192,16 @@ async def opened(
 @contextlib.asynccontextmanager
 async def answering(gw: Gateway, house_doors: Doors, sockets: Sequence[socket.socket]) -> AsyncIterator[None]:
     """HTTP on the sockets. On leaving, handlers that still run are cancelled."""
-    application = web.Application(
-        middlewares=[house_doors.middleware, errors.middleware({admin.ROOT: admin.shaped})],
-        client_max_size=gw.settings.server.max_body_bytes,
-    )
+    application = web.Application(client_max_size=gw.settings.server.max_body_bytes)
     application[GATEWAY] = gw
     application.add_routes([*api.routes(), *admin.routes(), web.get(openapi.PATH, openapi.serve)])
     runner = web.AppRunner(application, handler_cancellation=True, access_log=None, shutdown_timeout=0.1)
     await runner.setup()
+    server = runner.server
+    assert server is not None
+    application_handler = cast(Handler, server.request_handler)
+    entrance = Entrance(gw, house_doors, api.endpoints(), application_handler, {admin.ROOT: admin.shaped})
+    server.request_handler = cast(Any, entrance.answer)
     try:
         for bound in sockets:
             await web.SockSite(runner, bound).start()

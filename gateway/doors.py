@@ -10,9 +10,6 @@ import socket
 from collections.abc import Coroutine, Iterator
 from typing import Any
 
-from aiohttp import web
-from aiohttp.typedefs import Handler
-
 from policies.settings import Server
 
 BACKLOG = 1024
@@ -31,20 +28,24 @@ class Doors:
         self._closed = False
         self._left = asyncio.Event()
 
-    @web.middleware
-    async def middleware(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+    @property
+    def are_closed(self) -> bool:
+        """Whoever is answered from now on is sent away."""
+        return self._closed
+
+    def enter(self) -> bool:
+        """A request comes in. True: it counts until it has to ``leave``; False: the doors are closed, and nobody waits
+        for it."""
         if self._closed:
-            response = await handler(request)
-            response.force_close()
-            return response
+            return False
         self.num_inside += 1
-        try:
-            response = await handler(request)
-        finally:
-            self._leave()
-        if self._closed:
-            response.force_close()
-        return response
+        return True
+
+    def leave(self) -> None:
+        """It is answered."""
+        self.num_inside -= 1
+        if self._closed and not self.num_inside:
+            self._left.set()
 
     @contextlib.contextmanager
     def inside(self) -> Iterator[None]:
@@ -53,7 +54,7 @@ class Doors:
         try:
             yield
         finally:
-            self._leave()
+            self.leave()
 
     def close(self) -> None:
         """Whoever comes now is answered and sent away."""
@@ -64,11 +65,6 @@ class Doors:
     async def all_left(self) -> None:
         """Until the last request that was inside at ``close`` has left."""
         await self._left.wait()
-
-    def _leave(self) -> None:
-        self.num_inside -= 1
-        if self._closed and not self.num_inside:
-            self._left.set()
 
 
 class Stop:

@@ -1,6 +1,6 @@
 """What can go wrong, and what the client hears.
 
-A failure is a class; its attributes are the answer's status, type, code and headers. ``middleware`` is the one place
+A failure is a class; its attributes are the answer's status, type, code and headers. ``entrance`` is the one place
 that makes HTTP of it; ``reply`` uses ``event`` when the first byte of a stream is already out. Statuses and codes are
 OpenAI's where OpenAI has them. Its client retries 408, 409, 429 and everything from 500 on, after ``retry-after-ms``; a
 delay above 120 s makes it give up.
@@ -15,9 +15,8 @@ from typing import ClassVar
 
 import msgspec
 from aiohttp import web
-from aiohttp.typedefs import Handler, Middleware
 
-from gateway import head, openai
+from gateway import openai
 from policies import wire
 
 log = logging.getLogger(__name__)
@@ -297,31 +296,6 @@ def shaped(failure: GatewayError, request_id: str) -> web.Response:
     return web.Response(
         status=failure.status, body=body(failure), content_type="application/json", headers=failure.headers()
     )
-
-
-def middleware(shapes: Mapping[str, Shape]) -> Middleware:
-    """Names the request, puts the common headers on its answer, and answers every failure with the error object; those
-    of addresses that begin as one of ``shapes`` in that shape."""
-
-    @web.middleware
-    async def answered(request: web.Request, handler: Handler) -> web.StreamResponse:
-        head.begin(request)
-        try:
-            response = await handler(request)
-            head.complete(request, response)
-            return response
-        except web.HTTPException as error:
-            if error.status < 400:
-                raise
-            failure = of_http(error, request)
-        except Exception as error:
-            failure = described(error, request[head.REQUEST_ID])
-        shape = next((shapes[root] for root in shapes if request.path.startswith(root)), shaped)
-        response = shape(failure, request[head.REQUEST_ID])
-        head.complete(request, response)
-        return response
-
-    return answered
 
 
 def of_http(error: web.HTTPException, request: web.Request) -> GatewayError:

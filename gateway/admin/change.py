@@ -24,7 +24,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway import store
 from gateway.admin.problems import Invalid, KeyReused
-from gateway.head import REQUEST_ID
+from gateway.head import HEAD
 from gateway.store import StoreError, new_id
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class Change:
             "object_id": object_id,
             "before": None if before is None else msgspec.json.encode(before).decode(),
             "after": None if after is None else msgspec.json.encode(after).decode(),
-            "request_id": self._ask.request[REQUEST_ID],
+            "request_id": self._ask.request[HEAD].request_id,
             "address": self._ask.request.remote or "",
         }
         await self.connection.execute(sa.insert(store.audit_log), line)

@@ -4,18 +4,32 @@ variations."""
 from __future__ import annotations
 
 from aiohttp import web
+from aiohttp.typedefs import Handler
 
 from gateway.api import chat, completions, health, models
+from gateway.entrance import Endpoint
+from gateway.house import GATEWAY
+
+
+def endpoints() -> dict[str, Endpoint]:
+    """Those of inference, which get nearly all requests, by path; all are for POST."""
+    return {"/v1/chat/completions": chat.complete, "/v1/completions": completions.complete}
 
 
 def routes() -> list[web.RouteDef]:
     """Everything that is served here."""
     return [
-        web.post("/v1/chat/completions", chat.complete),
-        web.post("/v1/completions", completions.complete),
+        *(web.post(path, _routed(endpoint)) for path, endpoint in endpoints().items()),
         web.get("/v1/models", models.every),
         # A hub id has a slash in it.
         web.get("/v1/models/{model:.+}", models.one),
         web.get("/healthz", health.alive),
         web.get("/readyz", health.ready),
     ]
+
+
+def _routed(endpoint: Endpoint) -> Handler:
+    async def handler(request: web.Request) -> web.StreamResponse:
+        return await endpoint(request.app[GATEWAY], request)
+
+    return handler

@@ -24,7 +24,7 @@ async def give(
     asked = Asked(call.model, answer.fingerprint, submits, call.stops, call.seed is not None)
     rank = gw.dispatch.priority_of(order)
     async with gw.cache.look(caller.tenant_id, caller.policy.cache, asked, control_of(request), rank) as found:
-        most, request_id = found.max_completion_tokens, request[head.REQUEST_ID]
+        most, request_id = found.max_completion_tokens, request[head.HEAD].request_id
         async with gw.limits.admit(
             caller, call.model, num_prompt_tokens, most, request_id, num_sequences, found.outcome, order.sla_class
         ) as ticket:

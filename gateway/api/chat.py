@@ -8,13 +8,12 @@ from gateway import openai, reply
 from gateway.api.answer import give
 from gateway.api.request import body_of, fingerprint, room_for
 from gateway.auth import Caller
-from gateway.head import REQUEST_ID
-from gateway.house import GATEWAY, Gateway
+from gateway.head import HEAD
+from gateway.house import Gateway
 from policies import wire
 
 
-async def complete(request: web.Request) -> web.StreamResponse:
-    gw = request.app[GATEWAY]
+async def complete(gw: Gateway, request: web.Request) -> web.StreamResponse:
     caller = gw.auth.caller_of(request)
     call = openai.parse_chat(await body_of(request))
     caller.check(call.model, "chat.completions")
@@ -30,6 +29,6 @@ async def _answered(gw: Gateway, request: web.Request, caller: Caller, call: ope
     salt = gw.cache.salt_of(caller.tenant_id, caller.policy.cache)
     order = gw.dispatch.order(caller, call.service_tier, len(prompt), sampling.max_tokens, call.num_choices)
     priority = gw.dispatch.priority_of(order)
-    submit = wire.Submit(request[REQUEST_ID], prompt, sampling, call.num_choices, priority, salt)
+    submit = wire.Submit(request[HEAD].request_id, prompt, sampling, call.num_choices, priority, salt)
     answer = reply.ChatAnswer(call, [reply.Part(submit)], text, fingerprint(facts), gw.dispatch.tier_of(order))
     return await give(gw, request, caller, answer, order)

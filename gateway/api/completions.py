@@ -8,8 +8,8 @@ from gateway import openai, reply
 from gateway.api.answer import give
 from gateway.api.request import body_of, fingerprint, room_for
 from gateway.auth import Caller
-from gateway.head import REQUEST_ID
-from gateway.house import GATEWAY, Gateway
+from gateway.head import HEAD
+from gateway.house import Gateway
 from gateway.text import Text
 from policies import wire
 
@@ -17,8 +17,7 @@ DEFAULT_MAX_TOKENS = 16
 """OpenAI's, where a chat goes on until the context is full."""
 
 
-async def complete(request: web.Request) -> web.StreamResponse:
-    gw = request.app[GATEWAY]
+async def complete(gw: Gateway, request: web.Request) -> web.StreamResponse:
     caller = gw.auth.caller_of(request)
     call = openai.parse_completion(await body_of(request))
     caller.check(call.model, "completions")
@@ -36,7 +35,9 @@ async def _answered(
     for number, prompt in enumerate(prompts):
         room = room_for(len(prompt), facts, "prompt")
         sampling = openai.sampling(call, min(call.max_tokens or DEFAULT_MAX_TOKENS, room), facts.vocab_size)
-        request_id = f"{request[REQUEST_ID]}-{number}" if len(prompts) > 1 else request[REQUEST_ID]
+        request_id = request[HEAD].request_id
+        if len(prompts) > 1:
+            request_id = f"{request_id}-{number}"
         submit = wire.Submit(request_id, prompt, sampling, call.num_choices, cache_salt=salt)
         preamble = (texts[number] if texts else text.decode(prompt)) if call.echo else ""
         parts.append(reply.Part(submit, preamble))

@@ -21,7 +21,7 @@ from gateway import errors, head
 from gateway.auth import Caller
 from gateway.cache import Memory
 from gateway.clock import Clock
-from gateway.head import REQUEST_ID
+from gateway.head import HEAD
 from gateway.idempotency.record import Record
 from gateway.idempotency.slots import Slot, Slots, check
 from gateway.redis import Redis
@@ -81,7 +81,7 @@ class Idempotency:
         asked = blake2b(await request.read(), digest_size=32).digest()
         running = self._running.get(name)
         if running is None:
-            record = request[OUTLET] = Record(request[REQUEST_ID])
+            record = request[OUTLET] = Record(request[HEAD].request_id)
             running = self._running[name] = Running(asked, record)
             slot = self._slots.slot(scope, name, asked)
             refuses = caller.policy.without_redis == "refuse"
@@ -124,8 +124,8 @@ class Idempotency:
     async def _relay(self, request: web.Request, record: Record) -> web.StreamResponse:
         """What the record says, to one client."""
         await record.begun()
-        if record.request_id != request[REQUEST_ID]:
-            request[REQUEST_ID] = record.request_id
+        if record.request_id != request[HEAD].request_id:
+            request[HEAD].request_id = record.request_id
             head.also(request, {REPLAYED: "true"})
         if not record.is_stream:
             return head.Whole(b"".join(record.chunks))

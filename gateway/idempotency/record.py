@@ -8,6 +8,8 @@ import contextlib
 import msgspec
 from aiohttp import web
 
+from gateway.head import Whole
+
 MOMENT_S = 0.05
 """Those who read along have so long to pass on what was said, now and then."""
 
@@ -88,8 +90,7 @@ class Record:
 
     def finish(self, response: web.StreamResponse) -> None:
         """All is said. ``response``: what the handler returned; a body comes whole."""
-        if isinstance(response, web.Response):
-            assert isinstance(response.body, bytes)
+        if isinstance(response, Whole):
             self.chunks.append(response.body)
         self.is_done = True
         self._move()

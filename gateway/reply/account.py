@@ -45,9 +45,10 @@ class Account:
         sla_class: str,
     ) -> None:
         """``sla_class``: the one that serves it."""
-        self.request_id = request[head.REQUEST_ID]
+        noted = request[head.HEAD]
+        self.request_id = noted.request_id
         self._ledger = ledger
-        self._started_at = request[head.STARTED_AT]
+        self._started_at = noted.started_at
         self._caller = caller
         self._answer = answer
         self._flights = flights
