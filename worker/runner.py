@@ -21,9 +21,9 @@ from worker.models import (
     NativeOps,
     Ops,
     TorchOps,
-    directory_of,
     load_decoder,
     packs_bfloat16,
+    path_of,
     read_architecture,
 )
 from worker.native import Library, library
@@ -48,9 +48,9 @@ class Runner:
 
     @classmethod
     def load(cls, source: str, engine: settings.Engine) -> Runner:
-        """From a directory in Hugging Face layout, a hub id, or "demo". Raises ModelError, one sentence."""
-        directory = directory_of(source)
-        architecture = read_architecture(directory)
+        """From a directory in Hugging Face layout, a GGUF file, a hub id, or "demo". Raises ModelError, a sentence."""
+        path = path_of(source)
+        architecture = read_architecture(path)
         device = _device(engine)
         set_num_threads(engine)
         dtype = _dtype(engine, device, architecture)
@@ -62,7 +62,7 @@ class Runner:
                 f" but {_mib(free)} MiB of memory are free"
             )
         kernels = _kernels(engine, device)
-        model = load_decoder(directory, architecture, dtype, device, max_model_tokens, kernels, engine.quantize)
+        model = load_decoder(path, architecture, dtype, device, max_model_tokens, kernels, engine.quantize)
         return cls.of(model, engine)
 
     @classmethod

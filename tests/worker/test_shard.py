@@ -14,9 +14,10 @@ from tests.worker import tiny
 from worker.models import ModelError, read_architecture
 from worker.models.architecture import Architecture, Rope
 from worker.models.forms import Form, Int8, Plain
-from worker.models.load import PlainSource, ShardSource, build_decoder, load_decoder
+from worker.models.load import build_decoder, load_decoder
 from worker.models.quantize import int4_of, int8_of
 from worker.models.shard import Layout, Part, Shard, cut, stages
+from worker.models.sources import PlainSource, ShardSource
 from worker.models.weights import Checkpoint
 
 

@@ -10,8 +10,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from worker.models import SHAPES, Architecture, ModelError
-from worker.models.load import PlainSource, build_decoder
+from worker.models.load import build_decoder
 from worker.models.shard import Shard
+from worker.models.sources import PlainSource
 
 
 def write(shape: str, directory: Path, seed: int = 0) -> None:

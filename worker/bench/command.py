@@ -23,7 +23,7 @@ from worker.bench.measures import Round
 from worker.bench.ours import EngineFailed, Ours, Prompter, Prompts
 from worker.bench.peer import PeerError, Transformers
 from worker.bench.report import OURS, Report, print_report, results_of
-from worker.models import SHAPES, ModelError, directory_of
+from worker.models import SHAPES, ModelError, path_of
 from worker.runner import Runner
 
 NUM_STREAMS = 8
@@ -95,7 +95,7 @@ def _directory(options: dict[str, Any]) -> Iterator[tuple[str, Path]]:
     """The model's name and files; those of a shape are written for the run. Raises ModelError."""
     if options["shape"] is None:
         source = options["model"] or "demo"
-        yield source, directory_of(source)
+        yield source, path_of(source)
         return
     if options["model"] is not None:
         raise click.UsageError("--model and --shape are two ways to say what to run; give one.")

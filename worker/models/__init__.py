@@ -4,8 +4,9 @@ from worker.models.architecture import Architecture
 from worker.models.decoder import Decoder
 from worker.models.errors import ModelError
 from worker.models.linear import packs_bfloat16
-from worker.models.load import directory_of, load_decoder, read_architecture
+from worker.models.load import load_decoder, read_architecture
 from worker.models.ops import NativeOps, Ops, TorchOps
+from worker.models.place import path_of
 from worker.models.shapes import SHAPES, random_decoder
 
 __all__ = [
@@ -16,9 +17,9 @@ __all__ = [
     "NativeOps",
     "Ops",
     "TorchOps",
-    "directory_of",
     "load_decoder",
     "packs_bfloat16",
+    "path_of",
     "random_decoder",
     "read_architecture",
 ]

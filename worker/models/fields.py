@@ -1,4 +1,4 @@
-"""config.json, read with types."""
+"""config.json, or what stands in its place, read with types."""
 
 from __future__ import annotations
 
@@ -9,16 +9,20 @@ from worker.models.errors import ModelError
 
 
 class Fields:
-    """A table of config.json: a value of the wrong one is a ModelError that names it. A null counts as absent."""
+    """A table of it: a value of the wrong one is a ModelError that names it. A null counts as absent."""
 
-    def __init__(self, raw: dict[str, Any], architecture: str) -> None:
+    def __init__(self, raw: dict[str, Any], architecture: str, place: str = "") -> None:
+        """``place``: where it stands, if not in config.json."""
         self.raw = raw
         self.architecture = architecture
+        self.place = place or f"config.json of this {architecture}"
 
     def over(self, **defaults: Any) -> Fields:
         """The same with the family's defaults under it."""
         return Fields(
-            {**defaults, **{key: value for key, value in self.raw.items() if value is not None}}, self.architecture
+            {**defaults, **{key: value for key, value in self.raw.items() if value is not None}},
+            self.architecture,
+            self.place,
         )
 
     def integer(self, key: str, default: int | None = None) -> int:
@@ -63,7 +67,7 @@ class Fields:
             return None
         if not isinstance(value, dict):
             raise self.wrong(key, value)
-        return Fields(value, self.architecture)
+        return Fields(value, self.architecture, self.place)
 
     def numbers(self, key: str) -> tuple[float, ...]:
         value = self._get(key, None)
@@ -73,8 +77,8 @@ class Fields:
 
     def wrong(self, key: str, value: object) -> ModelError:
         if value is None:
-            return ModelError(f"config.json of this {self.architecture} lacks {key}")
-        return ModelError(f"config.json of this {self.architecture} has an impossible {key}: {str(value)[:80]}")
+            return ModelError(f"{self.place} lacks {key}")
+        return ModelError(f"{self.place} has an impossible {key}: {str(value)[:80]}")
 
     def _get(self, key: str, default: Any) -> Any:
         value = self.raw.get(key)

@@ -131,7 +131,7 @@ def rope_of(fields: Fields, scaling: Fields | None, max_positions: int, theta: f
     """
     heads = fields.positive("num_attention_heads")
     head_dim = fields.positive("head_dim", fields.positive("hidden_size") // heads)
-    scaling = scaling or Fields({}, fields.architecture)
+    scaling = scaling or Fields({}, fields.architecture, fields.place)
     kind = scaling.text("rope_type", scaling.text("type", "default"))
     if is_phi3 and kind in ("su", "yarn"):
         kind = "longrope"
@@ -139,10 +139,7 @@ def rope_of(fields: Fields, scaling: Fields | None, max_positions: int, theta: f
     partial = scaling.number("partial_rotary_factor", fields.number("partial_rotary_factor", 1.0))
     rotary_dim = int(head_dim * partial) if is_phi3 else head_dim
     if theta <= 0 or not 0 < partial <= 1 or rotary_dim < 2 or rotary_dim % 2:
-        raise ModelError(
-            f"config.json of this {fields.architecture} has an impossible rope:"
-            f" {rotary_dim} of {head_dim} dimensions, theta {theta}"
-        )
+        raise ModelError(f"{fields.place} has an impossible rope: {rotary_dim} of {head_dim} dimensions, theta {theta}")
     original = fields.positive(
         "original_max_position_embeddings", scaling.positive("original_max_position_embeddings", max_positions)
     )

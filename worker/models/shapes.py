@@ -8,8 +8,9 @@ from torch import Tensor
 from worker.models.architecture import Architecture, Rope
 from worker.models.decoder import Decoder
 from worker.models.errors import ModelError
-from worker.models.load import PlainSource, build_decoder
+from worker.models.load import build_decoder
 from worker.models.shard import Shard
+from worker.models.sources import PlainSource
 
 
 def _shape(

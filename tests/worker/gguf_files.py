@@ -1,0 +1,149 @@
+"""GGUF files of tiny models, written by llama.cpp's own `gguf` package as its converter writes them, and the same
+models with the weights that its dequantiser reads back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import torch
+import transformers
+
+KINDS = {"phi3": "Phi3ForCausalLM", "llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM"}
+KINDS |= {"qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+KINDS |= {"gemma2": "Gemma2ForCausalLM", "gemma3": "Gemma3ForCausalLM"}
+SIZES: dict[str, Any] = {
+    "vocab_size": 96,
+    "hidden_size": 256,
+    "intermediate_size": 256,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "eos_token_id": 1,
+    "bos_token_id": 2,
+    "pad_token_id": 0,
+}
+_HALVES = {"Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
+"""Where the float16 scales of a block stand, of the kinds that the package reads but does not write."""
+
+
+def a_model(architecture: str, seed: int = 0, **changes: Any) -> Any:
+    """With weights large enough that greedy tokens are far from ties."""
+    torch.manual_seed(seed)
+    kind = getattr(transformers, KINDS[architecture])
+    config = kind.config_class(**{**SIZES, **changes})
+    config._attn_implementation = "eager"
+    model = kind(config).eval().float()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "norm" in name:
+                parameter.add_(torch.randn_like(parameter) * 0.2)
+            else:
+                parameter.copy_(torch.randn_like(parameter) * 0.08)
+    return model
+
+
+def blocks(weight: np.ndarray[Any, Any], kind: str) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """The bytes of ``weight`` [rows, in] in this kind, and what they mean. A kind that nobody writes for us holds
+    random codes instead of the weight."""
+    number = gguf.GGMLQuantizationType[kind]
+    if kind not in _HALVES:
+        raw = gguf.quants.quantize(weight, number)
+        return raw, np.asarray(gguf.quants.dequantize(raw, number), np.float32)
+    block, size = gguf.GGML_QUANT_SIZES[number]
+    chance = np.random.default_rng(abs(int(weight.flat[0] * 1e6)))
+    codes = chance.integers(0, 256, (len(weight), weight.shape[1] // block, size), dtype=np.uint8)
+    for at in _HALVES[kind]:
+        scales = chance.uniform(0.5, 1.5, codes.shape[:2]) * (4e-5 if kind == "Q6_K" else 6e-4 if at == 0 else 5e-3)
+        codes[..., at : at + 2] = scales.astype(np.float16)[..., None].view(np.uint8)
+    raw = codes.reshape(len(weight), -1)
+    return raw, np.asarray(gguf.quants.dequantize(raw, number), np.float32)
+
+
+def write(
+    path: Path,
+    architecture: str,
+    model: Any,
+    kinds: Mapping[str, str] | str = "F32",
+    metadata: Mapping[str, Any] | None = None,
+    extra: Mapping[str, np.ndarray[Any, Any]] | None = None,
+) -> Any:
+    """``model`` as a GGUF of this architecture; afterwards it has the weights that the file means. ``kinds``: how
+    matrices are stored, by the last part of their name in the file ("attn_q"), "" for all others."""
+    kinds = {"": kinds} if isinstance(kinds, str) else kinds
+    own = "llama" if architecture == "mistral" else architecture
+    number = next(key for key, value in gguf.MODEL_ARCH_NAMES.items() if value == own)
+    names = gguf.get_tensor_name_map(number, model.config.num_hidden_layers)
+    writer = gguf.GGUFWriter(path, own)
+    _describe(writer, model.config, own)
+    for key, value in (metadata or {}).items():
+        {str: writer.add_string, int: writer.add_uint32, float: writer.add_float32, bool: writer.add_bool}.get(
+            type(value), writer.add_array
+        )(key, value)
+    for name, parameter in model.named_parameters():
+        module, _, ending = name.rpartition(".")
+        module = names.get_name(module) or module
+        if module.endswith("gate_up_proj"):
+            module = f"blk.{module.split('.')[2]}.ffn_up"
+        weight = parameter.detach().numpy()
+        heads = {"attn_q": model.config.num_attention_heads, "attn_k": model.config.num_key_value_heads}
+        last = module.rpartition(".")[2]
+        is_turned = own == "llama" and last in heads
+        if is_turned:
+            weight = _paired(weight, heads[last])
+        if "norm" in module and own in ("gemma2", "gemma3"):
+            weight = weight + 1
+        kind = kinds.get(last, kinds.get("", "F32"))
+        if weight.ndim == 1 or kind == "F32":
+            writer.add_tensor(f"{module}.{ending}", np.ascontiguousarray(weight))
+            continue
+        raw, meant = blocks(np.ascontiguousarray(weight), kind)
+        writer.add_tensor(f"{module}.{ending}", raw, raw_dtype=gguf.GGMLQuantizationType[kind])
+        with torch.no_grad():
+            parameter.copy_(torch.from_numpy(_apart(meant, heads[last]) if is_turned else meant.copy()))
+    for name, values in (extra or {}).items():
+        writer.add_tensor(name, values)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return model
+
+
+def _describe(writer: Any, config: Any, architecture: str) -> None:
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    ropes = config.rope_parameters
+    if architecture != "phi3":
+        writer.add_key_length(head_dim)
+        writer.add_value_length(head_dim)
+    writer.add_rope_dimension_count(int(head_dim * ropes.get("partial_rotary_factor", 1.0)))
+    writer.add_rope_freq_base(ropes.get("full_attention", ropes)["rope_theta"])
+    writer.add_vocab_size(config.vocab_size)
+    writer.add_eos_token_id(config.eos_token_id)
+    if getattr(config, "sliding_window", None):
+        writer.add_sliding_window(config.sliding_window)
+    if architecture == "gemma2":
+        writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
+        writer.add_final_logit_softcapping(config.final_logit_softcapping)
+
+
+def _paired(weight: np.ndarray[Any, Any], num_heads: int) -> np.ndarray[Any, Any]:
+    """As llama.cpp turns them: the two rows of an angle side by side."""
+    split = weight.reshape(num_heads, 2, -1, *weight.shape[1:])
+    return np.ascontiguousarray(split.swapaxes(1, 2).reshape(weight.shape))
+
+
+def _apart(weight: np.ndarray[Any, Any], num_heads: int) -> np.ndarray[Any, Any]:
+    split = weight.reshape(num_heads, -1, 2, *weight.shape[1:])
+    return np.ascontiguousarray(split.swapaxes(1, 2).reshape(weight.shape))

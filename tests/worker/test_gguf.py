@@ -1,0 +1,320 @@
+"""A GGUF file says what llama.cpp's own package reads in it, and what transformers computes from that."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import gguf
+import hypothesis
+import msgspec
+import numpy as np
+import pytest
+import torch
+import transformers
+from hypothesis import given
+from hypothesis import strategies as st
+
+from policies import settings
+from tests.builders import ROOT
+from tests.worker import gguf_files
+from tests.worker.tiny import BLOCK_SIZE, oracle_logits
+from worker.inputs import Span
+from worker.models import ModelError
+from worker.models.fitting import MAX_ERROR, fitted
+from worker.models.forms import Int4, Int8, Plain
+from worker.models.gguf import blocks
+from worker.runner import Runner
+
+ENGINE = settings.Engine(device="cpu", dtype="float32", num_threads=1, block_size=BLOCK_SIZE, max_kv_bytes=8 << 20)
+TOKEN_IDS = [(7 * place + 3) % 96 for place in range(30)]
+ROPE = {"rope_type": "default", "rope_theta": 5e4}
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", {"rope_parameters": ROPE}),
+    "llama, tied, biased, wide heads": (
+        "llama",
+        {"tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True, "head_dim": 32},
+    ),
+    "mistral with a window": ("mistral", {"sliding_window": 9}),
+    "qwen2, tied": ("qwen2", {"tie_word_embeddings": True}),
+    "qwen3": ("qwen3", {"head_dim": 32}),
+    "phi3": ("phi3", {"sliding_window": 9}),
+    "phi3, turning half": ("phi3", {"rope_parameters": {**ROPE, "partial_rotary_factor": 0.5}}),
+    "gemma2": ("gemma2", {"head_dim": 64, "query_pre_attn_scalar": 64, "sliding_window": 9}),
+    "gemma3": (
+        "gemma3",
+        {
+            "head_dim": 64,
+            "query_pre_attn_scalar": 64,
+            "sliding_window": 9,
+            "num_hidden_layers": 7,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "default", "rope_theta": 5e5},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            },
+        },
+    ),
+}
+
+
+def logits_of(path: Path, engine: settings.Engine = ENGINE) -> torch.Tensor:
+    return Runner.load(str(path), engine).forward([Span(TOKEN_IDS, 0, [4, 1, 2, 9], len(TOKEN_IDS))])
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_architecture_computes_what_transformers_does(tmp_path, name):
+    architecture, changes = MODELS[name]
+    model = gguf_files.write(tmp_path / "model.gguf", architecture, gguf_files.a_model(architecture, **changes))
+    torch.testing.assert_close(logits_of(tmp_path / "model.gguf"), oracle_logits(model, TOKEN_IDS), atol=1e-3, rtol=0)
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen3"])
+def test_transformers_own_reader_of_gguf_agrees(tmp_path, architecture):
+    gguf_files.write(
+        tmp_path / "model.gguf", architecture, gguf_files.a_model(architecture), "Q8_0", {"general.name": "x"}
+    )
+    kind = getattr(transformers, gguf_files.KINDS[architecture])
+    model = kind.from_pretrained(tmp_path, gguf_file="model.gguf", attn_implementation="eager").eval()
+    near, exact = logits_of(tmp_path / "model.gguf"), oracle_logits(model, TOKEN_IDS)
+    assert (near - exact).std() < 0.05 * exact.std()
+
+
+@pytest.mark.parametrize("kind", ["F16", "BF16", "Q4_0", "Q4_1", "Q4_K"])
+def test_these_kinds_are_read_without_a_loss(tmp_path, kind):
+    model = gguf_files.write(tmp_path / "model.gguf", "llama", gguf_files.a_model("llama"), kind)
+    torch.testing.assert_close(logits_of(tmp_path / "model.gguf"), oracle_logits(model, TOKEN_IDS), atol=1e-3, rtol=0)
+
+
+@pytest.mark.parametrize("kind", ["Q5_0", "Q5_1", "Q8_0", "Q5_K", "Q6_K"])
+def test_these_kinds_lose_little(tmp_path, kind):
+    model = gguf_files.write(
+        tmp_path / "model.gguf", "qwen2", gguf_files.a_model("qwen2"), {"": kind, "token_embd": "F32"}
+    )
+    near, exact = logits_of(tmp_path / "model.gguf"), oracle_logits(model, TOKEN_IDS)
+    assert (near - exact).std() < 0.05 * exact.std()
+    assert (near.argmax(1) == exact.argmax(1)).float().mean() > 0.9
+
+
+def test_parts_of_one_matrix_may_be_of_different_kinds(tmp_path):
+    kinds = {
+        "attn_v": "Q6_K",
+        "attn_q": "Q4_K",
+        "attn_k": "Q5_0",
+        "ffn_gate": "Q4_K",
+        "ffn_up": "F16",
+        "ffn_down": "Q6_K",
+    }
+    model = gguf_files.write(tmp_path / "model.gguf", "qwen2", gguf_files.a_model("qwen2"), kinds)
+    near, exact = logits_of(tmp_path / "model.gguf"), oracle_logits(model, TOKEN_IDS)
+    assert (near - exact).std() < 0.05 * exact.std()
+
+
+@pytest.mark.parametrize("kind", blocks.KINDS)
+def test_blocks_mean_what_the_package_reads_in_them(kind):
+    weight = np.random.default_rng(1).standard_normal((7, 512)).astype(np.float32)
+    raw, meant = gguf_files.blocks(weight, kind)
+    bytes_of_rows = torch.from_numpy(np.ascontiguousarray(raw).view(np.uint8).reshape(7, -1).copy())
+    assert np.array_equal(blocks.values_of(kind, bytes_of_rows).numpy(), meant)
+    form = blocks.form_of(kind, bytes_of_rows, (7, 512), torch.float32)
+    assert isinstance(form, Plain if kind in blocks.FLOATS else Int4 if kind in blocks.FOUR_BITS else Int8)
+    lost = (form.dense(torch.float32) - torch.from_numpy(meant)).norm() / np.linalg.norm(meant)
+    assert lost <= (MAX_ERROR if isinstance(form, Int8) else 0)
+
+
+def test_rows_with_outliers_stay_floats():
+    weight = torch.randn(64, 256)
+    weight[:, 3] *= 60
+    assert isinstance(fitted((64, 256), lambda start, stop: weight[start:stop].clone(), torch.bfloat16), Plain)
+
+
+def test_the_head_of_a_tied_model_is_quantised_as_its_embedding_is(tmp_path):
+    model = gguf_files.a_model("qwen2", tie_word_embeddings=True)
+    gguf_files.write(tmp_path / "model.gguf", "qwen2", model, {"token_embd": "Q8_0"})
+    near, exact = logits_of(tmp_path / "model.gguf"), oracle_logits(model, TOKEN_IDS)
+    assert 0 < (near - exact).std() < 0.02 * exact.std()
+
+
+@pytest.mark.parametrize(
+    ("scaling", "metadata"),
+    [
+        (
+            {"rope_type": "linear", "factor": 4.0},
+            {"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 4.0},
+        ),
+        ({"rope_type": "linear", "factor": 4.0}, {"llama.rope.scale_linear": 4.0}),
+        (
+            {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32},
+            {
+                "llama.rope.scaling.type": "yarn",
+                "llama.rope.scaling.factor": 4.0,
+                "llama.rope.scaling.original_context_length": 32,
+            },
+        ),
+    ],
+)
+def test_ropes_are_stretched_as_the_metadata_says(tmp_path, scaling, metadata):
+    model = gguf_files.a_model("llama", rope_parameters={**scaling, "rope_theta": 1e4})
+    gguf_files.write(tmp_path / "model.gguf", "llama", model, metadata=metadata)
+    torch.testing.assert_close(logits_of(tmp_path / "model.gguf"), oracle_logits(model, TOKEN_IDS), atol=1e-3, rtol=0)
+
+
+def test_llama_3_1_brings_its_ramp_as_divisors(tmp_path):
+    ramp = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    model = gguf_files.a_model(
+        "llama", rope_parameters={**ramp, "original_max_position_embeddings": 32, "rope_theta": 1e4}
+    )
+    plain = 1.0 / 1e4 ** (np.arange(0, 64, 2) / 64)
+    divisors = (plain / model.model.rotary_emb.inv_freq.numpy()).astype(np.float32)
+    gguf_files.write(tmp_path / "model.gguf", "llama", model, extra={"rope_freqs.weight": divisors})
+    torch.testing.assert_close(logits_of(tmp_path / "model.gguf"), oracle_logits(model, TOKEN_IDS), atol=1e-3, rtol=0)
+
+
+def test_phi_3_brings_its_long_and_short_factors(tmp_path):
+    factors = {f"{name}_factor": [least + 0.1 * i for i in range(32)] for name, least in (("short", 1), ("long", 2))}
+    rope = {"rope_type": "longrope", "rope_theta": 1e4, **factors}
+    model = gguf_files.a_model("phi3", original_max_position_embeddings=16, rope_parameters=rope)
+    gguf_files.write(
+        tmp_path / "model.gguf",
+        "phi3",
+        model,
+        metadata={
+            "phi3.rope.scaling.original_context_length": 16,
+            "phi3.rope.scaling.attn_factor": float(np.sqrt(1 + np.log(8) / np.log(16))),
+        },
+        extra={
+            f"rope_factors_{name}.weight": np.array(factors[f"{name}_factor"], np.float32) for name in ("long", "short")
+        },
+    )
+    torch.testing.assert_close(logits_of(tmp_path / "model.gguf"), oracle_logits(model, TOKEN_IDS), atol=1e-3, rtol=0)
+
+
+def test_every_way_to_end_an_answer_is_known(tmp_path):
+    tokens = ["a", "<|endoftext|>", "b", "<|im_end|>", "<|im_end|>!", "<end_of_turn>"] + [f"t{i}" for i in range(90)]
+    kinds = [1, 3, 1, 3, 3, 1] + [1] * 90
+    metadata = {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": kinds, "tokenizer.ggml.eot_token_id": 7}
+    gguf_files.write(tmp_path / "model.gguf", "llama", gguf_files.a_model("llama", eos_token_id=3), metadata=metadata)
+    assert Runner.load(str(tmp_path / "model.gguf"), ENGINE).eos_token_ids == (3, 7, 1)
+
+
+def test_a_directory_with_one_gguf_is_that_model(tmp_path):
+    model = gguf_files.write(tmp_path / "tiny-Q8_0.gguf", "llama", gguf_files.a_model("llama"))
+    torch.testing.assert_close(logits_of(tmp_path), oracle_logits(model, TOKEN_IDS), atol=1e-3, rtol=0)
+    (tmp_path / "other.gguf").write_bytes(b"")
+    with pytest.raises(ModelError, match=r"holds 2 GGUF files; name one of them, such as other\.gguf"):
+        Runner.load(str(tmp_path), ENGINE)
+
+
+def test_the_second_version_of_the_format_is_read_alike(tmp_path):
+    path = tmp_path / "model.gguf"
+    model = gguf_files.write(path, "llama", gguf_files.a_model("llama"))
+    content = bytearray(path.read_bytes())
+    assert content[4] == gguf.GGUF_VERSION == 3
+    content[4] = 2
+    path.write_bytes(content)
+    torch.testing.assert_close(logits_of(path), oracle_logits(model, TOKEN_IDS), atol=1e-3, rtol=0)
+
+
+@cache
+def a_small_file() -> bytes:
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "model.gguf"
+        gguf_files.write(path, "llama", gguf_files.a_model("llama", num_hidden_layers=1), "Q8_0")
+        return path.read_bytes()
+
+
+def refusal_of(path: Path) -> str:
+    """Empty where it is served."""
+    try:
+        Runner.load(str(path), ENGINE)
+    except ModelError as error:
+        return str(error)
+    return ""
+
+
+@given(at=st.floats(0, 1), value=st.integers(0, 255), num_bytes=st.integers(0, 8))
+@hypothesis.settings(max_examples=60, deadline=None)
+def test_a_damaged_or_cut_file_is_refused_in_one_sentence_or_read(at, value, num_bytes):
+    content = bytearray(a_small_file())
+    begin = int(at * 3000) if num_bytes else int(at * len(content))
+    content[begin : begin + num_bytes] = bytes([value]) * num_bytes
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "model.gguf"
+        path.write_bytes(content if num_bytes else content[:begin])
+        said = refusal_of(path)
+        assert said.isprintable()
+        assert said or num_bytes or begin > len(content) - 32
+
+
+REFUSED = {
+    "an architecture that is not served": (
+        lambda at: at.write_bytes(at.read_bytes().replace(b"llama", b"mamba")),
+        "the GGUF architecture mamba is not supported; supported are gemma2, gemma3, llama, ",
+    ),
+    "a missing tensor": (
+        lambda at: at.write_bytes(at.read_bytes().replace(b"blk.1.ffn_up", b"blk.1.ffn_um")),
+        "has no tensor blk.1.ffn_up.weight",
+    ),
+    "a tensor too many": (
+        lambda at: gguf_files.write(at, "llama", gguf_files.a_model("llama"), extra={"x.weight": np.ones(3, "f4")}),
+        "holds tensor x.weight, which this architecture does not use",
+    ),
+    "a tensor of another shape": (
+        lambda at: gguf_files.write(
+            at, "llama", gguf_files.a_model("llama"), metadata={"llama.feed_forward_length": 128}
+        ),
+        "tensor blk.0.ffn_gate.weight of .* is 256x256, not 128x256",
+    ),
+    "a kind that is not read": (
+        lambda at: gguf_files.write(at, "llama", gguf_files.a_model("llama"), {"ffn_up": "TQ1_0"}),
+        "tensor blk.0.ffn_up.weight of .* is stored as TQ1_0, which is not supported; supported are F32, ",
+    ),
+    "a missing size": (
+        lambda at: at.write_bytes(at.read_bytes().replace(b"llama.block_count", b"llama.block_cound")),
+        "cannot be read as GGUF: it lacks llama.block_count",
+    ),
+    "a mixture of experts": (
+        lambda at: gguf_files.write(at, "llama", gguf_files.a_model("llama"), metadata={"llama.expert_count": 8}),
+        "is a mixture of experts, which is not supported",
+    ),
+    "a part of a file": (
+        lambda at: gguf_files.write(at, "llama", gguf_files.a_model("llama"), metadata={"split.count": 3}),
+        "is one part of several",
+    ),
+    "a rope that nobody knows": (
+        lambda at: gguf_files.write(
+            at, "llama", gguf_files.a_model("llama"), metadata={"llama.rope.scaling.type": "spiral"}
+        ),
+        "the RoPE scaling spiral of",
+    ),
+    "no bytes": (lambda at: at.write_bytes(b""), "cannot be read"),
+    "no GGUF": (lambda at: at.write_bytes(b"a" * 5000), "cannot be read as GGUF: it does not begin as one"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_cannot_be_served_is_refused_in_one_sentence(tmp_path, what):
+    spoil, sentence = REFUSED[what]
+    path = tmp_path / "model.gguf"
+    gguf_files.write(path, "llama", gguf_files.a_model("llama"))
+    before = path.read_bytes()
+    spoil(path)
+    assert path.read_bytes() != before
+    with pytest.raises(ModelError, match=sentence) as refusal:
+        Runner.load(str(path), ENGINE)
+    assert "\n" not in str(refusal.value)
+
+
+def test_a_worker_leaves_with_2_where_its_file_is_cut_short(tmp_path):
+    path = tmp_path / "model.gguf"
+    path.write_bytes(a_small_file()[:-5000])
+    told = settings.WorkerSettings("w", "m", str(path), f"unix:{tmp_path}/socket", engine=ENGINE)
+    done = subprocess.run(
+        [sys.executable, "-m", "worker", msgspec.json.encode(told).decode()], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert "it is cut short: its tensor" in done.stderr

@@ -1,0 +1,74 @@
+"""Weights whose own form has no place here: into eight bits where that loses little, into floats where it would.
+
+Checkpoints come in more forms than there are kernels: scales for every 16 or 32 inputs of eight-bit codes (GGUF's Q8_0
+and Q6_K, GPTQ in 8 bits), or for blocks of rows and inputs (DeepSeek's FP8). They are unpacked a few rows at a time and
+rounded again to int8 with one scale a row, and the loss of that is measured while it is done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from worker.models.forms import Form, Int8, Plain, joined
+from worker.models.quantize import int8_of
+
+MAX_ERROR = 0.02
+"""Root mean square of what rounding to int8 adds, of the weights' own: about what Q6_K itself loses, and twice what
+rows of a normal distribution lose here (benchmarks/quantised.md)."""
+VALUES_AT_ONCE = 1 << 22
+"""So many values are unpacked at a time."""
+
+Rows = Callable[[int, int], Tensor]
+"""The rows [start, stop) of a matrix [out, in], as float32."""
+
+
+def spans(shape: tuple[int, int]) -> list[tuple[int, int]]:
+    """The rows of a matrix, a few at a time."""
+    step = max(1, VALUES_AT_ONCE // shape[1])
+    return [(start, min(start + step, shape[0])) for start in range(0, shape[0], step)]
+
+
+def dense_of(shape: tuple[int, int], rows: Rows, dtype: torch.dtype) -> Tensor:
+    """[out, in]"""
+    weight = torch.empty(shape, dtype=dtype)
+    for start, stop in spans(shape):
+        weight[start:stop] = rows(start, stop)
+    return weight
+
+
+def fitted(shape: tuple[int, int], rows: Rows, dtype: torch.dtype) -> Int8 | Plain:
+    """In eight bits if the error is at most MAX_ERROR, else floats of ``dtype``."""
+    codes, scales = torch.empty(shape, dtype=torch.int8), torch.empty(shape[0])
+    lost = whole = 0.0
+    for start, stop in spans(shape):
+        exact = rows(start, stop)
+        near = int8_of(exact)
+        codes[start:stop], scales[start:stop] = near.codes, near.scales
+        whole += float(exact.square().sum())
+        lost += float(exact.sub_(near.dense(torch.float32)).square_().sum())
+    if lost <= MAX_ERROR**2 * whole:
+        return Int8(codes, scales)
+    return Plain(dense_of(shape, rows, dtype))  # also where a weight is no number
+
+
+def together(parts: Sequence[Form], dtype: torch.dtype) -> Form:
+    """One matrix of the parts below each other. Where their forms differ, as where a checkpoint has four bits for
+    queries and six for values, all are brought to eight bits; where one is of floats, or eight bits are not enough, to
+    floats.
+    """
+    alike = joined(parts)
+    if alike is not None:
+        return alike
+    if not any(isinstance(part, Plain) for part in parts):
+        eight = [part if isinstance(part, Int8) else fitted(part.shape, _rows_of(part), dtype) for part in parts]
+        alike = joined(eight)
+        if alike is not None:
+            return alike
+    return Plain(torch.cat([part.dense(dtype) for part in parts]))
+
+
+def _rows_of(part: Form) -> Rows:
+    return lambda start, stop: part.rows(start, stop).dense(torch.float32)

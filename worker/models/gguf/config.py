@@ -1,0 +1,214 @@
+"""From a GGUF's metadata to an Architecture: put into the words of config.json, so that the families' own rules hold.
+
+What the metadata leaves unsaid is what llama.cpp assumes (its src/llama-model.cpp), and what the converter folded into
+the weights is taken out of the architecture: Gemma's norms have their offset already.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from policies.gguf import Array, GgufInvalid, Header, shown
+from worker.models.architecture import Architecture
+from worker.models.errors import ModelError
+from worker.models.families import FAMILIES
+from worker.models.fields import Fields
+from worker.models.gguf.file import GgufFile
+
+_FAMILIES = {
+    "gemma2": "Gemma2ForCausalLM",
+    "gemma3": "Gemma3ForCausalLM",
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "phi3": "Phi3ForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+}
+PERMUTED = frozenset(("llama", "mistral"))
+"""Architectures whose query and key rows are stored in pairs that turn together."""
+_ENDS = ("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>")
+"""Tokens by which the served families end an answer: older files name but one of theirs."""
+_CONTROL = 3
+_GEMMA_27B_LAYERS = {"gemma2": 46, "gemma3": 62}
+"""The one size of each that scales attention by the width of the model over its heads."""
+
+
+def architecture_of_gguf(file: GgufFile) -> Architecture:
+    """Raises ModelError, naming the architecture where it is not served."""
+    try:
+        return _Reader(file).architecture()
+    except GgufInvalid as error:
+        raise file.wrong(error) from None
+
+
+class _Reader:
+    def __init__(self, file: GgufFile) -> None:
+        self._file, self._header = file, file.header
+        self._name = self._header.text("general.architecture")
+        if self._name not in _FAMILIES:
+            supported = ", ".join(sorted(_FAMILIES))
+            raise ModelError(f"the GGUF architecture {shown(self._name)} is not supported; supported are {supported}")
+
+    def architecture(self) -> Architecture:
+        name, tensors = self._name, self._header.tensors
+        if self._integer("expert_count", 0):
+            raise ModelError(f"{self._file.path} is a mixture of experts, which is not supported")
+        config = self._config()
+        family = _FAMILIES[name]
+        if name == "llama" and config.get("sliding_window"):
+            family = "MistralForCausalLM"
+        architecture = FAMILIES[family](Fields(config, family, f"the metadata of {self._file.path.name}"))
+        if name in PERMUTED:
+            return replace(
+                architecture,
+                qkv_bias="blk.0.attn_q.bias" in tensors,
+                output_bias="blk.0.attn_output.bias" in tensors,
+                mlp_bias="blk.0.ffn_up.bias" in tensors,
+            )
+        return replace(architecture, norm_offset=0.0)
+
+    def _config(self) -> dict[str, Any]:
+        name, tensors = self._name, self._header.tensors
+        embedding = tensors.get("token_embd.weight")
+        if embedding is None or len(embedding.shape) != 2:
+            raise ModelError(f"{self._file.path} has no tensor token_embd.weight")
+        hidden_size, num_heads = self._integer("embedding_length"), self._integer("attention.head_count")
+        rotary_dim = self._integer("rope.dimension_count", 0)
+        head_dim = self._integer("attention.key_length", hidden_size // max(num_heads, 1))
+        if self._integer("attention.value_length", head_dim) != head_dim:
+            raise ModelError(f"the values of {self._file.path} are not as wide as its keys, which is not supported")
+        config: dict[str, Any] = {
+            "vocab_size": embedding.shape[0],
+            "hidden_size": hidden_size,
+            "intermediate_size": self._integer("feed_forward_length"),
+            "num_hidden_layers": self._integer("block_count"),
+            "num_attention_heads": num_heads,
+            "num_key_value_heads": self._integer("attention.head_count_kv", num_heads),
+            "head_dim": head_dim,
+            "rms_norm_eps": self._number("attention.layer_norm_rms_epsilon"),
+            "max_position_embeddings": self._integer("context_length"),
+            "rope_theta": self._number("rope.freq_base", 10_000.0),
+            "tie_word_embeddings": "output.weight" not in tensors,
+            "eos_token_id": self._ends(),
+            "sliding_window": self._integer("attention.sliding_window", 0) or None,
+            "dtype": "float16" if any(place.kind.name == "F16" for place in tensors.values()) else "bfloat16",
+        }
+        if name == "phi3":
+            config["partial_rotary_factor"] = (rotary_dim or head_dim) / max(head_dim, 1)
+        elif rotary_dim not in (0, head_dim):
+            raise ModelError(
+                f"{self._file.path} turns {rotary_dim} of the {head_dim} dimensions of a head, which is not supported"
+            )
+        if name in _GEMMA_27B_LAYERS:
+            config |= self._gemma(config)
+        scaling = self._rope_scaling(config)
+        if scaling is None:
+            return config
+        original = scaling.get("original_max_position_embeddings")
+        return config | {"rope_scaling": scaling, "original_max_position_embeddings": original}
+
+    def _gemma(self, config: dict[str, Any]) -> dict[str, Any]:
+        is_27b = config["num_hidden_layers"] == _GEMMA_27B_LAYERS[self._name]
+        scale = config["hidden_size"] // config["num_attention_heads"] if is_27b else config["head_dim"]
+        softcaps = (50.0, 30.0) if self._name == "gemma2" else (0.0, 0.0)
+        return {
+            **self._layer_kinds(config["num_hidden_layers"]),
+            "query_pre_attn_scalar": scale,
+            "attn_logit_softcapping": self._number("attn_logit_softcapping", softcaps[0]),
+            "final_logit_softcapping": self._number("final_logit_softcapping", softcaps[1]),
+            "rope_theta": config["rope_theta"] if self._has("rope.freq_base") else None,
+            "rope_local_base_freq": self._number("rope.freq_base_swa", 10_000.0),
+        }
+
+    def _layer_kinds(self, num_layers: int) -> dict[str, Any]:
+        """Which layers slide, where the file says so: every nth does not, or a flag for each."""
+        key = f"{self._name}.attention.sliding_window_pattern"
+        if isinstance(self._header.metadata.get(key), Array):
+            slides = self._header.numbers(key)
+            if len(slides) != num_layers:
+                raise self._header.wrong(key)
+            return {"layer_types": ["sliding_attention" if each else "full_attention" for each in slides]}
+        if self._has("attention.sliding_window_pattern"):
+            return {"sliding_window_pattern": self._header.integer(key)}
+        return {}
+
+    def _rope_scaling(self, config: dict[str, Any]) -> dict[str, Any] | None:
+        """In the words of config.json's rope_scaling."""
+        if self._name == "phi3" and "rope_factors_long.weight" in self._header.tensors:
+            return {
+                "rope_type": "longrope",
+                "short_factor": self._factors("rope_factors_short.weight"),
+                "long_factor": self._factors("rope_factors_long.weight"),
+                "original_max_position_embeddings": self._integer("rope.scaling.original_context_length"),
+                "attention_factor": self._number("rope.scaling.attn_factor", 1.0),
+            }
+        if "rope_freqs.weight" in self._header.tensors:
+            # Llama 3.1's ramp, worked out by the converter: each angle has its own divisor, whatever the length.
+            factors = self._factors("rope_freqs.weight")
+            return {
+                "rope_type": "longrope",
+                "short_factor": factors,
+                "long_factor": factors,
+                "original_max_position_embeddings": config["max_position_embeddings"],
+                "factor": 1.0,
+                "attention_factor": 1.0,
+            }
+        kind = self._header.text(f"{self._name}.rope.scaling.type", "none")
+        if kind == "none" and not self._has("rope.scale_linear"):
+            return None
+        factor = self._number("rope.scaling.factor", self._number("rope.scale_linear", 1.0))
+        if kind in ("none", "linear"):
+            return {"rope_type": "linear", "factor": factor} if factor != 1.0 else None
+        if kind == "longrope" and self._name == "phi3":
+            return None  # without factors there is nothing to stretch by
+        if kind != "yarn":
+            raise ModelError(f"the RoPE scaling {shown(kind)} of {self._file.path} is not supported")
+        temperature = self._number("rope.scaling.attn_factor", 1.0)
+        scaling: dict[str, Any] = {
+            "rope_type": "yarn",
+            "factor": factor,
+            "original_max_position_embeddings": self._integer("rope.scaling.original_context_length"),
+            "beta_fast": self._number("rope.scaling.yarn_beta_fast", 32.0),
+            "beta_slow": self._number("rope.scaling.yarn_beta_slow", 1.0),
+        }
+        if temperature != 1.0:
+            scaling["attention_factor"] = temperature * (0.1 * math.log(max(factor, 1.0)) + 1.0)
+        return scaling
+
+    def _factors(self, name: str) -> list[float]:
+        place = self._header.tensors.get(name)
+        if place is None:
+            raise ModelError(f"{self._file.path} has no tensor {name}")
+        if place.kind.name != "F32" or len(place.shape) != 1:
+            raise ModelError(f"tensor {name} of {self._file.path} is not a row of F32")
+        factors: list[float] = self._file.raw(place).view(torch.float32)[0].tolist()
+        if not all(0 < factor < float("inf") for factor in factors):
+            raise ModelError(f"tensor {name} of {self._file.path} holds an impossible factor")
+        return factors
+
+    def _ends(self) -> list[int]:
+        header: Header = self._header
+        ends = [
+            header.integer(f"tokenizer.ggml.{name}_token_id")
+            for name in ("eos", "eot", "eom")
+            if f"tokenizer.ggml.{name}_token_id" in header.metadata
+        ]
+        if "tokenizer.ggml.tokens" in header.metadata and "tokenizer.ggml.token_type" in header.metadata:
+            kinds = header.numbers("tokenizer.ggml.token_type")
+            for token_id, (token, kind) in enumerate(zip(header.texts("tokenizer.ggml.tokens"), kinds, strict=False)):
+                if kind == _CONTROL and token in _ENDS:
+                    ends.append(token_id)
+        return list(dict.fromkeys(ends))
+
+    def _has(self, key: str) -> bool:
+        return f"{self._name}.{key}" in self._header.metadata
+
+    def _integer(self, key: str, default: int | None = None) -> int:
+        return self._header.integer(f"{self._name}.{key}", default)
+
+    def _number(self, key: str, default: float | None = None) -> float:
+        return self._header.number(f"{self._name}.{key}", default)

@@ -1,0 +1,131 @@
+"""A GGUF's tensors by the names that the decoder asks for, in the stored forms."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from policies.gguf import shown
+from worker.models.architecture import Architecture
+from worker.models.errors import ModelError
+from worker.models.fitting import dense_of
+from worker.models.forms import Form
+from worker.models.gguf.blocks import KINDS, form_of, values_of
+from worker.models.gguf.config import PERMUTED
+from worker.models.gguf.file import GgufFile
+from worker.models.shard import Part
+
+_OUTER = {"embed_tokens": "token_embd", "norm": "output_norm", "lm_head": "output"}
+_INNER = {
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.qkv_proj": "attn_qkv",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.gate_up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+    "input_layernorm": "attn_norm",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}
+_NOT_NEEDED = re.compile(r"(blk\.\d+\.)?(rope_freqs|rope_factors_long|rope_factors_short|attn_rot_embd)\.weight")
+"""They are in the architecture, or follow from it."""
+
+
+class GgufSource:
+    """A Source, as worker.models.load has it. A tensor may be asked for more than once."""
+
+    def __init__(self, file: GgufFile, architecture: Architecture, dtype: torch.dtype, device: torch.device) -> None:
+        self._file, self._architecture = file, architecture
+        self._dtype, self._device = dtype, device
+        self._taken: set[str] = set()
+        self._is_permuted = file.header.text("general.architecture") in PERMUTED
+
+    def tensor(self, name: str, shape: tuple[int, ...], part: Part | None = None) -> Tensor:
+        """See Source."""
+        kind, raw = self._raw(name, shape)
+        if len(shape) == 1:
+            whole = values_of(kind, raw)[0].to(self._device, self._dtype)
+            return whole if part is None else part.of(whole)
+        raw = raw if part is None else Part(part.rows).of(raw)
+        assert part is None or part.columns is None
+        weight = dense_of((len(raw), shape[1]), lambda start, stop: values_of(kind, raw[start:stop]), self._dtype)
+        return weight.to(self._device)
+
+    def matrix(self, name: str, shape: tuple[int, int], part: Part | None = None) -> Form:
+        """See Source."""
+        kind, raw = self._raw(f"{name}.weight", shape)
+        raw = raw if part is None else Part(part.rows).of(raw)
+        form = form_of(kind, raw, (len(raw), shape[1]), self._dtype)
+        if part is not None and part.columns is not None:
+            form = form.columns(part.columns.start, part.columns.stop)
+        return form.to(self._device)
+
+    def tied(self, name: str, shape: tuple[int, int], table: Tensor, part: Part | None = None) -> Form:
+        """See Source."""
+        return self.matrix(name, shape, part)
+
+    def finish(self, misses: Callable[[str], bool]) -> None:
+        """Raises ModelError where tensors are left that no part of the decoder wanted; ``misses``: whether a name in
+        the decoder's words is another rank's."""
+        left = sorted(
+            name
+            for name in self._file.header.tensors
+            if name not in self._taken and not _NOT_NEEDED.fullmatch(name) and not misses(_decoders_name(name))
+        )
+        if left:
+            more = f" and {len(left) - 1} more" if len(left) > 1 else ""
+            raise ModelError(
+                f"{self._file.path} holds tensor {shown(left[0])}{more}, which this architecture does not use"
+            )
+
+    def _raw(self, name: str, shape: tuple[int, ...]) -> tuple[str, Tensor]:
+        """The kind of its blocks, and [rows, bytes of a row] uint8."""
+        own = self._named(name)
+        place = self._file.header.tensors.get(own)
+        if place is None:
+            raise ModelError(f"{self._file.path} has no tensor {own}")
+        if place.kind.name not in KINDS:
+            raise ModelError(
+                f"tensor {own} of {self._file.path} is stored as {place.kind.name}, which is not supported;"
+                f" supported are {', '.join(KINDS)}"
+            )
+        if place.shape != shape:
+            there, wanted = ("x".join(map(str, sizes)) for sizes in (place.shape, shape))
+            raise ModelError(f"tensor {own} of {self._file.path} is {there}, not {wanted}")
+        self._taken.add(own)
+        raw = self._file.raw(place)
+        if self._is_permuted and re.search(r"\.self_attn\.[qk]_proj\.", name):
+            raw = self._unpermuted(raw if len(shape) > 1 else raw.view(shape[0], -1)).reshape(raw.shape)
+        return place.kind.name, raw
+
+    def _unpermuted(self, raw: Tensor) -> Tensor:
+        """Rows of queries or keys [heads * head_dim, …], where the two that turn together stand side by side in the
+        file and half a head apart in the decoder."""
+        half = self._architecture.head_dim // 2
+        return raw.reshape(-1, half, 2, raw.shape[1]).transpose(1, 2).reshape(raw.shape)
+
+    def _named(self, name: str) -> str:
+        module, _, ending = name.rpartition(".")
+        if module in _OUTER:
+            return f"{_OUTER[module]}.{ending}"
+        _, index, inner = module.split(".", 2)
+        if inner == "post_attention_layernorm":
+            # Where the MLP has a norm of its own before it, this one follows attention.
+            follows = self._architecture.attention_post_norm == inner
+            return f"blk.{index}.{'post_attention_norm' if follows else 'ffn_norm'}.{ending}"
+        return f"blk.{index}.{_INNER[inner]}.{ending}"
+
+
+def _decoders_name(name: str) -> str:
+    """By which a shard knows whose it is."""
+    if name.startswith("blk."):
+        return f"layers.{name.removeprefix('blk.')}"
+    return next((f"{outer}.weight" for outer, own in _OUTER.items() if name == f"{own}.weight"), name)

@@ -1,0 +1,69 @@
+"""Where a model is: what the operator calls it, to a path."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from policies.gguf import SUFFIX
+from worker.models.errors import ModelError
+
+
+def path_of(source: str) -> Path:
+    """A GGUF file, or a directory in Hugging Face layout: as it stands, the bundled model for "demo", a hub id's
+    snapshot. Raises ModelError.
+    """
+    if source == "demo":
+        import demo
+
+        return Path(demo.MODEL_DIR)
+    path = Path(source).expanduser()
+    if path.is_dir():
+        return _in_directory(path)
+    if is_gguf(path):
+        return path
+    if path.exists():
+        raise ModelError(f"{source} is a file; a model is a directory in Hugging Face layout, or a GGUF file")
+    if source.startswith((".", "/", "~")) or source.count("/") != 1:
+        raise ModelError(f"there is no directory {source}, and it is no hub id (OWNER/NAME) either")
+    return _snapshot(source)
+
+
+def is_gguf(path: Path) -> bool:
+    return path.suffix == SUFFIX and path.is_file()
+
+
+def _in_directory(path: Path) -> Path:
+    """The directory itself, or the one GGUF file that it holds."""
+    if (path / "config.json").exists():
+        return path
+    files = sorted(path.glob(f"*{SUFFIX}"))
+    if len(files) > 1:
+        raise ModelError(f"{path} holds {len(files)} GGUF files; name one of them, such as {files[0].name}")
+    return files[0] if files else path
+
+
+def _snapshot(hub_id: str) -> Path:
+    # Slow to import, and not needed for a directory.
+    import huggingface_hub
+    from huggingface_hub.errors import (
+        HfHubHTTPError,
+        HFValidationError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+    )
+
+    try:
+        return Path(
+            huggingface_hub.snapshot_download(
+                hub_id, allow_patterns=["*.json", "*.safetensors", "*.jinja", "tokenizer.model"]
+            )
+        )
+    except RepositoryNotFoundError:
+        raise ModelError(f"the hub has no model {hub_id} that is open to this machine") from None
+    except HFValidationError:
+        raise ModelError(f"there is no directory {hub_id}, and it is no hub id (OWNER/NAME) either") from None
+    except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
+        reason = str(error).strip().partition("\n")[0] or type(error).__name__
+        raise ModelError(
+            f"there is no directory {hub_id}, and the hub cannot be reached to download it: {reason}"
+        ) from None

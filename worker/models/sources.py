@@ -1,0 +1,108 @@
+"""Where a decoder's weights come from, by their names in a checkpoint without the leading "model."."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from worker.models.errors import ModelError
+from worker.models.forms import Form, Plain
+from worker.models.shard import Part, Shard
+from worker.models.weights import Checkpoint
+
+HEAD = "lm_head.weight"
+
+
+class Source(Protocol):
+    """One of them."""
+
+    def tensor(self, name: str, shape: tuple[int, ...], part: Part | None = None) -> Tensor:
+        """In the engine's type, on its device; ``shape`` is that of the whole, of which only the part is wanted. Raises
+        ModelError."""
+        ...
+
+    def matrix(self, name: str, shape: tuple[int, int], part: Part | None = None) -> Form:
+        """``name`` is that of the module, without ".weight"; a plain one is in the engine's type, and all are on its
+        device. Raises ModelError."""
+        ...
+
+    def tied(self, name: str, shape: tuple[int, int], table: Tensor, part: Part | None = None) -> Form:
+        """The same of an embedding whose ``table`` was taken as a tensor already, for a head that is tied to it."""
+        ...
+
+
+class PlainSource:
+    """A Source that has nothing but floats, which cost nothing to make."""
+
+    def __init__(self, take: Callable[[str, tuple[int, ...]], Tensor]) -> None:
+        """``take``: name and shape to a tensor in the engine's type, on its device."""
+        self._take = take
+
+    def tensor(self, name: str, shape: tuple[int, ...], part: Part | None = None) -> Tensor:
+        """See Source."""
+        tensor = self._take(name, shape)
+        return tensor if part is None else part.of(tensor)
+
+    def matrix(self, name: str, shape: tuple[int, int], part: Part | None = None) -> Plain:
+        """See Source."""
+        return Plain(self.tensor(f"{name}.weight", shape, part))
+
+    def tied(self, name: str, shape: tuple[int, int], table: Tensor, part: Part | None = None) -> Plain:
+        """See Source."""
+        return Plain(table)
+
+
+class CheckpointSource:
+    """The Source that a directory of plain safetensors is."""
+
+    def __init__(self, checkpoint: Checkpoint, root: str, dtype: torch.dtype, device: torch.device) -> None:
+        """``root``: what the names of all tensors but the head's begin with."""
+        self._checkpoint, self._root, self._dtype, self._device = checkpoint, root, dtype, device
+
+    def tensor(self, name: str, shape: tuple[int, ...], part: Part | None = None) -> Tensor:
+        """See Source."""
+        whole_name = name if name == HEAD else self._root + name
+        return self._checkpoint.take(whole_name, shape, part).to(self._device, self._dtype)
+
+    def matrix(self, name: str, shape: tuple[int, int], part: Part | None = None) -> Plain:
+        """See Source."""
+        return Plain(self.tensor(f"{name}.weight", shape, part))
+
+    def tied(self, name: str, shape: tuple[int, int], table: Tensor, part: Part | None = None) -> Plain:
+        """See Source."""
+        return Plain(table)
+
+
+class ShardSource:
+    """What one rank takes from the Source of the whole model, by its own names and shapes."""
+
+    def __init__(self, source: Source, shard: Shard) -> None:
+        self._source, self._shard = source, shard
+
+    def tensor(self, name: str, shape: tuple[int, ...], part: Part | None = None) -> Tensor:
+        """See Source."""
+        assert part is None
+        name = self._shard.whole_name(name)
+        tensor = self._source.tensor(name, *self._shard.part(name, shape))
+        return tensor if not name.endswith(".bias") or self._shard.adds_bias(name) else torch.zeros_like(tensor)
+
+    def matrix(self, name: str, shape: tuple[int, int], part: Part | None = None) -> Form:
+        """See Source."""
+        assert part is None
+        name = self._shard.whole_name(name)
+        (num_rows, num_columns), own = self._shard.part(name, shape)
+        try:
+            return self._source.matrix(name, (num_rows, num_columns), own)
+        except ValueError as error:
+            raise ModelError(
+                f"matrix {name} cannot be shared among {self._shard.layout.tensor} ranks: {error}"
+            ) from None
+
+    def tied(self, name: str, shape: tuple[int, int], table: Tensor, part: Part | None = None) -> Form:
+        """See Source."""
+        assert part is None
+        whole, own = self._shard.part(name, shape)
+        return self._source.tied(name, (whole[0], whole[1]), table, own)
