@@ -18,6 +18,7 @@ class Timeline:
 
     submitted_at: float
     token_ats: list[float] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
 
     @property
     def itls_s(self) -> Iterable[float]:

@@ -47,12 +47,15 @@ class Ours:
         # As a worker does before it serves.
         self._engine = make(probe(make, runner.max_model_tokens))
         self._timelines: dict[str, Timeline] = {}
+        self.written: list[list[int]] = []
+        """Token ids of each sequence of the last batch."""
 
     def batch(self, prompts: Prompts, num_output_tokens: int) -> Round:
         """All prompts at once, to the end. Raises EngineFailed."""
         began_at = perf_counter()
         timelines = [self._submit(prompt, num_output_tokens) for prompt in prompts]
         self._run(lambda: self._engine.has_work)
+        self.written = [timeline.token_ids for timeline in timelines]
         return measures.round_of(timelines, perf_counter() - began_at, len(prompts) * num_output_tokens)
 
     def stall(self, prompts: Prompts, intruder: Sequence[int], num_quiet_tokens: int) -> Stall:
@@ -83,6 +86,8 @@ class Ours:
             if failed:
                 raise EngineFailed(f"the engine failed a request: {failed[0].reason}")
             for delta in deltas:
-                self._timelines[delta.request_id].token_ats += [at] * len(delta.token_ids)
+                timeline = self._timelines[delta.request_id]
+                timeline.token_ats += [at] * len(delta.token_ids)
+                timeline.token_ids += delta.token_ids
                 if delta.finish is not None:
                     del self._timelines[delta.request_id]

@@ -1,0 +1,195 @@
+"""Its command line, and the table."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.engine_peers import figures, picture
+from benchmarks.engine_peers.contenders import FORMS, NAMES, OURS, ROOT, ContenderError, Contestant, parse
+from benchmarks.engine_peers.figures import Point, Report
+from benchmarks.engine_peers.race import Plan, Race
+
+notes = Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+def _contestant(_: click.Context, __: click.Parameter, texts: tuple[str, ...]) -> list[Contestant]:
+    try:
+        return [parse(text) for text in texts]
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+
+
+def _numbers(_: click.Context, __: click.Parameter, text: str) -> list[int]:
+    if not all(part.isdigit() and int(part) for part in text.split(",")):
+        raise click.BadParameter(f"{text!r} is no list of numbers like 1,8,32")
+    return [int(part) for part in text.split(",")]
+
+
+@click.command()
+@click.option("--shape", default="M", show_default=True, help="Whose random weights all engines get: S (25 M) or M.")
+@click.option(
+    "--ours", default="bf16", show_default=True, help=f"Our forms: {', '.join(FORMS[OURS])}; none: leave out."
+)
+@click.option("--peer", "peers", multiple=True, callback=_contestant, help="NAME[:FORM]=PYTHON; once for each.")
+@click.option("--concurrency", default="1,8,32", callback=_numbers, show_default=True, help="Prompts at a time.")
+@click.option("--rounds", type=click.IntRange(1, 50), default=3, show_default=True)
+@click.option("--input-tokens", type=click.IntRange(1), default=512, show_default=True)
+@click.option("--output-tokens", type=click.IntRange(2), default=128, show_default=True)
+@click.option("--threads", type=click.IntRange(1), default=2, show_default=True, help="The same for everyone.")
+@click.option(
+    "--limit-s", type=click.FloatRange(1), default=150.0, show_default=True, help="For one run of one engine."
+)
+@click.option("--start-limit-s", type=click.FloatRange(1), default=600.0, show_default=True, help="To load one.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Of the prompts.")
+@click.option("--limits/--no-limits", default=True, show_default=True, help="Measure what the machine can do, too.")
+@click.option("--keep", type=click.Path(file_okay=False, path_type=Path), help="Keep checkpoints and logs here.")
+@click.option("--prepare-only", is_flag=True, help="Make what the peers want of the checkpoint, into --keep.")
+@click.option("--wait", is_flag=True, help="Before each round, when all is loaded and warm, wait for a line on stdin.")
+@click.option("--merge", multiple=True, type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Reports.")
+@click.option("--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), help="Write the report.")
+@click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), help="Write a PNG.")
+def main(**options: Any) -> None:
+    """Penstock and the peers that are installed on the same weights: 512 tokens in, 128 out, greedy, end ignored.
+
+    With --merge nothing is measured: the reports are put together, printed and drawn.
+    """
+    if options["plot"]:
+        picture.check()
+    try:
+        if options["merge"]:
+            report = figures.merged([msgspec.json.decode(path.read_bytes(), type=Report) for path in options["merge"]])
+        else:
+            report = asyncio.run(_race(options))
+    except (ContenderError, ValueError) as error:
+        raise click.ClickException(str(error)) from error
+    if options["json_path"]:
+        options["json_path"].write_bytes(msgspec.json.format(msgspec.json.encode(report)) + b"\n")
+    show(report)
+    if options["plot"] and report.points:
+        picture.draw(report, options["plot"])
+
+
+async def _race(options: dict[str, Any]) -> Report:
+    plan = Plan(
+        shape=options["shape"],
+        concurrencies=options["concurrency"],
+        input_tokens=options["input_tokens"],
+        output_tokens=options["output_tokens"],
+        num_rounds=options["rounds"],
+        num_threads=options["threads"],
+        seed=options["seed"],
+        limit_s=options["limit_s"],
+        start_limit_s=options["start_limit_s"],
+        with_limits=options["limits"],
+    )
+    forms = [] if options["ours"] == "none" else options["ours"].split(",")
+    contestants = [parse(f"{OURS}:{form}={sys.executable}") for form in forms] + options["peers"]
+    with contextlib.ExitStack() as stack:
+        folder = options["keep"] or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="peers-")))
+        folder.mkdir(parents=True, exist_ok=True)
+        race = Race(plan, contestants, folder.resolve(), lambda text: notes.print(text, style="dim"), _commit())
+        await race.prepare()
+        if options["prepare_only"]:
+            return race.report
+        async with race.loaded():
+            for concurrency in plan.concurrencies:
+                await race.measure(concurrency, _a_line if options["wait"] else _nothing)
+                if options["json_path"]:
+                    # What is measured stays, whatever comes.
+                    options["json_path"].write_bytes(msgspec.json.encode(race.report))
+        return race.report
+
+
+async def _a_line() -> None:
+    notes.print("ready for a round: waiting for a line")
+    await asyncio.to_thread(sys.stdin.readline)
+
+
+async def _nothing() -> None:
+    pass
+
+
+def _commit() -> str:
+    """Of this tree, with a plus where files differ from it."""
+    try:
+        said = subprocess.run(
+            ["git", "describe", "--always", "--dirty=+", "--exclude", "*"],
+            cwd=ROOT, capture_output=True, text=True, check=True,
+        )  # fmt: skip
+        return said.stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+
+
+def show(report: Report) -> None:
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = 140
+    facts = ", ".join(f"{name} {value}" for name, value in report.machine.items())
+    console.print(f"{report.began} UTC, commit {report.commit}, {report.num_threads} threads; {facts}", soft_wrap=True)
+    for shape in report.limits:
+        said = [
+            f"{name} {value:.1f}" for name in ("read_gb_per_s", "weights_gb_per_s", "bf16_tflop_per_s",
+            "int8_tflop_per_s") if (value := report.limit(shape, name)) is not None
+        ]  # fmt: skip
+        console.print(f"{shape}: limits, best of {len(report.limits[shape])}: {', '.join(said)}")
+    for shape in report.models:
+        _table(console, report, shape)
+    for name, reason in report.failures.items():
+        console.print(f"not measured: {name}: {reason}", soft_wrap=True)
+
+
+def _table(console: Console, report: Report, shape: str) -> None:
+    points = [point for point in report.points if point.shape == shape]
+    if not points:
+        return
+    first = points[0]
+    table = Table(title=f"{shape}: {first.input_tokens} tokens in, {first.output_tokens} out", title_justify="left")
+    columns = ("at a time", "", "TTFT ms", "of GEMM", "decode tok/s", "of reads", "tok/s", "spread", "ours is", "alike")
+    for column in columns:
+        table.add_column(column, justify="left" if not column else "right", no_wrap=True)
+    for concurrency in sorted({point.concurrency for point in points}):
+        here = [point for point in points if point.concurrency == concurrency]
+        for point in here:
+            table.add_row(*_row(report, point, here), end_section=point is here[-1])
+    console.print(table)
+
+
+def _row(report: Report, point: Point, here: list[Point]) -> list[str]:
+    def text(value: float | None, form: str, times: float = 1.0) -> str:
+        return "" if value is None else format(times * value, form)
+
+    rates = [point.concurrency * point.output_tokens / each for each in point.durations_s]
+    ratios = []
+    if point.engine != OURS:
+        for own in (each for each in here if each.engine == OURS):
+            fast = (own.decode_tokens_per_s, point.decode_tokens_per_s)
+            ratio = fast[0] / fast[1] if fast[0] and fast[1] else own.tokens_per_s / point.tokens_per_s
+            ratios.append(f"{own.form} {ratio:.2f}")
+    return [
+        str(point.concurrency),
+        f"{NAMES.get(point.engine, point.engine)} {point.version} {point.form}",
+        text(point.ttft_s, ".1f", 1e3),
+        text(report.prefill_share(point), ".2f"),
+        text(point.decode_tokens_per_s, ",.1f"),
+        text(report.decode_share(point), ".2f"),
+        f"{point.tokens_per_s:,.1f}",
+        f"{min(rates):,.0f}-{max(rates):,.0f}",
+        ", ".join(ratios),
+        text(point.first_tokens_alike, ".0%"),
+    ]
+
+
+if __name__ == "__main__":
+    main()
