@@ -116,7 +116,8 @@ class Contender:
         await process.wait()
 
     async def _start(self) -> None:
-        environ = os.environ | {"OMP_NUM_THREADS": str(self._facts["num_threads"]), "PYTHONUNBUFFERED": "1"}
+        # Each is told its number of threads by its driver; some warn of a number from outside, and keep to it.
+        environ = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
         if self.contestant.engine == OURS:
             environ["PYTHONPATH"] = str(ROOT)
         with self._log.open("ab") as errors:
