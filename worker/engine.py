@@ -1,5 +1,9 @@
 """One step: plan, allocate, forward, sample, report. It knows no sockets and no clock of its own.
 
+Where the device computes by itself (``Runner.overlaps``), a step is launched before the tokens of the one before it are
+read: the host plans and reports while the device computes. A sequence is then planned with a token that is there but
+not known; one that turns out to have ended has computed one token in vain.
+
 A fault of one request fails that request. A fault of the forward pass fails the requests of that step, and the engine
 goes on; but where memory ran out nothing is lost, and the next steps are smaller. An AssertionError is a broken
 invariant and is nobody's fault that could be contained: it leaves ``step``, and the worker must stop.
@@ -13,11 +17,13 @@ from typing import TYPE_CHECKING
 
 from policies import settings, wire
 from policies.batching import limits_of
-from policies.costs import StepCosts, Work, pairs, shares
+from policies.costs import StepCosts, shares
 from policies.prefix import Chain
 from policies.terms import FinishReason
+from worker.admission import refusal
 from worker.blocks import Pool
 from worker.budget import Budget, OutOfMemory
+from worker.flight import NO_WORK, Draw, Flight, work_of
 from worker.inputs import Span
 from worker.scheduler import Scheduler
 from worker.sequence import Request, Sequence
@@ -26,10 +32,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from worker.runner import Runner
-    from worker.sampler import Sampler
+    from worker.sampler import Sampled, Sampler
 
-Drawn = tuple[Sequence, int, wire.TokenLogprob | None]
-"""A sequence and its next token."""
 Faults = dict[str, Exception]
 """Requests that cannot go on, and why."""
 
@@ -63,6 +67,9 @@ class Engine:
         self._requests: dict[str, Request] = {}
         self._suspects: set[str] = set()
         """Requests that were in a batch whose sampling failed; they are sampled one by one until they pass."""
+        self._flight: Flight | None = None
+        """Launched, and not landed: only where the runner overlaps."""
+        self._landed_at = 0.0
         self._costs = costs or StepCosts()
         self._num_arrivals = 0
         self._num_prefill_tokens = 0
@@ -76,7 +83,7 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        return bool(self._requests)
+        return bool(self._requests) or self._flight is not None
 
     def holds(self, request_id: str) -> bool:
         """Whether any sequence of this request has not ended."""
@@ -124,46 +131,88 @@ class Engine:
 
     def step(self) -> tuple[list[wire.Delta], list[wire.Failed]]:
         """Compute one step, if there is anything to compute. What moved, and what failed."""
-        if not self._requests:
-            return [], []
+        before, self._flight = self._flight, None
+        deltas: list[wire.Delta] = []
+        failed: list[wire.Failed] = []
+        if before is not None and not before.may_be_overtaken:
+            deltas, failed = self._land(before)
+            before = None
+        flight = None
+        if self._requests:
+            flight, faults = self._launch(before)
+            failed += faults
+        if self._runner.overlaps:
+            self._flight, flight = flight, before
+        if flight is not None:
+            more, faults = self._land(flight)
+            deltas += more
+            failed += faults
+        return deltas, failed
+
+    def _launch(self, before: Flight | None) -> tuple[Flight | None, list[wire.Failed]]:
+        """Plan a step and give it to the device. ``before``: the one that the device may still be busy with."""
         started_at = self._now()
         batch = self._scheduler.schedule(started_at, self._costs)
-        assert batch, "there is work, and none of it can be done"
+        assert batch or before is not None, "there is work, and none of it can be done"
+        if not batch:
+            return None, []
+        sources = before.sources() if before is not None else {}
         spans = []
         for sequence, num_tokens in batch:
             start = sequence.num_computed
             end = start + num_tokens
             is_last = end == len(sequence.token_ids)
-            spans.append(Span(sequence.token_ids[start:end], start, sequence.block_ids, int(is_last)))
-        work = _work(spans)
+            source = sources[sequence] if end > sequence.num_known else -1
+            spans.append(Span(sequence.token_ids[start:end], start, sequence.block_ids, int(is_last), source))
+        work = work_of(spans)
+        sampled_before = before.draws[0].pending.token_ids if sources and before is not None else None
         try:
-            logits = self._runner.forward(spans)
+            logits = self._runner.forward(spans, sampled_before)
         except AssertionError:
             raise
         except Exception as error:
             now = self._now()
-            self._spend(now - started_at, work, spans, batch)
+            self._spend(now - started_at, spans, batch)
             if isinstance(error, OutOfMemory) and self._budget.shrink(sum(num_tokens for _, num_tokens in batch)):
                 # Nothing was committed: those who fit into a smaller step compute the same again, the others pause.
                 self._scheduler.limits = self._budget.limits
                 log.warning("%s; steps hold at most %d tokens now", error, self._budget.limits.max_step_tokens)
-                return [], []
+                return None, []
             log.exception("a step of %d sequences failed", len(batch))
-            return [], self._fail({sequence.request.request_id: error for sequence, _ in batch}, now)
-        rows, sources = self._commit(batch, self._now())
-        drawn: list[Drawn] = []
+            return None, self._fail({sequence.request.request_id: error for sequence, _ in batch}, now)
+        rows, indices = self._commit(batch, self._now())
+        draws: list[Draw] = []
         faults: Faults = {}
         if rows:
             # Forks begin with the row of the prompt's last token: the same logits, each with its own seed.
-            drawn, faults = self._sample(logits if len(sources) == logits.shape[0] else logits[sources], rows)
+            draws, faults = self._sample(logits if len(indices) == logits.shape[0] else logits[indices], rows)
+        flight = Flight(batch, spans, work, draws, started_at)
+        if faults:
+            self._spend(self._now() - started_at, spans, batch)
+            flight = Flight([], [], NO_WORK, draws, started_at)
+        return flight, self._fail(faults, self._now())
+
+    def _land(self, flight: Flight) -> tuple[list[wire.Delta], list[wire.Failed]]:
+        """Read a step's tokens."""
+        drawn = [(draw, draw.pending.take()) for draw in flight.draws]
         now = self._now()
         # Before anything ends, so that whoever ends in this step has its share of it.
-        self._spend(now - started_at, work, spans, batch)
-        self._costs.observe(work, now - started_at)
+        if flight.batch:
+            seconds = now - max(flight.started_at, self._landed_at)
+            self._spend(seconds, flight.spans, flight.batch)
+            self._costs.observe(flight.work, seconds)
+        self._landed_at = now
         self._budget.passed()
         self._scheduler.limits = self._budget.limits
+        faults: Faults = {
+            sequence.request.request_id: ArithmeticError("the model gave no usable logits")
+            for draw, sampled in drawn
+            if min(sampled.token_ids) < 0
+            for sequence, token_id in zip(draw.sequences, sampled.token_ids, strict=True)
+            if token_id < 0 and not sequence.has_ended
+        }
         failed = self._fail(faults, now)
-        return self._report(drawn, faults, now), failed
+        return self._report(drawn, now), failed
 
     def stats(self, num_gateways: int = 1) -> wire.Stats:
         """The state now; step_ms is the mean since the last call."""
@@ -210,13 +259,17 @@ class Engine:
 
     # Parts of a step
 
-    def _spend(self, seconds: float, work: Work, spans: list[Span], batch: list[tuple[Sequence, int]]) -> None:
-        """A step's time, to those who were in it."""
+    def _spend(self, seconds: float, spans: list[Span], batch: list[tuple[Sequence, int]]) -> None:
+        """A step's time, to those who were in it and have not ended meanwhile; if all have, it was nobody's."""
+        there = [(sequence, span) for (sequence, _), span in zip(batch, spans, strict=True) if not sequence.has_ended]
+        if not there:
+            return
         self._num_steps += 1
         self._busy_s += seconds
-        decode_s, context_s, chunk = shares(self._costs.weights, work, seconds)
+        decode_s, context_s, chunk = shares(self._costs.weights, work_of([span for _, span in there]), seconds)
         decode_s += context_s
-        for (sequence, num_tokens), span in zip(batch, spans, strict=True):
+        for sequence, span in there:
+            num_tokens = len(span.token_ids)
             if num_tokens == 1:
                 sequence.engine_s += decode_s + context_s * span.start
             else:
@@ -242,29 +295,29 @@ class Engine:
                 num_logits += 1
         return rows, sources
 
-    def _sample(self, logits: Tensor, sequences: list[Sequence]) -> tuple[list[Drawn], Faults]:
+    def _sample(self, logits: Tensor, sequences: list[Sequence]) -> tuple[list[Draw], Faults]:
         """One batched sample, and one each for those whose last batch failed."""
-        drawn: list[Drawn] = []
+        draws: list[Draw] = []
         faults: Faults = {}
         suspects = self._suspects
         if not suspects:
-            self._sample_batch(logits, sequences, drawn, faults)
-            return drawn, faults
+            self._sample_batch(logits, sequences, draws, faults)
+            return draws, faults
         is_suspect = [sequence.request.request_id in suspects for sequence in sequences]
         together = [position for position, suspect in enumerate(is_suspect) if not suspect]
         alone = [[position] for position, suspect in enumerate(is_suspect) if suspect]
         for positions in [together, *alone]:
             batch = [sequences[position] for position in positions]
             if batch and batch[0].request.request_id not in faults:  # else a sibling has failed a moment ago
-                self._sample_batch(logits[positions], batch, drawn, faults)
-        for sequence, _, _ in drawn:
-            suspects.discard(sequence.request.request_id)
-        return drawn, faults
+                self._sample_batch(logits[positions], batch, draws, faults)
+        for draw in draws:
+            suspects.difference_update(sequence.request.request_id for sequence in draw.sequences)
+        return draws, faults
 
-    def _sample_batch(self, logits: Tensor, sequences: list[Sequence], drawn: list[Drawn], faults: Faults) -> None:
-        """Adds to ``drawn`` and ``faults``."""
+    def _sample_batch(self, logits: Tensor, sequences: list[Sequence], draws: list[Draw], faults: Faults) -> None:
+        """Adds to ``draws`` and ``faults``."""
         try:
-            sampled = self._sampler.sample(logits, [sequence.row for sequence in sequences])
+            pending = self._sampler.start(logits, [sequence.row for sequence in sequences])
         except AssertionError:
             raise
         except Exception as error:
@@ -278,27 +331,25 @@ class Engine:
                 self._suspects.add(sequence.request.request_id)
                 self._scheduler.preempt(sequence, now)
             return
-        drawn += zip(sequences, sampled.token_ids, sampled.logprobs, strict=True)
-        if min(sampled.token_ids) < 0:
-            for sequence, token_id in zip(sequences, sampled.token_ids, strict=True):
-                if token_id < 0:
-                    faults[sequence.request.request_id] = ArithmeticError("the model gave no usable logits")
+        draws.append(Draw(sequences, [sequence.expect() for sequence in sequences], pending))
 
-    def _report(self, drawn: list[Drawn], faults: Faults, now: float) -> list[wire.Delta]:
-        """What moved, of the requests that go on."""
+    def _report(self, drawn: list[tuple[Draw, Sampled]], now: float) -> list[wire.Delta]:
+        """What moved, of the sequences that have not ended meanwhile."""
         deltas = []
-        for sequence, token_id, logprob in drawn:
-            request_id = sequence.request.request_id
-            if request_id in faults:
-                continue
-            sequence.append(token_id, now)
-            logprobs = None if logprob is None else [logprob]
-            reason = sequence.ending()
-            if reason is None:
-                found = sequence.num_cached_tokens if len(sequence.output_token_ids) == 1 else None
-                deltas.append(wire.Delta(request_id, sequence.index, [token_id], logprobs, None, found))
-            else:
-                deltas.append(self._end(sequence, [token_id], logprobs, reason, now))
+        for draw, sampled in drawn:
+            tokens = zip(draw.sequences, draw.positions, sampled.token_ids, sampled.logprobs, strict=True)
+            for sequence, position, token_id, logprob in tokens:
+                if sequence.has_ended:
+                    continue
+                sequence.settle(position, token_id, now)
+                logprobs = None if logprob is None else [logprob]
+                reason = sequence.ending()
+                if reason is None:
+                    found = sequence.num_cached_tokens if position == sequence.num_prompt_tokens else None
+                    delta = wire.Delta(sequence.request.request_id, sequence.index, [token_id], logprobs, None, found)
+                else:
+                    delta = self._end(sequence, [token_id], logprobs, reason, now)
+                deltas.append(delta)
         return deltas
 
     # Ends
@@ -336,53 +387,13 @@ class Engine:
         return failed
 
     def _refusal(self, submit: wire.Submit) -> wire.Failed | None:
-        def failed(code: str, reason: str) -> wire.Failed:
-            return wire.Failed(submit.request_id, code, reason)
-
-        prompt_token_ids, sampling = submit.prompt_token_ids, submit.sampling
+        request_id, num_waiting = submit.request_id, len(self._scheduler.waiting)
         if self.draining:
-            return failed("draining", "the worker takes no new requests")
-        if submit.request_id in self._requests:
-            return failed("invalid_request", "a request of this id is being answered")
-        if not prompt_token_ids or sampling.max_tokens < 1 or submit.num_sequences < 1:
-            return failed(
-                "invalid_request", "a prompt token, a token to generate and a sequence are the least one can ask for"
-            )
-        vocab_size = self._runner.vocab_size
-        for token_ids in (prompt_token_ids, sampling.stop_token_ids, sampling.logit_bias):
-            if token_ids and not (min(token_ids) >= 0 and max(token_ids) < vocab_size):
-                return failed("invalid_request", f"a token id is outside of the vocabulary of {vocab_size}")
-        num_tokens = len(prompt_token_ids) + sampling.max_tokens
+            return wire.Failed(request_id, "draining", "the worker takes no new requests")
+        if request_id in self._requests:
+            return wire.Failed(request_id, "invalid_request", "a request of this id is being answered")
         max_tokens = min(self._runner.max_model_tokens, self._runner.num_blocks * self._runner.block_size)
-        if num_tokens > max_tokens:
-            return failed(
-                "context_length_exceeded",
-                f"{len(prompt_token_ids)} prompt tokens and {sampling.max_tokens} to generate exceed {max_tokens}",
-            )
-        if submit.num_sequences + len(self._scheduler.waiting) > self.max_waiting:
-            return failed("overloaded", f"{len(self._scheduler.waiting)} sequences wait already")
-        return None
-
-
-def _work(spans: list[Span]) -> Work:
-    """A span of one token counts as a decode, as it does for the planner."""
-    num_prefill_tokens = num_decodes = num_decode_context_tokens = num_prefill_pairs = 0
-    num_chunks = num_chunk_context_tokens = 0
-    for span in spans:
-        num_tokens = len(span.token_ids)
-        if num_tokens == 1:
-            num_decodes += 1
-            num_decode_context_tokens += span.start + 1
-        else:
-            num_prefill_tokens += num_tokens
-            num_prefill_pairs += pairs(num_tokens, span.start)
-            num_chunks += 1
-            num_chunk_context_tokens += span.start
-    return Work(
-        num_prefill_tokens,
-        num_decodes,
-        num_decode_context_tokens,
-        num_prefill_pairs,
-        num_chunks,
-        num_chunk_context_tokens,
-    )
+        impossible = refusal(submit, self._runner.vocab_size, max_tokens)
+        if impossible is None and submit.num_sequences + num_waiting > self.max_waiting:
+            return wire.Failed(request_id, "overloaded", f"{num_waiting} sequences wait already")
+        return impossible

@@ -26,6 +26,9 @@ class Span:
     """Block table; covers start + len(token_ids) tokens."""
     num_logits: int
     """Logits wanted after the last n of these tokens: 0, 1, or more to verify a draft."""
+    source: int = -1
+    """The last of these tokens is the one that the step before sampled in this row, and has not been read; -1: all are
+    known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +46,20 @@ class Inputs:
     extents: list[Extent]
 
 
-def flatten(spans: Sequence[Span], block_size: int, device: torch.device) -> Inputs:
-    """One upload for the whole step. Spans must not be empty."""
+def flatten(
+    spans: Sequence[Span], block_size: int, device: torch.device, sampled_before: Tensor | None = None
+) -> Inputs:
+    """One upload for the whole step. Spans must not be empty.
+
+    ``sampled_before`` [n] i64, on the device: the tokens of the step before, where a span refers to one.
+    """
     token_ids: list[int] = []
     positions: list[int] = []
     slots: list[int] = []
     rows: list[int] = []
     extents: list[Extent] = []
+    unknown: list[int] = []
+    sources: list[int] = []
     for span in spans:
         row, start, num_tokens, block_ids = len(token_ids), span.start, len(span.token_ids), span.block_ids
         assert num_tokens >= 1
@@ -65,13 +75,24 @@ def flatten(spans: Sequence[Span], block_size: int, device: torch.device) -> Inp
             blocks = np.array(block_ids, dtype=np.int64)[places // block_size]
             slots += (blocks * block_size + places % block_size).tolist()
         rows += range(row + num_tokens - span.num_logits, row + num_tokens)
+        if span.source >= 0:
+            unknown.append(row + num_tokens - 1)
+            sources.append(span.source)
     num_tokens = len(token_ids)
-    packed = torch.tensor(token_ids + positions + slots + rows).to(device, non_blocking=True)
+    packed = torch.tensor(token_ids + positions + slots + rows + unknown + sources)
+    if device.type == "cuda":
+        packed = packed.pin_memory()  # else the upload would wait for the step that is under way
+    packed = packed.to(device, non_blocking=True)
     ids_end, positions_end, slots_end = num_tokens, 2 * num_tokens, 3 * num_tokens
+    rows_end = slots_end + len(rows)
+    if unknown:
+        assert sampled_before is not None, "a token of the step before is asked for, and there was none"
+        sources_at = rows_end + len(unknown)
+        packed[:ids_end][packed[rows_end:sources_at]] = sampled_before[packed[sources_at:]]
     return Inputs(
         token_ids=packed[:ids_end],
         positions=packed[ids_end:positions_end],
         slots=packed[positions_end:slots_end],
-        rows=packed[slots_end:],
+        rows=packed[slots_end:rows_end],
         extents=extents,
     )

@@ -44,6 +44,8 @@ class Runner:
         self.vocab_size = model.architecture.vocab_size
         self.eos_token_ids = model.architecture.eos_token_ids
         self.device = str(model.device)
+        self.overlaps = model.device.type == "cuda"
+        """The device computes a step while the host plans the next one."""
         self.dtype = str(model.dtype).removeprefix("torch.")
 
     @classmethod
@@ -77,14 +79,15 @@ class Runner:
         return cls(model, cache, attention, ops, min(max_model_tokens, num_blocks * engine.block_size))
 
     @torch.inference_mode()
-    def forward(self, spans: Sequence[Span]) -> Tensor:
+    def forward(self, spans: Sequence[Span], sampled_before: Tensor | None = None) -> Tensor:
         """One step over all spans: their keys and values are written, and the logits they ask for come back, in span
         order.
 
-        Returns [sum of num_logits, vocab_size] f32 on the device. Raises OutOfMemory.
+        ``sampled_before`` as for flatten. Returns [sum of num_logits, vocab_size] f32 on the device. Raises
+        OutOfMemory.
         """
         try:
-            inputs = flatten(spans, self.block_size, self._model.device)
+            inputs = flatten(spans, self.block_size, self._model.device, sampled_before)
             plan = self._attention.plan(inputs.extents, inputs.slots)
             return self._model.forward(inputs.token_ids, inputs.positions, inputs.rows, plan, self._ops)
         except (MemoryError, RuntimeError) as error:

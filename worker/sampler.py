@@ -51,6 +51,32 @@ class Sampled:
     logprobs: list[TokenLogprob | None]
 
 
+class Pending:
+    """A step's tokens, on their way from the device: to be had there at once, and here when they have arrived."""
+
+    def __init__(self, token_ids: Tensor, logprobs: _Logprobs | None) -> None:
+        self.token_ids = token_ids
+        """[n] i64, where they were sampled; UNUSABLE ones too."""
+        self._logprobs = logprobs
+        self._host = token_ids
+        self._arrived: torch.cuda.Event | None = None
+        if token_ids.is_cuda:
+            self._host = torch.empty(token_ids.shape, dtype=token_ids.dtype, pin_memory=True)
+            self._host.copy_(token_ids, non_blocking=True)
+            self._arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._arrived.record()
+
+    def take(self) -> Sampled:
+        """Waits for them."""
+        if self._arrived is not None:
+            self._arrived.synchronize()
+        token_ids: list[int] = self._host.tolist()
+        logprobs: list[TokenLogprob | None] = [None] * len(token_ids)
+        if self._logprobs is not None:
+            self._logprobs.fill(logprobs, token_ids)
+        return Sampled(token_ids, logprobs)
+
+
 @dataclass(slots=True)
 class _Notes:
     adjustments: Adjustments | None
@@ -63,8 +89,12 @@ class Sampler:
         self.vocab_size = vocab_size
         self.eos_token_ids = tuple(eos_token_ids)
 
-    @torch.inference_mode()
     def sample(self, logits: Tensor, rows: Sequence[Row]) -> Sampled:
+        """``start``, and what came of it."""
+        return self.start(logits, rows).take()
+
+    @torch.inference_mode()
+    def start(self, logits: Tensor, rows: Sequence[Row]) -> Pending:
         """logits [n, vocab_size] f32, overwritten; n rows -> n tokens, and the log-probabilities of those that ask.
 
         Log-probabilities are natural, of the model's own distribution: before penalties and temperature.
@@ -95,18 +125,13 @@ class Sampler:
                 chosen[drawn] = self._draw(tiles, rows, drawn)
         else:
             chosen = self._draw(tiles, rows, drawn)
-        token_ids: list[int] = chosen.masked_fill_(~tiles.largest.isfinite(), UNUSABLE).tolist()
-
-        logprobs: list[TokenLogprob | None] = [None] * len(rows)
+        chosen.masked_fill_(~tiles.largest.isfinite(), UNUSABLE)
+        logprobs = None
         if model_logits is not None:
-            found = _logprobs(
-                model_logits,
-                [token_ids[i] for i in asking],
-                [rows[i].sampling.num_logprobs or 0 for i in asking],
-            )
-            for i, logprob in zip(asking, found, strict=True):
-                logprobs[i] = logprob
-        return Sampled(token_ids, logprobs)
+            own = chosen if len(asking) == len(rows) else chosen[torch.tensor(asking, device=chosen.device)]
+            nums = [rows[i].sampling.num_logprobs or 0 for i in asking]
+            logprobs = _Logprobs.of(asking, nums, model_logits, own)
+        return Pending(chosen, logprobs)
 
     def _draw(self, tiles: Tiles, rows: Sequence[Row], drawn: list[int]) -> Tensor:
         """Token ids [len(drawn)] i64 for the rows that are not greedy."""
@@ -141,20 +166,36 @@ class Sampler:
         return winners
 
 
-def _logprobs(logits: Tensor, token_ids: Sequence[int], nums: Sequence[int]) -> list[TokenLogprob | None]:
-    """logits [m, vocab_size] as the model gave them, m sampled tokens, and how many of the likeliest each row wants
-    (0: none).
-    """
-    num = min(max(nums), logits.shape[1])
-    total = logits.logsumexp(-1, keepdim=True)
-    sampled = torch.tensor(token_ids, device=logits.device).clamp_(min=0)[:, None]
-    own = (logits.gather(1, sampled) - total)[:, 0].tolist()
-    top_ids: list[list[int]] = [[]] * len(nums)
-    top: list[list[float]] = [[]] * len(nums)
-    if num:
+@dataclass(slots=True)
+class _Logprobs:
+    """Log-probabilities of the rows that ask, on the device."""
+
+    rows: list[int]
+    nums: list[int]
+    """How many of the likeliest each of them wants."""
+    own: Tensor
+    """[m] f32"""
+    top_ids: Tensor | None
+    top: Tensor | None
+    """[m, most of nums], likeliest first; none where nobody wants any."""
+
+    @classmethod
+    def of(cls, rows: list[int], nums: list[int], logits: Tensor, token_ids: Tensor) -> _Logprobs:
+        """logits [m, vocab_size] as the model gave them, and the token that was sampled from each."""
+        num = min(max(nums), logits.shape[1])
+        total = logits.logsumexp(-1, keepdim=True)
+        own = (logits.gather(1, token_ids.clamp(min=0)[:, None]) - total)[:, 0]
+        if not num:
+            return cls(rows, nums, own, None, None)
         values, ids = Tiles(logits).likeliest(num)
-        top_ids, top = ids.tolist(), (values - total).tolist()
-    return [
-        None if token_id == UNUSABLE else TokenLogprob(own[i], top_ids[i][: nums[i]], top[i][: nums[i]])
-        for i, token_id in enumerate(token_ids)
-    ]
+        return cls(rows, nums, own, ids, values - total)
+
+    def fill(self, logprobs: list[TokenLogprob | None], token_ids: list[int]) -> None:
+        """Of a whole batch, in its order."""
+        none: list[list[float]] = [[]] * len(self.rows)
+        top_ids: list[list[int]] = [[]] * len(self.rows) if self.top_ids is None else self.top_ids.tolist()
+        top = none if self.top is None else self.top.tolist()
+        own = self.own.tolist()
+        for i, (row, num) in enumerate(zip(self.rows, self.nums, strict=True)):
+            if token_ids[row] != UNUSABLE:
+                logprobs[row] = TokenLogprob(own[i], top_ids[i][:num], top[i][:num])

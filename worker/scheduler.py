@@ -56,6 +56,7 @@ class Scheduler:
 
     def remove(self, sequence: Sequence, now: float) -> None:
         """It has ended, however: its blocks are available at once."""
+        sequence.has_ended = True
         del self._by_arrival[sequence.arrival]
         if sequence.block_ids:
             self._take_from(self.running, sequence)
@@ -96,14 +97,14 @@ class Scheduler:
         return [(by_arrival[arrival], num_tokens) for arrival, num_tokens in plan.grants]
 
     def commit(self, sequence: Sequence, num_tokens: int) -> None:
-        """``num_tokens`` more are computed; blocks filled by them get their names."""
+        """``num_tokens`` more are computed; blocks filled by known ones get their names."""
         sequence.num_computed += num_tokens
-        chain = sequence.chain
-        if chain is None or sequence.num_computed // self._block_size == sequence.num_sealed:
+        chain, num_full = sequence.chain, min(sequence.num_computed, sequence.num_known) // self._block_size
+        if chain is None or num_full == sequence.num_sealed:
             return
-        links = chain.extend(sequence.token_ids)
+        links = chain.extend(sequence.known_token_ids)
         block_ids = sequence.block_ids
-        for position in range(sequence.num_sealed, sequence.num_computed // self._block_size):
+        for position in range(sequence.num_sealed, num_full):
             parent = block_ids[position - 1] if position else NO_PARENT
             sealed = self._pool.seal(block_ids[position], parent, links[position], chain.key)
             if sealed is None:
@@ -158,6 +159,8 @@ class Scheduler:
     # What each asks for
 
     def _claim(self, sequence: Sequence) -> Claim:
+        if sequence.is_complete:
+            return Claim(sequence.priority, sequence.arrival, 0, 0, start=sequence.num_computed)
         num_pending = len(sequence.token_ids) - sequence.num_computed
         if num_pending > 1:
             self._catch_up(sequence)

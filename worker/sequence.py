@@ -10,6 +10,8 @@ from policies.terms import FinishReason
 from worker.sampler import Row
 
 SEEDS = 1 << 64
+UNKNOWN = -1
+"""In place of a token that the device has sampled, or is about to, and that has not been read yet."""
 
 
 class Request:
@@ -34,6 +36,7 @@ class Sequence:
         "chain",
         "engine_s",
         "first_token_at",
+        "has_ended",
         "held_at",
         "hits",
         "index",
@@ -42,6 +45,7 @@ class Sequence:
         "may_share_tail",
         "num_cached_tokens",
         "num_computed",
+        "num_known",
         "num_preemptions",
         "num_prompt_tokens",
         "num_sealed",
@@ -77,7 +81,9 @@ class Sequence:
         """Any of these ends it."""
         self.num_prompt_tokens = len(submit.prompt_token_ids)
         self.token_ids = list(submit.prompt_token_ids)
-        """Prompt and completion."""
+        """Prompt and completion; only the last one may be UNKNOWN."""
+        self.num_known = self.num_prompt_tokens
+        self.has_ended = False
         self.output_token_ids: list[int] = []
         self.row = Row(
             sampling=submit.sampling,
@@ -116,24 +122,46 @@ class Sequence:
     def has_output(self) -> bool:
         return len(self.token_ids) > self.num_prompt_tokens
 
+    @property
+    def is_complete(self) -> bool:
+        """It has as many tokens as it may have, though the last one may not have been read."""
+        return len(self.token_ids) - self.num_prompt_tokens >= self.sampling.max_tokens
+
+    @property
+    def samples_by_output(self) -> bool:
+        """What it samples depends on the tokens before, beyond what the model makes of them: they must be known."""
+        sampling = self.sampling
+        return bool(sampling.presence_penalty or sampling.frequency_penalty or sampling.repetition_penalty != 1.0)
+
+    @property
+    def known_token_ids(self) -> list[int]:
+        return self.token_ids if self.num_known == len(self.token_ids) else self.token_ids[: self.num_known]
+
     def held(self, now: float) -> None:
         """Until now it has held the blocks of its table; to be said before there are more or fewer of them."""
         self.kv_block_s += len(self.block_ids) * (now - self.held_at)
         self.held_at = now
 
-    def append(self, token_id: int, now: float) -> None:
-        """A sampled token."""
-        self.token_ids.append(token_id)
-        self.output_token_ids.append(token_id)
+    def expect(self) -> int:
+        """A token is being sampled. Its position."""
+        self.token_ids.append(UNKNOWN)
+        self.output_token_ids.append(UNKNOWN)
+        return len(self.token_ids) - 1
+
+    def settle(self, position: int, token_id: int, now: float) -> None:
+        """The token that was expected there."""
+        self.token_ids[position] = token_id
+        self.output_token_ids[position - self.num_prompt_tokens] = token_id
+        self.num_known = position + 1
         if self.first_token_at is None:
             self.first_token_at = now
         self.last_token_at = now
 
     def ending(self) -> FinishReason | None:
-        """How the last token ended it, if it did."""
-        if self.token_ids[-1] in self.stop_token_ids:
+        """How the last token that is known ended it, if it did."""
+        if self.token_ids[self.num_known - 1] in self.stop_token_ids:
             return "stop"
-        if len(self.token_ids) - self.num_prompt_tokens >= self.sampling.max_tokens:
+        if self.num_known - self.num_prompt_tokens >= self.sampling.max_tokens:
             return "length"
         return None
 

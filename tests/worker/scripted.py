@@ -9,6 +9,7 @@ or reused while in use is found in the first step that reads it.
 import numpy as np
 
 from worker.sampler import Sampled
+from worker.sequence import UNKNOWN
 
 MULTIPLIER = 6364136223846793005
 MASK = (1 << 64) - 1
@@ -20,10 +21,13 @@ def following(history: int, token_id: int) -> int:
 
 
 class ScriptedRunner:
-    def __init__(self, num_blocks=32, block_size=4, vocab_size=50, max_model_tokens=10_000, eos_token_ids=(0,)):
+    def __init__(
+        self, num_blocks=32, block_size=4, vocab_size=50, max_model_tokens=10_000, eos_token_ids=(0,), overlaps=False
+    ):
         self.num_blocks, self.block_size, self.vocab_size = num_blocks, block_size, vocab_size
         self.max_model_tokens, self.eos_token_ids = max_model_tokens, eos_token_ids
         self.device, self.dtype = "cpu", "float32"
+        self.overlaps = overlaps
         rng = np.random.default_rng(0)
         self.memory = rng.integers(0, MASK, size=(num_blocks, block_size), dtype=np.uint64)
         self.weights = np.arange(1, 2 * num_blocks * block_size, 2, dtype=np.uint64)
@@ -33,7 +37,7 @@ class ScriptedRunner:
         self.fault = None
         """Called with the spans before they are computed."""
 
-    def forward(self, spans):
+    def forward(self, spans, sampled_before=None):
         self.steps.append([(span.start, len(span.token_ids)) for span in spans])
         if self.fault is not None:
             self.fault(spans)
@@ -43,7 +47,12 @@ class ScriptedRunner:
             assert len(span.token_ids) >= 1
             assert len(span.block_ids) * self.block_size >= span.start + len(span.token_ids)
             history = int(self.memory[self._slot(span, span.start - 1)]) if span.start else 0
-            for position, token_id in enumerate(span.token_ids, span.start):
+            token_ids = list(span.token_ids)
+            if span.source >= 0:
+                assert token_ids[-1] == UNKNOWN
+                token_ids[-1] = sampled_before[span.source]
+            assert min(token_ids) >= 0, "a token that nobody knows is computed"
+            for position, token_id in enumerate(token_ids, span.start):
                 history = following(history, token_id)
                 slot = self._slot(span, position)
                 assert slot not in written, "two sequences write to one slot in one step"
@@ -65,6 +74,18 @@ class ScriptedRunner:
         self.num_copies += 1
 
 
+class ScriptedPending:
+    """The device has the tokens as soon as it is told to sample; the host when it takes them."""
+
+    def __init__(self, token_ids, taken):
+        self.token_ids = token_ids
+        self._taken = taken
+
+    def take(self):
+        self._taken()
+        return Sampled(self.token_ids, [None] * len(self.token_ids))
+
+
 class ScriptedSampler:
     """The next token is a function of (seed, position, history)."""
 
@@ -72,31 +93,40 @@ class ScriptedSampler:
         self.vocab_size = vocab_size
         self.fault = None
         """Called with each row before it is sampled."""
+        self.num_untaken = 0
+        """Steps whose tokens the host has not read."""
 
-    def sample(self, logits, rows):
+    def start(self, logits, rows):
         assert logits.shape == (len(rows), 1)
         token_ids = []
         for (digest,), row in zip(logits, rows, strict=True):
             if self.fault is not None:
                 self.fault(row)
-            expected, history = digest_of(row)
+            history, expected = history_of(row)
             assert int(digest) == expected, "a sequence has read what is not its own history"
             token_ids.append(next_token(history, row.seed, self.vocab_size))
-        return Sampled(token_ids, [None] * len(rows))
+            row.state = (*row.state[:3], token_ids[-1])
+        self.num_untaken += 1
+        return ScriptedPending(token_ids, self.took)
+
+    def took(self):
+        self.num_untaken -= 1
 
 
-def digest_of(row):
-    """What a forward pass must have read for this row, and the hash of its history."""
-    num_seen, digest, history = row.state or (0, 0, 0)
+def history_of(row):
+    """The hash of this row's history, and what a forward pass must have read of it."""
+    num_seen, digest, history, drawn = row.state or (0, 0, 0, None)
     num_prompt_tokens = len(row.prompt_token_ids)
     for position in range(num_seen, num_prompt_tokens + len(row.output_token_ids)):
         is_prompt = position < num_prompt_tokens
         token_id = row.prompt_token_ids[position] if is_prompt else row.output_token_ids[position - num_prompt_tokens]
+        if token_id == UNKNOWN:
+            token_id = drawn  # only the device knows it yet
         history = following(history, token_id)
         digest = (digest + history * (2 * position + 1)) & MASK
         num_seen += 1
-    row.state = (num_seen, digest, history)
-    return digest, history
+    row.state = (num_seen, digest, history, drawn)
+    return history, digest
 
 
 def next_token(history, seed, vocab_size):

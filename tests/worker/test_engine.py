@@ -10,6 +10,7 @@ from policies.terms import Sampling
 from tests.worker.scripted import ScriptedRunner, ScriptedSampler, answer
 from worker.budget import NUM_STEPS_TO_RECOVER, OutOfMemory
 from worker.engine import Engine
+from worker.sequence import UNKNOWN
 
 
 class Bench:
@@ -393,14 +394,14 @@ def test_a_fault_of_one_request_fails_that_one_alone():
 
 def test_logits_that_are_no_distribution_fail_their_request_alone():
     bench = Bench()
-    sample = bench.sampler.sample
+    start = bench.sampler.start
 
     def with_nothing_for_seed_two(logits, rows):
-        sampled = sample(logits, rows)
-        sampled.token_ids = [-1 if row.seed == 2 else one for row, one in zip(rows, sampled.token_ids, strict=True)]
-        return sampled
+        pending = start(logits, rows)
+        pending.token_ids = [-1 if row.seed == 2 else one for row, one in zip(rows, pending.token_ids, strict=True)]
+        return pending
 
-    bench.sampler.sample = with_nothing_for_seed_two
+    bench.sampler.start = with_nothing_for_seed_two
     for seed in (1, 2, 3):
         bench.submit(str(seed), tokens(10, seed), seed=seed)
     bench.run()
@@ -471,15 +472,15 @@ def test_a_request_that_fails_has_its_time_on_its_account():
 
 def test_a_sequence_that_ends_in_the_step_in_which_its_request_fails_is_accounted_for_once():
     bench = Bench()
-    sample = bench.sampler.sample
+    start = bench.sampler.start
 
     def with_nothing_for_the_second(logits, rows):
-        sampled = sample(logits, rows)
+        pending = start(logits, rows)
         if len(rows[0].output_token_ids) == 4:
-            sampled.token_ids = [-1 if row.seed == 1 else one for row, one in zip(rows, sampled.token_ids, strict=True)]
-        return sampled
+            pending.token_ids = [-1 if row.seed == 1 else one for row, one in zip(rows, pending.token_ids, strict=True)]
+        return pending
 
-    bench.sampler.sample = with_nothing_for_the_second
+    bench.sampler.start = with_nothing_for_the_second
     bench.submit("a", tokens(10), max_tokens=5, num_sequences=2)
     bench.run()
     assert not bench.finishes
@@ -496,3 +497,45 @@ def test_blocks_are_on_the_account_for_as_long_as_they_are_held():
     assert finish.kv_block_s > 2 * (finish.prefill_s + finish.decode_s)
     bench.submit("waits", tokens(8))
     assert bench.cancel("waits")[0].finish.kv_block_s == 0
+
+
+def test_a_device_that_computes_by_itself_is_given_the_next_step_before_the_last_one_is_read():
+    bench = Bench(ScriptedRunner(num_blocks=64, overlaps=True))
+    most = 0
+    bench.submit("a", tokens(10), max_tokens=20)
+    bench.submit("b", tokens(30, 7), max_tokens=12)
+    while bench.engine.has_work:
+        num_steps = len(bench.runner.steps)
+        bench.step()
+        most = max(most, bench.sampler.num_untaken)
+        if num_steps and len(bench.answers["a", 0]) < 19:
+            assert len(bench.runner.steps) == num_steps + 1
+            assert bench.sampler.num_untaken == 1, "the host has read what it was to overtake"
+    assert most == 1
+    assert bench.answers["a", 0] == expected(tokens(10), 20)
+    assert bench.answers["b", 0] == expected(tokens(30, 7), 12)
+    # The end by length is known beforehand: nothing is computed in vain.
+    assert len(bench.runner.steps) == 20
+
+
+def test_what_ends_by_its_own_token_was_at_most_one_step_ahead():
+    full = expected(tokens(10), 40)
+    bench = Bench(ScriptedRunner(num_blocks=64, overlaps=True))
+    bench.submit("a", tokens(10), 40, stop_token_ids=(full[5],))
+    bench.run()
+    assert bench.answers["a", 0] == full[: full.index(full[5]) + 1]
+    assert len(bench.runner.steps) == full.index(full[5]) + 2
+
+
+def test_penalties_wait_for_the_tokens_they_count():
+    bench = Bench(ScriptedRunner(num_blocks=64, overlaps=True))
+    bench.submit("a", tokens(10), max_tokens=20, presence_penalty=0.5)
+    start = bench.sampler.start
+
+    def all_known(logits, rows):
+        assert all(UNKNOWN not in row.output_token_ids for row in rows)
+        return start(logits, rows)
+
+    bench.sampler.start = all_known
+    bench.run()
+    assert bench.answers["a", 0] == expected(tokens(10), 20)

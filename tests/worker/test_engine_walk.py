@@ -29,7 +29,9 @@ class Walk:
             max_prefill_tokens_beside_decodes=rng.choice([1, 5, 32]),
             prefix_cache=rng.random() < 0.8,
         )
-        self.runner = ScriptedRunner(num_blocks=rng.choice([10, 24, 60]), block_size=self.block_size)
+        self.runner = ScriptedRunner(
+            num_blocks=rng.choice([10, 24, 60]), block_size=self.block_size, overlaps=rng.random() < 0.5
+        )
         self.runner.fault = self.maybe_break_forward
         self.sampler = ScriptedSampler()
         self.sampler.fault = self.maybe_break_sampling
@@ -149,7 +151,7 @@ class Walk:
             else:
                 self.step()
             self.engine.audit()
-        while self.live:
+        while self.engine.has_work:
             if rng.random() < 0.02:
                 self.cancel()
             self.step()

@@ -18,10 +18,10 @@ class PacedRunner(ScriptedRunner):
         super().__init__(num_blocks=600, **changes)
         self.seconds = 0.0
 
-    def forward(self, spans):
+    def forward(self, spans, sampled_before=None):
         num_decodes = sum(len(span.token_ids) == 1 for span in spans)
         self.seconds += 2e-3 + 1e-4 * num_decodes + 2e-5 * (sum(len(span.token_ids) for span in spans) - num_decodes)
-        return super().forward(spans)
+        return super().forward(spans, sampled_before)
 
 
 def probed(runner, **changes):

@@ -1,0 +1,29 @@
+"""What a worker refuses before it has spent anything on it."""
+
+from __future__ import annotations
+
+from policies import wire
+
+
+def refusal(submit: wire.Submit, vocab_size: int, max_tokens: int) -> wire.Failed | None:
+    """Why this can never be answered by a model of this vocabulary, whose longest sequence, prompt and completion, has
+    ``max_tokens``.
+    """
+
+    def failed(code: str, reason: str) -> wire.Failed:
+        return wire.Failed(submit.request_id, code, reason)
+
+    prompt_token_ids, sampling = submit.prompt_token_ids, submit.sampling
+    if not prompt_token_ids or sampling.max_tokens < 1 or submit.num_sequences < 1:
+        return failed(
+            "invalid_request", "a prompt token, a token to generate and a sequence are the least one can ask for"
+        )
+    for token_ids in (prompt_token_ids, sampling.stop_token_ids, sampling.logit_bias):
+        if token_ids and not (min(token_ids) >= 0 and max(token_ids) < vocab_size):
+            return failed("invalid_request", f"a token id is outside of the vocabulary of {vocab_size}")
+    if len(prompt_token_ids) + sampling.max_tokens > max_tokens:
+        return failed(
+            "context_length_exceeded",
+            f"{len(prompt_token_ids)} prompt tokens and {sampling.max_tokens} to generate exceed {max_tokens}",
+        )
+    return None
