@@ -28,8 +28,8 @@ from benchmarks.engine_peers.contenders import (
 from benchmarks.engine_peers.figures import Model, Point, Report
 from benchmarks.engine_peers.limits import Limits
 
-WARM_TOKENS = 4
-"""Written by each engine before it is measured: kernels chosen, buffers made, graphs compiled."""
+WARM_PROMPTS, WARM_TOKENS = 8, 4
+"""Read and written by each engine before it is measured: kernels chosen, buffers made, graphs compiled."""
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -119,7 +119,10 @@ class Race:
                 self._out(contender, here, error, for_good=False)
 
         async def warm(contender: Contender) -> None:
-            await self._run(contender, self._prompts(concurrency), WARM_TOKENS)
+            # Many rows at once, and no more tokens than a few whole prompts: warming shall not take as long as a round.
+            size = self.plan.input_tokens * min(concurrency, WARM_PROMPTS) // concurrency
+            prompts = [prompt[: max(1, size)] for prompt in self._prompts(concurrency)]
+            await self._run(contender, prompts, WARM_TOKENS)
 
         async def run(contender: Contender) -> None:
             key = contender.contestant.key

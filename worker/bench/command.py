@@ -28,6 +28,8 @@ from worker.runner import Runner
 
 NUM_STREAMS = 8
 """That a long prompt arrives amid."""
+NUM_SHARING, NUM_OWN_TOKENS = 32, 32
+"""Prompts that begin alike, and what each of them adds."""
 
 Contender = Callable[[Prompts, int], Round]
 
@@ -66,6 +68,12 @@ def _several(_: click.Context, parameter: click.Parameter, text: str) -> list[in
 @click.option("--no-generate-batch", is_flag=True, help="Of the peer, only the static batch.")
 @click.option("--stall", is_flag=True, help="Instead: 8 streams, and a prompt of 4,000 tokens that arrives amid them.")
 @click.option("--stall-tokens", type=click.IntRange(1), default=4000, show_default=True)
+@click.option(
+    "--shared-prefix",
+    is_flag=True,
+    help="Instead: 32 prompts that begin with the same 2,000 tokens; the first is cold.",
+)
+@click.option("--shared-tokens", type=click.IntRange(1), default=2000, show_default=True)
 @click.option("--seed", type=int, default=0, show_default=True, help="Of prompts and random weights.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 @click.option("--plot", "plot_path", type=click.Path(dir_okay=False, path_type=Path), help="Write a PNG.")
@@ -76,9 +84,12 @@ def main(**options: Any) -> None:
     """
     try:
         if options["plot_path"]:
+            if options["shared_prefix"]:
+                raise click.UsageError("--shared-prefix has no picture.")
             plot.check()
         with _directory(options) as (name, directory):
-            report = _stalls(name, directory, options) if options["stall"] else _race(name, directory, options)
+            run = _stalls if options["stall"] else _shared_prefix if options["shared_prefix"] else _race
+            report = run(name, directory, options)
         if options["plot_path"]:
             plot.draw(report, options["plot_path"])
     except (ModelError, PeerError, EngineFailed, plot.PlotError) as error:
@@ -200,6 +211,29 @@ def _stalls(name: str, directory: Path, options: dict[str, Any]) -> Report:
             progress.advance(task)
     assert report is not None
     report.stall_chunked, report.stall_whole = stalls
+    return report
+
+
+def _shared_prefix(name: str, directory: Path, options: dict[str, Any]) -> Report:
+    """A cold prompt, then others that begin like it, one after another and all at once; the round in the middle."""
+    num_tokens = options["shared_tokens"] + NUM_OWN_TOKENS + 1
+    # Nobody's answer is being written, and nothing else may decide how much of a prompt fits into a step.
+    options = options | {"concurrency": [NUM_SHARING]}
+    engine = _engine_settings(options, num_tokens)
+    runner = Runner.load(str(directory), engine)
+    report = _report(name, runner, options)
+    ours = Ours(runner, engine, _sampling(options))
+    prompter = Prompter(runner.vocab_size, options["seed"])
+    with _progress(options) as progress:
+        task = progress.add_task("prompts that begin alike", total=options["rounds"])
+        ours.batch(prompter.take(2, options["shared_tokens"]), 1)
+        ran = []
+        for _ in range(options["rounds"]):
+            shared = prompter.take(1, options["shared_tokens"])[0]
+            own = prompter.take(2 * NUM_SHARING - 1, NUM_OWN_TOKENS)
+            ran.append(ours.shared_prefix(shared, own[:NUM_SHARING], own[NUM_SHARING:]))
+            progress.advance(task)
+    report.shared_prefix = sorted(ran, key=lambda each: each.warm_to_cold)[(len(ran) - 1) // 2]
     return report
 
 

@@ -104,6 +104,32 @@ def stall_of(streams: Sequence[Timeline], arrived: Timeline) -> Stall:
     )
 
 
+class SharedPrefix(msgspec.Struct):
+    """What a cached beginning saves of the time to a prompt's first token."""
+
+    shared_tokens: int
+    cold_ttft_ms: float
+    """Of the first prompt, which finds nothing."""
+    alone_ttft_ms: Distribution
+    """Of those that come after it, one by one."""
+    together_ttft_ms: Distribution
+    """Of those that come after it, all at once."""
+
+    @property
+    def warm_to_cold(self) -> float:
+        """The median of those that come one by one, to the first."""
+        return self.alone_ttft_ms.p50 / self.cold_ttft_ms
+
+
+def shared_prefix_of(shared_tokens: int, ttfts_s: Sequence[float], together: Sequence[Timeline]) -> SharedPrefix:
+    """``ttfts_s``: of the first prompt and those that came one by one, at least one."""
+    alone = distribution(ttfts_s[1:])
+    at_once = distribution(line.token_ats[0] - line.submitted_at for line in together)
+    assert alone is not None
+    assert at_once is not None
+    return SharedPrefix(shared_tokens, 1e3 * ttfts_s[0], alone, at_once)
+
+
 def _percentile(ordered: Sequence[float], percent: float) -> float:
     """Linear between the two nearest ranks; ``ordered`` ascending, not empty."""
     rank = (len(ordered) - 1) * percent / 100

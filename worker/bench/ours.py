@@ -12,7 +12,7 @@ import msgspec
 from policies import settings, wire
 from policies.terms import Sampling
 from worker.bench import measures
-from worker.bench.measures import Round, Stall, Timeline
+from worker.bench.measures import Round, SharedPrefix, Stall, Timeline
 from worker.engine import Engine
 from worker.probe import probe
 from worker.runner import Runner
@@ -69,6 +69,21 @@ class Ours:
             self._engine.cancel(request_id)
         self._timelines.clear()
         return measures.stall_of(streams, arrived)
+
+    def shared_prefix(
+        self, shared: Sequence[int], own: Sequence[Sequence[int]], others: Sequence[Sequence[int]]
+    ) -> SharedPrefix:
+        """Prompts of ``shared`` and some tokens of their own: the first of ``own`` finds nothing cached, the rest come
+        one after another, ``others`` all at once. A single token is written for each. Raises EngineFailed.
+        """
+        ttfts_s = []
+        for tail in own:
+            timelines = [self._submit([*shared, *tail], 1)]
+            self._run(lambda: self._engine.has_work)
+            ttfts_s.append(timelines[0].token_ats[0] - timelines[0].submitted_at)
+        timelines = [self._submit([*shared, *tail], 1) for tail in others]
+        self._run(lambda: self._engine.has_work)
+        return measures.shared_prefix_of(len(shared), ttfts_s, timelines)
 
     def _submit(self, prompt: Sequence[int], num_output_tokens: int) -> Timeline:
         request_id = f"bench-{len(self._timelines)}-{perf_counter()}"

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from worker.bench import measures
-from worker.bench.measures import Distribution, Round, Stall
+from worker.bench.measures import Distribution, Round, SharedPrefix, Stall
 
 OURS = "penstock"
 
@@ -41,6 +41,7 @@ class Report(msgspec.Struct):
     results: list[Result]
     stall_chunked: Stall | None = None
     stall_whole: Stall | None = None
+    shared_prefix: SharedPrefix | None = None
 
 
 def results_of(concurrency: int, rounds: dict[str, list[Round]]) -> list[Result]:
@@ -68,6 +69,9 @@ def print_report(report: Report) -> None:
     )
     if report.stall_chunked and report.stall_whole:
         _print_stalls(console, report.stall_chunked, report.stall_whole)
+        return
+    if report.shared_prefix:
+        _print_shared_prefix(console, report.shared_prefix)
         return
     table = Table(
         title=f"{report.input_tokens} tokens in, {report.output_tokens} out; times in ms", title_justify="left"
@@ -101,6 +105,16 @@ def _print_stalls(console: Console, chunked: Stall, whole: Stall) -> None:
             f"{stall.worst_to_median:.2f} x",
             f"{stall.ttft_ms:.0f}",
         )
+    console.print(table)
+
+
+def _print_shared_prefix(console: Console, found: SharedPrefix) -> None:
+    table = Table(title=f"prompts that begin with the same {found.shared_tokens} tokens", title_justify="left")
+    for column in ("", "TTFT ms p50 / max", "of the cold one"):
+        table.add_column(column, justify="left" if not column else "right")
+    table.add_row("the first", f"{found.cold_ttft_ms:.1f}", "")
+    for name, ttft_ms in (("then, one by one", found.alone_ttft_ms), ("then, all at once", found.together_ttft_ms)):
+        table.add_row(name, _ms(ttft_ms, "p50", "max"), f"{ttft_ms.p50 / found.cold_ttft_ms:.1%}")
     console.print(table)
 
 
