@@ -296,6 +296,7 @@ def child_of(model: str, config: settings.Model, index: int, address: str) -> se
         source=config.source,
         listen=address,
         exit_with_stdin=True,
+        replica=index,
         engine=config.engine,
     )
 

@@ -255,4 +255,6 @@ class WorkerSettings(Section, frozen=True):
     """ "unix:/path" or "tcp:host:port"."""
     exit_with_stdin: bool = False
     """The end of standard input means that the parent is gone: stop."""
+    replica: NonNegative = 0
+    """Which of its model's workers on this machine it is: they take the memory nodes of a large CPU in turn."""
     engine: Engine = Engine()

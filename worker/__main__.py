@@ -96,7 +96,7 @@ def _serve(settings: WorkerSettings, listener: socket.socket) -> int:
 
     started_at = time.monotonic()
     try:
-        runner = Runner.load(settings.source, settings.engine)
+        runner = Runner.load(settings.source, settings.engine, settings.replica)
     except ModelError as error:
         raise CannotStart(str(error)) from None
     if runner.device == "cpu":

@@ -15,6 +15,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, cast
 
+from worker.placement import allowed, cores, nodes
+
 Severity = Literal["fatal", "slow", "note"]
 """It cannot run; it runs slower than it could here; worth knowing."""
 
@@ -74,21 +76,19 @@ def _cpu(found: Facts) -> None:
     lines = dict(line.partition(":")[::2] for line in text.splitlines() if ":" in line)
     fields = {name.strip(): value.strip() for name, value in lines.items()}
     flags = set(fields.get("flags", "").split())
-    cpus = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
-    siblings = set()
-    for cpu in cpus:
-        path = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
-        siblings.add(path.read_text().strip() if path.exists() else str(cpu))
+    cpus = allowed()
+    num_cores = len(cores(cpus))
     found.facts["cpu"] = fields.get("model name") or platform.processor() or platform.machine()
     found.facts["cpu_features"] = [feature for feature in CPU_FEATURES if feature in flags]
     found.facts["num_logical_cpus"] = len(cpus)
-    found.facts["num_physical_cores"] = len(siblings)
+    found.facts["num_physical_cores"] = num_cores
+    found.facts["num_memory_nodes"] = max(1, len(nodes(cpus)))
     quota = _cgroup_cpus()
     found.facts["cpu_quota"] = quota
-    if quota is not None and quota < len(siblings):
+    if quota is not None and quota < num_cores:
         found.find(
             "slow",
-            f"this container may use {quota:g} CPUs, but sees {len(siblings)} cores; threads beyond the quota are"
+            f"this container may use {quota:g} CPUs, but sees {num_cores} cores; threads beyond the quota are"
             f" stopped for most of each period. Set engine.num_threads = {max(1, int(quota))}.",
         )
 
@@ -223,7 +223,8 @@ def report(found: Facts) -> str:
     lines = [
         f"python       {facts['python']} on {facts['machine']}",
         f"torch        {facts['torch'] or 'not usable'}" + (f", CUDA {facts['cuda']}" if facts.get("cuda") else ""),
-        f"cpu          {facts['cpu']}, {facts['num_physical_cores']} cores",
+        f"cpu          {facts['cpu']}, {facts['num_physical_cores']} cores"
+        + (f" on {facts['num_memory_nodes']} memory nodes" if facts["num_memory_nodes"] > 1 else ""),
         f"             {' '.join(facts['cpu_features']) or 'no vector extensions known'}",
         f"memory       {_gib(facts['available_memory_bytes'])} free of {_gib(facts['memory_bytes'])}",
     ]

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from policies import settings
+from worker import placement
 from worker.attention import Backend, GatheredAttention, NativeAttention, ReferenceAttention, Scores, SegmentAttention
 from worker.budget import OutOfMemory
 from worker.inputs import Span, flatten
@@ -49,11 +48,16 @@ class Runner:
         self.dtype = str(model.dtype).removeprefix("torch.")
 
     @classmethod
-    def load(cls, source: str, engine: settings.Engine) -> Runner:
-        """From a directory in Hugging Face layout, a GGUF file, a hub id, or "demo". Raises ModelError, a sentence."""
+    def load(cls, source: str, engine: settings.Engine, replica: int = 0) -> Runner:
+        """From a directory in Hugging Face layout, a GGUF file, a hub id, or "demo". Raises ModelError, a sentence.
+
+        ``replica``: on a CPU with several memory nodes, this process keeps to the one that is its turn.
+        """
         path = path_of(source)
         architecture = read_architecture(path)
         device = _device(engine)
+        if device.type == "cpu":
+            placement.keep_to_a_node(replica)
         set_num_threads(engine)
         dtype = _dtype(engine, device, architecture)
         max_model_tokens = _max_model_tokens(engine, architecture)
@@ -111,22 +115,10 @@ def _is_out_of_memory(error: BaseException) -> bool:
 
 
 def set_num_threads(engine: settings.Engine) -> int:
-    """Of torch, in this process: as configured, or one a physical core, less one for the gateway from four cores up."""
-    num_threads = engine.num_threads or _default_num_threads()
+    """Of torch, in this process: as configured, or as many as the machine has room for."""
+    num_threads = engine.num_threads or placement.num_threads()
     torch.set_num_threads(num_threads)
     return num_threads
-
-
-def _default_num_threads() -> int:
-    allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
-    cores = set()
-    for cpu in allowed:
-        siblings = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
-        try:
-            cores.add(siblings.read_text())
-        except OSError:
-            cores.add(str(cpu))
-    return len(cores) - 1 if len(cores) >= 4 else max(1, len(cores))
 
 
 def _device(engine: settings.Engine) -> torch.device:
