@@ -31,7 +31,7 @@ from gateway.clock import Clock
 from gateway.dispatch import Dispatch
 from gateway.errors import GatewayError
 from gateway.flight import Flight
-from gateway.source import directory_of
+from gateway.source import place_of
 from gateway.text import Text
 from policies import settings, terms, wire
 from policies.priority import Order
@@ -299,7 +299,7 @@ async def measured(chosen: argparse.Namespace) -> int:
     classes = {name: msgspec.structs.replace(each, max_waiting=100_000) for name, each in settings.CLASSES.items()}
     config = settings.Settings(models={MODEL: model}, classes=classes)
     dispatch = Dispatch(config, Clock())
-    dispatch.serve(MODEL, Text.load(directory_of(model.source), config.text))
+    dispatch.serve(MODEL, Text.load(place_of(model.source), config.text))
     try:
         await dispatch.until_ready()
         started_at = time.monotonic()

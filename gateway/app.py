@@ -39,7 +39,7 @@ from gateway.posted import Posted
 from gateway.prices import PriceHistory, Prices
 from gateway.redis import Redis, RedisUrlError
 from gateway.sinks import SinkInvalid
-from gateway.source import SourceError, directory_of
+from gateway.source import SourceError, place_of
 from gateway.store import StoreError
 from gateway.text import Text, TextInvalid
 from gateway.trials import Trials
@@ -222,8 +222,8 @@ async def open_model(gw: Gateway, name: str) -> None:
 async def text_of(config: Settings, name: str) -> Text | None:
     """What the model's text files say; None when one sentence on standard error says why they cannot be had."""
     try:
-        directory = await asyncio.to_thread(directory_of, config.models[name].source)
-        return await asyncio.to_thread(Text.load, directory, config.text)
+        place = await asyncio.to_thread(place_of, config.models[name].source)
+        return await asyncio.to_thread(Text.load, place, config.text)
     except (SourceError, TextInvalid) as error:
         print(f"penstock: model {name}: {error}", file=sys.stderr, flush=True)
     except Exception:

@@ -12,6 +12,7 @@ import click
 
 from gateway.settings_file import BAD_START, config_option, data_dir_option, fail, load
 from policies import settings
+from policies.gguf import SUFFIX
 
 SUBCOMMANDS = {
     "bench": "gateway.bench.command:bench",
@@ -58,7 +59,9 @@ def main() -> None:
 
 @click.command()
 @config_option
-@click.option("--model", help='Serve this one: a directory, a hub id, or "demo" [what the settings say; else demo].')
+@click.option(
+    "--model", help='Serve this one: a directory, a GGUF file, a hub id, or "demo" [what the settings say; else demo].'
+)
 @click.option("--host", help="Address to listen on [server.host].")
 @click.option("--port", type=click.IntRange(0, 65535), help="Port to listen on, 0 for any [server.port].")
 @data_dir_option
@@ -109,7 +112,7 @@ def migrate(config: Path | None, data_dir: str | None) -> None:
 
 @click.command()
 @config_option
-@click.option("--model", required=True, help='What it computes: a directory, a hub id, or "demo".')
+@click.option("--model", required=True, help='What it computes: a directory, a GGUF file, a hub id, or "demo".')
 @click.option("--name", help="As clients name the model [the last part of --model].")
 @click.option("--listen", required=True, help='Where gateways find it: "unix:/path" or "tcp:host:port".')
 def worker(config: Path | None, model: str, name: str | None, listen: str) -> None:
@@ -126,5 +129,5 @@ def worker(config: Path | None, model: str, name: str | None, listen: str) -> No
 
 
 def served_name(model: str) -> str:
-    """The last part of a directory or a hub id."""
-    return model if model == "demo" else Path(model).expanduser().resolve().name
+    """The last part of a directory or a hub id; of a GGUF file, without its ending."""
+    return model if model == "demo" else Path(model).expanduser().resolve().name.removesuffix(SUFFIX)

@@ -1,10 +1,11 @@
-"""Where the files of a model's text lie: its tokenizer and chat template. The weights are the worker's to find."""
+"""Where a model's text lies: its tokenizer and chat template. The weights are the worker's to find."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import demo
+from policies.gguf import SUFFIX
 
 TEXT_FILES = ["*.json", "*.jinja", "tokenizer.model"]
 
@@ -13,21 +14,32 @@ class SourceError(ValueError):
     """There is no such model; the message is one sentence for the operator."""
 
 
-def directory_of(source: str) -> Path:
-    """A directory as it stands, the bundled model for "demo", a hub id's snapshot. May wait for a download.
-
-    Raises SourceError.
+def place_of(source: str) -> Path:
+    """A GGUF file, or a directory: as it stands, the bundled model for "demo", a hub id's snapshot. May wait for a
+    download. Raises SourceError.
     """
     if source == "demo":
         return demo.MODEL_DIR
     path = Path(source).expanduser()
     if path.is_dir():
+        return _in_directory(path)
+    if path.suffix == SUFFIX and path.is_file():
         return path
     if path.exists():
-        raise SourceError(f"{source} is a file; a model is a directory in Hugging Face layout")
+        raise SourceError(f"{source} is a file; a model is a directory in Hugging Face layout, or a GGUF file")
     if source.startswith((".", "/", "~")) or source.count("/") != 1:
         raise SourceError(f"there is no directory {source}, and it is no hub id (OWNER/NAME) either")
     return _snapshot(source)
+
+
+def _in_directory(path: Path) -> Path:
+    """The directory itself, or the one GGUF file that it holds."""
+    if (path / "config.json").exists():
+        return path
+    files = sorted(path.glob(f"*{SUFFIX}"))
+    if len(files) > 1:
+        raise SourceError(f"{path} holds {len(files)} GGUF files; name one of them, such as {files[0].name}")
+    return files[0] if files else path
 
 
 def _snapshot(hub_id: str) -> Path:

@@ -163,7 +163,7 @@ def parse(view: memoryview) -> Header:
     """``view``: the whole file. Raises GgufInvalid."""
     try:
         return _parse(view)
-    except struct.error:
+    except (struct.error, OverflowError):  # the latter where a length is larger than any place
         raise GgufInvalid("it is cut short: it ends within its header") from None
 
 

@@ -1,7 +1,7 @@
 """One model's text: its chat template, its tokenizer, and the way back from tokens to text.
 
-Everything comes from the files that Hugging Face puts beside a model's weights. Text stays on this side of the wire:
-the worker sees token ids alone.
+Everything comes from the files that Hugging Face puts beside a model's weights, or from a GGUF's metadata. Text stays
+on this side of the wire: the worker sees token ids alone.
 """
 
 from __future__ import annotations
@@ -19,11 +19,13 @@ from tokenizers import Tokenizer
 from gateway import openai
 from gateway.errors import InvalidRequest, ServiceUnavailable
 from gateway.text.detokenize import Decoder, Vocabulary
+from gateway.text.gguf import Described, described
 from gateway.text.pieces import Pieces, freeze_words
 from gateway.text.stops import StopStrings
 from gateway.text.template import ChatTemplate, TemplateFailure, TemplateInvalid
 from gateway.text.together import Together
 from policies import settings
+from policies.gguf import GgufInvalid
 
 __all__ = ["Decoder", "StopStrings", "Text", "TextInvalid"]
 
@@ -58,25 +60,17 @@ class Text:
         self.vocabulary = Vocabulary(tokenizer)
 
     @classmethod
-    def load(cls, directory: Path, limits: settings.Text | None = None) -> Text:
-        """From tokenizer.json, tokenizer_config.json and the chat template beside them. Raises TextInvalid."""
+    def load(cls, place: Path, limits: settings.Text | None = None) -> Text:
+        """From a GGUF file, or a directory with tokenizer.json, tokenizer_config.json and the chat template beside
+        them. Raises TextInvalid.
+        """
         # One prompt at a time is encoded, so the library's own threads would only cost.
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-        path = directory / "tokenizer.json"
-        if not path.is_file():
-            raise TextInvalid(f"{directory} has no tokenizer.json, so its text cannot be read")
+        tokenizer, variables, sources = _of_gguf(place) if place.is_file() else _of_directory(place)
         try:
-            tokenizer = Tokenizer.from_file(str(path))
-        except Exception as error:  # the library raises nothing narrower
-            raise TextInvalid(f"{path} cannot be read as a tokenizer: {error}") from None
-        config = _json_object(directory / "tokenizer_config.json")
-        variables = {
-            name: content for name, value in config.items() if (content := _special_token(name, value)) is not None
-        }
-        try:
-            templates = {name: ChatTemplate(source, variables) for name, source in _sources(directory, config).items()}
+            templates = {name: ChatTemplate(source, variables) for name, source in sources.items()}
         except TemplateInvalid as error:
-            raise TextInvalid(f"{directory}: {error}") from None
+            raise TextInvalid(f"{place}: {error}") from None
         return cls(tokenizer, templates, limits)
 
     async def encode_chat(
@@ -162,6 +156,28 @@ class Text:
             return await asyncio.get_running_loop().run_in_executor(self._threads, encode)
         finally:
             self._num_waiting -= 1
+
+
+def _of_gguf(path: Path) -> Described:
+    try:
+        return described(path)
+    except (OSError, GgufInvalid) as error:
+        raise TextInvalid(f"{path} cannot be read as GGUF: {error}") from None
+
+
+def _of_directory(directory: Path) -> Described:
+    path = directory / "tokenizer.json"
+    if not path.is_file():
+        raise TextInvalid(f"{directory} has no tokenizer.json, so its text cannot be read")
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises nothing narrower
+        raise TextInvalid(f"{path} cannot be read as a tokenizer: {error}") from None
+    config = _json_object(directory / "tokenizer_config.json")
+    variables = {
+        name: content for name, value in config.items() if (content := _special_token(name, value)) is not None
+    }
+    return Described(tokenizer, variables, _sources(directory, config))
 
 
 def _untokenisable(error: Exception) -> InvalidRequest:

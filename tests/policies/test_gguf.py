@@ -133,6 +133,8 @@ REFUSED = {
     ),
     "a billion values": (lambda c: c[:16] + (10**9).to_bytes(8, "little") + c[24:], "cut short"),
     "a billion tensors": (lambda c: c[:8] + (10**9).to_bytes(8, "little") + c[16:], "cut short"),
+    "a string that never ends": (lambda c: c.replace(b"\x05\0\0\0\0\0\0\0llama", b"\xff" * 8 + b"llama"), "cut short"),
+    "words that never end": (lambda c: c.replace(b"\x03\0\0\0\0\0\0\0one", b"\xff" * 8 + b"one"), "cut short"),
     "a value twice": (lambda c: c.replace(b"many", b"said"), "it says said twice"),
     "a tensor twice": (lambda c: c.replace(b"b.weight", b"a.weight"), "it holds tensor a.weight twice"),
     "a key that is no text": (lambda c: c.replace(b"many", b"ma\xff\xfe"), "a string in its header is no UTF-8"),
