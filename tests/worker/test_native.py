@@ -44,6 +44,8 @@ def test_kernels_are_compiled_once_and_then_found(cache):
         ("decode.h", "] = slot *", "] = (slot ^ 1) *"),
         ("chunk.h", "positions >= key ?", "positions > key ?"),
         ("forms.h", "dim % TILE * DEPTH;", "(dim ^ 1) % TILE * DEPTH;"),
+        ("int8.h", "= 128 * _mm512", "= 127 * _mm512"),
+        ("int4.h", "16 + 4 * pair", "12 + 4 * pair"),
     ],
 )
 def test_kernels_that_compute_something_else_are_found_out(cache, tmp_path, monkeypatch, slip):

@@ -6,5 +6,19 @@ in torch; nothing else changes.
 
 from worker.native.check import library
 from worker.native.library import ACTIVATIONS, DTYPES, MAX_HEAD_DIM, Library, Step, packed_tiles
+from worker.native.packed import PackedInt4, PackedInt8, filled_up, packed_int4, packed_int8
 
-__all__ = ["ACTIVATIONS", "DTYPES", "MAX_HEAD_DIM", "Library", "Step", "library", "packed_tiles"]
+__all__ = [
+    "ACTIVATIONS",
+    "DTYPES",
+    "MAX_HEAD_DIM",
+    "Library",
+    "PackedInt4",
+    "PackedInt8",
+    "Step",
+    "filled_up",
+    "library",
+    "packed_int4",
+    "packed_int8",
+    "packed_tiles",
+]

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from worker.native.build import BuildError, built
 from worker.native.library import Library, Step, packed_tiles
+from worker.native.packed import filled_up, packed_int4, packed_int8
 
 log = logging.getLogger(__name__)
 
@@ -73,6 +74,9 @@ def _agrees(library: Library, dtype: torch.dtype, generator: torch.Generator) ->
         if not near(got, F.linear(x.float(), matrix.float(), bias.float())):
             return False
 
+    if not _multiplies(library, dtype, random):
+        return False
+
     qkv, angles = random(NUM_ROWS, (NUM_HEADS + 2 * NUM_KV_HEADS) * HEAD_DIM), random(NUM_ROWS, HEAD_DIM).float()
     cos, sin = angles.cos(), angles.sin()
     heads = qkv.float().view(NUM_ROWS, -1, HEAD_DIM)[:, : NUM_HEADS + NUM_KV_HEADS].clone()
@@ -81,6 +85,34 @@ def _agrees(library: Library, dtype: torch.dtype, generator: torch.Generator) ->
     if not near(qkv[:, : turned[0].numel()], turned.flatten(1)):
         return False
     return near(*_attended(library, qkv, random))
+
+
+def _multiplies(library: Library, dtype: torch.dtype, random: Callable[..., Tensor]) -> bool:
+    """Matrices of few bits, with one row and with several. That a row's inputs are rounded is no disagreement."""
+    weight, bias, x = random(56, 128).float(), random(56), random(37, 128)
+    if library.has_int8:
+        scales = weight.abs().amax(1) / 127
+        codes = (weight / scales[:, None]).round()
+        row_scales = x.float().abs().amax(1, keepdim=True) / 127
+        rounded = (x.float() / row_scales).round() * row_scales
+        expected = rounded @ codes.T * scales + bias.float()
+        packed = packed_int8(codes.to(torch.int8), scales)
+        for part in (x, x[:1]):
+            got = library.linear_int8(part, packed, filled_up(bias.float()), torch.float32)
+            # An input halfway between two codes may go either way.
+            if not torch.allclose(got, expected[: len(part)], atol=0.2, rtol=0.0):
+                return False
+    if library.has_int4 and dtype is torch.bfloat16:
+        codes = weight.mul(4).add(8).round().clamp(0, 15).to(torch.uint8)
+        scales, offsets = random(56, 4).abs().float(), random(56, 4).float()
+        dense = codes.float().view(56, 4, 32) * scales[:, :, None] + offsets[:, :, None]
+        expected = x.float() @ dense.flatten(1).T + bias.float()
+        packed_groups = packed_int4(codes[:, 0::2] | codes[:, 1::2] << 4, scales, offsets, 32)
+        for part in (x, x[:1]):
+            got = library.linear_int4(part, packed_groups, bias, torch.float32)
+            if not torch.allclose(got, expected[: len(part)], atol=0.01 * float(expected.std()), rtol=1e-2):
+                return False
+    return True
 
 
 def _attended(library: Library, qkv: Tensor, random: Callable[..., Tensor]) -> tuple[Tensor, Tensor]:

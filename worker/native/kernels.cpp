@@ -4,6 +4,8 @@
 // one thread at a time.
 
 #include "attend.h"
+#include "int4.h"
+#include "int8.h"
 #include "linear.h"
 #include "small.h"
 
@@ -64,6 +66,50 @@ void penstock_linear(int is_bf16, const void* x, const void* packed, const void*
     EACH_TYPE(linear<T>(product, (T*)y, threads))
 #else
     (void)is_bf16, (void)x, (void)packed, (void)bias, (void)y, (void)rows, (void)size, (void)columns, (void)threads;
+#endif
+}
+
+// Whether ``penstock_linear_int8`` computes anything here, and ``penstock_linear_int4``.
+int penstock_has_int8() {
+#if defined(HAVE_INT8)
+    return 1;
+#else
+    return 0;
+#endif
+}
+int penstock_has_int4() {
+#if defined(HAVE_INT4)
+    return may_use_tiles();
+#else
+    return 0;
+#endif
+}
+
+// y [rows, columns] = x [rows, size] times codes (see int8.h) + bias (or null), x rounded to int8 row by row; y in x's type,
+// or float32 where it is wide. scales and bias are [columns / 32 * 32].
+void penstock_linear_int8(int is_bf16, int is_wide, const void* x, const void* codes, const float* scales, const float* bias,
+                          void* y, int64_t rows, int64_t size, int64_t columns, int threads) {
+#if defined(HAVE_INT8)
+    int8::Matrix matrix{(const uint8_t*)codes, scales, bias, size, columns};
+    if (!is_bf16) int8::linear(matrix, (const float*)x, (float*)y, rows, threads);
+    else if (is_wide) int8::linear(matrix, (const bf16*)x, (float*)y, rows, threads);
+    else int8::linear(matrix, (const bf16*)x, (bf16*)y, rows, threads);
+#else
+    (void)is_bf16, (void)is_wide, (void)x, (void)codes, (void)scales, (void)bias, (void)y, (void)rows, (void)size;
+    (void)columns, (void)threads;
+#endif
+}
+
+// The same of bfloat16 x, not rounded, times groups (see int4.h).
+void penstock_linear_int4(int is_wide, const void* x, const void* packed, float unit, const void* bias, void* y, int64_t rows,
+                          int64_t size, int64_t columns, int64_t group, int threads) {
+#if defined(HAVE_INT4)
+    int4::Matrix matrix{(const uint8_t*)packed, (const bf16*)bias, unit, size, columns, group};
+    if (is_wide) int4::linear(matrix, (const bf16*)x, (float*)y, rows, threads);
+    else int4::linear(matrix, (const bf16*)x, (bf16*)y, rows, threads);
+#else
+    (void)is_wide, (void)x, (void)packed, (void)unit, (void)bias, (void)y, (void)rows, (void)size, (void)columns;
+    (void)group, (void)threads;
 #endif
 }
 }

@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from worker.native.packed import PackedInt4, PackedInt8
+
 MAX_HEAD_DIM = 1024
 ACTIVATIONS = {"silu": 0, "gelu": 1, "gelu_tanh": 2, "relu": 3}
 DTYPES = (torch.bfloat16, torch.float32)
@@ -57,10 +59,19 @@ class Library:
         self._attend.argtypes = (c_int, c_void_p, *(c_void_p,) * 5, c_int64, c_void_p)
         self._linear = loaded.penstock_linear
         self._linear.argtypes = (c_int, *(c_void_p,) * 4, c_int64, c_int64, c_int64, c_int)
-        for function in (self._add_norm, self._turn, self._gate, self._attend, self._linear):
+        self._linear_int8 = loaded.penstock_linear_int8
+        self._linear_int8.argtypes = (c_int, c_int, *(c_void_p,) * 5, c_int64, c_int64, c_int64, c_int)
+        self._linear_int4 = loaded.penstock_linear_int4
+        self._linear_int4.argtypes = (c_int, c_void_p, c_void_p, c_float, c_void_p, c_void_p, *(c_int64,) * 4, c_int)
+        linears = (self._linear, self._linear_int8, self._linear_int4)
+        for function in (self._add_norm, self._turn, self._gate, self._attend, *linears):
             function.restype = None
         self.has_tiles = bool(loaded.penstock_has_tiles())
         """Whether ``linear`` computes anything here."""
+        self.has_int8 = bool(loaded.penstock_has_int8())
+        """Whether ``linear_int8`` does."""
+        self.has_int4 = bool(loaded.penstock_has_int4())
+        """Whether ``linear_int4`` does."""
 
     def add_norm(self, x: Tensor, delta: Tensor | None, post: Tensor | None, pre: Tensor | None, eps: float) -> Tensor:
         """x [rows, size] += delta, normed by ``post`` where there is one; returns x normed by ``pre``, or x itself."""
@@ -142,6 +153,47 @@ class Library:
             rows,
             size,
             columns,
+            torch.get_num_threads(),
+        )
+        return out
+
+    def linear_int8(self, x: Tensor, packed: PackedInt8, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
+        """x [rows, size] bfloat16 or float32, rounded to int8 row by row -> [rows, columns] in ``dtype``.
+
+        ``dtype`` is x's own or float32; bias [columns, filled up as ``packed.scales`` is] float32.
+        """
+        rows = len(x)
+        out = x.new_empty((rows, packed.columns), dtype=dtype)
+        self._linear_int8(
+            x.dtype is torch.bfloat16,
+            dtype is torch.float32,
+            x.data_ptr(),
+            packed.codes.data_ptr(),
+            packed.scales.data_ptr(),
+            None if bias is None else bias.data_ptr(),
+            out.data_ptr(),
+            rows,
+            packed.size,
+            packed.columns,
+            torch.get_num_threads(),
+        )
+        return out
+
+    def linear_int4(self, x: Tensor, packed: PackedInt4, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
+        """x [rows, size] bfloat16 -> [rows, columns] in ``dtype``, bfloat16 or float32; bias [columns] bfloat16."""
+        rows = len(x)
+        out = x.new_empty((rows, packed.columns), dtype=dtype)
+        self._linear_int4(
+            dtype is torch.float32,
+            x.data_ptr(),
+            packed.groups.data_ptr(),
+            packed.unit,
+            None if bias is None else bias.data_ptr(),
+            out.data_ptr(),
+            rows,
+            packed.size,
+            packed.columns,
+            packed.group,
             torch.get_num_threads(),
         )
         return out

@@ -1,0 +1,141 @@
+"""Matrices of few bits, multiplied by the compiled kernels, against the obvious sums."""
+
+from __future__ import annotations
+
+import os
+import shutil
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from worker.models.forms import Int4, Int8
+from worker.models.linear import linear_of
+from worker.models.linear.int4 import PackedInt4Linear
+from worker.models.linear.int8 import Int8Linear
+from worker.models.quantize import int4_of, int8_of
+from worker.native import Library, library
+
+pytestmark = pytest.mark.skipif(shutil.which(os.environ.get("CXX") or "g++") is None, reason="no C++ compiler here")
+
+NUM_TOKENS = st.sampled_from((1, 2, 3, 4, 5, 16, 17, 31, 64, 65, 130, 300))
+WIDTHS = st.sampled_from((1, 7, 16, 31, 32, 40, 65, 97, 600))
+
+
+def kernels() -> Library:
+    loaded = library()
+    if loaded is None:
+        pytest.skip("the kernels cannot be built here")
+    return loaded
+
+
+def random(seed: int, *shape: int) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def int8_linear(form: Int8, bias: torch.Tensor | None) -> Int8Linear:
+    linear = linear_of(form, bias, kernels())
+    if not isinstance(linear, Int8Linear):
+        pytest.skip("this processor has no VNNI")
+    return linear
+
+
+def int4_linear(form: Int4, bias: torch.Tensor | None) -> PackedInt4Linear:
+    linear = linear_of(form, bias, kernels())
+    if not isinstance(linear, PackedInt4Linear):
+        pytest.skip("this processor has no tiles")
+    return linear
+
+
+def rounded(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Each token's codes, and what they are multiples of [num_tokens, 1]."""
+    largest = x.float().abs().amax(1, keepdim=True)
+    inverse = torch.where(largest > 0, torch.tensor(127.0) / largest, 0.0)
+    return (x.float() * inverse).round(), largest / 127.0
+
+
+@settings(deadline=None)
+@given(NUM_TOKENS, st.integers(1, 300), WIDTHS, st.sampled_from((torch.bfloat16, torch.float32)), st.booleans())
+def test_int8_is_the_product_of_rounded_tokens_and_codes(num_tokens, num_inputs, num_outputs, dtype, has_bias):
+    form = int8_of(random(num_outputs, num_outputs, num_inputs))
+    bias = random(1, num_outputs).to(dtype) if has_bias else None
+    linear = int8_linear(form, bias)
+    x = random(num_inputs, num_tokens, num_inputs).to(dtype)
+    codes, scales = rounded(x)
+    # In float64 the sums are exact, as they are in the kernel.
+    expected = (codes.double() @ form.codes.double().T).float() * scales * form.scales
+    if bias is not None:
+        expected += bias.float()
+    got = linear.wide(x)
+    torch.testing.assert_close(got, expected, atol=1e-4, rtol=1e-5)
+    assert torch.equal(linear(x), got.to(dtype))
+
+
+@settings(deadline=None)
+@given(NUM_TOKENS, st.sampled_from((48, 96, 896, 1100)), WIDTHS, st.integers(0, 2**16))
+def test_int8_of_a_token_does_not_depend_on_who_comes_along(num_tokens, num_inputs, num_outputs, seed):
+    linear = int8_linear(int8_of(random(seed, num_outputs, num_inputs)), random(1, num_outputs).bfloat16())
+    x = random(seed + 1, num_tokens, num_inputs).bfloat16()
+    together = linear(x)
+    for row in {0, num_tokens // 2, num_tokens - 1}:
+        assert torch.equal(linear(x[row : row + 1].clone()), together[row : row + 1])
+
+
+@pytest.mark.parametrize("num_tokens", [3, 40])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_int8_tokens_that_are_zero_tiny_huge_or_not_numbers(num_tokens, dtype):
+    form = int8_of(random(0, 20, 70))
+    x = random(1, num_tokens, 70).to(dtype)
+    x[0] = 0.0
+    linear = int8_linear(form, None)
+    assert torch.equal(linear(x)[0], torch.zeros(20, dtype=dtype))
+    for factor in (1e-30, 1e30):
+        torch.testing.assert_close(
+            linear.wide(x * factor) / factor, linear.wide(x), atol=0.5, rtol=0.05 if dtype is torch.bfloat16 else 1e-3
+        )
+    for wrong in (float("nan"), float("inf"), -float("inf")):
+        x[1, 69] = wrong
+        y = linear(x)
+        assert y[1].isnan().all()
+        assert y[2:].isfinite().all()
+
+
+@settings(deadline=None)
+@given(
+    NUM_TOKENS, st.integers(1, 5), st.sampled_from((32, 64, 128)), WIDTHS, st.booleans(), st.booleans(), st.booleans()
+)
+def test_int4_is_the_product_with_the_dense_matrix(
+    num_tokens, num_groups, group, num_outputs, has_bias, has_order, is_tiny
+):
+    num_inputs = num_groups * group
+    weight = random(num_outputs, num_outputs, num_inputs) * (1e-9 if is_tiny else 1.0)
+    form = int4_of(weight, group)
+    if has_order:
+        order = torch.randperm(num_inputs, generator=torch.Generator().manual_seed(1))
+        form = Int4(form.codes, form.scales, form.offsets, group, order)
+    bias = (random(2, num_outputs) * weight.abs().max()).bfloat16() if has_bias else None
+    linear = int4_linear(form, bias)
+    x = random(3, num_tokens, num_inputs).bfloat16()
+    expected = x.float() @ form.dense(torch.float32).T
+    if bias is not None:
+        expected += bias.float()
+    # Of many tokens the matrix is rounded to bfloat16 first.
+    tolerance = 0.02 * float(weight.abs().max()) * num_inputs**0.5
+    got = linear.wide(x)
+    torch.testing.assert_close(got, expected, atol=tolerance, rtol=1e-2)
+    torch.testing.assert_close(linear(x).float(), got, atol=tolerance, rtol=1e-2)
+
+
+def test_int4_of_one_scale_far_from_the_others():
+    form = int4_of(random(0, 20, 128), 32)
+    form.scales[3] *= 1e6
+    form.offsets[3] *= 1e6
+    form.scales[5], form.offsets[5] = 0.0, 0.0
+    x = random(1, 2, 128).bfloat16()
+    expected = x.float() @ form.dense(torch.float32).T
+    got = int4_linear(form, None).wide(x)
+    assert torch.equal(got[:, 5], torch.zeros(2))
+    torch.testing.assert_close(got[:, 3], expected[:, 3], atol=0.0, rtol=5e-3)
+    # float16 keeps what is a millionth of the largest to a part in two hundred.
+    torch.testing.assert_close(got, expected, atol=0.3, rtol=5e-2)
