@@ -36,8 +36,15 @@ class KVCache:
     """
 
     def __init__(
-        self, shape: KVShape, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
+        self,
+        shape: KVShape,
+        num_blocks: int,
+        block_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        scaled: bool = False,
     ) -> None:
+        """``scaled``: numbers are multiples of a scale that each token and head has of its own."""
         self.num_blocks, self.block_size = num_blocks, block_size
         size = (2, shape.num_layers, shape.num_kv_heads, num_blocks * block_size, shape.head_dim)
         # Elsewhere than on the CPU, attention pads its gathers with slots that may never have been written: NaN must
@@ -46,6 +53,12 @@ class KVCache:
         self._pool = make(size, dtype=dtype, device=device)
         self.keys: list[Tensor] = list(self._pool[0])
         self.values: list[Tensor] = list(self._pool[1])
+        self._scales = torch.zeros(size[:-1], device=device) if scaled else None
+        self.key_scales: list[Tensor | None] = [None] * shape.num_layers
+        """A layer, [num_kv_heads, num_slots] f32."""
+        self.value_scales: list[Tensor | None] = [None] * shape.num_layers
+        if self._scales is not None:
+            self.key_scales, self.value_scales = list(self._scales[0]), list(self._scales[1])
 
     def copy_block(self, source: int, target: int) -> None:
         """K and V of all layers."""
@@ -53,6 +66,10 @@ class KVCache:
         self._pool[:, :, :, target * size : (target + 1) * size] = self._pool[
             :, :, :, source * size : (source + 1) * size
         ]
+        if self._scales is not None:
+            self._scales[..., target * size : (target + 1) * size] = self._scales[
+                ..., source * size : (source + 1) * size
+            ]
 
 
 def budget_bytes(engine: settings.Engine, device: torch.device) -> int:

@@ -26,6 +26,7 @@ from worker.models import (
     read_architecture,
 )
 from worker.native import Library, library
+from worker.triton import has_triton
 
 MIN_MODEL_TOKENS = 1024
 """A pool that cannot hold one sequence of so many tokens (or of the model's own context, if shorter) is not worth
@@ -163,6 +164,11 @@ def _means(engine: settings.Engine, model: Decoder, cache: KVCache) -> tuple[Bac
     if engine.attention == "reference":
         return ReferenceAttention(cache, scores), TorchOps()
     if model.device.type != "cpu":
+        if engine.attention == "auto" and has_triton(model.device):
+            from worker.attention.paged import TritonAttention
+
+            if TritonAttention.serves(cache, architecture.num_heads):
+                return TritonAttention(cache, scores, architecture.num_heads), TorchOps()
         return GatheredAttention(cache, scores), TorchOps()
     kernels = _kernels(engine, model.device)
     if kernels is None:

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.worker.pools import extents_of, filled, slots_of
 from worker.attention import (
     Backend,
     Extent,
@@ -19,10 +20,8 @@ from worker.attention import (
     Scores,
     SegmentAttention,
 )
-from worker.kv_cache import KVCache, KVShape
+from worker.kv_cache import KVCache
 from worker.native import library
-
-CPU = torch.device("cpu")
 
 
 def backends_of(cache: KVCache, scores: Scores, num_heads: int) -> dict[str, Backend]:
@@ -34,39 +33,6 @@ def backends_of(cache: KVCache, scores: Scores, num_heads: int) -> dict[str, Bac
     if kernels is not None and NativeAttention.serves(cache):
         backends["native"] = NativeAttention(cache, scores, kernels, num_heads)
     return backends
-
-
-def filled(num_kv_heads: int, head_dim: int, num_blocks: int, block_size: int, dtype: torch.dtype) -> KVCache:
-    cache = KVCache(KVShape(2, num_kv_heads, head_dim), num_blocks, block_size, dtype, CPU)
-    for tensor in (*cache.keys, *cache.values):
-        tensor.copy_(torch.randn(tensor.shape))
-    return cache
-
-
-def extents_of(
-    sequences: list[tuple[int, int, bool]], block_size: int, chance: random.Random
-) -> tuple[list[Extent], int]:
-    """(start, num_tokens, neighbouring blocks?) each; returns the extents and how many blocks they lie in."""
-    num_blocks = sum(-(-(start + num_tokens) // block_size) + 1 for start, num_tokens, _ in sequences)
-    free = list(range(num_blocks))
-    extents, row = [], 0
-    for start, num_tokens, is_neat in sequences:
-        count = -(-(start + num_tokens) // block_size)
-        blocks = free[:count] if is_neat else chance.sample(free, count)
-        free = [block for block in free if block not in blocks]
-        extents.append(Extent(row, num_tokens, start, blocks))
-        row += num_tokens
-    return extents, num_blocks
-
-
-def slots_of(extents: list[Extent], block_size: int) -> torch.Tensor:
-    return torch.tensor(
-        [
-            extent.block_ids[position // block_size] * block_size + position % block_size
-            for extent in extents
-            for position in range(extent.start, extent.start + extent.num_tokens)
-        ]
-    )
 
 
 def assert_agree(

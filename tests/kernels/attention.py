@@ -1,0 +1,190 @@
+"""Triton's paged attention says what the plain one says, whatever the shapes, and however the work is cut."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.kernels.device import DEVICE
+from tests.worker.pools import extents_of, filled, slots_of
+from worker.attention.base import Extent, Scores
+from worker.attention.paged import TritonAttention
+from worker.attention.reference import ReferenceAttention
+from worker.kv_cache import KVCache, KVShape
+
+TOLERANCES: dict[torch.dtype, dict[str, float]] = {
+    torch.float32: {"atol": 2e-5, "rtol": 1e-4},
+    torch.float16: {"atol": 5e-3, "rtol": 5e-3},
+    torch.bfloat16: {"atol": 3e-2, "rtol": 3e-2},
+}
+
+
+def heads_for(extents: list[Extent], num_heads: int, cache: KVCache, dtype: torch.dtype) -> Any:
+    """Queries, keys and values as the model hands them over: slices of one tensor."""
+    num_kv_heads, _, head_dim = cache.keys[0].shape
+    num_tokens = sum(extent.num_tokens for extent in extents)
+    heads = torch.randn(num_tokens, num_heads + 2 * num_kv_heads, head_dim).to(DEVICE, dtype)
+    return heads.split((num_heads, num_kv_heads, num_kv_heads), 1)
+
+
+def tensors_of(cache: KVCache) -> list[torch.Tensor]:
+    return [*cache.keys, *cache.values]
+
+
+def assert_agrees(
+    sequences: list[tuple[int, int, bool]],
+    group: int,
+    num_kv_heads: int,
+    head_dim: int,
+    block_size: int,
+    windows: tuple[int, int],
+    softcap: float,
+    dtype: torch.dtype,
+    seed: int,
+    num_processors: int = 4,
+    **how: Any,
+) -> None:
+    """Two layers, the second over what the first step wrote; the KV that is left is the same to the bit."""
+    torch.manual_seed(seed)
+    extents, num_blocks = extents_of(sequences, block_size, random.Random(seed))
+    cache = filled(num_kv_heads, head_dim, num_blocks, block_size, dtype, DEVICE)
+    scores = Scores(scale=0.7 * head_dim**-0.5, windows=windows, softcap=softcap)
+    num_heads = group * num_kv_heads
+    slots = slots_of(extents, block_size).to(DEVICE)
+    queries, keys, values = heads_for(extents, num_heads, cache, dtype)
+    before = [tensor.clone() for tensor in tensors_of(cache)]
+    plain = ReferenceAttention(cache, scores).plan(extents, slots)
+    expected = [plain.attend(layer, queries, keys, values) for layer in (0, 1)]
+    after = [tensor.clone() for tensor in tensors_of(cache)]
+    for tensor, kept in zip(tensors_of(cache), before, strict=True):
+        tensor.copy_(kept)
+    # Whatever else lies in the pool is nobody's business, least of all when it is NaN.
+    own = torch.cat(
+        [slots_of([Extent(0, extent.start + extent.num_tokens, 0, extent.block_ids)], block_size) for extent in extents]
+    )
+    foreign = torch.ones(num_blocks * block_size, dtype=torch.bool)
+    foreign[own] = False
+    for tensor in (*tensors_of(cache), *after):
+        tensor[:, foreign.to(DEVICE)] = float("nan")
+    plan = TritonAttention(cache, scores, num_heads, num_processors=num_processors, **how).plan(extents, slots)
+    for layer in (0, 1):
+        torch.testing.assert_close(plan.attend(layer, queries, keys, values), expected[layer], **TOLERANCES[dtype])
+    for tensor, left in zip(tensors_of(cache), after, strict=True):
+        assert torch.equal(tensor.nan_to_num(7.0), left.nan_to_num(7.0))
+
+
+@settings(max_examples=24, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    sequences=st.lists(
+        st.tuples(st.integers(0, 300), st.sampled_from((1, 1, 1, 2, 3, 5, 17, 40)), st.booleans()),
+        min_size=1,
+        max_size=4,
+    ),
+    group=st.integers(1, 20),
+    num_kv_heads=st.integers(1, 2),
+    head_dim=st.sampled_from((8, 64, 80, 96, 128)),
+    block_size=st.sampled_from((16, 20, 32, 256)),
+    windows=st.tuples(st.sampled_from((0, 1, 7, 16, 33)), st.sampled_from((0, 50, 200))),
+    softcap=st.sampled_from((0.0, 0.0, 5.0)),
+    dtype=st.sampled_from((torch.float32, torch.float16, torch.bfloat16)),
+    num_processors=st.sampled_from((1, 8, 132)),
+    seed=st.integers(0, 1 << 20),
+)
+def test_it_agrees_with_the_plain_one(**case):
+    assert_agrees(**case)
+
+
+@pytest.mark.parametrize("softcap", [0.0, 4.0])
+@pytest.mark.parametrize("windows", [(0, 0), (300, 700)])
+def test_long_contexts_dealt_to_many_programs_agree(windows, softcap):
+    sequences = [(1100, 1, False), (511, 1, True), (730, 4, False), (600, 20, True), (0, 1, True)]
+    assert_agrees(sequences, 3, 1, 32, 16, windows, softcap, torch.float32, seed=3, num_processors=64)
+
+
+@pytest.mark.parametrize("num_drafts", [1, 4, 16])
+def test_a_draft_to_verify_agrees(num_drafts):
+    assert_agrees([(700, num_drafts + 1, False)], 4, 2, 64, 32, (0, 0), 0.0, torch.bfloat16, 5, num_processors=64)
+
+
+def test_heads_of_256_numbers_and_one_kv_head_for_all_agree():
+    assert_agrees([(300, 1, False), (20, 30, True)], 8, 1, 256, 16, (0, 64), 0.0, torch.bfloat16, seed=2)
+    assert_agrees([(300, 1, False), (20, 30, True)], 40, 1, 64, 16, (0, 64), 0.0, torch.float32, seed=2)
+
+
+def test_long_chunks_go_through_torch_and_agree():
+    sequences = [(0, 40, True), (100, 33, False), (60, 1, True), (0, 2, True)]
+    assert_agrees(sequences, 3, 2, 32, 16, (0, 0), 0.0, torch.float32, seed=4, min_dense_tokens=30)
+    assert_agrees(sequences, 3, 2, 32, 16, (0, 64), 0.0, torch.float32, seed=4, min_dense_tokens=30)
+
+
+def test_with_one_split_company_does_not_change_a_row_by_a_bit():
+    torch.manual_seed(1)
+    extents, num_blocks = extents_of([(600, 1, True), (90, 1, False), (5, 1, True)], 16, random.Random(1))
+    cache = filled(2, 32, num_blocks, 16, torch.float32, DEVICE)
+    queries, keys, values = heads_for(extents, 6, cache, torch.float32)
+    backend = TritonAttention(cache, Scores(0.2, (0, 0)), 6, num_processors=64, max_splits=1)
+    crowd = backend.plan(extents, slots_of(extents, 16).to(DEVICE)).attend(0, queries, keys, values)
+    lone = backend.plan(extents[:1], slots_of(extents[:1], 16).to(DEVICE))
+    assert torch.equal(crowd[:1], lone.attend(0, queries[:1], keys[:1], values[:1]))
+
+
+@pytest.mark.parametrize(("num_tokens", "window"), [(1, 0), (1, 40), (5, 0)])
+def test_a_fixed_plan_serves_one_step_after_another(num_tokens, window):
+    """As a captured graph would: the same launches, over what ``refill`` put into the same tensors."""
+    torch.manual_seed(num_tokens)
+    chance = random.Random(num_tokens)
+    cache = filled(2, 32, 80, 16, torch.float32, DEVICE)
+    scores = Scores(0.2, (window, window))
+    fixed = TritonAttention(cache, scores, 6, num_processors=128).fixed(4, num_tokens, 40)
+    shapes = [tensor.data_ptr() for tensor in (fixed.items, fixed.extents, fixed.tables, fixed.slots)]
+    for lengths in ([600, 3, 17], [0], [], [40, 620, 1, 300], [5, 5]):
+        sequences = [(start, chance.randint(1, num_tokens), False) for start in lengths]
+        extents, _ = extents_of(sequences, 16, chance, 80)
+        slots = slots_of(extents, 16).to(DEVICE)
+        queries, keys, values = heads_for([Extent(0, 4 * num_tokens, 0, ())], 6, cache, torch.float32)
+        used = len(slots)
+        fixed.refill(extents, slots)
+        before = [tensor.clone() for tensor in tensors_of(cache)]
+        got = fixed.attend(0, queries, keys, values)
+        after = [tensor.clone() for tensor in tensors_of(cache)]
+        for tensor, kept in zip(tensors_of(cache), before, strict=True):
+            tensor.copy_(kept)
+        if used:
+            plain = ReferenceAttention(cache, scores).plan(extents, slots)
+            expected = plain.attend(0, queries[:used], keys[:used], values[:used])
+            torch.testing.assert_close(got[:used], expected, **TOLERANCES[torch.float32])
+        assert all(torch.equal(*pair) for pair in zip(tensors_of(cache), after, strict=True))
+    assert shapes == [tensor.data_ptr() for tensor in (fixed.items, fixed.extents, fixed.tables, fixed.slots)]
+
+
+@pytest.mark.parametrize("scaled", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_float8_pool_holds_what_torch_would_round_to_and_is_read_as_that(scaled, dtype):
+    torch.manual_seed(2)
+    sequences = [(0, 50, False), (0, 1, True), (0, 300, False)]
+    extents, num_blocks = extents_of(sequences, 32, random.Random(2))
+    scores, scales = Scores(0.1, (0, 70)), [(0.01, 0.02), (0.5, 0.25)]
+    cache = KVCache(KVShape(2, 2, 64), num_blocks, 32, torch.float8_e4m3fn, DEVICE, scaled=scaled)
+    wide = KVCache(KVShape(2, 2, 64), num_blocks, 32, torch.float32, DEVICE)
+    slots = slots_of(extents, 32).to(DEVICE)
+    queries, keys, values = heads_for(extents, 8, cache, dtype)
+    plan = TritonAttention(
+        cache, scores, 8, num_processors=64, tensor_scales=() if scaled else scales
+    ).plan(extents, slots)  # fmt: skip
+    plain = ReferenceAttention(wide, scores).plan(extents, slots)
+    for layer in (0, 1):
+        rounded = []
+        for part, scale in zip((keys, values), scales[layer], strict=True):
+            scale = part.float().abs().amax(-1, keepdim=True) / 448.0 if scaled else torch.tensor(scale, device=DEVICE)
+            rounded.append((part.float() / scale).clamp(-448, 448).to(torch.float8_e4m3fn).float() * scale)
+        expected = plain.attend(layer, queries.float(), *rounded)
+        got = plan.attend(layer, queries, keys, values)
+        torch.testing.assert_close(got.float(), expected, **TOLERANCES[dtype])
+        held = cache.keys[layer][:, slots].float()
+        scale = cache.key_scales[layer][:, slots, None] if scaled else scales[layer][0]
+        torch.testing.assert_close((held * scale).transpose(0, 1), rounded[0], atol=0, rtol=1e-6)

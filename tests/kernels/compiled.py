@@ -1,0 +1,80 @@
+"""Every kernel compiles for every device it is meant for, as it would be launched there. No device is needed: Triton
+brings its own assembler.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.runtime.jit import JITFunction
+
+from tests.worker.pools import slots_of
+from worker.attention.base import Extent, Scores
+from worker.attention.paged import TritonAttention
+from worker.kv_cache import KVCache, KVShape
+
+CPU = torch.device("cpu")
+SHARED_BYTES = {80: 163 << 10, 89: 99 << 10, 90: 227 << 10}
+"""What one program may have, by device."""
+
+
+class OnPaper:
+    """A driver of no device: kernels are compiled for one, and not launched."""
+
+    def __init__(self, arch: int) -> None:
+        self.arch = arch
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", self.arch, 32)
+
+    def get_current_device(self) -> int:
+        return self.arch
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
+@pytest.fixture(params=sorted(SHARED_BYTES))
+def compiled(request, monkeypatch):
+    """All that was compiled, by name; checked at the end."""
+    kernels: list[tuple[str, Any]] = []
+    run = JITFunction.run
+
+    def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
+        kernel = run(self, *args, grid=grid, warmup=True, **kwargs)
+        kernels.append((self.__name__, kernel))
+        return kernel
+
+    monkeypatch.setattr(JITFunction, "run", compile_only)
+    triton.runtime.driver.set_active(OnPaper(request.param))
+    yield kernels
+    assert kernels
+    for name, kernel in kernels:
+        assert kernel.metadata.shared <= SHARED_BYTES[request.param], name
+        assert kernel.asm["cubin"], name
+
+
+@pytest.mark.parametrize(
+    ("dtype", "group", "num_tokens", "head_dim", "window"),
+    [
+        (torch.bfloat16, 4, 1, 128, 0),
+        (torch.bfloat16, 4, 17, 128, 0),
+        (torch.float16, 7, 200, 80, 100),
+        (torch.bfloat16, 4, 200, 256, 0),
+        (torch.float32, 7, 200, 64, 0),
+        (torch.float8_e4m3fn, 4, 1, 128, 0),
+        (torch.float8_e4m3fn, 4, 200, 128, 100),
+    ],
+)
+def test_attention(compiled, dtype, group, num_tokens, head_dim, window):
+    scaled = dtype is torch.float8_e4m3fn and window == 0
+    cache = KVCache(KVShape(1, 2, head_dim), 300, 16, dtype, CPU, scaled=scaled)
+    backend = TritonAttention(cache, Scores(0.1, (window,), 5.0 if window else 0.0), 2 * group, num_processors=132)
+    extents = [Extent(0, num_tokens, 4000, range(270))]
+    heads = torch.zeros(num_tokens, 2 * group + 4, head_dim, dtype=torch.bfloat16 if dtype.itemsize == 1 else dtype)
+    backend.plan(extents, slots_of(extents, 16)).attend(0, *heads.split((2 * group, 2, 2), 1))
+    assert {name for name, _ in compiled} >= {"write", "attend"}
