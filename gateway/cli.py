@@ -6,7 +6,7 @@ import os
 import sys
 from importlib import import_module, metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import click
 
@@ -49,6 +49,13 @@ def show_version(context: click.Context, _: click.Parameter, wanted: bool) -> No
         context.exit()
 
 
+quantize_option = click.option(
+    "--quantize",
+    type=click.Choice(get_args(settings.Quantization)),
+    help="What the matrices of a plain model become when it is loaded [engine.quantize].",
+)
+
+
 @click.command(cls=Commands)
 @click.option(
     "--version", is_flag=True, is_eager=True, expose_value=False, callback=show_version, help="Say which one."
@@ -64,10 +71,23 @@ def main() -> None:
 )
 @click.option("--host", help="Address to listen on [server.host].")
 @click.option("--port", type=click.IntRange(0, 65535), help="Port to listen on, 0 for any [server.port].")
+@quantize_option
 @data_dir_option
-def serve(config: Path | None, model: str | None, host: str | None, port: int | None, data_dir: str | None) -> None:
+def serve(
+    config: Path | None,
+    model: str | None,
+    host: str | None,
+    port: int | None,
+    quantize: str | None,
+    data_dir: str | None,
+) -> None:
     """Start the gateway and its workers; a line on standard output says when the first model can answer."""
-    chosen: dict[str, Any] = {"server.host": host, "server.port": port, "store.data_dir": data_dir}
+    chosen: dict[str, Any] = {
+        "server.host": host,
+        "server.port": port,
+        "store.data_dir": data_dir,
+        "engine.quantize": quantize,
+    }
     if model is not None:
         chosen["models"] = {served_name(model): {"source": model}}
     loaded = load(config, {name: value for name, value in chosen.items() if value is not None})
@@ -115,10 +135,11 @@ def migrate(config: Path | None, data_dir: str | None) -> None:
 @click.option("--model", required=True, help='What it computes: a directory, a GGUF file, a hub id, or "demo".')
 @click.option("--name", help="As clients name the model [the last part of --model].")
 @click.option("--listen", required=True, help='Where gateways find it: "unix:/path" or "tcp:host:port".')
-def worker(config: Path | None, model: str, name: str | None, listen: str) -> None:
+@quantize_option
+def worker(config: Path | None, model: str, name: str | None, listen: str, quantize: str | None) -> None:
     """Start one worker by itself, for a gateway that names it under models.NAME.addresses."""
     name = name or served_name(model)
-    loaded = load(config, {})
+    loaded = load(config, {} if quantize is None else {"engine.quantize": quantize})
     engine = loaded.models[name].engine if name in loaded.models else loaded.engine
     told = settings.WorkerSettings(name=f"{name}@{listen}", model=name, source=model, listen=listen, engine=engine)
     import msgspec

@@ -172,6 +172,9 @@ class Log(Section, frozen=True):
     format: Literal["console", "json"] = "console"
 
 
+Quantization = Literal["none", "int8", "int4", "fp8"]
+
+
 class Engine(Section, frozen=True):
     """One worker's engine; ``[models.NAME.engine]`` overrides single keys for one model."""
 
@@ -179,7 +182,7 @@ class Engine(Section, frozen=True):
     """auto: cuda when there is one."""
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
     """auto: bfloat16 where the device computes it natively, float32 elsewhere."""
-    quantize: Literal["none", "int8", "int4", "fp8"] = "none"
+    quantize: Quantization = "none"
     """What the matrices of a model that is not quantised become when it is loaded: a half or a quarter of the bytes to
     read for a token, at a small loss (benchmarks/quantised.md). fp8 pays only where the device multiplies it."""
     num_threads: NonNegative = 0

@@ -99,6 +99,7 @@ class Ready(Message, frozen=True):
     max_sequences: int
     device: str
     dtype: str
+    """Of activations, and of matrices where they were made something else: "bfloat16" or "bfloat16/int8"."""
     pid: int
 
 

@@ -119,7 +119,7 @@ def _serve(settings: WorkerSettings, listener: socket.socket) -> int:
         num_blocks=runner.num_blocks,
         max_sequences=engine.max_sequences,
         device=runner.device,
-        dtype=runner.dtype,
+        dtype=runner.dtype if settings.engine.quantize == "none" else f"{runner.dtype}/{settings.engine.quantize}",
         pid=os.getpid(),
     )
     gc.collect()

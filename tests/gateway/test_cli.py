@@ -130,6 +130,18 @@ async def test_a_stop_while_the_model_loads_is_a_stop(tmp_path):
     assert b"Traceback" not in told
 
 
+async def test_a_model_is_quantised_on_request(tmp_path):
+    async with serving("--quantize", "int8", cwd=tmp_path) as house:
+        keys = dict(line.split("=", 1) for line in (tmp_path / "data" / "bootstrap.env").read_text().splitlines())
+        headers = {"authorization": f"Bearer {keys['PENSTOCK_ADMIN_KEY']}"}
+        async with (
+            aiohttp.ClientSession(headers=headers) as session,
+            session.get(f"{house.url}/admin/v1/workers") as response,
+        ):
+            (worker,) = (await response.json())["data"]
+    assert worker["facts"]["dtype"].endswith("/int8")
+
+
 async def test_a_worker_started_by_itself_serves_a_gateway_that_names_it(tmp_path):
     address = f"unix:{tmp_path / 'worker'}"
     worker = await asyncio.create_subprocess_exec(

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
 
 import torch
 from torch import Tensor
 
+from policies.settings import Quantization
 from worker.models.architecture import Architecture
 from worker.models.decoder import Decoder, Layer
 from worker.models.families import architecture_of, token_ids
@@ -22,8 +22,6 @@ from worker.models.shard import Shard
 from worker.models.sources import HEAD, CheckpointSource, ShardSource, Source
 from worker.models.weights import Checkpoint, read_json
 from worker.native import Library
-
-Quantization = Literal["none", "int8", "int4", "fp8"]
 
 
 def read_architecture(path: Path) -> Architecture:
