@@ -19,7 +19,7 @@ DRIVERS = Path(__file__).with_name("drivers")
 OURS = "penstock"
 FORMS = {
     OURS: ("bf16", "int8", "int4"),
-    "vllm": ("bf16",),
+    "vllm": ("bf16", "int8"),
     "openvino": ("bf16", "int8", "int4"),
     "llama": ("bf16", "q8_0", "q4_0", "bf16-fa", "q8_0-fa", "q4_0-fa"),
     "transformers": ("bf16",),

@@ -132,7 +132,7 @@ def test_reports_of_one_commit_merge_their_rounds_and_others_are_refused(tmp_pat
     ("arguments", "sentence"),
     [
         (["--peer", "sglang=python"], "there is no engine sglang; there are penstock, vllm"),
-        (["--peer", "vllm:int2=python"], "vllm has no form int2; it has bf16"),
+        (["--peer", "vllm:int2=python"], "vllm has no form int2; it has bf16, int8"),
         (["--peer", "vllm"], "say with which interpreter: vllm=PYTHON"),
         (["--concurrency", "1,x"], "is no list of numbers"),
     ],
