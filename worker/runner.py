@@ -38,7 +38,7 @@ class Runner:
     """One model on one device; not safe for two threads."""
 
     def __init__(self, model: Decoder, cache: KVCache, attention: Backend, ops: Ops, max_model_tokens: int) -> None:
-        self._model, self._cache, self._attention, self._ops = model, cache, attention, ops
+        self._model, self.cache, self.attention, self._ops = model, cache, attention, ops
         self.max_model_tokens = max_model_tokens
         self.num_blocks, self.block_size = cache.num_blocks, cache.block_size
         self.vocab_size = model.architecture.vocab_size
@@ -93,7 +93,7 @@ class Runner:
         """
         try:
             inputs = flatten(spans, self.block_size, self._model.device, sampled_before)
-            plan = self._attention.plan(inputs.extents, inputs.slots)
+            plan = self.attention.plan(inputs.extents, inputs.slots)
             return self._model.forward(inputs.token_ids, inputs.positions, inputs.rows, plan, self._ops)
         except (MemoryError, RuntimeError) as error:
             if not _is_out_of_memory(error):
@@ -107,7 +107,7 @@ class Runner:
     @torch.inference_mode()
     def copy_block(self, source: int, target: int) -> None:
         """Keys and values of all layers."""
-        self._cache.copy_block(source, target)
+        self.cache.copy_block(source, target)
 
 
 def _is_out_of_memory(error: BaseException) -> bool:

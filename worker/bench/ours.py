@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from time import perf_counter
 
@@ -69,6 +70,20 @@ class Ours:
             self._engine.cancel(request_id)
         self._timelines.clear()
         return measures.stall_of(streams, arrived)
+
+    def steady(self, prompts: Prompts, num_tokens: int, during: AbstractContextManager[object]) -> None:
+        """All prompts at once; ``during`` is around the steps that write so many tokens for each, once all are being
+        written. Raises EngineFailed.
+        """
+        # Whoever began first has written more than the last one needs to begin.
+        streams = [self._submit(prompt, 2 * num_tokens + 64) for prompt in prompts]
+        self._run(lambda: any(not stream.token_ats for stream in streams))
+        wanted = len(streams[-1].token_ats) + num_tokens
+        with during:
+            self._run(lambda: len(streams[-1].token_ats) < wanted)
+        for request_id in list(self._timelines):
+            self._engine.cancel(request_id)
+        self._timelines.clear()
 
     def shared_prefix(
         self, shared: Sequence[int], own: Sequence[Sequence[int]], others: Sequence[Sequence[int]]

@@ -1,0 +1,121 @@
+"""The loop that a compiled model runs at one sequence: a static cache, one graph a token, nothing else.
+
+What gpt-fast (PyTorch's blog "Accelerating Generative AI with PyTorch II", 2023) showed to be near the limit at batch
+1, written here anew in its smallest form: it has no scheduler, no pages and no second sequence, so an engine is as good
+as it gets when it is level with this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from time import perf_counter
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from worker.models import Architecture
+from worker.models.rope import Rotary
+
+
+@dataclass(slots=True)
+class _Layer:
+    qkv: Tensor
+    output: Tensor
+    gate_up: Tensor
+    down: Tensor
+    keys: Tensor
+    """[1, num_kv_heads, max_tokens, head_dim], as values."""
+    values: Tensor
+
+
+class CompiledLoop:
+    """Random weights of a shape; norms weigh nothing."""
+
+    def __init__(self, architecture: Architecture, device: torch.device, max_tokens: int, compiles: bool) -> None:
+        self._architecture, self._device = architecture, device
+        each, size = architecture, architecture.hidden_size
+        width = each.num_heads * each.head_dim
+        kv_width = each.num_kv_heads * each.head_dim
+
+        def matrix(rows: int, columns: int) -> Tensor:
+            return torch.empty(rows, columns, dtype=torch.bfloat16, device=device).normal_(0.0, 0.02)
+
+        def cache() -> Tensor:
+            shape = (1, each.num_kv_heads, max_tokens, each.head_dim)
+            return torch.zeros(shape, dtype=torch.bfloat16, device=device)
+
+        self._embedding = matrix(each.vocab_size, size)
+        self._layers = [
+            _Layer(
+                matrix(width + 2 * kv_width, size),
+                matrix(size, width),
+                matrix(2 * each.intermediate_size, size),
+                matrix(size, each.intermediate_size),
+                cache(),
+                cache(),
+            )
+            for _ in range(each.num_layers)
+        ]
+        self._head = matrix(each.vocab_size, size)
+        self._places = torch.arange(max_tokens, device=device)
+        self._cos, self._sin = Rotary(each.ropes[0], max_tokens, device).at(self._places)
+        step: Callable[[Tensor, Tensor], Tensor] = self._step
+        if compiles:
+            torch._inductor.config.coordinate_descent_tuning = True  # type: ignore[attr-defined]
+            step = torch.compile(step, mode="reduce-overhead", fullgraph=True)
+        self._decode = step
+
+    @torch.inference_mode()
+    def decode_s(self, num_prompt_tokens: int, num_tokens: int) -> float:
+        """Seconds for so many tokens behind a prompt; the prompt's keys and values are zeros, which cost the same."""
+        token_id = torch.zeros(1, dtype=torch.int64, device=self._device)
+        positions = torch.arange(num_prompt_tokens, num_prompt_tokens + num_tokens, device=self._device)
+        for position in positions[:3]:
+            # Compiled, then captured, then replayed.
+            token_id = self._decode(token_id, position[None]).clone()
+        _finish(self._device)
+        began_at = perf_counter()
+        for position in positions:
+            token_id = self._decode(token_id, position[None]).clone()
+        _finish(self._device)
+        return perf_counter() - began_at
+
+    def _step(self, token_id: Tensor, position: Tensor) -> Tensor:
+        """[1] i64 and [1] i64 -> [1] i64."""
+        each = self._architecture
+        x = F.embedding(token_id, self._embedding)
+        seen = (self._places <= position)[None, None, None]
+        cos, sin = self._cos[position], self._sin[position]
+        for layer in self._layers:
+            heads = F.linear(self._norm(x), layer.qkv).view(1, -1, each.head_dim)
+            queries, keys, values = heads.split([each.num_heads, each.num_kv_heads, each.num_kv_heads], dim=1)
+            layer.keys.index_copy_(2, position, _turned(keys, cos, sin)[None].transpose(1, 2))
+            layer.values.index_copy_(2, position, values[None].transpose(1, 2))
+            attended = F.scaled_dot_product_attention(
+                _turned(queries, cos, sin)[None].transpose(1, 2),
+                layer.keys,
+                layer.values,
+                attn_mask=seen,
+                enable_gqa=True,
+            )
+            x = x + F.linear(attended.reshape(1, -1), layer.output)
+            gate, up = F.linear(self._norm(x), layer.gate_up).chunk(2, dim=-1)
+            x = x + F.linear(F.silu(gate) * up, layer.down)
+        return F.linear(self._norm(x), self._head).argmax(-1)
+
+    def _norm(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x, (x.shape[-1],), eps=self._architecture.norm_eps)
+
+
+def _turned(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """heads [1, num_heads, head_dim], cos and sin [1, head_dim] as Rotary gives them."""
+    wide = heads.float()
+    rolled = wide.roll(wide.shape[-1] // 2, -1)
+    return (wide * cos[:, None] + rolled * sin[:, None]).to(heads.dtype)
+
+
+def _finish(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
