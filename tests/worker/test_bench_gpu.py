@@ -1,4 +1,4 @@
-"""The GPU benchmark runs anywhere at its smallest, so that it runs where a GPU is; its figures are taken for nothing."""
+"""The GPU benchmark runs anywhere, tiny, so that it runs where a GPU is; its figures are taken for nothing."""
 
 from __future__ import annotations
 
