@@ -152,8 +152,9 @@ class Worker:
         self.facts = facts
         self._was_ready = True
         log.info(
-            "worker %s ready: %s on %s in %s, %d KV blocks of %d tokens, process %d",
-            *(self.name, facts.model, facts.device, facts.dtype, facts.num_blocks, facts.block_size, facts.pid),
+            "worker %s ready: %s on %s%s in %s, %d KV blocks of %d tokens, process %d",
+            *(self.name, facts.model, facts.device, f" by {facts.num_ranks} ranks" if facts.num_ranks > 1 else ""),
+            *(facts.dtype, facts.num_blocks, facts.block_size, facts.pid),
         )
         self._listen_for_silence(0)
         self._host.joined(self)

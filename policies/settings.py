@@ -185,8 +185,14 @@ class Engine(Section, frozen=True):
     quantize: Quantization = "none"
     """What the matrices of a model that is not quantised become when it is loaded: a half or a quarter of the bytes to
     read for a token, at a small loss (benchmarks/quantised.md). fp8 pays only where the device multiplies it."""
+    tensor_parallel: Annotated[int, Meta(ge=1, le=64)] = 1
+    """Processes that share each matrix of the model, each with a device of its own, or with its part of the CPU's
+    cores; the model's heads must be divisible by it."""
+    pipeline_parallel: Annotated[int, Meta(ge=1, le=64)] = 1
+    """Stages that the model's layers are divided into, one after the other; each of them has ``tensor_parallel``
+    processes."""
     num_threads: NonNegative = 0
-    """CPU threads; 0: one a physical core, less one for the gateway from four cores up."""
+    """CPU threads of each process; 0: one a physical core, less one for the gateway from four cores up."""
     kv_memory_share: Share = 0.3
     """Share of the memory free after the weights are loaded that becomes KV blocks."""
     max_kv_bytes: NonNegative = 0

@@ -101,6 +101,15 @@ class Ready(Message, frozen=True):
     dtype: str
     """Of activations, and of matrices where they were made something else: "bfloat16" or "bfloat16/int8"."""
     pid: int
+    tensor_parallel: int = 1
+    """Processes that share each matrix of the model."""
+    pipeline_parallel: int = 1
+    """Stages that its layers are divided into."""
+
+    @property
+    def num_ranks(self) -> int:
+        """Processes that compute it together."""
+        return self.tensor_parallel * self.pipeline_parallel
 
 
 # The three below come by the thousand and refer to nothing that could refer back, so the collector need not count them.

@@ -13,9 +13,9 @@ import signal
 import socket
 import sys
 import time
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import msgspec
 
@@ -23,11 +23,13 @@ from policies import wire
 from policies.costs import StepCosts
 from policies.settings import WorkerSettings
 from worker.channel import listen
-from worker.process import prepare
+from worker.process import NICENESS, prepare
+
+if TYPE_CHECKING:
+    from worker.parallel.runner import ParallelRunner
+    from worker.runner import Runner
 
 CANNOT_START, BROKEN = 2, 3
-NICENESS = 5
-"""On a CPU the engine takes what it is given; the gateway, on the same cores, wakes for a moment only but at once."""
 
 log = logging.getLogger("penstock.worker")
 
@@ -85,20 +87,53 @@ def _listen(address: str) -> socket.socket:
         raise CannotStart(f"cannot listen on {address}: {reason}") from None
 
 
+class _Others:
+    """What becomes of this process when another rank of its model ends."""
+
+    def __init__(self) -> None:
+        self.is_serving = False
+
+    def lost(self, reason: str) -> NoReturn:
+        """On another thread: the main one may be waiting for that rank, without end."""
+        if self.is_serving:
+            log.error("%s", reason)
+        else:
+            print(f"penstock worker: {reason}", file=sys.stderr)
+        sys.stderr.flush()
+        os._exit(BROKEN if self.is_serving else CANNOT_START)
+
+
 def _serve(settings: WorkerSettings, listener: socket.socket) -> int:
     prepare()
-    from worker.engine import Engine
-    from worker.loop import Loop
     from worker.models import ModelError
-    from worker.probe import ProbeFailed, probe
+    from worker.parallel.runner import ParallelRunner
     from worker.runner import Runner
-    from worker.sampler import Sampler
 
     started_at = time.monotonic()
+    others = _Others()
+    engine = settings.engine
     try:
-        runner = Runner.load(settings.source, settings.engine, settings.replica)
+        if engine.tensor_parallel * engine.pipeline_parallel == 1:
+            alone = Runner.load(settings.source, engine, settings.replica)
+            return _run(settings, listener, alone, others, started_at)
+        with closing(ParallelRunner.load(settings, others.lost)) as runner:
+            return _run(settings, listener, runner, others, started_at)
     except ModelError as error:
         raise CannotStart(str(error)) from None
+
+
+def _run(
+    settings: WorkerSettings,
+    listener: socket.socket,
+    runner: Runner | ParallelRunner,
+    others: _Others,
+    started_at: float,
+) -> int:
+    from worker.engine import Engine
+    from worker.loop import Loop
+    from worker.probe import ProbeFailed, probe
+    from worker.sampler import Sampler
+
     if runner.device == "cpu":
         os.nice(NICENESS)
     sampler = Sampler(runner.vocab_size, runner.eos_token_ids)
@@ -121,9 +156,12 @@ def _serve(settings: WorkerSettings, listener: socket.socket) -> int:
         device=runner.device,
         dtype=runner.dtype if settings.engine.quantize == "none" else f"{runner.dtype}/{settings.engine.quantize}",
         pid=os.getpid(),
+        tensor_parallel=settings.engine.tensor_parallel,
+        pipeline_parallel=settings.engine.pipeline_parallel,
     )
     gc.collect()
     gc.freeze()  # the model's objects live as long as the process: collections need not walk them
+    others.is_serving = True
     log.info("serving %s on %s, loaded in %.2f s", settings.source, settings.listen, time.monotonic() - started_at)
 
     loop = Loop(engine, listener, wire.Hello(wire.VERSION, settings.name), ready, time.monotonic)

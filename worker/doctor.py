@@ -207,6 +207,7 @@ def _devices(found: Facts) -> None:
             found.find("slow", f"{properties.name} has no bfloat16 units: the engine uses float16 or float32 there.")
         if free < total // 2:
             found.find("slow", f"other programs hold {(total - free) >> 20} of {total >> 20} MiB on {properties.name}.")
+    found.facts["parallel"] = _parallel(len(devices))
     found.facts["cuda"] = torch.version.cuda
     found.facts["devices"] = devices
     if not devices:
@@ -214,6 +215,18 @@ def _devices(found: Facts) -> None:
         found.find("note", f"the engine runs on the CPU ({built}).")
         if found.facts["num_physical_cores"] == 1:
             found.find("slow", "there is one CPU core, and the gateway shares it with the engine.")
+
+
+def _parallel(num_devices: int) -> dict[str, Any]:
+    """What ranks of one model (engine.tensor_parallel, engine.pipeline_parallel) can speak through."""
+    import torch.distributed as dist
+
+    has_any = dist.is_available()
+    return {
+        "gloo": has_any and dist.is_gloo_available(),
+        "nccl": has_any and dist.is_nccl_available(),
+        "max_cuda_ranks": num_devices,
+    }
 
 
 def report(found: Facts) -> str:
@@ -235,6 +248,11 @@ def report(found: Facts) -> str:
         f" {_gib(device['free_memory_bytes'])} free of {_gib(device['memory_bytes'])}"
         for index, device in enumerate(facts.get("devices", []))
     ]
+    parallel = facts.get("parallel")
+    if parallel:
+        on_cpu = "on" if parallel["gloo"] else "off (torch without gloo)"
+        on_cuda = f"up to {parallel['max_cuda_ranks']}" if parallel["nccl"] else "off (torch without NCCL)"
+        lines.append(f"ranks        on the CPU {on_cpu}, on CUDA {on_cuda}")
     if fast_paths:
         lines.append("fast paths   " + ", ".join(f"{name} {'on' if on else 'off'}" for name, on in fast_paths.items()))
     marks = {"fatal": "cannot run", "slow": "slow", "note": "note"}

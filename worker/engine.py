@@ -31,6 +31,7 @@ from worker.sequence import Request, Sequence
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from worker.parallel.runner import ParallelRunner
     from worker.runner import Runner
     from worker.sampler import Sampled, Sampler
 
@@ -48,7 +49,7 @@ class Engine:
 
     def __init__(
         self,
-        runner: Runner,
+        runner: Runner | ParallelRunner,
         sampler: Sampler,
         engine: settings.Engine,
         now: Callable[[], float],

@@ -72,10 +72,13 @@ class KVCache:
             ]
 
 
-def budget_bytes(engine: settings.Engine, device: torch.device) -> int:
-    """Bytes that may become KV: a share of what is free now, under the configured ceiling."""
-    budget = int(free_bytes(device) * engine.kv_memory_share)
-    return min(budget, engine.max_kv_bytes) if engine.max_kv_bytes else budget
+def budget_bytes(engine: settings.Engine, device: torch.device, num_ranks: int = 1) -> int:
+    """Bytes that may become KV of one of so many ranks: a share of what is free now, under the configured ceiling of
+    them all. On the CPU what is free is theirs together, elsewhere each has a device.
+    """
+    free = free_bytes(device) // num_ranks if device.type == "cpu" else free_bytes(device)
+    budget = int(free * engine.kv_memory_share)
+    return min(budget, engine.max_kv_bytes // num_ranks) if engine.max_kv_bytes else budget
 
 
 def free_bytes(device: torch.device) -> int:

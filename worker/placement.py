@@ -44,6 +44,11 @@ def nodes(cpus: set[int], system: Path = SYSTEM) -> list[set[int]]:
     return found
 
 
+def num_nodes() -> int:
+    """That this process can choose from: 1 where the system does not say."""
+    return max(1, len(nodes(allowed())))
+
+
 def keep_to_a_node(index: int) -> set[int] | None:
     """Bind this process, before it has other threads, to the node that the ``index``-th replica gets in turn. Its
     CPUs; None where there is no choice, or no way to bind.

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ctypes
 import os
 
+NICENESS = 5
+"""On a CPU the engine takes what it is given; the gateway, on the same cores, wakes for a moment only but at once."""
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 """Of glibc's malloc.h."""
 _KEPT_BYTES = 512 << 20

@@ -16,9 +16,11 @@ from worker.kv_cache import KVCache, KVShape, budget_bytes, free_bytes
 from worker.models import (
     Architecture,
     Decoder,
+    Layout,
     ModelError,
     NativeOps,
     Ops,
+    Shard,
     TorchOps,
     load_decoder,
     packs_bfloat16,
@@ -54,23 +56,7 @@ class Runner:
 
         ``replica``: on a CPU with several memory nodes, this process keeps to the one that is its turn.
         """
-        path = path_of(source)
-        architecture = read_architecture(path)
-        device = _device(engine)
-        if device.type == "cpu":
-            placement.keep_to_a_node(replica)
-        set_num_threads(engine)
-        dtype = _dtype(engine, device, architecture)
-        max_model_tokens = _max_model_tokens(engine, architecture)
-        needed, free = architecture.num_parameters * dtype.itemsize, free_bytes(device)
-        if needed > free:
-            raise ModelError(
-                f"the weights of {source} take {_mib(needed)} MiB in {str(dtype).removeprefix('torch.')},"
-                f" but {_mib(free)} MiB of memory are free"
-            )
-        kernels = _kernels(engine, device)
-        model = load_decoder(path, architecture, dtype, device, max_model_tokens, kernels, engine.quantize)
-        return cls.of(model, engine)
+        return cls.of(load_model(source, engine, replica), engine)
 
     @classmethod
     def of(cls, model: Decoder, engine: settings.Engine, num_blocks: int | None = None) -> Runner:
@@ -78,7 +64,7 @@ class Runner:
         architecture = model.architecture
         max_model_tokens = _max_model_tokens(engine, architecture)
         if num_blocks is None:
-            num_blocks = _num_blocks(engine, model, max_model_tokens)
+            num_blocks = room(model, engine)
         cache = KVCache(_kv_shape(architecture), num_blocks, engine.block_size, model.dtype, model.device)
         attention, ops = _means(engine, model, cache)
         return cls(model, cache, attention, ops, min(max_model_tokens, num_blocks * engine.block_size))
@@ -115,18 +101,53 @@ def _is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)
 
 
-def set_num_threads(engine: settings.Engine) -> int:
-    """Of torch, in this process: as configured, or as many as the machine has room for."""
-    num_threads = engine.num_threads or placement.num_threads()
+def load_model(
+    source: str, engine: settings.Engine, replica: int = 0, layout: Layout | None = None, rank: int = 0
+) -> Decoder:
+    """One rank's part of a model, in its device's memory; see ``Runner.load``. Raises ModelError, one sentence."""
+    layout = layout or Layout()
+    path = path_of(source)
+    architecture = read_architecture(path)
+    shard = Shard.of(architecture, layout, rank)
+    device = _device(engine, layout, rank)
+    num_nodes = placement.num_nodes()
+    if device.type == "cpu":
+        placement.keep_to_a_node(replica * layout.num_ranks + rank)
+    set_num_threads(engine, -(-layout.num_ranks // num_nodes))
+    dtype = _dtype(engine, device, architecture)
+    max_model_tokens = _max_model_tokens(engine, architecture)
+    # On the CPU all ranks take of the same memory; one asks for them all, before the others have begun to load.
+    asking = range(layout.num_ranks) if device.type == "cpu" and rank == 0 else (rank,)
+    num_parameters = sum(Shard.of(architecture, layout, other).num_parameters for other in asking)
+    needed, free = num_parameters * dtype.itemsize, free_bytes(device)
+    if needed > free:
+        raise ModelError(
+            f"the weights of {source} take {_mib(needed)} MiB in {str(dtype).removeprefix('torch.')},"
+            f" but {_mib(free)} MiB of memory are free"
+        )
+    kernels = _kernels(engine, device)
+    return load_decoder(path, architecture, dtype, device, max_model_tokens, kernels, engine.quantize, shard)
+
+
+def set_num_threads(engine: settings.Engine, num_sharing: int = 1) -> int:
+    """Of torch, in this process: as configured, or its part of as many as there is room for."""
+    num_threads = engine.num_threads or max(1, placement.num_threads() // num_sharing)
     torch.set_num_threads(num_threads)
     return num_threads
 
 
-def _device(engine: settings.Engine) -> torch.device:
+def _device(engine: settings.Engine, layout: Layout, rank: int) -> torch.device:
     if engine.device == "cpu" or (engine.device == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
     if not torch.cuda.is_available():
         raise ModelError("engine.device is cuda, but torch finds no CUDA device here")
+    if layout.num_ranks > torch.cuda.device_count():
+        raise ModelError(
+            f"engine.tensor_parallel times engine.pipeline_parallel is {layout.num_ranks},"
+            f" but torch finds {torch.cuda.device_count()} CUDA devices here"
+        )
+    if layout.num_ranks > 1:
+        torch.cuda.set_device(rank)
     return torch.device("cuda", torch.cuda.current_device())
 
 
@@ -184,12 +205,13 @@ def _kv_shape(architecture: Architecture) -> KVShape:
     return KVShape(architecture.num_layers, architecture.num_kv_heads, architecture.head_dim)
 
 
-def _num_blocks(engine: settings.Engine, model: Decoder, max_model_tokens: int) -> int:
-    """What the budget holds, but no more than the largest batch needs, twice: the other half is room for the prefix
-    cache.
+def room(model: Decoder, engine: settings.Engine) -> int:
+    """The blocks that the budget holds, but no more than the largest batch needs, twice: the other half is room for
+    the prefix cache. Raises ModelError where they are too few.
     """
+    max_model_tokens = _max_model_tokens(engine, model.architecture)
     size = _kv_shape(model.architecture).block_bytes(engine.block_size, model.dtype)
-    budget = budget_bytes(engine, model.device)
+    budget = budget_bytes(engine, model.device, model.shard.layout.num_ranks)
     num_blocks = budget // size
     least = -(-min(MIN_MODEL_TOKENS, max_model_tokens) // engine.block_size)
     if num_blocks < least:

@@ -52,7 +52,9 @@ def room_for(num_prompt_tokens: int, facts: wire.Ready, param: str) -> int:
 
 def fingerprint(facts: wire.Ready) -> str:
     """``system_fingerprint``: the same as long as the same seed gives the same tokens."""
-    return _fingerprint(facts.model, facts.device, facts.dtype, facts.vocab_size, facts.max_model_tokens)
+    # Ranks add up in an order of their own.
+    layout = () if facts.num_ranks == 1 else (facts.tensor_parallel, facts.pipeline_parallel)
+    return _fingerprint(facts.model, facts.device, facts.dtype, facts.vocab_size, facts.max_model_tokens, *layout)
 
 
 @lru_cache

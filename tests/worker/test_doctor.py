@@ -29,6 +29,7 @@ def test_the_facts_are_json_and_name_torch_and_the_cpu():
     assert found["facts"]["torch"] == torch.__version__
     assert found["facts"]["num_physical_cores"] >= 1
     assert found["facts"]["fast_paths"].keys() >= {"onednn", "cpu_packed_bf16_linear", "cpu_flash_attention"}
+    assert found["facts"]["parallel"].keys() == {"gloo", "nccl", "max_cuda_ranks"}
     assert {finding["severity"] for finding in found["findings"]} <= {"slow", "note"}
 
 

@@ -4,18 +4,23 @@ from worker.models.architecture import Architecture
 from worker.models.decoder import Decoder
 from worker.models.errors import ModelError
 from worker.models.linear import packs_bfloat16
+from worker.models.link import Link
 from worker.models.load import load_decoder, read_architecture
 from worker.models.ops import NativeOps, Ops, TorchOps
 from worker.models.place import path_of
 from worker.models.shapes import SHAPES, random_decoder
+from worker.models.shard import Layout, Shard
 
 __all__ = [
     "SHAPES",
     "Architecture",
     "Decoder",
+    "Layout",
+    "Link",
     "ModelError",
     "NativeOps",
     "Ops",
+    "Shard",
     "TorchOps",
     "load_decoder",
     "packs_bfloat16",

@@ -97,7 +97,7 @@ class Decoder:
             return x.new_empty((0, architecture.vocab_size), dtype=torch.float32)
         logits = self._head.wide(normed)
         cap = architecture.logits_softcap
-        return link.gather(cap * torch.tanh(logits / cap) if cap else logits)
+        return link.gather(cap * torch.tanh(logits / cap) if cap else logits, self.shard.vocabulary_widths)
 
     def _enter(self, token_ids: Tensor) -> Tensor:
         """[num_tokens] -> [num_tokens, hidden_size], by embedding or from the stage before."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
@@ -15,9 +16,9 @@ class Link(Protocol):
         """Over the ranks that share this stage's matrices, in place; x is contiguous."""
         ...
 
-    def gather(self, columns: Tensor) -> Tensor:
-        """columns [num_rows, own vocabulary] of all ranks that share the head, beside each other, on the first of them:
-        [num_rows, vocab_size]; on the others [0, vocab_size]."""
+    def gather(self, columns: Tensor, widths: Sequence[int]) -> Tensor:
+        """columns [num_rows, own width] of all ranks that share the head, beside each other, on the first of them:
+        [num_rows, sum of widths]; on the others [0, sum of widths]."""
         ...
 
     def send(self, x: Tensor) -> None:
@@ -36,7 +37,7 @@ class Alone:
         """See Link."""
         return x
 
-    def gather(self, columns: Tensor) -> Tensor:
+    def gather(self, columns: Tensor, widths: Sequence[int]) -> Tensor:
         """See Link."""
         return columns
 

@@ -81,6 +81,8 @@ class Shard:
     """Where there are fewer than ranks, neighbours have the same one."""
     inner: range
     vocabulary: range
+    vocabulary_widths: tuple[int, ...]
+    """Of all ranks that share its matrices."""
 
     @classmethod
     def of(cls, architecture: Architecture, layout: Layout | None = None, rank: int = 0) -> Shard:
@@ -118,8 +120,9 @@ class Shard:
             layer_ropes=architecture.layer_ropes[layers.start : layers.stop],
             windows=architecture.windows[layers.start : layers.stop],
         )
-        vocabulary = cut(architecture.vocab_size, num_ranks)[index]
-        return cls(architecture, own, layout, rank, layers, query_heads, kv_heads, inner, vocabulary)
+        tables = cut(architecture.vocab_size, num_ranks)
+        widths = tuple(map(len, tables))
+        return cls(architecture, own, layout, rank, layers, query_heads, kv_heads, inner, tables[index], widths)
 
     @property
     def index(self) -> int:

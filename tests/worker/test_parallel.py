@@ -1,0 +1,127 @@
+"""Several ranks, as real processes, say what one says: every family, any schedule, whatever is shared or copied."""
+
+from __future__ import annotations
+
+import itertools
+from functools import cache
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from policies import wire
+from policies.settings import Engine as EngineSettings
+from policies.terms import Sampling
+from tests.worker.test_engine_models import FAMILIES, STEMS, run, schedules
+from tests.worker.tiny import BLOCK_SIZE, checkpoint
+from tests.worker.troop import NUM_BLOCKS, Troop
+from worker.engine import Engine
+from worker.inputs import Span
+from worker.models import Layout
+from worker.parallel.plan import decoded, encoded, in_parts
+from worker.runner import Runner, load_model
+from worker.sampler import Sampler
+
+NUMBERS = {family: number for number, family in enumerate(FAMILIES)}
+LAYOUTS = [Layout(2), Layout(4), Layout(pipeline=2), Layout(2, 2)]
+ENGINE = EngineSettings(device="cpu", dtype="float32", num_threads=1, block_size=BLOCK_SIZE, max_kv_bytes=8 << 20)
+
+lengths = st.integers(1, 40)
+spans = st.lists(
+    lengths.flatmap(
+        lambda length: st.builds(
+            Span,
+            st.lists(st.integers(0, 200_000), min_size=length, max_size=length),
+            st.integers(0, 5000),
+            st.lists(st.integers(0, 100_000), max_size=9),
+            st.integers(0, length),
+        )
+    ),
+    min_size=1,
+    max_size=6,
+)
+
+
+@given(copies=st.lists(st.tuples(st.integers(0, 1 << 30), st.integers(0, 1 << 30)), max_size=4), plan=spans)
+def test_a_plan_arrives_as_it_was_sent(copies, plan):
+    assert decoded(encoded(copies, plan)) == (copies, plan)
+
+
+@given(plan=spans, most=st.integers(1, 5), least_tokens=st.integers(1, 30))
+def test_parts_hold_the_same_tokens_in_the_same_order_and_ask_for_the_same_logits(plan, most, least_tokens):
+    def rows(pieces):
+        found = []
+        for span in pieces:
+            for place, token_id in enumerate(span.token_ids):
+                wanted = place >= len(span.token_ids) - span.num_logits
+                found.append((token_id, span.start + place, tuple(span.block_ids), wanted))
+        return found
+
+    parts = in_parts(plan, most, least_tokens)
+    assert rows(itertools.chain(*parts)) == rows(plan)
+    sizes = [sum(len(span.token_ids) for span in part) for part in parts]
+    assert len(parts) == max(1, min(most, sum(sizes) // least_tokens))
+    assert max(sizes) - min(sizes) <= 1
+
+
+class Families:
+    """Each model once, on one rank."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.runner = cache(self._runner)
+        for family, number in NUMBERS.items():
+            architecture, changes = FAMILIES[family]
+            checkpoint(directory / str(number), architecture, **changes)
+
+    def _runner(self, family: str) -> Runner:
+        model = load_model(str(self.directory / str(NUMBERS[family])), ENGINE)
+        return Runner.of(model, ENGINE, NUM_BLOCKS)
+
+
+@pytest.fixture(scope="module")
+def families(tmp_path_factory):
+    return Families(tmp_path_factory.mktemp("families"))
+
+
+@pytest.fixture(scope="module", params=LAYOUTS, ids=lambda layout: f"{layout.tensor}x{layout.pipeline}")
+def troop(request, families):
+    troop = Troop(request.param, families.directory, block_size=BLOCK_SIZE)
+    yield troop
+    troop.close()
+    assert not troop.lost
+
+
+def engine_on(runner, num_blocks=NUM_BLOCKS, **changes):
+    runner.num_blocks = num_blocks  # fewer than there are: the rest stays untouched
+    ticks = itertools.count()
+    sampler = Sampler(runner.vocab_size, runner.eos_token_ids)
+    return Engine(runner, sampler, EngineSettings(**changes), lambda: float(next(ticks)))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@settings(max_examples=3, deadline=None)
+@given(schedule=schedules())
+def test_greedy_answers_of_several_ranks_are_those_of_one_on_any_schedule(families, troop, family, schedule):
+    arrivals, changes = schedule
+    alone, _ = run(engine_on(families.runner(family), **changes), arrivals)
+    together, _ = run(engine_on(troop.runner(NUMBERS[family]), **changes), arrivals)
+    assert together == alone
+
+
+def test_a_fork_writes_into_its_own_copy_on_every_rank(families, troop):
+    sampling = Sampling(max_tokens=12, seed=3, temperature=1.2, ignore_eos=True, num_logprobs=2)
+    arrivals = [
+        (0, wire.Submit("forked", STEMS[0][:21], sampling, num_sequences=3)),
+        (6, wire.Submit("cached", STEMS[0][:30], sampling)),
+    ]
+    alone, _ = run(engine_on(families.runner("olmo2")), arrivals)
+    runner = troop.runner(NUMBERS["olmo2"])
+    copied: list[tuple[int, int]] = []
+    copy_block = runner.copy_block
+    runner.copy_block = lambda source, target: (copied.append((source, target)), copy_block(source, target))
+    together, finishes = run(engine_on(runner), arrivals)
+    assert together == alone
+    assert copied
+    assert finishes["cached", 0].num_cached_tokens == 2 * BLOCK_SIZE

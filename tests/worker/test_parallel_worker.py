@@ -1,0 +1,214 @@
+"""A worker of several processes, as it is started: over the wire, idle, and when one of them ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from policies import wire
+from policies.settings import Engine as EngineSettings
+from policies.settings import WorkerSettings
+from tests.worker.peer import PATIENCE_S, WorkerProcess
+from tests.worker.test_worker import PROMPT, run_worker, settings
+from tests.worker.tiny import checkpoint
+from worker.inputs import Span
+from worker.models import Layout
+from worker.parallel.runner import ParallelRunner
+from worker.runner import Runner
+
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("tiny")
+    checkpoint(directory, "LlamaForCausalLM")
+    return directory
+
+
+@pytest.fixture(scope="module")
+def alone(source):
+    with WorkerProcess(source) as worker:
+        yield worker
+
+
+@pytest.fixture
+def pair(source):
+    with WorkerProcess(source, tensor_parallel=2) as worker:
+        yield worker
+
+
+def others_of(worker) -> list[int]:
+    """Process ids of the ranks that are not 0."""
+    tasks = Path(f"/proc/{worker.process.pid}/task").iterdir()
+    return [int(pid) for task in tasks for pid in (task / "children").read_text().split()]
+
+
+def computed_s(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / TICKS_PER_S
+
+
+class Watched:
+    """Processes that are expected to end, whoever their parent is by then."""
+
+    def __init__(self, pids: list[int]) -> None:
+        assert pids
+        self._files = [os.pidfd_open(pid) for pid in pids]
+
+    def end(self, seconds: float = PATIENCE_S) -> bool:
+        """Whether all have ended within so long."""
+        until = time.monotonic() + seconds
+        try:
+            return all(select.select([file], [], [], max(0.0, until - time.monotonic()))[0] for file in self._files)
+        finally:
+            for file in self._files:
+                os.close(file)
+
+
+def test_two_ranks_answer_as_one_does_and_say_that_they_are_two(alone, pair):
+    with alone.connect() as one, pair.connect() as two:
+        assert (one.ready.tensor_parallel, one.ready.pipeline_parallel) == (1, 1)
+        assert (two.ready.tensor_parallel, two.ready.pipeline_parallel) == (2, 1)
+        assert two.ready.num_blocks == one.ready.num_blocks
+        for gateway in (one, two):
+            gateway.submit("a", PROMPT, 40, seed=5, num_sequences=2)
+        assert two.finish("a") == one.finish("a")
+        assert two.finish("a", 1) == one.finish("a", 1)
+        two.quiet()
+    ranks = Watched(others_of(pair))
+    pair.terminate()
+    assert pair.exit_status() == 0
+    assert ranks.end()
+
+
+def test_a_rank_that_waits_for_the_next_step_computes_nothing(pair):
+    (other,) = others_of(pair)
+    with pair.connect() as gateway:
+        gateway.submit("a", PROMPT, 4)
+        gateway.finish("a")
+        gateway.quiet()
+        before = computed_s(other), computed_s(pair.process.pid)
+        for _ in range(3):
+            gateway.next(wire.Stats)  # one a second
+        after = computed_s(other), computed_s(pair.process.pid)
+    assert after[0] - before[0] < 0.05
+    assert after[1] - before[1] < 0.2
+
+
+def test_a_rank_that_dies_ends_the_worker(pair):
+    (other,) = others_of(pair)
+    with pair.connect() as gateway:
+        gateway.submit("a", PROMPT, 100)
+        gateway.next(wire.StepOutput)
+        os.kill(other, signal.SIGKILL)
+        assert gateway.is_closed_by_worker()
+    assert pair.exit_status() == 3
+
+
+def test_an_idle_worker_notices_that_a_rank_is_gone_and_leaves_no_other(source):
+    with WorkerProcess(source, tensor_parallel=2, pipeline_parallel=2) as worker:
+        first, *left = others_of(worker)
+        ranks = Watched(left)
+        os.kill(first, signal.SIGKILL)
+        assert worker.exit_status() == 3
+        assert ranks.end()
+        assert any("rank 1 ended with signal 9" in line for line in worker.lines)
+
+
+def test_ranks_end_with_a_worker_that_is_killed_in_the_middle_of_a_step(source):
+    with WorkerProcess(source, tensor_parallel=2, pipeline_parallel=2) as worker, worker.connect() as gateway:
+        ranks = Watched(others_of(worker))
+        gateway.submit("a", PROMPT, 100)
+        gateway.next(wire.StepOutput)
+        worker.process.kill()
+        assert ranks.end()
+
+
+def test_a_signal_to_the_whole_group_lets_the_worker_finish(pair):
+    with pair.connect() as gateway:
+        gateway.submit("a", PROMPT, 100)
+        gateway.next(wire.StepOutput)
+        for pid in [*others_of(pair), pair.process.pid]:
+            os.kill(pid, signal.SIGTERM)
+        assert len(gateway.finish("a")) == 100
+    assert pair.exit_status() == 0
+
+
+def refusal(directory, source, **engine):
+    """The one sentence of a worker that cannot start."""
+    told = {"device": "cpu", "dtype": "float32", "num_threads": 1, **engine}
+    ended = run_worker(settings(directory, source=str(source), engine=told))
+    (sentence,) = ended.stderr.splitlines()
+    assert ended.returncode == 2
+    return sentence
+
+
+def test_ranks_that_the_model_cannot_be_shared_among_are_refused(tmp_path, source):
+    assert "engine.tensor_parallel is 3, which does not divide the 4 attention heads" in refusal(
+        tmp_path, source, tensor_parallel=3
+    )
+    assert "engine.pipeline_parallel is 4, but this LlamaForCausalLM has 3 layers" in refusal(
+        tmp_path, source, pipeline_parallel=4
+    )
+    assert "Expected `int` >= 1 - at `$.engine.tensor_parallel`" in refusal(tmp_path, source, tensor_parallel=0)
+
+
+def test_what_only_another_rank_finds_wrong_is_said_by_the_worker(tmp_path, source):
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    for path in source.iterdir():
+        (broken / path.name).write_bytes(path.read_bytes())
+    data = (broken / "model.safetensors").read_bytes()
+    length = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + length])
+    header["model.layers.0.gone.weight"] = header.pop("model.layers.0.mlp.up_proj.weight")
+    told = json.dumps(header).encode()
+    (broken / "model.safetensors").write_bytes(len(told).to_bytes(8, "little") + told + data[8 + length :])
+    # The last rank has the first layers.
+    sentence = refusal(tmp_path, broken, pipeline_parallel=2)
+    assert sentence.startswith("penstock worker: rank 1: ")
+    assert "has no tensor model.layers.0.mlp.up_proj.weight" in sentence
+
+
+def test_a_pool_that_one_rank_has_no_room_for_is_refused(tmp_path, source):
+    assert "engine.kv_memory_share and engine.max_kv_bytes leave" in refusal(
+        tmp_path, source, tensor_parallel=2, max_kv_bytes=1000
+    )
+
+
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+def test_ranks_that_quantise_their_own_parts_say_nearly_the_same(kind, tmp_path):
+    checkpoint(tmp_path, "LlamaForCausalLM", hidden_size=64, intermediate_size=256, vocab_size=96)
+    spans = [Span([3, 14, 15, 92, 65], 0, [0], 1)]
+    logits = []
+    for layout in (Layout(), Layout(2)):
+        engine = EngineSettings(
+            device="cpu",
+            dtype="float32",
+            num_threads=1,
+            quantize=kind,
+            tensor_parallel=layout.tensor,
+            max_kv_bytes=1 << 20,
+        )
+        if layout.tensor == 1:
+            logits.append(Runner.load(str(tmp_path), engine).forward(spans).log_softmax(-1))
+            continue
+        lost: list[str] = []
+        runner = ParallelRunner.load(WorkerSettings("w", "tiny", str(tmp_path), "nowhere", engine=engine), lost.append)
+        assert (runner.num_blocks, runner.vocab_size) == (Runner.load(str(tmp_path), engine).num_blocks, 96)
+        logits.append(runner.forward(spans).log_softmax(-1))
+        runner.close()
+        assert not lost
+    alone, together = logits
+    # Not the same: a row that is cut has scales of its own in each part.
+    divergence = (alone.exp() * (alone - together)).sum()
+    assert torch.isfinite(together).all()
+    assert divergence < (0.3 if kind == "int4" else 0.02)

@@ -1,0 +1,98 @@
+"""Real ranks for tests: processes that compute one tiny model after another without being started anew.
+
+python -m tests.worker.troop '{"name": "/directory of the models", ...}': the rank that is not 0, as a Duty says.
+"""
+
+from __future__ import annotations
+
+import socket
+import sys
+from pathlib import Path
+
+import msgspec
+import torch
+
+from policies.settings import Engine, WorkerSettings
+from worker.models import Layout
+from worker.parallel.control import Begin, Control, Step
+from worker.parallel.duty import Duty
+from worker.parallel.link import ProcessLink, store
+from worker.parallel.plan import decoded
+from worker.parallel.rank import Rank, layout_of
+from worker.parallel.ranks import Ranks
+from worker.parallel.runner import ParallelRunner
+from worker.runner import load_model
+
+NUM_BLOCKS = 64
+LEAST_PART_TOKENS = 5
+"""Few enough for most steps to be cut among the stages."""
+CPU = torch.device("cpu")
+
+
+class Troop:
+    """All ranks of a layout, connected; the models are in numbered directories under ``directory``."""
+
+    def __init__(self, layout: Layout, directory: Path, **engine: object) -> None:
+        self.engine = Engine(
+            device="cpu",
+            dtype="float32",
+            num_threads=1,
+            tensor_parallel=layout.tensor,
+            pipeline_parallel=layout.pipeline,
+            **engine,  # type: ignore[arg-type]
+        )
+        self.lost: list[str] = []
+        self._directory = directory
+        self._ranks = Ranks(layout.num_ranks, self._command)
+        meeting = store(num_ranks=layout.num_ranks)
+        self._ranks.tell(Begin(meeting.port, 0))
+        self._ranks.watch(self.lost.append)
+        self._link = ProcessLink.between(layout, 0, CPU, meeting)
+        self._number: int | None = None
+
+    def runner(self, number: int) -> ParallelRunner:
+        """Of model ``number``; the one before is no more."""
+        if self._number != number:
+            self._ranks.tell(Begin(0, number))
+            rank = rank_of(self._directory, number, self.engine, 0, self._link)
+            self._number, self._runner = number, ParallelRunner(rank, self._ranks, self._link)
+        return self._runner
+
+    def close(self) -> None:
+        self._ranks.leave()
+        self._link.close()
+        self._ranks.close()
+
+    def _command(self, rank: int, control: int) -> list[str]:
+        settings = WorkerSettings("troop", "tiny", str(self._directory), "nowhere", engine=self.engine)
+        duty = Duty(settings, rank, control)
+        return [sys.executable, "-m", "tests.worker.troop", msgspec.json.encode(duty).decode()]
+
+
+def rank_of(directory: Path, number: int, engine: Engine, rank: int, link: ProcessLink) -> Rank:
+    """Any rank, of model ``number``."""
+    model = load_model(str(directory / str(number)), engine, 0, layout_of(engine), rank)
+    return Rank(model, engine, NUM_BLOCKS, link, LEAST_PART_TOKENS)
+
+
+def main() -> None:
+    """A rank that is not 0: loads what it is told to, steps as it is told, ends with rank 0."""
+    duty = msgspec.json.decode(sys.argv[1], type=Duty)
+    engine, directory = duty.settings.engine, Path(duty.settings.source)
+    control = Control(socket.socket(fileno=duty.control))
+    met = control.hear()
+    assert isinstance(met, Begin)
+    link = ProcessLink.between(layout_of(engine), duty.rank, CPU, store(met.port))
+    rank: Rank | None = None
+    while (message := control.hear()) is not None:
+        if isinstance(message, Begin):
+            rank = rank_of(directory, message.num_blocks, engine, duty.rank, link)
+        else:
+            assert isinstance(message, Step)
+            assert rank is not None
+            rank.step(*decoded(message.numbers))
+    link.close()
+
+
+if __name__ == "__main__":
+    main()

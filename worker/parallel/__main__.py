@@ -1,0 +1,104 @@
+"""``python -m worker.parallel DUTY``: a rank that is not 0. Only a worker starts it.
+
+Exit status: 0 when rank 0 is gone, however it went; 2 when it cannot start, which rank 0 is told the reason of; 3, with
+a traceback, when a step failed.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+import time
+
+import msgspec
+
+from worker.parallel.control import Begin, Control, Failed, Loaded, Measure, Room
+from worker.parallel.duty import Duty
+from worker.process import NICENESS, prepare
+
+CANNOT_START, BROKEN = 2, 3
+GRACE_S = 0.5
+
+log = logging.getLogger("penstock.worker")
+
+
+def main() -> int:
+    """Load, connect, compute."""
+    duty = msgspec.json.decode(sys.argv[1], type=Duty)
+    connection = socket.socket(fileno=duty.control)
+    # A signal to the whole group is meant for rank 0: it decides when the others end.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    threading.Thread(target=_leave_with, args=(connection,), name="lifeline", daemon=True).start()
+    logging.basicConfig(
+        stream=sys.stderr,
+        level=logging.INFO,
+        format=f"penstock worker {duty.settings.name.replace('%', '%%')}, rank {duty.rank}: %(message)s",
+    )
+    prepare()
+    control = Control(connection)
+    try:
+        return _compute(duty, control)
+    except OSError:
+        return 0  # said to nobody: rank 0 is gone
+
+
+def _compute(duty: Duty, control: Control) -> int:
+    from worker.models import ModelError
+    from worker.parallel.link import ProcessLink, store
+    from worker.parallel.rank import Rank, layout_of, serve
+    from worker.runner import load_model, room
+
+    engine = duty.settings.engine
+    layout = layout_of(engine)
+    try:
+        model = load_model(duty.settings.source, engine, duty.settings.replica, layout, duty.rank)
+        control.tell(Loaded())
+        if not isinstance(control.hear(), Measure):
+            return 0
+        control.tell(Room(room(model, engine)))
+        begin = control.hear()
+        if not isinstance(begin, Begin):
+            return 0
+        link = ProcessLink.between(layout, duty.rank, model.device, store(begin.port))
+        rank = Rank(model, engine, begin.num_blocks, link)
+    except ModelError as error:
+        control.tell(Failed(str(error)))
+        return CANNOT_START
+    except Exception as error:
+        control.tell(Failed(f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"))
+        return CANNOT_START
+    if rank.runner.device == "cpu":
+        os.nice(NICENESS)
+    gc.collect()
+    gc.freeze()
+    try:
+        serve(control, rank)
+    except Exception:
+        log.exception("a step failed")
+        return BROKEN
+    link.close()
+    return 0
+
+
+def _leave_with(connection: socket.socket) -> None:
+    """Ends this process when rank 0 does, whatever it is in the middle of: a step without the others never ends."""
+    poll = select.poll()
+    poll.register(connection, 0)  # nothing but its end
+    poll.poll()
+    # Between steps the main thread has heard it, too, and takes its leave of the others.
+    time.sleep(GRACE_S)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    # Nothing is left to be done, and threads that wait for the others must not be waited for.
+    status = main()
+    sys.stderr.flush()
+    os._exit(status)

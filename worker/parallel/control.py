@@ -1,0 +1,93 @@
+"""What rank 0 and another rank say to each other outside of the steps: MessagePack frames on a pair of sockets."""
+
+from __future__ import annotations
+
+import socket
+import struct
+
+import msgspec
+
+_LENGTH = struct.Struct("<I")
+
+
+class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Base of all messages."""
+
+
+# From rank 0
+
+
+class Measure(Message, frozen=True):
+    """All have their weights: how many KV blocks are there room for?"""
+
+
+class Begin(Message, frozen=True):
+    """Meet the others at the store on this port of the machine, and have so many blocks."""
+
+    port: int
+    num_blocks: int
+
+
+class Step(Message, frozen=True):
+    """One step's plan: ``plan.encoded``."""
+
+    numbers: bytes
+
+
+# To rank 0
+
+
+class Loaded(Message, frozen=True):
+    """The weights are in memory."""
+
+
+class Room(Message, frozen=True):
+    """There is room for so many blocks."""
+
+    num_blocks: int
+
+
+class Failed(Message, frozen=True):
+    """This rank cannot start; why, in one sentence."""
+
+    reason: str
+
+
+Any = Measure | Begin | Step | Loaded | Room | Failed
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(Any).decode
+
+
+class Control:
+    """One end. Whoever hears waits in the kernel, and so computes nothing."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.connection = connection
+
+    def tell(self, message: Any) -> None:
+        """Raises OSError when the other end is gone."""
+        data = _encode(message)
+        self.connection.sendall(_LENGTH.pack(len(data)) + data)
+
+    def hear(self) -> Any | None:
+        """The next message; None when the other end is gone."""
+        head = self._read(_LENGTH.size)
+        data = self._read(*_LENGTH.unpack(head)) if head is not None else None
+        return None if data is None else _decode(data)
+
+    def close(self) -> None:
+        self.connection.close()
+
+    def _read(self, num_bytes: int) -> bytes | None:
+        parts = []
+        while num_bytes:
+            try:
+                part = self.connection.recv(num_bytes, socket.MSG_WAITALL)
+            except ConnectionError:
+                return None
+            if not part:
+                return None
+            parts.append(part)
+            num_bytes -= len(part)
+        return b"".join(parts)

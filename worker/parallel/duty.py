@@ -1,0 +1,24 @@
+"""What a rank that is not 0 is told on its command line."""
+
+from __future__ import annotations
+
+import sys
+
+import msgspec
+
+from policies.settings import WorkerSettings
+
+
+class Duty(msgspec.Struct, frozen=True):
+    """As JSON, for ``python -m worker.parallel``."""
+
+    settings: WorkerSettings
+    """Rank 0's own."""
+    rank: int
+    control: int
+    """The file that is this rank's end of the socket to rank 0."""
+
+    def command(self) -> list[str]:
+        """Starts the process; it has the package from where this one has it."""
+        alike = ["-P"] if sys.flags.safe_path else []
+        return [sys.executable, *alike, "-m", "worker.parallel", msgspec.json.encode(self).decode()]

@@ -1,0 +1,105 @@
+"""The Link between processes: collectives of torch.distributed, NCCL between CUDA devices and gloo on the CPU.
+
+The NCCL path has been written to its documentation and not been measured yet: it takes two devices.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor
+from torch._C._distributed_c10d import Store, TCPStore
+
+from worker.models import Layout
+
+HOST = "127.0.0.1"
+"""All ranks are on one machine."""
+PATIENCE = timedelta(minutes=10)
+"""A rank waits so long for another in the middle of a step; the gateway loses its patience earlier."""
+
+
+def store(port: int = 0, num_ranks: int | None = None) -> TCPStore:
+    """Where ranks find each other: a new one, for so many, on a free port; or the one that rank 0 has on this port."""
+    return TCPStore(HOST, port, num_ranks, is_master=port == 0, wait_for_workers=False, timeout=PATIENCE)
+
+
+class ProcessLink:
+    """One rank's end of it. Calls are made in the same order on all ranks of a group."""
+
+    def __init__(self, layout: Layout, rank: int, group: dist.ProcessGroup | None) -> None:
+        """``group``: the ranks that share this stage's matrices; None: it has them alone."""
+        self._group = group
+        self._is_leader = rank == layout.ranks(layout.stage(rank))[0]
+        # Stages count down as ranks count up: the last one has rank 0.
+        self._next, self._previous = rank - layout.tensor, rank + layout.tensor
+        self._on_the_way: list[tuple[dist.Work | None, Tensor]] = []
+
+    @classmethod
+    def between(cls, layout: Layout, rank: int, device: torch.device, meeting: Store) -> ProcessLink:
+        """Connects to all other ranks, which do the same; returns when they are there."""
+        on_cuda = device.type == "cuda"
+        if not on_cuda and sys.platform == "linux":
+            # Else gloo asks what the machine's name resolves to, which in a container may be nothing.
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        dist.init_process_group(
+            "nccl" if on_cuda else "gloo",
+            store=meeting,
+            rank=rank,
+            world_size=layout.num_ranks,
+            timeout=PATIENCE,
+            device_id=device if on_cuda else None,
+        )
+        own = None
+        if layout.tensor > 1:
+            groups = [dist.new_group(list(layout.ranks(stage))) for stage in range(layout.pipeline)]
+            own = groups[layout.stage(rank)]
+        # NCCL connects at first use; what keeps it from that is better known before anybody is served.
+        dist.all_reduce(torch.zeros(1, device=device))
+        return cls(layout, rank, own)
+
+    def sum(self, x: Tensor) -> Tensor:
+        """See Link."""
+        if self._group is not None:
+            dist.all_reduce(x, group=self._group)
+        return x
+
+    def gather(self, columns: Tensor, widths: Sequence[int]) -> Tensor:
+        """See Link."""
+        if self._group is None:
+            return columns
+        # A collective moves pieces of one size.
+        own = F.pad(columns, (0, max(widths) - columns.shape[1])).contiguous()
+        if not self._is_leader:
+            dist.gather(own, None, group=self._group, group_dst=0)
+            return columns.new_empty((0, sum(widths)))
+        pieces = [torch.empty_like(own) for _ in widths]
+        dist.gather(own, pieces, group=self._group, group_dst=0)
+        return torch.cat([piece[:, :size] for piece, size in zip(pieces, widths, strict=True)], 1)
+
+    def send(self, x: Tensor) -> None:
+        """See Link. Returns at once, so that this stage can go on with what comes next."""
+        x = x.contiguous()
+        self._on_the_way.append((dist.isend(x, self._next), x))
+
+    def receive(self, shape: tuple[int, int], dtype: torch.dtype, device: torch.device) -> Tensor:
+        """See Link."""
+        x = torch.empty(shape, dtype=dtype, device=device)
+        dist.recv(x, self._previous)
+        return x
+
+    def settle(self) -> None:
+        """Waits until all that was sent is on its way and its memory may be used again."""
+        for work, _ in self._on_the_way:
+            if work is not None:
+                work.wait()
+        self._on_the_way.clear()
+
+    def close(self) -> None:
+        """Leaves the others; they are to do the same."""
+        dist.destroy_process_group()

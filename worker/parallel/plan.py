@@ -1,0 +1,81 @@
+"""A step's plan on its way to the other ranks: one array of numbers; and a plan cut into parts that follow each other
+through the stages.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+
+import numpy as np
+
+from worker.inputs import Span
+
+Copy = tuple[int, int]
+"""From block to block."""
+
+LEAST_PART_TOKENS = 256
+"""With fewer, a stage would rather read its weights once: about so many tokens cost as much in multiplying as in
+reading, on an accelerator; fewer on a CPU. Not measured yet."""
+
+_FIELDS = 4
+
+
+def encoded(copies: Sequence[Copy], spans: Sequence[Span]) -> bytes:
+    """Copies come before the pass over the spans."""
+    numbers = array("i", (len(copies), len(spans)))
+    for copy in copies:
+        numbers.extend(copy)
+    for span in spans:
+        numbers.extend((len(span.token_ids), span.start, len(span.block_ids), span.num_logits))
+    for span in spans:
+        assert span.source < 0, "the other ranks do not sample"
+        numbers.extend(span.token_ids)
+        numbers.extend(span.block_ids)
+    return numbers.tobytes()
+
+
+def decoded(data: bytes) -> tuple[list[Copy], list[Span]]:
+    """What ``encoded`` was given."""
+    numbers = np.frombuffer(data, dtype=np.intc)
+    num_copies, num_spans = numbers[:2].tolist()
+    heads_at = 2 + 2 * num_copies
+    place = heads_at + _FIELDS * num_spans
+    copies = numbers[2:heads_at].reshape(-1, 2).tolist()
+    spans = []
+    for num_tokens, start, num_blocks, num_logits in numbers[heads_at:place].reshape(-1, _FIELDS).tolist():
+        blocks_at = place + num_tokens
+        token_ids = numbers[place:blocks_at].tolist()
+        place = blocks_at + num_blocks
+        spans.append(Span(token_ids, start, numbers[blocks_at:place].tolist(), num_logits))
+    assert place == len(numbers)
+    return [(source, target) for source, target in copies], spans
+
+
+def in_parts(spans: Sequence[Span], most: int, least_tokens: int = LEAST_PART_TOKENS) -> list[list[Span]]:
+    """The same tokens in the same order, in at most so many nearly equal parts; a span may be cut in two.
+
+    While a stage computes one part, the next stage computes the part before it. A later part of a span reads what the
+    earlier one has written, so parts must be computed in order.
+    """
+    num_tokens = sum(len(span.token_ids) for span in spans)
+    num_parts = max(1, min(most, num_tokens // least_tokens))
+    if num_parts == 1:
+        return [list(spans)]
+    ends = [(part + 1) * num_tokens // num_parts for part in range(num_parts)]
+    parts: list[list[Span]] = [[]]
+    place = 0
+    for span in spans:
+        start, length = 0, len(span.token_ids)
+        while start < length:
+            room = ends[len(parts) - 1] - place
+            if not room:
+                parts.append([])
+                continue
+            stop = min(length, start + room)
+            # The wanted logits are those of the last tokens; some of these may be in this piece.
+            num_logits = max(0, stop - max(start, length - span.num_logits))
+            parts[-1].append(Span(span.token_ids[start:stop], span.start + start, span.block_ids, num_logits))
+            place += stop - start
+            start = stop
+    return parts

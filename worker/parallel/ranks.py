@@ -1,0 +1,115 @@
+"""The processes of the other ranks, as rank 0 has them: start, tell, hear, watch, end."""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+import subprocess
+import threading
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from worker.models import ModelError
+from worker.parallel.control import Any, Control, Failed
+
+LAST_WORDS_S = 2.0
+"""Between the end of a rank's socket and that of its process."""
+FAREWELL_S = 5.0
+"""A rank that has been left so long and is still there is killed."""
+
+Kind = TypeVar("Kind")
+Command = Callable[[int, int], Sequence[str]]
+"""From a rank and the number of the file that is its end of the socket."""
+
+
+class Ranks:
+    """Ranks 1 and up. They end when this process does, however it ends: their sockets tell them."""
+
+    def __init__(self, num_ranks: int, command: Command) -> None:
+        self._controls: list[Control] = []
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._leaving, self._left = socket.socketpair()
+        self._watch: threading.Thread | None = None
+        try:
+            for rank in range(1, num_ranks):
+                ours, theirs = socket.socketpair()
+                self._controls.append(Control(ours))
+                with theirs:
+                    process = subprocess.Popen(
+                        command(rank, theirs.fileno()), stdin=subprocess.DEVNULL, pass_fds=(theirs.fileno(),)
+                    )
+                self._processes.append(process)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def pids(self) -> list[int]:
+        return [process.pid for process in self._processes]
+
+    def tell(self, message: Any) -> None:
+        """All of them. Raises OSError where one is gone."""
+        for control in self._controls:
+            control.tell(message)
+
+    def hear(self, kind: type[Kind]) -> list[Kind]:
+        """One message of each. Raises ModelError where one cannot start."""
+        heard = []
+        for place, control in enumerate(self._controls):
+            message = control.hear()
+            if not isinstance(message, kind):
+                raise ModelError(self._reason(place, message))
+            heard.append(message)
+        return heard
+
+    def watch(self, lost: Callable[[str], None]) -> None:
+        """From now on ``lost`` is called, on another thread and once, when one of them ends before ``close``; with a
+        sentence that says why. Nothing may be heard any more."""
+        self._watch = threading.Thread(target=self._wait, args=(lost,), name="ranks", daemon=True)
+        self._watch.start()
+
+    def leave(self) -> None:
+        """They are told to end."""
+        self._leaving.close()
+        if self._watch is not None:
+            self._watch.join()
+            self._watch = None
+        for control in self._controls:
+            control.close()
+
+    def close(self) -> None:
+        """They end, and are waited for."""
+        self.leave()
+        for process in self._processes:
+            try:
+                process.wait(FAREWELL_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        self._left.close()
+
+    def _wait(self, lost: Callable[[str], None]) -> None:
+        poll = select.poll()
+        poll.register(self._left, select.POLLIN)
+        places = {}
+        for place, control in enumerate(self._controls):
+            places[control.connection.fileno()] = place
+            poll.register(control.connection, 0)  # nothing but its end
+        ended = [number for number, _ in poll.poll()]
+        if self._left.fileno() not in ended:
+            place = places[ended[0]]
+            last = None
+            with contextlib.suppress(OSError):
+                last = self._controls[place].hear()
+            lost(self._reason(place, last))
+
+    def _reason(self, place: int, last: Any | None) -> str:
+        if isinstance(last, Failed):
+            return f"rank {place + 1}: {last.reason}"
+        try:
+            status = self._processes[place].wait(LAST_WORDS_S)
+        except subprocess.TimeoutExpired:
+            return f"rank {place + 1} has closed its socket"
+        how = f"exit status {status}" if status >= 0 else f"signal {-status}"
+        return f"rank {place + 1} ended with {how}"

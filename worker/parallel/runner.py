@@ -1,0 +1,104 @@
+"""What the engine computes with where a model has several ranks: in place of worker.runner's Runner, on rank 0."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+from torch import Tensor
+
+from policies.settings import Engine, WorkerSettings
+from worker.inputs import Span
+from worker.models import Decoder, Layout, ModelError, Shard, path_of, read_architecture
+from worker.parallel.control import Begin, Loaded, Measure, Room, Step
+from worker.parallel.duty import Duty
+from worker.parallel.link import ProcessLink, store
+from worker.parallel.plan import Copy, encoded
+from worker.parallel.rank import Rank, layout_of
+from worker.parallel.ranks import Ranks
+from worker.runner import load_model, room
+
+
+class RanksParted(AssertionError):
+    """A step failed on some rank. The others are in the middle of it, so no later one can be computed."""
+
+
+class ParallelRunner:
+    """One model on several ranks; not safe for two threads."""
+
+    def __init__(self, rank: Rank, ranks: Ranks, link: ProcessLink) -> None:
+        self._rank, self._ranks, self._link = rank, ranks, link
+        self._parted = False
+        self._copies: list[Copy] = []
+        """Since the last step."""
+        runner = rank.runner
+        self.overlaps = False
+        """Sampled tokens travel with the next plan, so they are read before it is made."""
+        self.max_model_tokens = runner.max_model_tokens
+        self.num_blocks, self.block_size = runner.num_blocks, runner.block_size
+        self.vocab_size, self.eos_token_ids = runner.vocab_size, runner.eos_token_ids
+        self.device, self.dtype = runner.device, runner.dtype
+
+    @classmethod
+    def load(cls, settings: WorkerSettings, lost: Callable[[str], None]) -> ParallelRunner:
+        """As ``Runner.load``, with all ranks started and connected; ``lost``: see Ranks.watch. Raises ModelError, one
+        sentence.
+        """
+        layout = layout_of(settings.engine)
+        # Found once, so that nothing is downloaded several times at once.
+        path = path_of(settings.source)
+        architecture = read_architecture(path)
+        for rank in range(layout.num_ranks):
+            Shard.of(architecture, layout, rank)
+        found = msgspec.structs.replace(settings, source=str(path))
+        ranks = Ranks(layout.num_ranks, lambda rank, control: Duty(found, rank, control).command())
+        try:
+            model = load_model(found.source, found.engine, found.replica, layout)
+            return cls._joined(model, found.engine, layout, ranks, lost)
+        except BaseException:
+            ranks.close()
+            raise
+
+    @classmethod
+    def _joined(
+        cls, model: Decoder, engine: Engine, layout: Layout, ranks: Ranks, lost: Callable[[str], None]
+    ) -> ParallelRunner:
+        try:
+            ranks.hear(Loaded)
+            ranks.tell(Measure())
+            num_blocks = min(room(model, engine), *(each.num_blocks for each in ranks.hear(Room)))
+            meeting = store(num_ranks=layout.num_ranks)
+            ranks.tell(Begin(meeting.port, num_blocks))
+            ranks.watch(lost)
+            link = ProcessLink.between(layout, 0, model.device, meeting)
+        except (OSError, RuntimeError) as error:
+            reason = str(error).strip().partition("\n")[0]
+            raise ModelError(f"the ranks of the model cannot be connected: {reason}") from None
+        return cls(Rank(model, engine, num_blocks, link), ranks, link)
+
+    @property
+    def pids(self) -> list[int]:
+        """Of the other ranks."""
+        return self._ranks.pids
+
+    def forward(self, spans: Sequence[Span], sampled_before: Tensor | None = None) -> Tensor:
+        """As ``Runner.forward``; all tokens are known. Raises RanksParted, whatever it was that failed."""
+        assert sampled_before is None
+        copies, self._copies = self._copies, []
+        try:
+            self._ranks.tell(Step(encoded(copies, spans)))
+            return self._rank.step(copies, spans)
+        except Exception as error:
+            self._parted = True
+            raise RanksParted(f"a step on several ranks failed: {type(error).__name__}: {error}") from error
+
+    def copy_block(self, source: int, target: int) -> None:
+        """Keys and values of all layers: before the next step, on all ranks."""
+        self._copies.append((source, target))
+
+    def close(self) -> None:
+        """Ends the other ranks."""
+        self._ranks.leave()
+        if not self._parted:
+            self._link.close()
+        self._ranks.close()
