@@ -213,6 +213,8 @@ class Engine(Section, frozen=True):
     prefix_cache: bool = True
     attention: Literal["auto", "torch", "reference"] = "auto"
     """auto: the fastest that works here; torch: without compiled kernels; reference: the plain one, for comparison."""
+    cuda_graphs: bool = True
+    """On CUDA, steps of decodes are recorded and replayed as one launch, batch sizes that recur first."""
 
 
 class Model(Section, frozen=True):

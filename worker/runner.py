@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -30,6 +31,9 @@ from worker.models import (
 from worker.native import Library, library
 from worker.triton import has_triton
 
+if TYPE_CHECKING:
+    from worker.graphs import DecodeGraphs
+
 MIN_MODEL_TOKENS = 1024
 """A pool that cannot hold one sequence of so many tokens (or of the model's own context, if shorter) is not worth
 serving from.
@@ -39,8 +43,16 @@ serving from.
 class Runner:
     """One model on one device; not safe for two threads."""
 
-    def __init__(self, model: Decoder, cache: KVCache, attention: Backend, ops: Ops, max_model_tokens: int) -> None:
-        self._model, self.cache, self.attention, self._ops = model, cache, attention, ops
+    def __init__(
+        self,
+        model: Decoder,
+        cache: KVCache,
+        attention: Backend,
+        ops: Ops,
+        max_model_tokens: int,
+        graphs: DecodeGraphs | None = None,
+    ) -> None:
+        self._model, self.cache, self.attention, self._ops, self._graphs = model, cache, attention, ops, graphs
         self.max_model_tokens = max_model_tokens
         self.num_blocks, self.block_size = cache.num_blocks, cache.block_size
         self.vocab_size = model.architecture.vocab_size
@@ -67,7 +79,9 @@ class Runner:
             num_blocks = room(model, engine)
         cache = KVCache(_kv_shape(architecture), num_blocks, engine.block_size, model.dtype, model.device)
         attention, ops = _means(engine, model, cache)
-        return cls(model, cache, attention, ops, min(max_model_tokens, num_blocks * engine.block_size))
+        max_model_tokens = min(max_model_tokens, num_blocks * engine.block_size)
+        graphs = _graphs(engine, model, attention, ops, max_model_tokens)
+        return cls(model, cache, attention, ops, max_model_tokens, graphs)
 
     @torch.inference_mode()
     def forward(self, spans: Sequence[Span], sampled_before: Tensor | None = None) -> Tensor:
@@ -79,6 +93,9 @@ class Runner:
         """
         try:
             inputs = flatten(spans, self.block_size, self._model.device, sampled_before)
+            logits = None if self._graphs is None else self._graphs.run(inputs)
+            if logits is not None:
+                return logits
             plan = self.attention.plan(inputs.extents, inputs.slots)
             return self._model.forward(inputs.token_ids, inputs.positions, inputs.rows, plan, self._ops)
         except (MemoryError, RuntimeError) as error:
@@ -199,6 +216,20 @@ def _means(engine: settings.Engine, model: Decoder, cache: KVCache) -> tuple[Bac
         NativeAttention(cache, scores, kernels, architecture.num_heads) if attends else SegmentAttention(cache, scores),
         NativeOps(kernels) if operates else TorchOps(),
     )
+
+
+def _graphs(
+    engine: settings.Engine, model: Decoder, attention: Backend, ops: Ops, max_model_tokens: int
+) -> DecodeGraphs | None:
+    """Where the device is CUDA, its attention can be recorded, and no other process is waited for in between."""
+    if model.device.type != "cuda" or not engine.cuda_graphs or model.shard.layout.num_ranks > 1:
+        return None
+    from worker.attention.paged import TritonAttention
+    from worker.graphs import CudaRecord, DecodeGraphs
+
+    if not isinstance(attention, TritonAttention):
+        return None
+    return DecodeGraphs(model, ops, attention, max_model_tokens, engine.max_sequences, CudaRecord())
 
 
 def _kv_shape(architecture: Architecture) -> KVShape:
