@@ -156,7 +156,19 @@ def _table(console: Console, report: Report, shape: str) -> None:
         return
     first = points[0]
     table = Table(title=f"{shape}: {first.input_tokens} tokens in, {first.output_tokens} out", title_justify="left")
-    columns = ("at a time", "", "TTFT ms", "of GEMM", "decode tok/s", "of reads", "tok/s", "spread", "ours is", "alike")
+    columns = (
+        "at a time",
+        "",
+        "TTFT ms",
+        "of GEMM",
+        "decode tok/s",
+        "of reads",
+        "tok/s",
+        "spread",
+        "others",
+        "ours is",
+        "alike",
+    )
     for column in columns:
         table.add_column(column, justify="left" if not column else "right", no_wrap=True)
     for concurrency in sorted({point.concurrency for point in points}):
@@ -186,6 +198,7 @@ def _row(report: Report, point: Point, here: list[Point]) -> list[str]:
         text(report.decode_share(point), ".2f"),
         f"{point.tokens_per_s:,.1f}",
         f"{min(rates):,.0f}-{max(rates):,.0f}",
+        text(max(point.others, default=None), ".2f"),
         ", ".join(ratios),
         text(point.first_tokens_alike, ".0%"),
     ]

@@ -55,6 +55,8 @@ class Written:
 
     duration_s: float
     first_token_ids: list[int]
+    others: float
+    """CPUs that everything else on the machine, and whoever owns the machine, had meanwhile."""
 
 
 class Contender:
@@ -97,6 +99,7 @@ class Contender:
     async def run(self, prompts: list[list[int]], num_output_tokens: int, within_s: float) -> Written:
         """The only engine that runs meanwhile. Raises ContenderError, and is closed then."""
         self._signal(signal.SIGCONT)
+        began_at, busy_s, own_s = perf_counter(), _busy_s(), self._cpu_s()
         try:
             answer = await self._ask(within_s, do="run", prompts=prompts, num_output_tokens=num_output_tokens)
         except ContenderError:
@@ -104,7 +107,9 @@ class Contender:
             raise
         self._signal(signal.SIGSTOP)
         self.used_at = perf_counter()
-        return Written(answer["duration_s"], answer["first_token_ids"])
+        others_s = _busy_s() - busy_s - (self._cpu_s() - own_s)
+        others = max(0.0, others_s / (self.used_at - began_at))
+        return Written(answer["duration_s"], answer["first_token_ids"], others)
 
     async def close(self) -> None:
         process, self._process = self._process, None
@@ -162,6 +167,17 @@ class Contender:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, number)
 
+    def _cpu_s(self) -> float:
+        """Of all processes of its session."""
+        assert self._process is not None
+        ticks = 0
+        for process in Path("/proc").glob("[0-9]*/stat"):
+            with contextlib.suppress(OSError):
+                fields = process.read_text().rpartition(")")[2].split()
+                if int(fields[3]) == self._process.pid:
+                    ticks += int(fields[11]) + int(fields[12])
+        return ticks / os.sysconf("SC_CLK_TCK")
+
     def _last_words(self) -> str:
         lines = self._log.read_text(errors="replace").strip().splitlines()
         return lines[-1][:300] if lines else "it said nothing"
@@ -179,6 +195,12 @@ def parse(text: str) -> Contestant:
     if not python and engine not in (OURS, "transformers"):
         raise ValueError(f"say with which interpreter: {name}=PYTHON")
     return Contestant(engine, form, python or sys.executable)
+
+
+def _busy_s() -> float:
+    """CPU seconds of the whole machine that were not idle: our own, others', and those that its owner kept."""
+    user, nice, system, _, _, irq, softirq, steal = map(int, Path("/proc/stat").read_text().split()[1:9])
+    return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
 
 
 def free_bytes() -> int:

@@ -51,6 +51,8 @@ class Point(msgspec.Struct):
     """Of each round: the whole batch, all output tokens."""
     ttfts_s: list[float] = []
     """Of each round, for one prompt at a time: a request for a single token."""
+    others: list[float] = []
+    """Of each round: CPUs that everything else on the machine had meanwhile."""
     weight_bytes: int | None = None
     """Where the engine says how many it reads."""
     first_tokens_alike: float | None = None
@@ -144,6 +146,7 @@ def merged(reports: list[Report]) -> Report:
             if key in places:
                 places[key].durations_s += point.durations_s
                 places[key].ttfts_s += point.ttfts_s
+                places[key].others += point.others
             else:
                 places[key] = point
     whole.points = sorted(places.values(), key=lambda point: (point.shape, point.concurrency))

@@ -132,10 +132,13 @@ class Race:
             whole = await self._run(contender, prompts, self.plan.output_tokens)
             point = points.setdefault(key, self._point(contender, concurrency))
             point.durations_s.append(whole.duration_s)
+            point.others.append(whole.others)
             if first:
                 point.ttfts_s.append(first.duration_s)
             firsts.setdefault(key, []).extend(whole.first_token_ids)
-            self._say(f"{here}, round {number + 1}: {key} {point.tokens_per_s:,.1f} tokens/s")
+            self._say(
+                f"{here}, round {number + 1}: {key} {point.tokens_per_s:,.1f} tokens/s, others {whole.others:.2f}"
+            )
 
         for contender in list(running):
             await each(contender, warm)
