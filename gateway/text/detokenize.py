@@ -109,7 +109,7 @@ class _TableDecoder:
     def feed(self, token_ids: Sequence[int]) -> str:
         table = self._table
         try:
-            data = b"".join([table[token_id] for token_id in token_ids])
+            data = b"".join(map(table.__getitem__, token_ids))
         except IndexError:  # embeddings are often padded past the vocabulary; such a token has no text
             data = b"".join([table[token_id] for token_id in token_ids if token_id < len(table)])
         if self._strips_space and data:

@@ -74,13 +74,15 @@ class Words:
         if "".join(words) != text:  # the expression leaves something out
             return None
         token_ids: list[Any] = list(map(self._table.get, words))
-        if None not in token_ids:
-            return token_ids
-        rare = [place for place, token_id in enumerate(token_ids) if token_id is None]
-        if len(rare) > share * len(words):
+        num_rare = token_ids.count(None)
+        if num_rare > share * len(words):
             return None
-        for place in reversed(rare):
-            token_ids[place : place + 1] = self._spelled(words[place])
+        place = num_more = 0
+        for _ in range(num_rare):
+            place = token_ids.index(None, place)
+            spelled = self._spelled(words[place - num_more])
+            token_ids[place : place + 1] = spelled
+            num_more += len(spelled) - 1
         return token_ids
 
     def _spelled(self, word: str) -> list[int]:
