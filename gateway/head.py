@@ -85,7 +85,7 @@ class Whole(web.StreamResponse):
     def __init__(self, body: bytes) -> None:
         super().__init__()
         self.body = body
-        self._is_written = False
+        self._is_written = self._stays = False
 
     @property
     def prepared(self) -> bool:
@@ -93,8 +93,7 @@ class Whole(web.StreamResponse):
 
     @property
     def keep_alive(self) -> bool | None:
-        stays = super().keep_alive
-        return self._is_written if stays is None else stays
+        return self._stays if self._is_written else super().keep_alive
 
     async def prepare(self, request: BaseRequest) -> AbstractStreamWriter | None:
         transport = request.transport
@@ -104,12 +103,11 @@ class Whole(web.StreamResponse):
             self.content_type, self.content_length = "application/json", len(self.body)
             add_headers(request, self)
             return await super().prepare(request)
-        if not request.keep_alive:
-            self.force_close()
+        self._stays = request.keep_alive and super().keep_alive is not False  # None: nobody has said anything
         self._is_written = True
         noted = request[HEAD]
         more = "".join([f"{name}: {value}\r\n" for name, value in noted.also.items()])
-        if not self.keep_alive:
+        if not self._stays:
             more += "Connection: close\r\n"
         head = (
             f"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {len(self.body)}\r\n"

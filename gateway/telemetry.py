@@ -120,8 +120,9 @@ class Fields(logging.Formatter):
         line = {"time": at, "level": level, "logger": record.name, "message": text}
         return msgspec.json.encode({**line, "trace": trace} if trace else line).decode()
 
-    def event(self, event: msgspec.Struct) -> str:
-        at = self._time(time.time())
+    def event(self, event: msgspec.Struct, unix_s: float) -> str:
+        """What happened then."""
+        at = self._time(unix_s)
         if self._as_json:
             line = {"time": at, "level": "info", **msgspec.structs.asdict(event)}
             return msgspec.json.encode(line).decode()
@@ -164,27 +165,30 @@ class Lines(logging.Handler):
         self.setFormatter(form)
         self._form = form
         self._stream = stream
-        self._waiting: list[str] = []
+        self._waiting: list[str | tuple[msgspec.Struct, float]] = []
+        """Lines, and events with their instants."""
 
     def emit(self, record: logging.LogRecord) -> None:
         self._add(self._form.format(record), at_once=record.levelno >= logging.WARNING)
 
     def event(self, event: msgspec.Struct) -> None:
-        """On the loop's thread."""
-        self._add(self._form.event(event), at_once=False)
+        """On the loop's thread. It is put into words with the others when they are written, which is sooner done than
+        one now and one then."""
+        self._add((event, time.time()), at_once=False)
 
     def flush(self) -> None:
-        with contextlib.suppress(OSError, ValueError):  # nobody reads standard error any more, or it is closed
-            self.acquire()
-            try:
-                waiting, self._waiting = self._waiting, []
-                if waiting:
-                    self._stream.write("\n".join(waiting) + "\n")
+        self.acquire()
+        try:
+            waiting, self._waiting = self._waiting, []
+            lines = [line if isinstance(line, str) else self._form.event(*line) for line in waiting]
+            if lines:
+                with contextlib.suppress(OSError, ValueError):  # nobody reads standard error any more, or it is closed
+                    self._stream.write("\n".join(lines) + "\n")
                     self._stream.flush()
-            finally:
-                self.release()
+        finally:
+            self.release()
 
-    def _add(self, line: str, at_once: bool) -> None:
+    def _add(self, line: str | tuple[msgspec.Struct, float], at_once: bool) -> None:
         waiting = self._waiting
         waiting.append(line)
         if at_once or len(waiting) >= MAX_WAITING_LINES:

@@ -6,7 +6,7 @@ from aiohttp import web
 
 from gateway import openai, reply
 from gateway.api.answer import give
-from gateway.api.request import body_of, fingerprint, room_for
+from gateway.api.request import fingerprint, room_for, taken_body_of
 from gateway.auth import Caller
 from gateway.head import HEAD
 from gateway.house import Gateway
@@ -19,9 +19,10 @@ DEFAULT_MAX_TOKENS = 16
 
 async def complete(gw: Gateway, request: web.Request) -> web.StreamResponse:
     caller = gw.auth.caller_of(request)
-    call = openai.parse_completion(await body_of(request))
+    body = await taken_body_of(request)
+    call = openai.parse_completion(body)
     caller.check(call.model, "completions")
-    return await gw.idempotency.once(request, caller, lambda: _answered(gw, request, caller, call))
+    return await gw.idempotency.once(request, caller, body, lambda: _answered(gw, request, caller, call))
 
 
 async def _answered(

@@ -66,8 +66,8 @@ class Idempotency:
         self._inside = inside
         self._running: dict[bytes, Running] = {}
 
-    async def once(self, request: web.Request, caller: Caller, answer: Answer) -> web.StreamResponse:
-        """``answer()``, which the request's body was parsed for; or, under a key that was used before, what it was
+    async def once(self, request: web.Request, caller: Caller, body: bytes, answer: Answer) -> web.StreamResponse:
+        """``answer()``, which the request's ``body`` was parsed for; or, under a key that was used before, what it was
         answered with. Raises what ``answer`` raises, InvalidRequest, IdempotencyKeyReused, ServiceUnavailable."""
         key = request.headers.get(HEADER)
         if key is None:
@@ -78,7 +78,7 @@ class Idempotency:
             )
         scope = self._named(caller.tenant_id, 16)
         name = self._named(f"{caller.tenant_id}\0{request.path}\0{key}", 32)
-        asked = blake2b(await request.read(), digest_size=32).digest()
+        asked = blake2b(body, digest_size=32).digest()
         running = self._running.get(name)
         if running is None:
             record = request[OUTLET] = Record(request[HEAD].request_id)

@@ -190,9 +190,12 @@ def parse_chat(body: bytes) -> ChatRequest:
         _refuse("response_format", "only {'type': 'text'} is")
     if call.modalities is not None and call.modalities != ["text"]:
         _refuse("modalities", "only ['text'] is")
-    for name in ("audio", "functions", "function_call"):
-        if getattr(call, name) is not None:
-            _refuse(name)
+    if call.audio is not None:
+        _refuse("audio")
+    if call.functions is not None:
+        _refuse("functions")
+    if call.function_call is not None:
+        _refuse("function_call")
     for i, message in enumerate(call.messages):
         _check_message(message, f"messages[{i}]")
     return call
@@ -226,7 +229,7 @@ def sampling(call: ChatRequest | CompletionRequest, max_tokens: int, vocab_size:
     """
     seed = random.getrandbits(64) if call.seed is None else call.seed % 2**64
     stop_token_ids = tuple(call.stop_token_ids or ())
-    if any(token_id >= vocab_size for token_id in stop_token_ids):
+    if stop_token_ids and max(stop_token_ids) >= vocab_size:
         raise Malformed(f"Invalid 'stop_token_ids': the vocabulary has {vocab_size} tokens", "stop_token_ids")
     return Sampling(
         max_tokens=max_tokens,

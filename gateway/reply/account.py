@@ -150,7 +150,7 @@ class Account:
         first_token_at = flights.first_token_at
         if first_token_at is not None and first_token_at > at:
             first_token_at = None
-        finish_reason = {200: answer.finish_reason(), HUNG_UP: "cancelled"}.get(status, "error")
+        finish_reason = answer.finish_reason() if status == 200 else "cancelled" if status == HUNG_UP else "error"
         return Entry(
             request_id=self.request_id,
             tenant_id=caller.tenant_id,

@@ -15,6 +15,8 @@ from gateway.telemetry import Fields, Lines
 from policies import settings
 from tests.builders import an_entry, until
 
+NOON = 1_795_000_000.0
+
 
 @pytest.fixture
 def loggers():
@@ -57,14 +59,14 @@ def test_a_request_is_a_line_of_fields():
         r"endpoint=/v1/chat/completions status=200 finish_reason=- num_prompt_tokens=12 num_cached_tokens=4 "
         r"num_completion_tokens=34 num_sequences=1 created_at=1795000000 queue_ms=0.1 ttft_ms=12.3 duration_ms=321.0 "
         r"sla_class=standard service_tier=default cache=miss policy_name=default policy_version=1 cost_micros=0",
-        Fields(as_json=False).event(entry),
+        Fields(as_json=False).event(entry, NOON),
     )
-    assert " ttft_ms=- " in Fields(as_json=False).event(an_entry(ttft_ms=None))
+    assert " ttft_ms=- " in Fields(as_json=False).event(an_entry(ttft_ms=None), NOON)
 
 
 def test_a_request_is_a_json_object_with_the_same_fields():
     entry = an_entry(ttft_ms=None)
-    line = json.loads(Fields(as_json=True).event(entry))
+    line = json.loads(Fields(as_json=True).event(entry, NOON))
     assert line.pop("time")
     assert line.pop("level") == "info"
     assert line == {name: getattr(entry, name) for name in entry.__struct_fields__}
