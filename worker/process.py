@@ -1,9 +1,13 @@
-"""What has to be set in a process before torch is loaded, so that it computes beside others and without waste."""
+"""What has to be set in a process before torch is loaded, so that it computes beside others and without waste; and that
+one ends with another.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import os
+import signal
+import sys
 
 NICENESS = 5
 """On a CPU the engine takes what it is given; the gateway, on the same cores, wakes for a moment only but at once."""
@@ -12,6 +16,8 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _KEPT_BYTES = 512 << 20
 _LARGEST_MMAP_THRESHOLD_BYTES = 32 << 20
 """glibc takes no more."""
+_PR_SET_PDEATHSIG = 1
+"""Of Linux's prctl.h."""
 
 
 def prepare() -> None:
@@ -26,3 +32,9 @@ def prepare() -> None:
         return  # not glibc
     mallopt(_M_MMAP_THRESHOLD, _LARGEST_MMAP_THRESHOLD_BYTES)
     mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
+
+
+def end_with_parent() -> None:
+    """From now on the kernel kills this process when its parent ends, even while it is stopped; only Linux can."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

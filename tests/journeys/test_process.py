@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import signal
 import sqlite3
 import stat
@@ -88,10 +89,10 @@ class Process:
         except Unavailable:
             return ""
 
-    def workers(self) -> list[int]:
-        """Process ids of its children."""
-        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text()
-        return [int(pid) for pid in children.split()]
+    def workers(self, of: int = 0) -> list[int]:
+        """Process ids of its children, or of one of theirs."""
+        pid = of or self.process.pid
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
     def wait(self) -> int:
         status = self.process.wait(PATIENCE_S)
@@ -160,6 +161,22 @@ def test_a_worker_that_dies_or_hangs_is_replaced(tmp_path, how):
         until(house.answer)
         assert house.workers() != [shot]
         assert not is_alive(shot)
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_worker_whose_other_rank_dies_or_hangs_is_replaced_with_it(tmp_path, how):
+    ranks = {"PENSTOCK_ENGINE__TENSOR_PARALLEL": "2", "PENSTOCK_WORKERS__SILENCE_TIMEOUT_S": "3"}
+    with serving(tmp_path, **ranks) as house:
+        (worker,) = house.workers()
+        (rank,) = house.workers(of=worker)
+        end = os.pidfd_open(rank)
+        with house.story(max_tokens=4000) as stream:
+            os.kill(rank, how)
+            assert json.loads(events(stream)[-1])["error"]["code"] == "worker_lost"
+        until(house.answer)
+        assert house.workers() != [worker]
+        assert select.select([end], [], [], PATIENCE_S)[0]
+        os.close(end)
 
 
 def test_a_gateway_that_is_shot_takes_its_workers_along(tmp_path):

@@ -20,7 +20,7 @@ import msgspec
 
 from worker.parallel.control import Begin, Control, Failed, Loaded, Measure, Room
 from worker.parallel.duty import Duty
-from worker.process import NICENESS, prepare
+from worker.process import NICENESS, end_with_parent, prepare
 
 CANNOT_START, BROKEN = 2, 3
 GRACE_S = 0.5
@@ -35,6 +35,7 @@ def main() -> int:
     # A signal to the whole group is meant for rank 0: it decides when the others end.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    end_with_parent()
     threading.Thread(target=_leave_with, args=(connection,), name="lifeline", daemon=True).start()
     logging.basicConfig(
         stream=sys.stderr,
