@@ -163,4 +163,4 @@ class _Builder:
     def _linear(self, form: Form, bias: Tensor | None) -> Linear:
         if self._quantization != "none":
             form = quantized(form, self._quantization)
-        return linear_of(form, bias, self._kernels, self._dtype)
+        return linear_of(form, bias, self._kernels)

@@ -34,52 +34,44 @@ constexpr int STEPS = 8;              // tiles deep that are multiplied before t
 constexpr int AHEAD = 4096;
 constexpr int64_t ALONE = 200000;      // bytes of the matrix, and a 64th of the products, for which no other thread is woken
 
-// x by token: codes in tiles [rows / 16][size / 64][16][64], what to multiply by, and 128 times the sum of the codes.
-struct Tokens {
-    std::vector<int8_t> held;
-    std::vector<float> scales;
-    std::vector<int32_t> shifts;
-    int8_t* codes = nullptr;
-    int64_t deep = 0;  // bytes of a row: the size rounded up to whole tiles
+// Some inputs of a token as int8: the largest magnitude becomes 127. Where one is a NaN or an infinity, the scale is a NaN.
+class Codes {
+    Floats inverse_;
+    bool is_empty_;
+    __m512i sum_ = _mm512_setzero_si512();
 
-    void resize(int64_t rows, int64_t size) {
-        deep = (size + DEEP - 1) / DEEP * DEEP;
-        int64_t all = (rows + SIDE - 1) / SIDE * SIDE;
-        if (int64_t(held.size()) < all * deep + 64) held.resize(all * deep + 64);
-        if (int64_t(scales.size()) < all) scales.resize(all), shifts.resize(all);
-        codes = (int8_t*)((uintptr_t(held.data()) + 63) / 64 * 64);
-    }
+  public:
+    float scale;
 
-    int8_t* row(int64_t row) const { return codes + row / SIDE * SIDE * deep + row % SIDE * DEEP; }
-
-    // The largest magnitude becomes 127. A row with a NaN or an infinity has a NaN for its scale.
     template <typename T>
-    void take(int64_t index, const T* x, int64_t size) {
+    Codes(const T* x, int64_t size) {
         const float magnitude = largest_of(x, size);
         const bool is_finite = magnitude < INFINITY;
         // The reciprocal of what is smaller than this is no longer a number.
         const bool is_zero = magnitude < 1e-36f;
-        scales[index] = !is_finite ? NAN : is_zero ? 0.0f : magnitude / 127.0f;
-        const Floats inverse = Floats{} + 127.0f / magnitude;
-        int8_t* to = row(index);
-        const __m512i ones = _mm512_set1_epi8(1);
-        __m512i sum = _mm512_setzero_si512();
-        for (int64_t at = 0; at < size; at += DEEP, to += TILE_BYTES) {
-            __m512i code = _mm512_setzero_si512();
-            if (is_finite && !is_zero) {
-                if (at + DEEP <= size) {
-                    code = codes_of(x + at, inverse);
-                } else {
-                    T padded[DEEP] = {};
-                    std::memcpy(padded, x + at, (size - at) * sizeof(T));
-                    code = codes_of(padded, inverse);
-                }
-            }
-            sum = _mm512_dpbusd_epi32(sum, ones, code);
-            _mm512_store_si512(to, code);
-        }
-        shifts[index] = 128 * _mm512_reduce_add_epi32(sum);
+        is_empty_ = is_zero || !is_finite;
+        scale = !is_finite ? NAN : is_zero ? 0.0f : magnitude / 127.0f;
+        inverse_ = Floats{} + 127.0f / magnitude;
     }
+
+    // The next 64, or what is left of them and zeros.
+    template <typename T>
+    __m512i next(const T* x, int64_t size) {
+        if (is_empty_) return _mm512_setzero_si512();
+        __m512i codes;
+        if (size >= DEEP) {
+            codes = codes_of(x);
+        } else {
+            T padded[DEEP] = {};
+            std::memcpy(padded, x, size * sizeof(T));
+            codes = codes_of(padded);
+        }
+        sum_ = _mm512_dpbusd_epi32(sum_, _mm512_set1_epi8(1), codes);
+        return codes;
+    }
+
+    // Of all codes so far.
+    int32_t sum() const { return _mm512_reduce_add_epi32(sum_); }
 
   private:
     // As bits, so that a NaN is larger than anything.
@@ -102,28 +94,54 @@ struct Tokens {
         return bits_to_float(_mm512_reduce_max_epu32(_mm512_max_epu32(low, largest)) & 0xffff0000u);
     }
 
-    static __m512i rounded(__m512 x, Floats inverse) { return _mm512_cvtps_epi32(_mm512_mul_ps(x, (__m512)inverse)); }
+    __m512i rounded(__m512 x) const { return _mm512_cvtps_epi32(_mm512_mul_ps(x, (__m512)inverse_)); }
 
-    static __m512i codes_of(const float* x, Floats inverse) {
+    __m512i codes_of(const float* x) const {
         __m128i parts[4];
-        for (int part = 0; part < 4; ++part) {
-            parts[part] = _mm512_cvtsepi32_epi8(rounded(_mm512_loadu_ps(x + part * WIDTH), inverse));
-        }
+        for (int part = 0; part < 4; ++part) parts[part] = _mm512_cvtsepi32_epi8(rounded(_mm512_loadu_ps(x + part * WIDTH)));
         __m512i codes;
         std::memcpy(&codes, parts, 64);
         return codes;
     }
-    static __m512i codes_of(const bf16* x, Floats inverse) {
+    __m512i codes_of(const bf16* x) const {
         __m512i halves[2];
         for (int half = 0; half < 2; ++half) {
             __m512i both = _mm512_loadu_si512(x + half * 2 * WIDTH);
-            __m512i even = rounded((__m512)_mm512_slli_epi32(both, 16), inverse);
-            __m512i odd = rounded((__m512)_mm512_and_si512(both, _mm512_set1_epi32(0xffff0000)), inverse);
+            __m512i even = rounded((__m512)_mm512_slli_epi32(both, 16));
+            __m512i odd = rounded((__m512)_mm512_and_si512(both, _mm512_set1_epi32(0xffff0000)));
             halves[half] = _mm512_mask_blend_epi16(0xaaaaaaaa, even, _mm512_slli_epi32(odd, 16));
         }
         // Quarters of both take turns after packing.
         const __m512i in_order = _mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7);
         return _mm512_permutexvar_epi64(in_order, _mm512_packs_epi16(halves[0], halves[1]));
+    }
+};
+
+// x by token: codes in tiles [rows / 16][size / 64][16][64], what to multiply by, and 128 times the sum of the codes.
+struct Tokens {
+    std::vector<int8_t> held;
+    std::vector<float> scales;
+    std::vector<int32_t> shifts;
+    int8_t* codes = nullptr;
+    int64_t deep = 0;  // bytes of a row: the size rounded up to whole tiles
+
+    void resize(int64_t rows, int64_t size) {
+        deep = (size + DEEP - 1) / DEEP * DEEP;
+        int64_t all = (rows + SIDE - 1) / SIDE * SIDE;
+        if (int64_t(held.size()) < all * deep + 64) held.resize(all * deep + 64);
+        if (int64_t(scales.size()) < all) scales.resize(all), shifts.resize(all);
+        codes = (int8_t*)((uintptr_t(held.data()) + 63) / 64 * 64);
+    }
+
+    int8_t* row(int64_t row) const { return codes + row / SIDE * SIDE * deep + row % SIDE * DEEP; }
+
+    template <typename T>
+    void take(int64_t index, const T* x, int64_t size) {
+        Codes rounded(x, size);
+        int8_t* to = row(index);
+        for (int64_t at = 0; at < size; at += DEEP, to += TILE_BYTES) _mm512_store_si512(to, rounded.next(x + at, size - at));
+        scales[index] = rounded.scale;
+        shifts[index] = 128 * rounded.sum();
     }
 };
 

@@ -69,17 +69,10 @@ void penstock_linear(int is_bf16, const void* x, const void* packed, const void*
 #endif
 }
 
-// Whether ``penstock_linear_int8`` computes anything here, and ``penstock_linear_int4``.
+// Whether ``penstock_linear_int8`` and ``penstock_linear_int4`` compute anything here.
 int penstock_has_int8() {
 #if defined(HAVE_INT8)
     return 1;
-#else
-    return 0;
-#endif
-}
-int penstock_has_int4() {
-#if defined(HAVE_INT4)
-    return may_use_tiles();
 #else
     return 0;
 #endif
@@ -100,16 +93,17 @@ void penstock_linear_int8(int is_bf16, int is_wide, const void* x, const void* c
 #endif
 }
 
-// The same of bfloat16 x, not rounded, times groups (see int4.h).
-void penstock_linear_int4(int is_wide, const void* x, const void* packed, float unit, const void* bias, void* y, int64_t rows,
-                          int64_t size, int64_t columns, int64_t group, int threads) {
-#if defined(HAVE_INT4)
-    int4::Matrix matrix{(const uint8_t*)packed, (const bf16*)bias, unit, size, columns, group};
-    if (is_wide) int4::linear(matrix, (const bf16*)x, (float*)y, rows, threads);
+// The same times groups (see int4.h), x rounded group by group.
+void penstock_linear_int4(int is_bf16, int is_wide, const void* x, const void* packed, float unit, const float* bias, void* y,
+                          int64_t rows, int64_t size, int64_t columns, int64_t group, int threads) {
+#if defined(HAVE_INT8)
+    int4::Matrix matrix{(const uint8_t*)packed, bias, unit, size, columns, group};
+    if (!is_bf16) int4::linear(matrix, (const float*)x, (float*)y, rows, threads);
+    else if (is_wide) int4::linear(matrix, (const bf16*)x, (float*)y, rows, threads);
     else int4::linear(matrix, (const bf16*)x, (bf16*)y, rows, threads);
 #else
-    (void)is_wide, (void)x, (void)packed, (void)unit, (void)bias, (void)y, (void)rows, (void)size, (void)columns;
-    (void)group, (void)threads;
+    (void)is_bf16, (void)is_wide, (void)x, (void)packed, (void)unit, (void)bias, (void)y, (void)rows, (void)size;
+    (void)columns, (void)group, (void)threads;
 #endif
 }
 }

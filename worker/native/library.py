@@ -62,16 +62,15 @@ class Library:
         self._linear_int8 = loaded.penstock_linear_int8
         self._linear_int8.argtypes = (c_int, c_int, *(c_void_p,) * 5, c_int64, c_int64, c_int64, c_int)
         self._linear_int4 = loaded.penstock_linear_int4
-        self._linear_int4.argtypes = (c_int, c_void_p, c_void_p, c_float, c_void_p, c_void_p, *(c_int64,) * 4, c_int)
+        pointers = (c_void_p, c_void_p, c_float, c_void_p, c_void_p)
+        self._linear_int4.argtypes = (c_int, c_int, *pointers, *(c_int64,) * 4, c_int)
         linears = (self._linear, self._linear_int8, self._linear_int4)
         for function in (self._add_norm, self._turn, self._gate, self._attend, *linears):
             function.restype = None
         self.has_tiles = bool(loaded.penstock_has_tiles())
         """Whether ``linear`` computes anything here."""
         self.has_int8 = bool(loaded.penstock_has_int8())
-        """Whether ``linear_int8`` does."""
-        self.has_int4 = bool(loaded.penstock_has_int4())
-        """Whether ``linear_int4`` does."""
+        """Whether ``linear_int8`` and ``linear_int4`` do."""
 
     def add_norm(self, x: Tensor, delta: Tensor | None, post: Tensor | None, pre: Tensor | None, eps: float) -> Tensor:
         """x [rows, size] += delta, normed by ``post`` where there is one; returns x normed by ``pre``, or x itself."""
@@ -180,10 +179,11 @@ class Library:
         return out
 
     def linear_int4(self, x: Tensor, packed: PackedInt4, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
-        """x [rows, size] bfloat16 -> [rows, columns] in ``dtype``, bfloat16 or float32; bias [columns] bfloat16."""
+        """The same, x rounded to int8 group by group."""
         rows = len(x)
         out = x.new_empty((rows, packed.columns), dtype=dtype)
         self._linear_int4(
+            x.dtype is torch.bfloat16,
             dtype is torch.float32,
             x.data_ptr(),
             packed.groups.data_ptr(),

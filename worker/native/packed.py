@@ -29,8 +29,7 @@ class PackedInt4:
 
     groups: Tensor
     """[columns / 16, size / group, 64 + 8 * group] uint8, columns filled up: 16 scales and 16 offsets in float16, then
-    the codes, for each 8 inputs a line of 16 columns of 2 times 16 bits. Of a line's inputs the even ones are in the
-    first 16 bits, from the lowest four on."""
+    the codes, for each 8 inputs a line of 16 columns of 4 bytes, the first four inputs in their low halves."""
     unit: float
     """That all scales and offsets are to be multiplied by, a power of two: float16 has too few exponents for some."""
     columns: int
@@ -61,14 +60,15 @@ def packed_int4(codes: Tensor, scales: Tensor, offsets: Tensor, group: int) -> P
     largest = max(float(scales.abs().max()), float(offsets.abs().max()))
     unit = math.ldexp(1.0, math.frexp(largest)[1] - 15)
     terms = torch.stack((scales, offsets), 2).float().div_(unit).half().view(len(codes) // 16, 16, -1, 2)
-    pairs = codes.view(len(codes) // 16, 16, size // group, group // 8, 4)
-    even, odd = pairs & 15, pairs >> 4
-    lanes = torch.stack([half[..., at] | half[..., at + 1] << 4 for half in (even, odd) for at in (0, 2)], 4)
+    stored = codes.view(len(codes) // 16, 16, size // group, group // 8, 4)
+    # Of 8 inputs: 0, 1, .. 3 and 4, 5, .. 7 share bytes here, where 0 and 1, 2 and 3, .. do as they are stored.
+    inputs = torch.stack((stored & 15, stored >> 4), 5).flatten(4)
+    lines = inputs[..., :4] | inputs[..., 4:] << 4
     return PackedInt4(
         torch.cat(
             (
                 terms.permute(0, 2, 3, 1).reshape(len(codes) // 16, size // group, 32).view(torch.uint8),
-                lanes.permute(0, 2, 3, 1, 4).flatten(2),
+                lines.permute(0, 2, 3, 1, 4).flatten(2),
             ),
             2,
         ).contiguous(),

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from worker.models.forms import Form, Int4, Int8, Plain
@@ -19,14 +18,12 @@ from worker.native import Library
 __all__ = ["Linear", "linear_of", "packs_bfloat16"]
 
 
-def linear_of(
-    form: Form, bias: Tensor | None = None, kernels: Library | None = None, dtype: torch.dtype = torch.bfloat16
-) -> Linear:
-    """``bias`` [out] in ``dtype``, that of the activations; ``kernels``: what the matrix may be packed for."""
+def linear_of(form: Form, bias: Tensor | None = None, kernels: Library | None = None) -> Linear:
+    """``bias`` [out] in the type of the activations; ``kernels``: what the matrix may be packed for."""
     if isinstance(form, Plain):
         return PlainLinear(form.weight, bias, kernels)
     if isinstance(form, Int4):
-        if kernels is not None and PackedInt4Linear.serves(form, dtype, kernels):
+        if kernels is not None and PackedInt4Linear.serves(form, kernels):
             return PackedInt4Linear(form, bias, kernels)
         return Int4Linear(form, bias)
     if isinstance(form, Int8) and kernels is not None and Int8Linear.serves(form, kernels):

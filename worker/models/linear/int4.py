@@ -1,4 +1,4 @@
-"""Matrices of four-bit codes, a scale and an offset for each group of inputs; the inputs themselves are not rounded."""
+"""Matrices of four-bit codes, a scale and an offset for each group of inputs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from worker.models.forms import Int4
-from worker.native import Library, packed_int4
+from worker.native import Library, filled_up, packed_int4
 
 _ROWS_AT_ONCE = 8192
 """That are unpacked at a time: all of an output head would be hundreds of megabytes."""
@@ -36,27 +36,34 @@ class Int4Linear:
 
 
 class PackedInt4Linear:
-    """A Linear for bfloat16 on the CPU, by the compiled kernels; the plain codes are not kept."""
+    """A Linear on the CPU by the compiled kernels; the plain codes are not kept.
+
+    Inputs are rounded to int8, each group of each token by its largest. What that costs in accuracy is in
+    benchmarks/quantised.md.
+    """
 
     __slots__ = ("_bias", "_kernels", "_order", "_packed", "in_features", "out_features")
 
     def __init__(self, form: Int4, bias: Tensor | None, kernels: Library) -> None:
         self.out_features, self.in_features = form.shape
         self._packed = packed_int4(form.codes, form.scales, form.offsets, form.group)
-        self._bias, self._order, self._kernels = bias, form.order, kernels
+        self._bias = None if bias is None else filled_up(bias.float())
+        self._order, self._kernels = form.order, kernels
 
     @staticmethod
-    def serves(form: Int4, dtype: torch.dtype, kernels: Library) -> bool:
-        """Whether the matrix can be packed here, for inputs of this type."""
-        on_cpu = form.codes.device.type == "cpu"
-        return kernels.has_int4 and on_cpu and dtype is torch.bfloat16 and form.group % 32 == 0
+    def serves(form: Int4, kernels: Library) -> bool:
+        """Whether the matrix can be packed here."""
+        return kernels.has_int8 and form.codes.device.type == "cpu"
 
     def __call__(self, x: Tensor) -> Tensor:
         """See Linear."""
-        return self._kernels.linear_int4(self._in_order(x), self._packed, self._bias, torch.bfloat16)
+        if x.dtype is torch.float16:
+            return self.wide(x).to(x.dtype)
+        return self._kernels.linear_int4(self._in_order(x), self._packed, self._bias, x.dtype)
 
     def wide(self, x: Tensor) -> Tensor:
         """See Linear."""
+        x = x.float() if x.dtype is torch.float16 else x
         return self._kernels.linear_int4(self._in_order(x), self._packed, self._bias, torch.float32)
 
     def _in_order(self, x: Tensor) -> Tensor:
