@@ -187,9 +187,9 @@ REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda at: rewrite(at / "config.json", lambda c: c.pop("architectures")),
         "does not name its architectures",
     ),
-    "a quantised checkpoint": (
-        lambda at: rewrite(at / "config.json", lambda c: c.update(quantization_config={"quant_method": "gptq"})),
-        r"this LlamaForCausalLM is quantised \(gptq\)",
+    "an unknown quantisation": (
+        lambda at: rewrite(at / "config.json", lambda c: c.update(quantization_config={"quant_method": "hqq"})),
+        "this LlamaForCausalLM is quantised by hqq, which is not supported; supported are compressed-tensors, awq, ",
     ),
     "an unknown rope": (
         lambda at: rewrite(at / "config.json", lambda c: c["rope_parameters"].update(rope_type="spiral")),
@@ -251,7 +251,7 @@ REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "a tensor of integers": (
         lambda at: rewrite_tensors(at, lambda t: t.update({"model.norm.weight": torch.ones(32, dtype=torch.int8)})),
-        "tensor model.norm.weight of .* is int8; quantised checkpoints are not supported",
+        "tensor model.norm.weight of .* is int8, not a floating type",
     ),
     "a tensor too many": (
         lambda at: rewrite_tensors(at, lambda t: t.update({"model.layers.0.self_attn.q_proj.lora_A": torch.ones(2)})),

@@ -31,10 +31,6 @@ def architecture_of(config: dict[str, Any]) -> Architecture:
         raise ModelError("config.json does not name its architectures")
     if name not in FAMILIES:
         raise ModelError(f"the architecture {name} is not supported; supported are {', '.join(sorted(FAMILIES))}")
-    quantisation = config.get("quantization_config")
-    if quantisation is not None:
-        method = quantisation.get("quant_method", "unknown") if isinstance(quantisation, dict) else "unknown"
-        raise ModelError(f"this {name} is quantised ({method}); quantised checkpoints are not supported")
     return FAMILIES[name](Fields(config, name))
 
 

@@ -15,6 +15,7 @@ from worker.models.families import architecture_of, token_ids
 from worker.models.fitting import together
 from worker.models.forms import Form
 from worker.models.gguf import GgufFile, GgufSource, architecture_of_gguf
+from worker.models.importers import NOT_NEEDED, importer_of
 from worker.models.linear import Linear, linear_of
 from worker.models.place import is_gguf
 from worker.models.quantize import quantized
@@ -32,7 +33,9 @@ def read_architecture(path: Path) -> Architecture:
 
 
 def _of_directory(directory: Path) -> Architecture:
-    architecture = architecture_of(read_json(directory / "config.json"))
+    config = read_json(directory / "config.json")
+    architecture = architecture_of(config)
+    importer_of(config)  # what cannot be read is refused before anything is
     if (directory / "generation_config.json").exists():
         eos_token_ids = token_ids(read_json(directory / "generation_config.json").get("eos_token_id"))
         if eos_token_ids:
@@ -68,7 +71,10 @@ def load_decoder(
             # Some checkpoints save the embedding twice.
             checkpoint.drop(HEAD)
         checkpoint.drop_where(lambda name: shard.misses(name.removeprefix(root)))
-        source = CheckpointSource(checkpoint, root, dtype, device)
+        importer = importer_of(read_json(path / "config.json"))
+        if importer is not None:
+            checkpoint.drop_where(lambda name: name.endswith(NOT_NEEDED))
+        source = CheckpointSource(checkpoint, root, dtype, device, importer)
         decoder = build_decoder(shard, source, dtype, device, max_model_tokens, kernels, quantization)
         checkpoint.finish()
     return decoder

@@ -10,10 +10,12 @@ from torch import Tensor
 
 from worker.models.errors import ModelError
 from worker.models.forms import Form, Plain
+from worker.models.importers import Importer
 from worker.models.shard import Part, Shard
 from worker.models.weights import Checkpoint
 
 HEAD = "lm_head.weight"
+_HEAD_MODULE = "lm_head"
 
 
 class Source(Protocol):
@@ -56,19 +58,32 @@ class PlainSource:
 
 
 class CheckpointSource:
-    """The Source that a directory of plain safetensors is."""
+    """The Source that a directory of safetensors is."""
 
-    def __init__(self, checkpoint: Checkpoint, root: str, dtype: torch.dtype, device: torch.device) -> None:
-        """``root``: what the names of all tensors but the head's begin with."""
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        root: str,
+        dtype: torch.dtype,
+        device: torch.device,
+        importer: Importer | None = None,
+    ) -> None:
+        """``root``: what the names of all tensors but the head's begin with; ``importer``: of what is quantised."""
         self._checkpoint, self._root, self._dtype, self._device = checkpoint, root, dtype, device
+        self._importer = importer
 
     def tensor(self, name: str, shape: tuple[int, ...], part: Part | None = None) -> Tensor:
         """See Source."""
         whole_name = name if name == HEAD else self._root + name
         return self._checkpoint.take(whole_name, shape, part).to(self._device, self._dtype)
 
-    def matrix(self, name: str, shape: tuple[int, int], part: Part | None = None) -> Plain:
+    def matrix(self, name: str, shape: tuple[int, int], part: Part | None = None) -> Form:
         """See Source."""
+        if self._importer is not None:
+            whole_name = name if name == _HEAD_MODULE else self._root + name
+            whole = self._importer.matrix(self._checkpoint, whole_name, shape, self._dtype)
+            if whole is not None:
+                return (whole if part is None else part.of_form(whole)).to(self._device)
         return Plain(self.tensor(f"{name}.weight", shape, part))
 
     def tied(self, name: str, shape: tuple[int, int], table: Tensor, part: Part | None = None) -> Plain:

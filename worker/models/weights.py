@@ -18,6 +18,7 @@ from torch import Tensor
 from worker.models.errors import ModelError
 from worker.models.shard import Part
 
+FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 _HARMLESS = ("rotary_emb.inv_freq", "self_attn.rotary_emb.inv_freq", "masked_bias", "attn.bias")
 """Endings of buffers that old checkpoints carry and every loader recomputes."""
 
@@ -64,29 +65,53 @@ class Checkpoint:
     def __contains__(self, name: str) -> bool:
         return name in self._file_of
 
-    def take(self, name: str, shape: tuple[int, ...], part: Part | None = None) -> Tensor:
-        """The tensor, or its part, mapped from its file, in the checkpoint's own floating type. Raises ModelError."""
-        file_name = self._file_of.pop(name, None)
+    def take(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        part: Part | None = None,
+        dtypes: tuple[torch.dtype, ...] = FLOATS,
+    ) -> Tensor:
+        """The tensor, or its part, mapped from its file, in one of these types. Raises ModelError."""
+        tensor = self._checked(name, (shape,), dtypes, part is not None)
+        if part is not None:
+            tensor = part.of(tensor)
+        self._file_of.pop(name)
+        self.num_bytes_taken += tensor.nbytes
+        return tensor
+
+    def take_one_of(
+        self, name: str, shapes: tuple[tuple[int, ...], ...], dtypes: tuple[torch.dtype, ...] = FLOATS
+    ) -> Tensor:
+        """A tensor that is written in more than one shape. Raises ModelError."""
+        tensor = self._checked(name, shapes, dtypes, False)
+        self._file_of.pop(name)
+        self.num_bytes_taken += tensor.nbytes
+        return tensor
+
+    def peek(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """A tensor that stays to be taken. Raises ModelError."""
+        return self._checked(name, (shape,), FLOATS, False)
+
+    def _checked(
+        self, name: str, shapes: tuple[tuple[int, ...], ...], dtypes: tuple[torch.dtype, ...], as_slice: bool
+    ) -> Tensor:
+        file_name = self._file_of.get(name)
         if file_name is None:
             raise ModelError(f"{self._directory} has no tensor {name}")
         try:
             file = self._files[file_name]
             # A slice is no copy: what of the file is in no part is never read and takes no memory.
-            tensor: Tensor = file.get_tensor(name) if part is None else file.get_slice(name)[...]
+            tensor: Tensor = file.get_slice(name)[...] if as_slice else file.get_tensor(name)
         except (SafetensorError, OSError, RuntimeError, ValueError) as error:
             raise ModelError(f"tensor {name} of {self._directory / file_name} cannot be read: {_flat(error)}") from None
-        if tensor.dtype not in (torch.float32, torch.float16, torch.bfloat16):
+        if tensor.dtype not in dtypes:
+            wanted = "a floating type" if dtypes == FLOATS else _name(dtypes[0])
+            raise ModelError(f"tensor {name} of {self._directory / file_name} is {_name(tensor.dtype)}, not {wanted}")
+        if tuple(tensor.shape) not in shapes:
             raise ModelError(
-                f"tensor {name} of {self._directory / file_name} is {str(tensor.dtype).removeprefix('torch.')};"
-                " quantised checkpoints are not supported"
+                f"tensor {name} of {self._directory / file_name} is {_dims(tensor.shape)}, not {_dims(shapes[0])}"
             )
-        if tuple(tensor.shape) != shape:
-            raise ModelError(
-                f"tensor {name} of {self._directory / file_name} is {_dims(tensor.shape)}, not {_dims(shape)}"
-            )
-        if part is not None:
-            tensor = part.of(tensor)
-        self.num_bytes_taken += tensor.nbytes
         return tensor
 
     def drop(self, name: str) -> None:
@@ -144,6 +169,10 @@ class Checkpoint:
             return list(self._files[file_name].keys())
         except (SafetensorError, OSError, RuntimeError, ValueError) as error:
             raise ModelError(f"{path} is not a whole safetensors file: {_flat(error)}") from None
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _dims(shape: tuple[int, ...] | torch.Size) -> str:

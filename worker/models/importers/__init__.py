@@ -1,0 +1,67 @@
+"""Checkpoints that others quantised, in Hugging Face layout: each published method into our own stored forms.
+
+An importer knows one method's names, shapes and packing; which tensors there are and what is wrong with them is the
+checkpoint's to say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+
+from worker.models.errors import ModelError
+from worker.models.fields import Fields
+from worker.models.forms import Form
+from worker.models.importers.awq import Awq
+from worker.models.importers.compressed_tensors import CompressedTensors
+from worker.models.importers.finegrained_fp8 import FinegrainedFp8
+from worker.models.importers.gptq import Gptq
+from worker.models.weights import Checkpoint
+
+__all__ = ["NOT_NEEDED", "Importer", "importer_of"]
+
+NOT_NEEDED = tuple(
+    f".{which}_{what}"
+    for which in ("input", "output", "k", "v", "q")
+    for what in ("scale", "zero_point", "global_scale")
+)
+"""Endings of what was measured about activations and keys and values: both are quantised here, if they are, by their
+own measure at run time."""
+
+
+class Importer(Protocol):
+    """One method, as one checkpoint's configuration has it."""
+
+    def matrix(self, checkpoint: Checkpoint, name: str, shape: tuple[int, int], dtype: torch.dtype) -> Form | None:
+        """The module's matrix, ``shape`` [out, in]; None where the configuration leaves this one as it was. ``dtype``:
+        of what has to become floats. Raises ModelError."""
+        ...
+
+
+def importer_of(config: dict[str, Any]) -> Importer | None:
+    """From config.json; None where the checkpoint is not quantised. Raises ModelError."""
+    raw = config.get("quantization_config") or config.get("compression_config")
+    if raw is None:
+        return None
+    names = config.get("architectures") or ["model"]
+    architecture = str(names[0])
+    if not isinstance(raw, dict):
+        raise ModelError(f"config.json of this {architecture} has an impossible quantization_config: {str(raw)[:80]}")
+    fields = Fields(raw, architecture, f"quantization_config of this {architecture}")
+    method = fields.text("quant_method")
+    if method not in _METHODS:
+        supported = ", ".join(_METHODS)
+        raise ModelError(
+            f"this {architecture} is quantised by {method[:80]}, which is not supported; supported are {supported}"
+        )
+    return _METHODS[method](fields)
+
+
+_METHODS: dict[str, Callable[[Fields], Importer]] = {
+    "compressed-tensors": CompressedTensors,
+    "awq": Awq,
+    "gptq": Gptq,
+    "fp8": FinegrainedFp8,
+}

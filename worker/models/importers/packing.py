@@ -1,0 +1,118 @@
+"""Codes of few bits out of wider words, and from scales and zero points to our forms: what the methods share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from worker.models.errors import ModelError
+from worker.models.fitting import Rows, fitted, spans
+from worker.models.forms import INT4_GROUPS, Form, Fp8, Int4, Int8
+
+Codes = Callable[[slice], Tensor]
+"""Some rows of a matrix of codes, one to a byte."""
+
+
+def matches(name: str, entries: Sequence[str]) -> bool:
+    """Whether one of a list's entries names this module, one around it, or the end of its name."""
+    return any(f".{entry.strip('.')}." in f".{name}." for entry in entries if entry)
+
+
+def nibbles(words: Tensor) -> Tensor:
+    """words [rows, n] int32 -> [rows, 8 n] uint8, the lowest bits of a word first."""
+    pairs = words.contiguous().view(torch.uint8)
+    return torch.stack((pairs & 15, pairs >> 4), 2).flatten(1)
+
+
+def paired(codes: Tensor) -> Tensor:
+    """Four-bit codes [rows, n] uint8 -> [rows, n / 2], as Int4 has them."""
+    return codes[:, 0::2] | codes[:, 1::2] << 4
+
+
+def four_bits(
+    codes: Tensor, scales: Tensor, zeros: Tensor, g_idx: Tensor | None, name: str, dtype: torch.dtype
+) -> Form:
+    """w = (code - zero) * scale: codes [out, in / 2] uint8 as Int4 has them, scales and zeros [out, groups] f32;
+    ``g_idx`` [in]: the group of each input, None: in order. Raises ModelError.
+    """
+    num_inputs, num_groups = 2 * codes.shape[1], scales.shape[1]
+    order = None
+    if g_idx is not None:
+        order, is_even = order_of(g_idx, num_inputs, num_groups, name)
+        if not is_even:
+            group_of = g_idx.long()
+            return fitted((len(codes), num_inputs), _rows(_unpaired(codes), scales, zeros, group_of), dtype)
+        if order is not None:
+            codes = _reordered(codes, order)
+    offsets = -zeros * scales
+    group = num_inputs // num_groups
+    own = next((size for size in reversed(INT4_GROUPS) if group % size == 0), 0)
+    if own:
+        times = group // own
+        return Int4(codes, scales.repeat_interleave(times, 1), offsets.repeat_interleave(times, 1), own, order)
+    narrow = Int4(codes, scales, offsets, group, order)
+    return fitted(narrow.shape, lambda start, stop: narrow.rows(start, stop).dense(torch.float32), dtype)
+
+
+def eight_bits(
+    codes: Tensor, scales: Tensor, zeros: Tensor | None, g_idx: Tensor | None, name: str, dtype: torch.dtype
+) -> Form:
+    """The same of codes [out, in] int8 or uint8; ``zeros`` None: all are 0."""
+    num_inputs, num_groups = codes.shape[1], scales.shape[1]
+    if num_groups == 1 and zeros is None and codes.dtype == torch.int8:
+        return Int8(codes, scales[:, 0].contiguous())
+    if g_idx is None:
+        group_of = torch.arange(num_inputs) // (num_inputs // num_groups)
+    else:
+        order_of(g_idx, num_inputs, num_groups, name)
+        group_of = g_idx.long()
+    zeros = torch.zeros_like(scales) if zeros is None else zeros
+    return fitted((len(codes), num_inputs), _rows(lambda rows: codes[rows], scales, zeros, group_of), dtype)
+
+
+def float_8(codes: Tensor, scales: Tensor, block: tuple[int, int] | None, dtype: torch.dtype) -> Form:
+    """codes [out, in] float8_e4m3fn, scales [out, 1], or one for each block of rows and inputs."""
+    if block is None:
+        return Fp8(codes, scales[:, 0].contiguous())
+    height, width = block
+
+    def rows(start: int, stop: int) -> Tensor:
+        here = scales[start // height : -(-stop // height)].repeat_interleave(height, 0)
+        wide = here.repeat_interleave(width, 1)[start % height :, : codes.shape[1]]
+        return codes[start:stop].float() * wide[: stop - start]
+
+    return fitted((codes.shape[0], codes.shape[1]), rows, dtype)
+
+
+def order_of(g_idx: Tensor, num_inputs: int, num_groups: int, name: str) -> tuple[Tensor | None, bool]:
+    """The inputs by group (None: they are so already), and whether all groups are of one size. Raises ModelError."""
+    if int(g_idx.min()) < 0 or int(g_idx.max()) >= num_groups:
+        raise ModelError(f"{name} places an input in a group past the {num_groups} that it has")
+    group_of = g_idx.long()
+    even = torch.arange(num_inputs) // (num_inputs // num_groups)
+    if torch.equal(group_of, even):
+        return None, True
+    order = torch.argsort(group_of, stable=True)
+    return order, torch.equal(group_of[order], even)
+
+
+def _rows(codes: Codes, scales: Tensor, zeros: Tensor, group_of: Tensor) -> Rows:
+    def rows(start: int, stop: int) -> Tensor:
+        here = slice(start, stop)
+        return (codes(here).float() - zeros[here][:, group_of]) * scales[here][:, group_of]
+
+    return rows
+
+
+def _unpaired(codes: Tensor) -> Codes:
+    return lambda rows: torch.stack((codes[rows] & 15, codes[rows] >> 4), 2).flatten(1)
+
+
+def _reordered(codes: Tensor, order: Tensor) -> Tensor:
+    """The columns in another order, a few rows at a time."""
+    moved, unpaired = torch.empty_like(codes), _unpaired(codes)
+    for start, stop in spans((len(codes), len(order))):
+        moved[start:stop] = paired(unpaired(slice(start, stop))[:, order])
+    return moved
