@@ -8,7 +8,15 @@ wrk.headers["Content-Type"] = "application/json"
 wrk.headers["Authorization"] = "Bearer " .. os.getenv("BENCH_KEY")
 
 local number = tonumber(os.getenv("BENCH_FIRST"))
+local delay_ms = tonumber(os.getenv("BENCH_DELAY_MS"))
 local before, after
+
+-- Its being there makes wrk wait, so it is there only when asked for.
+if delay_ms then
+  function delay()
+    return delay_ms
+  end
+end
 
 function init(args)
   -- Formatted once: the load must stay far lighter than what it measures.

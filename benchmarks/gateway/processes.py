@@ -8,7 +8,7 @@ import re
 import shutil
 import signal
 import subprocess
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,19 +70,21 @@ def check() -> tuple[int, int]:
 @asynccontextmanager
 async def server(
     arguments: Sequence[str],
-    core: int,
+    core: int | None,
     log: Path,
     environ: Mapping[str, str] | None = None,
     ready_within_s: float = 60.0,
 ) -> AsyncIterator[Server]:
-    """A process on one core, from its line "... ready on URL" until it has exited on SIGTERM. Raises BenchmarkError."""
+    """A process on one core (None: on all), from its line "... ready on URL" until it has exited on SIGTERM. Raises
+    BenchmarkError.
+    """
     with log.open("wb") as errors:
         process = await asyncio.create_subprocess_exec(
             *arguments,
             env=os.environ | (environ or {}),
             stdout=subprocess.PIPE,
             stderr=errors,
-            preexec_fn=lambda: os.sched_setaffinity(0, {core}),
+            preexec_fn=_pinned(core),
         )
         assert process.stdout
         try:
@@ -114,18 +116,35 @@ async def _ready_line(out: asyncio.StreamReader) -> str:
     raise EOFError
 
 
+def _pinned(core: int | None) -> Callable[[], None] | None:
+    return None if core is None else lambda: os.sched_setaffinity(0, {core})
+
+
 def _last_words(log: Path) -> str:
     return log.read_text(errors="replace")[-2000:]
 
 
-async def wrk(url: str, connections: int, duration_s: int, core: int, body: Path, key: str, first: int) -> Wrk:
-    """One run of wrk on its core, its requests numbered from ``first``. Raises BenchmarkError when a request failed."""
+async def wrk(
+    url: str,
+    connections: int,
+    duration_s: int,
+    core: int | None,
+    body: Path,
+    key: str,
+    first: int,
+    delay_ms: int = 0,
+) -> Wrk:
+    """One run of wrk on its core (None: on all), its requests numbered from ``first``; each connection waits so long
+    before a request. Raises BenchmarkError when a request failed.
+    """
     process = await asyncio.create_subprocess_exec(
         *("wrk", "-t1", f"-c{connections}", f"-d{duration_s}s", "--timeout", "10s", "-s", str(LUA), url),
-        env=os.environ | {"BENCH_BODY": str(body), "BENCH_KEY": key, "BENCH_FIRST": str(first)},
+        env=os.environ
+        | {"BENCH_BODY": str(body), "BENCH_KEY": key, "BENCH_FIRST": str(first)}
+        | ({"BENCH_DELAY_MS": str(delay_ms)} if delay_ms else {}),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        preexec_fn=lambda: os.sched_setaffinity(0, {core}),
+        preexec_fn=_pinned(core),
     )
     out, _ = await process.communicate()
     found = re.search(rb"FIGURES (\{.*\})", out)
