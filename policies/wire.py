@@ -129,6 +129,7 @@ class Finish(msgspec.Struct, frozen=True, array_like=True, gc=False):
     reason: FinishReason
     num_cached_tokens: int
     num_preemptions: int
+    """How often it lost KV for others, all of it or the end."""
     queue_s: float
     """Submitted until first scheduled."""
     prefill_s: float
@@ -194,6 +195,7 @@ class Stats(Message, frozen=True):
     num_cached_tokens: int
     num_steps: int
     num_preemptions: int
+    """Sequences that lost all their KV for others, as often as it happened."""
     step_ms: float
     """Mean over the steps since the last Stats; 0 when there was none."""
     draining: bool = False
@@ -203,6 +205,12 @@ class Stats(Message, frozen=True):
     """Those that may send it requests."""
     busy_s: float = 0.0
     """In steps since start. ``Finish`` and ``Failed`` say whose they were."""
+    num_paused: int = 0
+    """Of those running: had no part in the last step, though they could have."""
+    num_tail_frees: int = 0
+    """Since start: sequences that lost the end of their KV for others, and kept the rest."""
+    num_displacements: int = 0
+    """Since start: requests for which others were put aside."""
 
 
 class KvEvents(Message, frozen=True):

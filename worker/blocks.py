@@ -135,11 +135,13 @@ class Pool:
         held = self._links[block_id]
         return block_id if held is not None and held.token_bytes == link.token_bytes else None
 
-    def match(self, links: Sequence[Link], key: bytes, max_blocks: int) -> list[int]:
-        """The blocks of the longest known prefix of ``links``, at most ``max_blocks``; not yet acquired."""
+    def match(
+        self, links: Sequence[Link], key: bytes, max_blocks: int, first: int = 0, parent: int = NO_PARENT
+    ) -> list[int]:
+        """The blocks of the longest known prefix of ``links``, at most ``max_blocks``; not yet acquired. From link
+        ``first`` on, when the one before it is in block ``parent``."""
         block_ids: list[int] = []
-        parent = NO_PARENT
-        for link in links[:max_blocks]:
+        for link in links[first:max_blocks]:
             found = self.find(link, parent, key)
             if found is None:
                 break

@@ -237,6 +237,9 @@ class Engine:
             cost_weights=self._costs.weights,
             num_gateways=num_gateways,
             busy_s=self._busy_s,
+            num_paused=self._scheduler.num_paused,
+            num_tail_frees=self._scheduler.num_tail_frees,
+            num_displacements=self._scheduler.num_displacements,
         )
 
     def kept_blocks(self) -> list[bytes]:

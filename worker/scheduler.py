@@ -1,28 +1,28 @@
-"""Who computes what in this step: the queues, and the plan of policies/batching.py carried out on the block pool.
+"""Who computes what in this step: the queues, and the plan of policies/batching carried out on the block pool.
 
 A sequence holds the blocks of all its known tokens from the moment it is admitted, so a prompt lies in one run and
-never finds the pool empty half-way. Prompts that begin alike and come together are computed once: the later one waits
-a step, and takes over the blocks that the earlier one has filled.
+never finds the pool empty half-way; only one that had to give up its end has fewer, and stands still meanwhile. Prompts
+that begin alike and come together are computed once: the later one waits a step, and takes over the blocks that the
+earlier one has filled.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from operator import attrgetter
 
 from policies import batching
-from policies.batching import Claim, Limits
+from policies.batching import Limits, Plan, Turns, raised
 from policies.costs import StepCosts
 from worker.blocks import NO_PARENT, Pool
+from worker.claims import Claims, followers, num_slots
 from worker.sequence import Sequence
 
-NUM_BLOCKS_WORTH_WAITING_FOR = 4
-"""A prompt lets another one compute the beginning they share from this many blocks up; for less, a step's delay costs
-more.
-"""
+AGE_EVERY_S = 1.0
+"""How often it is looked whether somebody has waited too long."""
 
-_order = attrgetter("order")
+_place = attrgetter("place")
 
 
 class Scheduler:
@@ -34,25 +34,27 @@ class Scheduler:
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         self.num_preemptions = 0
+        """Of sequences that lost all their blocks."""
+        self.num_tail_frees = 0
+        """Of those that lost the last ones."""
+        self.num_displacements = 0
+        """Those let in for whom others were put aside."""
+        self.num_paused = 0
+        """Of those running: had no part in the last step, though they could have."""
         self.num_cached_tokens = 0
         self._pool = pool
         self._block_size = block_size
         self.limits = limits
         self._copy_block = copy_block
         self._by_arrival: dict[int, Sequence] = {}
-        self._in_flight: dict[bytes, tuple[int, int]] = {}
-        """While a step is planned: a digest that a prompt is about to reach, and the first in order of those
-        prompts.
-        """
-        self._tails: set[int] = set()
-        """While a step is planned: shared blocks that the first of their users will write in once the others have
-        copies.
-        """
+        self._claims = Claims(pool, block_size, self._catch_up)
+        self._turns = Turns()
+        self._ages_at = 0.0
 
     def add(self, sequence: Sequence) -> None:
         """To the waiting ones."""
         self._by_arrival[sequence.arrival] = sequence
-        insort(self.waiting, sequence, key=_order)
+        insort(self.waiting, sequence, key=_place)
 
     def remove(self, sequence: Sequence, now: float) -> None:
         """It has ended, however: its blocks are available at once."""
@@ -71,30 +73,35 @@ class Scheduler:
         """The sequences of this step, each with a number of pending tokens; all blocks that they will write are theirs
         alone. ``costs`` as for batching.plan.
         """
-        self._in_flight.clear()
-        self._tails.clear()
-        running = [self._claim(sequence) for sequence in self.running]
-        may_displace = bool(self.waiting and self.running and self.waiting[0].priority < self.running[-1].priority)
-        if may_displace or sum(claim.num_new_blocks for claim in running) > self._pool.num_available:
-            running = self._with_freed(running)
-        waiting: Iterable[Claim] = ()
-        if self.waiting and (may_displace or sum(claim.num_slots for claim in running) < self.limits.max_sequences):
-            waiting = self._waiting_claims()
+        if now >= self._ages_at:
+            self._age(now)
+        of_running, running, waiting = self._claims.of_running, self.running, self.waiting
+        self._claims.begin(self.limits)
+        claims = [of_running(sequence) for sequence in running]
+        if waiting or any(claim.num_pending > 1 for claim in claims):
+            tenants = {claim.tenant for claim in claims if claim.num_pending > 1}
+            tenants.update([sequence.tenant for sequence in waiting])
+            self._turns.begin(tenants)
         plan = batching.plan(
-            running, waiting, self._pool.num_available, self.limits, costs, num_waiting=len(self.waiting)
+            claims,
+            waiting,
+            self._pool.num_available,
+            self.limits,
+            claim=self._claims.of_waiting,
+            freed=lambda: self._claims.freed(running, claims),
+            due=lambda index: running[index].token_due_at,
+            costs=costs,
+            turns=self._turns,
+            now=now,
         )
-        by_arrival = self._by_arrival
-        for arrival in plan.preempted:
-            self.preempt(by_arrival[arrival], now)
-        admitted = [by_arrival[arrival] for arrival in plan.admitted]
-        for sequence in admitted:  # before anything is allocated, which may evict
-            self._pool.acquire(sequence.hits)
-        for sequence, claim in zip(self.running, running, strict=False):  # the preempted were the last
-            if claim.num_new_blocks:
-                self._grow(sequence, now)
-        for sequence in admitted:
-            self._admit(sequence, now)
-        return [(by_arrival[arrival], num_tokens) for arrival, num_tokens in plan.grants]
+        self._carry_out(plan, now)
+        grants = [(self._by_arrival[arrival], num_tokens) for arrival, num_tokens in plan.grants]
+        self._take_tails(grants, now)
+        self.num_paused = len(plan.paused)
+        for sequence, num_tokens in grants:
+            if num_tokens > 1:
+                self._turns.charge(sequence.tenant, num_tokens, sequence.num_computed, costs)
+        return grants
 
     def commit(self, sequence: Sequence, num_tokens: int) -> None:
         """``num_tokens`` more are computed; blocks filled by known ones get their names."""
@@ -117,7 +124,7 @@ class Scheduler:
         """Those of its request that have waited for its prompt, now running beside it on the same blocks."""
         if leader.request.leader is not leader:
             return []
-        forks = self._followers(leader)[: self._num_slots(leader) - 1]
+        forks = followers(leader)[: num_slots(leader, self.limits) - 1]
         leader.request.leader = None
         for sequence in forks:
             self._take_from(self.waiting, sequence)
@@ -130,7 +137,7 @@ class Scheduler:
             sequence.num_cached_tokens = leader.num_cached_tokens
             sequence.started_at = leader.started_at
             sequence.may_share_tail = True
-            insort(self.running, sequence, key=_order)
+            insort(self.running, sequence, key=_place)
         leader.may_share_tail = bool(forks)
         return forks
 
@@ -144,7 +151,7 @@ class Scheduler:
         self.num_preemptions += 1
         if sequence.request.leader is sequence:
             sequence.request.leader = None
-        insort(self.waiting, sequence, key=_order)
+        insort(self.waiting, sequence, key=_place)
 
     def audit(self) -> None:
         """Every block and every queue entry accounted for. Raises AssertionError."""
@@ -154,78 +161,72 @@ class Scheduler:
         assert queued == self._by_arrival.keys()
         assert len(queued) == len(self.waiting) + len(self.running)
         for queue in (self.waiting, self.running):
-            assert queue == sorted(queue, key=_order), "a queue is out of order"
-
-    # What each asks for
-
-    def _claim(self, sequence: Sequence) -> Claim:
-        if sequence.is_complete:
-            return Claim(sequence.priority, sequence.arrival, 0, 0, start=sequence.num_computed)
-        num_pending = len(sequence.token_ids) - sequence.num_computed
-        if num_pending > 1:
-            self._catch_up(sequence)
-            num_pending = 0 if self._waits(sequence, sequence.num_computed) else sequence.num_pending
-            num_slots = self._num_slots(sequence)
-            return Claim(sequence.priority, sequence.arrival, num_pending, 0, 0, num_slots, start=sequence.num_computed)
-        num_new_blocks = 1 if len(sequence.token_ids) > len(sequence.block_ids) * self._block_size else 0
-        if sequence.may_share_tail and not num_new_blocks:
-            num_new_blocks = self._num_copies(sequence)
-        num_slots = 1 if sequence.request.leader is not sequence else self._num_slots(sequence)
-        start = sequence.num_computed
-        return Claim(sequence.priority, sequence.arrival, 1, num_new_blocks, 0, num_slots, start=start)
-
-    def _waiting_claims(self) -> Iterator[Claim]:
-        led = set()
-        for sequence in self.waiting:
-            request = sequence.request
-            if not sequence.has_output:
-                if request.leader is not None or request.request_id in led:
-                    continue  # it will fork
-                led.add(request.request_id)
-            sequence.hits = []
-            if sequence.chain is not None:
-                links = sequence.chain.extend(sequence.token_ids)
-                sequence.hits = self._pool.match(
-                    links, sequence.chain.key, (len(sequence.token_ids) - 1) // self._block_size
-                )
-            num_found = len(sequence.hits) * self._block_size
-            yield Claim(
-                sequence.priority,
-                sequence.arrival,
-                0 if self._waits(sequence, num_found) else len(sequence.token_ids) - num_found,
-                -(-len(sequence.token_ids) // self._block_size),
-                num_slots=1 if sequence.has_output else self._num_slots(sequence),
-                num_shared_blocks=sum(1 for block_id in sequence.hits if self._pool.num_users(block_id)),
-                start=num_found,
-            )
-
-    def _waits(self, sequence: Sequence, num_computed: int) -> bool:
-        """Whether one before it in order is computing the same next blocks; if not, others may wait for this one."""
-        if sequence.chain is None:
-            return False
-        position = num_computed // self._block_size + NUM_BLOCKS_WORTH_WAITING_FOR - 1
-        if position >= (len(sequence.token_ids) - 1) // self._block_size:
-            return False
-        # Equal digests are equal histories up to there; if by a collision they are not, it only waits a step.
-        digest = sequence.chain.extend(sequence.token_ids)[position].digest
-        first = self._in_flight.setdefault(digest, sequence.order)
-        self._in_flight[digest] = min(first, sequence.order)
-        return first < sequence.order
-
-    def _with_freed(self, running: list[Claim]) -> list[Claim]:
-        """The claims with what each preemption would make available, counted from the last."""
-        num_users: dict[int, int] = {}
-        claims = []
-        for sequence, claim in zip(reversed(self.running), reversed(running), strict=True):
-            num_freed = 0
-            for block_id in sequence.block_ids:
-                num_left = num_users.get(block_id, self._pool.num_users(block_id)) - 1
-                num_users[block_id] = num_left
-                num_freed += num_left == 0
-            claims.append(claim._replace(num_freed_blocks=num_freed))
-        return claims[::-1]
+            assert queue == sorted(queue, key=_place), "a queue is out of order"
 
     # Carrying it out
+
+    def _carry_out(self, plan: Plan, now: float) -> None:
+        by_arrival = self._by_arrival
+        for arrival in plan.preempted:
+            self.preempt(by_arrival[arrival], now)
+        for arrival, num_blocks in plan.cut:
+            self._cut(by_arrival[arrival], num_blocks, now)
+        grown = [by_arrival[arrival] for arrival in plan.grown]
+        admitted = [by_arrival[arrival] for arrival in plan.admitted]
+        for sequence in (*grown, *admitted):  # before anything is allocated, which may evict
+            self._pool.acquire(sequence.hits)
+        for sequence in grown:
+            self._grow(sequence, now)
+        for sequence in admitted:
+            self._admit(sequence, now)
+        for arrival in plan.overtaken:
+            by_arrival[arrival].num_overtaken += 1
+        self.num_displacements += plan.num_displacing
+
+    def _take_tails(self, grants: list[tuple[Sequence, int]], now: float) -> None:
+        """Whoever writes in its last block has it for itself: those who still read there, since they pause and had no
+        room for a copy, lose it."""
+        for sequence, _ in grants:
+            if sequence.may_share_tail:
+                tail = sequence.block_ids[-1]
+                for other in sequence.request.live:
+                    if other is not sequence and other.block_ids and other.block_ids[-1] == tail:
+                        self._shorten(other, len(other.block_ids) - 1, now)
+                sequence.may_share_tail = False
+
+    def _cut(self, sequence: Sequence, num_wanted: int, now: float) -> None:
+        """Its last blocks go, until so many more are available; it computes them again when it has room."""
+        num_kept = len(sequence.block_ids)
+        num_found = 0
+        while num_found < num_wanted:
+            num_kept -= 1
+            num_found += self._pool.num_users(sequence.block_ids[num_kept]) == 1
+        self._shorten(sequence, num_kept, now)
+
+    def _shorten(self, sequence: Sequence, num_kept: int, now: float) -> None:
+        block_ids = sequence.block_ids
+        if num_kept == 0:
+            return self.preempt(sequence, now)
+        if sequence.num_pending == 1 or len(block_ids) * self._block_size >= len(sequence.token_ids):  # else it is cut
+            sequence.num_preemptions += 1
+            self.num_tail_frees += 1
+        sequence.held(now)
+        self._pool.release(block_ids[num_kept:])
+        del block_ids[num_kept:]
+        sequence.num_computed = min(sequence.num_computed, num_kept * self._block_size)
+        sequence.num_sealed = min(sequence.num_sealed, num_kept)
+        sequence.may_share_tail = False
+        return None
+
+    def _age(self, now: float) -> None:
+        """Who has waited or stood still for long becomes more important."""
+        self._ages_at = now + AGE_EVERY_S
+        for queue in (self.waiting, self.running):
+            places = [raised(each.place, each.priority, each.ttft_s, each.moved_at, now) for each in queue]
+            if any(place != each.place for place, each in zip(places, queue, strict=True)):
+                for place, each in zip(places, queue, strict=True):
+                    each.place = place
+                queue.sort(key=_place)
 
     def _admit(self, sequence: Sequence, now: float) -> None:
         self._take_from(self.waiting, sequence)
@@ -239,16 +240,22 @@ class Scheduler:
         if sequence.started_at is None:
             sequence.started_at = now
             self._credit(sequence, sequence.num_computed)
-        if not sequence.has_output and self._followers(sequence):
+        if not sequence.has_output and followers(sequence):
             sequence.request.leader = sequence
-        insort(self.running, sequence, key=_order)
+        insort(self.running, sequence, key=_place)
 
     def _grow(self, sequence: Sequence, now: float) -> None:
-        """One block more to write the next token in: a new one, or a copy of a tail that others still read."""
-        block_ids = sequence.block_ids
-        if len(sequence.token_ids) > len(block_ids) * self._block_size:
+        """A block to write the next token in, or all that it has lost; or a copy of a tail that others still read."""
+        block_ids, hits = sequence.block_ids, sequence.hits
+        num_missing = -(-len(sequence.token_ids) // self._block_size) - len(block_ids)
+        if num_missing:
             sequence.held(now)
-            block_ids += self._pool.allocate(1, block_ids[-1])
+            if hits:
+                block_ids += hits
+                sequence.num_sealed = len(block_ids)
+                sequence.num_computed = len(block_ids) * self._block_size
+                sequence.hits = []
+            block_ids += self._pool.allocate(num_missing - len(hits), block_ids[-1])
         else:
             shared = block_ids[-1]
             (own,) = self._pool.allocate(1, block_ids[-2] if len(block_ids) > 1 else NO_PARENT)
@@ -279,34 +286,6 @@ class Scheduler:
 
     # Small things
 
-    def _num_copies(self, sequence: Sequence) -> int:
-        """1 if it must copy its last block, partly filled, before it writes there; the first of those who share it
-        need not.
-        """
-        tail = sequence.block_ids[-1]
-        if self._pool.num_users(tail) == 1:
-            sequence.may_share_tail = False
-            return 0
-        if tail in self._tails:
-            return 1
-        self._tails.add(tail)
-        return 0
-
-    def _followers(self, sequence: Sequence) -> list[Sequence]:
-        """Those of its request that have computed nothing yet."""
-        live = sequence.request.live
-        return [] if len(live) == 1 else [other for other in live if self._is_follower(other, sequence)]
-
-    @staticmethod
-    def _is_follower(other: Sequence, leader: Sequence) -> bool:
-        return other is not leader and not other.has_output and not other.block_ids
-
-    def _num_slots(self, sequence: Sequence) -> int:
-        """The places it takes, together with those who will fork from it."""
-        if sequence.has_output or len(sequence.request.live) == 1:
-            return 1
-        return min(1 + len(self._followers(sequence)), self.limits.max_sequences)
-
     def _credit(self, sequence: Sequence, num_tokens: int) -> None:
         """Prompt tokens found rather than computed."""
         sequence.num_cached_tokens += num_tokens
@@ -319,6 +298,6 @@ class Scheduler:
 
     @staticmethod
     def _take_from(queue: list[Sequence], sequence: Sequence) -> None:
-        position = bisect_left(queue, sequence.order, key=_order)
+        position = bisect_left(queue, sequence.place, key=_place)
         assert queue[position] is sequence, "a sequence is not where its order puts it"
         del queue[position]

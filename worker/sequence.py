@@ -5,6 +5,7 @@ to.
 from __future__ import annotations
 
 from policies import wire
+from policies.batching import Place, token_due_at
 from policies.prefix import Chain
 from policies.terms import FinishReason
 from worker.sampler import Row
@@ -46,11 +47,12 @@ class Sequence:
         "num_cached_tokens",
         "num_computed",
         "num_known",
+        "num_overtaken",
         "num_preemptions",
         "num_prompt_tokens",
         "num_sealed",
-        "order",
         "output_token_ids",
+        "place",
         "priority",
         "request",
         "row",
@@ -58,7 +60,10 @@ class Sequence:
         "started_at",
         "stop_token_ids",
         "submitted_at",
+        "tenant",
         "token_ids",
+        "tpot_s",
+        "ttft_s",
     )
 
     def __init__(
@@ -75,7 +80,11 @@ class Sequence:
         self.index = index
         self.priority = submit.priority
         self.arrival = arrival
-        self.order = (submit.priority, arrival)
+        self.place: Place = (submit.priority, now + (submit.ttft_s or 0.0), arrival)
+        """Its priority may rise while it waits."""
+        self.ttft_s = submit.ttft_s
+        self.tpot_s = submit.tpot_s
+        self.tenant = submit.tenant
         self.sampling = submit.sampling
         self.stop_token_ids = stop_token_ids
         """Any of these ends it."""
@@ -103,6 +112,8 @@ class Sequence:
         """The block that it writes next may be another's too, and is then copied first."""
         self.num_cached_tokens = 0
         self.num_preemptions = 0
+        """How often it lost blocks, all or the last ones."""
+        self.num_overtaken = 0
         self.engine_s = 0.0
         """Its share of the steps that it was in."""
         self.kv_block_s = 0.0
@@ -121,6 +132,16 @@ class Sequence:
     @property
     def has_output(self) -> bool:
         return len(self.token_ids) > self.num_prompt_tokens
+
+    @property
+    def moved_at(self) -> float:
+        """When it last got a token, or came."""
+        return self.submitted_at if self.last_token_at is None else self.last_token_at
+
+    @property
+    def token_due_at(self) -> float:
+        """When its next token is due, once it has one."""
+        return token_due_at(self.tpot_s, self.first_token_at, self.moved_at, len(self.output_token_ids))
 
     @property
     def is_complete(self) -> bool:

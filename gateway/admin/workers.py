@@ -36,6 +36,8 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
 
     num_waiting: int
     num_running: int
+    num_paused: int
+    """Of those running: had no part in the last step, though they could have."""
     num_used_blocks: int
     num_cached_blocks: int
     num_free_blocks: int
@@ -44,6 +46,11 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     num_cached_tokens: int
     num_steps: int
     num_preemptions: int
+    """Sequences that lost all their KV for others, as often as it happened."""
+    num_tail_frees: int
+    """Those that lost the end of it."""
+    num_displacements: int
+    """Requests for which others were put aside."""
     step_ms: float
     busy_s: float
     """In steps."""

@@ -119,6 +119,8 @@ class _Run:
             duration_s=duration_s,
             utilisation=sum(worker.busy_s for worker in workers) / (len(workers) * duration_s) if duration_s else 0.0,
             num_preemptions=sum(worker.num_preemptions for worker in workers),
+            num_tail_frees=sum(worker.num_tail_frees for worker in workers),
+            num_displacements=sum(worker.num_displacements for worker in workers),
         )
 
     def _stop(self) -> None:
@@ -183,8 +185,7 @@ class _Run:
             self._is_renewing = True
             self._at(self._now + RENEW_S, self._renew)
         if seat is not None:
-            priority = trial.classes[sla_class].priority
-            seat.send(job, priority, priority, self._now)
+            line.send(seat, job, trial.classes[sla_class].priority, self._now)
             self._sent(line, seat, job)
             return None
         line.add(job)

@@ -14,7 +14,7 @@ from policies.settings import SlaClass
 from policies.simulation.gaps import Gaps
 from policies.simulation.meter import Ticket
 from policies.simulation.trial import Arrival, Reason, WorkerModel
-from policies.simulation.worker import Simulated, Worker
+from policies.simulation.worker import NO_PROMISE, Promise, Simulated, Worker
 
 
 class Job:
@@ -60,6 +60,7 @@ class Seat:
             max_prefill_tokens_beside_decodes=model.max_prefill_tokens_beside_decodes,
             max_sequences=max(1, min(model.max_sequences, model.max_step_tokens - 1)),
             max_slowdown=model.max_slowdown,
+            max_preemptions=model.max_preemptions,
         )
         self.worker = Worker(limits, model.num_blocks, model.block_size, StepCosts.of(model.weights), allowance)
         self.room = Room(shares, model.max_sequences, model.num_blocks * model.block_size)
@@ -71,12 +72,13 @@ class Seat:
         self.pending = promise.NOTHING
         """Prompts that no first token has shown to be computed."""
 
-    def send(self, job: Job, priority: int, own: int, now: float) -> None:
+    def send(self, job: Job, priority: int, own: int, promised: Promise, now: float) -> None:
         """``own``: the priority of its class, however important it is sent."""
         arrival, order = job.arrival, job.order
         num_written = min(arrival.num_completion_tokens, job.ticket.max_completion_tokens)
         job.seat, job.sent_at = self, now
-        job.sequence = Simulated(job, priority, arrival.num_prompt_tokens, arrival.num_cached_tokens, num_written)
+        num_prompt_tokens, num_cached_tokens = arrival.num_prompt_tokens, arrival.num_cached_tokens
+        job.sequence = Simulated(job, priority, num_prompt_tokens, num_cached_tokens, num_written, promised)
         self.room.give(priority, own, 1, order.num_tokens)
         job.own_priority = own
         self.pending = self.pending.plus(promise.prefill_of(order.num_prompt_tokens))
@@ -112,7 +114,7 @@ class Line:
         shares: dict[int, float] = {}
         for terms in classes.values():
             shares[terms.priority] = shares.get(terms.priority, 0.0) + terms.share
-        self._most_important = min(shares)
+        self._first = min(classes.values(), key=lambda terms: terms.priority)
         self.seats = [Seat(model, shares, allowance) for _ in range(model.replicas)]
         self._model = model
 
@@ -177,7 +179,7 @@ class Line:
             return None
         turn, is_claim = chosen
         # Sent on its class's guarantee it is not put back for anybody.
-        priority = self._most_important if is_claim else turn.lane.terms.priority
+        priority = self._first.priority if is_claim else turn.lane.terms.priority
         seat = self.seat_for(turn.order, priority)
         if seat is None:
             return None
@@ -185,5 +187,15 @@ class Line:
         self.gaps.taken(turn)
         job = turn.item
         assert isinstance(job, Job)
-        seat.send(job, priority, turn.lane.terms.priority, now)
+        self.send(seat, job, priority, now)
         return seat, job
+
+    def send(self, seat: Seat, job: Job, priority: int, now: float) -> None:
+        """To this worker, with what is left of its promise."""
+        order, terms = job.order, self.lanes[job.order.sla_class].terms
+        promised = NO_PROMISE._replace(tenant=order.tenant_id.encode())
+        if self._model.promises:
+            is_claim = priority != terms.priority
+            ttft_s = self._first.ttft_ms / 1e3 if is_claim else order.deadline_at - now
+            promised = promised._replace(ttft_s=ttft_s, tpot_s=terms.tpot_ms / 1e3)
+        seat.send(job, priority, terms.priority, promised, now)

@@ -73,6 +73,9 @@ class WorkerModel(Document, frozen=True):
         Engine().max_prefill_tokens_beside_decodes
     )
     max_slowdown: Annotated[float, Meta(ge=0, le=1000)] = Engine().max_slowdown
+    max_preemptions: Annotated[int, Meta(ge=0, le=1_000_000)] = Engine().max_preemptions
+    promises: bool = True
+    """Workers are told what requests were promised and plan by it; else by the classes' priorities alone."""
 
 
 class Trial(Document, frozen=True):
@@ -162,6 +165,11 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     utilisation: float
     """Of all workers: the part of that time in which they computed."""
     num_preemptions: int
+    """Sequences that lost all their KV for others, as often as it happened."""
+    num_tail_frees: int
+    """Those that lost the end of it."""
+    num_displacements: int
+    """Requests for which others were put aside."""
 
 
 def percentiles(values: Sequence[float]) -> Percentiles:

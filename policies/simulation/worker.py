@@ -1,24 +1,39 @@
-"""A worker that computes nothing: the real plan of each step (policies/batching.py), and a formula for its time.
+"""A worker that computes nothing: the real plan of each step (policies/batching), and a formula for its time.
 
-Blocks are counted and not shared: what a recorded request found in a prefix cache it finds again, and what is
-preempted computes all of it once more. A stretch of steps in which every sequence writes one token and nothing else can
+Blocks are counted and not shared: what a recorded request found in a prefix cache it finds again, and what loses blocks
+computes again all that was in them. A stretch of steps in which every sequence writes one token and nothing else can
 happen is taken at once; it is cut short when a request comes in between.
 """
 
 from __future__ import annotations
 
+import math
 from bisect import insort
 from collections.abc import Callable, Sequence
 from operator import attrgetter
+from typing import NamedTuple
 
 from policies import batching
-from policies.batching import Claim, Limits
+from policies.batching import Claim, Limits, Place, Turns, raised, token_due_at
 from policies.costs import StepCosts, Work, pairs, shares
 
 MAX_STRETCH = 4096
 """Steps taken at once."""
 
-_order = attrgetter("priority", "arrival")
+_place = attrgetter("place")
+AGE_EVERY_S = 1.0
+"""As in a worker."""
+
+
+class Promise(NamedTuple):
+    """What a request was promised, and whose it is; as in ``wire.Submit``."""
+
+    ttft_s: float | None = None
+    tpot_s: float | None = None
+    tenant: bytes = b""
+
+
+NO_PROMISE = Promise()
 
 
 class Simulated:
@@ -30,31 +45,58 @@ class Simulated:
         "first_token_at",
         "is_done",
         "item",
+        "last_token_at",
         "num_blocks",
         "num_cached",
         "num_computed",
         "num_known",
         "num_left",
+        "num_overtaken",
         "num_preemptions",
+        "num_written",
+        "place",
         "priority",
+        "tenant",
+        "tpot_s",
+        "ttft_s",
     )
 
-    def __init__(self, item: object, priority: int, num_prompt_tokens: int, num_cached: int, num_left: int) -> None:
+    def __init__(
+        self,
+        item: object,
+        priority: int,
+        num_prompt_tokens: int,
+        num_cached: int,
+        num_left: int,
+        promise: Promise = NO_PROMISE,
+    ) -> None:
         """``num_cached`` of the prompt are found; ``num_left`` >= 1 tokens are written, then it has finished."""
         self.item = item
         """Whoever it belongs to; nothing here looks at it."""
         self.priority = priority
+        self.ttft_s, self.tpot_s, self.tenant = promise
         self.arrival = 0
+        self.place: Place = (priority, 0.0, 0)
         self.num_cached = min(num_cached, num_prompt_tokens - 1)
         self.num_known = num_prompt_tokens
         self.num_computed = 0
         self.num_blocks = 0
         self.num_left = num_left
         self.num_preemptions = 0
+        """How often it lost blocks, all or the last ones."""
+        self.num_overtaken = 0
+        self.num_written = 0
         self.engine_s = 0.0
         """Its share of the steps that it was in."""
         self.first_token_at: float | None = None
+        self.last_token_at = 0.0
+        """When it came, until there is one."""
         self.is_done = False
+
+    @property
+    def num_pending(self) -> int:
+        """Tokens known and not computed yet."""
+        return self.num_known - self.num_computed
 
 
 class Stretch:
@@ -130,6 +172,10 @@ class Worker:
         self.num_sequences = 0
         """Open, running or not."""
         self.num_preemptions = 0
+        """Of sequences that lost all their blocks."""
+        self.num_tail_frees = 0
+        """Of those that lost the last ones."""
+        self.num_displacements = 0
         self.busy_s = 0.0
         self.stretch: Stretch | None = None
         self._limits = limits
@@ -137,6 +183,8 @@ class Worker:
         self._num_blocks = self._num_free = num_blocks
         self._costs = costs
         self._allowance = allowance
+        self._turns = Turns()
+        self._ages_at = 0.0
         self._num_arrivals = 0
 
     def submit(self, sequence: Simulated, now: float) -> None:
@@ -144,7 +192,9 @@ class Worker:
         assert -(-(sequence.num_known + sequence.num_left) // self._block_size) <= self._num_blocks
         self._num_arrivals += 1
         sequence.arrival = self._num_arrivals
-        insort(self.waiting, sequence, key=_order)
+        sequence.place = (sequence.priority, now + (sequence.ttft_s or 0.0), sequence.arrival)
+        sequence.last_token_at = now
+        insort(self.waiting, sequence, key=_place)
         self.num_sequences += 1
         if self.stretch is not None:
             self.stretch.cut(now)
@@ -154,31 +204,49 @@ class Worker:
         assert self.stretch is None
         if not self.running and not self.waiting:
             return None
+        if now >= self._ages_at:
+            self._age(now)
+        running, waiting = self.running, self.waiting
+        claims = [self._claim(sequence) for sequence in running]
+        tenants = {sequence.tenant for sequence in waiting}
+        tenants.update([claim.tenant for claim in claims if claim.num_pending > 1])
+        self._turns.begin(tenants)
         plan = batching.plan(
-            [self._claim(sequence) for sequence in self.running],
-            (self._waiting_claim(sequence) for sequence in self.waiting),
+            claims,
+            waiting,
             self._num_free,
             self._limits,
-            self._costs,
-            num_waiting=len(self.waiting),
+            claim=self._waiting_claim,
+            freed=lambda: [sequence.num_blocks for sequence in running],
+            due=lambda index: self._token_due_at(running[index]),
+            costs=self._costs,
+            turns=self._turns,
+            now=now,
         )
-        by_arrival = {sequence.arrival: sequence for sequence in self.running}
-        by_arrival.update((sequence.arrival, sequence) for sequence in self.waiting)
+        may_change = bool(waiting) and bool(running) and waiting[0].place < running[-1].place
+        by_arrival = {sequence.arrival: sequence for sequence in (*running, *waiting)}
         for arrival in plan.preempted:
             self._preempt(by_arrival[arrival])
-        for sequence in self.running:
-            if sequence.num_known - sequence.num_computed == 1:  # the plan has counted on it
-                self._grow(sequence, sequence.num_known)
+        for arrival, num_blocks in plan.cut:
+            self._cut(by_arrival[arrival], num_blocks)
+        for arrival in plan.grown:
+            self._grow(by_arrival[arrival], by_arrival[arrival].num_known)
         for arrival in plan.admitted:
             self._admit(by_arrival[arrival])
+        for arrival in plan.overtaken:
+            by_arrival[arrival].num_overtaken += 1
+        self.num_displacements += plan.num_displacing
         grants = [(by_arrival[arrival], num_tokens) for arrival, num_tokens in plan.grants]
+        for sequence, num_tokens in grants:
+            if num_tokens > 1:
+                self._turns.charge(sequence.tenant, num_tokens, sequence.num_computed, self._costs)
         work = self._work(grants)
-        num_steps = 1
-        if not plan.preempted and not work.num_chunks and len(grants) == len(self.running):
-            num_steps = self._num_alike()
         step_s = self._costs.predict(work)
-        longer = work._replace(num_decode_context_tokens=work.num_decode_context_tokens + work.num_decodes)
-        growth_s = self._costs.predict(longer) - step_s if num_steps > 1 else 0.0
+        num_steps, growth_s = 1, 0.0
+        if not plan.preempted and not may_change and not work.num_chunks and len(grants) == len(self.running):
+            longer = work._replace(num_decode_context_tokens=work.num_decode_context_tokens + work.num_decodes)
+            growth_s = self._costs.predict(longer) - step_s
+            num_steps = self._num_alike(now, step_s, growth_s)
         self.stretch = Stretch(now, step_s, growth_s, num_steps, grants, work)
         return self.stretch
 
@@ -209,6 +277,8 @@ class Worker:
             sequence.num_computed += stretch.num_steps - 1
             sequence.num_known += stretch.num_steps
             sequence.num_left -= stretch.num_steps
+            sequence.num_written += stretch.num_steps
+            sequence.last_token_at = stretch.end
             self._grow(sequence, sequence.num_computed)
             if sequence.first_token_at is None:
                 sequence.first_token_at = stretch.start + stretch.step_s
@@ -227,27 +297,36 @@ class Worker:
     # One step
 
     def _claim(self, sequence: Simulated) -> Claim:
-        num_pending = sequence.num_known - sequence.num_computed
-        num_new = 0
-        if num_pending == 1 and sequence.num_known > sequence.num_blocks * self._block_size:
-            num_new = 1
-        return Claim(
-            sequence.priority,
-            sequence.arrival,
-            num_pending,
-            num_new,
-            sequence.num_blocks,
-            start=sequence.num_computed,
-        )
+        num_missing = max(0, -(-sequence.num_known // self._block_size) - sequence.num_blocks)
+        return self._claimed(sequence, num_missing, sequence.num_computed)
 
     def _waiting_claim(self, sequence: Simulated) -> Claim:
+        return self._claimed(sequence, -(-sequence.num_known // self._block_size), sequence.num_cached)
+
+    def _claimed(self, sequence: Simulated, num_new_blocks: int, start: int) -> Claim:
         return Claim(
-            sequence.priority,
-            sequence.arrival,
-            sequence.num_known - sequence.num_cached,
-            -(-sequence.num_known // self._block_size),
-            start=sequence.num_cached,
+            place=sequence.place,
+            num_pending=sequence.num_known - start,
+            num_new_blocks=num_new_blocks,
+            start=start,
+            tenant=sequence.tenant,
+            ttft_s=sequence.ttft_s,
+            tpot_s=sequence.tpot_s,
+            has_output=sequence.num_written > 0,
+            is_immune=sequence.num_preemptions >= self._limits.max_preemptions,
+            num_overtaken=sequence.num_overtaken,
         )
+
+    @staticmethod
+    def _token_due_at(sequence: Simulated) -> float:
+        return token_due_at(sequence.tpot_s, sequence.first_token_at, sequence.last_token_at, sequence.num_written)
+
+    def _age(self, now: float) -> None:
+        self._ages_at = now + AGE_EVERY_S
+        for queue in (self.waiting, self.running):
+            for each in queue:
+                each.place = raised(each.place, each.priority, each.ttft_s, each.last_token_at, now)
+            queue.sort(key=_place)
 
     def _work(self, grants: Sequence[tuple[Simulated, int]]) -> Work:
         num_prefill = num_decodes = num_context = num_pairs = num_chunks = num_before = 0
@@ -262,9 +341,17 @@ class Worker:
                 num_before += sequence.num_computed
         return Work(num_prefill, num_decodes, num_context, num_pairs, num_chunks, num_before)
 
-    def _num_alike(self) -> int:
-        """How many steps like this one follow each other before somebody ends, asks, or lacks a block."""
+    def _num_alike(self, now: float, step_s: float, growth_s: float) -> int:
+        """How many steps like this one follow each other before somebody ends, asks, lacks a block, pauses for the sake
+        of others or has waited so long that it becomes more important."""
+        limit_s = batching.pausing_above(self.running)
+        if step_s > limit_s:
+            return 1
         num_steps = MAX_STRETCH
+        if growth_s > 0.0 and limit_s < math.inf:
+            num_steps = min(num_steps, 1 + int((limit_s - step_s) / growth_s))
+        if self.waiting:
+            num_steps = min(num_steps, 1 + int(max(0.0, self._ages_at - now) / (step_s + num_steps * growth_s)))
         num_spare = self._num_free // len(self.running)
         for sequence in self.running:
             num_fitting = (sequence.num_blocks + num_spare) * self._block_size - sequence.num_known + 1
@@ -276,7 +363,7 @@ class Worker:
     def _admit(self, sequence: Simulated) -> None:
         self.waiting.remove(sequence)
         sequence.num_computed = sequence.num_cached
-        insort(self.running, sequence, key=_order)
+        insort(self.running, sequence, key=_place)
         self._grow(sequence, sequence.num_known)
 
     def _grow(self, sequence: Simulated, num_tokens: int) -> None:
@@ -285,6 +372,15 @@ class Worker:
         self._num_free -= num_more
         sequence.num_blocks += num_more
 
+    def _cut(self, sequence: Simulated, num_blocks: int) -> None:
+        is_whole = -(-sequence.num_known // self._block_size) <= sequence.num_blocks
+        if is_whole or sequence.num_pending == 1:  # else it was cut before
+            sequence.num_preemptions += 1
+            self.num_tail_frees += 1
+        sequence.num_blocks -= num_blocks
+        self._num_free += num_blocks
+        sequence.num_computed = min(sequence.num_computed, sequence.num_blocks * self._block_size)
+
     def _preempt(self, sequence: Simulated) -> None:
         self.running.remove(sequence)
         self._num_free += sequence.num_blocks
@@ -292,4 +388,4 @@ class Worker:
         sequence.num_computed = 0
         sequence.num_preemptions += 1
         self.num_preemptions += 1
-        insort(self.waiting, sequence, key=_order)
+        insort(self.waiting, sequence, key=_place)

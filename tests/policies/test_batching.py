@@ -1,115 +1,176 @@
+import math
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.batching import MIN_CHUNK, Claim, Limits, limits_of, plan
-from policies.costs import StepCosts, Work, pairs
+from policies import batching
+from policies.batching import MAX_OVERTAKES, Claim, Limits, limits_of, raised, token_due_at, victims
+from policies.batching.room import MAX_PARKED
 from policies.settings import Engine
-
-LIMITS = Limits(max_step_tokens=64, max_prefill_tokens_beside_decodes=16, max_sequences=4)
-
-
-def decoding(arrival, priority=0, blocks=0, frees=1):
-    return Claim(priority, arrival, 1, blocks, frees)
-
-
-def prefilling(arrival, tokens, priority=0, frees=4, slots=1):
-    return Claim(priority, arrival, tokens, 0, frees, slots)
-
-
-def newcomer(arrival, tokens, priority=0, blocks=1, slots=1, shared=0):
-    return Claim(priority, arrival, tokens, blocks, 0, slots, shared)
+from tests.policies.plans import a_machine_that_takes, decoding, newcomer, plan, prefilling
 
 
 def test_a_lone_prompt_gets_the_whole_step():
-    assert plan([], [newcomer(1, 200)], 10, LIMITS).grants == [(1, 64)]
+    assert plan([], [newcomer(1, 200)], 10).grants == [(1, 64)]
 
 
 def test_beside_streams_a_prompt_gets_its_share_and_every_stream_its_token():
-    assert plan([decoding(1), decoding(2), prefilling(3, 500)], [], 10, LIMITS).grants == [(1, 1), (2, 1), (3, 16)]
+    assert plan([decoding(1), decoding(2), prefilling(3, 500)], [], 10).grants == [(1, 1), (2, 1), (3, 16)]
 
 
 def test_several_prompts_share_a_step():
-    made = plan([prefilling(1, 30)], [newcomer(2, 20), newcomer(3, 40)], 10, LIMITS)
+    made = plan([prefilling(1, 30)], [newcomer(2, 20), newcomer(3, 40)], 10)
     assert made.grants == [(1, 30), (2, 20), (3, 14)]
     assert made.admitted == [2, 3]
 
 
 def test_nobody_is_admitted_who_would_only_sit_there():
-    assert plan([prefilling(1, 100)], [newcomer(2, 20)], 10, LIMITS).admitted == []
+    assert plan([prefilling(1, 100)], [newcomer(2, 20)], 10).admitted == []
 
 
 def test_a_prompt_that_waits_for_another_to_compute_its_beginning_takes_no_tokens():
-    assert plan([], [newcomer(1, 30), newcomer(2, 0), newcomer(3, 10)], 10, LIMITS) == (
-        [],
-        [1, 2, 3],
-        [(1, 30), (3, 10)],
-    )
+    made = plan([], [newcomer(1, 30), newcomer(2, 0), newcomer(3, 10)], 10)
+    assert (made.admitted, made.grants) == ([1, 2, 3], [(1, 30), (3, 10)])
 
 
 def test_a_more_important_prompt_is_computed_before_one_already_begun():
-    made = plan([prefilling(1, 100, priority=5)], [newcomer(2, 50, priority=0)], 10, LIMITS)
+    made = plan([prefilling(1, 100, priority=5)], [newcomer(2, 50, priority=0)], 10)
     assert made.grants == [(2, 50), (1, 14)]
 
 
-def test_when_blocks_run_out_the_last_in_order_gives_way():
-    made = plan([decoding(1, blocks=1), decoding(2, blocks=1), decoding(3)], [], 1, LIMITS)
-    assert made == ([3], [], [(1, 1), (2, 1)])
-
-
-def test_whoever_lacks_a_block_and_is_last_gives_way_itself():
-    assert plan([decoding(1), decoding(2, blocks=1)], [], 0, LIMITS) == ([2], [], [(1, 1)])
-
-
-def test_nobody_joins_in_a_step_in_which_blocks_ran_out():
-    assert plan([decoding(1, blocks=1), decoding(2, frees=9)], [newcomer(3, 5)], 0, LIMITS).admitted == []
-
-
-def test_a_full_batch_makes_room_for_higher_priority_only():
-    running = [decoding(arrival, priority=1) for arrival in (1, 2, 3, 4)]
-    assert plan(running, [newcomer(5, 9, priority=1)], 50, LIMITS).preempted == []
-    made = plan(running, [newcomer(5, 9, priority=0)], 50, LIMITS)
-    assert (made.preempted, made.admitted) == ([4], [5])
-    assert made.grants == [(1, 1), (2, 1), (3, 1), (5, 9)]
-
-
-def test_nobody_is_displaced_in_vain():
-    running = [decoding(1, priority=0, frees=5), decoding(2, priority=9, frees=2)]
-    assert plan(running, [newcomer(3, 50, priority=5, blocks=4)], 0, LIMITS).preempted == []
-
-
-def test_a_newcomer_leaves_a_block_for_everyone_to_grow_into():
-    running = [decoding(1), decoding(2)]
-    assert plan(running, [newcomer(3, 8, blocks=3)], 4, LIMITS).admitted == []
-    assert plan(running, [newcomer(3, 8, blocks=3)], 5, LIMITS).admitted == [3]
-    assert plan([], [newcomer(3, 8, blocks=3)], 3, LIMITS).admitted == [3]
-
-
-def test_blocks_that_are_shared_with_running_sequences_need_no_room():
-    assert plan([decoding(1)], [newcomer(2, 8, blocks=9, shared=7)], 3, LIMITS).admitted == [2]
-
-
-def test_blocks_that_one_newcomer_shares_are_not_freed_for_the_next_by_displacing_their_holder():
-    running = [decoding(9, priority=5, frees=7)]
-    waiting = [newcomer(1, 8, blocks=9, shared=7), newcomer(2, 8, blocks=6)]
-    assert plan(running, waiting, 5, LIMITS).admitted == [1]
-    assert plan(running, waiting, 9, LIMITS) == ([9], [1, 2], [(1, 8), (2, 8)])
-
-
-def test_nobody_overtakes_one_that_waits_for_blocks():
-    made = plan([decoding(1)], [newcomer(2, 50, blocks=9), newcomer(3, 2, blocks=1)], 5, LIMITS)
-    assert made.admitted == []
-
-
-def test_a_prompt_that_will_fork_takes_the_places_of_its_forks():
-    assert plan([decoding(1)], [newcomer(2, 8, slots=4)], 50, LIMITS).admitted == []
-    assert plan([decoding(1)], [newcomer(2, 8, slots=3), newcomer(3, 8)], 50, LIMITS).admitted == [2]
-    assert plan([], [newcomer(2, 8, slots=9)], 50, LIMITS).admitted == [2]
+def test_a_prompt_that_is_due_sooner_is_computed_before_an_earlier_one():
+    made = plan([prefilling(1, 100)._replace(place=(0, 9.0, 1))], [newcomer(2, 50, due_at=5.0)], 10)
+    assert made.grants == [(2, 50), (1, 14)]
 
 
 def test_there_are_fewer_places_than_tokens_so_prefill_always_has_a_share():
     assert limits_of(Engine(max_sequences=256, max_step_tokens=100)).max_sequences == 99
     assert limits_of(Engine(max_sequences=256, max_step_tokens=1)).max_sequences == 1
     assert limits_of(Engine(max_sequences=8)).max_sequences == 8
+
+
+# Blocks
+
+
+def test_when_blocks_run_out_the_last_in_order_loses_its_end_and_no_more():
+    made = plan([decoding(1, blocks=1), decoding(2, blocks=1), decoding(3)], [], 1, frees=5)
+    assert (made.cut, made.preempted, made.paused) == ([(3, 1)], [], [3])
+    assert (made.grown, made.grants) == ([1, 2], [(1, 1), (2, 1)])
+
+
+def test_who_has_nothing_left_goes_back_among_those_who_wait():
+    made = plan([decoding(1, blocks=1), decoding(2, blocks=1), decoding(3)], [], 1, frees=1)
+    assert (made.cut, made.preempted, made.paused) == ([], [3], [])
+
+
+def test_whoever_lacks_a_block_and_is_last_pauses_and_keeps_what_it_has():
+    made = plan([decoding(1), decoding(2, blocks=1)], [], 0)
+    assert (made.cut, made.preempted, made.paused, made.grants) == ([], [], [2], [(1, 1)])
+
+
+def test_among_equals_one_that_may_wait_pauses_before_another_loses_anything():
+    running = [decoding(1), decoding(2, blocks=1), decoding(3)]
+    assert plan(running, [], 0, frees=5, due=[0.0, 9.0, 0.0], now=5.0).paused == [2]
+    assert plan(running, [], 0, frees=5, due=[0.0, 4.0, 0.0], now=5.0).cut == [(3, 1)]
+    less_important = [*running[:2], decoding(3, priority=1)]
+    assert plan(less_important, [], 0, frees=5, due=[0.0, 9.0, 0.0], now=5.0).cut == [(3, 1)]
+
+
+def test_one_that_was_put_back_often_is_spared_but_not_by_the_first_of_all():
+    running = [decoding(1), decoding(2, blocks=1), decoding(3, is_immune=True)]
+    assert plan(running, [], 0, frees=5).cut == []
+    assert plan([running[0], running[1], decoding(3), running[2]._replace(place=(0, 0.0, 4))], [], 0, frees=5).cut == [
+        (3, 1)
+    ]
+    assert plan(running[1:], [], 0, frees=5).cut == [(3, 1)]
+
+
+def test_what_was_lost_comes_back_when_a_block_for_each_other_is_left():
+    running = [decoding(1), decoding(2), Claim((0, 0.0, 3), 70, 3, has_output=True)]
+    assert plan(running, [], 4).paused == [3]
+    made = plan(running, [], 5)
+    assert (made.grown, made.grants) == ([3], [(1, 1), (2, 1), (3, 16)])
+
+
+def test_nobody_joins_in_a_step_in_which_somebody_lost_blocks():
+    assert plan([decoding(1, blocks=1), decoding(2)], [newcomer(3, 5)], 0, frees=9).admitted == []
+
+
+def test_nobody_joins_before_those_who_wait_for_their_blocks():
+    running = [decoding(1), Claim((1, 0.0, 3), 70, 9, has_output=True)]
+    assert plan(running, [newcomer(4, 5, priority=1)], 5).admitted == []
+    assert plan(running, [newcomer(4, 5, priority=0)], 5).admitted == [4]
+
+
+def test_a_newcomer_leaves_a_block_for_everyone_to_grow_into():
+    running = [decoding(1), decoding(2)]
+    assert plan(running, [newcomer(3, 8, blocks=3)], 4).admitted == []
+    assert plan(running, [newcomer(3, 8, blocks=3)], 5).admitted == [3]
+    assert plan([], [newcomer(3, 8, blocks=3)], 3).admitted == [3]
+
+
+def test_blocks_that_are_shared_with_running_sequences_need_no_room():
+    assert plan([decoding(1)], [newcomer(2, 8, blocks=9, shared=7)], 3).admitted == [2]
+
+
+def test_blocks_that_one_newcomer_shares_are_not_freed_for_the_next_by_displacing_their_holder():
+    running = [decoding(9, priority=5)]
+    waiting = [newcomer(1, 8, blocks=9, shared=7), newcomer(2, 8, blocks=6)]
+    assert plan(running, waiting, 5, frees=7).admitted == [1]
+    made = plan(running, waiting, 9, frees=7)
+    assert (made.preempted, made.admitted, made.grants) == ([9], [1, 2], [(1, 8), (2, 8)])
+
+
+# Room for newcomers
+
+
+def test_a_full_batch_makes_room_for_higher_priority_only_and_whoever_gives_way_keeps_its_blocks():
+    running = [decoding(arrival, priority=1) for arrival in (1, 2, 3, 4)]
+    assert plan(running, [newcomer(5, 9, priority=1)], 50).admitted == []
+    made = plan(running, [newcomer(5, 9, priority=0)], 50)
+    assert (made.preempted, made.cut, made.paused, made.admitted) == ([], [], [4], [5])
+    assert (made.grants, made.num_displacing) == ([(1, 1), (2, 1), (3, 1), (5, 9)], 1)
+
+
+def test_who_pauses_for_want_of_a_place_goes_on_when_there_is_one_and_before_newcomers():
+    running = [decoding(1), decoding(2), decoding(3), decoding(4, priority=1), decoding(5, priority=1)]
+    assert plan(running, [], 50).paused == [5]
+    assert plan(running, [newcomer(6, 9, priority=1)], 50).admitted == []
+    assert plan(running[1:], [newcomer(6, 9, priority=1)], 50).paused == []
+
+
+def test_nobody_is_displaced_in_vain():
+    running = [decoding(1, priority=0), decoding(2, priority=9)]
+    made = plan(running, [newcomer(3, 50, priority=5, blocks=4)], 0, frees=[5, 2])
+    assert (made.preempted, made.cut, made.admitted) == ([], [], [])
+
+
+def test_for_memory_a_less_important_one_loses_only_what_is_lacking():
+    made = plan([decoding(1), decoding(2, priority=9)], [newcomer(3, 50, blocks=4)], 3, frees=9)
+    assert (made.cut, made.admitted, made.paused) == ([(2, 3)], [3], [2])
+
+
+def test_one_that_does_not_fit_is_overtaken_only_so_often_and_then_what_falls_free_is_kept():
+    running = [decoding(1)]
+    waiting = [newcomer(2, 50, blocks=9), newcomer(3, 2, blocks=1)]
+    made = plan(running, waiting, 5)
+    assert (made.admitted, made.overtaken) == ([3], [2])
+    waiting[0] = waiting[0]._replace(num_overtaken=MAX_OVERTAKES)
+    made = plan(running, waiting, 5)
+    assert (made.admitted, made.overtaken) == ([], [])
+
+
+def test_nobody_waits_for_a_beginning_that_one_computes_who_did_not_fit():
+    assert plan([decoding(1)], [newcomer(2, 50, blocks=9), newcomer(3, 0, blocks=1)], 5).admitted == []
+
+
+def test_a_prompt_that_will_fork_takes_the_places_of_its_forks():
+    assert plan([decoding(1)], [newcomer(2, 8, slots=4)], 50).admitted == []
+    assert plan([decoding(1)], [newcomer(2, 8, slots=3), newcomer(3, 8)], 50).admitted == [2]
+    assert plan([], [newcomer(2, 8, slots=9)], 50).admitted == [2]
+
+
+# All situations
 
 
 @st.composite
@@ -119,131 +180,119 @@ def situations(draw):
         max_step_tokens=draw(st.integers(8, 64)),
         max_prefill_tokens_beside_decodes=draw(st.integers(1, 32)),
         max_sequences=draw(st.integers(1, 7)),
+        max_slowdown=draw(st.sampled_from([0.0, 1.8])),
     )
+
+    def place(arrival):
+        return draw(st.integers(0, 2)), draw(st.sampled_from([-1.0, 0.0, 1.0, 50.0])), arrival
+
+    def promises():
+        ttft_s, tpot_s = draw(st.sampled_from([None, 1.0, 60.0])), draw(st.sampled_from([None, 0.01, 0.1, 1.0]))
+        return {"ttft_s": ttft_s, "tpot_s": tpot_s, "tenant": draw(st.sampled_from([b"", b"x"]))}
+
     running = sorted(
         Claim(
-            priority=draw(st.integers(0, 2)),
-            arrival=arrival,
-            num_pending=draw(st.sampled_from([0, 1, 1, 2, 7, 100])),
-            num_new_blocks=draw(st.sampled_from([0, 0, 1])),
-            num_freed_blocks=draw(st.integers(1, 5)),
+            place=place(arrival),
+            num_pending=(num_pending := draw(st.sampled_from([0, 1, 1, 1, 2, 7, 100]))),
+            num_new_blocks=draw(st.sampled_from([0, 0, 1] if num_pending == 1 else [0, 0, 0, 3])),
+            has_output=num_pending == 1 or draw(st.booleans()),
+            is_immune=draw(st.sampled_from([False, False, True])),
+            **promises(),
         )
-        for arrival in arrivals[: draw(st.integers(0, limits.max_sequences))]
+        for arrival in arrivals[: draw(st.integers(0, min(12, MAX_PARKED * limits.max_sequences)))]
     )
+    if running:  # whoever is first waits for nobody
+        running[0] = running[0]._replace(num_pending=max(1, running[0].num_pending))
     waiting = sorted(
         Claim(
-            priority=draw(st.integers(0, 2)),
-            arrival=arrival,
+            place=place(arrival),
             num_pending=draw(st.integers(0, 100)),
             num_new_blocks=draw(st.integers(1, 8)),
             num_slots=draw(st.sampled_from([1, 1, 3])),
             num_shared_blocks=draw(st.sampled_from([0, 0, 1])),
+            num_overtaken=draw(st.sampled_from([0, MAX_OVERTAKES])),
+            **promises(),
         )
         for arrival in arrivals[12 : 12 + draw(st.integers(0, 8))]
     )
-    return running, waiting, draw(st.integers(0, 12)), limits
+    frees = [draw(st.integers(1, 5)) for _ in running]
+    due = [draw(st.sampled_from([-math.inf, 0.0, 5.0])) for _ in running]
+    costs = draw(st.sampled_from([None, a_machine_that_takes(5e-3, 1e-4)]))
+    turns = batching.Turns()
+    turns.begin({b"", b"x"})
+    return running, waiting, draw(st.integers(0, 12)), limits, costs, frees, due, turns
 
 
 @given(situations())
 def test_every_plan_keeps_its_promises(situation):
-    running, waiting, available, limits = situation
-    made = plan(running, iter(waiting), available, limits)
+    running, waiting, available, limits, costs, frees, due, turns = situation
+    made = plan(running, waiting, available, limits, costs, frees, due, turns=turns, now=1.0)
     by_arrival = {claim.arrival: claim for claim in running + waiting}
+    index_of = {claim.arrival: index for index, claim in enumerate(running)}
     granted = dict(made.grants)
-    gone = set(made.preempted)
+    gone, cut, idle = set(made.preempted), dict(made.cut), set(made.paused)
     staying = [claim for claim in running if claim.arrival not in gone]
     admitted = [by_arrival[arrival] for arrival in made.admitted]
 
     # budgets
     assert sum(granted.values()) <= limits.max_step_tokens
-    decoding_on = {claim.arrival for claim in staying if claim.num_pending == 1}
+    decoding_on = {claim.arrival for claim in staying if claim.num_pending == 1 and claim.arrival in granted}
     num_prefill_tokens = sum(n for arrival, n in made.grants if arrival not in decoding_on)
-    if decoding_on:
+    if decoding_on and not made.num_displacing:
         assert num_prefill_tokens <= limits.max_prefill_tokens_beside_decodes
     assert all(1 <= n <= by_arrival[arrival].num_pending for arrival, n in made.grants)
     assert len(granted) == len(made.grants)
-    assert not granted.keys() & gone
+    assert not granted.keys() & (gone | cut.keys() | idle)
 
     # places: only one that forks wider than the batch may ask for more than there are
-    assert sum(min(claim.num_slots, limits.max_sequences) for claim in staying + admitted) <= limits.max_sequences
+    num_places = sum(min(by_arrival[arrival].num_slots, limits.max_sequences) for arrival in granted)
+    assert num_places <= limits.max_sequences
 
     # blocks: what is promised is there
-    freed = sum(claim.num_freed_blocks for claim in running if claim.arrival in gone)
-    wanted = sum(claim.num_new_blocks for claim in staying) + sum(
+    freed = sum(frees[index_of[arrival]] for arrival in gone) + sum(cut.values())
+    displaced_for_memory = bool(gone or cut) and bool(admitted)
+    wanted = sum(by_arrival[arrival].num_new_blocks for arrival in made.grown) + sum(
         # whoever is displaced may have held what others were to share
-        claim.num_new_blocks - (0 if gone else claim.num_shared_blocks)
+        claim.num_new_blocks - (0 if displaced_for_memory else claim.num_shared_blocks)
         for claim in admitted
     )
     assert wanted <= available + freed
+    assert all(0 < num_blocks < frees[index_of[arrival]] for arrival, num_blocks in cut.items())
+    assert not set(made.grown) & (gone | cut.keys())
+    for arrival in granted.keys() & index_of:
+        assert by_arrival[arrival].num_new_blocks == 0 or arrival in made.grown
 
-    # every stream that stays moves, and the first of all that may compute does
-    assert all(granted.get(claim.arrival) == 1 for claim in staying if claim.num_pending == 1)
-    wishing = sorted(claim for claim in staying + admitted if claim.num_pending)
-    assert not wishing or wishing[0].arrival in granted
+    # the first of all moves, or the prompt whose tenant's turn it is; and whoever stands still is named
+    if running and not admitted and running[0].num_new_blocks <= available + sum(frees[1:]):
+        is_full = limits.max_step_tokens <= len(decoding_on)
+        assert running[0].arrival in granted or (running[0].num_pending > 1 and (is_full or num_prefill_tokens))
+    still = {claim.arrival for claim in staying if claim.num_pending == 1} - granted.keys()
+    assert still <= idle
+    assert idle <= index_of.keys()
 
-    # only the last in order give way; for a newcomer, only to a strictly more important one
-    assert staying == running[: len(staying)]
-    assert admitted == waiting[: len(admitted)]
-    if admitted and gone:
-        assert min(claim.priority for claim in admitted) < min(by_arrival[arrival].priority for arrival in gone)
-
-
-def a_machine_that_takes(decode_s, token_s, pair_s=0.0):
-    """Fitted on a noiseless machine: decode_s a step for each decode, token_s and pair_s for prompts."""
-    costs = StepCosts()
-    for turn in range(400):
-        decodes, chunk, start = turn % 5, 32 * (turn % 7), 500 * (turn % 3)
-        if decodes or chunk:
-            work = Work(chunk, decodes, 0, pairs(chunk, start))
-            costs.observe(work, 1e-4 + decode_s * decodes + token_s * chunk + pair_s * pairs(chunk, start))
-    return costs
-
-
-PACED = Limits(max_step_tokens=2048, max_prefill_tokens_beside_decodes=1024, max_sequences=64, max_slowdown=2.0)
+    # whoever loses anything comes after whoever gains by it; the immune lose only to the first of all
+    losers = sorted((gone | cut.keys()), key=index_of.__getitem__)
+    if losers:
+        winners = admitted or [by_arrival[arrival] for arrival in made.grown]
+        assert min(claim.place for claim in winners) < by_arrival[losers[0]].place
+        for arrival in losers:
+            assert not by_arrival[arrival].is_immune or running[0].arrival in made.grown
+        last = victims(running)
+        assert set(map(index_of.__getitem__, losers)) <= set(last[: len(last) - bool(not admitted)])
+    assert made.num_displacing <= sum(claim.place < running[-1].place for claim in admitted if running)
 
 
-def test_prompts_may_take_as_long_as_the_streams_beside_them():
-    costs = a_machine_that_takes(decode_s=1e-3, token_s=1e-5)
-    made = plan([decoding(1), decoding(2), prefilling(3, 5000)], [], 10, PACED, costs)
-    (_, num_tokens) = made.grants[-1]
-    assert 180 <= num_tokens <= 230  # 2.1 ms of decodes, so 2.1 ms for the prompt, at 10 us a token
+def test_a_token_is_due_by_the_mean_but_no_gap_is_meant_to_be_very_long():
+    assert token_due_at(0.1, 10.0, 10.3, 4) == 10.4
+    assert token_due_at(0.1, 10.0, 10.3, 4000) == 11.3
+    assert token_due_at(None, 10.0, 10.3, 4) == token_due_at(0.1, None, 10.3, 0) == -math.inf
 
 
-def test_a_burst_of_prompts_gets_the_longer_share_beside_few_streams():
-    costs = a_machine_that_takes(decode_s=1e-3, token_s=1e-4)
-
-    def num_tokens(num_decodes, num_waiting):
-        running = [*map(decoding, range(num_decodes)), prefilling(99, 5000)]
-        return plan(running, [], 10, PACED, costs, num_waiting=num_waiting).grants[-1][1]
-
-    assert num_tokens(1, 0) < 20
-    assert 75 <= num_tokens(8, 0) <= 85
-    assert 75 <= num_tokens(8, 1) <= 85
-    assert 230 <= num_tokens(8, 3) <= 250
-
-
-def test_the_farther_into_a_prompt_the_shorter_its_chunks():
-    costs = a_machine_that_takes(decode_s=1e-3, token_s=1e-5, pair_s=1e-8)
-    chunks = []
-    for start in (0, 1000, 4000, 16000):
-        claim = prefilling(3, 5000)._replace(start=start)
-        chunks.append(plan([decoding(1), claim], [], 10, PACED, costs).grants[-1][1])
-    assert chunks == sorted(chunks, reverse=True)
-    assert chunks[0] > 2 * chunks[-1] >= 2 * MIN_CHUNK
-
-
-def test_the_first_prompt_in_order_always_moves_and_the_others_wait_their_turn():
-    costs = a_machine_that_takes(decode_s=1e-6, token_s=1e-3)
-    made = plan([decoding(1), prefilling(2, 500), prefilling(3, 500)], [], 10, PACED, costs)
-    assert made.grants == [(1, 1), (2, MIN_CHUNK)]
-
-
-def test_without_streams_nobody_is_slowed_down():
-    costs = a_machine_that_takes(decode_s=1e-6, token_s=1e-4)
-    assert plan([prefilling(2, 5000)], [], 10, PACED, costs).grants == [(2, 2048)]
-
-
-def test_on_a_slow_machine_no_step_takes_much_longer_than_a_second():
-    costs = a_machine_that_takes(decode_s=1e-6, token_s=1e-2)
-    ((_, num_tokens),) = plan([prefilling(2, 5000)], [], 10, PACED, costs).grants
-    assert 90 <= num_tokens <= 105
+def test_who_stands_still_for_long_becomes_more_important_and_never_more_than_the_first():
+    place = (2, 100.0, 7)
+    assert raised(place, 2, None, 0.0, 120.0) == place
+    assert raised(place, 2, None, 0.0, 131.0) == (1, 100.0, 7)
+    assert raised(place, 2, 600.0, 0.0, 131.0) == place
+    assert raised(place, 2, None, 120.0, 131.0) == place  # it had a token a moment ago
+    assert raised(place, 2, None, 0.0, 10_000.0) == (0, 100.0, 7)
+    assert raised((1, 100.0, 7), 2, None, 9_999.0, 10_000.0) == (1, 100.0, 7)

@@ -21,14 +21,28 @@ class Bench:
         self.sampler = ScriptedSampler()
         self.settings = EngineSettings(**{"block_size": 32, "max_step_tokens": 64, **settings})
         ticks = itertools.count()
-        self.engine = Engine(self.runner, self.sampler, self.settings, now=lambda: float(next(ticks)))
+        self.engine = Engine(self.runner, self.sampler, self.settings, now=lambda: 0.01 * next(ticks))
         self.answers = {}
         self.finishes = {}
         self.failures = {}
 
-    def submit(self, request_id, prompt, max_tokens=5, seed=0, *, num_sequences=1, priority=0, salt=b"", **sampling):
+    def submit(
+        self,
+        request_id,
+        prompt,
+        max_tokens=5,
+        seed=0,
+        *,
+        num_sequences=1,
+        priority=0,
+        salt=b"",
+        promise=(),
+        **sampling,
+    ):
+        """``promise``: further fields of ``Submit``."""
         sampling = Sampling(max_tokens=max_tokens, seed=seed, **{"ignore_eos": True, **sampling})
-        return self.engine.add(wire.Submit(request_id, list(prompt), sampling, num_sequences, priority, salt))
+        submit = wire.Submit(request_id, list(prompt), sampling, num_sequences, priority, salt, **dict(promise))
+        return self.engine.add(submit)
 
     def step(self):
         """One step; who moved in it."""
@@ -244,8 +258,10 @@ def test_a_full_batch_makes_room_for_a_more_important_request_and_only_for_that(
     assert bench.step() == {"a", "b"}
     bench.submit("urgent", tokens(12, 40), priority=0)
     assert bench.step() == {"a", "urgent"}
+    stats = bench.engine.stats()
+    assert (stats.num_running, stats.num_paused, stats.num_displacements) == (3, 1, 1)
     bench.run()
-    assert bench.finishes["b", 0].num_preemptions == 1
+    assert bench.finishes["b", 0].num_preemptions == 0  # it kept its blocks and lost nothing but time
     assert bench.answers["b", 0] == expected(tokens(12, 20), 20)
     assert list(bench.finishes) == [("urgent", 0), ("a", 0), ("b", 0), ("equal", 0)]
 

@@ -7,6 +7,8 @@ import random
 import pytest
 
 from policies import wire
+from policies.batching import MAX_OVERTAKES
+from policies.batching.room import MAX_PARKED
 from policies.settings import Engine as EngineSettings
 from policies.terms import Sampling
 from tests.worker.scripted import ScriptedRunner, ScriptedSampler, answer
@@ -27,6 +29,7 @@ class Walk:
             max_sequences=rng.choice([1, 3, 8, 16]),
             max_step_tokens=rng.choice([4, 17, 64]),
             max_prefill_tokens_beside_decodes=rng.choice([1, 5, 32]),
+            max_preemptions=rng.choice([0, 1, 3]),
             prefix_cache=rng.random() < 0.8,
         )
         self.runner = ScriptedRunner(
@@ -36,11 +39,15 @@ class Walk:
         self.sampler = ScriptedSampler()
         self.sampler.fault = self.maybe_break_sampling
         self.ticks = itertools.count()
-        self.engine = Engine(self.runner, self.sampler, self.settings, now=lambda: float(next(self.ticks)))
+        tick_s = rng.choice([0.001, 0.05, 1.0])
+        self.engine = Engine(self.runner, self.sampler, self.settings, now=lambda: tick_s * next(self.ticks))
         self.request_ids = map(str, itertools.count())
+        self.tenants = rng.choice([[b"x"], [b"", b"x", b"y"]])
         self.fault_rate = rng.choice([0, 0.002, 0.02])
         self.stems = [self.tokens(rng.randrange(1, 40)) for _ in range(4)]
         self.live = {}  # request id -> (submit, answers by index)
+        self.num_paused = 0
+        """Over all steps."""
         self.num_cancelled = self.num_finished = self.num_failed = self.num_refused = 0
         self.engine_s = 0.0
         """Of all that has ended, as it was told."""
@@ -68,6 +75,9 @@ class Walk:
             num_sequences=rng.choice([1, 1, 1, 2, 4]),
             priority=rng.choice([0, 0, 0, 1, 5]),
             cache_salt=rng.choice([b"", b"a", b"b"]),
+            ttft_s=rng.choice([None, -1.0, 0.05, 1.0, 60.0]),
+            tpot_s=rng.choice([None, 0.003, 0.1, 10.0]),
+            tenant=rng.choice(self.tenants),
         )
         failed = self.engine.add(submit)
         if failed is None:
@@ -105,6 +115,9 @@ class Walk:
             spans = self.runner.steps.pop()
             assert sum(num_tokens for _, num_tokens in spans) <= self.settings.max_step_tokens
             assert len(spans) <= self.settings.max_sequences
+        stats = self.engine.stats()
+        self.num_paused += stats.num_paused
+        assert stats.num_running <= MAX_PARKED * self.settings.max_sequences
         for delta in deltas:
             submit, answers = self.live[delta.request_id]
             answers[delta.index] += delta.token_ids
@@ -129,12 +142,14 @@ class Walk:
         """Nothing starves, because whatever is first in order is served within its own prompt's time."""
         if not self.live:
             return
-        order = lambda pair: (pair[1][0].priority, int(pair[0]))  # noqa: E731
-        request_id, (submit, answers) = min(self.live.items(), key=order)
-        first = (request_id, min(answers))
-        num_known = len(submit.prompt_token_ids) + submit.sampling.max_tokens
+        scheduler = self.engine._scheduler
+        sequence = min(scheduler.waiting + scheduler.running, key=lambda one: one.place)
+        first = (sequence.request.request_id, sequence.index)
+        num_known = sequence.num_prompt_tokens + sequence.sampling.max_tokens
         if first != self.first or first in moved:
-            self.first, self.patience = first, 8 + 2 * num_known
+            # Before it, tenants have their turns, and a few may overtake it where it does not fit.
+            num_before = MAX_OVERTAKES + (1 if len(self.tenants) == 1 else 40)
+            self.first, self.patience = first, (16 + 8 * num_known) * num_before
         else:
             self.patience -= 1
             assert self.patience > 0, f"{first} is first in order and does not move"

@@ -1,0 +1,99 @@
+"""Whose prompt is computed next: by class, then fair between tenants, then by deadline.
+
+Between tenants of a class it is the virtual token counter of Sheng et al. (OSDI '24), in seconds: each tenant has a
+count of what its prompts should have taken, and the smallest goes first. A tenant that begins to have prompts is lifted
+to the smallest count among those that have some already: idling earns nothing. So one tenant's long prompts, however
+many, cost the others' no more than their part. Within one step a tenant's later prompts count as behind its earlier
+ones by what those would cost (start-time fair queueing, Goyal et al., SIGCOMM '96).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from heapq import merge
+from itertools import islice
+from typing import Protocol, TypeVar
+
+from policies.batching.claims import Claim, Place
+from policies.costs import StepCosts
+
+MAX_LOOKED_AT = 512
+"""Of those who wait, in order: the first so many are given turns."""
+MAX_REMEMBERED = 1024
+"""Tenants; past it those who have nothing to do are forgotten, and begin where the others stand."""
+TOKEN_S = 1e-6
+"""What a prompt token counts at least, and as long as nobody knows what it takes."""
+
+
+class Waits(Protocol):
+    """A sequence that waits, as far as its turn depends on it."""
+
+    @property
+    def place(self) -> Place: ...
+    @property
+    def tenant(self) -> bytes: ...
+    @property
+    def num_pending(self) -> int: ...
+
+
+W = TypeVar("W", bound=Waits)
+
+
+class Turns:
+    """What each tenant's prompts were given."""
+
+    def __init__(self) -> None:
+        self._served: dict[bytes, float] = {}
+        self._active: set[bytes] = set()
+
+    def begin(self, tenants: set[bytes]) -> None:
+        """These have prompts to compute in this step."""
+        joined = tenants - self._active
+        if joined:
+            served = self._served
+            floor = min([served[tenant] for tenant in tenants & self._active], default=None)
+            if floor is None:
+                floor = min([served[tenant] for tenant in tenants if tenant in served], default=0.0)
+            for tenant in joined:
+                served[tenant] = max(served.get(tenant, floor), floor)
+            if len(served) > MAX_REMEMBERED:
+                self._served = {tenant: served[tenant] for tenant in tenants}
+        self._active = tenants
+
+    def charge(self, tenant: bytes, num_tokens: int, start: int, costs: StepCosts | None) -> None:
+        """For a chunk, what it should take; ``begin`` has named the tenant."""
+        seconds = TOKEN_S * num_tokens
+        if costs is not None and costs.known:
+            seconds = max(seconds, costs.chunk_price.seconds(num_tokens, start))
+        self._served[tenant] += seconds
+
+    def served(self, tenant: bytes) -> float:
+        return self._served.get(tenant, 0.0)
+
+    @property
+    def are_several(self) -> bool:
+        """More than one tenant has prompts."""
+        return len(self._active) > 1
+
+
+def in_turn(
+    prefills: Sequence[tuple[int, Claim]], waiting: Sequence[W], turns: Turns | None, token_s: float
+) -> Iterator[tuple[int, Claim | W]]:
+    """Both, in the order in which they shall be looked at; those who wait with index -1. Both are in order of their
+    places. ``token_s``: about what a prompt token takes."""
+    by_place: Iterator[tuple[int, Claim | W]] = merge(
+        prefills, ((-1, each) for each in waiting), key=lambda pair: pair[1].place
+    )
+    if turns is None or not turns.are_several:
+        return by_place
+    tags: dict[bytes, float] = {}
+    ranked = []
+    for index, each in islice(by_place, len(prefills) + MAX_LOOKED_AT):
+        place, tenant = each.place, each.tenant
+        tag = tags.get(tenant)
+        if tag is None:
+            tag = turns.served(tenant)
+        ranked.append((place[0], tag, place, index, each))
+        tags[tenant] = tag + max(token_s, TOKEN_S) * each.num_pending
+    ranked.sort()
+    return ((index, each) for _, _, _, index, each in ranked)

@@ -1,0 +1,206 @@
+"""What a step may take: chunks by promise, pauses, displacement by deadline, and tenants' turns."""
+
+import pytest
+
+from policies.batching import MIN_CHUNK, Limits, Turns
+from tests.policies.plans import a_machine_that_takes, decoding, newcomer, plan, prefilling
+
+PACED = Limits(max_step_tokens=2048, max_prefill_tokens_beside_decodes=2048, max_sequences=64, max_slowdown=2.0)
+FULL = Limits(max_step_tokens=2048, max_prefill_tokens_beside_decodes=2048, max_sequences=2, max_slowdown=2.0)
+
+
+def chunk_of(made, arrival):
+    return dict(made.grants)[arrival]
+
+
+def test_prompts_may_take_as_long_as_the_streams_beside_them():
+    costs = a_machine_that_takes(decode_s=1e-3, token_s=1e-5)
+    made = plan([decoding(1), decoding(2), prefilling(3, 5000)], [], 10, PACED, costs)
+    assert 180 <= chunk_of(made, 3) <= 230  # 2.1 ms of decodes, so 2.1 ms for the prompt, at 10 us a token
+
+
+def test_a_tight_promise_makes_chunks_shorter_and_a_loose_one_leaves_them_as_they_are():
+    costs = a_machine_that_takes(decode_s=1e-3, token_s=1e-5)
+
+    def chunk(*promises):
+        streams = [decoding(arrival, tpot_s=tpot_s) for arrival, tpot_s in enumerate(promises)]
+        return chunk_of(plan([*streams, prefilling(99, 5000)], [], 10, PACED, costs), 99)
+
+    assert chunk(None, None) == chunk(1.0, None) == chunk(1.0, 1.0)
+    assert 55 <= chunk(1.0, 3e-3) <= 65  # 2.1 of 2.7 ms are the streams'
+    assert 45 <= chunk(1e-3, 1.0) <= 55  # what is broken in any case does not keep prompts from arriving
+
+
+def test_a_first_token_in_danger_may_have_all_that_the_streams_promises_leave():
+    costs = a_machine_that_takes(decode_s=1e-3, token_s=1e-5)
+    streams = [decoding(1, tpot_s=0.02), decoding(2, tpot_s=0.02)]
+
+    def chunk(due_at, running=streams):
+        prompt = prefilling(3, 5000, due_at=due_at, ttft_s=1.0)
+        return chunk_of(plan([*running, prompt], [], 10, PACED, costs, now=10.0), 3)
+
+    assert chunk(11.0) < 230  # 50 ms of work at half of each step
+    assert 1500 <= chunk(10.07) <= 1600  # 18 ms of steps, 2.1 of them for the streams
+    assert chunk(10.07, [decoding(1), streams[1]]) < 230  # where nothing is promised streams stay smooth
+
+
+def test_a_burst_of_prompts_gets_the_longer_share_beside_few_streams_but_breaks_no_promise():
+    costs = a_machine_that_takes(decode_s=1e-3, token_s=1e-4)
+
+    def num_tokens(num_decodes, num_waiting, **promise):
+        running = [*(decoding(arrival, **promise) for arrival in range(num_decodes)), prefilling(98, 5000)]
+        waiting = [newcomer(99 + number, 5000, blocks=999) for number in range(num_waiting)]
+        return chunk_of(plan(running, waiting, 10, PACED, costs), 98)
+
+    assert num_tokens(1, 0) < 20
+    assert 75 <= num_tokens(8, 0) <= 85
+    assert 75 <= num_tokens(8, 1) <= 85
+    assert 230 <= num_tokens(8, 3) <= 250
+    assert 95 <= num_tokens(8, 3, tpot_s=0.02) <= 105
+
+
+def test_the_farther_into_a_prompt_the_shorter_its_chunks():
+    costs = a_machine_that_takes(decode_s=1e-3, token_s=1e-5, pair_s=1e-8)
+    chunks = []
+    for start in (0, 1000, 4000, 16000):
+        claim = prefilling(3, 5000)._replace(start=start)
+        chunks.append(chunk_of(plan([decoding(1), claim], [], 10, PACED, costs), 3))
+    assert chunks == sorted(chunks, reverse=True)
+    assert chunks[0] > 2 * chunks[-1] >= 2 * MIN_CHUNK
+
+
+def test_the_first_prompt_in_order_always_moves_and_the_others_wait_their_turn():
+    costs = a_machine_that_takes(decode_s=1e-6, token_s=1e-3)
+    made = plan([decoding(1), prefilling(2, 500), prefilling(3, 500)], [], 10, PACED, costs)
+    assert made.grants == [(1, 1), (2, MIN_CHUNK)]
+
+
+def test_without_streams_nobody_is_slowed_down():
+    costs = a_machine_that_takes(decode_s=1e-6, token_s=1e-4)
+    assert plan([prefilling(2, 5000)], [], 10, PACED, costs).grants == [(2, 2048)]
+
+
+def test_on_a_slow_machine_no_step_takes_much_longer_than_a_second():
+    costs = a_machine_that_takes(decode_s=1e-6, token_s=1e-2)
+    ((_, num_tokens),) = plan([prefilling(2, 5000)], [], 10, PACED, costs).grants
+    assert 90 <= num_tokens <= 105
+
+
+# Pauses
+
+
+def test_less_important_streams_pause_while_their_own_promise_lets_them():
+    costs = a_machine_that_takes(decode_s=1e-2, token_s=1e-5)
+    important = [decoding(arrival, tpot_s=0.05) for arrival in (1, 2)]
+    others = [decoding(arrival, priority=1, tpot_s=1.0) for arrival in (3, 4, 5, 6)]
+    made = plan([*important, *others], [], 10, PACED, costs, due=9.0, now=1.0)
+    assert made.paused == [5, 6]  # four take 40 ms, and 45 may pass
+    made = plan([*important, *others], [], 10, PACED, costs, due=[9.0, 9.0, 9.0, 9.0, 1.01, 9.0], now=1.0)
+    assert made.paused == [4, 6]  # whose token is due has it
+    assert plan([*important, *others], [], 10, PACED, None, due=9.0, now=1.0).paused == []
+
+
+def test_whoever_pauses_takes_no_new_block():
+    costs = a_machine_that_takes(decode_s=1e-2, token_s=1e-5)
+    running = [decoding(1, tpot_s=0.015), decoding(2, priority=1, blocks=1)]
+    made = plan(running, [], 10, PACED, costs, due=9.0, now=1.0)
+    assert (made.paused, made.grown) == ([2], [])
+
+
+def test_nobody_pauses_for_an_equal():
+    costs = a_machine_that_takes(decode_s=1e-2, token_s=1e-5)
+    running = [decoding(arrival, tpot_s=0.015) for arrival in (1, 2, 3)]
+    assert plan(running, [], 10, PACED, costs, due=9.0, now=1.0).paused == []
+
+
+# Displacement
+
+
+@pytest.mark.parametrize(
+    ("due_at", "lets_in"),
+    [
+        (12.0, False),  # it can still wait for a place
+        (10.3, True),  # it comes in time if it begins now, and hardly later
+        (10.05, False),  # it is late already; its promise is renewed, and for that one there is time
+        (9.3, True),  # and so for each renewal
+    ],
+)
+def test_others_are_put_aside_only_where_it_saves_a_promise(due_at, lets_in):
+    costs = a_machine_that_takes(decode_s=1e-3, token_s=1e-4)
+    running = [decoding(1, priority=1, tpot_s=1.0), decoding(2, priority=1, tpot_s=1.0)]
+    urgent = newcomer(3, 1000, due_at=due_at, ttft_s=1.0)  # 100 ms of work
+    made = plan(running, [urgent], 50, FULL, costs, now=10.0)
+    assert (made.admitted, made.paused) == (([3], [2]) if lets_in else ([], []))
+
+
+def test_without_a_promise_or_without_knowing_costs_the_class_decides():
+    running = [decoding(1, priority=1), decoding(2, priority=1)]
+    costs = a_machine_that_takes(decode_s=1e-3, token_s=1e-4)
+    assert plan(running, [newcomer(3, 1000, due_at=10.0)], 50, FULL, costs, now=10.0).admitted == [3]
+    assert plan(running, [newcomer(3, 1000, due_at=99.0, ttft_s=99.0)], 50, FULL, None, now=10.0).admitted == [3]
+
+
+def test_one_of_the_same_class_gives_way_only_before_it_writes_and_if_it_can_spare_the_time():
+    costs = a_machine_that_takes(decode_s=1e-3, token_s=1e-4)
+    urgent = newcomer(9, 1000, due_at=10.3, ttft_s=1.0)
+
+    def admitted(**other):
+        last = prefilling(2, 1000, ttft_s=5.0, due_at=15.0)._replace(**other)
+        return plan([decoding(1), last], [urgent], 50, FULL, costs, now=10.0).admitted
+
+    assert admitted() == [9]
+    assert admitted(has_output=True) == []
+    assert admitted(place=(0, 10.35, 2)) == []
+    assert admitted(ttft_s=None) == []
+    assert admitted(is_immune=True) == []
+
+
+# Tenants' turns
+
+
+def steps_of(turns, running, num_steps, costs):
+    """Who gets tokens, step by step, as prompts that never end."""
+    seen = []
+    for _ in range(num_steps):
+        turns.begin({claim.tenant for claim in running})
+        made = plan(running, [], 10, PACED, costs, turns=turns)
+        by_arrival = {claim.arrival: claim for claim in running}
+        for arrival, num_tokens in made.grants:
+            turns.charge(by_arrival[arrival].tenant, num_tokens, 0, costs)
+        seen.append([arrival for arrival, _ in made.grants])
+    return seen
+
+
+def test_tenants_take_turns_with_long_prompts_and_a_tenants_own_go_in_order():
+    costs = a_machine_that_takes(decode_s=1e-6, token_s=1e-4)
+    flood = [prefilling(arrival, 50_000, tenant=b"flood") for arrival in range(4)]
+    one = prefilling(9, 50_000, tenant=b"other")
+    assert steps_of(Turns(), [*flood, one], 6, costs) == [[0], [9], [0], [9], [0], [9]]
+
+
+def test_whoever_begins_to_ask_has_no_credit_from_before():
+    costs = a_machine_that_takes(decode_s=1e-6, token_s=1e-4)
+    turns = Turns()
+    early = prefilling(1, 50_000, tenant=b"early")
+    steps_of(turns, [early], 20, costs)
+    seen = steps_of(turns, [early, prefilling(2, 50_000, tenant=b"late")], 6, costs)
+    assert sorted(arrival for step in seen for arrival in step) == [1, 1, 1, 2, 2, 2]
+
+
+def test_a_short_prompt_of_another_tenant_is_computed_beside_a_long_one():
+    costs = a_machine_that_takes(decode_s=1e-6, token_s=1e-4)
+    turns = Turns()
+    turns.begin({b"flood", b"other"})
+    turns.charge(b"flood", 1000, 0, costs)
+    flood = [prefilling(arrival, 5000, tenant=b"flood") for arrival in (1, 2)]
+    made = plan(flood, [newcomer(3, 100, tenant=b"other")], 50, PACED, costs, turns=turns)
+    assert made.grants == [(3, 100), (1, 1948)]
+
+
+def test_a_more_important_class_goes_before_any_turn():
+    costs = a_machine_that_takes(decode_s=1e-6, token_s=1e-4)
+    turns = Turns()
+    turns.begin({b"a", b"b"})
+    turns.charge(b"a", 100_000, 0, costs)
+    running = [prefilling(1, 3000, tenant=b"a"), prefilling(2, 3000, priority=1, tenant=b"b")]
+    assert plan(running, [], 50, PACED, costs, turns=turns).grants == [(1, 2048)]

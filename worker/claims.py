@@ -1,0 +1,173 @@
+"""What each sequence asks of a step: its claim, from its tokens, its blocks and what the prefix cache has of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from policies import batching
+from policies.batching import Claim, Limits, Place
+from worker.blocks import NO_PARENT, Pool
+from worker.sequence import Sequence
+
+NUM_BLOCKS_WORTH_WAITING_FOR = 4
+"""A prompt lets another one compute the beginning they share from this many blocks up; for less, a step's delay costs
+more.
+"""
+
+
+def followers(sequence: Sequence) -> list[Sequence]:
+    """Those of its request that have computed nothing yet."""
+    live = sequence.request.live
+    return [] if len(live) == 1 else [other for other in live if _is_follower(other, sequence)]
+
+
+def _is_follower(other: Sequence, leader: Sequence) -> bool:
+    return other is not leader and not other.has_output and not other.block_ids
+
+
+def num_slots(sequence: Sequence, limits: Limits) -> int:
+    """The places it takes, together with those who will fork from it."""
+    if sequence.has_output or len(sequence.request.live) == 1:
+        return 1
+    return min(1 + len(followers(sequence)), limits.max_sequences)
+
+
+class Claims:
+    """The claims of one step after the other. ``begin``, then those who run in order, then some of those who wait."""
+
+    def __init__(self, pool: Pool, block_size: int, catch_up: Callable[[Sequence], None]) -> None:
+        """``catch_up``: has a sequence step over what others have computed for it."""
+        self._pool = pool
+        self._block_size = block_size
+        self._catch_up = catch_up
+        self._limits: Limits | None = None
+        self._in_flight: dict[bytes, Place] = {}
+        """A digest that a prompt is about to reach, and the first in order of those prompts."""
+        self._tails: set[int] = set()
+        """Shared blocks, partly filled, that the first of their users will write in once the others have copies."""
+        self._led: set[str] = set()
+        """Requests of which one is claimed for; the others will fork from it."""
+
+    def begin(self, limits: Limits) -> None:
+        self._limits = limits
+        self._in_flight.clear()
+        self._tails.clear()
+        self._led.clear()
+
+    def of_running(self, sequence: Sequence) -> Claim:
+        num_tokens, num_computed = len(sequence.token_ids), sequence.num_computed
+        if sequence.is_complete:
+            return Claim(sequence.place, 0, start=num_computed)
+        num_missing = -(-num_tokens // self._block_size) - len(sequence.block_ids)
+        if num_tokens - num_computed > 1:
+            if num_missing:
+                return self._of_cut(sequence, num_missing)
+            self._catch_up(sequence)
+            num_computed = sequence.num_computed
+            num_pending = 0 if self._waits(sequence, num_computed) else num_tokens - num_computed
+            return self._claim(sequence, num_pending, 0, num_computed)
+        if sequence.may_share_tail and not num_missing:
+            num_missing = self._num_copies(sequence)
+        if sequence.request.leader is sequence:
+            return self._claim(sequence, 1, num_missing, num_computed)
+        return Claim(
+            sequence.place,
+            1,
+            num_missing,
+            1,
+            0,
+            num_computed,
+            sequence.tenant,
+            sequence.ttft_s,
+            sequence.tpot_s,
+            sequence.has_output,
+            self._is_immune(sequence),
+        )
+
+    def of_waiting(self, sequence: Sequence) -> Claim | None:
+        """None: it will fork from another of its request."""
+        request = sequence.request
+        if not sequence.has_output:
+            if request.leader is not None or request.request_id in self._led:
+                return None
+            self._led.add(request.request_id)
+        num_tokens = len(sequence.token_ids)
+        sequence.hits = self._found(sequence, 0)
+        num_found = len(sequence.hits) * self._block_size
+        num_pending = 0 if self._waits(sequence, num_found) else num_tokens - num_found
+        return self._claim(sequence, num_pending, -(-num_tokens // self._block_size), num_found)
+
+    def freed(self, running: list[Sequence], claims: list[Claim]) -> list[int]:
+        """By index: what its going makes available once all before it in ``batching.victims`` are gone."""
+        num_users: dict[int, int] = {}
+        num_freed = [0] * len(claims)
+        for index in batching.victims(claims):
+            for block_id in running[index].block_ids:
+                num_left = num_users.get(block_id, self._pool.num_users(block_id)) - 1
+                num_users[block_id] = num_left
+                num_freed[index] += num_left == 0
+        return num_freed
+
+    def _of_cut(self, sequence: Sequence, num_missing: int) -> Claim:
+        """It has lost its end; the cache may still have some of it."""
+        num_blocks = len(sequence.block_ids)
+        is_whole = sequence.num_sealed == num_blocks
+        sequence.hits = self._found(sequence, num_blocks) if is_whole else []
+        start = (num_blocks + len(sequence.hits)) * self._block_size if sequence.hits else sequence.num_computed
+        return self._claim(sequence, len(sequence.token_ids) - start, num_missing, start)
+
+    def _claim(self, sequence: Sequence, num_pending: int, num_new_blocks: int, start: int) -> Claim:
+        assert self._limits is not None
+        return Claim(
+            place=sequence.place,
+            num_pending=num_pending,
+            num_new_blocks=num_new_blocks,
+            num_slots=num_slots(sequence, self._limits),
+            num_shared_blocks=sum(1 for block_id in sequence.hits if self._pool.num_users(block_id)),
+            start=start,
+            tenant=sequence.tenant,
+            ttft_s=sequence.ttft_s,
+            tpot_s=sequence.tpot_s,
+            has_output=sequence.has_output,
+            is_immune=self._is_immune(sequence),
+            num_overtaken=sequence.num_overtaken,
+        )
+
+    def _is_immune(self, sequence: Sequence) -> bool:
+        assert self._limits is not None
+        return sequence.num_preemptions >= self._limits.max_preemptions
+
+    def _found(self, sequence: Sequence, num_held: int) -> list[int]:
+        """The cached blocks that go on behind its first ``num_held``, which have names."""
+        chain = sequence.chain
+        if chain is None:
+            return []
+        links = chain.extend(sequence.token_ids)
+        parent = sequence.block_ids[num_held - 1] if num_held else NO_PARENT
+        return self._pool.match(links, chain.key, (len(sequence.token_ids) - 1) // self._block_size, num_held, parent)
+
+    def _waits(self, sequence: Sequence, num_computed: int) -> bool:
+        """Whether one before it in order is computing the same next blocks; if not, others may wait for this one."""
+        if sequence.chain is None:
+            return False
+        position = num_computed // self._block_size + NUM_BLOCKS_WORTH_WAITING_FOR - 1
+        if position >= (len(sequence.token_ids) - 1) // self._block_size:
+            return False
+        # Equal digests are equal histories up to there; if by a collision they are not, it only waits a step.
+        digest = sequence.chain.extend(sequence.token_ids)[position].digest
+        first = self._in_flight.setdefault(digest, sequence.place)
+        self._in_flight[digest] = min(first, sequence.place)
+        return first < sequence.place
+
+    def _num_copies(self, sequence: Sequence) -> int:
+        """1 if it must copy its last block, partly filled, before it writes there; the first of those who share it
+        need not.
+        """
+        tail = sequence.block_ids[-1]
+        if self._pool.num_users(tail) == 1:
+            sequence.may_share_tail = False
+            return 0
+        if tail in self._tails:
+            return 1
+        self._tails.add(tail)
+        return 0
