@@ -82,6 +82,7 @@ class Flight:
         "first_token_at",
         "is_over",
         "is_pending",
+        "num_missing_pairs",
         "num_missing_tokens",
         "num_sequences",
         "num_tokens",
@@ -108,6 +109,8 @@ class Flight:
         """Of the prompt's full blocks, where it matters which worker has them."""
         self.num_missing_tokens = order.num_prompt_tokens
         """Of the prompt, those that its worker was not known to have when it got it."""
+        self.num_missing_pairs = 0
+        """Of these tokens (``costs.pairs``), once it was given to a worker."""
         self.sent_at: float | None = None
         """When a worker got it; until then it waited in line."""
         self.expected_at: float | None = None

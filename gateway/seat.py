@@ -119,7 +119,10 @@ class Seat:
             flight.num_missing_tokens = order.num_prompt_tokens - self._num_matched_tokens(flight)
             self._index.expect(flight.digests)
         self._num_given_tokens += flight.num_missing_tokens
-        self._count_pending(flight.num_missing_tokens, 1)
+        flight.num_missing_pairs = pairs(flight.num_missing_tokens, 0)
+        self.num_pending_requests += 1
+        self.num_pending_tokens += flight.num_missing_tokens
+        self.num_pending_pairs += flight.num_missing_pairs
         flight.is_pending = True
         flight.worker = self.worker
         self.worker.send(request)
@@ -127,7 +130,9 @@ class Seat:
     def began(self, flight: Flight) -> None:
         """Its prompt is computed, or will never be."""
         flight.is_pending = False
-        self._count_pending(flight.num_missing_tokens, -1)
+        self.num_pending_requests -= 1
+        self.num_pending_tokens -= flight.num_missing_tokens
+        self.num_pending_pairs -= flight.num_missing_pairs
 
     def ended(self, flight: Flight, num_sequences: int, is_over: bool) -> None:
         """So many more of its sequences are over; if the whole flight is, its memory is free."""
@@ -147,11 +152,6 @@ class Seat:
     def _num_matched_tokens(self, flight: Flight) -> int:
         facts = self.worker.facts
         return 0 if facts is None else self._index.match(flight.digests) * facts.block_size
-
-    def _count_pending(self, num_tokens: int, sign: int) -> None:
-        self.num_pending_requests += sign
-        self.num_pending_tokens += sign * num_tokens
-        self.num_pending_pairs += sign * pairs(num_tokens, 0)
 
     def _part(self, stats: wire.Stats) -> float:
         """As many places fall free for us as we have of them, and at least our part."""

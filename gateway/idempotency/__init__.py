@@ -66,12 +66,15 @@ class Idempotency:
         self._inside = inside
         self._running: dict[bytes, Running] = {}
 
-    async def once(self, request: web.Request, caller: Caller, body: bytes, answer: Answer) -> web.StreamResponse:
+    def once(self, request: web.Request, caller: Caller, body: bytes, answer: Answer) -> Awaitable[web.StreamResponse]:
         """``answer()``, which the request's ``body`` was parsed for; or, under a key that was used before, what it was
         answered with. Raises what ``answer`` raises, InvalidRequest, IdempotencyKeyReused, ServiceUnavailable."""
         key = request.headers.get(HEADER)
-        if key is None:
-            return await answer()
+        return answer() if key is None else self._once(request, caller, body, answer, key)
+
+    async def _once(
+        self, request: web.Request, caller: Caller, body: bytes, answer: Answer, key: str
+    ) -> web.StreamResponse:
         if not re.fullmatch(r"[\x20-\x7e]{1,255}", key):
             raise errors.InvalidRequest(
                 "An Idempotency-Key has 1 to 255 printable characters of ASCII", param="Idempotency-Key"

@@ -65,11 +65,11 @@ class Ledger:
         self._is_failing = False
         """The last try to write failed."""
 
-    async def settle(self, entry: Entry, mark: Mark | None = None) -> None:
-        """Returns when the row is durable. It will be, also when the caller is cancelled meanwhile; that ends the
-        stream's mark."""
+    def settle(self, entry: Entry, mark: Mark | None = None) -> asyncio.Future[None]:
+        """Done when the row is durable. It will be, also when the caller is cancelled meanwhile; that ends the stream's
+        mark."""
         durable = self.put(entry, mark)
-        await (durable if mark is None else asyncio.shield(durable))  # the mark stays until the row is written
+        return durable if mark is None else asyncio.shield(durable)  # the mark stays until the row is written
 
     def put(self, entry: Entry, mark: Mark | None = None) -> asyncio.Future[None]:
         """As ``settle``, for whoever need not wait."""

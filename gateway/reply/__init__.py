@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable
 
 from aiohttp import web
 
@@ -21,14 +22,14 @@ HEADERS_AFTER_S = 1.0
 """So long a stream's headers wait for the first token, as a refusal until then has a status of its own."""
 
 
-async def send(
+def send(
     request: web.Request,
     answer: Answer,
     flights: Source,
     account: Account,
     gw: Gateway,
     has_receipt: bool = False,
-) -> web.StreamResponse:
+) -> Awaitable[web.StreamResponse]:
     """Reads the flights to their end and answers the client, with a receipt if it asked for one.
 
     Raises GatewayError while nothing has been sent; afterwards the failure is the stream's last event.
@@ -36,8 +37,16 @@ async def send(
     head.also(request, {"x-penstock-cache": flights.outcome})
     currency = gw.settings.billing.currency if has_receipt else None
     if not answer.call.stream:
-        return await _send_body(answer, flights, account, currency)
-    async with request.get(OUTLET) or EventStream(request, gw.settings.server, gw.clock) as stream:
+        return _send_body(answer, flights, account, currency)
+    stream = request.get(OUTLET) or EventStream(request, gw.settings.server, gw.clock)
+    return _send_stream(stream, answer, flights, account, currency)
+
+
+async def _send_stream(
+    stream: Outlet, answer: Answer, flights: Source, account: Account, currency: str | None
+) -> web.StreamResponse:
+    """``currency`` as for ``_send_body``. Settles however it ends."""
+    async with stream:
         try:
             return await _send_events(stream, answer, flights, account, currency)
         except ConnectionResetError:

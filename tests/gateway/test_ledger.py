@@ -302,7 +302,7 @@ async def test_each_request_is_written_exactly_once_through_failures_and_cancell
 
 async def test_how_long_answers_waited_for_their_rows_is_counted(rooms, clock):
     async with ledger_of(writer_for(rooms), clock, num_open=2, ledger_flush_ms=4.0) as ledger:
-        waiting = asyncio.create_task(ledger.settle(an_entry()))
+        waiting = asyncio.ensure_future(ledger.settle(an_entry()))
         await until(lambda: ledger.num_pending == 1)
         clock.advance(0.004)
         await waiting
