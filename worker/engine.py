@@ -229,17 +229,13 @@ class Engine:
             num_free_blocks=self._pool.num_free,
             num_prefill_tokens=self._num_prefill_tokens,
             num_decode_tokens=self._num_decode_tokens,
-            num_cached_tokens=self._scheduler.num_cached_tokens,
             num_steps=self._num_steps,
-            num_preemptions=self._scheduler.num_preemptions,
             step_ms=step_ms,
             draining=self.draining,
             cost_weights=self._costs.weights,
             num_gateways=num_gateways,
             busy_s=self._busy_s,
-            num_paused=self._scheduler.num_paused,
-            num_tail_frees=self._scheduler.num_tail_frees,
-            num_displacements=self._scheduler.num_displacements,
+            **self._scheduler.counts(),
         )
 
     def kept_blocks(self) -> list[bytes]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Callable
 from operator import attrgetter
+from typing import Any
 
 from policies import batching
 from policies.batching import Limits, Plan, Turns, raised
@@ -152,6 +153,11 @@ class Scheduler:
         if sequence.request.leader is sequence:
             sequence.request.leader = None
         insort(self.waiting, sequence, key=_place)
+
+    def counts(self) -> dict[str, Any]:
+        """What a worker's ``Stats`` say of it, by field."""
+        names = ("num_cached_tokens", "num_preemptions", "num_paused", "num_tail_frees", "num_displacements")
+        return {name: getattr(self, name) for name in names}
 
     def audit(self) -> None:
         """Every block and every queue entry accounted for. Raises AssertionError."""
