@@ -1,7 +1,8 @@
 """The engine against other engines: the same weights, the same prompts, the same cores, in the same run.
 
-Run ``python -m benchmarks.engine_peers --peer NAME[:FORM]=PYTHON ...``, where PYTHON is an interpreter that has that
-peer; peers that are not named are not measured. Every engine is a process of its own, loaded once and stopped while
+Run ``python -m benchmarks.engine_peers --peer NAME[:FORM][@N,N]=PYTHON ...``, where PYTHON is an interpreter that has
+that peer (and N,N the numbers of prompts at a time to measure it at, if not all); peers that are not named are not
+measured. Every engine is a process of its own, loaded once and stopped while
 another one runs; rounds go from one to the next. What the machine can read and multiply is measured in the same rounds.
 Notes and figures are in benchmarks/engine_peers.md.
 """

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.engine_peers import figures, picture
-from benchmarks.engine_peers.contenders import FORMS, NAMES, OURS, ROOT, ContenderError, Contestant, parse
+from benchmarks.engine_peers.contenders import FORMS, NAMES, OURS, ROOT, ContenderError, Contestant, numbers, parse
 from benchmarks.engine_peers.figures import Point, Report
 from benchmarks.engine_peers.race import Plan, Race
 
@@ -31,9 +31,10 @@ def _contestant(_: click.Context, __: click.Parameter, texts: tuple[str, ...]) -
 
 
 def _numbers(_: click.Context, __: click.Parameter, text: str) -> list[int]:
-    if not all(part.isdigit() and int(part) for part in text.split(",")):
-        raise click.BadParameter(f"{text!r} is no list of numbers like 1,8,32")
-    return [int(part) for part in text.split(",")]
+    try:
+        return list(numbers(text))
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
 
 
 @click.command()
@@ -41,7 +42,7 @@ def _numbers(_: click.Context, __: click.Parameter, text: str) -> list[int]:
 @click.option(
     "--ours", default="bf16", show_default=True, help=f"Our forms: {', '.join(FORMS[OURS])}; none: leave out."
 )
-@click.option("--peer", "peers", multiple=True, callback=_contestant, help="NAME[:FORM]=PYTHON; once for each.")
+@click.option("--peer", "peers", multiple=True, callback=_contestant, help="NAME[:FORM][@N,N]=PYTHON.")
 @click.option("--concurrency", default="1,8,32", callback=_numbers, show_default=True, help="Prompts at a time.")
 @click.option("--rounds", type=click.IntRange(1, 50), default=3, show_default=True)
 @click.option("--input-tokens", type=click.IntRange(1), default=512, show_default=True)
@@ -135,7 +136,7 @@ def _commit() -> str:
 def show(report: Report) -> None:
     console = Console(highlight=False)
     if not console.is_terminal:
-        console.width = 140
+        console.width = 200
     facts = ", ".join(f"{name} {value}" for name, value in report.machine.items())
     console.print(f"{report.began} UTC, commit {report.commit}, {report.num_threads} threads; {facts}", soft_wrap=True)
     for shape in report.limits:
@@ -191,7 +192,7 @@ def _row(report: Report, point: Point, here: list[Point]) -> list[str]:
             ratios.append(f"{own.form} {ratio:.2f}")
     return [
         str(point.concurrency),
-        f"{NAMES.get(point.engine, point.engine)} {point.version} {point.form}",
+        f"{NAMES.get(point.engine, point.engine)}{'' if point.engine == OURS else f' {point.version}'} {point.form}",
         text(point.ttft_s, ".1f", 1e3),
         text(report.prefill_share(point), ".2f"),
         text(point.decode_tokens_per_s, ",.1f"),

@@ -43,6 +43,8 @@ class Contestant:
     engine: str
     form: str
     python: str
+    concurrencies: tuple[int, ...] = ()
+    """Only at these numbers of prompts at a time; empty: at all."""
 
     @property
     def key(self) -> str:
@@ -184,8 +186,9 @@ class Contender:
 
 
 def parse(text: str) -> Contestant:
-    """NAME[:FORM]=PYTHON. Raises ValueError."""
+    """NAME[:FORM][@N,N]=PYTHON. Raises ValueError."""
     name, _, python = text.partition("=")
+    name, _, places = name.partition("@")
     engine, _, form = name.partition(":")
     if engine not in FORMS:
         raise ValueError(f"there is no engine {engine}; there are {', '.join(FORMS)}")
@@ -194,7 +197,14 @@ def parse(text: str) -> Contestant:
         raise ValueError(f"{engine} has no form {form}; it has {', '.join(FORMS[engine])}")
     if not python and engine not in (OURS, "transformers"):
         raise ValueError(f"say with which interpreter: {name}=PYTHON")
-    return Contestant(engine, form, python or sys.executable)
+    return Contestant(engine, form, python or sys.executable, numbers(places) if places else ())
+
+
+def numbers(text: str) -> tuple[int, ...]:
+    """Of a list like 1,8,32. Raises ValueError."""
+    if not all(part.isdigit() and int(part) for part in text.split(",")):
+        raise ValueError(f"{text!r} is no list of numbers like 1,8,32")
+    return tuple(int(part) for part in text.split(","))
 
 
 def _busy_s() -> float:

@@ -108,7 +108,7 @@ class Race:
         here = f"{self.plan.shape} {concurrency}"
         points: dict[str, Point] = {}
         firsts: dict[str, list[int]] = {}
-        running = list(self.contenders)
+        running = [each for each in self.contenders if concurrency in (each.contestant.concurrencies or [concurrency])]
 
         async def each(contender: Contender, use: Callable[[Contender], Awaitable[None]]) -> None:
             try:

@@ -54,7 +54,7 @@ def test_ours_and_transformers_race_on_the_same_weights_and_leave_no_process(tmp
     report = race(
         tmp_path,
         *("--concurrency", "1,3", "--no-limits", "--keep", str(tmp_path / "kept"), "--plot", str(picture)),
-        *("--peer", f"transformers={sys.executable}", "--peer", f"openvino={tmp_path / 'nowhere'}"),
+        *("--peer", f"transformers@1,3={sys.executable}", "--peer", f"openvino={tmp_path / 'nowhere'}"),
     )
     assert [(point.concurrency, point.name, len(point.durations_s)) for point in report.points] == [
         (concurrency, name, 2) for concurrency in (1, 3) for name in ("penstock:bf16", "transformers:bf16")
@@ -134,6 +134,7 @@ def test_reports_of_one_commit_merge_their_rounds_and_others_are_refused(tmp_pat
         (["--peer", "sglang=python"], "there is no engine sglang; there are penstock, vllm"),
         (["--peer", "vllm:int2=python"], "vllm has no form int2; it has bf16, int8"),
         (["--peer", "vllm"], "say with which interpreter: vllm=PYTHON"),
+        (["--peer", "vllm@0=python"], "is no list of numbers"),
         (["--concurrency", "1,x"], "is no list of numbers"),
     ],
 )
