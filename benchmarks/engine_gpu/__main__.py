@@ -122,7 +122,7 @@ def main(
     place = torch.device(device, 0) if device == "cuda" else torch.device(device)
     sizes = LARGE if shape == "8b" else SMALL
     each = ARCHITECTURES[shape]
-    bytes_a_weight = {"none": 2.0, "int8": 1.0, "fp8": 1.0, "int4": 0.5 + 4 / 128}[quantize]
+    bytes_a_weight = {"none": 2.0, "int8": 1.0, "fp8": 1.0, "int4": 0.5 + 4 / 64}[quantize]
     report = Report(
         date=f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
         device=torch.cuda.get_device_name(place) if device == "cuda" else platform.processor() or "cpu",

@@ -8,8 +8,8 @@ import msgspec
 
 from benchmarks.engine_peers.limits import Limits
 
-BYTES_PER_WEIGHT = {"bf16": 2.0, "int8": 1.0, "int4": 0.5 + 4 / 128}
-"""Of a matrix; int4: codes, and a scale and an offset in bfloat16 for each 128 of them."""
+BYTES_PER_WEIGHT = {"bf16": 2.0, "int8": 1.0, "int4": 0.5 + 4 / 64}
+"""Of a matrix of ours; int4: codes, and a scale and an offset of two bytes each for each 64 of them."""
 
 
 class Model(msgspec.Struct, frozen=True):
