@@ -204,9 +204,11 @@ def _means(engine: settings.Engine, model: Decoder, cache: KVCache) -> tuple[Bac
     if model.device.type != "cpu":
         if engine.attention == "auto" and has_triton(model.device):
             from worker.attention.paged import TritonAttention
+            from worker.models.triton_ops import TritonOps
 
             if TritonAttention.serves(cache, architecture.num_heads):
-                return TritonAttention(cache, scores, architecture.num_heads), TorchOps()
+                return TritonAttention(cache, scores, architecture.num_heads), TritonOps()
+            return GatheredAttention(cache, scores), TritonOps()
         return GatheredAttention(cache, scores), TorchOps()
     kernels = _kernels(engine, model.device)
     if kernels is None:

@@ -4,6 +4,7 @@ brings its own assembler.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,6 +17,10 @@ from tests.worker.pools import slots_of
 from worker.attention.base import Extent, Scores
 from worker.attention.paged import TritonAttention
 from worker.kv_cache import KVCache, KVShape
+from worker.models.forms import Int4
+from worker.models.linear.on_cuda import CudaInt4Linear, to_float8
+from worker.models.shapes import SHAPES
+from worker.models.triton_ops import TritonOps
 
 CPU = torch.device("cpu")
 SHARED_BYTES = {80: 163 << 10, 89: 99 << 10, 90: 227 << 10}
@@ -78,3 +83,24 @@ def test_attention(compiled, dtype, group, num_tokens, head_dim, window):
     heads = torch.zeros(num_tokens, 2 * group + 4, head_dim, dtype=torch.bfloat16 if dtype.itemsize == 1 else dtype)
     backend.plan(extents, slots_of(extents, 16)).attend(0, *heads.split((2 * group, 2, 2), 1))
     assert {name for name, _ in compiled} >= {"write", "attend"}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("group", "num_tokens"), [(32, 1), (128, 17), (64, 100), (128, 300)])
+def test_four_bit_matrices(compiled, dtype, group, num_tokens):
+    form = Int4(torch.zeros(256, 1024, dtype=torch.uint8), *torch.zeros(2, 256, 2048 // group), group)
+    CudaInt4Linear(form, torch.zeros(256, dtype=dtype))(torch.zeros(num_tokens, 2048, dtype=dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_small_operations(compiled, dtype):
+    ops, x, weight = TritonOps(), torch.zeros(2, 4096, dtype=dtype), torch.zeros(4096)
+    ops.add_norm(x, x, weight, weight, 1e-6)
+    ops.gate(x, "silu")
+    ops.gate(x, "gelu_tanh")
+    ops.gate(x, "gelu")
+    for qk_norm in ("head", "width"):
+        architecture = replace(SHAPES["S"], num_heads=24, num_kv_heads=4, head_dim=128, qk_norm=qk_norm)
+        size = 128 if qk_norm == "head" else 4096
+        ops.turn(x, architecture, *torch.zeros(2, 2, 64), torch.zeros(size), torch.zeros(size))
+    to_float8(x)

@@ -26,6 +26,7 @@ from worker.attention.base import Extent, Scores
 from worker.kv_cache import KVCache
 from worker.triton import attention as kernels
 from worker.triton.device import float8_as, multiplies
+from worker.triton.device import num_processors as processors_of
 
 MIN_DENSE_TOKENS = 512
 """A chunk of so many tokens goes through torch's scaled-dot-product attention (flash or cuDNN), over keys and values
@@ -84,7 +85,7 @@ class TritonAttention:
         self.num_kv_heads, _, self.head_dim = cache.keys[0].shape
         self.group = num_heads // self.num_kv_heads
         self.tensor_scales = list(tensor_scales) or [(1.0, 1.0)] * len(cache.keys)
-        self._num_processors = num_processors or _num_processors(cache.keys[0].device)
+        self._num_processors = num_processors or processors_of(cache.keys[0].device)
         self._max_splits, self._min_dense_tokens = max_splits, min_dense_tokens
         self._scratch = self._none = self._fresh(0)
 
@@ -348,9 +349,3 @@ class TritonPlan:
             enable_gqa=True,
         )
         return mixed[0].transpose(0, 1).flatten(1)
-
-
-def _num_processors(device: torch.device) -> int:
-    if device.type == "cuda":
-        return int(torch.cuda.get_device_properties(device).multi_processor_count)
-    return 8

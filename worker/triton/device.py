@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 import triton
 import triton.language as tl
@@ -29,3 +31,13 @@ def float8_as(x: Tensor) -> tuple[int, torch.dtype]:
     if INTERPRETED or triton.runtime.driver.active.get_current_target().arch < 89:
         return FLOAT8_BYTES, torch.uint8
     return FLOAT8_NATIVE, x.dtype
+
+
+@cache
+def num_processors(device: torch.device) -> int:
+    """Programs that run at once, but for a small factor."""
+    return (
+        8
+        if INTERPRETED or device.type == "cpu"
+        else int(torch.cuda.get_device_properties(device).multi_processor_count)
+    )

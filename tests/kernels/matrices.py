@@ -1,0 +1,95 @@
+"""Matrices of codes multiply as what they stand for."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.kernels.device import DEVICE
+from worker.models.forms import Fp8, Int4
+from worker.models.linear import on_cuda
+from worker.models.linear.on_cuda import CudaFp8Linear, CudaInt4Linear, to_float8
+
+TOLERANCES: dict[torch.dtype, dict[str, float]] = {
+    torch.float32: {"atol": 2e-4, "rtol": 2e-4},
+    torch.float16: {"atol": 2e-2, "rtol": 5e-3},
+    torch.bfloat16: {"atol": 5e-2, "rtol": 2e-2},
+}
+
+
+def int4(num_outputs: int, num_inputs: int, group: int, ordered: bool) -> Int4:
+    return Int4(
+        torch.randint(0, 256, (num_outputs, num_inputs // 2), dtype=torch.uint8, device=DEVICE),
+        torch.rand(num_outputs, num_inputs // group, device=DEVICE) / 100,
+        -torch.rand(num_outputs, num_inputs // group, device=DEVICE) / 10,
+        group,
+        torch.randperm(num_inputs, device=DEVICE) if ordered else None,
+    )
+
+
+@settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    num_tokens=st.sampled_from((0, 1, 2, 16, 17, 33, 70, 300)),
+    num_outputs=st.sampled_from((1, 50, 64, 200)),
+    group=st.sampled_from((32, 64, 128)),
+    num_groups=st.sampled_from((1, 3, 8)),
+    ordered=st.booleans(),
+    has_bias=st.booleans(),
+    dtype=st.sampled_from(tuple(TOLERANCES)),
+    seed=st.integers(0, 99),
+)
+def test_four_bit_codes_multiply_as_the_weights_they_stand_for(
+    num_tokens, num_outputs, group, num_groups, ordered, has_bias, dtype, seed
+):
+    torch.manual_seed(seed)
+    form = int4(num_outputs, group * num_groups, group, ordered)
+    x = torch.randn(num_tokens, group * num_groups).to(DEVICE, dtype)
+    bias = torch.randn(num_outputs).to(DEVICE, dtype) if has_bias else None
+    expected = x.float() @ form.dense(torch.float32).T + (0 if bias is None else bias.float())
+    linear = CudaInt4Linear(form, bias)
+    got, wide = linear(x), linear.wide(x)
+    assert (got.dtype, wide.dtype) == (dtype, torch.float32)
+    torch.testing.assert_close(got.float(), expected, **TOLERANCES[dtype])
+    torch.testing.assert_close(wide, expected, **TOLERANCES[dtype])
+
+
+def test_a_product_of_few_tokens_is_the_same_to_the_bit_each_time():
+    torch.manual_seed(0)
+    linear, x = CudaInt4Linear(int4(64, 1024, 64, False), None), torch.randn(3, 1024).to(DEVICE, torch.bfloat16)
+    assert torch.equal(linear(x), linear(x))
+
+
+def test_an_output_head_is_unpacked_in_parts(monkeypatch):
+    monkeypatch.setattr(on_cuda, "_OUTPUTS_AT_ONCE", 40)
+    torch.manual_seed(0)
+    form, x = int4(100, 64, 32, False), torch.randn(on_cuda.DENSE_TOKENS, 64).to(DEVICE)
+    bias = torch.randn(100).to(DEVICE)
+    expected = x @ form.dense(torch.float32).T + bias
+    torch.testing.assert_close(CudaInt4Linear(form, bias)(x), expected, **TOLERANCES[torch.float32])
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCES))
+@pytest.mark.parametrize("size", [16, 100, 5000])
+def test_a_row_is_rounded_to_float8_as_torch_would(size, dtype):
+    torch.manual_seed(size)
+    x = torch.randn(4, size) * torch.tensor([[1e-3], [1.0], [1e4], [0.0]])
+    x[0, :3] = torch.tensor([1e-8, -3e-6, 1e-5])
+    x = x.to(DEVICE, dtype)
+    codes, scales = to_float8(x)
+    expected = x.float().abs().amax(1, keepdim=True).clamp(min=1e-12) / 448.0
+    torch.testing.assert_close(scales, expected)
+    assert torch.equal(codes.float(), (x.float() / scales).clamp(-448, 448).to(torch.float8_e4m3fn).float())
+
+
+def test_float8_codes_multiply_as_the_weights_they_stand_for():
+    torch.manual_seed(1)
+    form = Fp8(torch.randn(48, 64).to(torch.float8_e4m3fn).to(DEVICE), torch.rand(48, device=DEVICE) / 10)
+    if not CudaFp8Linear.serves(form):
+        pytest.skip("this torch has no scaled product for this device")
+    x, bias = torch.randn(5, 64).to(DEVICE, torch.bfloat16), torch.randn(48).to(DEVICE, torch.bfloat16)
+    codes, scales = to_float8(x)
+    expected = codes.float() * scales @ form.dense(torch.float32).T + bias.float()
+    torch.testing.assert_close(CudaFp8Linear(form, bias)(x).float(), expected, atol=2e-2, rtol=2e-2)
+    assert CudaFp8Linear(form, bias)(x.half()).dtype is torch.float16

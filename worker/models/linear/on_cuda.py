@@ -1,0 +1,143 @@
+"""Matrices of four-bit and float8 codes on CUDA devices. Importing this imports Triton.
+
+The number of tokens decides how four-bit codes are multiplied: by our kernel, which reads a quarter of the bytes, or,
+from DENSE_TOKENS on, by torch, from weights unpacked for the moment. That number is a guess: not measured yet.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+import torch.nn.functional as F
+import triton
+from torch import Tensor
+
+from worker.models.forms import Fp8, Int4
+from worker.triton import int4 as int4_kernels
+from worker.triton import rows as rows_kernels
+from worker.triton.device import multiplies, num_processors
+
+DENSE_TOKENS = 256
+_OUTPUTS_AT_ONCE = 16384
+"""That are unpacked at a time: all of an output head would be a gigabyte."""
+_LEAST_GROUPS = 2
+"""That a program multiplies: with fewer, adding up costs more than is gained."""
+
+
+class CudaInt4Linear:
+    """A Linear by our kernels, for any type of activations."""
+
+    __slots__ = ("_bias", "_form", "in_features", "out_features")
+
+    def __init__(self, form: Int4, bias: Tensor | None) -> None:
+        self.out_features, self.in_features = form.shape
+        # Slices of ranks are views; kernels read rows that follow each other.
+        self._form = Int4(
+            form.codes.contiguous(), form.scales.contiguous(), form.offsets.contiguous(), form.group, form.order
+        )
+        self._bias = bias
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """See Linear."""
+        return self._multiply(x, x.dtype)
+
+    def wide(self, x: Tensor) -> Tensor:
+        """See Linear."""
+        return self._multiply(x, torch.float32)
+
+    def _multiply(self, x: Tensor, dtype: torch.dtype) -> Tensor:
+        form = self._form
+        x = x if form.order is None else x[:, form.order]
+        if len(x) >= DENSE_TOKENS:
+            return self._densely(x).to(dtype)
+        num_tokens, num_outputs, num_groups = len(x), self.out_features, self.in_features // form.group
+        y = x.new_empty((num_tokens, num_outputs), dtype=dtype)
+        if not num_tokens:
+            return y
+        block_m = 16 if num_tokens <= 16 else 32 if num_tokens <= 32 else 64
+        block_n = 64 if block_m < 64 else 128
+        grid = triton.cdiv(num_outputs, block_n), triton.cdiv(num_tokens, block_m)
+        num_splits = min(2 * num_processors(x.device) // (grid[0] * grid[1]), num_groups // _LEAST_GROUPS)
+        groups_each = triton.cdiv(num_groups, max(1, num_splits))
+        num_splits = triton.cdiv(num_groups, groups_each)
+        parts = y if num_splits == 1 else x.new_empty((num_splits, num_tokens, num_outputs), dtype=torch.float32)
+        bias = x if self._bias is None else self._bias
+        int4_kernels.multiply[(*grid, num_splits)](
+            form.codes, form.scales, form.offsets, x, bias, parts, num_tokens, num_outputs, self.in_features,
+            x.stride(0), groups_each, GROUP=form.group, MULTIPLY=multiplies(x),
+            HAS_BIAS=self._bias is not None and num_splits == 1, SPLIT=num_splits > 1, BLOCK_N=block_n,
+            BLOCK_M=block_m, num_stages=4 if block_m < 64 else 3,
+        )  # fmt: skip
+        if num_splits > 1:
+            int4_kernels.add_up[(triton.cdiv(y.numel(), 1024),)](
+                parts, bias, y, y.numel(), num_outputs, num_splits, HAS_BIAS=self._bias is not None, BLOCK=1024
+            )
+        return y
+
+    def _densely(self, x: Tensor) -> Tensor:
+        form, num_outputs = self._form, self.out_features
+        y = x.new_empty((len(x), num_outputs))
+        weights = x.new_empty((min(num_outputs, _OUTPUTS_AT_ONCE), self.in_features))
+        for start in range(0, num_outputs, _OUTPUTS_AT_ONCE):
+            part = slice(start, min(start + _OUTPUTS_AT_ONCE, num_outputs))
+            num = part.stop - start
+            int4_kernels.unpack[(triton.cdiv(num, 32), self.in_features // form.group)](
+                form.codes[part], form.scales[part], form.offsets[part], weights, num, self.in_features,
+                GROUP=form.group, BLOCK_N=32,
+            )  # fmt: skip
+            y[:, part] = F.linear(x, weights[:num], None if self._bias is None else self._bias[part])
+        return y
+
+
+class CudaFp8Linear:
+    """A Linear by torch's scaled matrix product, which makes bfloat16: each token is rounded to float8 by its largest
+    number.
+    """
+
+    __slots__ = ("_bias", "_codes", "_scales", "in_features", "out_features")
+
+    def __init__(self, form: Fp8, bias: Tensor | None) -> None:
+        self.out_features, self.in_features = form.shape
+        self._codes, self._scales = form.codes.contiguous().t(), form.scales[None, :].contiguous()
+        self._bias = None if bias is None else bias.to(torch.bfloat16)
+
+    @staticmethod
+    def serves(form: Fp8) -> bool:
+        """Whether torch multiplies this matrix so, on the device where it is."""
+        aligned = form.shape[0] % 16 == form.shape[1] % 16 == 0
+        return aligned and _multiplies_float8(form.codes.device)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """See Linear."""
+        codes, scales = to_float8(x)
+        y = torch._scaled_mm(
+            codes, self._codes, scale_a=scales, scale_b=self._scales, bias=self._bias, out_dtype=torch.bfloat16
+        )
+        return y.to(x.dtype)
+
+    def wide(self, x: Tensor) -> Tensor:
+        """See Linear."""
+        return self(x).float()
+
+
+def to_float8(x: Tensor) -> tuple[Tensor, Tensor]:
+    """x [n, size] as e4m3 codes [n, size] times scales [n, 1] f32, each row by its own largest number."""
+    codes = x.new_empty(x.shape, dtype=torch.uint8)
+    scales = x.new_empty((len(x), 1), dtype=torch.float32)
+    if len(x):
+        block = min(4096, triton.next_power_of_2(x.shape[1]))
+        rows_kernels.to_float8[(len(x),)](x, codes, scales, x.shape[1], x.stride(0), BLOCK=block)
+    return codes.view(torch.float8_e4m3fn), scales
+
+
+@cache
+def _multiplies_float8(device: torch.device) -> bool:
+    """Tried out: which devices and versions of torch take a scale for each row is written nowhere."""
+    codes = torch.zeros((16, 16), device=device).to(torch.float8_e4m3fn)
+    ones = torch.ones((16, 1), device=device)
+    try:
+        torch._scaled_mm(codes, codes.t(), scale_a=ones, scale_b=ones.t(), out_dtype=torch.bfloat16)
+    except (RuntimeError, ValueError, NotImplementedError):
+        return False
+    return True
