@@ -52,6 +52,7 @@ def _several(_: click.Context, parameter: click.Parameter, text: str) -> list[in
 @click.option("--concurrency", default="1,8,32", callback=_several, show_default=True, help="Prompts at a time.")
 @click.option("--rounds", type=click.IntRange(1), default=3, show_default=True, help="Of each; the median counts.")
 @click.option("--dtype", type=click.Choice(["auto", "bfloat16", "float16", "float32"]), default="auto")
+@click.option("--quantize", type=click.Choice(["none", "int8", "int4", "fp8"]), default="none", show_default=True)
 @click.option("--threads", type=click.IntRange(0), default=0, help="CPU threads [one a physical core].")
 @click.option("--temperature", type=click.FloatRange(0), default=0.0, show_default=True, help="Of ours; peers: greedy.")
 @click.option("--top-p", type=click.FloatRange(0, 1), default=1.0, show_default=True)
@@ -118,6 +119,7 @@ def _directory(options: dict[str, Any]) -> Iterator[tuple[str, Path]]:
 def _engine_settings(options: dict[str, Any], max_total_tokens: int, **changes: Any) -> settings.Engine:
     engine = settings.Engine(
         dtype=options["dtype"],
+        quantize=options["quantize"],
         num_threads=options["threads"],
         attention=options["attention"],
         max_step_tokens=options["max_step_tokens"],
@@ -132,7 +134,7 @@ def _engine_settings(options: dict[str, Any], max_total_tokens: int, **changes: 
 def _report(name: str, runner: Runner, options: dict[str, Any]) -> Report:
     return Report(
         model=name,
-        dtype=runner.dtype,
+        dtype=runner.dtype if options["quantize"] == "none" else f"{runner.dtype}, weights {options['quantize']}",
         device=torch.cuda.get_device_name(runner.device) if runner.device.startswith("cuda") else runner.device,
         num_threads=torch.get_num_threads(),
         torch=str(torch.__version__),
