@@ -19,6 +19,7 @@ from worker.models.importers import NOT_NEEDED, importer_of
 from worker.models.linear import Linear, linear_of
 from worker.models.place import is_gguf
 from worker.models.quantize import quantized
+from worker.models.quantized_cache import LEAST_PARAMETERS, QuantizingSource
 from worker.models.shard import Shard
 from worker.models.sources import HEAD, CheckpointSource, ShardSource, Source
 from worker.models.weights import Checkpoint, read_json
@@ -75,9 +76,19 @@ def load_decoder(
         if importer is not None:
             checkpoint.drop_where(lambda name: name.endswith(NOT_NEEDED))
         source = CheckpointSource(checkpoint, root, dtype, device, importer)
-        decoder = build_decoder(shard, source, dtype, device, max_model_tokens, kernels, quantization)
-        checkpoint.finish()
-    return decoder
+
+        def build(source: Source) -> Decoder:
+            decoder = build_decoder(shard, source, dtype, device, max_model_tokens, kernels, quantization)
+            checkpoint.finish()
+            return decoder
+
+        is_whole, is_large = shard.layout.num_ranks == 1, architecture.num_parameters >= LEAST_PARAMETERS
+        if quantization == "none" or importer is not None or not is_whole or not is_large:
+            return build(source)
+        with QuantizingSource(source, path, quantization, dtype) as kept:
+            decoder = build(kept)
+            kept.finish()
+        return decoder
 
 
 def build_decoder(

@@ -69,13 +69,19 @@ class CheckpointSource:
         importer: Importer | None = None,
     ) -> None:
         """``root``: what the names of all tensors but the head's begin with; ``importer``: of what is quantised."""
-        self._checkpoint, self._root, self._dtype, self._device = checkpoint, root, dtype, device
+        self._checkpoint, self._root, self._dtype, self.device = checkpoint, root, dtype, device
         self._importer = importer
 
     def tensor(self, name: str, shape: tuple[int, ...], part: Part | None = None) -> Tensor:
         """See Source."""
-        whole_name = name if name == HEAD else self._root + name
-        return self._checkpoint.take(whole_name, shape, part).to(self._device, self._dtype)
+        return self._checkpoint.take(self._whole_name(name), shape, part).to(self.device, self._dtype)
+
+    def skip(self, name: str) -> None:
+        """This tensor is had from elsewhere."""
+        self._checkpoint.drop(self._whole_name(name))
+
+    def _whole_name(self, name: str) -> str:
+        return name if name == HEAD else self._root + name
 
     def matrix(self, name: str, shape: tuple[int, int], part: Part | None = None) -> Form:
         """See Source."""
@@ -83,7 +89,7 @@ class CheckpointSource:
             whole_name = name if name == _HEAD_MODULE else self._root + name
             whole = self._importer.matrix(self._checkpoint, whole_name, shape, self._dtype)
             if whole is not None:
-                return (whole if part is None else part.of_form(whole)).to(self._device)
+                return (whole if part is None else part.of_form(whole)).to(self.device)
         return Plain(self.tensor(f"{name}.weight", shape, part))
 
     def tied(self, name: str, shape: tuple[int, int], table: Tensor, part: Part | None = None) -> Plain:

@@ -6,10 +6,11 @@ import hashlib
 import os
 import platform
 import shutil
-import stat
 import subprocess
 import tempfile
 from pathlib import Path
+
+from worker.user_cache import user_cache
 
 SOURCE = Path(__file__).with_name("kernels.cpp")
 FLAGS = (
@@ -37,7 +38,7 @@ def built() -> Path:
     if path is None:
         raise BuildError(f"there is no compiler {compiler}")
     try:
-        target = _cache() / f"kernels-{_key(path)}.so"
+        target = user_cache() / f"kernels-{_key(path)}.so"
         if not target.exists():
             _compile(path, target)
     except (OSError, subprocess.SubprocessError) as error:
@@ -54,17 +55,6 @@ def _compile(compiler: str, target: Path) -> None:
             raise BuildError(done.stderr.strip().partition("\n")[0] or f"{compiler} failed")
         # Workers that start together may each compile; the last one's file stands, and all are the same.
         made.replace(target)
-
-
-def _cache() -> Path:
-    """A directory that is ours alone: what is loaded from it runs in this process."""
-    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    directory = root / "penstock"
-    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    status = directory.stat()
-    if hasattr(os, "getuid") and (status.st_uid != os.getuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)):
-        raise BuildError(f"{directory} can be written by others")
-    return directory
 
 
 def _key(compiler: str) -> str:

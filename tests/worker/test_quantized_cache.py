@@ -1,0 +1,129 @@
+"""Quantised weights are made once, found again, and made anew where they cannot be trusted."""
+
+from __future__ import annotations
+
+import logging
+import os
+
+import pytest
+import torch
+
+from policies import settings
+from tests.worker import tiny
+from worker.inputs import Span
+from worker.models import ModelError, load, quantized_cache
+from worker.runner import Runner
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(load, "LEAST_PARAMETERS", 0)
+    return tmp_path / "cache" / "penstock"
+
+
+@pytest.fixture(params=[True, False], ids=["tied", "untied"])
+def model(request, tmp_path):
+    directory = tmp_path / "model"
+    tiny.checkpoint(
+        directory, "LlamaForCausalLM", hidden_size=64, intermediate_size=128, tie_word_embeddings=request.param
+    )
+    return directory
+
+
+def logits(model, kind: str) -> torch.Tensor:
+    # Without compiled kernels, which would be kept in the same place.
+    engine = settings.Engine(
+        dtype="float32", quantize=kind, attention="torch", block_size=tiny.BLOCK_SIZE, max_kv_bytes=1 << 20
+    )
+    return Runner.load(str(model), engine).forward([Span([3, 14, 15, 92, 65], 0, [0], 1)])
+
+
+def kept(cache) -> list[str]:
+    return sorted(path.name for path in cache.iterdir() if not path.name.startswith("kernels-"))
+
+
+@pytest.mark.parametrize("kind", ["int8", "int4", "fp8"])
+def test_a_model_is_rounded_once(cache, model, kind, monkeypatch):
+    first = logits(model, kind)
+    (place,) = kept(cache)
+    assert place.startswith(f"weights-{kind}-float32-")
+
+    def rounded_again(*_):
+        raise AssertionError("the cache has these")
+
+    monkeypatch.setattr(quantized_cache, "quantized", rounded_again)
+    assert torch.equal(logits(model, kind), first)
+    assert kept(cache) == [place]
+
+
+def test_each_kind_has_its_own_and_none_is_kept_unasked(cache, model):
+    assert not torch.equal(logits(model, "int8"), logits(model, "int4"))
+    assert len(kept(cache)) == 2
+    logits(model, "none")
+    assert len(kept(cache)) == 2
+
+
+def test_other_weights_replace_what_was_kept(cache, model):
+    logits(model, "int8")
+    before = kept(cache)
+    changed = tiny.checkpoint(model, "LlamaForCausalLM", hidden_size=64, intermediate_size=128, seed=1)
+    assert changed is not None
+    os.utime(model / "model.safetensors", ns=(1, 1))
+    fresh = logits(model, "int8")
+    after = kept(cache)
+    assert len(before) == len(after) == 1
+    assert before != after
+    assert torch.equal(logits(model, "int8"), fresh)
+
+
+@pytest.mark.parametrize("harm", ["cut", "gone", "no list", "another matrix", "not a file"])
+def test_what_cannot_be_used_is_made_anew(cache, model, harm, caplog):
+    caplog.set_level(logging.INFO)
+    first = logits(model, "int8")
+    (place,) = kept(cache)
+    victim = cache / place / "layers.1.mlp.down_proj.safetensors"
+    match harm:
+        case "cut":
+            victim.write_bytes(victim.read_bytes()[:100])
+        case "gone":
+            victim.unlink()
+        case "no list":
+            (cache / place / "matrices.json").unlink()
+        case "another matrix":
+            other = cache / place / "layers.1.mlp.up_proj.safetensors"
+            data = other.read_bytes()
+            victim.write_bytes(data)
+        case "not a file":
+            victim.write_bytes(b"\xff" * victim.stat().st_size)
+    assert torch.equal(logits(model, "int8"), first)
+    assert sum("cannot be used" in record.message for record in caplog.records) == 1
+    assert torch.equal(logits(model, "int8"), first)
+    assert kept(cache) == [place]
+    assert victim.exists()
+
+
+def test_a_model_that_is_refused_leaves_nothing_behind(cache, model):
+    from safetensors.torch import load_file, save_file
+
+    tensors = load_file(model / "model.safetensors")
+    del tensors["model.layers.2.mlp.down_proj.weight"]
+    save_file(tensors, model / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ModelError, match="down_proj"):
+        logits(model, "int8")
+    assert kept(cache) == []
+
+
+def test_without_a_place_to_write_a_model_is_served_all_the_same(tmp_path, monkeypatch, model, caplog):
+    caplog.set_level(logging.INFO)
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    monkeypatch.setattr(load, "LEAST_PARAMETERS", 0)
+    assert logits(model, "int8").isfinite().all()
+    assert any("not kept on disk" in record.message for record in caplog.records)
+
+
+def test_small_models_are_not_kept(tmp_path, monkeypatch, model):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    logits(model, "int8")
+    assert not (tmp_path / "cache").exists() or kept(tmp_path / "cache" / "penstock") == []

@@ -1,0 +1,175 @@
+"""Quantised weights on disk, so that a model is rounded once and not at each start.
+
+Owns one directory for each model and way to quantise it, in the user's cache: a file for each matrix and a list of
+them. It is written beside its place and put there by one rename, and whatever is not as it should be is made anew:
+nothing here keeps a model from being loaded.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import shutil
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from worker.models.forms import Form, Fp8, Int4, Int8, Plain
+from worker.models.quantize import quantized
+from worker.models.shard import Part
+from worker.models.sources import CheckpointSource
+from worker.user_cache import user_cache
+
+log = logging.getLogger(__name__)
+
+VERSION = 1
+"""Of the files, and of how quantize.py rounds."""
+LEAST_PARAMETERS = 16_000_000
+"""Smaller models are rounded in less time than files take to look up."""
+_LIST = "matrices.json"
+_FORMS = {"int8": Int8, "int4": Int4, "fp8": Fp8}
+
+
+class QuantizingSource:
+    """A Source over a whole plain checkpoint whose matrices are ``kind``, from the cache where it has them."""
+
+    def __init__(self, source: CheckpointSource, directory: Path, kind: str, dtype: torch.dtype) -> None:
+        """``dtype``: what plain matrices are in before they are rounded."""
+        self._source, self._kind = source, kind
+        self._found: Path | None = None
+        self._scratch: Path | None = None
+        self._sizes: dict[str, int] = {}
+        """In bytes, of the files written so far."""
+        self._place: Path | None = None
+        try:
+            self._place = user_cache() / _name(directory, kind, dtype)
+            if self._place.exists():
+                self._found = self._place if _is_whole(self._place) else None
+            if self._found is None:
+                self._begin()
+        except OSError as error:
+            log.info("quantised weights are not kept on disk: %s", error)
+
+    def tensor(self, name: str, shape: tuple[int, ...], part: Part | None = None) -> Tensor:
+        """See Source."""
+        return self._source.tensor(name, shape, part)
+
+    def matrix(self, name: str, shape: tuple[int, int], part: Part | None = None) -> Form:
+        """See Source; ``part`` is None."""
+        assert part is None
+        form = self._read(name, shape)
+        if form is not None:
+            self._source.skip(f"{name}.weight")
+            return form
+        return self._written(name, quantized(self._source.matrix(name, shape), self._kind))
+
+    def tied(self, name: str, shape: tuple[int, int], table: Tensor, part: Part | None = None) -> Form:
+        """See Source; ``part`` is None."""
+        assert part is None
+        return self._read(name, shape) or self._written(name, quantized(Plain(table), self._kind))
+
+    def finish(self) -> None:
+        """All matrices have been taken: where they were made anew, they are put in their place."""
+        if self._scratch is None or self._place is None:
+            return
+        try:
+            (self._scratch / _LIST).write_text(json.dumps(self._sizes))
+            # Of the same files as they were before, or of what could not be used.
+            for old in self._place.parent.glob(self._place.name.rpartition("-")[0] + "-*"):
+                shutil.rmtree(old, ignore_errors=True)
+            self._scratch.rename(self._place)
+            self._scratch = None
+        except OSError as error:
+            # Another worker may have been faster, with the same.
+            log.info("quantised weights are not kept on disk: %s", error)
+
+    def __enter__(self) -> QuantizingSource:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing half-written stays."""
+        self._abandon()
+
+    def _abandon(self) -> None:
+        if self._scratch is not None:
+            shutil.rmtree(self._scratch, ignore_errors=True)
+            self._scratch = None
+
+    def _begin(self) -> None:
+        assert self._place is not None
+        for left in self._place.parent.glob(".making-*"):
+            if time.time() - left.stat().st_mtime > 86_400:  # by a process that was killed
+                shutil.rmtree(left, ignore_errors=True)
+        self._scratch = Path(tempfile.mkdtemp(prefix=".making-", dir=self._place.parent))
+
+    def _read(self, name: str, shape: tuple[int, int]) -> Form | None:
+        if self._found is None:
+            return None
+        try:
+            form = _form_of(self._found / f"{name}.safetensors")
+            if form.shape != shape:
+                raise ValueError(f"{name} is of another shape")
+        except (OSError, SafetensorError, ValueError, KeyError) as error:
+            log.info(
+                "quantised weights in %s cannot be used and are made anew at the next start: %s", self._found, error
+            )
+            shutil.rmtree(self._found, ignore_errors=True)
+            self._found = None
+            return None
+        return form.to(self._source.device)
+
+    def _written(self, name: str, form: Form) -> Form:
+        if self._scratch is None:
+            return form
+        path = self._scratch / f"{name}.safetensors"
+        parts = {part: getattr(form, part) for part in ("codes", "scales", "offsets") if hasattr(form, part)}
+        header = {"form": type(form).__name__.lower(), "group": str(getattr(form, "group", 0))}
+        try:
+            save_file({part: tensor.contiguous().cpu() for part, tensor in parts.items()}, path, metadata=header)
+            self._sizes[name] = path.stat().st_size
+        except (OSError, SafetensorError) as error:
+            log.info("quantised weights are not kept on disk: %s", error)
+            self._abandon()
+        return form
+
+
+def _name(directory: Path, kind: str, dtype: torch.dtype) -> str:
+    """Which place this is, and after the last hyphen what is there now. Raises OSError."""
+    directory = directory.resolve()
+    digest = hashlib.sha256(repr((VERSION, str(dtype))).encode())
+    for path in sorted(directory.glob("*.safetensors")) + sorted(directory.glob("*.json")):
+        status = path.stat()
+        digest.update(repr((path.name, str(path.resolve()), status.st_size, status.st_mtime_ns)).encode())
+    place = hashlib.sha256(os.fsencode(directory)).hexdigest()
+    return f"weights-{kind}-{str(dtype).removeprefix('torch.')}-{place[:16]}-{digest.hexdigest()[:16]}"
+
+
+def _is_whole(place: Path) -> bool:
+    try:
+        sizes: dict[str, Any] = json.loads((place / _LIST).read_text())
+        wrong = [name for name, size in sizes.items() if (place / f"{name}.safetensors").stat().st_size != size]
+    except (OSError, ValueError, AttributeError) as error:
+        wrong = [str(error)]
+    if wrong:
+        log.info("quantised weights in %s cannot be used and are made anew: %s", place, wrong[0])
+    return not wrong
+
+
+def _form_of(path: Path) -> Form:
+    """Raises OSError, SafetensorError, ValueError, KeyError."""
+    with safe_open(path, framework="pt") as file:
+        header = file.metadata() or {}
+        parts = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    if header["form"] == "int4":
+        return Int4(parts["codes"], parts["scales"], parts["offsets"], int(header["group"]))
+    kind = _FORMS[header["form"]]
+    assert kind is Int8 or kind is Fp8
+    return kind(parts["codes"], parts["scales"])
