@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from policies import settings
+from worker.native import huge_empty
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +33,7 @@ class KVCache:
     1) * block_size).
 
     A head's slots lie side by side, so blocks that are neighbours in a table are one stretch of memory that attention
-    reads in place. On the CPU the pool is reserved, not touched: blocks that were never written cost no memory.
+    reads in place. On the CPU the pool is reserved, not touched: pages that were never written cost no memory.
     """
 
     def __init__(
@@ -49,8 +50,8 @@ class KVCache:
         size = (2, shape.num_layers, shape.num_kv_heads, num_blocks * block_size, shape.head_dim)
         # Elsewhere than on the CPU, attention pads its gathers with slots that may never have been written: NaN must
         # not be there.
-        make = torch.empty if device.type == "cpu" else torch.zeros
-        self._pool = make(size, dtype=dtype, device=device)
+        on_cpu = device.type == "cpu"
+        self._pool = huge_empty(size, dtype) if on_cpu else torch.zeros(size, dtype=dtype, device=device)
         self.keys: list[Tensor] = list(self._pool[0])
         self.values: list[Tensor] = list(self._pool[1])
         self._scales = torch.zeros(size[:-1], device=device) if scaled else None

@@ -10,7 +10,15 @@ from torch import Tensor
 
 from policies import settings
 from worker import placement
-from worker.attention import Backend, GatheredAttention, NativeAttention, ReferenceAttention, Scores, SegmentAttention
+from worker.attention import (
+    Backend,
+    GatheredAttention,
+    NativeAttention,
+    NativePlan,
+    ReferenceAttention,
+    Scores,
+    SegmentAttention,
+)
 from worker.budget import OutOfMemory
 from worker.inputs import Span, flatten
 from worker.kv_cache import KVCache, KVShape, budget_bytes, free_bytes
@@ -23,6 +31,7 @@ from worker.models import (
     Ops,
     Shard,
     TorchOps,
+    Whole,
     load_decoder,
     packs_bfloat16,
     path_of,
@@ -51,8 +60,11 @@ class Runner:
         ops: Ops,
         max_model_tokens: int,
         graphs: DecodeGraphs | None = None,
+        whole: Whole | None = None,
     ) -> None:
-        self._model, self.cache, self.attention, self._ops, self._graphs = model, cache, attention, ops, graphs
+        """``whole``: computes a step at once, where it can be."""
+        self._model, self.cache, self.attention, self._ops = model, cache, attention, ops
+        self._graphs, self._whole = graphs, whole
         self.max_model_tokens = max_model_tokens
         self.num_blocks, self.block_size = cache.num_blocks, cache.block_size
         self.vocab_size = model.architecture.vocab_size
@@ -81,7 +93,7 @@ class Runner:
         attention, ops = _means(engine, model, cache)
         max_model_tokens = min(max_model_tokens, num_blocks * engine.block_size)
         graphs = _graphs(engine, model, attention, ops, max_model_tokens)
-        return cls(model, cache, attention, ops, max_model_tokens, graphs)
+        return cls(model, cache, attention, ops, max_model_tokens, graphs, _whole(engine, model, cache))
 
     @torch.inference_mode()
     def forward(self, spans: Sequence[Span], sampled_before: Tensor | None = None) -> Tensor:
@@ -97,6 +109,8 @@ class Runner:
             if logits is not None:
                 return logits
             plan = self.attention.plan(inputs.extents, inputs.slots)
+            if self._whole is not None and isinstance(plan, NativePlan):
+                return self._whole.forward(inputs.token_ids, inputs.positions, inputs.rows, plan)
             return self._model.forward(inputs.token_ids, inputs.positions, inputs.rows, plan, self._ops)
         except (MemoryError, RuntimeError) as error:
             if not _is_out_of_memory(error):
@@ -232,6 +246,13 @@ def _graphs(
     if not isinstance(attention, TritonAttention):
         return None
     return DecodeGraphs(model, ops, attention, max_model_tokens, engine.max_sequences, CudaRecord())
+
+
+def _whole(engine: settings.Engine, model: Decoder, cache: KVCache) -> Whole | None:
+    kernels = _kernels(engine, model.device)
+    if kernels is None or not NativeAttention.serves(cache) or not Whole.serves(model, kernels):
+        return None
+    return Whole(model, cache, kernels)
 
 
 def _kv_shape(architecture: Architecture) -> KVShape:

@@ -12,7 +12,8 @@ import torch
 from worker.native import build
 from worker.native.build import BuildError, built
 from worker.native.check import agrees_with_torch
-from worker.native.library import Library, packed_tiles
+from worker.native.library import Library
+from worker.native.whole import PackedMatrix
 
 
 @pytest.fixture
@@ -44,8 +45,8 @@ def test_kernels_are_compiled_once_and_then_found(cache):
         ("decode.h", "] = slot *", "] = (slot ^ 1) *"),
         ("chunk.h", "positions >= key ?", "positions > key ?"),
         ("forms.h", "dim % TILE * DEPTH;", "(dim ^ 1) % TILE * DEPTH;"),
-        ("int8.h", "= 128 * _mm512", "= 127 * _mm512"),
-        ("int4.h", "16 + 4 * pair", "12 + 4 * pair"),
+        ("int8.h", "= 128 * rounded", "= 127 * rounded"),
+        ("int4.h", "srli_epi16(line, 4)", "srli_epi16(line, 5)"),
     ],
 )
 def test_kernels_that_compute_something_else_are_found_out(cache, tmp_path, monkeypatch, slip):
@@ -93,18 +94,23 @@ def test_a_cache_that_others_can_write_is_not_trusted(cache):
 
 @needs_compiler
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-@pytest.mark.parametrize("num_tokens", [1, 16, 23, 64, 65, 200, 300])
-def test_a_packed_matrix_multiplies_as_torch_does_and_each_row_for_itself(num_tokens, dtype):
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("num_tokens", [1, 16, 23, 64, 65, 200, 300, 530])
+def test_a_packed_matrix_multiplies_as_torch_does_and_each_row_for_itself(num_tokens, gated, dtype):
     library = Library(str(built()))
     if not library.has_tiles:
         pytest.skip("no tiles here")
     torch.manual_seed(num_tokens)
-    x, bias = torch.randn(num_tokens, 96).bfloat16(), torch.randn(600).bfloat16()
-    for weight in (torch.randn(40, 96).bfloat16() / 8, torch.randn(600, 96).bfloat16() / 8):
-        packed, columns = packed_tiles(weight), len(weight)
-        got = library.linear(x, packed, bias[:columns], columns, dtype)
-        expected = torch.nn.functional.linear(x.float(), weight.float(), bias[:columns].float())
+    for columns, size in ((40, 96), (608, 96), (608, 2400)):
+        x, bias = torch.randn(num_tokens, size).bfloat16(), torch.randn(columns).bfloat16()
+        weight = torch.randn(columns, size).bfloat16() / 8
+        matrix = PackedMatrix(weight, bias, gated)
+        got = library.linear(x, matrix, dtype)
+        expected = torch.nn.functional.linear(x.float(), weight.float(), bias.float())
         torch.testing.assert_close(got.float(), expected, atol=2e-2, rtol=1e-2)
         assert torch.equal(got.bfloat16().to(dtype), got)
-        alone = library.linear(x[-1:].contiguous(), packed, bias[:columns], columns, dtype)
+        alone = library.linear(x[-1:].contiguous(), matrix, dtype)
         assert torch.equal(alone, got[-1:])
+        if matrix.gated:
+            apart = library.gate(library.linear(x, matrix, torch.bfloat16), "silu")
+            assert torch.equal(library.gated(x, matrix, "silu"), apart)

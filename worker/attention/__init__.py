@@ -6,7 +6,7 @@ A ``Backend`` knows the pool and the layers; once a step its ``plan`` sees where
 
 from worker.attention.base import Backend, Extent, Plan, Scores
 from worker.attention.gathered import GatheredAttention
-from worker.attention.native import NativeAttention
+from worker.attention.native import NativeAttention, NativePlan
 from worker.attention.reference import ReferenceAttention
 from worker.attention.segments import SegmentAttention
 
@@ -15,6 +15,7 @@ __all__ = [
     "Extent",
     "GatheredAttention",
     "NativeAttention",
+    "NativePlan",
     "Plan",
     "ReferenceAttention",
     "Scores",

@@ -10,6 +10,7 @@ from worker.models.ops import NativeOps, Ops, TorchOps
 from worker.models.place import path_of
 from worker.models.shapes import SHAPES, random_decoder
 from worker.models.shard import Layout, Shard
+from worker.models.whole import Whole
 
 __all__ = [
     "SHAPES",
@@ -22,6 +23,7 @@ __all__ = [
     "Ops",
     "Shard",
     "TorchOps",
+    "Whole",
     "load_decoder",
     "packs_bfloat16",
     "path_of",

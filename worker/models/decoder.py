@@ -56,10 +56,10 @@ class Decoder:
         """``embedding`` where the shard is of the first stage, ``norm`` and ``head`` where it is of the last."""
         self.shard, self.architecture = shard, shard.own
         self.dtype, self.device = dtype, device
-        self._embedding, self._layers, self._norm, self._head = embedding, layers, norm, head
-        self._rotaries = [Rotary(rope, max_model_tokens, self.device) for rope in shard.own.ropes]
+        self.embedding, self.layers, self.norm, self.head = embedding, layers, norm, head
+        self.rotaries = [Rotary(rope, max_model_tokens, self.device) for rope in shard.own.ropes]
         # transformers rounds Gemma's scale to the type of the activations; so do we, or bfloat16 logits would differ.
-        self._embedding_scale = float(torch.tensor(shard.own.embedding_scale, dtype=dtype))
+        self.embedding_scale = float(torch.tensor(shard.own.embedding_scale, dtype=dtype))
         self._norms_apart = shard.own.qk_norm == "width" and shard.layout.tensor > 1
         self._link: Link = Alone()
 
@@ -76,10 +76,10 @@ class Decoder:
         """
         architecture, eps, link = self.architecture, self.architecture.norm_eps, self._link
         x = self._enter(token_ids)
-        angles = [rotary.at(positions) for rotary in self._rotaries]
+        angles = [rotary.at(positions) for rotary in self.rotaries]
         last = architecture.num_layers - 1
-        normed = ops.add_norm(x, None, None, self._layers[0].attention_pre_norm, eps)
-        for index, layer in enumerate(self._layers):
+        normed = ops.add_norm(x, None, None, self.layers[0].attention_pre_norm, eps)
+        for index, layer in enumerate(self.layers):
             mixed = self._attend(index, layer, normed, angles[architecture.layer_ropes[index]], plan, ops)
             if index == last and self.shard.is_last and len(rows) < len(x):
                 # Past the last layer's keys and values only the rows that are asked for matter.
@@ -89,30 +89,30 @@ class Decoder:
             output = link.sum(layer.output(mixed))
             normed = ops.add_norm(x, output, layer.attention_post_norm, layer.mlp_pre_norm, eps)
             gated = ops.gate(layer.gate_up(normed), architecture.activation)
-            next_norm = self._norm if index == last else self._layers[index + 1].attention_pre_norm
+            next_norm = self.norm if index == last else self.layers[index + 1].attention_pre_norm
             normed = ops.add_norm(x, link.sum(layer.down(gated)), layer.mlp_post_norm, next_norm, eps)
-        if self._head is None:
+        if self.head is None:
             link.send(x)
-        if self._head is None or not len(rows):
+        if self.head is None or not len(rows):
             return x.new_empty((0, architecture.vocab_size), dtype=torch.float32)
-        logits = self._head.wide(normed)
+        logits = self.head.wide(normed)
         cap = architecture.logits_softcap
         return link.gather(cap * torch.tanh(logits / cap) if cap else logits, self.shard.vocabulary_widths)
 
     def _enter(self, token_ids: Tensor) -> Tensor:
         """[num_tokens] -> [num_tokens, hidden_size], by embedding or from the stage before."""
-        if not self.shard.is_first or self._embedding is None:
+        if not self.shard.is_first or self.embedding is None:
             return self._link.receive((len(token_ids), self.architecture.hidden_size), self.dtype, self.device)
         vocabulary = self.shard.vocabulary
         if len(vocabulary) == self.architecture.vocab_size:
-            x = F.embedding(token_ids, self._embedding)
+            x = F.embedding(token_ids, self.embedding)
         else:
             own = token_ids - vocabulary.start
             elsewhere = (own < 0) | (own >= len(vocabulary))
-            x = F.embedding(own.masked_fill_(elsewhere, 0), self._embedding).masked_fill_(elsewhere[:, None], 0.0)
+            x = F.embedding(own.masked_fill_(elsewhere, 0), self.embedding).masked_fill_(elsewhere[:, None], 0.0)
             x = self._link.sum(x)
-        if self._embedding_scale != 1.0:
-            x *= self._embedding_scale
+        if self.embedding_scale != 1.0:
+            x *= self.embedding_scale
         return x
 
     def _attend(

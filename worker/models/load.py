@@ -120,6 +120,9 @@ def build_decoder(
     return Decoder(shard, dtype, device, embedding, layers, norm, head, max_model_tokens)
 
 
+GATE_UP = "mlp.gate_up_proj"
+
+
 class _Builder:
     """From a source to layers: fused, quantised where that is asked for, and packed."""
 
@@ -152,7 +155,7 @@ class _Builder:
                 parts = {fused: sum(parts.values())}
             forms = [self._source.matrix(prefix + name, (size, num_inputs)) for name, size in parts.items()]
             biases = [self._source.tensor(f"{prefix}{name}.bias", (size,)) for name, size in parts.items() if bias]
-            return self._linear(together(forms, self._dtype), torch.cat(biases) if biases else None)
+            return self._linear(together(forms, self._dtype), torch.cat(biases) if biases else None, fused == GATE_UP)
 
         def norm(name: str, size: int) -> Tensor | None:
             return self.norm(f"{prefix}{name}.weight", size) if name else None
@@ -163,9 +166,7 @@ class _Builder:
         return Layer(
             qkv=linear("self_attn.qkv_proj", attention, hidden, architecture.qkv_bias),
             output=linear("", {"self_attn.o_proj": hidden}, queries, architecture.output_bias),
-            gate_up=linear(
-                "mlp.gate_up_proj", {"mlp.gate_proj": inner, "mlp.up_proj": inner}, hidden, architecture.mlp_bias
-            ),
+            gate_up=linear(GATE_UP, {"mlp.gate_proj": inner, "mlp.up_proj": inner}, hidden, architecture.mlp_bias),
             down=linear("", {"mlp.down_proj": hidden}, inner, architecture.mlp_bias),
             attention_pre_norm=norm(architecture.attention_pre_norm, hidden),
             attention_post_norm=norm(architecture.attention_post_norm, hidden),
@@ -177,7 +178,7 @@ class _Builder:
             key_norm=norm("self_attn.k_norm" if has_qk_norm else "", keys if over_width else architecture.head_dim),
         )
 
-    def _linear(self, form: Form, bias: Tensor | None) -> Linear:
+    def _linear(self, form: Form, bias: Tensor | None, gated: bool = False) -> Linear:
         if self._quantization != "none":
             form = quantized(form, self._quantization)
-        return linear_of(form, bias, self._kernels)
+        return linear_of(form, bias, self._kernels, gated)

@@ -12,8 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from worker.native.build import BuildError, built
-from worker.native.library import Library, Step, packed_tiles
+from worker.native.library import Library, Step
 from worker.native.packed import filled_up, packed_int4, packed_int8
+from worker.native.whole import PackedMatrix
 
 log = logging.getLogger(__name__)
 
@@ -70,7 +71,7 @@ def _agrees(library: Library, dtype: torch.dtype, generator: torch.Generator) ->
 
     if library.has_tiles and dtype is torch.bfloat16:
         x, matrix, bias = random(37, 64), random(56, 64) / 8, random(56)
-        got = library.linear(x, packed_tiles(matrix), bias, 56, torch.float32)
+        got = library.linear(x, PackedMatrix(matrix, bias, gated=False), torch.float32)
         if not near(got, F.linear(x.float(), matrix.float(), bias.float())):
             return False
 

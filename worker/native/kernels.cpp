@@ -8,6 +8,7 @@
 #include "int8.h"
 #include "linear.h"
 #include "small.h"
+#include "whole.h"
 
 #define EACH_TYPE(call)      \
     if (is_bf16) {           \
@@ -23,23 +24,26 @@ extern "C" {
 // x += norm(delta, post) or delta; out = norm(x, pre). Any of delta, post and pre may be null.
 void penstock_add_norm(int is_bf16, void* x, const void* delta, const float* post, const float* pre, void* out,
                        int64_t rows, int64_t size, float eps, int threads) {
-    if (rows * size < 65536) threads = 1;
-    EACH_TYPE(add_norm((T*)x, (const T*)delta, post, pre, (T*)out, rows, size, eps, threads))
+    EACH_TYPE(each_row(rows, rows * size < 65536 ? 1 : threads, [&](int64_t row) {
+        const T* added = delta ? (const T*)delta + row * size : nullptr;
+        add_norm((T*)x + row * size, added, post, pre, (T*)out + row * size, size, eps);
+    }))
 }
 
 // Queries and keys of qkv [rows, stride], normed where there are weights, then turned, in place. head_dim is at most 1024.
-void penstock_turn(int is_bf16, void* qkv, int64_t rows, int64_t stride, int64_t num_heads, int64_t num_kv_heads,
-                   int64_t head_dim, int64_t rotary_dim, const float* cos, const float* sin, const float* query_norm,
-                   const float* key_norm, int over_width, float eps, int threads) {
-    if (rows * stride < 65536) threads = 1;
-    EACH_TYPE(turn((T*)qkv, rows, stride, num_heads, num_kv_heads, head_dim, rotary_dim, cos, sin, query_norm, key_norm,
-                   over_width, eps, threads))
+void penstock_turn(int is_bf16, const Turning* how, void* qkv, int64_t rows, int64_t stride, const float* cos,
+                   const float* sin, const float* query_norm, const float* key_norm, int threads) {
+    EACH_TYPE(each_row(rows, rows * stride < 65536 ? 1 : threads, [&](int64_t row) {
+        const int64_t angles = row * how->rotary_dim;
+        turn(*how, (T*)qkv + row * stride, cos + angles, sin + angles, query_norm, key_norm);
+    }))
 }
 
 // out [rows, size] = activation(gate_up[:, :size]) * gate_up[:, size:]
 void penstock_gate(int is_bf16, const void* gate_up, void* out, int64_t rows, int64_t size, int activation, int threads) {
-    if (rows * size < 32768) threads = 1;
-    EACH_TYPE(gate((const T*)gate_up, (T*)out, rows, size, activation, threads))
+    EACH_TYPE(each_row(rows, rows * size < 32768 ? 1 : threads, [&](int64_t row) {
+        gate((const T*)gate_up + row * 2 * size, (T*)out + row * size, size, activation);
+    }))
 }
 
 // Writes all rows' keys and values, then attends for the step's decodes and chunks. head_dim is a multiple of 16, at most 1024.
@@ -58,16 +62,26 @@ int penstock_has_tiles() {
 #endif
 }
 
-// y [rows, columns] = x [rows, size] times packed (see linear.h) + bias (or null), in bfloat16 or, of the same values, float32.
-void penstock_linear(int is_bf16, const void* x, const void* packed, const void* bias, void* y, int64_t rows, int64_t size,
-                     int64_t columns, int threads) {
 #if defined(HAVE_TILES)
-    Product product{(const bf16*)x, (const bf16*)packed, (const bf16*)bias, rows, size, columns, nullptr};
-    EACH_TYPE(linear<T>(product, (T*)y, threads))
-#else
-    (void)is_bf16, (void)x, (void)packed, (void)bias, (void)y, (void)rows, (void)size, (void)columns, (void)threads;
-#endif
+
+// y = x [rows, size] times the matrix (see linear.h): [rows, columns] bfloat16, the same values as float32, or, gated,
+// [rows, columns / 2].
+void penstock_linear(const void* x, int64_t rows, const Matrix* matrix, int result, int activation, void* y, int threads) {
+    linear({(const bf16*)x, nullptr, rows, *matrix, {y, Result(result), activation}}, threads);
 }
+
+// Bytes of memory that a step of so many tokens computes in.
+int64_t penstock_whole_bytes(const Network* network, int64_t num_tokens) {
+    return Activations(*network, num_tokens, nullptr).num_bytes;
+}
+
+// A step from token ids to logits; of attention's ``step``, slots and what is cut into tasks.
+void penstock_whole(const Network* network, const Step* step, const Pass* pass) {
+    Whole whole(*network, *step, *pass);
+    Team::run(step->threads, [&](Team& team) { whole.run(team); });
+}
+
+#endif
 
 // Whether ``penstock_linear_int8`` and ``penstock_linear_int4`` compute anything here.
 int penstock_has_int8() {

@@ -6,14 +6,17 @@ import ctypes
 from ctypes import c_float, c_int, c_int32, c_int64, c_void_p
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from worker.native.packed import PackedInt4, PackedInt8
+from worker.native.whole import Network, PackedMatrix, Pass, Turning
 
 MAX_HEAD_DIM = 1024
 ACTIVATIONS = {"silu": 0, "gelu": 1, "gelu_tanh": 2, "relu": 3}
 DTYPES = (torch.bfloat16, torch.float32)
+RESULTS = {torch.bfloat16: 0, torch.float32: 1}
+GATED = 2
+"""What a product is made into."""
 
 
 class Step(ctypes.Structure):
@@ -52,23 +55,31 @@ class Library:
         self._add_norm = loaded.penstock_add_norm
         self._add_norm.argtypes = (c_int, *(c_void_p,) * 5, c_int64, c_int64, c_float, c_int)
         self._turn = loaded.penstock_turn
-        self._turn.argtypes = (c_int, c_void_p, *(c_int64,) * 6, *(c_void_p,) * 4, c_int, c_float, c_int)
+        self._turn.argtypes = (c_int, c_void_p, c_void_p, c_int64, c_int64, *(c_void_p,) * 4, c_int)
         self._gate = loaded.penstock_gate
         self._gate.argtypes = (c_int, c_void_p, c_void_p, c_int64, c_int64, c_int, c_int)
         self._attend = loaded.penstock_attend
         self._attend.argtypes = (c_int, c_void_p, *(c_void_p,) * 5, c_int64, c_void_p)
-        self._linear = loaded.penstock_linear
-        self._linear.argtypes = (c_int, *(c_void_p,) * 4, c_int64, c_int64, c_int64, c_int)
         self._linear_int8 = loaded.penstock_linear_int8
         self._linear_int8.argtypes = (c_int, c_int, *(c_void_p,) * 5, c_int64, c_int64, c_int64, c_int)
         self._linear_int4 = loaded.penstock_linear_int4
         pointers = (c_void_p, c_void_p, c_float, c_void_p, c_void_p)
         self._linear_int4.argtypes = (c_int, c_int, *pointers, *(c_int64,) * 4, c_int)
-        linears = (self._linear, self._linear_int8, self._linear_int4)
+        linears = (self._linear_int8, self._linear_int4)
         for function in (self._add_norm, self._turn, self._gate, self._attend, *linears):
             function.restype = None
         self.has_tiles = bool(loaded.penstock_has_tiles())
-        """Whether ``linear`` computes anything here."""
+        """Whether there are ``linear``, ``gated`` and ``whole``."""
+        if self.has_tiles:
+            self._linear = loaded.penstock_linear
+            self._linear.argtypes = (c_void_p, c_int64, c_void_p, c_int, c_int, c_void_p, c_int)
+            self._linear.restype = None
+            self._whole = loaded.penstock_whole
+            self._whole.argtypes = (c_void_p,) * 3
+            self._whole.restype = None
+            self._whole_bytes = loaded.penstock_whole_bytes
+            self._whole_bytes.argtypes = (c_void_p, c_int64)
+            self._whole_bytes.restype = c_int64
         self.has_int8 = bool(loaded.penstock_has_int8())
         """Whether ``linear_int8`` and ``linear_int4`` do."""
 
@@ -103,21 +114,17 @@ class Library:
         eps: float,
     ) -> None:
         """Norms (where there are weights) and turns the queries and keys of qkv [rows, heads * head_dim] in place."""
+        how = Turning(num_heads, num_kv_heads, head_dim, cos.shape[1], over_width, eps)
         self._turn(
             qkv.dtype is torch.bfloat16,
+            ctypes.addressof(how),
             qkv.data_ptr(),
             qkv.shape[0],
             qkv.shape[1],
-            num_heads,
-            num_kv_heads,
-            head_dim,
-            cos.shape[1],
             cos.data_ptr(),
             sin.data_ptr(),
             None if query_norm is None else query_norm.data_ptr(),
             None if key_norm is None else key_norm.data_ptr(),
-            over_width,
-            eps,
             torch.get_num_threads(),
         )
 
@@ -136,25 +143,37 @@ class Library:
         )
         return out
 
-    def linear(self, x: Tensor, packed: Tensor, bias: Tensor | None, columns: int, dtype: torch.dtype) -> Tensor:
-        """x [rows, size] bfloat16 times a matrix [columns, size] that ``packed_tiles`` has packed -> [rows, columns].
+    def linear(self, x: Tensor, matrix: PackedMatrix, dtype: torch.dtype) -> Tensor:
+        """x [rows, size] bfloat16 times the matrix -> [rows, columns], bfloat16, or float32 for the same values."""
+        out = x.new_empty((x.shape[0], matrix.struct.columns), dtype=dtype)
+        self._multiply(x, matrix, RESULTS[dtype], 0, out)
+        return out
 
-        ``dtype`` bfloat16, or float32 for the same values.
-        """
-        rows, size = x.shape
-        out = x.new_empty((rows, columns), dtype=dtype)
+    def gated(self, x: Tensor, matrix: PackedMatrix, activation: str) -> Tensor:
+        """``gate`` of ``linear``, for a matrix that is gated -> [rows, columns / 2] bfloat16"""
+        assert matrix.gated
+        out = x.new_empty((x.shape[0], matrix.struct.columns // 2))
+        self._multiply(x, matrix, GATED, ACTIVATIONS[activation], out)
+        return out
+
+    def _multiply(self, x: Tensor, matrix: PackedMatrix, result: int, activation: int, out: Tensor) -> None:
         self._linear(
-            dtype is torch.bfloat16,
             x.data_ptr(),
-            packed.data_ptr(),
-            None if bias is None else bias.data_ptr(),
+            x.shape[0],
+            ctypes.addressof(matrix.struct),
+            result,
+            activation,
             out.data_ptr(),
-            rows,
-            size,
-            columns,
             torch.get_num_threads(),
         )
-        return out
+
+    def whole_bytes(self, network: Network, num_tokens: int) -> int:
+        """Of memory that ``whole`` computes so many tokens in."""
+        return int(self._whole_bytes(ctypes.addressof(network), num_tokens))
+
+    def whole(self, network: Network, step: Step, whole: Pass) -> None:
+        """A step from token ids to logits. Head_dim is a multiple of 32, and the gate-up matrices are gated."""
+        self._whole(ctypes.addressof(network), ctypes.addressof(step), ctypes.addressof(whole))
 
     def linear_int8(self, x: Tensor, packed: PackedInt8, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
         """x [rows, size] bfloat16 or float32, rounded to int8 row by row -> [rows, columns] in ``dtype``.
@@ -225,13 +244,3 @@ class Library:
             window,
             out.data_ptr(),
         )
-
-
-def packed_tiles(weight: Tensor) -> Tensor:
-    """weight [columns, size] bfloat16 -> [columns / 16, size / 32, 16, 16, 2], columns filled up to a multiple of 32.
-
-    The tiles of AMX: rows are pairs of inputs, columns outputs.
-    """
-    columns, size = weight.shape
-    filled = F.pad(weight, (0, 0, 0, -columns % 32))
-    return filled.view(-1, 16, size // 32, 16, 2).permute(0, 2, 3, 1, 4).contiguous()

@@ -16,27 +16,22 @@ float inverse_rms(const T* values, int64_t size, float eps) {
     return 1.0f / std::sqrt(sum_of(squares) / float(size) + eps);
 }
 
+// One row of ``size``: x += norm(delta, post) or delta; out = norm(x, pre). Any of delta, post and pre may be null.
 template <typename T>
-void add_norm(T* x, const T* delta, const float* post, const float* pre, T* out, int64_t rows, int64_t size, float eps,
-              int threads) {
-#pragma omp parallel for num_threads(threads) if (threads > 1)
-    for (int64_t row = 0; row < rows; ++row) {
-        T* here = x + row * size;
-        if (delta) {
-            const T* added = delta + row * size;
-            float scale = post ? inverse_rms(added, size, eps) : 1.0f;
-            sweep<T>(size, [&](auto place) {
-                Floats change = place.get_from(added);
-                if (post) change = change * scale * place.get_from_floats(post);
-                place.put_into(here, place.get_from(here) + change);
-            });
-        }
-        if (pre) {
-            float scale = inverse_rms(here, size, eps);
-            sweep<T>(size, [&](auto place) {
-                place.put_into(out + row * size, place.get_from(here) * scale * place.get_from_floats(pre));
-            });
-        }
+void add_norm(T* x, const T* delta, const float* post, const float* pre, T* out, int64_t size, float eps) {
+    if (delta) {
+        float scale = post ? inverse_rms(delta, size, eps) : 1.0f;
+        sweep<T>(size, [&](auto place) {
+            Floats change = place.get_from(delta);
+            if (post) change = change * scale * place.get_from_floats(post);
+            place.put_into(x, place.get_from(x) + change);
+        });
+    }
+    if (pre) {
+        float scale = inverse_rms(x, size, eps);
+        sweep<T>(size, [&](auto place) {
+            place.put_into(out, place.get_from(x) * scale * place.get_from_floats(pre));
+        });
     }
 }
 
@@ -57,28 +52,32 @@ void turn_head(T* head, int64_t head_dim, int64_t rotary_dim, const float* cos, 
     }
 }
 
+// How queries and keys are turned: the same in all layers but for the weights of their norms.
+struct Turning {
+    int64_t num_heads, num_kv_heads, head_dim, rotary_dim;
+    int32_t over_width;  // the norms are over all heads together
+    float eps;
+};
+
+// The heads of one row, queries and then keys.
 template <typename T>
-void turn(T* qkv, int64_t rows, int64_t stride, int64_t num_heads, int64_t num_kv_heads, int64_t head_dim,
-          int64_t rotary_dim, const float* cos, const float* sin, const float* query_norm, const float* key_norm,
-          int over_width, float eps, int threads) {
-#pragma omp parallel for num_threads(threads) if (threads > 1)
-    for (int64_t row = 0; row < rows; ++row) {
-        T* queries = qkv + row * stride;
-        T* keys = queries + num_heads * head_dim;
-        float query_scale = 0.0f, key_scale = 0.0f;
-        if (query_norm && over_width) {
-            query_scale = inverse_rms(queries, num_heads * head_dim, eps);
-            key_scale = inverse_rms(keys, num_kv_heads * head_dim, eps);
-        }
-        for (int64_t head = 0; head < num_heads + num_kv_heads; ++head) {
-            bool is_query = head < num_heads;
-            T* here = queries + head * head_dim;
-            const float* weight = is_query ? query_norm : key_norm;
-            float scale = is_query ? query_scale : key_scale;
-            if (weight && over_width) weight += (is_query ? head : head - num_heads) * head_dim;
-            if (weight && !over_width) scale = inverse_rms(here, head_dim, eps);
-            turn_head(here, head_dim, rotary_dim, cos + row * rotary_dim, sin + row * rotary_dim, weight, scale);
-        }
+void turn(const Turning& how, T* queries, const float* cos, const float* sin, const float* query_norm,
+          const float* key_norm) {
+    const int64_t num_heads = how.num_heads, head_dim = how.head_dim;
+    T* keys = queries + num_heads * head_dim;
+    float query_scale = 0.0f, key_scale = 0.0f;
+    if (query_norm && how.over_width) {
+        query_scale = inverse_rms(queries, num_heads * head_dim, how.eps);
+        key_scale = inverse_rms(keys, how.num_kv_heads * head_dim, how.eps);
+    }
+    for (int64_t head = 0; head < num_heads + how.num_kv_heads; ++head) {
+        bool is_query = head < num_heads;
+        T* here = queries + head * head_dim;
+        const float* weight = is_query ? query_norm : key_norm;
+        float scale = is_query ? query_scale : key_scale;
+        if (weight && how.over_width) weight += (is_query ? head : head - num_heads) * head_dim;
+        if (weight && !how.over_width) scale = inverse_rms(here, head_dim, how.eps);
+        turn_head(here, head_dim, how.rotary_dim, cos, sin, weight, scale);
     }
 }
 
@@ -98,16 +97,20 @@ inline Floats activate(Floats x, int activation) {
     }
 }
 
+// out [size] = activation(opened[:size]) * opened[size:]
 template <typename T>
-void gate(const T* gate_up, T* out, int64_t rows, int64_t size, int activation, int threads) {
+void gate(const T* opened, T* out, int64_t size, int activation) {
+    sweep<T>(size, [&](auto place) {
+        Floats up = place.get_from(opened + size);
+        place.put_into(out, activate(place.get_from(opened), activation) * up);
+    });
+}
+
+// body(row) for all rows, on so many threads.
+template <typename Body>
+void each_row(int64_t rows, int threads, const Body& body) {
 #pragma omp parallel for num_threads(threads) if (threads > 1)
-    for (int64_t row = 0; row < rows; ++row) {
-        const T* opened = gate_up + row * 2 * size;
-        sweep<T>(size, [&](auto place) {
-            Floats up = place.get_from(opened + size);
-            place.put_into(out + row * size, activate(place.get_from(opened), activation) * up);
-        });
-    }
+    for (int64_t row = 0; row < rows; ++row) body(row);
 }
 
 }  // namespace

@@ -19,10 +19,12 @@ from worker.triton import has_triton
 __all__ = ["Linear", "linear_of", "packs_bfloat16"]
 
 
-def linear_of(form: Form, bias: Tensor | None = None, kernels: Library | None = None) -> Linear:
-    """``bias`` [out] in the type of the activations; ``kernels``: what the matrix may be packed for."""
+def linear_of(form: Form, bias: Tensor | None = None, kernels: Library | None = None, gated: bool = False) -> Linear:
+    """``bias`` [out] in the type of the activations; ``kernels``: what the matrix may be packed for; ``gated``: its
+    lower half opens its upper half.
+    """
     if isinstance(form, Plain):
-        return PlainLinear(form.weight, bias, kernels)
+        return PlainLinear(form.weight, bias, kernels, gated)
     if isinstance(form, Int4 | Fp8) and has_triton(form.codes.device):
         from worker.models.linear.on_cuda import CudaFp8Linear, CudaInt4Linear
 

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from worker.native import Library, packed_tiles
+from worker.native import Library, PackedMatrix
 
 
 class PlainLinear:
@@ -20,19 +20,24 @@ class PlainLinear:
     repacks in every call.
     """
 
-    __slots__ = ("_bias", "_kernels", "_multiply", "_packed", "_weight", "in_features", "out_features")
+    __slots__ = ("_bias", "_kernels", "_multiply", "_packed", "_weight", "in_features", "out_features", "packed")
 
-    def __init__(self, weight: Tensor, bias: Tensor | None = None, kernels: Library | None = None) -> None:
+    def __init__(
+        self, weight: Tensor, bias: Tensor | None = None, kernels: Library | None = None, gated: bool = False
+    ) -> None:
+        """``gated``: see PackedMatrix."""
         self.out_features, self.in_features = weight.shape
         self._bias = bias
         self._weight: Tensor | None = weight
         self._packed: Tensor | None = None
         self._kernels: Library | None = None
+        self.packed: PackedMatrix | None = None
+        """For our own kernels."""
         if weight.device.type != "cpu" or weight.dtype is not torch.bfloat16:
             return
         if kernels is not None and kernels.has_tiles and self.in_features % 32 == 0:
             self._kernels = kernels
-            self._packed, self._weight = packed_tiles(weight), None
+            self.packed, self._weight = PackedMatrix(weight, bias, gated), None
         elif packs_bfloat16():
             operators: Any = torch.ops.mkldnn
             self._packed, self._weight = operators._reorder_linear_weight(weight), None
@@ -40,8 +45,8 @@ class PlainLinear:
 
     def __call__(self, x: Tensor) -> Tensor:
         """See Linear."""
-        if self._kernels is not None and self._packed is not None:
-            return self._kernels.linear(x, self._packed, self._bias, self.out_features, torch.bfloat16)
+        if self._kernels is not None and self.packed is not None:
+            return self._kernels.linear(x, self.packed, torch.bfloat16)
         if self._weight is not None:
             return F.linear(x, self._weight, self._bias)
         num_tokens = len(x)
@@ -53,8 +58,8 @@ class PlainLinear:
 
     def wide(self, x: Tensor) -> Tensor:
         """See Linear."""
-        if self._kernels is not None and self._packed is not None:
-            return self._kernels.linear(x, self._packed, self._bias, self.out_features, torch.float32)
+        if self._kernels is not None and self.packed is not None:
+            return self._kernels.linear(x, self.packed, torch.float32)
         return self(x).float()
 
 

@@ -1,0 +1,142 @@
+"""A decoder's whole step in one call of the compiled kernels, where they serve: nothing is left to dispatch in between.
+
+What it computes is what ``Decoder.forward`` computes operation by operation with the same kernels, to the bit.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import c_void_p
+
+import torch
+from torch import Tensor
+
+from worker.attention import NativePlan
+from worker.kv_cache import KVCache
+from worker.models.decoder import Decoder
+from worker.models.decoder import Layer as Weights
+from worker.models.linear import Linear
+from worker.models.linear.plain import PlainLinear
+from worker.native import ACTIVATIONS, Library, huge_empty
+from worker.native.whole import Layer, Matrix, Network, Pass, Turning
+
+HEAD_STEP = 32
+"""The kernels take heads by so many dimensions."""
+
+
+class Whole:
+    """One decoder over one pool; not safe for two threads."""
+
+    def __init__(self, decoder: Decoder, cache: KVCache, library: Library) -> None:
+        """Only where it ``serves``."""
+        architecture = decoder.architecture
+        self._decoder, self._library = decoder, library
+        self._layers = (Layer * architecture.num_layers)(
+            *(
+                _layer(weights, keys, values, window, rope)
+                for weights, keys, values, window, rope in zip(
+                    decoder.layers,
+                    cache.keys,
+                    cache.values,
+                    architecture.windows,
+                    architecture.layer_ropes,
+                    strict=True,
+                )
+            )
+        )
+        self._cache = cache
+        head = _matrix(decoder.head)
+        assert head is not None
+        assert decoder.embedding is not None
+        assert decoder.norm is not None
+        self._network = Network(
+            turning=Turning(
+                architecture.num_heads,
+                architecture.num_kv_heads,
+                architecture.head_dim,
+                architecture.ropes[0].rotary_dim,
+                architecture.qk_norm == "width",
+                architecture.norm_eps,
+            ),
+            num_layers=architecture.num_layers,
+            hidden_size=architecture.hidden_size,
+            layers=ctypes.addressof(self._layers),
+            embedding=decoder.embedding.data_ptr(),
+            embedding_scale=decoder.embedding_scale,
+            eps=architecture.norm_eps,
+            activation=ACTIVATIONS[architecture.activation],
+            norm=decoder.norm.data_ptr(),
+            head=head,
+        )
+        self._memory = torch.empty(0, dtype=torch.uint8)
+
+    @staticmethod
+    def serves(decoder: Decoder, library: Library) -> bool:
+        """Whether every matrix is packed for the kernels, and the kernels know everything else in between."""
+        architecture = decoder.architecture
+        linears: list[Linear | None] = [decoder.head]
+        for layer in decoder.layers:
+            linears += (layer.qkv, layer.output, layer.gate_up, layer.down)
+        return (
+            library.has_tiles
+            and decoder.shard.layout.num_ranks == 1
+            and architecture.head_dim % HEAD_STEP == 0
+            and all(_matrix(linear) is not None for linear in linears)
+            and all(_is_gated(layer.gate_up) for layer in decoder.layers)
+            and len({rope.rotary_dim for rope in architecture.ropes}) == 1
+        )
+
+    @torch.inference_mode()
+    def forward(self, token_ids: Tensor, positions: Tensor, rows: Tensor, plan: NativePlan) -> Tensor:
+        """See Decoder.forward. ``rows`` ascend."""
+        architecture = self._decoder.architecture
+        angles = [rotary.at(positions) for rotary in self._decoder.rotaries]
+        pointers = c_void_p * len(angles)
+        cosines = pointers(*(cos.data_ptr() for cos, _ in angles))
+        sines = pointers(*(sin.data_ptr() for _, sin in angles))
+        logits = torch.empty((len(rows), architecture.vocab_size), dtype=torch.float32)
+        num_bytes = self._library.whole_bytes(self._network, len(token_ids))
+        if len(self._memory) < num_bytes:
+            self._memory = huge_empty((num_bytes,), torch.uint8)
+        whole = Pass(
+            token_ids=token_ids.data_ptr(),
+            rows=rows.data_ptr(),
+            num_logits=len(rows),
+            cosines=ctypes.addressof(cosines),
+            sines=ctypes.addressof(sines),
+            logits=logits.data_ptr(),
+            memory=self._memory.data_ptr(),
+        )
+        self._library.whole(self._network, plan.step, whole)
+        cap = architecture.logits_softcap
+        return cap * torch.tanh(logits / cap) if cap else logits
+
+
+def _matrix(linear: Linear | None) -> Matrix | None:
+    return linear.packed.struct if isinstance(linear, PlainLinear) and linear.packed is not None else None
+
+
+def _is_gated(linear: Linear) -> bool:
+    return isinstance(linear, PlainLinear) and linear.packed is not None and linear.packed.gated
+
+
+def _layer(weights: Weights, keys: Tensor, values: Tensor, window: int, rope: int) -> Layer:
+    def pointer(tensor: Tensor | None) -> int | None:
+        return None if tensor is None else tensor.data_ptr()
+
+    return Layer(
+        qkv=_matrix(weights.qkv),
+        output=_matrix(weights.output),
+        gate_up=_matrix(weights.gate_up),
+        down=_matrix(weights.down),
+        attention_pre_norm=pointer(weights.attention_pre_norm),
+        attention_post_norm=pointer(weights.attention_post_norm),
+        mlp_pre_norm=pointer(weights.mlp_pre_norm),
+        mlp_post_norm=pointer(weights.mlp_post_norm),
+        query_norm=pointer(weights.query_norm),
+        key_norm=pointer(weights.key_norm),
+        keys=keys.data_ptr(),
+        values=values.data_ptr(),
+        window=window,
+        rope=rope,
+    )

@@ -1,0 +1,171 @@
+// A whole step of a decoder whose matrices are packed bfloat16: from the tokens' embeddings to logits, by one team.
+//
+// The same arithmetic as the operations one by one, in the same order, rounded at the same places.
+
+#pragma once
+
+#include "attend.h"
+#include "linear.h"
+
+#if defined(HAVE_TILES)
+
+#include <deque>
+
+namespace {
+
+// Norms that a family does not have are null.
+struct Layer {
+    Matrix qkv, output, gate_up, down;
+    const float *attention_pre_norm, *attention_post_norm, *mlp_pre_norm, *mlp_post_norm, *query_norm, *key_norm;
+    bf16 *keys, *values;  // of the pool
+    int64_t window;
+    int64_t rope;  // which of the step's angles
+};
+
+struct Network {
+    Turning turning;
+    int64_t num_layers, hidden_size;
+    const Layer* layers;
+    const bf16* embedding;  // [vocab_size, hidden_size]
+    float embedding_scale, eps;
+    int64_t activation;
+    const float* norm;
+    Matrix head;
+};
+
+// What one step brings, and where it may compute.
+struct Pass {
+    const int64_t* token_ids;  // [num_tokens]
+    const int64_t* rows;       // [num_logits], ascending: the rows whose logits are wanted
+    int64_t num_logits;
+    const float* const* cosines;  // for each rope [num_tokens, rotary_dim]
+    const float* const* sines;
+    float* logits;  // [num_logits, vocab_size]
+    void* memory;   // ``whole_bytes`` of it
+};
+
+// [rows, size] each; after the last row there is room for what fills a tile, whatever it holds.
+struct Activations {
+    bf16 *x, *normed, *delta, *qkv, *mixed, *gated;
+    int64_t num_bytes;
+
+    Activations(const Network& network, int64_t rows, void* memory) {
+        const Layer& layer = network.layers[0];
+        char *begin = (char*)(((uintptr_t)memory + 63) & ~uintptr_t(63)), *at = begin;
+        auto take = [&](int64_t size) {
+            bf16* taken = (bf16*)at;
+            at += ((rows + TILE - 1) / TILE * TILE * size * sizeof(bf16) + 63) / 64 * 64;
+            return taken;
+        };
+        x = take(network.hidden_size), normed = take(network.hidden_size), delta = take(network.hidden_size);
+        qkv = take(layer.qkv.columns), mixed = take(layer.output.size), gated = take(layer.down.size);
+        num_bytes = at - begin + 64;
+    }
+};
+
+class Whole {
+    const Network& network_;
+    const Step& step_;
+    const Pass& pass_;
+    Activations own_;
+    std::deque<Cut<bf16, PairForm>> cuts_;
+
+  public:
+    Whole(const Network& network, const Step& step, const Pass& pass)
+        : network_(network), step_(step), pass_(pass), own_(network, step.num_tokens, pass.memory) {
+        for (int64_t index = 0; index < network.num_layers; ++index) {
+            if (!cut_of(network.layers[index].window)) cuts_.emplace_back(step, network.layers[index].window);
+        }
+    }
+
+    // Every thread of the team calls it.
+    void run(Team& team) {
+        Tiles session(true);
+        int64_t rows = step_.num_tokens;
+        each_row(team, rows, [&](int64_t row) {
+            embed(row);
+            norm(row, nullptr, nullptr, network_.layers[0].attention_pre_norm);
+        });
+        for (int64_t index = 0; index < network_.num_layers; ++index) {
+            const Layer& layer = network_.layers[index];
+            const bool is_last = index + 1 == network_.num_layers;
+            const float* next_norm = is_last ? network_.norm : network_.layers[index + 1].attention_pre_norm;
+            attend(team, layer, rows);
+            if (is_last && pass_.num_logits < rows) {
+                // Past the last layer's keys and values only the rows that are asked for matter.
+                rows = pass_.num_logits;
+                if (!rows) return;
+                if (team.is_first()) keep(layer.output.size);
+                team.wait();
+            }
+            multiply(team, own_.mixed, rows, layer.output, {own_.delta, ROUNDED, 0});
+            each_row(team, rows, [&](int64_t row) {
+                norm(row, own_.delta, layer.attention_post_norm, layer.mlp_pre_norm);
+            });
+            multiply(team, layer.mlp_pre_norm ? own_.normed : own_.x, rows, layer.gate_up,
+                     {own_.gated, GATED, int(network_.activation)});
+            multiply(team, own_.gated, rows, layer.down, {own_.delta, ROUNDED, 0});
+            each_row(team, rows, [&](int64_t row) { norm(row, own_.delta, layer.mlp_post_norm, next_norm); });
+        }
+        multiply(team, own_.normed, rows, network_.head, {pass_.logits, WIDE, 0});
+    }
+
+  private:
+    Cut<bf16, PairForm>* cut_of(int64_t window) {
+        for (Cut<bf16, PairForm>& cut : cuts_) {
+            if (cut.window == window) return &cut;
+        }
+        return nullptr;
+    }
+
+    template <typename Body>
+    static void each_row(Team& team, int64_t rows, const Body& body) {
+        team.each(rows, std::clamp<int64_t>(rows / (4 * team.size()), 1, TILE), body);
+    }
+
+    static void multiply(Team& team, const bf16* x, int64_t rows, const Matrix& matrix, Output output) {
+        Product{x, nullptr, rows, matrix, output}.run(team);
+    }
+
+    void embed(int64_t row) const {
+        const int64_t size = network_.hidden_size;
+        bf16* x = own_.x + row * size;
+        std::memcpy(x, network_.embedding + pass_.token_ids[row] * size, size * sizeof(bf16));
+        if (network_.embedding_scale == 1.0f) return;
+        sweep<bf16>(size, [&](auto place) { place.put_into(x, place.get_from(x) * network_.embedding_scale); });
+    }
+
+    void norm(int64_t row, const bf16* delta, const float* post, const float* pre) const {
+        const int64_t size = network_.hidden_size, at = row * size;
+        add_norm(own_.x + at, delta ? delta + at : nullptr, post, pre, own_.normed + at, size, network_.eps);
+    }
+
+    void attend(Team& team, const Layer& layer, int64_t rows) {
+        const Turning& turning = network_.turning;
+        const int64_t stride = layer.qkv.columns, head_dim = turning.head_dim;
+        multiply(team, layer.attention_pre_norm ? own_.normed : own_.x, rows, layer.qkv, {own_.qkv, ROUNDED, 0});
+        const bf16* keys = own_.qkv + turning.num_heads * head_dim;
+        Attention<bf16, PairForm> attention(step_, *cut_of(layer.window), own_.qkv, keys,
+                                            keys + turning.num_kv_heads * head_dim, layer.keys, layer.values, own_.mixed);
+        each_row(team, rows, [&](int64_t row) {
+            const float *cosines = pass_.cosines[layer.rope], *sines = pass_.sines[layer.rope];
+            const int64_t angles = row * turning.rotary_dim;
+            turn(turning, own_.qkv + row * stride, cosines + angles, sines + angles, layer.query_norm, layer.key_norm);
+            attention.write(row);
+        });
+        attention.run(team);
+    }
+
+    // Of x and what was attended to. The rows ascend, so none is overwritten before it has moved.
+    void keep(int64_t mixed_size) const {
+        for (int64_t place = 0; place < pass_.num_logits; ++place) {
+            const int64_t row = pass_.rows[place], size = network_.hidden_size;
+            std::memmove(own_.x + place * size, own_.x + row * size, size * sizeof(bf16));
+            std::memmove(own_.mixed + place * mixed_size, own_.mixed + row * mixed_size, mixed_size * sizeof(bf16));
+        }
+    }
+};
+
+}  // namespace
+
+#endif
