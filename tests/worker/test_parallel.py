@@ -43,11 +43,13 @@ spans = st.lists(
 )
 
 
+@settings(deadline=None)
 @given(copies=st.lists(st.tuples(st.integers(0, 1 << 30), st.integers(0, 1 << 30)), max_size=4), plan=spans)
 def test_a_plan_arrives_as_it_was_sent(copies, plan):
     assert decoded(encoded(copies, plan)) == (copies, plan)
 
 
+@settings(deadline=None)
 @given(plan=spans, most=st.integers(1, 5), least_tokens=st.integers(1, 30))
 def test_parts_hold_the_same_tokens_in_the_same_order_and_ask_for_the_same_logits(plan, most, least_tokens):
     def rows(pieces):

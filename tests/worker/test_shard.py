@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from dataclasses import fields
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.worker import tiny
@@ -44,6 +45,7 @@ def architecture(**changes: object) -> Architecture:
 layouts = st.builds(Layout, st.sampled_from((1, 2, 4, 8)), st.integers(1, 5))
 
 
+@settings(deadline=None)
 @given(size=st.integers(1, 5000), data=st.data())
 def test_a_width_is_cut_into_parts_of_nearly_equal_length(size, data):
     num_parts = data.draw(st.integers(1, min(size, 16)))
@@ -54,6 +56,7 @@ def test_a_width_is_cut_into_parts_of_nearly_equal_length(size, data):
     assert max(lengths) - min(lengths) <= max(1, size // num_parts // 4)
 
 
+@settings(deadline=None)
 @given(sizes=st.lists(st.integers(0, 50), min_size=1, max_size=9), data=st.data())
 def test_no_other_stages_have_a_smaller_largest_one(sizes, data):
     num_stages = data.draw(st.integers(1, len(sizes)))
@@ -72,6 +75,7 @@ def test_no_other_stages_have_a_smaller_largest_one(sizes, data):
     assert largest(found) == min(largest(way) for way in all_ways())
 
 
+@settings(deadline=None)
 @given(layout=layouts)
 def test_ranks_and_stages_name_each_other(layout):
     by_stage = [list(layout.ranks(stage)) for stage in range(layout.pipeline)]
@@ -100,6 +104,7 @@ class Whole(PlainSource):
         return tensor
 
 
+@settings(deadline=None)
 @given(
     layout=layouts,
     num_kv_heads=st.sampled_from((1, 2, 4, 8)),
@@ -176,6 +181,11 @@ def test_only_one_rank_adds_a_bias_after_the_sum():
             assert bias.tolist() == [float(rank == 0 or name == "mlp.up_proj")] * size
 
 
+def tensors_of(form: Form) -> list[torch.Tensor]:
+    parts = [getattr(form, field.name) for field in fields(form)]
+    return [part for part in parts if isinstance(part, torch.Tensor)]
+
+
 class Quantised(PlainSource):
     """Stored quantised, as an importer would hand it out."""
 
@@ -197,6 +207,7 @@ def test_a_quantised_matrix_is_cut_as_it_is_stored(kind):
     whole = source.matrix("layers.0.mlp.down_proj", (64, 256))
     assert torch.equal(inner.dense(torch.float32), whole.dense(torch.float32)[:, 128:])
     assert isinstance(inner, Int8) == (kind == "int8")
+    assert all(tensor.untyped_storage().nbytes() == tensor.nbytes for tensor in tensors_of(inner))
     gates = ShardSource(source, Shard.of(model, Layout(2), 1)).matrix("layers.0.mlp.gate_up_proj", (256, 64))
     rows = source.matrix("layers.0.mlp.gate_up_proj", (512, 64)).dense(torch.float32)
     assert torch.equal(gates.dense(torch.float32), torch.cat((rows[128:256], rows[384:])))

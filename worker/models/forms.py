@@ -7,7 +7,8 @@ and shared out among ranks before anything is repacked for a kernel.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -160,6 +161,15 @@ class Fp8:
 
 
 Form = Plain | Int8 | Int4 | Fp8
+
+
+def alone(form: Form) -> Form:
+    """The same with memory of its own: a cut form keeps alive all that it was cut from."""
+    parts: dict[str, Any] = {field.name: getattr(form, field.name) for field in fields(form)}
+    for name, part in parts.items():
+        if isinstance(part, Tensor) and part.untyped_storage().nbytes() > part.nbytes:
+            parts[name] = part.clone(memory_format=torch.contiguous_format)
+    return type(form)(**parts)
 
 
 def joined(parts: Sequence[Form]) -> Form | None:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from worker.models.architecture import Architecture
 from worker.models.errors import ModelError
-from worker.models.forms import Form, joined
+from worker.models.forms import Form, alone, joined
 
 LARGEST_UNIT = 128
 """Widths are cut at multiples of this, which no kernel's tile and no group of four-bit codes is larger than."""
@@ -60,10 +60,13 @@ class Part:
         return below if self.columns is None else below[:, self.columns.start : self.columns.stop].contiguous()
 
     def of_form(self, whole: Form) -> Form:
-        """For matrices that are stored quantised. Raises ValueError where a group of codes would be cut."""
+        """For matrices that are stored quantised; what is in no part is not kept. Raises ValueError where a group of
+        codes would be cut.
+        """
         below = joined([whole.rows(rows.start, rows.stop) for rows in self.rows])
         assert below is not None
-        return below if self.columns is None else below.columns(self.columns.start, self.columns.stop)
+        part = below if self.columns is None else below.columns(self.columns.start, self.columns.stop)
+        return alone(part)
 
 
 @dataclass(frozen=True, slots=True)

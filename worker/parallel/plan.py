@@ -16,7 +16,7 @@ Copy = tuple[int, int]
 
 LEAST_PART_TOKENS = 256
 """With fewer, a stage would rather read its weights once: about so many tokens cost as much in multiplying as in
-reading, on an accelerator; fewer on a CPU. Not measured yet."""
+reading. Two parts of 256 pay on a CPU (benchmarks/ranks.md); not measured on CUDA yet."""
 
 _FIELDS = 4
 

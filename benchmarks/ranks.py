@@ -1,0 +1,87 @@
+"""One model on one rank and on two, in the same run: `python -m benchmarks.ranks [SHAPE]`.
+
+Prints medians in ms: a whole prompt in one step, and a step of decodes. Each of two ranks has one thread, so together
+they have the cores that one rank has with two threads.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from worker.process import prepare
+
+prepare()
+
+from policies.settings import Engine, WorkerSettings  # noqa: E402
+from worker.bench.checkpoint import write  # noqa: E402
+from worker.inputs import Span  # noqa: E402
+from worker.parallel.runner import ParallelRunner  # noqa: E402
+from worker.runner import Runner, set_num_threads  # noqa: E402
+
+PROMPTS = (256, 512, 1024, 2048)
+BATCHES = (1, 8)
+LAYOUTS = ((2, 1), (1, 2))
+CONTEXT = 100
+BLOCKS = CONTEXT // Engine().block_size + 1
+
+
+def median_ms(work: Callable[[], object], num_rounds: int) -> float:
+    """After one that nobody counts."""
+    work()
+    seconds = []
+    for _ in range(num_rounds):
+        started_at = time.perf_counter()
+        work()
+        seconds.append(time.perf_counter() - started_at)
+    return 1e3 * statistics.median(seconds)
+
+
+def line(name: str, runner: Runner | ParallelRunner) -> str:
+    chance = random.Random(0)
+    figures = []
+    for length in PROMPTS:
+        token_ids = [chance.randrange(runner.vocab_size) for _ in range(length)]
+        prompt = [Span(token_ids, 0, list(range(-(-length // runner.block_size))), 1)]
+        figures.append(median_ms(lambda prompt=prompt: runner.forward(prompt), 3))
+    for count in BATCHES:
+        blocks = [list(range(BLOCKS * place, BLOCKS * (place + 1))) for place in range(count)]
+        decodes = [Span([5], CONTEXT, block_ids, 1) for block_ids in blocks]
+        figures.append(median_ms(lambda decodes=decodes: runner.forward(decodes), 12))
+    return f"{name:24}" + "".join(f"{figure:9.1f}" for figure in figures)
+
+
+def main() -> None:
+    shape = sys.argv[1] if len(sys.argv) > 1 else "M"
+    heads = [f"{length} in" for length in PROMPTS] + [f"{count} out" for count in BATCHES]
+    with tempfile.TemporaryDirectory() as directory:
+        write(shape, Path(directory))
+        print(f"{shape + ', ms':24}" + "".join(f"{head:>9}" for head in heads))
+
+        def engine(tensor: int, pipeline: int, num_threads: int) -> Engine:
+            return Engine(
+                device="cpu",
+                num_threads=num_threads,
+                max_kv_bytes=256 << 20,
+                max_model_tokens=max(PROMPTS),
+                tensor_parallel=tensor,
+                pipeline_parallel=pipeline,
+            )
+
+        for num_threads in (1, 2):
+            print(line(f"one rank, threads: {num_threads}", Runner.load(directory, engine(1, 1, num_threads))))
+        for tensor, pipeline in LAYOUTS:
+            one_thread = engine(tensor, pipeline, 1)
+            set_num_threads(one_thread)
+            runner = ParallelRunner.load(WorkerSettings("bench", shape, directory, "", engine=one_thread), sys.exit)
+            print(line(f"tensor {tensor}, pipeline {pipeline}", runner))
+            runner.close()
+
+
+if __name__ == "__main__":
+    main()
