@@ -89,7 +89,7 @@ def plan(
     if waiting and (room.is_closed or not room.may_fit(waiting[0].place)):
         waiting = ()
     if prefills or waiting:
-        pace.begin([running[index] for index in decodes], len(prefills) + len(waiting))
+        pace.begin(running, decodes, due, len(prefills) + len(waiting))
         candidates = in_turn(prefills, waiting, turns, pace.token_s)
         chunks = _prompts(candidates, running, claim, room, pace, admitted, overtaken)
         if admitted:

@@ -2,9 +2,10 @@
 
 The fitted costs (policies/costs.py) say what a step of the answers alone takes. Beside them prompts get as much as
 ``max_slowdown`` leaves, so that streams are smooth where nothing was promised and where promises are loose; less, where
-the tightest promise among the answers would be broken; and more, up to just that promise, when a first token would
-otherwise come too late. Where even the answers alone would take longer than the more important of them were promised,
-the less important pause for as long as their own promise allows: each still writes its tokens in time.
+the tightest promise among the answers would be broken; and more, when a first token would otherwise come too late: then
+an answer that is ahead of what it was promised, a mean over its tokens, waits for it. Where even the answers alone
+would take longer than the more important of them were promised, the less important pause for as long as their own
+promise allows: each still writes its tokens in time.
 """
 
 from __future__ import annotations
@@ -21,7 +22,11 @@ MIN_CHUNK = 16
 BURST_WEIGHT = 8
 """Of several who wait for a first token, each but the first counts as much as so many who wait for their next one."""
 MARGIN = 0.9
-"""Of a promised gap: steps are planned to take no longer, since they sometimes take longer than predicted."""
+"""Of a promised gap: who may pause does where a step would take longer, since some take longer than predicted."""
+RESERVE = 0.25
+"""Of a promised gap, what an answer is to stay ahead of the latest instants at which its tokens may come."""
+MAX_STRETCH = 3
+"""So many promised gaps one may take in which a first token is in danger, if the answer was that far ahead."""
 LEAST = 0.25
 """Of the time that the answers take, what prompts may have in any case: where a promise leaves less, keeping it to the
 letter would keep everybody else from ever beginning."""
@@ -101,8 +106,10 @@ class Pace:
                 own_s = claim.tpot_s
         return limits_s
 
-    def begin(self, decodes: Sequence[Claim], num_prompts: int) -> None:
-        """These have their tokens in this step, and so many prompts wait for some."""
+    def begin(
+        self, running: Sequence[Claim], decodes: Sequence[int], token_due_at: Callable[[int], float], num_prompts: int
+    ) -> None:
+        """``decodes`` have their tokens in this step, and so many prompts wait for some."""
         limits, num_decodes = self._limits, len(decodes)
         self._num_tokens = max(0, limits.max_step_tokens - num_decodes)
         if num_decodes:
@@ -113,16 +120,26 @@ class Pace:
         if not num_decodes:
             return
         step, _, decode, context, *_ = self._weights
-        self._alone_s = step + decode * num_decodes + context * sum([claim.start + 1 for claim in decodes])
-        promises = [claim.tpot_s for claim in decodes if claim.tpot_s is not None]
-        if promises:
-            self._most_s = min(self._most_s, max(LEAST * self._alone_s, MARGIN * min(promises) - self._alone_s))
-        self._usual_s = self._most_s
+        num_context_tokens = num_decodes + sum([running[index].start for index in decodes])
+        alone_s = self._alone_s = step + decode * num_decodes + context * num_context_tokens
+        smooth_s = latest_s = math.inf
+        is_promised = True
+        for index in decodes:
+            tpot_s = running[index].tpot_s
+            if tpot_s is None or not running[index].has_output:
+                is_promised = is_promised and tpot_s is not None
+                continue
+            left_s = token_due_at(index) - self.now - RESERVE * tpot_s
+            smooth_s = min(smooth_s, tpot_s, left_s)
+            latest_s = min(latest_s, MAX_STRETCH * tpot_s, left_s)
+        least_s = LEAST * alone_s
+        self._most_s = min(self._most_s, max(least_s, latest_s - alone_s))
+        self._usual_s = min(self._most_s, max(least_s, smooth_s - alone_s))
         if limits.max_slowdown:
             # One prompt keeps to its share; sparing a few streams from a burst of prompts would make the many wait.
             patience = max(1.0, BURST_WEIGHT * (num_prompts - 1) / num_decodes)
-            self._usual_s = min(self._most_s, self._alone_s * (limits.max_slowdown - 1.0) * patience)
-            if len(promises) < num_decodes:
+            self._usual_s = min(self._usual_s, alone_s * (limits.max_slowdown - 1.0) * patience)
+            if not is_promised:
                 self._most_s = self._usual_s
 
     def chunk(self, claim: Claim) -> int:

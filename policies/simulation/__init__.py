@@ -289,6 +289,9 @@ class _Run:
         cost = self._meter.close(job.ticket, usage, self._now, round(1e6 * sequence.engine_s))
         self._num_open -= 1
         self._ended_at = self._now
+        terms = self._trial.classes[job.order.sla_class]
+        ttft_ms = 1e3 * (sequence.first_token_at - job.at)
+        tpot_ms = 1e3 * (self._now - sequence.first_token_at) / max(1, num_written - 1)
         for tally in self._tallies.of(arrival.tenant, job.order.sla_class):
             tally.num_prompt_tokens += usage.num_prompt_tokens
             tally.num_cached_tokens += usage.num_cached_tokens
@@ -296,10 +299,11 @@ class _Run:
             tally.engine_s += sequence.engine_s
             tally.cost_micros += cost
             tally.num_cut += job.was_cut
-            tally.ttfts_ms.append(1e3 * (sequence.first_token_at - job.at))
+            tally.ttfts_ms.append(ttft_ms)
             tally.errors_ms.append(1e3 * (job.predicted_ttft_s + job.at - sequence.first_token_at))
             if num_written > 1:
-                tally.tpots_ms.append(1e3 * (self._now - sequence.first_token_at) / (num_written - 1))
+                tally.tpots_ms.append(tpot_ms)
+            tally.num_kept += ttft_ms <= terms.ttft_ms and tpot_ms <= terms.tpot_ms
 
     # Both
 

@@ -27,6 +27,8 @@ class Tally:
         self.errors_ms: list[float] = []
         """Predicted less real time to the first token."""
         self.longest_wait_s = 0.0
+        self.num_kept = 0
+        """Requests whose first token and whose further ones came in time."""
 
     def refuse(self, reason: Reason) -> None:
         self.refused[reason] = self.refused.get(reason, 0) + 1
@@ -91,6 +93,7 @@ class Tallies:
             ttft_bias_ms=sum(tally.errors_ms) / len(tally.errors_ms) if tally.errors_ms else 0.0,
             ttft_attainment=attainment(tally.ttfts_ms, terms.ttft_ms),
             tpot_attainment=attainment(tally.tpots_ms, terms.tpot_ms),
+            num_kept=tally.num_kept,
             num_tokens_while_waiting=self._own[name],
             share_while_waiting=self._own[name] / self._all[name] if self._all[name] else 1.0,
             longest_gap_tokens=round(worst.longest),

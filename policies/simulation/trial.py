@@ -143,6 +143,8 @@ class ClassPart(Part, frozen=True, kw_only=True):
     ttft_attainment: float
     """Share of its computed requests whose first token came within the class's ``ttft_ms``; 1 when there were none."""
     tpot_attainment: float
+    num_kept: int
+    """Computed requests of which both the first token and the further ones came in time."""
     num_tokens_while_waiting: int
     """Prompt and completion tokens given to the class while it had requests waiting."""
     share_while_waiting: float

@@ -22,25 +22,28 @@ def test_prompts_may_take_as_long_as_the_streams_beside_them():
 def test_a_tight_promise_makes_chunks_shorter_and_a_loose_one_leaves_them_as_they_are():
     costs = a_machine_that_takes(decode_s=1e-3, token_s=1e-5)
 
-    def chunk(*promises):
+    def chunk(*promises, due=99.0):
         streams = [decoding(arrival, tpot_s=tpot_s) for arrival, tpot_s in enumerate(promises)]
-        return chunk_of(plan([*streams, prefilling(99, 5000)], [], 10, PACED, costs), 99)
+        return chunk_of(plan([*streams, prefilling(99, 5000)], [], 10, PACED, costs, due=due), 99)
 
     assert chunk(None, None) == chunk(1.0, None) == chunk(1.0, 1.0)
-    assert 55 <= chunk(1.0, 3e-3) <= 65  # 2.1 of 2.7 ms are the streams'
+    assert 80 <= chunk(1.0, 3e-3) <= 95  # 2.1 of 3 ms are the streams'
+    assert 50 <= chunk(1.0, 3e-3, due=[99.0, 3.4e-3, 99.0]) <= 60  # one that is hardly ahead is to catch up
     assert 45 <= chunk(1e-3, 1.0) <= 55  # what is broken in any case does not keep prompts from arriving
 
 
-def test_a_first_token_in_danger_may_have_all_that_the_streams_promises_leave():
+def test_a_first_token_in_danger_may_have_all_that_the_streams_are_ahead_of_their_promises():
     costs = a_machine_that_takes(decode_s=1e-3, token_s=1e-5)
-    streams = [decoding(1, tpot_s=0.02), decoding(2, tpot_s=0.02)]
+    streams = [decoding(1, tpot_s=0.01), decoding(2, tpot_s=0.01)]
 
-    def chunk(due_at, running=streams):
+    def chunk(due_at, running=streams, token_due_at=99.0):
         prompt = prefilling(3, 5000, due_at=due_at, ttft_s=1.0)
-        return chunk_of(plan([*running, prompt], [], 10, PACED, costs, now=10.0), 3)
+        due = [token_due_at] * 3
+        return chunk_of(plan([*running, prompt], [], 10, PACED, costs, due=due, now=10.0), 3)
 
     assert chunk(11.0) < 230  # 50 ms of work at half of each step
-    assert 1500 <= chunk(10.07) <= 1600  # 18 ms of steps, 2.1 of them for the streams
+    assert chunk(10.07) == 2046  # three gaps of 10 ms would do for more
+    assert 500 <= chunk(10.07, token_due_at=10.01) <= 550  # 7.5 ms of steps, 2.1 of them for the streams
     assert chunk(10.07, [decoding(1), streams[1]]) < 230  # where nothing is promised streams stay smooth
 
 
@@ -50,13 +53,13 @@ def test_a_burst_of_prompts_gets_the_longer_share_beside_few_streams_but_breaks_
     def num_tokens(num_decodes, num_waiting, **promise):
         running = [*(decoding(arrival, **promise) for arrival in range(num_decodes)), prefilling(98, 5000)]
         waiting = [newcomer(99 + number, 5000, blocks=999) for number in range(num_waiting)]
-        return chunk_of(plan(running, waiting, 10, PACED, costs), 98)
+        return chunk_of(plan(running, waiting, 10, PACED, costs, due=99.0), 98)
 
     assert num_tokens(1, 0) < 20
     assert 75 <= num_tokens(8, 0) <= 85
     assert 75 <= num_tokens(8, 1) <= 85
     assert 230 <= num_tokens(8, 3) <= 250
-    assert 95 <= num_tokens(8, 3, tpot_s=0.02) <= 105
+    assert 110 <= num_tokens(8, 3, tpot_s=0.02) <= 125
 
 
 def test_the_farther_into_a_prompt_the_shorter_its_chunks():
@@ -129,7 +132,7 @@ def test_others_are_put_aside_only_where_it_saves_a_promise(due_at, lets_in):
     costs = a_machine_that_takes(decode_s=1e-3, token_s=1e-4)
     running = [decoding(1, priority=1, tpot_s=1.0), decoding(2, priority=1, tpot_s=1.0)]
     urgent = newcomer(3, 1000, due_at=due_at, ttft_s=1.0)  # 100 ms of work
-    made = plan(running, [urgent], 50, FULL, costs, now=10.0)
+    made = plan(running, [urgent], 50, FULL, costs, due=99.0, now=10.0)
     assert (made.admitted, made.paused) == (([3], [2]) if lets_in else ([], []))
 
 
@@ -146,7 +149,7 @@ def test_one_of_the_same_class_gives_way_only_before_it_writes_and_if_it_can_spa
 
     def admitted(**other):
         last = prefilling(2, 1000, ttft_s=5.0, due_at=15.0)._replace(**other)
-        return plan([decoding(1), last], [urgent], 50, FULL, costs, now=10.0).admitted
+        return plan([decoding(1), last], [urgent], 50, FULL, costs, due=99.0, now=10.0).admitted
 
     assert admitted() == [9]
     assert admitted(has_output=True) == []

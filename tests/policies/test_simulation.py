@@ -246,3 +246,21 @@ def test_a_posted_trial_is_read_strictly():
         msgspec.json.decode(text.replace(b"replicas", b"replica"), type=Trial)
     with pytest.raises(msgspec.ValidationError, match=r"num_prompt_tokens"):
         msgspec.json.decode(text.replace(b'prompt_tokens":1', b'prompt_tokens":0'), type=Trial)
+
+
+def test_workers_that_are_told_what_was_promised_keep_more_of_it():
+    classes = {
+        "interactive": msgspec.structs.replace(CLASSES["interactive"], tpot_ms=12.0),
+        "batch": CLASSES["batch"],
+    }
+    arrivals = [at(0.2 * index, 500, 100, tenant="chat") for index in range(40)]
+    arrivals += [at(0.05 * index, 2000, 100, tenant="night") for index in range(160)]
+    policies = {"chat": Policy(sla_class="interactive"), "night": Policy(sla_class="batch", sla_classes=("batch",))}
+
+    def kept(promises):
+        workers = {"m": WorkerModel(max_sequences=64, promises=promises)}
+        outcome = run(Trial(arrivals=tuple(arrivals), policies=policies, workers=workers, classes=classes))
+        return {name: part.num_kept for name, part in outcome.classes.items()}
+
+    assert kept(True) == {"interactive": 40, "batch": 160}
+    assert kept(False)["interactive"] < 20
