@@ -204,7 +204,8 @@ struct Matrix {
         sum_up(0);
         for (int64_t index = 0; index < groups(); ++index) {
             if (index + 1 < groups()) sum_up(index + 1);
-            const __m512 scale = _mm512_load_ps(terms + index * 2 * SIDE), offset = _mm512_load_ps(terms + index * 2 * SIDE + SIDE);
+            const __m512 scale = _mm512_load_ps(terms + index * 2 * SIDE);
+            const __m512 offset = _mm512_load_ps(terms + index * 2 * SIDE + SIDE);
 #pragma GCC unroll 16
             for (int row = 0; row < ROWS; ++row) {
                 totals[row] = add(totals[row], _mm512_load_si512(sums[index % 2] + row * SIDE), scale, offset,

@@ -30,7 +30,7 @@ constexpr int64_t NO_TILES = 1;        // rows for which VNNI is no slower than 
 constexpr int TASK_COLUMNS = 4 * SIDE;
 constexpr int WIDE_COLUMNS = 32 * SIDE;  // of a task of many rows, so that y is written in long stretches
 constexpr int TASK_ROWS = 8 * SIDE;
-constexpr int STEPS = 8;              // tiles deep that are multiplied before the next columns, so that x stays in L1
+constexpr int STEPS = 7;              // tiles deep that are multiplied before the next columns, so that x stays in L1
 constexpr int AHEAD = 4096;
 constexpr int64_t ALONE = 200000;      // bytes of the matrix, and a 64th of the products, for which no other thread is woken
 
@@ -297,19 +297,23 @@ struct Product : Matrix {
     // sums of all of them.
     template <int FETCH, typename Out>
     void many(int64_t first, int64_t last, int64_t left, int64_t right, int64_t blocks, int32_t* held, Out* y) const {
+        const int64_t pairs = (right - left + 2 * SIDE - 1) / (2 * SIDE);
         for (int64_t block = 0; block < blocks; ++block) {
             const int64_t begin = steps() * block / blocks, end = steps() * (block + 1) / blocks;
-            int32_t* sums = held;
-            for (int64_t tile = first; tile < last; tile += 2) {
-                const bool two = tile + 1 < last;
-                for (int64_t column = left; column < right; column += 2 * SIDE) {
-                    if (two) multiply<2, FETCH>(tile, column, begin, end, block > 0, sums);
-                    else multiply<1, FETCH>(tile, column, begin, end, block > 0, sums);
-                    if (block + 1 == blocks) {
-                        put_tiles(tile, column, sums, y);
-                        if (two) put_tiles(tile + 1, column, sums + 512, y);
+            // Two pairs of rows meet each pair of columns while it is in L1.
+            for (int64_t rows_from = first; rows_from < last; rows_from += 4) {
+                for (int64_t pair = 0; pair < pairs; ++pair) {
+                    const int64_t column = left + pair * 2 * SIDE;
+                    for (int64_t tile = rows_from; tile < std::min(rows_from + 4, last); tile += 2) {
+                        const bool two = tile + 1 < last;
+                        int32_t* sums = blocks > 1 ? held + ((tile - first) / 2 * pairs + pair) * 1024 : held;
+                        if (two) multiply<2, FETCH>(tile, column, begin, end, block > 0, sums);
+                        else multiply<1, FETCH>(tile, column, begin, end, block > 0, sums);
+                        if (block + 1 == blocks) {
+                            put_tiles(tile, column, sums, y);
+                            if (two) put_tiles(tile + 1, column, sums + 512, y);
+                        }
                     }
-                    if (blocks > 1) sums += 1024;
                 }
             }
         }
