@@ -52,5 +52,6 @@ def draw(results: list[Kept], path: Path) -> None:
                 axes.set_xlabel("asked for, of what can be served", fontsize=8, color=MUTED)
             else:
                 axes.set_ylabel("%", fontsize=8, color=MUTED)
-    grid[0][0].legend(frameon=False, fontsize=8, loc="lower left")
+    handles, labels = grid[0][0].get_legend_handles_labels()
+    figure.legend(handles, labels, frameon=False, fontsize=9, ncols=3, loc="outside upper right")
     figure.savefig(path)
