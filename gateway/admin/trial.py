@@ -173,6 +173,7 @@ def _workers(gw: Gateway) -> dict[str, WorkerModel]:
             "max_step_tokens": engine.max_step_tokens,
             "max_prefill_tokens_beside_decodes": engine.max_prefill_tokens_beside_decodes,
             "max_slowdown": engine.max_slowdown,
+            "max_preemptions": engine.max_preemptions,
             **({} if weights is None else {"weights": weights}),
         }
         try:
