@@ -54,6 +54,12 @@ def _numbers(_: click.Context, __: click.Parameter, text: str) -> list[int]:
 @click.option("--start-limit-s", type=click.FloatRange(1), default=600.0, show_default=True, help="To load one.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the prompts.")
 @click.option("--limits/--no-limits", default=True, show_default=True, help="Measure what the machine can do, too.")
+@click.option(
+    "--max-others",
+    type=click.FloatRange(0),
+    default=100.0,
+    help="CPUs that anything else may have beside a run, or it is run again, twice at most [no limit].",
+)
 @click.option("--keep", type=click.Path(file_okay=False, path_type=Path), help="Keep checkpoints and logs here.")
 @click.option("--prepare-only", is_flag=True, help="Make what the peers want of the checkpoint, into --keep.")
 @click.option("--wait", is_flag=True, help="Before each round, when all is loaded and warm, wait for a line on stdin.")
@@ -93,6 +99,7 @@ async def _race(options: dict[str, Any]) -> Report:
         limit_s=options["limit_s"],
         start_limit_s=options["start_limit_s"],
         with_limits=options["limits"],
+        max_others=options["max_others"],
     )
     forms = [] if options["ours"] == "none" else options["ours"].split(",")
     contestants = [parse(f"{OURS}:{form}={sys.executable}") for form in forms] + options["peers"]
