@@ -28,8 +28,8 @@ def curse() -> None:
 
     forward = Runner.forward
 
-    def forward_or_fail(runner: Runner, spans: Sequence[Span]) -> Tensor:
-        logits = forward(runner, spans)
+    def forward_or_fail(runner: Runner, spans: Sequence[Span], sampled_before: Tensor | None = None) -> Tensor:
+        logits = forward(runner, spans, sampled_before)
         if any(list(span.token_ids) == [CURSED] * 3 for span in spans):
             raise MemoryError("the device has none left")
         return logits
