@@ -69,6 +69,10 @@ def _agrees(library: Library, dtype: torch.dtype, generator: torch.Generator) ->
     if not near(library.gate(gate_up, "silu"), F.silu(gate_up[:, :80].float()) * gate_up[:, 80:].float()):
         return False
 
+    logits = random(37, 64).float()
+    if not torch.equal(library.maxima(logits), logits.amax(-1)):
+        return False
+
     if library.has_tiles and dtype is torch.bfloat16:
         x, matrix, bias = random(37, 64), random(56, 64) / 8, random(56)
         got = library.linear(x, PackedMatrix(matrix, bias, gated=False), torch.float32)

@@ -7,6 +7,7 @@
 #include "int4.h"
 #include "int8.h"
 #include "linear.h"
+#include "maxima.h"
 #include "small.h"
 #include "whole.h"
 
@@ -51,6 +52,11 @@ void penstock_attend(int is_bf16, const Step* step, const void* queries, const v
                      void* key_cache, void* value_cache, int64_t window, void* out) {
     EACH_TYPE(attend(*step, (const T*)queries, (const T*)keys, (const T*)values, (T*)key_cache, (T*)value_cache, window,
                      (T*)out))
+}
+
+// maxima [count] of logits [count, 64], NaN where one is.
+void penstock_maxima(const float* logits, int64_t count, float* maxima, int threads) {
+    find_maxima(logits, count, maxima, threads);
 }
 
 // Whether ``penstock_linear`` computes anything here.

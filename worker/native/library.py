@@ -65,7 +65,9 @@ class Library:
         self._linear_int4 = loaded.penstock_linear_int4
         pointers = (c_void_p, c_void_p, c_float, c_void_p, c_void_p)
         self._linear_int4.argtypes = (c_int, c_int, *pointers, *(c_int64,) * 4, c_int)
-        linears = (self._linear_int8, self._linear_int4)
+        self._maxima = loaded.penstock_maxima
+        self._maxima.argtypes = (c_void_p, c_int64, c_void_p, c_int)
+        linears = (self._linear_int8, self._linear_int4, self._maxima)
         for function in (self._add_norm, self._turn, self._gate, self._attend, *linears):
             function.restype = None
         self.has_tiles = bool(loaded.penstock_has_tiles())
@@ -166,6 +168,12 @@ class Library:
             out.data_ptr(),
             torch.get_num_threads(),
         )
+
+    def maxima(self, tiles: Tensor) -> Tensor:
+        """The largest of each 64 logits, tiles [..., 64] float32 -> [...], NaN where one is."""
+        out = tiles.new_empty(tiles.shape[:-1])
+        self._maxima(tiles.data_ptr(), out.numel(), out.data_ptr(), torch.get_num_threads())
+        return out
 
     def whole_bytes(self, network: Network, num_tokens: int) -> int:
         """Of memory that ``whole`` computes so many tokens in."""

@@ -20,6 +20,7 @@ constexpr int FEW_ROWS = 64;
 constexpr int PANEL = 2 * TILE;          // columns of y that one panel of the matrix makes: two tiles side by side
 constexpr int AHEAD_BYTES = 512;
 constexpr int BLOCK_BYTES = 1 << 20;     // of x, that stay in the second cache
+constexpr int HELD = 7 * DEPTH;          // of a panel, that stays in the first cache
 constexpr int GROUP_PANELS = 14;         // that one task takes of many rows
 constexpr int64_t ALONE = 400000;        // bytes of the matrix, and a 64th of the products, that one thread is done with
                                          // before another has woken
@@ -83,38 +84,50 @@ struct Product {
         }
     }
 
-    // Row tiles [first, last) and panels [left, right), ``slice`` of the size at a time; ``sums`` holds 1024 floats for each
-    // pair of row tiles and each panel.
+    // Row tiles [first, last) and panels [left, right), ``slice`` of the size at a time, and of it so much of a panel that it
+    // stays in the first cache while all rows pass; ``sums`` holds 1024 floats for each pair of row tiles and, where there are
+    // several slices, each panel.
     void block(int64_t first, int64_t last, int64_t left, int64_t right, int64_t slice, float* sums) const {
-        const int64_t pairs = (last - first + 1) / 2, row_bytes = matrix.size * 2;
+        const int64_t pairs = (last - first + 1) / 2;
+        const int64_t ahead_lines = (PANEL * DEPTH * 2 / std::max<int64_t>(pairs, 1) + 63) / 64;
+        const bool is_whole = slice >= matrix.size;
         for (int64_t from = 0; from < matrix.size; from += slice) {
-            const int64_t steps = std::min(slice, matrix.size - from) / DEPTH;
-            const bool is_first = from == 0, is_last = from + slice >= matrix.size;
+            const int64_t to = std::min(from + slice, matrix.size);
             for (int64_t panel = left; panel < right; ++panel) {
-                const bf16* b = matrix.panel_at(panel) + from * PANEL;
-                const bf16* next = panel + 1 < right ? b + matrix.size * PANEL : matrix.panel_at(left) + (from + slice) * PANEL;
-                if (panel + 1 == right && is_last) next = b;
-                for (int64_t pair = 0; pair < pairs; ++pair) {
-                    const int64_t tile = first + 2 * pair;
-                    // A share of the next panel on its way while this one is multiplied with.
-                    const char* ahead = (const char*)(next + pair * steps * PANEL * DEPTH / pairs);
-                    const int64_t ahead_step = (2 * TILE_SIZE * sizeof(bf16) / pairs + 63) / 64;
-                    float* own = sums + ((is_first && is_last ? 0 : panel - left) * pairs + pair) * 4 * TILE * TILE;
-                    float *s0 = own, *s1 = s0 + TILE * TILE, *s2 = s1 + TILE * TILE, *s3 = s2 + TILE * TILE;
-                    const bf16* a0 = tile_of(tile) + from;
-                    if (tile + 1 < last) {
-                        const bf16* a1 = tile_of(tile + 1) + from;
-                        if (is_first) both<false>(a0, a1, row_bytes, b, steps, own, ahead, ahead_step);
-                        else both<true>(a0, a1, row_bytes, b, steps, own, ahead, ahead_step);
-                        if (is_last) put_out(tile + 1, panel, s2, s3);
-                    } else if (is_first) {
-                        multiply<1, 2, false>({a0}, row_bytes, DEPTH, {b, b + TILE_SIZE}, 2 * TILE_SIZE, steps, {{s0, s1}});
-                    } else {
-                        multiply<1, 2, true>({a0}, row_bytes, DEPTH, {b, b + TILE_SIZE}, 2 * TILE_SIZE, steps, {{s0, s1}});
+                float* own = sums + (is_whole ? 0 : panel - left) * pairs * 4 * TILE * TILE;
+                for (int64_t at = from; at < to; at += HELD) {
+                    const int64_t steps = std::min<int64_t>(HELD, to - at) / DEPTH;
+                    const bf16* b = matrix.panel_at(panel) + at * PANEL;
+                    // What comes next in memory, or what the next slice begins with.
+                    const bf16* next = at + HELD < to || is_whole ? b + steps * DEPTH * PANEL
+                                       : panel + 1 < right        ? matrix.panel_at(panel + 1) + from * PANEL
+                                                                  : matrix.panel_at(left) + to * PANEL;
+                    for (int64_t pair = 0; pair < pairs; ++pair) {
+                        const char* ahead = (const char*)(next + pair * steps * DEPTH * PANEL / pairs);
+                        pass(first + 2 * pair, last, at, steps, b, ahead, ahead_lines, own + pair * 4 * TILE * TILE);
+                        if (at + HELD < matrix.size) continue;
+                        put_out(first + 2 * pair, panel, own + pair * 4 * TILE * TILE, own + (pair * 4 + 1) * TILE * TILE);
+                        if (first + 2 * pair + 1 == last) continue;
+                        put_out(first + 2 * pair + 1, panel, own + (pair * 4 + 2) * TILE * TILE,
+                                own + (pair * 4 + 3) * TILE * TILE);
                     }
-                    if (is_last) put_out(tile, panel, s0, s1);
                 }
             }
+        }
+    }
+
+    // Some steps of two row tiles, or of the last one alone.
+    void pass(int64_t tile, int64_t last, int64_t at, int64_t steps, const bf16* b, const char* ahead, int64_t ahead_lines,
+              float* sums) const {
+        const int64_t row_bytes = matrix.size * 2;
+        const bf16* a = tile_of(tile) + at;
+        if (tile + 1 < last) {
+            if (at) both<true>(a, tile_of(tile + 1) + at, row_bytes, b, steps, sums, ahead, ahead_lines);
+            else both<false>(a, tile_of(tile + 1) + at, row_bytes, b, steps, sums, ahead, ahead_lines);
+        } else if (at) {
+            multiply<1, 2, true>({a}, row_bytes, DEPTH, {b, b + TILE_SIZE}, 2 * TILE_SIZE, steps, {{sums, sums + TILE * TILE}});
+        } else {
+            multiply<1, 2, false>({a}, row_bytes, DEPTH, {b, b + TILE_SIZE}, 2 * TILE_SIZE, steps, {{sums, sums + TILE * TILE}});
         }
     }
 
