@@ -23,7 +23,7 @@ def draw(results: list[Kept], path: Path) -> None:
     figure = Figure(figsize=(5 * len(machines), 7.4), dpi=130, facecolor="white", layout="constrained")
     FigureCanvasAgg(figure)
     figure.suptitle(
-        "Share of requests whose first token and whose further ones came as promised: recorded traffic, simulated",
+        "First tokens and further ones as promised, share of requests: recorded traffic, simulated",
         x=0.01, ha="left", fontsize=13, fontweight="bold", color=INK,
     )  # fmt: skip
     grid = figure.subplots(2, len(machines), squeeze=False)
