@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -52,74 +53,82 @@ def draw(report: Report, path: Path) -> None:
     for row, places in zip(rows, axes, strict=True):
         for ax in places[len(row) :]:
             ax.set_visible(False)
-        for number, (ax, (title, bars, limits)) in enumerate(zip(places, row, strict=False)):
-            _bars(ax, title, bars, limits, with_names=number == 0 or [b[0] for b in bars] != [b[0] for b in row[0][1]])
+        for ax, (title, bars, limits) in zip(places, row, strict=False):
+            _bars(ax, title, bars, limits, with_names=ax is places[0])
     figure.savefig(path)
 
 
-Bar = tuple[str, float, str]
-"""Name, value, colour."""
+Bar = tuple[str, float | None, str]
+"""Name, value where it was measured, colour."""
 
 
 def _panels(report: Report, shape: str) -> list[tuple[str, list[Bar], list[float | None]]]:
-    """Of one shape: title, bars, and each bar's limit."""
+    """Of one shape: title, bars, and each bar's limit. All panels have the same engines in the same order."""
     points = [point for point in report.points if point.shape == shape]
+    names = list(dict.fromkeys(point.name for point in points))
+
+    def panel(
+        title: str,
+        of: list[Point],
+        value: Callable[[Point], float | None],
+        limit: Callable[[Point], float | None] = lambda _: None,
+    ) -> tuple[str, list[Bar], list[float | None]]:
+        found = {point.name: point for point in of}
+        first = {point.name: point for point in reversed(points)}
+        bars = [(*_look(first[name]), value(found[name]) if name in found else None) for name in names]
+        limits = [limit(found[name]) if name in found else None for name in names]
+        return f"{shape}: {title}", [(name, value, colour) for name, colour, value in bars], limits
+
+    def ttft_ms(point: Point) -> float | None:
+        return None if point.ttft_s is None else 1e3 * point.ttft_s
+
+    def least_ttft_ms(point: Point) -> float | None:
+        share, whole_ms = report.prefill_share(point), ttft_ms(point)
+        return None if share is None or whole_ms is None else whole_ms * share
+
+    def most_tokens_per_s(point: Point) -> float | None:
+        share, rate = report.decode_share(point), point.decode_tokens_per_s
+        return None if share is None or rate is None else rate / share
+
     alone = [point for point in points if point.ttfts_s]
-    panels: list[tuple[str, list[Bar], list[float | None]]] = []
+    panels = []
     if alone:
-        first = alone[0]
+        panels.append(panel("time to first token, ms", alone, ttft_ms, least_ttft_ms))
         panels.append(
-            (
-                f"{shape}: time to first token, ms",
-                [_bar(point, 1e3 * (point.ttft_s or 0.0)) for point in alone],
-                [_times(1e3 * (point.ttft_s or 0.0), report.prefill_share(point)) for point in alone],
-            )
-        )
-        rates = [point.decode_tokens_per_s or 0.0 for point in alone]
-        shares = [report.decode_share(point) for point in alone]
-        panels.append(
-            (
-                f"{shape}: decode alone, tokens/s, {first.input_tokens} + {first.output_tokens}",
-                [_bar(point, rate) for point, rate in zip(alone, rates, strict=True)],
-                [rate / share if share else None for rate, share in zip(rates, shares, strict=True)],
-            )
+            panel("decode alone, tokens/s", alone, lambda point: point.decode_tokens_per_s, most_tokens_per_s)
         )
     for concurrency in sorted({point.concurrency for point in points if not point.ttfts_s}):
         here = [point for point in points if point.concurrency == concurrency]
-        bars = [_bar(point, point.tokens_per_s) for point in here]
-        panels.append((f"{shape}: {concurrency} at once, tokens/s", bars, [None for _ in bars]))
+        panels.append(panel(f"{concurrency} at once, tokens/s", here, lambda point: point.tokens_per_s))
     return panels
 
 
-def _times(value: float, share: float | None) -> float | None:
-    return None if share is None else value * share
-
-
-def _bar(point: Point, value: float) -> Bar:
+def _look(point: Point) -> tuple[str, str]:
+    """Name and colour."""
     if point.engine == OURS:
-        colour = OWN_BARS[point.form]
-    else:
-        colour = next(colour for part, colour in PEER_BARS.items() if part in point.form)
-    version = "" if point.engine == OURS else f" {point.version}"
-    return f"{NAMES.get(point.engine, point.engine)}{version} {point.form}", value, colour
+        return f"{NAMES[OURS]} {point.form}", OWN_BARS[point.form]
+    colour = next(colour for part, colour in PEER_BARS.items() if part in point.form)
+    return f"{NAMES.get(point.engine, point.engine)} {point.version} {point.form}", colour
 
 
 def _bars(ax: Any, title: str, bars: list[Bar], limits: list[float | None], with_names: bool) -> None:
     ax.set_title(title, loc="left", fontsize=10.5, fontweight="bold", color=INK)
     names, values, colours = zip(*bars, strict=True)
     places = range(len(bars))
-    drawn = ax.barh(places, values, color=colours, height=0.66)
-    ax.bar_label(
-        drawn,
-        labels=[f"{value:,.0f}" if value >= 100 else f"{value:,.1f}" for value in values],
-        padding=3, fontsize=9, color=INK,
-    )  # fmt: skip
-    for place, limit in zip(places, limits, strict=True):
+    ax.barh(places, [value or 0.0 for value in values], color=colours, height=0.66)
+    most = max(value for value in (*values, *limits) if value is not None)
+    for place, value, limit in zip(places, values, limits, strict=True):
         if limit is not None:
             ax.plot([limit, limit], [place - 0.4, place + 0.4], color=MARK, linewidth=1.6)
+        text = "–" if value is None else f"{value:,.0f}" if value >= 100 else f"{value:,.1f}"
+        beside = (value or 0.0) + 0.015 * most
+        if limit is not None and beside < limit < beside + 0.16 * most:
+            # The tick would go through the figure.
+            beside = limit + 0.015 * most
+        ax.text(beside, place, text, va="center", fontsize=9, color=INK)
     ax.set_yticks(places, names if with_names else ["" for _ in names])
     ax.invert_yaxis()
-    ax.set_xlim(0, 1.18 * max(*values, *(limit for limit in limits if limit is not None), 0.0))
+    ax.set_xlim(0, 1.2 * most)
     ax.grid(True, axis="x", color=GRID, linewidth=0.8)
     ax.set_axisbelow(True)
     ax.tick_params(labelsize=9, colors=MUTED, length=0)
