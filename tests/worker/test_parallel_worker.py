@@ -184,15 +184,18 @@ def test_a_pool_that_one_rank_has_no_room_for_is_refused(tmp_path, source):
     )
 
 
-@pytest.mark.parametrize("kind", ["int8", "int4"])
-def test_ranks_that_quantise_their_own_parts_say_nearly_the_same(kind, tmp_path):
-    checkpoint(tmp_path, "LlamaForCausalLM", hidden_size=64, intermediate_size=256, vocab_size=96)
+@pytest.mark.parametrize(
+    ("dtype", "kind"),
+    [("float32", "int8"), ("float32", "int4"), ("bfloat16", "none"), ("bfloat16", "int8"), ("bfloat16", "int4")],
+)
+def test_ranks_that_quantise_or_pack_their_own_parts_say_nearly_the_same(dtype, kind, tmp_path):
+    checkpoint(tmp_path, "LlamaForCausalLM", hidden_size=128, intermediate_size=512, vocab_size=96)
     spans = [Span([3, 14, 15, 92, 65], 0, [0], 1)]
     logits = []
     for layout in (Layout(), Layout(2)):
         engine = EngineSettings(
             device="cpu",
-            dtype="float32",
+            dtype=dtype,
             num_threads=1,
             quantize=kind,
             tensor_parallel=layout.tensor,
