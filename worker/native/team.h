@@ -31,64 +31,73 @@ inline void pause() {
 #endif
 }
 
+// A thread's part in a team. All threads make the same calls; a task is done by whoever is free, and nobody waits for a thread
+// but for its tasks: one that the system has put aside finds out later that its share was done.
 class Team {
-    std::atomic<int32_t> size_{1};
-    alignas(64) std::atomic<int64_t> next_{0};
-    alignas(64) std::atomic<int32_t> arrived_{0};
-    alignas(64) std::atomic<uint32_t> round_{0};
-    std::atomic<int32_t> sleepers_{0};
+    // Tasks of all calls are counted through, so that whoever is late cannot take one of a later call for its own.
+    struct Shared {
+        alignas(64) std::atomic<int64_t> next{0};
+        alignas(64) std::atomic<int64_t> done{0};
+        alignas(64) std::atomic<uint32_t> calls{0};  // changes with the end of each
+        std::atomic<int32_t> sleepers{0};
+    };
+
+    Shared& shared_;
+    const int size_;
+    int64_t begin_ = 0;  // of the next call's tasks
+
+    Team(Shared& shared, int size) : shared_(shared), size_(size) {}
 
   public:
-    // Of one thread.
-    static bool is_first() { return omp_get_thread_num() == 0; }
+    Team(const Team&) = delete;
+    int size() const { return size_; }
 
-    int size() const { return size_.load(std::memory_order_relaxed); }
-
-    // All tasks [0, count), ``at_once`` in a row by whoever is free. Every thread calls it, and returns when all are done.
+    // All tasks [0, count), up to ``at_once`` in a row; returns when all are done.
     template <typename Body>
     void each(int64_t count, int64_t at_once, const Body& body) {
-        for (int64_t at; (at = next_.fetch_add(at_once, std::memory_order_relaxed)) < count;) {
-            for (int64_t task = at; task < std::min(at + at_once, count); ++task) body(task);
+        const int64_t begin = begin_, end = begin_ += count;
+        for (int64_t at = shared_.next.load(); at < end;) {
+            const int64_t stop = std::min(at + at_once, end);
+            if (!shared_.next.compare_exchange_weak(at, stop)) continue;
+            for (int64_t task = at; task < stop; ++task) body(task - begin);
+            if (shared_.done.fetch_add(stop - at) + stop - at == end) {
+                shared_.calls.fetch_add(1);
+                if (shared_.sleepers.load()) wake();
+            }
+            at = shared_.next.load();
         }
-        wait();
-    }
-
-    // Until every thread is here.
-    void wait() {
-        uint32_t round = round_.load();
-        if (arrived_.fetch_add(1) + 1 == size()) {
-            arrived_.store(0);
-            next_.store(0);
-            round_.store(round + 1);
-            if (sleepers_.load()) wake();
-            return;
-        }
-        for (int turn = 0; turn < TURNS; ++turn) {
-            if (round_.load(std::memory_order_acquire) != round) return;
-            pause();
-        }
-        sleepers_.fetch_add(1);
-        while (round_.load() == round) sleep(round);
-        sleepers_.fetch_sub(1);
+        wait(end);
     }
 
     // body(team) on so many threads, or on as many as there are.
     template <typename Body>
     static void run(int threads, const Body& body) {
-        Team team;
-        if (threads <= 1) return body(team);
+        Shared shared;
+        if (threads <= 1) {
+            Team team(shared, 1);
+            return body(team);
+        }
 #pragma omp parallel num_threads(threads)
         {
-            // Whoever comes first says how many there are; all say the same.
-            team.size_.store(omp_get_num_threads(), std::memory_order_relaxed);
+            Team team(shared, omp_get_num_threads());
             body(team);
         }
     }
 
   private:
+    void wait(int64_t end) {
+        for (int turn = 0; turn < TURNS; ++turn) {
+            if (shared_.done.load(std::memory_order_acquire) >= end) return;
+            pause();
+        }
+        shared_.sleepers.fetch_add(1);
+        for (uint32_t calls; calls = shared_.calls.load(), shared_.done.load() < end;) sleep(calls);
+        shared_.sleepers.fetch_sub(1);
+    }
+
 #if defined(__linux__)
-    void sleep(uint32_t round) { syscall(SYS_futex, &round_, FUTEX_WAIT_PRIVATE, round, nullptr, nullptr, 0); }
-    void wake() { syscall(SYS_futex, &round_, FUTEX_WAKE_PRIVATE, INT32_MAX, nullptr, nullptr, 0); }
+    void sleep(uint32_t calls) { syscall(SYS_futex, &shared_.calls, FUTEX_WAIT_PRIVATE, calls, nullptr, nullptr, 0); }
+    void wake() { syscall(SYS_futex, &shared_.calls, FUTEX_WAKE_PRIVATE, INT32_MAX, nullptr, nullptr, 0); }
 #else
     void sleep(uint32_t) { std::this_thread::yield(); }
     void wake() {}

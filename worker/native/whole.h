@@ -95,8 +95,7 @@ class Whole {
                 // Past the last layer's keys and values only the rows that are asked for matter.
                 rows = pass_.num_logits;
                 if (!rows) return;
-                if (team.is_first()) keep(layer.output.size);
-                team.wait();
+                team.each(1, 1, [&](int64_t) { keep(layer.output.size); });
             }
             multiply(team, own_.mixed, rows, layer.output, {own_.delta, ROUNDED, 0});
             each_row(team, rows, [&](int64_t row) {
