@@ -32,6 +32,7 @@ from worker.models import (
     Shard,
     TorchOps,
     Whole,
+    bytes_per_parameter,
     load_decoder,
     packs_bfloat16,
     path_of,
@@ -150,7 +151,7 @@ def load_model(
     # On the CPU all ranks take of the same memory; one asks for them all, before the others have begun to load.
     asking = range(layout.num_ranks) if device.type == "cpu" and rank == 0 else (rank,)
     num_parameters = sum(Shard.of(architecture, layout, other).num_parameters for other in asking)
-    needed, free = num_parameters * dtype.itemsize, free_bytes(device)
+    needed, free = num_parameters * bytes_per_parameter(path, architecture, dtype), free_bytes(device)
     if needed > free:
         raise ModelError(
             f"the weights of {source} take {_mib(needed)} MiB in {str(dtype).removeprefix('torch.')},"
@@ -276,5 +277,5 @@ def room(model: Decoder, engine: settings.Engine) -> int:
     return min(num_blocks, 2 * engine.max_sequences * -(-max_model_tokens // engine.block_size))
 
 
-def _mib(num_bytes: int) -> str:
+def _mib(num_bytes: float) -> str:
     return f"{num_bytes / (1 << 20):.2f}"

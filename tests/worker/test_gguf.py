@@ -321,3 +321,46 @@ def test_a_worker_leaves_with_2_where_its_file_is_cut_short(tmp_path):
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1
     assert "it is cut short: its tensor" in done.stderr
+
+
+PEAK = """
+import sys
+import threading
+from pathlib import Path
+
+import torch
+
+from policies import settings
+from worker.runner import Runner
+
+def anonymous():
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("RssAnon"))
+
+before, most, done = anonymous(), 0, threading.Event()
+def watch():
+    global most
+    while not done.is_set():
+        most = max(most, anonymous())
+        done.wait(0.0005)
+
+watcher = threading.Thread(target=watch)
+watcher.start()
+engine = settings.Engine(
+    device="cpu", dtype="bfloat16", num_threads=1, max_kv_bytes=1 << 20, max_model_tokens=64, attention="reference"
+)
+runner = Runner.load(sys.argv[1], engine)
+done.set()
+watcher.join()
+print(max(most, anonymous()) - before)
+"""
+
+
+def test_a_model_is_never_whole_in_floats_while_it_is_loaded(tmp_path):
+    sizes = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 5, "num_attention_heads": 16}
+    model = gguf_files.a_model("llama", **sizes)
+    num_values = sum(parameter.numel() for parameter in model.parameters())
+    path = tmp_path / "model.gguf"
+    gguf_files.write(path, "llama", model, {"": "Q8_0", "token_embd": "F16"})
+    done = subprocess.run([sys.executable, "-c", PEAK, str(path)], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert int(done.stdout) < num_values + (60 << 20) < 2 * num_values

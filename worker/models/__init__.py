@@ -5,7 +5,7 @@ from worker.models.decoder import Decoder
 from worker.models.errors import ModelError
 from worker.models.linear import packs_bfloat16
 from worker.models.link import Link
-from worker.models.load import load_decoder, read_architecture
+from worker.models.load import bytes_per_parameter, load_decoder, read_architecture
 from worker.models.ops import NativeOps, Ops, TorchOps
 from worker.models.place import path_of
 from worker.models.shapes import SHAPES, random_decoder
@@ -24,6 +24,7 @@ __all__ = [
     "Shard",
     "TorchOps",
     "Whole",
+    "bytes_per_parameter",
     "load_decoder",
     "packs_bfloat16",
     "path_of",

@@ -14,7 +14,7 @@ from worker.models.decoder import Decoder, Layer
 from worker.models.families import architecture_of, token_ids
 from worker.models.fitting import together
 from worker.models.forms import Form
-from worker.models.gguf import GgufFile, GgufSource, architecture_of_gguf
+from worker.models.gguf import GgufFile, GgufSource, architecture_of_gguf, stored_bytes
 from worker.models.importers import NOT_NEEDED, importer_of
 from worker.models.linear import Linear, linear_of
 from worker.models.place import is_gguf
@@ -42,6 +42,18 @@ def _of_directory(directory: Path) -> Architecture:
         if eos_token_ids:
             return replace(architecture, eos_token_ids=eos_token_ids)
     return architecture
+
+
+def bytes_per_parameter(path: Path, architecture: Architecture, dtype: torch.dtype) -> float:
+    """About what a weight takes in memory once it is loaded: less than one of ``dtype`` where it is stored quantised.
+    Raises ModelError.
+    """
+    if is_gguf(path):
+        return stored_bytes(GgufFile(path).header, dtype) / architecture.num_parameters
+    if importer_of(read_json(path / "config.json")) is None:
+        return dtype.itemsize
+    in_files = sum(file.stat().st_size for file in path.glob("*.safetensors"))
+    return min(dtype.itemsize, in_files / architecture.num_parameters)
 
 
 def load_decoder(

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from policies.gguf import shown
+from policies.gguf import Header, shown
 from worker.models.architecture import Architecture
 from worker.models.errors import ModelError
 from worker.models.fitting import dense_of
 from worker.models.forms import Form
-from worker.models.gguf.blocks import KINDS, form_of, values_of
+from worker.models.gguf.blocks import FLOATS, FOUR_BITS, KINDS, form_of, values_of
 from worker.models.gguf.config import PERMUTED
 from worker.models.gguf.file import GgufFile
 from worker.models.shard import Part
@@ -37,6 +38,18 @@ _INNER = {
 }
 _NOT_NEEDED = re.compile(r"(blk\.\d+\.)?(rope_freqs|rope_factors_long|rope_factors_short|attn_rot_embd)\.weight")
 """They are in the architecture, or follow from it."""
+
+
+def stored_bytes(header: Header, dtype: torch.dtype) -> float:
+    """About what the matrices will take in memory; the embedding, of which rows are looked up, as ``dtype`` too."""
+    matrices = {name: place for name, place in header.tensors.items() if len(place.shape) > 1}
+    stored = sum(math.prod(place.shape) * _size(place.kind.name, dtype) for place in matrices.values())
+    return stored + math.prod(matrices["token_embd.weight"].shape) * dtype.itemsize
+
+
+def _size(kind: str, dtype: torch.dtype) -> float:
+    """Of a value in its form: half a byte and its part of a scale and an offset, or a byte."""
+    return dtype.itemsize if kind in FLOATS else 0.75 if kind in FOUR_BITS else 1.0
 
 
 class GgufSource:
