@@ -20,6 +20,7 @@ from worker.sampling import race
 from worker.sampling.adjust import Adjustments, adjust
 from worker.sampling.filters import mass_above, mass_from, min_p_threshold, top_k_threshold
 from worker.sampling.tiles import Tiles
+from worker.triton import has_triton
 
 UNUSABLE = -1
 """Sampled instead of a token where the logits are no distribution (NaN, +inf, or nothing above -inf)."""
@@ -117,6 +118,22 @@ class Sampler:
         if adjusted:
             adjust(logits, adjusted)
 
+        if has_triton(logits.device):
+            from worker.sampling.on_device import Wishes, draw
+
+            keys = [_key(row) for row in rows]
+            chosen = draw(logits, Wishes.of([row.sampling for row in rows], keys, logits.device))
+        else:
+            chosen = self._choose(logits, rows)
+        logprobs = None
+        if model_logits is not None:
+            own = chosen if len(asking) == len(rows) else chosen[torch.tensor(asking, device=chosen.device)]
+            nums = [rows[i].sampling.num_logprobs or 0 for i in asking]
+            logprobs = _Logprobs.of(asking, nums, model_logits, own)
+        return Pending(chosen, logprobs)
+
+    def _choose(self, logits: Tensor, rows: Sequence[Row]) -> Tensor:
+        """Token ids [n] i64, UNUSABLE ones too."""
         tiles = Tiles(logits)
         drawn = [i for i, row in enumerate(rows) if row.sampling.temperature > 0]
         if len(drawn) < len(rows):
@@ -125,13 +142,7 @@ class Sampler:
                 chosen[drawn] = self._draw(tiles, rows, drawn)
         else:
             chosen = self._draw(tiles, rows, drawn)
-        chosen.masked_fill_(~tiles.largest.isfinite(), UNUSABLE)
-        logprobs = None
-        if model_logits is not None:
-            own = chosen if len(asking) == len(rows) else chosen[torch.tensor(asking, device=chosen.device)]
-            nums = [rows[i].sampling.num_logprobs or 0 for i in asking]
-            logprobs = _Logprobs.of(asking, nums, model_logits, own)
-        return Pending(chosen, logprobs)
+        return chosen.masked_fill_(~tiles.largest.isfinite(), UNUSABLE)
 
     def _draw(self, tiles: Tiles, rows: Sequence[Row], drawn: list[int]) -> Tensor:
         """Token ids [len(drawn)] i64 for the rows that are not greedy."""
@@ -140,8 +151,7 @@ class Sampler:
         chosen = [rows[i] for i in drawn]
         asked = [row.sampling for row in chosen]
         temperature = torch.tensor([max(s.temperature, SMALLEST_TEMPERATURE) for s in asked], device=device)
-        keys = [(row.seed, len(row.prompt_token_ids) + len(row.output_token_ids)) for row in chosen]
-        starts = race.streams(keys, device)
+        starts = race.streams([_key(row) for row in chosen], device)
         top_k = [s.top_k if s.top_k < self.vocab_size else 0 for s in asked]
         threshold = top_k_threshold(tiles, at, top_k)
         nucleus = [i for i, s in enumerate(asked) if s.top_p < 1.0]
@@ -164,6 +174,11 @@ class Sampler:
                 threshold[left] = drawn_logits[outside].nextafter(torch.tensor(torch.inf, device=device))
                 winners[left] = race.draw(tiles, at[left], starts[left], temperature[left], threshold[left])
         return winners
+
+
+def _key(row: Row) -> tuple[int, int]:
+    """Of the noise: the seed, and the position of the token to sample."""
+    return row.seed, len(row.prompt_token_ids) + len(row.output_token_ids)
 
 
 @dataclass(slots=True)

@@ -13,6 +13,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
+from policies.terms import Sampling
 from tests.worker.pools import slots_of
 from worker.attention.base import Extent, Scores
 from worker.attention.paged import TritonAttention
@@ -21,6 +22,7 @@ from worker.models.forms import Int4
 from worker.models.linear.on_cuda import CudaInt4Linear, to_float8
 from worker.models.shapes import SHAPES
 from worker.models.triton_ops import TritonOps
+from worker.sampling.on_device import Wishes, draw
 
 CPU = torch.device("cpu")
 SHARED_BYTES = {80: 163 << 10, 89: 99 << 10, 90: 227 << 10}
@@ -104,3 +106,9 @@ def test_small_operations(compiled, dtype):
         size = 128 if qk_norm == "head" else 4096
         ops.turn(x, architecture, *torch.zeros(2, 2, 64), torch.zeros(size), torch.zeros(size))
     to_float8(x)
+
+
+@pytest.mark.parametrize("vocab_size", [32_000, 151_936])
+def test_draws(compiled, vocab_size):
+    asked = [Sampling(max_tokens=1, temperature=0.7, top_k=5, top_p=0.9)]
+    draw(torch.zeros(1, vocab_size), Wishes.of(asked, [(1, 2)], CPU))

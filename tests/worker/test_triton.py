@@ -24,7 +24,7 @@ def run(file: str, **environment: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("file", ["attention", "graphs", "matrices", "small"])
+@pytest.mark.parametrize("file", ["attention", "draws", "graphs", "matrices", "small"])
 def test_kernels_agree_with_torch_under_the_interpreter(file):
     run(file, TRITON_INTERPRET="1")
 
