@@ -246,7 +246,7 @@ def test_a_damaged_file_costs_a_sentence_at_most(tmp_path_factory, at, value, nu
     path.write_bytes(content if num_bytes else content[:begin])
     said = _refusal_of(path)
     assert said.isprintable()
-    assert said or num_bytes
+    assert said or num_bytes or begin > len(content) - 32  # past the last value there is but padding
 
 
 def _refusal_of(path: Path) -> str:
