@@ -39,7 +39,10 @@ class VLLM:
             max_model_len=facts["input_tokens"] + facts["output_tokens"],
             max_num_seqs=facts["max_sequences"],
         )
-        return {"version": vllm.__version__, "threads": torch.get_num_threads()}
+        said = {"version": vllm.__version__, "threads": torch.get_num_threads()}
+        if form == "int8":
+            said["weight_bytes"] = (made / "model.safetensors").stat().st_size
+        return said
 
     def run(self, prompts: talk.Prompts, num_output_tokens: int) -> list[list[int]]:
         sampling = self._vllm.SamplingParams(
