@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from policies import settings, wire
 from policies.batching import limits_of
-from policies.costs import StepCosts, shares
+from policies.costs import StepCosts, Work, shares
 from policies.prefix import Chain
 from policies.terms import FinishReason
 from worker.admission import refusal
@@ -101,9 +101,9 @@ class Engine:
 
     def add(self, submit: wire.Submit) -> wire.Failed | None:
         """Take a request in, or say why not."""
-        refusal = self._refusal(submit)
-        if refusal is not None:
-            return refusal
+        refused = self._refusal(submit)
+        if refused is not None:
+            return refused
         now = self._now()
         sampling = submit.sampling
         stop_token_ids = frozenset(sampling.stop_token_ids)
@@ -173,7 +173,7 @@ class Engine:
             raise
         except Exception as error:
             now = self._now()
-            self._spend(now - started_at, spans, batch)
+            self._spend(now - started_at, work, spans, batch)
             if isinstance(error, OutOfMemory) and self._budget.shrink(sum(num_tokens for _, num_tokens in batch)):
                 # Nothing was committed: those who fit into a smaller step compute the same again, the others pause.
                 self._scheduler.limits = self._budget.limits
@@ -189,7 +189,7 @@ class Engine:
             draws, faults = self._sample(logits if len(indices) == logits.shape[0] else logits[indices], rows)
         flight = Flight(batch, spans, work, draws, started_at)
         if faults:
-            self._spend(self._now() - started_at, spans, batch)
+            self._spend(self._now() - started_at, work, spans, batch)
             flight = Flight([], [], NO_WORK, draws, started_at)
         return flight, self._fail(faults, self._now())
 
@@ -200,7 +200,7 @@ class Engine:
         # Before anything ends, so that whoever ends in this step has its share of it.
         if flight.batch:
             seconds = now - max(flight.started_at, self._landed_at)
-            self._spend(seconds, flight.spans, flight.batch)
+            self._spend(seconds, flight.work, flight.spans, flight.batch)
             self._costs.observe(flight.work, seconds)
         self._landed_at = now
         self._budget.passed()
@@ -259,14 +259,15 @@ class Engine:
 
     # Parts of a step
 
-    def _spend(self, seconds: float, spans: list[Span], batch: list[tuple[Sequence, int]]) -> None:
+    def _spend(self, seconds: float, work: Work, spans: list[Span], batch: list[tuple[Sequence, int]]) -> None:
         """A step's time, to those who were in it and have not ended meanwhile; if all have, it was nobody's."""
         there = [(sequence, span) for (sequence, _), span in zip(batch, spans, strict=True) if not sequence.has_ended]
         if not there:
             return
         self._num_steps += 1
         self._busy_s += seconds
-        decode_s, context_s, chunk = shares(self._costs.weights, work_of([span for _, span in there]), seconds)
+        work = work if len(there) == len(batch) else work_of([span for _, span in there])
+        decode_s, context_s, chunk = shares(self._costs.weights, work, seconds)
         decode_s += context_s
         for sequence, span in there:
             num_tokens = len(span.token_ids)

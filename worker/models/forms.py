@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -48,8 +48,8 @@ class Plain:
 
 
 @dataclass(frozen=True, slots=True)
-class Int8:
-    """codes [out, in] int8 times scales [out] float32."""
+class _Scaled:
+    """codes [out, in] times scales [out] float32."""
 
     codes: Tensor
     scales: Tensor
@@ -66,16 +66,26 @@ class Int8:
         """[out, in]"""
         return (self.codes.float() * self.scales[:, None]).to(dtype)
 
-    def rows(self, start: int, stop: int) -> Int8:
+    def rows(self, start: int, stop: int) -> Self:
         """Of the outputs [start, stop)."""
-        return Int8(self.codes[start:stop], self.scales[start:stop])
+        return type(self)(self.codes[start:stop], self.scales[start:stop])
 
-    def columns(self, start: int, stop: int) -> Int8:
+    def columns(self, start: int, stop: int) -> Self:
         """Of the inputs [start, stop)."""
-        return Int8(self.codes[:, start:stop], self.scales)
+        return type(self)(self.codes[:, start:stop], self.scales)
 
-    def to(self, device: torch.device) -> Int8:
-        return Int8(self.codes.to(device), self.scales.to(device))
+    def to(self, device: torch.device) -> Self:
+        return type(self)(self.codes.to(device), self.scales.to(device))
+
+
+@dataclass(frozen=True, slots=True)
+class Int8(_Scaled):
+    """codes [out, in] int8 times scales [out] float32."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fp8(_Scaled):
+    """codes [out, in] float8_e4m3fn times scales [out] float32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,37 +137,6 @@ class Int4:
     def to(self, device: torch.device) -> Int4:
         order = None if self.order is None else self.order.to(device)
         return Int4(self.codes.to(device), self.scales.to(device), self.offsets.to(device), self.group, order)
-
-
-@dataclass(frozen=True, slots=True)
-class Fp8:
-    """codes [out, in] float8_e4m3fn times scales [out] float32."""
-
-    codes: Tensor
-    scales: Tensor
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        return self.codes.shape[0], self.codes.shape[1]
-
-    @property
-    def num_bytes(self) -> int:
-        return self.codes.nbytes + self.scales.nbytes
-
-    def dense(self, dtype: torch.dtype) -> Tensor:
-        """[out, in]"""
-        return (self.codes.float() * self.scales[:, None]).to(dtype)
-
-    def rows(self, start: int, stop: int) -> Fp8:
-        """Of the outputs [start, stop)."""
-        return Fp8(self.codes[start:stop], self.scales[start:stop])
-
-    def columns(self, start: int, stop: int) -> Fp8:
-        """Of the inputs [start, stop)."""
-        return Fp8(self.codes[:, start:stop], self.scales)
-
-    def to(self, device: torch.device) -> Fp8:
-        return Fp8(self.codes.to(device), self.scales.to(device))
 
 
 Form = Plain | Int8 | Int4 | Fp8
