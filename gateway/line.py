@@ -230,6 +230,7 @@ class Line:
             ttft_s=ttft_s,
             tpot_s=self._classes[order.sla_class].tpot_ms / 1e3,
             tenant=_opaque(order.tenant_id),
+            weight=order.weight,
         )
         self._waiting.sent(flight)
         seat.give(flight)

@@ -17,7 +17,7 @@ import msgspec
 
 from policies.terms import FinishReason, Sampling
 
-VERSION = 4
+VERSION = 5
 MAX_FRAME_BYTES = 32 << 20
 """A prompt of a million token ids fits five times over."""
 
@@ -67,6 +67,8 @@ class Submit(Message, frozen=True):
     """Promised for each further token; None: nothing was."""
     tenant: bytes = b""
     """Whose it is, for fairness: equal for requests of one tenant and no more than that."""
+    weight: float = 1.0
+    """> 0: beside others of its class, the tenant's prompts have so many times the part of one with 1."""
 
 
 class Cancel(Message, frozen=True):

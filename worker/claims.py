@@ -131,6 +131,7 @@ class Claims:
             has_output=sequence.has_output,
             is_immune=self._is_immune(sequence),
             num_overtaken=sequence.num_overtaken,
+            weight=sequence.weight,
         )
 
     def _is_immune(self, sequence: Sequence) -> bool:

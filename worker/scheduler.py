@@ -101,7 +101,7 @@ class Scheduler:
         self.num_paused = len(plan.paused)
         for sequence, num_tokens in grants:
             if num_tokens > 1:
-                self._turns.charge(sequence.tenant, num_tokens, sequence.num_computed, costs)
+                self._turns.charge(sequence.tenant, num_tokens, sequence.num_computed, costs, sequence.weight)
         return grants
 
     def commit(self, sequence: Sequence, num_tokens: int) -> None:

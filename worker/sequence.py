@@ -64,6 +64,7 @@ class Sequence:
         "token_ids",
         "tpot_s",
         "ttft_s",
+        "weight",
     )
 
     def __init__(
@@ -85,6 +86,7 @@ class Sequence:
         self.ttft_s = submit.ttft_s
         self.tpot_s = submit.tpot_s
         self.tenant = submit.tenant
+        self.weight = submit.weight
         self.sampling = submit.sampling
         self.stop_token_ids = stop_token_ids
         """Any of these ends it."""

@@ -42,6 +42,8 @@ class Claim(NamedTuple):
     """It has been put back so often that it is not put back again for others' sake."""
     num_overtaken: int = 0
     """Waiting only: how often another was let in while this one did not fit."""
+    weight: float = 1.0
+    """Of its tenant."""
 
     @property
     def priority(self) -> int:

@@ -1,10 +1,10 @@
 """Whose prompt is computed next: by class, then fair between tenants, then by deadline.
 
 Between tenants of a class it is the virtual token counter of Sheng et al. (OSDI '24), in seconds: each tenant has a
-count of what its prompts should have taken, and the smallest goes first. A tenant that begins to have prompts is lifted
-to the smallest count among those that have some already: idling earns nothing. So one tenant's long prompts, however
-many, cost the others' no more than their part. Within one step a tenant's later prompts count as behind its earlier
-ones by what those would cost (start-time fair queueing, Goyal et al., SIGCOMM '96).
+count of what its prompts should have taken, divided by its weight, and the smallest goes first. A tenant that begins to
+have prompts is lifted to the smallest count among those that have some already: idling earns nothing. So one tenant's
+long prompts, however many, cost the others' no more than their part. Within one step a tenant's later prompts count as
+behind its earlier ones by what those would cost (start-time fair queueing, Goyal et al., SIGCOMM '96).
 """
 
 from __future__ import annotations
@@ -34,13 +34,15 @@ class Waits(Protocol):
     def tenant(self) -> bytes: ...
     @property
     def num_pending(self) -> int: ...
+    @property
+    def weight(self) -> float: ...
 
 
 W = TypeVar("W", bound=Waits)
 
 
 class Turns:
-    """What each tenant's prompts were given."""
+    """What each tenant's prompts were given, for its weight."""
 
     def __init__(self) -> None:
         self._served: dict[bytes, float] = {}
@@ -60,12 +62,12 @@ class Turns:
                 self._served = {tenant: served[tenant] for tenant in tenants}
         self._active = tenants
 
-    def charge(self, tenant: bytes, num_tokens: int, start: int, costs: StepCosts | None) -> None:
+    def charge(self, tenant: bytes, num_tokens: int, start: int, costs: StepCosts | None, weight: float = 1.0) -> None:
         """For a chunk, what it should take; ``begin`` has named the tenant."""
         seconds = TOKEN_S * num_tokens
         if costs is not None and costs.known:
             seconds = max(seconds, costs.chunk_price.seconds(num_tokens, start))
-        self._served[tenant] += seconds
+        self._served[tenant] += seconds / weight
 
     def served(self, tenant: bytes) -> float:
         return self._served.get(tenant, 0.0)
@@ -94,6 +96,6 @@ def in_turn(
         if tag is None:
             tag = turns.served(tenant)
         ranked.append((place[0], tag, place, index, each))
-        tags[tenant] = tag + max(token_s, TOKEN_S) * each.num_pending
+        tags[tenant] = tag + max(token_s, TOKEN_S) * each.num_pending / each.weight
     ranked.sort()
     return ((index, each) for _, _, _, index, each in ranked)

@@ -193,7 +193,7 @@ class Line:
     def send(self, seat: Seat, job: Job, priority: int, now: float) -> None:
         """To this worker, with what is left of its promise."""
         order, terms = job.order, self.lanes[job.order.sla_class].terms
-        promised = NO_PROMISE._replace(tenant=order.tenant_id.encode())
+        promised = NO_PROMISE._replace(tenant=order.tenant_id.encode(), weight=order.weight)
         if self._model.promises:
             is_claim = priority != terms.priority
             ttft_s = self._first.ttft_ms / 1e3 if is_claim else order.deadline_at - now

@@ -31,6 +31,7 @@ class Promise(NamedTuple):
     ttft_s: float | None = None
     tpot_s: float | None = None
     tenant: bytes = b""
+    weight: float = 1.0
 
 
 NO_PROMISE = Promise()
@@ -59,6 +60,7 @@ class Simulated:
         "tenant",
         "tpot_s",
         "ttft_s",
+        "weight",
     )
 
     def __init__(
@@ -74,7 +76,7 @@ class Simulated:
         self.item = item
         """Whoever it belongs to; nothing here looks at it."""
         self.priority = priority
-        self.ttft_s, self.tpot_s, self.tenant = promise
+        self.ttft_s, self.tpot_s, self.tenant, self.weight = promise
         self.arrival = 0
         self.place: Place = (priority, 0.0, 0)
         self.num_cached = min(num_cached, num_prompt_tokens - 1)
@@ -239,7 +241,7 @@ class Worker:
         grants = [(by_arrival[arrival], num_tokens) for arrival, num_tokens in plan.grants]
         for sequence, num_tokens in grants:
             if num_tokens > 1:
-                self._turns.charge(sequence.tenant, num_tokens, sequence.num_computed, self._costs)
+                self._turns.charge(sequence.tenant, num_tokens, sequence.num_computed, self._costs, sequence.weight)
         work = self._work(grants)
         step_s = self._costs.predict(work)
         num_steps, growth_s = 1, 0.0
@@ -315,6 +317,7 @@ class Worker:
             has_output=sequence.num_written > 0,
             is_immune=sequence.num_preemptions >= self._limits.max_preemptions,
             num_overtaken=sequence.num_overtaken,
+            weight=sequence.weight,
         )
 
     @staticmethod

@@ -56,7 +56,7 @@ async def test_a_worker_is_told_what_is_left_of_the_promise_and_no_name(start_sc
     address = await start_scripted_worker("--max-sequences", 1, "--step-s", 0.001)
     async with dispatching(address, clock=clock) as dispatch:
         submit = a_submit(max_tokens=100_000)
-        order = msgspec.structs.replace(builders.an_order(submit), deadline_at=clock.now() + 5.0)
+        order = msgspec.structs.replace(builders.an_order(submit), deadline_at=clock.now() + 5.0, weight=2.0)
         other = a_submit(max_tokens=100_000)
         flights = [dispatch.submit("scripted", submit, order), send(dispatch, other, tenant_id="ten_2")]
         late = dispatch.submit("scripted", a_submit(), order)
@@ -69,6 +69,7 @@ async def test_a_worker_is_told_what_is_left_of_the_promise_and_no_name(start_sc
     assert (sent[0].ttft_s, sent[2].ttft_s) == (5.0, -2.0)
     assert sent[0].tenant == sent[2].tenant != sent[1].tenant
     assert len(sent[0].tenant) == 8
+    assert [request.weight for request in sent] == [2.0, 1.0, 2.0]
 
 
 async def test_what_goes_on_a_guarantee_is_promised_what_the_most_important_are(start_scripted_worker):

@@ -169,7 +169,8 @@ def steps_of(turns, running, num_steps, costs):
         made = plan(running, [], 10, PACED, costs, turns=turns)
         by_arrival = {claim.arrival: claim for claim in running}
         for arrival, num_tokens in made.grants:
-            turns.charge(by_arrival[arrival].tenant, num_tokens, 0, costs)
+            claim = by_arrival[arrival]
+            turns.charge(claim.tenant, num_tokens, 0, costs, claim.weight)
         seen.append([arrival for arrival, _ in made.grants])
     return seen
 
@@ -179,6 +180,25 @@ def test_tenants_take_turns_with_long_prompts_and_a_tenants_own_go_in_order():
     flood = [prefilling(arrival, 50_000, tenant=b"flood") for arrival in range(4)]
     one = prefilling(9, 50_000, tenant=b"other")
     assert steps_of(Turns(), [*flood, one], 6, costs) == [[0], [9], [0], [9], [0], [9]]
+
+
+def test_a_tenant_of_twice_the_weight_has_twice_the_turns():
+    costs = a_machine_that_takes(decode_s=1e-6, token_s=1e-4)
+    one = prefilling(1, 50_000, tenant=b"one")
+    heavy = prefilling(2, 50_000, tenant=b"heavy", weight=2.0)
+    seen = [arrival for step in steps_of(Turns(), [one, heavy], 30, costs) for arrival in step]
+    assert (seen.count(1), seen.count(2)) == (10, 20)
+
+
+def test_of_two_floods_of_short_prompts_the_heavier_has_more_of_one_step():
+    costs = a_machine_that_takes(decode_s=1e-6, token_s=1e-4)
+    turns = Turns()
+    turns.begin({b"light", b"heavy"})
+    light = [prefilling(arrival, 256, tenant=b"light") for arrival in range(20)]
+    heavy = [prefilling(arrival, 256, tenant=b"heavy", weight=3.0) for arrival in range(20, 40)]
+    made = plan([*light, *heavy], [], 99, PACED, costs, turns=turns)
+    given = [sum(tokens for arrival, tokens in made.grants if (arrival >= 20) == of_heavy) for of_heavy in (0, 1)]
+    assert given == [512, 1536]
 
 
 def test_whoever_begins_to_ask_has_no_credit_from_before():

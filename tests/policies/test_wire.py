@@ -28,6 +28,7 @@ submits = st.builds(
     ttft_s=promises,
     tpot_s=promises,
     tenant=st.binary(max_size=8),
+    weight=st.floats(0.001, 1000),
 )
 to_worker = st.one_of(
     st.builds(wire.Hello, counts, texts), submits, st.builds(wire.Cancel, texts), st.just(wire.Drain())
