@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import platform
 import shutil
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,6 +15,7 @@ from worker.native import build
 from worker.native.build import BuildError, built
 from worker.native.check import agrees_with_torch
 from worker.native.library import Library
+from worker.native.pages import HUGE_PAGE_BYTES, huge_empty
 from worker.native.whole import PackedMatrix
 
 
@@ -129,3 +132,26 @@ def test_the_largest_of_each_tile_of_logits_is_found_and_so_is_what_is_no_number
     found, expected = library.maxima(tiles), tiles.amax(-1)
     assert torch.equal(found.isnan(), expected.isnan())
     assert torch.equal(found.nan_to_num(), expected.nan_to_num())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux says what it was asked for")
+@pytest.mark.parametrize("num_bytes", [1000, 20 * HUGE_PAGE_BYTES])
+def test_weights_lie_where_the_system_may_use_huge_pages(num_bytes):
+    weights = huge_empty((num_bytes,), torch.uint8)
+    flags = _flags_of_mapping(weights.data_ptr())
+    assert "sh" not in flags, "shared memory has no huge pages of its own accord"
+    if Path("/sys/kernel/mm/transparent_hugepage").exists():
+        assert "hg" in flags
+
+
+def _flags_of_mapping(address: int) -> list[str]:
+    """See proc_pid_smaps(5), VmFlags."""
+    is_here = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        head, _, rest = line.partition(" ")
+        if not head.endswith(":"):
+            begin, _, end = head.partition("-")
+            is_here = int(begin, 16) <= address < int(end, 16)
+        elif is_here and head == "VmFlags:":
+            return rest.split()
+    raise AssertionError("not mapped")
