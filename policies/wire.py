@@ -10,7 +10,7 @@ A worker sends ``Stats`` at least once a second, so silence means that it is stu
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Generic, TypeVar
 
 import msgspec
@@ -69,6 +69,15 @@ class Submit(Message, frozen=True):
     """Whose it is, for fairness: equal for requests of one tenant and no more than that."""
     weight: float = 1.0
     """> 0: beside others of its class, the tenant's prompts have so many times the part of one with 1."""
+    emitted_token_ids: dict[int, list[int]] = {}
+    """Of a request that was begun elsewhere: by index, the sequences that go on, each with the tokens of its completion
+    that were emitted there; none where it had not begun. They count as its output in all that follows, its position,
+    limits and penalties, and are not told again. A sequence that is not named has ended. Empty: all begin here."""
+
+    @property
+    def indices(self) -> Sequence[int]:
+        """Of the sequences to compute."""
+        return sorted(self.emitted_token_ids) or range(self.num_sequences)
 
 
 class Cancel(Message, frozen=True):
@@ -130,6 +139,7 @@ class Finish(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     reason: FinishReason
     num_cached_tokens: int
+    """Of the prompt, those whose KV was found."""
     num_preemptions: int
     """How often it lost KV for others, all of it or the end."""
     queue_s: float

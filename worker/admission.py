@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from policies import wire
 
 
@@ -18,7 +20,14 @@ def refusal(submit: wire.Submit, vocab_size: int, max_tokens: int) -> wire.Faile
         return failed(
             "invalid_request", "a prompt token, a token to generate and a sequence are the least one can ask for"
         )
-    for token_ids in (prompt_token_ids, sampling.stop_token_ids, sampling.logit_bias):
+    emitted = submit.emitted_token_ids
+    for index, before in emitted.items():
+        if not 0 <= index < submit.num_sequences:
+            return failed("invalid_request", f"sequence {index} cannot go on where there are {submit.num_sequences}")
+        if len(before) >= sampling.max_tokens:
+            return failed("invalid_request", f"sequence {index} has its {sampling.max_tokens} tokens already")
+    named: list[Collection[int]] = [prompt_token_ids, *emitted.values(), sampling.stop_token_ids, sampling.logit_bias]
+    for token_ids in named:
         if token_ids and not (min(token_ids) >= 0 and max(token_ids) < vocab_size):
             return failed("invalid_request", f"a token id is outside of the vocabulary of {vocab_size}")
     if len(prompt_token_ids) + sampling.max_tokens > max_tokens:

@@ -113,7 +113,7 @@ class Engine:
         if chain is not None:
             chain.extend(submit.prompt_token_ids)
         request = self._requests[submit.request_id] = Request(submit.request_id)
-        for index in range(submit.num_sequences):
+        for index in submit.indices:
             self._num_arrivals += 1
             own_chain = chain.fork() if chain else None
             sequence = Sequence(request, submit, index, self._num_arrivals, stop_token_ids, own_chain, now)
@@ -395,6 +395,6 @@ class Engine:
             return wire.Failed(request_id, "invalid_request", "a request of this id is being answered")
         max_tokens = min(self._runner.max_model_tokens, self._runner.num_blocks * self._runner.block_size)
         impossible = refusal(submit, self._runner.vocab_size, max_tokens)
-        if impossible is None and submit.num_sequences + num_waiting > self.max_waiting:
+        if impossible is None and len(submit.indices) + num_waiting > self.max_waiting:
             return wire.Failed(request_id, "overloaded", f"{num_waiting} sequences wait already")
         return impossible

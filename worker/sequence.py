@@ -46,6 +46,7 @@ class Sequence:
         "may_share_tail",
         "num_cached_tokens",
         "num_computed",
+        "num_emitted",
         "num_known",
         "num_overtaken",
         "num_preemptions",
@@ -77,6 +78,7 @@ class Sequence:
         chain: Chain | None,
         now: float,
     ) -> None:
+        emitted_token_ids = submit.emitted_token_ids.get(index, [])
         self.request = request
         self.index = index
         self.priority = submit.priority
@@ -91,11 +93,13 @@ class Sequence:
         self.stop_token_ids = stop_token_ids
         """Any of these ends it."""
         self.num_prompt_tokens = len(submit.prompt_token_ids)
-        self.token_ids = list(submit.prompt_token_ids)
+        self.num_emitted = len(emitted_token_ids)
+        """Tokens of its completion that came from elsewhere."""
+        self.token_ids = [*submit.prompt_token_ids, *emitted_token_ids]
         """Prompt and completion; only the last one may be UNKNOWN."""
-        self.num_known = self.num_prompt_tokens
+        self.num_known = len(self.token_ids)
         self.has_ended = False
-        self.output_token_ids: list[int] = []
+        self.output_token_ids = list(emitted_token_ids)
         self.row = Row(
             sampling=submit.sampling,
             seed=(submit.sampling.seed + index) % SEEDS,
@@ -143,7 +147,8 @@ class Sequence:
     @property
     def token_due_at(self) -> float:
         """When its next token is due, once it has one."""
-        return token_due_at(self.tpot_s, self.first_token_at, self.moved_at, len(self.output_token_ids))
+        num_tokens = len(self.output_token_ids) - self.num_emitted
+        return token_due_at(self.tpot_s, self.first_token_at, self.moved_at, num_tokens)
 
     @property
     def is_complete(self) -> bool:
@@ -195,7 +200,7 @@ class Sequence:
         last_token_at = first_token_at if self.last_token_at is None else self.last_token_at
         return wire.Finish(
             reason=reason,
-            num_cached_tokens=self.num_cached_tokens,
+            num_cached_tokens=min(self.num_cached_tokens, self.num_prompt_tokens),
             num_preemptions=self.num_preemptions,
             queue_s=started_at - self.submitted_at,
             prefill_s=first_token_at - started_at,

@@ -29,6 +29,7 @@ submits = st.builds(
     tpot_s=promises,
     tenant=st.binary(max_size=8),
     weight=st.floats(0.001, 1000),
+    emitted_token_ids=st.dictionaries(counts, st.lists(counts, max_size=4), max_size=3),
 )
 to_worker = st.one_of(
     st.builds(wire.Hello, counts, texts), submits, st.builds(wire.Cancel, texts), st.just(wire.Drain())

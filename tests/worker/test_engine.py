@@ -88,6 +88,37 @@ def test_an_answer_ends_at_its_limit():
     assert bench.finishes["a", 0].reason == "length"
 
 
+def test_an_answer_goes_on_behind_the_tokens_that_were_emitted_elsewhere():
+    whole = expected(tokens(10), 12)
+    bench = Bench()
+    bench.submit("a", tokens(10), 12, promise={"emitted_token_ids": {0: whole[:5]}})
+    bench.run()
+    assert bench.answers["a", 0] == whole[5:]
+    assert bench.runner.steps[0] == [(0, 15)], "the emitted tokens are computed with the prompt"
+    assert bench.finishes["a", 0].reason == "length"
+
+
+def test_of_several_answers_those_that_have_ended_elsewhere_are_not_begun_again():
+    whole = [expected(tokens(10), 12, seed=index) for index in range(4)]
+    bench = Bench()
+    emitted = {1: whole[1][:7], 2: [], 3: []}
+    bench.submit("a", tokens(10), 12, num_sequences=4, promise={"emitted_token_ids": emitted})
+    bench.run()
+    assert bench.answers == {("a", index): whole[index][len(before) :] for index, before in emitted.items()}
+
+
+def test_what_was_emitted_elsewhere_is_found_in_the_cache_like_any_prompt():
+    whole = expected(tokens(10), 12)
+    bench = Bench()
+    bench.submit("a", tokens(10), 12)
+    bench.run()
+    bench.submit("b", tokens(10), 12, promise={"emitted_token_ids": {0: whole[:8]}})
+    bench.run()
+    assert bench.runner.steps[-4:] == [[(16, 2)], [(18, 1)], [(19, 1)], [(20, 1)]]
+    assert bench.answers["b", 0] == whole[8:]
+    assert bench.finishes["b", 0].num_cached_tokens == 10, "of the prompt"
+
+
 def test_an_end_token_stops_an_answer_and_is_part_of_it():
     full = expected(tokens(10), 40)
     for ending in ({"stop_token_ids": (full[3],)}, {"ignore_eos": False}):
@@ -285,6 +316,9 @@ def test_equals_are_served_in_order_of_arrival():
         ("invalid_request", {"prompt": [1], "num_sequences": 0}),
         ("invalid_request", {"prompt": [1], "stop_token_ids": (99,)}),
         ("invalid_request", {"prompt": [1], "logit_bias": {-3: 1.0}}),
+        ("invalid_request", {"prompt": [1], "promise": {"emitted_token_ids": {1: [2]}}}),
+        ("invalid_request", {"prompt": [1], "promise": {"emitted_token_ids": {0: [50]}}}),
+        ("invalid_request", {"prompt": [1], "max_tokens": 2, "promise": {"emitted_token_ids": {0: [2, 3]}}}),
         ("overloaded", {"prompt": [1], "num_sequences": 129}),
     ],
 )

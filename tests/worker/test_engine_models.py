@@ -1,9 +1,11 @@
 """Whole answers by the engine on tiny random models: what transformers generates, whatever the schedule."""
 
 import itertools
+import math
 import random
 from functools import cache
 
+import msgspec
 import pytest
 import torch
 from hypothesis import given, settings
@@ -177,6 +179,53 @@ def test_a_seeded_request_is_answered_alike_alone_and_in_any_crowd(families, sch
         assert crowded["seeded", index] == alone["seeded", index]
         assert len(alone["seeded", index]) == MAX_TOKENS
     assert alone["seeded", 0] != alone["seeded", 1]
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    schedule=schedules(),
+    seed=st.integers(0, (1 << 64) - 1),
+    temperature=st.sampled_from([0.0, 1.3]),
+    cuts=st.lists(st.integers(0, 2 * MAX_TOKENS), max_size=3).map(sorted),
+)
+def test_an_answer_that_moves_from_engine_to_engine_is_the_undisturbed_one(families, schedule, seed, temperature, cuts):
+    """Each engine is left after so many steps of the answer in all, in the middle of whatever else it does."""
+    arrivals, changes = schedule
+    whole = wire.Submit(
+        "whole",
+        STEMS[0][:20],
+        Sampling(
+            max_tokens=MAX_TOKENS,
+            seed=seed,
+            temperature=temperature,
+            top_p=0.95,
+            presence_penalty=0.3,
+            frequency_penalty=0.4,
+            repetition_penalty=1.1,
+            logit_bias={11: 2.0, 12: -100.0},
+            min_tokens=6,
+            stop_token_ids=(13, 14, 15, 16),
+        ),
+        num_sequences=2,
+    )
+    undisturbed, _ = run(families.engine("llama"), [(0, whole)])
+    told = {0: [], 1: []}
+    ended = set()
+    for cut in [*cuts, math.inf]:
+        engine = families.engine("llama", **{**changes, "num_blocks": 64})
+        left = {index: told[index] for index in told if index not in ended}
+        assert engine.add(msgspec.structs.replace(whole, emitted_token_ids=left)) is None
+        for _, other in arrivals:
+            engine.add(other)
+        while len(ended) < 2 and sum(map(len, told.values())) < cut:
+            for delta in engine.step()[0]:
+                if delta.request_id == "whole":
+                    told[delta.index] += delta.token_ids
+                    if delta.finish is not None:
+                        ended.add(delta.index)
+        if len(ended) == 2:
+            break
+    assert told == {index: undisturbed["whole", index] for index in range(2)}
 
 
 def test_a_seeded_answer_is_the_same_after_preemption(families):

@@ -4,6 +4,7 @@ import itertools
 import os
 import random
 
+import msgspec
 import pytest
 
 from policies import wire
@@ -79,14 +80,27 @@ class Walk:
             tpot_s=rng.choice([None, 0.003, 0.1, 10.0]),
             tenant=rng.choice(self.tenants),
         )
+        if rng.random() < 0.2:
+            submit = self.resumed(submit)
         failed = self.engine.add(submit)
         if failed is None:
-            self.live[submit.request_id] = (submit, {index: [] for index in range(submit.num_sequences)})
+            emitted = submit.emitted_token_ids
+            answers = {index: list(emitted.get(index, [])) for index in submit.indices}
+            self.live[submit.request_id] = (submit, answers)
         else:
             capacity = min(self.runner.max_model_tokens, self.runner.num_blocks * self.block_size)
             too_long = len(prompt) + submit.sampling.max_tokens > capacity
             assert failed.code == ("context_length_exceeded" if too_long else "overloaded")
             self.num_refused += 1
+
+    def resumed(self, submit):
+        """The same request after some of it was computed elsewhere."""
+        sampling, emitted = submit.sampling, {}
+        for index in range(submit.num_sequences):
+            whole = answer(submit.prompt_token_ids, (sampling.seed + index) % (1 << 64), sampling.max_tokens)
+            if self.rng.random() < 0.8:
+                emitted[index] = whole[: self.rng.randrange(len(whole))]
+        return msgspec.structs.replace(submit, emitted_token_ids=emitted)
 
     def cancel(self):
         if not self.live:
@@ -129,7 +143,8 @@ class Walk:
                 )
                 assert answers[delta.index] == expected
                 assert delta.finish.reason == ("stop" if expected[-1] == 0 else "length")
-                assert delta.finish.num_cached_tokens < len(submit.prompt_token_ids)
+                num_known = len(submit.prompt_token_ids) + len(submit.emitted_token_ids.get(delta.index, []))
+                assert delta.finish.num_cached_tokens <= min(len(submit.prompt_token_ids), num_known - 1)
                 self.close(delta)
         for failure in failed:
             assert failure.code == "internal"
