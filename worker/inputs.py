@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from worker.adapters import Adapter
 from worker.attention import Extent
 
 
@@ -29,6 +30,8 @@ class Span:
     source: int = -1
     """The last of these tokens is the one that the step before sampled in this row, and has not been read; -1: all are
     known."""
+    adapter: Adapter | None = None
+    """What changes the model for it."""
 
 
 @dataclass(frozen=True, slots=True)

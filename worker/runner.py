@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from policies import settings
 from worker import placement
+from worker.adapters import Adapter, TorchAdditions, groups_of, read_adapter
 from worker.attention import (
     Backend,
     GatheredAttention,
@@ -38,6 +40,7 @@ from worker.models import (
     path_of,
     read_architecture,
 )
+from worker.models.additions import Additions
 from worker.native import Library, library
 from worker.triton import has_triton
 
@@ -106,13 +109,14 @@ class Runner:
         """
         try:
             inputs = flatten(spans, self.block_size, self._model.device, sampled_before)
-            logits = None if self._graphs is None else self._graphs.run(inputs)
+            additions = self._additions(spans)
+            logits = None if self._graphs is None or additions else self._graphs.run(inputs)
             if logits is not None:
                 return logits
             plan = self.attention.plan(inputs.extents, inputs.slots)
-            if self._whole is not None and isinstance(plan, NativePlan):
+            if self._whole is not None and additions is None and isinstance(plan, NativePlan):
                 return self._whole.forward(inputs.token_ids, inputs.positions, inputs.rows, plan)
-            return self._model.forward(inputs.token_ids, inputs.positions, inputs.rows, plan, self._ops)
+            return self._model.forward(inputs.token_ids, inputs.positions, inputs.rows, plan, self._ops, additions)
         except (MemoryError, RuntimeError) as error:
             if not _is_out_of_memory(error):
                 raise
@@ -121,6 +125,20 @@ class Runner:
         if self._model.device.type == "cuda":
             torch.cuda.empty_cache()
         raise OutOfMemory(f"a step of {sum(len(span.token_ids) for span in spans)} tokens ran out of memory: {reason}")
+
+    def load_adapter(self, adapter_id: str, source: str, max_bytes: int, digest: str = "") -> Adapter:
+        """From a directory in PEFT's layout; ``digest`` as for read_adapter. May run beside a step.
+
+        Raises AdapterError.
+        """
+        model = self._model
+        directory = Path(source).expanduser()
+        return read_adapter(adapter_id, directory, model.architecture, model.dtype, model.device, max_bytes, digest)
+
+    def _additions(self, spans: Sequence[Span]) -> Additions | None:
+        if not any(span.adapter for span in spans):
+            return None
+        return TorchAdditions.of(groups_of(spans), self._model.device)
 
     @torch.inference_mode()
     def copy_block(self, source: int, target: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import torch
 import transformers
 
+from worker.adapters import Adapter
 from worker.inputs import Span
 from worker.runner import Runner
 
@@ -65,6 +67,8 @@ class Walk:
     prompts: list[list[int]]
     num_new: int
     chance: random.Random
+    adapters: Sequence[Adapter | None] = ()
+    """Of each prompt; none given: the base."""
     token_ids: list[list[int]] = field(init=False)
     logits: list[list[torch.Tensor]] = field(init=False)
     """For each sequence, the logits after each of its tokens in turn."""
@@ -89,7 +93,8 @@ class Walk:
             for index in chosen:
                 todo = self.token_ids[index][done[index] :]
                 length = self.chance.choice((1, self.chance.randint(1, len(todo)), len(todo)))
-                spans.append(Span(todo[:length], done[index], tables[index], length))
+                adapter = self.adapters[index] if self.adapters else None
+                spans.append(Span(todo[:length], done[index], tables[index], length, adapter=adapter))
             rows = iter(self.runner.forward(spans).split([len(span.token_ids) for span in spans]))
             for index, span in zip(chosen, spans, strict=True):
                 part = next(rows)

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from worker.attention import Plan
+from worker.models.additions import Additions
 from worker.models.linear import Linear
 from worker.models.link import Alone, Link
 from worker.models.ops import Ops
@@ -68,7 +69,15 @@ class Decoder:
         self._link = link
 
     @torch.inference_mode()
-    def forward(self, token_ids: Tensor, positions: Tensor, rows: Tensor, plan: Plan, ops: Ops) -> Tensor:
+    def forward(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        rows: Tensor,
+        plan: Plan,
+        ops: Ops,
+        additions: Additions | None = None,
+    ) -> Tensor:
         """The logits that follow ``rows``.
 
         token_ids and positions [num_tokens] i64, rows [num_logits] i64 -> [num_logits, vocab_size] f32; [0, vocab_size]
@@ -80,17 +89,27 @@ class Decoder:
         last = architecture.num_layers - 1
         normed = ops.add_norm(x, None, None, self.layers[0].attention_pre_norm, eps)
         for index, layer in enumerate(self.layers):
-            mixed = self._attend(index, layer, normed, angles[architecture.layer_ropes[index]], plan, ops)
+            mixed = self._attend(index, layer, normed, angles[architecture.layer_ropes[index]], plan, ops, additions)
             if index == last and self.shard.is_last and len(rows) < len(x):
                 # Past the last layer's keys and values only the rows that are asked for matter.
                 if not len(rows):
                     break
+                additions = additions.only(rows, len(x)) if additions is not None else None
                 x, mixed = x[rows], mixed[rows]
-            output = link.sum(layer.output(mixed))
+            output = layer.output(mixed)
+            if additions is not None:
+                additions.add(index, "output", mixed, output)
+            output = link.sum(output)
             normed = ops.add_norm(x, output, layer.attention_post_norm, layer.mlp_pre_norm, eps)
-            gated = ops.gate(layer.gate_up(normed), architecture.activation)
+            gate_up = layer.gate_up(normed)
+            if additions is not None:
+                additions.add(index, "gate_up", normed, gate_up)
+            gated = ops.gate(gate_up, architecture.activation)
+            down = layer.down(gated)
+            if additions is not None:
+                additions.add(index, "down", gated, down)
             next_norm = self.norm if index == last else self.layers[index + 1].attention_pre_norm
-            normed = ops.add_norm(x, link.sum(layer.down(gated)), layer.mlp_post_norm, next_norm, eps)
+            normed = ops.add_norm(x, link.sum(down), layer.mlp_post_norm, next_norm, eps)
         if self.head is None:
             link.send(x)
         if self.head is None or not len(rows):
@@ -116,11 +135,20 @@ class Decoder:
         return x
 
     def _attend(
-        self, index: int, layer: Layer, normed: Tensor, angles: tuple[Tensor, Tensor], plan: Plan, ops: Ops
+        self,
+        index: int,
+        layer: Layer,
+        normed: Tensor,
+        angles: tuple[Tensor, Tensor],
+        plan: Plan,
+        ops: Ops,
+        additions: Additions | None,
     ) -> Tensor:
         """[num_tokens, hidden_size] -> [num_tokens, num_heads * head_dim]"""
         architecture = self.architecture
         qkv = layer.qkv(normed)
+        if additions is not None:
+            additions.add(index, "qkv", normed, qkv)
         query_norm, key_norm = layer.query_norm, layer.key_norm
         if self._norms_apart and query_norm is not None and key_norm is not None:
             self._norm_with_others(qkv, query_norm, key_norm)

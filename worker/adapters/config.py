@@ -1,0 +1,101 @@
+"""adapter_config.json, as PEFT writes it: how far each matrix's addition is scaled, and what cannot be served.
+
+A field that would change what is computed, and that we do not compute, is refused by its name, whether we know it or
+not; a field that is absent, null or false asks for nothing.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from worker.adapters.errors import AdapterError
+
+OF_TRAINING = frozenset(
+    (
+        *("auto_mapping", "base_model_name_or_path", "corda_config", "ensure_weight_tying", "eva_config"),
+        *("exclude_modules", "inference_mode", "layers_pattern", "layers_to_transform", "loftq_config"),
+        *("lora_dropout", "lora_ga_config", "megatron_config", "megatron_core", "peft_version", "qalora_group_size"),
+        *("revision", "runtime_config", "target_modules", "task_type", "velora_config"),
+    )
+)
+"""How the adapter was made or which matrices it was made for: its tensors say what is left of it."""
+READ = frozenset(
+    ("alpha_pattern", "bias", "init_lora_weights", "lora_alpha", "peft_type", "r", "rank_pattern", "use_rslora")
+)
+KEEPS_BASE = (None, True, False, "gaussian", "eva", "orthogonal")
+"""Ways to begin that leave the base's own weights as they are; the others are an addition to another matrix."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scaling:
+    """How much of each product is added."""
+
+    rank: int
+    alpha: float
+    ranks: Mapping[str, int]
+    """By pattern, for modules that have another."""
+    alphas: Mapping[str, float]
+    by_root: bool
+    """alpha / sqrt(rank) (Kalajdzievski 2023, "rsLoRA") rather than alpha / rank (Hu et al. 2021)."""
+
+    def rank_of(self, module: str) -> int:
+        return self.ranks.get(_pattern_for(self.ranks, module), self.rank)
+
+    def factor(self, module: str) -> float:
+        """``module``: its name in the base, "model.layers.0.self_attn.q_proj"."""
+        rank = self.rank_of(module)
+        alpha = self.alphas.get(_pattern_for(self.alphas, module), self.alpha)
+        return alpha / (math.sqrt(rank) if self.by_root else rank)
+
+
+def scaling_of(config: Mapping[str, Any], path: Path) -> Scaling:
+    """What an adapter_config.json says. Raises AdapterError."""
+    kind = config.get("peft_type")
+    if kind != "LORA":
+        raise AdapterError(f"{path}: peft_type is {kind!r}; only LORA is served")
+    for name, value in sorted(config.items()):
+        if value and name not in READ and name not in OF_TRAINING:
+            raise AdapterError(f"{path}: {name} is set, which is not served")
+    if config.get("bias", "none") != "none":
+        raise AdapterError(f"{path}: bias is {config['bias']!r}; trained biases are not served")
+    if (begun := config.get("init_lora_weights", True)) not in KEEPS_BASE:
+        raise AdapterError(
+            f"{path}: init_lora_weights is {begun!r}, which changes the base too; save the adapter as one for the"
+            " unchanged base (PEFT's path_initial_model_for_weight_conversion)"
+        )
+    return Scaling(
+        rank=int(_number(config, "r", path)),
+        alpha=_number(config, "lora_alpha", path),
+        ranks={name: int(value) for name, value in _patterns(config, "rank_pattern", path).items()},
+        alphas=_patterns(config, "alpha_pattern", path),
+        by_root=bool(config.get("use_rslora")),
+    )
+
+
+def _pattern_for(patterns: Mapping[str, float], module: str) -> str:
+    """As PEFT matches (``get_pattern_key``): a pattern is the end of a module's name, from a dot on."""
+    return next((pattern for pattern in patterns if re.fullmatch(rf"(.*\.)?({pattern})", module)), "")
+
+
+def _number(config: Mapping[str, Any], name: str, path: Path) -> float:
+    value = config.get(name)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        raise AdapterError(f"{path}: {name} is {value!r}, not a positive number")
+    return float(value)
+
+
+def _patterns(config: Mapping[str, Any], name: str, path: Path) -> dict[str, float]:
+    patterns = config.get(name) or {}
+    if not isinstance(patterns, dict):
+        raise AdapterError(f"{path}: {name} is no object")
+    for pattern in patterns:
+        try:
+            re.compile(pattern)
+        except re.error:
+            raise AdapterError(f"{path}: {name} has {pattern!r}, which is no regular expression") from None
+    return {pattern: _number(patterns, pattern, path) for pattern in patterns}

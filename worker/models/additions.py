@@ -1,0 +1,23 @@
+"""What is added to a decoder's products for some of a step's rows, as the decoder sees it."""
+
+from __future__ import annotations
+
+from typing import Literal, Protocol
+
+from torch import Tensor
+
+Place = Literal["qkv", "output", "gate_up", "down"]
+"""The four products of a layer."""
+PLACES: tuple[Place, ...] = ("qkv", "output", "gate_up", "down")
+
+
+class Additions(Protocol):
+    """Of one step."""
+
+    def add(self, layer: int, place: Place, x: Tensor, y: Tensor) -> None:
+        """To y [num_rows, out], which the layer's own matrix has made of x [num_rows, in]; in place."""
+        ...
+
+    def only(self, rows: Tensor, num_rows: int) -> Additions:
+        """For what is left when of ``num_rows`` rows only ``rows`` [num_left] i64 go on, in their order."""
+        ...
