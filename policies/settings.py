@@ -185,6 +185,9 @@ class Engine(Section, frozen=True):
     quantize: Quantization = "none"
     """What the matrices of a model that is not quantised become when it is loaded: a half or a quarter of the bytes to
     read for a token, at a small loss (benchmarks/quantised.md). fp8 pays only where the device multiplies it."""
+    quantize_activations: bool = True
+    """What multiplies int8 or int4 matrices may round their inputs to int8 as well, by token or by group, which is much
+    faster where the processor multiplies integers; false: only weights are rounded."""
     tensor_parallel: Annotated[int, Meta(ge=1, le=64)] = 1
     """Processes that share each matrix of the model, each with a device of its own, or with its part of the CPU's
     cores; the model's heads must be divisible by it."""

@@ -28,6 +28,7 @@ from worker.models import (
     Architecture,
     Decoder,
     Layout,
+    Means,
     ModelError,
     NativeOps,
     Ops,
@@ -175,8 +176,8 @@ def load_model(
             f"the weights of {source} take {_mib(needed)} MiB in {str(dtype).removeprefix('torch.')},"
             f" but {_mib(free)} MiB of memory are free"
         )
-    kernels = _kernels(engine, device)
-    return load_decoder(path, architecture, dtype, device, max_model_tokens, kernels, engine.quantize, shard)
+    means = Means(_kernels(engine, device), engine.quantize_activations)
+    return load_decoder(path, architecture, dtype, device, max_model_tokens, means, engine.quantize, shard)
 
 
 def set_num_threads(engine: settings.Engine, num_sharing: int = 1) -> int:

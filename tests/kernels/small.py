@@ -126,7 +126,7 @@ def test_a_model_computed_by_kernels_says_what_the_plain_one_says(name, changes,
     engine = Engine(block_size=tiny.BLOCK_SIZE, attention="reference", device=DEVICE.type, dtype="float32")
     plain = Runner.load(str(tmp_path), engine)
     architecture = read_architecture(tmp_path)
-    model = load_decoder(tmp_path, architecture, torch.float32, DEVICE, 128, None)
+    model = load_decoder(tmp_path, architecture, torch.float32, DEVICE, 128)
     shape = KVShape(architecture.num_layers, architecture.num_kv_heads, architecture.head_dim)
     cache = KVCache(shape, 30, tiny.BLOCK_SIZE, torch.float32, DEVICE)
     scores = Scores(architecture.attention_scale, architecture.windows, architecture.attention_softcap)

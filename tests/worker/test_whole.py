@@ -11,6 +11,7 @@ from policies.settings import Engine
 from worker.inputs import Span
 from worker.models import Architecture, Shard
 from worker.models.architecture import Rope
+from worker.models.linear import Means
 from worker.models.load import build_decoder
 from worker.models.sources import PlainSource
 from worker.native import library
@@ -68,7 +69,7 @@ def runner_of(architecture: Architecture) -> Runner:
         return (torch.randn(size, generator=generator) * scale).bfloat16()
 
     dtype, device = torch.bfloat16, torch.device("cpu")
-    model = build_decoder(Shard.of(architecture), PlainSource(take), dtype, device, 2048, library())
+    model = build_decoder(Shard.of(architecture), PlainSource(take), dtype, device, 2048, Means(library()))
     return Runner.of(model, Engine(dtype="bfloat16", device="cpu"), num_blocks=200)
 
 

@@ -3,7 +3,7 @@
 from worker.models.architecture import Architecture
 from worker.models.decoder import Decoder
 from worker.models.errors import ModelError
-from worker.models.linear import packs_bfloat16
+from worker.models.linear import Means, packs_bfloat16
 from worker.models.link import Link
 from worker.models.load import bytes_per_parameter, load_decoder, read_architecture
 from worker.models.ops import NativeOps, Ops, TorchOps
@@ -18,6 +18,7 @@ __all__ = [
     "Decoder",
     "Layout",
     "Link",
+    "Means",
     "ModelError",
     "NativeOps",
     "Ops",

@@ -16,14 +16,13 @@ from worker.models.fitting import together
 from worker.models.forms import Form
 from worker.models.gguf import GgufFile, GgufSource, architecture_of_gguf, stored_bytes
 from worker.models.importers import NOT_NEEDED, importer_of
-from worker.models.linear import Linear, linear_of
+from worker.models.linear import ALONE, Linear, Means, linear_of
 from worker.models.place import is_gguf
 from worker.models.quantize import quantized
 from worker.models.quantized_cache import LEAST_PARAMETERS, QuantizingSource
 from worker.models.shard import Shard
 from worker.models.sources import HEAD, CheckpointSource, ShardSource, Source
 from worker.models.weights import Checkpoint, read_json
-from worker.native import Library
 
 
 def read_architecture(path: Path) -> Architecture:
@@ -62,17 +61,15 @@ def load_decoder(
     dtype: torch.dtype,
     device: torch.device,
     max_model_tokens: int,
-    kernels: Library | None = None,
+    means: Means = ALONE,
     quantization: Quantization = "none",
     shard: Shard | None = None,
 ) -> Decoder:
-    """``kernels``: what the matrices may be packed for; ``shard``: what of the model is wanted, None: all. Raises
-    ModelError.
-    """
+    """``shard``: what of the model is wanted, None: all. Raises ModelError."""
     shard = shard or Shard.of(architecture)
     if is_gguf(path):
         file = GgufSource(GgufFile(path), architecture, dtype, device)
-        decoder = build_decoder(shard, file, dtype, device, max_model_tokens, kernels, quantization)
+        decoder = build_decoder(shard, file, dtype, device, max_model_tokens, means, quantization)
         file.finish(shard.misses)
         return decoder
     with Checkpoint(path) as checkpoint:
@@ -90,7 +87,7 @@ def load_decoder(
         source = CheckpointSource(checkpoint, root, dtype, device, importer)
 
         def build(source: Source) -> Decoder:
-            decoder = build_decoder(shard, source, dtype, device, max_model_tokens, kernels, quantization)
+            decoder = build_decoder(shard, source, dtype, device, max_model_tokens, means, quantization)
             checkpoint.finish()
             return decoder
 
@@ -109,7 +106,7 @@ def build_decoder(
     dtype: torch.dtype,
     device: torch.device,
     max_model_tokens: int,
-    kernels: Library | None = None,
+    means: Means = ALONE,
     quantization: Quantization = "none",
 ) -> Decoder:
     """``source`` is that of the whole model, and ``quantization`` what plain matrices become; the embedding is looked
@@ -120,7 +117,7 @@ def build_decoder(
     size = (len(shard.vocabulary), own.hidden_size)
     needs_embedding = shard.is_first or (shard.is_last and own.tied)
     embedding = source.tensor("embed_tokens.weight", size) if needs_embedding else None
-    builder = _Builder(own, source, kernels, quantization, dtype)
+    builder = _Builder(own, source, means, quantization, dtype)
     layers = [builder.layer(f"layers.{index}.") for index in range(own.num_layers)]
     norm = head = None
     if shard.is_last:
@@ -142,11 +139,11 @@ class _Builder:
         self,
         architecture: Architecture,
         source: Source,
-        kernels: Library | None,
+        means: Means,
         quantization: Quantization,
         dtype: torch.dtype,
     ) -> None:
-        self._architecture, self._source, self._kernels = architecture, source, kernels
+        self._architecture, self._source, self._means = architecture, source, means
         self._quantization, self._dtype = quantization, dtype
 
     def head(self, form: Form) -> Linear:
@@ -193,4 +190,4 @@ class _Builder:
     def _linear(self, form: Form, bias: Tensor | None, gated: bool = False) -> Linear:
         if self._quantization != "none":
             form = quantized(form, self._quantization)
-        return linear_of(form, bias, self._kernels, gated)
+        return linear_of(form, bias, self._means, gated)

@@ -8,29 +8,31 @@ from __future__ import annotations
 from torch import Tensor
 
 from worker.models.forms import Form, Fp8, Int4, Int8, Plain
-from worker.models.linear.base import Linear
+from worker.models.linear.base import Linear, Means
 from worker.models.linear.int4 import Int4Linear, PackedInt4Linear
 from worker.models.linear.int8 import Int8Linear
 from worker.models.linear.plain import PlainLinear, packs_bfloat16
 from worker.models.linear.scaled import ScaledLinear
-from worker.native import Library
 from worker.triton import has_triton
 
-__all__ = ["Linear", "linear_of", "packs_bfloat16"]
+__all__ = ["Linear", "Means", "linear_of", "packs_bfloat16"]
 
 
-def linear_of(form: Form, bias: Tensor | None = None, kernels: Library | None = None, gated: bool = False) -> Linear:
-    """``bias`` [out] in the type of the activations; ``kernels``: what the matrix may be packed for; ``gated``: its
-    lower half opens its upper half.
-    """
+ALONE = Means()
+"""torch, and what it has."""
+
+
+def linear_of(form: Form, bias: Tensor | None = None, means: Means = ALONE, gated: bool = False) -> Linear:
+    """``bias`` [out] in the type of the activations; ``gated``: its lower half opens its upper half."""
     if isinstance(form, Plain):
-        return PlainLinear(form.weight, bias, kernels, gated)
+        return PlainLinear(form.weight, bias, means.kernels, gated)
+    kernels = means.kernels if means.rounds_inputs else None
     if isinstance(form, Int4 | Fp8) and has_triton(form.codes.device):
         from worker.models.linear.on_cuda import CudaFp8Linear, CudaInt4Linear
 
         if isinstance(form, Int4):
             return CudaInt4Linear(form, bias)
-        if CudaFp8Linear.serves(form):
+        if means.rounds_inputs and CudaFp8Linear.serves(form):
             return CudaFp8Linear(form, bias)
     if isinstance(form, Int4):
         if kernels is not None and PackedInt4Linear.serves(form, kernels):

@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 from torch import Tensor
+
+from worker.native import Library
+
+
+@dataclass(frozen=True, slots=True)
+class Means:
+    """What matrices may be multiplied with."""
+
+    kernels: Library | None = None
+    """The compiled ones, which a matrix may be packed for."""
+    rounds_inputs: bool = True
+    """Inputs may be rounded where the matrix is."""
 
 
 class Linear(Protocol):
