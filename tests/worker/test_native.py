@@ -11,12 +11,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from worker.native import build
+from worker.native import PackedMatrix, build
 from worker.native.build import BuildError, built
 from worker.native.check import agrees_with_torch
 from worker.native.library import Library
 from worker.native.pages import HUGE_PAGE_BYTES, huge_empty
-from worker.native.whole import PackedMatrix
 
 
 @pytest.fixture

@@ -92,6 +92,16 @@ def test_int8_of_a_token_does_not_depend_on_who_comes_along(num_tokens, num_inpu
         assert torch.equal(linear(x[row : row + 1].clone()), together[row : row + 1])
 
 
+@pytest.mark.parametrize("num_tokens", [1, 3, 40, 150])
+@pytest.mark.parametrize("quantised", [int8_of, int4_of])
+def test_a_matrix_whose_halves_lie_side_by_side_multiplies_to_the_same(quantised, num_tokens):
+    form = quantised(random(0, 160, 192))
+    bias, x = random(1, 160).bfloat16(), random(2, num_tokens, 192).bfloat16()
+    apart, together = (linear_of(form, bias, Means(kernels()), gated) for gated in (False, True))
+    assert torch.equal(apart.wide(x), together.wide(x))
+    assert torch.equal(apart(x), together(x))
+
+
 @pytest.mark.parametrize("num_tokens", [3, 40])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_int8_tokens_that_are_zero_tiny_huge_or_not_numbers(num_tokens, dtype):

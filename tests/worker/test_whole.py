@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from policies.settings import Engine
+from policies.settings import Engine, Quantization
 from worker.inputs import Span
 from worker.models import Architecture, Shard
 from worker.models.architecture import Rope
@@ -61,7 +61,7 @@ FAMILIES = {
 }
 
 
-def runner_of(architecture: Architecture) -> Runner:
+def runner_of(architecture: Architecture, form: Quantization) -> Runner:
     generator = torch.Generator().manual_seed(3)
 
     def take(name: str, size: tuple[int, ...]) -> torch.Tensor:
@@ -69,13 +69,14 @@ def runner_of(architecture: Architecture) -> Runner:
         return (torch.randn(size, generator=generator) * scale).bfloat16()
 
     dtype, device = torch.bfloat16, torch.device("cpu")
-    model = build_decoder(Shard.of(architecture), PlainSource(take), dtype, device, 2048, Means(library()))
+    model = build_decoder(Shard.of(architecture), PlainSource(take), dtype, device, 2048, Means(library()), form)
     return Runner.of(model, Engine(dtype="bfloat16", device="cpu"), num_blocks=200)
 
 
+@pytest.mark.parametrize("form", ["none", "int8", "int4"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_step_at_once_is_the_same_operations_in_the_same_order(family):
-    runner = runner_of(FAMILIES[family])
+def test_a_step_at_once_is_the_same_operations_in_the_same_order(family, form):
+    runner = runner_of(FAMILIES[family], form)
     whole = runner._whole
     if whole is None:
         pytest.skip("no tiles here")

@@ -16,9 +16,12 @@ from worker.kv_cache import KVCache
 from worker.models.decoder import Decoder
 from worker.models.decoder import Layer as Weights
 from worker.models.linear import Linear
+from worker.models.linear.int4 import PackedInt4Linear
+from worker.models.linear.int8 import Int8Linear
 from worker.models.linear.plain import PlainLinear
-from worker.native import ACTIVATIONS, Library, huge_empty
-from worker.native.whole import Layer, Matrix, Network, Pass, Turning
+from worker.native import ACTIVATIONS, Library, PackedInt4, PackedInt8, PackedMatrix, huge_empty
+from worker.native.packed import AnyMatrix
+from worker.native.whole import Layer, Network, Pass, Turning
 
 HEAD_STEP = 32
 """The kernels take heads by so many dimensions."""
@@ -79,10 +82,11 @@ class Whole:
             linears += (layer.qkv, layer.output, layer.gate_up, layer.down)
         return (
             library.has_tiles
+            and decoder.dtype is torch.bfloat16
             and decoder.shard.layout.num_ranks == 1
             and architecture.head_dim % HEAD_STEP == 0
-            and all(_matrix(linear) is not None for linear in linears)
-            and all(_is_gated(layer.gate_up) for layer in decoder.layers)
+            and all(_packed(linear) is not None for linear in linears)
+            and all((packed := _packed(layer.gate_up)) and packed.gated for layer in decoder.layers)
             and len({rope.rotary_dim for rope in architecture.ropes}) == 1
         )
 
@@ -112,12 +116,16 @@ class Whole:
         return cap * torch.tanh(logits / cap) if cap else logits
 
 
-def _matrix(linear: Linear | None) -> Matrix | None:
-    return linear.packed.struct if isinstance(linear, PlainLinear) and linear.packed is not None else None
+def _packed(linear: Linear | None) -> PackedMatrix | PackedInt8 | PackedInt4 | None:
+    """What the kernels multiply by, where they take x as it is."""
+    if isinstance(linear, PlainLinear | Int8Linear):
+        return linear.packed
+    return linear.packed if isinstance(linear, PackedInt4Linear) and linear.is_in_order else None
 
 
-def _is_gated(linear: Linear) -> bool:
-    return isinstance(linear, PlainLinear) and linear.packed is not None and linear.packed.gated
+def _matrix(linear: Linear | None) -> AnyMatrix | None:
+    packed = _packed(linear)
+    return None if packed is None else packed.any_matrix
 
 
 def _layer(weights: Weights, keys: Tensor, values: Tensor, window: int, rope: int) -> Layer:

@@ -6,9 +6,8 @@ in torch; nothing else changes.
 
 from worker.native.check import library
 from worker.native.library import ACTIVATIONS, DTYPES, MAX_HEAD_DIM, Library, Step
-from worker.native.packed import PackedInt4, PackedInt8, filled_up, packed_int4, packed_int8
+from worker.native.packed import PackedInt4, PackedInt8, PackedMatrix
 from worker.native.pages import huge_empty
-from worker.native.whole import PackedMatrix
 
 __all__ = [
     "ACTIVATIONS",
@@ -19,9 +18,6 @@ __all__ = [
     "PackedInt8",
     "PackedMatrix",
     "Step",
-    "filled_up",
     "huge_empty",
     "library",
-    "packed_int4",
-    "packed_int8",
 ]

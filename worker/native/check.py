@@ -13,8 +13,7 @@ from torch import Tensor
 
 from worker.native.build import BuildError, built
 from worker.native.library import Library, Step
-from worker.native.packed import filled_up, packed_int4, packed_int8
-from worker.native.whole import PackedMatrix
+from worker.native.packed import PackedInt4, PackedInt8, PackedMatrix
 
 log = logging.getLogger(__name__)
 
@@ -99,9 +98,9 @@ def _multiplies(library: Library, dtype: torch.dtype, random: Callable[..., Tens
         scales = weight.abs().amax(1) / 127
         codes = (weight / scales[:, None]).round()
         expected = _rounded(x.float()) @ codes.T * scales + bias.float()
-        packed = packed_int8(codes.to(torch.int8), scales)
+        packed = PackedInt8(codes.to(torch.int8), scales, bias)
         for part in (x, x[:1]):
-            got = library.linear_int8(part, packed, filled_up(bias.float()), torch.float32)
+            got = library.linear_rounded(part, packed, torch.float32)
             # An input halfway between two codes may go either way.
             if not torch.allclose(got, expected[: len(part)], atol=0.02 * float(expected.std()), rtol=0.0):
                 return False
@@ -110,9 +109,9 @@ def _multiplies(library: Library, dtype: torch.dtype, random: Callable[..., Tens
         dense = codes.view(56, 4, 32) * terms[:, :, None] + offsets[:, :, None]
         expected = _rounded(x.float().view(37, 4, 32)).flatten(1) @ dense.flatten(1).T + bias.float()
         stored = codes.to(torch.uint8)
-        groups = packed_int4(stored[:, 0::2] | stored[:, 1::2] << 4, terms, offsets, 32)
+        groups = PackedInt4(stored[:, 0::2] | stored[:, 1::2] << 4, terms, offsets, 32, bias)
         for part in (x, x[:1]):
-            got = library.linear_int4(part, groups, filled_up(bias.float()), torch.float32)
+            got = library.linear_rounded(part, groups, torch.float32)
             if not torch.allclose(got, expected[: len(part)], atol=0.02 * float(expected.std()), rtol=0.0):
                 return False
     return True

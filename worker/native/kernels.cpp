@@ -5,8 +5,6 @@
 
 #include "attend.h"
 #include "int4.h"
-#include "int8.h"
-#include "linear.h"
 #include "maxima.h"
 #include "small.h"
 #include "whole.h"
@@ -98,32 +96,22 @@ int penstock_has_int8() {
 #endif
 }
 
-// y [rows, columns] = x [rows, size] times codes (see int8.h) + bias (or null), x rounded to int8 row by row; y in x's type,
-// or float32 where it is wide. scales and bias are [columns / 32 * 32].
-void penstock_linear_int8(int is_bf16, int is_wide, const void* x, const void* codes, const float* scales, const float* bias,
-                          void* y, int64_t rows, int64_t size, int64_t columns, int threads) {
+// x [rows, size] times the matrix (see int8.h), x rounded to int8 row by row; x and result as for ``penstock_linear``, or float32
+// and WIDE.
+void penstock_linear_int8(int is_bf16, const void* x, int64_t rows, const void* matrix, int result, void* y, int threads) {
 #if defined(HAVE_INT8)
-    int8::Matrix matrix{(const uint8_t*)codes, scales, bias, size, columns};
-    if (!is_bf16) int8::linear(matrix, (const float*)x, (float*)y, rows, threads);
-    else if (is_wide) int8::linear(matrix, (const bf16*)x, (float*)y, rows, threads);
-    else int8::linear(matrix, (const bf16*)x, (bf16*)y, rows, threads);
+    EACH_TYPE(int8::linear(*(const int8::Matrix*)matrix, (const T*)x, rows, {y, Result(result), 0}, threads))
 #else
-    (void)is_bf16, (void)is_wide, (void)x, (void)codes, (void)scales, (void)bias, (void)y, (void)rows, (void)size;
-    (void)columns, (void)threads;
+    (void)is_bf16, (void)x, (void)rows, (void)matrix, (void)result, (void)y, (void)threads;
 #endif
 }
 
 // The same times groups (see int4.h), x rounded group by group.
-void penstock_linear_int4(int is_bf16, int is_wide, const void* x, const void* packed, float unit, const float* bias, void* y,
-                          int64_t rows, int64_t size, int64_t columns, int64_t group, int threads) {
+void penstock_linear_int4(int is_bf16, const void* x, int64_t rows, const void* matrix, int result, void* y, int threads) {
 #if defined(HAVE_INT8)
-    int4::Matrix matrix{(const uint8_t*)packed, bias, unit, size, columns, group};
-    if (!is_bf16) int4::linear(matrix, (const float*)x, (float*)y, rows, threads);
-    else if (is_wide) int4::linear(matrix, (const bf16*)x, (float*)y, rows, threads);
-    else int4::linear(matrix, (const bf16*)x, (bf16*)y, rows, threads);
+    EACH_TYPE(int4::linear(*(const int4::Matrix*)matrix, (const T*)x, rows, {y, Result(result), 0}, threads))
 #else
-    (void)is_bf16, (void)is_wide, (void)x, (void)packed, (void)unit, (void)bias, (void)y, (void)rows, (void)size;
-    (void)columns, (void)group, (void)threads;
+    (void)is_bf16, (void)x, (void)rows, (void)matrix, (void)result, (void)y, (void)threads;
 #endif
 }
 }

@@ -8,8 +8,8 @@ from ctypes import c_float, c_int, c_int32, c_int64, c_void_p
 import torch
 from torch import Tensor
 
-from worker.native.packed import PackedInt4, PackedInt8
-from worker.native.whole import Network, PackedMatrix, Pass, Turning
+from worker.native.packed import PackedInt4, PackedInt8, PackedMatrix
+from worker.native.whole import Network, Pass, Turning
 
 MAX_HEAD_DIM = 1024
 ACTIVATIONS = {"silu": 0, "gelu": 1, "gelu_tanh": 2, "relu": 3}
@@ -60,11 +60,9 @@ class Library:
         self._gate.argtypes = (c_int, c_void_p, c_void_p, c_int64, c_int64, c_int, c_int)
         self._attend = loaded.penstock_attend
         self._attend.argtypes = (c_int, c_void_p, *(c_void_p,) * 5, c_int64, c_void_p)
-        self._linear_int8 = loaded.penstock_linear_int8
-        self._linear_int8.argtypes = (c_int, c_int, *(c_void_p,) * 5, c_int64, c_int64, c_int64, c_int)
-        self._linear_int4 = loaded.penstock_linear_int4
-        pointers = (c_void_p, c_void_p, c_float, c_void_p, c_void_p)
-        self._linear_int4.argtypes = (c_int, c_int, *pointers, *(c_int64,) * 4, c_int)
+        self._linear_int8, self._linear_int4 = loaded.penstock_linear_int8, loaded.penstock_linear_int4
+        for function in (self._linear_int8, self._linear_int4):
+            function.argtypes = (c_int, c_void_p, c_int64, c_void_p, c_int, c_void_p, c_int)
         self._maxima = loaded.penstock_maxima
         self._maxima.argtypes = (c_void_p, c_int64, c_void_p, c_int)
         linears = (self._linear_int8, self._linear_int4, self._maxima)
@@ -83,7 +81,7 @@ class Library:
             self._whole_bytes.argtypes = (c_void_p, c_int64)
             self._whole_bytes.restype = c_int64
         self.has_int8 = bool(loaded.penstock_has_int8())
-        """Whether ``linear_int8`` and ``linear_int4`` do."""
+        """Whether ``linear_rounded`` computes anything here."""
 
     def add_norm(self, x: Tensor, delta: Tensor | None, post: Tensor | None, pre: Tensor | None, eps: float) -> Tensor:
         """x [rows, size] += delta, normed by ``post`` where there is one; returns x normed by ``pre``, or x itself."""
@@ -147,14 +145,14 @@ class Library:
 
     def linear(self, x: Tensor, matrix: PackedMatrix, dtype: torch.dtype) -> Tensor:
         """x [rows, size] bfloat16 times the matrix -> [rows, columns], bfloat16, or float32 for the same values."""
-        out = x.new_empty((x.shape[0], matrix.struct.columns), dtype=dtype)
+        out = x.new_empty((x.shape[0], matrix.columns), dtype=dtype)
         self._multiply(x, matrix, RESULTS[dtype], 0, out)
         return out
 
     def gated(self, x: Tensor, matrix: PackedMatrix, activation: str) -> Tensor:
         """``gate`` of ``linear``, for a matrix that is gated -> [rows, columns / 2] bfloat16"""
         assert matrix.gated
-        out = x.new_empty((x.shape[0], matrix.struct.columns // 2))
+        out = x.new_empty((x.shape[0], matrix.columns // 2))
         self._multiply(x, matrix, GATED, ACTIVATIONS[activation], out)
         return out
 
@@ -183,44 +181,19 @@ class Library:
         """A step from token ids to logits. Head_dim is a multiple of 32, and the gate-up matrices are gated."""
         self._whole(ctypes.addressof(network), ctypes.addressof(step), ctypes.addressof(whole))
 
-    def linear_int8(self, x: Tensor, packed: PackedInt8, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
-        """x [rows, size] bfloat16 or float32, rounded to int8 row by row -> [rows, columns] in ``dtype``.
-
-        ``dtype`` is x's own or float32; bias [columns, filled up as ``packed.scales`` is] float32.
+    def linear_rounded(self, x: Tensor, matrix: PackedInt8 | PackedInt4, dtype: torch.dtype) -> Tensor:
+        """x [rows, size] bfloat16 or float32, rounded to int8 row by row, or group by group, times the matrix ->
+        [rows, columns] in ``dtype``, which is x's own or float32.
         """
-        rows = len(x)
-        out = x.new_empty((rows, packed.columns), dtype=dtype)
-        self._linear_int8(
+        out = x.new_empty((len(x), matrix.columns), dtype=dtype)
+        multiply = self._linear_int8 if isinstance(matrix, PackedInt8) else self._linear_int4
+        multiply(
             x.dtype is torch.bfloat16,
-            dtype is torch.float32,
             x.data_ptr(),
-            packed.codes.data_ptr(),
-            packed.scales.data_ptr(),
-            None if bias is None else bias.data_ptr(),
+            len(x),
+            ctypes.addressof(matrix.struct),
+            RESULTS[dtype],
             out.data_ptr(),
-            rows,
-            packed.size,
-            packed.columns,
-            torch.get_num_threads(),
-        )
-        return out
-
-    def linear_int4(self, x: Tensor, packed: PackedInt4, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
-        """The same, x rounded to int8 group by group."""
-        rows = len(x)
-        out = x.new_empty((rows, packed.columns), dtype=dtype)
-        self._linear_int4(
-            x.dtype is torch.bfloat16,
-            dtype is torch.float32,
-            x.data_ptr(),
-            packed.groups.data_ptr(),
-            packed.unit,
-            None if bias is None else bias.data_ptr(),
-            out.data_ptr(),
-            rows,
-            packed.size,
-            packed.columns,
-            packed.group,
             torch.get_num_threads(),
         )
         return out

@@ -5,7 +5,7 @@
 
 #pragma once
 
-#include "small.h"
+#include "output.h"
 #include "team.h"
 #include "tiles.h"
 
@@ -35,15 +35,6 @@ struct Matrix {
     int64_t num_panels() const { return (apart == TILE ? columns + PANEL - 1 : columns) / PANEL; }
     int64_t left(int64_t panel) const { return panel * (apart == TILE ? PANEL : TILE); }
     const bf16* panel_at(int64_t panel) const { return packed + panel * size * PANEL; }
-};
-
-enum Result { ROUNDED, WIDE, GATED };
-
-// What becomes of a panel's sums: bfloat16, the same as float32, or (first tile through the activation) * second tile.
-struct Output {
-    void* y;
-    Result result;
-    int activation;
 };
 
 struct Product {

@@ -1,79 +1,198 @@
-"""Matrices of few bits, put into the order in which the compiled kernels read them."""
+"""Matrices, put into the order in which the compiled kernels read them; whoever has one keeps what it points to."""
 
 from __future__ import annotations
 
+import ctypes
 import math
-from dataclasses import dataclass
+from ctypes import c_double, c_int64, c_void_p
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from worker.native.pages import huge_empty
 
-@dataclass(frozen=True, slots=True)
-class PackedInt8:
-    """For ``Library.linear_int8``."""
-
-    codes: Tensor
-    """[columns / 16, size / 64, 16, 16, 4] uint8, each 128 more than the code; columns filled up to a multiple of 32,
-    the size to one of 64. Rows of a tile are four inputs, columns outputs."""
-    scales: Tensor
-    """[columns, filled up likewise] float32"""
-    columns: int
-    size: int
+TILE = 16
+"""Columns of a matrix that lie together; two times as many are a panel."""
+PANEL = 2 * TILE
+DEEP = 64
+"""Inputs of a tile of int8."""
 
 
-@dataclass(frozen=True, slots=True)
-class PackedInt4:
-    """For ``Library.linear_int4``."""
+class Matrix(ctypes.Structure):
+    """linear.h's struct of the same name."""
 
-    groups: Tensor
-    """[columns / 16, size / group, 64 + 8 * group] uint8, columns filled up: 16 scales and 16 offsets in float16, then
-    the codes, for each 8 inputs a line of 16 columns of 4 bytes, the first four inputs in their low halves."""
-    unit: float
-    """That all scales and offsets are to be multiplied by, a power of two: float16 has too few exponents for some."""
-    columns: int
-    size: int
-    group: int
-
-
-def packed_int8(codes: Tensor, scales: Tensor) -> PackedInt8:
-    """codes [columns, size] int8, scales [columns] float32"""
-    columns, size = codes.shape
-    # Flipping the sign bit adds 128.
-    filled = F.pad(codes.view(torch.uint8) ^ 128, (0, -size % 64, 0, -columns % 32), value=128)
-    tiles = filled.view(-1, 16, filled.shape[1] // 64, 16, 4).permute(0, 2, 3, 1, 4).contiguous()
-    return PackedInt8(tiles, filled_up(scales.float()), columns, size)
-
-
-def filled_up(values: Tensor) -> Tensor:
-    """values [columns], with zeros up to a multiple of 32"""
-    return F.pad(values, (0, -len(values) % 32))
-
-
-def packed_int4(codes: Tensor, scales: Tensor, offsets: Tensor, group: int) -> PackedInt4:
-    """codes [columns, size / 2] uint8, the even inputs in the low halves; scales and offsets [columns, size / group],
-    finite. ``group`` is a multiple of 32.
-    """
-    columns, size = len(codes), 2 * codes.shape[1]
-    codes, scales, offsets = (F.pad(part, (0, 0, 0, -columns % 16)) for part in (codes, scales, offsets))
-    largest = max(float(scales.abs().max()), float(offsets.abs().max()))
-    unit = math.ldexp(1.0, math.frexp(largest)[1] - 15)
-    terms = torch.stack((scales, offsets), 2).float().div_(unit).half().view(len(codes) // 16, 16, -1, 2)
-    stored = codes.view(len(codes) // 16, 16, size // group, group // 8, 4)
-    # Of 8 inputs: 0, 1, .. 3 and 4, 5, .. 7 share bytes here, where 0 and 1, 2 and 3, .. do as they are stored.
-    inputs = torch.stack((stored & 15, stored >> 4), 5).flatten(4)
-    lines = inputs[..., :4] | inputs[..., 4:] << 4
-    return PackedInt4(
-        torch.cat(
-            (
-                terms.permute(0, 2, 3, 1).reshape(len(codes) // 16, size // group, 32).view(torch.uint8),
-                lines.permute(0, 2, 3, 1, 4).flatten(2),
-            ),
-            2,
-        ).contiguous(),
-        unit,
-        columns,
-        size,
-        group,
+    _fields_ = (
+        ("packed", c_void_p),
+        ("bias", c_void_p),
+        ("size", c_int64),
+        ("columns", c_int64),
+        ("apart", c_int64),
     )
+
+
+class Int8Matrix(ctypes.Structure):
+    """int8.h's."""
+
+    _fields_ = (
+        ("codes", c_void_p),
+        ("scales", c_void_p),
+        ("bias", c_void_p),
+        ("size", c_int64),
+        ("columns", c_int64),
+        ("apart", c_int64),
+    )
+
+
+class Int4Matrix(ctypes.Structure):
+    """int4.h's."""
+
+    _fields_ = (
+        ("packed", c_void_p),
+        ("bias", c_void_p),
+        ("unit", c_double),
+        ("size", c_int64),
+        ("columns", c_int64),
+        ("apart", c_int64),
+        ("group", c_int64),
+    )
+
+
+class AnyMatrix(ctypes.Structure):
+    """any.h's."""
+
+    _fields_ = (
+        ("form", c_int64),
+        ("matrix", c_void_p),
+        ("size", c_int64),
+        ("columns", c_int64),
+    )
+
+
+class _Packed:
+    """What packed matrices have in common.
+
+    ``gated``: the lower half of the rows opens the upper half, and, their size being a multiple of 16, a panel has one
+    tile of each, so that the kernels can say at once what comes through; elsewhere the tiles of a panel are neighbours.
+    """
+
+    FORM: int
+    """any.h's number of it."""
+    struct: ctypes.Structure
+
+    def __init__(self, columns: int, size: int, gated: bool) -> None:
+        self.columns, self.size = columns, size
+        self.gated = gated and columns % PANEL == 0
+
+    @property
+    def any_matrix(self) -> AnyMatrix:
+        return AnyMatrix(self.FORM, ctypes.addressof(self.struct), self.size, self.columns)
+
+    @property
+    def _apart(self) -> int:
+        return self.columns // 2 if self.gated else TILE
+
+    def _panels(self, rows: Tensor) -> Tensor:
+        """rows [columns, ...] -> [columns / 32, 2, 16, ...], filled up with zeros to whole panels."""
+        if self.gated:
+            return rows.view(2, -1, TILE, *rows.shape[1:]).transpose(0, 1)
+        missing = -len(rows) % PANEL
+        filled = torch.cat((rows, rows.new_zeros((missing, *rows.shape[1:])))) if missing else rows
+        return filled.reshape(-1, 2, TILE, *rows.shape[1:])
+
+    def _wide(self, values: Tensor | None) -> Tensor | None:
+        """[columns] -> [columns / 32, 2, 16] float32"""
+        return None if values is None else self._panels(values.float()).contiguous()
+
+
+class PackedMatrix(_Packed):
+    """A bfloat16 matrix [columns, size], for the tiles of AMX: rows of a tile are pairs of inputs, columns outputs."""
+
+    FORM = 0
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, gated: bool) -> None:
+        """``size`` must be a multiple of 32."""
+        super().__init__(weight.shape[0], weight.shape[1], gated)
+        panels = self._panels(weight)
+        tiles = panels.view(*panels.shape[:3], -1, 16, 2).permute(0, 3, 1, 4, 2, 5)
+        self._tiles, self._bias = _moved(tiles), bias
+        self.struct = Matrix(_pointer(self._tiles), _pointer(bias), self.size, self.columns, self._apart)
+
+
+class PackedInt8(_Packed):
+    """Codes [columns, size] int8, each to be multiplied by its row's scale.
+
+    Tiles are of 16 columns by 64 inputs, rows of a tile four inputs, columns outputs; codes are 128 more, inputs filled
+    up.
+    """
+
+    FORM = 1
+
+    def __init__(self, codes: Tensor, scales: Tensor, bias: Tensor | None = None, gated: bool = False) -> None:
+        """scales [columns] float32"""
+        super().__init__(codes.shape[0], codes.shape[1], gated)
+        # Flipping the sign bit adds 128.
+        filled = F.pad(codes.view(torch.uint8) ^ 128, (0, -self.size % DEEP), value=128)
+        panels = self._panels(filled)
+        tiles = panels.view(*panels.shape[:3], -1, 16, 4).permute(0, 3, 1, 4, 2, 5)
+        self._tiles, self._scales, self._bias = _moved(tiles), self._wide(scales), self._wide(bias)
+        self.struct = Int8Matrix(
+            _pointer(self._tiles),
+            _pointer(self._scales),
+            _pointer(self._bias),
+            self.size,
+            self.columns,
+            self._apart,
+        )
+
+
+class PackedInt4(_Packed):
+    """Four-bit codes with a scale and an offset for each group of inputs.
+
+    A panel is for each group, and then for each of its tiles, 16 scales and 16 offsets in float16, and the codes: for
+    each 8 inputs a line of 16 columns of 4 bytes, the first four inputs in their low halves.
+    """
+
+    FORM = 2
+
+    def __init__(
+        self,
+        codes: Tensor,
+        scales: Tensor,
+        offsets: Tensor,
+        group: int,
+        bias: Tensor | None = None,
+        gated: bool = False,
+    ) -> None:
+        """codes [columns, size / 2] uint8, the even inputs in the low halves; scales and offsets
+        [columns, size / group], finite. ``group`` is a multiple of 32.
+        """
+        super().__init__(len(codes), 2 * codes.shape[1], gated)
+        # Float16 has too few exponents for some: all are stored as multiples of a power of two.
+        largest = max(float(scales.abs().max()), float(offsets.abs().max()))
+        unit = math.ldexp(1.0, math.frexp(largest)[1] - 15)
+        terms = torch.stack((scales, offsets), 2).float().div_(unit).half()
+        stored = codes.view(self.columns, self.size // group, group // 8, 4)
+        # Of 8 inputs: 0, 1, .. 3 and 4, 5, .. 7 share bytes here, where 0 and 1, 2 and 3, .. do as they are stored.
+        inputs = torch.stack((stored & 15, stored >> 4), 4).flatten(3)
+        lines = self._panels(inputs[..., :4] | inputs[..., 4:] << 4).permute(0, 3, 1, 4, 2, 5)
+        units = self._panels(terms).permute(0, 3, 1, 4, 2).contiguous().view(torch.uint8)
+        self._groups = _moved(torch.cat((units.flatten(3), lines.flatten(3)), 3))
+        self._bias = self._wide(bias)
+        self.struct = Int4Matrix(
+            _pointer(self._groups),
+            _pointer(self._bias),
+            unit,
+            self.size,
+            self.columns,
+            self._apart,
+            group,
+        )
+
+
+def _moved(tensor: Tensor) -> Tensor:
+    return huge_empty(tensor.shape, tensor.dtype).copy_(tensor)
+
+
+def _pointer(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()

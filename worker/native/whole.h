@@ -1,11 +1,11 @@
-// A whole step of a decoder whose matrices are packed bfloat16: from the tokens' embeddings to logits, by one team.
+// A whole step of a decoder whose matrices are packed: from the tokens' embeddings to logits, by one team.
 //
 // The same arithmetic as the operations one by one, in the same order, rounded at the same places.
 
 #pragma once
 
 #include "attend.h"
-#include "linear.h"
+#include "any.h"
 
 #if defined(HAVE_TILES)
 
@@ -15,7 +15,7 @@ namespace {
 
 // Norms that a family does not have are null.
 struct Layer {
-    Matrix qkv, output, gate_up, down;
+    AnyMatrix qkv, output, gate_up, down;
     const float *attention_pre_norm, *attention_post_norm, *mlp_pre_norm, *mlp_post_norm, *query_norm, *key_norm;
     bf16 *keys, *values;  // of the pool
     int64_t window;
@@ -30,7 +30,7 @@ struct Network {
     float embedding_scale, eps;
     int64_t activation;
     const float* norm;
-    Matrix head;
+    AnyMatrix head;
 };
 
 // What one step brings, and where it may compute.
@@ -47,6 +47,7 @@ struct Pass {
 // [rows, size] each; after the last row there is room for what fills a tile, whatever it holds.
 struct Activations {
     bf16 *x, *normed, *delta, *qkv, *mixed, *gated;
+    void* rounded;  // what is to be multiplied next, where a matrix takes it rounded
     int64_t num_bytes;
 
     Activations(const Network& network, int64_t rows, void* memory) {
@@ -59,7 +60,19 @@ struct Activations {
         };
         x = take(network.hidden_size), normed = take(network.hidden_size), delta = take(network.hidden_size);
         qkv = take(layer.qkv.columns), mixed = take(layer.output.size), gated = take(layer.down.size);
+        int64_t most = network.head.rounded_bytes(rows);
+        for (int64_t index = 0; index < network.num_layers; ++index) most = std::max(most, of_layer(network.layers[index], rows));
+        rounded = at;
+        at += (most + 63) / 64 * 64;
         num_bytes = at - begin + 64;
+    }
+
+    static int64_t of_layer(const Layer& layer, int64_t rows) {
+        int64_t most = 0;
+        for (const AnyMatrix* matrix : {&layer.qkv, &layer.output, &layer.gate_up, &layer.down}) {
+            most = std::max(most, matrix->rounded_bytes(rows));
+        }
+        return most;
     }
 };
 
@@ -84,12 +97,13 @@ class Whole {
         int64_t rows = step_.num_tokens;
         each_row(team, rows, [&](int64_t row) {
             embed(row);
-            norm(row, nullptr, nullptr, network_.layers[0].attention_pre_norm);
+            norm(row, rows, nullptr, nullptr, network_.layers[0].attention_pre_norm, network_.layers[0].qkv);
         });
         for (int64_t index = 0; index < network_.num_layers; ++index) {
             const Layer& layer = network_.layers[index];
             const bool is_last = index + 1 == network_.num_layers;
             const float* next_norm = is_last ? network_.norm : network_.layers[index + 1].attention_pre_norm;
+            const AnyMatrix& next = is_last ? network_.head : network_.layers[index + 1].qkv;
             attend(team, layer, rows);
             if (is_last && pass_.num_logits < rows) {
                 // Past the last layer's keys and values only the rows that are asked for matter.
@@ -97,14 +111,16 @@ class Whole {
                 if (!rows) return;
                 team.each(1, 1, [&](int64_t) { keep(layer.output.size); });
             }
+            round(team, own_.mixed, rows, layer.output);
             multiply(team, own_.mixed, rows, layer.output, {own_.delta, ROUNDED, 0});
             each_row(team, rows, [&](int64_t row) {
-                norm(row, own_.delta, layer.attention_post_norm, layer.mlp_pre_norm);
+                norm(row, rows, own_.delta, layer.attention_post_norm, layer.mlp_pre_norm, layer.gate_up);
             });
             multiply(team, layer.mlp_pre_norm ? own_.normed : own_.x, rows, layer.gate_up,
                      {own_.gated, GATED, int(network_.activation)});
+            round(team, own_.gated, rows, layer.down);
             multiply(team, own_.gated, rows, layer.down, {own_.delta, ROUNDED, 0});
-            each_row(team, rows, [&](int64_t row) { norm(row, own_.delta, layer.mlp_post_norm, next_norm); });
+            each_row(team, rows, [&](int64_t row) { norm(row, rows, own_.delta, layer.mlp_post_norm, next_norm, next); });
         }
         multiply(team, own_.normed, rows, network_.head, {pass_.logits, WIDE, 0});
     }
@@ -122,8 +138,14 @@ class Whole {
         team.each(rows, std::clamp<int64_t>(rows / (4 * team.size()), 1, TILE), body);
     }
 
-    static void multiply(Team& team, const bf16* x, int64_t rows, const Matrix& matrix, Output output) {
-        Product{x, nullptr, rows, matrix, output}.run(team);
+    void multiply(Team& team, const bf16* x, int64_t rows, const AnyMatrix& matrix, Output output) const {
+        matrix.multiply(team, x, own_.rounded, rows, output);
+    }
+
+    // For ``next``, where it asks for that.
+    void round(Team& team, const bf16* x, int64_t rows, const AnyMatrix& next) const {
+        if (next.form == PLAIN) return;
+        each_row(team, rows, [&](int64_t row) { next.round(x + row * next.size, row, rows, own_.rounded); });
     }
 
     void embed(int64_t row) const {
@@ -134,9 +156,11 @@ class Whole {
         sweep<bf16>(size, [&](auto place) { place.put_into(x, place.get_from(x) * network_.embedding_scale); });
     }
 
-    void norm(int64_t row, const bf16* delta, const float* post, const float* pre) const {
+    // What ``next`` is multiplied with, rounded where it asks for that.
+    void norm(int64_t row, int64_t rows, const bf16* delta, const float* post, const float* pre, const AnyMatrix& next) const {
         const int64_t size = network_.hidden_size, at = row * size;
         add_norm(own_.x + at, delta ? delta + at : nullptr, post, pre, own_.normed + at, size, network_.eps);
+        next.round((pre ? own_.normed : own_.x) + at, row, rows, own_.rounded);
     }
 
     void attend(Team& team, const Layer& layer, int64_t rows) {

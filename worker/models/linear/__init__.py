@@ -36,8 +36,8 @@ def linear_of(form: Form, bias: Tensor | None = None, means: Means = ALONE, gate
             return CudaFp8Linear(form, bias)
     if isinstance(form, Int4):
         if kernels is not None and PackedInt4Linear.serves(form, kernels):
-            return PackedInt4Linear(form, bias, kernels)
+            return PackedInt4Linear(form, bias, kernels, gated)
         return Int4Linear(form, bias)
     if isinstance(form, Int8) and kernels is not None and Int8Linear.serves(form, kernels):
-        return Int8Linear(form, bias, kernels)
+        return Int8Linear(form, bias, kernels, gated)
     return ScaledLinear(form, bias)

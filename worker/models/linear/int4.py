@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from worker.models.forms import Int4
-from worker.native import Library, filled_up, packed_int4
+from worker.native import Library, PackedInt4
 
 _ROWS_AT_ONCE = 8192
 """That are unpacked at a time: all of an output head would be hundreds of megabytes."""
@@ -42,13 +42,18 @@ class PackedInt4Linear:
     benchmarks/quantised.md.
     """
 
-    __slots__ = ("_bias", "_kernels", "_order", "_packed", "in_features", "out_features")
+    __slots__ = ("_kernels", "_order", "in_features", "out_features", "packed")
 
-    def __init__(self, form: Int4, bias: Tensor | None, kernels: Library) -> None:
+    def __init__(self, form: Int4, bias: Tensor | None, kernels: Library, gated: bool = False) -> None:
+        """``gated``: see linear_of."""
         self.out_features, self.in_features = form.shape
-        self._packed = packed_int4(form.codes, form.scales, form.offsets, form.group)
-        self._bias = None if bias is None else filled_up(bias.float())
+        self.packed = PackedInt4(form.codes, form.scales, form.offsets, form.group, bias, gated)
         self._order, self._kernels = form.order, kernels
+
+    @property
+    def is_in_order(self) -> bool:
+        """Whether inputs are multiplied in the order in which they come."""
+        return self._order is None
 
     @staticmethod
     def serves(form: Int4, kernels: Library) -> bool:
@@ -59,12 +64,12 @@ class PackedInt4Linear:
         """See Linear."""
         if x.dtype is torch.float16:
             return self.wide(x).to(x.dtype)
-        return self._kernels.linear_int4(self._in_order(x), self._packed, self._bias, x.dtype)
+        return self._kernels.linear_rounded(self._in_order(x), self.packed, x.dtype)
 
     def wide(self, x: Tensor) -> Tensor:
         """See Linear."""
         x = x.float() if x.dtype is torch.float16 else x
-        return self._kernels.linear_int4(self._in_order(x), self._packed, self._bias, torch.float32)
+        return self._kernels.linear_rounded(self._in_order(x), self.packed, torch.float32)
 
     def _in_order(self, x: Tensor) -> Tensor:
         return x if self._order is None else x[:, self._order]

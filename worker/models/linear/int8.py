@@ -9,18 +9,18 @@ import torch
 from torch import Tensor
 
 from worker.models.forms import Int8
-from worker.native import Library, filled_up, packed_int8
+from worker.native import Library, PackedInt8
 
 
 class Int8Linear:
     """A Linear by the compiled kernels; the plain codes are not kept."""
 
-    __slots__ = ("_bias", "_kernels", "_packed", "in_features", "out_features")
+    __slots__ = ("_kernels", "in_features", "out_features", "packed")
 
-    def __init__(self, form: Int8, bias: Tensor | None, kernels: Library) -> None:
+    def __init__(self, form: Int8, bias: Tensor | None, kernels: Library, gated: bool = False) -> None:
+        """``gated``: see linear_of."""
         self.out_features, self.in_features = form.shape
-        self._packed = packed_int8(form.codes, form.scales)
-        self._bias = None if bias is None else filled_up(bias.float())
+        self.packed = PackedInt8(form.codes, form.scales, bias, gated)
         self._kernels = kernels
 
     @staticmethod
@@ -32,9 +32,9 @@ class Int8Linear:
         """See Linear."""
         if x.dtype is torch.float16:
             return self.wide(x).to(x.dtype)
-        return self._kernels.linear_int8(x, self._packed, self._bias, x.dtype)
+        return self._kernels.linear_rounded(x, self.packed, x.dtype)
 
     def wide(self, x: Tensor) -> Tensor:
         """See Linear."""
         x = x.float() if x.dtype is torch.float16 else x
-        return self._kernels.linear_int8(x, self._packed, self._bias, torch.float32)
+        return self._kernels.linear_rounded(x, self.packed, torch.float32)

@@ -25,7 +25,7 @@ class PlainLinear:
     def __init__(
         self, weight: Tensor, bias: Tensor | None = None, kernels: Library | None = None, gated: bool = False
     ) -> None:
-        """``gated``: see PackedMatrix."""
+        """``gated``: see linear_of."""
         self.out_features, self.in_features = weight.shape
         self._bias = bias
         self._weight: Tensor | None = weight

@@ -1,0 +1,50 @@
+// A packed matrix of any form, and what it is multiplied with.
+
+#pragma once
+
+#include "int4.h"
+#include "int8.h"
+#include "linear.h"
+
+#if defined(HAVE_TILES)
+
+namespace {
+
+enum Kind { PLAIN, INT8, INT4 };
+
+struct AnyMatrix {
+    int64_t form;
+    const void* matrix;  // as its form is declared
+    int64_t size, columns;
+
+    const int8::Matrix& int8_matrix() const { return *(const int8::Matrix*)matrix; }
+    const int4::Matrix& int4_matrix() const { return *(const int4::Matrix*)matrix; }
+
+    // Of memory that so many rows take once they are rounded.
+    int64_t rounded_bytes(int64_t rows) const {
+        if (form == INT8) return int8::Tokens::bytes(rows, size);
+        return form == INT4 ? int4::Tokens::bytes(rows, size, int4_matrix().group) : 0;
+    }
+
+    // One of so many rows, for ``multiply``; nothing where it is not rounded.
+    void round(const bf16* x, int64_t row, int64_t rows, void* rounded) const {
+        if (form == INT8) int8::Tokens(rows, size, rounded).take(row, x, size);
+        if (form == INT4) int4::Tokens(rows, size, int4_matrix().group, rounded).take(row, x);
+    }
+
+    // With the rows of x [rows, size], of which those forms that take them rounded take what ``round`` left. Every thread of
+    // the team calls it, each with Tiles of its own.
+    void multiply(Team& team, const bf16* x, void* rounded, int64_t rows, Output output) const {
+        if (form == INT8) {
+            int8::Product{int8_matrix(), {rows, size, rounded}, rows, output}.run(team);
+        } else if (form == INT4) {
+            int4::Product{int4_matrix(), {rows, size, int4_matrix().group, rounded}, rows, output}.run(team);
+        } else {
+            Product{x, nullptr, rows, *(const Matrix*)matrix, output}.run(team);
+        }
+    }
+};
+
+}  // namespace
+
+#endif

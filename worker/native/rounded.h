@@ -1,0 +1,118 @@
+// Numbers rounded to int8 by the largest of them, in tiles for VNNI and AMX.
+
+#pragma once
+
+#include "tiles.h"
+
+#if defined(__AVX512VNNI__) && defined(__AVX512BW__)
+#include <immintrin.h>
+
+#include <algorithm>
+#include <vector>
+
+#define HAVE_INT8 1
+
+namespace {
+
+namespace int8 {
+
+constexpr int SIDE = 16;               // rows of a tile of x, columns of a tile of the matrix
+constexpr int DEEP = 64;               // inputs of a tile
+constexpr int TILE_BYTES = SIDE * DEEP;
+constexpr int COLUMNS = 2 * SIDE;      // of a panel: two tiles side by side
+constexpr int64_t ALONE = 200000;      // bytes of the matrix, and a 64th of the products, for which no other thread is woken
+
+// Some inputs of a token as int8: the largest magnitude becomes 127. Where one is a NaN or an infinity, the scale is a NaN.
+class Codes {
+    Floats inverse_;
+    bool is_empty_;
+    __m512i sum_ = _mm512_setzero_si512();
+
+  public:
+    float scale;
+
+    template <typename T>
+    Codes(const T* x, int64_t size) {
+        const float magnitude = largest_of(x, size);
+        const bool is_finite = magnitude < INFINITY;
+        // The reciprocal of what is smaller than this is no longer a number.
+        const bool is_zero = magnitude < 1e-36f;
+        is_empty_ = is_zero || !is_finite;
+        scale = !is_finite ? NAN : is_zero ? 0.0f : magnitude / 127.0f;
+        inverse_ = Floats{} + 127.0f / magnitude;
+    }
+
+    // The next 64, or what is left of them and zeros.
+    template <typename T>
+    __m512i next(const T* x, int64_t size) {
+        if (is_empty_) return _mm512_setzero_si512();
+        __m512i codes;
+        if (size >= DEEP) {
+            codes = codes_of(x);
+        } else {
+            T padded[DEEP] = {};
+            std::memcpy(padded, x, size * sizeof(T));
+            codes = codes_of(padded);
+        }
+        sum_ = _mm512_dpbusd_epi32(sum_, _mm512_set1_epi8(1), codes);
+        return codes;
+    }
+
+    // Of all codes so far.
+    int32_t sum() const { return _mm512_reduce_add_epi32(sum_); }
+
+  private:
+    // As bits, so that a NaN is larger than anything.
+    static float largest_of(const float* x, int64_t size) {
+        Words largest = {};
+        sweep<float>(size, [&](auto place) {
+            Words bits = (Words)place.get_from(x) & 0x7fffffffu;
+            largest = bits > largest ? bits : largest;
+        });
+        return bits_to_float(_mm512_reduce_max_epu32((__m512i)largest));
+    }
+    static float largest_of(const bf16* x, int64_t size) {
+        const __m512i no_sign = _mm512_set1_epi16(0x7fff);
+        __m512i largest = _mm512_setzero_si512();
+        for (int64_t at = 0; at < size; at += 2 * WIDTH) {
+            __mmask32 inside = size - at < 2 * WIDTH ? (1u << (size - at)) - 1 : ~0u;
+            largest = _mm512_max_epu16(largest, _mm512_and_si512(_mm512_maskz_loadu_epi16(inside, x + at), no_sign));
+        }
+        __m512i low = _mm512_slli_epi32(largest, 16);
+        return bits_to_float(_mm512_reduce_max_epu32(_mm512_max_epu32(low, largest)) & 0xffff0000u);
+    }
+
+    __m512i rounded(__m512 x) const { return _mm512_cvtps_epi32(_mm512_mul_ps(x, (__m512)inverse_)); }
+
+    __m512i codes_of(const float* x) const {
+        __m128i parts[4];
+        for (int part = 0; part < 4; ++part) parts[part] = _mm512_cvtsepi32_epi8(rounded(_mm512_loadu_ps(x + part * WIDTH)));
+        __m512i codes;
+        std::memcpy(&codes, parts, 64);
+        return codes;
+    }
+    __m512i codes_of(const bf16* x) const {
+        __m512i halves[2];
+        for (int half = 0; half < 2; ++half) {
+            __m512i both = _mm512_loadu_si512(x + half * 2 * WIDTH);
+            __m512i even = rounded((__m512)_mm512_slli_epi32(both, 16));
+            __m512i odd = rounded((__m512)_mm512_and_si512(both, _mm512_set1_epi32(0xffff0000)));
+            halves[half] = _mm512_mask_blend_epi16(0xaaaaaaaa, even, _mm512_slli_epi32(odd, 16));
+        }
+        // Quarters of both take turns after packing.
+        const __m512i in_order = _mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7);
+        return _mm512_permutexvar_epi64(in_order, _mm512_packs_epi16(halves[0], halves[1]));
+    }
+};
+
+// From the start of a cache line on, so many bytes, of memory that grows when it must.
+inline char* room(std::vector<char>& held, int64_t bytes) {
+    if (int64_t(held.size()) < bytes + 64) held.resize(bytes + 64);
+    return (char*)((uintptr_t(held.data()) + 63) / 64 * 64);
+}
+
+}  // namespace int8
+
+}  // namespace
+
+#endif
