@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 
-from policies import batching
 from policies.batching import Claim, Limits, Place
 from worker.blocks import NO_PARENT, Pool
 from worker.sequence import Sequence
@@ -97,16 +96,16 @@ class Claims:
         num_pending = 0 if self._waits(sequence, num_found) else num_tokens - num_found
         return self._claim(sequence, num_pending, -(-num_tokens // self._block_size), num_found)
 
-    def freed(self, running: list[Sequence], claims: list[Claim]) -> list[int]:
-        """By index: what its going makes available once all before it in ``batching.victims`` are gone."""
+    def freed(self, running: list[Sequence], order: Iterable[int]) -> Iterator[int]:
+        """Of each in order what its going makes available once all before it are gone."""
         num_users: dict[int, int] = {}
-        num_freed = [0] * len(claims)
-        for index in batching.victims(claims):
+        for index in order:
+            num_freed = 0
             for block_id in running[index].block_ids:
                 num_left = num_users.get(block_id, self._pool.num_users(block_id)) - 1
                 num_users[block_id] = num_left
-                num_freed[index] += num_left == 0
-        return num_freed
+                num_freed += num_left == 0
+            yield num_freed
 
     def _of_cut(self, sequence: Sequence, num_missing: int) -> Claim:
         """It has lost its end; the cache may still have some of it."""

@@ -89,7 +89,7 @@ class Scheduler:
             self._pool.num_available,
             self.limits,
             claim=self._claims.of_waiting,
-            freed=lambda: self._claims.freed(running, claims),
+            freed=lambda order: self._claims.freed(running, order),
             due=lambda index: running[index].token_due_at,
             costs=costs,
             turns=self._turns,

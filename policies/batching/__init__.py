@@ -22,7 +22,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from policies.batching.claims import Claim, Limits, Place, Plan, limits_of, raised, token_due_at
-from policies.batching.memory import Blocks, victims
+from policies.batching.memory import Blocks, Freed, victims
 from policies.batching.pace import MIN_CHUNK, Pace, pausing_above
 from policies.batching.room import Room, parked
 from policies.batching.turns import Turns, W, in_turn
@@ -56,7 +56,7 @@ def plan(
     limits: Limits,
     *,
     claim: Callable[[W], Claim | None],
-    freed: Callable[[], Sequence[int]],
+    freed: Freed,
     due: Callable[[int], float],
     costs: StepCosts | None = None,
     turns: Turns | None = None,
@@ -65,14 +65,14 @@ def plan(
     """The next step. ``running`` and ``waiting`` are in order.
 
     ``num_available_blocks``: blocks that can be given out, free ones and those kept for reuse only. ``claim`` of one
-    that waits, asked once for each that is looked at; None: it does not want to be let in. ``freed`` as for
-    ``memory.Blocks``; ``due``: when the next token of the sequence at an index of ``running`` is due
+    that waits, asked once for each that is looked at; None: it does not want to be let in. ``freed``: see
+    ``memory.Freed``; ``due``: when the next token of the sequence at an index of ``running`` is due
     (``token_due_at``). ``costs``: what steps took so far; without it, or before it knows, only the limits in tokens
     hold. ``turns``: what tenants were given; without it all are one.
     """
     pace = Pace(limits, costs, now)
     unseated = parked(running, (), 0, limits.max_sequences)
-    blocks = Blocks(running, num_available_blocks, freed)
+    blocks = Blocks(running, num_available_blocks, freed, pace.again_s)
     blocks.grow(unseated, lambda index: due(index) > now)
 
     seated = [index for index in range(len(running)) if index not in unseated and not blocks.is_out(index)]

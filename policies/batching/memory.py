@@ -4,18 +4,29 @@ ends, and only who has nothing left goes back among those who wait.
 A sequence that has lost its end keeps the rest and its place in the batch, paused, and computes again no more than what
 was taken. It has its blocks back when they fit beside one more for every other sequence, or when it is the first in
 order, who takes from whomever it must: so somebody always moves.
+
+Of those whom it may be taken from, the less important give first, and among equals the one whose tokens are computed
+again in the least time for the blocks that they take: a prompt just begun holds much that was never computed, and short
+histories are cheaper by the block than long ones.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 
 from policies.batching.claims import Claim
 
+Freed = Callable[[Sequence[int]], Iterable[int]]
+"""From indices to the blocks that each one's going makes available once all before it there are gone."""
+
+STEPS_ALIKE = 4
+"""For each factor of two in what it takes to compute a block again: less of a difference is none."""
+
 
 def victims(running: Sequence[Claim]) -> list[int]:
-    """Indices in the order in which they give way: the last first, the immune after all others, and then the first,
-    who does so only for one that comes before it."""
+    """Indices in the order in which they give up their places: the last first, the immune after all others, and then
+    the first, who does so only for one that comes before it."""
     some = [index for index in range(len(running) - 1, 0, -1) if not running[index].is_immune]
     if len(some) + 1 < len(running):
         some += [index for index in range(len(running) - 1, 0, -1) if running[index].is_immune]
@@ -25,9 +36,11 @@ def victims(running: Sequence[Claim]) -> list[int]:
 class Blocks:
     """The blocks while a step is planned."""
 
-    def __init__(self, running: Sequence[Claim], num_available: int, freed: Callable[[], Sequence[int]]) -> None:
-        """``freed``: by index, the blocks that a sequence's going makes available once all before it in ``victims``
-        are gone; asked only where blocks are short."""
+    def __init__(
+        self, running: Sequence[Claim], num_available: int, freed: Freed, again_s: Callable[[Claim], float]
+    ) -> None:
+        """``freed`` is asked only where blocks are short. ``again_s``: for each token that it holds, about what it
+        takes to compute it again; 0: not known."""
         self.available = num_available
         self.grown: list[int] = []
         """Indices, as is everything here."""
@@ -36,10 +49,7 @@ class Blocks:
         self.denied: set[int] = set()
         """Paused for want of blocks."""
         self._running = running
-        self._ask_freed = freed
-        self._freed: Sequence[int] | None = None
-        self._victims: list[int] = []
-        self._next = 0
+        self._freed, self._again_s = freed, again_s
 
     @property
     def has_taken(self) -> bool:
@@ -75,33 +85,38 @@ class Blocks:
 
     def _take_for(self, index: int, num_new: int, can_wait: Callable[[int], bool]) -> bool:
         running = self._running
-        if index and can_wait(index):
-            last = self._first_victim()
-            if last is None or running[last].priority <= running[index].priority:
-                return False  # among equals nobody loses anything while there is time to wait for one who ends
-        return self.take(num_new, lambda other: other > index and (not index or not running[other].is_immune))
 
-    def _first_victim(self) -> int | None:
-        chain = self._chain()
-        return chain[self._next] if self._next < len(chain) else None
+        def may(other: int) -> bool:
+            return other > index and (not index or not running[other].is_immune)
+
+        if index and can_wait(index):
+            own = running[index].priority
+            if not any(may(other) and running[other].priority > own for other in self._left()):
+                return False  # among equals nobody loses anything while there is time to wait for one who ends
+        return self.take(num_new, may)
 
     def take(self, num_wanted: int, may: Callable[[int], bool], num_each: int = 0) -> bool:
-        """Has so many available by taking from victims in order, as long as ``may``; or changes nothing. With each
-        that goes altogether, ``num_each`` fewer are wanted."""
-        chain, freed, running = self._chain(), self._freed_blocks(), self._running
-        at, available, wanted = self._next, self.available, num_wanted
-        while available < wanted:
-            if at == len(chain) or not may(chain[at]):
-                return False
-            index = chain[at]
-            available += self._left(index, freed) + (running[index].num_new_blocks if index in self.grown else 0)
+        """Has so many available by taking from those who ``may`` be taken from, or changes nothing. With each that
+        goes altogether, ``num_each`` fewer are wanted."""
+        running = self._running
+        order = self.preempted + sorted((index for index in self._left() if may(index)), key=self._rank)
+        taken: list[tuple[int, int]] = []
+        available, wanted = self.available, num_wanted
+        for index, num_freed in zip(order, self._freed(order), strict=True):
+            if index in self.preempted:
+                continue
+            if available >= wanted:
+                break
+            num_left = num_freed - self.cuts.get(index, 0)
+            taken.append((index, num_left))
+            available += num_left + (running[index].num_new_blocks if index in self.grown else 0)
             wanted -= num_each
-            at += 1
-        for index in chain[self._next : at]:
+        if available < wanted:
+            return False
+        for index, num_left in taken:
             if index in self.grown:
                 self.grown.remove(index)
                 self.available += running[index].num_new_blocks
-            num_left = self._left(index, freed)
             lack = num_wanted - self.available
             if lack <= 0:
                 self.denied.add(index)
@@ -114,18 +129,15 @@ class Blocks:
                 self.preempted.append(index)
                 self.available += num_left
                 num_wanted -= num_each
-                self._next += 1
         return True
 
-    def _left(self, index: int, freed: Sequence[int]) -> int:
-        return freed[index] - self.cuts.get(index, 0)
+    def _left(self) -> Iterable[int]:
+        """Those who still have something."""
+        return (index for index in range(len(self._running)) if index not in self.preempted)
 
-    def _chain(self) -> list[int]:
-        if not self._victims:
-            self._victims = victims(self._running)
-        return self._victims
-
-    def _freed_blocks(self) -> Sequence[int]:
-        if self._freed is None:
-            self._freed = self._ask_freed()
-        return self._freed
+    def _rank(self, index: int) -> tuple[bool, bool, int, float, int]:
+        """The least gives first; the first in order last of all."""
+        claim = self._running[index]
+        again_s = self._again_s(claim)
+        steps = round(STEPS_ALIKE * math.log2(again_s)) if again_s > 0.0 else -math.inf
+        return index == 0, claim.is_immune, -claim.priority, steps, -index

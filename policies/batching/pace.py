@@ -161,6 +161,13 @@ class Pace:
         """Of a whole prompt, alone; 0 while nothing is known."""
         return 0.0 if self._costs is None else self._price.seconds(claim.num_pending, claim.start)
 
+    def again_s(self, claim: Claim) -> float:
+        """For each token that it holds blocks for, what it takes to compute those again that are computed; 0 while
+        nothing is known."""
+        if self._costs is None or not claim.start:
+            return 0.0
+        return self._price.seconds(claim.start, 0) / (claim.start + claim.num_pending)
+
     def would_save(self, claim: Claim, ahead_s: float) -> bool:
         """Whether putting others aside for a prompt keeps its promise, which would be broken without: it comes in time
         if it begins now, and hardly if it waits. A promise that cannot be kept any more is renewed. ``ahead_s``: the

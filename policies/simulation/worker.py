@@ -219,7 +219,7 @@ class Worker:
             self._num_free,
             self._limits,
             claim=self._waiting_claim,
-            freed=lambda: [sequence.num_blocks for sequence in running],
+            freed=lambda order: (running[index].num_blocks for index in order),
             due=lambda index: self._token_due_at(running[index]),
             costs=self._costs,
             turns=self._turns,

@@ -30,7 +30,7 @@ def plan(running, waiting, available, limits=LIMITS, costs=None, frees=1, due=-m
         available,
         limits,
         claim=lambda claim: claim,
-        freed=lambda: frees if isinstance(frees, list) else [frees] * len(running),
+        freed=lambda order: (frees[index] if isinstance(frees, list) else frees for index in order),
         due=lambda index: due[index] if isinstance(due, list) else due,
         costs=costs,
         **more,

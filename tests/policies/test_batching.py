@@ -85,6 +85,26 @@ def test_one_that_was_put_back_often_is_spared_but_not_by_the_first_of_all():
     assert plan(running[1:], [], 0, frees=5).cut == [(3, 1)]
 
 
+def test_among_equals_the_one_that_computes_its_blocks_again_soonest_loses_its_end():
+    costs = a_machine_that_takes(decode_s=1e-4, token_s=1e-5, pair_s=1e-8)
+    short, long = decoding(2, start=500), decoding(3, start=9000)
+    assert plan([decoding(1, blocks=1), short, long], [], 0, costs=costs, frees=5).cut == [(2, 1)]
+    assert plan([decoding(1, blocks=1), short, long], [], 0, frees=5).cut == [(3, 1)]
+    begun = prefilling(2, 8000, start=1000)
+    assert plan([decoding(1, blocks=1), begun, decoding(3, start=500)], [], 0, costs=costs, frees=5).cut == [(2, 1)]
+    # A little less is no reason to go out of turn, and a less important one goes before any other.
+    alike = [decoding(1, blocks=1), decoding(2, start=500), decoding(3, start=510)]
+    assert plan(alike, [], 0, costs=costs, frees=5).cut == [(3, 1)]
+    lower = [decoding(1, blocks=1), decoding(2, start=500), decoding(3, priority=1, start=9000)]
+    assert plan(lower, [], 0, costs=costs, frees=5).cut == [(3, 1)]
+
+
+def test_nobody_takes_from_one_before_it_however_cheap_that_were():
+    costs = a_machine_that_takes(decode_s=1e-4, token_s=1e-5, pair_s=1e-8)
+    running = [decoding(1), decoding(2, start=10), decoding(3, blocks=1, start=100), decoding(4, start=9000)]
+    assert plan(running, [], 0, costs=costs, frees=5).cut == [(4, 1)]
+
+
 def test_what_was_lost_comes_back_when_a_block_for_each_other_is_left():
     running = [decoding(1), decoding(2), Claim((0, 0.0, 3), 70, 3, has_output=True)]
     assert plan(running, [], 4).paused == [3]

@@ -10,6 +10,7 @@ import pytest
 from policies import wire
 from policies.batching import MAX_OVERTAKES
 from policies.batching.room import MAX_PARKED
+from policies.costs import StepCosts
 from policies.settings import Engine as EngineSettings
 from policies.terms import Sampling
 from tests.worker.scripted import ScriptedRunner, ScriptedSampler, answer
@@ -41,7 +42,9 @@ class Walk:
         self.sampler.fault = self.maybe_break_sampling
         self.ticks = itertools.count()
         tick_s = rng.choice([0.001, 0.05, 1.0])
-        self.engine = Engine(self.runner, self.sampler, self.settings, now=lambda: tick_s * next(self.ticks))
+        # What is said of long histories decides who loses blocks, as long as no step has taught otherwise.
+        costs = rng.choice([None, StepCosts.of((0.0, tick_s, 0.0, 0.0, tick_s, 0.0, 0.0))])
+        self.engine = Engine(self.runner, self.sampler, self.settings, lambda: tick_s * next(self.ticks), costs)
         self.request_ids = map(str, itertools.count())
         self.tenants = rng.choice([[b"x"], [b"", b"x", b"y"]])
         self.fault_rate = rng.choice([0, 0.002, 0.02])
