@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -70,6 +71,7 @@ class Runner:
         """``whole``: computes a step at once, where it can be."""
         self._model, self.cache, self.attention, self._ops = model, cache, attention, ops
         self._graphs, self._whole = graphs, whole
+        self._found: tuple[Callable[[], Tensor | None], Tensor | None] = (lambda: None), None
         self.max_model_tokens = max_model_tokens
         self.num_blocks, self.block_size = cache.num_blocks, cache.block_size
         self.vocab_size = model.architecture.vocab_size
@@ -116,7 +118,9 @@ class Runner:
                 return logits
             plan = self.attention.plan(inputs.extents, inputs.slots)
             if self._whole is not None and additions is None and isinstance(plan, NativePlan):
-                return self._whole.forward(inputs.token_ids, inputs.positions, inputs.rows, plan)
+                logits, maxima = self._whole.forward(inputs.token_ids, inputs.positions, inputs.rows, plan)
+                self._found = weakref.ref(logits), maxima
+                return logits
             return self._model.forward(inputs.token_ids, inputs.positions, inputs.rows, plan, self._ops, additions)
         except (MemoryError, RuntimeError) as error:
             if not _is_out_of_memory(error):
@@ -140,6 +144,13 @@ class Runner:
         if not any(span.adapter for span in spans):
             return None
         return TorchAdditions.of(groups_of(spans), self._model.device)
+
+    def maxima_of(self, logits: Tensor) -> Tensor | None:
+        """The largest of each 32 (see Library.maxima), if these are the logits of the last step, and its head has found
+        them on its way.
+        """
+        owner, maxima = self._found
+        return maxima if owner() is logits else None
 
     @torch.inference_mode()
     def copy_block(self, source: int, target: int) -> None:

@@ -5,7 +5,7 @@ in torch; nothing else changes.
 """
 
 from worker.native.check import library
-from worker.native.library import ACTIVATIONS, DTYPES, MAX_HEAD_DIM, Library, Step
+from worker.native.library import ACTIVATIONS, DTYPES, MAX_HEAD_DIM, TILE_LOGITS, Library, Step
 from worker.native.packed import PackedInt4, PackedInt8, PackedMatrix
 from worker.native.pages import huge_empty
 
@@ -13,6 +13,7 @@ __all__ = [
     "ACTIVATIONS",
     "DTYPES",
     "MAX_HEAD_DIM",
+    "TILE_LOGITS",
     "Library",
     "PackedInt4",
     "PackedInt8",

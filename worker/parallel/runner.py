@@ -92,6 +92,10 @@ class ParallelRunner:
             self._parted = True
             raise RanksParted(f"a step on several ranks failed: {type(error).__name__}: {error}") from error
 
+    def maxima_of(self, logits: Tensor) -> Tensor | None:
+        """As ``Runner.maxima_of``: no rank has all of them."""
+        return None
+
     def copy_block(self, source: int, target: int) -> None:
         """Keys and values of all layers: before the next step, on all ranks."""
         self._copies.append((source, target))
