@@ -131,6 +131,11 @@ class Runner:
             torch.cuda.empty_cache()
         raise OutOfMemory(f"a step of {sum(len(span.token_ids) for span in spans)} tokens ran out of memory: {reason}")
 
+    def keep_up(self, spans: Sequence[Span], num_done: int) -> None:
+        """See Decoder.keep_up."""
+        num_tokens = sum(len(span.token_ids) for span in spans)
+        self._model.keep_up(num_tokens, sum(span.num_logits for span in spans), num_done)
+
     def load_adapter(self, adapter_id: str, source: str, max_bytes: int, digest: str = "") -> Adapter:
         """From a directory in PEFT's layout; ``digest`` as for read_adapter. May run beside a step.
 
