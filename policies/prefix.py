@@ -34,6 +34,14 @@ def salt_of(secret: bytes, tenant_id: str, group: str = "") -> bytes:
     return blake2b(owner.encode(), digest_size=16, key=secret[:64], person=b"penstock salt").digest()
 
 
+def root_of(salt: bytes, adapter: str) -> bytes:
+    """The salt of what is computed with this adapter, by its id; "": without any. Equal tokens have other keys and
+    values under another adapter, and under another version of the same."""
+    if not adapter:
+        return salt
+    return blake2b(adapter.encode(), digest_size=16, key=key_of(salt), person=b"penstock adapter").digest()
+
+
 def key_of(salt: bytes) -> bytes:
     """The hash key for a salt of any length: 32 bytes."""
     return blake2b(salt, digest_size=32, person=b"penstock prefix").digest()

@@ -218,6 +218,9 @@ class Engine(Section, frozen=True):
     """So often a sequence is put back for others, and has to compute again what it lost of its KV; then no more, unless
     nobody could move otherwise."""
     prefix_cache: bool = True
+    max_adapter_bytes: NonNegative = 1 << 30
+    """That adapters may take in memory, beside model and KV; those used least recently make room; 0: none are
+    served."""
     attention: Literal["auto", "torch", "reference"] = "auto"
     """auto: the fastest that works here; torch: without compiled kernels; reference: the plain one, for comparison."""
     cuda_graphs: bool = True

@@ -74,6 +74,9 @@ class Submit(Message, frozen=True):
     that were emitted there; none where it had not begun. They count as its output in all that follows, its position,
     limits and penalties, and are not told again. A sequence that is not named has ended. Empty: all begin here."""
 
+    adapter: str = ""
+    """The id of an adapter that this channel has loaded; empty: the model as it is."""
+
     @property
     def indices(self) -> Sequence[int]:
         """Of the sequences to compute."""
@@ -91,6 +94,23 @@ class Cancel(Message, frozen=True):
 
 class Drain(Message, frozen=True):
     """Take no further ``Submit``; exit 0 when the last sequence has finished."""
+
+
+class LoadAdapter(Message, frozen=True):
+    """From now on requests may ask for this adapter, as soon as ``AdapterLoaded`` or earlier: they wait for it."""
+
+    adapter: str
+    """Its id, which never stands for other weights: another version has another one."""
+    source: str
+    """A directory in PEFT's layout, where the worker runs."""
+    digest: str = ""
+    """What its files must be, as ``AdapterLoaded`` said of the first that loaded it; empty: whatever they are."""
+
+
+class UnloadAdapter(Message, frozen=True):
+    """No further request of this channel asks for it; those that did go on. Has no answer."""
+
+    adapter: str
 
 
 # Worker to gateway
@@ -116,6 +136,8 @@ class Ready(Message, frozen=True):
     """Processes that share each matrix of the model."""
     pipeline_parallel: int = 1
     """Stages that its layers are divided into."""
+    max_adapter_bytes: int = 0
+    """That adapters may take in memory; 0: it takes none."""
 
     @property
     def num_ranks(self) -> int:
@@ -183,7 +205,8 @@ class Failed(Message, frozen=True):
 
     request_id: str
     code: str
-    """``context_length_exceeded``, ``draining``, ``overloaded``, ``invalid_request`` or ``internal``."""
+    """``context_length_exceeded``, ``draining``, ``overloaded``, ``invalid_request``, ``adapter_unavailable`` or
+    ``internal``."""
     reason: str
     engine_s: float = 0.0
     kv_block_s: float = 0.0
@@ -223,6 +246,30 @@ class Stats(Message, frozen=True):
     """Since start: sequences that lost the end of their KV for others, and kept the rest."""
     num_displacements: int = 0
     """Since start: requests for which others were put aside."""
+    num_adapters: int = 0
+    """In memory now."""
+    num_adapter_bytes: int = 0
+    """That they take."""
+
+
+class AdapterLoaded(Message, frozen=True):
+    """The answer to ``LoadAdapter``, and to each repeated one."""
+
+    adapter: str
+    digest: str
+    rank: int
+    """The largest of its matrices'."""
+    num_bytes: int
+    """In memory."""
+
+
+class AdapterRefused(Message, frozen=True):
+    """The answer to ``LoadAdapter``, or, where its files cannot be read again, what became of it later: the worker has
+    it no more."""
+
+    adapter: str
+    reason: str
+    """One sentence."""
 
 
 class KvEvents(Message, frozen=True):
@@ -234,8 +281,8 @@ class KvEvents(Message, frozen=True):
     evicted: list[bytes]
 
 
-ToWorker = Hello | Submit | Cancel | Drain
-ToGateway = Hello | Ready | StepOutput | Failed | KvEvents | Stats
+ToWorker = Hello | Submit | Cancel | Drain | LoadAdapter | UnloadAdapter
+ToGateway = Hello | Ready | StepOutput | Failed | KvEvents | Stats | AdapterLoaded | AdapterRefused
 
 M = TypeVar("M")
 

@@ -13,6 +13,7 @@ import signal
 import socket
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
@@ -129,9 +130,11 @@ def _run(
     others: _Others,
     started_at: float,
 ) -> int:
+    from worker.adapters.store import Store
     from worker.engine import Engine
     from worker.loop import Loop
     from worker.probe import ProbeFailed, probe
+    from worker.runner import Runner
     from worker.sampler import Sampler
 
     if runner.device == "cpu":
@@ -158,16 +161,22 @@ def _run(
         pid=os.getpid(),
         tensor_parallel=settings.engine.tensor_parallel,
         pipeline_parallel=settings.engine.pipeline_parallel,
+        max_adapter_bytes=settings.engine.max_adapter_bytes if isinstance(runner, Runner) else 0,
     )
     gc.collect()
     gc.freeze()  # the model's objects live as long as the process: collections need not walk them
     others.is_serving = True
     log.info("serving %s on %s, loaded in %.2f s", settings.source, settings.listen, time.monotonic() - started_at)
 
-    loop = Loop(engine, listener, wire.Hello(wire.VERSION, settings.name), ready, time.monotonic)
     wakeup, wakes = socket.socketpair()
     wakeup.setblocking(False)
     wakes.setblocking(False)
+    adapters = None
+    if isinstance(runner, Runner) and ready.max_adapter_bytes:
+        reader = ThreadPoolExecutor(1, "adapters")
+        adapters = Store(runner.load_adapter, ready.max_adapter_bytes, reader, lambda: _wake(wakes))
+    hello = wire.Hello(wire.VERSION, settings.name)
+    loop = Loop(engine, listener, hello, ready, time.monotonic, adapters)
     signal.set_wakeup_fd(wakes.fileno(), warn_on_full_buffer=False)
     loop.wake_on(wakeup)
     signal.signal(signal.SIGTERM, lambda signum, frame: loop.drain())
@@ -183,6 +192,11 @@ def _run(
         return BROKEN
     log.info("stopped")
     return 0
+
+
+def _wake(wakes: socket.socket) -> None:
+    with suppress(BlockingIOError):  # full: it is being woken
+        wakes.send(b"\0")
 
 
 if __name__ == "__main__":

@@ -18,12 +18,13 @@ from typing import TYPE_CHECKING
 from policies import settings, wire
 from policies.batching import limits_of
 from policies.costs import StepCosts, Work, shares
-from policies.prefix import Chain
+from policies.prefix import Chain, root_of
 from policies.terms import FinishReason
+from worker.adapters import Adapter
 from worker.admission import refusal
 from worker.blocks import Pool
 from worker.budget import Budget, OutOfMemory
-from worker.flight import NO_WORK, Draw, Flight, work_of
+from worker.flight import NO_WORK, Draw, Flight, spans_of, work_of
 from worker.inputs import Span
 from worker.scheduler import Scheduler
 from worker.sequence import Request, Sequence
@@ -99,8 +100,8 @@ class Engine:
         """Sequences that may wait here; the gateway's line is the one that is meant to be long."""
         return max(4 * self._limits.max_sequences, MIN_WAITING)
 
-    def add(self, submit: wire.Submit) -> wire.Failed | None:
-        """Take a request in, or say why not."""
+    def add(self, submit: wire.Submit, adapter: Adapter | None = None) -> wire.Failed | None:
+        """Take a request in, or say why not. ``adapter``: the one that it names."""
         refused = self._refusal(submit)
         if refused is not None:
             return refused
@@ -109,10 +110,11 @@ class Engine:
         stop_token_ids = frozenset(sampling.stop_token_ids)
         if not sampling.ignore_eos:
             stop_token_ids |= self._eos_token_ids
-        chain = Chain(self._runner.block_size, submit.cache_salt) if self._prefix_cache else None
+        root = root_of(submit.cache_salt, submit.adapter)
+        chain = Chain(self._runner.block_size, root) if self._prefix_cache else None
         if chain is not None:
             chain.extend(submit.prompt_token_ids)
-        request = self._requests[submit.request_id] = Request(submit.request_id)
+        request = self._requests[submit.request_id] = Request(submit.request_id, adapter)
         for index in submit.indices:
             self._num_arrivals += 1
             own_chain = chain.fork() if chain else None
@@ -158,13 +160,7 @@ class Engine:
         if not batch:
             return None, []
         sources = before.sources() if before is not None else {}
-        spans = []
-        for sequence, num_tokens in batch:
-            start = sequence.num_computed
-            end = start + num_tokens
-            is_last = end == len(sequence.token_ids)
-            source = sources[sequence] if end > sequence.num_known else -1
-            spans.append(Span(sequence.token_ids[start:end], start, sequence.block_ids, int(is_last), source))
+        spans = spans_of(batch, sources)
         work = work_of(spans)
         sampled_before = before.draws[0].pending.token_ids if sources and before is not None else None
         try:
@@ -318,7 +314,7 @@ class Engine:
     def _sample_batch(self, logits: Tensor, sequences: list[Sequence], draws: list[Draw], faults: Faults) -> None:
         """Adds to ``draws`` and ``faults``."""
         try:
-            pending = self._sampler.start(logits, [one.row for one in sequences], self._runner.maxima_of(logits))
+            pending = self._sampler.start(logits, [sequence.row for sequence in sequences])
         except AssertionError:
             raise
         except Exception as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from collections.abc import Sequence as Run
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -49,6 +50,19 @@ class Flight:
     def sources(self) -> dict[Sequence, int]:
         """The row in which each sequence's token was sampled; of a flight that may be overtaken."""
         return {sequence: row for draw in self.draws for row, sequence in enumerate(draw.sequences)}
+
+
+def spans_of(batch: Run[tuple[Sequence, int]], sources: Mapping[Sequence, int]) -> list[Span]:
+    """What is to be computed; ``sources`` as ``Flight.sources`` says, of a step whose tokens are not known."""
+    spans = []
+    for sequence, num_tokens in batch:
+        start = sequence.num_computed
+        end = start + num_tokens
+        num_logits = int(end == len(sequence.token_ids))
+        source = sources[sequence] if end > sequence.num_known else -1
+        adapter = sequence.request.adapter
+        spans.append(Span(sequence.token_ids[start:end], start, sequence.block_ids, num_logits, source, adapter))
+    return spans
 
 
 def work_of(spans: Run[Span]) -> Work:

@@ -14,6 +14,8 @@ import socket
 from collections.abc import Callable, Iterable
 
 from policies import wire
+from worker.adapters.store import Store
+from worker.boarding import Boarding
 from worker.channel import Channel, ChannelClosed
 from worker.engine import Engine
 
@@ -34,13 +36,23 @@ class Loop:
     """``hello`` and ``ready`` open every channel."""
 
     def __init__(
-        self, engine: Engine, listener: socket.socket, hello: wire.Hello, ready: wire.Ready, now: Callable[[], float]
+        self,
+        engine: Engine,
+        listener: socket.socket,
+        hello: wire.Hello,
+        ready: wire.Ready,
+        now: Callable[[], float],
+        adapters: Store | None = None,
     ) -> None:
+        """``adapters`` None: none are taken."""
         self._engine = engine
+        self._boarding = Boarding(engine, adapters, now)
         self._hello, self._ready = hello, ready
         self._now = now
         self._channels: set[Channel] = set()
         self._owners: dict[str, Channel] = {}
+        self._wanted_adapters: dict[str, set[Channel]] = {}
+        """Each with the channels whose requests may ask for it."""
         self._num_channels = 0
         self._stopped = False
         self._told_load = engine.load()
@@ -86,12 +98,13 @@ class Loop:
         while not self._stopped:
             for key, events in self._selector.select(self._patience(drained_at)):
                 key.data(events)
+            self._tell_adapters()
             if engine.has_work:
                 self._step()
             now = self._now()
             self._tell_stats(now)
             self._close_silent(now)
-            if engine.draining and not engine.has_work:
+            if engine.draining and not engine.has_work and not self._boarding.has_waiting:
                 drained_at = drained_at if drained_at is not None else now
                 waits = any(channel.num_outgoing_bytes for channel in self._channels)
                 if not waits or now - drained_at > FLUSH_TIMEOUT_S:
@@ -123,6 +136,9 @@ class Loop:
             for channel, own in by_channel.items():
                 self._tell(channel, wire.StepOutput(own))
             self._let_go(delta.request_id for delta in deltas if delta.finish is not None)
+        self._tell_failed(failed)
+
+    def _tell_failed(self, failed: list[wire.Failed]) -> None:
         for failure in failed:
             owner = self._owners.get(failure.request_id)
             if owner is not None:
@@ -131,7 +147,8 @@ class Loop:
 
     def _let_go(self, request_ids: Iterable[str]) -> None:
         for request_id in request_ids:
-            if not self._engine.holds(request_id):
+            if not self._boarding.holds(request_id):
+                self._boarding.let_go(request_id)
                 owner = self._owners.pop(request_id, None)
                 if owner is not None:
                     owner.request_ids.discard(request_id)
@@ -143,11 +160,12 @@ class Loop:
             return
         if self._rested and self._needs_audit:
             self._engine.audit()
+            self._boarding.audit()
             self._needs_audit = False
         self._rested = True
         self._told_at, self._told_load = now, load
         stored, evicted = self._engine.take_moved_blocks()
-        stats = self._engine.stats(sum(channel.asks for channel in self._channels))
+        stats = self._boarding.stats(sum(channel.asks for channel in self._channels))
         for channel in list(self._channels):
             if channel.greeted:
                 if not channel.knows_blocks:
@@ -161,6 +179,31 @@ class Loop:
         for start in range(0, max(len(stored), len(evicted)), MAX_TOLD_BLOCKS):
             end = start + MAX_TOLD_BLOCKS
             self._tell(channel, wire.KvEvents(stored[start:end], evicted[start:end]))
+
+    # Adapters
+
+    def _tell_adapters(self) -> None:
+        answers, failed = self._boarding.turn()
+        self._tell_failed(failed)
+        for answer in answers:
+            self._tell_adapter(answer)
+
+    def _tell_adapter(self, answer: wire.AdapterLoaded | wire.AdapterRefused) -> None:
+        channels = list(self._wanted_adapters.get(answer.adapter, ()))
+        if isinstance(answer, wire.AdapterRefused):
+            log.warning("adapter %s is refused: %s", answer.adapter, answer.reason)
+            self._wanted_adapters.pop(answer.adapter, None)
+        for channel in channels:
+            self._tell(channel, answer)
+
+    def _unload(self, channel: Channel, adapter_id: str) -> None:
+        channels = self._wanted_adapters.get(adapter_id)
+        if channels is None:
+            return
+        channels.discard(channel)
+        if not channels:
+            del self._wanted_adapters[adapter_id]
+            self._boarding.unload(adapter_id)
 
     # Channels
 
@@ -200,7 +243,7 @@ class Loop:
     def _hear(self, channel: Channel, message: wire.ToWorker) -> None:
         match message:
             case wire.Submit(request_id=request_id):
-                refusal = self._engine.add(message)
+                refusal = self._boarding.add(message)
                 if refusal is None:
                     self._owners[request_id] = channel
                     channel.request_ids.add(request_id)
@@ -208,10 +251,17 @@ class Loop:
                     self._tell(channel, refusal)
             case wire.Cancel(request_id, index):
                 if request_id in channel.request_ids:  # a gateway speaks for its own requests only
-                    deltas = self._engine.cancel(request_id, index)
+                    deltas = self._boarding.cancel(request_id, index)
                     if deltas:
                         self._tell(channel, wire.StepOutput(deltas))
                         self._let_go((request_id,))
+            case wire.LoadAdapter(adapter=adapter_id):
+                self._wanted_adapters.setdefault(adapter_id, set()).add(channel)
+                answer = self._boarding.load(message)
+                if answer is not None:
+                    self._tell_adapter(answer)
+            case wire.UnloadAdapter(adapter_id):
+                self._unload(channel, adapter_id)
             case wire.Drain():
                 log.info("channel %d: drain", channel.number)
                 self.drain()
@@ -237,8 +287,11 @@ class Loop:
         self._selector.unregister(channel)
         channel.close()
         for request_id in list(channel.request_ids):
-            self._engine.cancel(request_id)
+            self._boarding.cancel(request_id)
+            self._boarding.let_go(request_id)
             self._owners.pop(request_id, None)
+        for adapter_id in [id for id, channels in self._wanted_adapters.items() if channel in channels]:
+            self._unload(channel, adapter_id)
         if reason is not None:
             num_dropped = len(channel.request_ids)
             dropped = f"; {num_dropped} requests cancelled" if num_dropped else ""

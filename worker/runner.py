@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,7 +11,7 @@ from torch import Tensor
 
 from policies import settings
 from worker import placement
-from worker.adapters import Adapter, TorchAdditions, groups_of, read_adapter
+from worker.adapters import Adapter, NativeAdditions, TorchAdditions, groups_of, read_adapter
 from worker.attention import (
     Backend,
     GatheredAttention,
@@ -67,11 +66,11 @@ class Runner:
         max_model_tokens: int,
         graphs: DecodeGraphs | None = None,
         whole: Whole | None = None,
+        kernels: Library | None = None,
     ) -> None:
-        """``whole``: computes a step at once, where it can be."""
+        """``whole``: computes a step at once, where it can be; ``kernels``: that adapters may be packed for."""
         self._model, self.cache, self.attention, self._ops = model, cache, attention, ops
-        self._graphs, self._whole = graphs, whole
-        self._found: tuple[Callable[[], Tensor | None], Tensor | None] = (lambda: None), None
+        self._graphs, self._whole, self._kernels = graphs, whole, kernels
         self.max_model_tokens = max_model_tokens
         self.num_blocks, self.block_size = cache.num_blocks, cache.block_size
         self.vocab_size = model.architecture.vocab_size
@@ -100,7 +99,8 @@ class Runner:
         attention, ops = _means(engine, model, cache)
         max_model_tokens = min(max_model_tokens, num_blocks * engine.block_size)
         graphs = _graphs(engine, model, attention, ops, max_model_tokens)
-        return cls(model, cache, attention, ops, max_model_tokens, graphs, _whole(engine, model, cache))
+        kernels = _kernels(engine, model.device)
+        return cls(model, cache, attention, ops, max_model_tokens, graphs, _whole(engine, model, cache), kernels)
 
     @torch.inference_mode()
     def forward(self, spans: Sequence[Span], sampled_before: Tensor | None = None) -> Tensor:
@@ -118,9 +118,7 @@ class Runner:
                 return logits
             plan = self.attention.plan(inputs.extents, inputs.slots)
             if self._whole is not None and additions is None and isinstance(plan, NativePlan):
-                logits, maxima = self._whole.forward(inputs.token_ids, inputs.positions, inputs.rows, plan)
-                self._found = weakref.ref(logits), maxima
-                return logits
+                return self._whole.forward(inputs.token_ids, inputs.positions, inputs.rows, plan)
             return self._model.forward(inputs.token_ids, inputs.positions, inputs.rows, plan, self._ops, additions)
         except (MemoryError, RuntimeError) as error:
             if not _is_out_of_memory(error):
@@ -131,11 +129,6 @@ class Runner:
             torch.cuda.empty_cache()
         raise OutOfMemory(f"a step of {sum(len(span.token_ids) for span in spans)} tokens ran out of memory: {reason}")
 
-    def keep_up(self, spans: Sequence[Span], num_done: int) -> None:
-        """See Decoder.keep_up."""
-        num_tokens = sum(len(span.token_ids) for span in spans)
-        self._model.keep_up(num_tokens, sum(span.num_logits for span in spans), num_done)
-
     def load_adapter(self, adapter_id: str, source: str, max_bytes: int, digest: str = "") -> Adapter:
         """From a directory in PEFT's layout; ``digest`` as for read_adapter. May run beside a step.
 
@@ -143,19 +136,16 @@ class Runner:
         """
         model = self._model
         directory = Path(source).expanduser()
-        return read_adapter(adapter_id, directory, model.architecture, model.dtype, model.device, max_bytes, digest)
+        architecture, dtype, device = model.architecture, model.dtype, model.device
+        return read_adapter(adapter_id, directory, architecture, dtype, device, max_bytes, digest, self._kernels)
 
     def _additions(self, spans: Sequence[Span]) -> Additions | None:
         if not any(span.adapter for span in spans):
             return None
-        return TorchAdditions.of(groups_of(spans), self._model.device)
-
-    def maxima_of(self, logits: Tensor) -> Tensor | None:
-        """The largest of each 32 (see Library.maxima), if these are the logits of the last step, and its head has found
-        them on its way.
-        """
-        owner, maxima = self._found
-        return maxima if owner() is logits else None
+        groups = groups_of(spans)
+        if self._kernels is not None and groups[0][0].packed is not None:
+            return NativeAdditions.of(groups, self._kernels)
+        return TorchAdditions.of(groups, self._model.device)
 
     @torch.inference_mode()
     def copy_block(self, source: int, target: int) -> None:

@@ -8,6 +8,7 @@ from policies import wire
 from policies.batching import Place, token_due_at
 from policies.prefix import Chain
 from policies.terms import FinishReason
+from worker.adapters import Adapter
 from worker.sampler import Row
 
 SEEDS = 1 << 64
@@ -18,10 +19,12 @@ UNKNOWN = -1
 class Request:
     """What the sequences of one ``Submit`` have in common."""
 
-    __slots__ = ("leader", "live", "request_id")
+    __slots__ = ("adapter", "leader", "live", "request_id")
 
-    def __init__(self, request_id: str) -> None:
+    def __init__(self, request_id: str, adapter: Adapter | None = None) -> None:
         self.request_id = request_id
+        self.adapter = adapter
+        """What changes the model for it."""
         self.live: list[Sequence] = []
         """Sequences that have not ended, by index."""
         self.leader: Sequence | None = None

@@ -70,6 +70,30 @@ def test_an_adapter_changes_what_is_said(bench):
     assert all((oracle_logits(oracle, [5, 6, 7]) - base).abs().max() > 0.01 for oracle in bench.oracles[1:])
 
 
+@pytest.mark.parametrize("attention", ["auto", "torch"])
+def test_in_bfloat16_the_compiled_kernels_and_torch_are_near_what_peft_says(tmp_path, attention):
+    kinds = {**KINDS, "rank 33": {"r": 33}}
+    sizes = {
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_attention_heads": 2,
+        "head_dim": 32,
+        "num_key_value_heads": 1,
+    }
+    bench = Bench(tmp_path, "LlamaForCausalLM", sizes, kinds, dtype="bfloat16", attention=attention)
+    chance = random.Random(0)
+    chosen = [index % len(bench.adapters) for index in range(2 * len(bench.adapters))]
+    prompts = [[chance.randrange(3, VOCAB_SIZE) for _ in range(chance.randint(1, 60))] for _ in chosen]
+    walk = Walk(bench.runner, prompts, 6, chance, [bench.adapters[index] for index in chosen])
+    base = bench.base
+    for index, token_ids, logits in zip(chosen, walk.token_ids, walk.logits, strict=True):
+        expected, got = oracle_logits(bench.oracles[index], token_ids[:-1]), torch.stack(logits)
+        scale = float(expected.std())
+        assert float((got - expected).square().mean().sqrt()) < 0.06 * scale
+        if index:
+            assert float((got - oracle_logits(base, token_ids[:-1])).square().mean().sqrt()) > 0.3 * scale
+
+
 class Files:
     """An adapter's files, to be broken."""
 

@@ -7,6 +7,7 @@ be, is the gateway's business.
 from worker.adapters.adapter import Adapter
 from worker.adapters.errors import AdapterError
 from worker.adapters.files import read_adapter
+from worker.adapters.native import NativeAdditions
 from worker.adapters.step import TorchAdditions, groups_of
 
-__all__ = ["Adapter", "AdapterError", "TorchAdditions", "groups_of", "read_adapter"]
+__all__ = ["Adapter", "AdapterError", "NativeAdditions", "TorchAdditions", "groups_of", "read_adapter"]

@@ -7,15 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
 
 from torch import Tensor
 
 from worker.models.additions import PLACES, Place
+from worker.native import PackedAdapter
 
-Module = Literal[
-    "q_proj", "k_proj", "v_proj", "qkv_proj", "o_proj", "gate_proj", "up_proj", "gate_up_proj", "down_proj"
-]
 __all__ = ["PLACES", "Adapter", "Factor", "Place"]
 
 
@@ -45,5 +42,7 @@ class Adapter:
     rank: int
     """The largest."""
     factors: Mapping[tuple[int, Place], tuple[Factor, ...]]
-    """By layer and place."""
+    """By layer and place; none where it is packed."""
     num_bytes: int
+    packed: PackedAdapter | None = None
+    """For our own kernels."""

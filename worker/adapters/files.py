@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,9 @@ from torch import Tensor
 from worker.adapters.adapter import Adapter, Factor, Place
 from worker.adapters.config import Scaling, scaling_of
 from worker.adapters.errors import AdapterError
+from worker.adapters.native import NativeAdditions, packed_adapter
 from worker.models import Architecture
+from worker.native import Library
 
 CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
 MAX_CONFIG_BYTES = 1 << 20
@@ -44,8 +47,11 @@ def read_adapter(
     device: torch.device,
     max_bytes: int,
     digest: str = "",
+    kernels: Library | None = None,
 ) -> Adapter:
-    """Raises AdapterError; ``digest``: what the files must be, empty: whatever they are."""
+    """Raises AdapterError; ``digest``: what the files must be, empty: whatever they are; ``kernels``: what it may be
+    packed for.
+    """
     raw_config, raw = _read(directory / CONFIG, MAX_CONFIG_BYTES), _read_tensors(directory, max_bytes)
     found = hashlib.sha256(hashlib.sha256(raw_config).digest() + hashlib.sha256(raw).digest()).hexdigest()[:32]
     if digest and digest != found:
@@ -57,18 +63,37 @@ def read_adapter(
         reason = str(error).strip().partition("\n")[0]
         raise AdapterError(f"{directory / TENSORS} is not a whole safetensors file: {reason}") from None
     factors = _factors(tensors, scaling, architecture, directory / TENSORS)
-    with torch.inference_mode():
-        placed = {
-            place: tuple(
-                Factor(factor.down.to(device, dtype), factor.up.to(device, dtype), factor.left) for factor in parts
-            )
-            for place, parts in factors.items()
-        }
+    adapter = assembled(adapter_id, found, factors, architecture, dtype, device, kernels)
+    if adapter.num_bytes > max_bytes:
+        raise AdapterError(
+            f"{directory}: it takes {adapter.num_bytes} bytes, and engine.max_adapter_bytes is {max_bytes}"
+        )
+    return adapter
+
+
+@torch.inference_mode()
+def assembled(
+    adapter_id: str,
+    digest: str,
+    factors: Mapping[tuple[int, Place], Sequence[Factor]],
+    architecture: Architecture,
+    dtype: torch.dtype,
+    device: torch.device,
+    kernels: Library | None = None,
+) -> Adapter:
+    """In the engine's type, on its device, packed where the kernels take it."""
+    placed = {
+        place: tuple(
+            Factor(factor.down.to(device, dtype), factor.up.to(device, dtype), factor.left) for factor in parts
+        )
+        for place, parts in factors.items()
+    }
     every = [factor for parts in placed.values() for factor in parts]
-    num_bytes = sum(factor.num_bytes for factor in every)
-    if num_bytes > max_bytes:
-        raise AdapterError(f"{directory}: it takes {num_bytes} bytes, and engine.max_adapter_bytes is {max_bytes}")
-    return Adapter(adapter_id, found, max(len(factor.down) for factor in every), placed, num_bytes)
+    rank = max(len(factor.down) for factor in every)
+    if kernels is None or not NativeAdditions.serves(kernels, architecture, dtype):
+        return Adapter(adapter_id, digest, rank, placed, sum(factor.num_bytes for factor in every))
+    packed = packed_adapter(placed, architecture.num_layers)
+    return Adapter(adapter_id, digest, rank, {}, packed.num_bytes, packed)
 
 
 def _read(path: Path, max_bytes: int) -> bytes:
@@ -135,7 +160,7 @@ def _target(module: str, architecture: Architecture, path: Path) -> tuple[int, P
     """Layer, place, first column, outputs and inputs of "model.layers.0.self_attn.q_proj". Raises AdapterError."""
     root = next((root for root in architecture.tensor_roots if module.startswith(f"{root}layers.")), None)
     found = _MODULE.fullmatch(module.removeprefix(root)) if root is not None else None
-    targets = _targets(architecture)
+    targets = targets_of(architecture)
     if found is None or f"{found[2]}.{found[3]}" not in targets:
         known = ", ".join(name.partition(".")[2] for name in targets)
         raise AdapterError(
@@ -151,7 +176,8 @@ def _target(module: str, architecture: Architecture, path: Path) -> tuple[int, P
     return layer, *targets[f"{found[2]}.{found[3]}"]
 
 
-def _targets(architecture: Architecture) -> dict[str, tuple[Place, int, int, int]]:
+def targets_of(architecture: Architecture) -> dict[str, tuple[Place, int, int, int]]:
+    """Modules of a layer: the product they are part of, its first column that is theirs, outputs and inputs."""
     hidden, inner = architecture.hidden_size, architecture.intermediate_size
     queries, keys = architecture.num_heads * architecture.head_dim, architecture.num_kv_heads * architecture.head_dim
     ends: dict[str, tuple[Place, int, int, int]] = {

@@ -4,17 +4,19 @@ Owns the C++ and its building. Where there is no compiler, or the check fails, `
 in torch; nothing else changes.
 """
 
+from worker.native.adapters import MAX_FACTORS, PackedAdapter
 from worker.native.check import library
-from worker.native.library import ACTIVATIONS, DTYPES, MAX_HEAD_DIM, TILE_LOGITS, Library, Step
+from worker.native.library import ACTIVATIONS, DTYPES, MAX_HEAD_DIM, Library, Step
 from worker.native.packed import PackedInt4, PackedInt8, PackedMatrix
 from worker.native.pages import huge_empty
 
 __all__ = [
     "ACTIVATIONS",
     "DTYPES",
+    "MAX_FACTORS",
     "MAX_HEAD_DIM",
-    "TILE_LOGITS",
     "Library",
+    "PackedAdapter",
     "PackedInt4",
     "PackedInt8",
     "PackedMatrix",

@@ -3,9 +3,10 @@
 // Sums are float32 whatever the tensors hold. The caller vouches for pointers and sizes; every function here is called from
 // one thread at a time.
 
+#include "adapt.h"
 #include "attend.h"
-#include "draws.h"
 #include "int4.h"
+#include "maxima.h"
 #include "small.h"
 #include "whole.h"
 
@@ -52,18 +53,10 @@ void penstock_attend(int is_bf16, const Step* step, const void* queries, const v
                      (T*)out))
 }
 
-// The largest of each half tile of logits [rows, vocab_size] (see maxima.h), NaN where one is.
-void penstock_maxima(const float* logits, int64_t rows, int64_t vocab_size, float* maxima, int threads) {
-    find_maxima({logits, maxima, vocab_size}, rows, threads);
+// maxima [count] of logits [count, 64], NaN where one is.
+void penstock_maxima(const float* logits, int64_t count, float* maxima, int threads) {
+    find_maxima(logits, count, maxima, threads);
 }
-
-// The same of half tiles whose logits, at places [count], have changed.
-void penstock_refresh_maxima(const float* logits, int64_t vocab_size, float* maxima, const int64_t* places, int64_t count) {
-    refresh_maxima({logits, maxima, vocab_size}, places, count);
-}
-
-// A token for each row.
-void penstock_draw(const Draws* draws, int threads) { draw(*draws, threads); }
 
 // Whether ``penstock_linear`` computes anything here.
 int penstock_has_tiles() {
@@ -77,10 +70,9 @@ int penstock_has_tiles() {
 #if defined(HAVE_TILES)
 
 // y = x [rows, size] times the matrix (see linear.h): [rows, columns] bfloat16, the same values as float32, or, gated,
-// [rows, columns / 2]. maxima: of what is float32 (see maxima.h), or null.
-void penstock_linear(const void* x, int64_t rows, const Matrix* matrix, int result, int activation, void* y, float* maxima,
-                     int threads) {
-    linear({(const bf16*)x, nullptr, rows, *matrix, {y, Result(result), activation, maxima}}, threads);
+// [rows, columns / 2].
+void penstock_linear(const void* x, int64_t rows, const Matrix* matrix, int result, int activation, void* y, int threads) {
+    linear({(const bf16*)x, nullptr, rows, *matrix, {y, Result(result), activation}}, threads);
 }
 
 // Bytes of memory that a step of so many tokens computes in.
@@ -95,6 +87,28 @@ void penstock_whole(const Network* network, const Step* step, const Pass* pass) 
 }
 
 #endif
+
+// Whether ``penstock_adapt`` computes anything here.
+int penstock_has_adapt() {
+#if defined(__AVX512BF16__)
+    return 1;
+#else
+    return 0;
+#endif
+}
+
+// y [rows, columns] += what the groups' adapters (see adapt.h) make of x [rows, size], all bfloat16; size is even.
+void penstock_adapt(const void* groups, int64_t num_groups, int64_t first, const void* x, int64_t size, void* y, int64_t columns,
+                    int threads) {
+#if defined(__AVX512BF16__)
+    Team::run(threads, [&](Team& team) {
+        Tiles session(true);
+        adapt(team, (const Group*)groups, num_groups, first, (const bf16*)x, size, (bf16*)y, columns);
+    });
+#else
+    (void)groups, (void)num_groups, (void)first, (void)x, (void)size, (void)y, (void)columns, (void)threads;
+#endif
+}
 
 // Whether ``penstock_linear_int8`` and ``penstock_linear_int4`` compute anything here.
 int penstock_has_int8() {

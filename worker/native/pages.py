@@ -28,16 +28,17 @@ def huge_empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     global _arena
     num_bytes = math.prod(shape) * dtype.itemsize
     if num_bytes > _ARENA_BYTES // 2:
-        return _mapped(num_bytes)[:num_bytes].view(dtype).view(*shape)
+        return own_pages(num_bytes)[:num_bytes].view(dtype).view(*shape)
     if _arena is None or len(_arena) < num_bytes:
-        _arena = _mapped(_ARENA_BYTES)
+        _arena = own_pages(_ARENA_BYTES)
     taken = _arena[:num_bytes]
     _arena = _arena[-(-num_bytes // _LINE_BYTES) * _LINE_BYTES :]
     return taken.view(dtype).view(*shape)
 
 
-def _mapped(num_bytes: int) -> Tensor:
-    """At least so many bytes, uint8, the first of them at the start of a huge page. Raises MemoryError."""
+def own_pages(num_bytes: int) -> Tensor:
+    """At least so many bytes that nobody shares, uint8, the first of them at the start of a huge page; zeros. Raises
+    MemoryError."""
     try:
         # Shared memory, Python's default, has huge pages only where the system was told so, which few are.
         mapping = mmap.mmap(-1, num_bytes + HUGE_PAGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)

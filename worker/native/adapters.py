@@ -1,0 +1,60 @@
+"""Adapters in the order in which the compiled kernels read them: see adapt.h."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping, Sequence
+from ctypes import c_int64, c_void_p
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from worker.native.pages import own_pages
+
+MAX_FACTORS = 3
+TILE = 16
+LINE = 2 * TILE
+"""Elements: sixteen columns of a pair of inputs."""
+AHEAD = 32 * LINE
+"""Elements after the last line that may be read, whatever they hold."""
+
+
+class Factor(ctypes.Structure):
+    _fields_ = (("down", c_void_p), ("up", c_void_p), ("rank", c_int64), ("left", c_int64), ("width", c_int64))
+
+
+class PackedAdapter:
+    """All factors of one adapter, in one stretch of memory."""
+
+    def __init__(self, factors: Mapping[int, Sequence[tuple[Tensor, Tensor, int]]], num_products: int) -> None:
+        """By product, at most MAX_FACTORS each: down [rank, in], up [width, rank], both bfloat16, and the first
+        column."""
+        lines: list[Tensor] = []
+        table = (Factor * (num_products * MAX_FACTORS))()
+        for product, parts in factors.items():
+            assert len(parts) <= MAX_FACTORS
+            for place, (down, up, left) in enumerate(parts):
+                lines += (in_lines(down), in_lines(up))
+                table[product * MAX_FACTORS + place] = Factor(rank=len(down), left=left, width=len(up))
+        self.num_bytes = 2 * sum(part.numel() for part in lines)
+        self._table = table
+        # Not among what others have: it goes when the adapter goes, and it is written beside a step.
+        self._memory = own_pages(self.num_bytes + 2 * AHEAD)[: self.num_bytes + 2 * AHEAD].view(torch.bfloat16)
+        at = 0
+        places = iter(lines)
+        for factor in table:
+            if factor.width:
+                for name in ("down", "up"):
+                    part = next(places).flatten()
+                    self._memory[at : at + len(part)] = part
+                    setattr(factor, name, self._memory.data_ptr() + 2 * at)
+                    at += len(part)
+        self.address = ctypes.addressof(table)
+
+
+def in_lines(matrix: Tensor) -> Tensor:
+    """matrix [columns, size] -> [columns / 16, size / 2, 16, 2], filled up with zeros"""
+    columns, size = matrix.shape
+    filled = F.pad(matrix, (0, -size % 2, 0, -columns % TILE))
+    return filled.view(-1, TILE, filled.shape[1] // 2, 2).permute(0, 2, 1, 3)
