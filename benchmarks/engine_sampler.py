@@ -1,7 +1,9 @@
 """The sampler beside the plain way, on the same logits in the same run: `python benchmarks/engine_sampler.py`.
 
 The plain way is transformers' warpers in torch (one pass over the vocabulary for each, a sort for top-p), softmax and
-multinomial, all rows with the same settings, which suits it best. Prints medians in ms a step, and the ratio.
+multinomial, all rows with the same settings, which suits it best. Prints medians in ms a step, and the ratio: of ours
+with the maxima of the logits known, as the head of a model in bfloat16 leaves them, and without. Then what the maxima
+cost that head.
 """
 
 from __future__ import annotations
@@ -12,12 +14,13 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from policies.terms import Sampling
+from worker.native import Library, PackedMatrix, library
 from worker.sampler import Row, Sampler
 
 CASES: dict[str, dict[str, float | int]] = {
@@ -59,26 +62,58 @@ def plain(logits: Tensor, temperature: float = 1.0, top_k: int = 0, top_p: float
 
 
 def main() -> None:
-    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads; ms a step: ours, plain, plain / ours")
+    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads; ms a step")
+    print(f"{'':34} {'known':>8} {'not':>8} {'plain':>8} plain / known")
     for vocab_size in (32_000, 151_936):
         for num_rows in (1, 8, 32):
             logits = model_like(num_rows, vocab_size)
             for name, case in CASES.items():
-                ours, theirs = race(logits, case)
-                print(f"{vocab_size:7,} x {num_rows:2}  {name:20} {ours:8.2f} {theirs:8.2f} {theirs / ours:6.1f} x")
+                known, unknown, theirs = race(logits, case)
+                times = f"{known:8.3f} {unknown:8.3f} {theirs:8.2f} {theirs / known:6.1f} x"
+                print(f"{vocab_size:7,} x {num_rows:2}  {name:20} {times}", flush=True)
+    kernels = library()
+    if kernels is not None and kernels.has_tiles:
+        for num_rows in (1, 32):
+            alone, fused, apart = medians(head(kernels, num_rows, 151_936, 896), 25)
+            print(
+                f"head 896 x 151,936, {num_rows:2} rows: {alone:.2f}, with maxima {fused:.2f}, then maxima {apart:.2f}"
+            )
 
 
 def race(logits: Tensor, case: dict[str, float | int], num_rounds: int = 15) -> list[float]:
-    """Medians in ms of ours and of the plain way, in turn."""
+    """Medians in ms of ours with maxima known, ours without, and the plain way, in turn."""
     num_rows, vocab_size = logits.shape
-    sampler = Sampler(vocab_size, ())
+    sampler, kernels = Sampler(vocab_size, ()), library()
+    maxima = None if kernels is None else kernels.maxima(logits)
     rows = [Row(Sampling(max_tokens=1, **case), seed, range(100), []) for seed in range(num_rows)]
-    contenders: list[Callable[[], object]] = [lambda: sampler.sample(logits, rows), lambda: plain(logits, **case)]
-    taken: list[list[float]] = [[], []]
+    ways = (
+        lambda: sampler.sample(logits, rows, maxima),
+        lambda: sampler.sample(logits, rows),
+        lambda: plain(logits, **case),
+    )
+    return medians(ways, num_rounds)
+
+
+def head(kernels: Library, num_rows: int, vocab_size: int, size: int) -> Sequence[Callable[[], object]]:
+    """A product with a head of a model: alone, with maxima, and with a pass for the maxima after it."""
+    generator = torch.Generator().manual_seed(0)
+    matrix = PackedMatrix(torch.randn(vocab_size, size, generator=generator).bfloat16(), None, gated=False)
+    x = torch.randn(num_rows, size, generator=generator).bfloat16()
+    maxima = torch.empty((num_rows, vocab_size // 64, 2))
+    return (
+        lambda: kernels.linear(x, matrix, torch.float32),
+        lambda: kernels.linear(x, matrix, torch.float32, maxima),
+        lambda: kernels.maxima(kernels.linear(x, matrix, torch.float32)),
+    )
+
+
+def medians(ways: Sequence[Callable[[], object]], num_rounds: int) -> list[float]:
+    """In ms, the ways in turn."""
+    taken: list[list[float]] = [[] for _ in ways]
     for _ in range(num_rounds):
-        for contender, times in zip(contenders, taken, strict=True):
+        for way, times in zip(ways, taken, strict=True):
             began_at = time.perf_counter()
-            contender()
+            way()
             times.append(1e3 * (time.perf_counter() - began_at))
     return [statistics.median(times[2:]) for times in taken]
 

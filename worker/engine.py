@@ -314,7 +314,7 @@ class Engine:
     def _sample_batch(self, logits: Tensor, sequences: list[Sequence], draws: list[Draw], faults: Faults) -> None:
         """Adds to ``draws`` and ``faults``."""
         try:
-            pending = self._sampler.start(logits, [sequence.row for sequence in sequences])
+            pending = self._sampler.start(logits, [one.row for one in sequences], self._runner.maxima_of(logits))
         except AssertionError:
             raise
         except Exception as error:

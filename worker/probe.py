@@ -10,6 +10,8 @@ import copy
 import time
 from collections.abc import Callable
 
+import msgspec
+
 from policies import wire
 from policies.costs import StepCosts
 from policies.terms import Sampling
@@ -23,6 +25,19 @@ NUM_STREAMS = 8
 NUM_PROMPT_TOKENS = 1536
 """Of the prompt that comes beside streams."""
 ALONE_S, IN_ALL_S = 0.5, 1.0
+GREEDY = Sampling(1, temperature=0.0, ignore_eos=True)
+EVERYTHING = Sampling(
+    1,
+    temperature=1.0,
+    top_p=0.9,
+    top_k=20,
+    min_p=0.01,
+    presence_penalty=0.1,
+    logit_bias={0: 0.1},
+    min_tokens=NUM_TOKENS,
+    ignore_eos=True,
+    num_logprobs=1,
+)
 
 MakeEngine = Callable[[StepCosts], Engine]
 
@@ -38,9 +53,10 @@ def probe(engine: MakeEngine, max_model_tokens: int) -> StepCosts:
     for round_, length in enumerate(LENGTHS):
         if length + NUM_TOKENS > max_model_tokens or (costs.known and time.monotonic() - began_at > ALONE_S):
             break
-        # The first one also pays for what is made on first use, so what it costs says nothing.
+        # The first one also pays for what is made on first use, so what it costs says nothing. It asks for everything
+        # that can be asked of a sample: on CUDA each kernel is loaded, and some are compiled, when it is first met.
         prober = engine(costs if round_ else StepCosts())
-        prober.add(_submit("alone", 0, length, NUM_TOKENS))
+        prober.add(_submit("alone", 0, length, NUM_TOKENS, GREEDY if round_ else EVERYTHING))
         while prober.has_work:
             _step(prober)
     # And so do the first chunks: each new size is compiled for when it is met.
@@ -61,8 +77,10 @@ def _beside_streams(prober: Engine, max_model_tokens: int, until: float) -> None
         _step(prober)
 
 
-def _submit(request_id: str, token_id: int, num_prompt_tokens: int, num_tokens: int) -> wire.Submit:
-    sampling = Sampling(num_tokens, temperature=0.0, ignore_eos=True)
+def _submit(
+    request_id: str, token_id: int, num_prompt_tokens: int, num_tokens: int, asked: Sampling = GREEDY
+) -> wire.Submit:
+    sampling = msgspec.structs.replace(asked, max_tokens=num_tokens)
     # Salted by its name, so that none finds what another has computed.
     return wire.Submit(request_id, [token_id] * num_prompt_tokens, sampling, cache_salt=request_id.encode())
 

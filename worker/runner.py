@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -71,6 +72,7 @@ class Runner:
         """``whole``: computes a step at once, where it can be; ``kernels``: that adapters may be packed for."""
         self._model, self.cache, self.attention, self._ops = model, cache, attention, ops
         self._graphs, self._whole, self._kernels = graphs, whole, kernels
+        self._found: tuple[Callable[[], Tensor | None], Tensor | None] = (lambda: None), None
         self.max_model_tokens = max_model_tokens
         self.num_blocks, self.block_size = cache.num_blocks, cache.block_size
         self.vocab_size = model.architecture.vocab_size
@@ -118,7 +120,9 @@ class Runner:
                 return logits
             plan = self.attention.plan(inputs.extents, inputs.slots)
             if self._whole is not None and additions is None and isinstance(plan, NativePlan):
-                return self._whole.forward(inputs.token_ids, inputs.positions, inputs.rows, plan)
+                logits, maxima = self._whole.forward(inputs.token_ids, inputs.positions, inputs.rows, plan)
+                self._found = weakref.ref(logits), maxima
+                return logits
             return self._model.forward(inputs.token_ids, inputs.positions, inputs.rows, plan, self._ops, additions)
         except (MemoryError, RuntimeError) as error:
             if not _is_out_of_memory(error):
@@ -128,6 +132,11 @@ class Runner:
         if self._model.device.type == "cuda":
             torch.cuda.empty_cache()
         raise OutOfMemory(f"a step of {sum(len(span.token_ids) for span in spans)} tokens ran out of memory: {reason}")
+
+    def keep_up(self, spans: Sequence[Span], num_done: int) -> None:
+        """See Decoder.keep_up."""
+        num_tokens = sum(len(span.token_ids) for span in spans)
+        self._model.keep_up(num_tokens, sum(span.num_logits for span in spans), num_done)
 
     def load_adapter(self, adapter_id: str, source: str, max_bytes: int, digest: str = "") -> Adapter:
         """From a directory in PEFT's layout; ``digest`` as for read_adapter. May run beside a step.
@@ -146,6 +155,13 @@ class Runner:
         if self._kernels is not None and groups[0][0].packed is not None:
             return NativeAdditions.of(groups, self._kernels)
         return TorchAdditions.of(groups, self._model.device)
+
+    def maxima_of(self, logits: Tensor) -> Tensor | None:
+        """The largest of each 32 (see Library.maxima), if these are the logits of the last step, and its head has found
+        them on its way.
+        """
+        owner, maxima = self._found
+        return maxima if owner() is logits else None
 
     @torch.inference_mode()
     def copy_block(self, source: int, target: int) -> None:

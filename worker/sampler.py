@@ -2,8 +2,9 @@
 
 For each row, in the order of ``policies.terms.Sampling``: penalties, logit bias, forbidden tokens, temperature,
 top-k, top-p, min-p, then one draw that is a function of (seed, position) alone. What no row asks for is not computed:
-a batch of greedy rows is one pass for the maxima of the tiles. The parts are in ``worker.sampling``; measurements in
-benchmarks/engine.md.
+a batch of greedy rows is one pass for the maxima of the tiles, and none where the model's head found them on its way.
+Three ways lead to the same tokens: compiled kernels on the CPU, Triton's on the device, and torch. The parts are in
+``worker.sampling``; measurements in benchmarks/engine.md.
 """
 
 from __future__ import annotations
@@ -16,10 +17,12 @@ from torch import Tensor
 
 from policies.terms import Sampling
 from policies.wire import TokenLogprob
+from worker.native import library
 from worker.sampling import race
 from worker.sampling.adjust import Adjustments, adjust
 from worker.sampling.filters import mass_above, mass_from, min_p_threshold, top_k_threshold
 from worker.sampling.tiles import Tiles
+from worker.sampling.wishes import Wishes
 from worker.triton import has_triton
 
 UNUSABLE = -1
@@ -86,17 +89,20 @@ class _Notes:
 class Sampler:
     """Samples for one model. Keeps nothing of any sequence but what it leaves in ``Row.state``."""
 
-    def __init__(self, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
+    def __init__(self, vocab_size: int, eos_token_ids: Sequence[int], is_compiled: bool = True) -> None:
+        """``is_compiled``: by the compiled kernels, on a CPU that has them."""
         self.vocab_size = vocab_size
         self.eos_token_ids = tuple(eos_token_ids)
+        self._is_compiled = is_compiled
 
-    def sample(self, logits: Tensor, rows: Sequence[Row]) -> Sampled:
+    def sample(self, logits: Tensor, rows: Sequence[Row], maxima: Tensor | None = None) -> Sampled:
         """``start``, and what came of it."""
-        return self.start(logits, rows).take()
+        return self.start(logits, rows, maxima).take()
 
     @torch.inference_mode()
-    def start(self, logits: Tensor, rows: Sequence[Row]) -> Pending:
+    def start(self, logits: Tensor, rows: Sequence[Row], maxima: Tensor | None = None) -> Pending:
         """logits [n, vocab_size] f32, overwritten; n rows -> n tokens, and the log-probabilities of those that ask.
+        maxima: of each 32 of them (see Library.maxima), if they are known; overwritten too.
 
         Log-probabilities are natural, of the model's own distribution: before penalties and temperature.
         """
@@ -115,14 +121,22 @@ class Sampler:
             # What follows writes into the rows that are adjusted.
             whole = len(asking) == len(rows) and not adjusted
             model_logits = logits if whole else logits.index_select(0, torch.tensor(asking, device=logits.device))
-        if adjusted:
-            adjust(logits, adjusted)
+        changed = adjust(logits, adjusted) if adjusted else None
 
-        if has_triton(logits.device):
-            from worker.sampling.on_device import Wishes, draw
+        kernels = library() if self._is_compiled and logits.device.type == "cpu" else None
+        if kernels is not None:
+            if maxima is None:
+                maxima = kernels.maxima(logits)
+            elif changed is not None:
+                kernels.refresh_maxima(logits, maxima, changed)
+            asked = self._wishes(rows, logits.device)
+            chosen = kernels.draw(
+                logits, maxima, asked.starts, asked.temperatures, asked.top_ks, asked.top_ps, asked.min_ps
+            )
+        elif has_triton(logits.device):
+            from worker.sampling.on_device import draw
 
-            keys = [_key(row) for row in rows]
-            chosen = draw(logits, Wishes.of([row.sampling for row in rows], keys, logits.device))
+            chosen = draw(logits, self._wishes(rows, logits.device))
         else:
             chosen = self._choose(logits, rows)
         logprobs = None
@@ -131,6 +145,10 @@ class Sampler:
             nums = [rows[i].sampling.num_logprobs or 0 for i in asking]
             logprobs = _Logprobs.of(asking, nums, model_logits, own)
         return Pending(chosen, logprobs)
+
+    @staticmethod
+    def _wishes(rows: Sequence[Row], device: torch.device) -> Wishes:
+        return Wishes.of([row.sampling for row in rows], [_key(row) for row in rows], device)
 
     def _choose(self, logits: Tensor, rows: Sequence[Row]) -> Tensor:
         """Token ids [n] i64, UNUSABLE ones too."""

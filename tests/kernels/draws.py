@@ -10,7 +10,8 @@ from policies.terms import Sampling
 from tests.kernels.device import DEVICE
 from tests.worker import sampling_oracle
 from worker.sampler import Row, Sampler
-from worker.sampling.on_device import Wishes, draw
+from worker.sampling.on_device import draw
+from worker.sampling.wishes import Wishes
 
 EASY = {"deadline": None, "derandomize": True, "suppress_health_check": [HealthCheck.too_slow]}
 

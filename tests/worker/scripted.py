@@ -68,6 +68,9 @@ class ScriptedRunner:
     def _slot(self, span, position):
         return span.block_ids[position // self.block_size], position % self.block_size
 
+    def maxima_of(self, logits):
+        return None
+
     def copy_block(self, source, target):
         assert source != target
         self.memory[target] = self.memory[source]
@@ -96,7 +99,7 @@ class ScriptedSampler:
         self.num_untaken = 0
         """Steps whose tokens the host has not read."""
 
-    def start(self, logits, rows):
+    def start(self, logits, rows, maxima=None):
         assert logits.shape == (len(rows), 1)
         token_ids = []
         for (digest,), row in zip(logits, rows, strict=True):

@@ -446,8 +446,8 @@ def test_logits_that_are_no_distribution_fail_their_request_alone():
     bench = Bench()
     start = bench.sampler.start
 
-    def with_nothing_for_seed_two(logits, rows):
-        pending = start(logits, rows)
+    def with_nothing_for_seed_two(logits, rows, maxima):
+        pending = start(logits, rows, maxima)
         pending.token_ids = [-1 if row.seed == 2 else one for row, one in zip(rows, pending.token_ids, strict=True)]
         return pending
 
@@ -524,8 +524,8 @@ def test_a_sequence_that_ends_in_the_step_in_which_its_request_fails_is_accounte
     bench = Bench()
     start = bench.sampler.start
 
-    def with_nothing_for_the_second(logits, rows):
-        pending = start(logits, rows)
+    def with_nothing_for_the_second(logits, rows, maxima):
+        pending = start(logits, rows, maxima)
         if len(rows[0].output_token_ids) == 4:
             pending.token_ids = [-1 if row.seed == 1 else one for row, one in zip(rows, pending.token_ids, strict=True)]
         return pending
@@ -582,9 +582,9 @@ def test_penalties_wait_for_the_tokens_they_count():
     bench.submit("a", tokens(10), max_tokens=20, presence_penalty=0.5)
     start = bench.sampler.start
 
-    def all_known(logits, rows):
+    def all_known(logits, rows, maxima):
         assert all(UNKNOWN not in row.output_token_ids for row in rows)
-        return start(logits, rows)
+        return start(logits, rows, maxima)
 
     bench.sampler.start = all_known
     bench.run()

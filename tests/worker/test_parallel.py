@@ -7,6 +7,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -15,7 +16,8 @@ from policies.settings import Engine as EngineSettings
 from policies.terms import Sampling
 from tests.worker.test_engine_models import FAMILIES, STEMS, run, schedules
 from tests.worker.tiny import BLOCK_SIZE, checkpoint
-from tests.worker.troop import NUM_BLOCKS, Troop
+from tests.worker.troop import NUM_BLOCKS, Memory, Troop
+from worker.budget import OutOfMemory
 from worker.engine import Engine
 from worker.inputs import Span
 from worker.models import Layout
@@ -110,6 +112,41 @@ def test_greedy_answers_of_several_ranks_are_those_of_one_on_any_schedule(famili
     alone, _ = run(engine_on(families.runner(family), **changes), arrivals)
     together, _ = run(engine_on(troop.runner(NUMBERS[family]), **changes), arrivals)
     assert together == alone
+
+
+@settings(max_examples=8, deadline=None)
+@given(
+    schedule=schedules(),
+    rank=st.integers(0, 3),
+    num_tokens=st.integers(1, 6),
+    call=st.integers(0, 6),
+    family=st.sampled_from(["llama", "olmo2"]),
+)
+def test_where_one_rank_runs_out_of_memory_all_take_smaller_steps_and_nothing_is_lost(
+    families, troop, family, schedule, rank, num_tokens, call
+):
+    arrivals, changes = schedule
+    alone, _ = run(engine_on(families.runner(family), **changes), arrivals)
+    runner = troop.runner(NUMBERS[family])
+    troop.limit(Memory(rank % troop.num_ranks, num_tokens, call))
+    try:
+        together, _ = run(engine_on(runner, **changes), arrivals)
+    finally:
+        troop.limit(Memory())
+    assert together == alone
+
+
+@pytest.mark.parametrize("num_logits", [0, 1, 12])
+def test_whichever_rank_has_no_memory_for_a_step_the_next_step_is_computed(families, troop, num_logits):
+    spans = [Span(STEMS[0][:12], 0, [3, 1], num_logits)]
+    expected = families.runner("olmo2").forward(spans)
+    runner = troop.runner(NUMBERS["olmo2"])
+    for rank, call in itertools.product(range(troop.num_ranks), (0, 1, 2)):
+        troop.limit(Memory(rank, 2, call))
+        with pytest.raises(OutOfMemory, match="tokens ran out of memory"):
+            runner.forward(spans)
+        troop.limit(Memory())
+        torch.testing.assert_close(runner.forward(spans), expected, atol=1e-4, rtol=1e-4)
 
 
 def test_a_fork_writes_into_its_own_copy_on_every_rank(families, troop):

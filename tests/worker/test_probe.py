@@ -42,6 +42,22 @@ def test_the_first_prompt_beside_streams_is_planned_with_what_it_will_take():
     assert max(num_tokens for step in beside[-4:] for _, num_tokens in step) < 200
 
 
+def test_before_anybody_is_served_a_token_is_drawn_as_clients_may_ask_for_it():
+    runner, asked = PacedRunner(max_model_tokens=64), []
+
+    class Listening(ScriptedSampler):
+        def start(self, logits, rows, maxima=None):
+            asked.append(rows[0].sampling)
+            return super().start(logits, rows, maxima)
+
+    probe(partial(Engine, runner, Listening(), EngineSettings(), lambda: runner.seconds), 64)
+    first, *_, last = asked
+    assert first.temperature > 0
+    assert first.top_p < 1
+    assert first.num_logprobs == 1
+    assert last.temperature == 0
+
+
 @pytest.mark.parametrize("changes", [{"max_sequences": 1}, {"max_step_tokens": 1}, {"max_step_tokens": 40}])
 def test_an_engine_of_little_room_is_probed_too(changes):
     assert probed(PacedRunner(max_model_tokens=64), **changes).known

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from policies.terms import Sampling
 from tests.worker import sampling_oracle as oracle
 from tests.worker.sampling_oracle import row
+from worker.native import library
 from worker.sampler import UNUSABLE, Row, Sampler
 
 VOCAB_SIZE = 300
@@ -25,8 +26,10 @@ def logits(num_rows: int = 1, vocab_size: int = VOCAB_SIZE, scale: float = 3.0, 
 
 
 def sample(x: torch.Tensor, rows: list[Row]) -> list[int]:
-    """Leaves ``x`` as it is."""
-    return Sampler(x.shape[1], EOS).sample(x.clone(), rows).token_ids
+    """By the compiled kernels, where there are any, and by torch: it is the same. Leaves ``x`` as it is."""
+    compiled = Sampler(x.shape[1], EOS).sample(x.clone(), rows).token_ids
+    assert Sampler(x.shape[1], EOS, is_compiled=False).sample(x.clone(), rows).token_ids == compiled
+    return compiled
 
 
 FEATURES = {
@@ -312,6 +315,19 @@ def test_more_logprobs_than_tokens_are_all_tokens():
     logprob = Sampler(10, EOS).sample(logits(1, 10), [row(num_logprobs=20)]).logprobs[0]
     assert sorted(logprob.top_token_ids) == list(range(10))
     assert sum(map(math.exp, logprob.top_logprobs)) == pytest.approx(1.0, abs=1e-5)
+
+
+@features
+def test_maxima_that_are_known_are_not_looked_for_and_adjusted_with_their_logits(sampling):
+    kernels = library()
+    if kernels is None:
+        pytest.skip("no compiled kernels here")
+    x = logits(40, 1000, seed=9)
+    rows = [row(seed=seed, output=OUTPUT, **sampling) for seed in range(40)]
+    expected = sample(x, rows)
+    maxima = kernels.maxima(x)
+    assert Sampler(1000, EOS).sample(adjusted := x.clone(), rows, maxima).token_ids == expected
+    assert torch.equal(maxima, kernels.maxima(adjusted))
 
 
 def test_a_batch_of_256_large_rows_samples_in_bounded_memory():

@@ -88,7 +88,14 @@ def test_a_step_at_once_is_the_same_operations_in_the_same_order(family, form):
         [Span(ids[531:532], 531, tables[0], 1), Span(ids[99:102], 99, tables[1], 3), Span(ids[9:10], 9, tables[2], 1)],
         [Span(ids[10:20], 10, tables[2], 0)],
     ]
-    at_once = [runner.forward(step) for step in steps]
+    at_once = []
+    for step in steps:
+        at_once.append(runner.forward(step))
+        maxima = runner.maxima_of(at_once[-1])
+        if maxima is not None:
+            assert torch.equal(maxima, library().maxima(at_once[-1]))
+        assert (maxima is None) == bool(FAMILIES[family].logits_softcap)
+        assert runner.maxima_of(at_once[-1].clone()) is None
     runner._whole = None
     for step, logits in zip(steps, at_once, strict=True):
         assert torch.equal(runner.forward(step), logits)

@@ -13,7 +13,7 @@ import msgspec
 import torch
 
 from policies.settings import Engine, WorkerSettings
-from worker.models import Layout
+from worker.models import Layout, TorchOps
 from worker.parallel.control import Begin, Control, Step
 from worker.parallel.duty import Duty
 from worker.parallel.link import ProcessLink, store
@@ -29,6 +29,36 @@ LEAST_PART_TOKENS = 5
 CPU = torch.device("cpu")
 
 
+class Memory(msgspec.Struct, frozen=True):
+    """How much of it there is, on which rank: from its ``call``-th norm on, a pass of more tokens runs out of it."""
+
+    rank: int = -1
+    num_tokens: int = 0
+    call: int = 0
+
+
+class ScarceOps(TorchOps):
+    """Looks into a file what memory there is."""
+
+    def __init__(self, path: Path, rank: int) -> None:
+        self._path, self._rank, self._call = path, rank, 0
+
+    def add_norm(
+        self,
+        x: torch.Tensor,
+        delta: torch.Tensor | None,
+        post: torch.Tensor | None,
+        pre: torch.Tensor | None,
+        eps: float,
+    ) -> torch.Tensor:
+        """See Ops."""
+        self._call = 0 if delta is None else self._call + 1
+        memory = msgspec.json.decode(self._path.read_bytes(), type=Memory)
+        if memory.rank == self._rank and memory.call == self._call and len(x) > memory.num_tokens:
+            raise MemoryError
+        return super().add_norm(x, delta, post, pre, eps)
+
+
 class Troop:
     """All ranks of a layout, connected; the models are in numbered directories under ``directory``."""
 
@@ -41,7 +71,10 @@ class Troop:
             pipeline_parallel=layout.pipeline,
             **engine,  # type: ignore[arg-type]
         )
+        self.num_ranks = layout.num_ranks
         self.lost: list[str] = []
+        self._memory = directory / "memory.json"
+        self.limit(Memory())
         self._directory = directory
         self._ranks = Ranks(layout.num_ranks, self._command)
         meeting = store(num_ranks=layout.num_ranks)
@@ -58,6 +91,10 @@ class Troop:
             self._number, self._runner = number, ParallelRunner(rank, self._ranks, self._link)
         return self._runner
 
+    def limit(self, memory: Memory) -> None:
+        """From the next pass on."""
+        self._memory.write_bytes(msgspec.json.encode(memory))
+
     def close(self) -> None:
         self._ranks.leave()
         self._link.close()
@@ -72,7 +109,9 @@ class Troop:
 def rank_of(directory: Path, number: int, engine: Engine, rank: int, link: ProcessLink) -> Rank:
     """Any rank, of model ``number``."""
     model = load_model(str(directory / str(number)), engine, 0, layout_of(engine), rank)
-    return Rank(model, engine, NUM_BLOCKS, link, LEAST_PART_TOKENS)
+    found = Rank(model, engine, NUM_BLOCKS, link, LEAST_PART_TOKENS)
+    found.runner._ops = ScarceOps(directory / "memory.json", rank)
+    return found
 
 
 def main() -> None:
@@ -90,7 +129,7 @@ def main() -> None:
         else:
             assert isinstance(message, Step)
             assert rank is not None
-            rank.step(*decoded(message.numbers))
+            rank.step(*decoded(message.numbers), tell=control.tell)
     link.close()
 
 

@@ -6,7 +6,9 @@ values live and how they are read is the attention's business.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 import torch
 import torch.nn.functional as F
@@ -117,6 +119,41 @@ class Decoder:
         logits = self.head.wide(normed)
         cap = architecture.logits_softcap
         return link.gather(cap * torch.tanh(logits / cap) if cap else logits, self.shard.vocabulary_widths)
+
+    @torch.inference_mode()
+    def keep_up(self, num_tokens: int, num_logits: int, num_done: int) -> None:
+        """In place of a ``forward`` that failed here, for the ranks that wait for this one: the calls of its link but
+        for the first ``num_done``, with zeros."""
+        for call in islice(self._calls(num_tokens, num_logits), num_done, None):
+            call()
+
+    def _calls(self, num_tokens: int, num_logits: int) -> Iterator[Callable[[], object]]:
+        """What ``forward`` says to its link."""
+        architecture, link, shard = self.architecture, self._link, self.shard
+
+        def sum_of(num_rows: int, size: int, dtype: torch.dtype) -> Callable[[], object]:
+            return lambda: link.sum(torch.zeros((num_rows, size), dtype=dtype, device=self.device))
+
+        size = architecture.hidden_size
+        if not shard.is_first:
+            yield lambda: link.receive((num_tokens, size), self.dtype, self.device)
+        elif len(shard.vocabulary) < architecture.vocab_size:
+            yield sum_of(num_tokens, size, self.dtype)
+        num_rows = num_tokens
+        for index in range(architecture.num_layers):
+            if self._norms_apart:
+                yield sum_of(2, num_tokens, torch.float32)
+            if shard.is_last and index == architecture.num_layers - 1:
+                num_rows = num_logits
+                if not num_rows:
+                    return
+            yield from 2 * [sum_of(num_rows, size, self.dtype)]
+        if self.head is None:
+            yield lambda: link.send(torch.zeros((num_tokens, size), dtype=self.dtype, device=self.device))
+        else:
+            widths = shard.vocabulary_widths
+            own = torch.zeros((num_rows, len(shard.vocabulary)), device=self.device)
+            yield lambda: link.gather(own, widths)
 
     def _enter(self, token_ids: Tensor) -> Tensor:
         """[num_tokens] -> [num_tokens, hidden_size], by embedding or from the stage before."""

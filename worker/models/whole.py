@@ -19,7 +19,7 @@ from worker.models.linear import Linear
 from worker.models.linear.int4 import PackedInt4Linear
 from worker.models.linear.int8 import Int8Linear
 from worker.models.linear.plain import PlainLinear
-from worker.native import ACTIVATIONS, Library, PackedInt4, PackedInt8, PackedMatrix, huge_empty
+from worker.native import ACTIVATIONS, TILE_LOGITS, Library, PackedInt4, PackedInt8, PackedMatrix, huge_empty
 from worker.native.packed import AnyMatrix
 from worker.native.whole import Layer, Network, Pass, Turning
 
@@ -91,14 +91,21 @@ class Whole:
         )
 
     @torch.inference_mode()
-    def forward(self, token_ids: Tensor, positions: Tensor, rows: Tensor, plan: NativePlan) -> Tensor:
-        """See Decoder.forward. ``rows`` ascend."""
+    def forward(
+        self, token_ids: Tensor, positions: Tensor, rows: Tensor, plan: NativePlan
+    ) -> tuple[Tensor, Tensor | None]:
+        """See Decoder.forward; beside the logits the largest of each 32, as Library.maxima has them, where they were
+        found. ``rows`` ascend.
+        """
         architecture = self._decoder.architecture
         angles = [rotary.at(positions) for rotary in self._decoder.rotaries]
         pointers = c_void_p * len(angles)
         cosines = pointers(*(cos.data_ptr() for cos, _ in angles))
         sines = pointers(*(sin.data_ptr() for _, sin in angles))
         logits = torch.empty((len(rows), architecture.vocab_size), dtype=torch.float32)
+        cap = architecture.logits_softcap
+        # Capped logits would have other ones.
+        maxima = None if cap else torch.empty((len(rows), -(-architecture.vocab_size // TILE_LOGITS), 2))
         num_bytes = self._library.whole_bytes(self._network, len(token_ids))
         if len(self._memory) < num_bytes:
             self._memory = huge_empty((num_bytes,), torch.uint8)
@@ -109,11 +116,11 @@ class Whole:
             cosines=ctypes.addressof(cosines),
             sines=ctypes.addressof(sines),
             logits=logits.data_ptr(),
+            maxima=None if maxima is None else maxima.data_ptr(),
             memory=self._memory.data_ptr(),
         )
         self._library.whole(self._network, plan.step, whole)
-        cap = architecture.logits_softcap
-        return cap * torch.tanh(logits / cap) if cap else logits
+        return cap * torch.tanh(logits / cap) if cap else logits, maxima
 
 
 def _packed(linear: Linear | None) -> PackedMatrix | PackedInt8 | PackedInt4 | None:

@@ -68,8 +68,12 @@ def _agrees(library: Library, dtype: torch.dtype, generator: torch.Generator) ->
     if not near(library.gate(gate_up, "silu"), F.silu(gate_up[:, :80].float()) * gate_up[:, 80:].float()):
         return False
 
-    logits = random(37, 64).float()
-    if not torch.equal(library.maxima(logits), logits.amax(-1)):
+    logits = random(3, 300).float()
+    maxima = library.maxima(logits)
+    if not torch.equal(maxima.flatten(1), F.pad(logits, (0, 20), value=-torch.inf).view(3, -1, 32).amax(-1)):
+        return False
+
+    if not _draws(library):
         return False
 
     if library.has_tiles and dtype is torch.bfloat16:
@@ -89,6 +93,15 @@ def _agrees(library: Library, dtype: torch.dtype, generator: torch.Generator) ->
     if not near(qkv[:, : turned[0].numel()], turned.flatten(1)):
         return False
     return near(*_attended(library, qkv, random))
+
+
+def _draws(library: Library) -> bool:
+    """Known answers: what ``worker.sampling.race`` draws among 300 tokens by streams 0 to 7, half with top-k."""
+    logits = torch.arange(300).remainder(7).float().div(2).repeat(8, 1)
+    starts, ones, none = torch.arange(8), torch.ones(8), torch.zeros(8)
+    top_ks = torch.tensor([0] * 4 + [42] * 4, dtype=torch.int32)
+    drawn = library.draw(logits, library.maxima(logits), starts, ones, top_ks, ones, none)
+    return drawn.tolist() == [136, 179, 109, 58, 167, 118, 237, 76]
 
 
 def _multiplies(library: Library, dtype: torch.dtype, random: Callable[..., Tensor]) -> bool:

@@ -5,8 +5,8 @@
 
 #include "adapt.h"
 #include "attend.h"
+#include "draws.h"
 #include "int4.h"
-#include "maxima.h"
 #include "small.h"
 #include "whole.h"
 
@@ -53,10 +53,18 @@ void penstock_attend(int is_bf16, const Step* step, const void* queries, const v
                      (T*)out))
 }
 
-// maxima [count] of logits [count, 64], NaN where one is.
-void penstock_maxima(const float* logits, int64_t count, float* maxima, int threads) {
-    find_maxima(logits, count, maxima, threads);
+// The largest of each half tile of logits [rows, vocab_size] (see maxima.h), NaN where one is.
+void penstock_maxima(const float* logits, int64_t rows, int64_t vocab_size, float* maxima, int threads) {
+    find_maxima({logits, maxima, vocab_size}, rows, threads);
 }
+
+// The same of half tiles whose logits, at places [count], have changed.
+void penstock_refresh_maxima(const float* logits, int64_t vocab_size, float* maxima, const int64_t* places, int64_t count) {
+    refresh_maxima({logits, maxima, vocab_size}, places, count);
+}
+
+// A token for each row.
+void penstock_draw(const Draws* draws, int threads) { draw(*draws, threads); }
 
 // Whether ``penstock_linear`` computes anything here.
 int penstock_has_tiles() {
@@ -70,9 +78,10 @@ int penstock_has_tiles() {
 #if defined(HAVE_TILES)
 
 // y = x [rows, size] times the matrix (see linear.h): [rows, columns] bfloat16, the same values as float32, or, gated,
-// [rows, columns / 2].
-void penstock_linear(const void* x, int64_t rows, const Matrix* matrix, int result, int activation, void* y, int threads) {
-    linear({(const bf16*)x, nullptr, rows, *matrix, {y, Result(result), activation}}, threads);
+// [rows, columns / 2]. maxima: of what is float32 (see maxima.h), or null.
+void penstock_linear(const void* x, int64_t rows, const Matrix* matrix, int result, int activation, void* y, float* maxima,
+                     int threads) {
+    linear({(const bf16*)x, nullptr, rows, *matrix, {y, Result(result), activation, maxima}}, threads);
 }
 
 // Bytes of memory that a step of so many tokens computes in.

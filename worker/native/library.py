@@ -19,6 +19,27 @@ GATED = 2
 """What a product is made into."""
 
 
+TILE_LOGITS = 64
+"""Of a tile of the sampler's."""
+
+
+class Draws(ctypes.Structure):
+    """draws.h's struct of the same name; whoever fills it keeps the arrays alive."""
+
+    _fields_ = (
+        ("rows", c_int64),
+        ("vocab_size", c_int64),
+        ("logits", c_void_p),
+        ("maxima", c_void_p),
+        ("starts", c_void_p),
+        ("temperatures", c_void_p),
+        ("top_ks", c_void_p),
+        ("top_ps", c_void_p),
+        ("min_ps", c_void_p),
+        ("chosen", c_void_p),
+    )
+
+
 class Step(ctypes.Structure):
     """kernels.cpp's struct of the same name; whoever fills it keeps the arrays alive."""
 
@@ -64,15 +85,20 @@ class Library:
         for function in (self._linear_int8, self._linear_int4):
             function.argtypes = (c_int, c_void_p, c_int64, c_void_p, c_int, c_void_p, c_int)
         self._maxima = loaded.penstock_maxima
-        self._maxima.argtypes = (c_void_p, c_int64, c_void_p, c_int)
-        linears = (self._linear_int8, self._linear_int4, self._maxima)
-        for function in (self._add_norm, self._turn, self._gate, self._attend, *linears):
+        self._maxima.argtypes = (c_void_p, c_int64, c_int64, c_void_p, c_int)
+        self._refresh_maxima = loaded.penstock_refresh_maxima
+        self._refresh_maxima.argtypes = (c_void_p, c_int64, c_void_p, c_void_p, c_int64)
+        self._draw = loaded.penstock_draw
+        self._draw.argtypes = (c_void_p, c_int)
+        linears = (self._linear_int8, self._linear_int4)
+        draws = (self._maxima, self._refresh_maxima, self._draw)
+        for function in (self._add_norm, self._turn, self._gate, self._attend, *linears, *draws):
             function.restype = None
         self.has_tiles = bool(loaded.penstock_has_tiles())
         """Whether there are ``linear``, ``gated`` and ``whole``."""
         if self.has_tiles:
             self._linear = loaded.penstock_linear
-            self._linear.argtypes = (c_void_p, c_int64, c_void_p, c_int, c_int, c_void_p, c_int)
+            self._linear.argtypes = (c_void_p, c_int64, c_void_p, c_int, c_int, c_void_p, c_void_p, c_int)
             self._linear.restype = None
             self._whole = loaded.penstock_whole
             self._whole.argtypes = (c_void_p,) * 3
@@ -148,10 +174,12 @@ class Library:
         )
         return out
 
-    def linear(self, x: Tensor, matrix: PackedMatrix, dtype: torch.dtype) -> Tensor:
-        """x [rows, size] bfloat16 times the matrix -> [rows, columns], bfloat16, or float32 for the same values."""
+    def linear(self, x: Tensor, matrix: PackedMatrix, dtype: torch.dtype, maxima: Tensor | None = None) -> Tensor:
+        """x [rows, size] bfloat16 times the matrix -> [rows, columns], bfloat16, or float32 for the same values; then
+        ``maxima`` may be filled in, too (see the method of that name).
+        """
         out = x.new_empty((x.shape[0], matrix.columns), dtype=dtype)
-        self._multiply(x, matrix, RESULTS[dtype], 0, out)
+        self._multiply(x, matrix, RESULTS[dtype], 0, out, maxima)
         return out
 
     def gated(self, x: Tensor, matrix: PackedMatrix, activation: str) -> Tensor:
@@ -161,7 +189,9 @@ class Library:
         self._multiply(x, matrix, GATED, ACTIVATIONS[activation], out)
         return out
 
-    def _multiply(self, x: Tensor, matrix: PackedMatrix, result: int, activation: int, out: Tensor) -> None:
+    def _multiply(
+        self, x: Tensor, matrix: PackedMatrix, result: int, activation: int, out: Tensor, maxima: Tensor | None = None
+    ) -> None:
         self._linear(
             x.data_ptr(),
             x.shape[0],
@@ -169,14 +199,50 @@ class Library:
             result,
             activation,
             out.data_ptr(),
+            None if maxima is None else maxima.data_ptr(),
             torch.get_num_threads(),
         )
 
-    def maxima(self, tiles: Tensor) -> Tensor:
-        """The largest of each 64 logits, tiles [..., 64] float32 -> [...], NaN where one is."""
-        out = tiles.new_empty(tiles.shape[:-1])
-        self._maxima(tiles.data_ptr(), out.numel(), out.data_ptr(), torch.get_num_threads())
+    def maxima(self, logits: Tensor) -> Tensor:
+        """The largest of each 32 logits, NaN where one is: logits [rows, vocab_size] float32 -> [rows, tiles, 2], two
+        for each tile of 64.
+        """
+        out = logits.new_empty((logits.shape[0], -(-logits.shape[1] // TILE_LOGITS), 2))
+        self._maxima(logits.data_ptr(), *logits.shape, out.data_ptr(), torch.get_num_threads())
         return out
+
+    def refresh_maxima(self, logits: Tensor, maxima: Tensor, places: Tensor) -> None:
+        """``maxima``, after the logits at ``places`` [count] i64, of all rows end to end, have changed."""
+        self._refresh_maxima(logits.data_ptr(), logits.shape[1], maxima.data_ptr(), places.data_ptr(), len(places))
+
+    def draw(
+        self,
+        logits: Tensor,
+        maxima: Tensor,
+        starts: Tensor,
+        temperatures: Tensor,
+        top_ks: Tensor,
+        top_ps: Tensor,
+        min_ps: Tensor,
+    ) -> Tensor:
+        """A token from each row of logits [rows, vocab_size] f32, whose ``maxima`` these are: [rows] i64, -1 where they
+        are no distribution. The rest is as ``worker.sampling.wishes`` has it.
+        """
+        chosen = torch.empty(len(logits), dtype=torch.int64)
+        draws = Draws(
+            rows=logits.shape[0],
+            vocab_size=logits.shape[1],
+            logits=logits.data_ptr(),
+            maxima=maxima.data_ptr(),
+            starts=starts.data_ptr(),
+            temperatures=temperatures.data_ptr(),
+            top_ks=top_ks.data_ptr(),
+            top_ps=top_ps.data_ptr(),
+            min_ps=min_ps.data_ptr(),
+            chosen=chosen.data_ptr(),
+        )
+        self._draw(ctypes.addressof(draws), torch.get_num_threads())
+        return chosen
 
     def whole_bytes(self, network: Network, num_tokens: int) -> int:
         """Of memory that ``whole`` computes so many tokens in."""

@@ -164,7 +164,7 @@ struct Product {
             std::memcpy(added, matrix.bias + column, TILE * sizeof(bf16));
             std::memcpy(added + TILE, matrix.bias + column + apart, TILE * sizeof(bf16));
         }
-        Floats low_bias = load(added), high_bias = load(added + TILE);
+        Floats low_bias = load(added), high_bias = load(added + TILE), tops[TILE] = {};
         for (int64_t row = 0; row < count; ++row) {
             alignas(64) bf16 both[PANEL];
             __m512 low = (__m512)(load(left + row * TILE) + low_bias), high = (__m512)(load(right + row * TILE) + high_bias);
@@ -185,8 +185,14 @@ struct Product {
                 if (apart != TILE) store(y, load(both)), store(y + apart, load(both + TILE));
                 else if (width == PANEL) store(y, load(both)), store(y + TILE, load(both + TILE));
                 else for (int64_t i = 0; i < width; ++i) y[i] = get(both[i]);
+                if (!output.maxima) continue;
+                for (int64_t i = width; i < PANEL; ++i) put(both + i, -INFINITY);
+                tops[row] = larger(load(both), load(both + TILE));
             }
         }
+        if (!output.maxima) return;
+        Floats found = largest_across(tops);
+        for (int64_t row = 0; row < count; ++row) output.put_maximum(from + row, matrix.columns, column, found[row]);
     }
 
     // Every thread of the team calls it, each with Tiles of its own.

@@ -1,4 +1,4 @@
-// The largest of each 64 neighbouring logits.
+// The largest of each 32 neighbouring logits: half of a tile of the sampler's, and what one panel of a matrix makes.
 
 #pragma once
 
@@ -7,7 +7,8 @@
 
 namespace {
 
-constexpr int LOGITS = 64;  // of a tile
+constexpr int LOGITS = 64;           // of a tile
+constexpr int HALF_TILE = LOGITS / 2;
 
 // Whichever is larger, or no number.
 inline Floats larger(Floats a, Floats b) { return (a > b) | (a != a) ? a : b; }
@@ -25,22 +26,68 @@ inline Floats largest_across(Floats* tops) {
     return tops[0];
 }
 
-// maxima [count] of logits [count, 64]
-inline void find_maxima(const float* logits, int64_t count, float* maxima, int threads) {
-    const int64_t tasks = (count + WIDTH - 1) / WIDTH;
-    Team::run(count * LOGITS < 65536 ? 1 : threads, [&](Team& team) {
-        team.each(tasks, std::max<int64_t>(1, tasks / (16 * team.size())), [&](int64_t task) {
-            const int64_t first = task * WIDTH, some = std::min<int64_t>(WIDTH, count - first);
-            Floats tops[WIDTH] = {};
-            for (int64_t i = 0; i < some; ++i) {
-                const float* tile = logits + (first + i) * LOGITS;
-                for (int line = 0; line < LOGITS / WIDTH; ++line) __builtin_prefetch(tile + 1024 + line * WIDTH);
-                tops[i] = larger(larger(load(tile), load(tile + 16)), larger(load(tile + 32), load(tile + 48)));
+// The first of them, minus infinity behind.
+inline Floats first_of(Floats values, int64_t count) {
+    for (int64_t i = std::max<int64_t>(count, 0); i < WIDTH; ++i) values[i] = -INFINITY;
+    return values;
+}
+
+// Of both.
+inline float largest(Floats a, Floats b) {
+    a = larger(a, b);
+    a = larger(a, __builtin_shuffle(a, Lanes{8, 9, 10, 11, 12, 13, 14, 15}));
+    a = larger(a, __builtin_shuffle(a, Lanes{4, 5, 6, 7}));
+    a = larger(a, __builtin_shuffle(a, Lanes{2, 3}));
+    return larger(a, __builtin_shuffle(a, Lanes{1}))[0];
+}
+
+inline int64_t tiles_of(int64_t vocab_size) { return (vocab_size + LOGITS - 1) / LOGITS; }
+
+// Logits [rows, vocab_size], and of each row the largest of every half tile: maxima [rows, 2 * tiles]. What does not exist
+// counts as minus infinity.
+struct Maxima {
+    const float* logits;
+    float* maxima;
+    int64_t vocab_size;
+
+    // Half tiles [first, first + some) of a row; some is at most WIDTH.
+    void find(int64_t row, int64_t first, int64_t some) const {
+        const float* from = logits + row * vocab_size;
+        Floats tops[WIDTH];
+        for (int64_t i = 0; i < WIDTH; ++i) {
+            int64_t at = (first + i) * HALF_TILE;
+            tops[i] = Floats{} - INFINITY;
+            if (i >= some) continue;
+            if (at + HALF_TILE <= vocab_size) {
+                __builtin_prefetch(from + at + 1024);
+                __builtin_prefetch(from + at + 1024 + WIDTH);
+                tops[i] = larger(load(from + at), load(from + at + WIDTH));
+            } else {
+                for (int64_t j = at; j < vocab_size; ++j) tops[i] = larger(Floats{} + from[j], tops[i]);
             }
-            Floats found = largest_across(tops);
-            std::memcpy(maxima + first, &found, some * sizeof(float));
+        }
+        Floats found = largest_across(tops);
+        std::memcpy(maxima + row * 2 * tiles_of(vocab_size) + first, &found, some * sizeof(float));
+    }
+};
+
+// Of all rows.
+inline void find_maxima(Maxima of, int64_t rows, int threads) {
+    const int64_t halves = 2 * tiles_of(of.vocab_size), tasks = (halves + WIDTH - 1) / WIDTH;
+    Team::run(rows * of.vocab_size < 65536 ? 1 : threads, [&](Team& team) {
+        team.each(rows * tasks, std::max<int64_t>(1, rows * tasks / (16 * team.size())), [&](int64_t task) {
+            const int64_t first = task % tasks * WIDTH;
+            of.find(task / tasks, first, std::min<int64_t>(WIDTH, halves - first));
         });
     });
+}
+
+// Again, where logits have changed: ``places`` [count] in [rows * vocab_size].
+inline void refresh_maxima(Maxima of, const int64_t* places, int64_t count) {
+    for (int64_t i = 0; i < count; ++i) {
+        const int64_t row = places[i] / of.vocab_size;
+        of.find(row, (places[i] - row * of.vocab_size) / HALF_TILE, 1);
+    }
 }
 
 }  // namespace

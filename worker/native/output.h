@@ -2,6 +2,7 @@
 
 #pragma once
 
+#include "maxima.h"
 #include "small.h"
 
 namespace {
@@ -13,6 +14,7 @@ struct Output {
     void* y;
     Result result;
     int activation;
+    float* maxima = nullptr;  // of what is WIDE, too (see Maxima)
 
     // Of a row of y with so many columns: those from ``left`` on, and those ``apart`` further on. What lies behind the last
     // column is nowhere.
@@ -20,7 +22,10 @@ struct Output {
         if (result == WIDE) {
             float* to = (float*)y + row * columns + left;
             put_some(to, low, columns - left);
-            return put_some(to + apart, high, columns - left - apart);
+            put_some(to + apart, high, columns - left - apart);
+            if (!maxima) return;
+            Floats first = first_of(low, columns - left), second = first_of(high, columns - left - WIDTH);
+            return put_maximum(row, columns, left, largest(first, second));
         }
         bf16 both[2 * WIDTH];
         store(both, low), store(both + WIDTH, high);
@@ -33,6 +38,14 @@ struct Output {
         if (left + apart < columns) {
             std::memcpy(to + apart, both + WIDTH, std::min<int64_t>(WIDTH, columns - left - apart) * sizeof(bf16));
         }
+    }
+
+    // Of the columns from ``left`` on, a half tile.
+    void put_maximum(int64_t row, int64_t columns, int64_t left, float maximum) const {
+        float* to = maxima + 2 * row * tiles_of(columns) + left / HALF_TILE;
+        to[0] = maximum;
+        // The last tile may have no other half.
+        if (left % LOGITS == 0 && left + HALF_TILE >= columns) to[1] = -INFINITY;
     }
 
   private:

@@ -41,6 +41,7 @@ struct Pass {
     const float* const* cosines;  // for each rope [num_tokens, rotary_dim]
     const float* const* sines;
     float* logits;  // [num_logits, vocab_size]
+    float* maxima;  // of them, for each half tile (see Maxima), or null
     void* memory;   // ``whole_bytes`` of it
 };
 
@@ -122,7 +123,7 @@ class Whole {
             multiply(team, own_.gated, rows, layer.down, {own_.delta, ROUNDED, 0});
             each_row(team, rows, [&](int64_t row) { norm(row, rows, own_.delta, layer.mlp_post_norm, next_norm, next); });
         }
-        multiply(team, own_.normed, rows, network_.head, {pass_.logits, WIDE, 0});
+        multiply(team, own_.normed, rows, network_.head, {pass_.logits, WIDE, 0, pass_.maxima});
     }
 
   private:

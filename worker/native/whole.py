@@ -63,5 +63,6 @@ class Pass(ctypes.Structure):
         ("cosines", c_void_p),
         ("sines", c_void_p),
         ("logits", c_void_p),
+        ("maxima", c_void_p),
         ("memory", c_void_p),
     )

@@ -1,7 +1,7 @@
 """``python -m worker.parallel DUTY``: a rank that is not 0. Only a worker starts it.
 
 Exit status: 0 when rank 0 is gone, however it went; 2 when it cannot start, which rank 0 is told the reason of; 3, with
-a traceback, when a step failed.
+a traceback, when ranks parted in the middle of a step.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import socket
 import struct
 
@@ -53,7 +54,15 @@ class Failed(Message, frozen=True):
     reason: str
 
 
-Any = Measure | Begin | Step | Loaded | Room | Failed
+class Unable(Message, frozen=True):
+    """This rank could not compute its part of the step that it was told last, and has kept up with the others; why, in
+    one sentence."""
+
+    reason: str
+    is_out_of_memory: bool
+
+
+Any = Measure | Begin | Step | Loaded | Room | Failed | Unable
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Any).decode
@@ -75,6 +84,13 @@ class Control:
         head = self._read(_LENGTH.size)
         data = self._read(*_LENGTH.unpack(head)) if head is not None else None
         return None if data is None else _decode(data)
+
+    @property
+    def has_heard(self) -> bool:
+        """There is a message, or the end, and ``hear`` does not wait."""
+        poll = select.poll()
+        poll.register(self.connection, select.POLLIN)
+        return bool(poll.poll(0))
 
     def close(self) -> None:
         self.connection.close()

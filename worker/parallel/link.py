@@ -32,13 +32,15 @@ def store(port: int = 0, num_ranks: int | None = None) -> TCPStore:
 class ProcessLink:
     """One rank's end of it. Calls are made in the same order on all ranks of a group."""
 
-    def __init__(self, layout: Layout, rank: int, group: dist.ProcessGroup | None) -> None:
+    def __init__(self, layout: Layout, rank: int, group: dist.ProcessGroup | None, device: torch.device) -> None:
         """``group``: the ranks that share this stage's matrices; None: it has them alone."""
-        self._group = group
+        self._group, self._device = group, device
         self._is_leader = rank == layout.ranks(layout.stage(rank))[0]
         # Stages count down as ranks count up: the last one has rank 0.
         self._next, self._previous = rank - layout.tensor, rank + layout.tensor
         self._on_the_way: list[tuple[dist.Work | None, Tensor]] = []
+        self.num_calls = 0
+        """That have come to their end."""
 
     @classmethod
     def between(cls, layout: Layout, rank: int, device: torch.device, meeting: Store) -> ProcessLink:
@@ -61,37 +63,47 @@ class ProcessLink:
             own = groups[layout.stage(rank)]
         # NCCL connects at first use; what keeps it from that is better known before anybody is served.
         dist.all_reduce(torch.zeros(1, device=device))
-        return cls(layout, rank, own)
+        return cls(layout, rank, own, device)
 
     def sum(self, x: Tensor) -> Tensor:
         """See Link."""
         if self._group is not None:
             dist.all_reduce(x, group=self._group)
+        self.num_calls += 1
         return x
 
     def gather(self, columns: Tensor, widths: Sequence[int]) -> Tensor:
         """See Link."""
         if self._group is None:
+            self.num_calls += 1
             return columns
         # A collective moves pieces of one size.
         own = F.pad(columns, (0, max(widths) - columns.shape[1])).contiguous()
         if not self._is_leader:
             dist.gather(own, None, group=self._group, group_dst=0)
+            self.num_calls += 1
             return columns.new_empty((0, sum(widths)))
         pieces = [torch.empty_like(own) for _ in widths]
         dist.gather(own, pieces, group=self._group, group_dst=0)
+        self.num_calls += 1
         return torch.cat([piece[:, :size] for piece, size in zip(pieces, widths, strict=True)], 1)
 
     def send(self, x: Tensor) -> None:
         """See Link. Returns at once, so that this stage can go on with what comes next."""
         x = x.contiguous()
         self._on_the_way.append((dist.isend(x, self._next), x))
+        self.num_calls += 1
 
     def receive(self, shape: tuple[int, int], dtype: torch.dtype, device: torch.device) -> Tensor:
         """See Link."""
         x = torch.empty(shape, dtype=dtype, device=device)
         dist.recv(x, self._previous)
+        self.num_calls += 1
         return x
+
+    def meet(self) -> None:
+        """Waits for all ranks of the model."""
+        dist.all_reduce(torch.zeros(1, device=self._device))
 
     def settle(self) -> None:
         """Waits until all that was sent is on its way and its memory may be used again."""

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from policies import settings
+from worker.budget import OutOfMemory
 from worker.inputs import Span
 from worker.models import Decoder, Layout
-from worker.parallel.control import Control, Step
+from worker.parallel.control import Control, Step, Unable
 from worker.parallel.link import ProcessLink
 from worker.parallel.plan import LEAST_PART_TOKENS, Copy, decoded, in_parts
 from worker.runner import Runner
+
+log = logging.getLogger("penstock.worker")
 
 
 def layout_of(engine: settings.Engine) -> Layout:
@@ -38,18 +42,49 @@ class Rank:
         self._link = link
         self._num_stages, self._least_part_tokens = model.shard.layout.pipeline, least_part_tokens
 
-    def step(self, copies: Sequence[Copy], spans: Sequence[Span]) -> Tensor:
-        """The copies, then the pass: logits as ``Runner.forward`` gives them on rank 0, none elsewhere."""
+    def step(
+        self, copies: Sequence[Copy], spans: Sequence[Span], tell: Callable[[Unable], None] | None = None
+    ) -> Tensor | Unable:
+        """The copies, then the pass: logits as ``Runner.forward`` gives them on rank 0, none elsewhere.
+
+        Where this rank cannot compute, it tells so and then does what the others wait for, so that all of them come to
+        the step's end; whoever sees it there can know of every rank that could not.
+        """
         for source, target in copies:
             self.runner.copy_block(source, target)
         parts = in_parts(spans, self._num_stages, self._least_part_tokens)
-        logits = [self.runner.forward(part) for part in parts]
+        logits: list[Tensor] = []
+        unable: Unable | None = None
+        for part in parts:
+            before = self._link.num_calls
+            if unable is None:
+                try:
+                    logits.append(self.runner.forward(part))
+                    continue
+                except AssertionError:
+                    raise
+                except Exception as error:
+                    unable = _unable(error)
+                if tell is not None:
+                    tell(unable)
+            self.runner.keep_up(part, self._link.num_calls - before)
+        if not any(span.num_logits for span in parts[-1]):
+            self._link.meet()  # else rank 0, for the logits, has waited for all
         self._link.settle()
+        if unable is not None:
+            return unable
         return logits[0] if len(logits) == 1 else torch.cat(logits)
+
+
+def _unable(error: Exception) -> Unable:
+    if not isinstance(error, OutOfMemory):
+        log.error("a part of a step failed", exc_info=error)
+        return Unable(f"{type(error).__name__}: {error}", False)
+    return Unable(str(error), True)
 
 
 def serve(control: Control, rank: Rank) -> None:
     """A rank that is not 0: steps as they are told, until rank 0 is gone."""
     while (message := control.hear()) is not None:
         assert isinstance(message, Step), message
-        rank.step(*decoded(message.numbers))
+        rank.step(*decoded(message.numbers), tell=control.tell)

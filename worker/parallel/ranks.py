@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from worker.models import ModelError
-from worker.parallel.control import Any, Control, Failed
+from worker.parallel.control import Any, Control, Failed, Unable
 
 LAST_WORDS_S = 2.0
 """Between the end of a rank's socket and that of its process."""
@@ -63,9 +63,20 @@ class Ranks:
             heard.append(message)
         return heard
 
+    def unable(self) -> list[Unable]:
+        """Of the last step, who could not compute it. Raises OSError where one is gone."""
+        heard = []
+        for control in self._controls:
+            if control.has_heard:
+                message = control.hear()
+                if not isinstance(message, Unable):
+                    raise ConnectionResetError("a rank is gone")
+                heard.append(message)
+        return heard
+
     def watch(self, lost: Callable[[str], None]) -> None:
         """From now on ``lost`` is called, on another thread and once, when one of them ends before ``close``; with a
-        sentence that says why. Nothing may be heard any more."""
+        sentence that says why. What is still heard is ``unable`` alone."""
         self._watch = threading.Thread(target=self._wait, args=(lost,), name="ranks", daemon=True)
         self._watch.start()
 

@@ -8,9 +8,10 @@ import msgspec
 from torch import Tensor
 
 from policies.settings import Engine, WorkerSettings
+from worker.budget import OutOfMemory
 from worker.inputs import Span
 from worker.models import Decoder, Layout, ModelError, Shard, path_of, read_architecture
-from worker.parallel.control import Begin, Loaded, Measure, Room, Step
+from worker.parallel.control import Begin, Loaded, Measure, Room, Step, Unable
 from worker.parallel.duty import Duty
 from worker.parallel.link import ProcessLink, store
 from worker.parallel.plan import Copy, encoded
@@ -20,7 +21,11 @@ from worker.runner import load_model, room
 
 
 class RanksParted(AssertionError):
-    """A step failed on some rank. The others are in the middle of it, so no later one can be computed."""
+    """A step broke off: ranks are in the middle of it, so no later one can be computed."""
+
+
+class StepFailed(Exception):
+    """Some rank could not compute its part of a step; all of them are ready for the next one."""
 
 
 class ParallelRunner:
@@ -82,15 +87,31 @@ class ParallelRunner:
         return self._ranks.pids
 
     def forward(self, spans: Sequence[Span], sampled_before: Tensor | None = None) -> Tensor:
-        """As ``Runner.forward``; all tokens are known. Raises RanksParted, whatever it was that failed."""
+        """As ``Runner.forward``; all tokens are known.
+
+        Raises OutOfMemory or StepFailed where some rank could not compute, and RanksParted where they have parted.
+        """
         assert sampled_before is None
         copies, self._copies = self._copies, []
         try:
             self._ranks.tell(Step(encoded(copies, spans)))
-            return self._rank.step(copies, spans)
+            made = self._rank.step(copies, spans)
+            unable = self._ranks.unable()
         except Exception as error:
             self._parted = True
             raise RanksParted(f"a step on several ranks failed: {type(error).__name__}: {error}") from error
+        if isinstance(made, Unable):
+            unable.append(made)
+        elif not unable:
+            return made
+        for each in unable:
+            if not each.is_out_of_memory:
+                raise StepFailed(each.reason)
+        raise OutOfMemory(unable[0].reason)
+
+    def maxima_of(self, logits: Tensor) -> Tensor | None:
+        """As ``Runner.maxima_of``: no rank has all of them."""
+        return None
 
     def copy_block(self, source: int, target: int) -> None:
         """Keys and values of all layers: before the next step, on all ranks."""

@@ -94,9 +94,13 @@ class Adjustments:
         )
 
 
-def adjust(logits: Tensor, rows: Sequence[tuple[int, Adjustments, Sequence[int]]]) -> None:
-    """In place, for (row of logits, what it does, its output so far): penalties, then bias, then forbidden tokens."""
+def adjust(logits: Tensor, rows: Sequence[tuple[int, Adjustments, Sequence[int]]]) -> Tensor:
+    """In place, for (row of logits, what it does, its output so far): penalties, then bias, then forbidden tokens.
+
+    -> [count] i64: which have changed, of all rows end to end, some more than once.
+    """
     flat = logits.view(-1)
+    changed: list[Tensor] = []
     vocab_size = logits.shape[1]
     penalised = []
     for at, adjustments, output in rows:
@@ -107,6 +111,7 @@ def adjust(logits: Tensor, rows: Sequence[tuple[int, Adjustments, Sequence[int]]
     if penalised:
         lengths = [len(counts.token_ids) for _, counts, _ in penalised]
         where = _on(logits, np.concatenate([start + counts.token_ids for start, counts, _ in penalised]))
+        changed.append(where)
         num_output = _on(logits, np.concatenate([counts.num_output for _, counts, _ in penalised]))
         terms = [(s.repetition_penalty, s.presence_penalty, s.frequency_penalty) for _, _, s in penalised]
         repetition, presence, frequency = _on(logits, np.repeat(np.array(terms, dtype=np.float32).T, lengths, axis=1))
@@ -117,14 +122,17 @@ def adjust(logits: Tensor, rows: Sequence[tuple[int, Adjustments, Sequence[int]]
     biased = [(at * vocab_size, a) for at, a, _ in rows if len(a.bias_ids)]
     if biased:
         where = _on(logits, np.concatenate([start + a.bias_ids for start, a in biased]))
+        changed.append(where)
         flat[where] += _on(logits, np.concatenate([a.biases for _, a in biased]))
 
     early = [(at * vocab_size, a) for at, a, output in rows if len(output) < a.sampling.min_tokens]
     if early:
         where = _on(logits, np.concatenate([start + a.stop_ids for start, a in early]))
+        changed.append(where)
         # NaN and +inf stay: such a row is not usable, and hiding one of its tokens does not make it so.
         forbidden = flat[where]
         flat[where] = forbidden.masked_fill(forbidden < torch.inf, -torch.inf)
+    return torch.cat(changed) if changed else torch.empty(0, dtype=torch.int64, device=logits.device)
 
 
 def _on(logits: Tensor, values: npt.NDArray[np.generic]) -> Tensor:

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from worker.sampling.race import logarithms
 from worker.sampling.tiles import WIDTH, Tiles
 
 _LOGITS_AT_ONCE = 1 << 19
@@ -40,7 +41,7 @@ def top_k_threshold(tiles: Tiles, rows: Tensor, top_k: Sequence[int]) -> Tensor:
 
 def min_p_threshold(tiles: Tiles, rows: Tensor, temperature: Tensor, min_p: Sequence[float]) -> Tensor:
     """The logit of min_p times the largest probability in rows [m], for one min_p each (0: off) -> [m] f32, or -inf."""
-    relative = torch.tensor(min_p, dtype=torch.float32, device=rows.device).log_()
+    relative = logarithms(torch.tensor(min_p, dtype=torch.float32, device=rows.device))
     return tiles.largest[rows] + temperature * relative
 
 

@@ -70,11 +70,17 @@ def words(starts: Tensor, at: Tensor) -> Tensor:
 def exponentials(bits: Tensor) -> Tensor:
     """Words i64 -> Exp(1) f32, from their upper 53 bits, finite and above zero.
 
-    The uniform's fine end is at zero, where the race is decided.
+    The uniform's fine end is at zero, where the race is decided. Logarithms are float64 before they are rounded, so
+    that every device has the same.
     """
     upper = (bits >> 11).bitwise_and_((1 << 53) - 1).bitwise_or_(1)
     uniform = upper.to(torch.float32).mul_(2.0**-53).clamp_(max=1.0 - 2.0**-24)
-    return uniform.neg_().log1p_().neg_()
+    return uniform.double().neg_().log1p_().neg_().float()
+
+
+def logarithms(x: Tensor) -> Tensor:
+    """Natural, of f32, as exact as f32 can say them."""
+    return x.double().log_().float()
 
 
 def clocks(starts: Tensor, tiles: Tensor) -> Tensor:
@@ -108,7 +114,9 @@ def draw(tiles: Tiles, rows: Tensor, starts: Tensor, temperature: Tensor, thresh
         opened = opened[:, :num]
         values = tiles.open(rows[left, None], opened)
         scores = (values - largest[left, None, None]).div_(temperature[left, None, None])
-        scores.sub_(clocks(starts[left], opened).log_()).masked_fill_(values < threshold[left, None, None], -torch.inf)
+        scores.sub_(logarithms(clocks(starts[left], opened))).masked_fill_(
+            values < threshold[left, None, None], -torch.inf
+        )
         best, at = scores.flatten(1).max(-1)
         winners[left] = opened.gather(1, at[:, None] // WIDTH)[:, 0] * WIDTH + at % WIDTH
         if num == tiles.num_tiles:

@@ -12,15 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from worker.native import library
-
 WIDTH = 64
-
-
-def _maxima(tiles: Tensor) -> Tensor:
-    """[n, num_tiles, 64] f32 -> [n, num_tiles]"""
-    kernels = library() if tiles.device.type == "cpu" else None
-    return tiles.amax(-1) if kernels is None else kernels.maxima(tiles)
 
 
 class Tiles:
@@ -32,7 +24,7 @@ class Tiles:
         self.num_tiles = -(-vocab_size // WIDTH)
         padded = pad(logits, (0, missing), value=-torch.inf) if (missing := -vocab_size % WIDTH) else logits
         self.values = padded.view(n, self.num_tiles, WIDTH)
-        self.maxima = _maxima(self.values)
+        self.maxima = self.values.amax(-1)
         """[n, num_tiles]"""
         self.largest = self.maxima.amax(-1)
         """[n]: NaN or infinite where the row is not a distribution."""
