@@ -23,11 +23,12 @@ from worker.attention import (
     SegmentAttention,
 )
 from worker.budget import OutOfMemory
-from worker.inputs import Span, flatten
+from worker.inputs import Inputs, Span, flatten
 from worker.kv_cache import KVCache, KVShape, budget_bytes, free_bytes
 from worker.models import (
     Architecture,
     Decoder,
+    Facts,
     Layout,
     Means,
     ModelError,
@@ -37,10 +38,12 @@ from worker.models import (
     TorchOps,
     Whole,
     bytes_per_parameter,
+    is_native,
     load_decoder,
     packs_bfloat16,
     path_of,
     read_architecture,
+    read_facts,
 )
 from worker.models.additions import Additions
 from worker.native import Library, library
@@ -88,13 +91,18 @@ class Runner:
 
         ``replica``: on a CPU with several memory nodes, this process keeps to the one that is its turn.
         """
-        return cls.of(load_model(source, engine, replica), engine)
+        path = path_of(source)
+        if is_native(path):
+            return cls.of(load_model(source, engine, replica), engine)
+        from worker.foreign import ForeignRunner
+
+        return ForeignRunner.load_from(path, engine, replica)
 
     @classmethod
     def of(cls, model: Decoder, engine: settings.Engine, num_blocks: int | None = None) -> Runner:
         """From a decoder in memory; ``num_blocks`` None sizes the pool from free memory. Raises ModelError."""
         architecture = model.architecture
-        max_model_tokens = _max_model_tokens(engine, architecture)
+        max_model_tokens = max_model_tokens_of(engine, architecture)
         if num_blocks is None:
             num_blocks = room(model, engine)
         cache = KVCache(_kv_shape(architecture), num_blocks, engine.block_size, model.dtype, model.device)
@@ -113,17 +121,7 @@ class Runner:
         OutOfMemory.
         """
         try:
-            inputs = flatten(spans, self.block_size, self._model.device, sampled_before)
-            additions = self._additions(spans)
-            logits = None if self._graphs is None or additions else self._graphs.run(inputs)
-            if logits is not None:
-                return logits
-            plan = self.attention.plan(inputs.extents, inputs.slots)
-            if self._whole is not None and additions is None and isinstance(plan, NativePlan):
-                logits, maxima = self._whole.forward(inputs.token_ids, inputs.positions, inputs.rows, plan)
-                self._found = weakref.ref(logits), maxima
-                return logits
-            return self._model.forward(inputs.token_ids, inputs.positions, inputs.rows, plan, self._ops, additions)
+            return self._compute(spans, flatten(spans, self.block_size, self._model.device, sampled_before))
         except (MemoryError, RuntimeError) as error:
             if not _is_out_of_memory(error):
                 raise
@@ -132,6 +130,18 @@ class Runner:
         if self._model.device.type == "cuda":
             torch.cuda.empty_cache()
         raise OutOfMemory(f"a step of {sum(len(span.token_ids) for span in spans)} tokens ran out of memory: {reason}")
+
+    def _compute(self, spans: Sequence[Span], inputs: Inputs) -> Tensor:
+        additions = self._additions(spans)
+        logits = None if self._graphs is None or additions else self._graphs.run(inputs)
+        if logits is not None:
+            return logits
+        plan = self.attention.plan(inputs.extents, inputs.slots)
+        if self._whole is not None and additions is None and isinstance(plan, NativePlan):
+            logits, maxima = self._whole.forward(inputs.token_ids, inputs.positions, inputs.rows, plan)
+            self._found = weakref.ref(logits), maxima
+            return logits
+        return self._model.forward(inputs.token_ids, inputs.positions, inputs.rows, plan, self._ops, additions)
 
     def keep_up(self, spans: Sequence[Span], num_done: int) -> None:
         """See Decoder.keep_up."""
@@ -180,26 +190,36 @@ def load_model(
     """One rank's part of a model, in its device's memory; see ``Runner.load``. Raises ModelError, one sentence."""
     layout = layout or Layout()
     path = path_of(source)
+    if not is_native(path):
+        raise ModelError(
+            f"{read_facts(path).name} is served by way of transformers, on one rank: engine.tensor_parallel and"
+            " engine.pipeline_parallel do not reach it"
+        )
     architecture = read_architecture(path)
     shard = Shard.of(architecture, layout, rank)
-    device = _device(engine, layout, rank)
+    device = device_of(engine, layout, rank)
     num_nodes = placement.num_nodes()
     if device.type == "cpu":
         placement.keep_to_a_node(replica * layout.num_ranks + rank)
     set_num_threads(engine, -(-layout.num_ranks // num_nodes))
-    dtype = _dtype(engine, device, architecture)
-    max_model_tokens = _max_model_tokens(engine, architecture)
+    dtype = dtype_of(engine, device, architecture)
+    max_model_tokens = max_model_tokens_of(engine, architecture)
     # On the CPU all ranks take of the same memory; one asks for them all, before the others have begun to load.
     asking = range(layout.num_ranks) if device.type == "cpu" and rank == 0 else (rank,)
     num_parameters = sum(Shard.of(architecture, layout, other).num_parameters for other in asking)
-    needed, free = num_parameters * bytes_per_parameter(path, architecture, dtype), free_bytes(device)
+    refuse_too_large(source, num_parameters * bytes_per_parameter(path, architecture, dtype), dtype, device)
+    means = Means(kernels_of(engine, device), engine.quantize_activations)
+    return load_decoder(path, architecture, dtype, device, max_model_tokens, means, engine.quantize, shard)
+
+
+def refuse_too_large(source: str, needed: float, dtype: torch.dtype, device: torch.device) -> None:
+    """Raises ModelError where the device has not so many bytes left."""
+    free = free_bytes(device)
     if needed > free:
         raise ModelError(
             f"the weights of {source} take {_mib(needed)} MiB in {str(dtype).removeprefix('torch.')},"
             f" but {_mib(free)} MiB of memory are free"
         )
-    means = Means(_kernels(engine, device), engine.quantize_activations)
-    return load_decoder(path, architecture, dtype, device, max_model_tokens, means, engine.quantize, shard)
 
 
 def set_num_threads(engine: settings.Engine, num_sharing: int = 1) -> int:
@@ -209,7 +229,7 @@ def set_num_threads(engine: settings.Engine, num_sharing: int = 1) -> int:
     return num_threads
 
 
-def _device(engine: settings.Engine, layout: Layout, rank: int) -> torch.device:
+def device_of(engine: settings.Engine, layout: Layout, rank: int) -> torch.device:
     if engine.device == "cpu" or (engine.device == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
     if not torch.cuda.is_available():
@@ -224,7 +244,7 @@ def _device(engine: settings.Engine, layout: Layout, rank: int) -> torch.device:
     return torch.device("cuda", torch.cuda.current_device())
 
 
-def _dtype(engine: settings.Engine, device: torch.device, architecture: Architecture) -> torch.dtype:
+def dtype_of(engine: settings.Engine, device: torch.device, architecture: Architecture | Facts) -> torch.dtype:
     """As configured, or bfloat16 where the device multiplies it natively, else float16 (CUDA, a float16 checkpoint) or
     float32.
     """
@@ -238,7 +258,7 @@ def _dtype(engine: settings.Engine, device: torch.device, architecture: Architec
     return torch.bfloat16 if has_instructions and packs_bfloat16() else torch.float32
 
 
-def _max_model_tokens(engine: settings.Engine, architecture: Architecture) -> int:
+def max_model_tokens_of(engine: settings.Engine, architecture: Architecture | Facts) -> int:
     if engine.max_model_tokens > architecture.max_positions:
         raise ModelError(
             f"engine.max_model_tokens is {engine.max_model_tokens},"
@@ -247,7 +267,7 @@ def _max_model_tokens(engine: settings.Engine, architecture: Architecture) -> in
     return engine.max_model_tokens or architecture.max_positions
 
 
-def _kernels(engine: settings.Engine, device: torch.device) -> Library | None:
+def kernels_of(engine: settings.Engine, device: torch.device) -> Library | None:
     return library() if device.type == "cpu" and engine.attention == "auto" else None
 
 
@@ -266,7 +286,7 @@ def _means(engine: settings.Engine, model: Decoder, cache: KVCache) -> tuple[Bac
                 return TritonAttention(cache, scores, architecture.num_heads), TritonOps()
             return GatheredAttention(cache, scores), TritonOps()
         return GatheredAttention(cache, scores), TorchOps()
-    kernels = _kernels(engine, model.device)
+    kernels = kernels_of(engine, model.device)
     if kernels is None:
         return SegmentAttention(cache, scores), TorchOps()
     attends, operates = NativeAttention.serves(cache), NativeOps.serves(architecture, model.dtype)
@@ -291,7 +311,7 @@ def _graphs(
 
 
 def _whole(engine: settings.Engine, model: Decoder, cache: KVCache) -> Whole | None:
-    kernels = _kernels(engine, model.device)
+    kernels = kernels_of(engine, model.device)
     if kernels is None or not NativeAttention.serves(cache) or not Whole.serves(model, kernels):
         return None
     return Whole(model, cache, kernels)
@@ -302,12 +322,19 @@ def _kv_shape(architecture: Architecture) -> KVShape:
 
 
 def room(model: Decoder, engine: settings.Engine) -> int:
-    """The blocks that the budget holds, but no more than the largest batch needs, twice: the other half is room for
-    the prefix cache. Raises ModelError where they are too few.
-    """
-    max_model_tokens = _max_model_tokens(engine, model.architecture)
+    """As num_blocks_of. Raises ModelError."""
     size = _kv_shape(model.architecture).block_bytes(engine.block_size, model.dtype)
-    budget = budget_bytes(engine, model.device, model.shard.layout.num_ranks)
+    max_model_tokens = max_model_tokens_of(engine, model.architecture)
+    return num_blocks_of(engine, size, max_model_tokens, model.device, model.shard.layout.num_ranks)
+
+
+def num_blocks_of(
+    engine: settings.Engine, size: int, max_model_tokens: int, device: torch.device, num_ranks: int = 1
+) -> int:
+    """The blocks of so many bytes that the budget holds, but no more than the largest batch needs, twice: the other
+    half is room for the prefix cache. Raises ModelError where they are too few.
+    """
+    budget = budget_bytes(engine, device, num_ranks)
     num_blocks = budget // size
     least = -(-min(MIN_MODEL_TOKENS, max_model_tokens) // engine.block_size)
     if num_blocks < least:

@@ -180,8 +180,12 @@ def test_context_is_what_the_pool_can_hold(llama):
 
 REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
     "an unknown architecture": (
-        lambda at: rewrite(at / "config.json", lambda c: c.update(architectures=["MambaForCausalLM"])),
-        "the architecture MambaForCausalLM is not supported; supported are Gemma2ForCausalLM, ",
+        lambda at: rewrite(at / "config.json", lambda c: c.update(architectures=["NobodyForCausalLM"])),
+        "the architecture NobodyForCausalLM is not supported: transformers .* knows no causal language model",
+    ),
+    "an architecture of another type": (
+        lambda at: rewrite(at / "config.json", lambda c: c.update(architectures=["GPT2LMHeadModel"])),
+        "config.json says model_type llama, but a GPT2LMHeadModel is gpt-sw3 or gpt2",
     ),
     "no architecture": (
         lambda at: rewrite(at / "config.json", lambda c: c.pop("architectures")),

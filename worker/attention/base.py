@@ -15,9 +15,13 @@ class Scores:
 
     scale: float
     windows: tuple[int, ...]
-    """A layer: a token sees itself and the ``window - 1`` tokens before it; 0: all of them."""
+    """A layer: a token sees itself and the ``window - 1`` tokens before it; 0: all of them; negative: those from the
+    last multiple of ``-window`` on (only where a backend says so)."""
     softcap: float = 0.0
     """Scores become cap * tanh(scores / cap); 0: off."""
+    sinks: tuple[Tensor, ...] = ()
+    """A layer, [num_heads] f32: a score that is in each softmax beside the keys' and belongs to no value (only where a
+    backend says so). Empty: none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from worker.attention.base import Extent, Scores
 from worker.attention.reference import attend as attend_plainly
-from worker.attention.reference import visible
+from worker.attention.reference import first_seen, visible
 from worker.kv_cache import KVCache
 
 
@@ -43,7 +43,7 @@ class GatheredAttention:
         places = (blocks[:, :, None] * size + torch.arange(size, device=device)).flatten(1)[:, :length]
         position = torch.arange(length, device=device)[None, :]
         seen = {
-            window: ((position < lengths[:, None]) & (position >= lengths[:, None] - (window or length)))[:, None]
+            window: ((position < lengths[:, None]) & (position >= first_seen(lengths - 1, window)[:, None]))[:, None]
             for window in set(self._scores.windows)
         }
         return Group(rows, places, seen)
@@ -90,8 +90,11 @@ class GatheredPlan:
             k = self.cache.keys[layer][:, group.places].transpose(0, 1)
             v = self.cache.values[layer][:, group.places].transpose(0, 1)
             q = queries[group.rows].view(len(k), -1, num_heads, head_dim)
-            if self.scores.softcap:
-                mixed = torch.stack([attend_plainly(*one, self.scores) for one in zip(q, k, v, seen, strict=True)])
+            if self.scores.softcap or self.scores.sinks:
+                sinks = self.scores.sinks[layer] if self.scores.sinks else None
+                mixed = torch.stack(
+                    [attend_plainly(*one, self.scores, sinks) for one in zip(q, k, v, seen, strict=True)]
+                )
             else:
                 mixed = F.scaled_dot_product_attention(
                     q.transpose(1, 2), k, v, attn_mask=seen[:, None], scale=self.scores.scale, enable_gqa=True

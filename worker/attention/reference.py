@@ -48,7 +48,12 @@ class ReferencePlan:
             rows = slice(extent.row, extent.row + extent.num_tokens)
             seen = visible(extent.start, extent.num_tokens, self.scores.windows[layer], queries.device)
             out[rows] = attend(
-                queries[rows], self.cache.keys[layer][:, table], self.cache.values[layer][:, table], seen, self.scores
+                queries[rows],
+                self.cache.keys[layer][:, table],
+                self.cache.values[layer][:, table],
+                seen,
+                self.scores,
+                self.scores.sinks[layer] if self.scores.sinks else None,
             )
         return out.flatten(1)
 
@@ -57,13 +62,21 @@ def visible(start: int, num_tokens: int, window: int, device: torch.device) -> T
     """[num_tokens, start + num_tokens] bool: what each of the positions from ``start`` on may see."""
     rows = torch.arange(start, start + num_tokens, device=device)[:, None]
     columns = torch.arange(start + num_tokens, device=device)[None, :]
-    seen = columns <= rows
-    return seen & (columns > rows - window) if window else seen
+    return (columns <= rows) & (columns >= first_seen(rows, window))
 
 
-def attend(queries: Tensor, keys: Tensor, values: Tensor, seen: Tensor, scores: Scores) -> Tensor:
-    """queries [q, num_heads, head_dim], keys and values [num_kv_heads, k, head_dim], seen [q, k] -> [q, num_heads,
-    head_dim].
+def first_seen(positions: Tensor, window: int) -> Tensor:
+    """The first position that each may see, by ``Scores.windows``."""
+    if window < 0:
+        return positions // -window * -window
+    return positions - window + 1 if window else torch.zeros_like(positions)
+
+
+def attend(
+    queries: Tensor, keys: Tensor, values: Tensor, seen: Tensor, scores: Scores, sinks: Tensor | None = None
+) -> Tensor:
+    """queries [q, num_heads, head_dim], keys and values [num_kv_heads, k, head_dim], seen [q, k], sinks [num_heads] ->
+    [q, num_heads, head_dim]; values may be of another width, which is then that of the result.
     """
     num_queries, num_heads, head_dim = queries.shape
     num_kv_heads = keys.shape[0]
@@ -71,6 +84,11 @@ def attend(queries: Tensor, keys: Tensor, values: Tensor, seen: Tensor, scores: 
     weights = grouped @ keys.float().transpose(1, 2)[:, None] * scores.scale
     if scores.softcap:
         weights = scores.softcap * torch.tanh(weights / scores.softcap)
-    weights = weights.masked_fill(~seen, float("-inf")).softmax(-1)
+    weights = weights.masked_fill(~seen, float("-inf"))
+    if sinks is None:
+        weights = weights.softmax(-1)
+    else:
+        beside = sinks.float().view(num_kv_heads, -1, 1, 1).expand(*weights.shape[:-1], 1)
+        weights = torch.cat((weights, beside), -1).softmax(-1)[..., :-1]
     mixed = weights @ values.float()[:, None]
-    return mixed.permute(2, 0, 1, 3).reshape(num_queries, num_heads, head_dim).to(queries.dtype)
+    return mixed.permute(2, 0, 1, 3).reshape(num_queries, num_heads, -1).to(queries.dtype)

@@ -28,6 +28,9 @@ TILE = 256
 Run = tuple[int, int]
 """Slots [first, last)."""
 
+Part = tuple[Tensor, Tensor]
+"""Of the keys: outputs [1, heads, rows, head_dim] and log-sum-exps [1, heads, rows] f32."""
+
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 
 
@@ -109,14 +112,14 @@ class SegmentPlan:
         for piece in self.pieces[self.scores.windows[layer]]:
             match piece:
                 case Decode():
-                    outs.append(self._decode(piece, queries, all_keys, all_values))
+                    outs.append(self._decode(piece, layer, queries, all_keys, all_values))
                 case Chunk():
-                    outs.append(self._chunk(piece, queries, keys, values, all_keys, all_values))
+                    outs.append(self._chunk(piece, layer, queries, keys, values, all_keys, all_values))
                 case Tiles():
-                    outs.append(self._tiles(piece, queries, all_keys, all_values))
+                    outs.append(self._tiles(piece, layer, queries, all_keys, all_values))
         return outs
 
-    def _decode(self, piece: Decode, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    def _decode(self, piece: Decode, layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         """[1, num_heads * head_dim]"""
         num_kv_heads = len(keys)
         # The heads that share a KV head become rows of one call, so its keys are read once.
@@ -125,10 +128,25 @@ class SegmentPlan:
             _flash(folded, k[None], v[None], scale=self.scores.scale)
             for k, v in _stretches(piece.runs, piece.gather, keys, values)
         ]
-        return _joined(parts).reshape(1, -1)
+        return _joined(self._with_sinks(parts, layer, 1)).reshape(1, -1)
+
+    def _with_sinks(self, parts: list[Part], layer: int, num_tokens: int) -> list[Part]:
+        """A sink is one more part of the keys, whose values are zero."""
+        if not self.scores.sinks:
+            return parts
+        out, log_sum = parts[0]
+        sinks = self.scores.sinks[layer].float().view(-1, 1).expand(-1, num_tokens).reshape(log_sum.shape)
+        return [*parts, (torch.zeros_like(out), sinks)]
 
     def _chunk(
-        self, piece: Chunk, queries: Tensor, keys: Tensor, values: Tensor, all_keys: Tensor, all_values: Tensor
+        self,
+        piece: Chunk,
+        layer: int,
+        queries: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        all_keys: Tensor,
+        all_values: Tensor,
     ) -> Tensor:
         """[num_tokens, num_heads * head_dim]"""
         rows = slice(piece.row, piece.row + piece.num_tokens)
@@ -143,19 +161,21 @@ class SegmentPlan:
                 parts.append((out.reshape(own.shape), log_sum.reshape(own.shape[:3])))
         own_keys, own_values = keys[rows].transpose(0, 1)[None], values[rows].transpose(0, 1)[None]
         parts.append(_flash(own, own_keys, own_values, is_causal=True, scale=self.scores.scale))
-        return _joined(parts)[0].transpose(0, 1).flatten(1)
+        return _joined(self._with_sinks(parts, layer, piece.num_tokens))[0].transpose(0, 1).flatten(1)
 
-    def _tiles(self, piece: Tiles, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    def _tiles(self, piece: Tiles, layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         """[num_tokens, num_heads * head_dim]"""
         outs = []
         for tile in piece.tiles:
             rows = queries[piece.row + tile.first : piece.row + tile.last]
             k, v = keys.index_select(1, tile.gather), values.index_select(1, tile.gather)
             if self.scores.softcap:
-                outs.append(attend_plainly(rows, k, v, tile.seen, self.scores).flatten(1))
+                sinks = self.scores.sinks[layer] if self.scores.sinks else None
+                outs.append(attend_plainly(rows, k, v, tile.seen, self.scores, sinks).flatten(1))
             else:
                 mask = torch.zeros(tile.seen.shape, dtype=rows.dtype).masked_fill_(~tile.seen, float("-inf"))
-                out = _flash(rows.transpose(0, 1)[None], k[None], v[None], attn_mask=mask, scale=self.scores.scale)[0]
+                part = _flash(rows.transpose(0, 1)[None], k[None], v[None], attn_mask=mask, scale=self.scores.scale)
+                out = _joined(self._with_sinks([part], layer, len(rows)))
                 outs.append(out[0].transpose(0, 1).flatten(1))
         return torch.cat(outs)
 
@@ -210,8 +230,8 @@ def _stretches(runs: list[Run], gather: Tensor | None, keys: Tensor, values: Ten
     return [(keys[:, first:last], values[:, first:last]) for first, last in runs]
 
 
-def _joined(parts: list[tuple[Tensor, Tensor]]) -> Tensor:
-    """Outputs [1, heads, rows, head_dim] with log-sum-exps [1, heads, rows] f32, over parts of the keys -> over all."""
+def _joined(parts: list[Part]) -> Tensor:
+    """Over parts of the keys -> over all."""
     if len(parts) == 1:
         return parts[0][0]
     weights = torch.stack([part[1] for part in parts]).softmax(0).unsqueeze(-1)

@@ -1,8 +1,9 @@
-"""The transformer and its weights: one configured decoder, and the loader of Hugging Face directories."""
+"""The transformer and its weights: one configured decoder, its loaders, and the door to every other family."""
 
 from worker.models.architecture import Architecture
 from worker.models.decoder import Decoder
 from worker.models.errors import ModelError
+from worker.models.foreign import Facts, Foreign, is_native, load_foreign, read_facts
 from worker.models.linear import Means, packs_bfloat16
 from worker.models.link import Link
 from worker.models.load import bytes_per_parameter, load_decoder, read_architecture
@@ -16,6 +17,8 @@ __all__ = [
     "SHAPES",
     "Architecture",
     "Decoder",
+    "Facts",
+    "Foreign",
     "Layout",
     "Link",
     "Means",
@@ -26,9 +29,12 @@ __all__ = [
     "TorchOps",
     "Whole",
     "bytes_per_parameter",
+    "is_native",
     "load_decoder",
+    "load_foreign",
     "packs_bfloat16",
     "path_of",
     "random_decoder",
     "read_architecture",
+    "read_facts",
 ]

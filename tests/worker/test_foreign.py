@@ -1,0 +1,133 @@
+"""What our decoder does not compute, transformers' own model computes on our KV, and says the same as it does alone."""
+
+from __future__ import annotations
+
+import random
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from policies import settings as config
+from tests.worker.tiny import BLOCK_SIZE, VOCAB_SIZE, Walk, checkpoint, oracle_logits
+from worker.models import ModelError
+from worker.runner import Runner
+
+LATENT: dict[str, Any] = {
+    "num_key_value_heads": 4,
+    "q_lora_rank": 16,
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 12,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+    "first_k_dense_replace": 1,
+    "n_group": 1,
+    "topk_group": 1,
+}
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "gpt2": ("GPT2LMHeadModel", {"scale_attn_by_inverse_layer_idx": True}),
+    "gpt-neox": ("GPTNeoXForCausalLM", {}),
+    "opt": ("OPTForCausalLM", {"ffn_dim": 48, "word_embed_proj_dim": 32, "num_hidden_layers": 2}),
+    "phi": ("PhiForCausalLM", {}),
+    "cohere2, windows": ("Cohere2ForCausalLM", {"sliding_window": 9, "head_dim": 16}),
+    "gpt-oss, sinks and windows": (
+        "GptOssForCausalLM",
+        {"sliding_window": 9, "head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2},
+    ),
+    "deepseek-v3, latent": ("DeepseekV3ForCausalLM", LATENT),
+    "bloom, in turn": ("BloomForCausalLM", {"seq_length": 128}),
+    "gpt-j, in turn": ("GPTJForCausalLM", {"rotary_dim": 4}),
+    "doge, masks of its own, in turn": ("DogeForCausalLM", {}),
+    "llama 4, chunks": (
+        "Llama4ForCausalLM",
+        {
+            "attention_chunk_size": 8,
+            "head_dim": 8,
+            "intermediate_size_mlp": 48,
+            "num_local_experts": 4,
+            "floor_scale": 16,
+            "no_rope_layers": [1, 1, 0],
+        },
+    ),
+}
+
+
+class Models:
+    """Each model once, as transformers has it and as we load it."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.oracle = cache(self._oracle)
+        self.runner = cache(self._runner)
+
+    def _oracle(self, name: str) -> Any:
+        architecture, changes = MODELS[name]
+        return checkpoint(self.directory / name, architecture, **changes)
+
+    def _runner(self, name: str, attention: Literal["auto", "torch", "reference"]) -> Runner:
+        self.oracle(name)
+        return load(self.directory / name, attention=attention)
+
+
+def load(directory: Path, **changes: Any) -> Runner:
+    fields = {"max_model_tokens": 128, "max_kv_bytes": 8 << 20, **changes}
+    engine = config.Engine(device="cpu", dtype="float32", num_threads=1, block_size=BLOCK_SIZE, **fields)
+    return Runner.load(str(directory), engine)
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
+    return Models(tmp_path_factory.mktemp("models"))
+
+
+@pytest.mark.parametrize("attention", ["reference", "torch", "auto"])
+@pytest.mark.parametrize("name", MODELS)
+@settings(max_examples=4, deadline=None)
+@given(
+    lengths=st.lists(st.integers(1, 50), min_size=1, max_size=4),
+    num_new=st.integers(1, 6),
+    seed=st.integers(0, 1 << 20),
+)
+def test_any_cut_and_any_company_gives_the_logits_of_transformers(models, name, attention, lengths, num_new, seed):
+    chance = random.Random(seed)
+    prompts = [[chance.randrange(VOCAB_SIZE) for _ in range(length)] for length in lengths]
+    walk = Walk(models.runner(name, attention), prompts, num_new, chance)
+    for token_ids, logits in zip(walk.token_ids, walk.logits, strict=True):
+        expected = oracle_logits(models.oracle(name), token_ids)
+        torch.testing.assert_close(torch.stack(logits), expected[:-1], atol=1e-4, rtol=0)
+
+
+REFUSED: dict[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {
+    "a state": ("MambaForCausalLM", {}, {}, r"its MambaModel \(backbone\) carries a state from token to token"),
+    "a state that is asked for": ("HYV4ForCausalLM", {"num_key_value_heads": 4}, {}, "it carries a state from token"),
+    "both directions": ("BertLMHeadModel", {}, {}, "its BertSelfAttention lets tokens see neither all"),
+    "quantised here": ("GPT2LMHeadModel", {}, {"quantize": "int8"}, "which engine.quantize = int8 does not reach"),
+    "longer than it is": ("GPT2LMHeadModel", {}, {"max_model_tokens": 129}, "this GPT2LMHeadModel reaches 128"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_cannot_be_served_is_refused_by_name(tmp_path, what):
+    architecture, changes, engine, sentence = REFUSED[what]
+    checkpoint(tmp_path, architecture, **changes)
+    with pytest.raises(ModelError, match=sentence) as refusal:
+        load(tmp_path, **engine)
+    assert "\n" not in str(refusal.value)
+
+
+def test_a_tensor_that_is_missing_is_named(tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    checkpoint(tmp_path, "GPT2LMHeadModel")
+    tensors = load_file(tmp_path / "model.safetensors")
+    del tensors["transformer.ln_f.weight"]
+    save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ModelError, match=r"has missing keys: transformer\.ln_f\.weight"):
+        load(tmp_path)
