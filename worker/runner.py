@@ -109,7 +109,7 @@ class Runner:
         attention, ops = _means(engine, model, cache)
         max_model_tokens = min(max_model_tokens, num_blocks * engine.block_size)
         graphs = _graphs(engine, model, attention, ops, max_model_tokens)
-        kernels = _kernels(engine, model.device)
+        kernels = kernels_of(engine, model.device)
         return cls(model, cache, attention, ops, max_model_tokens, graphs, _whole(engine, model, cache), kernels)
 
     @torch.inference_mode()
