@@ -60,7 +60,8 @@ class Dispatch:
         self._command = command
         self._created = int(time.time())
         self._lines = {
-            name: Line(name, model, config.classes, clock, self._look_around) for name, model in config.models.items()
+            name: Line(name, model, config.classes, clock, self._look_around, config.workers)
+            for name, model in config.models.items()
         }
         self._texts: dict[str, Text] = {}
         self._workers: list[Worker] = []
@@ -93,6 +94,8 @@ class Dispatch:
 
     async def close(self, drain_s: float) -> None:
         """Ends all workers, letting them finish what they still hold for ``drain_s``."""
+        for line in self._lines.values():
+            line.close()
         await asyncio.gather(*(worker.close(drain_s) for worker in self._workers))
         if self._sockets is not None:
             self._sockets.cleanup()

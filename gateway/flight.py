@@ -7,15 +7,20 @@ wakes the one coroutine that waits for it, once, however many came.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from array import array
+from collections.abc import Collection
 from types import TracebackType
-from typing import NamedTuple, Protocol
+from typing import Protocol
+
+import msgspec
 
 from gateway import errors
+from gateway.spent import Spent
 from gateway.workers import Worker
 from policies import wire
 from policies.answers import Outcome
 from policies.priority import Order, Turn
+from policies.terms import FinishReason
 
 
 class Keeper(Protocol):
@@ -23,46 +28,14 @@ class Keeper(Protocol):
 
     def abandon(self, flight: Flight) -> None: ...
 
-
-class Spent(NamedTuple):
-    """What an answer took of the engine, as far as the worker has told; seconds."""
-
-    engine_s: float = 0.0
-    kv_block_s: float = 0.0
-    num_drafted_tokens: int = 0
-    num_accepted_tokens: int = 0
-    queue_s: float = 0.0
-    """In line and in the worker, as are the next two of the sequence that took longest."""
-    prefill_s: float = 0.0
-    decode_s: float = 0.0
-
-    def since(self, seconds: float) -> Spent:
-        """For whoever came so long after it began: what it waited for was less."""
-        queue_s = max(0.0, self.queue_s - seconds)
-        seconds = max(0.0, seconds - self.queue_s)
-        prefill_s = max(0.0, self.prefill_s - seconds)
-        seconds = max(0.0, seconds - self.prefill_s)
-        return self._replace(queue_s=queue_s, prefill_s=prefill_s, decode_s=max(0.0, self.decode_s - seconds))
-
-    def by_nobody(self) -> Spent:
-        """The times alone: somebody else pays for what was computed."""
-        return Spent(queue_s=self.queue_s, prefill_s=self.prefill_s, decode_s=self.decode_s)
-
-    @classmethod
-    def of(cls, parts: Iterable[Spent]) -> Spent:
-        """What was computed beside each other."""
-        parts = list(parts)
-        longest = max(parts, key=lambda spent: spent.queue_s + spent.prefill_s + spent.decode_s, default=cls())
-        return longest._replace(
-            engine_s=sum([spent.engine_s for spent in parts]),
-            kv_block_s=sum([spent.kv_block_s for spent in parts]),
-            num_drafted_tokens=sum([spent.num_drafted_tokens for spent in parts]),
-            num_accepted_tokens=sum([spent.num_accepted_tokens for spent in parts]),
-        )
+    def ended_between(self, flight: Flight) -> None:
+        """Its last sequence was given up while no worker had it."""
 
 
 class Flight:
-    """One request on its way: waiting in line, then with a worker, until its last sequence has finished.
+    """One request on its way: waiting in line, then with a worker, until its last sequence has finished. When the
+    worker is lost, or lets it go, another one goes on behind the tokens that have arrived, and its reader sees nothing
+    of it but a pause.
 
     A ``Source`` for the one that launched it, and an async context manager: leaving it cancels every sequence that has
     not finished. Instants are monotonic seconds.
@@ -70,23 +43,36 @@ class Flight:
 
     __slots__ = (
         "_arrived",
+        "_before",
         "_ending",
         "_error",
+        "_given_at",
+        "_here",
         "_is_closed",
         "_keeper",
+        "_num_cached_tokens",
+        "_num_told_before",
         "_open",
+        "_stopped",
         "_told",
+        "_waited_s",
         "_waiter",
+        "_was_elsewhere",
         "digests",
+        "due_at",
         "expected_at",
         "first_token_at",
+        "is_moving",
         "is_over",
         "is_pending",
+        "num_held_tokens",
+        "num_losses",
         "num_missing_pairs",
         "num_missing_tokens",
         "num_sequences",
         "num_tokens",
         "order",
+        "paused_at",
         "request",
         "sent_at",
         "submitted_at",
@@ -112,7 +98,9 @@ class Flight:
         self.num_missing_pairs = 0
         """Of these tokens (``costs.pairs``), once it was given to a worker."""
         self.sent_at: float | None = None
-        """When a worker got it; until then it waited in line."""
+        """When a worker got it first; until then it waited in line."""
+        self.due_at = order.deadline_at
+        """When its first token was promised, once it was sent."""
         self.expected_at: float | None = None
         """When its first token should come, as it was predicted when it was let in."""
         self.first_token_at: float | None = None
@@ -120,11 +108,36 @@ class Flight:
         """A worker has it and has sent nothing yet."""
         self.num_tokens = 0
         """Of its completions so far."""
+        self.num_held_tokens = order.num_tokens
+        """KV tokens that it has, or is expected to come to."""
+        self.num_losses = 0
+        """Workers that were lost with it."""
+        self.paused_at: float | None = None
+        """When it left its last worker, until there is a token of another one."""
+        self.is_moving = False
+        """Its worker has been told to let it go, so that another one goes on with it."""
         self.is_over = False
         """Its worker will say no more of it, or never had it."""
         self._keeper = keeper
         self._is_closed = False
-        self._open = set(range(request.num_sequences))
+        self._open = {index: array("I") for index in range(request.num_sequences)}
+        """Sequences that have not finished, each with its tokens so far: what another worker has to know."""
+        self._here = set(self._open)
+        """Those of them that its worker has, or will be given."""
+        self._stopped: set[int] = set()
+        """Those of which nobody needs the rest."""
+        self._num_cached_tokens: int | None = None
+        """As its first worker said with the first token."""
+        self._waited_s = 0.0
+        """In line."""
+        self._given_at = submitted_at
+        """To the worker that has it, or had it last."""
+        self._before = Spent()
+        """The times with workers that had it before."""
+        self._num_told_before = 0
+        """How much of ``_told`` is from those."""
+        self._was_elsewhere = False
+        """Another worker has had it before the present one, or before the one that it waits for."""
         self._arrived: list[wire.Delta] = []
         self._error: errors.GatewayError | None = None
         self._waiter: asyncio.Future[None] | None = None
@@ -158,8 +171,15 @@ class Flight:
     def cancel(self, request_id: str, index: int) -> None:
         """Nobody needs the rest of this sequence (its stop string was found): it leaves the batch within one step.
         ``request_id`` is its own."""
-        if self.worker is not None and index in self._open:
+        if index not in self._open:
+            return
+        self._stopped.add(index)
+        if self.worker is not None:
             self.worker.send(wire.Cancel(request_id, index))
+        elif self.paused_at is not None:
+            self._end_sequence(index, "cancelled")
+            if not self._open:
+                self._keeper.ended_between(self)
 
     async def __aenter__(self) -> Flight:
         return self
@@ -182,14 +202,25 @@ class Flight:
 
     @property
     def queue_s(self) -> float:
-        """How long it waited for a worker with room."""
-        return 0.0 if self.sent_at is None else self.sent_at - self.submitted_at
+        """How long it waited for a worker with room, each time."""
+        return self._waited_s
 
     @property
     def spent(self) -> Spent:
-        """What it took of the engine; all of it once it ``is_over``."""
-        told, waited_s = self._told, self.queue_s
-        return _spent(told[0], waited_s) if len(told) == 1 else Spent.of([_spent(each, waited_s) for each in told])
+        """What it took of the engine; all of it once it ``is_over``. Of a worker that was lost it is what that one has
+        told: nothing of the sequences that had not finished there. The times are by our clock there."""
+        told, waited_s = self._told, self._waited_s
+        if len(told) == 1 and not self._was_elsewhere:
+            return Spent.told(told[0], waited_s)
+        each = [Spent.told(one, waited_s) for one in told]
+        if not self._was_elsewhere:
+            return Spent.of(each)
+        last = Spent.of(each[self._num_told_before :])
+        return Spent.of(each)._replace(
+            queue_s=max(waited_s, last.queue_s),
+            prefill_s=self._before.prefill_s + last.prefill_s,
+            decode_s=self._before.decode_s + last.decode_s,
+        )
 
     async def over(self) -> None:
         """Until it ``is_over``. For the one who has left it."""
@@ -200,19 +231,27 @@ class Flight:
     # For the keeper
 
     def arrive(self, delta: wire.Delta, now: float) -> bool:
-        """Takes one delta in; True when it ended its sequence. Raises WireError when there is no such sequence."""
-        if delta.index not in self._open:
-            raise wire.WireError(f"a delta for sequence {delta.index} of {self.request.request_id}, which is not open")
+        """Takes one delta in; True when its worker is done with the sequence. Raises WireError when there is no such
+        sequence, or no such token."""
+        index, finish = delta.index, delta.finish
+        if index not in self._here:
+            raise wire.WireError(f"a delta for sequence {index} of {self.request.request_id}, which is not open")
+        try:
+            self._open[index].extend(delta.token_ids)
+        except OverflowError:
+            raise wire.WireError(f"a token of {self.request.request_id} whose id is none") from None
         self.num_tokens += len(delta.token_ids)
-        if self._error is None:  # else its reader has been told the end, and nothing may come after that
-            if self.first_token_at is None:
-                self.first_token_at = now
-            self._arrived.append(delta)
-            self._wake()
-        if delta.finish is None:
+        if finish is None:
+            self._bring(delta, now)
             return False
-        self._told.append(delta.finish)
-        self._open.discard(delta.index)
+        self._told.append(finish)
+        self._here.discard(index)
+        if self.is_moving and finish.reason == "cancelled" and index not in self._stopped and self.is_wanted:
+            if delta.token_ids:
+                self._bring(msgspec.structs.replace(delta, finish=None), now)
+            return True
+        del self._open[index]
+        self._bring(delta, now)
         if not self._open:
             self._end()
         return True
@@ -227,14 +266,108 @@ class Flight:
 
     def cut(self, error: errors.GatewayError) -> None:
         """Ends here for its reader, while the worker has still to say that it has stopped."""
-        self.worker = None
-        self._error = error
+        self.worker = self.paused_at = None
+        self._error = self._error or error
         self._wake()
 
     @property
     def num_open(self) -> int:
         """Sequences that have not finished."""
         return len(self._open)
+
+    @property
+    def num_here(self) -> int:
+        """Those of them that its worker has."""
+        return len(self._here)
+
+    @property
+    def is_wanted(self) -> bool:
+        """Somebody waits for more of it."""
+        return not self._is_closed and not self.finished
+
+    @property
+    def num_known_tokens(self) -> int:
+        """Of its prompt, and of what its open sequences have so far: what a worker that gets it has to compute."""
+        return self.order.num_prompt_tokens + sum([len(token_ids) for token_ids in self._open.values()])
+
+    def sent(self, now: float) -> None:
+        """Out of the line, to a worker."""
+        self._waited_s += now - (self.submitted_at if self.sent_at is None else self._given_at)
+        self._given_at = now
+        if self.sent_at is None:
+            self.sent_at = now
+
+    def submit(self) -> wire.Submit:
+        """What its worker is told."""
+        if not self._was_elsewhere:
+            return self.request
+        emitted = {index: token_ids.tolist() for index, token_ids in self._open.items()}
+        return msgspec.structs.replace(self.request, emitted_token_ids=emitted)
+
+    def leave(self, eos_token_ids: Collection[int], now: float) -> None:
+        """Its worker has it no more: what has not finished goes on elsewhere. ``eos_token_ids`` of the model."""
+        began_at, first_token_at = self._given_at, self.first_token_at
+        decodes_at = now if first_token_at is None else max(began_at, first_token_at)
+        before = self._before
+        self._before = Spent(
+            prefill_s=before.prefill_s + decodes_at - began_at, decode_s=before.decode_s + now - decodes_at
+        )
+        self._num_told_before = len(self._told)
+        self._was_elsewhere = True
+        self._given_at = now  # it waits from now on
+        self.worker = None
+        self.is_moving = False
+        self.expected_at = None
+        self.paused_at = self.paused_at or now
+        order = self.order
+        self.num_held_tokens = order.num_prompt_tokens + max(order.num_expected_tokens, self.num_tokens)
+        for index, token_ids in list(self._open.items()):
+            reason = self._end_of(token_ids, eos_token_ids)
+            if index in self._stopped:
+                reason = reason or "cancelled"
+            if reason is not None:
+                self._end_sequence(index, reason)
+        self._here = set(self._open)
+
+    def _end_of(self, token_ids: array[int], eos_token_ids: Collection[int]) -> FinishReason | None:
+        """How a sequence has ended whose worker was lost before it could say so; None: it has not."""
+        sampling = self.request.sampling
+        if token_ids:
+            is_eos = token_ids[-1] in eos_token_ids and not sampling.ignore_eos
+            if is_eos or token_ids[-1] in sampling.stop_token_ids:
+                return "stop"
+        return "length" if len(token_ids) >= sampling.max_tokens else None
+
+    def _end_sequence(self, index: int, reason: FinishReason) -> None:
+        """No worker has it, and none need have."""
+        del self._open[index]
+        self._here.discard(index)
+        finish = wire.Finish(reason, self._num_cached_tokens or 0, 0, 0.0, 0.0, 0.0)
+        self._arrived.append(wire.Delta(self.request.request_id, index, [], None, finish))
+        self._wake()
+        if not self._open:
+            self._end()
+
+    def _bring(self, delta: wire.Delta, now: float) -> None:
+        """To its reader."""
+        if self._error is not None:  # it has been told the end, and nothing may come after that
+            return
+        if self.first_token_at is None:
+            self.first_token_at = now
+            self._num_cached_tokens = delta.num_cached_tokens
+        elif self._was_elsewhere:
+            delta = self._as_one_answer(delta)
+        self._arrived.append(delta)
+        self._wake()
+
+    def _as_one_answer(self, delta: wire.Delta) -> wire.Delta:
+        """From a worker that went on with it: of the prompt, what counts as found is what the first one found."""
+        finish, num_cached_tokens = delta.finish, self._num_cached_tokens
+        if num_cached_tokens is None or (finish is None and delta.num_cached_tokens is None):
+            return delta
+        if finish is not None:
+            finish = msgspec.structs.replace(finish, num_cached_tokens=num_cached_tokens)
+        return wire.Delta(delta.request_id, delta.index, delta.token_ids, delta.logprobs, finish, num_cached_tokens)
 
     def _end(self) -> None:
         self.is_over = True
@@ -245,13 +378,3 @@ class Flight:
         waiter = self._waiter
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
-
-
-def _spent(told: wire.Finish | wire.Failed, waited_s: float) -> Spent:
-    """``waited_s``: in line."""
-    engine_s, kv_block_s = told.engine_s, told.kv_block_s
-    num_drafted_tokens, num_accepted_tokens = told.num_drafted_tokens, told.num_accepted_tokens
-    if isinstance(told, wire.Failed):
-        return Spent(engine_s, kv_block_s, num_drafted_tokens, num_accepted_tokens, waited_s)
-    queue_s = waited_s + told.queue_s
-    return Spent(engine_s, kv_block_s, num_drafted_tokens, num_accepted_tokens, queue_s, told.prefill_s, told.decode_s)

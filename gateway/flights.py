@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from gateway.errors import GatewayError
-from gateway.flight import Flight, Spent
+from gateway.flight import Flight
+from gateway.spent import Spent
 from policies import wire
 from policies.answers import Outcome
 

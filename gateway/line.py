@@ -6,6 +6,8 @@ has room first (late binding). While nobody waits and a worker has room, a reque
 
 from __future__ import annotations
 
+import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from hashlib import blake2b
@@ -16,6 +18,7 @@ from gateway import errors
 from gateway.clock import Clock
 from gateway.flight import Flight
 from gateway.lanes import LaneView, WaitingLine
+from gateway.returning import Returning
 from gateway.seat import Seat
 from gateway.workers import Worker
 from policies import settings, wire
@@ -23,6 +26,8 @@ from policies.prefix import digests_of
 from policies.priority import Order
 from policies.promise import NOTHING, Pace, prefill_s
 from policies.routing import choose
+
+log = logging.getLogger(__name__)
 
 MAX_ROUTED_BLOCKS = 1024
 """Of a prompt are looked for in the caches of the workers: what follows them makes no difference to where it goes, and
@@ -39,6 +44,7 @@ class Line:
         classes: Mapping[str, settings.SlaClass],
         clock: Clock,
         changed: Callable[[], None],
+        limits: settings.Workers,
     ) -> None:
         """``changed`` is called when a worker joins or is given up."""
         self.name = name
@@ -54,6 +60,10 @@ class Line:
         """What goes on its class's guarantee goes as one of these: it is not put back for anybody."""
         self._bounded = {name for name, terms in classes.items() if terms.max_ttft_ms}
         self._waiting = WaitingLine(name, classes, clock, self._advance, self._speed)
+        self._returning = Returning(limits, self.priorities, clock, self._gave_up_waiting)
+        self._has_leaving = False
+        """A worker that takes nothing more may have flights that could go on elsewhere."""
+        self._is_closing = False
         self._has_prefix_cache = model.engine.prefix_cache
         self._max_slowdown = model.engine.max_slowdown
         self._clock = clock
@@ -75,7 +85,10 @@ class Line:
         if len(self.seats) > 1 and self._has_prefix_cache and (facts := self.ready()) is not None:
             salt = request.cache_salt
             flight.digests = digests_of(request.prompt_token_ids, facts.block_size, salt, MAX_ROUTED_BLOCKS)
-        if not self._waiting.lanes.num_waiting:
+        first_back = self._returning.first()
+        if not self._waiting.lanes.num_waiting and (
+            first_back is None or priority < self._returning.priority(first_back)
+        ):
             seat = self._seat_for(flight, priority)
             if seat is not None:
                 if order.sla_class in self._bounded and seat.pace is not None:
@@ -92,10 +105,20 @@ class Line:
             return
         if flight.worker is not None:
             flight.worker.send(wire.Cancel(flight.request.request_id))
-        else:
+            return
+        if flight.sent_at is None:
             self._waiting.leave(flight)
-            flight.fail(errors.RequestFailed("The request was cancelled."))
-            self._advance()
+        else:
+            self._returning.remove(flight)
+            self._waiting.ended(flight)
+        flight.fail(errors.RequestFailed("The request was cancelled."))
+        self._advance()
+
+    def ended_between(self, flight: Flight) -> None:
+        """Its last sequence was given up while no worker had it."""
+        self._returning.remove(flight)
+        self._waiting.ended(flight)
+        self._advance()
 
     def cut(self, error: errors.GatewayError) -> None:
         """Every flight ends here."""
@@ -104,9 +127,18 @@ class Line:
                 self.abandon(flight)
                 flight.cut(error)
         self._waiting.fail(error)
+        self._fail_returning(error)
+
+    def close(self) -> None:
+        """The workers are about to end: what they have finishes there, or not at all."""
+        self._is_closing = True
+        self._has_leaving = False
+        self._fail_returning(_lost("The worker that computed this answer was lost."))
 
     def rest(self, worker: Worker, is_resting: bool) -> None:
+        """One that rests is given nothing; what it has goes on elsewhere as soon as there is room, or ends there."""
         self.seats[worker].is_open = not is_resting
+        self._look_for_leaving()
         self._advance()
 
     def views(self) -> list[LaneView]:
@@ -116,11 +148,11 @@ class Line:
 
     @property
     def num_waiting(self) -> int:
-        return len(self._waiting)
+        return len(self._waiting) + len(self._returning)
 
     @property
     def num_flights(self) -> int:
-        return len(self._waiting) + sum(len(seat.flights) for seat in self.seats.values())
+        return self.num_waiting + sum(len(seat.flights) for seat in self.seats.values())
 
     # Host of the workers
 
@@ -144,20 +176,25 @@ class Line:
             if flight.is_pending:
                 seat.began(flight)
                 self._waiting.began(flight, now)
+                flight.paused_at = None
             if others_wait:
                 self._waiting.served(flight, len(delta.token_ids))
             if is_end:
                 has_freed = True
-                is_over = not flight.num_open
-                seat.ended(flight, 1, is_over)
-                if is_over:
-                    self._waiting.ended(flight)
+                is_gone = not flight.num_here
+                seat.ended(flight, 1, is_gone)
+                if is_gone:
+                    self._let_go(flight, seat)
         if has_freed:
             self._advance()
 
     def reported(self, worker: Worker) -> None:
         if worker.facts is not None and worker.stats is not None:
-            self.seats[worker].reported(worker.facts, worker.stats, self._max_slowdown)
+            seat = self.seats[worker]
+            was_draining = seat.is_draining
+            seat.reported(worker.facts, worker.stats, self._max_slowdown)
+            if seat.is_draining and not was_draining:
+                self._look_for_leaving()
             self._advance()
 
     def kept(self, worker: Worker, events: wire.KvEvents) -> None:
@@ -168,25 +205,36 @@ class Line:
         flight = seat.flights.get(failed.request_id)
         if flight is None:
             raise wire.WireError(f"a failure of {failed.request_id}, which it does not hold")
-        seat.ended(flight, flight.num_open, is_over=True)
-        self._waiting.ended(flight)
-        flight.fail(errors.RequestFailed.of(failed), failed)
+        seat.ended(flight, flight.num_here, is_over=True)
+        seat.is_draining |= failed.code == "draining"
+        seat.is_full |= failed.code == "overloaded"
+        if failed.code == "draining" or (failed.code == "overloaded" and flight.paused_at is not None):
+            self._look_for_leaving()
+            self._let_go(flight, seat)
+        else:
+            self._reserved_nowhere(flight)
+            self._waiting.ended(flight)
+            flight.fail(self._refusal(flight, failed), failed)
         self._advance()
 
     def left(self, worker: Worker) -> None:
         seat = self.seats[worker]
         flights = seat.flights
         seat.empty()
+        if flights:
+            log.info("worker %s is lost to %d requests", worker.name, len(flights))
         for flight in flights.values():
-            self._waiting.ended(flight)
-            flight.fail(
-                errors.WorkerLost("The worker that computed this answer was lost. Please try again.", retry_after_s=1.0)
-            )
+            flight.num_losses += 1
+            self._let_go(flight, seat)
+        self._look_for_leaving()
+        self._advance()
 
     def gave_up(self, worker: Worker) -> None:
         del self.seats[worker]
         if not self.seats:
-            self._waiting.fail(errors.ModelUnavailable(f"The model '{self.name}' cannot be loaded."))
+            error = errors.ModelUnavailable(f"The model '{self.name}' cannot be loaded.")
+            self._waiting.fail(error)
+            self._fail_returning(error)
         self._changed()
 
     # The line
@@ -198,20 +246,35 @@ class Line:
         self._waiting.enter(flight, *self._speed(), after_s)
 
     def _advance(self) -> None:
-        """Sends whose turn it is while there is room for it; a wide request waits for it, and nobody overtakes."""
-        waiting = self._waiting
-        while waiting.lanes.num_waiting and (turn := waiting.next()):
-            flight: Flight = turn[0].item
-            priority = self._first.priority if turn[1] else flight.request.priority
-            seat = self._seat_for(flight, priority)
-            if seat is None:
+        """Sends whose turn it is while there is room for it; a wide request waits for it, and nobody overtakes. Of a
+        class, those go first whose worker was lost, then those whose worker leaves."""
+        waiting, returning = self._waiting, self._returning
+        while True:
+            turn = waiting.next() if waiting.lanes.num_waiting else None
+            ceiling = math.inf if turn is None else turn[0].lane.terms.priority
+            back = returning.first()
+            if back is not None and returning.priority(back) <= ceiling:
+                seat = self._seat_for(back, back.request.priority)
+                if seat is None:
+                    return
+                returning.remove(back)
+                self._send(seat, back, back.request.priority)
+            elif self._has_leaving and self._move_one(ceiling):
+                pass
+            elif turn is None:
                 return
-            waiting.take(*turn)
-            self._send(seat, flight, priority)
+            else:
+                flight: Flight = turn[0].item
+                priority = self._first.priority if turn[1] else flight.request.priority
+                seat = self._seat_for(flight, priority)
+                if seat is None:
+                    return
+                waiting.take(*turn)
+                self._send(seat, flight, priority)
 
     def _seat_for(self, flight: Flight, priority: int) -> Seat | None:
         """Of the workers that have room, the one where its first token should come soonest."""
-        num_sequences, num_tokens = flight.num_sequences, flight.order.num_tokens
+        num_sequences, num_tokens = flight.num_open, flight.num_held_tokens
         able = [seat for seat in self.seats.values() if seat.has_room(num_sequences, num_tokens, priority)]
         if len(able) < 2:
             return able[0] if able else None
@@ -221,19 +284,85 @@ class Line:
         return able[choose(num_prompt_tokens, [seat.candidate(flight) for seat in able])]
 
     def _send(self, seat: Seat, flight: Flight, priority: int) -> None:
-        flight.sent_at = now = self._clock.now()
+        is_first, now = flight.sent_at is None, self._clock.now()
+        flight.sent(now)
         order, request = flight.order, flight.request
-        ttft_s = order.deadline_at - now if priority == request.priority else self._first.ttft_ms / 1e3
+        if is_first and priority != request.priority:
+            flight.due_at = now + self._first.ttft_ms / 1e3
         flight.request = msgspec.structs.replace(
             request,
             priority=priority,
-            ttft_s=ttft_s,
+            ttft_s=flight.due_at - now,
             tpot_s=self._classes[order.sla_class].tpot_ms / 1e3,
             tenant=_opaque(order.tenant_id),
             weight=order.weight,
         )
-        self._waiting.sent(flight)
+        if is_first:
+            self._waiting.sent(flight)
         seat.give(flight)
+
+    # From one worker to another
+
+    def _let_go(self, flight: Flight, seat: Seat) -> None:
+        """Its worker has it no more. What has not finished goes on elsewhere, if anybody waits for it."""
+        self._reserved_nowhere(flight)
+        if flight.is_wanted:
+            flight.leave(seat.eos_token_ids, self._clock.now())
+            if flight.num_open and self._returning.may_return(flight) and not self._is_closing:
+                return self._returning.add(flight)
+        if flight.num_open:
+            flight.fail(_lost("The worker that computed this answer was lost."))
+        self._waiting.ended(flight)
+        return None
+
+    def _refusal(self, flight: Flight, failed: wire.Failed) -> errors.GatewayError:
+        if flight.paused_at is None or failed.code == "internal":
+            return errors.RequestFailed.of(failed)
+        # It was right when it was let in: whoever cannot go on with it is another kind of worker.
+        log.error("request %s cannot go on elsewhere: %s", failed.request_id, failed.reason)
+        return _lost("The worker that computed this answer was lost, and the next one could not go on with it.")
+
+    def _move_one(self, ceiling: float) -> bool:
+        """Has a worker that leaves let go of a flight, if another one has room for it and its class is important
+        enough. Whether there was one."""
+        movable = [
+            flight
+            for seat in self.seats.values()
+            if not seat.takes_requests
+            for flight in seat.flights.values()
+            if flight.is_wanted and not flight.is_moving and self._returning.priority(flight) <= ceiling
+        ]
+        for flight in sorted(movable, key=self._returning.place):
+            target = self._seat_for(flight, flight.request.priority)
+            if target is not None:
+                target.reserve(flight)
+                flight.is_moving = True
+                assert flight.worker is not None
+                flight.worker.send(wire.Cancel(flight.request.request_id))
+                return True
+        return False
+
+    def _look_for_leaving(self) -> None:
+        self._has_leaving = any(not seat.takes_requests for seat in self.seats.values()) and not self._is_closing
+
+    def _reserved_nowhere(self, flight: Flight) -> None:
+        if flight.is_moving:
+            for seat in self.seats.values():
+                seat.release(flight)
+
+    def _gave_up_waiting(self, flight: Flight) -> None:
+        """No worker went on with it in time."""
+        self._waiting.ended(flight)
+        flight.fail(_lost("The worker that computed this answer was lost, and no other could go on with it in time."))
+        self._advance()
+
+    def _fail_returning(self, error: errors.GatewayError) -> None:
+        for flight in self._returning.all():
+            self._returning.remove(flight)
+            self._waiting.ended(flight)
+            flight.fail(error)
+
+    # Foresight
 
     def _prefill_s(self, seat: Seat, num_prompt_tokens: int) -> float:
         """From being sent there, after all that it has to do, until the first token."""
@@ -254,6 +383,10 @@ class Line:
         seat = self._known()
         parts = [seat.part for worker, seat in self.seats.items() if seat.is_open and worker.facts is not None]
         return None if seat is None else seat.pace, sum(parts) or 1.0
+
+
+def _lost(what: str) -> errors.WorkerLost:
+    return errors.WorkerLost(f"{what} Please try again.", retry_after_s=1.0)
 
 
 @lru_cache(4096)

@@ -23,9 +23,13 @@ class Seat:
         "_num_expected",
         "_num_given_tokens",
         "_priorities",
+        "_reserved",
         "_room",
         "_shares",
+        "eos_token_ids",
         "flights",
+        "is_draining",
+        "is_full",
         "is_open",
         "num_pending_pairs",
         "num_pending_requests",
@@ -44,7 +48,9 @@ class Seat:
         self.worker = worker
         self._num_expected = num_gateways
         self.is_open = True
-        """It is given requests; else it only finishes what it has."""
+        """It is given requests; else its flights move elsewhere as there is room, or finish here."""
+        self.eos_token_ids: frozenset[int] = frozenset()
+        """Of the model, by the worker that was here last."""
         self._priorities = priorities
         self._shares = shares
         self.empty()
@@ -62,6 +68,12 @@ class Seat:
         """None until the worker has told what its steps cost."""
         self.part = 1.0 / self._num_expected
         """Of what it does, what it does for this gateway."""
+        self.is_draining = False
+        """The worker takes no more requests, as it has said."""
+        self.is_full = False
+        """It has refused one for want of room, since it last reported."""
+        self._reserved: dict[str, tuple[int, int, int, int]] = {}
+        """What flights on their way from another worker will take, as ``Room.give`` was told."""
         self._room: Room | None = None
         self._index = PrefixIndex(0)
         self._leaving: list[list[bytes]] = []
@@ -72,6 +84,7 @@ class Seat:
     def joined(self, facts: wire.Ready) -> None:
         """A worker sits here now."""
         self._max_tokens = facts.num_blocks * facts.block_size
+        self.eos_token_ids = frozenset(facts.eos_token_ids)
         self._index = PrefixIndex(facts.num_blocks)
         self._room = Room(self._shares, facts.max_sequences, self._max_tokens, self._num_expected)
 
@@ -81,6 +94,7 @@ class Seat:
         for digests in self._leaving:
             self._index.forget(digests)
         self._leaving.clear()
+        self.is_draining, self.is_full = self.is_draining or stats.draining, False
         num_context_tokens = stats.num_used_blocks * facts.block_size
         # Prompts that begin alike share their memory, so what it uses may be less than what it was given.
         free = Amount(facts.max_sequences - stats.num_running, self._max_tokens - num_context_tokens)
@@ -105,18 +119,41 @@ class Seat:
 
     def has_room(self, num_sequences: int, num_tokens: int, priority: int) -> bool:
         """For so many sequences that hold ``num_tokens`` together."""
-        return self._room is not None and self.is_open and self._room.has_room(priority, num_sequences, num_tokens)
+        if self._room is None or self.is_full or not self.takes_requests:
+            return False
+        return self._room.has_room(priority, num_sequences, num_tokens)
+
+    @property
+    def takes_requests(self) -> bool:
+        """Where somebody sits."""
+        return self.is_open and not self.is_draining
+
+    def reserve(self, flight: Flight) -> None:
+        """Keeps room for it, until it comes or goes elsewhere."""
+        assert self._room is not None
+        own = self._priorities[flight.order.sla_class]
+        place = flight.request.priority, own, flight.num_open, flight.num_held_tokens
+        self._reserved[flight.request.request_id] = place
+        self._room.give(*place)
+
+    def release(self, flight: Flight) -> None:
+        """What was kept for it, if anything was."""
+        place = self._reserved.pop(flight.request.request_id, None)
+        if place is not None and self._room is not None:
+            priority, own, num_sequences, num_tokens = place
+            self._room.give(priority, own, -num_sequences, -num_tokens)
 
     def give(self, flight: Flight) -> None:
         """Sends it there."""
         assert self._room is not None
         request, order = flight.request, flight.order
-        num_tokens = order.num_tokens
-        self._room.give(request.priority, self._priorities[order.sla_class], flight.num_sequences, num_tokens)
+        own = self._priorities[order.sla_class]
+        self._room.give(request.priority, own, flight.num_open, flight.num_held_tokens)
         self.flights[request.request_id] = flight
-        self.num_sequences += flight.num_sequences
+        self.num_sequences += flight.num_open
+        flight.num_missing_tokens = flight.num_known_tokens
         if flight.digests:
-            flight.num_missing_tokens = order.num_prompt_tokens - self._num_matched_tokens(flight)
+            flight.num_missing_tokens -= self._num_matched_tokens(flight)
             self._index.expect(flight.digests)
         self._num_given_tokens += flight.num_missing_tokens
         flight.num_missing_pairs = pairs(flight.num_missing_tokens, 0)
@@ -125,7 +162,7 @@ class Seat:
         self.num_pending_pairs += flight.num_missing_pairs
         flight.is_pending = True
         flight.worker = self.worker
-        self.worker.send(request)
+        self.worker.send(flight.submit())
 
     def began(self, flight: Flight) -> None:
         """Its prompt is computed, or will never be."""
@@ -138,7 +175,7 @@ class Seat:
         """So many more of its sequences are over; if the whole flight is, its memory is free."""
         assert self._room is not None
         order = flight.order
-        num_tokens = order.num_tokens if is_over else 0
+        num_tokens = flight.num_held_tokens if is_over else 0
         self._room.give(flight.request.priority, self._priorities[order.sla_class], -num_sequences, -num_tokens)
         self.num_sequences -= num_sequences
         if is_over:

@@ -155,6 +155,11 @@ class Workers(Section, frozen=True):
     max_restart_backoff_s: Seconds = 30.0
     max_send_buffer_bytes: Positive = 64 << 20
     """Frames waiting for one worker to read them; past it the worker counts as stuck."""
+    max_failovers: NonNegative = 3
+    """So many workers may be lost with one request, and another goes on with it each time; with one more it fails. 0:
+    whatever a lost worker had fails."""
+    failover_wait_s: Seconds = 120.0
+    """So long a request that lost its worker waits for another one to go on with it; then it fails."""
 
 
 class Text(Section, frozen=True):

@@ -58,9 +58,10 @@ class Sequence:
         ceiling = submit.sampling.max_tokens
         self.request_id = submit.request_id
         self.index = index
-        self.num_left = ceiling if num_tokens is None else min(num_tokens, ceiling)
-        self.stops_early = self.num_left < ceiling
-        self.num_written = 0
+        whole = ceiling if num_tokens is None else min(num_tokens, ceiling)
+        self.stops_early = whole < ceiling
+        self.num_written = len(submit.emitted_token_ids.get(index, ()))
+        self.num_left = max(0, whole - self.num_written)
 
 
 class Gateway(asyncio.Protocol):
@@ -161,7 +162,7 @@ class Gateway(asyncio.Protocol):
             return self.send(wire.Failed(submit.request_id, "overloaded", "scripted to refuse"))
         if worker.fault == "mute":
             return
-        for index in range(submit.num_sequences):
+        for index in submit.indices:
             sequence = Sequence(submit, index, worker.options.num_tokens)
             self._sequences[submit.request_id, index] = sequence
         self._go()
@@ -188,7 +189,7 @@ class Gateway(asyncio.Protocol):
         deltas, emitted = [], []
         for key, sequence in list(self._sequences.items()):
             num_tokens = min(width, sequence.num_left)
-            emitted.append(f"{sequence.request_id} {sequence.index} {num_tokens}\n")
+            emitted.append(f"{sequence.request_id} {sequence.index} {sequence.num_written} {num_tokens}\n")
             start = sequence.num_written % self._worker.num_script_tokens
             sequence.num_written += num_tokens
             sequence.num_left -= num_tokens

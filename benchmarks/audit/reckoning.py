@@ -78,12 +78,16 @@ async def rows_of(config: settings.Store) -> list[Row]:
 
 
 def emitted_in(files: Sequence[Path]) -> dict[str, int]:
-    """Tokens by request, of all its sequences, as the workers wrote them down."""
-    emitted: dict[str, int] = {}
+    """Tokens by request, of all its sequences, as the workers wrote them down. What a worker wrote and did not live to
+    send another one emitted again, in the same place."""
+    ends: dict[tuple[str, str], int] = {}
     for path in files:
         for line in path.read_text().splitlines():
-            request_id, _, num_tokens = line.split(" ")
-            emitted[request_id] = emitted.get(request_id, 0) + int(num_tokens)
+            request_id, index, start, num_tokens = line.split(" ")
+            ends[request_id, index] = max(ends.get((request_id, index), 0), int(start) + int(num_tokens))
+    emitted: dict[str, int] = {}
+    for (request_id, _), num_tokens in ends.items():
+        emitted[request_id] = emitted.get(request_id, 0) + num_tokens
     return emitted
 
 

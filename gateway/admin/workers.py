@@ -1,5 +1,5 @@
-"""The workers: what each is and does, and having one rest: it finishes what it has and is given nothing new, by any of
-the gateways, until it is told to work again."""
+"""The workers: what each is and does, and having one rest: it is given nothing new by any of the gateways, and what it
+has goes on elsewhere where there is room, until it is told to work again."""
 
 from __future__ import annotations
 
@@ -87,7 +87,8 @@ async def one(ask: Ask[Nothing, Nothing]) -> Worker:
 
 
 async def drain(ask: Ask[Nothing, Nothing], change: Change) -> Worker:
-    """Have a worker finish what it has and be given nothing new."""
+    """Have a worker be given nothing new. Its answers go on with other workers as there is room, or end where they
+    are."""
     return await _rest(ask, change, True)
 
 

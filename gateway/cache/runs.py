@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 
 from gateway.clock import Clock
 from gateway.errors import GatewayError
-from gateway.flight import Spent
 from gateway.flights import Source
+from gateway.spent import Spent
 from policies import wire
 from policies.answers import Kept, Outcome, Told
 from policies.terms import FinishReason

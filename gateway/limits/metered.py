@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gateway.flight import Spent
 from gateway.flights import Source
 from gateway.limits.ticket import Ticket
+from gateway.spent import Spent
 from policies import wire
 from policies.admission import NO_CEILING
 from policies.answers import Outcome

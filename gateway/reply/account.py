@@ -11,13 +11,13 @@ from aiohttp import web
 
 from gateway import errors, head, openai
 from gateway.auth import Caller
-from gateway.flight import Spent
 from gateway.flights import Source
 from gateway.ledger import Entry, Ledger
 from gateway.ledger.marks import Mark, Progress
 from gateway.limits import Ticket
 from gateway.reply.answers import Answer
 from gateway.reply.receipt import receipt
+from gateway.spent import Spent
 from gateway.telemetry import tell, trace_id_of
 from policies import terms
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from gateway.flight import Spent
 from gateway.ledger import Entry
 from gateway.openai import Receipt, ReceiptAmount
+from gateway.spent import Spent
 
 
 def receipt(row: Entry, spent: Spent, total_s: float, currency: str) -> Receipt:

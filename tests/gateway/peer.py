@@ -13,8 +13,9 @@ from tests.builders import PATIENCE_S
 class Peer:
     """Listens on a Unix socket and speaks as the worker of one model would. For one gateway."""
 
-    def __init__(self, max_model_tokens: int = 4096, vocab_size: int = 600) -> None:
+    def __init__(self, max_model_tokens: int = 4096, vocab_size: int = 600, max_sequences: int = 64) -> None:
         self.max_model_tokens = max_model_tokens
+        self.max_sequences = max_sequences
         self.vocab_size = vocab_size
         self._messages: asyncio.Queue[wire.ToWorker] = asyncio.Queue()
         self._writer: asyncio.StreamWriter | None = None
@@ -63,6 +64,13 @@ class Peer:
         assert self._writer is not None
         self._writer.write(wire.encode(message))
 
+    def report(self, draining: bool = False) -> None:
+        """That it has nothing to do."""
+        counts = dict.fromkeys(("num_waiting", "num_running", "num_used_blocks", "num_cached_blocks"), 0)
+        counts |= dict.fromkeys(("num_prefill_tokens", "num_decode_tokens", "num_cached_tokens"), 0)
+        counts |= {"num_blocks": 64, "num_free_blocks": 64, "num_steps": 0, "num_preemptions": 0}
+        self.send(wire.Stats(**counts, step_ms=0.0, draining=draining))
+
     def hang_up(self) -> None:
         """Goes away as a worker that died."""
         if self._writer is not None:
@@ -88,7 +96,7 @@ class Peer:
                 eos_token_ids=[3],
                 block_size=32,
                 num_blocks=64,
-                max_sequences=64,
+                max_sequences=self.max_sequences,
                 device="cpu",
                 dtype="float32",
                 pid=1,

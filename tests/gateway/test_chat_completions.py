@@ -10,7 +10,7 @@ import pytest
 import sqlalchemy as sa
 
 from gateway import store
-from policies import wire
+from policies import settings, wire
 from tests.builders import an_entry
 from tests.gateway.conftest import HELLO, Front
 
@@ -267,18 +267,19 @@ async def test_the_worker_may_refuse_before_the_stream_begins(front: Front):
     assert (row["status"], row["num_prompt_tokens"], row["finish_reason"]) == (503, 0, "error")
 
 
-async def test_a_failure_in_mid_stream_is_its_last_event(front: Front):
-    call = front.chat(stream=True)
-    submit = await front.peer.submitted()
-    front.peer.say(submit, front.ids("The answer"))
-    stream = await call
-    await anext(stream)
-    front.peer.hang_up()
-    with pytest.raises(openai.APIError, match="worker"):
-        async for _ in stream:
-            pass
-    (row,) = await front.settled(1)
-    assert (row["status"], row["num_completion_tokens"]) == (503, len(front.ids("The answer")))
+async def test_a_failure_in_mid_stream_is_its_last_event(open_front):
+    async with open_front(workers=settings.Workers(max_failovers=0)) as front:
+        call = front.chat(stream=True)
+        submit = await front.peer.submitted()
+        front.peer.say(submit, front.ids("The answer"))
+        stream = await call
+        await anext(stream)
+        front.peer.hang_up()
+        with pytest.raises(openai.APIError, match="worker"):
+            async for _ in stream:
+                pass
+        (row,) = await front.settled(1)
+        assert (row["status"], row["num_completion_tokens"]) == (503, len(front.ids("The answer")))
 
 
 async def test_tools_are_shown_to_the_template(open_front):

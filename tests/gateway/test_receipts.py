@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.flight import Spent
 from gateway.openai import ReceiptAmount
 from gateway.reply.receipt import receipt
+from gateway.spent import Spent
 from policies import settings
 from policies.policy import Policy, Price
 from tests.builders import an_entry

@@ -75,7 +75,7 @@ class Process:
 
     def story(self, max_tokens: int):
         """A long streamed answer, its first event already read."""
-        prompt = {"prompt": "Once upon a time", "max_tokens": max_tokens, "ignore_eos": True}
+        prompt = {"prompt": "Once upon a time", "max_tokens": max_tokens, "ignore_eos": True, "temperature": 0}
         stream = self.open("/v1/completions", model="demo", stream=True, **prompt)
         stream.readline()
         return stream
@@ -126,6 +126,13 @@ def events(stream) -> list[bytes]:
     return [line[6:].strip() for line in stream if line.startswith(b"data: ")]
 
 
+def text_of(stream) -> str:
+    """Of a completion that came to its end, behind its first event."""
+    *chunks, done = events(stream)
+    assert done == b"[DONE]"
+    return "".join(json.loads(chunk)["choices"][0]["text"] for chunk in chunks)
+
+
 def test_a_first_start_makes_keys_and_a_second_start_keeps_them(tmp_path):
     with serving(tmp_path) as first:
         printed = [line for line in first.lines if line.startswith("PENSTOCK_")]
@@ -152,13 +159,16 @@ def test_a_stop_lets_a_running_stream_finish(tmp_path):
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_worker_that_dies_or_hangs_is_replaced(tmp_path, how):
-    with serving(tmp_path, PENSTOCK_WORKERS__SILENCE_TIMEOUT_S="3") as house:
+def test_a_worker_that_dies_or_hangs_is_replaced_and_its_answer_goes_on(tmp_path, how):
+    # In float32 the most likely token is the same, whether a token before it was computed in a prompt or by itself.
+    plain = {"PENSTOCK_ENGINE__DTYPE": "float32", "PENSTOCK_CACHE__MAX_BYTES": "0"}
+    with serving(tmp_path, PENSTOCK_WORKERS__SILENCE_TIMEOUT_S="3", **plain) as house:
         (shot,) = house.workers()
-        with house.story(max_tokens=4000) as stream:
+        with house.story(max_tokens=800) as stream:
+            undisturbed = text_of(stream)
+        with house.story(max_tokens=800) as stream:
             os.kill(shot, how)
-            assert json.loads(events(stream)[-1])["error"]["code"] == "worker_lost"
-        until(house.answer)
+            assert text_of(stream) == undisturbed
         assert house.workers() != [shot]
         assert not is_alive(shot)
 
@@ -170,10 +180,9 @@ def test_a_worker_whose_other_rank_dies_or_hangs_is_replaced_with_it(tmp_path, h
         (worker,) = house.workers()
         (rank,) = house.workers(of=worker)
         end = os.pidfd_open(rank)
-        with house.story(max_tokens=4000) as stream:
+        with house.story(max_tokens=800) as stream:
             os.kill(rank, how)
-            assert json.loads(events(stream)[-1])["error"]["code"] == "worker_lost"
-        until(house.answer)
+            assert text_of(stream)
         assert house.workers() != [worker]
         assert select.select([end], [], [], PATIENCE_S)[0]
         os.close(end)

@@ -1,8 +1,83 @@
 """The engine's promises one by one, on the device that knows what it should read."""
 
-from tests.worker.engine_bench import Bench, expected, tokens
-from tests.worker.scripted import ScriptedRunner
+import itertools
+
+import pytest
+
+from policies import wire
+from policies.settings import Engine as EngineSettings
+from policies.terms import Sampling
+from tests.worker.scripted import ScriptedRunner, ScriptedSampler, answer
+from worker.budget import NUM_STEPS_TO_RECOVER, OutOfMemory
+from worker.engine import Engine
 from worker.sequence import UNKNOWN
+
+
+class Bench:
+    """An engine, and the deltas of all steps so far."""
+
+    def __init__(self, runner=None, **settings):
+        self.runner = runner or ScriptedRunner(num_blocks=64)
+        self.sampler = ScriptedSampler()
+        self.settings = EngineSettings(**{"block_size": 32, "max_step_tokens": 64, **settings})
+        ticks = itertools.count()
+        self.engine = Engine(self.runner, self.sampler, self.settings, now=lambda: 0.01 * next(ticks))
+        self.answers = {}
+        self.finishes = {}
+        self.failures = {}
+
+    def submit(
+        self,
+        request_id,
+        prompt,
+        max_tokens=5,
+        seed=0,
+        *,
+        num_sequences=1,
+        priority=0,
+        salt=b"",
+        promise=(),
+        **sampling,
+    ):
+        """``promise``: further fields of ``Submit``."""
+        sampling = Sampling(max_tokens=max_tokens, seed=seed, **{"ignore_eos": True, **sampling})
+        submit = wire.Submit(request_id, list(prompt), sampling, num_sequences, priority, salt, **dict(promise))
+        return self.engine.add(submit)
+
+    def step(self):
+        """One step; who moved in it."""
+        deltas, failed = self.engine.step()
+        self.engine.audit()
+        self.take(deltas)
+        self.failures |= {failure.request_id: failure for failure in failed}
+        return {delta.request_id for delta in deltas}
+
+    def take(self, deltas):
+        for delta in deltas:
+            self.answers.setdefault((delta.request_id, delta.index), []).extend(delta.token_ids)
+            if delta.finish is not None:
+                self.finishes[delta.request_id, delta.index] = delta.finish
+
+    def run(self):
+        for _ in range(10_000):
+            if not self.engine.has_work:
+                return self
+            self.step()
+        raise AssertionError("the engine does not come to an end")
+
+    def cancel(self, request_id, index=None):
+        deltas = self.engine.cancel(request_id, index)
+        self.engine.audit()
+        self.take(deltas)
+        return deltas
+
+
+def tokens(number, first=1):
+    return [1 + (first + position) % 49 for position in range(number)]
+
+
+def expected(prompt, max_tokens=5, seed=0):
+    return answer(prompt, seed, max_tokens, eos_token_ids=())
 
 
 def test_an_answer_ends_at_its_limit():
@@ -228,6 +303,250 @@ def test_equals_are_served_in_order_of_arrival():
         bench.submit(name, tokens(10))
     bench.run()
     assert [name for name, _ in bench.finishes] == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize(
+    ("code", "request_"),
+    [
+        ("context_length_exceeded", {"prompt": tokens(250), "max_tokens": 7}),
+        ("invalid_request", {"prompt": []}),
+        ("invalid_request", {"prompt": [50]}),
+        ("invalid_request", {"prompt": [-1]}),
+        ("invalid_request", {"prompt": [1], "max_tokens": 0}),
+        ("invalid_request", {"prompt": [1], "num_sequences": 0}),
+        ("invalid_request", {"prompt": [1], "stop_token_ids": (99,)}),
+        ("invalid_request", {"prompt": [1], "logit_bias": {-3: 1.0}}),
+        ("invalid_request", {"prompt": [1], "promise": {"emitted_token_ids": {1: [2]}}}),
+        ("invalid_request", {"prompt": [1], "promise": {"emitted_token_ids": {0: [50]}}}),
+        ("invalid_request", {"prompt": [1], "max_tokens": 2, "promise": {"emitted_token_ids": {0: [2, 3]}}}),
+        ("overloaded", {"prompt": [1], "num_sequences": 129}),
+    ],
+)
+def test_what_can_never_be_answered_is_refused_by_name(code, request_):
+    bench = Bench(max_sequences=4)
+    assert bench.submit("a", **request_).code == code
+    assert not bench.engine.has_work
+
+
+def test_the_longest_request_that_fits_is_answered():
+    bench = Bench()
+    assert bench.submit("a", tokens(250), max_tokens=6) is None
+    bench.run()
+    assert bench.answers["a", 0] == expected(tokens(250), 6)
+
+
+def test_a_request_id_in_use_is_refused_and_its_owner_undisturbed():
+    bench = Bench()
+    bench.submit("a", tokens(10))
+    assert bench.submit("a", tokens(3)).code == "invalid_request"
+    bench.run()
+    assert bench.answers["a", 0] == expected(tokens(10))
+
+
+def test_the_line_is_bounded():
+    bench = Bench(max_sequences=40)
+    assert all(bench.submit(str(number), tokens(3)) is None for number in range(160))
+    assert bench.submit("one too many", tokens(3)).code == "overloaded"
+
+
+def test_while_draining_nothing_new_is_taken_and_what_runs_is_finished():
+    bench = Bench()
+    bench.submit("a", tokens(10))
+    bench.engine.draining = True
+    assert bench.submit("b", tokens(10)).code == "draining"
+    bench.run()
+    assert bench.answers["a", 0] == expected(tokens(10))
+
+
+def test_a_fault_of_a_step_fails_its_requests_and_the_engine_goes_on():
+    bench = Bench(max_sequences=2)
+    for name in "abc":
+        bench.submit(name, tokens(10, ord(name)))
+    bench.step()
+
+    def out_of_memory(spans):
+        raise MemoryError("the device has none left")
+
+    bench.runner.fault = out_of_memory
+    bench.step()
+    bench.runner.fault = None
+    assert {failure.request_id: failure.code for failure in bench.failures.values()} == {
+        "a": "internal",
+        "b": "internal",
+    }
+    bench.run()
+    assert bench.answers["c", 0] == expected(tokens(10, ord("c")))
+    assert bench.engine.stats().num_used_blocks == 0
+
+
+def memory_for(num_tokens):
+    def fault(spans):
+        if sum(len(span.token_ids) for span in spans) > num_tokens:
+            raise OutOfMemory("no memory")
+
+    return fault
+
+
+def test_where_memory_runs_out_steps_become_smaller_and_nothing_is_lost():
+    bench = Bench()
+    bench.runner.fault = memory_for(5)
+    for name in "abcdefgh":
+        bench.submit(name, tokens(20, ord(name)), max_tokens=8)
+    bench.run()
+    assert not bench.failures
+    for name in "abcdefgh":
+        assert bench.answers[name, 0] == expected(tokens(20, ord(name)), 8)
+
+
+def test_when_there_is_memory_again_steps_grow_again():
+    bench = Bench(ScriptedRunner(num_blocks=128))
+    bench.runner.fault = memory_for(10)
+    bench.submit("a", tokens(60), max_tokens=400)
+    for _ in range(20):
+        bench.step()
+    bench.runner.fault = None
+    for _ in range(4 * NUM_STEPS_TO_RECOVER):
+        bench.step()
+    bench.submit("b", tokens(50, 30), max_tokens=1)
+    bench.step()
+    assert sum(num_tokens for _, num_tokens in bench.runner.steps[-1]) == 51
+
+
+def test_what_does_not_fit_alone_fails_and_the_engine_goes_on():
+    bench = Bench()
+    bench.runner.fault = memory_for(0)
+    bench.submit("a", tokens(20))
+    bench.run()
+    assert bench.failures["a"].reason == "OutOfMemory: no memory"
+    bench.runner.fault = None
+    bench.submit("b", tokens(20))
+    bench.run()
+    assert bench.answers["b", 0] == expected(tokens(20))
+
+
+def test_a_fault_of_one_request_fails_that_one_alone():
+    bench = Bench()
+
+    def poisoned(row):
+        if row.seed == 13 and len(row.output_token_ids) == 2:
+            raise ValueError("this row cannot be sampled")
+
+    bench.sampler.fault = poisoned
+    bench.submit("a", tokens(10), seed=1)
+    bench.submit("b", tokens(10, 9), seed=12, num_sequences=2)
+    bench.submit("c", tokens(10, 20), seed=3)
+    bench.run()
+    assert list(bench.failures) == ["b"]
+    assert "this row cannot be sampled" in bench.failures["b"].reason
+    assert bench.answers["a", 0] == expected(tokens(10), seed=1)
+    assert bench.answers["c", 0] == expected(tokens(10, 20), seed=3)
+
+
+def test_logits_that_are_no_distribution_fail_their_request_alone():
+    bench = Bench()
+    start = bench.sampler.start
+
+    def with_nothing_for_seed_two(logits, rows, maxima):
+        pending = start(logits, rows, maxima)
+        pending.token_ids = [-1 if row.seed == 2 else one for row, one in zip(rows, pending.token_ids, strict=True)]
+        return pending
+
+    bench.sampler.start = with_nothing_for_seed_two
+    for seed in (1, 2, 3):
+        bench.submit(str(seed), tokens(10, seed), seed=seed)
+    bench.run()
+    assert list(bench.failures) == ["2"]
+    assert bench.answers["3", 0] == expected(tokens(10, 3), seed=3)
+
+
+def test_a_broken_invariant_stops_everything():
+    bench = Bench()
+    bench.submit("a", tokens(10))
+    bench.step()
+    bench.runner.memory[:] = 0
+    with pytest.raises(AssertionError, match="not its own history"):
+        bench.step()
+
+
+def test_the_account_of_an_answer_adds_up():
+    bench = Bench(max_sequences=1)
+    for name in "ab":
+        bench.submit(name, tokens(10))
+    bench.run()
+    finish = bench.finishes["b", 0]
+    assert finish.queue_s > bench.finishes["a", 0].queue_s
+    assert finish.prefill_s > 0
+    assert finish.decode_s > 0
+    stats = bench.engine.stats()
+    assert (stats.num_steps, stats.num_prefill_tokens, stats.num_decode_tokens) == (10, 12, 8)
+    assert (stats.num_cached_tokens, stats.num_blocks) == (8, 64)
+    assert stats.step_ms > 0
+    assert bench.engine.stats().step_ms == 0
+    assert bench.engine.stats().busy_s == stats.busy_s == pytest.approx(1e-3 * 10 * stats.step_ms)
+
+
+def test_the_time_of_the_steps_is_on_the_accounts_of_those_who_were_in_them():
+    bench = Bench()
+    bench.submit("alone", tokens(10))
+    bench.run()
+    alone_s = bench.engine.stats().busy_s
+    assert bench.finishes["alone", 0].engine_s == pytest.approx(alone_s)
+    bench.submit("long", tokens(40, 20), max_tokens=20, num_sequences=2)
+    bench.submit("short", tokens(10, 9), max_tokens=3)
+    for _ in range(6):
+        bench.step()
+    bench.cancel("long", 1)
+    bench.cancel("long")
+    assert not bench.engine.has_work
+    together = [bench.finishes[key].engine_s for key in (("long", 0), ("long", 1), ("short", 0))]
+    assert sum(together) == pytest.approx(bench.engine.stats().busy_s - alone_s)
+    assert together[0] > together[1] > together[2] > 0
+
+
+def test_a_request_that_fails_has_its_time_on_its_account():
+    bench = Bench()
+
+    def out_of_memory(spans):
+        raise MemoryError("the device has none left")
+
+    bench.submit("a", tokens(10), num_sequences=2)
+    bench.submit("b", tokens(10, 9))
+    for _ in range(2):
+        bench.step()
+    bench.runner.fault = out_of_memory
+    bench.step()
+    assert not bench.engine.has_work
+    assert sum(failed.engine_s for failed in bench.failures.values()) == pytest.approx(bench.engine.stats().busy_s)
+    assert all(failed.engine_s > 0 and failed.kv_block_s > 0 for failed in bench.failures.values())
+
+
+def test_a_sequence_that_ends_in_the_step_in_which_its_request_fails_is_accounted_for_once():
+    bench = Bench()
+    start = bench.sampler.start
+
+    def with_nothing_for_the_second(logits, rows, maxima):
+        pending = start(logits, rows, maxima)
+        if len(rows[0].output_token_ids) == 4:
+            pending.token_ids = [-1 if row.seed == 1 else one for row, one in zip(rows, pending.token_ids, strict=True)]
+        return pending
+
+    bench.sampler.start = with_nothing_for_the_second
+    bench.submit("a", tokens(10), max_tokens=5, num_sequences=2)
+    bench.run()
+    assert not bench.finishes
+    assert bench.failures["a"].engine_s == pytest.approx(bench.engine.stats().busy_s)
+
+
+def test_blocks_are_on_the_account_for_as_long_as_they_are_held():
+    bench = Bench()
+    bench.submit("a", tokens(8), max_tokens=4)
+    bench.run()
+    finish = bench.finishes["a", 0]
+    # Two blocks for the prompt, a third one from the second step on.
+    assert 2 * finish.prefill_s < finish.kv_block_s < 3 * (finish.prefill_s + finish.decode_s)
+    assert finish.kv_block_s > 2 * (finish.prefill_s + finish.decode_s)
+    bench.submit("waits", tokens(8))
+    assert bench.cancel("waits")[0].finish.kv_block_s == 0
 
 
 def test_a_device_that_computes_by_itself_is_given_the_next_step_before_the_last_one_is_read():

@@ -1,0 +1,71 @@
+"""Answers whose worker was lost, or let them go, until another one goes on with them: in what order, and for how long.
+
+They had their turn in the line and paid for it, so they need no other: among those of their class, and before those of
+classes that are less important, they go first.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Callable, Mapping
+
+from gateway.clock import Clock, Timer
+from gateway.flight import Flight
+from policies import settings
+
+
+class Returning:
+    """Those of one model. Each stays until it is taken, given up by its reader, or for ``failover_wait_s``."""
+
+    def __init__(
+        self,
+        limits: settings.Workers,
+        priorities: Mapping[str, int],
+        clock: Clock,
+        timed_out: Callable[[Flight], None],
+    ) -> None:
+        """``priorities`` of the classes. ``timed_out`` is called with one that has left for this reason."""
+        self._limits = limits
+        self._priorities = priorities
+        self._clock = clock
+        self._timed_out = timed_out
+        self._waiting: list[Flight] = []
+        self._timers: dict[Flight, Timer] = {}
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def may_return(self, flight: Flight) -> bool:
+        """It has not lost more workers than the settings allow."""
+        return flight.num_losses <= self._limits.max_failovers
+
+    def add(self, flight: Flight) -> None:
+        """Waits from now on; the time that it may take counts from when it last moved."""
+        assert flight.paused_at is not None
+        insort(self._waiting, flight, key=self.place)
+        left_s = flight.paused_at + self._limits.failover_wait_s - self._clock.now()
+        self._timers[flight] = self._clock.call_later(max(0.0, left_s), lambda: self._time_out(flight))
+
+    def first(self) -> Flight | None:
+        """Who goes next."""
+        return self._waiting[0] if self._waiting else None
+
+    def remove(self, flight: Flight) -> None:
+        """It goes on, or nobody wants it any more."""
+        self._waiting.remove(flight)
+        self._timers.pop(flight).cancel()
+
+    def all(self) -> list[Flight]:
+        return list(self._waiting)
+
+    def priority(self, flight: Flight) -> int:
+        """That of its class."""
+        return self._priorities[flight.order.sla_class]
+
+    def place(self, flight: Flight) -> tuple[int, float]:
+        """By which they are ordered, smaller first."""
+        return self.priority(flight), flight.submitted_at
+
+    def _time_out(self, flight: Flight) -> None:
+        self.remove(flight)
+        self._timed_out(flight)
