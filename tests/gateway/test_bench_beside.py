@@ -16,18 +16,21 @@ pytestmark = pytest.mark.skipif(not shutil.which("wrk"), reason="needs wrk")
 
 
 def test_a_round_measures_the_engine_alone_and_beside_a_gateway():
-    options = ["--shape", "S", "--sequences", "2", "--input-tokens", "4", "--output-tokens", "400", "--threads", "1"]
+    options = ["--shape", "S", "--sequences", "2", "--input-tokens", "4", "--output-tokens", "200", "--threads", "1"]
+    # On a machine that tests share the second batch may be put aside for much longer than the first one was.
+    options += ["--rounds", "1", "--patience", "12"]
     done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.engine_beside", *options, "--rounds", "1", "--json"],
+        [sys.executable, "-m", "benchmarks.engine_beside", *options, "--json"],
         cwd=ROOT,
         capture_output=True,
         text=True,
         timeout=120,
         check=False,
     )
-    if "more than twice its time" in done.stderr:
-        pytest.skip("the machine is too busy to measure beside anything")
     assert done.returncode == 0, done.stderr
     (measured,) = json.loads(done.stdout)
     assert measured["requests_per_s"] > 0
-    assert 0 < measured["gateway"] <= measured["taken"] <= 1
+    assert measured["beside_s"] > 0
+    # Of two clocks that do not tick together the gateway's part may be a little more than all of it.
+    assert 0 < measured["gateway"] <= 1.1 * measured["taken"] + 0.05
+    assert measured["taken"] <= 1.05

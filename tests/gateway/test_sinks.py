@@ -11,146 +11,34 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import aiohttp
-import msgspec
 import pytest
 import sqlalchemy as sa
 
 from gateway import store
-from gateway.clock import Clock
 from gateway.ledger import Entry
 from gateway.ledger.follow import Follower, Overtaken
-from gateway.sinks import delivery
 from gateway.sinks.book import count_failures
-from gateway.sinks.config import SinkInvalid, kind_of, secrets_of, url_of
-from gateway.sinks.delivery import Delivery, backoff_s, follower_of
+from gateway.sinks.config import SinkInvalid, kind_of, url_of
+from gateway.sinks.delivery import follower_of
 from gateway.sinks.events import events_of, id_of
-from gateway.sinks.sending import MAX_RETRY_AFTER_S, Sender, retry_after_s
-from gateway.sinks.status import SinkStatus, status_of
 from gateway.store import Store
 from policies import settings
 from policies.configuration import SettingsError, load
-from policies.sinks import Sink
 from tests.builders import an_entry, write_chain
-from tests.gateway.receivers import KEY, RECEIVERS, SECRET, receiving
-
-NOW = 1_795_000_500
-METERS = {"prompt": "input", "cached_prompt": "cached", "completion": "output", "cost_micros": "spend"}
-
-
-class Wall:
-    """The time of day, moved by hand."""
-
-    def __init__(self) -> None:
-        self.at = float(NOW)
-
-    def __call__(self) -> float:
-        return self.at
-
-
-class Bench:
-    """One sink's delivery and its receiver; ``restart`` as a gateway does."""
-
-    def __init__(self, rooms: Store, session: aiohttp.ClientSession, kind: str, receiver: Any, **others: Any) -> None:
-        self.rooms = rooms
-        self.session = session
-        self.receiver: Any = receiver
-        self.wall = Wall()
-        receiver.now = self.wall
-        self.sink = a_sink(kind, url=f"{receiver.url}?token=hidden", **others)
-        self.delivery = self.restart()
-        self._next: dict[int, int] = {}
-
-    def restart(self) -> Delivery:
-        kind, key = kind_of("one", self.sink, {"KEY": SECRET if self.sink.kind == "webhook" else KEY}, "USD")
-        url = url_of("one", self.sink)
-        secrets = secrets_of(key, url, self.sink)
-        sender = Sender(kind, url, self.session, secrets, self.sink.timeout_s, self.wall)
-        self.delivery = Delivery("one", self.sink, sender, self.rooms, Clock(), self.wall)
-        return self.delivery
-
-    async def write(self, *entries: Entry, chain: int = 1) -> list[Entry]:
-        first = self._next.get(chain, 1)
-        self._next[chain] = first + len(entries)
-        return await write_chain(self.rooms, *entries, chain=chain, first_position=first)
-
-    async def status(self) -> SinkStatus:
-        async with self.rooms.engine.connect() as connection:
-            return await status_of(connection, "one", self.sink, self.wall())
-
-    async def failures(self) -> dict[str, str]:
-        async with self.rooms.engine.connect() as connection:
-            rows = await connection.execute(sa.select(store.sink_failures))
-            return {row.event_id: row.error for row in rows}
-
-    async def ask_again(self) -> None:
-        """As the administration does."""
-        async with self.rooms.engine.begin() as connection:
-            await connection.execute(sa.update(store.sink_failures).values(is_due=True))
-            await connection.execute(sa.update(store.sink_states).values(retry_at=0.0))
-
-    def expected(self, *entries: Entry) -> dict[str, Any]:
-        """What the receiver has to have been told in the end."""
-        return {event.id: event.value for entry in entries for event in events_of(entry, entry.tenant_id, self.sink)}
-
-    def values(self) -> dict[str, Any]:
-        if self.sink.kind == "webhook":
-            return dict.fromkeys(self.receiver.counted, 0)
-        return {event_id: value for event_id, (_, _, value) in self.receiver.counted.items()}
-
-
-def a_sink(kind: str, **others: Any) -> Sink:
-    meters = {} if kind == "webhook" else METERS
-    return Sink(**{"kind": kind, "key_variable": "KEY", "meters": meters, "timeout_s": 5.0, **others})
+from tests.gateway.receivers import KEY, RECEIVERS, receiving
+from tests.gateway.sink_bench import METERS, NOW, Bench, a_sink, add_tenants, benches, opened, some_entries
 
 
 @pytest.fixture
 async def rooms(store_settings) -> AsyncIterator[Store]:
-    async with store.opened(store_settings) as rooms:
-        async with rooms.engine.begin() as connection:
-            await add_tenants(connection)
+    async with opened(store_settings) as rooms:
         yield rooms
-
-
-async def add_tenants(connection: Any) -> None:
-    """ten_1 to ten_4, of which ten_4 is nobody to Stripe."""
-    await connection.execute(
-        sa.insert(store.organizations).values(id="org_1", name="one", created_at=1, version=1, revision=1)
-    )
-    await connection.execute(sa.insert(store.policy_heads).values(name="p", current_version=0, revision=1))
-    for number in range(1, 5):
-        row = {"id": f"ten_{number}", "organization_id": "org_1", "name": f"name {number}", "policy": "p"}
-        row |= {"created_at": 1, "version": 1, "revision": 1}
-        metadata = {"stripe_customer_id": f"cus_{number}"} if number < 4 else {}
-        await connection.execute(
-            sa.insert(store.tenants).values(**row, metadata=msgspec.json.encode(metadata).decode())
-        )
 
 
 @pytest.fixture
 async def open_bench(rooms) -> AsyncIterator[Any]:
-    async with contextlib.AsyncExitStack() as stack:
-        session = await stack.enter_async_context(aiohttp.ClientSession())
-
-        async def open_it(kind: str, **others: Any) -> Bench:
-            return Bench(rooms, session, kind, await stack.enter_async_context(receiving(kind)), **others)
-
+    async with benches(rooms) as open_it:
         yield open_it
-
-
-def some_entries(number: int, chance: random.Random | None = None) -> list[Entry]:
-    chance = chance or random.Random(number)
-    return [
-        an_entry(
-            tenant_id=f"ten_{chance.randrange(1, 4)}",
-            num_prompt_tokens=chance.randrange(10, 500),
-            num_cached_tokens=chance.randrange(10),
-            num_completion_tokens=chance.randrange(3),
-            cost_micros=chance.randrange(1000),
-            settled_at=NOW - 60,
-            cache=chance.choice(["miss", "hit"]),
-        )
-        for _ in range(number)
-    ]
 
 
 @pytest.mark.parametrize("kind", RECEIVERS)
@@ -221,127 +109,6 @@ async def test_rows_of_a_chain_come_in_order(open_bench):
     await bench.delivery.deliver()
     assert bench.receiver.order == [id_of(row, "row") for row in rows]
     assert not bench.receiver.num_repeats  # the cursor was moved past the two that were taken
-
-
-@pytest.mark.parametrize("trouble", [401, 403, 404, 409, 429, 500, 302, "close", "stall"])
-async def test_a_receiver_that_takes_nothing_is_asked_again_less_and_less_often(open_bench, trouble, caplog):
-    bench = await open_bench("cloudevents", timeout_s=0.05)
-    (row,) = await bench.write(an_entry(settled_at=NOW))
-    bench.receiver.script = [trouble] * 3
-    for num_tries in (1, 2, 3):
-        await bench.delivery.deliver()
-        status = await bench.status()
-        assert (status.state, status.num_tries, status.num_failures) == ("waiting", num_tries, 0)
-        assert status.last_error
-        assert status.retry_at == int(bench.wall.at + backoff_s(num_tries))
-        bench.wall.at += backoff_s(num_tries) - 0.1
-        await bench.restart().deliver()
-        assert bench.receiver.num_posts == num_tries
-        bench.wall.at += 0.1
-    await bench.delivery.deliver()
-    assert bench.values() == bench.expected(row)
-    assert (await bench.status()).state == "current"
-    for secret in (KEY, "hidden"):
-        assert secret not in caplog.text
-        assert secret not in (status.last_error or "")
-
-
-async def test_what_retry_after_asks_for_is_waited(open_bench):
-    bench = await open_bench("lago")
-    await bench.write(an_entry(settled_at=NOW))
-    bench.receiver.script = [(429, {"retry-after": "90"})]
-    await bench.delivery.deliver()
-    assert (await bench.status()).retry_at == NOW + 90
-    bench.wall.at += 89
-    await bench.delivery.deliver()
-    assert bench.receiver.num_posts == 1
-    bench.wall.at += 1
-    await bench.delivery.deliver()
-    assert (await bench.status()).state == "current"
-
-
-def test_retry_after_is_seconds_or_a_date_and_never_more_than_an_hour():
-    assert retry_after_s("12", NOW) == 12
-    assert retry_after_s("Fri, 06 Nov 2026 10:55:00 GMT", 1_793_962_440) == 60
-    assert [retry_after_s(odd, NOW) for odd in ("", "soon", "-3", "nan", "1.5")] == [0.0] * 5
-    assert retry_after_s("9" * 400, NOW) in (0.0, MAX_RETRY_AFTER_S)
-    assert [backoff_s(number) for number in (1, 2, 5, 100)] == [1.0, 2.0, 16.0, 300.0]
-
-
-@pytest.mark.parametrize("kind", RECEIVERS)
-async def test_an_event_that_is_refused_for_good_is_kept_aside_and_the_others_go_on(open_bench, kind):
-    bench = await open_bench(kind, customer="tenant_name")
-    rows = await bench.write(*some_entries(40))
-    bench.receiver.customers = {"name 1", "name 3"}
-    await bench.delivery.deliver()
-    good = [row for row in rows if row.tenant_id != "ten_2"]
-    bad = [row for row in rows if row.tenant_id == "ten_2"]
-    assert bench.values() == bench.expected(*good)
-    assert set(await bench.failures()) == set(bench.expected(*bad))
-    assert all("status 4" in error for error in (await bench.failures()).values())
-    status = await bench.status()
-    assert (status.state, status.num_failures) == ("current", len(bench.expected(*bad)))
-    bench.receiver.customers = None
-    await bench.delivery.deliver()
-    assert bench.values() == bench.expected(*good)  # nobody asked
-    await bench.ask_again()
-    await bench.delivery.deliver()
-    assert bench.values() == bench.expected(*rows)
-    assert (await bench.status()).num_failures == 0
-    assert not bench.receiver.num_repeats
-
-
-async def test_what_is_refused_again_stays_and_a_receiver_that_is_away_leaves_it_due(open_bench):
-    bench = await open_bench("stripe")
-    (row,) = await bench.write(an_entry(settled_at=NOW))
-    bench.receiver.customers = set()
-    await bench.delivery.deliver()
-    await bench.ask_again()
-    await bench.delivery.deliver()
-    assert set(await bench.failures()) == set(bench.expected(row))
-    await bench.ask_again()
-    bench.receiver.customers = None
-    bench.receiver.script = [503] * 3
-    await bench.delivery.deliver()
-    assert (await bench.status()).state == "waiting"
-    bench.wall.at += 1
-    await bench.delivery.deliver()
-    assert bench.values() == bench.expected(row)
-    assert await bench.failures() == {}
-
-
-async def test_a_refused_event_that_makes_trouble_does_not_hold_up_the_others(open_bench):
-    bench = await open_bench("webhook")
-    (bad,) = await bench.write(an_entry(settled_at=NOW))
-    bench.receiver.customers = set()
-    await bench.delivery.deliver()
-    bench.receiver.customers = None
-    await bench.ask_again()
-    rows = await bench.write(*some_entries(3))
-    bench.receiver.script = [200, 200, 200, 500]
-    await bench.delivery.deliver()
-    assert bench.values() == bench.expected(*rows)
-    bench.wall.at += 1
-    await bench.delivery.deliver()
-    assert bench.values() == bench.expected(bad, *rows)
-
-
-async def test_with_too_many_refused_no_more_are_sent_until_they_are_taken(open_bench, monkeypatch):
-    monkeypatch.setattr(delivery, "MAX_FAILURES", 100)
-    monkeypatch.setattr("gateway.sinks.status.MAX_FAILURES", 100)
-    bench = await open_bench("webhook")
-    rows = await bench.write(*some_entries(350))
-    bench.receiver.customers = set()
-    await bench.delivery.deliver()
-    status = await bench.status()
-    assert (status.state, status.num_failures, status.num_rows_behind) == ("full", 100, 250)
-    bench.receiver.customers = None
-    await bench.ask_again()
-    await bench.delivery.deliver()
-    assert (await bench.status()).num_failures == 0
-    await bench.delivery.deliver()
-    assert bench.values() == bench.expected(*rows)
-    assert (await bench.status()).state == "current"
 
 
 async def test_rows_of_a_tenant_that_is_nobody_there_are_passed_over_counted_and_named_once(open_bench, caplog):

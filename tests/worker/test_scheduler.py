@@ -3,8 +3,8 @@
 import pytest
 
 from policies.costs import StepCosts
+from tests.worker.engine_bench import Bench, expected, tokens
 from tests.worker.scripted import ScriptedRunner
-from tests.worker.test_engine import Bench, expected, tokens
 
 
 def stats_of(bench):

@@ -12,6 +12,7 @@ namespace {
 
 namespace int4 {
 
+using int8::AHEAD;
 using int8::COLUMNS;
 using int8::DEEP;
 using int8::SIDE;
@@ -19,9 +20,7 @@ using int8::TILE_BYTES;
 
 constexpr int64_t NO_TILES = 4;      // rows for which VNNI is no slower than tiles
 constexpr int UNIT_BYTES = 64;       // of a group and 16 columns: their scales and their offsets, in float16
-constexpr int TASK_PANELS = 2;       // of many rows
-constexpr int TASK_TILES = 16;       // of rows
-constexpr int AHEAD = 4096;
+constexpr int64_t GROUPS = 8;        // of a panel, that stay in the first cache
 
 // x by token and group: codes in tiles [rows / 16][tiles][16][64], a tile for 64 inputs, or, where a group has 32, for it and
 // as many zeros; what to multiply by, and what the group's inputs sum to.
@@ -125,13 +124,13 @@ struct Product {
 #pragma GCC unroll 2
             for (int half = 0; half < 2; ++half) {
                 const __m512 scale = Matrix::scales_of(at), offset = Matrix::offsets_of(at);
-                __builtin_prefetch(at + AHEAD);
+                int8::fetch(at + AHEAD);
                 at += UNIT_BYTES;
                 __m512i parts[R][2];
                 for (auto& of_row : parts) of_row[0] = of_row[1] = _mm512_setzero_si512();
                 int64_t inside = group < DEEP && index % 2 ? group : 0;
                 for (int64_t line = 0; line < lines; ++line, at += 64, inside += 8) {
-                    __builtin_prefetch(at + AHEAD);
+                    int8::fetch(at + AHEAD);
                     const __m512i codes = _mm512_load_si512(at);
                     const __m512i even = Matrix::low(codes), odd = Matrix::high(codes);
                     const int64_t place = step * TILE_BYTES + inside / DEEP * TILE_BYTES + inside % DEEP;
@@ -162,16 +161,17 @@ struct Product {
     }
 
 #if defined(HAVE_TILES)
-    // One half of a panel as bytes, [size / 64][16 quads][16][4], and its scales and offsets, [groups][2][16].
-    void unpack(int64_t panel, int half, uint8_t* to, float* terms) const {
-        const uint8_t* at = matrix.panel_at(panel) + half * matrix.unit_bytes();
-        for (int64_t index = 0; index < x.groups; ++index, terms += 2 * SIDE, at += matrix.unit_bytes()) {
+    // Of one half of a panel the groups [begin, end) as bytes, [inputs / 64][16 quads][16][4], and their scales and offsets,
+    // [groups][2][16].
+    void unpack(int64_t panel, int half, int64_t begin, int64_t end, uint8_t* to, float* terms) const {
+        const uint8_t* at = matrix.panel_at(panel) + (2 * begin + half) * matrix.unit_bytes();
+        for (int64_t index = begin; index < end; ++index, terms += 2 * SIDE, at += matrix.unit_bytes()) {
             _mm512_store_ps(terms, Matrix::scales_of(at));
             _mm512_store_ps(terms + SIDE, Matrix::offsets_of(at));
-            __builtin_prefetch(at + AHEAD);
+            int8::fetch(at + AHEAD);
             at += UNIT_BYTES;
             for (int64_t input = 0; input < matrix.group; input += 8, at += 64, to += 128) {
-                __builtin_prefetch(at + AHEAD);
+                int8::fetch(at + AHEAD);
                 const __m512i codes = _mm512_load_si512(at);
                 _mm512_store_si512(to, Matrix::low(codes));
                 _mm512_store_si512(to + 64, Matrix::high(codes));
@@ -179,84 +179,85 @@ struct Product {
         }
     }
 
-    // A tile of rows and one of columns, [16][16].
+    // Of one tile of rows and the two of a panel: the sums of the groups from ``begin`` on, [count][2][16][16].
+    void sum_up(int64_t first, int64_t begin, int64_t count, const uint8_t* left, const uint8_t* right, int32_t* sums) const {
+        const int64_t tiles = x.tiles_of_group();
+        const int8_t* a = x.tile(first) + begin * tiles * TILE_BYTES;
+        asm volatile("" ::: "memory");  // the compiler does not know that tiles are read from memory
+        for (int64_t index = 0; index < count; ++index, sums += 2 * SIDE * SIDE) {
+            _tile_zero(0);
+            _tile_zero(1);
+            for (int64_t step = 0; step < tiles; ++step, a += TILE_BYTES) {
+                const int64_t tile = (index * matrix.group / DEEP + step) * TILE_BYTES;
+                _tile_loadd(4, a, 64);
+                _tile_loadd(6, left + tile, 64);
+                _tile_dpbsud(0, 4, 6);
+                _tile_loadd(7, right + tile, 64);
+                _tile_dpbsud(1, 4, 7);
+            }
+            _tile_stored(0, sums, 64);
+            _tile_stored(1, sums + SIDE * SIDE, 64);
+        }
+        asm volatile("" ::: "memory");
+    }
+
+    // What they add to ROWS rows of sixteen columns; ``sums`` lie two tiles apart.
     template <int ROWS>
-    void multiply(int64_t first, const uint8_t* b, const float* terms, float* to) const {
-        alignas(64) int32_t sums[2][SIDE * SIDE];
-        const int8_t* a = x.tile(first);
-        const float *row_scales = x.scales + x.place(first), *row_sums = x.sums + x.place(first);
+    void add_up(int64_t first, int64_t begin, int64_t count, const int32_t* sums, const float* terms, float* to) const {
+        const float *row_scales = x.scales + x.place(first) + begin * SIDE, *row_sums = x.sums + x.place(first) + begin * SIDE;
         __m512 totals[ROWS];
-        for (auto& total : totals) total = _mm512_setzero_ps();
-        auto sum_up = [&](int64_t index) {
-            // Two after each other, so that the next is multiplied while the last is added up.
-            asm volatile("" ::: "memory");
-            if (index % 2) {
-                _tile_zero(1);
-            } else {
-                _tile_zero(0);
-            }
-            for (int64_t step = 0; step < x.tiles_of_group(); ++step, a += TILE_BYTES) {
-                const uint8_t* tile = b + (index * matrix.group + step * DEEP) / DEEP * TILE_BYTES;
-                if (index % 2) {
-                    _tile_loadd(4, a, 64);
-                    _tile_loadd(6, tile, 64);
-                    _tile_dpbsud(1, 4, 6);
-                } else {
-                    _tile_loadd(5, a, 64);
-                    _tile_loadd(7, tile, 64);
-                    _tile_dpbsud(0, 5, 7);
-                }
-            }
-            if (index % 2) {
-                _tile_stored(1, sums[1], 64);
-            } else {
-                _tile_stored(0, sums[0], 64);
-            }
-            asm volatile("" ::: "memory");
-        };
-        sum_up(0);
-        for (int64_t index = 0; index < x.groups; ++index) {
-            if (index + 1 < x.groups) sum_up(index + 1);
-            const __m512 scale = _mm512_load_ps(terms + index * 2 * SIDE);
-            const __m512 offset = _mm512_load_ps(terms + index * 2 * SIDE + SIDE);
+        for (int row = 0; row < ROWS; ++row) totals[row] = begin ? _mm512_load_ps(to + row * SIDE) : _mm512_setzero_ps();
+        for (int64_t index = 0; index < count; ++index, sums += 2 * SIDE * SIDE, terms += 2 * SIDE) {
+            const __m512 scale = _mm512_load_ps(terms), offset = _mm512_load_ps(terms + SIDE);
 #pragma GCC unroll 16
             for (int row = 0; row < ROWS; ++row) {
-                totals[row] = Matrix::add(totals[row], _mm512_load_si512(sums[index % 2] + row * SIDE), scale, offset,
+                totals[row] = Matrix::add(totals[row], _mm512_load_si512(sums + row * SIDE), scale, offset,
                                           row_scales[index * SIDE + row], row_sums[index * SIDE + row]);
             }
         }
         for (int row = 0; row < ROWS; ++row) _mm512_store_ps(to + row * SIDE, totals[row]);
     }
 
-    // Row tiles [first, last) of a panel; ``room`` has some for it as bytes.
+    // Row tiles [first, last) of a panel, so much of it at a time that it stays in the first cache while all rows pass; ``room``
+    // has some for it as bytes, and for a panel of floats.
     void block(int64_t first, int64_t last, int64_t panel, float* room) const {
-        alignas(64) float totals[2][SIDE * SIDE];
-        const int64_t terms = x.groups * 2 * SIDE, half_size = terms + unpacked_bytes() / 4;
-        for (int half = 0; half < 2; ++half) unpack(panel, half, (uint8_t*)(room + half * half_size + terms), room + half * half_size);
-        for (int64_t tile = first; tile < last; ++tile) {
-            const int64_t row = tile * SIDE, count = std::min<int64_t>(SIDE, rows - row);
+        const int64_t at_once = groups_at_once(), terms = at_once * 2 * SIDE, half_size = terms + at_once * matrix.group * 4;
+        float* totals = room + 2 * half_size;
+        // Stored tiles are read only once many have been: what is read at once waits until it has arrived in the cache.
+        alignas(64) int32_t sums[GROUPS * 2 * SIDE * SIDE];
+        for (int64_t begin = 0; begin < x.groups; begin += at_once) {
+            const int64_t end = std::min(begin + at_once, x.groups), count = end - begin;
             for (int half = 0; half < 2; ++half) {
-                const float* own = room + half * half_size;
-                if (count > 8) multiply<16>(row, (const uint8_t*)(own + terms), own, totals[half]);
-                else multiply<8>(row, (const uint8_t*)(own + terms), own, totals[half]);
+                float* own = room + half * half_size;
+                unpack(panel, half, begin, end, (uint8_t*)(own + terms), own);
             }
-            for (int64_t i = 0; i < count; ++i) {
-                put_out(row + i, panel, _mm512_load_ps(totals[0] + i * SIDE), _mm512_load_ps(totals[1] + i * SIDE));
+            for (int64_t tile = first; tile < last; ++tile) {
+                sum_up(tile * SIDE, begin, count, (uint8_t*)(room + terms), (uint8_t*)(room + half_size + terms), sums);
+                for (int half = 0; half < 2; ++half) {
+                    const float* own = room + half * half_size;
+                    float* to = totals + ((tile - first) * 2 + half) * SIDE * SIDE;
+                    if (rows - tile * SIDE > 8) add_up<16>(tile * SIDE, begin, count, sums + half * SIDE * SIDE, own, to);
+                    else add_up<8>(tile * SIDE, begin, count, sums + half * SIDE * SIDE, own, to);
+                }
             }
+        }
+        for (int64_t row = first * SIDE; row < std::min(last * SIDE, rows); ++row) {
+            const float* low = totals + ((row / SIDE - first) * 2 * SIDE + row % SIDE) * SIDE;
+            put_out(row, panel, _mm512_load_ps(low), _mm512_load_ps(low + SIDE * SIDE));
         }
     }
 
-    int64_t unpacked_bytes() const { return SIDE * ((matrix.size + DEEP - 1) / DEEP * DEEP); }
+    int64_t groups_at_once() const { return matrix.group > DEEP ? GROUPS / 2 : GROUPS; }
 
     void many(Team& team) const {
         static thread_local std::vector<char> held;
-        float* own = (float*)int8::room(held, 2 * (x.groups * 2 * SIDE * 4 + unpacked_bytes()));
-        const int64_t across = (matrix.num_panels() + TASK_PANELS - 1) / TASK_PANELS;
-        team.each((row_tiles() + TASK_TILES - 1) / TASK_TILES * across, 1, [&](int64_t task) {
-            const int64_t first = task / across * TASK_TILES, left = task % across * TASK_PANELS;
-            for (int64_t panel = left; panel < std::min(left + TASK_PANELS, matrix.num_panels()); ++panel) {
-                block(first, std::min(first + TASK_TILES, row_tiles()), panel, own);
-            }
+        const int64_t panels = matrix.num_panels(), block_tiles = int8::tiles_at_once(rows, x.tiles * DEEP);
+        const int64_t unpacked = groups_at_once() * (2 * SIDE * 4 + matrix.group * SIDE);
+        float* own = (float*)int8::room(held, 2 * unpacked + block_tiles * 2 * SIDE * SIDE * 4);
+        const int64_t row_blocks = (row_tiles() + block_tiles - 1) / block_tiles;
+        team.each_apart(row_blocks * panels, std::max<int64_t>(1, panels / int8::RUNS), [&](int64_t task) {
+            const int64_t first = task / panels * block_tiles;
+            block(first, std::min(first + block_tiles, row_tiles()), task % panels, own);
         });
     }
 #endif
@@ -266,9 +267,8 @@ struct Product {
 #if defined(HAVE_TILES)
         if (rows > NO_TILES && may_use_tiles()) return many(team);
 #endif
-        // Of few rows each thread takes long runs of panels, so that it reads the matrix in one go.
-        const int64_t panels = matrix.num_panels(), at_once = std::max<int64_t>(1, panels / (16 * team.size()));
-        team.each(panels, at_once, [&](int64_t panel) { few(panel); });
+        const int64_t panels = matrix.num_panels(), at_once = std::max<int64_t>(1, panels / int8::RUNS);
+        team.each_apart(panels, at_once, [&](int64_t panel) { few(panel); });
     }
 };
 

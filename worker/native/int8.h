@@ -18,10 +18,8 @@ namespace int8 {
 constexpr int FEW = 4;                 // rows that VNNI multiplies at once
 constexpr int64_t NO_TILES = 1;        // rows for which VNNI is no slower than tiles
 constexpr int64_t STREAMED = 64;       // rows for which the matrix is what takes its time to arrive
-constexpr int TASK_PANELS = 16;        // of many rows, so that y is written in long stretches
-constexpr int TASK_TILES = 8;          // of rows
-constexpr int STEPS = 7;               // tiles deep that are multiplied before the next columns, so that x stays in L1
-constexpr int AHEAD = 4096;
+constexpr int TASK_PANELS = 7;         // of many rows
+constexpr int STEPS = 7;               // of a panel, that stay in the first cache
 
 // x by token: codes in tiles [rows / 16][size / 64][16][64], what to multiply by, and 128 times the sum of the codes.
 struct Tokens {
@@ -110,7 +108,7 @@ struct Product {
             for (int half = 0; half < 2; ++half, tile += TILE_BYTES) {
 #pragma GCC unroll 16
                 for (int quad = 0; quad < SIDE; ++quad) {
-                    __builtin_prefetch(tile + AHEAD + quad * 64);
+                    fetch(tile + AHEAD + quad * 64);
                     __m512i line = _mm512_load_si512(tile + quad * 64);
                     for (int row = 0; row < R; ++row) {
                         int32_t four;
@@ -139,13 +137,15 @@ struct Product {
     }
 
 #if defined(HAVE_TILES)
-    // The same by tiles: M of them, added to ``sums`` where there are sums already.
-    template <int M, int FETCH>
-    void multiply(int64_t row_tile, int64_t panel, int64_t begin, int64_t end, bool add, int32_t* sums) const {
+    // The same by tiles: M of them, steps [begin, end), added to ``sums`` where there are sums already; in each step so many
+    // lines are fetched from ``ahead`` on.
+    template <int M>
+    void multiply(int64_t row_tile, int64_t panel, int64_t begin, int64_t end, const uint8_t* ahead, int64_t lines,
+                  int32_t* sums) const {
         const int8_t* a = x.codes + row_tile * SIDE * x.deep;
         const uint8_t* b = matrix.panel_at(panel);
         asm volatile("" ::: "memory");  // the compiler does not know that tiles are read from memory
-        if (add) {
+        if (begin) {
             _tile_loadd(0, sums, 64);
             _tile_loadd(1, sums + 256, 64);
             if constexpr (M > 1) _tile_loadd(2, sums + 512, 64);
@@ -158,9 +158,7 @@ struct Product {
         }
         for (int64_t step = begin; step < end; ++step) {
             const uint8_t* both = b + step * 2 * TILE_BYTES;
-            if constexpr (FETCH != 0) {
-                for (int line = 0; line < 2 * SIDE; ++line) __builtin_prefetch(both + FETCH + line * 64);
-            }
+            for (int64_t line = 0; line < lines; ++line, ahead += 64) fetch(ahead);
             _tile_loadd(4, a + step * TILE_BYTES, 64);
             _tile_loadd(6, both, 64);
             _tile_dpbsud(0, 4, 6);
@@ -179,70 +177,84 @@ struct Product {
         asm volatile("" ::: "memory");
     }
 
-    void put_tiles(int64_t row_tile, int64_t panel, const int32_t* sums) const {
+    void put_tile(int64_t row_tile, int64_t panel, const int32_t* sums) const {
         const int64_t from = row_tile * SIDE;
         put_out(from, std::min<int64_t>(SIDE, rows - from), panel,
                 [&](int64_t row, int half) { return _mm512_load_si512(sums + half * 256 + row * SIDE); });
     }
 
+    // One or two row tiles from ``tile`` on, up to ``last``.
+    void pass(int64_t tile, int64_t last, int64_t panel, int64_t begin, int64_t end, const uint8_t* ahead, int64_t lines,
+              int32_t* sums) const {
+        const bool two = tile + 1 < last;
+        if (two) multiply<2>(tile, panel, begin, end, ahead, lines, sums);
+        else multiply<1>(tile, panel, begin, end, ahead, lines, sums);
+        if (end < steps()) return;
+        put_tile(tile, panel, sums);
+        if (two) put_tile(tile + 1, panel, sums + 512);
+    }
+
     // All rows of a panel, as it arrives.
     void stream(int64_t panel) const {
         alignas(64) int32_t sums[1024];
+        const uint8_t* ahead = matrix.panel_at(panel) + AHEAD;
         for (int64_t tile = 0; tile < row_tiles(); tile += 2) {
-            const bool two = tile + 1 < row_tiles();
-            if (two) multiply<2, AHEAD>(tile, panel, 0, steps(), false, sums);
-            else multiply<1, AHEAD>(tile, panel, 0, steps(), false, sums);
-            put_tiles(tile, panel, sums);
-            if (two) put_tiles(tile + 1, panel, sums + 512);
+            pass(tile, row_tiles(), panel, 0, steps(), ahead, tile ? 0 : 2 * SIDE, sums);
         }
     }
 
-    // Row tiles [first, last) of the panels [left, right), ``blocks`` times a part of the inputs; ``held`` has room for the
-    // sums of all of them.
-    void block(int64_t first, int64_t last, int64_t left, int64_t right, int64_t blocks, int32_t* held) const {
-        for (int64_t block = 0; block < blocks; ++block) {
-            const int64_t begin = steps() * block / blocks, end = steps() * (block + 1) / blocks;
-            // Two pairs of rows meet each panel while it is in L1.
-            for (int64_t rows_from = first; rows_from < last; rows_from += 4) {
-                for (int64_t panel = left; panel < right; ++panel) {
-                    for (int64_t tile = rows_from; tile < std::min(rows_from + 4, last); tile += 2) {
-                        const bool two = tile + 1 < last;
-                        int32_t* sums = blocks > 1 ? held + ((tile - first) / 2 * (right - left) + panel - left) * 1024 : held;
-                        if (two) multiply<2, 0>(tile, panel, begin, end, block > 0, sums);
-                        else multiply<1, 0>(tile, panel, begin, end, block > 0, sums);
-                        if (block + 1 == blocks) {
-                            put_tiles(tile, panel, sums);
-                            if (two) put_tiles(tile + 1, panel, sums + 512);
-                        }
+    // Row tiles [first, last) and panels [left, right), ``slice`` steps at a time, and of it so much of a panel that it stays in
+    // the first cache while all rows pass; ``held`` has room for the sums of each pair of row tiles and, where there are
+    // several slices, each panel.
+    void block(int64_t first, int64_t last, int64_t left, int64_t right, int64_t slice, int32_t* held) const {
+        const int64_t pairs = (last - first + 1) / 2, lines = (2 * SIDE + pairs - 1) / pairs;
+        const bool is_whole = slice >= steps();
+        for (int64_t from = 0; from < steps(); from += slice) {
+            const int64_t to = std::min(from + slice, steps());
+            for (int64_t panel = left; panel < right; ++panel) {
+                int32_t* sums = held + (is_whole ? 0 : panel - left) * pairs * 1024;
+                for (int64_t at = from; at < to; at += STEPS) {
+                    const int64_t end = std::min(at + STEPS, to);
+                    // What comes next in memory, or what the next slice begins with.
+                    const uint8_t* next = end < to || is_whole ? step_at(panel, end)
+                                          : panel + 1 < right  ? step_at(panel + 1, from)
+                                                               : step_at(left, to);
+                    for (int64_t pair = 0; pair < pairs; ++pair) {
+                        const uint8_t* ahead = next + pair * (end - at) * 2 * TILE_BYTES / pairs;
+                        pass(first + 2 * pair, last, panel, at, end, ahead, lines, sums + pair * 1024);
                     }
                 }
             }
         }
     }
 
+    const uint8_t* step_at(int64_t panel, int64_t step) const { return matrix.panel_at(panel) + step * 2 * TILE_BYTES; }
+
     void many(Team& team) const {
         static thread_local std::vector<char> held;
-        int32_t* sums = (int32_t*)room(held, TASK_TILES * TASK_PANELS * 2 * TILE_BYTES);
-        const int64_t panels = matrix.num_panels(), across = (panels + TASK_PANELS - 1) / TASK_PANELS;
-        team.each((row_tiles() + TASK_TILES - 1) / TASK_TILES * across, 1, [&](int64_t task) {
-            const int64_t first = task / across * TASK_TILES, left = task % across * TASK_PANELS;
-            block(first, std::min(first + TASK_TILES, row_tiles()), left, std::min(left + TASK_PANELS, panels),
-                  (steps() + STEPS - 1) / STEPS, sums);
+        const int64_t panels = matrix.num_panels(), block_tiles = tiles_at_once(rows, x.deep);
+        const int64_t most = BLOCK_BYTES / (block_tiles * TILE_BYTES), num_slices = (steps() + most - 1) / most;
+        const int64_t slice = (steps() + num_slices - 1) / num_slices;
+        const int64_t across = std::max<int64_t>((panels + TASK_PANELS - 1) / TASK_PANELS, std::min<int64_t>(panels, team.size()));
+        const int64_t width = (panels + across - 1) / across;
+        int32_t* sums = (int32_t*)room(held, block_tiles * (num_slices > 1 ? width : 1) * 2 * TILE_BYTES);
+        team.each((row_tiles() + block_tiles - 1) / block_tiles * across, 1, [&](int64_t task) {
+            const int64_t first = task / across * block_tiles, left = task % across * width;
+            block(first, std::min(first + block_tiles, row_tiles()), left, std::min(left + width, panels), slice, sums);
         });
     }
 #endif
 
     // Every thread of the team calls it, each with Tiles of its own.
     void run(Team& team) const {
-        // Of few rows each thread takes long runs of panels, so that it reads the matrix in one go.
-        const int64_t panels = matrix.num_panels(), at_once = std::max<int64_t>(1, panels / (16 * team.size()));
+        const int64_t panels = matrix.num_panels(), at_once = std::max<int64_t>(1, panels / RUNS);
 #if defined(HAVE_TILES)
         if (rows > NO_TILES && may_use_tiles()) {
             if (rows > STREAMED) return many(team);
-            return team.each(panels, at_once, [&](int64_t panel) { stream(panel); });
+            return team.each_apart(panels, at_once, [&](int64_t panel) { stream(panel); });
         }
 #endif
-        team.each(panels, at_once, [&](int64_t panel) { few(panel); });
+        team.each_apart(panels, at_once, [&](int64_t panel) { few(panel); });
     }
 };
 

@@ -22,6 +22,21 @@ constexpr int TILE_BYTES = SIDE * DEEP;
 constexpr int COLUMNS = 2 * SIDE;      // of a panel: two tiles side by side
 constexpr int64_t ALONE = 200000;      // bytes of the matrix, and a 64th of the products, for which no other thread is woken
 
+constexpr int64_t RUNS = 64;           // that a matrix is read in where rows are few
+constexpr int AHEAD = 2048;            // bytes by which it is fetched before
+
+constexpr int BLOCK_BYTES = 5 << 18;   // of x, that stay in the second cache
+
+// Row tiles that are multiplied together, an even number: 512 rows where that many stay in the second cache, else about 256.
+inline int64_t tiles_at_once(int64_t rows, int64_t row_bytes) {
+    const int64_t all = (rows + SIDE - 1) / SIDE, most = row_bytes * 512 <= BLOCK_BYTES ? 32 : 16;
+    const int64_t blocks = (all + most - 1) / most;
+    return ((all + blocks - 1) / blocks + 1) / 2 * 2;
+}
+
+// Into the second cache, which waits for three times as many lines at once as the first.
+inline void fetch(const void* at) { __builtin_prefetch(at, 0, 2); }
+
 // Some inputs of a token as int8: the largest magnitude becomes 127. Where one is a NaN or an infinity, the scale is a NaN.
 class Codes {
     Floats inverse_;

@@ -69,6 +69,17 @@ class Team {
         wait(end);
     }
 
+    // The same in runs of ``at_once``, each thread's one behind the other as long as they take turns: so that it reads what lies
+    // in a row, and ahead.
+    template <typename Body>
+    void each_apart(int64_t count, int64_t at_once, const Body& body) {
+        const int64_t runs = (count + at_once - 1) / at_once, of_thread = (runs + size_ - 1) / size_;
+        each(of_thread * size_, 1, [&](int64_t turn) {
+            const int64_t begin = (turn % size_ * of_thread + turn / size_) * at_once;
+            for (int64_t task = begin; task < std::min(begin + at_once, count); ++task) body(task);
+        });
+    }
+
     // body(team) on so many threads, or on as many as there are.
     template <typename Body>
     static void run(int threads, const Body& body) {

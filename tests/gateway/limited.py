@@ -1,0 +1,51 @@
+"""Callers with limits, and what they use."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+
+from gateway.limits import Limits
+from policies import settings
+from policies.policy import Budget, Policy, Price
+from policies.policy import Limits as Ceilings
+from policies.terms import Usage
+from tests.builders import a_caller
+
+ESTIMATE = 100
+DEMO = "demo"
+
+
+def limits_of(clock):
+    """Of one gateway, with nothing used yet."""
+    return Limits(settings.Settings(limits=settings.Limits(completion_estimate=ESTIMATE)), clock)
+
+
+def a_policy(budget=None, price=None, key_limits=None, model_limits=None, **ceilings):
+    return Policy(
+        limits=Ceilings(**ceilings),
+        key_limits=key_limits or Ceilings(),
+        model_limits=model_limits or {},
+        budget=budget,
+        prices={"*": price} if price else {},
+    )
+
+
+def used(limits, caller, model=DEMO):
+    """By ceiling: what its gauge has."""
+    plan = limits.plans.find(caller, model)
+    readings = limits.local.readings(plan.rules)
+    return {f"{rule.scope} {rule.limit}": readings[2 * index] for index, rule in enumerate(plan.rules)}
+
+
+async def ask(limits, caller, num_prompt_tokens=10, max_completion_tokens=50, request_id="r", delivered=20):
+    """A request from its beginning to its end."""
+    async with limits.admit(caller, DEMO, num_prompt_tokens, max_completion_tokens, request_id) as ticket:
+        ticket.settle(Usage(num_prompt_tokens, 0, delivered))
+
+
+DOLLAR = Price(prompt=Decimal(1), cached_prompt=Decimal("0.5"), completion=Decimal(2), request=Decimal("0.00001"))
+"""A micro-unit a prompt token, two a completion token, ten a request."""
+
+
+def a_spender(amount, hard=True, **budget):
+    return a_caller(a_policy(budget=Budget(Decimal(amount), "day", hard, **budget), price=DOLLAR))

@@ -1,0 +1,170 @@
+"""What the engine refuses, and what happens when a step, a sample or the memory fails."""
+
+import pytest
+
+from tests.worker.engine_bench import Bench, expected, tokens
+from tests.worker.scripted import ScriptedRunner
+from worker.budget import NUM_STEPS_TO_RECOVER, OutOfMemory
+
+
+@pytest.mark.parametrize(
+    ("code", "request_"),
+    [
+        ("context_length_exceeded", {"prompt": tokens(250), "max_tokens": 7}),
+        ("invalid_request", {"prompt": []}),
+        ("invalid_request", {"prompt": [50]}),
+        ("invalid_request", {"prompt": [-1]}),
+        ("invalid_request", {"prompt": [1], "max_tokens": 0}),
+        ("invalid_request", {"prompt": [1], "num_sequences": 0}),
+        ("invalid_request", {"prompt": [1], "stop_token_ids": (99,)}),
+        ("invalid_request", {"prompt": [1], "logit_bias": {-3: 1.0}}),
+        ("invalid_request", {"prompt": [1], "promise": {"emitted_token_ids": {1: [2]}}}),
+        ("invalid_request", {"prompt": [1], "promise": {"emitted_token_ids": {0: [50]}}}),
+        ("invalid_request", {"prompt": [1], "max_tokens": 2, "promise": {"emitted_token_ids": {0: [2, 3]}}}),
+        ("overloaded", {"prompt": [1], "num_sequences": 129}),
+    ],
+)
+def test_what_can_never_be_answered_is_refused_by_name(code, request_):
+    bench = Bench(max_sequences=4)
+    assert bench.submit("a", **request_).code == code
+    assert not bench.engine.has_work
+
+
+def test_the_longest_request_that_fits_is_answered():
+    bench = Bench()
+    assert bench.submit("a", tokens(250), max_tokens=6) is None
+    bench.run()
+    assert bench.answers["a", 0] == expected(tokens(250), 6)
+
+
+def test_a_request_id_in_use_is_refused_and_its_owner_undisturbed():
+    bench = Bench()
+    bench.submit("a", tokens(10))
+    assert bench.submit("a", tokens(3)).code == "invalid_request"
+    bench.run()
+    assert bench.answers["a", 0] == expected(tokens(10))
+
+
+def test_the_line_is_bounded():
+    bench = Bench(max_sequences=40)
+    assert all(bench.submit(str(number), tokens(3)) is None for number in range(160))
+    assert bench.submit("one too many", tokens(3)).code == "overloaded"
+
+
+def test_while_draining_nothing_new_is_taken_and_what_runs_is_finished():
+    bench = Bench()
+    bench.submit("a", tokens(10))
+    bench.engine.draining = True
+    assert bench.submit("b", tokens(10)).code == "draining"
+    bench.run()
+    assert bench.answers["a", 0] == expected(tokens(10))
+
+
+def test_a_fault_of_a_step_fails_its_requests_and_the_engine_goes_on():
+    bench = Bench(max_sequences=2)
+    for name in "abc":
+        bench.submit(name, tokens(10, ord(name)))
+    bench.step()
+
+    def out_of_memory(spans):
+        raise MemoryError("the device has none left")
+
+    bench.runner.fault = out_of_memory
+    bench.step()
+    bench.runner.fault = None
+    assert {failure.request_id: failure.code for failure in bench.failures.values()} == {
+        "a": "internal",
+        "b": "internal",
+    }
+    bench.run()
+    assert bench.answers["c", 0] == expected(tokens(10, ord("c")))
+    assert bench.engine.stats().num_used_blocks == 0
+
+
+def memory_for(num_tokens):
+    def fault(spans):
+        if sum(len(span.token_ids) for span in spans) > num_tokens:
+            raise OutOfMemory("no memory")
+
+    return fault
+
+
+def test_where_memory_runs_out_steps_become_smaller_and_nothing_is_lost():
+    bench = Bench()
+    bench.runner.fault = memory_for(5)
+    for name in "abcdefgh":
+        bench.submit(name, tokens(20, ord(name)), max_tokens=8)
+    bench.run()
+    assert not bench.failures
+    for name in "abcdefgh":
+        assert bench.answers[name, 0] == expected(tokens(20, ord(name)), 8)
+
+
+def test_when_there_is_memory_again_steps_grow_again():
+    bench = Bench(ScriptedRunner(num_blocks=128))
+    bench.runner.fault = memory_for(10)
+    bench.submit("a", tokens(60), max_tokens=400)
+    for _ in range(20):
+        bench.step()
+    bench.runner.fault = None
+    for _ in range(4 * NUM_STEPS_TO_RECOVER):
+        bench.step()
+    bench.submit("b", tokens(50, 30), max_tokens=1)
+    bench.step()
+    assert sum(num_tokens for _, num_tokens in bench.runner.steps[-1]) == 51
+
+
+def test_what_does_not_fit_alone_fails_and_the_engine_goes_on():
+    bench = Bench()
+    bench.runner.fault = memory_for(0)
+    bench.submit("a", tokens(20))
+    bench.run()
+    assert bench.failures["a"].reason == "OutOfMemory: no memory"
+    bench.runner.fault = None
+    bench.submit("b", tokens(20))
+    bench.run()
+    assert bench.answers["b", 0] == expected(tokens(20))
+
+
+def test_a_fault_of_one_request_fails_that_one_alone():
+    bench = Bench()
+
+    def poisoned(row):
+        if row.seed == 13 and len(row.output_token_ids) == 2:
+            raise ValueError("this row cannot be sampled")
+
+    bench.sampler.fault = poisoned
+    bench.submit("a", tokens(10), seed=1)
+    bench.submit("b", tokens(10, 9), seed=12, num_sequences=2)
+    bench.submit("c", tokens(10, 20), seed=3)
+    bench.run()
+    assert list(bench.failures) == ["b"]
+    assert "this row cannot be sampled" in bench.failures["b"].reason
+    assert bench.answers["a", 0] == expected(tokens(10), seed=1)
+    assert bench.answers["c", 0] == expected(tokens(10, 20), seed=3)
+
+
+def test_logits_that_are_no_distribution_fail_their_request_alone():
+    bench = Bench()
+    start = bench.sampler.start
+
+    def with_nothing_for_seed_two(logits, rows, maxima):
+        pending = start(logits, rows, maxima)
+        pending.token_ids = [-1 if row.seed == 2 else one for row, one in zip(rows, pending.token_ids, strict=True)]
+        return pending
+
+    bench.sampler.start = with_nothing_for_seed_two
+    for seed in (1, 2, 3):
+        bench.submit(str(seed), tokens(10, seed), seed=seed)
+    bench.run()
+    assert list(bench.failures) == ["2"]
+    assert bench.answers["3", 0] == expected(tokens(10, 3), seed=3)
+
+
+def test_a_broken_invariant_stops_everything():
+    bench = Bench()
+    bench.submit("a", tokens(10))
+    bench.step()
+    bench.runner.memory[:] = 0
+    with pytest.raises(AssertionError, match="not its own history"):
+        bench.step()
