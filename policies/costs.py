@@ -3,20 +3,22 @@
 Step time is taken as linear in the amounts of work, as in SLOs-Serve (arXiv 2504.08784) and Sarathi-Serve (OSDI '24):
 
     t = a + b * prompt tokens + c * decoding sequences + d * KV tokens they read + e * (prompt, earlier) token pairs
-          + f * chunks + g * KV tokens before the chunks
+          + f * chunks + g * KV tokens before the chunks + h * draft tokens
 
-The last two are most of what a short chunk costs: its past is read, and on some devices repacked, once for the chunk,
-however short it is.
+Chunks and what is before them are most of what a short chunk costs: its past is read, and on some devices repacked,
+once for the chunk, however short it is. A decoding sequence with a draft to verify is no chunk: its past is read with
+its own token, and each draft token is one row more.
 
 The weights are those of least relative error over the steps seen, with forgetting, so they follow a machine that slows
-down or a batch that changes shape. None is below zero: more work never takes less time. Steps with prompts and steps
-without are remembered apart, since hours of the one kind say little about the other.
+down or a batch that changes shape. None is below zero: more work never takes less time. Steps with prompts,
+with drafts and with neither are remembered apart, since hours of the one kind say little about the others.
 """
 
 from __future__ import annotations
 
 import math
-from operator import add, mul, truediv
+from itertools import zip_longest
+from operator import mul, truediv
 from typing import NamedTuple
 
 Weights = tuple[float, ...]
@@ -34,6 +36,8 @@ class Work(NamedTuple):
     num_chunks: int = 0
     num_chunk_context_tokens: int = 0
     """Sum of the chunks' starts."""
+    num_draft_tokens: int = 0
+    """Verified beside the tokens of the decoding sequences."""
 
 
 class ChunkPrice(NamedTuple):
@@ -86,30 +90,32 @@ class Shares(NamedTuple):
     """Beside that, for each token up to and with it."""
     chunk: ChunkPrice
     """For a chunk of a prompt."""
+    draft_s: float = 0.0
+    """For each draft token."""
 
 
-_BY_TOKENS = (0.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0)
+_BY_TOKENS = (0.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0, 1.0)
 """Weights that know nothing but that all tokens are equal."""
 
 
 def shares(weights: Weights, work: Work, seconds: float) -> Shares:
     """Of a step of this work that took so long: to each by what its part should cost, to all alike what comes with any
     step; by tokens while the weights are not known, or say that such a step costs nothing. There must be work."""
-    step, token, decode, context, pair, chunk, chunk_context = weights or _BY_TOKENS
-    num_prefill_tokens, num_decodes, num_decode_context_tokens, num_pairs, num_chunks, num_chunk_context_tokens = work
-    whole = step + decode * num_decodes + context * num_decode_context_tokens
+    step, token, decode, context, pair, chunk, chunk_context, draft = weights or _BY_TOKENS
+    num_decodes, num_chunks = work.num_decodes, work.num_chunks
+    whole = step + decode * num_decodes + context * work.num_decode_context_tokens + draft * work.num_draft_tokens
     if num_chunks:
-        whole += token * num_prefill_tokens + pair * num_pairs
-        whole += chunk * num_chunks + chunk_context * num_chunk_context_tokens
+        whole += token * work.num_prefill_tokens + pair * work.num_prefill_pairs
+        whole += chunk * num_chunks + chunk_context * work.num_chunk_context_tokens
     if whole <= 0.0:
         return shares(_BY_TOKENS, work, seconds)
     scale = seconds / whole
     each = step / (num_decodes + num_chunks)
     price = ChunkPrice(scale * token, scale * pair, scale * (chunk + each), scale * chunk_context)
-    return Shares(scale * (decode + each), scale * context, price)
+    return Shares(scale * (decode + each), scale * context, price, scale * draft)
 
 
-_UNITS = (1.0, 256.0, 8.0, 4096.0, 256.0 * 1024.0, 1.0, 1024.0)
+_UNITS = (1.0, 256.0, 8.0, 4096.0, 256.0 * 1024.0, 1.0, 1024.0, 8.0)
 """Typical amounts; dividing by them keeps the fit well conditioned."""
 _NUM = len(_UNITS)
 _FORGET = 0.99
@@ -117,6 +123,10 @@ _INERTIA = 1e-4
 """Of a weight, in squared amounts: what no step that is remembered speaks of stays as it was."""
 _NUM_SWEEPS = 4
 """Of the fit after a step, which begins where the last one ended."""
+_NUM_FITTED_EACH = 64
+"""First steps, after each of which there is a fit."""
+_FIT_EVERY = 4
+"""Later steps: a fit takes as long as a twentieth of a small model's step."""
 _MIN_OBSERVED = 8
 """Steps after which a prediction is better than none."""
 _SURPRISE = 4.0
@@ -128,15 +138,15 @@ class StepCosts:
 
     def __init__(self) -> None:
         self._weights = [0.0] * _NUM
-        self._memories = [_Memory(), _Memory()]
-        """Of steps without prompts, and of steps with them."""
+        self._memories = [_Memory(), _Memory(), _Memory()]
+        """Of steps of single tokens, of steps with prompts, and of those with drafts."""
         self._num_observed = 0
 
     @classmethod
     def of(cls, weights: Weights) -> StepCosts:
-        """As if it had learned these, in the units of ``weights``."""
+        """As if it had learned these, in the units of ``weights``; the last ones may be left out, and are 0."""
         costs = cls()
-        costs._weights = [weight * unit for weight, unit in zip(weights, _UNITS, strict=True)]
+        costs._weights = [weight * unit for weight, unit in zip_longest(weights, _UNITS, fillvalue=0.0)]
         costs._num_observed = _MIN_OBSERVED
         return costs
 
@@ -153,16 +163,19 @@ class StepCosts:
         predicted = sum(map(mul, self._weights, amounts))
         if self.known and predicted > 0:
             seconds = min(seconds, predicted * _SURPRISE)
-        self._memories[work.num_prefill_tokens > 0].add([amount / seconds for amount in amounts])
+        kind = 1 if work.num_prefill_tokens else 2 if work.num_draft_tokens else 0
+        self._memories[kind].add([amount / seconds for amount in amounts])
         self._num_observed += 1
-        self._fit()
+        if self._num_observed < _NUM_FITTED_EACH or not self._num_observed % _FIT_EVERY:
+            self._fit()
 
     def _fit(self) -> None:
         """Least squares by coordinate descent, which makes staying above zero a matter of stopping there."""
-        one, other = self._memories
         weights = self._weights
-        products = [list(map(add, a, b)) for a, b in zip(one.products, other.products, strict=True)]
-        sums = list(map(add, one.sums, other.sums))
+        one, two, three = self._memories
+        rows = zip(one.products, two.products, three.products, strict=True)
+        products = [[a + b + c for a, b, c in zip(*row, strict=True)] for row in rows]
+        sums = [a + b + c for a, b, c in zip(one.sums, two.sums, three.sums, strict=True)]
         for _ in range(_NUM_SWEEPS):
             for i, row in enumerate(products):
                 change = (sums[i] - sum(map(mul, row, weights))) / (row[i] + _INERTIA)
@@ -178,6 +191,11 @@ class StepCosts:
         if not self.known:
             return ()
         return tuple(map(truediv, self._weights, _UNITS))
+
+    @property
+    def draft_token_s(self) -> float:
+        """What one more draft token adds to a step."""
+        return self._weights[7] / _UNITS[7]
 
     @property
     def chunk_price(self) -> ChunkPrice:
@@ -210,4 +228,5 @@ def _amounts(work: Work) -> tuple[float, ...]:
         work.num_prefill_pairs / _UNITS[4],
         work.num_chunks / _UNITS[5],
         work.num_chunk_context_tokens / _UNITS[6],
+        work.num_draft_tokens / _UNITS[7],
     )

@@ -180,6 +180,16 @@ class Log(Section, frozen=True):
 Quantization = Literal["none", "int8", "int4", "fp8"]
 
 
+class Speculation(Section, frozen=True):
+    """Tokens that are guessed and verified several in a step; never at the cost of an answer."""
+
+    enabled: bool = True
+    drafters: tuple[Literal["suffix"], ...] = ("suffix",)
+    """Who guesses. suffix: what followed in the same text before."""
+    max_draft_tokens: Annotated[int, Meta(ge=1, le=64)] = 12
+    """Guessed for one sequence in one step, at most; how many pay is measured."""
+
+
 class Engine(Section, frozen=True):
     """One worker's engine; ``[models.NAME.engine]`` overrides single keys for one model."""
 
@@ -230,6 +240,7 @@ class Engine(Section, frozen=True):
     """auto: the fastest that works here; torch: without compiled kernels; reference: the plain one, for comparison."""
     cuda_graphs: bool = True
     """On CUDA, steps of decodes are recorded and replayed as one launch, batch sizes that recur first."""
+    speculation: Speculation = Speculation()
 
 
 class Model(Section, frozen=True):

@@ -17,27 +17,25 @@ from typing import TYPE_CHECKING
 
 from policies import settings, wire
 from policies.batching import limits_of
-from policies.costs import StepCosts, Work, shares
+from policies.costs import StepCosts, Work
 from policies.prefix import Chain, root_of
 from policies.terms import FinishReason
+from worker.account import Account
 from worker.adapters import Adapter
 from worker.admission import refusal
 from worker.blocks import Pool
 from worker.budget import Budget, OutOfMemory
-from worker.flight import NO_WORK, Draw, Flight, spans_of, work_of
+from worker.drawing import Drawing, Faults
+from worker.flight import NO_WORK, Draw, Flight, Gain, span_of, work_of
 from worker.inputs import Span
 from worker.scheduler import Scheduler
 from worker.sequence import Request, Sequence
+from worker.speculation import Speculation
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from worker.parallel.runner import ParallelRunner
     from worker.runner import Runner
-    from worker.sampler import Sampled, Sampler
-
-Faults = dict[str, Exception]
-"""Requests that cannot go on, and why."""
+    from worker.sampler import Sampler
 
 MIN_WAITING = 128
 """The line is at least so long: one request may ask for that many answers."""
@@ -55,10 +53,10 @@ class Engine:
         engine: settings.Engine,
         now: Callable[[], float],
         costs: StepCosts | None = None,
+        speculation: Speculation | None = None,
     ) -> None:
-        """``costs``: what is known of this runner's steps already."""
+        """``costs``: what is known of this runner's steps already. ``speculation``: else it is as configured."""
         self._runner = runner
-        self._sampler = sampler
         self._now = now
         self._limits = limits_of(engine)
         self._prefix_cache = engine.prefix_cache
@@ -67,19 +65,16 @@ class Engine:
         self._budget = Budget(self._limits)
         self._scheduler = Scheduler(self._pool, runner.block_size, self._limits, runner.copy_block)
         self._requests: dict[str, Request] = {}
-        self._suspects: set[str] = set()
-        """Requests that were in a batch whose sampling failed; they are sampled one by one until they pass."""
+        self._drawing = Drawing(sampler, runner.maxima_of, lambda sequence: self._scheduler.preempt(sequence, now()))
         self._flight: Flight | None = None
         """Launched, and not landed: only where the runner overlaps."""
         self._landed_at = 0.0
         self._costs = costs or StepCosts()
+        self._speculation = speculation or Speculation.of(engine)
+        self._account = Account()
         self._num_arrivals = 0
-        self._num_prefill_tokens = 0
-        self._num_decode_tokens = 0
-        self._num_steps = 0
-        self._busy_s = 0.0
-        self._told = (0, 0.0)
-        """Steps and busy seconds that the last Stats told of."""
+        self.speculates = self._speculation is not None
+        """Guess; to be switched off while it is learned what plain steps cost."""
         self.draining = False
         """Refuse what is new."""
 
@@ -137,7 +132,7 @@ class Engine:
         before, self._flight = self._flight, None
         deltas: list[wire.Delta] = []
         failed: list[wire.Failed] = []
-        if before is not None and not before.may_be_overtaken:
+        if before is not None and not (before.may_be_overtaken and self._may_overtake(before)):
             deltas, failed = self._land(before)
             before = None
         flight = None
@@ -160,8 +155,10 @@ class Engine:
         if not batch:
             return None, []
         sources = before.sources() if before is not None else {}
-        spans = spans_of(batch, sources)
+        spans = [span_of(sequence, num_tokens, sources) for sequence, num_tokens in batch]
         work = work_of(spans)
+        if self.speculates:
+            work = self._draft(batch, spans, work, started_at)
         sampled_before = before.draws[0].pending.token_ids if sources and before is not None else None
         try:
             logits = self._runner.forward(spans, sampled_before)
@@ -169,7 +166,9 @@ class Engine:
             raise
         except Exception as error:
             now = self._now()
-            self._spend(now - started_at, work, spans, batch)
+            self._account.spend(now - started_at, work, spans, batch, self._costs)
+            for sequence, _ in batch:
+                self._scheduler.end_draft(sequence, 0, now)
             if isinstance(error, OutOfMemory) and self._budget.shrink(sum(num_tokens for _, num_tokens in batch)):
                 # Nothing was committed: those who fit into a smaller step compute the same again, the others pause.
                 self._scheduler.limits = self._budget.limits
@@ -177,45 +176,43 @@ class Engine:
                 return None, []
             log.exception("a step of %d sequences failed", len(batch))
             return None, self._fail({sequence.request.request_id: error for sequence, _ in batch}, now)
-        rows, indices = self._commit(batch, self._now())
+        sampled, indices = self._commit(batch, self._now())
         draws: list[Draw] = []
         faults: Faults = {}
-        if rows:
+        if sampled:
             # Forks begin with the row of the prompt's last token: the same logits, each with its own seed.
-            draws, faults = self._sample(logits if len(indices) == logits.shape[0] else logits[indices], rows)
+            draws, faults = self._drawing.draw(logits if len(indices) == logits.shape[0] else logits[indices], sampled)
         flight = Flight(batch, spans, work, draws, started_at)
         if faults:
-            self._spend(self._now() - started_at, work, spans, batch)
+            self._account.spend(self._now() - started_at, work, spans, batch, self._costs)
             flight = Flight([], [], NO_WORK, draws, started_at)
         return flight, self._fail(faults, self._now())
 
     def _land(self, flight: Flight) -> tuple[list[wire.Delta], list[wire.Failed]]:
         """Read a step's tokens."""
-        drawn = [(draw, draw.pending.take()) for draw in flight.draws]
+        runs = [run for draw in flight.draws for run in draw.runs(draw.pending.take())]
         now = self._now()
         # Before anything ends, so that whoever ends in this step has its share of it.
         if flight.batch:
             seconds = now - max(flight.started_at, self._landed_at)
-            self._spend(seconds, flight.work, flight.spans, flight.batch)
+            self._account.spend(seconds, flight.work, flight.spans, flight.batch, self._costs)
             self._costs.observe(flight.work, seconds)
+            if self.speculates and self._speculation is not None:
+                num_right = sum([len(run.token_ids) - 1 for run in runs])
+                self._speculation.spent(flight.work, seconds, num_right, self._costs)
         self._landed_at = now
         self._budget.passed()
         self._scheduler.limits = self._budget.limits
         faults: Faults = {
-            sequence.request.request_id: ArithmeticError("the model gave no usable logits")
-            for draw, sampled in drawn
-            if min(sampled.token_ids) < 0
-            for sequence, token_id in zip(draw.sequences, sampled.token_ids, strict=True)
-            if token_id < 0 and not sequence.has_ended
+            run.sequence.request.request_id: ArithmeticError("the model gave no usable logits")
+            for run in runs
+            if run.token_ids[-1] < 0 and not run.sequence.has_ended
         }
         failed = self._fail(faults, now)
-        return self._report(drawn, now), failed
+        return [self._report(run, now) for run in runs if not run.sequence.has_ended], failed
 
     def stats(self, num_gateways: int = 1) -> wire.Stats:
         """The state now; step_ms is the mean since the last call."""
-        num_steps, busy_s = self._num_steps - self._told[0], self._busy_s - self._told[1]
-        step_ms = 1e3 * busy_s / num_steps if num_steps else 0.0
-        self._told = self._num_steps, self._busy_s
         return wire.Stats(
             num_waiting=len(self._scheduler.waiting),
             num_running=len(self._scheduler.running),
@@ -223,14 +220,14 @@ class Engine:
             num_used_blocks=self._pool.num_used,
             num_cached_blocks=self._pool.num_cached,
             num_free_blocks=self._pool.num_free,
-            num_prefill_tokens=self._num_prefill_tokens,
-            num_decode_tokens=self._num_decode_tokens,
-            num_steps=self._num_steps,
-            step_ms=step_ms,
+            num_prefill_tokens=self._account.num_prefill_tokens,
+            num_decode_tokens=self._account.num_decode_tokens,
+            num_steps=self._account.num_steps,
+            step_ms=self._account.mean_step_ms(),
             draining=self.draining,
             cost_weights=self._costs.weights,
             num_gateways=num_gateways,
-            busy_s=self._busy_s,
+            busy_s=self._account.busy_s,
             **self._scheduler.counts(),
         )
 
@@ -255,99 +252,79 @@ class Engine:
 
     # Parts of a step
 
-    def _spend(self, seconds: float, work: Work, spans: list[Span], batch: list[tuple[Sequence, int]]) -> None:
-        """A step's time, to those who were in it and have not ended meanwhile; if all have, it was nobody's."""
-        there = [(sequence, span) for (sequence, _), span in zip(batch, spans, strict=True) if not sequence.has_ended]
-        if not there:
-            return
-        self._num_steps += 1
-        self._busy_s += seconds
-        work = work if len(there) == len(batch) else work_of([span for _, span in there])
-        decode_s, context_s, chunk = shares(self._costs.weights, work, seconds)
-        decode_s += context_s
-        for sequence, span in there:
-            num_tokens = len(span.token_ids)
-            if num_tokens == 1:
-                sequence.engine_s += decode_s + context_s * span.start
-            else:
-                sequence.engine_s += chunk.seconds(num_tokens, span.start)
+    def _may_overtake(self, before: Flight) -> bool:
+        """Nobody should know its last token before the next step, for the sake of a draft."""
+        return not (self.speculates and self._speculation) or not self._speculation.expects(
+            sequence for sequence, _ in before.batch
+        )
+
+    def _draft(self, batch: list[tuple[Sequence, int]], spans: list[Span], work: Work, now: float) -> Work:
+        """Gives some of those who decode drafts to verify, and their spans with them, as far as there is room. What
+        the work becomes by it."""
+        assert self._speculation is not None
+        decoding = {
+            sequence: place
+            for place, (sequence, num_tokens) in enumerate(batch)
+            if num_tokens == 1
+            and sequence.num_pending == 1
+            and sequence.has_output
+            and sequence.num_known == len(sequence.token_ids)
+        }
+        if not decoding:
+            return work
+        num_drafted = 0
+        num_left = self._scheduler.limits.max_step_tokens - work.num_prefill_tokens - work.num_decodes
+        for sequence, token_ids in self._speculation.draft(decoding, work, num_left, self._costs, now):
+            num_tokens = self._scheduler.make_room(sequence, len(token_ids), now)
+            if num_tokens:
+                sequence.draft_token_ids = token_ids[:num_tokens]
+                num_drafted += num_tokens
+                spans[decoding[sequence]] = span_of(sequence, 1)
+        return work._replace(num_draft_tokens=num_drafted)
 
     def _commit(self, batch: list[tuple[Sequence, int]], now: float) -> tuple[list[Sequence], list[int]]:
-        """Note what is computed. Returns the sequences to sample, and for each the row of the logits."""
-        rows: list[Sequence] = []
-        sources: list[int] = []
+        """Note what is computed, but for drafts. Returns the sequences to sample, and the rows of the logits."""
+        sampled: list[Sequence] = []
+        rows: list[int] = []
         num_logits = 0
         for sequence, num_tokens in batch:
             if num_tokens == 1 and sequence.has_output:
-                self._num_decode_tokens += 1
+                self._account.num_decode_tokens += 1
             else:
-                self._num_prefill_tokens += num_tokens
+                self._account.num_prefill_tokens += num_tokens
             self._scheduler.commit(sequence, num_tokens)
             if sequence.num_computed == len(sequence.token_ids):
-                rows.append(sequence)
-                sources.append(num_logits)
+                end = num_logits + 1 + len(sequence.draft_token_ids)
+                sampled.append(sequence)
+                rows += range(num_logits, end)
                 for fork in self._scheduler.fork(sequence, now):
-                    rows.append(fork)
-                    sources.append(num_logits)
-                num_logits += 1
-        return rows, sources
+                    sampled.append(fork)
+                    rows.append(num_logits)
+                num_logits = end
+        return sampled, rows
 
-    def _sample(self, logits: Tensor, sequences: list[Sequence]) -> tuple[list[Draw], Faults]:
-        """One batched sample, and one each for those whose last batch failed."""
-        draws: list[Draw] = []
-        faults: Faults = {}
-        suspects = self._suspects
-        if not suspects:
-            self._sample_batch(logits, sequences, draws, faults)
-            return draws, faults
-        is_suspect = [sequence.request.request_id in suspects for sequence in sequences]
-        together = [position for position, suspect in enumerate(is_suspect) if not suspect]
-        alone = [[position] for position, suspect in enumerate(is_suspect) if suspect]
-        for positions in [together, *alone]:
-            batch = [sequences[position] for position in positions]
-            if batch and batch[0].request.request_id not in faults:  # else a sibling has failed a moment ago
-                self._sample_batch(logits[positions], batch, draws, faults)
-        for draw in draws:
-            suspects.difference_update(sequence.request.request_id for sequence in draw.sequences)
-        return draws, faults
-
-    def _sample_batch(self, logits: Tensor, sequences: list[Sequence], draws: list[Draw], faults: Faults) -> None:
-        """Adds to ``draws`` and ``faults``."""
-        try:
-            pending = self._sampler.start(logits, [one.row for one in sequences], self._runner.maxima_of(logits))
-        except AssertionError:
-            raise
-        except Exception as error:
-            log.exception("sampling for %d sequences failed", len(sequences))
-            if len(sequences) == 1:
-                faults[sequences[0].request.request_id] = error
-                return
-            # The logits may be half overwritten. Computed anew and sampled one by one, only the faulty request fails.
-            now = self._now()
-            for sequence in sequences:
-                self._suspects.add(sequence.request.request_id)
-                self._scheduler.preempt(sequence, now)
-            return
-        draws.append(Draw(sequences, [sequence.expect() for sequence in sequences], pending))
-
-    def _report(self, drawn: list[tuple[Draw, Sampled]], now: float) -> list[wire.Delta]:
-        """What moved, of the sequences that have not ended meanwhile."""
-        deltas = []
-        for draw, sampled in drawn:
-            tokens = zip(draw.sequences, draw.positions, sampled.token_ids, sampled.logprobs, strict=True)
-            for sequence, position, token_id, logprob in tokens:
-                if sequence.has_ended:
-                    continue
-                sequence.settle(position, token_id, now)
-                logprobs = None if logprob is None else [logprob]
-                reason = sequence.ending()
-                if reason is None:
-                    found = sequence.num_cached_tokens if position == sequence.num_prompt_tokens else None
-                    delta = wire.Delta(sequence.request.request_id, sequence.index, [token_id], logprobs, None, found)
-                else:
-                    delta = self._end(sequence, [token_id], logprobs, reason, now)
-                deltas.append(delta)
-        return deltas
+    def _report(self, run: Gain, now: float) -> wire.Delta:
+        """What a sequence has gained, up to whatever ends it."""
+        sequence, num_drafted = run.sequence, len(run.draft)
+        reason = None
+        num_tokens = 0
+        for token_id in run.token_ids:
+            sequence.settle(run.position + num_tokens, token_id, now)
+            num_tokens += 1
+            reason = sequence.ending()
+            if reason is not None:
+                break
+        if num_drafted:
+            self._account.num_decode_tokens += num_tokens - 1
+            self._scheduler.end_draft(sequence, num_tokens - 1, now)
+            assert self._speculation is not None
+            self._speculation.learn(sequence, num_drafted, min(num_tokens, len(run.token_ids) - 1))
+        token_ids = run.token_ids[:num_tokens]
+        logprobs = [logprob for logprob in run.logprobs[:num_tokens] if logprob is not None] or None
+        if reason is not None:
+            return self._end(sequence, token_ids, logprobs, reason, now)
+        found = sequence.num_cached_tokens if run.position == sequence.num_prompt_tokens else None
+        return wire.Delta(sequence.request.request_id, sequence.index, token_ids, logprobs, None, found)
 
     # Ends
 
@@ -360,27 +337,36 @@ class Engine:
         now: float,
     ) -> wire.Delta:
         request = sequence.request
-        self._scheduler.remove(sequence, now)
+        self._remove(sequence, now)
         if not request.live:
             self._forget(request.request_id)
         return wire.Delta(request.request_id, sequence.index, token_ids, logprobs, sequence.finish(reason, now))
 
+    def _remove(self, sequence: Sequence, now: float) -> None:
+        self._scheduler.remove(sequence, now)
+        if self._speculation is not None:
+            self._speculation.forget(sequence)
+
     def _forget(self, request_id: str) -> None:
         del self._requests[request_id]
-        self._suspects.discard(request_id)
+        self._drawing.forget(request_id)
 
     def _fail(self, faults: Mapping[str, Exception], now: float) -> list[wire.Failed]:
         """End whole requests by a fault."""
         failed = []
         for request_id, error in faults.items():
             engine_s = kv_block_s = 0.0
+            num_drafted_tokens = num_accepted_tokens = 0
             for sequence in list(self._requests[request_id].live):
-                self._scheduler.remove(sequence, now)
+                self._remove(sequence, now)
+                num_drafted_tokens += sequence.num_drafted_tokens
+                num_accepted_tokens += sequence.num_accepted_tokens
                 engine_s += sequence.engine_s
                 kv_block_s += sequence.kv_block_s
             self._forget(request_id)
             reason = f"{type(error).__name__}: {error}"
-            failed.append(wire.Failed(request_id, "internal", reason, engine_s, kv_block_s))
+            spent = (engine_s, kv_block_s, num_drafted_tokens, num_accepted_tokens)
+            failed.append(wire.Failed(request_id, "internal", reason, *spent))
         return failed
 
     def _refusal(self, submit: wire.Submit) -> wire.Failed | None:

@@ -2,29 +2,58 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Run
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from policies.costs import Work, pairs
+from policies.wire import TokenLogprob
 from worker.inputs import Span
 from worker.sequence import Sequence
 
 if TYPE_CHECKING:
-    from worker.sampler import Pending
+    from worker.sampler import Pending, Sampled
 
 
 NO_WORK = Work(0, 0, 0)
 
 
+class Gain(NamedTuple):
+    """What one sequence has gained in a step."""
+
+    sequence: Sequence
+    position: int
+    """Of the first of its new tokens."""
+    draft: list[int]
+    token_ids: list[int]
+    """As sampled, as far as the draft foresaw them, and the one after; below 0 where the logits were unusable."""
+    logprobs: list[TokenLogprob | None]
+
+
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """Sequences that were sampled together, and where in each its token belongs."""
+    """Sequences that were sampled together, and where in each its token belongs: behind the last one, and behind each
+    token of a draft."""
 
     sequences: Run[Sequence]
     positions: list[int]
+    """Of the first of each one's tokens."""
+    drafts: list[list[int]]
     pending: Pending
+
+    def runs(self, sampled: Sampled) -> Iterator[Gain]:
+        """What came of it."""
+        token_ids, logprobs = sampled.token_ids, sampled.logprobs
+        at = 0
+        for sequence, position, draft in zip(self.sequences, self.positions, self.drafts, strict=True):
+            end = at + 1
+            for token_id in draft:
+                if token_ids[end - 1] != token_id:
+                    break
+                end += 1
+            yield Gain(sequence, position, draft, token_ids[at:end], logprobs[at:end])
+            at += 1 + len(draft)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +69,13 @@ class Flight:
 
     @property
     def may_be_overtaken(self) -> bool:
-        """The next step can be planned before this one's tokens are known: they lie in one row, and nothing but the
-        model depends on them.
+        """The next step can be planned before this one's tokens are known: they lie in one row, there is one for each
+        sequence, and nothing but the model depends on them.
         """
         return len(self.draws) <= 1 and not any(
-            sequence.samples_by_output for draw in self.draws for sequence in draw.sequences
+            draft or sequence.samples_by_output
+            for draw in self.draws
+            for sequence, draft in zip(draw.sequences, draw.drafts, strict=True)
         )
 
     def sources(self) -> dict[Sequence, int]:
@@ -52,27 +83,29 @@ class Flight:
         return {sequence: row for draw in self.draws for row, sequence in enumerate(draw.sequences)}
 
 
-def spans_of(batch: Run[tuple[Sequence, int]], sources: Mapping[Sequence, int]) -> list[Span]:
-    """What is to be computed; ``sources`` as ``Flight.sources`` says, of a step whose tokens are not known."""
-    spans = []
-    for sequence, num_tokens in batch:
-        start = sequence.num_computed
-        end = start + num_tokens
-        num_logits = int(end == len(sequence.token_ids))
-        source = sources[sequence] if end > sequence.num_known else -1
-        adapter = sequence.request.adapter
-        spans.append(Span(sequence.token_ids[start:end], start, sequence.block_ids, num_logits, source, adapter))
-    return spans
+NO_SOURCES: Mapping[Sequence, int] = {}
+
+
+def span_of(sequence: Sequence, num_tokens: int, sources: Mapping[Sequence, int] = NO_SOURCES) -> Span:
+    """So many tokens of it, and its draft. ``sources``: those of the flight that this step overtakes."""
+    start = sequence.num_computed
+    end = start + num_tokens
+    token_ids, draft = sequence.token_ids[start:end], sequence.draft_token_ids
+    num_logits = 1 + len(draft) if end == len(sequence.token_ids) else 0
+    source = sources[sequence] if end > sequence.num_known else -1
+    token_ids = token_ids + draft if draft else token_ids
+    return Span(token_ids, start, sequence.block_ids, num_logits, source, sequence.request.adapter)
 
 
 def work_of(spans: Run[Span]) -> Work:
-    """A span of one token counts as a decode, as it does for the planner."""
+    """A span of one token counts as a decode, as it does for the planner; so does one with a draft behind it."""
     num_prefill_tokens = num_decodes = num_decode_context_tokens = num_prefill_pairs = 0
-    num_chunks = num_chunk_context_tokens = 0
+    num_chunks = num_chunk_context_tokens = num_draft_tokens = 0
     for span in spans:
         num_tokens = len(span.token_ids)
-        if num_tokens == 1:
+        if span.is_decode:
             num_decodes += 1
+            num_draft_tokens += span.num_draft_tokens
             num_decode_context_tokens += span.start + 1
         else:
             num_prefill_tokens += num_tokens
@@ -86,4 +119,5 @@ def work_of(spans: Run[Span]) -> Work:
         num_prefill_pairs,
         num_chunks,
         num_chunk_context_tokens,
+        num_draft_tokens,
     )

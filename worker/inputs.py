@@ -26,12 +26,22 @@ class Span:
     block_ids: Sequence[int]
     """Block table; covers start + len(token_ids) tokens."""
     num_logits: int
-    """Logits wanted after the last n of these tokens: 0, 1, or more to verify a draft."""
+    """Logits wanted after the last n of these tokens: 0, 1, or more to verify a draft, which is all but the first of
+    those tokens."""
     source: int = -1
     """The last of these tokens is the one that the step before sampled in this row, and has not been read; -1: all are
     known."""
     adapter: Adapter | None = None
     """What changes the model for it."""
+
+    @property
+    def is_decode(self) -> bool:
+        """One token, and perhaps a draft behind it; not a chunk of a prompt."""
+        return len(self.token_ids) == 1 or self.num_logits > 1
+
+    @property
+    def num_draft_tokens(self) -> int:
+        return max(0, self.num_logits - 1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,15 +55,21 @@ def probe(engine: MakeEngine, max_model_tokens: int) -> StepCosts:
             break
         # The first one also pays for what is made on first use, so what it costs says nothing. It asks for everything
         # that can be asked of a sample: on CUDA each kernel is loaded, and some are compiled, when it is first met.
-        prober = engine(costs if round_ else StepCosts())
+        prober = _plain(engine(costs if round_ else StepCosts()))
         prober.add(_submit("alone", 0, length, NUM_TOKENS, GREEDY if round_ else EVERYTHING))
         while prober.has_work:
             _step(prober)
     # And so do the first chunks: each new size is compiled for when it is met.
     for learned in (copy.deepcopy(costs), costs):
         if time.monotonic() < began_at + IN_ALL_S:
-            _beside_streams(engine(learned), max_model_tokens, began_at + IN_ALL_S)
+            _beside_streams(_plain(engine(learned)), max_model_tokens, began_at + IN_ALL_S)
     return costs
+
+
+def _plain(prober: Engine) -> Engine:
+    """These prompts are easily guessed."""
+    prober.speculates = False
+    return prober
 
 
 def _beside_streams(prober: Engine, max_model_tokens: int, until: float) -> None:

@@ -41,9 +41,11 @@ class Row:
     """The request's seed plus the sequence's index, mod 2**64."""
     prompt_token_ids: Sequence[int]
     output_token_ids: Sequence[int]
-    """Sampled so far; the position of the token to sample is the length of prompt and output together."""
+    """Sampled so far; the position of the token to sample is the length of prompt, output and draft together."""
     state: object | None = None
     """The sampler's own notes on this sequence; made anew from the lists whenever it is None."""
+    draft_token_ids: Sequence[int] = ()
+    """Come after the output as far as this row is concerned: it counts only if they turn out to be right."""
 
 
 @dataclass(slots=True)
@@ -115,7 +117,7 @@ class Sampler:
                 adjustments = Adjustments.of(row.sampling, row.prompt_token_ids, self.eos_token_ids, self.vocab_size)
                 row.state = notes = _Notes(adjustments)
             if notes.adjustments is not None:
-                adjusted.append((i, notes.adjustments, row.output_token_ids))
+                adjusted.append((i, notes.adjustments, row.output_token_ids, row.draft_token_ids))
         model_logits = None
         if asking:
             # What follows writes into the rows that are adjusted.
@@ -196,7 +198,7 @@ class Sampler:
 
 def _key(row: Row) -> tuple[int, int]:
     """Of the noise: the seed, and the position of the token to sample."""
-    return row.seed, len(row.prompt_token_ids) + len(row.output_token_ids)
+    return row.seed, len(row.prompt_token_ids) + len(row.output_token_ids) + len(row.draft_token_ids)
 
 
 @dataclass(slots=True)

@@ -121,6 +121,30 @@ class Scheduler:
             block_ids[position] = sealed
             sequence.num_sealed += 1
 
+    def make_room(self, sequence: Sequence, num_tokens: int, now: float) -> int:
+        """Blocks to compute a draft in behind its last token, of what nobody needs in the next step. How many tokens
+        there is room for, at most so many."""
+        num_free = len(sequence.block_ids) * self._block_size - len(sequence.token_ids)
+        if num_tokens > num_free:
+            num_spare = self._pool.num_available - len(self.running)
+            num_more = min(-(-(num_tokens - num_free) // self._block_size), num_spare)
+            if num_more > 0:
+                sequence.held(now)
+                sequence.block_ids += self._pool.allocate(num_more, sequence.block_ids[-1])
+                num_free += num_more * self._block_size
+        return min(num_tokens, num_free)
+
+    def end_draft(self, sequence: Sequence, num_accepted: int, now: float) -> None:
+        """So many tokens of its draft have become its own; what the others were computed in is given back."""
+        sequence.draft_token_ids = []
+        if num_accepted:
+            self.commit(sequence, num_accepted)
+        num_needed = -(-len(sequence.token_ids) // self._block_size)
+        if len(sequence.block_ids) > num_needed:
+            sequence.held(now)
+            self._pool.release(sequence.block_ids[num_needed:])
+            del sequence.block_ids[num_needed:]
+
     def fork(self, leader: Sequence, now: float) -> list[Sequence]:
         """Those of its request that have waited for its prompt, now running beside it on the same blocks."""
         if leader.request.leader is not leader:
@@ -147,6 +171,7 @@ class Scheduler:
         self._take_from(self.running, sequence)
         self._release(sequence, now)
         sequence.num_computed = sequence.num_sealed = 0
+        sequence.draft_token_ids = []
         sequence.may_share_tail = False
         sequence.num_preemptions += 1
         self.num_preemptions += 1

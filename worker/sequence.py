@@ -4,6 +4,8 @@ to.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from policies import wire
 from policies.batching import Place, token_due_at
 from policies.prefix import Chain
@@ -38,6 +40,7 @@ class Sequence:
         "arrival",
         "block_ids",
         "chain",
+        "draft_token_ids",
         "engine_s",
         "first_token_at",
         "has_ended",
@@ -47,8 +50,10 @@ class Sequence:
         "kv_block_s",
         "last_token_at",
         "may_share_tail",
+        "num_accepted_tokens",
         "num_cached_tokens",
         "num_computed",
+        "num_drafted_tokens",
         "num_emitted",
         "num_known",
         "num_overtaken",
@@ -120,6 +125,10 @@ class Sequence:
         self.may_share_tail = False
         """The block that it writes next may be another's too, and is then copied first."""
         self.num_cached_tokens = 0
+        self.draft_token_ids: list[int] = []
+        """What may follow its last token, to be verified in this step; not among ``token_ids``."""
+        self.num_drafted_tokens = 0
+        self.num_accepted_tokens = 0
         self.num_preemptions = 0
         """How often it lost blocks, all or the last ones."""
         self.num_overtaken = 0
@@ -164,6 +173,13 @@ class Sequence:
         sampling = self.sampling
         return bool(sampling.presence_penalty or sampling.frequency_penalty or sampling.repetition_penalty != 1.0)
 
+    def rows(self) -> Iterator[Row]:
+        """What is sampled in this step: its next token, and the one after each token of its draft."""
+        row, draft = self.row, self.draft_token_ids
+        yield row
+        for num in range(1, len(draft) + 1):
+            yield Row(self.sampling, row.seed, row.prompt_token_ids, row.output_token_ids, row.state, draft[:num])
+
     @property
     def known_token_ids(self) -> list[int]:
         return self.token_ids if self.num_known == len(self.token_ids) else self.token_ids[: self.num_known]
@@ -180,9 +196,13 @@ class Sequence:
         return len(self.token_ids) - 1
 
     def settle(self, position: int, token_id: int, now: float) -> None:
-        """The token that was expected there."""
-        self.token_ids[position] = token_id
-        self.output_token_ids[position - self.num_prompt_tokens] = token_id
+        """The token that was expected there, or one more, since the draft was right so far."""
+        if position == len(self.token_ids):
+            self.token_ids.append(token_id)
+            self.output_token_ids.append(token_id)
+        else:
+            self.token_ids[position] = token_id
+            self.output_token_ids[position - self.num_prompt_tokens] = token_id
         self.num_known = position + 1
         if self.first_token_at is None:
             self.first_token_at = now
@@ -210,4 +230,6 @@ class Sequence:
             decode_s=last_token_at - first_token_at,
             engine_s=self.engine_s,
             kv_block_s=self.kv_block_s,
+            num_drafted_tokens=self.num_drafted_tokens,
+            num_accepted_tokens=self.num_accepted_tokens,
         )

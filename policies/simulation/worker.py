@@ -265,7 +265,7 @@ class Worker:
         assert stretch is not None
         self.stretch = None
         self.busy_s += stretch.end - stretch.start
-        decode_s, context_s, chunk = shares(self._costs.weights, stretch.work, stretch.step_s)
+        decode_s, context_s, chunk, _ = shares(self._costs.weights, stretch.work, stretch.step_s)
         growth_s = context_s * (stretch.num_steps - 1) / 2
         wrote: list[tuple[Simulated, int]] = []
         for sequence, num_tokens in stretch.grants:

@@ -18,10 +18,11 @@ def test_the_documented_file_says_the_defaults():
 def test_every_key_is_in_the_documented_file():
     text = (ROOT / "config.toml").read_text()
     sections = [f.type for f in msgspec.structs.fields(settings.Settings) if isinstance(f.type, type)] + [
-        settings.Model
+        settings.Model,
+        settings.Speculation,
     ]
     keys = {field.name for section in sections if section is not dict for field in msgspec.structs.fields(section)}
-    assert keys - {"engine"} <= {line.split(" = ")[0] for line in text.splitlines()}
+    assert keys - {"engine", "speculation"} <= {line.split(" = ")[0] for line in text.splitlines()}
 
 
 def test_variables_win_over_the_file_and_the_command_line_over_both():

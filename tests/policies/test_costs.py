@@ -83,13 +83,13 @@ def test_nothing_observed_makes_work_cost_less_than_nothing(observed):
 
 
 weights = st.one_of(
-    st.just(()), st.lists(st.one_of(st.just(0.0), st.floats(1e-12, 1e-2)), min_size=7, max_size=7).map(tuple)
+    st.just(()), st.lists(st.one_of(st.just(0.0), st.floats(1e-12, 1e-2)), min_size=8, max_size=8).map(tuple)
 )
 
 
 @given(
     weights,
-    st.lists(st.integers(0, 4000), max_size=40),
+    st.lists(st.tuples(st.integers(0, 4000), st.integers(0, 8)), max_size=40),
     st.lists(st.tuples(st.integers(2, 600), st.integers(0, 4000)), max_size=5),
     st.floats(1e-6, 10.0),
 )
@@ -99,27 +99,28 @@ def test_a_step_is_shared_out_to_the_last_second(weights, decodes, chunks, secon
     work = Work(
         sum(length for length, _ in chunks),
         len(decodes),
-        sum(start + 1 for start in decodes),
+        sum(start + 1 for start, _ in decodes),
         sum(pairs(*chunk) for chunk in chunks),
         len(chunks),
         sum(start for _, start in chunks),
+        sum(num_drafted for _, num_drafted in decodes),
     )
-    decode_s, context_s, chunk_price = shares(weights, work, seconds)
-    parts = [decode_s + context_s * (start + 1) for start in decodes]
+    decode_s, context_s, chunk_price, draft_s = shares(weights, work, seconds)
+    parts = [decode_s + context_s * (start + 1) + draft_s * num_drafted for start, num_drafted in decodes]
     parts += [chunk_price.seconds(*chunk) for chunk in chunks]
     assert sum(parts) == pytest.approx(seconds, rel=1e-9)
     assert min(parts) >= 0
 
 
 def test_a_part_is_what_it_should_cost_and_everybody_pays_alike_for_the_step_itself():
-    weights = (1e-3, 1e-5, 1e-4, 1e-8, 0.0, 2e-4, 0.0)
+    weights = (1e-3, 1e-5, 1e-4, 1e-8, 0.0, 2e-4, 0.0, 0.0)
     work = Work(100, 3, 1000, pairs(100, 0), 1, 0)
-    decode_s, context_s, chunk = shares(weights, work, predicted(weights, work))
+    decode_s, context_s, chunk, _ = shares(weights, work, predicted(weights, work))
     assert decode_s == pytest.approx(1e-4 + 1e-3 / 4)
     assert context_s == pytest.approx(1e-8)
     assert chunk.seconds(100, 0) == pytest.approx(100 * 1e-5 + 2e-4 + 1e-3 / 4)
 
 
 def test_while_nothing_is_known_all_tokens_are_alike():
-    decode_s, context_s, chunk = shares((), Work(60, 4, 4000, pairs(60, 0), 1, 0), 1.0)
+    decode_s, context_s, chunk, _ = shares((), Work(60, 4, 4000, pairs(60, 0), 1, 0), 1.0)
     assert (decode_s, context_s, chunk.seconds(60, 0)) == pytest.approx((1 / 64, 0.0, 60 / 64))

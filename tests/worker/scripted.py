@@ -59,8 +59,8 @@ class ScriptedRunner:
                 written.add(slot)
                 self.memory[slot] = history
         for span in spans:
-            if span.num_logits:
-                num_tokens = span.start + len(span.token_ids)
+            end = span.start + len(span.token_ids)
+            for num_tokens in range(end - span.num_logits + 1, end + 1):
                 slots = self.memory[np.array(span.block_ids)].reshape(-1)[:num_tokens]
                 digests.append(np.sum(slots * self.weights[:num_tokens], dtype=np.uint64))
         return np.array(digests, dtype=np.uint64).reshape(-1, 1)
@@ -108,7 +108,8 @@ class ScriptedSampler:
             history, expected = history_of(row)
             assert int(digest) == expected, "a sequence has read what is not its own history"
             token_ids.append(next_token(history, row.seed, self.vocab_size))
-            row.state = (*row.state[:3], token_ids[-1])
+            if not row.draft_token_ids:
+                row.state = (*row.state[:3], token_ids[-1])
         self.num_untaken += 1
         return ScriptedPending(token_ids, self.took)
 
@@ -129,6 +130,9 @@ def history_of(row):
         digest = (digest + history * (2 * position + 1)) & MASK
         num_seen += 1
     row.state = (num_seen, digest, history, drawn)
+    for position, token_id in enumerate(row.draft_token_ids, num_seen):
+        history = following(history, token_id)
+        digest = (digest + history * (2 * position + 1)) & MASK
     return history, digest
 
 

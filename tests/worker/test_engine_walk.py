@@ -15,9 +15,34 @@ from policies.settings import Engine as EngineSettings
 from policies.terms import Sampling
 from tests.worker.scripted import ScriptedRunner, ScriptedSampler, answer
 from worker.engine import Engine
+from worker.speculation import Draft, Speculation, SuffixDrafter
 
 NUM_OPERATIONS = 100_000
 NUM_WALKS = 8
+
+
+class Prophet:
+    """Knows how the answers of the scripted device go on, and says so more or less."""
+
+    name = "prophet"
+
+    def __init__(self, rng):
+        self.rng = rng
+
+    def propose(self, sequences, num_tokens):
+        return [self.draft(sequence, num) for sequence, num in zip(sequences, num_tokens, strict=True)]
+
+    def draft(self, sequence, num_tokens):
+        if self.rng.random() < 0.001:
+            raise ValueError("the spirits are silent")
+        # With end tokens in between, and past them.
+        token_ids = answer(sequence.token_ids, sequence.row.seed, self.rng.randint(0, num_tokens), eos_token_ids=())
+        if token_ids and self.rng.random() < 0.5:
+            token_ids[self.rng.randrange(len(token_ids))] = self.rng.randrange(50)
+        return Draft(token_ids, self.rng.randrange(20))
+
+    def forget(self, sequence):
+        pass
 
 
 class Walk:
@@ -45,6 +70,9 @@ class Walk:
         # What is said of long histories decides who loses blocks, as long as no step has taught otherwise.
         costs = rng.choice([None, StepCosts.of((0.0, tick_s, 0.0, 0.0, tick_s, 0.0, 0.0))])
         self.engine = Engine(self.runner, self.sampler, self.settings, lambda: tick_s * next(self.ticks), costs)
+        self.engine.speculates = rng.random() < 0.7
+        if rng.random() < 0.7:
+            self.guess_well()
         self.request_ids = map(str, itertools.count())
         self.tenants = rng.choice([[b"x"], [b"", b"x", b"y"]])
         self.fault_rate = rng.choice([0, 0.002, 0.02])
@@ -52,7 +80,7 @@ class Walk:
         self.live = {}  # request id -> (submit, answers by index)
         self.num_paused = 0
         """Over all steps."""
-        self.num_cancelled = self.num_finished = self.num_failed = self.num_refused = 0
+        self.num_accepted = self.num_cancelled = self.num_finished = self.num_failed = self.num_refused = 0
         self.engine_s = 0.0
         """Of all that has ended, as it was told."""
         self.first = None
@@ -60,6 +88,11 @@ class Walk:
 
     def tokens(self, number):
         return [self.rng.randrange(1, 50) for _ in range(number)]
+
+    def guess_well(self):
+        """A drafter that knows what comes, in part, and sometimes breaks."""
+        speculation = Speculation([SuffixDrafter(max_text=20), Prophet(self.rng)], self.rng.choice([1, 3, 40]))
+        self.engine._speculation = speculation
 
     def maybe_break_forward(self, spans):
         if self.rng.random() < self.fault_rate:
@@ -140,6 +173,8 @@ class Walk:
             answers[delta.index] += delta.token_ids
             if delta.finish is not None:
                 self.num_finished += 1
+                assert 0 <= delta.finish.num_accepted_tokens <= delta.finish.num_drafted_tokens
+                self.num_accepted += delta.finish.num_accepted_tokens
                 sampling = submit.sampling
                 expected = answer(
                     submit.prompt_token_ids, (sampling.seed + delta.index) % (1 << 64), sampling.max_tokens

@@ -51,6 +51,19 @@ class Counts:
         self._token_ids = np.concatenate([self._token_ids, np.zeros(room, dtype=np.int64)])
         self._num_output = np.concatenate([self._num_output, np.zeros(room, dtype=np.float32)])
 
+    def with_draft(self, draft_token_ids: Sequence[int]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
+        """``token_ids`` and ``num_output`` as they would be after these, which are not counted."""
+        if not draft_token_ids:
+            return self.token_ids, self.num_output
+        places = dict(self._places)
+        at = [places.setdefault(token_id, len(places)) for token_id in draft_token_ids]
+        num_new = len(places) - len(self._places)
+        token_ids = np.concatenate([self.token_ids, np.zeros(num_new, dtype=np.int64)])
+        num_output = np.concatenate([self.num_output, np.zeros(num_new, dtype=np.float32)])
+        token_ids[at] = draft_token_ids
+        np.add.at(num_output, at, 1)
+        return token_ids, num_output
+
     @property
     def token_ids(self) -> npt.NDArray[np.int64]:
         """Each token once."""
@@ -94,8 +107,9 @@ class Adjustments:
         )
 
 
-def adjust(logits: Tensor, rows: Sequence[tuple[int, Adjustments, Sequence[int]]]) -> Tensor:
-    """In place, for (row of logits, what it does, its output so far): penalties, then bias, then forbidden tokens.
+def adjust(logits: Tensor, rows: Sequence[tuple[int, Adjustments, Sequence[int], Sequence[int]]]) -> Tensor:
+    """In place, for (row of logits, what it does, its output so far, the draft that the row takes for granted):
+    penalties, then bias, then forbidden tokens.
 
     -> [count] i64: which have changed, of all rows end to end, some more than once.
     """
@@ -103,29 +117,30 @@ def adjust(logits: Tensor, rows: Sequence[tuple[int, Adjustments, Sequence[int]]
     changed: list[Tensor] = []
     vocab_size = logits.shape[1]
     penalised = []
-    for at, adjustments, output in rows:
+    for at, adjustments, output, draft in rows:
         if adjustments.counts is not None:
             adjustments.counts.update(output)
-            if len(adjustments.counts.token_ids):
-                penalised.append((at * vocab_size, adjustments.counts, adjustments.sampling))
+            token_ids, counts = adjustments.counts.with_draft(draft)
+            if len(token_ids):
+                penalised.append((at * vocab_size, token_ids, counts, adjustments.sampling))
     if penalised:
-        lengths = [len(counts.token_ids) for _, counts, _ in penalised]
-        where = _on(logits, np.concatenate([start + counts.token_ids for start, counts, _ in penalised]))
+        lengths = [len(token_ids) for _, token_ids, _, _ in penalised]
+        where = _on(logits, np.concatenate([start + token_ids for start, token_ids, _, _ in penalised]))
         changed.append(where)
-        num_output = _on(logits, np.concatenate([counts.num_output for _, counts, _ in penalised]))
-        terms = [(s.repetition_penalty, s.presence_penalty, s.frequency_penalty) for _, _, s in penalised]
+        num_output = _on(logits, np.concatenate([counts for _, _, counts, _ in penalised]))
+        terms = [(s.repetition_penalty, s.presence_penalty, s.frequency_penalty) for _, _, _, s in penalised]
         repetition, presence, frequency = _on(logits, np.repeat(np.array(terms, dtype=np.float32).T, lengths, axis=1))
         seen = flat[where]
         seen = torch.where(seen < 0, seen * repetition, seen / repetition)
         flat[where] = seen - frequency * num_output - presence * (num_output > 0)
 
-    biased = [(at * vocab_size, a) for at, a, _ in rows if len(a.bias_ids)]
+    biased = [(at * vocab_size, a) for at, a, _, _ in rows if len(a.bias_ids)]
     if biased:
         where = _on(logits, np.concatenate([start + a.bias_ids for start, a in biased]))
         changed.append(where)
         flat[where] += _on(logits, np.concatenate([a.biases for _, a in biased]))
 
-    early = [(at * vocab_size, a) for at, a, output in rows if len(output) < a.sampling.min_tokens]
+    early = [(at * vocab_size, a) for at, a, output, draft in rows if len(output) + len(draft) < a.sampling.min_tokens]
     if early:
         where = _on(logits, np.concatenate([start + a.stop_ids for start, a in early]))
         changed.append(where)

@@ -1,0 +1,192 @@
+"""How many tokens to guess, and for whom: what is known of how often guesses are right, against what they cost.
+
+A step that verifies B draft tokens beside R sequences gives R tokens and each draft token that survives, and it takes
+longer for each of them. The draft tokens taken are those that make (R + expected survivors) / time greatest, across the
+whole batch: the rule of DSpark's adaptive verification, put on costs that are measured while running (policies/costs)
+and on survival that is. A batch that uses the device fully has no time to spare, and gets none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+_PRIOR_RIGHT, _PRIOR_TRIALS = 1.0, 2.0
+"""Before anything is known, a guess is as good as a coin."""
+_MEMORY = 200.0
+"""Trials of one kind that are remembered; older ones fade."""
+_OWN_MEMORY = 32.0
+"""Of one request."""
+_OWN_PRIOR = 4.0
+"""Trials of a request after which it counts as much as all others together."""
+
+_KINDS = (0, 1, 2, 3, 4, 5, 5, 6, 6, 6, 7, 7, 7, 7, 7, 7, 8)
+"""Drafts of about equal strength, which are counted together, by strength up to the last."""
+NUM_KINDS = _KINDS[-1] + 1
+
+PLAIN_EVERY = 16
+"""Steps with drafts that gain nothing, after which there is one without."""
+_LATEST = 8
+"""Steps that are remembered of what verifying takes."""
+_DOUBT = 0.98
+"""What is left of a cost with each step in which it is not met."""
+_TRIAL = 0.5
+"""Of a step, what may be lost on finding out."""
+_FIRST_TOKENS = 8
+"""Verified before anything is known."""
+_SURPRISE = 4.0
+"""A step so many times as long as expected teaches only as much as this."""
+
+BEHIND_WEIGHT = 2.0
+"""What a token is worth to a request that is behind the pace it was promised, to others 1."""
+
+
+def kind_of(strength: int) -> int:
+    return _KINDS[min(strength, len(_KINDS) - 1)]
+
+
+class Chance:
+    """How often something came right, the latest trials most: the mean of a Beta distribution whose counts fade."""
+
+    __slots__ = ("_memory", "num_right", "num_trials")
+
+    def __init__(self, memory: float) -> None:
+        self._memory = memory
+        self.num_right = self.num_trials = 0.0
+
+    def tell(self, is_right: bool) -> None:
+        if self.num_trials >= self._memory:
+            keep = 1.0 - 1.0 / self._memory
+            self.num_right *= keep
+            self.num_trials *= keep
+        self.num_trials += 1.0
+        self.num_right += is_right
+
+    def fade(self) -> None:
+        """It was not tried, for what is known of it: a little of that is forgotten, lest it never be tried again."""
+        self.num_right *= _DOUBT
+        self.num_trials *= _DOUBT
+
+    def mean(self, right: float = _PRIOR_RIGHT, trials: float = _PRIOR_TRIALS) -> float:
+        """With so much known beforehand."""
+        return (self.num_right + right) / (self.num_trials + trials)
+
+
+class Survival:
+    """Of one drafter's guesses: how often each token of a draft is right, once all before it are."""
+
+    def __init__(self) -> None:
+        self._kinds = [Chance(_MEMORY) for _ in range(NUM_KINDS)]
+
+    def own(self) -> Chance:
+        """For one request, to be given back with what concerns it."""
+        return Chance(_OWN_MEMORY)
+
+    def expected(self, strength: int, num_tokens: int, own: Chance) -> list[float]:
+        """The chance of each of a draft's tokens that it and all before it are right."""
+        chances = []
+        survival = 1.0
+        for place in range(strength, strength + num_tokens):
+            survival *= own.mean(_OWN_PRIOR * self._kinds[kind_of(place)].mean(), _OWN_PRIOR)
+            chances.append(survival)
+        return chances
+
+    def refuse(self, strength: int, own: Chance) -> None:
+        """Nothing of such a draft was tried."""
+        self._kinds[kind_of(strength)].fade()
+        own.fade()
+
+    def tell(self, strength: int, num_tokens: int, num_right: int, own: Chance) -> None:
+        """Of a draft of so many tokens the first ``num_right`` were right."""
+        for place in range(min(num_tokens, num_right + 1)):
+            is_right = place < num_right
+            self._kinds[kind_of(strength + place)].tell(is_right)
+            own.tell(is_right)
+
+
+class Effort:
+    """What verifying costs just now: the latest steps with drafts held against the latest ones without.
+
+    The fitted costs know how steps grow with what is in them. What else makes these steps slower or faster than others,
+    such as how their tokens are sampled, shows in the plain ones among them; so one is taken from time to time even
+    where drafts pay.
+    """
+
+    def __init__(self) -> None:
+        self._bias = 1.0
+        """Seconds of the latest plain steps, over what the fitted costs say."""
+        self._token_s = 0.0
+        self._num_plain = self._num_drafted = 0
+        self._num_since_plain = self._num_since_drafted = 0
+        self._gain = 1.0
+
+    def step_s(self, fitted_s: float) -> float:
+        """Of a step without drafts."""
+        return self._bias * fitted_s
+
+    @property
+    def token_s(self) -> float:
+        """Of one more draft token; believed less and less while there is none."""
+        return self._token_s * _DOUBT**self._num_since_drafted
+
+    def max_tokens(self, step_s: float) -> int:
+        """To verify at once, so that a step does not take much longer should that belief be wrong."""
+        if not self._num_drafted:
+            return _FIRST_TOKENS
+        if self._num_since_drafted < _LATEST or not self._token_s:
+            return 1 << 31
+        return max(1, int(_TRIAL * step_s / self._token_s))
+
+    @property
+    def wants_plain(self) -> bool:
+        """It is time for a step without drafts: the more they gain, the seldomer."""
+        return self._num_since_plain >= PLAIN_EVERY * self._gain * self._gain
+
+    def tell(self, fitted_s: float, seconds: float, num_draft_tokens: int, num_requests: int, num_right: int) -> None:
+        """Of a step that would have taken ``fitted_s`` without drafts."""
+        if fitted_s <= 0.0:
+            return
+        if not num_draft_tokens:
+            self._num_plain, self._num_since_plain = self._num_plain + 1, 0
+            self._num_since_drafted += 1
+            ratio = min(seconds / fitted_s, _SURPRISE * self._bias) if self._num_plain > 1 else seconds / fitted_s
+            self._bias += (ratio - self._bias) / min(self._num_plain, _LATEST)
+            return
+        self._num_drafted, self._num_since_plain = self._num_drafted + 1, self._num_since_plain + 1
+        self._num_since_drafted = 0
+        plain_s = self._bias * fitted_s
+        more_s = max(0.0, min(seconds, _SURPRISE * plain_s) - plain_s) / num_draft_tokens
+        share = 1 / min(self._num_drafted, _LATEST)
+        self._token_s += (more_s - self._token_s) * share
+        gain = (num_requests + num_right) / num_requests * plain_s / seconds if num_requests else 1.0
+        self._gain = max(1.0, self._gain + (gain - self._gain) * share)
+
+
+def allot(
+    chances: Sequence[Sequence[float]],
+    weights: Sequence[float],
+    num_requests: int,
+    step_s: float,
+    token_s: float,
+    max_tokens: int,
+) -> list[int]:
+    """How many tokens of each draft to verify.
+
+    ``chances``: of each draft, as by ``Survival.expected``; ``weights``: what its tokens are worth. The step would take
+    ``step_s`` without any, and writes a token for each of ``num_requests``; each draft token takes ``token_s`` more. At
+    most ``max_tokens`` in all.
+    """
+    ranked = [
+        (chance * weight, draft)
+        for draft, (own, weight) in enumerate(zip(chances, weights, strict=True))
+        for chance in own
+    ]
+    ranked.sort(key=lambda pair: -pair[0])
+    num_tokens = [0] * len(chances)
+    worth, seconds = float(num_requests), step_s
+    for value, draft in ranked[:max_tokens]:
+        if value * seconds <= worth * token_s:
+            break
+        num_tokens[draft] += 1
+        worth += value
+        seconds += token_s
+    return num_tokens

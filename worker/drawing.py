@@ -1,0 +1,85 @@
+"""The tokens of a step: whose rows of the logits are sampled together, and who is to blame where that fails."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from worker.flight import Draw
+from worker.sequence import Sequence
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from worker.sampler import Sampler
+
+Faults = dict[str, Exception]
+"""Requests that cannot go on, and why."""
+
+log = logging.getLogger("penstock.worker")
+
+
+class Drawing:
+    """One sampler, and the requests that it may have stumbled over."""
+
+    def __init__(
+        self, sampler: Sampler, maxima_of: Callable[[Tensor], Tensor | None], put_back: Callable[[Sequence], None]
+    ) -> None:
+        """``maxima_of``: as Runner.maxima_of; ``put_back``: has a sequence compute its logits anew."""
+        self._sampler = sampler
+        self._maxima_of = maxima_of
+        self._put_back = put_back
+        self._suspects: set[str] = set()
+        """Requests that were in a batch whose sampling failed; they are sampled one by one until they pass."""
+
+    def draw(self, logits: Tensor, sequences: list[Sequence]) -> tuple[list[Draw], Faults]:
+        """logits: of each sequence a row, and one for each token of its draft. One batched sample, and one each for
+        those whose last batch failed."""
+        draws: list[Draw] = []
+        faults: Faults = {}
+        suspects = self._suspects
+        if not suspects:
+            self._draw_together(logits, sequences, draws, faults)
+            return draws, faults
+        together: list[Sequence] = []
+        rows_together: list[int] = []
+        alone: list[tuple[list[Sequence], list[int]]] = []
+        end = 0
+        for sequence in sequences:
+            begin, end = end, end + 1 + len(sequence.draft_token_ids)
+            if sequence.request.request_id in suspects:
+                alone.append(([sequence], list(range(begin, end))))
+            else:
+                together.append(sequence)
+                rows_together += range(begin, end)
+        for batch, rows in [(together, rows_together), *alone]:
+            if batch and batch[0].request.request_id not in faults:  # else a sibling has failed a moment ago
+                self._draw_together(logits[rows], batch, draws, faults)
+        for draw in draws:
+            suspects.difference_update(sequence.request.request_id for sequence in draw.sequences)
+        return draws, faults
+
+    def forget(self, request_id: str) -> None:
+        """It has ended."""
+        self._suspects.discard(request_id)
+
+    def _draw_together(self, logits: Tensor, sequences: list[Sequence], draws: list[Draw], faults: Faults) -> None:
+        """Adds to ``draws`` and ``faults``."""
+        rows = [row for sequence in sequences for row in sequence.rows()]
+        try:
+            pending = self._sampler.start(logits, rows, self._maxima_of(logits))
+        except AssertionError:
+            raise
+        except Exception as error:
+            log.exception("sampling for %d sequences failed", len(sequences))
+            if len(sequences) == 1:
+                faults[sequences[0].request.request_id] = error
+                return
+            # The logits may be half overwritten. Computed anew and sampled one by one, only the faulty request fails.
+            for sequence in sequences:
+                self._suspects.add(sequence.request.request_id)
+                self._put_back(sequence)
+            return
+        drafts = [sequence.draft_token_ids for sequence in sequences]
+        draws.append(Draw(sequences, [sequence.expect() for sequence in sequences], drafts, pending))

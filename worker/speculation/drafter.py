@@ -1,0 +1,44 @@
+"""What a drafter is: whoever guesses the next tokens of sequences.
+
+A guess is verified by the model itself, in the step that computes the sequence's next token anyway: at each position
+it samples as it would have without, and what it sampled counts as long as the guess says the same. So a drafter may
+say anything; being wrong costs time, never an answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Run
+from typing import NamedTuple, Protocol
+
+from worker.sequence import Sequence
+
+
+class Draft(NamedTuple):
+    """A guess."""
+
+    token_ids: list[int]
+    """What follows the sequence's last token; may be empty."""
+    strength: int
+    """How much speaks for the first of them, by the drafter's own measure (the length of a match); for each further
+    one it is one more. Drafts of equal strength are expected to be right equally often."""
+
+
+NO_DRAFT = Draft([], 0)
+
+
+class Drafter(Protocol):
+    """It is asked between steps, when all tokens of a sequence are known. What became of its last draft it sees by
+    them: they only ever grow. It may keep notes on a sequence until told to forget it. It may raise, and is then not
+    asked for that sequence again.
+    """
+
+    name: str
+    """For settings, logs and statistics."""
+
+    def propose(self, sequences: Run[Sequence], num_tokens: Run[int]) -> list[Draft]:
+        """For each sequence at most so many tokens, which is one or more."""
+        ...
+
+    def forget(self, sequence: Sequence) -> None:
+        """It has ended, or is not asked for any more; it may never have been."""
+        ...

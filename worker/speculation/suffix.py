@@ -1,0 +1,80 @@
+"""Drafts copied from the sequence's own text: what followed when its last tokens stood there before."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Run
+
+from worker.sequence import Sequence
+from worker.speculation.automaton import SuffixAutomaton
+from worker.speculation.drafter import NO_DRAFT, Draft
+
+MIN_MATCH = 2
+"""A single token that has occurred before says next to nothing."""
+MAX_TEXT = 8192
+"""Tokens of one text that are remembered, or the last half of them at least: some 500 bytes each."""
+MAX_TEXTS = 1 << 18
+"""Tokens of all of them. Whoever comes when so many are there goes without."""
+
+
+class SuffixDrafter:
+    """A Drafter; one automaton for each sequence."""
+
+    name = "suffix"
+
+    def __init__(self, max_text: int = MAX_TEXT, max_texts: int = MAX_TEXTS) -> None:
+        self._max_text, self._max_texts = max_text, max_texts
+        self._texts: dict[Sequence, _Text] = {}
+        self._num_tokens = 0
+
+    def propose(self, sequences: Run[Sequence], num_tokens: Run[int]) -> list[Draft]:
+        """See Drafter."""
+        texts = self._texts
+        drafts = []
+        for sequence, num in zip(sequences, num_tokens, strict=True):
+            text = texts.get(sequence)
+            if text is None:
+                if self._num_tokens >= self._max_texts:
+                    drafts.append(NO_DRAFT)
+                    continue
+                text = texts[sequence] = _Text()
+            num_before = len(text.automaton.text)
+            text.follow(sequence.token_ids, self._max_text)
+            self._num_tokens += len(text.automaton.text) - num_before
+            drafts.append(text.draft(num))
+        return drafts
+
+    def forget(self, sequence: Sequence) -> None:
+        """See Drafter."""
+        text = self._texts.pop(sequence, None)
+        if text is not None:
+            self._num_tokens -= len(text.automaton.text)
+
+
+class _Text:
+    __slots__ = ("automaton", "num_seen")
+
+    def __init__(self) -> None:
+        self.automaton = SuffixAutomaton()
+        self.num_seen = 0
+        """Tokens of the sequence."""
+
+    def follow(self, token_ids: Run[int], max_text: int) -> None:
+        new = token_ids[max(self.num_seen, len(token_ids) - max_text) :]
+        self.num_seen = len(token_ids)
+        if len(self.automaton.text) + len(new) > max_text:
+            # States cannot be taken away; what is kept is built anew, once in so many tokens as are kept.
+            kept = self.automaton.text[-(max_text // 2) :]
+            self.automaton = SuffixAutomaton()
+            self.automaton.extend(kept if len(new) <= max_text // 2 else ())
+        self.automaton.extend(new)
+
+    def draft(self, num_tokens: int) -> Draft:
+        length, end = self.automaton.repeated()
+        if length < MIN_MATCH:
+            return NO_DRAFT
+        text = self.automaton.text
+        token_ids = text[end : end + num_tokens]
+        # Where the repetition runs into the present, it goes on in itself.
+        while len(token_ids) < num_tokens:
+            token_ids += token_ids[: num_tokens - len(token_ids)]
+        return Draft(token_ids, length)
