@@ -122,7 +122,10 @@ async def opened(
         rooms = await stack.enter_async_context(store.opened(config.store))
         taken = Posted(rooms).add
         events = await stack.enter_async_context(webhooks.opened(config.billing, environ, clock, redis, taken))
-        show(await bootstrap(rooms, environ, config.policies, config.prices, config.billing.currency), announce)
+        show(
+            await bootstrap(rooms, environ, config.policies, config.prices, config.billing.currency, config.models),
+            announce,
+        )
         directory = await Directory.load(rooms, clock)
         await stack.enter_async_context(directory.watched())
         writer: Writer = writer_for(rooms)
@@ -139,6 +142,8 @@ async def opened(
         await stack.enter_async_context(sinks.watched(config, environ, rooms, clock))
         dispatch = Dispatch(config, clock, command)
         stack.push_async_callback(dispatch.close, WORKERS_S)
+        directory.adapters_changed = lambda: dispatch.follow(directory)
+        dispatch.follow(directory)
         others = await stack.enter_async_context(
             gateways.opened(redis, clock, config.server.processes, dispatch, directory.notice)
         )
@@ -146,7 +151,7 @@ async def opened(
         def alert(reached: Alert) -> None:
             events.post(reached.id, "budget.reached", reached)
 
-        prices, price_history = Prices(directory), PriceHistory(rooms.engine)
+        prices, price_history = Prices(directory, base_of=directory.bases.get), PriceHistory(rooms.engine)
         await stack.enter_async_context(Rollup(rooms, price_history.rates, clock).watched())
         limits = Limits(
             config,

@@ -1,5 +1,5 @@
 """The first start: an empty store gets its secret, an organization, a tenant, an API key and an admin key, which a file
-keeps; and every start: policies and prices of the settings that the store has never had are made in it."""
+keeps; and every start: policies, prices and adapters of the settings that the store has never had are made in it."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway import keys, store
+from gateway.adapters import new_adapter_id
 from gateway.store import Store, StoreError, new_id
 from policies import settings
 from policies.policy import Policy
@@ -42,15 +43,18 @@ async def bootstrap(
     seeds: Mapping[str, Policy] | None = None,
     prices: Sequence[Proposed] = (),
     currency: str = settings.Billing().currency,
+    models: Mapping[str, settings.Model] | None = None,
 ) -> Born | None:
     """Fills an empty store; None when it is not empty. Raises StoreError.
 
     Keys named in the environment are used as they are. The file is written before the store is, so that no start is the
-    first one whose keys nobody has seen. ``seeds``: the settings' policies; ``currency``: of all prices.
+    first one whose keys nobody has seen. ``seeds``: the settings' policies; ``currency``: of all prices; ``models``:
+    the settings', for their adapters.
     """
     async with rooms.changing() as (connection, revision):
         await _seed(connection, {POLICY: Policy(), **(seeds or {})}, revision)
         await _list_prices(connection, prices, currency, revision)
+        await _seed_adapters(connection, models or {}, revision)
         installed = (await connection.execute(sa.select(store.install.c.key_secret))).scalar()
         if installed is not None:
             await _mention_strangers(connection, installed, environ)
@@ -145,6 +149,29 @@ async def _list_prices(connection: AsyncConnection, prices: Sequence[Proposed], 
             "revision": revision,
         }
         await connection.execute(sa.insert(store.prices), row)
+
+
+async def _seed_adapters(connection: AsyncConnection, models: Mapping[str, settings.Model], revision: int) -> None:
+    """Those whose names the store has never had."""
+    known = set((await connection.execute(sa.select(store.adapters.c.name))).scalars())
+    for model, served in models.items():
+        for name, source in served.adapters.items():
+            if name in known:
+                continue
+            row = {
+                "name": name,
+                "model": model,
+                "adapter_id": new_adapter_id(name),
+                "source": source,
+                "digest": "",
+                "rank": 0,
+                "num_bytes": 0,
+                "loaded_at": int(time.time()),
+                "loaded_by": BY_SETTINGS,
+                "version": 1,
+                "revision": revision,
+            }
+            await connection.execute(sa.insert(store.adapters), row)
 
 
 async def _mention_strangers(connection: AsyncConnection, secret: bytes, environ: Mapping[str, str]) -> None:

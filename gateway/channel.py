@@ -56,7 +56,7 @@ class Channel(asyncio.Protocol):
             host, _, port = where.rpartition(":")
             await loop.create_connection(lambda: self, host.strip("[]"), int(port))
 
-    def send(self, message: wire.Submit | wire.Cancel | wire.Drain) -> None:
+    def send(self, message: wire.ToWorker) -> None:
         """Passes the message on, or gives the worker up when it has let too much wait. On a closed channel: nothing.
 
         Raises WireError when the message is longer than a frame may be; nothing was sent then.

@@ -84,6 +84,9 @@ class Crew:
         if deltas:
             raise wire.WireError("a delta of a request that was not made")
 
+    def adapter(self, worker: Worker, message: wire.AdapterLoaded | wire.AdapterRefused) -> None:
+        raise wire.WireError("an answer about an adapter that nobody has asked for")
+
     def refused(self, worker: Worker, failed: wire.Failed) -> None:
         raise wire.WireError("a failure of a request that was not made")
 

@@ -13,7 +13,7 @@ import contextlib
 import ipaddress
 import logging
 import time
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 
 import msgspec
 import sqlalchemy as sa
@@ -21,6 +21,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway import store
+from gateway.adapters import Adapter
 from gateway.background import alongside
 from gateway.clock import Clock
 from gateway.store import Store
@@ -103,6 +104,12 @@ class Directory:
         self.revision = 0
         self.prices = PriceList()
         """Another one whenever it has changed."""
+        self.adapters: dict[str, Adapter] = {}
+        """Those that are served, by name; another one whenever it has changed."""
+        self.bases: dict[str, str] = {}
+        """The model of each name that an adapter has, or had."""
+        self.adapters_changed: Callable[[], None] = lambda: None
+        """Is called then."""
         self._rooms = rooms
         self._clock = clock
         self._keys: dict[bytes, Key] = {}
@@ -173,12 +180,17 @@ class Directory:
             policies = await self._new_policies(connection)
             tenants = await self._new_tenants(connection)
             entries = await self._new_prices(connection)
+            adapters = await self._new_adapters(connection)
             self._policies.update(policies)
             self._tenants.update(tenants)
             if entries:
                 self.prices = self.prices.extended(entries, time.time())
             await self._take_new_keys(connection)
             self.revision = revision
+        if adapters:
+            known = self.adapters | adapters
+            self.adapters = {name: adapter for name, adapter in known.items() if adapter is not None}
+            self.adapters_changed()
 
     @contextlib.asynccontextmanager
     async def watched(self) -> AsyncIterator[None]:
@@ -240,6 +252,16 @@ class Directory:
                 log.error("version %d of the price list cannot be read and has no effect: %s", row.version, error)
             else:
                 found.append(Listed(row.version, row.model, row.sla_class, row.effective_from, terms.price))
+        return found
+
+    async def _new_adapters(self, connection: AsyncConnection) -> dict[str, Adapter | None]:
+        """None: it is not served any more."""
+        columns = store.adapters.c
+        found: dict[str, Adapter | None] = {}
+        for row in await connection.execute(sa.select(store.adapters).where(columns.revision > self.revision)):
+            adapter = Adapter(row.name, row.model, row.adapter_id, row.source, row.digest, row.loaded_at)
+            found[row.name] = adapter if row.unloaded_at is None else None
+            self.bases[row.name] = row.model
         return found
 
     async def _new_tenants(self, connection: AsyncConnection) -> dict[str, Tenant]:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from gateway import errors
+from gateway.adapters import Adapter, Board
 from gateway.clock import Clock
 from gateway.flight import Flight
 from gateway.lanes import LaneView
@@ -63,6 +64,8 @@ class Dispatch:
             name: Line(name, model, config.classes, clock, self._look_around, config.workers)
             for name, model in config.models.items()
         }
+        self._adapters: dict[str, Adapter] = {}
+        """By name; of models that are served."""
         self._texts: dict[str, Text] = {}
         self._workers: list[Worker] = []
         self._sockets: tempfile.TemporaryDirectory[str] | None = None
@@ -106,10 +109,42 @@ class Dispatch:
             for name, line in self._lines.items()
         ]
 
+    def adapters(self) -> list[ServedModel]:
+        """Each as a model of its own."""
+        return [
+            ServedModel(name, adapter.loaded_at, self._line(name).ready() is not None)
+            for name, adapter in self._adapters.items()
+        ]
+
+    def follow(self, board: Board) -> None:
+        """These adapters are served from now on; requests under way go on with what they began with."""
+        known = board.adapters.values()
+        self._adapters = {
+            adapter.name: adapter
+            for adapter in known
+            if adapter.model in self._lines and adapter.name not in self._config.models
+        }
+        for model, line in self._lines.items():
+            line.adapters.follow(adapter for adapter in self._adapters.values() if adapter.model == model)
+
+    async def try_adapter(self, adapter: Adapter) -> wire.AdapterLoaded:
+        """Has its model's workers read it, until ``end_trial``. Raises AdapterRefused, NobodyThere, ModelNotFound."""
+        return await self._line(adapter.model).adapters.tried(adapter)
+
+    def end_trial(self, adapter: Adapter) -> None:
+        """They keep it if it is served by now."""
+        line = self._lines.get(adapter.model)
+        if line is not None:
+            line.adapters.give_up(adapter)
+
+    def adapter_id(self, model: str) -> str:
+        """What its weights are called; empty where it is no adapter."""
+        adapter = self._adapters.get(model)
+        return "" if adapter is None else adapter.adapter_id
+
     def text(self, model: str) -> Text:
         """Raises ModelNotFound, and ModelUnavailable while its files are being read."""
-        self._line(model)
-        text = self._texts.get(model)
+        text = self._texts.get(self._line(model).name)
         if text is None:
             raise _unavailable(model)
         return text
@@ -162,6 +197,8 @@ class Dispatch:
         num_prompt_tokens = len(submit.prompt_token_ids)
         if num_prompt_tokens != order.num_prompt_tokens:
             order = msgspec.structs.replace(order, num_prompt_tokens=num_prompt_tokens)
+        if adapter_id := self.adapter_id(model):
+            submit = msgspec.structs.replace(submit, adapter=adapter_id)
         return self._line(model).submit(submit, order)
 
     def queues(self) -> list[LaneView]:
@@ -192,7 +229,8 @@ class Dispatch:
             line.cut(errors.Draining("This server is shutting down."))
 
     def _line(self, model: str) -> Line:
-        line = self._lines.get(model)
+        adapter = self._adapters.get(model)
+        line = self._lines.get(model if adapter is None else adapter.model)
         if line is None:
             raise errors.ModelNotFound.named(model)
         return line

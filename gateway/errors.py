@@ -248,6 +248,9 @@ class RequestFailed(GatewayError):
                 return InvalidRequest(failed.reason)
             case "overloaded" | "draining":
                 return ServiceUnavailable("The model is overloaded at the moment. Please try again.", retry_after_s=1.0)
+            case "adapter_unavailable":
+                log.error("worker has no use of the adapter of request %s: %s", failed.request_id, failed.reason)
+                return ModelUnavailable("This model cannot answer at the moment. Please try again.", retry_after_s=1.0)
             case _:
                 log.error("worker failed request %s: %s", failed.request_id, failed.reason)
                 return RequestFailed("The model failed while answering this request.")

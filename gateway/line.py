@@ -9,29 +9,23 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
-from hashlib import blake2b
 
 import msgspec
 
 from gateway import errors
+from gateway.adapters import Adapters
 from gateway.clock import Clock
-from gateway.flight import Flight
+from gateway.flight import Flight, opaque
 from gateway.lanes import LaneView, WaitingLine
 from gateway.returning import Returning
 from gateway.seat import Seat
 from gateway.workers import Worker
 from policies import settings, wire
-from policies.prefix import digests_of
 from policies.priority import Order
 from policies.promise import NOTHING, Pace, prefill_s
 from policies.routing import choose
 
 log = logging.getLogger(__name__)
-
-MAX_ROUTED_BLOCKS = 1024
-"""Of a prompt are looked for in the caches of the workers: what follows them makes no difference to where it goes, and
-naming them takes about a microsecond each."""
 
 
 class Line:
@@ -55,6 +49,8 @@ class Line:
         """Guaranteed to the classes of each priority together."""
         for terms in classes.values():
             self.shares[terms.priority] = self.shares.get(terms.priority, 0.0) + terms.share
+        self.adapters = Adapters(self.seats, self._flights)
+        self.adapter = self.adapters.heard
         self._classes = classes
         self._first = min(classes.values(), key=lambda terms: terms.priority)
         """What goes on its class's guarantee goes as one of these: it is not put back for anybody."""
@@ -83,8 +79,7 @@ class Line:
             request = msgspec.structs.replace(request, priority=priority)
         flight = Flight(self, request, order, self._clock.now())
         if len(self.seats) > 1 and self._has_prefix_cache and (facts := self.ready()) is not None:
-            salt = request.cache_salt
-            flight.digests = digests_of(request.prompt_token_ids, facts.block_size, salt, MAX_ROUTED_BLOCKS)
+            flight.name_blocks(facts.block_size)
         first_back = self._returning.first()
         if not self._waiting.lanes.num_waiting and (
             first_back is None or priority < self._returning.priority(first_back)
@@ -159,6 +154,7 @@ class Line:
     def joined(self, worker: Worker) -> None:
         assert worker.facts is not None
         self.seats[worker].joined(worker.facts)
+        self.adapters.joined(worker)
         self._advance()
         self._changed()
 
@@ -195,6 +191,7 @@ class Line:
             seat.reported(worker.facts, worker.stats, self._max_slowdown)
             if seat.is_draining and not was_draining:
                 self._look_for_leaving()
+            self.adapters.sweep()
             self._advance()
 
     def kept(self, worker: Worker, events: wire.KvEvents) -> None:
@@ -218,6 +215,7 @@ class Line:
         self._advance()
 
     def left(self, worker: Worker) -> None:
+        self.adapters.left(worker)
         seat = self.seats[worker]
         flights = seat.flights
         seat.empty()
@@ -236,6 +234,15 @@ class Line:
             self._waiting.fail(error)
             self._fail_returning(error)
         self._changed()
+
+    def _flights(self) -> list[Flight]:
+        """All that have not ended."""
+        waiting = [turn.item for lane in self._waiting.lanes for turn in lane.waiting]
+        return [
+            *waiting,
+            *self._returning.all(),
+            *(each for seat in self.seats.values() for each in seat.flights.values()),
+        ]
 
     # The line
 
@@ -276,6 +283,8 @@ class Line:
         """Of the workers that have room, the one where its first token should come soonest."""
         num_sequences, num_tokens = flight.num_open, flight.num_held_tokens
         able = [seat for seat in self.seats.values() if seat.has_room(num_sequences, num_tokens, priority)]
+        if flight.request.adapter:
+            able = [seat for seat in able if not self.adapters.refuses(seat.worker, flight.request.adapter)] or able
         if len(able) < 2:
             return able[0] if able else None
         if not flight.digests:
@@ -294,7 +303,7 @@ class Line:
             priority=priority,
             ttft_s=flight.due_at - now,
             tpot_s=self._classes[order.sla_class].tpot_ms / 1e3,
-            tenant=_opaque(order.tenant_id),
+            tenant=opaque(order.tenant_id),
             weight=order.weight,
         )
         if is_first:
@@ -387,9 +396,3 @@ class Line:
 
 def _lost(what: str) -> errors.WorkerLost:
     return errors.WorkerLost(f"{what} Please try again.", retry_after_s=1.0)
-
-
-@lru_cache(4096)
-def _opaque(tenant_id: str) -> bytes:
-    """The same to all gateways, and to a worker no name."""
-    return blake2b(tenant_id.encode(), digest_size=8, person=b"penstock tenant").digest()

@@ -41,10 +41,18 @@ class Bare:
 class Prices:
     """In force now. Entries of the list that come into force, or arrive, count for the requests that come after."""
 
-    def __init__(self, board: Board | None = None, wall: Callable[[], float] = time.time) -> None:
-        """``board``: None: policies name their own prices, and there are no others. ``wall``: Unix seconds."""
+    def __init__(
+        self,
+        board: Board | None = None,
+        wall: Callable[[], float] = time.time,
+        base_of: Callable[[str], str | None] = lambda model: None,
+    ) -> None:
+        """``base_of``: the model that one of this name is an adapter of. ``board``: None: policies name their own
+        prices, and there are no others. ``wall``: Unix seconds.
+        """
         self._board = board or Bare()
         self._wall = wall
+        self._base_of = base_of
         self._list = self._board.prices
         self._until = self._list.changes_at(wall())
 
@@ -59,7 +67,8 @@ class Prices:
     def find(self, caller: Caller, model: str, sla_class: str) -> Priced:
         """For a request that is admitted now."""
         name, version = caller.policy_name, caller.policy_version
-        return pricelist.priced(caller.policy, name, version, self._list, model, sla_class, self._wall())
+        base = self._base_of(model)
+        return pricelist.priced(caller.policy, name, version, self._list, model, sla_class, self._wall(), base)
 
 
 class PriceHistory:
@@ -107,7 +116,7 @@ class PriceHistory:
         async with self._engine.connect() as connection:
             document = (await connection.execute(query)).scalar()
         named = _Named() if document is None else msgspec.json.decode(document, type=_Named)
-        return pricelist.own_price(named.prices, model)
+        return pricelist.own_price(named.prices, origin.model or model)
 
 
 class _Named(msgspec.Struct):

@@ -56,6 +56,9 @@ class Host(Protocol):
     def kept(self, worker: Worker, events: wire.KvEvents) -> None:
         """Blocks of its prefix cache came and went. Raises WireError when it cannot have so many."""
 
+    def adapter(self, worker: Worker, message: wire.AdapterLoaded | wire.AdapterRefused) -> None:
+        """It can use an adapter, or cannot."""
+
     def refused(self, worker: Worker, failed: wire.Failed) -> None:
         """One request ended without an answer. Raises WireError when there is no such request."""
 
@@ -107,7 +110,7 @@ class Worker:
         """Begins the first life; ``close`` ends the last."""
         self._lives = asyncio.create_task(self._live(), name=f"worker {self.name}")
 
-    def send(self, message: wire.Submit | wire.Cancel) -> None:
+    def send(self, message: wire.Submit | wire.Cancel | wire.LoadAdapter | wire.UnloadAdapter) -> None:
         """To a ready worker. Raises WireError when the message is too long for a frame."""
         assert self._channel is not None
         self._channel.send(message)
@@ -137,6 +140,8 @@ class Worker:
                 self._host.kept(self, message)
             case wire.Failed():
                 self._host.refused(self, message)
+            case wire.AdapterLoaded() | wire.AdapterRefused():
+                self._host.adapter(self, message)
             case wire.Ready():
                 self._greet(message)
             case wire.Hello():

@@ -60,10 +60,23 @@ def load(text: str, environ: Mapping[str, str], overrides: Mapping[str, Any] | N
         if not served.replicas and not served.addresses:
             what = "has neither replicas nor addresses, so nothing can answer for it"
             raise SettingsError(f"config.toml: models.{name} {what}")
+    _check_adapters(settings)
     _check_classes(settings)
     _check_billing(settings)
     _check_sharing(settings)
     return settings
+
+
+def _check_adapters(settings: Settings) -> None:
+    seen: dict[str, str] = {}
+    for model, served in settings.models.items():
+        for name in served.adapters:
+            if name in settings.models:
+                raise SettingsError(f"config.toml: models.{model}.adapters.{name}: a model has this name already")
+            if (other := seen.setdefault(name, model)) != model:
+                raise SettingsError(
+                    f"config.toml: models.{model}.adapters.{name}: the model {other} has one of this name"
+                )
 
 
 def _check_classes(settings: Settings) -> None:

@@ -71,6 +71,14 @@ class PriceList:
                 return entry
         return None
 
+    def names(self, model: str, unix_s: float) -> bool:
+        """Whether a price of this very model is in force, for whichever class."""
+        return any(
+            (entry := _in_force(kept, unix_s)) is not None and entry.price is not None
+            for (named, _), kept in self._by_place.items()
+            if named == model
+        )
+
     def changes_at(self, unix_s: float) -> float:
         """When the next entry comes into force; infinity: no time is known."""
         later = (
@@ -110,11 +118,22 @@ class Priced(msgspec.Struct, frozen=True, gc=False):
 
 
 def priced(
-    policy: Policy, name: str, version: int, prices: PriceList, model: str, sla_class: str, unix_s: float
+    policy: Policy,
+    name: str,
+    version: int,
+    prices: PriceList,
+    model: str,
+    sla_class: str,
+    unix_s: float,
+    base: str | None = None,
 ) -> Priced:
     """For a request admitted at this instant under this version of the policy: the policy's own price for the model, or
-    else the list's, less the policy's discount."""
-    price, origin = own_price(policy.prices, model), Origin(None, name, version, policy.discount)
+    else the list's, less the policy's discount. ``base``: the model that this one is an adapter of, whose price it has
+    unless it is named itself."""
+    of_base = ""
+    if base is not None and model not in policy.prices and not prices.names(model, unix_s):
+        model = of_base = base
+    price, origin = own_price(policy.prices, model), Origin(None, name, version, policy.discount, of_base)
     if price is None:
         entry = prices.find(model, sla_class, unix_s)
         if entry is None or entry.price is None:
@@ -140,6 +159,8 @@ class Origin(NamedTuple):
     policy_name: str
     policy_version: int
     discount: Decimal
+    model: str = ""
+    """The one whose price it is, where it is not that of the row: an adapter without a price has its model's."""
 
     @classmethod
     def of(cls, price_version: str) -> Origin | None:
@@ -149,15 +170,17 @@ class Origin(NamedTuple):
         found = _ORIGIN.fullmatch(price_version)
         if found is None:
             raise ValueError(f"{price_version!r} names no price")
-        listed, name, version, discount = found.groups()
-        return cls(int(listed) if listed else None, name or "", int(version or 0), Decimal(discount or 0))
+        listed, name, version, model, discount = found.groups()
+        return cls(int(listed) if listed else None, name or "", int(version or 0), Decimal(discount or 0), model or "")
 
     def __str__(self) -> str:
         where = f"policy:{self.policy_name}@{self.policy_version}"
         if self.list_version is not None:
             where = f"list:{self.list_version}"
+        elif self.model:
+            where += f";model={self.model}"
         digits = f"{self.discount:.{pricing.NUM_DISCOUNT_DIGITS}f}".rstrip("0").rstrip(".")
         return f"{where};discount={digits}" if self.discount else where
 
 
-_ORIGIN = re.compile(r"(?:list:(\d{1,18})|policy:([^@;]+)@(\d{1,18}))(?:;discount=(0\.\d{1,4}))?")
+_ORIGIN = re.compile(r"(?:list:(\d{1,18})|policy:([^@;]+)@(\d{1,18})(?:;model=([^;]+))?)(?:;discount=(0\.\d{1,4}))?")

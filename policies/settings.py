@@ -252,6 +252,9 @@ class Model(Section, frozen=True):
     """Worker processes to start here."""
     addresses: tuple[str, ...] = ()
     """Workers that run already elsewhere: "unix:/path" or "tcp:host:port"."""
+    adapters: dict[str, str] = {}
+    """Directories in PEFT's layout, where the workers run, by the names that clients ask for; served when the store has
+    never had an adapter of that name, from then on the store's word counts."""
     engine: Engine = Engine()
 
 

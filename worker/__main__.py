@@ -148,6 +148,7 @@ def _run(
         engine = engine_with(probe(engine_with, runner.max_model_tokens))
     except ProbeFailed as error:
         raise CannotStart(f"the model is loaded, but it cannot compute: {error}") from None
+    takes_adapters = isinstance(runner, Runner) and runner.takes_adapters
     ready = wire.Ready(
         model=settings.model,
         max_model_tokens=runner.max_model_tokens,
@@ -161,7 +162,7 @@ def _run(
         pid=os.getpid(),
         tensor_parallel=settings.engine.tensor_parallel,
         pipeline_parallel=settings.engine.pipeline_parallel,
-        max_adapter_bytes=settings.engine.max_adapter_bytes if isinstance(runner, Runner) else 0,
+        max_adapter_bytes=settings.engine.max_adapter_bytes if takes_adapters else 0,
     )
     gc.collect()
     gc.freeze()  # the model's objects live as long as the process: collections need not walk them

@@ -61,6 +61,8 @@ serving from.
 class Runner:
     """One model on one device; not safe for two threads."""
 
+    takes_adapters = True
+
     def __init__(
         self,
         model: Decoder,

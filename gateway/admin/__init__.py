@@ -6,6 +6,7 @@ from __future__ import annotations
 from aiohttp import web
 
 from gateway.admin import (
+    adapters,
     admin_keys,
     audit,
     caches,
@@ -35,7 +36,7 @@ ENDPOINTS: list[Endpoint] = [
     endpoint
     for resource in (
         *(organizations, tenants, service_accounts, keys, admin_keys, limits, policies, prices, trial),
-        *(models, usage, workers, queues, caches, ledger, audit, exports, sinks, organization),
+        *(models, adapters, usage, workers, queues, caches, ledger, audit, exports, sinks, organization),
     )
     for endpoint in resource.ENDPOINTS
 ]

@@ -71,8 +71,9 @@ class Change:
         await self.connection.execute(sa.insert(store.audit_log), line)
 
 
-async def made(ask: Ask[Any, Any], endpoint: Endpoint) -> web.Response:
-    """The endpoint's change, once committed; or the answer that its Idempotency-Key had before."""
+async def made(ask: Ask[Any, Any], endpoint: Endpoint, *found: Any) -> web.Response:
+    """The endpoint's change, once committed; or the answer that its Idempotency-Key had before. ``found``: what the
+    handler gets besides."""
     request = ask.request
     key = _idempotency_key(request) if endpoint.method == "POST" else None
     async with ask.gw.store.changing() as (connection, revision):
@@ -80,7 +81,7 @@ async def made(ask: Ask[Any, Any], endpoint: Endpoint) -> web.Response:
         if key is not None and (again := await _kept(connection, ask, key, body_hash)) is not None:
             return again
         change = Change(ask, connection, revision)
-        answer = await endpoint.handler(ask, change)
+        answer = await endpoint.handler(ask, change, *found)
         assert isinstance(answer, msgspec.Struct), "what changes something answers with what it is now"
         response = endpoint.response(request, answer)
         assert change.num_recorded, "a change without a line in the audit log"

@@ -114,6 +114,9 @@ class Endpoint:
     max_body_bytes: int = MAX_BODY_BYTES
     limit_s: float = STORE_S
     """How long the answer may take."""
+    around: Callable[[Ask[Any, Any]], contextlib.AbstractAsyncContextManager[Any]] | None = None
+    """What a change needs that takes too long for a transaction: entered before it, left when everybody goes by what
+    was changed; the handler gets what it yields."""
     files: tuple[str, ...] = ()
     """The content types of what the handler writes itself, instead of an answer."""
     tenants_scope: str | None = None
@@ -140,6 +143,11 @@ class Endpoint:
                 if not self.changes:
                     answer = await self.handler(ask)
                     return answer if isinstance(answer, web.StreamResponse) else self.response(request, answer)
+                if self.around is not None:
+                    async with self.around(ask) as found:
+                        response = await change.made(ask, self, found)
+                        await change.tell(gw)
+                    return response
                 response = await change.made(ask, self)
         except (SQLAlchemyError, OSError) as error:  # TimeoutError is an OSError
             if not is_away(error):

@@ -31,5 +31,11 @@ async def _answered(gw: Gateway, request: web.Request, caller: Caller, call: ope
     order = gw.dispatch.order(caller, call.service_tier, len(prompt), sampling.max_tokens, call.num_choices)
     priority = gw.dispatch.priority_of(order)
     submit = wire.Submit(request[HEAD].request_id, prompt, sampling, call.num_choices, priority, salt)
-    answer = reply.ChatAnswer(call, [reply.Part(submit)], text, fingerprint(facts), gw.dispatch.tier_of(order))
+    answer = reply.ChatAnswer(
+        call,
+        [reply.Part(submit)],
+        text,
+        fingerprint(facts, gw.dispatch.adapter_id(call.model)),
+        gw.dispatch.tier_of(order),
+    )
     return await give(gw, request, caller, answer, order)

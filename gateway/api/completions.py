@@ -45,7 +45,9 @@ async def _answered(
     order = gw.dispatch.order(
         caller, call.service_tier, len(prompts[0]), call.max_tokens or DEFAULT_MAX_TOKENS, call.num_choices
     )
-    answer = reply.TextAnswer(call, parts, text, fingerprint(facts), gw.dispatch.tier_of(order))
+    answer = reply.TextAnswer(
+        call, parts, text, fingerprint(facts, gw.dispatch.adapter_id(call.model)), gw.dispatch.tier_of(order)
+    )
     return await give(gw, request, caller, answer, order)
 
 

@@ -8,14 +8,14 @@ from aiohttp import web
 from gateway import openai
 from gateway.dispatch import ServedModel
 from gateway.errors import ModelNotFound
-from gateway.house import GATEWAY
+from gateway.house import GATEWAY, Gateway
 
 
 async def every(request: web.Request) -> web.Response:
     gw = request.app[GATEWAY]
     caller = gw.auth.caller_of(request)
     caller.check_endpoint("models")
-    models = [_shaped(model) for model in gw.dispatch.models() if caller.policy.may_use(model.name)]
+    models = [_shaped(model) for model in _served(gw) if caller.policy.may_use(model.name)]
     return _json(openai.ModelList(data=models))
 
 
@@ -23,10 +23,14 @@ async def one(request: web.Request) -> web.Response:
     gw = request.app[GATEWAY]
     name = request.match_info["model"]
     gw.auth.caller_of(request).check(name, "models")
-    for model in gw.dispatch.models():
+    for model in _served(gw):
         if model.name == name:
             return _json(_shaped(model))
     raise ModelNotFound.named(name)
+
+
+def _served(gw: Gateway) -> list[ServedModel]:
+    return gw.dispatch.models() + gw.dispatch.adapters()
 
 
 def _shaped(model: ServedModel) -> openai.ModelBody:

@@ -22,6 +22,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_en
 
 import migrations
 from gateway.store.tables import (
+    adapters,
     audit_log,
     changes,
     idempotency,
@@ -52,6 +53,7 @@ __all__ = [
     "PRAGMAS",
     "Store",
     "StoreError",
+    "adapters",
     "audit_log",
     "beside",
     "bump",

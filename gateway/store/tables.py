@@ -274,6 +274,22 @@ sink_skips = sa.Table(
     sa.Column("last_at", sa.BigInteger, nullable=False),
 )
 """Rows that were passed over, since nothing says who their tenant is to the receiver; times are the rows'."""
+adapters = sa.Table(
+    "adapters",
+    metadata,
+    sa.Column("name", sa.Text, primary_key=True),
+    sa.Column("model", sa.Text, nullable=False),
+    sa.Column("adapter_id", sa.Text, nullable=False),
+    sa.Column("source", sa.Text, nullable=False),
+    sa.Column("digest", sa.Text, nullable=False),
+    sa.Column("rank", sa.BigInteger, nullable=False),
+    sa.Column("num_bytes", sa.BigInteger, nullable=False),
+    sa.Column("loaded_at", sa.BigInteger, nullable=False),
+    sa.Column("loaded_by", sa.Text, nullable=False),
+    sa.Column("unloaded_at", sa.BigInteger),
+    *_changing(),
+)
+"""A name stays with its model for good. ``digest`` is empty and the numbers are 0 until a worker has read it."""
 prices = sa.Table(
     "prices",
     metadata,

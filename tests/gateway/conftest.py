@@ -101,6 +101,7 @@ def open_front(tmp_path: Path) -> OpenFront:
         model: dict[str, Any] | None = None,
         send_buffer_bytes: int | None = None,
         environ: Mapping[str, str] | None = None,
+        adapters: Mapping[str, str] | None = None,
         **sections: Any,
     ) -> AsyncIterator[Front]:
         peer = peer or Peer()
@@ -112,7 +113,10 @@ def open_front(tmp_path: Path) -> OpenFront:
             store=sections.pop("store", settings.Store(data_dir=str(data_dir))),
             models={
                 "demo": settings.Model(
-                    source=str(source), replicas=0, addresses=(await peer.listen(tmp_path / "peer.socket"),)
+                    source=str(source),
+                    replicas=0,
+                    addresses=(await peer.listen(tmp_path / "peer.socket"),),
+                    adapters=dict(adapters or {}),
                 )
             },
             **sections,

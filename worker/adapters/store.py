@@ -19,6 +19,9 @@ Load = Callable[[str, str, int, str], Adapter]
 Raises AdapterError."""
 
 
+MAX_REMEMBERED = 65_536
+
+
 @dataclass(frozen=True, slots=True)
 class Loaded:
     """It can be used; it may have had to make room since."""
@@ -69,6 +72,9 @@ class Store:
         """To be read, in order."""
         self._reading: tuple[_Entry, Future[Adapter]] | None = None
         self._num_uses = 0
+        self._digests: dict[str, str] = {}
+        """Of all that were ever read, the last MAX_REMEMBERED: an id never stands for other weights, since keys and
+        values that were computed with them may still be cached."""
 
     def __len__(self) -> int:
         """Of those that are known."""
@@ -85,7 +91,7 @@ class Store:
         """From now on it can be asked for; None: ``turn`` will say whether it can."""
         entry = self._entries.get(adapter_id)
         if entry is None:
-            entry = self._entries[adapter_id] = _Entry(adapter_id, source, digest)
+            entry = self._entries[adapter_id] = _Entry(adapter_id, source, digest or self._digests.get(adapter_id, ""))
             self._queue.append(entry)
             self.go_on()
         entry.is_wanted = True
@@ -197,6 +203,9 @@ class Store:
         elif entry.num_waiting:
             self._queue.append(entry)
         is_first = entry.told is None
+        self._digests[entry.adapter_id] = adapter.digest
+        if len(self._digests) > MAX_REMEMBERED:
+            del self._digests[next(iter(self._digests))]
         entry.told = Loaded(entry.adapter_id, adapter.digest, adapter.rank, adapter.num_bytes)
         self._leave(entry)
         return entry.told if is_first else None
