@@ -23,24 +23,27 @@ struct AnyMatrix {
     // Of memory that so many rows take once they are rounded.
     int64_t rounded_bytes(int64_t rows) const {
         if (form == INT8) return int8::Tokens::bytes(rows, size);
-        return form == INT4 ? int4::Tokens::bytes(rows, size, int4_matrix().group) : 0;
+        if (form == INT4) return int4::Tokens::bytes(rows, size, int4_matrix().group);
+        return rows > FEW_ROWS ? Laid::size_of(rows, size) * int64_t(sizeof(bf16)) : 0;
     }
 
-    // One of so many rows, for ``multiply``; nothing where it is not rounded.
+    // One of so many rows, for ``multiply``; bfloat16 is only laid out, and only where it is many.
     void round(const bf16* x, int64_t row, int64_t rows, void* rounded) const {
         if (form == INT8) int8::Tokens(rows, size, rounded).take(row, x, size);
         if (form == INT4) int4::Tokens(rows, size, int4_matrix().group, rounded).take(row, x);
+        if (form == PLAIN && rows > FEW_ROWS) Laid::take(x, 0, size, (bf16*)rounded + Laid::place(row, 0, size));
     }
 
-    // With the rows of x [rows, size], of which those forms that take them rounded take what ``round`` left. Every thread of
-    // the team calls it, each with Tiles of its own.
+    // With the rows of x [rows, size], or, but for few rows of bfloat16, what ``round`` left of them. Every thread of the
+    // team calls it, each with Tiles of its own.
     void multiply(Team& team, const bf16* x, void* rounded, int64_t rows, Output output) const {
         if (form == INT8) {
             int8::Product{int8_matrix(), {rows, size, rounded}, rows, output}.run(team);
         } else if (form == INT4) {
             int4::Product{int4_matrix(), {rows, size, int4_matrix().group, rounded}, rows, output}.run(team);
         } else {
-            Product{x, nullptr, rows, *(const Matrix*)matrix, output}.run(team);
+            const bool is_laid = rows > FEW_ROWS;
+            Product{is_laid ? (const bf16*)rounded : x, nullptr, rows, *(const Matrix*)matrix, output, is_laid}.run(team);
         }
     }
 };

@@ -1,7 +1,8 @@
 // y = x times the transpose of a packed matrix, in bfloat16 tiles.
 //
 // For few rows it is the matrix that takes its time to arrive: it is read once, in order, and ahead. For many it is the tiles
-// of x: a block of them stays in the second cache while panels of the matrix pass by, the next one fetched meanwhile.
+// of x: a block of them, laid out as they are multiplied, stays in the second cache while panels of the matrix pass by, the
+// next one fetched and the last one's sums made into y meanwhile.
 
 #pragma once
 
@@ -19,11 +20,26 @@ namespace {
 constexpr int FEW_ROWS = 64;
 constexpr int PANEL = 2 * TILE;          // columns of y that one panel of the matrix makes: two tiles side by side
 constexpr int AHEAD_BYTES = 512;
+constexpr int BLOCK_ROWS = 512;
 constexpr int BLOCK_BYTES = 1 << 20;     // of x, that stay in the second cache
-constexpr int HELD = 7 * DEPTH;          // of a panel, that stays in the first cache
+constexpr int SLICE_BYTES = 1 << 19;     // of x, where sums of several panels stay there too
+constexpr int HELD = 10;                 // steps of a panel, that stay in the first cache
 constexpr int GROUP_PANELS = 14;         // that one task takes of many rows
+constexpr int SLICED_PANELS = 7;         // that it takes where x is sliced
 constexpr int64_t ALONE = 400000;        // bytes of the matrix, and a 64th of the products, that one thread is done with
                                          // before another has woken
+
+// Memory that begins with a cache line.
+template <typename T>
+class Lines {
+    std::vector<T> held_;
+
+  public:
+    T* begin() { return (T*)(((uintptr_t)held_.data() + 63) & ~uintptr_t(63)); }
+    void grow(size_t size) {
+        if (held_.size() < size + 64 / sizeof(T)) held_.resize(size + 64 / sizeof(T));
+    }
+};
 
 // A matrix [columns, size] as ``packed_tiles`` leaves it: panels [size / 32][2][16 pairs][16][2]. The second tile of a
 // panel holds the columns ``apart`` further on: 16, or, where gates and what they open lie below each other, half of all.
@@ -37,12 +53,118 @@ struct Matrix {
     const bf16* panel_at(int64_t panel) const { return packed + panel * size * PANEL; }
 };
 
+// Rows that are laid out: [pairs of row tiles][steps][2][16 rows][32].
+struct Laid {
+    static constexpr int64_t ROWS = 2 * TILE;
+
+    static int64_t pair_size(int64_t size) { return size * ROWS; }
+    static int64_t size_of(int64_t rows, int64_t size) { return (rows + ROWS - 1) / ROWS * pair_size(size); }
+    static int64_t place(int64_t row, int64_t column, int64_t size) {
+        return row / ROWS * pair_size(size) + column / DEPTH * 2 * TILE_SIZE + row % ROWS * DEPTH + column % DEPTH;
+    }
+    // Columns [from, to) of a row of x.
+    static void take(const bf16* x, int64_t from, int64_t to, bf16* laid) {
+        for (int64_t column = from; column < to; column += DEPTH, laid += 2 * TILE_SIZE) {
+            std::memcpy(laid, x + column, DEPTH * sizeof(bf16));
+        }
+    }
+};
+
+// Sums of one panel, for one or two tiles of rows, on their way into y.
+class Finish {
+    const Matrix& matrix_;
+    const Output& output_;
+    const float* sums_ = nullptr;  // [row tiles, 2, 16, 16]
+    Floats low_bias_, high_bias_, tops_[TILE];
+    int64_t row_ = 0, column_ = 0, width_ = 0, next_ = 0, count_ = 0;
+
+  public:
+    Finish(const Matrix& matrix, const Output& output) : matrix_(matrix), output_(output) {}
+
+    int64_t left() const { return count_ - next_; }
+
+    // ``count`` rows from ``row`` on; what was left of others is made now.
+    void begin(int64_t row, int64_t count, int64_t panel, const float* sums) {
+        some(left());
+        sums_ = sums, row_ = row, next_ = 0, count_ = count, column_ = matrix_.left(panel);
+        width_ = matrix_.apart == TILE ? std::min<int64_t>(PANEL, matrix_.columns - column_) : PANEL;
+        bf16 added[PANEL] = {};
+        if (matrix_.bias && matrix_.apart == TILE) {
+            std::memcpy(added, matrix_.bias + column_, width_ * sizeof(bf16));
+        } else if (matrix_.bias) {
+            std::memcpy(added, matrix_.bias + column_, TILE * sizeof(bf16));
+            std::memcpy(added + TILE, matrix_.bias + column_ + matrix_.apart, TILE * sizeof(bf16));
+        }
+        low_bias_ = load(added), high_bias_ = load(added + TILE);
+    }
+
+    void some(int64_t count) {
+        switch (output_.result) {
+            case ROUNDED: return each<ROUNDED>(count);
+            case WIDE: return each<WIDE>(count);
+            case GATED: return each<GATED>(count);
+        }
+    }
+
+  private:
+    template <Result RESULT>
+    void each(int64_t count) {
+        for (const int64_t stop = std::min(next_ + count, count_); next_ < stop; ++next_) {
+            const float* sums = sums_ + (next_ / TILE * 2 * TILE + next_ % TILE) * TILE;
+            const Floats low = load(sums) + low_bias_, high = load(sums + TILE * TILE) + high_bias_;
+            put<RESULT>(row_ + next_, (__m512i)_mm512_cvtne2ps_pbh((__m512)high, (__m512)low));
+            if (RESULT == WIDE && output_.maxima && (next_ % TILE == TILE - 1 || next_ + 1 == count_)) put_maxima();
+        }
+    }
+
+    // Of the rows of a tile, which were the last ones.
+    void put_maxima() {
+        const Floats found = largest_across(tops_);
+        const int64_t first = next_ / TILE * TILE;
+        for (int64_t row = first; row <= next_; ++row) {
+            output_.put_maximum(row_ + row, matrix_.columns, column_, found[row - first]);
+        }
+    }
+
+    static Floats widened(__m256i halves) { return (Floats)_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16); }
+
+    template <Result RESULT>
+    void put(int64_t row, __m512i both) {
+        const int64_t apart = matrix_.apart, at = row * matrix_.columns + column_;
+        const __m256i low = _mm512_castsi512_si256(both), high = _mm512_extracti64x4_epi64(both, 1);
+        if (RESULT == GATED) {
+            // Of the rounded numbers, as when the two were columns of y.
+            const int64_t size = matrix_.columns / 2;
+            store((bf16*)output_.y + (output_.is_laid ? Laid::place(row, column_, size) : row * size + column_),
+                  activate(widened(low), output_.activation) * widened(high));
+        } else if (RESULT == ROUNDED) {
+            bf16* y = (bf16*)output_.y + at;
+            if (apart != TILE) _mm256_storeu_si256((__m256i*)y, low), _mm256_storeu_si256((__m256i*)(y + apart), high);
+            else if (width_ == PANEL) _mm512_storeu_si512(y, both);
+            else std::memcpy(y, &both, width_ * sizeof(bf16));
+        } else {
+            // Rounded all the same: what is wanted are the floats of a bfloat16 result.
+            float* y = (float*)output_.y + at;
+            const Floats values[] = {widened(low), widened(high)};
+            if (apart != TILE) store(y, values[0]), store(y + apart, values[1]);
+            else if (width_ == PANEL) store(y, values[0]), store(y + TILE, values[1]);
+            else std::memcpy(y, values, width_ * sizeof(float));
+            if (!output_.maxima) return;
+            float seen[PANEL];
+            for (int i = 0; i < PANEL; ++i) seen[i] = -INFINITY;
+            std::memcpy(seen, values, width_ * sizeof(float));
+            tops_[next_ % TILE] = larger(load(seen), load(seen + TILE));
+        }
+    }
+};
+
 struct Product {
     const bf16* x;     // [rows, size]
     const bf16* tail;  // the last rows of x that are no whole tile, with more after them; null: so has x
     int64_t rows;
     Matrix matrix;
     Output output;
+    bool is_laid = false;  // x is laid out; for more than FEW_ROWS
 
     int64_t row_tiles() const { return (rows + TILE - 1) / TILE; }
     const bf16* tile_of(int64_t row_tile) const {
@@ -62,69 +184,71 @@ struct Product {
         alignas(64) float sums[4][TILE * TILE];
         const int64_t steps = matrix.size / DEPTH, last = row_tiles(), row_bytes = matrix.size * 2;
         const bf16* b = matrix.panel_at(panel);
+        Finish finish(matrix, output);
         for (int64_t tile = 0; tile < last; tile += 2) {
             if (tile + 1 < last) {
                 multiply<2, 2, false, AHEAD_BYTES>({tile_of(tile), tile_of(tile + 1)}, row_bytes, DEPTH, {b, b + TILE_SIZE},
                                                    2 * TILE_SIZE, steps, {{sums[0], sums[1]}, {sums[2], sums[3]}});
-                put_out(tile + 1, panel, sums[2], sums[3]);
             } else {
                 multiply<1, 2, false, AHEAD_BYTES>({tile_of(tile)}, row_bytes, DEPTH, {b, b + TILE_SIZE}, 2 * TILE_SIZE,
                                                    steps, {{sums[0], sums[1]}});
             }
-            put_out(tile, panel, sums[0], sums[1]);
+            finish.begin(tile * TILE, std::min(Laid::ROWS, rows - tile * TILE), panel, sums[0]);
+            finish.some(finish.left());
         }
     }
 
-    // Row tiles [first, last) and panels [left, right), ``slice`` of the size at a time, and of it so much of a panel that it
-    // stays in the first cache while all rows pass; ``sums`` holds 1024 floats for each pair of row tiles and, where there are
-    // several slices, each panel.
-    void block(int64_t first, int64_t last, int64_t left, int64_t right, int64_t slice, float* sums) const {
-        const int64_t pairs = (last - first + 1) / 2;
-        const int64_t ahead_lines = (PANEL * DEPTH * 2 / std::max<int64_t>(pairs, 1) + 63) / 64;
-        const bool is_whole = slice >= matrix.size;
-        for (int64_t from = 0; from < matrix.size; from += slice) {
-            const int64_t to = std::min(from + slice, matrix.size);
-            for (int64_t panel = left; panel < right; ++panel) {
-                float* own = sums + (is_whole ? 0 : panel - left) * pairs * 4 * TILE * TILE;
-                for (int64_t at = from; at < to; at += HELD) {
-                    const int64_t steps = std::min<int64_t>(HELD, to - at) / DEPTH;
-                    const bf16* b = matrix.panel_at(panel) + at * PANEL;
-                    // What comes next in memory, or what the next slice begins with.
-                    const bf16* next = at + HELD < to || is_whole ? b + steps * DEPTH * PANEL
-                                       : panel + 1 < right        ? matrix.panel_at(panel + 1) + from * PANEL
-                                                                  : matrix.panel_at(left) + to * PANEL;
-                    for (int64_t pair = 0; pair < pairs; ++pair) {
-                        const char* ahead = (const char*)(next + pair * steps * DEPTH * PANEL / pairs);
-                        pass(first + 2 * pair, last, at, steps, b, ahead, ahead_lines, own + pair * 4 * TILE * TILE);
-                        if (at + HELD < matrix.size) continue;
-                        put_out(first + 2 * pair, panel, own + pair * 4 * TILE * TILE, own + (pair * 4 + 1) * TILE * TILE);
-                        if (first + 2 * pair + 1 == last) continue;
-                        put_out(first + 2 * pair + 1, panel, own + (pair * 4 + 2) * TILE * TILE,
-                                own + (pair * 4 + 3) * TILE * TILE);
-                    }
+    // Many rows: tiles [first, last) of them by panels [left, right), columns [from, to) of x. Of a panel only as much at a
+    // time as stays in the first cache while all rows pass. ``a`` is where the first two tiles of rows begin, ``pair_size``
+    // elements before the next two; ``sums`` holds 1024 floats for each two and, unless all of x is there at once, each panel.
+    void block(int64_t first, int64_t last, int64_t left, int64_t right, int64_t from, int64_t to, const bf16* a,
+               int64_t pair_size, float* sums, Finish& finish) const {
+        const int64_t pairs = (last - first + 1) / 2, steps = (to - from) / DEPTH;
+        const int64_t pieces = (steps + HELD - 1) / HELD, held = (steps + pieces - 1) / pieces;
+        const bool is_whole = steps * DEPTH == matrix.size;
+        for (int64_t panel = left; panel < right; ++panel) {
+            float* own = sums + (is_whole ? 0 : panel - left) * pairs * 4 * TILE * TILE;
+            for (int64_t at = 0; at < steps; at += held) {
+                const int64_t count = std::min(held, steps - at);
+                const bf16* b = matrix.panel_at(panel) + (from / DEPTH + at) * 2 * TILE_SIZE;
+                // What comes next in memory, or what the next slice begins with.
+                const bf16* next = at + held < steps || is_whole ? b + count * 2 * TILE_SIZE
+                                   : panel + 1 < right           ? matrix.panel_at(panel + 1) + from * PANEL
+                                                                 : matrix.panel_at(left) + to * PANEL;
+                const int64_t ahead_lines = (held * 2 * TILE_SIZE * 2 / 64 + pairs * count - 1) / (pairs * count);
+                const char* ahead = (const char*)next;
+                for (int64_t pair = 0; pair < pairs; ++pair, ahead += count * ahead_lines * 64) {
+                    const int64_t tile = first + 2 * pair;
+                    const bf16* rows_at = a + pair * pair_size + at * 2 * TILE_SIZE;
+                    float* c = own + pair * 4 * TILE * TILE;
+                    pass(rows_at, tile + 1 < last, b, count, from || at, c, ahead, ahead_lines, finish);
+                    if (to < matrix.size || at + held < steps) continue;
+                    finish.begin(tile * TILE, std::min(Laid::ROWS, rows - tile * TILE), panel, c);
                 }
             }
         }
+        finish.some(finish.left());
     }
 
     // Some steps of two row tiles, or of the last one alone.
-    void pass(int64_t tile, int64_t last, int64_t at, int64_t steps, const bf16* b, const char* ahead, int64_t ahead_lines,
-              float* sums) const {
-        const int64_t row_bytes = matrix.size * 2;
-        const bf16* a = tile_of(tile) + at;
-        if (tile + 1 < last) {
-            if (at) both<true>(a, tile_of(tile + 1) + at, row_bytes, b, steps, sums, ahead, ahead_lines);
-            else both<false>(a, tile_of(tile + 1) + at, row_bytes, b, steps, sums, ahead, ahead_lines);
-        } else if (at) {
-            multiply<1, 2, true>({a}, row_bytes, DEPTH, {b, b + TILE_SIZE}, 2 * TILE_SIZE, steps, {{sums, sums + TILE * TILE}});
+    static void pass(const bf16* a, bool is_pair, const bf16* b, int64_t steps, bool adds, float* sums, const char* ahead,
+                     int64_t ahead_lines, Finish& finish) {
+        if (is_pair && adds) {
+            both<true>(a, b, steps, sums, ahead, ahead_lines, finish);
+        } else if (is_pair) {
+            both<false>(a, b, steps, sums, ahead, ahead_lines, finish);
+        } else if (adds) {
+            multiply<1, 2, true>({a}, 64, 2 * TILE_SIZE, {b, b + TILE_SIZE}, 2 * TILE_SIZE, steps, {{sums, sums + TILE * TILE}});
         } else {
-            multiply<1, 2, false>({a}, row_bytes, DEPTH, {b, b + TILE_SIZE}, 2 * TILE_SIZE, steps, {{sums, sums + TILE * TILE}});
+            multiply<1, 2, false>({a}, 64, 2 * TILE_SIZE, {b, b + TILE_SIZE}, 2 * TILE_SIZE, steps, {{sums, sums + TILE * TILE}});
         }
     }
 
+    // While the tiles' unit multiplies, vectors finish what was summed before.
     template <bool ADD>
-    static void both(const bf16* a0, const bf16* a1, int64_t row_bytes, const bf16* b, int64_t steps, float* sums,
-                     const char* ahead, int64_t ahead_lines) {
+    static void both(const bf16* a, const bf16* b, int64_t steps, float* sums, const char* ahead, int64_t ahead_lines,
+                     Finish& finish) {
+        const int64_t at_once = (finish.left() + steps - 1) / steps;
         asm volatile("" ::: "memory");  // the compiler does not know that tiles are read from memory
         if (ADD) {
             _tile_loadd(0, sums, 64);
@@ -137,16 +261,17 @@ struct Product {
             _tile_zero(2);
             _tile_zero(3);
         }
-        for (int64_t step = 0; step < steps; ++step) {
+        for (int64_t step = 0; step < steps; ++step, a += 2 * TILE_SIZE, b += 2 * TILE_SIZE) {
             for (int64_t line = 0; line < ahead_lines; ++line, ahead += 64) __builtin_prefetch(ahead, 0, 2);
-            _tile_loadd(4, a0 + step * DEPTH, row_bytes);
-            _tile_loadd(6, b + step * 2 * TILE_SIZE, 64);
+            _tile_loadd(4, a, 64);
+            _tile_loadd(6, b, 64);
             _tile_dpbf16ps(0, 4, 6);
-            _tile_loadd(7, b + step * 2 * TILE_SIZE + TILE_SIZE, 64);
+            _tile_loadd(7, b + TILE_SIZE, 64);
             _tile_dpbf16ps(1, 4, 7);
-            _tile_loadd(5, a1 + step * DEPTH, row_bytes);
+            _tile_loadd(5, a + TILE_SIZE, 64);
             _tile_dpbf16ps(2, 5, 6);
             _tile_dpbf16ps(3, 5, 7);
+            if (at_once) finish.some(at_once);
         }
         _tile_stored(0, sums, 64);
         _tile_stored(1, sums + TILE * TILE, 64);
@@ -154,69 +279,51 @@ struct Product {
         _tile_stored(3, sums + 3 * TILE * TILE, 64);
     }
 
-    void put_out(int64_t row_tile, int64_t panel, const float* left, const float* right) const {
-        int64_t from = row_tile * TILE, count = std::min<int64_t>(TILE, rows - from), column = matrix.left(panel);
-        int64_t apart = matrix.apart, width = apart == TILE ? std::min<int64_t>(PANEL, matrix.columns - column) : PANEL;
-        bf16 added[PANEL] = {};
-        if (matrix.bias && apart == TILE) {
-            std::memcpy(added, matrix.bias + column, width * sizeof(bf16));
-        } else if (matrix.bias) {
-            std::memcpy(added, matrix.bias + column, TILE * sizeof(bf16));
-            std::memcpy(added + TILE, matrix.bias + column + apart, TILE * sizeof(bf16));
+    // Columns [from, to) of the rows of tiles [first, last), laid out.
+    void lay(int64_t first, int64_t last, int64_t from, int64_t to, bf16* laid) const {
+        const int64_t stop = std::min(last * TILE, rows);
+        for (int64_t row = first * TILE; row < stop; ++row) {
+            Laid::take(x + row * matrix.size, from, to, laid + Laid::place(row - first * TILE, 0, to - from));
         }
-        Floats low_bias = load(added), high_bias = load(added + TILE), tops[TILE] = {};
-        for (int64_t row = 0; row < count; ++row) {
-            alignas(64) bf16 both[PANEL];
-            __m512 low = (__m512)(load(left + row * TILE) + low_bias), high = (__m512)(load(right + row * TILE) + high_bias);
-            _mm512_store_si512(both, (__m512i)_mm512_cvtne2ps_pbh(high, low));
-            int64_t at = (from + row) * matrix.columns + column;
-            if (output.result == GATED) {
-                // Of the rounded numbers, as when the two were columns of y.
-                store((bf16*)output.y + (from + row) * (matrix.columns / 2) + column,
-                      activate(load(both), output.activation) * load(both + TILE));
-            } else if (output.result == ROUNDED) {
-                bf16* y = (bf16*)output.y + at;
-                if (apart != TILE) std::memcpy(y, both, 32), std::memcpy(y + apart, both + TILE, 32);
-                else if (width == PANEL) std::memcpy(y, both, 64);
-                else std::memcpy(y, both, width * sizeof(bf16));
-            } else {
-                // Rounded all the same: what is wanted are the floats of a bfloat16 result.
-                float* y = (float*)output.y + at;
-                if (apart != TILE) store(y, load(both)), store(y + apart, load(both + TILE));
-                else if (width == PANEL) store(y, load(both)), store(y + TILE, load(both + TILE));
-                else for (int64_t i = 0; i < width; ++i) y[i] = get(both[i]);
-                if (!output.maxima) continue;
-                for (int64_t i = width; i < PANEL; ++i) put(both + i, -INFINITY);
-                tops[row] = larger(load(both), load(both + TILE));
-            }
-        }
-        if (!output.maxima) return;
-        Floats found = largest_across(tops);
-        for (int64_t row = 0; row < count; ++row) output.put_maximum(from + row, matrix.columns, column, found[row]);
     }
 
     // Every thread of the team calls it, each with Tiles of its own.
     void run(Team& team) const {
-        const int64_t panels = matrix.num_panels();
+        const int64_t panels = matrix.num_panels(), size = matrix.size;
         if (rows <= FEW_ROWS) {
             // Each thread takes long runs of panels, so that it reads the matrix in one go.
             int64_t at_once = std::max<int64_t>(1, panels / (16 * team.size()));
             return team.each(panels, at_once, [&](int64_t panel) { stream(panel); });
         }
-        const int64_t at_once = matrix.size * 1024 <= BLOCK_BYTES ? 512 : 256;
-        const int64_t row_blocks = (rows + at_once - 1) / at_once;
+        const int64_t row_blocks = (rows + BLOCK_ROWS - 1) / BLOCK_ROWS;
         const int64_t block_tiles = ((row_tiles() + row_blocks - 1) / row_blocks + 1) / 2 * 2;
-        const int64_t most = BLOCK_BYTES / (block_tiles * TILE * 2), num_slices = (matrix.size + most - 1) / most;
-        const int64_t slice = (matrix.size / DEPTH + num_slices - 1) / num_slices * DEPTH;
-        const int64_t groups = std::max<int64_t>((panels + GROUP_PANELS - 1) / GROUP_PANELS, std::min<int64_t>(panels, team.size()));
+        const int64_t block_bytes = block_tiles * TILE * size * 2;
+        const int64_t num_slices = block_bytes <= BLOCK_BYTES ? 1 : (block_bytes + SLICE_BYTES - 1) / SLICE_BYTES;
+        const int64_t slice = (size / DEPTH + num_slices - 1) / num_slices * DEPTH;
+        // As many tasks for each thread as for the others.
+        const int64_t most = num_slices > 1 ? SLICED_PANELS : GROUP_PANELS, threads = team.size();
+        const int64_t groups = std::min(panels, (panels + most * threads - 1) / (most * threads) * threads);
         const int64_t group = (panels + groups - 1) / groups;
-        static thread_local std::vector<float> held;
-        const size_t needed = block_tiles / 2 * (num_slices > 1 ? group : 1) * 4 * TILE * TILE + 16;
-        if (held.size() < needed) held.resize(needed);
-        float* sums = (float*)(((uintptr_t)held.data() + 63) & ~uintptr_t(63));
+        static thread_local Lines<float> sums;
+        static thread_local Lines<bf16> laid;
+        sums.grow(block_tiles / 2 * (num_slices > 1 ? group : 1) * 4 * TILE * TILE);
+        if (!is_laid) laid.grow(block_tiles * TILE * slice);
+        Finish finish(matrix, output);
+        int64_t lying = -1;
         team.each(row_blocks * groups, 1, [&](int64_t task) {
-            int64_t first = task / groups * block_tiles, left = task % groups * group;
-            block(first, std::min(first + block_tiles, row_tiles()), left, std::min(left + group, panels), slice, sums);
+            const int64_t first = task / groups * block_tiles, left = task % groups * group;
+            const int64_t last = std::min(first + block_tiles, row_tiles()), right = std::min(left + group, panels);
+            for (int64_t from = 0; from < size; from += slice) {
+                const int64_t to = std::min(from + slice, size);
+                if (is_laid) {
+                    const bf16* a = x + Laid::place(first * TILE, from, size);
+                    block(first, last, left, right, from, to, a, Laid::pair_size(size), sums.begin(), finish);
+                    continue;
+                }
+                if (lying != first || num_slices > 1) lay(first, last, from, to, laid.begin());
+                lying = first;
+                block(first, last, left, right, from, to, laid.begin(), Laid::pair_size(to - from), sums.begin(), finish);
+            }
         });
     }
 };

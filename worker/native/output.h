@@ -15,6 +15,7 @@ struct Output {
     Result result;
     int activation;
     float* maxima = nullptr;  // of what is WIDE, too (see Maxima)
+    bool is_laid = false;  // of what is gated: as linear.h's Laid
 
     // Of a row of y with so many columns: those from ``left`` on, and those ``apart`` further on. What lies behind the last
     // column is nowhere.

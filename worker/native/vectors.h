@@ -144,6 +144,18 @@ inline Floats exponential(Floats x) {
 }
 
 #if defined(__AVX512BF16__)
+// 2 to the x within 3e-7 of itself: of the fraction a polynomial (its minimax coefficients), of the rest an exponent.
+inline Floats power_of_two(__m512 x) {
+    Floats r = (Floats)_mm512_reduce_ps(x, 0);
+    Floats p = Floats{} + 1.327647129e-3f;
+    p = p * r + 9.675540961e-3f;
+    p = p * r + 5.550713092e-2f;
+    p = p * r + 2.402212024e-1f;
+    p = p * r + 6.931469671e-1f;
+    p = p * r + 1.0f;
+    return (Floats)_mm512_scalef_ps((__m512)p, _mm512_sub_ps(x, (__m512)r));
+}
+
 // 2 to the x for x up to 0, within 8e-5 of itself, a fiftieth of what bfloat16 rounds by; 0 for minus infinity.
 inline Floats rough_power_of_two(Floats x) {
     Floats r = (Floats)_mm512_reduce_ps((__m512)x, 0);

@@ -45,7 +45,7 @@ struct Pass {
     void* memory;   // ``whole_bytes`` of it
 };
 
-// [rows, size] each; after the last row there is room for what fills a tile, whatever it holds.
+// [rows, size] each; after the last row there is room for what fills two tiles, whatever it holds.
 struct Activations {
     bf16 *x, *normed, *delta, *qkv, *mixed, *gated;
     void* rounded;  // what is to be multiplied next, where a matrix takes it rounded
@@ -56,7 +56,7 @@ struct Activations {
         char *begin = (char*)(((uintptr_t)memory + 63) & ~uintptr_t(63)), *at = begin;
         auto take = [&](int64_t size) {
             bf16* taken = (bf16*)at;
-            at += ((rows + TILE - 1) / TILE * TILE * size * sizeof(bf16) + 63) / 64 * 64;
+            at += (Laid::size_of(rows, size) * sizeof(bf16) + 63) / 64 * 64;
             return taken;
         };
         x = take(network.hidden_size), normed = take(network.hidden_size), delta = take(network.hidden_size);
@@ -117,10 +117,11 @@ class Whole {
             each_row(team, rows, [&](int64_t row) {
                 norm(row, rows, own_.delta, layer.attention_post_norm, layer.mlp_pre_norm, layer.gate_up);
             });
+            const bool is_laid = rows > FEW_ROWS && layer.gate_up.form == PLAIN && layer.down.form == PLAIN;
             multiply(team, layer.mlp_pre_norm ? own_.normed : own_.x, rows, layer.gate_up,
-                     {own_.gated, GATED, int(network_.activation)});
-            round(team, own_.gated, rows, layer.down);
-            multiply(team, own_.gated, rows, layer.down, {own_.delta, ROUNDED, 0});
+                     {own_.gated, GATED, int(network_.activation), nullptr, is_laid});
+            if (!is_laid) round(team, own_.gated, rows, layer.down);
+            layer.down.multiply(team, own_.gated, is_laid ? own_.gated : own_.rounded, rows, {own_.delta, ROUNDED, 0});
             each_row(team, rows, [&](int64_t row) { norm(row, rows, own_.delta, layer.mlp_post_norm, next_norm, next); });
         }
         multiply(team, own_.normed, rows, network_.head, {pass_.logits, WIDE, 0, pass_.maxima});
@@ -145,7 +146,7 @@ class Whole {
 
     // For ``next``, where it asks for that.
     void round(Team& team, const bf16* x, int64_t rows, const AnyMatrix& next) const {
-        if (next.form == PLAIN) return;
+        if (next.form == PLAIN && rows <= FEW_ROWS) return;
         each_row(team, rows, [&](int64_t row) { next.round(x + row * next.size, row, rows, own_.rounded); });
     }
 
