@@ -72,6 +72,11 @@ class ForeignRunner(Runner):
         )
         return cls(model, pools, attention, min(max_model_tokens, num_blocks * engine.block_size))
 
+    @property
+    def attends_itself(self) -> bool:
+        """See Foreign."""
+        return self._foreign.attends_itself
+
     def load_adapter(self, adapter_id: str, source: str, max_bytes: int, digest: str = "") -> Adapter:
         """Raises AdapterError, always."""
         name = self._foreign.architecture.name

@@ -84,7 +84,7 @@ def load_foreign(path: Path, facts: Facts, dtype: torch.dtype, device: torch.dev
         raise ModelError(f"this {facts.name} cannot be served: {error}") from None
     except Exception as error:
         raise ModelError(f"this {facts.name} cannot be served: it does not compute ({_flat(error)})") from None
-    reasons = []
+    reasons: list[str] = []
     for manner in (Together(has_past=True), Together(has_past=False), InTurn()):
         try:
             model.set_attn_implementation(manner.attention)
@@ -92,13 +92,17 @@ def load_foreign(path: Path, facts: Facts, dtype: torch.dtype, device: torch.dev
                 kinds = manner.survey(model, NUM_TRIED, max_model_tokens)
             foreign = Foreign(model, facts, dtype, device, manner, kinds)
             check(foreign, expected)
+        except ModelError as error:
+            reasons.append(str(error))
+            continue
         except Exception as error:
-            reasons.append(_flat(error))
+            log.debug("%s failed", type(manner).__name__, exc_info=error)
             continue
         how = "sequence after sequence" if foreign.attends_itself else "on our attention"
         log.info("%s is computed by transformers' own model, %s", facts.name, how)
         return foreign
-    raise ModelError(f"this {facts.name} cannot be served: {reasons[0]}; sequence after sequence: {reasons[-1]}")
+    because = "; ".join(dict.fromkeys(reasons)) or "it computes neither all sequences at once nor each by itself"
+    raise ModelError(f"this {facts.name} cannot be served: {because}")
 
 
 def _config(path: Path, raw: dict[str, Any]) -> Any:

@@ -67,7 +67,10 @@ def _kind() -> Any:
         def _refuse(self, *_: Any, **__: Any) -> Any:
             raise ModelError("it carries a state from token to token that is neither keys nor values")
 
+        def update_indexer(self, *_: Any, **__: Any) -> Any:
+            raise ModelError("it chooses what to attend to by an indexer, whose keys are kept beside the others")
+
         get_conv_state = update_conv_state = get_recurrent_state = update_recurrent_state = _refuse
-        early_initialization = set_linear_cache = get_linear_cache = update_indexer = _refuse
+        early_initialization = set_linear_cache = get_linear_cache = _refuse
 
     return Past
