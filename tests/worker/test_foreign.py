@@ -106,7 +106,7 @@ def test_any_cut_and_any_company_gives_the_logits_of_transformers(models, name, 
 
 REFUSED: dict[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {
     "a state": ("MambaForCausalLM", {}, {}, r"its MambaModel \(backbone\) carries a state from token to token"),
-    "a state that is asked for": ("HYV4ForCausalLM", {"num_key_value_heads": 4}, {}, "it carries a state from token"),
+    "an indexer": ("HYV4ForCausalLM", {"num_key_value_heads": 4}, {}, "it chooses what to attend to by an indexer"),
     "both directions": ("BertLMHeadModel", {}, {}, "its BertSelfAttention lets tokens see neither all"),
     "quantised here": ("GPT2LMHeadModel", {}, {"quantize": "int8"}, "which engine.quantize = int8 does not reach"),
     "longer than it is": ("GPT2LMHeadModel", {}, {"max_model_tokens": 129}, "this GPT2LMHeadModel reaches 128"),
