@@ -236,6 +236,10 @@ class Engine(Section, frozen=True):
     max_adapter_bytes: NonNegative = 1 << 30
     """That adapters may take in memory, beside model and KV; those used least recently make room; 0: none are
     served."""
+    deterministic: bool = False
+    """The same request has the same tokens and log-probabilities, to the bit, whatever else is in the batch, however
+    prompts are cut into chunks, whoever loses blocks and whatever is found in the prefix cache. It costs speed
+    (benchmarks/deterministic.md)."""
     attention: Literal["auto", "torch", "reference"] = "auto"
     """auto: the fastest that works here; torch: without compiled kernels; reference: the plain one, for comparison."""
     cuda_graphs: bool = True

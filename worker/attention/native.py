@@ -20,8 +20,14 @@ MAX_DECODE_TOKENS = 4
 class NativeAttention:
     """A Backend for the CPU; see ``serves`` for which pools."""
 
-    def __init__(self, cache: KVCache, scores: Scores, library: Library, num_heads: int) -> None:
+    def __init__(
+        self, cache: KVCache, scores: Scores, library: Library, num_heads: int, is_repeatable: bool = False
+    ) -> None:
+        """``is_repeatable``: a row gets the same bits whatever else is in the step, and however its sequence is cut into
+        steps. Then all rows are computed as those of chunks are."""
         self._cache, self._scores, self._library, self._num_heads = cache, scores, library, num_heads
+        self._is_repeatable = is_repeatable
+        self._max_decode_tokens = 0 if is_repeatable else MAX_DECODE_TOKENS
 
     @staticmethod
     def serves(cache: KVCache) -> bool:
@@ -30,8 +36,8 @@ class NativeAttention:
         return cache.keys[0].dtype in DTYPES and head_dim % 16 == 0 and head_dim <= MAX_HEAD_DIM
 
     def plan(self, extents: Sequence[Extent], slots: Tensor) -> NativePlan:
-        decodes = [extent for extent in extents if extent.num_tokens <= MAX_DECODE_TOKENS]
-        chunks = [extent for extent in extents if extent.num_tokens > MAX_DECODE_TOKENS]
+        decodes = [extent for extent in extents if extent.num_tokens <= self._max_decode_tokens]
+        chunks = [extent for extent in extents if extent.num_tokens > self._max_decode_tokens]
         count = sum(extent.num_tokens for extent in decodes)
         rows = np.empty(count, dtype=np.int32)
         lengths = np.empty(count, dtype=np.int32)
@@ -69,6 +75,7 @@ class NativeAttention:
             scale=self._scores.scale,
             softcap=self._scores.softcap,
             threads=torch.get_num_threads(),
+            is_repeatable=self._is_repeatable,
         )
         held = (slots, rows, lengths, tables, places, chunk_tables)
         return NativePlan(self._cache, self._scores, self._library, step, held)

@@ -80,14 +80,18 @@ class Cut {
             ChunkTask task{chunk, 0, first, std::min(rows_each, num_rows - first), 0, 0, 0, 1, 0};
             Rows<T, Form> rows = rows_of(task, {}, nullptr);
             int64_t begin = rows.begin(0), end = rows.position(task.count - 1) + 1;
-            task.num_parts = (end - begin + SPAN - 1) / SPAN;
-            int64_t keys_each = rounded_up((end - begin + task.num_parts - 1) / task.num_parts);
-            task.num_parts = (end - begin + keys_each - 1) / keys_each;
+            // Where parts and blocks of keys begin depends on the chunk, or else on the position alone; keys that a row does
+            // not see change none of its bits.
+            int64_t base = begin, keys_each = SPAN;
+            if (step_.is_repeatable) base = begin / SPAN * SPAN, begin = begin / KEYS * KEYS;
+            task.num_parts = (end - base + SPAN - 1) / SPAN;
+            if (!step_.is_repeatable) keys_each = rounded_up((end - base + task.num_parts - 1) / task.num_parts);
+            task.num_parts = (end - base + keys_each - 1) / keys_each;
             int64_t size = Sums::size(rows.num_tiles(task.count), step_.head_dim);
             for (task.kv_head = 0; task.kv_head < step_.num_kv_heads; ++task.kv_head) {
                 for (task.part = 0; task.part < task.num_parts; ++task.part) {
-                    task.begin = begin + task.part * keys_each;
-                    task.end = std::min(task.begin + keys_each, end);
+                    task.begin = std::max(begin, base + task.part * keys_each);
+                    task.end = std::min(base + (task.part + 1) * keys_each, end);
                     task.place = parts_size;
                     if (task.num_parts > 1) parts_size += size;
                     chunks.push_back(task);

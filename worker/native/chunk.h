@@ -136,7 +136,7 @@ struct Rows {
         see(clouded, size, false);
 
         const float factor = Form::BASE * unit();
-        Floats fading = Form::power((before - top) * factor);
+        Floats fading = fading_of(before, top, factor);
         bool fades = false;
         for (int lane = 0; lane < WIDTH; ++lane) fades |= before[lane] != top[lane];
         float* mixed = sums.mixed + tile * step.head_dim * WIDTH;
@@ -155,6 +155,13 @@ struct Rows {
         store(sums.total + tile * WIDTH, load(sums.total + tile * WIDTH) * fading + added + added_too);
     }
 
+    // By what sums that were scaled to one score become sums scaled to another; what stays, stays to the bit, whatever the
+    // other rows of the tile do.
+    static Floats fading_of(Floats before, Floats top, float factor) {
+        Floats fading = Form::power((before - top) * factor);
+        return before == top ? Floats{} + 1.0f : fading;
+    }
+
     // Scores are multiplied by it before they are exponents.
     float unit() const { return step.softcap != 0.0f ? 1.0f : step.scale; }
 
@@ -168,7 +175,7 @@ struct Rows {
                 Sums part = Sums::at(parts + i * size, tiles, head_dim);
                 Floats a = load(all.greatest + tile * WIDTH), b = load(part.greatest + tile * WIDTH);
                 Floats top = greater(a, b);
-                Floats mine = Form::power((a - top) * factor), theirs = Form::power((b - top) * factor);
+                Floats mine = fading_of(a, top, factor), theirs = fading_of(b, top, factor);
                 store(all.greatest + tile * WIDTH, top);
                 store(all.total + tile * WIDTH,
                       load(all.total + tile * WIDTH) * mine + load(part.total + tile * WIDTH) * theirs);

@@ -78,7 +78,8 @@ struct FloatForm {
     }
 
     static constexpr float BASE = 1.0f;  // of weights as powers: e
-    static Floats power(Floats x) { return exponential(x); }
+    // Of what is masked nothing is left, not even the least number.
+    static Floats power(Floats x) { return x < -87.0f ? Floats{} : exponential(x); }
 
     // weights [KEYS, 16] of the keys ``key`` and ``key`` + 1
     static void keep(float* weights, int64_t key, Floats even, Floats odd) {

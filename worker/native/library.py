@@ -64,6 +64,7 @@ class Step(ctypes.Structure):
         ("scale", c_float),
         ("softcap", c_float),
         ("threads", c_int32),
+        ("is_repeatable", c_int32),
     )
 
 

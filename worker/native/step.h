@@ -22,6 +22,7 @@ struct Step {
     int64_t chunk_table_stride;
     float scale, softcap;
     int32_t threads;
+    int32_t is_repeatable;  // a chunk's row gets the same bits whatever chunk it is part of
 };
 
 // One sequence's tokens [start, start + num_tokens), the rows of the step from ``row`` on.

@@ -18,6 +18,8 @@ class Means:
     """The compiled ones, which a matrix may be packed for."""
     rounds_inputs: bool = True
     """Inputs may be rounded where the matrix is."""
+    is_repeatable: bool = False
+    """A row's product has the same bits whichever rows come along, and however many."""
 
 
 class Linear(Protocol):
