@@ -138,6 +138,8 @@ class Ready(Message, frozen=True):
     """Stages that its layers are divided into."""
     max_adapter_bytes: int = 0
     """That adapters may take in memory; 0: it takes none."""
+    deterministic: bool = False
+    """A request has the same tokens and log-probabilities in any company, to the bit."""
 
     @property
     def num_ranks(self) -> int:

@@ -139,7 +139,7 @@ def _run(
 
     if runner.device == "cpu":
         os.nice(NICENESS)
-    sampler = Sampler(runner.vocab_size, runner.eos_token_ids)
+    sampler = Sampler(runner.vocab_size, runner.eos_token_ids, by_row=settings.engine.deterministic)
 
     def engine_with(costs: StepCosts) -> Engine:
         return Engine(runner, sampler, settings.engine, time.monotonic, costs)
@@ -162,6 +162,7 @@ def _run(
         pid=os.getpid(),
         tensor_parallel=settings.engine.tensor_parallel,
         pipeline_parallel=settings.engine.pipeline_parallel,
+        deterministic=settings.engine.deterministic,
         max_adapter_bytes=settings.engine.max_adapter_bytes if takes_adapters else 0,
     )
     gc.collect()

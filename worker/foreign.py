@@ -51,6 +51,10 @@ class ForeignRunner(Runner):
                 f"{facts.name} is served by way of transformers, which engine.quantize = {engine.quantize} does not"
                 " reach"
             )
+        if engine.deterministic:
+            raise ModelError(
+                f"{facts.name} is served by way of transformers, whose sums engine.deterministic does not reach"
+            )
         device = device_of(engine, Layout(), 0)
         if device.type == "cpu":
             placement.keep_to_a_node(replica)

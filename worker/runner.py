@@ -19,6 +19,7 @@ from worker.attention import (
     NativeAttention,
     NativePlan,
     ReferenceAttention,
+    RepeatableAttention,
     Scores,
     SegmentAttention,
 )
@@ -34,6 +35,7 @@ from worker.models import (
     ModelError,
     NativeOps,
     Ops,
+    RepeatableOps,
     Shard,
     TorchOps,
     Whole,
@@ -73,10 +75,12 @@ class Runner:
         graphs: DecodeGraphs | None = None,
         whole: Whole | None = None,
         kernels: Library | None = None,
+        is_repeatable: bool = False,
     ) -> None:
-        """``whole``: computes a step at once, where it can be; ``kernels``: that adapters may be packed for."""
+        """``whole``: computes a step at once, where it can be; ``kernels``: that adapters may be packed for;
+        ``is_repeatable``: a row gets the same bits in any company, and attention and operations are such."""
         self._model, self.cache, self.attention, self._ops = model, cache, attention, ops
-        self._graphs, self._whole, self._kernels = graphs, whole, kernels
+        self._graphs, self._whole, self._kernels, self._is_repeatable = graphs, whole, kernels, is_repeatable
         self._found: tuple[Callable[[], Tensor | None], Tensor | None] = (lambda: None), None
         self.max_model_tokens = max_model_tokens
         self.num_blocks, self.block_size = cache.num_blocks, cache.block_size
@@ -112,7 +116,8 @@ class Runner:
         max_model_tokens = min(max_model_tokens, num_blocks * engine.block_size)
         graphs = _graphs(engine, model, attention, ops, max_model_tokens)
         kernels = kernels_of(engine, model.device)
-        return cls(model, cache, attention, ops, max_model_tokens, graphs, _whole(engine, model, cache), kernels)
+        whole, is_repeatable = _whole(engine, model, cache), engine.deterministic
+        return cls(model, cache, attention, ops, max_model_tokens, graphs, whole, kernels, is_repeatable)
 
     @torch.inference_mode()
     def forward(self, spans: Sequence[Span], sampled_before: Tensor | None = None) -> Tensor:
@@ -164,6 +169,9 @@ class Runner:
         if not any(span.adapter for span in spans):
             return None
         groups = groups_of(spans)
+        if self._is_repeatable:
+            # Of one row at a time it does not matter how many have the same adapter.
+            groups = [(adapter, [row]) for adapter, rows in groups for row in rows]
         if self._kernels is not None and groups[0][0].packed is not None:
             return NativeAdditions.of(groups, self._kernels)
         return TorchAdditions.of(groups, self._model.device)
@@ -200,6 +208,7 @@ def load_model(
     architecture = read_architecture(path)
     shard = Shard.of(architecture, layout, rank)
     device = device_of(engine, layout, rank)
+    refuse_unrepeatable(engine, device)
     num_nodes = placement.num_nodes()
     if device.type == "cpu":
         placement.keep_to_a_node(replica * layout.num_ranks + rank)
@@ -210,7 +219,7 @@ def load_model(
     asking = range(layout.num_ranks) if device.type == "cpu" and rank == 0 else (rank,)
     num_parameters = sum(Shard.of(architecture, layout, other).num_parameters for other in asking)
     refuse_too_large(source, num_parameters * bytes_per_parameter(path, architecture, dtype), dtype, device)
-    means = Means(kernels_of(engine, device), engine.quantize_activations)
+    means = Means(kernels_of(engine, device), engine.quantize_activations, engine.deterministic)
     return load_decoder(path, architecture, dtype, device, max_model_tokens, means, engine.quantize, shard)
 
 
@@ -277,6 +286,8 @@ def _means(engine: settings.Engine, model: Decoder, cache: KVCache) -> tuple[Bac
     """Attention and small operations: the compiled ones where they serve, torch's elsewhere and for comparison."""
     architecture = model.architecture
     scores = Scores(architecture.attention_scale, architecture.windows, architecture.attention_softcap)
+    if engine.deterministic:
+        return _repeatable_means(engine, model, cache, scores)
     if engine.attention == "reference":
         return ReferenceAttention(cache, scores), TorchOps()
     if model.device.type != "cpu":
@@ -296,6 +307,40 @@ def _means(engine: settings.Engine, model: Decoder, cache: KVCache) -> tuple[Bac
         NativeAttention(cache, scores, kernels, architecture.num_heads) if attends else SegmentAttention(cache, scores),
         NativeOps(kernels) if operates else TorchOps(),
     )
+
+
+def _repeatable_means(engine: settings.Engine, model: Decoder, cache: KVCache, scores: Scores) -> tuple[Backend, Ops]:
+    """Those with which a row gets the same bits in any company."""
+    num_heads = model.architecture.num_heads
+    if model.device.type != "cpu":
+        from worker.attention.paged import TritonAttention
+        from worker.models.triton_ops import TritonOps
+
+        if TritonAttention.serves(cache, num_heads):
+            return TritonAttention(cache, scores, num_heads, is_repeatable=True), TritonOps()
+        return RepeatableAttention(cache, scores), TritonOps()
+    kernels = kernels_of(engine, model.device)
+    attends = kernels is not None and NativeAttention.serves(cache)
+    operates = kernels is not None and NativeOps.serves(model.architecture, model.dtype)
+    return (
+        NativeAttention(cache, scores, kernels, num_heads, is_repeatable=True)
+        if kernels is not None and attends
+        else RepeatableAttention(cache, scores),
+        NativeOps(kernels) if kernels is not None and operates else RepeatableOps(),
+    )
+
+
+def refuse_unrepeatable(engine: settings.Engine, device: torch.device) -> None:
+    """Raises ModelError where ``engine.deterministic`` is asked for and cannot be kept."""
+    if not engine.deterministic:
+        return
+    if engine.tensor_parallel > 2:
+        raise ModelError(
+            f"engine.deterministic is on and engine.tensor_parallel {engine.tensor_parallel}, but among more than two"
+            " processes numbers are added up in an order that depends on how many there are"
+        )
+    if device.type == "cuda" and (engine.attention != "auto" or not has_triton(device)):
+        raise ModelError("engine.deterministic needs Triton and engine.attention = auto on CUDA devices")
 
 
 def _graphs(

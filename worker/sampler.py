@@ -91,11 +91,14 @@ class _Notes:
 class Sampler:
     """Samples for one model. Keeps nothing of any sequence but what it leaves in ``Row.state``."""
 
-    def __init__(self, vocab_size: int, eos_token_ids: Sequence[int], is_compiled: bool = True) -> None:
-        """``is_compiled``: by the compiled kernels, on a CPU that has them."""
+    def __init__(
+        self, vocab_size: int, eos_token_ids: Sequence[int], is_compiled: bool = True, by_row: bool = False
+    ) -> None:
+        """``is_compiled``: by the compiled kernels, on a CPU that has them. ``by_row``: nothing is added up or raised
+        to a power for several rows at once, so that each has the same bits in any company."""
         self.vocab_size = vocab_size
         self.eos_token_ids = tuple(eos_token_ids)
-        self._is_compiled = is_compiled
+        self._is_compiled, self._by_row = is_compiled, by_row
 
     def sample(self, logits: Tensor, rows: Sequence[Row], maxima: Tensor | None = None) -> Sampled:
         """``start``, and what came of it."""
@@ -140,12 +143,14 @@ class Sampler:
 
             chosen = draw(logits, self._wishes(rows, logits.device))
         else:
-            chosen = self._choose(logits, rows)
+            each = zip(torch.split(logits, 1), rows, strict=True) if self._by_row else ()
+            alone = [self._choose(one, [row]) for one, row in each]
+            chosen = torch.cat(alone) if alone else self._choose(logits, rows)
         logprobs = None
         if model_logits is not None:
             own = chosen if len(asking) == len(rows) else chosen[torch.tensor(asking, device=chosen.device)]
             nums = [rows[i].sampling.num_logprobs or 0 for i in asking]
-            logprobs = _Logprobs.of(asking, nums, model_logits, own)
+            logprobs = _Logprobs.of(asking, nums, model_logits, own, self._by_row)
         return Pending(chosen, logprobs)
 
     @staticmethod
@@ -215,10 +220,11 @@ class _Logprobs:
     """[m, most of nums], likeliest first; none where nobody wants any."""
 
     @classmethod
-    def of(cls, rows: list[int], nums: list[int], logits: Tensor, token_ids: Tensor) -> _Logprobs:
+    def of(cls, rows: list[int], nums: list[int], logits: Tensor, token_ids: Tensor, by_row: bool = False) -> _Logprobs:
         """logits [m, vocab_size] as the model gave them, and the token that was sampled from each."""
         num = min(max(nums), logits.shape[1])
-        total = logits.logsumexp(-1, keepdim=True)
+        parts = torch.split(logits, 1) if by_row else (logits,)
+        total = torch.cat([part.logsumexp(-1, keepdim=True) for part in parts])
         own = (logits.gather(1, token_ids.clamp(min=0)[:, None]) - total)[:, 0]
         if not num:
             return cls(rows, nums, own, None, None)

@@ -29,6 +29,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     max_sequences: int
     block_size: int
     num_blocks: int
+    deterministic: bool
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True):

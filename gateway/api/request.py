@@ -71,9 +71,10 @@ def fingerprint(facts: wire.Ready, adapter_id: str = "") -> str:
     """``system_fingerprint``: the same as long as the same seed gives the same tokens."""
     # Ranks add up in an order of their own.
     layout = () if facts.num_ranks == 1 else (facts.tensor_parallel, facts.pipeline_parallel)
+    how = (*layout, "deterministic") if facts.deterministic else layout
     adapter = (adapter_id,) if adapter_id else ()
     served = facts.model, facts.device, facts.dtype, facts.vocab_size, facts.max_model_tokens
-    return _fingerprint(*served, *layout, *adapter)
+    return _fingerprint(*served, *how, *adapter)
 
 
 @lru_cache

@@ -133,6 +133,23 @@ def test_with_one_split_company_does_not_change_a_row_by_a_bit():
     assert torch.equal(crowd[:1], lone.attend(0, queries[:1], keys[:1], values[:1]))
 
 
+@pytest.mark.parametrize("window", [0, 40])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_repeatable_row_has_the_same_bits_from_any_chunk_and_in_any_company(window, dtype):
+    torch.manual_seed(2)
+    size, chance = 16, random.Random(3)
+    (whole, other), num_blocks = extents_of([(0, 200, True), (30, 5, False)], size, chance)
+    cache = filled(2, 32, num_blocks, size, dtype, DEVICE)
+    backend = TritonAttention(cache, Scores(0.2, (window, window)), 6, num_processors=64, is_repeatable=True)
+    queries, keys, values = heads_for([whole, other], 6, cache, dtype)
+    slots = slots_of([whole, other], size).to(DEVICE)
+    together = backend.plan([whole, other], slots).attend(0, queries, keys, values)
+    for start, stop in ((0, 200), (0, 65), (64, 65), (130, 133), (127, 199), (199, 200)):
+        rows = slice(start, stop)
+        plan = backend.plan([Extent(0, stop - start, start, whole.block_ids)], slots[rows])
+        assert torch.equal(plan.attend(0, queries[rows], keys[rows], values[rows]), together[rows])
+
+
 @pytest.mark.parametrize(("num_tokens", "window"), [(1, 0), (1, 40), (5, 0)])
 def test_a_fixed_plan_serves_one_step_after_another(num_tokens, window):
     """As a captured graph would: the same launches, over what ``refill`` put into the same tensors."""

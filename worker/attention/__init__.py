@@ -8,6 +8,7 @@ from worker.attention.base import Backend, Extent, Plan, Scores
 from worker.attention.gathered import GatheredAttention
 from worker.attention.native import NativeAttention, NativePlan
 from worker.attention.reference import ReferenceAttention
+from worker.attention.repeatable import RepeatableAttention
 from worker.attention.segments import SegmentAttention
 
 __all__ = [
@@ -18,6 +19,7 @@ __all__ = [
     "NativePlan",
     "Plan",
     "ReferenceAttention",
+    "RepeatableAttention",
     "Scores",
     "SegmentAttention",
 ]

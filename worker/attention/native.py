@@ -23,8 +23,8 @@ class NativeAttention:
     def __init__(
         self, cache: KVCache, scores: Scores, library: Library, num_heads: int, is_repeatable: bool = False
     ) -> None:
-        """``is_repeatable``: a row gets the same bits whatever else is in the step, and however its sequence is cut into
-        steps. Then all rows are computed as those of chunks are."""
+        """``is_repeatable``: a row gets the same bits whatever else is in the step, and however its sequence is cut
+        into steps. Then all rows are computed as those of chunks are."""
         self._cache, self._scores, self._library, self._num_heads = cache, scores, library, num_heads
         self._is_repeatable = is_repeatable
         self._max_decode_tokens = 0 if is_repeatable else MAX_DECODE_TOKENS

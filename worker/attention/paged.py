@@ -35,6 +35,7 @@ copied out of the pool: the copy is read once for hundreds of rows. A guess: not
 MAX_SPLITS = 64
 MAX_GROUP = 128
 MAX_HEAD_DIM = 256
+UNLIMITED = 1 << 30
 WAVES = 2
 """Programs wanted for each processor: two fit at once, and their loads hide each other's waits."""
 
@@ -77,10 +78,15 @@ class TritonAttention:
         max_splits: int = MAX_SPLITS,
         min_dense_tokens: int = MIN_DENSE_TOKENS,
         tensor_scales: Sequence[tuple[float, float]] = (),
+        is_repeatable: bool = False,
     ) -> None:
-        """num_processors: of the device (0: as it says itself). max_splits 1 makes a row's result independent of the
-        batch. tensor_scales: by layer, of keys and of values, for a float8 pool without scales of its own.
+        """num_processors: of the device (0: as it says itself). tensor_scales: by layer, of keys and of values, for a
+        float8 pool without scales of its own. is_repeatable: a row gets the same bits whatever else is in the step, and
+        however its sequence is cut into steps.
         """
+        if is_repeatable:
+            max_splits, min_dense_tokens = 1, UNLIMITED
+        self._is_repeatable = is_repeatable
         self.cache, self.scores, self.num_heads = cache, scores, num_heads
         self.num_kv_heads, _, self.head_dim = cache.keys[0].shape
         self.group = num_heads // self.num_kv_heads
@@ -146,7 +152,15 @@ class TritonAttention:
         )
 
     def _tile(self, num_tokens: int) -> Tile:
+        # Of another shape it would be another kernel, which may add up otherwise.
+        num_tokens = 1 if self._is_repeatable else num_tokens
         return Tile.of(self.group, num_tokens, self.head_dim, self.cache.keys[0].dtype.itemsize)
+
+    def window(self, layer: int) -> int:
+        """As the kernels are told it."""
+        window = self.scores.windows[layer]
+        # Else blocks that a whole tile sees go without a mask, by other instructions than the same blocks with one.
+        return UNLIMITED if self._is_repeatable and not window else window
 
     def _is_dense(self, extent: Extent) -> bool:
         scores, end = self.scores, extent.start + extent.num_tokens
@@ -307,7 +321,7 @@ class TritonPlan:
             pool_keys, pool_values = pool_keys.view(as_loaded), pool_values.view(as_loaded)
         if per_token:
             value_scale = 1.0
-        window, tile = attention.scores.windows[layer], self.tile
+        window, tile = attention.window(layer), self.tile
         shape: dict[str, Any] = {
             "WINDOW": window,
             "GROUP": attention.group,

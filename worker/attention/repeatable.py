@@ -76,13 +76,11 @@ class RepeatablePlan:
         keys, values = self.cache.keys[layer][:, slots], self.cache.values[layer][:, slots]
         return keys.float().masked_fill_(nowhere, 0.0), values.float().masked_fill_(nowhere, 0.0)
 
-    def _attend(
-        self, tile: Tensor, begin: int, window: int, first: int, past: list[tuple[Tensor, Tensor]]
-    ) -> Tensor:
+    def _attend(self, tile: Tensor, begin: int, window: int, first: int, past: list[tuple[Tensor, Tensor]]) -> Tensor:
         """tile [TILE, num_heads, head_dim] of the positions from ``begin`` on -> the same shape. ``past``: the blocks
         from ``first`` on."""
         num_kv_heads, _, head_dim = past[0][0].shape
-        queries = tile.unflatten(1, (num_kv_heads, -1)).permute(1, 2, 0, 3).reshape(num_kv_heads, -1, head_dim)  # type: ignore[no-untyped-call]
+        queries = tile.view(TILE, num_kv_heads, -1, head_dim).permute(1, 2, 0, 3).reshape(num_kv_heads, -1, head_dim)
         positions = torch.arange(begin, begin + TILE, device=tile.device).repeat(queries.shape[1] // TILE)[:, None]
         greatest = queries.new_full((*queries.shape[:2], 1), NOTHING)
         total = torch.zeros_like(greatest)
@@ -105,4 +103,4 @@ class RepeatablePlan:
             mixed = mixed * fading + torch.bmm(weights, values)
             greatest = top
         mixed = mixed / total
-        return mixed.unflatten(1, (-1, TILE)).permute(2, 0, 1, 3).reshape(tile.shape)  # type: ignore[no-untyped-call]
+        return mixed.view(num_kv_heads, -1, TILE, head_dim).permute(2, 0, 1, 3).reshape(tile.shape)

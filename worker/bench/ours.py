@@ -43,7 +43,7 @@ class Ours:
     def __init__(self, runner: Runner, engine: settings.Engine, sampling: Sampling) -> None:
         self.vocab_size = runner.vocab_size
         self._sampling = sampling
-        sampler = Sampler(runner.vocab_size, runner.eos_token_ids)
+        sampler = Sampler(runner.vocab_size, runner.eos_token_ids, by_row=engine.deterministic)
         make = partial(Engine, runner, sampler, engine, perf_counter)
         # As a worker does before it serves.
         self._engine = make(probe(make, runner.max_model_tokens))

@@ -7,7 +7,7 @@ from worker.models.foreign import Facts, Foreign, is_native, load_foreign, read_
 from worker.models.linear import Means, packs_bfloat16
 from worker.models.link import Link
 from worker.models.load import bytes_per_parameter, load_decoder, read_architecture
-from worker.models.ops import NativeOps, Ops, TorchOps
+from worker.models.ops import NativeOps, Ops, RepeatableOps, TorchOps
 from worker.models.place import path_of
 from worker.models.shapes import SHAPES, random_decoder
 from worker.models.shard import Layout, Shard
@@ -25,6 +25,7 @@ __all__ = [
     "ModelError",
     "NativeOps",
     "Ops",
+    "RepeatableOps",
     "Shard",
     "TorchOps",
     "Whole",

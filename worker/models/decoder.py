@@ -18,7 +18,7 @@ from worker.attention import Plan
 from worker.models.additions import Additions
 from worker.models.linear import Linear
 from worker.models.link import Alone, Link
-from worker.models.ops import Ops
+from worker.models.ops import Ops, softcapped
 from worker.models.rope import Rotary
 from worker.models.shard import Shard
 
@@ -117,8 +117,7 @@ class Decoder:
         if self.head is None or not len(rows):
             return x.new_empty((0, architecture.vocab_size), dtype=torch.float32)
         logits = self.head.wide(normed)
-        cap = architecture.logits_softcap
-        return link.gather(cap * torch.tanh(logits / cap) if cap else logits, self.shard.vocabulary_widths)
+        return link.gather(softcapped(logits, architecture.logits_softcap), self.shard.vocabulary_widths)
 
     @torch.inference_mode()
     def keep_up(self, num_tokens: int, num_logits: int, num_done: int) -> None:

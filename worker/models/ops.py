@@ -14,6 +14,11 @@ from torch import Tensor
 from worker.models.architecture import Activation, Architecture
 from worker.native import DTYPES, MAX_HEAD_DIM, Library
 
+_ALONE = 32768
+"""Numbers that torch does not share out among threads."""
+_VECTOR = 64
+"""Numbers in some whole vectors, of any type."""
+
 
 class Ops(Protocol):
     """Norm weights are float32."""
@@ -87,6 +92,21 @@ class TorchOps:
                 return F.relu(opened).mul_(up)
 
 
+class RepeatableOps(TorchOps):
+    """For the CPU, a row with the same bits in any company.
+
+    torch computes what is left of a thread's part after whole vectors with other functions than the vectors, so that
+    what is no plain arithmetic must not be shared out among threads, nor a row end in the middle of a vector.
+    """
+
+    def gate(self, gate_up: Tensor, activation: Activation) -> Tensor:
+        """See Ops."""
+        size = gate_up.shape[1] // 2
+        rows = max(1, _ALONE // size) if size % _VECTOR == 0 else 1
+        pieces = [super(RepeatableOps, self).gate(piece, activation) for piece in torch.split(gate_up, rows)]
+        return torch.cat(pieces) if pieces else gate_up.new_empty((0, size))
+
+
 class NativeOps:
     """For the CPU, where the compiled kernels are."""
 
@@ -121,6 +141,17 @@ class NativeOps:
             architecture.qk_norm == "width",
             architecture.norm_eps,
         )
+
+
+def softcapped(logits: Tensor, cap: float) -> Tensor:
+    """logits [num_rows, vocab_size], overwritten where ``cap`` is not 0, -> cap * tanh(logits / cap)."""
+    if not cap:
+        return logits
+    if logits.device.type != "cpu":
+        return cap * torch.tanh(logits / cap)
+    for row in logits:  # each shared out among the threads as it is when it is alone, so that it has the same bits
+        row.div_(cap).tanh_().mul_(cap)
+    return logits
 
 
 def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -19,6 +19,7 @@ from worker.models.linear import Linear
 from worker.models.linear.int4 import PackedInt4Linear
 from worker.models.linear.int8 import Int8Linear
 from worker.models.linear.plain import PlainLinear
+from worker.models.ops import softcapped
 from worker.native import ACTIVATIONS, TILE_LOGITS, Library, PackedInt4, PackedInt8, PackedMatrix, huge_empty
 from worker.native.packed import AnyMatrix
 from worker.native.whole import Layer, Network, Pass, Turning
@@ -120,7 +121,7 @@ class Whole:
             memory=self._memory.data_ptr(),
         )
         self._library.whole(self._network, plan.step, whole)
-        return cap * torch.tanh(logits / cap) if cap else logits, maxima
+        return softcapped(logits, cap), maxima
 
 
 def _packed(linear: Linear | None) -> PackedMatrix | PackedInt8 | PackedInt4 | None:

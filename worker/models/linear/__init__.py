@@ -12,6 +12,7 @@ from worker.models.linear.base import Linear, Means
 from worker.models.linear.int4 import Int4Linear, PackedInt4Linear
 from worker.models.linear.int8 import Int8Linear
 from worker.models.linear.plain import PlainLinear, packs_bfloat16
+from worker.models.linear.repeatable import RepeatableLinear
 from worker.models.linear.scaled import ScaledLinear
 from worker.triton import has_triton
 
@@ -24,6 +25,20 @@ ALONE = Means()
 
 def linear_of(form: Form, bias: Tensor | None = None, means: Means = ALONE, gated: bool = False) -> Linear:
     """``bias`` [out] in the type of the activations; ``gated``: its lower half opens its upper half."""
+    linear = _linear_of(form, bias, means, gated)
+    if means.is_repeatable and not _is_packed(linear):
+        return RepeatableLinear(linear)
+    return linear
+
+
+def _is_packed(linear: Linear) -> bool:
+    """For our own kernels, which add up in one order however many rows there are."""
+    return isinstance(linear, Int8Linear | PackedInt4Linear) or (
+        isinstance(linear, PlainLinear) and linear.packed is not None
+    )
+
+
+def _linear_of(form: Form, bias: Tensor | None, means: Means, gated: bool) -> Linear:
     if isinstance(form, Plain):
         return PlainLinear(form.weight, bias, means.kernels, gated)
     kernels = means.kernels if means.rounds_inputs else None

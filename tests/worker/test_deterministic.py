@@ -1,0 +1,230 @@
+"""engine.deterministic: the same bits in any company, however prompts are cut, whoever loses blocks."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from functools import cache
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from policies import wire
+from policies.settings import Engine as EngineSettings
+from policies.terms import Sampling
+from tests.worker.tiny import Walk, checkpoint
+from worker.attention import Extent, NativeAttention, RepeatableAttention, Scores
+from worker.engine import Engine
+from worker.inputs import Span
+from worker.kv_cache import KVCache, KVShape
+from worker.models import ModelError
+from worker.native import library
+from worker.runner import Runner
+from worker.sampler import Sampler
+
+SIZES = {
+    "vocab_size": 331,
+    "hidden_size": 192,
+    "intermediate_size": 320,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 6,
+    "head_dim": 32,
+    "max_position_embeddings": 4096,
+}
+CAPPED = {"sliding_window": 40, "query_pre_attn_scalar": 24, "final_logit_softcapping": 5.0}
+MODELS = {
+    "llama": ("LlamaForCausalLM", SIZES),
+    "qwen3, odd widths": ("Qwen3ForCausalLM", {**SIZES, "hidden_size": 96, "intermediate_size": 200, "head_dim": 16}),
+    "gemma2": ("Gemma2ForCausalLM", {**SIZES, **CAPPED}),
+}
+WAYS = [
+    *itertools.product(MODELS, ("float32", "bfloat16"), ("none",), ("auto", "torch")),
+    *itertools.product(("llama",), ("float32", "bfloat16"), ("int8", "int4"), ("auto", "torch")),
+]
+BLOCK_SIZE = 8
+LENGTHS = (1, 7, 16, 40, 90, 260)
+
+
+class Models:
+    """Each of them on a runner, in each way to compute it."""
+
+    def __init__(self, directory):
+        self._directory = directory
+        self._written = cache(self._write)
+        self.runner = cache(self._runner)
+
+    def _write(self, model):
+        architecture, changes = MODELS[model]
+        directory = self._directory / model
+        checkpoint(directory, architecture, **changes)
+        return directory
+
+    def _runner(self, model, dtype, quantize, attention, deterministic=True):
+        engine = EngineSettings(
+            device="cpu",
+            dtype=dtype,
+            quantize=quantize,
+            attention=attention,
+            num_threads=2,
+            block_size=BLOCK_SIZE,
+            max_kv_bytes=8 << 20,
+            deterministic=deterministic,
+        )
+        return Runner.load(str(self._written(model)), engine)
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    return Models(tmp_path_factory.mktemp("models"))
+
+
+def bits(logits):
+    return torch.stack(logits).view(torch.int32)
+
+
+def walked(runner, prompts, seed, num_new=6):
+    return Walk(runner, prompts, num_new, random.Random(seed))
+
+
+@pytest.mark.parametrize("way", WAYS, ids=", ".join)
+def test_a_token_has_the_same_logits_however_steps_are_cut_and_mixed(models, way):
+    runner = models.runner(*way)
+    source = random.Random(5)
+    prompts = [[source.randrange(3, 331) for _ in range(length)] for length in LENGTHS]
+    whole = walked(runner, prompts, 0)
+    for seed in (1, 2):
+        other = walked(runner, prompts, seed)
+        assert other.token_ids == whole.token_ids
+        assert all(torch.equal(bits(a), bits(b)) for a, b in zip(other.logits, whole.logits, strict=True))
+    alone = walked(runner, prompts[3:4], 3)
+    assert torch.equal(bits(alone.logits[0]), bits(whole.logits[3]))
+
+
+@pytest.mark.parametrize("window", [0, 40, 700])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("backend", ["native", "torch"])
+def test_long_histories_are_attended_to_alike_from_any_chunk(window, dtype, backend):
+    num_heads, num_kv_heads, head_dim, length = 6, 2, 32, 4500
+    generator = torch.Generator().manual_seed(1)
+    chance = random.Random(2)
+    cache_ = KVCache(KVShape(1, num_kv_heads, head_dim), 600, BLOCK_SIZE, dtype, torch.device("cpu"))
+    scores = Scores(0.3, (window,))
+    kernels = library()
+    if backend == "native":
+        if kernels is None:
+            pytest.skip("the kernels cannot be built here")
+        attention = NativeAttention(cache_, scores, kernels, num_heads, is_repeatable=True)
+    else:
+        attention = RepeatableAttention(cache_, scores)
+    blocks = chance.sample(range(600), -(-length // BLOCK_SIZE))
+    slots = torch.tensor([blocks[at // BLOCK_SIZE] * BLOCK_SIZE + at % BLOCK_SIZE for at in range(length)])
+    rows = torch.randn((length, num_heads + 2 * num_kv_heads, head_dim), generator=generator).to(dtype)
+    expected = torch.empty(length, num_heads * head_dim, dtype=dtype)
+
+    def attend(start, stop):
+        part = rows[start:stop].contiguous()
+        plan = attention.plan([Extent(0, stop - start, start, blocks[: -(-stop // BLOCK_SIZE)])], slots[start:stop])
+        return plan.attend(0, part[:, :num_heads], part[:, num_heads:-num_kv_heads], part[:, -num_kv_heads:])
+
+    for start in range(0, length, 1500):
+        expected[start : start + 1500] = attend(start, start + 1500)
+    for _ in range(25):
+        start = chance.choice((0, 250, 2040, 4090, chance.randrange(length - 1)))
+        stop = min(length, start + chance.choice((1, 2, 5, 17, 130, 700)))
+        assert torch.equal(attend(start, stop).view(torch.int16), expected[start:stop].view(torch.int16)), (start, stop)
+
+
+@st.composite
+def crowds(draw):
+    """Requests that begin alike, and when they come."""
+    stem = [random.Random(1).randrange(3, 331) for _ in range(200)]
+    arrivals = []
+    for number in range(draw(st.integers(1, 5))):
+        prompt = stem[: draw(st.sampled_from([1, 8, 30, 64, 130]))] + draw(st.sampled_from([[], [5], [6, 7, 8]]))
+        sampling = Sampling(
+            max_tokens=draw(st.integers(1, 10)),
+            seed=draw(st.integers(0, 99)),
+            temperature=draw(st.sampled_from([0.0, 1.0])),
+            top_p=draw(st.sampled_from([0.9, 1.0])),
+            frequency_penalty=draw(st.sampled_from([0.0, 0.4])),
+            ignore_eos=True,
+            num_logprobs=draw(st.sampled_from([None, 0, 3])),
+        )
+        submit = wire.Submit(
+            str(number),
+            prompt,
+            sampling,
+            num_sequences=draw(st.sampled_from([1, 2])),
+            priority=draw(st.sampled_from([0, 1])),
+        )
+        arrivals.append((draw(st.integers(0, 10)), submit))
+    changes = {
+        "num_blocks": draw(st.sampled_from([20, 24, 64])),
+        "max_step_tokens": draw(st.sampled_from([3, 16, 200])),
+        "max_prefill_tokens_beside_decodes": draw(st.sampled_from([1, 5, 64])),
+        "max_sequences": draw(st.sampled_from([1, 2, 8])),
+        "prefix_cache": draw(st.sampled_from([True, True, False])),
+    }
+    return arrivals, changes
+
+
+def answers_of(runner, arrivals, num_blocks=64, **changes):
+    """Tokens and log-probabilities by (request id, index)."""
+    runner.num_blocks = num_blocks
+    ticks = itertools.count()
+    sampler = Sampler(runner.vocab_size, runner.eos_token_ids, by_row=True)
+    engine = Engine(runner, sampler, EngineSettings(**changes), lambda: float(next(ticks)))
+    found: dict[tuple[str, int], list] = {}
+    arrivals = sorted(arrivals, key=lambda arrival: arrival[0])
+    for step in itertools.count():
+        while arrivals and arrivals[0][0] <= step:
+            assert engine.add(arrivals.pop(0)[1]) is None
+        if not arrivals and not engine.has_work:
+            return found
+        deltas, failed = engine.step()
+        assert not failed
+        for delta in deltas:
+            said = found.setdefault((delta.request_id, delta.index), [])
+            said += zip(delta.token_ids, delta.logprobs or itertools.repeat(None), strict=False)
+    return found
+
+
+@pytest.mark.parametrize("way", WAYS, ids=", ".join)
+@settings(max_examples=6, deadline=None)
+@given(crowd=crowds())
+def test_an_answer_and_its_logprobs_are_the_same_alone_and_in_any_crowd(models, way, crowd):
+    runner = models.runner(*way)
+    arrivals, changes = crowd
+    together = answers_of(runner, arrivals, **changes)
+    for _, submit in arrivals:
+        alone = answers_of(runner, [(0, submit)], prefix_cache=False)
+        for index in range(submit.num_sequences):
+            assert together[submit.request_id, index] == alone[submit.request_id, index]
+
+
+@pytest.mark.parametrize("attention", ["auto", "torch"])
+def test_without_it_logits_depend_on_the_company(models, attention):
+    """Else the tests above would show nothing."""
+    runner = models.runner("llama", "float32", "none", attention, False)
+    source = random.Random(5)
+    prompts = [[source.randrange(3, 331) for _ in range(length)] for length in LENGTHS]
+    one, other = (walked(runner, prompts, seed) for seed in (0, 1))
+    assert not torch.equal(bits(one.logits[-1][: LENGTHS[-1]]), bits(other.logits[-1][: LENGTHS[-1]]))
+
+
+def test_what_cannot_be_kept_is_refused(models):
+    with pytest.raises(ModelError, match=r"engine\.tensor_parallel 4"):
+        Runner.load(str(models._written("llama")), EngineSettings(deterministic=True, tensor_parallel=4))
+
+
+def test_a_span_that_asks_for_several_logits_has_those_of_single_ones(models):
+    runner = models.runner("llama", "bfloat16", "none", "auto")
+    token_ids = [(7 * place + 3) % 331 for place in range(50)]
+    blocks = list(range(8))
+    whole = runner.forward([Span(token_ids, 0, blocks, 50)])
+    runner.forward([Span(token_ids[:40], 0, blocks, 0)])
+    assert torch.equal(runner.forward([Span(token_ids[40:45], 40, blocks, 5)]), whole[40:45])
+    for at in range(45, 50):
+        assert torch.equal(runner.forward([Span(token_ids[at : at + 1], at, blocks, 1)]), whole[at : at + 1])
