@@ -20,7 +20,7 @@ using int8::TILE_BYTES;
 
 constexpr int64_t NO_TILES = 4;      // rows for which VNNI is no slower than tiles
 constexpr int UNIT_BYTES = 64;       // of a group and 16 columns: their scales and their offsets, in float16
-constexpr int64_t GROUPS = 8;        // of a panel, that stay in the first cache
+constexpr int64_t GROUPS = 4;        // of a panel, that stay in the first cache
 
 // x by token and group: codes in tiles [rows / 16][tiles][16][64], a tile for 64 inputs, or, where a group has 32, for it and
 // as many zeros; what to multiply by, and what the group's inputs sum to.

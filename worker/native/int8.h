@@ -18,8 +18,9 @@ namespace int8 {
 constexpr int FEW = 4;                 // rows that VNNI multiplies at once
 constexpr int64_t NO_TILES = 1;        // rows for which VNNI is no slower than tiles
 constexpr int64_t STREAMED = 64;       // rows for which the matrix is what takes its time to arrive
-constexpr int TASK_PANELS = 7;         // of many rows
+constexpr int TASK_PANELS = 8;         // of many rows
 constexpr int STEPS = 7;               // of a panel, that stay in the first cache
+constexpr int TILES_AHEAD = 1024;      // bytes by which a panel is fetched before it is multiplied by tiles
 
 // x by token: codes in tiles [rows / 16][size / 64][16][64], what to multiply by, and 128 times the sum of the codes.
 struct Tokens {
@@ -137,45 +138,55 @@ struct Product {
     }
 
 #if defined(HAVE_TILES)
-    // The same by tiles: M of them, steps [begin, end), added to ``sums`` where there are sums already; in each step so many
-    // lines are fetched from ``ahead`` on.
-    template <int M>
-    void multiply(int64_t row_tile, int64_t panel, int64_t begin, int64_t end, const uint8_t* ahead, int64_t lines,
+    // The same by tiles, of two row tiles and a panel, a row tile and two panels, or one of each: steps [begin, end), added to
+    // ``sums`` [4][16][16] where there are sums already. In each step so many lines of each panel are fetched, from ``ahead`` on.
+    template <int M, int P>
+    void multiply(int64_t row_tile, int64_t panel, int64_t begin, int64_t end, const uint8_t* const (&ahead)[P], int64_t lines,
                   int32_t* sums) const {
-        const int8_t* a = x.codes + row_tile * SIDE * x.deep;
-        const uint8_t* b = matrix.panel_at(panel);
+        static_assert(M * P <= 2);
+        const int8_t* a = x.codes + row_tile * SIDE * x.deep + begin * TILE_BYTES;
+        const uint8_t *b = step_at(panel, begin), *c = step_at(panel + 1, begin);
         asm volatile("" ::: "memory");  // the compiler does not know that tiles are read from memory
         if (begin) {
             _tile_loadd(0, sums, 64);
             _tile_loadd(1, sums + 256, 64);
-            if constexpr (M > 1) _tile_loadd(2, sums + 512, 64);
-            if constexpr (M > 1) _tile_loadd(3, sums + 768, 64);
+            if constexpr (M * P > 1) _tile_loadd(2, sums + 512, 64);
+            if constexpr (M * P > 1) _tile_loadd(3, sums + 768, 64);
         } else {
             _tile_zero(0);
             _tile_zero(1);
-            if constexpr (M > 1) _tile_zero(2);
-            if constexpr (M > 1) _tile_zero(3);
+            if constexpr (M * P > 1) _tile_zero(2);
+            if constexpr (M * P > 1) _tile_zero(3);
         }
-        for (int64_t step = begin; step < end; ++step) {
-            const uint8_t* both = b + step * 2 * TILE_BYTES;
-            for (int64_t line = 0; line < lines; ++line, ahead += 64) fetch(ahead);
-            _tile_loadd(4, a + step * TILE_BYTES, 64);
-            _tile_loadd(6, both, 64);
+        for (int64_t step = 0; step < end - begin; ++step, a += TILE_BYTES, b += 2 * TILE_BYTES, c += 2 * TILE_BYTES) {
+            for (int64_t line = step * lines; line < (step + 1) * lines; ++line) {
+                for (const uint8_t* from : ahead) fetch(from + line * 64);
+            }
+            _tile_loadd(4, a, 64);
+            _tile_loadd(6, b, 64);
             _tile_dpbsud(0, 4, 6);
-            _tile_loadd(7, both + TILE_BYTES, 64);
+            _tile_loadd(7, b + TILE_BYTES, 64);
             _tile_dpbsud(1, 4, 7);
             if constexpr (M > 1) {
-                _tile_loadd(5, a + SIDE * x.deep + step * TILE_BYTES, 64);
+                _tile_loadd(5, a + SIDE * x.deep, 64);
                 _tile_dpbsud(2, 5, 6);
                 _tile_dpbsud(3, 5, 7);
+            }
+            if constexpr (P > 1) {
+                _tile_loadd(5, c, 64);
+                _tile_dpbsud(2, 4, 5);
+                _tile_loadd(6, c + TILE_BYTES, 64);
+                _tile_dpbsud(3, 4, 6);
             }
         }
         _tile_stored(0, sums, 64);
         _tile_stored(1, sums + 256, 64);
-        if constexpr (M > 1) _tile_stored(2, sums + 512, 64);
-        if constexpr (M > 1) _tile_stored(3, sums + 768, 64);
+        if constexpr (M * P > 1) _tile_stored(2, sums + 512, 64);
+        if constexpr (M * P > 1) _tile_stored(3, sums + 768, 64);
         asm volatile("" ::: "memory");
     }
+
+    const uint8_t* step_at(int64_t panel, int64_t step) const { return matrix.panel_at(panel) + step * 2 * TILE_BYTES; }
 
     void put_tile(int64_t row_tile, int64_t panel, const int32_t* sums) const {
         const int64_t from = row_tile * SIDE;
@@ -183,52 +194,48 @@ struct Product {
                 [&](int64_t row, int half) { return _mm512_load_si512(sums + half * 256 + row * SIDE); });
     }
 
-    // One or two row tiles from ``tile`` on, up to ``last``.
-    void pass(int64_t tile, int64_t last, int64_t panel, int64_t begin, int64_t end, const uint8_t* ahead, int64_t lines,
-              int32_t* sums) const {
-        const bool two = tile + 1 < last;
-        if (two) multiply<2>(tile, panel, begin, end, ahead, lines, sums);
-        else multiply<1>(tile, panel, begin, end, ahead, lines, sums);
-        if (end < steps()) return;
-        put_tile(tile, panel, sums);
-        if (two) put_tile(tile + 1, panel, sums + 512);
-    }
-
     // All rows of a panel, as it arrives.
     void stream(int64_t panel) const {
         alignas(64) int32_t sums[1024];
-        const uint8_t* ahead = matrix.panel_at(panel) + AHEAD;
-        for (int64_t tile = 0; tile < row_tiles(); tile += 2) {
-            pass(tile, row_tiles(), panel, 0, steps(), ahead, tile ? 0 : 2 * SIDE, sums);
+        const uint8_t* ahead[1] = {matrix.panel_at(panel) + TILES_AHEAD};
+        for (int64_t tile = 0, lines = 2 * SIDE; tile < row_tiles(); tile += 2, lines = 0) {
+            const bool two = tile + 1 < row_tiles();
+            if (two) multiply<2, 1>(tile, panel, 0, steps(), ahead, lines, sums);
+            else multiply<1, 1>(tile, panel, 0, steps(), ahead, lines, sums);
+            put_tile(tile, panel, sums);
+            if (two) put_tile(tile + 1, panel, sums + 512);
         }
     }
 
-    // Row tiles [first, last) and panels [left, right), ``slice`` steps at a time, and of it so much of a panel that it stays in
-    // the first cache while all rows pass; ``held`` has room for the sums of each pair of row tiles and, where there are
-    // several slices, each panel.
+    // Row tiles [first, last) and panels [left, right), two at a time, of which so many steps that they stay in the first cache
+    // while all rows pass; ``slice`` steps before the next two. ``held`` has room for 1024 sums of each row tile and, where
+    // there are several slices, each two panels.
     void block(int64_t first, int64_t last, int64_t left, int64_t right, int64_t slice, int32_t* held) const {
-        const int64_t pairs = (last - first + 1) / 2, lines = (2 * SIDE + pairs - 1) / pairs;
+        const int64_t tiles = last - first, lines = (2 * SIDE + tiles - 1) / tiles;
         const bool is_whole = slice >= steps();
         for (int64_t from = 0; from < steps(); from += slice) {
             const int64_t to = std::min(from + slice, steps());
-            for (int64_t panel = left; panel < right; ++panel) {
-                int32_t* sums = held + (is_whole ? 0 : panel - left) * pairs * 1024;
+            for (int64_t panel = left; panel < right; panel += 2) {
+                int32_t* sums = held + (is_whole ? 0 : panel - left) / 2 * tiles * 1024;
                 for (int64_t at = from; at < to; at += STEPS) {
                     const int64_t end = std::min(at + STEPS, to);
-                    // What comes next in memory, or what the next slice begins with.
-                    const uint8_t* next = end < to || is_whole ? step_at(panel, end)
-                                          : panel + 1 < right  ? step_at(panel + 1, from)
-                                                               : step_at(left, to);
-                    for (int64_t pair = 0; pair < pairs; ++pair) {
-                        const uint8_t* ahead = next + pair * (end - at) * 2 * TILE_BYTES / pairs;
-                        pass(first + 2 * pair, last, panel, at, end, ahead, lines, sums + pair * 1024);
+                    // What comes next: of these two, or of the next.
+                    const int64_t other = end < to ? panel : panel + 2 < right || is_whole ? panel + 2 : left;
+                    const int64_t next = end < to ? end : is_whole ? 0 : panel + 2 < right ? from : to;
+                    for (int64_t tile = 0; tile < tiles; ++tile) {
+                        const int64_t part = tile * (end - at) * 2 * TILE_BYTES / tiles;
+                        const uint8_t* ahead[2] = {step_at(other, next) + part, step_at(other + 1, next) + part};
+                        int32_t* own = sums + tile * 1024;
+                        if (panel + 1 < right) multiply<1, 2>(first + tile, panel, at, end, ahead, lines, own);
+                        else multiply<1, 1>(first + tile, panel, at, end, {ahead[0]}, lines, own);
+                        if (end < steps()) continue;
+                        put_tile(first + tile, panel, own);
+                        if (panel + 1 < right) put_tile(first + tile, panel + 1, own + 512);
                     }
                 }
             }
         }
     }
-
-    const uint8_t* step_at(int64_t panel, int64_t step) const { return matrix.panel_at(panel) + step * 2 * TILE_BYTES; }
 
     void many(Team& team) const {
         static thread_local std::vector<char> held;
@@ -236,8 +243,8 @@ struct Product {
         const int64_t most = BLOCK_BYTES / (block_tiles * TILE_BYTES), num_slices = (steps() + most - 1) / most;
         const int64_t slice = (steps() + num_slices - 1) / num_slices;
         const int64_t across = std::max<int64_t>((panels + TASK_PANELS - 1) / TASK_PANELS, std::min<int64_t>(panels, team.size()));
-        const int64_t width = (panels + across - 1) / across;
-        int32_t* sums = (int32_t*)room(held, block_tiles * (num_slices > 1 ? width : 1) * 2 * TILE_BYTES);
+        const int64_t width = ((panels + across - 1) / across + 1) / 2 * 2;
+        int32_t* sums = (int32_t*)room(held, block_tiles * (num_slices > 1 ? width / 2 : 1) * 4 * TILE_BYTES);
         team.each((row_tiles() + block_tiles - 1) / block_tiles * across, 1, [&](int64_t task) {
             const int64_t first = task / across * block_tiles, left = task % across * width;
             block(first, std::min(first + block_tiles, row_tiles()), left, std::min(left + width, panels), slice, sums);

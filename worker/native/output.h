@@ -18,27 +18,18 @@ struct Output {
     bool is_laid = false;  // of what is gated: as linear.h's Laid
 
     // Of a row of y with so many columns: those from ``left`` on, and those ``apart`` further on. What lies behind the last
-    // column is nowhere.
-    void put_both(int64_t row, int64_t columns, int64_t left, int64_t apart, Floats low, Floats high) const {
-        if (result == WIDE) {
-            float* to = (float*)y + row * columns + left;
-            put_some(to, low, columns - left);
-            put_some(to + apart, high, columns - left - apart);
-            if (!maxima) return;
-            Floats first = first_of(low, columns - left), second = first_of(high, columns - left - WIDTH);
-            return put_maximum(row, columns, left, largest(first, second));
-        }
-        bf16 both[2 * WIDTH];
-        store(both, low), store(both + WIDTH, high);
+    // column is nowhere. It stands where it is called: a call takes as long as what it does.
+    [[gnu::always_inline]] void put_both(int64_t row, int64_t columns, int64_t left, int64_t apart, Floats low,
+                                         Floats high) const {
         if (result == GATED) {
+            bf16 both[2 * WIDTH];
+            store(both, low), store(both + WIDTH, high);
             // Of the rounded numbers, as when the two were columns of y.
             return store((bf16*)y + row * (columns / 2) + left, activate(load(both), activation) * load(both + WIDTH));
         }
+        if (result == WIDE || left + apart + WIDTH > columns) return put_some(row, columns, left, apart, low, high);
         bf16* to = (bf16*)y + row * columns + left;
-        std::memcpy(to, both, std::min<int64_t>(WIDTH, columns - left) * sizeof(bf16));
-        if (left + apart < columns) {
-            std::memcpy(to + apart, both + WIDTH, std::min<int64_t>(WIDTH, columns - left - apart) * sizeof(bf16));
-        }
+        store(to, low), store(to + apart, high);
     }
 
     // Of the columns from ``left`` on, a half tile.
@@ -50,9 +41,23 @@ struct Output {
     }
 
   private:
-    static void put_some(float* to, Floats values, int64_t count) {
+    [[gnu::noinline]] void put_some(int64_t row, int64_t columns, int64_t left, int64_t apart, Floats low, Floats high) const {
+        const int64_t at = row * columns + left;
+        if (result == ROUNDED) {
+            put_some((bf16*)y + at, low, columns - left);
+            return put_some((bf16*)y + at + apart, high, columns - left - apart);
+        }
+        put_some((float*)y + at, low, columns - left);
+        put_some((float*)y + at + apart, high, columns - left - apart);
+        if (!maxima) return;
+        Floats first = first_of(low, columns - left), second = first_of(high, columns - left - WIDTH);
+        put_maximum(row, columns, left, largest(first, second));
+    }
+
+    template <typename T>
+    static void put_some(T* to, Floats values, int64_t count) {
         if (count >= WIDTH) return store(to, values);
-        for (int64_t i = 0; i < count; ++i) to[i] = values[i];
+        for (int64_t i = 0; i < count; ++i) put(to + i, values[i]);
     }
 };
 

@@ -124,11 +124,27 @@ inline float sum_of(Floats values) {
     return sum;
 }
 
+// Where one is no number it is the second.
+inline Floats greater(Floats a, Floats b) {
+#if defined(__AVX512BF16__)
+    return (Floats)_mm512_max_ps((__m512)a, (__m512)b);
+#else
+    return a > b ? a : b;
+#endif
+}
+
+inline Floats lesser(Floats a, Floats b) {
+#if defined(__AVX512BF16__)
+    return (Floats)_mm512_min_ps((__m512)a, (__m512)b);
+#else
+    return a < b ? a : b;
+#endif
+}
+
 // e to the x within 2 ulp, as 2 to the whole part times a polynomial (Cephes' expf, Moshier, in base 2); 0 below -87.
-inline Floats exponential(Floats x) {
+[[gnu::always_inline]] inline Floats exponential(Floats x) {
     const Floats rounder = Floats{} + 12582912.0f;  // 1.5 * 2^23: adding it leaves the nearest integer in the low bits
-    x = x < -87.0f ? Floats{} - 87.0f : x;
-    x = x > 88.0f ? Floats{} + 88.0f : x;
+    x = lesser(Floats{} + 88.0f, greater(Floats{} - 87.0f, x));
     Floats shifted = x * 1.44269504088896341f + rounder;
     Floats whole = shifted - rounder;
     Floats r = x - whole * 0.693359375f;
@@ -166,14 +182,6 @@ inline Floats rough_power_of_two(Floats x) {
     return (Floats)_mm512_scalef_ps((__m512)p, (__m512)(x - r));
 }
 #endif
-
-inline Floats greater(Floats a, Floats b) {
-#if defined(__AVX512BF16__)
-    return (Floats)_mm512_max_ps((__m512)a, (__m512)b);
-#else
-    return a > b ? a : b;
-#endif
-}
 
 inline Floats hyperbolic_tangent(Floats x) { return 1.0f - 2.0f / (exponential(2.0f * x) + 1.0f); }
 
