@@ -101,7 +101,7 @@ class Claims:
         num_users: dict[int, int] = {}
         for index in order:
             num_freed = 0
-            for block_id in running[index].block_ids:
+            for block_id in running[index].held_block_ids:
                 num_left = num_users.get(block_id, self._pool.num_users(block_id)) - 1
                 num_users[block_id] = num_left
                 num_freed += num_left == 0

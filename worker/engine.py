@@ -63,7 +63,7 @@ class Engine:
         self._eos_token_ids = frozenset(runner.eos_token_ids)
         self._pool = Pool(runner.num_blocks)
         self._budget = Budget(self._limits)
-        self._scheduler = Scheduler(self._pool, runner.block_size, self._limits, runner.copy_block)
+        self._scheduler = Scheduler(self._pool, runner.block_size, self._limits, runner.copy_block, runner.window)
         self._requests: dict[str, Request] = {}
         self._drawing = Drawing(sampler, runner.maxima_of, lambda sequence: self._scheduler.preempt(sequence, now()))
         self._flight: Flight | None = None

@@ -36,6 +36,8 @@ class ForeignRunner(Runner):
 
     takes_adapters = False
 
+    takes_adapters = False
+
     def __init__(self, model: Foreign, pools: Pools, attention: GroupedAttention | Kept, max_model_tokens: int) -> None:
         # What the base does with these, it does through what they have in common with its own.
         alike: tuple[Any, Any, Any] = model, pools, attention

@@ -86,6 +86,9 @@ class Runner:
         self.num_blocks, self.block_size = cache.num_blocks, cache.block_size
         self.vocab_size = model.architecture.vocab_size
         self.eos_token_ids = model.architecture.eos_token_ids
+        windows = model.windows
+        self.window = max(windows) if min(windows) > 0 else 0
+        """See Scheduler."""
         self.device = str(model.device)
         self.overlaps = model.device.type == "cuda"
         """The device computes a step while the host plans the next one."""

@@ -4,6 +4,10 @@ A sequence holds the blocks of all its known tokens from the moment it is admitt
 never finds the pool empty half-way; only one that had to give up its end has fewer, and stands still meanwhile. Prompts
 that begin alike and come together are computed once: the later one waits a step, and takes over the blocks that the
 earlier one has filled.
+
+Where every layer has a window, a sequence lets go of the blocks that lie before all of them each time that it takes a
+new one. What has a name goes at once or not at all, since whoever uses a block uses its ancestors; so that this is
+soon, only the prompt's blocks and those of the first window get names.
 """
 
 from __future__ import annotations
@@ -31,7 +35,15 @@ class Scheduler:
     steps.
     """
 
-    def __init__(self, pool: Pool, block_size: int, limits: Limits, copy_block: Callable[[int, int], None]) -> None:
+    def __init__(
+        self,
+        pool: Pool,
+        block_size: int,
+        limits: Limits,
+        copy_block: Callable[[int, int], None],
+        window: int = 0,
+    ) -> None:
+        """``window``: the tokens, its own among them, that a token looks back on in any layer; 0: all."""
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         self.num_preemptions = 0
@@ -47,6 +59,7 @@ class Scheduler:
         self._block_size = block_size
         self.limits = limits
         self._copy_block = copy_block
+        self._window = window
         self._by_arrival: dict[int, Sequence] = {}
         self._claims = Claims(pool, block_size, self._catch_up)
         self._turns = Turns()
@@ -107,8 +120,11 @@ class Scheduler:
     def commit(self, sequence: Sequence, num_tokens: int) -> None:
         """``num_tokens`` more are computed; blocks filled by known ones get their names."""
         sequence.num_computed += num_tokens
-        chain, num_full = sequence.chain, min(sequence.num_computed, sequence.num_known) // self._block_size
-        if chain is None or num_full == sequence.num_sealed:
+        num_tokens = min(sequence.num_computed, sequence.num_known)
+        if self._window:
+            num_tokens = min(num_tokens, max(sequence.num_prompt_tokens, self._window))
+        chain, num_full = sequence.chain, num_tokens // self._block_size
+        if chain is None or num_full <= sequence.num_sealed:
             return
         links = chain.extend(sequence.known_token_ids)
         block_ids = sequence.block_ids
@@ -144,6 +160,7 @@ class Scheduler:
             sequence.held(now)
             self._pool.release(sequence.block_ids[num_needed:])
             del sequence.block_ids[num_needed:]
+        self._let_go(sequence, now)
 
     def fork(self, leader: Sequence, now: float) -> list[Sequence]:
         """Those of its request that have waited for its prompt, now running beside it on the same blocks."""
@@ -186,7 +203,7 @@ class Scheduler:
 
     def audit(self) -> None:
         """Every block and every queue entry accounted for. Raises AssertionError."""
-        self._pool.audit(sequence.block_ids for sequence in self.running)
+        self._pool.audit(sequence.held_block_ids for sequence in self.running)
         assert not any(sequence.block_ids for sequence in self.waiting), "a waiting sequence holds blocks"
         queued = {sequence.arrival for sequence in self.waiting} | {sequence.arrival for sequence in self.running}
         assert queued == self._by_arrival.keys()
@@ -236,7 +253,7 @@ class Scheduler:
 
     def _shorten(self, sequence: Sequence, num_kept: int, now: float) -> None:
         block_ids = sequence.block_ids
-        if num_kept == 0:
+        if num_kept == 0 or sequence.num_gone:  # before the end that it lost, it has nothing to look back on
             return self.preempt(sequence, now)
         if sequence.num_pending == 1 or len(block_ids) * self._block_size >= len(sequence.token_ids):  # else it is cut
             sequence.num_preemptions += 1
@@ -280,6 +297,7 @@ class Scheduler:
         block_ids, hits = sequence.block_ids, sequence.hits
         num_missing = -(-len(sequence.token_ids) // self._block_size) - len(block_ids)
         if num_missing:
+            self._let_go(sequence, now)
             sequence.held(now)
             if hits:
                 block_ids += hits
@@ -294,6 +312,19 @@ class Scheduler:
             self._pool.release((shared,))
             block_ids[-1] = own
         sequence.may_share_tail = False
+
+    def _let_go(self, sequence: Sequence, now: float) -> None:
+        """Of the blocks that no token will look back on."""
+        if not self._window or not sequence.has_output:
+            return
+        num_seen = min(sequence.num_computed, sequence.num_known) - 1  # a token may be computed once more
+        num_gone = min(num_seen - self._window + 1, sequence.num_computed) // self._block_size
+        if num_gone > sequence.num_gone and num_gone >= sequence.num_sealed:
+            sequence.held(now)
+            self._pool.release(sequence.block_ids[sequence.num_gone : num_gone])
+            sequence.num_gone = num_gone
+            # So that whoever reads the whole table reads nobody else's: the first of its own stands for what is gone.
+            sequence.block_ids[:num_gone] = [sequence.block_ids[num_gone]] * num_gone
 
     def _catch_up(self, sequence: Sequence) -> None:
         """Step over blocks that another sequence has filled with the same tokens since."""
@@ -324,8 +355,9 @@ class Scheduler:
 
     def _release(self, sequence: Sequence, now: float) -> None:
         sequence.held(now)
-        self._pool.release(sequence.block_ids)
+        self._pool.release(sequence.held_block_ids)
         sequence.block_ids = []
+        sequence.num_gone = 0
 
     @staticmethod
     def _take_from(queue: list[Sequence], sequence: Sequence) -> None:

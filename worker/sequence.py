@@ -55,6 +55,7 @@ class Sequence:
         "num_computed",
         "num_drafted_tokens",
         "num_emitted",
+        "num_gone",
         "num_known",
         "num_overtaken",
         "num_preemptions",
@@ -120,6 +121,8 @@ class Sequence:
         """While the step is planned: the cached blocks that it would begin with."""
         self.block_ids: list[int] = []
         self.num_computed = 0
+        self.num_gone = 0
+        """Leading blocks of the table that are not its own any more, since no layer looks so far back."""
         self.num_sealed = 0
         """Leading blocks that have their names."""
         self.may_share_tail = False
@@ -184,9 +187,14 @@ class Sequence:
     def known_token_ids(self) -> list[int]:
         return self.token_ids if self.num_known == len(self.token_ids) else self.token_ids[: self.num_known]
 
+    @property
+    def held_block_ids(self) -> list[int]:
+        """Those of the table that are its own."""
+        return self.block_ids[self.num_gone :] if self.num_gone else self.block_ids
+
     def held(self, now: float) -> None:
         """Until now it has held the blocks of its table; to be said before there are more or fewer of them."""
-        self.kv_block_s += len(self.block_ids) * (now - self.held_at)
+        self.kv_block_s += len(self.held_block_ids) * (now - self.held_at)
         self.held_at = now
 
     def expect(self) -> int:

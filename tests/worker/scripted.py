@@ -28,6 +28,7 @@ class ScriptedRunner:
         self.max_model_tokens, self.eos_token_ids = max_model_tokens, eos_token_ids
         self.device, self.dtype = "cpu", "float32"
         self.overlaps = overlaps
+        self.window = 0
         rng = np.random.default_rng(0)
         self.memory = rng.integers(0, MASK, size=(num_blocks, block_size), dtype=np.uint64)
         self.weights = np.arange(1, 2 * num_blocks * block_size, 2, dtype=np.uint64)

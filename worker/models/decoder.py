@@ -66,6 +66,11 @@ class Decoder:
         self._norms_apart = shard.own.qk_norm == "width" and shard.layout.tensor > 1
         self._link: Link = Alone()
 
+    @property
+    def windows(self) -> tuple[int, ...]:
+        """As in Scores, of all layers of all ranks."""
+        return self.shard.whole.windows
+
     def join(self, link: Link) -> None:
         """Compute with other ranks from now on."""
         self._link = link

@@ -45,6 +45,11 @@ class Foreign:
         self.model, self.manner, self.kinds = model, manner, kinds
 
     @property
+    def windows(self) -> tuple[int, ...]:
+        """Of all layers: the tokens, its own among them, that a token looks back on at most; 0: all."""
+        return tuple(abs(kind.window) for kind in self.kinds)
+
+    @property
     def attends_itself(self) -> bool:
         """Its plans are of a Kept, rather than of a GroupedAttention; both over ``kinds``."""
         return isinstance(self.manner, InTurn)
