@@ -1,0 +1,48 @@
+"""Real workers that are shot under their streams: each stream ends as it does undisturbed, and is owed once."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from benchmarks import failover
+from tests.builders import until
+from tests.house import running
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+async def test_streams_whose_worker_is_shot_go_on(tmp_path, num_workers):
+    with running(tmp_path, **failover.sections(num_workers)) as house:
+        findings = await failover.measure(house, num_rounds=2, num_streams=8, num_tokens=300, seed=1)
+        assert findings.is_good, findings.told()
+        assert len(findings.lost) >= 4
+        assert findings.num_delivered == findings.num_owed == 3 * 8 * 300
+        await house.quiet()
+        assert await house.num_used_blocks() == 0
+
+
+async def test_a_worker_that_an_operator_drains_or_the_system_stops_lets_its_streams_go(tmp_path):
+    with running(tmp_path, **failover.sections(2)) as house:
+        dispatch = house.gw.dispatch
+        async with house.stream("Tell me a story.", max_tokens=600, temperature=0, seed=1) as answer:
+            undisturbed = await answer.text()
+        async with house.stream("Tell me a story.", max_tokens=600, temperature=0, seed=1) as answer:
+            await answer.take(3)
+            (worker,) = [worker for worker, flights in failover.held(house).items() if flights]
+            await house.inside(rested(dispatch, worker))
+            await until(lambda: not failover.held(house)[worker])
+            (other,) = [worker for worker, flights in failover.held(house).items() if flights]
+            await house.inside(rested(dispatch, worker, False))
+            os.kill(other.facts.pid, signal.SIGTERM)  # it drains
+            await until(lambda: failover.held(house)[worker])
+            rest = await answer.text()
+        assert undisturbed.endswith(rest)
+        (before, after) = await house.ledger_rows()
+        assert before.num_completion_tokens == after.num_completion_tokens
+        assert after.status == 200
+
+
+async def rested(dispatch, worker, is_resting=True):
+    dispatch.rest(worker, is_resting)
