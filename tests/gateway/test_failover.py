@@ -1,47 +1,15 @@
-"""Workers that are lost, or leave, in the middle of answers: another one goes on, and readers see but a pause."""
+"""Workers that are lost in the middle of answers: another one goes on, and readers see but a pause."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import random
 
 import pytest
 
 from gateway import errors
-from gateway.dispatch import Dispatch
 from policies import settings, wire
-from tests import builders
-from tests.builders import a_submit, answer, dispatching, send, tokens, until
-from tests.gateway.peer import Peer
-
-FAST = settings.Workers(restart_backoff_s=0.01, max_restart_backoff_s=0.02)
-SCRIPT = [72, 105, 33, 32]
-"""What a scripted worker says, again and again."""
-
-
-@contextlib.asynccontextmanager
-async def peers(tmp_path, num=1, clock=None, workers=FAST, **options):
-    """A dispatch, and the workers behind it, played by the test."""
-    played = [Peer(**options) for _ in range(num)]
-    addresses = [await peer.listen(tmp_path / f"{number}.socket") for number, peer in enumerate(played)]
-    try:
-        async with dispatching(*addresses, workers=workers, clock=clock) as dispatch:
-            yield dispatch, *played
-    finally:
-        for peer in played:
-            await peer.close()
-
-
-async def lost(dispatch: Dispatch, number: int = 0) -> None:
-    """Until the gateway has noticed that a worker is gone."""
-    await until(lambda: dispatch.workers()[number].facts is None)
-
-
-def held(dispatch: Dispatch) -> int:
-    """Places that are taken: with the workers, reserved there, or waiting."""
-    (line,) = dispatch._lines.values()
-    return line.num_waiting + sum(seat._room.num_sequences for seat in line.seats.values() if seat._room is not None)
+from tests.builders import a_submit, answer, send, tokens, until
+from tests.gateway.played import held, lost, peers
 
 
 async def test_an_answer_goes_on_behind_the_tokens_that_came(tmp_path):
@@ -324,102 +292,6 @@ async def test_the_time_with_all_workers_and_between_them_is_told(tmp_path, cloc
         assert (spent.queue_s, spent.prefill_s, spent.decode_s) == (0.625, 2.25, 3.5)
 
 
-async def test_a_worker_that_rests_lets_go_of_what_it_has_when_another_has_room(tmp_path):
-    async with peers(tmp_path, 2) as (dispatch, one, other):
-        flight = send(dispatch, a_submit(max_tokens=5, num_sequences=2))
-        worker = flight.worker
-        had, next_one = (one, other) if worker is dispatch.workers()[0] else (other, one)
-        submit = await had.submitted()
-        had.say(submit, [10])
-        had.say(submit, [20])
-        had.say(submit, [30], index=1)
-        await until(lambda: flight.num_tokens == 3)
-        dispatch.rest(worker, True)
-        assert (await had.cancelled()).index is None
-        assert held(dispatch) == 4, "there is a place for it where it goes"
-        had.say(submit, [40])  # on its way before the worker was told
-        had.say(submit, [], "cancelled", engine_s=1.0)
-        had.say(submit, [50], "cancelled", index=1, engine_s=2.0)
-        again = await next_one.submitted()
-        assert again.emitted_token_ids == {0: [10, 20, 40], 1: [30, 50]}
-        next_one.say(again, [60, 61], "length", engine_s=4.0)
-        next_one.say(again, [70], "stop", index=1, engine_s=8.0)
-        deltas = await answer(flight)
-        assert [tokens(deltas, index) for index in range(2)] == [[10, 20, 40, 60, 61], [30, 50, 70]]
-        assert [delta.finish.reason for delta in deltas if delta.finish] == ["length", "stop"]
-        assert flight.spent.engine_s == 15.0
-        assert held(dispatch) == 0
-        assert flight.num_losses == 0
-
-
-async def test_a_worker_that_rests_finishes_what_nobody_else_has_room_for(tmp_path):
-    async with peers(tmp_path) as (dispatch, peer):
-        flight = send(dispatch, a_submit(max_tokens=3))
-        submit = await peer.submitted()
-        dispatch.rest(flight.worker, True)
-        peer.say(submit, [10, 11, 12], "length")
-        assert tokens(await answer(flight)) == [10, 11, 12]
-        assert peer.is_quiet()
-
-
-async def test_a_worker_that_says_that_it_drains_lets_go_of_what_it_has(tmp_path):
-    async with peers(tmp_path, 2) as (dispatch, one, other):
-        flight = send(dispatch, a_submit(max_tokens=3))
-        had, next_one = (one, other) if flight.worker is dispatch.workers()[0] else (other, one)
-        submit = await had.submitted()
-        had.say(submit, [10])
-        had.report(draining=True)
-        await had.cancelled()
-        had.say(submit, [], "cancelled")
-        again = await next_one.submitted()
-        next_one.say(again, [11, 12], "length")
-        assert tokens(await answer(flight)) == [10, 11, 12]
-
-
-async def test_what_a_draining_worker_refuses_another_one_takes(tmp_path):
-    async with peers(tmp_path) as (dispatch, peer):
-        reading = asyncio.create_task(answer(flight := send(dispatch, a_submit(max_tokens=1))))
-        submit = await peer.submitted()
-        peer.send(wire.Failed(submit.request_id, "draining", "the worker takes no new requests"))
-        await until(lambda: dispatch.num_waiting() == 1)
-        peer.hang_up()
-        again = await peer.submitted()
-        peer.say(again, [10], "length")
-        assert tokens(await reading) == [10]
-        assert flight.num_losses == 0
-
-
-async def test_a_worker_that_dies_while_it_lets_go_has_let_go(tmp_path):
-    async with peers(tmp_path, 2) as (dispatch, one, other):
-        flight = send(dispatch, a_submit(max_tokens=3))
-        had, next_one = (one, other) if flight.worker is dispatch.workers()[0] else (other, one)
-        had.say(await had.submitted(), [10])
-        await until(lambda: flight.num_tokens == 1)
-        dispatch.rest(flight.worker, True)
-        await had.cancelled()
-        had.hang_up()
-        again = await next_one.submitted()
-        assert again.emitted_token_ids == {0: [10]}
-        next_one.say(again, [11, 12], "length")
-        assert tokens(await answer(flight)) == [10, 11, 12]
-        assert held(dispatch) == 0
-
-
-async def test_a_reader_that_leaves_while_its_answer_moves_ends_it(tmp_path):
-    async with peers(tmp_path, 2) as (dispatch, one, other):
-        flight = send(dispatch, a_submit(max_tokens=3))
-        had, next_one = (one, other) if flight.worker is dispatch.workers()[0] else (other, one)
-        submit = await had.submitted()
-        dispatch.rest(flight.worker, True)
-        await had.cancelled()
-        flight.close()
-        await had.cancelled()
-        had.say(submit, [], "cancelled")
-        await until(lambda: flight.is_over)
-        assert held(dispatch) == 0
-        assert next_one.is_quiet()
-
-
 async def test_a_cut_ends_what_waits_to_go_on(tmp_path, clock):
     async with peers(tmp_path, clock=clock) as (dispatch, peer):
         flight = send(dispatch, a_submit())
@@ -440,51 +312,3 @@ async def test_a_token_that_is_none_is_garbage(tmp_path):
         assert again.emitted_token_ids == {0: []}
         peer.say(again, [10, 11], "length")
         assert tokens(await answer(flight)) == [10, 11]
-
-
-@pytest.mark.parametrize("seed", range(3))
-async def test_after_any_mix_of_losses_rests_and_leaving_every_answer_is_whole_and_nothing_is_held(tmp_path, seed):
-    """A seeded walk over two workers that are shot, put to rest and woken."""
-    chance = random.Random(seed)
-    command = builders.scripted("--max-sequences", 4, "--stats-s", 0.02, "--step-s", 0.001)
-    limits = settings.Workers(restart_backoff_s=0.01, max_restart_backoff_s=0.02, max_failovers=1000)
-    async with dispatching(replicas=2, command=command, workers=limits) as dispatch:
-        whole = []
-
-        async def one() -> None:
-            num_sequences, num_tokens = chance.randint(1, 3), chance.randint(1, 60)
-            async with send(dispatch, a_submit(max_tokens=num_tokens, num_sequences=num_sequences)) as flight:
-                deltas = []
-                num_open = num_sequences
-                while num_open and chance.random() > 0.01:
-                    deltas += (arrived := await flight.deltas())
-                    num_open -= sum(delta.finish is not None for delta in arrived)
-                if not num_open:
-                    expected = (SCRIPT * num_tokens)[:num_tokens]
-                    assert [tokens(deltas, index) for index in range(num_sequences)] == [expected] * num_sequences
-                    whole.append(flight)
-
-        async def disturb() -> None:
-            while True:
-                await asyncio.sleep(0.05)
-                worker = chance.choice(dispatch.workers())
-                match chance.randrange(4):
-                    case 0 if worker._process is not None:
-                        worker._process.kill()
-                    case 1:
-                        dispatch.rest(worker, True)
-                    case _:
-                        dispatch.rest(worker, False)
-
-        disturbing = asyncio.create_task(disturb())
-        async with asyncio.timeout(builders.PATIENCE_S), asyncio.TaskGroup() as tasks:
-            for _ in range(150):
-                tasks.create_task(one())
-                await asyncio.sleep(0.002)
-            for worker in dispatch.workers():
-                dispatch.rest(worker, False)
-        disturbing.cancel()
-        await until(lambda: all(worker.facts for worker in dispatch.workers()))
-        assert held(dispatch) == 0
-        assert len(whole) > 50, f"seed {seed}"
-        assert dispatch.num_waiting() == 0
