@@ -20,6 +20,7 @@ namespace {
 constexpr int FEW_ROWS = 64;
 constexpr int PANEL = 2 * TILE;          // columns of y that one panel of the matrix makes: two tiles side by side
 constexpr int AHEAD_BYTES = 512;
+constexpr int MAX_RUN = 8;               // panels that one task takes of few rows
 constexpr int BLOCK_ROWS = 512;
 constexpr int BLOCK_BYTES = 1 << 20;     // of x, that stay in the second cache
 constexpr int SLICE_BYTES = 1 << 19;     // of x, where sums of several panels stay there too
@@ -291,9 +292,9 @@ struct Product {
     void run(Team& team) const {
         const int64_t panels = matrix.num_panels(), size = matrix.size;
         if (rows <= FEW_ROWS) {
-            // Each thread takes long runs of panels, so that it reads the matrix in one go.
-            int64_t at_once = std::max<int64_t>(1, panels / (16 * team.size()));
-            return team.each(panels, at_once, [&](int64_t panel) { stream(panel); });
+            // Each thread reads a stretch of the matrix in one go, in runs so short that nobody waits long for the last.
+            const int64_t at_once = std::clamp<int64_t>(panels / (16 * team.size()), 1, MAX_RUN);
+            return team.each_apart(panels, at_once, [&](int64_t panel) { stream(panel); });
         }
         const int64_t row_blocks = (rows + BLOCK_ROWS - 1) / BLOCK_ROWS;
         const int64_t block_tiles = ((row_tiles() + row_blocks - 1) / row_blocks + 1) / 2 * 2;
