@@ -14,6 +14,9 @@ from hypothesis import strategies as st
 from policies import wire
 from policies.settings import Engine as EngineSettings
 from policies.terms import Sampling
+from tests.worker.peer import WorkerProcess
+from tests.worker.peft_files import adapter_files
+from tests.worker.test_speculation import Hindsight, everything
 from tests.worker.tiny import Walk, checkpoint
 from worker.attention import Extent, NativeAttention, RepeatableAttention, Scores
 from worker.engine import Engine
@@ -23,6 +26,7 @@ from worker.models import ModelError
 from worker.native import library
 from worker.runner import Runner
 from worker.sampler import Sampler
+from worker.speculation import Speculation
 
 SIZES = {
     "vocab_size": 331,
@@ -139,7 +143,8 @@ def test_long_histories_are_attended_to_alike_from_any_chunk(window, dtype, back
 @st.composite
 def crowds(draw):
     """Requests that begin alike, and when they come."""
-    stem = [random.Random(1).randrange(3, 331) for _ in range(200)]
+    source = random.Random(1)
+    stem = [source.randrange(3, 331) for _ in range(40)] * 5
     arrivals = []
     for number in range(draw(st.integers(1, 5))):
         prompt = stem[: draw(st.sampled_from([1, 8, 30, 64, 130]))] + draw(st.sampled_from([[], [5], [6, 7, 8]]))
@@ -170,12 +175,13 @@ def crowds(draw):
     return arrivals, changes
 
 
-def answers_of(runner, arrivals, num_blocks=64, **changes):
+def answers_of(runner, arrivals, num_blocks=64, drafts=None, **changes):
     """Tokens and log-probabilities by (request id, index)."""
     runner.num_blocks = num_blocks
     ticks = itertools.count()
     sampler = Sampler(runner.vocab_size, runner.eos_token_ids, by_row=True)
-    engine = Engine(runner, sampler, EngineSettings(**changes), lambda: float(next(ticks)))
+    engine = Engine(runner, sampler, EngineSettings(**changes), lambda: float(next(ticks)), speculation=drafts)
+    engine.speculates = drafts is not None
     found: dict[tuple[str, int], list] = {}
     arrivals = sorted(arrivals, key=lambda arrival: arrival[0])
     for step in itertools.count():
@@ -193,15 +199,17 @@ def answers_of(runner, arrivals, num_blocks=64, **changes):
 
 @pytest.mark.parametrize("way", WAYS, ids=", ".join)
 @settings(max_examples=6, deadline=None)
-@given(crowd=crowds())
-def test_an_answer_and_its_logprobs_are_the_same_alone_and_in_any_crowd(models, way, crowd):
+@given(crowd=crowds(), seed=st.integers(0, 99), wrong=st.sampled_from([0.0, 0.2, 0.6]))
+def test_an_answer_and_its_logprobs_are_the_same_alone_and_in_any_crowd(models, way, crowd, seed, wrong):
+    """Some of it guessed by one who knows the answers and changes some tokens of them."""
     runner = models.runner(*way)
     arrivals, changes = crowd
-    together = answers_of(runner, arrivals, **changes)
+    expected = {}
     for _, submit in arrivals:
-        alone = answers_of(runner, [(0, submit)], prefix_cache=False)
-        for index in range(submit.num_sequences):
-            assert together[submit.request_id, index] == alone[submit.request_id, index]
+        expected |= answers_of(runner, [(0, submit)], prefix_cache=False)
+    known = {key: [token_id for token_id, _ in said] for key, said in expected.items()}
+    drafts = Speculation([Hindsight(known, random.Random(seed), wrong)], 9, everything)
+    assert answers_of(runner, arrivals, drafts=drafts, **changes) == expected
 
 
 @pytest.mark.parametrize("attention", ["auto", "torch"])
@@ -228,3 +236,36 @@ def test_a_span_that_asks_for_several_logits_has_those_of_single_ones(models):
     assert torch.equal(runner.forward([Span(token_ids[40:45], 40, blocks, 5)]), whole[40:45])
     for at in range(45, 50):
         assert torch.equal(runner.forward([Span(token_ids[at : at + 1], at, blocks, 1)]), whole[at : at + 1])
+
+
+@pytest.mark.parametrize("attention", ["auto", "torch"])
+def test_an_adapter_s_rows_are_repeated_too(tmp_path, attention):
+    base = checkpoint(tmp_path / "base", "LlamaForCausalLM", **SIZES)
+    runner = Runner.load(
+        str(tmp_path / "base"),
+        EngineSettings(
+            device="cpu",
+            dtype="bfloat16",
+            attention=attention,
+            num_threads=2,
+            block_size=BLOCK_SIZE,
+            max_kv_bytes=8 << 20,
+            deterministic=True,
+        ),
+    )
+    adapters = [None]
+    for seed, rank in enumerate((8, 33)):
+        adapter_files(tmp_path / str(seed), base, seed, r=rank)
+        adapters.append(runner.load_adapter(str(seed), str(tmp_path / str(seed)), 1 << 26))
+    source = random.Random(5)
+    prompts = [[source.randrange(3, 331) for _ in range(length)] for length in (40, 7, 33, 90, 60)]
+    chosen = [adapters[place] for place in (0, 1, 2, 1, 1)]
+    whole, other = (Walk(runner, prompts, 6, random.Random(seed), chosen) for seed in (0, 1))
+    assert all(torch.equal(bits(a), bits(b)) for a, b in zip(other.logits, whole.logits, strict=True))
+
+
+def test_a_worker_says_that_its_answers_repeat(models):
+    with WorkerProcess(models._written("llama"), deterministic=True) as worker, worker.connect() as gateway:
+        assert gateway.ready.deterministic
+        gateway.submit("a", [5, 6, 7], 4)
+        assert len(gateway.finish("a")) == 4
