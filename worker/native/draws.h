@@ -85,7 +85,8 @@ class Contest {
     const float* logits_;
     const uint64_t start_;
     float *maxima_, *bounds_;  // [padded_]
-    float largest_, temperature_;
+    float largest_, temperature_, inverse_;
+    double mass_ = -1.0;  // of all tokens that are kept by top-k, once it is known
     float threshold_ = -INFINITY, above_ = -INFINITY;  // what may win is no smaller, and larger
 
   public:
@@ -102,6 +103,7 @@ class Contest {
         temperature_ = all_.temperatures[row_];
         if (temperature_ <= 0.0f) return likeliest();
         temperature_ = std::max(temperature_, 1e-30f);  // smaller ones are zero in float32
+        inverse_ = 1.0f / temperature_;
         const int32_t top_k = all_.top_ks[row_];
         const float top_p = all_.top_ps[row_], min_p = all_.min_ps[row_];
         if (top_k > 0 && top_k < all_.vocab_size) threshold_ = last_of(top_k);
@@ -211,13 +213,14 @@ class Contest {
     void bound() {
         for (int64_t tile = 0; tile < padded_; tile += WIDTH) {
             Floats clock = rough_exponentials(start_, TILE_WORDS + tile);
-            Floats score = (load(maxima_ + tile) - largest_) / temperature_;
+            Floats score = (load(maxima_ + tile) - largest_) * inverse_;
             store(bounds_ + tile, score - rough_logarithm(clock) + LOG_LOGITS);
         }
     }
 
     bool is_in(int64_t tile) const { return maxima_[tile] >= threshold_ && maxima_[tile] > above_; }
 
+    // The most promising tile first, then those that may beat what it had, the most promising of them first.
     int64_t race() const {
         int64_t first = -1;
         for (int64_t tile = 0; tile < num_tiles_; ++tile) {
@@ -226,8 +229,18 @@ class Contest {
         float best = -INFINITY;
         int64_t token = -1;
         enter(first, best, token);
+        static thread_local std::vector<std::pair<float, int64_t>> left;
+        left.clear();
         for (int64_t tile = 0; tile < num_tiles_; ++tile) {
-            if (bounds_[tile] + SLACK >= best && tile != first && is_in(tile)) enter(tile, best, token);
+            if (!(bounds_[tile] + SLACK >= best) || tile == first || !is_in(tile)) continue;
+            left.emplace_back(bounds_[tile], tile);
+            for (int i = 0; i < LOGITS; i += WIDTH) __builtin_prefetch(logits_ + tile * LOGITS + i);
+        }
+        std::make_heap(left.begin(), left.end());
+        while (!left.empty() && left.front().first + SLACK >= best) {
+            enter(left.front().second, best, token);
+            std::pop_heap(left.begin(), left.end());
+            left.pop_back();
         }
         return token;
     }
@@ -242,7 +255,7 @@ class Contest {
         for (int64_t i = 0; i < LOGITS; i += WIDTH) {
             Floats clock = rough_exponentials(start_, tile * LOGITS + i) + earliest;
             if (first / WIDTH == i / WIDTH) clock[first % WIDTH] = earliest;
-            Floats logit = load(x + i), score = (logit - largest_) / temperature_ - rough_logarithm(clock);
+            Floats logit = load(x + i), score = (logit - largest_) * inverse_ - rough_logarithm(clock);
             store(scores + i, (logit >= threshold_) & (logit > above_) ? score : Floats{} - INFINITY);
         }
         for (int i = 0; i < LOGITS; ++i) {
@@ -253,40 +266,43 @@ class Contest {
         }
     }
 
-    Floats weights(Floats x) const { return exponential((x - largest_) / temperature_); }
+    Floats weights(Floats x) const { return exponential((x - largest_) * inverse_); }
 
-    // Whether the tokens likelier than the one drawn have ``top_p`` of the mass of all that are kept. How much that is need not
-    // be known to the last: tiles are opened, the largest first, until what the others can hold does not matter.
-    bool is_outside(float drawn, float kept, float top_p) const {
-        if (drawn >= largest_) return false;
-        double above = 0.0, mass = 0.0;
-        float ceiling = INFINITY, floor = drawn;  // tiles whose maximum is in (floor, ceiling] are opened
+    // What the tokens weigh whose logit passes, of the tiles whose maximum does.
+    template <typename Passes>
+    double mass_of(Passes passes) const {
+        double mass = 0.0;
         alignas(64) float held[LOGITS];
-        for (int stage = 0;; ++stage) {
+        for (int64_t tile = 0; tile < num_tiles_; ++tile) {
+            if (!passes(maxima_[tile])) continue;
+            const float* x = open(tile, held);
+            Floats sum = {};
+            for (int64_t i = 0; i < LOGITS; i += WIDTH) {
+                Floats logit = load(x + i);
+                sum += passes(logit) ? weights(logit) : Floats{};
+            }
+            mass += sum_of(sum);
+        }
+        return mass;
+    }
+
+    // Whether the tokens likelier than the one drawn have ``top_p`` of the mass of all that are kept.
+    bool is_outside(float drawn, float kept, float top_p) {
+        if (drawn >= largest_) return false;
+        const double above = mass_of([&](auto x) { return x > drawn; }), share = top_p;
+        if (mass_ < 0.0) {
+            // Every other tile has its largest token at least: mostly this is enough to know.
             Floats closed = {};
             for (int64_t tile = 0; tile < padded_; tile += WIDTH) {
                 Floats top = load(maxima_ + tile);
-                closed += (top <= floor) & (top >= kept) ? weights(top) : Floats{};
+                closed += (top <= drawn) & (top >= kept) ? weights(top) : Floats{};
             }
-            for (int64_t tile = 0; tile < num_tiles_; ++tile) {
-                if (!(maxima_[tile] > floor && maxima_[tile] <= ceiling && maxima_[tile] >= kept)) continue;
-                const float* x = open(tile, held);
-                Floats likelier = {}, all = {};
-                for (int64_t i = 0; i < LOGITS; i += WIDTH) {
-                    Floats logit = load(x + i), weight = weights(logit);
-                    likelier += logit > drawn ? weight : Floats{};
-                    all += logit >= kept ? weight : Floats{};
-                }
-                above += sum_of(likelier);
-                mass += sum_of(all);
-            }
-            if (above <= 0.0) return false;
-            const double rest = double(sum_of(closed)) * LOGITS, share = top_p;
-            if (rest == 0.0 || above < share * mass) return above >= share * mass;
-            if (above >= share * (mass + rest)) return true;
-            ceiling = floor;
-            floor = stage < 4 ? floor - temperature_ * float(2 << stage) : -INFINITY;
+            if (above < share * (above + sum_of(closed)) * 0.99999) return false;
+            // What weighs e to the -40 adds nothing that could be seen.
+            const float least = std::max(kept, largest_ - 40.0f * temperature_);
+            mass_ = mass_of([&](auto x) { return x >= least; });
         }
+        return above > 0.0 && above >= share * mass_;
     }
 };
 
