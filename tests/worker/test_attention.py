@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -20,6 +22,7 @@ from worker.attention import (
     Scores,
     SegmentAttention,
 )
+from worker.attention.native import beginnings
 from worker.kv_cache import KVCache
 from worker.native import library
 
@@ -45,10 +48,18 @@ def assert_agree(
     softcap: float,
     dtype: torch.dtype,
     seed: int,
+    num_alike: int = 0,
+    num_shared_blocks: int = 0,
 ) -> None:
-    """Two layers, the second over what the first step wrote; the KV that each backend leaves is the same too."""
+    """Two layers, the second over what the first step wrote; the KV that each backend leaves is the same too.
+
+    The first num_alike sequences begin with the same blocks.
+    """
     torch.manual_seed(seed)
     extents, num_blocks = extents_of(sequences, block_size, random.Random(seed))
+    for index in range(1, num_alike):
+        alike = (*extents[0].block_ids[:num_shared_blocks], *extents[index].block_ids[num_shared_blocks:])
+        extents[index] = replace(extents[index], block_ids=alike)
     cache = filled(num_kv_heads, head_dim, num_blocks, block_size, dtype)
     scores = Scores(scale=0.7 * head_dim**-0.5, windows=windows, softcap=softcap)
     num_heads, num_tokens = group * num_kv_heads, sum(extent.num_tokens for extent in extents)
@@ -96,6 +107,30 @@ def test_every_attention_agrees_with_the_plain_one(**case):
 def test_they_agree_where_one_task_or_one_tile_is_not_enough(windows, softcap):
     sequences = [(1500, 1, False), (511, 1, True), (512, 1, True), (700, 300, False), (0, 600, True), (1023, 4, False)]
     assert_agree(sequences, 3, 2, 32, 16, windows, softcap, torch.float32, seed=3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("softcap", [0.0, 4.0])
+@pytest.mark.parametrize(("group", "head_dim", "block_size"), [(1, 48, 20), (3, 64, 32), (7, 64, 16), (8, 96, 32)])
+def test_a_beginning_that_decodes_share_is_read_for_all_of_them_at_once(group, head_dim, block_size, softcap, dtype):
+    num_shared = -(-1300 // block_size)
+    start = num_shared * block_size
+    sequences = [(start + past, 1, past % 2 == 0) for past in (0, 3, 40, 700, 1, 2, 90, 5)]
+    sequences += [(start + 9, 4, False), (start + 70, 60, False), (300, 1, True), (40, 1, False)]
+    assert_agree(sequences, group, 2, head_dim, block_size, (0, 90), softcap, dtype, group, 10, num_shared)
+
+
+def test_decodes_are_found_to_begin_alike_as_far_as_they_do():
+    blocks = np.arange(200, dtype=np.int32).reshape(10, 20)
+    blocks[[1, 4, 5, 7, 9], :12] = blocks[3, :12]
+    blocks[9, 10:] = -1
+    lengths = np.array([640, 640, 640, 600, 640, 385, 640, 321, 640, 640], dtype=np.int32)
+    shares, sharers = beginnings(blocks, lengths, 32)
+    assert shares.tolist() == [[0, 6, 320]]
+    assert sharers.tolist() == [1, 3, 4, 5, 7, 9]
+    assert len(beginnings(blocks[:6], lengths[:6], 32)[0]) == 1
+    assert len(beginnings(blocks[:5], lengths[:5], 32)[0]) == 0
+    assert len(beginnings(blocks, np.minimum(lengths, 256), 32)[0]) == 0
 
 
 def test_what_else_is_in_the_batch_does_not_change_a_decode_by_a_bit():

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -15,6 +16,13 @@ from worker.native import DTYPES, MAX_HEAD_DIM, Library, Step
 
 MAX_DECODE_TOKENS = 4
 """An extent of so many tokens (one, or a short draft to verify) is cheaper row by row than as a chunk."""
+MIN_SHARERS = 4
+MIN_SHARED_TOKENS = 256
+"""So many decodes that have so many tokens in common read them together. Fewer are read one by one about as fast."""
+SHARED_STEP = 32
+"""Keys that the kernel takes at once."""
+
+Numbers = npt.NDArray[np.int32]
 
 
 class NativeAttention:
@@ -49,6 +57,7 @@ class NativeAttention:
                 lengths[at] = extent.start + place + 1
                 tables[at, : len(extent.block_ids)] = extent.block_ids
                 at += 1
+        shares, sharers = beginnings(tables, lengths, self._cache.block_size)
         places = np.array([(chunk.row, chunk.num_tokens, chunk.start) for chunk in chunks], dtype=np.int32)
         chunk_tables = np.empty((len(chunks), _width(chunks)), dtype=np.int32)
         for table, chunk in zip(chunk_tables, chunks, strict=True):
@@ -68,6 +77,9 @@ class NativeAttention:
             lengths=lengths.ctypes.data,
             tables=tables.ctypes.data,
             table_stride=tables.shape[1],
+            num_shares=len(shares),
+            shares=shares.ctypes.data,
+            sharers=sharers.ctypes.data,
             num_chunks=len(chunks),
             chunks=places.ctypes.data,
             chunk_tables=chunk_tables.ctypes.data,
@@ -77,8 +89,35 @@ class NativeAttention:
             threads=torch.get_num_threads(),
             is_repeatable=self._is_repeatable,
         )
-        held = (slots, rows, lengths, tables, places, chunk_tables)
+        held = (slots, rows, lengths, tables, shares, sharers, places, chunk_tables)
         return NativePlan(self._cache, self._scores, self._library, step, held)
+
+
+def beginnings(tables: Numbers, lengths: Numbers, block_size: int) -> tuple[Numbers, Numbers]:
+    """Beginnings that enough decodes have in common: [num_shares, 3], the first of its sharers, how many of them, and
+    positions; and the sharers, decodes of ``tables`` [num_decodes, width].
+
+    Who has the same block at the end of the shortest beginning that is worth it is taken to begin alike; how far they
+    do is then looked up.
+    """
+    at = -(-MIN_SHARED_TOKENS // block_size) - 1
+    alike: dict[int, list[int]] = {}
+    if len(tables) >= MIN_SHARERS and at < tables.shape[1]:
+        # A sequence that does not reach so far has anything in that place of its table.
+        for decode in (lengths > (at + 1) * block_size).nonzero()[0].tolist():
+            alike.setdefault(int(tables[decode, at]), []).append(decode)
+    shares, sharers = [], []
+    for decodes in alike.values():
+        if len(decodes) < MIN_SHARERS:
+            continue
+        # What is the same in all tables; their last tokens are their own.
+        num_blocks = (int(lengths[decodes].min()) - 1) // block_size
+        same = (tables[decodes, :num_blocks] == tables[decodes[0], :num_blocks]).all(0)
+        positions = int(same.argmin() if not same.all() else num_blocks) * block_size // SHARED_STEP * SHARED_STEP
+        if positions >= MIN_SHARED_TOKENS:
+            shares.append((len(sharers), len(decodes), positions))
+            sharers += decodes
+    return np.array(shares, dtype=np.int32).reshape(-1, 3), np.array(sharers, dtype=np.int32)
 
 
 def _width(extents: Sequence[Extent]) -> int:

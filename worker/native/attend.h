@@ -11,11 +11,19 @@
 
 namespace {
 
-constexpr int SPAN = 2048;  // keys that one task of a chunk reads; more are split and joined
+constexpr int SPAN = 2048;   // keys that one task of a chunk reads; more are split and joined
+constexpr int SHARED = 1024;  // of what several decodes have in common
 
-// Where a sequence is cut depends on itself alone, so what else is in the batch cannot change its sums.
+// Where a sequence is cut depends on itself alone, so what else is in the batch cannot change its sums, but for those that begin
+// as it does.
 struct DecodeTask {
     int64_t decode, kv_head, begin, end, place;
+};
+
+// Rows of all decodes that begin alike, over the ``part``-th stretch of keys of that beginning: read once for them all (Ye et
+// al. 2024, cascade inference).
+struct SharedTask {
+    int64_t share, kv_head, first, count, begin, end, part;
 };
 
 // Of a chunk: ``num_parts`` tasks in a row, each with the ``part``-th stretch of keys, are joined.
@@ -34,34 +42,66 @@ class Cut {
     const int64_t window;
     std::vector<DecodeTask> decodes;
     std::vector<int64_t> first_parts;  // of each decode and KV head, and the end
+    std::vector<SharedTask> shared;
+    std::vector<int32_t> sharing;  // the step's row of each of its ``sharers``
     std::vector<ChunkTask> chunks;
     std::vector<float> decode_parts, chunk_parts;
     int64_t work = 0;  // elements of keys that are read
 
     Cut(const Step& step, int64_t window) : step_(step), group_(step.num_heads / step.num_kv_heads), window(window) {
         int64_t num_decode_parts = 0, chunk_parts_size = 0;
+        std::vector<int64_t> begins(step_.num_decodes);
+        // A window sees its own beginning.
+        for (int64_t index = 0; index < (window ? 0 : step_.num_shares); ++index) cut_shared(index, begins);
         for (int64_t index = 0; index < step_.num_chunks; ++index) cut_chunk(index, chunk_parts_size);
-        for (int64_t decode = 0; decode < step_.num_decodes; ++decode) cut_decode(decode, num_decode_parts);
+        for (int64_t decode = 0; decode < step_.num_decodes; ++decode) cut_decode(decode, begins[decode], num_decode_parts);
         first_parts.push_back(num_decode_parts);
         decode_parts.resize(num_decode_parts * part_size());
         chunk_parts.resize(chunk_parts_size);
     }
 
     int64_t part_size() const { return group_ * (step_.head_dim + 2); }
-    int64_t num_tasks() const { return int64_t(chunks.size() + decodes.size()); }
+
+    Rows<T, Form> rows_of(const SharedTask& task, Past<T> past, const T* queries) const {
+        const int32_t* share = step_.shares + 3 * task.share;
+        return {step_, {0, share[1], share[2], past.table}, past, queries, group_, 0, task.first, task.count,
+                sharing.data() + share[0]};
+    }
 
     Rows<T, Form> rows_of(const ChunkTask& task, Past<T> past, const T* queries) const {
         return {step_, task.chunk, past, queries, group_, window, task.first, task.count};
     }
 
   private:
-    void cut_decode(int64_t decode, int64_t& num_parts) {
-        int64_t length = step_.lengths[decode];
-        int64_t begin = window && window < length ? length - window : 0;
+    void cut_shared(int64_t index, std::vector<int64_t>& begins) {
+        const int32_t* share = step_.shares + 3 * index;
+        const int64_t length = share[2], num_rows = share[1] * group_, pieces = (num_rows + ROWS - 1) / ROWS;
+        const int64_t rows_each = ((num_rows + pieces - 1) / pieces + WIDTH - 1) / WIDTH * WIDTH;
+        sharing.resize(share[0] + share[1]);
+        for (int64_t at = share[0]; at < share[0] + share[1]; ++at) {
+            begins[step_.sharers[at]] = length;
+            sharing[at] = step_.rows[step_.sharers[at]];
+        }
+        for (int64_t head = 0; head < step_.num_kv_heads; ++head) {
+            for (int64_t begin = 0; begin < length; begin += SHARED) {
+                for (int64_t first = 0; first < num_rows; first += rows_each) {
+                    shared.push_back({index, head, first, std::min(rows_each, num_rows - first), begin,
+                                      std::min(begin + SHARED, length), begin / SHARED});
+                }
+            }
+        }
+        work += length * step_.num_kv_heads * step_.head_dim * ((num_rows + WIDTH - 1) / WIDTH);
+    }
+
+    // From ``begin`` on, what it shares with others has parts in front of its own.
+    void cut_decode(int64_t decode, int64_t begin, int64_t& num_parts) {
+        const int64_t length = step_.lengths[decode], num_shared = (begin + SHARED - 1) / SHARED;
+        if (window && window < length) begin = length - window;
         int64_t pieces = (length - begin + PART - 1) / PART;
         int64_t size = ((length - begin + pieces - 1) / pieces + WIDTH - 1) / WIDTH * WIDTH;
         for (int64_t head = 0; head < step_.num_kv_heads; ++head) {
             first_parts.push_back(num_parts);
+            num_parts += num_shared;
             for (int64_t at = begin; at < length; at += size) {
                 decodes.push_back({decode, head, at, std::min(at + size, length), num_parts++});
             }
@@ -132,12 +172,14 @@ class Attention {
     void run(Team& team) const {
         static thread_local std::vector<float> own, held;
         const int64_t num_chunks = int64_t(cut_.chunks.size()), num_decodes = int64_t(cut_.decodes.size());
+        const int64_t num_shared = int64_t(cut_.shared.size());
         grow(own, num_decodes ? group_ * (head_dim_ + PART) + WIDTH * head_dim_ : 0);
-        grow(held, num_chunks ? Rows<T, Form>::scratch_size(head_dim_) : 0);
+        grow(held, num_chunks + num_shared ? Rows<T, Form>::scratch_size(head_dim_) : 0);
         Scratch scratch(held);
-        team.each(num_chunks + num_decodes, 1, [&](int64_t index) {
+        team.each(num_chunks + num_shared + num_decodes, 1, [&](int64_t index) {
             if (index < num_chunks) attend(cut_.chunks[index], scratch);
-            else attend(cut_.decodes[index - num_chunks], own.data());
+            else if (index < num_chunks + num_shared) attend(cut_.shared[index - num_chunks], scratch);
+            else attend(cut_.decodes[index - num_chunks - num_shared], own.data());
         });
         if (!cut_.chunk_parts.empty()) team.each(num_chunks, 1, [&](int64_t index) { join_parts(cut_.chunks[index]); });
         const int64_t at_once = 16 / step_.num_kv_heads + 1;
@@ -182,6 +224,20 @@ class Attention {
         rows.put_out(Sums::at(place, rows.num_tiles(task.count), head_dim_), out_of(task));
     }
 
+    void attend(const SharedTask& task, Scratch scratch) const {
+        const int32_t* share = step_.shares + 3 * task.share;
+        const int32_t* sharers = step_.sharers + share[0];
+        Past<T> past = past_of(task.kv_head, step_.tables + sharers[0] * step_.table_stride, share[2]);
+        Rows<T, Form> rows = cut_.rows_of(task, past, queries_ + task.kv_head * group_ * head_dim_);
+        const int64_t tiles = rows.num_tiles(task.count);
+        Sums sums = Sums::at(scratch.take(Sums::size(tiles, head_dim_)), tiles, head_dim_);
+        rows.run(task.begin, task.end, sums, scratch);
+        rows.put_parts(sums, [&](int64_t token) {
+            const int64_t place = cut_.first_parts[sharers[token] * step_.num_kv_heads + task.kv_head] + task.part;
+            return cut_.decode_parts.data() + place * cut_.part_size();
+        });
+    }
+
     void attend(const DecodeTask& task, float* own) const {
         int64_t base = task.kv_head * step_.num_slots * head_dim_;
         Part<T> part{step_,
@@ -210,7 +266,7 @@ void attend_as(const Step& step, const T* queries, const T* keys, const T* value
     Attention<T, Form> attention(step, cut, queries, keys, values, key_cache, value_cache, out);
     for (int64_t token = 0; token < step.num_tokens; ++token) attention.write(token);
     Team::run(cut.work > 32768 ? step.threads : 1, [&](Team& team) {
-        typename Form::Session session(step.num_chunks > 0);
+        typename Form::Session session(step.num_chunks > 0 || step.num_shares > 0);
         attention.run(team);
     });
 }

@@ -51,6 +51,7 @@ struct Rows {
     Past<T> past;
     const T* queries;  // of the KV head's first query head, at the chunk's first token
     int64_t group, window, first, count;
+    const int32_t* tokens = nullptr;  // rows of the step, from ``queries`` on, where they are no neighbours
 
     static int64_t scratch_size(int64_t head_dim) {
         return ROWS * head_dim + 2 * KEYS * head_dim + 4 * KEYS * WIDTH + Sums::size(ROWS / WIDTH, head_dim) + 8 * WIDTH;
@@ -76,7 +77,8 @@ struct Rows {
             const T* rows[WIDTH];
             for (int lane = 0; lane < WIDTH; ++lane) {
                 int64_t row = first + std::min(tile * WIDTH + lane, count - 1);
-                rows[lane] = queries + row / group * step.row_stride + row % group * head_dim;
+                int64_t token = tokens ? tokens[row / group] : row / group;
+                rows[lane] = queries + token * step.row_stride + row % group * head_dim;
             }
             Form::turn(rows, head_dim, turned + tile * size);
         }
@@ -186,22 +188,41 @@ struct Rows {
         }
     }
 
+    // put(row, d, the sixteen dimensions from d on) of a tile, times ``factor``.
+    template <typename Put>
+    void hand_out(Sums sums, int64_t tile, Floats factor, Put put) const {
+        int64_t head_dim = step.head_dim, valid = std::min<int64_t>(WIDTH, count - tile * WIDTH);
+        for (int64_t d = 0; d < head_dim; d += WIDTH) {
+            Words square[WIDTH];
+            for (int i = 0; i < WIDTH; ++i) {
+                square[i] = (Words)(load(sums.mixed + (tile * head_dim + d + i) * WIDTH) * factor);
+            }
+            transpose(square);
+            for (int64_t lane = 0; lane < valid; ++lane) put(first + tile * WIDTH + lane, d, (Floats)square[lane]);
+        }
+    }
+
     // out: as ``queries``, with all query heads side by side and nothing else.
     void put_out(Sums sums, T* out) const {
-        int64_t head_dim = step.head_dim;
         for (int64_t tile = 0; tile < num_tiles(count); ++tile) {
-            Floats inverse = 1.0f / load(sums.total + tile * WIDTH);
-            int64_t valid = std::min<int64_t>(WIDTH, count - tile * WIDTH);
-            for (int64_t d = 0; d < head_dim; d += WIDTH) {
-                Words square[WIDTH];
-                for (int i = 0; i < WIDTH; ++i) {
-                    square[i] = (Words)(load(sums.mixed + (tile * head_dim + d + i) * WIDTH) * inverse);
-                }
-                transpose(square);
-                for (int64_t lane = 0; lane < valid; ++lane) {
-                    int64_t row = first + tile * WIDTH + lane;
-                    store(out + (row / group * step.num_heads + row % group) * head_dim + d, (Floats)square[lane]);
-                }
+            hand_out(sums, tile, 1.0f / load(sums.total + tile * WIDTH), [&](int64_t row, int64_t d, Floats values) {
+                store(out + (row / group * step.num_heads + row % group) * step.head_dim + d, values);
+            });
+        }
+    }
+
+    // As parts of decodes (see decode.h), to be joined with others: part_of(token) is its place.
+    template <typename PartOf>
+    void put_parts(Sums sums, PartOf part_of) const {
+        const int64_t head_dim = step.head_dim;
+        for (int64_t tile = 0; tile < num_tiles(count); ++tile) {
+            hand_out(sums, tile, Floats{} + 1.0f, [&](int64_t row, int64_t d, Floats values) {
+                store(part_of(row / group) + row % group * head_dim + d, values);
+            });
+            for (int64_t at = tile * WIDTH; at < std::min((tile + 1) * WIDTH, count); ++at) {
+                float* part = part_of((first + at) / group) + group * head_dim + (first + at) % group;
+                part[0] = sums.greatest[at] * unit();
+                part[group] = sums.total[at];
             }
         }
     }

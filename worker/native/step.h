@@ -16,6 +16,9 @@ struct Step {
     const int32_t* lengths;      // [num_decodes]: positions it sees, its own the last
     const int32_t* tables;       // [num_decodes, table_stride]
     int64_t table_stride;
+    int64_t num_shares;          // of beginnings that several decodes have in common
+    const int32_t* shares;       // [num_shares, 3]: the first of its ``sharers``, how many, and positions
+    const int32_t* sharers;      // decodes
     int64_t num_chunks;
     const int32_t* chunks;        // [num_chunks, 3]: first row, tokens, position of the first
     const int32_t* chunk_tables;  // [num_chunks, chunk_table_stride]
