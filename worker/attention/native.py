@@ -106,7 +106,8 @@ def beginnings(tables: Numbers, lengths: Numbers, block_size: int) -> tuple[Numb
         # A sequence that does not reach so far has anything in that place of its table.
         for decode in (lengths > (at + 1) * block_size).nonzero()[0].tolist():
             alike.setdefault(int(tables[decode, at]), []).append(decode)
-    shares, sharers = [], []
+    shares: list[tuple[int, int, int]] = []
+    sharers: list[int] = []
     for decodes in alike.values():
         if len(decodes) < MIN_SHARERS:
             continue
