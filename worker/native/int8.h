@@ -138,12 +138,53 @@ struct Product {
     }
 
 #if defined(HAVE_TILES)
+    // Sums of tiles of rows and panels, [2][16][16] each, on their way into y: of one tile and two panels, or two and one.
+    class Finish {
+        struct Part {
+            int64_t row, count, panel;
+            const int32_t* sums;
+        };
+        const Product& product_;
+        Part parts_[2];
+        int num_ = 0;
+        int64_t left_ = 0;
+
+      public:
+        explicit Finish(const Product& product) : product_(product) {}
+
+        int64_t left() const { return left_; }
+
+        void add(int64_t row_tile, int64_t panel, const int32_t* sums) {
+            if (num_ == 2) some(left_);
+            const int64_t row = row_tile * SIDE, count = std::min<int64_t>(SIDE, product_.rows - row);
+            parts_[num_++] = {row, count, panel, sums};
+            left_ += count;
+        }
+
+        void some(int64_t count) {
+            count = std::min(count, left_);
+            left_ -= count;
+            while (count) {
+                Part& part = parts_[0];
+                const int64_t now = std::min(count, part.count);
+                const int32_t* sums = part.sums;
+                product_.put_out(part.row, now, part.panel,
+                                 [&](int64_t row, int half) { return _mm512_load_si512(sums + half * 256 + row * SIDE); });
+                count -= now;
+                part = {part.row + now, part.count - now, part.panel, sums + now * SIDE};
+                if (!part.count) parts_[0] = parts_[1], --num_;
+            }
+        }
+    };
+
     // The same by tiles, of two row tiles and a panel, a row tile and two panels, or one of each: steps [begin, end), added to
-    // ``sums`` [4][16][16] where there are sums already. In each step so many lines of each panel are fetched, from ``ahead`` on.
+    // ``sums`` [4][16][16] where there are sums already. In each step so many lines of each panel are fetched, from ``ahead`` on, and
+    // while the tiles' unit multiplies, vectors finish what was summed before.
     template <int M, int P>
     void multiply(int64_t row_tile, int64_t panel, int64_t begin, int64_t end, const uint8_t* const (&ahead)[P], int64_t lines,
-                  int32_t* sums) const {
+                  int32_t* sums, Finish& finish) const {
         static_assert(M * P <= 2);
+        const int64_t at_once = (finish.left() + end - begin - 1) / (end - begin);
         const int8_t* a = x.codes + row_tile * SIDE * x.deep + begin * TILE_BYTES;
         const uint8_t *b = step_at(panel, begin), *c = step_at(panel + 1, begin);
         asm volatile("" ::: "memory");  // the compiler does not know that tiles are read from memory
@@ -178,6 +219,7 @@ struct Product {
                 _tile_loadd(6, c + TILE_BYTES, 64);
                 _tile_dpbsud(3, 4, 6);
             }
+            if (at_once) finish.some(at_once);
         }
         _tile_stored(0, sums, 64);
         _tile_stored(1, sums + 256, 64);
@@ -188,23 +230,20 @@ struct Product {
 
     const uint8_t* step_at(int64_t panel, int64_t step) const { return matrix.panel_at(panel) + step * 2 * TILE_BYTES; }
 
-    void put_tile(int64_t row_tile, int64_t panel, const int32_t* sums) const {
-        const int64_t from = row_tile * SIDE;
-        put_out(from, std::min<int64_t>(SIDE, rows - from), panel,
-                [&](int64_t row, int half) { return _mm512_load_si512(sums + half * 256 + row * SIDE); });
-    }
-
     // All rows of a panel, as it arrives.
     void stream(int64_t panel) const {
-        alignas(64) int32_t sums[1024];
+        alignas(64) int32_t sums[2][1024];
         const uint8_t* ahead[1] = {matrix.panel_at(panel) + TILES_AHEAD};
+        Finish finish(*this);
         for (int64_t tile = 0, lines = 2 * SIDE; tile < row_tiles(); tile += 2, lines = 0) {
             const bool two = tile + 1 < row_tiles();
-            if (two) multiply<2, 1>(tile, panel, 0, steps(), ahead, lines, sums);
-            else multiply<1, 1>(tile, panel, 0, steps(), ahead, lines, sums);
-            put_tile(tile, panel, sums);
-            if (two) put_tile(tile + 1, panel, sums + 512);
+            int32_t* own = sums[tile / 2 % 2];
+            if (two) multiply<2, 1>(tile, panel, 0, steps(), ahead, lines, own, finish);
+            else multiply<1, 1>(tile, panel, 0, steps(), ahead, lines, own, finish);
+            finish.add(tile, panel, own);
+            if (two) finish.add(tile + 1, panel, own + 512);
         }
+        finish.some(finish.left());
     }
 
     // Row tiles [first, last) and panels [left, right), two at a time, of which so many steps that they stay in the first cache
@@ -213,6 +252,7 @@ struct Product {
     void block(int64_t first, int64_t last, int64_t left, int64_t right, int64_t slice, int32_t* held) const {
         const int64_t tiles = last - first, lines = (2 * SIDE + tiles - 1) / tiles;
         const bool is_whole = slice >= steps();
+        Finish finish(*this);
         for (int64_t from = 0; from < steps(); from += slice) {
             const int64_t to = std::min(from + slice, steps());
             for (int64_t panel = left; panel < right; panel += 2) {
@@ -226,15 +266,16 @@ struct Product {
                         const int64_t part = tile * (end - at) * 2 * TILE_BYTES / tiles;
                         const uint8_t* ahead[2] = {step_at(other, next) + part, step_at(other + 1, next) + part};
                         int32_t* own = sums + tile * 1024;
-                        if (panel + 1 < right) multiply<1, 2>(first + tile, panel, at, end, ahead, lines, own);
-                        else multiply<1, 1>(first + tile, panel, at, end, {ahead[0]}, lines, own);
+                        if (panel + 1 < right) multiply<1, 2>(first + tile, panel, at, end, ahead, lines, own, finish);
+                        else multiply<1, 1>(first + tile, panel, at, end, {ahead[0]}, lines, own, finish);
                         if (end < steps()) continue;
-                        put_tile(first + tile, panel, own);
-                        if (panel + 1 < right) put_tile(first + tile, panel + 1, own + 512);
+                        finish.add(first + tile, panel, own);
+                        if (panel + 1 < right) finish.add(first + tile, panel + 1, own + 512);
                     }
                 }
             }
         }
+        finish.some(finish.left());
     }
 
     void many(Team& team) const {
