@@ -260,7 +260,11 @@ class Flight:
             raise wire.WireError(f"a token of {self.request.request_id} whose id is none") from None
         self.num_tokens += len(delta.token_ids)
         if finish is None:
-            self._bring(delta, now)
+            if self.first_token_at is None or self._was_elsewhere or self._error is not None:
+                self._bring(delta, now)
+            else:  # nearly all of them
+                self._arrived.append(delta)
+                self._wake()
             return False
         self._told.append(finish)
         self._here.discard(index)
@@ -326,10 +330,7 @@ class Flight:
         """Its worker has it no more: what has not finished goes on elsewhere. ``eos_token_ids`` of the model."""
         began_at, first_token_at = self._given_at, self.first_token_at
         decodes_at = now if first_token_at is None else max(began_at, first_token_at)
-        before = self._before
-        self._before = Spent(
-            prefill_s=before.prefill_s + decodes_at - began_at, decode_s=before.decode_s + now - decodes_at
-        )
+        self._before = self._before.longer(decodes_at - began_at, now - decodes_at)
         self._num_told_before = len(self._told)
         self._was_elsewhere = True
         self._given_at = now  # it waits from now on

@@ -203,9 +203,10 @@ class Line:
         if flight is None:
             raise wire.WireError(f"a failure of {failed.request_id}, which it does not hold")
         seat.ended(flight, flight.num_here, is_over=True)
-        seat.is_draining |= failed.code == "draining"
-        seat.is_full |= failed.code == "overloaded"
-        if failed.code == "draining" or (failed.code == "overloaded" and flight.paused_at is not None):
+        is_full = failed.code == "overloaded" and flight.paused_at is not None
+        if is_full or failed.code == "draining":
+            seat.is_full |= is_full
+            seat.is_draining |= not is_full
             self._look_for_leaving()
             self._let_go(flight, seat)
         else:
@@ -390,7 +391,7 @@ class Line:
     def _speed(self) -> tuple[Pace | None, float]:
         """The pace of a worker, and how many take requests, each as far as it works for us; 1 while there are none."""
         seat = self._known()
-        parts = [seat.part for worker, seat in self.seats.items() if seat.is_open and worker.facts is not None]
+        parts = [seat.part for worker, seat in self.seats.items() if seat.takes_requests and worker.facts]
         return None if seat is None else seat.pace, sum(parts) or 1.0
 
 

@@ -71,7 +71,7 @@ class Seat:
         self.is_draining = False
         """The worker takes no more requests, as it has said."""
         self.is_full = False
-        """It has refused one for want of room, since it last reported."""
+        """It had no room for one that returned, as it said since its last report."""
         self._reserved: dict[str, tuple[int, int, int, int]] = {}
         """What flights on their way from another worker will take, as ``Room.give`` was told."""
         self._room: Room | None = None

@@ -28,6 +28,10 @@ class Spent(NamedTuple):
         seconds = max(0.0, seconds - self.prefill_s)
         return self._replace(queue_s=queue_s, prefill_s=prefill_s, decode_s=max(0.0, self.decode_s - seconds))
 
+    def longer(self, prefill_s: float, decode_s: float) -> Spent:
+        """By so much."""
+        return self._replace(prefill_s=self.prefill_s + prefill_s, decode_s=self.decode_s + decode_s)
+
     def by_nobody(self) -> Spent:
         """The times alone: somebody else pays for what was computed."""
         return Spent(queue_s=self.queue_s, prefill_s=self.prefill_s, decode_s=self.decode_s)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 
 import pytest
 
 from gateway import errors
 from policies import settings, wire
-from tests.builders import a_submit, answer, send, tokens, until
-from tests.gateway.played import held, lost, peers
+from tests.builders import a_submit, answer, dispatching, send, tokens, until
+from tests.gateway.played import FAST, SCRIPT, held, lost, peers
 
 
 async def test_an_answer_goes_on_behind_the_tokens_that_came(tmp_path):
@@ -312,3 +314,37 @@ async def test_a_token_that_is_none_is_garbage(tmp_path):
         assert again.emitted_token_ids == {0: []}
         peer.say(again, [10, 11], "length")
         assert tokens(await answer(flight)) == [10, 11]
+
+
+async def test_all_gateways_of_a_worker_go_on_when_it_is_back(start_scripted_worker):
+    address = await start_scripted_worker("--step-s", 0.005)
+    async with dispatching(address, workers=FAST) as one, dispatching(address, workers=FAST) as other:
+        flights = [send(dispatch, a_submit(max_tokens=200)) for dispatch in (one, other) for _ in range(4)]
+        await until(lambda: all(flight.num_tokens > 5 for flight in flights))
+        os.kill(one.ready("scripted").pid, signal.SIGKILL)
+        await lost(one)
+        await lost(other)
+        await start_scripted_worker(listen=address)
+        assert [tokens(await answer(flight)) for flight in flights] == [SCRIPT * 50] * 8
+        assert held(one) == held(other) == 0
+
+
+async def test_a_gateway_that_drains_still_goes_on_with_what_it_lost(tmp_path):
+    async with peers(tmp_path) as (dispatch, peer):
+        flight = send(dispatch, a_submit(max_tokens=2))
+        await peer.submitted()
+        dispatch.draining = True
+        peer.hang_up()
+        peer.say(await peer.submitted(), [10, 11], "length")
+        assert tokens(await answer(flight)) == [10, 11]
+
+
+async def test_when_the_workers_are_closed_what_waits_to_go_on_is_told(tmp_path):
+    async with peers(tmp_path, workers=settings.Workers(restart_backoff_s=60.0)) as (dispatch, peer):
+        flight = send(dispatch, a_submit())
+        await peer.submitted()
+        peer.hang_up()
+        await lost(dispatch)
+        await dispatch.close(drain_s=0)
+        with pytest.raises(errors.WorkerLost):
+            await flight.deltas()
