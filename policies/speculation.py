@@ -8,7 +8,7 @@ and on survival that is. A batch that uses the device fully has no time to spare
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 _PRIOR_RIGHT, _PRIOR_TRIALS = 1.0, 2.0
 """Before anything is known, a guess is as good as a coin."""
@@ -18,6 +18,9 @@ _OWN_MEMORY = 32.0
 """Of one request."""
 _OWN_PRIOR = 4.0
 """Trials of a request after which it counts as much as all others together."""
+
+_KNOWN = 8.0
+"""Trials."""
 
 _KINDS = (0, 1, 2, 3, 4, 5, 5, 6, 6, 6, 7, 7, 7, 7, 7, 7, 8)
 """Drafts of about equal strength, which are counted together, by strength up to the last."""
@@ -95,6 +98,11 @@ class Survival:
         self._kinds[kind_of(strength)].fade()
         own.fade()
 
+    @property
+    def is_known(self) -> bool:
+        """A few drafts at least were tried."""
+        return self._kinds[0].num_trials >= _KNOWN
+
     def tell(self, strength: int, num_tokens: int, num_right: int, own: Chance) -> None:
         """Of a draft of so many tokens the first ``num_right`` were right."""
         for place in range(min(num_tokens, num_right + 1)):
@@ -159,6 +167,30 @@ class Effort:
         self._token_s += (more_s - self._token_s) * share
         gain = (num_requests + num_right) / num_requests * plain_s / seconds if num_requests else 1.0
         self._gain = max(1.0, self._gain + (gain - self._gain) * share)
+
+
+def best_length(
+    chances: Sequence[float],
+    num_sequences: int,
+    worth: float,
+    step_s: float,
+    token_s: float,
+    draft_s: Callable[[int], float],
+) -> int:
+    """How many tokens a drafter that takes time should propose for each of ``num_sequences``; 0: none.
+
+    ``chances``: of each token of such a draft that it and all before it are right. ``worth``: the tokens that are
+    expected of the step without, ``step_s``: what that would take; ``draft_s``: what so many tokens each take to
+    propose, beside ``token_s`` for each that is verified.
+    """
+    best, best_rate = 0, worth / step_s
+    survivors = 0.0
+    for num, chance in enumerate(chances, 1):
+        survivors += chance * num_sequences
+        rate = (worth + survivors) / (step_s + num * num_sequences * token_s + draft_s(num))
+        if rate > best_rate:
+            best, best_rate = num, rate
+    return best
 
 
 def allot(

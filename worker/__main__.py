@@ -136,13 +136,18 @@ def _run(
     from worker.probe import ProbeFailed, probe
     from worker.runner import Runner
     from worker.sampler import Sampler
+    from worker.speculation import Speculation
+    from worker.speculation.model import draft_model
 
     if runner.device == "cpu":
         os.nice(NICENESS)
     sampler = Sampler(runner.vocab_size, runner.eos_token_ids, by_row=settings.engine.deterministic)
 
+    drafter = draft_model(settings.source, settings.engine, runner, time.monotonic, settings.replica)
+    speculation = Speculation.of(settings.engine, drafter)
+
     def engine_with(costs: StepCosts) -> Engine:
-        return Engine(runner, sampler, settings.engine, time.monotonic, costs)
+        return Engine(runner, sampler, settings.engine, time.monotonic, costs, speculation)
 
     try:
         engine = engine_with(probe(engine_with, runner.max_model_tokens))

@@ -198,7 +198,7 @@ class Engine:
             self._account.spend(seconds, flight.work, flight.spans, flight.batch, self._costs)
             self._costs.observe(flight.work, seconds)
             if self.speculates and self._speculation is not None:
-                num_right = sum([len(run.token_ids) - 1 for run in runs])
+                num_right = sum([len(run.token_ids) for run in runs]) - len(runs)
                 self._speculation.spent(flight.work, seconds, num_right, self._costs)
         self._landed_at = now
         self._budget.passed()
@@ -262,25 +262,16 @@ class Engine:
         """Gives some of those who decode drafts to verify, and their spans with them, as far as there is room. What
         the work becomes by it."""
         assert self._speculation is not None
-        decoding = {
-            sequence: place
-            for place, (sequence, num_tokens) in enumerate(batch)
-            if num_tokens == 1
-            and sequence.num_pending == 1
-            and sequence.has_output
-            and sequence.num_known == len(sequence.token_ids)
-        }
-        if not decoding:
-            return work
         num_drafted = 0
         num_left = self._scheduler.limits.max_step_tokens - work.num_prefill_tokens - work.num_decodes
-        for sequence, token_ids in self._speculation.draft(decoding, work, num_left, self._costs, now):
+        for place, token_ids in self._speculation.draft(batch, work, num_left, self._costs, now):
+            sequence, _ = batch[place]
             num_tokens = self._scheduler.make_room(sequence, len(token_ids), now)
             if num_tokens:
                 sequence.draft_token_ids = token_ids[:num_tokens]
                 num_drafted += num_tokens
-                spans[decoding[sequence]] = span_of(sequence, 1)
-        return work._replace(num_draft_tokens=num_drafted)
+                spans[place] = span_of(sequence, 1)
+        return work._replace(num_draft_tokens=num_drafted) if num_drafted else work
 
     def _commit(self, batch: list[tuple[Sequence, int]], now: float) -> tuple[list[Sequence], list[int]]:
         """Note what is computed, but for drafts. Returns the sequences to sample, and the rows of the logits."""

@@ -80,7 +80,7 @@ class Runner:
         """``whole``: computes a step at once, where it can be; ``kernels``: that adapters may be packed for;
         ``is_repeatable``: a row gets the same bits in any company, and attention and operations are such."""
         self._model, self.cache, self.attention, self._ops = model, cache, attention, ops
-        self._graphs, self._whole, self._kernels, self._is_repeatable = graphs, whole, kernels, is_repeatable
+        self._graphs, self.whole, self._kernels, self._is_repeatable = graphs, whole, kernels, is_repeatable
         self._found: tuple[Callable[[], Tensor | None], Tensor | None] = (lambda: None), None
         self.max_model_tokens = max_model_tokens
         self.num_blocks, self.block_size = cache.num_blocks, cache.block_size
@@ -147,8 +147,8 @@ class Runner:
         if logits is not None:
             return logits
         plan = self.attention.plan(inputs.extents, inputs.slots)
-        if self._whole is not None and additions is None and isinstance(plan, NativePlan):
-            logits, maxima = self._whole.forward(inputs.token_ids, inputs.positions, inputs.rows, plan)
+        if self.whole is not None and additions is None and isinstance(plan, NativePlan):
+            logits, maxima = self.whole.forward(inputs.token_ids, inputs.positions, inputs.rows, plan)
             self._found = weakref.ref(logits), maxima
             return logits
         return self._model.forward(inputs.token_ids, inputs.positions, inputs.rows, plan, self._ops, additions)

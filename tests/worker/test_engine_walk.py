@@ -25,6 +25,7 @@ class Prophet:
     """Knows how the answers of the scripted device go on, and says so more or less."""
 
     name = "prophet"
+    is_free = True
 
     def __init__(self, rng):
         self.rng = rng

@@ -33,6 +33,7 @@ class Hindsight:
     """Knows the answers, and changes some tokens of them."""
 
     name = "hindsight"
+    is_free = True
 
     def __init__(self, answers, rng, wrong):
         self.answers, self.rng, self.wrong = answers, rng, wrong
@@ -248,6 +249,7 @@ class Broken:
     """Raises for some."""
 
     name = "broken"
+    is_free = True
 
     def __init__(self, request_id):
         self.request_id = request_id

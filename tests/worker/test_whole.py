@@ -77,7 +77,7 @@ def runner_of(architecture: Architecture, form: Quantization) -> Runner:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_step_at_once_is_the_same_operations_in_the_same_order(family, form):
     runner = runner_of(FAMILIES[family], form)
-    whole = runner._whole
+    whole = runner.whole
     if whole is None:
         pytest.skip("no tiles here")
     ids = torch.randint(1000, (700,), generator=torch.Generator().manual_seed(1)).tolist()
@@ -96,6 +96,6 @@ def test_a_step_at_once_is_the_same_operations_in_the_same_order(family, form):
             assert torch.equal(maxima, library().maxima(at_once[-1]))
         assert (maxima is None) == bool(FAMILIES[family].logits_softcap)
         assert runner.maxima_of(at_once[-1].clone()) is None
-    runner._whole = None
+    runner.whole = None
     for step, logits in zip(steps, at_once, strict=True):
         assert torch.equal(runner.forward(step), logits)

@@ -20,9 +20,9 @@ from worker.models.linear.int4 import PackedInt4Linear
 from worker.models.linear.int8 import Int8Linear
 from worker.models.linear.plain import PlainLinear
 from worker.models.ops import softcapped
-from worker.native import ACTIVATIONS, TILE_LOGITS, Library, PackedInt4, PackedInt8, PackedMatrix, huge_empty
+from worker.native import ACTIVATIONS, TILE_LOGITS, Library, PackedInt4, PackedInt8, PackedMatrix, Step, huge_empty
 from worker.native.packed import AnyMatrix
-from worker.native.whole import Layer, Network, Pass, Turning
+from worker.native.whole import Following, Layer, Network, Pass, Turning
 
 HEAD_STEP = 32
 """The kernels take heads by so many dimensions."""
@@ -107,9 +107,6 @@ class Whole:
         cap = architecture.logits_softcap
         # Capped logits would have other ones.
         maxima = None if cap else torch.empty((len(rows), -(-architecture.vocab_size // TILE_LOGITS), 2))
-        num_bytes = self._library.whole_bytes(self._network, len(token_ids))
-        if len(self._memory) < num_bytes:
-            self._memory = huge_empty((num_bytes,), torch.uint8)
         whole = Pass(
             token_ids=token_ids.data_ptr(),
             rows=rows.data_ptr(),
@@ -118,10 +115,48 @@ class Whole:
             sines=ctypes.addressof(sines),
             logits=logits.data_ptr(),
             maxima=None if maxima is None else maxima.data_ptr(),
-            memory=self._memory.data_ptr(),
+            memory=self._room_for(len(token_ids)),
         )
         self._library.whole(self._network, plan.step, whole)
         return softcapped(logits, cap), maxima
+
+    @torch.inference_mode()
+    def follow(self, token_ids: Tensor, positions: Tensor, slots: Tensor, lengths: Tensor, plan: NativePlan) -> Tensor:
+        """Each sequence's likeliest tokens after ``token_ids`` [n] i64, one step after the other.
+
+        positions and slots [num_steps * n] i64 and lengths [num_steps * n] i32, step by step; ``plan``: of the first.
+        Returns [num_steps, n] i64.
+        """
+        architecture, num = self._decoder.architecture, len(token_ids)
+        chosen = torch.empty((len(positions) // num, num), dtype=torch.int64)
+        angles = [rotary.at(positions) for rotary in self._decoder.rotaries]
+        pointers = c_void_p * len(angles)
+        cosines = pointers(*(cos.data_ptr() for cos, _ in angles))
+        sines = pointers(*(sin.data_ptr() for _, sin in angles))
+        rows = torch.arange(num)
+        logits = torch.empty((num, architecture.vocab_size), dtype=torch.float32)
+        whole = Pass(
+            token_ids=token_ids.data_ptr(),
+            rows=rows.data_ptr(),
+            num_logits=num,
+            cosines=ctypes.addressof(cosines),
+            sines=ctypes.addressof(sines),
+            logits=logits.data_ptr(),
+            maxima=None,
+            memory=self._room_for(num),
+        )
+        following = Following(len(chosen), architecture.vocab_size, len(angles), chosen.data_ptr())
+        step = Step.from_buffer_copy(plan.step)
+        step.slots, step.lengths = slots.data_ptr(), lengths.data_ptr()
+        self._library.follow(self._network, step, whole, following)
+        return chosen
+
+    def _room_for(self, num_tokens: int) -> int:
+        """Memory for a pass of so many tokens; its address."""
+        num_bytes = self._library.whole_bytes(self._network, num_tokens)
+        if len(self._memory) < num_bytes:
+            self._memory = huge_empty((num_bytes,), torch.uint8)
+        return self._memory.data_ptr()
 
 
 def _packed(linear: Linear | None) -> PackedMatrix | PackedInt8 | PackedInt4 | None:

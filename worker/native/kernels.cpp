@@ -6,6 +6,7 @@
 #include "adapt.h"
 #include "attend.h"
 #include "draws.h"
+#include "follow.h"
 #include "int4.h"
 #include "small.h"
 #include "whole.h"
@@ -93,6 +94,11 @@ int64_t penstock_whole_bytes(const Network* network, int64_t num_tokens) {
 void penstock_whole(const Network* network, const Step* step, const Pass* pass) {
     Whole whole(*network, *step, *pass);
     Team::run(step->threads, [&](Team& team) { whole.run(team); });
+}
+
+// Several such steps of one token each, every token the likeliest after the one before.
+void penstock_follow(const Network* network, const Step* step, const Pass* pass, const Following* following) {
+    follow(*network, *step, *pass, *following);
 }
 
 #endif

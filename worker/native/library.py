@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from worker.native.packed import PackedInt4, PackedInt8, PackedMatrix
-from worker.native.whole import Network, Pass, Turning
+from worker.native.whole import Following, Network, Pass, Turning
 
 MAX_HEAD_DIM = 1024
 ACTIVATIONS = {"silu": 0, "gelu": 1, "gelu_tanh": 2, "relu": 3}
@@ -107,6 +107,9 @@ class Library:
             self._whole = loaded.penstock_whole
             self._whole.argtypes = (c_void_p,) * 3
             self._whole.restype = None
+            self._follow = loaded.penstock_follow
+            self._follow.argtypes = (c_void_p,) * 4
+            self._follow.restype = None
             self._whole_bytes = loaded.penstock_whole_bytes
             self._whole_bytes.argtypes = (c_void_p, c_int64)
             self._whole_bytes.restype = c_int64
@@ -255,6 +258,11 @@ class Library:
     def whole(self, network: Network, step: Step, whole: Pass) -> None:
         """A step from token ids to logits. Head_dim is a multiple of 32, and the gate-up matrices are gated."""
         self._whole(ctypes.addressof(network), ctypes.addressof(step), ctypes.addressof(whole))
+
+    def follow(self, network: Network, step: Step, whole: Pass, following: Following) -> None:
+        """Several such steps, see follow.h."""
+        addresses = (ctypes.addressof(each) for each in (network, step, whole, following))
+        self._follow(*addresses)
 
     def linear_rounded(self, x: Tensor, matrix: PackedInt8 | PackedInt4, dtype: torch.dtype) -> Tensor:
         """x [rows, size] bfloat16 or float32, rounded to int8 row by row, or group by group, times the matrix ->

@@ -66,3 +66,12 @@ class Pass(ctypes.Structure):
         ("maxima", c_void_p),
         ("memory", c_void_p),
     )
+
+
+class Following(ctypes.Structure):
+    _fields_ = (
+        ("num_steps", c_int64),
+        ("vocab_size", c_int64),
+        ("num_ropes", c_int64),
+        ("chosen", c_void_p),
+    )

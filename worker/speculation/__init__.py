@@ -7,14 +7,15 @@ policies.speculation; the drafters are beside this.
 from __future__ import annotations
 
 import logging
+import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Run
 from typing import NamedTuple
 
 from policies import settings
 from policies.costs import StepCosts, Work
-from policies.speculation import BEHIND_WEIGHT, Chance, Effort, Survival, allot
+from policies.speculation import BEHIND_WEIGHT, Chance, Effort, Survival, allot, best_length
 from worker.sequence import Sequence
 from worker.speculation.drafter import NO_DRAFT, Draft, Drafter
 from worker.speculation.suffix import SuffixDrafter
@@ -24,8 +25,15 @@ __all__ = ["NO_DRAFT", "Allot", "Draft", "Drafter", "Speculation", "SuffixDrafte
 Allot = Callable[[Run[Run[float]], Run[float], int, float, float, int], list[int]]
 """As policies.speculation.allot."""
 
+NEVER = 1 << 62
 MAX_RESTING = 16
 """A sequence for which there was nothing to draft for long is looked at once in so many steps."""
+MAX_STRANGERS = 4
+"""Sequences for which a drafter is asked that takes time, as long as next to nothing is known of it."""
+MAX_DEAR_RESTING = 64
+"""It is considered anew whether such a drafter is worth its time once in so many steps, where for long it was not."""
+SATURATED_RESTING = 8
+"""Steps for which nobody is looked at where verifying anything takes too long."""
 LOOK_EVERY = 32
 """Steps in which a device that computes by itself is once waited for, to see whether there is anything to draft."""
 
@@ -39,10 +47,20 @@ class _Taken(NamedTuple):
     strength: int
 
 
+class _Offer(NamedTuple):
+    """A draft that a sequence may have, and what is expected of it."""
+
+    value: float
+    """Tokens that should turn out to be right."""
+    drafter: int
+    draft: Draft
+    chances: list[float]
+
+
 class _Notes:
     """On one sequence."""
 
-    __slots__ = ("num_resting", "num_vain", "off", "own", "taken")
+    __slots__ = ("num_vain", "off", "own", "rests_until", "taken")
 
     def __init__(self, own: list[Chance]) -> None:
         self.own = own
@@ -52,21 +70,37 @@ class _Notes:
         self.taken: _Taken | None = None
         self.num_vain = 0
         """Times in a row that there was nothing to draft, or nothing of it was right."""
-        self.num_resting = 0
-        """Steps for which nobody is asked."""
+        self.rests_until = 0
+        """The step in which it is looked at again."""
 
-    def vain(self) -> None:
+    def vain(self, step: int) -> None:
         self.num_vain += 1
-        self.num_resting = min(MAX_RESTING, 1 << self.num_vain // 4) - 1
+        self.rests_until = step + min(MAX_RESTING, 1 << self.num_vain // 4)
 
 
 class Speculation:
     """All drafters of one engine."""
 
-    def __init__(self, drafters: Run[Drafter], max_draft_tokens: int, allot: Allot = allot) -> None:
+    def __init__(
+        self,
+        drafters: Run[Drafter],
+        max_draft_tokens: int,
+        allot: Allot = allot,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._now = now
+        self._drafting_s = 0.0
+        """In this step, by drafters that are not free."""
         self._drafters = list(drafters)
         self._max_draft_tokens = max_draft_tokens
         self._allot = allot
+        self._num_refused = [0] * len(self._drafters)
+        """Times in a row that a drafter which takes time was not worth it."""
+        self._dear_rest_until = [0 if not drafter.is_free else NEVER for drafter in self._drafters]
+        """The step in which that is considered again."""
+        self._step = 0
+        self._rests_until = 0
+        """The step in which anybody is looked at again."""
         self._survivals = [Survival() for _ in self._drafters]
         self._effort = Effort()
         self._notes: dict[Sequence, _Notes] = {}
@@ -78,60 +112,81 @@ class Speculation:
         """Requests for which a drafter was switched off, by its name."""
 
     @classmethod
-    def of(cls, engine: settings.Engine) -> Speculation | None:
-        """As configured; None: without."""
+    def of(cls, engine: settings.Engine, model: Drafter | None = None) -> Speculation | None:
+        """As configured, ``model`` standing for the draft model if there is one; None: without."""
         speculation = engine.speculation
-        if not speculation.enabled or not speculation.drafters:
-            return None
-        return cls([SuffixDrafter()], speculation.max_draft_tokens)
+        drafters: list[Drafter] = [SuffixDrafter()] if "suffix" in speculation.drafters else []
+        if model is not None:
+            drafters.append(model)
+        return cls(drafters, speculation.max_draft_tokens) if speculation.enabled and drafters else None
 
     def draft(
-        self, sequences: Collection[Sequence], work: Work, max_tokens: int, costs: StepCosts, now: float
-    ) -> list[tuple[Sequence, list[int]]]:
-        """What to verify beside the work of a step: for some of ``sequences``, which are all decoding, and all of
-        whose tokens are known. At most ``max_tokens`` in all."""
-        wanted = []
-        nums = []
-        for sequence in sequences:
+        self, batch: Run[tuple[Sequence, int]], work: Work, max_tokens: int, costs: StepCosts, now: float
+    ) -> list[tuple[int, list[int]]]:
+        """What to verify beside the work of a step: places in its batch, and what may follow the sequence's last token
+        there; only for those who decode, and all of whose tokens are known. At most ``max_tokens`` in all."""
+        self._drafting_s = 0.0
+        self._step += 1
+        if self._step < self._rests_until:
+            return []
+        dear = [
+            index
+            for index, drafter in enumerate(self._drafters)
+            if not drafter.is_free and self._step >= self._dear_rest_until[index]
+        ]
+        wakes_at = self._step + MAX_RESTING
+        awake: dict[Sequence, int] = {}
+        nums: dict[Sequence, int] = {}
+        places: dict[Sequence, int] = {}
+        for place, (sequence, num_tokens) in enumerate(batch):
             notes = self._notes.get(sequence)
             if notes is None:
                 notes = self._notes[sequence] = _Notes([survival.own() for survival in self._survivals])
-            notes.taken = None
-            if notes.num_resting:
-                notes.num_resting -= 1
+            is_awake = notes.rests_until <= self._step
+            if not is_awake and not dear:
+                wakes_at = min(wakes_at, notes.rests_until)
                 continue
-            num = min(self._max_draft_tokens, sequence.sampling.max_tokens - len(sequence.output_token_ids) - 1)
-            if num > 0:
-                wanted.append(sequence)
-                nums.append(num)
-        if not wanted or max_tokens < 1:
+            if num_tokens == 1 and _is_known(sequence):
+                num = min(self._max_draft_tokens, sequence.sampling.max_tokens - len(sequence.output_token_ids) - 1)
+                if num > 0:
+                    nums[sequence], places[sequence] = num, place
+                    if is_awake:
+                        awake[sequence] = num
+            else:
+                wakes_at = self._step + 1
+        if not nums or max_tokens < 1:
+            if batch and not nums:
+                self._rests_until = min(wakes_at, *self._dear_rest_until)
             return []
         step_s, token_s = 1.0, 0.0
         if costs.known:
             step_s, token_s = self._effort.step_s(costs.predict(work)), self._effort.token_s
-            if self._effort.wants_plain or step_s <= work.num_decodes * token_s:
-                return []  # in the second case even a guess that is always right takes longer than what it saves
+            if self._effort.wants_plain:
+                return []
+            if step_s <= work.num_decodes * token_s:
+                # Even a guess that is always right takes longer than what it saves.
+                self._rests_until = self._step + SATURATED_RESTING
+                return []
             max_tokens = min(max_tokens, self._effort.max_tokens(step_s))
-        chosen = self._chosen(wanted, nums)
-        if len(chosen) < len(wanted):
-            found = {sequence for sequence, _, _, _ in chosen}
-            for sequence in wanted:
-                if sequence not in found:
-                    self._notes[sequence].vain()
+        chosen = self._from_the_free(awake)
+        for index in dear:
+            self._from_the_dear(index, nums, chosen, work.num_decodes, step_s, token_s)
         if not chosen:
             return []
-        chances = [chances for _, _, _, chances in chosen]
-        weights = [_weight(sequence, now) for sequence, _, _, _ in chosen]
-        allotted = self._allot(chances, weights, work.num_decodes, step_s, token_s, max_tokens)
+        sequence_chances = [each.chances for each in chosen.values()]
+        weights = [_weight(sequence, now) for sequence in chosen]
+        allotted = self._allot(
+            sequence_chances, weights, work.num_decodes, step_s + self._drafting_s, token_s, max_tokens
+        )
         taken = []
-        for (sequence, drafter, draft, _), num in zip(chosen, allotted, strict=True):
+        for (sequence, each), num in zip(chosen.items(), allotted, strict=True):
+            notes = self._notes[sequence]
             if num:
-                self._notes[sequence].taken = _Taken(drafter, draft.strength)
-                taken.append((sequence, draft.token_ids[:num]))
+                notes.taken = _Taken(each.drafter, each.draft.strength)
+                taken.append((places[sequence], each.draft.token_ids[:num]))
             else:
-                notes = self._notes[sequence]
-                self._survivals[drafter].refuse(draft.strength, notes.own[drafter])
-                notes.vain()
+                self._survivals[each.drafter].refuse(each.draft.strength, notes.own[each.drafter])
+                notes.vain(self._step)
         return taken
 
     def expects(self, sequences: Iterable[Sequence]) -> bool:
@@ -148,7 +203,7 @@ class Speculation:
         if num_right:
             notes.num_vain = 0
         else:
-            notes.vain()
+            notes.vain(self._step)
         self._survivals[taken.drafter].tell(taken.strength, num_drafted, num_right, notes.own[taken.drafter])
         (self._promising.add if num_right else self._promising.discard)(sequence)
         sequence.num_drafted_tokens += num_drafted
@@ -158,9 +213,11 @@ class Speculation:
 
     def spent(self, work: Work, seconds: float, num_right: int, costs: StepCosts) -> None:
         """A step of this work took so long, and so many tokens of its drafts were right."""
-        if costs.known and not work.num_prefill_tokens:
+        # Plain steps are many and alike: some of them will do.
+        is_told = work.num_draft_tokens or self._effort.wants_plain or not self._step % 4
+        if is_told and costs.known and not work.num_prefill_tokens:
             fitted_s = costs.predict(work._replace(num_draft_tokens=0))
-            self._effort.tell(fitted_s, seconds, work.num_draft_tokens, work.num_decodes, num_right)
+            self._effort.tell(fitted_s, seconds - self._drafting_s, work.num_draft_tokens, work.num_decodes, num_right)
 
     def forget(self, sequence: Sequence) -> None:
         """It has ended."""
@@ -169,20 +226,78 @@ class Speculation:
             for drafter in self._drafters:
                 drafter.forget(sequence)
 
-    def _chosen(self, sequences: list[Sequence], nums: list[int]) -> list[tuple[Sequence, int, Draft, list[float]]]:
-        """Of each sequence that has any, the draft of which most is expected, and whose it is."""
-        best: dict[Sequence, tuple[float, int, Draft, list[float]]] = {}
-        for index in range(len(self._drafters)):
-            survival = self._survivals[index]
-            for sequence, draft in self._ask(index, sequences, nums):
-                if not draft.token_ids:
-                    continue
-                own = self._notes[sequence].own[index]
-                chances = survival.expected(draft.strength, len(draft.token_ids), own)
-                value = sum(chances)
-                if sequence not in best or value > best[sequence][0]:
-                    best[sequence] = (value, index, draft, chances)
-        return [(sequence, index, draft, chances) for sequence, (_, index, draft, chances) in best.items()]
+    def _from_the_free(self, awake: dict[Sequence, int]) -> dict[Sequence, _Offer]:
+        """Of each sequence that has any, the draft of which most is expected, among those that cost nothing."""
+        best: dict[Sequence, _Offer] = {}
+        if not awake:
+            return best
+        for index, drafter in enumerate(self._drafters):
+            if drafter.is_free:
+                self._take_better(index, awake, best)
+        if len(best) < len(awake):
+            for sequence in awake:
+                if sequence not in best:
+                    self._notes[sequence].vain(self._step)
+        return best
+
+    def _from_the_dear(
+        self,
+        index: int,
+        nums: dict[Sequence, int],
+        best: dict[Sequence, _Offer],
+        num_decodes: int,
+        step_s: float,
+        token_s: float,
+    ) -> None:
+        """Adds to ``best`` what one drafter proposes for those for whom it is worth its time."""
+        drafter, survival = self._drafters[index], self._survivals[index]
+        expected = {
+            sequence: survival.expected(0, num, self._notes[sequence].own[index])
+            for sequence, num in nums.items()
+            if index not in self._notes[sequence].off
+        }
+        # Whoever has as good a draft already is left out.
+        expected = {
+            sequence: chances
+            for sequence, chances in expected.items()
+            if sequence not in best or sum(chances) > sum(best[sequence].chances)
+        }
+        if not expected:
+            return
+        asked = list(expected)
+        if not survival.is_known:
+            asked = asked[:MAX_STRANGERS]
+        longest = max(nums[sequence] for sequence in asked)
+        chances = [
+            sum([expected[sequence][place] for sequence in asked if place < len(expected[sequence])]) / len(asked)
+            for place in range(longest)
+        ]
+        others = [each for sequence, each in best.items() if sequence not in expected]
+        worth = num_decodes + sum([sum(each.chances) for each in others])
+        with_others_s = step_s + token_s * sum([len(each.chances) for each in others])
+        num = best_length(
+            chances, len(asked), worth, with_others_s, token_s, lambda num: drafter.expected_s(len(asked), num)
+        )
+        if not num:
+            self._num_refused[index] += 1
+            self._dear_rest_until[index] = self._step + min(MAX_DEAR_RESTING, 1 << self._num_refused[index])
+            for sequence in asked:
+                survival.refuse(0, self._notes[sequence].own[index])
+            return
+        self._num_refused[index] = 0
+        began_at = self._now()
+        self._take_better(index, {sequence: min(num, nums[sequence]) for sequence in asked}, best)
+        self._drafting_s += self._now() - began_at
+
+    def _take_better(self, index: int, nums: dict[Sequence, int], best: dict[Sequence, _Offer]) -> None:
+        survival = self._survivals[index]
+        for sequence, draft in self._ask(index, list(nums), list(nums.values())):
+            if not draft.token_ids:
+                continue
+            chances = survival.expected(draft.strength, len(draft.token_ids), self._notes[sequence].own[index])
+            value = sum(chances)
+            if sequence not in best or value > best[sequence].value:
+                best[sequence] = _Offer(value, index, draft, chances)
 
     def _ask(self, index: int, sequences: list[Sequence], nums: list[int]) -> list[tuple[Sequence, Draft]]:
         """One drafter, for those for whom it is not switched off."""
@@ -213,6 +328,11 @@ class Speculation:
             self.num_faults[drafter.name] += 1
             drafter.forget(sequence)
             return []
+
+
+def _is_known(sequence: Sequence) -> bool:
+    """It is about to compute its last token, and that is known."""
+    return sequence.num_pending == 1 and sequence.has_output and sequence.num_known == len(sequence.token_ids)
 
 
 def _weight(sequence: Sequence, now: float) -> float:

@@ -34,6 +34,12 @@ class Drafter(Protocol):
 
     name: str
     """For settings, logs and statistics."""
+    is_free: bool
+    """A draft takes next to no time, so it is asked for whether or not it will be used."""
+
+    def expected_s(self, num_sequences: int, num_tokens: int) -> float:
+        """What it takes to propose so many tokens for each of so many sequences; asked only where it is not free."""
+        ...
 
     def propose(self, sequences: Run[Sequence], num_tokens: Run[int]) -> list[Draft]:
         """For each sequence at most so many tokens, which is one or more."""

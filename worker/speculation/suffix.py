@@ -20,11 +20,16 @@ class SuffixDrafter:
     """A Drafter; one automaton for each sequence."""
 
     name = "suffix"
+    is_free = True
 
     def __init__(self, max_text: int = MAX_TEXT, max_texts: int = MAX_TEXTS) -> None:
         self._max_text, self._max_texts = max_text, max_texts
         self._texts: dict[Sequence, _Text] = {}
         self._num_tokens = 0
+
+    def expected_s(self, num_sequences: int, num_tokens: int) -> float:
+        """See Drafter."""
+        return 0.0
 
     def propose(self, sequences: Run[Sequence], num_tokens: Run[int]) -> list[Draft]:
         """See Drafter."""

@@ -1,0 +1,147 @@
+"""Drafts by a small model: what they say, what they cost, and that they change nothing."""
+
+import itertools
+import random
+
+import pytest
+import torch
+
+from demo import DRAFT_DIR
+from policies import wire
+from policies.settings import Engine as EngineSettings
+from policies.settings import Speculation as SpeculationSettings
+from policies.terms import Sampling
+from tests.worker.test_engine_models import BLOCK_SIZE, STEMS, Families, run
+from tests.worker.test_speculation import everything
+from tests.worker.tiny import checkpoint
+from worker.inputs import Span
+from worker.models import ModelError
+from worker.runner import Runner
+from worker.speculation import NO_DRAFT, Speculation
+from worker.speculation.following import follow
+from worker.speculation.model import Durations, ModelDrafter, draft_model
+
+TINY = EngineSettings(device="cpu", dtype="float32", num_threads=1, block_size=BLOCK_SIZE, max_kv_bytes=8 << 20)
+
+
+@pytest.fixture(scope="module")
+def families(tmp_path_factory):
+    return Families(tmp_path_factory.mktemp("families"))
+
+
+def clock():
+    ticks = itertools.count()
+    return lambda: 0.001 * next(ticks)
+
+
+class Asked:
+    """As far as a drafter looks at a sequence."""
+
+    def __init__(self, token_ids):
+        self.token_ids = list(token_ids)
+
+
+def test_it_says_what_is_likeliest_however_its_drafts_turn_out(families):
+    drafter = ModelDrafter(families.runner("llama"), clock())
+    rng = random.Random(3)
+    sequences = [Asked(stem[:20]) for stem in STEMS]
+    for _ in range(12):
+        nums = [rng.randint(1, 6) for _ in sequences]
+        drafts = drafter.propose(sequences, nums)
+        for sequence, num, draft in zip(sequences, nums, drafts, strict=True):
+            assert draft.token_ids == families.generated("llama", tuple(sequence.token_ids))[:num]
+            right = rng.randint(0, num)
+            sequence.token_ids += [*draft.token_ids[:right], rng.randrange(3, 90)]
+    for sequence in sequences:
+        drafter.forget(sequence)
+    assert len(drafter._free) == families.runner("llama").num_blocks
+
+
+def test_a_long_text_is_caught_up_with_over_several_steps(families):
+    drafter = ModelDrafter(families.runner("llama"), clock(), max_catch_up=64)
+    sequence = Asked([*STEMS[0], *STEMS[1]][:100])
+    other = Asked(STEMS[1][:10])
+    assert drafter.propose([sequence, other], [3, 3]) == [NO_DRAFT, NO_DRAFT]
+    drafts = drafter.propose([sequence, other], [3, 3])
+    assert drafts[0].token_ids == families.generated("llama", tuple(sequence.token_ids))[:3]
+    assert drafts[1].token_ids == families.generated("llama", tuple(other.token_ids))[:3]
+
+
+def test_whoever_finds_no_blocks_goes_without(families):
+    runner = families.runner("llama")
+    runner.num_blocks = 3
+    drafter = ModelDrafter(runner, clock())
+    first, second = Asked(STEMS[0][:12]), Asked(STEMS[1][:12])
+    drafts = drafter.propose([first, second], [4, 4])
+    assert drafts[0].token_ids
+    assert drafts[1] == NO_DRAFT
+    drafter.forget(first)
+    assert drafter.propose([second], [4])[0].token_ids
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_answers_with_a_draft_model_are_those_without(families, tmp_path_factory, temperature):
+    directory = tmp_path_factory.mktemp("other")
+    checkpoint(directory, "LlamaForCausalLM", seed=5)
+    arrivals = [
+        (number, wire.Submit(str(number), stem[: 8 + number], Sampling(13, seed=number, temperature=temperature)))
+        for number, stem in enumerate(STEMS * 2)
+    ]
+    plain = families.engine("llama")
+    plain.speculates = False
+    expected, _ = run(plain, arrivals)
+    for draft in (Runner.load(str(directory), TINY), Runner.load(str(families.directory / "llama"), TINY)):
+        guessing = families.engine("llama", num_blocks=13)
+        guessing._speculation = Speculation([ModelDrafter(draft, clock())], 4, everything, clock())
+        answers, finishes = run(guessing, arrivals)
+        assert answers == expected
+    assert sum(finish.num_accepted_tokens for finish in finishes.values()) > 0
+
+
+def test_many_steps_in_one_call_say_what_single_steps_say():
+    runner = Runner.load(str(DRAFT_DIR), EngineSettings(device="cpu", max_kv_bytes=4 << 20, num_threads=1))
+    if runner.whole is None:
+        pytest.skip("no compiled kernel computes whole steps here")
+    prompts = [[5, 6, 7, 8] * 8, [9, 10, 11] * 13]
+    tables = [[0, 1, 2], [3, 4, 5]]
+    spans = [Span(prompt, 0, table, 1) for prompt, table in zip(prompts, tables, strict=True)]
+    first = runner.forward(spans).argmax(-1)
+    starts = [len(prompt) for prompt in prompts]
+    at_once = follow(runner, first, starts, tables, 9)
+    runner.whole = None
+    one_by_one = follow(runner, first, starts, tables, 9)
+    assert torch.equal(at_once, one_by_one)
+
+
+def test_what_a_draft_takes_is_learned_by_the_size_of_the_batch():
+    durations = Durations()
+    assert durations.expected_s(4, 8) == 0.0
+    for _ in range(20):
+        durations.tell(1, 5, 1e-3, 4e-3)
+        durations.tell(32, 5, 2e-3, 20e-3)
+    assert durations.expected_s(1, 3) == pytest.approx(3e-3)
+    assert durations.expected_s(30, 3) == pytest.approx(12e-3)
+
+
+def speculating(**changes):
+    return EngineSettings(
+        device="cpu",
+        dtype="float32",
+        block_size=BLOCK_SIZE,
+        max_kv_bytes=8 << 20,
+        speculation=SpeculationSettings(**changes),
+    )
+
+
+def test_a_draft_model_of_another_vocabulary_is_refused_by_name(families):
+    target = families.runner("llama")
+    engine = speculating(draft_model=str(DRAFT_DIR))
+    with pytest.raises(ModelError, match="vocabulary of 4096 tokens, but somewhere one of"):
+        draft_model("somewhere", engine, target, clock())
+
+
+def test_only_the_demo_model_has_a_draft_model_of_its_own(families):
+    target = families.runner("llama")
+    assert draft_model("somewhere", speculating(), target, clock()) is None
+    assert draft_model("demo", speculating(drafters=("suffix",)), target, clock()) is None
+    assert draft_model("demo", speculating(enabled=False), target, clock()) is None
