@@ -33,7 +33,7 @@ struct Group {
 
 constexpr int MAX_FACTORS = 3;   // queries, keys and values
 constexpr int ROWS_AT_ONCE = 32;  // that one task takes of a group
-constexpr int LINES_AHEAD = 16;
+constexpr int LINES_AHEAD = 64;
 
 inline __m512bh pair_of(const bf16* at) {
     int32_t both;
@@ -82,7 +82,7 @@ struct Addition {
     int64_t size, columns;
     const Factor& factor;
 
-    int64_t held() const { return (factor.rank + TILE - 1) / TILE * TILE; }
+    int64_t held() const { return (factor.rank + DEPTH - 1) / DEPTH * DEPTH; }
 
     template <int N>
     void narrow(const int32_t* rows, bf16* middle) const {
@@ -96,12 +96,41 @@ struct Addition {
         }
     }
 
-    // Sixteen rows that lie behind each other.
-    void narrow_tile(int64_t row, bf16* middle) const {
-        alignas(64) float sums[TILE * TILE];
+    // Sixteen rows that lie behind each other, or twice as many.
+    template <int N>
+    void tiles(int64_t row, bf16* middle) const {
+        alignas(64) float sums[N][2][TILE * TILE];
+        const int64_t stride = held(), pairs = (factor.rank + 1) / 2;
+        std::memset(middle, 0, N * TILE * stride * sizeof(bf16));
         for (int64_t at = 0; at < factor.rank; at += TILE) {
-            multiply<1, 1, false>({x + row * size}, size * 2, DEPTH, {factor.down + at * size}, TILE_SIZE, size / DEPTH, {{sums}});
-            for (int own = 0; own < TILE; ++own) store(middle + own * held() + at, load(sums + own * TILE));
+            const bf16* down = factor.down + at * size;
+            if constexpr (N == 1) {
+                multiply<1, 1, false>({x + row * size}, size * 2, DEPTH, {down}, TILE_SIZE, size / DEPTH, {{sums[0][0]}});
+            } else {
+                multiply<2, 1, false>({x + row * size, x + (row + TILE) * size}, size * 2, DEPTH, {down}, TILE_SIZE,
+                                      size / DEPTH, {{sums[0][0]}, {sums[1][0]}});
+            }
+            for (int own = 0; own < N * TILE; ++own) {
+                store(middle + own * stride + at, load(sums[own / TILE][0] + own % TILE * TILE));
+            }
+        }
+        // A tile of ``up`` reaches into what comes behind it, which the zeros of the middle meet.
+        const int64_t steps = stride / DEPTH;
+        for (int64_t at = 0; at < factor.width; at += 2 * TILE) {
+            const bf16 *left = factor.up + at * 2 * pairs, *right = at + TILE < factor.width ? left + TILE * 2 * pairs : left;
+            if constexpr (N == 1) {
+                multiply<1, 2, false>({middle}, stride * 2, DEPTH, {left, right}, TILE_SIZE, steps, {{sums[0][0], sums[0][1]}});
+            } else {
+                multiply<2, 2, false>({middle, middle + TILE * stride}, stride * 2, DEPTH, {left, right}, TILE_SIZE, steps,
+                                      {{sums[0][0], sums[0][1]}, {sums[1][0], sums[1][1]}});
+            }
+            for (int own = 0; own < N * TILE; ++own) {
+                bf16* to = y + (row + own) * columns + factor.left + at;
+                for (int side = 0; side < 2 && at + side * TILE < factor.width; ++side) {
+                    const Place<bf16> place{side * TILE, int(std::min<int64_t>(TILE, factor.width - at - side * TILE))};
+                    place.put_into(to, place.get_from(to) + load(sums[own / TILE][side] + own % TILE * TILE));
+                }
+            }
         }
     }
 
@@ -119,6 +148,8 @@ struct Addition {
         }
     }
 
+    static bool are_neighbours(const int32_t* rows, int count) { return rows[count - 1] == rows[0] + count - 1; }
+
     template <int N>
     void some(const int32_t* rows, bf16* middle) const {
         narrow<N>(rows, middle);
@@ -127,12 +158,9 @@ struct Addition {
 
     void run(const int32_t* rows, int64_t count, bf16* middle) const {
         int64_t at = 0;
-        while (at + TILE <= count && size % DEPTH == 0) {
-            if (rows[at + TILE - 1] != rows[at] + TILE - 1) break;
-            narrow_tile(rows[at], middle);
-            widen<8>(rows + at, middle);
-            widen<8>(rows + at + 8, middle + 8 * held());
-            at += TILE;
+        if (size % DEPTH == 0) {
+            for (; at + 2 * TILE <= count && are_neighbours(rows + at, 2 * TILE); at += 2 * TILE) tiles<2>(rows[at], middle);
+            for (; at + TILE <= count && are_neighbours(rows + at, TILE); at += TILE) tiles<1>(rows[at], middle);
         }
         for (; at + 8 <= count; at += 8) some<8>(rows + at, middle);
         for (; at + 4 <= count; at += 4) some<4>(rows + at, middle);
@@ -157,11 +185,15 @@ inline void adapt(Team& team, const Group* groups, int64_t num_groups, int64_t f
     }
     team.each(int64_t(tasks.size()), 1, [&](int64_t task) {
         const Group& group = *tasks[task].group;
+        // Whoever is free takes the next task: its adapter lies elsewhere, and begins to arrive meanwhile.
+        const int64_t later = std::min<int64_t>(task + team.size(), tasks.size() - 1);
+        const char* next = (const char*)tasks[later].group->factors[first].down;
+        for (int line = 0; line < LINES_AHEAD; ++line) _mm_prefetch(next + 64 * line, _MM_HINT_T1);
         const int64_t from = tasks[task].from, count = std::min<int64_t>(ROWS_AT_ONCE, group.num_rows - from);
         for (const Factor* factor = group.factors + first; factor != group.factors + first + MAX_FACTORS; ++factor) {
             if (!factor->width) continue;
             const Addition addition{x, y, size, columns, *factor};
-            if (int64_t(held.size()) < TILE * addition.held()) held.resize(TILE * addition.held());
+            if (int64_t(held.size()) < 2 * TILE * addition.held()) held.resize(2 * TILE * addition.held());
             addition.run(group.rows + from, count, held.data());
         }
     });

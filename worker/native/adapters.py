@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from worker.native.pages import own_pages
+from worker.native.pages import HUGE_PAGE_BYTES, own_pages
 
 MAX_FACTORS = 3
 TILE = 16
@@ -40,7 +40,8 @@ class PackedAdapter:
         self.num_bytes = 2 * sum(part.numel() for part in lines)
         self._table = table
         # Not among what others have: it goes when the adapter goes, and it is written beside a step.
-        self._memory = own_pages(self.num_bytes + 2 * AHEAD)[: self.num_bytes + 2 * AHEAD].view(torch.bfloat16)
+        num_mapped = -(-(self.num_bytes + 2 * AHEAD) // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES
+        self._memory = own_pages(num_mapped)[:num_mapped].view(torch.bfloat16)
         at = 0
         places = iter(lines)
         for factor in table:
