@@ -12,7 +12,6 @@ namespace {
 
 namespace int4 {
 
-using int8::AHEAD;
 using int8::COLUMNS;
 using int8::DEEP;
 using int8::SIDE;
@@ -20,6 +19,7 @@ using int8::TILE_BYTES;
 
 constexpr int64_t NO_TILES = 4;      // rows for which VNNI is no slower than tiles
 constexpr int UNIT_BYTES = 64;       // of a group and 16 columns: their scales and their offsets, in float16
+constexpr int AHEAD = 4096;          // bytes by which a panel is fetched before it is multiplied
 constexpr int64_t GROUPS = 4;        // of a panel, that stay in the first cache
 
 // x by token and group: codes in tiles [rows / 16][tiles][16][64], a tile for 64 inputs, or, where a group has 32, for it and

@@ -23,7 +23,6 @@ constexpr int COLUMNS = 2 * SIDE;      // of a panel: two tiles side by side
 constexpr int64_t ALONE = 200000;      // bytes of the matrix, and a 64th of the products, for which no other thread is woken
 
 constexpr int64_t RUNS = 64;           // that a matrix is read in where rows are few
-constexpr int AHEAD = 2048;            // bytes by which it is fetched before
 
 constexpr int BLOCK_BYTES = 5 << 18;   // of x, that stay in the second cache
 
