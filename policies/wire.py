@@ -252,6 +252,12 @@ class Stats(Message, frozen=True):
     """In memory now."""
     num_adapter_bytes: int = 0
     """That they take."""
+    num_drafted_tokens: int = 0
+    """Since start: guessed by drafters and verified."""
+    num_accepted_tokens: int = 0
+    """Of those: turned out to be right."""
+    num_drafter_faults: int = 0
+    """Since start: requests for which a drafter was switched off, since it had raised."""
 
 
 class AdapterLoaded(Message, frozen=True):

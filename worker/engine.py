@@ -229,6 +229,7 @@ class Engine:
             num_gateways=num_gateways,
             busy_s=self._account.busy_s,
             **self._scheduler.counts(),
+            **(self._speculation.counts() if self._speculation is not None else {}),
         )
 
     def kept_blocks(self) -> list[bytes]:

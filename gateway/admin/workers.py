@@ -52,6 +52,12 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     """Those that lost the end of it."""
     num_displacements: int
     """Requests for which others were put aside."""
+    num_drafted_tokens: int
+    """Guessed, and verified beside the tokens that were due."""
+    num_accepted_tokens: int
+    """Of those, the ones that were right."""
+    num_drafter_faults: int
+    """Requests for which a drafter was switched off."""
     step_ms: float
     busy_s: float
     """In steps."""

@@ -47,6 +47,8 @@ class Ours:
         make = partial(Engine, runner, sampler, engine, perf_counter)
         # As a worker does before it serves.
         self._engine = make(probe(make, runner.max_model_tokens))
+        # A step is to be a token: what guessing gains depends on the text, and is measured on its own.
+        self._engine.speculates = False
         self._timelines: dict[str, Timeline] = {}
         self.written: list[list[int]] = []
         """Token ids of each sequence of the last batch."""

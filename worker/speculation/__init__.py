@@ -219,6 +219,14 @@ class Speculation:
             fitted_s = costs.predict(work._replace(num_draft_tokens=0))
             self._effort.tell(fitted_s, seconds - self._drafting_s, work.num_draft_tokens, work.num_decodes, num_right)
 
+    def counts(self) -> dict[str, int]:
+        """What a worker's ``Stats`` say of it, by field."""
+        return {
+            "num_drafted_tokens": self.num_drafted_tokens,
+            "num_accepted_tokens": self.num_accepted_tokens,
+            "num_drafter_faults": self.num_faults.total(),
+        }
+
     def forget(self, sequence: Sequence) -> None:
         """It has ended."""
         self._promising.discard(sequence)
