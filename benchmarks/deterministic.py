@@ -15,7 +15,7 @@ import click
 import msgspec
 import torch
 
-from policies.settings import Engine
+from policies.settings import Engine, Speculation
 from policies.terms import Sampling
 from worker.bench import checkpoint
 from worker.bench.measures import Round
@@ -53,6 +53,8 @@ def main(
         max_model_tokens=input_tokens + output_tokens,
         max_sequences=max(concurrency),
         prefix_cache=False,
+        # Random weights repeat themselves, and not at the same places in both.
+        speculation=Speculation(enabled=False),
     )
     asked = Sampling(1, temperature=0.0, ignore_eos=True)
     with tempfile.TemporaryDirectory() as directory:

@@ -1,0 +1,69 @@
+"""Quantised checkpoints and GGUF files shared among two ranks mean what they mean to one."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.worker import gguf_files
+from tests.worker.quantised_files import ENGINE, METHODS, TOKEN_IDS, write
+from tests.worker.tiny import BLOCK_SIZE
+from tests.worker.troop import Troop
+from worker.inputs import Span
+from worker.models import Layout, ModelError
+from worker.runner import Runner, load_model
+
+KINDS = {
+    "F16": "F16",
+    "Q8_0": "Q8_0",
+    "Q4_0": "Q4_0",
+    "Q4_K": "Q4_K",
+    "Q5_K": "Q5_K",
+    "Q6_K": "Q6_K",
+    "several": {"attn_v": "Q6_K", "attn_q": "Q4_K", "ffn_gate": "Q4_K", "ffn_up": "F16", "ffn_down": "Q8_0"},
+}
+UNSHARED = ("gptq, groups of 32 by rank", "gptq, by rank")
+SPANS = [Span(TOKEN_IDS, 0, [4, 1, 2, 9], len(TOKEN_IDS))]
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory):
+    return tmp_path_factory.mktemp("files")
+
+
+@pytest.fixture(scope="module")
+def troop(directory):
+    troop = Troop(Layout(2), directory, block_size=BLOCK_SIZE, attention="reference")
+    yield troop
+    troop.close()
+    assert not troop.lost
+
+
+def assert_alike(troop, directory, number):
+    alone = Runner.load(str(directory / str(number)), ENGINE).forward(SPANS)
+    together = troop.runner(number).forward(SPANS)
+    assert alone.std() > 0.1
+    torch.testing.assert_close(together, alone, atol=2e-3, rtol=0)
+
+
+@pytest.mark.parametrize("name", [name for name in METHODS if name not in UNSHARED])
+def test_a_quantised_checkpoint(troop, directory, name):
+    number = list(METHODS).index(name)
+    write(directory / str(number), METHODS[name], intermediate_size=512)
+    assert_alike(troop, directory, number)
+
+
+@pytest.mark.parametrize("name", UNSHARED)
+def test_a_matrix_whose_columns_are_in_an_order_of_their_own_is_refused(tmp_path, name):
+    write(tmp_path, METHODS[name], intermediate_size=512)
+    with pytest.raises(ModelError, match="cannot be shared among 2 ranks: columns in another order"):
+        load_model(str(tmp_path), ENGINE, 0, Layout(2), 1)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_gguf_file(troop, directory, name):
+    number = len(METHODS) + list(KINDS).index(name)
+    path = directory / str(number)
+    path.mkdir()
+    gguf_files.write(path / "model.gguf", "qwen2", gguf_files.a_model("qwen2"), KINDS[name])
+    assert_alike(troop, directory, number)
