@@ -63,8 +63,6 @@ serving from.
 class Runner:
     """One model on one device; not safe for two threads."""
 
-    takes_adapters = True
-
     def __init__(
         self,
         model: Decoder,
@@ -157,6 +155,11 @@ class Runner:
         """See Decoder.keep_up."""
         num_tokens = sum(len(span.token_ids) for span in spans)
         self._model.keep_up(num_tokens, sum(span.num_logits for span in spans), num_done)
+
+    @property
+    def takes_adapters(self) -> bool:
+        """Those of experts are not read."""
+        return self._model.architecture.mixture is None
 
     def load_adapter(self, adapter_id: str, source: str, max_bytes: int, digest: str = "") -> Adapter:
         """From a directory in PEFT's layout; ``digest`` as for read_adapter. May run beside a step.
@@ -351,6 +354,8 @@ def _graphs(
 ) -> DecodeGraphs | None:
     """Where the device is CUDA, its attention can be recorded, and no other process is waited for in between."""
     if model.device.type != "cuda" or not engine.cuda_graphs or model.shard.layout.num_ranks > 1:
+        return None
+    if model.architecture.mixture is not None:  # which tokens an expert has is read by the host
         return None
     from worker.attention.paged import TritonAttention
     from worker.graphs import CudaRecord, DecodeGraphs

@@ -85,6 +85,18 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         {"original_max_position_embeddings": 128, "max_position_embeddings": 512, **rope("longrope", **FACTORS)},
     ),
     "olmo2": ("Olmo2ForCausalLM", {}),
+    "mixtral": ("MixtralForCausalLM", {"num_local_experts": 4, "sliding_window": 9}),
+    "qwen3-moe": (
+        "Qwen3MoeForCausalLM",
+        {
+            "head_dim": 16,
+            "num_experts": 5,
+            "num_experts_per_tok": 3,
+            "norm_topk_prob": True,
+            "moe_intermediate_size": 20,
+        },
+    ),
+    "olmoe": ("OlmoeForCausalLM", {"num_experts": 4, "num_experts_per_tok": 2}),
 }
 
 

@@ -20,7 +20,8 @@ from worker.sampler import Sampler
 WINDOW, BLOCK_SIZE, MAX_TOKENS = 9, 4, 60
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "native": ("MistralForCausalLM", {"sliding_window": WINDOW}),
-    "foreign": ("MixtralForCausalLM", {"sliding_window": WINDOW, "num_local_experts": 4}),
+    "experts": ("MixtralForCausalLM", {"sliding_window": WINDOW, "num_local_experts": 4}),
+    "foreign": ("MinistralForCausalLM", {"sliding_window": WINDOW, "head_dim": 8}),
 }
 
 

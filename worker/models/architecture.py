@@ -37,8 +37,26 @@ class Rope:
 
 
 @dataclass(frozen=True, slots=True)
+class Mixture:
+    """Experts in place of each layer's MLP. Tensor names are those under ``model.layers.N.``."""
+
+    num_experts: int
+    num_chosen: int
+    """For each token."""
+    is_normed: bool
+    """The weights of those chosen sum to 1."""
+    router: str = "mlp.gate"
+    experts: str = "mlp.experts"
+    """Expert E is below ``experts.E.``."""
+    gate: str = "gate_proj"
+    up: str = "up_proj"
+    down: str = "down_proj"
+
+
+@dataclass(frozen=True, slots=True)
 class Architecture:
-    """A decoder-only transformer: embedding, layers of attention and gated MLP with RMSNorm around them, norm, head.
+    """A decoder-only transformer: embedding, layers of attention and gated MLP, or a mixture of such, with RMSNorm
+    around them, norm, head.
 
     Each norm place is a tensor name under ``model.layers.N.`` or empty where the family has none.
     """
@@ -84,6 +102,8 @@ class Architecture:
     eos_token_ids: tuple[int, ...] = ()
     dtype: str = "float32"
     """The checkpoint's own, as config.json says."""
+    mixture: Mixture | None = None
+    """``intermediate_size`` is then that of one expert."""
     tensor_roots: tuple[str, ...] = ("model.",)
     """What tensor names may begin with, one of them in any one checkpoint; not "model." for a language model that is
     part of something larger, whose other tensors do not matter."""
@@ -92,7 +112,10 @@ class Architecture:
     def num_layer_parameters(self) -> int:
         """Of one layer's matrices; norms and biases are too small to count."""
         heads = 2 * (self.num_heads + self.num_kv_heads) * self.head_dim
-        return self.hidden_size * (heads + 3 * self.intermediate_size)
+        if self.mixture is None:
+            return self.hidden_size * (heads + 3 * self.intermediate_size)
+        num_experts = self.mixture.num_experts
+        return self.hidden_size * (heads + num_experts + 3 * num_experts * self.intermediate_size)
 
     @property
     def num_parameters(self) -> int:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from worker.attention import Plan
 from worker.models.additions import Additions
+from worker.models.experts import Experts
 from worker.models.linear import Linear
 from worker.models.link import Alone, Link
 from worker.models.ops import Ops, softcapped
@@ -32,8 +33,10 @@ class Layer:
     qkv: Linear
     """Rows: all query heads, all key heads, all value heads."""
     output: Linear
-    gate_up: Linear
-    down: Linear
+    gate_up: Linear | None
+    down: Linear | None
+    experts: Experts | None = None
+    """In place of the two before."""
     attention_pre_norm: Tensor | None = None
     attention_post_norm: Tensor | None = None
     mlp_pre_norm: Tensor | None = None
@@ -108,13 +111,7 @@ class Decoder:
                 additions.add(index, "output", mixed, output)
             output = link.sum(output)
             normed = ops.add_norm(x, output, layer.attention_post_norm, layer.mlp_pre_norm, eps)
-            gate_up = layer.gate_up(normed)
-            if additions is not None:
-                additions.add(index, "gate_up", normed, gate_up)
-            gated = ops.gate(gate_up, architecture.activation)
-            down = layer.down(gated)
-            if additions is not None:
-                additions.add(index, "down", gated, down)
+            down = self._feed(index, layer, normed, ops, additions)
             next_norm = self.norm if index == last else self.layers[index + 1].attention_pre_norm
             normed = ops.add_norm(x, link.sum(down), layer.mlp_post_norm, next_norm, eps)
         if self.head is None:
@@ -123,6 +120,22 @@ class Decoder:
             return x.new_empty((0, architecture.vocab_size), dtype=torch.float32)
         logits = self.head.wide(normed)
         return link.gather(softcapped(logits, architecture.logits_softcap), self.shard.vocabulary_widths)
+
+    def _feed(self, index: int, layer: Layer, normed: Tensor, ops: Ops, additions: Additions | None) -> Tensor:
+        """[num_tokens, hidden_size] -> the same: the MLP, or the experts."""
+        activation = self.architecture.activation
+        if layer.experts is not None:
+            return layer.experts(normed, ops, activation)
+        assert layer.gate_up is not None
+        assert layer.down is not None
+        gate_up = layer.gate_up(normed)
+        if additions is not None:
+            additions.add(index, "gate_up", normed, gate_up)
+        gated = ops.gate(gate_up, activation)
+        down = layer.down(gated)
+        if additions is not None:
+            additions.add(index, "down", gated, down)
+        return down
 
     @torch.inference_mode()
     def keep_up(self, num_tokens: int, num_logits: int, num_done: int) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from worker.models.architecture import Activation, Architecture
+from worker.models.architecture import Activation, Architecture, Mixture
 from worker.models.errors import ModelError
 from worker.models.fields import Fields
 from worker.models.rope import reach, rope_of
@@ -139,16 +139,68 @@ def olmo2(fields: Fields) -> Architecture:
     )
 
 
+def mixtral(fields: Fields) -> Architecture:
+    fields = fields.over(num_local_experts=8, num_experts_per_tok=2, rms_norm_eps=1e-5)
+    mixture = _mixture(
+        fields, "num_local_experts", True, "block_sparse_moe.gate", "block_sparse_moe.experts", "w1", "w3", "w2"
+    )
+    return replace(mistral(fields), mixture=mixture)
+
+
+def qwen3_moe(fields: Fields) -> Architecture:
+    fields = fields.over(
+        num_key_value_heads=4,
+        max_position_embeddings=32_768,
+        num_experts_per_tok=8,
+        moe_intermediate_size=768,
+        num_experts=fields.integer("num_local_experts", 128),
+    )
+    dense = qwen3(fields.over(head_dim=fields.positive("hidden_size") // fields.positive("num_attention_heads")))
+    window = fields.integer("sliding_window", 4096) if fields.flag("use_sliding_window", False) else 0
+    return replace(
+        dense,
+        intermediate_size=fields.positive("moe_intermediate_size"),
+        windows=(window,) * dense.num_layers,
+        mixture=_mixture(fields, "num_experts", fields.flag("norm_topk_prob", False)),
+    )
+
+
+def olmoe(fields: Fields) -> Architecture:
+    fields = fields.over(
+        num_experts=64, num_experts_per_tok=8, rms_norm_eps=1e-5, intermediate_size=2048, max_position_embeddings=4096
+    )
+    bias = fields.flag("attention_bias", False)
+    return Architecture(
+        **_common(fields),
+        **_one_rope(fields),
+        qkv_bias=bias,
+        output_bias=bias,
+        qk_norm="width",
+        mixture=_mixture(fields, "num_experts", fields.flag("norm_topk_prob", False)),
+    )
+
+
+def computes(config: dict[str, Any], name: str) -> bool:
+    """Whether the decoder computes a model of this architecture: it knows the family, and this one has no layers that
+    it does not know. A few mixtures have some layers without experts, or clip what attention multiplies.
+    """
+    odd = config.get("mlp_only_layers") or config.get("decoder_sparse_step") not in (None, 1) or config.get("clip_qkv")
+    return name in FAMILIES and not (odd and FAMILIES[name] in (qwen3_moe, olmoe))
+
+
 FAMILIES: dict[str, Callable[[Fields], Architecture]] = {
     "Gemma2ForCausalLM": gemma2,
     "Gemma3ForCausalLM": gemma3,
     "Gemma3ForConditionalGeneration": gemma3_multimodal,
     "LlamaForCausalLM": llama,
     "MistralForCausalLM": mistral,
+    "MixtralForCausalLM": mixtral,
     "Olmo2ForCausalLM": olmo2,
+    "OlmoeForCausalLM": olmoe,
     "Phi3ForCausalLM": phi3,
     "Qwen2ForCausalLM": qwen2,
     "Qwen3ForCausalLM": qwen3,
+    "Qwen3MoeForCausalLM": qwen3_moe,
 }
 
 _GEMMA_SIZES: dict[str, Any] = {
@@ -197,6 +249,14 @@ def _common(fields: Fields, windows: tuple[int, ...] = ()) -> dict[str, Any]:
         "eos_token_ids": token_ids(fields.raw.get("eos_token_id")),
         "dtype": _dtype(fields),
     }
+
+
+def _mixture(fields: Fields, count: str, is_normed: bool, *names: str) -> Mixture:
+    """``names``: of its tensors, where they are not the usual ones."""
+    num_experts, num_chosen = fields.positive(count), fields.positive("num_experts_per_tok")
+    if num_chosen > num_experts:
+        raise fields.wrong("num_experts_per_tok", num_chosen)
+    return Mixture(num_experts, num_chosen, is_normed, *names)
 
 
 def _gemma(fields: Fields, kinds: list[str]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from torch import Tensor
 from policies.settings import Quantization
 from worker.models.architecture import Architecture
 from worker.models.decoder import Decoder, Layer
+from worker.models.experts import Experts
 from worker.models.families import architecture_of, token_ids
 from worker.models.fitting import together
 from worker.models.forms import Form
@@ -171,12 +172,28 @@ class _Builder:
 
         has_qk_norm = architecture.qk_norm != "none"
         over_width = architecture.qk_norm == "width"
+        experts = gate_up = down = None
+        mixture = architecture.mixture
+        if mixture is None:
+            mlp = {"mlp.gate_proj": inner, "mlp.up_proj": inner}
+            gate_up = linear(GATE_UP, mlp, hidden, architecture.mlp_bias)
+            down = linear("", {"mlp.down_proj": hidden}, inner, architecture.mlp_bias)
+        else:
+            router = self._source.matrix(prefix + mixture.router, (mixture.num_experts, hidden))
+            below = [f"{mixture.experts}.{expert}." for expert in range(mixture.num_experts)]
+            experts = Experts(
+                mixture,
+                linear_of(router, None, self._means),  # small, and what it chooses is worth exactness
+                [linear(GATE_UP, {at + mixture.gate: inner, at + mixture.up: inner}, hidden, False) for at in below],
+                [linear("", {at + mixture.down: hidden}, inner, False) for at in below],
+            )
         attention = {"self_attn.q_proj": queries, "self_attn.k_proj": keys, "self_attn.v_proj": keys}
         return Layer(
             qkv=linear("self_attn.qkv_proj", attention, hidden, architecture.qkv_bias),
             output=linear("", {"self_attn.o_proj": hidden}, queries, architecture.output_bias),
-            gate_up=linear(GATE_UP, {"mlp.gate_proj": inner, "mlp.up_proj": inner}, hidden, architecture.mlp_bias),
-            down=linear("", {"mlp.down_proj": hidden}, inner, architecture.mlp_bias),
+            gate_up=gate_up,
+            down=down,
+            experts=experts,
             attention_pre_norm=norm(architecture.attention_pre_norm, hidden),
             attention_post_norm=norm(architecture.attention_post_norm, hidden),
             mlp_pre_norm=norm(architecture.mlp_pre_norm, hidden),

@@ -93,6 +93,11 @@ class Shard:
         layout = layout or Layout()
         num_ranks = layout.tensor
         name, num_heads, num_kv_heads = architecture.name, architecture.num_heads, architecture.num_kv_heads
+        if num_ranks > 1 and architecture.mixture is not None:
+            raise ModelError(
+                f"engine.tensor_parallel is {num_ranks}, but the experts of this {name} are not shared among ranks;"
+                " engine.pipeline_parallel shares its layers"
+            )
         for what, count, divides in (
             ("attention heads", num_heads, num_heads % num_ranks == 0),
             ("KV heads", num_kv_heads, num_kv_heads % num_ranks == 0 or num_ranks % num_kv_heads == 0),

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from worker.models.errors import ModelError
-from worker.models.families import FAMILIES, token_ids
+from worker.models.families import FAMILIES, computes, token_ids
 from worker.models.foreign.check import NUM_TRIED, check, expected_of
 from worker.models.foreign.interface import register
 from worker.models.foreign.manners import InTurn, Together
@@ -34,8 +34,9 @@ def is_native(path: Path) -> bool:
     """Whether our own decoder computes it, or says what is wrong with it."""
     if is_gguf(path):
         return True
-    names = read_json(path / "config.json").get("architectures")
-    return not (isinstance(names, list) and names and isinstance(names[0], str)) or names[0] in FAMILIES
+    config = read_json(path / "config.json")
+    names = config.get("architectures")
+    return not (isinstance(names, list) and names and isinstance(names[0], str)) or computes(config, names[0])
 
 
 def read_facts(path: Path) -> Facts:
