@@ -45,7 +45,6 @@ from worker.models import (
     packs_bfloat16,
     path_of,
     read_architecture,
-    read_facts,
 )
 from worker.models.additions import Additions
 from worker.native import Library, library
@@ -206,11 +205,6 @@ def load_model(
     """One rank's part of a model, in its device's memory; see ``Runner.load``. Raises ModelError, one sentence."""
     layout = layout or Layout()
     path = path_of(source)
-    if not is_native(path):
-        raise ModelError(
-            f"{read_facts(path).name} is served by way of transformers, on one rank: engine.tensor_parallel and"
-            " engine.pipeline_parallel do not reach it"
-        )
     architecture = read_architecture(path)
     shard = Shard.of(architecture, layout, rank)
     device = device_of(engine, layout, rank)

@@ -13,8 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies import settings as config
+from policies.settings import WorkerSettings
 from tests.worker.tiny import BLOCK_SIZE, VOCAB_SIZE, Walk, checkpoint, oracle_logits
 from worker.models import ModelError
+from worker.parallel.runner import ParallelRunner
 from worker.runner import Runner
 
 LATENT: dict[str, Any] = {
@@ -120,6 +122,13 @@ def test_what_cannot_be_served_is_refused_by_name(tmp_path, what):
     with pytest.raises(ModelError, match=sentence) as refusal:
         load(tmp_path, **engine)
     assert "\n" not in str(refusal.value)
+
+
+def test_several_ranks_are_refused_by_name(tmp_path):
+    checkpoint(tmp_path, "GPT2LMHeadModel")
+    asked = WorkerSettings("one", "model", str(tmp_path), "tcp:127.0.0.1:0", engine=config.Engine(pipeline_parallel=2))
+    with pytest.raises(ModelError, match="GPT2LMHeadModel is served by way of transformers, on one rank"):
+        ParallelRunner.load(asked, lambda reason: None)
 
 
 def test_a_tensor_that_is_missing_is_named(tmp_path):

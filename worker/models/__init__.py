@@ -3,7 +3,7 @@
 from worker.models.architecture import Architecture
 from worker.models.decoder import Decoder
 from worker.models.errors import ModelError
-from worker.models.foreign import Facts, Foreign, is_native, load_foreign, read_facts
+from worker.models.foreign import Facts, Foreign, is_native, load_foreign, read_facts, refuse_foreign
 from worker.models.linear import Means, packs_bfloat16
 from worker.models.link import Link
 from worker.models.load import bytes_per_parameter, load_decoder, read_architecture
@@ -38,4 +38,5 @@ __all__ = [
     "random_decoder",
     "read_architecture",
     "read_facts",
+    "refuse_foreign",
 ]

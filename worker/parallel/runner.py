@@ -10,7 +10,7 @@ from torch import Tensor
 from policies.settings import Engine, WorkerSettings
 from worker.budget import OutOfMemory
 from worker.inputs import Span
-from worker.models import Decoder, Layout, ModelError, Shard, path_of, read_architecture
+from worker.models import Decoder, Layout, ModelError, Shard, path_of, read_architecture, refuse_foreign
 from worker.parallel.control import Begin, Loaded, Measure, Room, Step, Unable
 from worker.parallel.duty import Duty
 from worker.parallel.link import ProcessLink, store
@@ -53,6 +53,7 @@ class ParallelRunner:
         layout = layout_of(settings.engine)
         # Found once, so that nothing is downloaded several times at once.
         path = path_of(settings.source)
+        refuse_foreign(path)
         architecture = read_architecture(path)
         for rank in range(layout.num_ranks):
             Shard.of(architecture, layout, rank)

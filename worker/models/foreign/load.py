@@ -39,6 +39,15 @@ def is_native(path: Path) -> bool:
     return not (isinstance(names, list) and names and isinstance(names[0], str)) or computes(config, names[0])
 
 
+def refuse_foreign(path: Path) -> None:
+    """Raises ModelError where it is one: it cannot be shared out."""
+    if not is_native(path):
+        raise ModelError(
+            f"{read_facts(path).name} is served by way of transformers, on one rank: engine.tensor_parallel and"
+            " engine.pipeline_parallel do not reach it"
+        )
+
+
 def read_facts(path: Path) -> Facts:
     """Raises ModelError where no causal language model of transformers is of this name."""
     raw = read_json(path / "config.json")
