@@ -1,10 +1,10 @@
 """Workers shot under their streams: ``python -m benchmarks.failover [--rounds 20] [--streams 32] [--workers 2]``.
 
-A gateway with real workers and the demo model in float32, over HTTP. The same streams, half of them greedy and half
-seeded, with penalties, are read once undisturbed and then in each round again, while a worker that has some of them is
-killed with SIGKILL. Each stream must end as it does undisturbed, and owe in one row of the ledger what its client got.
-A stream's pause is the gap between the last event before the shot and the first one after it. Exit status 1 when an
-answer differs or the ledger does.
+A gateway with real workers and the demo model in deterministic mode, over HTTP. The same streams, half of them greedy
+and half seeded, with penalties, are read once undisturbed and then in each round again, while a worker that has some of
+them is killed with SIGKILL. Each stream must end as it does undisturbed, and owe in one row of the ledger what its
+client got. A stream's pause is the gap between the last event before the shot and the first one after it. Exit status 1
+when an answer differs or the ledger does.
 """
 
 from __future__ import annotations
@@ -185,8 +185,8 @@ async def _reckon(house: House, everybody: list[Read], findings: Findings) -> No
 
 def sections(num_workers: int) -> dict[str, Any]:
     """The settings."""
-    # Equal to the token whether computed in a prompt or by itself: but for ties, which float32 does not come near.
-    engine = settings.Engine(device="cpu", dtype="float32", num_threads=1, max_kv_bytes=256 << 20)
+    # The same whether a token was computed in a prompt or by itself, and beside whatever others.
+    engine = settings.Engine(device="cpu", deterministic=True, num_threads=1, max_kv_bytes=256 << 20)
     return {
         "models": {"demo": settings.Model(replicas=num_workers, engine=engine)},
         "workers": settings.Workers(restart_backoff_s=0.05, max_restart_backoff_s=0.1),
@@ -198,7 +198,7 @@ def main() -> int:
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--rounds", type=int, default=20)
     options.add_argument("--streams", type=int, default=32)
-    options.add_argument("--tokens", type=int, default=192)
+    options.add_argument("--tokens", type=int, default=256)
     options.add_argument("--workers", type=int, default=2)
     options.add_argument("--seed", type=int, default=1)
     chosen = options.parse_args()
