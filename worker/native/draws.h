@@ -62,8 +62,8 @@ inline Floats rough_logarithm(Floats x) {
     return exponents * 0.6931471805599453f + 2.0f * s * series;
 }
 
-// Exp(1) of words [first, first + 16) of a stream.
-inline Floats rough_exponentials(uint64_t start, uint64_t first) {
+// Of words [first, first + 16) of a stream.
+inline Floats uniforms_of(uint64_t start, uint64_t first) {
     const Longs steps = {0, 1, 2, 3, 4, 5, 6, 7};
     Floats uniform;
     for (int half = 0; half < 2; ++half) {
@@ -72,10 +72,23 @@ inline Floats rough_exponentials(uint64_t start, uint64_t first) {
         std::memcpy((float*)&uniform + 8 * half, &some, sizeof some);
     }
     uniform *= 0x1p-53f;
-    uniform = uniform < 1.0f - 0x1p-24f ? uniform : Floats{} + (1.0f - 0x1p-24f);
+    return uniform < 1.0f - 0x1p-24f ? uniform : Floats{} + (1.0f - 0x1p-24f);
+}
+
+inline Floats rough_exponentials(Floats uniform) {
     // Next to one the difference to it says too little.
     Floats series = uniform * (1.0f + uniform * (0.5f + uniform * (1.0f / 3.0f)));
     return uniform < 0.00390625f ? series : -rough_logarithm(1.0f - uniform);
+}
+
+inline bool any_of(Lanes lanes) {
+#if defined(__AVX512BF16__)
+    return _mm512_test_epi32_mask((__m512i)lanes, (__m512i)lanes);
+#else
+    int32_t any = 0;
+    for (int i = 0; i < WIDTH; ++i) any |= lanes[i];
+    return any;
+#endif
 }
 
 // One row of a batch.
@@ -84,7 +97,7 @@ class Contest {
     const int64_t row_, num_tiles_, padded_;
     const float* logits_;
     const uint64_t start_;
-    float *maxima_, *bounds_;  // [padded_]
+    float* const maxima_;  // [padded_]
     float largest_, temperature_, inverse_;
     double mass_ = -1.0;  // of all tokens that are kept by top-k, once it is known
     float threshold_ = -INFINITY, above_ = -INFINITY;  // what may win is no smaller, and larger
@@ -92,10 +105,10 @@ class Contest {
   public:
     static int64_t padded(int64_t vocab_size) { return (tiles_of(vocab_size) + WIDTH - 1) / WIDTH * WIDTH; }
 
-    // ``memory``: twice as many floats.
+    // ``memory``: so many floats.
     Contest(const Draws& all, int64_t row, float* memory)
         : all_(all), row_(row), num_tiles_(tiles_of(all.vocab_size)), padded_(padded(all.vocab_size)),
-          logits_(all.logits + row * all.vocab_size), start_(all.starts[row]), maxima_(memory), bounds_(memory + padded_) {}
+          logits_(all.logits + row * all.vocab_size), start_(all.starts[row]), maxima_(memory) {}
 
     int64_t winner() {
         join_halves();
@@ -113,7 +126,6 @@ class Contest {
             volatile float below = temperature_ * logarithm(min_p);
             threshold_ = std::max(threshold_, largest_ + below);
         }
-        bound();
         for (;;) {
             const int64_t token = race();
             const float drawn = logits_[token];
@@ -146,10 +158,14 @@ class Contest {
     }
 
     // Of equals the first.
-    int64_t likeliest() const {
+    int64_t likeliest_tile() const {
         int64_t tile = 0;
         while (maxima_[tile] != largest_) ++tile;
-        int64_t token = tile * LOGITS;
+        return tile;
+    }
+
+    int64_t likeliest() const {
+        int64_t token = likeliest_tile() * LOGITS;
         while (logits_[token] != largest_) ++token;
         return token;
     }
@@ -209,32 +225,36 @@ class Contest {
         return bits_to_float(uint32_t(bits < 0 ? bits ^ 0x7fffffff : bits));
     }
 
-    // What no token of a tile can pass.
-    void bound() {
-        for (int64_t tile = 0; tile < padded_; tile += WIDTH) {
-            Floats clock = rough_exponentials(start_, TILE_WORDS + tile);
-            Floats score = (load(maxima_ + tile) - largest_) * inverse_;
-            store(bounds_ + tile, score - rough_logarithm(clock) + LOG_LOGITS);
-        }
-    }
-
-    bool is_in(int64_t tile) const { return maxima_[tile] >= threshold_ && maxima_[tile] > above_; }
-
-    // The most promising tile first, then those that may beat what it had, the most promising of them first.
+    // The tile of the likeliest token first. Of the others those that may beat what it had, the most promising of them first.
     int64_t race() const {
-        int64_t first = -1;
-        for (int64_t tile = 0; tile < num_tiles_; ++tile) {
-            if (is_in(tile) && (first < 0 || bounds_[tile] > bounds_[first])) first = tile;
-        }
-        float best = -INFINITY;
         int64_t token = -1;
+        float best = -INFINITY;
+        const int64_t first = likeliest_tile();
         enter(first, best, token);
         static thread_local std::vector<std::pair<float, int64_t>> left;
         left.clear();
-        for (int64_t tile = 0; tile < num_tiles_; ++tile) {
-            if (!(bounds_[tile] + SLACK >= best) || tile == first || !is_in(tile)) continue;
-            left.emplace_back(bounds_[tile], tile);
-            for (int i = 0; i < LOGITS; i += WIDTH) __builtin_prefetch(logits_ + tile * LOGITS + i);
+        const float offset = LOG_LOGITS + SLACK - best;
+        for (int64_t tile = 0; tile < padded_; tile += WIDTH) {
+            Floats maxima = load(maxima_ + tile);
+            Lanes is_in = (maxima >= threshold_) & (maxima > above_);
+            if (!any_of(is_in)) continue;
+            // A clock is later than its uniform number: who has a larger one than this comes too late, without a logarithm.
+            Floats score = (maxima - largest_) * inverse_, uniform = uniforms_of(start_, TILE_WORDS + tile);
+            Lanes is_early = is_in & (uniform <= exponential(score + offset) * 1.0001f);
+            if (!any_of(is_early)) continue;
+            Floats bound = score - rough_logarithm(rough_exponentials(uniform)) + LOG_LOGITS;
+            for (int i = 0; i < WIDTH; ++i) {
+                if (!is_early[i] || tile + i == first) continue;
+                left.emplace_back(bound[i], tile + i);
+            }
+        }
+        if (left.empty()) return token;
+        std::iter_swap(std::max_element(left.begin(), left.end()), left.end() - 1);
+        enter(left.back().second, best, token);
+        left.pop_back();
+        left.erase(std::remove_if(left.begin(), left.end(), [&](auto& one) { return one.first + SLACK < best; }), left.end());
+        for (const auto& one : left) {
+            for (int i = 0; i < LOGITS; i += WIDTH) __builtin_prefetch(logits_ + one.second * LOGITS + i);
         }
         std::make_heap(left.begin(), left.end());
         while (!left.empty() && left.front().first + SLACK >= best) {
@@ -253,7 +273,7 @@ class Contest {
         alignas(64) float held[LOGITS], scores[LOGITS];
         const float* x = open(tile, held);
         for (int64_t i = 0; i < LOGITS; i += WIDTH) {
-            Floats clock = rough_exponentials(start_, tile * LOGITS + i) + earliest;
+            Floats clock = rough_exponentials(uniforms_of(start_, tile * LOGITS + i)) + earliest;
             if (first / WIDTH == i / WIDTH) clock[first % WIDTH] = earliest;
             Floats logit = load(x + i), score = (logit - largest_) * inverse_ - rough_logarithm(clock);
             store(scores + i, (logit >= threshold_) & (logit > above_) ? score : Floats{} - INFINITY);
@@ -309,7 +329,7 @@ class Contest {
 inline void draw(const Draws& draws, int threads) {
     Team::run(draws.rows > 1 ? threads : 1, [&](Team& team) {
         static thread_local std::vector<float> memory;
-        const size_t needed = 2 * Contest::padded(draws.vocab_size);
+        const size_t needed = Contest::padded(draws.vocab_size);
         if (memory.size() < needed) memory.resize(needed);
         team.each(draws.rows, 1, [&](int64_t row) { draws.chosen[row] = Contest(draws, row, memory.data()).winner(); });
     });
