@@ -169,7 +169,7 @@ class Engine:
             self._account.spend(now - started_at, work, spans, batch, self._costs)
             for sequence, _ in batch:
                 self._scheduler.end_draft(sequence, 0, now)
-            if isinstance(error, OutOfMemory) and self._budget.shrink(sum(num_tokens for _, num_tokens in batch)):
+            if isinstance(error, OutOfMemory) and self._budget.shrink(sum(len(span.token_ids) for span in spans)):
                 # Nothing was committed: those who fit into a smaller step compute the same again, the others pause.
                 self._scheduler.limits = self._budget.limits
                 log.warning("%s; steps hold at most %d tokens now", error, self._budget.limits.max_step_tokens)
