@@ -51,3 +51,7 @@ class Usage(msgspec.Struct, frozen=True, array_like=True):
     num_completion_tokens: int
     num_reasoning_tokens: int = 0
     """Of the completion tokens."""
+    num_drafted_tokens: int = 0
+    """Guessed and verified while they were computed; nobody pays for them."""
+    num_accepted_tokens: int = 0
+    """Of those, the ones that were right."""

@@ -19,6 +19,9 @@ class CompletionTokensDetails(msgspec.Struct, frozen=True):
     audio_tokens: int = 0
     accepted_prediction_tokens: int = 0
     rejected_prediction_tokens: int = 0
+    drafted_tokens: int | UnsetType = UNSET
+    """The engine's own guesses, where it made any: Penstock's, as is the next. No client asked for them, none pays."""
+    accepted_tokens: int | UnsetType = UNSET
 
 
 class UsageBody(msgspec.Struct, frozen=True):
@@ -33,11 +36,17 @@ class UsageBody(msgspec.Struct, frozen=True):
     @classmethod
     def of(cls, usage: Usage) -> UsageBody:
         """``usage`` in OpenAI's shape."""
+        details = CompletionTokensDetails()
+        if usage.num_drafted_tokens:
+            details = CompletionTokensDetails(
+                drafted_tokens=usage.num_drafted_tokens, accepted_tokens=usage.num_accepted_tokens
+            )
         return cls(
             prompt_tokens=usage.num_prompt_tokens,
             completion_tokens=usage.num_completion_tokens,
             total_tokens=usage.num_prompt_tokens + usage.num_completion_tokens,
             prompt_tokens_details=PromptTokensDetails(usage.num_cached_tokens),
+            completion_tokens_details=details,
         )
 
 

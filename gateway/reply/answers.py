@@ -78,6 +78,8 @@ class Answer:
         """Choices whose text has not ended."""
         self.num_tokens = 0
         """Of all completions, so far."""
+        self._num_drafted_tokens = self._num_accepted_tokens = 0
+        """Of those sequences that have ended."""
         self._usage: terms.Usage | None = None
         """As last counted; None when more has come since."""
 
@@ -92,6 +94,8 @@ class Answer:
             self.num_unfinished -= 1
         if delta.finish is not None:
             self.num_open -= 1
+            self._num_drafted_tokens += delta.finish.num_drafted_tokens
+            self._num_accepted_tokens += delta.finish.num_accepted_tokens
             if choice.finish_reason not in ("stop", "length"):
                 raise RequestFailed("The model failed while answering this request.")
         return choice
@@ -104,7 +108,13 @@ class Answer:
         for part in self.parts.values():
             num_prompt_tokens += len(part.submit.prompt_token_ids)
             num_cached_tokens += part.num_cached_tokens()
-        self._usage = terms.Usage(num_prompt_tokens, num_cached_tokens, self.num_tokens)
+        self._usage = terms.Usage(
+            num_prompt_tokens,
+            num_cached_tokens,
+            self.num_tokens,
+            num_drafted_tokens=self._num_drafted_tokens,
+            num_accepted_tokens=self._num_accepted_tokens,
+        )
         return self._usage
 
     def finish_reason(self) -> str:

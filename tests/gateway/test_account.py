@@ -29,6 +29,22 @@ async def test_a_row_says_what_the_engine_spent(front: Front):
     assert spent_in(row) == IN_THE_ROW
 
 
+async def test_usage_says_how_many_tokens_were_guessed_where_any_were(front: Front):
+    call = front.chat()
+    front.peer.say(await front.peer.submitted(), [*front.ids("Hi"), 3], "stop", **SPENT)
+    details = (await call).usage.completion_tokens_details
+    assert (details.drafted_tokens, details.accepted_tokens) == (8, 5)
+
+    call = front.chat(stream=True, stream_options={"include_usage": True}, seed=1)
+    front.peer.say(await front.peer.submitted(), [*front.ids("Hi"), 3], "stop", **SPENT)
+    last = [chunk async for chunk in await call][-1]
+    assert last.usage.completion_tokens_details.drafted_tokens == 8
+
+    call = front.chat(seed=2)
+    front.peer.say(await front.peer.submitted(), [3], "stop")
+    assert not hasattr((await call).usage.completion_tokens_details, "drafted_tokens")
+
+
 async def test_where_engine_seconds_have_a_price_they_are_in_the_cost(open_front):
     price = Price(engine_second=Decimal("0.5"))
     async with open_front(policies={"default": Policy(prices={"*": price})}) as front:
