@@ -263,7 +263,9 @@ async def test_a_broken_model_beside_a_good_one_does_not_keep_it_from_serving(tm
 
 
 def test_migrate_says_what_it_did(tmp_path):
-    assert penstock("migrate", cwd=tmp_path).stdout == "Applied 0001, 0002, 0003, 0004, 0005, 0006, 0007.\n"
+    revisions = sorted(path.name[:4] for path in (ROOT / "migrations").glob("[0-9]*.py"))
+    assert len(revisions) > 7
+    assert penstock("migrate", cwd=tmp_path).stdout == f"Applied {', '.join(revisions)}.\n"
     assert penstock("migrate", cwd=tmp_path).stdout == "Nothing to do: the store is up to date.\n"
 
 
