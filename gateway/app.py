@@ -35,6 +35,7 @@ from gateway.ledger.sums import Rollup
 from gateway.ledger.usage import Usage
 from gateway.limits import Limits, days
 from gateway.limits.budgets import Budgets
+from gateway.memory import Need, need_of
 from gateway.posted import Posted
 from gateway.prices import PriceHistory, Prices
 from gateway.redis import Redis, RedisUrlError
@@ -217,18 +218,22 @@ async def answering(gw: Gateway, house_doors: Doors, sockets: Sequence[socket.so
 
 async def open_model(gw: Gateway, name: str) -> None:
     """Reads the model's text files and starts its workers, or gives it up."""
-    text = await text_of(gw.settings, name)
-    if text is None:
+    found = await files_of(gw.settings, name)
+    if found is None:
         gw.dispatch.give_up(name)
     else:
-        gw.dispatch.serve(name, text)
+        text, need = found
+        gw.dispatch.serve(name, text, need)
 
 
-async def text_of(config: Settings, name: str) -> Text | None:
-    """What the model's text files say; None when one sentence on standard error says why they cannot be had."""
+async def files_of(config: Settings, name: str) -> tuple[Text, Need] | None:
+    """What the model's text files say, and what a worker of it needs; None when one sentence on standard error says why
+    they cannot be had."""
+    model = config.models[name]
     try:
-        place = await asyncio.to_thread(place_of, config.models[name].source)
-        return await asyncio.to_thread(Text.load, place, config.text)
+        place = await asyncio.to_thread(place_of, model.source)
+        text = await asyncio.to_thread(Text.load, place, config.text)
+        return text, await asyncio.to_thread(need_of, place, model.engine)
     except (SourceError, TextInvalid) as error:
         print(f"penstock: model {name}: {error}", file=sys.stderr, flush=True)
     except Exception:

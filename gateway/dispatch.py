@@ -19,6 +19,9 @@ from gateway.clock import Clock
 from gateway.flight import Flight
 from gateway.lanes import LaneView
 from gateway.line import Line
+from gateway.memory import Need
+from gateway.residence import Residence, State
+from gateway.resident import unavailable
 from gateway.seat import Seat
 from gateway.workers import COMMAND, Worker, child_of, socket_directory
 from policies import settings, wire
@@ -34,6 +37,8 @@ __all__ = ["Dispatch", "Flight", "NothingToServe", "ServedModel"]
 SAME_AS = {"fast": "priority", "scale": "default"}
 """Tiers by the names that OpenAI also takes."""
 DEFAULT_TIER = "default"
+LEAVE_S = 5.0
+"""How long a worker that holds nothing may take to leave; then it is ended."""
 
 
 class NothingToServe(Exception):
@@ -46,7 +51,12 @@ class ServedModel(msgspec.Struct, frozen=True):
     name: str
     created: int
     """Unix seconds: when this gateway began to serve it."""
-    ready: bool
+    state: State
+
+    @property
+    def ready(self) -> bool:
+        """One of its workers can answer."""
+        return self.state == "ready"
 
 
 class Dispatch:
@@ -67,22 +77,22 @@ class Dispatch:
         self._adapters: dict[str, Adapter] = {}
         """By name; of models that are served."""
         self._texts: dict[str, Text] = {}
-        self._workers: list[Worker] = []
+        self.residence = Residence(config, clock, self._lines, self._seat_all, self._unseat_all, self._look_around)
+        """Which of them are in memory."""
+        self._workers: dict[Worker, str] = {}
+        """Each with its model's name."""
+        self._resting: set[str] = set()
+        """Names of workers, also of those that are not there at the moment."""
+        self._num_sockets = 0
         self._sockets: tempfile.TemporaryDirectory[str] | None = None
         self._first: asyncio.Future[None] | None = None
 
-    def serve(self, name: str, text: Text) -> None:
-        """Starts, or connects to, the workers of a model of the settings."""
-        model = self._config.models[name]
+    def serve(self, name: str, text: Text, need: Need | None = None) -> None:
+        """From now on requests can be read for this model of the settings. Its workers are started or connected to, or
+        wait until it is asked for. ``need``: of each worker that is started here."""
         self._texts[name] = text
-        for index in range(model.replicas):
-            if self._sockets is None:
-                self._sockets = socket_directory()
-            address = f"unix:{self._sockets.name}/{len(self._workers)}"
-            child = child_of(name, model, index, address)
-            self._seat(name, child.name, address, child)
-        for address in model.addresses:
-            self._seat(name, f"{name}@{address}", address, None)
+        self.residence.add(name, need)
+        self._look_around()
 
     def give_up(self, name: str) -> None:
         """This model cannot be served at all; why is already on standard error."""
@@ -99,20 +109,18 @@ class Dispatch:
         """Ends all workers, letting them finish what they still hold for ``drain_s``."""
         for line in self._lines.values():
             line.close()
+        await self.residence.close()
         await asyncio.gather(*(worker.close(drain_s) for worker in self._workers))
         if self._sockets is not None:
             self._sockets.cleanup()
 
     def models(self) -> list[ServedModel]:
-        return [
-            ServedModel(name, self._created, name in self._texts and line.ready() is not None)
-            for name, line in self._lines.items()
-        ]
+        return [ServedModel(name, self._created, self.residence.state(name)) for name in self._lines]
 
     def adapters(self) -> list[ServedModel]:
         """Each as a model of its own."""
         return [
-            ServedModel(name, adapter.loaded_at, self._line(name).ready() is not None)
+            ServedModel(name, adapter.loaded_at, self.residence.state(adapter.model))
             for name, adapter in self._adapters.items()
         ]
 
@@ -146,15 +154,19 @@ class Dispatch:
         """Raises ModelNotFound, and ModelUnavailable while its files are being read."""
         text = self._texts.get(self._line(model).name)
         if text is None:
-            raise _unavailable(model)
+            raise unavailable(model)
         return text
 
-    def ready(self, model: str) -> wire.Ready:
-        """The facts of one of its ready workers. Raises ModelNotFound, ModelUnavailable."""
-        facts = self._line(model).ready()
-        if facts is None:
-            raise _unavailable(model)
-        return facts
+    def ready(self, model: str) -> wire.Ready | None:
+        """The facts of one of its ready workers. Raises ModelNotFound."""
+        return self._line(model).ready()
+
+    async def loaded(self, model: str, caller: Caller, service_tier: str | None) -> wire.Ready:
+        """As ``ready``, for a request that asks for this tier: an unloaded model is loaded for it, and it waits as long
+        as its class waits in line. Raises ModelNotFound, ModelUnavailable, QueueFull and QueueTimeout."""
+        if self.draining:
+            raise _draining()
+        return await self.residence.ready(self._line(model).name, self._class_of(caller, service_tier))
 
     def order(
         self,
@@ -169,15 +181,12 @@ class Dispatch:
         None and "auto" are the policy's own class; a tier that the policy does not allow becomes the nearest one that
         it does and that is less important, else the policy's own.
         """
-        policy, classes = caller.policy, self._config.classes
-        name = policy.sla_class
-        if service_tier is not None:
-            name = class_for(policy, classes, SAME_AS.get(service_tier, service_tier))
-        if name not in classes:  # it was there when the policy was written
-            name = max(classes, key=lambda name: classes[name].priority)
+        name, classes = self._class_of(caller, service_tier), self._config.classes
         num_each = min(max_completion_tokens, self._config.limits.completion_estimate)
         deadline_at = self._clock.now() + classes[name].ttft_ms / 1e3
-        return Order(caller.tenant_id, name, policy.weight, num_prompt_tokens, num_sequences * num_each, deadline_at)
+        return Order(
+            caller.tenant_id, name, caller.policy.weight, num_prompt_tokens, num_sequences * num_each, deadline_at
+        )
 
     def priority_of(self, order: Order) -> int:
         """That of its class: smaller goes first."""
@@ -193,13 +202,15 @@ class Dispatch:
         Raises ModelNotFound, QueueFull, SlowDown, Draining.
         """
         if self.draining:
-            raise errors.Draining("This server is shutting down.", retry_after_s=1.0)
+            raise _draining()
         num_prompt_tokens = len(submit.prompt_token_ids)
         if num_prompt_tokens != order.num_prompt_tokens:
             order = msgspec.structs.replace(order, num_prompt_tokens=num_prompt_tokens)
         if adapter_id := self.adapter_id(model):
             submit = msgspec.structs.replace(submit, adapter=adapter_id)
-        return self._line(model).submit(submit, order)
+        line = self._line(model)
+        self.residence.used(line.name)
+        return line.submit(submit, order)
 
     def queues(self) -> list[LaneView]:
         """Each class of each model, live."""
@@ -207,26 +218,28 @@ class Dispatch:
 
     def rest(self, worker: Worker, is_resting: bool) -> None:
         """A worker that rests is given nothing new and finishes what it has."""
+        (self._resting.add if is_resting else self._resting.discard)(worker.name)
         for line in self._lines.values():
             if worker in line.seats:
                 line.rest(worker, is_resting)
 
     def workers(self) -> Sequence[Worker]:
         """Every place for a worker, also those that are empty at the moment."""
-        return self._workers
+        return list(self._workers)
 
     def workers_of(self, model: str) -> list[Worker]:
         """Its places. Raises ModelNotFound."""
         return list(self._line(model).seats)
 
     def num_waiting(self) -> int:
-        """Requests in all lines."""
-        return sum(line.num_waiting for line in self._lines.values())
+        """Requests in all lines, and before them for a model to be loaded."""
+        return sum(line.num_waiting for line in self._lines.values()) + self.residence.num_waiting
 
     def cut(self) -> None:
         """Ends every flight with Draining."""
         for line in self._lines.values():
             line.cut(errors.Draining("This server is shutting down."))
+        self.residence.cut(_draining())
 
     def _line(self, model: str) -> Line:
         adapter = self._adapters.get(model)
@@ -235,29 +248,68 @@ class Dispatch:
             raise errors.ModelNotFound.named(model)
         return line
 
+    def _class_of(self, caller: Caller, service_tier: str | None) -> str:
+        """As ``order`` says."""
+        policy, classes = caller.policy, self._config.classes
+        name = policy.sla_class
+        if service_tier is not None:
+            name = class_for(policy, classes, SAME_AS.get(service_tier, service_tier))
+        if name not in classes:  # it was there when the policy was written
+            name = max(classes, key=lambda name: classes[name].priority)
+        return name
+
+    def _seat_all(self, name: str, max_kv_bytes: int) -> None:
+        """Starts, or connects to, the workers of a model, each with at most so many bytes of KV; 0: as its settings
+        say."""
+        model = self._config.models[name]
+        if max_kv_bytes:
+            engine = msgspec.structs.replace(model.engine, max_kv_bytes=max_kv_bytes)
+            model = msgspec.structs.replace(model, engine=engine)
+        for index in range(model.replicas):
+            if self._sockets is None:
+                self._sockets = socket_directory()
+            address = f"unix:{self._sockets.name}/{self._num_sockets}"
+            self._num_sockets += 1
+            child = child_of(name, model, index, address)
+            self._seat(name, child.name, address, child)
+        for address in model.addresses:
+            self._seat(name, f"{name}@{address}", address, None)
+
     def _seat(self, model: str, name: str, address: str, child: settings.WorkerSettings | None) -> None:
         line = self._lines[model]
         worker = Worker(name, address, line, self._config.workers, self._clock, child, self._command)
         # A worker of our own serves nobody else; of the others we know no more at first than how many of us there are.
         num_gateways = self._config.server.processes if child is None else 1
-        line.seats[worker] = Seat(worker, line.priorities, line.shares, num_gateways)
-        self._workers.append(worker)
+        seat = line.seats[worker] = Seat(worker, line.priorities, line.shares, num_gateways)
+        seat.is_open = name not in self._resting
+        self._workers[worker] = model
         worker.start()
+
+    async def _unseat_all(self, name: str) -> None:
+        """Ends the workers of a model that answers nobody; requests that come meanwhile wait in its line."""
+        line = self._lines[name]
+        leaving = [worker for worker, model in self._workers.items() if model == name]
+        for worker in leaving:
+            if worker in line.seats:
+                line.rest(worker, True)
+        await asyncio.gather(*(worker.close(LEAVE_S) for worker in leaving))
+        for worker in leaving:
+            line.unseat(worker)
+            del self._workers[worker]
 
     def _look_around(self) -> None:
         """Something changed: can anybody answer now, or will nobody ever?"""
-        for name, line in list(self._lines.items()):
-            if name in self._texts and not line.seats:
-                del self._lines[name]
+        self.residence.look_around()
+        for name in [name for name in self._lines if self.residence.is_hopeless(name)]:
+            del self._lines[name]
         if self._first is None or self._first.done():
             return
-        if any(model.ready for model in self.models()):
+        states = {model.state for model in self.models()}
+        if "ready" in states or ("unloaded" in states and "starting" not in states):
             self._first.set_result(None)
         elif not self._lines:
             self._first.set_exception(NothingToServe())
 
 
-def _unavailable(model: str) -> errors.ModelUnavailable:
-    return errors.ModelUnavailable(
-        f"The model '{model}' cannot answer at the moment. Please try again.", retry_after_s=1.0
-    )
+def _draining() -> errors.Draining:
+    return errors.Draining("This server is shutting down.", retry_after_s=1.0)

@@ -67,10 +67,7 @@ class Line:
 
     def ready(self) -> wire.Ready | None:
         """The facts of a ready worker."""
-        for worker in self.seats:
-            if worker.facts is not None:
-                return worker.facts
-        return None
+        return next((worker.facts for worker in self.seats if worker.facts is not None), None)
 
     def submit(self, request: wire.Submit, order: Order) -> Flight:
         """Raises QueueFull and SlowDown."""
@@ -160,8 +157,7 @@ class Line:
 
     def moved(self, worker: Worker, deltas: Sequence[wire.Delta]) -> None:
         seat = self.seats[worker]
-        flights = seat.flights
-        now = self._clock.now()
+        flights, now = seat.flights, self._clock.now()
         others_wait = self._waiting.lanes.num_waiting > 0
         has_freed = False
         for delta in deltas:
@@ -227,6 +223,11 @@ class Line:
             self._let_go(flight, seat)
         self._look_for_leaving()
         self._advance()
+
+    def unseat(self, worker: Worker) -> None:
+        """It has ended and none comes after it."""
+        self.seats.pop(worker, None)
+        self._look_for_leaving()
 
     def gave_up(self, worker: Worker) -> None:
         del self.seats[worker]

@@ -73,8 +73,8 @@ async def serve(config: settings.Settings, environ: Mapping[str, str], announce:
 
 async def _that_can_be_served(config: settings.Settings) -> settings.Settings:
     """Without the models whose files are no good, which one process says rather than all. Raises NothingToServe."""
-    texts = await asyncio.gather(*(app.text_of(config, name) for name in config.models))
-    models = {name: model for (name, model), text in zip(config.models.items(), texts, strict=True) if text is not None}
+    found = await asyncio.gather(*(app.files_of(config, name) for name in config.models))
+    models = {name: model for (name, model), one in zip(config.models.items(), found, strict=True) if one is not None}
     if not models:
         raise NothingToServe
     return msgspec.structs.replace(config, models=models)

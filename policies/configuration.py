@@ -60,11 +60,27 @@ def load(text: str, environ: Mapping[str, str], overrides: Mapping[str, Any] | N
         if not served.replicas and not served.addresses:
             what = "has neither replicas nor addresses, so nothing can answer for it"
             raise SettingsError(f"config.toml: models.{name} {what}")
+    _check_residency(settings)
     _check_adapters(settings)
     _check_classes(settings)
     _check_billing(settings)
     _check_sharing(settings)
     return settings
+
+
+def _check_residency(settings: Settings) -> None:
+    for name, served in settings.models.items():
+        comes_and_goes = served.idle_unload_s > 0 or not served.load_at_start
+        key = "load_at_start" if not served.load_at_start else "idle_unload_s"
+        if comes_and_goes and served.addresses:
+            raise SettingsError(
+                f"config.toml: models.{name}.{key}: it has workers elsewhere, which are not this gateway's to unload"
+            )
+        if comes_and_goes and settings.server.processes > 1:
+            raise SettingsError(
+                f"config.toml: models.{name}.{key}: with server.processes above 1 all gateways share the workers, and "
+                "none of them may unload a model"
+            )
 
 
 def _check_adapters(settings: Settings) -> None:

@@ -162,6 +162,14 @@ class Workers(Section, frozen=True):
     """So long a request that lost its worker waits for another one to go on with it; then it fails."""
 
 
+class Memory(Section, frozen=True):
+    """What the models that are started here may take together; one that has no room waits until idle ones have left."""
+
+    budget_bytes: NonNegative = 0
+    """Weights and KV of all of them; 0: what the machine has free when the gateway starts, or no such plan where they
+    are on a CUDA device."""
+
+
 class Text(Section, frozen=True):
     """Prompts to tokens."""
 
@@ -260,6 +268,12 @@ class Model(Section, frozen=True):
     """Worker processes to start here."""
     addresses: tuple[str, ...] = ()
     """Workers that run already elsewhere: "unix:/path" or "tcp:host:port"."""
+    load_at_start: bool = True
+    """false: loaded when somebody asks for it."""
+    idle_unload_s: Annotated[float, Meta(ge=0)] = 0.0
+    """Unused for so long it is unloaded, and loaded again when somebody asks for it; 0: never."""
+    pinned: bool = False
+    """Not unloaded to make room for others."""
     adapters: dict[str, str] = {}
     """Directories in PEFT's layout, where the workers run, by the names that clients ask for; served when the store has
     never had an adapter of that name, from then on the store's word counts."""
@@ -284,6 +298,7 @@ class Settings(Section, frozen=True):
     redis: Redis = Redis()
     billing: Billing = Billing()
     workers: Workers = Workers()
+    memory: Memory = Memory()
     text: Text = Text()
     log: Log = Log()
     engine: Engine = Engine()

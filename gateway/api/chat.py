@@ -24,6 +24,8 @@ async def complete(gw: Gateway, request: web.Request) -> web.StreamResponse:
 async def _answered(gw: Gateway, request: web.Request, caller: Caller, call: openai.ChatRequest) -> web.StreamResponse:
     text, facts = gw.dispatch.text(call.model), gw.dispatch.ready(call.model)
     gw.ledger.check_room()
+    if facts is None:
+        facts = await gw.dispatch.loaded(call.model, caller, call.service_tier)
     prompt = await text.encode_chat(call.messages, call.tools, call.chat_template_kwargs, caller.tenant_id)
     room = room_for(len(prompt), facts, "messages")
     sampling = openai.sampling(call, min(call.asked_tokens or room, room), facts.vocab_size)

@@ -30,6 +30,8 @@ async def _answered(
 ) -> web.StreamResponse:
     text, facts = gw.dispatch.text(call.model), gw.dispatch.ready(call.model)
     gw.ledger.check_room()
+    if facts is None:
+        facts = await gw.dispatch.loaded(call.model, caller, call.service_tier)
     texts, prompts = call.texts, await _prompts(call, text, facts)
     salt = gw.cache.salt_of(caller.tenant_id, caller.policy.cache)
     parts = []

@@ -14,12 +14,13 @@ async def alive(request: web.Request) -> web.Response:
 
 
 async def ready(request: web.Request) -> web.Response:
-    """200 while a model can answer and new requests are let in, else 503; with the state of each model."""
+    """200 while a model can answer, if need be as soon as it is loaded, and new requests are let in, else 503; with the
+    state of each model."""
     dispatch = request.app[GATEWAY].dispatch
-    models = {model.name: "ready" if model.ready else "starting" for model in dispatch.models()}
+    models = {model.name: model.state for model in dispatch.models()}
     if dispatch.draining:
         status, code = "draining", 503
-    elif "ready" in models.values():
+    elif {"ready", "unloaded", "unloading"} & set(models.values()):
         status, code = "ready", 200
     else:
         status, code = "starting", 503

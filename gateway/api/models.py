@@ -34,7 +34,7 @@ def _served(gw: Gateway) -> list[ServedModel]:
 
 
 def _shaped(model: ServedModel) -> openai.ModelBody:
-    return openai.ModelBody(id=model.name, created=model.created)
+    return openai.ModelBody(id=model.name, created=model.created, penstock=openai.ModelExtras(state=model.state))
 
 
 def _json(body: openai.ModelBody | openai.ModelList) -> web.Response:

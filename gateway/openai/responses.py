@@ -136,6 +136,12 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     penstock: PenstockExtras | UnsetType = UNSET
 
 
+class ModelExtras(msgspec.Struct, frozen=True, kw_only=True):
+    """What OpenAI's models have not: an unloaded one is loaded when it is asked for."""
+
+    state: str
+
+
 class ModelBody(msgspec.Struct, frozen=True, kw_only=True):
     """A model that is served here; ``created`` in Unix seconds."""
 
@@ -143,6 +149,7 @@ class ModelBody(msgspec.Struct, frozen=True, kw_only=True):
     object: str = "model"
     created: int
     owned_by: str = "penstock"
+    penstock: ModelExtras
 
 
 class ModelList(msgspec.Struct, frozen=True, kw_only=True):

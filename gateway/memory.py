@@ -1,0 +1,116 @@
+"""What models need of memory, by their files, and what the machine has.
+
+The worker is who takes it, and its own account may differ a little: this is for deciding who is loaded beside whom
+before anybody is.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import msgspec
+
+from policies import safetensors, settings
+from policies.gguf import SUFFIX
+
+PROCESS_BYTES = 384 << 20
+"""Of a worker without weights or KV: the interpreter, torch and its threads."""
+_BYTES_EACH = {"bfloat16": 2.0, "float16": 2.0, "float32": 4.0}
+_QUANTISED = {"int8": 1.05, "fp8": 1.05, "int4": 0.6}
+"""Bytes of a value, scales included."""
+_NATIVE_BFLOAT16 = ("avx512_bf16", "amx_tile")
+"""Without these flags a CPU's "auto" is float32."""
+_UNLIMITED_BYTES = 1 << 62
+
+
+class Need(msgspec.Struct, frozen=True):
+    """Of one worker."""
+
+    weights_bytes: int
+    """As they are in memory; 0: not known, as of files that have not been fetched."""
+    max_kv_bytes: int
+    """As the settings bound it; 0: a share of what is left."""
+    kv_share: float
+
+    @property
+    def least_bytes(self) -> int:
+        """With which it can be loaded."""
+        return PROCESS_BYTES + self.weights_bytes + self.max_kv_bytes
+
+    def kv_bytes(self, left_bytes: int) -> int:
+        """Of so much that nobody else has, what becomes its KV."""
+        if self.max_kv_bytes:
+            return self.max_kv_bytes
+        return max(1, int((left_bytes - PROCESS_BYTES - self.weights_bytes) * self.kv_share))
+
+
+def need_of(place: Path, engine: settings.Engine) -> Need:
+    """``place`` is a directory in Hugging Face layout or a GGUF file. Damaged files count as what they have; the worker
+    says what is wrong with them."""
+    if place.suffix == SUFFIX:
+        weights_bytes = _size(place)
+    else:
+        weights_bytes = sum(_loaded_bytes(file, engine) for file in place.glob("*.safetensors"))
+    return Need(weights_bytes, engine.max_kv_bytes, engine.kv_memory_share)
+
+
+def budget_of(config: settings.Settings) -> int | None:
+    """Bytes for all the models that are started here; None: nothing is planned."""
+    if config.memory.budget_bytes:
+        return config.memory.budget_bytes
+    devices = {model.engine.device for model in config.models.values() if model.replicas}
+    if "cuda" in devices or ("auto" in devices and Path("/dev/nvidiactl").exists()):
+        return None
+    return free_bytes(Path("/proc/meminfo"), Path("/sys/fs/cgroup"))
+
+
+def free_bytes(meminfo: Path, cgroup: Path) -> int | None:
+    """What the kernel would hand out without swapping, within the control group's limit; None where it does not say."""
+    try:
+        lines = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
+        free = int(lines["MemAvailable"].split()[0]) << 10
+    except (OSError, ValueError, KeyError, IndexError):
+        return None
+    try:
+        limit = int((cgroup / "memory.max").read_text())
+        stat = dict(line.split() for line in (cgroup / "memory.stat").read_text().splitlines())
+        used = int((cgroup / "memory.current").read_text()) - int(stat["inactive_file"]) - int(stat["active_file"])
+    except (OSError, ValueError, KeyError):  # "max", or another version of them
+        return free
+    return max(0, min(free, limit - used))
+
+
+def _loaded_bytes(file: Path, engine: settings.Engine) -> int:
+    """Of one file's tensors in the form that they are loaded in."""
+    size = _size(file)
+    try:
+        with file.open("rb") as opened:
+            length = safetensors.header_length(opened.read(safetensors.LENGTH_BYTES), size)
+            tensors = safetensors.tensors_of(opened.read(length), size)
+    except (OSError, safetensors.SafetensorsInvalid):
+        return size
+    return int(sum(_bytes_of(tensor, engine) for tensor in tensors.values()))
+
+
+def _bytes_of(tensor: safetensors.Tensor, engine: settings.Engine) -> float:
+    if tensor.dtype not in safetensors.FLOATS:
+        return tensor.num_bytes  # it is quantised, and stays so
+    if len(tensor.shape) > 1 and engine.quantize != "none":
+        return tensor.num_values * _QUANTISED[engine.quantize]
+    return tensor.num_values * _BYTES_EACH.get(engine.dtype, 2.0 if _has_bfloat16() else 4.0)
+
+
+@cache
+def _has_bfloat16() -> bool:
+    try:
+        return any(flag in Path("/proc/cpuinfo").read_text() for flag in _NATIVE_BFLOAT16)
+    except OSError:
+        return True
+
+
+def _size(file: Path) -> int:
+    try:
+        return file.stat().st_size
+    except OSError:
+        return 0

@@ -1,0 +1,346 @@
+"""Which models have workers at the moment: loaded at the start or when somebody asks, unloaded when nobody does.
+
+A model that comes and goes is one whose workers are all children of this gateway. Who leaves for whom is
+policies/residency.py's; how workers start and end is dispatch's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Literal
+
+from gateway import errors
+from gateway.clock import Clock, Timer
+from gateway.line import Line
+from gateway.memory import PROCESS_BYTES, Need, budget_of
+from gateway.resident import Model, Waiter, unavailable
+from policies import settings, wire
+from policies.residency import GIBIBYTE, NoRoom, Resident, room_for
+
+log = logging.getLogger(__name__)
+
+State = Literal["starting", "ready", "unloading", "unloaded", "failed"]
+"""starting: its workers are, or are replaced; failed: it could not be loaded when somebody asked, and is tried again
+when somebody asks after a while."""
+
+SETTLE_S = 0.5
+"""What was asked for so recently is not idle: who asked may be on the way from here to its line."""
+ROOM_POLL_S = 0.25
+"""How often it is looked for room that somebody waits for."""
+MAX_IDLE_POLL_S = 5.0
+
+
+class NotOurs(Exception):
+    """Its workers are not this gateway's alone, so they stay as they are."""
+
+
+class InUse(Exception):
+    """It answers somebody."""
+
+
+class Residence:
+    """All models that are served here."""
+
+    def __init__(
+        self,
+        config: settings.Settings,
+        clock: Clock,
+        lines: Mapping[str, Line],
+        seat: Callable[[str, int], None],
+        unseat: Callable[[str], Awaitable[None]],
+        changed: Callable[[], None],
+    ) -> None:
+        """``seat`` starts a model's workers, each with at most so many bytes of KV (0: as its settings say);
+        ``unseat`` ends them; ``changed`` is called when a model was unloaded."""
+        self._config = config
+        self._clock = clock
+        self._lines = lines
+        self._seat = seat
+        self._unseat = unseat
+        self._changed = changed
+        self._models: dict[str, Model] = {}
+        self._budget = budget_of(config)
+        num_own = sum(model.replicas > 0 for model in config.models.values())
+        self._divides_kv = self._budget is not None and (num_own > 1 or config.memory.budget_bytes > 0)
+        """Else a worker finds out by itself what it may take."""
+        self._timer: Timer | None = None
+        self._leaving: set[asyncio.Task[None]] = set()
+        self._is_closing = False
+
+    def add(self, name: str, need: Need | None) -> None:
+        """From now on it is served: loaded at once if the settings say so and it has room, else when it is asked for.
+        ``need``: None is not planned for."""
+        model = Model(name, self._config.models[name], self._lines[name], need, self._clock.now())
+        self._models[name] = model
+        if not model.is_ours:
+            model.is_pinned = True
+            return self._enter(model, is_start=True)
+        if model.config.load_at_start:
+            is_forced = not self._config.memory.budget_bytes and not self._taken()  # the plan is a guess, and it alone
+            if self._fits(model) or is_forced:
+                self._enter(model, is_start=True)
+            elif model.is_pinned:
+                self._want(model)
+            else:
+                log.warning(
+                    "model %s has no room beside the others and is loaded when it is asked for: it needs %.2f GiB",
+                    *(name, model.least_bytes / GIBIBYTE),
+                )
+        return self._watch()
+
+    def state(self, name: str) -> State:
+        model = self._models.get(name)
+        if model is None:  # its files are being read
+            return "starting"
+        if model.stage == "in":
+            return "ready" if model.line.ready() is not None else "starting"
+        if model.stage == "leaving":
+            return "unloading"
+        return "starting" if model.is_wanted else "failed" if model.failed_at is not None else "unloaded"
+
+    def is_pinned(self, name: str) -> bool:
+        model = self._models.get(name)
+        return model is not None and model.is_pinned and model.is_ours
+
+    def num_bytes(self, name: str) -> int:
+        """As planned; 0 while it is not in memory."""
+        model = self._models.get(name)
+        return 0 if model is None else model.num_bytes
+
+    @property
+    def budget_bytes(self) -> int | None:
+        """Of all of them; None: nothing is planned."""
+        return self._budget
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that wait for a model to be loaded."""
+        return sum(len(model.waiters) for model in self._models.values())
+
+    def is_hopeless(self, name: str) -> bool:
+        """It was to be loaded at the start, and cannot be."""
+        model = self._models.get(name)
+        return model is not None and model.stage == "in" and model.is_first_start and not model.line.seats
+
+    # What requests do
+
+    def used(self, name: str) -> None:
+        """A request enters its line; it is loaded for that if it has to be."""
+        model = self._models.get(name)
+        if model is not None:
+            model.used_at = self._clock.now()
+            if model.stage != "in":
+                self._want(model)
+
+    async def ready(self, name: str, sla_class: str) -> wire.Ready:
+        """The facts of one of its workers, once it is loaded for this request. Raises ModelUnavailable, QueueFull and
+        QueueTimeout."""
+        model = self._models.get(name)
+        if model is None or (model.stage == "in" and not model.is_loading):
+            raise unavailable(name)
+        now, terms = self._clock.now(), self._config.classes[sla_class]
+        again_s = self._config.workers.max_restart_backoff_s
+        if model.failed_at is not None and now < model.failed_at + again_s:
+            raise errors.ModelUnavailable(
+                f"The model '{name}' cannot be loaded.", retry_after_s=max(1.0, model.failed_at + again_s - now)
+            )
+        if sum(waiter.sla_class == sla_class for waiter in model.waiters) >= terms.max_waiting:
+            raise errors.QueueFull(
+                f"{terms.max_waiting} requests of the class '{sla_class}' wait for the model '{name}' to be loaded.",
+                retry_after_s=model.left_s(now),
+            )
+        waiter = Waiter(sla_class)
+        limit_s = min(terms.max_wait_s, self._config.workers.start_timeout_s)
+        timer = self._clock.call_later(limit_s, lambda: waiter.fail(model.too_late(limit_s, self._clock.now())))
+        model.waiters.add(waiter)
+        try:
+            self.used(name)
+            return await waiter.ready
+        finally:
+            timer.cancel()
+            model.waiters.discard(waiter)
+            if not model.waiters and model.stage == "out" and not model.line.num_waiting:
+                model.is_wanted = model.is_pinned and model.is_wanted
+
+    # What operators do
+
+    def load(self, name: str) -> None:
+        """As if somebody asked for it. Raises NotOurs."""
+        model = self._own(name)
+        model.failed_at = None
+        self.used(name)
+
+    def unload(self, name: str) -> None:
+        """Until somebody asks for it. Raises NotOurs and InUse."""
+        model = self._own(name)
+        if model.is_busy:
+            raise InUse
+        model.is_wanted = False
+        if model.stage == "in":
+            self._leave(model, "as it was told to")
+
+    def pin(self, name: str, is_pinned: bool) -> None:
+        """It stays, or goes as the others do. Raises NotOurs."""
+        self._own(name).is_pinned = is_pinned
+        self._advance()
+
+    # What dispatch says
+
+    def look_around(self) -> None:
+        """A worker has joined, or was given up."""
+        now = self._clock.now()
+        for model in self._models.values():
+            if model.stage != "in":
+                continue
+            facts = model.line.ready()
+            if facts is not None:
+                model.is_first_start = False
+                if model.is_loading:
+                    model.is_loading = False
+                    model.load_s, model.used_at = now - model.began_at, now
+                    model.failed_at = None
+                for waiter in model.waiters:
+                    if not waiter.ready.done():
+                        waiter.ready.set_result(facts)
+            elif not model.line.seats and not model.is_first_start:
+                model.failed_at = now
+                model.fail(errors.ModelUnavailable(f"The model '{model.name}' cannot be loaded."))
+                self._leave(model, "because it cannot be loaded")
+
+    def cut(self, error: errors.GatewayError) -> None:
+        """Nobody waits any more."""
+        for model in self._models.values():
+            model.fail(error)
+
+    async def close(self) -> None:
+        """Nothing is loaded from now on; what was leaving is gone."""
+        self._is_closing = True
+        if self._timer is not None:
+            self._timer.cancel()
+        self.cut(errors.Draining("This server is shutting down."))
+        await asyncio.gather(*self._leaving, return_exceptions=True)
+
+    # Coming and going
+
+    def _own(self, name: str) -> Model:
+        model = self._models.get(name)
+        if model is None or not model.is_ours:
+            raise NotOurs
+        return model
+
+    def _want(self, model: Model) -> None:
+        if not model.is_wanted:
+            model.is_wanted, model.began_at = True, self._clock.now()
+        self._advance()
+
+    def _advance(self) -> None:
+        """Loads what is wanted, those that have waited for longest first, and makes room for it."""
+        wanted = [model for model in self._models.values() if model.is_wanted and model.stage == "out"]
+        for model in sorted(wanted, key=lambda model: model.began_at):
+            if self._is_closing:
+                return
+            if self._fits(model):
+                self._enter(model)
+                continue
+            answer = self._no_room(model)
+            if isinstance(answer, NoRoom):
+                model.no_room = answer
+                if answer.is_lasting:
+                    model.is_wanted = False
+                    model.fail(model.too_large(answer))
+            else:
+                for name in answer:
+                    self._leave(self._models[name], f"to make room for {model.name}")
+        self._watch()
+
+    def _enter(self, model: Model, is_start: bool = False) -> None:
+        kv_bytes = 0
+        if model.need is not None and self._budget is not None:
+            left = (self._budget - self._taken()) // max(1, model.config.replicas)
+            kv_bytes = model.need.kv_bytes(left)
+            each = PROCESS_BYTES + model.need.weights_bytes + kv_bytes
+            model.num_bytes = model.config.replicas * each
+        model.stage, model.is_wanted, model.no_room = "in", False, None
+        model.is_first_start, model.is_loading = is_start, not is_start
+        if not is_start:
+            model.began_at = self._clock.now()
+            log.info("model %s is loaded, as it was asked for", model.name)
+        self._seat(model.name, kv_bytes if self._divides_kv else 0)
+        self._watch()
+
+    def _leave(self, model: Model, why: str) -> None:
+        log.info("model %s is unloaded, %s", model.name, why)
+        model.stage, model.is_loading, model.is_first_start = "leaving", False, False
+        task = asyncio.get_running_loop().create_task(self._gone(model))
+        self._leaving.add(task)
+        task.add_done_callback(self._left)
+
+    async def _gone(self, model: Model) -> None:
+        await self._unseat(model.name)
+        model.stage, model.num_bytes = "out", 0
+        if model.failed_at is None and (model.is_busy or model.is_wanted):
+            model.is_wanted, model.began_at = True, self._clock.now()
+        self._changed()
+        self._advance()
+
+    def _left(self, task: asyncio.Task[None]) -> None:
+        self._leaving.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("a model could not be unloaded", exc_info=error)
+
+    def _watch(self) -> None:
+        """Looks again when somebody may have become idle, if it matters."""
+        if self._timer is not None or self._is_closing:
+            return
+        idle_s = [
+            model.config.idle_unload_s
+            for model in self._models.values()
+            if model.stage == "in" and model.config.idle_unload_s
+        ]
+        waits = any(model.is_wanted and model.stage == "out" for model in self._models.values())
+        if idle_s or waits:
+            after_s = min([MAX_IDLE_POLL_S, *(each / 10 for each in idle_s), *([ROOM_POLL_S] if waits else [])])
+            self._timer = self._clock.call_later(after_s, self._look)
+
+    def _look(self) -> None:
+        self._timer = None
+        now = self._clock.now()
+        for model in self._models.values():
+            if model.stage != "in" or not model.is_ours:
+                continue
+            if model.is_busy or model.line.ready() is None:
+                model.used_at = now
+            elif (
+                model.config.idle_unload_s
+                and not model.is_pinned
+                and now - model.used_at >= max(SETTLE_S, model.config.idle_unload_s)
+            ):
+                self._leave(model, f"as nobody has used it for {model.config.idle_unload_s:g} s")
+        self._advance()
+
+    # Memory
+
+    def _taken(self) -> int:
+        return sum(model.num_bytes for model in self._models.values())
+
+    def _fits(self, model: Model) -> bool:
+        return self._budget is None or self._taken() + model.least_bytes <= self._budget
+
+    def _no_room(self, model: Model) -> list[str] | NoRoom:
+        """Who has to leave for it; those that leave already count as gone."""
+        assert self._budget is not None
+        now = self._clock.now()
+        there = [
+            Resident(
+                one.name,
+                one.num_bytes,
+                one.used_at,
+                not one.is_busy and now - one.used_at >= SETTLE_S and not one.is_loading,
+                one.is_pinned,
+            )
+            for one in self._models.values()
+            if one.stage == "in"
+        ]
+        return room_for(model.least_bytes, there, self._budget)
