@@ -8,8 +8,8 @@ from __future__ import annotations
 import asyncio
 import tempfile
 import time
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Coroutine, Sequence
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -285,13 +285,17 @@ class Dispatch:
         self._workers[worker] = model
         worker.start()
 
-    async def _unseat_all(self, name: str) -> None:
-        """Ends the workers of a model that answers nobody; requests that come meanwhile wait in its line."""
+    def _unseat_all(self, name: str) -> Coroutine[Any, Any, None]:
+        """The workers of a model that answers nobody are given nothing more, and then ended; requests that come
+        meanwhile wait in its line."""
         line = self._lines[name]
         leaving = [worker for worker, model in self._workers.items() if model == name]
         for worker in leaving:
             if worker in line.seats:
                 line.rest(worker, True)
+        return self._end(line, leaving)
+
+    async def _end(self, line: Line, leaving: list[Worker]) -> None:
         await asyncio.gather(*(worker.close(LEAVE_S) for worker in leaving))
         for worker in leaving:
             line.unseat(worker)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Literal
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any, Literal
 
 from gateway import errors
 from gateway.clock import Clock, Timer
@@ -49,11 +49,12 @@ class Residence:
         clock: Clock,
         lines: Mapping[str, Line],
         seat: Callable[[str, int], None],
-        unseat: Callable[[str], Awaitable[None]],
+        unseat: Callable[[str], Coroutine[Any, Any, None]],
         changed: Callable[[], None],
     ) -> None:
         """``seat`` starts a model's workers, each with at most so many bytes of KV (0: as its settings say);
-        ``unseat`` ends them; ``changed`` is called when a model was unloaded."""
+        ``unseat`` gives them nothing more, and what it returns ends them; ``changed`` is called when a model was
+        unloaded."""
         self._config = config
         self._clock = clock
         self._lines = lines
@@ -273,12 +274,12 @@ class Residence:
     def _leave(self, model: Model, why: str) -> None:
         log.info("model %s is unloaded, %s", model.name, why)
         model.stage, model.is_loading, model.is_first_start = "leaving", False, False
-        task = asyncio.get_running_loop().create_task(self._gone(model))
+        task = asyncio.get_running_loop().create_task(self._gone(model, self._unseat(model.name)))
         self._leaving.add(task)
         task.add_done_callback(self._left)
 
-    async def _gone(self, model: Model) -> None:
-        await self._unseat(model.name)
+    async def _gone(self, model: Model, ended: Coroutine[Any, Any, None]) -> None:
+        await ended
         model.stage, model.num_bytes = "out", 0
         if model.failed_at is None and (model.is_busy or model.is_wanted):
             model.is_wanted, model.began_at = True, self._clock.now()

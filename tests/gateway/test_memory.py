@@ -1,0 +1,76 @@
+"""What models need of memory, by their files."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import demo
+from gateway.memory import PROCESS_BYTES, Need, budget_of, free_bytes, need_of
+from policies import settings
+
+
+def weights(engine: settings.Engine, path) -> int:
+    return need_of(path, engine).weights_bytes
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    """A matrix of 1,000,000 values and a norm of 100."""
+    tensors = {"matrix": torch.zeros(1000, 1000, dtype=torch.bfloat16), "norm": torch.zeros(100, dtype=torch.bfloat16)}
+    save_file(tensors, tmp_path / "model.safetensors")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("engine", "num_bytes"),
+    [
+        (settings.Engine(dtype="bfloat16"), 2_000_200),
+        (settings.Engine(dtype="float32"), 4_000_400),
+        (settings.Engine(dtype="bfloat16", quantize="int8"), 1_050_200),
+        (settings.Engine(dtype="bfloat16", quantize="int4"), 600_200),
+    ],
+)
+def test_weights_count_in_the_form_that_they_are_loaded_in(checkpoint, engine, num_bytes):
+    assert weights(engine, checkpoint) == num_bytes
+
+
+def test_what_is_quantised_in_the_file_stays_so(tmp_path):
+    save_file({"packed": torch.zeros(1000, 100, dtype=torch.int32)}, tmp_path / "model.safetensors")
+    assert weights(settings.Engine(dtype="float32"), tmp_path) == 400_000
+
+
+def test_a_damaged_file_counts_as_what_it_has_and_a_missing_one_as_nothing(tmp_path):
+    (tmp_path / "model.safetensors").write_bytes(b"\xff" * 1000)
+    (tmp_path / "model.gguf").write_bytes(b"GGUF" * 10)
+    assert weights(settings.Engine(), tmp_path) == 1000
+    assert weights(settings.Engine(), tmp_path / "model.gguf") == 40
+    assert weights(settings.Engine(), tmp_path / "nowhere") == 0
+
+
+def test_the_demo_model_needs_what_its_file_says():
+    assert weights(settings.Engine(dtype="bfloat16"), demo.MODEL_DIR) > 1 << 20
+
+
+def test_kv_is_what_the_settings_bound_or_a_share_of_what_is_left():
+    need = Need(weights_bytes=1000, max_kv_bytes=0, kv_share=0.5)
+    assert need.least_bytes == PROCESS_BYTES + 1000
+    assert need.kv_bytes(PROCESS_BYTES + 1000 + 600) == 300
+    bounded = Need(weights_bytes=1000, max_kv_bytes=50, kv_share=0.5)
+    assert bounded.least_bytes == PROCESS_BYTES + 1050
+    assert bounded.kv_bytes(1 << 40) == 50
+
+
+def test_the_budget_is_the_settings_or_what_is_free(tmp_path):
+    assert budget_of(settings.Settings(memory=settings.Memory(budget_bytes=7))) == 7
+    on_cuda = {"m": settings.Model(engine=settings.Engine(device="cuda"))}
+    assert budget_of(settings.Settings(models=on_cuda)) is None
+    meminfo = tmp_path / "meminfo"
+    meminfo.write_text("MemTotal:  100 kB\nMemAvailable:  64 kB\n")
+    assert free_bytes(meminfo, tmp_path) == 64 << 10
+    (tmp_path / "memory.max").write_text("50000\n")
+    (tmp_path / "memory.current").write_text("30000\n")
+    (tmp_path / "memory.stat").write_text("anon 1\ninactive_file 4000\nactive_file 6000\n")
+    assert free_bytes(meminfo, tmp_path) == 30_000
+    assert free_bytes(tmp_path / "none", tmp_path) is None
