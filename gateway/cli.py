@@ -21,6 +21,7 @@ SUBCOMMANDS = {
     "export": "gateway.exports.command:export",
     "ledger": "gateway.ledger.command:ledger",
     "migrate": "gateway.cli:migrate",
+    "pull": "gateway.pull:command",
     "serve": "gateway.cli:serve",
     "worker": "gateway.cli:worker",
 }

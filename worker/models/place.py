@@ -7,6 +7,8 @@ from pathlib import Path
 from policies.gguf import SUFFIX
 from worker.models.errors import ModelError
 
+FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model"]
+
 
 def path_of(source: str) -> Path:
     """A GGUF file, or a directory in Hugging Face layout: as it stands, the bundled model for "demo", a hub id's
@@ -53,11 +55,8 @@ def _snapshot(hub_id: str) -> Path:
     )
 
     try:
-        return Path(
-            huggingface_hub.snapshot_download(
-                hub_id, allow_patterns=["*.json", "*.safetensors", "*.jinja", "tokenizer.model"]
-            )
-        )
+        pulled = _pulled_gguf(hub_id)
+        return pulled or Path(huggingface_hub.snapshot_download(hub_id, allow_patterns=FILES))
     except RepositoryNotFoundError:
         raise ModelError(f"the hub has no model {hub_id} that is open to this machine") from None
     except HFValidationError:
@@ -67,3 +66,20 @@ def _snapshot(hub_id: str) -> Path:
         raise ModelError(
             f"there is no directory {hub_id}, and the hub cannot be reached to download it: {reason}"
         ) from None
+
+
+def _pulled_gguf(hub_id: str) -> Path | None:
+    """The GGUF file of this repository that ``penstock pull`` has put into the cache; nobody else puts one there."""
+    from huggingface_hub import constants
+    from huggingface_hub.file_download import repo_folder_name
+
+    folder = Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=hub_id, repo_type="model")
+    try:
+        commit = (folder / "refs" / constants.DEFAULT_REVISION).read_text().strip()
+    except OSError:
+        return None
+    files = sorted((folder / "snapshots" / commit).glob(f"*{SUFFIX}"))
+    if len(files) > 1:
+        names = ", ".join(file.name for file in files)
+        raise ModelError(f"{len(files)} GGUF files of {hub_id} were pulled ({names}); name one by its path")
+    return files[0] if files else None
