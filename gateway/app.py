@@ -9,6 +9,7 @@ import logging
 import socket
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, cast
 
 from aiohttp import web
@@ -222,18 +223,19 @@ async def open_model(gw: Gateway, name: str) -> None:
     if found is None:
         gw.dispatch.give_up(name)
     else:
-        text, need = found
-        gw.dispatch.serve(name, text, need)
+        text, measure = found
+        need = await asyncio.to_thread(measure)
+        gw.dispatch.serve(name, text, need, measure)
 
 
-async def files_of(config: Settings, name: str) -> tuple[Text, Need] | None:
-    """What the model's text files say, and what a worker of it needs; None when one sentence on standard error says why
-    they cannot be had."""
+async def files_of(config: Settings, name: str) -> tuple[Text, Callable[[], Need]] | None:
+    """What the model's text files say, and who tells what a worker of it needs; None when one sentence on standard error
+    says why they cannot be had."""
     model = config.models[name]
     try:
         place = await asyncio.to_thread(place_of, model.source)
         text = await asyncio.to_thread(Text.load, place, config.text)
-        return text, await asyncio.to_thread(need_of, place, model.engine)
+        return text, partial(need_of, place, model.engine)
     except (SourceError, TextInvalid) as error:
         print(f"penstock: model {name}: {error}", file=sys.stderr, flush=True)
     except Exception:

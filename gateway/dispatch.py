@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import tempfile
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -87,11 +87,12 @@ class Dispatch:
         self._sockets: tempfile.TemporaryDirectory[str] | None = None
         self._first: asyncio.Future[None] | None = None
 
-    def serve(self, name: str, text: Text, need: Need | None = None) -> None:
+    def serve(self, name: str, text: Text, need: Need | None = None, measure: Callable[[], Need] | None = None) -> None:
         """From now on requests can be read for this model of the settings. Its workers are started or connected to, or
-        wait until it is asked for. ``need``: of each worker that is started here."""
+        wait until it is asked for. ``need``: of each worker that is started here; ``measure`` as for
+        ``Residence.add``."""
         self._texts[name] = text
-        self.residence.add(name, need)
+        self.residence.add(name, need, measure)
         self._look_around()
 
     def give_up(self, name: str) -> None:

@@ -67,13 +67,15 @@ class Residence:
         self._divides_kv = self._budget is not None and (num_own > 1 or config.memory.budget_bytes > 0)
         """Else a worker finds out by itself what it may take."""
         self._timer: Timer | None = None
-        self._leaving: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
         self._is_closing = False
 
-    def add(self, name: str, need: Need | None) -> None:
+    def add(self, name: str, need: Need | None, measure: Callable[[], Need] | None = None) -> None:
         """From now on it is served: loaded at once if the settings say so and it has room, else when it is asked for.
-        ``need``: None is not planned for."""
+        ``need``: None is not planned for; where it knows of no weights, as the worker is who fetches them, ``measure``
+        says it anew when they are there."""
         model = Model(name, self._config.models[name], self._lines[name], need, self._clock.now())
+        model.measure = measure
         self._models[name] = model
         if not model.is_ours:
             model.is_pinned = True
@@ -198,6 +200,9 @@ class Residence:
             facts = model.line.ready()
             if facts is not None:
                 model.is_first_start = False
+                if model.measure is not None and model.need is not None and not model.need.weights_bytes:
+                    self._run(self._measured(model, model.measure))
+                    model.measure = None
                 if model.is_loading:
                     model.is_loading = False
                     model.load_s, model.used_at = now - model.began_at, now
@@ -221,7 +226,7 @@ class Residence:
         if self._timer is not None:
             self._timer.cancel()
         self.cut(errors.Draining("This server is shutting down."))
-        await asyncio.gather(*self._leaving, return_exceptions=True)
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
     # Coming and going
 
@@ -260,7 +265,7 @@ class Residence:
         kv_bytes = 0
         if model.need is not None and self._budget is not None:
             left = (self._budget - self._taken()) // max(1, model.config.replicas)
-            kv_bytes = model.need.kv_bytes(left)
+            kv_bytes = model.need.kv_bytes(left) if left >= model.need.least_bytes else model.need.max_kv_bytes
             each = PROCESS_BYTES + model.need.weights_bytes + kv_bytes
             model.num_bytes = model.config.replicas * each
         model.stage, model.is_wanted, model.no_room = "in", False, None
@@ -274,9 +279,7 @@ class Residence:
     def _leave(self, model: Model, why: str) -> None:
         log.info("model %s is unloaded, %s", model.name, why)
         model.stage, model.is_loading, model.is_first_start = "leaving", False, False
-        task = asyncio.get_running_loop().create_task(self._gone(model, self._unseat(model.name)))
-        self._leaving.add(task)
-        task.add_done_callback(self._left)
+        self._run(self._gone(model, self._unseat(model.name)))
 
     async def _gone(self, model: Model, ended: Coroutine[Any, Any, None]) -> None:
         await ended
@@ -286,10 +289,20 @@ class Residence:
         self._changed()
         self._advance()
 
-    def _left(self, task: asyncio.Task[None]) -> None:
-        self._leaving.discard(task)
+    async def _measured(self, model: Model, measure: Callable[[], Need]) -> None:
+        need = model.need = await asyncio.to_thread(measure)
+        if model.stage != "out":
+            model.num_bytes += model.config.replicas * need.weights_bytes
+
+    def _run(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("a model could not be unloaded", exc_info=error)
+            log.error("a model could not be unloaded, or not be measured", exc_info=error)
 
     def _watch(self) -> None:
         """Looks again when somebody may have become idle, if it matters."""

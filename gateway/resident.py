@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Literal
 
 from gateway import errors
@@ -32,6 +33,7 @@ class Model:
         self.config = config
         self.line = line
         self.need = need
+        self.measure: Callable[[], Need] | None = None
         self.is_ours = config.replicas > 0 and not config.addresses
         self.is_pinned = config.pinned
         self.stage: Literal["out", "in", "leaving"] = "out"

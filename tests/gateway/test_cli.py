@@ -285,7 +285,7 @@ def test_doctor_finds_what_must_be_mended(tmp_path):
     assert "fatal: the data directory data cannot be written" in done.stdout
 
 
-@pytest.mark.parametrize("command", ["bench", "chat", "doctor", "migrate", "serve", "worker"])
+@pytest.mark.parametrize("command", ["bench", "chat", "doctor", "migrate", "pull", "serve", "worker"])
 def test_every_command_has_help(tmp_path, command):
     done = penstock(command, "--help", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")

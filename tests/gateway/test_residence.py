@@ -150,6 +150,22 @@ async def test_what_never_fits_is_refused_at_once_with_numbers():
         assert dispatch.num_waiting() == 0
 
 
+async def test_weights_that_the_worker_fetches_are_counted_once_they_are_there():
+    config = settings.Settings(
+        models={"a": settings.Model(), "b": ON_DEMAND}, memory=settings.Memory(budget_bytes=5 * GIB), workers=QUICK
+    )
+    dispatch = Dispatch(config, Clock(), builders.scripted())
+    try:
+        dispatch.serve("a", NO_TEXT, Need(0, 1, 0.3), lambda: need(4 * GIB))  # type: ignore[arg-type]
+        dispatch.serve("b", NO_TEXT, need(4 * GIB))  # type: ignore[arg-type]
+        await dispatch.until_ready()
+        await until(lambda: dispatch.residence.num_bytes("a") == 4 * GIB)
+        assert await ask(dispatch, "b") == 5
+        assert states(dispatch) == {"a": "unloaded", "b": "ready"}
+    finally:
+        await dispatch.close(drain_s=0)
+
+
 async def test_a_pinned_model_stays():
     models = {"a": settings.Model(pinned=True, idle_unload_s=0.6), "b": ON_DEMAND}
     async with serving(models, budget_bytes=5 * GIB) as dispatch:
