@@ -229,7 +229,7 @@ async def open_model(gw: Gateway, name: str) -> None:
 
 
 async def files_of(config: Settings, name: str) -> tuple[Text, Callable[[], Need]] | None:
-    """What the model's text files say, and who tells what a worker of it needs; None when one sentence on standard error
+    """What the model's text files say, and who tells what a worker of it needs; None when a sentence on standard error
     says why they cannot be had."""
     model = config.models[name]
     try:

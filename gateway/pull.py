@@ -53,7 +53,8 @@ class File(NamedTuple):
 class Pulled(msgspec.Struct, frozen=True):
     """What is on this machine now."""
 
-    model: str
+    source: str
+    """What the settings call it."""
     commit: str
     path: str
     files: int
@@ -78,7 +79,8 @@ def pull(hub_id: str, revision: str | None, to: Path | None, quantization: str |
     if to is None and root.name != commit:
         raise PullError(f"{hub_id} has changed on the hub meanwhile; pull it again")
     _verify(root, files, console)
-    return Pulled(hub_id, commit, str(root), len(files), sum(file.num_bytes for file in files))
+    source = str(root) if to is not None else f"{hub_id}@{revision}" if revision else hub_id
+    return Pulled(source, commit, str(root), len(files), sum(file.num_bytes for file in files))
 
 
 def _listed(hub_id: str, revision: str | None, quantization: str | None) -> tuple[list[File], str]:
@@ -251,3 +253,4 @@ def command(model: str, revision: str | None, quantization: str | None, to: Path
     else:
         commit = pulled.commit[:12]
         click.echo(f"{model} at {commit}: {pulled.files} files, {_shown(pulled.bytes)}, verified, in {pulled.path}")
+        click.echo(f"Serve it: penstock serve --model {pulled.source}")

@@ -119,6 +119,16 @@ def test_it_goes_to_a_directory_that_is_named(hub, run, tmp_path):
     assert (tmp_path / "here" / "config.json").read_bytes() == hub.files["config.json"]
 
 
+def test_a_revision_is_found_by_its_name_behind_the_hub_id(hub, run, tmp_path):
+    done = run("pull", "org/model", "--revision", "v1", "--json")
+    assert json.loads(done.stdout)["source"] == "org/model@v1"
+    environ = {**os.environ, "HF_HOME": str(tmp_path / "hf"), "HF_HUB_OFFLINE": "1"}
+    for source, is_there in (("org/model@v1", True), ("org/model", False)):
+        command = [sys.executable, "-c", PLACE, source]
+        found = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, check=False)
+        assert (found.stdout.strip() == json.loads(done.stdout)["path"]) is is_there, found.stderr
+
+
 @pytest.mark.parametrize(
     ("status", "code", "sentence"),
     [

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import random
+import signal
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -249,3 +252,36 @@ async def test_closing_ends_whoever_waits():
         await until(lambda: dispatch.num_waiting() == 1)
     with pytest.raises(errors.Draining):
         await asking
+
+
+@pytest.mark.parametrize("seed", range(2))
+async def test_whoever_asks_is_answered_and_no_more_is_in_memory_than_has_room(seed):
+    """A seeded walk over three models with room for two, whose workers are shot now and then."""
+    chance = random.Random(seed)
+    models = dict.fromkeys("abc", ON_DEMAND)
+    async with serving(models, "--step-s", 0.001, budget_bytes=9 * GIB) as dispatch:
+        most = 0
+
+        async def one(model: str) -> None:
+            while True:
+                try:
+                    assert await ask(dispatch, model, max_tokens=20) == 20, f"seed {seed}"
+                except errors.ModelUnavailable:  # its worker was shot, and the next one starts
+                    await asyncio.sleep(0.01)
+                else:
+                    return
+
+        asking = set()
+        for _ in range(60):
+            asking.add(asyncio.create_task(one(chance.choice("aaabbc"))))
+            await asyncio.sleep(chance.random() * 0.1)
+            ready = [worker for worker in dispatch.workers() if worker.facts is not None]
+            if ready and chance.random() < 0.1:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(chance.choice(ready).facts.pid, signal.SIGKILL)
+            most = max(most, len(dispatch.workers()))
+            planned = sum(dispatch.residence.num_bytes(name) for name in models)
+            assert planned <= 9 * GIB, f"seed {seed}"
+        await asyncio.gather(*asking)
+        assert most == 2
+        assert dispatch.num_waiting() == 0

@@ -12,7 +12,7 @@ FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model"]
 
 def path_of(source: str) -> Path:
     """A GGUF file, or a directory in Hugging Face layout: as it stands, the bundled model for "demo", a hub id's
-    snapshot. Raises ModelError.
+    snapshot, main or as in "OWNER/NAME@REVISION". Raises ModelError.
     """
     if source == "demo":
         import demo
@@ -25,7 +25,7 @@ def path_of(source: str) -> Path:
         return path
     if path.exists():
         raise ModelError(f"{source} is a file; a model is a directory in Hugging Face layout, or a GGUF file")
-    if source.startswith((".", "/", "~")) or source.count("/") != 1:
+    if source.startswith((".", "/", "~")) or source.partition("@")[0].count("/") != 1:
         raise ModelError(f"there is no directory {source}, and it is no hub id (OWNER/NAME) either")
     return _snapshot(source)
 
@@ -44,7 +44,8 @@ def _in_directory(path: Path) -> Path:
     return files[0] if files else path
 
 
-def _snapshot(hub_id: str) -> Path:
+def _snapshot(source: str) -> Path:
+    hub_id, _, revision = source.partition("@")
     # Slow to import, and not needed for a directory.
     import huggingface_hub
     from huggingface_hub.errors import (
@@ -52,11 +53,16 @@ def _snapshot(hub_id: str) -> Path:
         HFValidationError,
         LocalEntryNotFoundError,
         RepositoryNotFoundError,
+        RevisionNotFoundError,
     )
 
     try:
-        pulled = _pulled_gguf(hub_id)
-        return pulled or Path(huggingface_hub.snapshot_download(hub_id, allow_patterns=FILES))
+        pulled = _pulled_gguf(hub_id, revision)
+        return pulled or Path(
+            huggingface_hub.snapshot_download(hub_id, revision=revision or None, allow_patterns=FILES)
+        )
+    except RevisionNotFoundError:
+        raise ModelError(f"the hub's model {hub_id} has no revision {revision}") from None
     except RepositoryNotFoundError:
         raise ModelError(f"the hub has no model {hub_id} that is open to this machine") from None
     except HFValidationError:
@@ -68,14 +74,14 @@ def _snapshot(hub_id: str) -> Path:
         ) from None
 
 
-def _pulled_gguf(hub_id: str) -> Path | None:
+def _pulled_gguf(hub_id: str, revision: str) -> Path | None:
     """The GGUF file of this repository that ``penstock pull`` has put into the cache; nobody else puts one there."""
     from huggingface_hub import constants
     from huggingface_hub.file_download import repo_folder_name
 
     folder = Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=hub_id, repo_type="model")
     try:
-        commit = (folder / "refs" / constants.DEFAULT_REVISION).read_text().strip()
+        commit = (folder / "refs" / (revision or constants.DEFAULT_REVISION)).read_text().strip()
     except OSError:
         return None
     files = sorted((folder / "snapshots" / commit).glob(f"*{SUFFIX}"))
