@@ -1,15 +1,15 @@
 """``penstock pull``: a model from the hub to this machine, each file held against what the hub says of it.
 
-The files come through huggingface_hub, into its cache or a directory: a broken connection goes on where it was, and
-what is there already is not fetched again. What is verified here is what that library leaves to the transport: the
-SHA-256 of large files, the Git hash of small ones, and that the weights are whole files of their kind.
+The files come through huggingface_hub, into its cache or a directory: a broken connection, or a pull that was
+interrupted, goes on where it was, and what is there already is not fetched again. What is verified here is what that
+library leaves to the transport: the SHA-256 of large files, the Git hash of small ones, and that the weights are whole
+files of their kind.
 """
 
 from __future__ import annotations
 
 import errno
 import glob
-import hashlib
 import mmap
 import re
 import shutil
@@ -17,13 +17,14 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import click
 import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
+from gateway.fetch import File, PullError, digest_of, fetch_large
 from gateway.settings_file import fail
 from gateway.source import TEXT_FILES
 from policies import gguf, safetensors
@@ -32,22 +33,7 @@ if TYPE_CHECKING:
     from huggingface_hub.hf_api import ModelInfo
 
 WEIGHTS = "*.safetensors"
-CHUNK_BYTES = 8 << 20
 MAX_SHOWN = 12
-
-
-class PullError(Exception):
-    """The model cannot be had; the message is one sentence for the operator."""
-
-
-class File(NamedTuple):
-    """As the hub has it."""
-
-    name: str
-    num_bytes: int
-    sha256: str
-    """Of a large one; empty where there is only ``git_hash``."""
-    git_hash: str
 
 
 class Pulled(msgspec.Struct, frozen=True):
@@ -65,6 +51,7 @@ def pull(hub_id: str, revision: str | None, to: Path | None, quantization: str |
     """``to``: None is the hub's cache, where ``source = "OWNER/NAME"`` finds it. ``quantization``: of GGUF files, the
     one of this name. Raises PullError."""
     import huggingface_hub
+    from huggingface_hub import constants
     from huggingface_hub.utils.tqdm import disable_progress_bars
 
     files, commit = _listed(hub_id, revision, quantization)
@@ -72,6 +59,9 @@ def pull(hub_id: str, revision: str | None, to: Path | None, quantization: str |
     if not console.is_terminal:
         disable_progress_bars()
     try:
+        for file in files:
+            if file.sha256 and file.num_bytes <= constants.MAX_HTTP_DOWNLOAD_SIZE:
+                fetch_large(hub_id, commit, file, to)
         names = [glob.escape(file.name) for file in files]
         root = Path(huggingface_hub.snapshot_download(hub_id, revision=revision, allow_patterns=names, local_dir=to))
     except _failures() as error:
@@ -161,12 +151,7 @@ def fault_of(path: Path, file: File, advance: Callable[[int], object]) -> str:
         num_bytes = path.stat().st_size
         if num_bytes != file.num_bytes:
             return f"it has {num_bytes} bytes, and {file.num_bytes} on the hub"
-        digest = hashlib.sha256() if file.sha256 else hashlib.sha1(b"blob %d\0" % num_bytes, usedforsecurity=False)
-        with path.open("rb") as opened:
-            while chunk := opened.read(CHUNK_BYTES):
-                digest.update(chunk)
-                advance(len(chunk))
-        if digest.hexdigest() != (file.sha256 or file.git_hash):
+        if digest_of(path, file, advance) != (file.sha256 or file.git_hash):
             return "its hash is another one than on the hub"
         if file.name.endswith(".safetensors"):
             with path.open("rb") as opened:

@@ -26,6 +26,8 @@ class Hub:
         """The ``X-Error-Code`` that goes with it."""
         self.break_at: int | None = None
         """Of the first download that is longer: after so many bytes the connection is lost."""
+        self.stays_away = False
+        """After that nothing is answered any more."""
         self.corrupt: set[str] = set()
         """Files that arrive with another last byte."""
         self.ranges: list[str] = []
@@ -109,6 +111,7 @@ def serving(files: Mapping[str, bytes]) -> Iterator[Hub]:
             if hub.break_at is not None and len(content) > hub.break_at:
                 self.wfile.write(content[: hub.break_at])
                 hub.break_at = None
+                hub.status = 503 if hub.stays_away else 0
                 self.close_connection = True
                 return
             self.wfile.write(content[start:])

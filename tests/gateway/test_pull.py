@@ -81,15 +81,38 @@ def test_what_is_there_already_is_not_fetched_again(hub, run):
     assert hub.downloads == []
 
 
-def test_a_connection_that_breaks_goes_on_where_it_was(hub, run):
+def a_large_file(hub: Hub) -> bytes:
     num_bytes = 24 << 20
     header = json.dumps({"w": {"dtype": "U8", "shape": [num_bytes], "data_offsets": [0, num_bytes]}}).encode()
     hub.files["model.safetensors"] = len(header).to_bytes(8, "little") + header + os.urandom(num_bytes)
     hub.break_at = 15 << 20
-    done = run("pull", "org/model")
+    return hub.files["model.safetensors"]
+
+
+def test_a_connection_that_breaks_goes_on_where_it_was(hub, run):
+    content = a_large_file(hub)
+    done = run("pull", "org/model", "--json")
     assert done.returncode == 0, done.stderr
     (wanted,) = hub.ranges
     assert 0 < int(wanted.removeprefix("bytes=").rstrip("-")) <= 15 << 20
+    assert (Path(json.loads(done.stdout)["path"]) / "model.safetensors").read_bytes() == content
+
+
+@pytest.mark.parametrize("where", [(), ("--to", "here")])
+def test_a_pull_that_was_interrupted_goes_on_where_it_was(hub, run, tmp_path, where):
+    content = a_large_file(hub)
+    hub.stays_away = True
+    where = where and (where[0], str(tmp_path / where[1]))
+    done = run("pull", "org/model", *where)
+    assert done.returncode == 2, done.stderr
+    hub.status, hub.ranges = 0, []
+    done = run("pull", "org/model", "--json", *where)
+    assert done.returncode == 0, done.stderr
+    (wanted,) = hub.ranges
+    assert 0 < int(wanted.removeprefix("bytes=").rstrip("-")) <= 15 << 20
+    root = Path(json.loads(done.stdout)["path"])
+    assert (root / "model.safetensors").read_bytes() == content
+    assert not list(tmp_path.rglob("*.penstock-part"))
 
 
 def test_a_file_that_is_not_what_the_hub_says_is_removed_and_fetched_again(hub, run):
