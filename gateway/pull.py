@@ -16,7 +16,7 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from fnmatch import fnmatch
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 import click
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 WEIGHTS = "*.safetensors"
 MAX_SHOWN = 12
+_SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 class Pulled(msgspec.Struct, frozen=True):
@@ -90,8 +91,12 @@ def _listed(hub_id: str, revision: str | None, quantization: str | None) -> tupl
 
 
 def _files_of(info: ModelInfo) -> Iterator[File]:
+    """Raises PullError where a name would lead out of the place that they go to."""
     for sibling in info.siblings or ():
         sha256 = "" if sibling.lfs is None else sibling.lfs.sha256
+        path = PurePosixPath(sibling.rfilename)
+        if path.is_absolute() or ".." in path.parts or (sha256 and not _SHA256.fullmatch(sha256)):
+            raise PullError(f"the hub names a file that cannot be: {gguf.shown(sibling.rfilename)}")
         yield File(sibling.rfilename, sibling.size or 0, sha256, sibling.blob_id or "")
 
 

@@ -231,3 +231,12 @@ def test_what_the_disk_has_no_room_for_is_not_begun(hub, run):
     assert done.returncode == 2
     assert "GiB free" in done.stderr
     assert hub.downloads == []
+
+
+@pytest.mark.parametrize("name", ["../outside.safetensors", "/outside.safetensors", "a/../../outside.safetensors"])
+def test_a_name_that_leads_elsewhere_is_refused(hub, run, tmp_path, name):
+    hub.files[name] = b"anything"
+    done = run("pull", "org/model", "--to", str(tmp_path / "here"))
+    assert done.returncode == 2
+    assert done.stderr == f"penstock: the hub names a file that cannot be: {name}\n"
+    assert not list(tmp_path.rglob("outside*"))
