@@ -357,10 +357,11 @@ print(max(most, anonymous()) - before)
 
 
 def test_a_model_is_never_whole_in_floats_while_it_is_loaded(tmp_path):
-    sizes = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 8, "num_attention_heads": 16}
+    sizes = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 16, "num_attention_heads": 16}
     model = gguf_files.a_model("llama", **sizes)
     num_values = sum(parameter.numel() for parameter in model.parameters())
     path = tmp_path / "model.gguf"
     gguf_files.write(path, "llama", model, {"": "Q8_0", "token_embd": "F16"})
     done = subprocess.run([sys.executable, "-c", PEAK, str(path)], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert int(done.stdout) < num_values + (80 << 20) < 2 * num_values
+    # A byte each, what is in work, and a step's own memory; floats alone would be two bytes each.
+    assert int(done.stdout) < 2 * num_values

@@ -187,6 +187,9 @@ def test_a_frame_may_arrive_byte_by_byte(house):
 
 def test_whoever_says_nothing_is_cut_off(house):
     with house.connect() as decent, house.connect(greet=False) as silent:
+        decent.submit("before", PROMPT)
+        assert decent.finish("before") == expected(8)  # its Hello has been read
+        silent.next(wire.Ready)  # and this one was let in
         house.skipped_s = GREETING_TIMEOUT_S + 1
         assert silent.is_closed_by_worker()
         decent.submit("a", PROMPT)
