@@ -265,12 +265,17 @@ class InternalError(GatewayError):
         super().__init__("The server had an error while processing your request. Please try again.")
 
 
-def body(error: GatewayError) -> bytes:
-    """The error object as JSON."""
+def detail(error: GatewayError) -> openai.ErrorDetail:
+    """What the error object says."""
     message = str(error)
     if len(message) > MAX_MESSAGE_CHARS:
         message = message[:MAX_MESSAGE_CHARS] + "…"
-    return msgspec.json.encode(openai.ErrorBody(openai.ErrorDetail(message, error.type, error.param, error.code)))
+    return openai.ErrorDetail(message, error.type, error.param, error.code)
+
+
+def body(error: GatewayError) -> bytes:
+    """The error object as JSON."""
+    return msgspec.json.encode(openai.ErrorBody(detail(error)))
 
 
 def event(error: GatewayError) -> bytes:

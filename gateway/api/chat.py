@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypeVar
+
 from aiohttp import web
 
 from gateway import openai, reply
@@ -11,6 +14,9 @@ from gateway.auth import Caller
 from gateway.head import HEAD
 from gateway.house import Gateway
 from policies import wire
+from policies.priority import Order
+
+A = TypeVar("A", bound=reply.Answer)
 
 
 async def complete(gw: Gateway, request: web.Request) -> web.StreamResponse:
@@ -18,10 +24,19 @@ async def complete(gw: Gateway, request: web.Request) -> web.StreamResponse:
     body = await taken_body_of(request)
     call = openai.parse_chat(body)
     caller.check(call.model, "chat.completions")
-    return await gw.idempotency.once(request, caller, body, lambda: _answered(gw, request, caller, call))
+    return await gw.idempotency.once(request, caller, body, lambda: answered(gw, request, caller, call))
 
 
-async def _answered(gw: Gateway, request: web.Request, caller: Caller, call: openai.ChatRequest) -> web.StreamResponse:
+async def answered(gw: Gateway, request: web.Request, caller: Caller, call: openai.ChatRequest) -> web.StreamResponse:
+    answer, order = await prepared(gw, request, caller, call, reply.ChatAnswer)
+    return await give(gw, request, caller, answer, order)
+
+
+async def prepared(
+    gw: Gateway, request: web.Request, caller: Caller, call: openai.ChatRequest, shaped: Callable[..., A]
+) -> tuple[A, Order]:
+    """The answer that is to be given, in the form that ``shaped`` makes of what ``reply.Answer`` takes, and what the
+    line has to know of it: so far for every dialect in which a conversation may be asked for."""
     text, facts = gw.dispatch.text(call.model), gw.dispatch.ready(call.model)
     gw.ledger.check_room()
     if facts is None:
@@ -33,11 +48,5 @@ async def _answered(gw: Gateway, request: web.Request, caller: Caller, call: ope
     order = gw.dispatch.order(caller, call.service_tier, len(prompt), sampling.max_tokens, call.num_choices)
     priority = gw.dispatch.priority_of(order)
     submit = wire.Submit(request[HEAD].request_id, prompt, sampling, call.num_choices, priority, salt)
-    answer = reply.ChatAnswer(
-        call,
-        [reply.Part(submit)],
-        text,
-        fingerprint(facts, gw.dispatch.adapter_id(call.model)),
-        gw.dispatch.tier_of(order),
-    )
-    return await give(gw, request, caller, answer, order)
+    model = fingerprint(facts, gw.dispatch.adapter_id(call.model))
+    return shaped(call, [reply.Part(submit)], text, model, gw.dispatch.tier_of(order)), order

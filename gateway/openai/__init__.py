@@ -4,6 +4,7 @@ Where the shapes were read: openai-python's ``src/openai/types``, and vLLM's doc
 """
 
 from gateway.openai.chunks import DONE, KEEP_ALIVE, ChatChunks, Chunks, CompletionChunks
+from gateway.openai.decoding import converted, decoded
 from gateway.openai.failures import ErrorBody, ErrorDetail, Malformed
 from gateway.openai.receipts import PenstockExtras, Receipt, ReceiptAmount
 from gateway.openai.requests import (
@@ -60,6 +61,8 @@ __all__ = [
     "ReceiptAmount",
     "TopLogprob",
     "UsageBody",
+    "converted",
+    "decoded",
     "parse_chat",
     "parse_completion",
     "sampling",

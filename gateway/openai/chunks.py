@@ -6,8 +6,11 @@ token costs one small JSON string and a join.
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import msgspec
 
+from gateway.openai.failures import ErrorBody, ErrorDetail
 from gateway.openai.receipts import PenstockExtras
 from gateway.openai.responses import Logprobs, UsageBody
 from policies.terms import Usage
@@ -22,6 +25,8 @@ _json = msgspec.json.encode
 class Chunks:
     """The events of one stream, whose id, time and model stay the same throughout."""
 
+    done: ClassVar[bytes] = DONE
+    """What follows the last of them."""
     _object: str
     _names_tier: bool
 
@@ -97,6 +102,10 @@ class Chunks:
         if extras is not None:
             parts.append(b'"penstock":' + _json(extras))
         return b"%b],%b}\n\n" % (self._start, b",".join(parts)) if parts else b""
+
+    def failure(self, detail: ErrorDetail) -> bytes:
+        """What the stream ends with instead, once it has begun."""
+        return b"data: " + _json(ErrorBody(detail)) + b"\n\n"
 
 
 class ChatChunks(Chunks):

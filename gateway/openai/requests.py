@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import random
 import re
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
+from gateway.openai.decoding import decoded
 from gateway.openai.failures import Malformed
 from policies.terms import Sampling
 
@@ -174,15 +175,13 @@ class CompletionRequest(Generation, frozen=True, kw_only=True):
         return [flat] if flat else [item for item in self.prompt if isinstance(item, list)]
 
 
-R = TypeVar("R", ChatRequest, CompletionRequest)
-
 _chat = msgspec.json.Decoder(ChatRequest)
 _completion = msgspec.json.Decoder(CompletionRequest)
 
 
 def parse_chat(body: bytes) -> ChatRequest:
     """The request in ``body``. Raises Malformed."""
-    call = _decoded(_chat, body)
+    call = decoded(_chat, body)
     _check(call)
     if call.top_logprobs is not None and not call.logprobs:
         raise Malformed("'top_logprobs' needs 'logprobs' to be true", "top_logprobs")
@@ -203,7 +202,7 @@ def parse_chat(body: bytes) -> ChatRequest:
 
 def parse_completion(body: bytes) -> CompletionRequest:
     """The request in ``body``. Raises Malformed."""
-    call = _decoded(_completion, body)
+    call = decoded(_completion, body)
     _check(call)
     if call.suffix:
         _refuse("suffix")
@@ -250,17 +249,6 @@ def sampling(call: ChatRequest | CompletionRequest, max_tokens: int, vocab_size:
     )
 
 
-def _decoded(decoder: msgspec.json.Decoder[R], body: bytes) -> R:
-    try:
-        return decoder.decode(body)
-    except msgspec.ValidationError as error:
-        raise _named(str(error)) from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise Malformed(f"The body could not be read as JSON: {error}", code="invalid_json") from None
-    except RecursionError:
-        raise Malformed("The body could not be read as JSON: it is nested too deeply", code="invalid_json") from None
-
-
 def _check(call: ChatRequest | CompletionRequest) -> None:
     if call.stream_options is not None and not call.stream:
         raise Malformed("'stream_options' is allowed only when 'stream' is true", "stream_options")
@@ -301,35 +289,3 @@ def _biases(biases: dict[str, float], vocab_size: int) -> dict[int, float]:
             )
         by_token[int(key)] = bias
     return by_token
-
-
-_AT = re.compile(r"(?s)(.*?)(?: - at `(key` in `)?\$\.?(.*)`)?")
-_CODES = (
-    (r"Expected `int` >=", "integer_below_min_value"),
-    (r"Expected `int` <=|Integer value out of range", "integer_above_max_value"),
-    (r"Expected `float` >=?", "decimal_below_min_value"),
-    (r"Expected `float` <=?|Number out of range", "decimal_above_max_value"),
-    (r"Expected `array` of length >= 1", "empty_array"),
-    (r"Expected `array` of length >=", "array_below_min_length"),
-    (r"Expected `array` of length <=", "array_above_max_length"),
-    (r"Expected `object` of length <=", "object_above_max_properties"),
-    (r"Expected `str` of length >= 1", "empty_string"),
-    (r"Expected `str` of length <=", "string_above_max_length"),
-    (r"Invalid enum value", "invalid_value"),
-    (r"Expected `", "invalid_type"),
-)
-
-
-def _named(error: str) -> Malformed:
-    """msgspec's "Expected `int`, got `str` - at `$.n`" as OpenAI would say it, with ``param`` and ``code``."""
-    found = _AT.fullmatch(error)
-    assert found is not None
-    what, path = found[1], (found[3] or "").removesuffix("[...]")
-    if missing := re.fullmatch(r"Object missing required field `(.*)`", what):
-        path = f"{path}.{missing[1]}" if path else missing[1]
-        return Malformed(f"Missing required parameter: '{path}'.", path, "missing_required_parameter")
-    code = next((code for pattern, code in _CODES if re.match(pattern, what)), None)
-    what = what.replace("`", "").replace("Expected", "expected", 1)
-    if not path:
-        return Malformed(f"Invalid body: {what}.", None, code)
-    return Malformed(f"Invalid '{path}': {what}.", path, code)

@@ -46,9 +46,10 @@ async def _send_stream(
     stream: Outlet, answer: Answer, flights: Source, account: Account, currency: str | None
 ) -> web.StreamResponse:
     """``currency`` as for ``_send_body``. Settles however it ends."""
+    chunks = answer.chunks()
     async with stream:
         try:
-            return await _send_events(stream, answer, flights, account, currency)
+            return await _send_events(stream, answer, chunks, flights, account, currency)
         except ConnectionResetError:
             flights.close()
             await account.settle(HUNG_UP)
@@ -59,7 +60,7 @@ async def _send_stream(
             flights.close()
             failure = errors.described(error, account.request_id)
             await account.settle_failure(failure)
-            return await stream.fail(errors.event(failure))
+            return await stream.fail(chunks.failure(errors.detail(failure)))
 
 
 async def _send_body(answer: Answer, flights: Source, account: Account, currency: str | None) -> web.StreamResponse:
@@ -77,11 +78,11 @@ async def _send_body(answer: Answer, flights: Source, account: Account, currency
 
 
 async def _send_events(
-    stream: Outlet, answer: Answer, flights: Source, account: Account, currency: str | None
+    stream: Outlet, answer: Answer, chunks: openai.Chunks, flights: Source, account: Account, currency: str | None
 ) -> web.StreamResponse:
     """Everything that arrived since the last write goes out as one, a choice's tokens as one chunk; of more tokens than
     the marks allow only so many."""
-    chunks, mark = answer.chunks(), account.open_mark()
+    mark = account.open_mark()
     try:
         async with asyncio.timeout(HEADERS_AFTER_S):
             deltas = await flights.deltas()
@@ -123,7 +124,7 @@ async def _send_events(
     await account.settle(200)
     usage = answer.usage() if answer.call.includes_usage else None
     last = chunks.last(usage, None if currency is None else account.receipt(currency))
-    return await stream.end(events + last + openai.DONE)
+    return await stream.end(events + last + chunks.done)
 
 
 def _take(answer: Answer, flights: Source, delta: wire.Delta) -> Choice:

@@ -1,0 +1,65 @@
+"""JSON to typed Structs; what is wrong with it is said as OpenAI would, with the path of the part at fault."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, TypeVar
+
+import msgspec
+
+from gateway.openai.failures import Malformed
+
+T = TypeVar("T")
+
+
+def decoded(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
+    """What is in ``body``. Raises Malformed."""
+    try:
+        return decoder.decode(body)
+    except msgspec.ValidationError as error:
+        raise _named(str(error)) from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise Malformed(f"The body could not be read as JSON: {error}", code="invalid_json") from None
+    except RecursionError:
+        raise Malformed("The body could not be read as JSON: it is nested too deeply", code="invalid_json") from None
+
+
+def converted(value: Any, type_: type[T], path: str) -> T:
+    """A part of a body that was decoded before, at ``path`` of it. Raises Malformed."""
+    try:
+        return msgspec.convert(value, type_)
+    except msgspec.ValidationError as error:
+        raise _named(str(error), path) from None
+
+
+_AT = re.compile(r"(?s)(.*?)(?: - at `(key` in `)?\$\.?(.*)`)?")
+_CODES = (
+    (r"Expected `int` >=", "integer_below_min_value"),
+    (r"Expected `int` <=|Integer value out of range", "integer_above_max_value"),
+    (r"Expected `float` >=?", "decimal_below_min_value"),
+    (r"Expected `float` <=?|Number out of range", "decimal_above_max_value"),
+    (r"Expected `array` of length >= 1", "empty_array"),
+    (r"Expected `array` of length >=", "array_below_min_length"),
+    (r"Expected `array` of length <=", "array_above_max_length"),
+    (r"Expected `object` of length <=", "object_above_max_properties"),
+    (r"Expected `str` of length >= 1", "empty_string"),
+    (r"Expected `str` of length <=", "string_above_max_length"),
+    (r"Invalid enum value", "invalid_value"),
+    (r"Expected `", "invalid_type"),
+)
+
+
+def _named(error: str, root: str = "") -> Malformed:
+    """msgspec's "Expected `int`, got `str` - at `$.n`" as OpenAI would say it, with ``param`` and ``code``."""
+    found = _AT.fullmatch(error)
+    assert found is not None
+    what, path = found[1], (found[3] or "").removesuffix("[...]")
+    path = f"{root}.{path}" if root and path and not path.startswith("[") else root + path
+    if missing := re.fullmatch(r"Object missing required field `(.*)`", what):
+        path = f"{path}.{missing[1]}" if path else missing[1]
+        return Malformed(f"Missing required parameter: '{path}'.", path, "missing_required_parameter")
+    code = next((code for pattern, code in _CODES if re.match(pattern, what)), None)
+    what = what.replace("`", "").replace("Expected", "expected", 1)
+    if not path:
+        return Malformed(f"Invalid body: {what}.", None, code)
+    return Malformed(f"Invalid '{path}': {what}.", path, code)
