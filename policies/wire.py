@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Sequence
-from typing import Generic, TypeVar
+from typing import Generic, Literal, TypeVar
 
 import msgspec
 
 from policies.terms import FinishReason, Sampling
 
-VERSION = 5
+VERSION = 6
 MAX_FRAME_BYTES = 32 << 20
 """A prompt of a million token ids fits five times over."""
 
@@ -44,6 +44,17 @@ class Hello(Message, frozen=True):
 
 
 # Gateway to worker
+
+
+class Grammar(msgspec.Struct, frozen=True, array_like=True):
+    """What an answer must be, all of it but special tokens at its end."""
+
+    kind: Literal["json_schema", "json_object", "regex", "lark", "choice"]
+    source: str
+    """The schema as JSON text; nothing; an expression; a grammar in llguidance's Lark, where ``<name>`` is a special
+    token and ``%json {...}`` a schema; a JSON list of strings."""
+    is_strict: bool = False
+    """Whatever ends it early, it is made to be whole by then."""
 
 
 class Submit(Message, frozen=True):
@@ -76,6 +87,8 @@ class Submit(Message, frozen=True):
 
     adapter: str = ""
     """The id of an adapter that this channel has loaded; empty: the model as it is."""
+    grammar: Grammar | None = None
+    """None: any text will do."""
 
     @property
     def indices(self) -> Sequence[int]:

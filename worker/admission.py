@@ -15,6 +15,8 @@ def refusal(submit: wire.Submit, vocab_size: int, max_tokens: int) -> wire.Faile
     def failed(code: str, reason: str) -> wire.Failed:
         return wire.Failed(submit.request_id, code, reason)
 
+    if submit.grammar is not None:
+        return failed("invalid_request", "this worker does not hold answers to a grammar")
     prompt_token_ids, sampling = submit.prompt_token_ids, submit.sampling
     if not prompt_token_ids or sampling.max_tokens < 1 or submit.num_sequences < 1:
         return failed(

@@ -30,6 +30,7 @@ submits = st.builds(
     tenant=st.binary(max_size=8),
     weight=st.floats(0.001, 1000),
     emitted_token_ids=st.dictionaries(counts, st.lists(counts, max_size=4), max_size=3),
+    grammar=st.none() | st.builds(wire.Grammar, st.sampled_from(["json_schema", "regex", "choice"]), texts),
 )
 to_worker = st.one_of(
     st.builds(wire.Hello, counts, texts), submits, st.builds(wire.Cancel, texts), st.just(wire.Drain())
