@@ -192,9 +192,9 @@ class Speculation(Section, frozen=True):
     """Tokens that are guessed and verified several in a step; never at the cost of an answer."""
 
     enabled: bool = True
-    drafters: tuple[Literal["suffix", "model"], ...] = ("suffix", "model")
-    """Who guesses. suffix: what followed in the same text before; model: a small model of the same vocabulary, where
-    there is one."""
+    drafters: tuple[Literal["suffix", "store", "model"], ...] = ("suffix", "store", "model")
+    """Who guesses. suffix: what followed in the same text before; store: what followed in recent answers to the same
+    tenant; model: a small model of the same vocabulary, where there is one."""
     draft_model: str = ""
     """Of that small model: a directory, a GGUF file or a hub id, as for ``source``; empty: the demo model has one of
     its own, others have none."""

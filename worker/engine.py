@@ -109,7 +109,7 @@ class Engine:
         chain = Chain(self._runner.block_size, root) if self._prefix_cache else None
         if chain is not None:
             chain.extend(submit.prompt_token_ids)
-        request = self._requests[submit.request_id] = Request(submit.request_id, adapter)
+        request = self._requests[submit.request_id] = Request(submit.request_id, adapter, root)
         for index in submit.indices:
             self._num_arrivals += 1
             own_chain = chain.fork() if chain else None
@@ -329,6 +329,8 @@ class Engine:
         now: float,
     ) -> wire.Delta:
         request = sequence.request
+        if self.speculates and self._speculation is not None:
+            self._speculation.ended(sequence)
         self._remove(sequence, now)
         if not request.live:
             self._forget(request.request_id)

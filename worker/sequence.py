@@ -21,10 +21,12 @@ UNKNOWN = -1
 class Request:
     """What the sequences of one ``Submit`` have in common."""
 
-    __slots__ = ("adapter", "leader", "live", "request_id")
+    __slots__ = ("adapter", "leader", "live", "request_id", "root")
 
-    def __init__(self, request_id: str, adapter: Adapter | None = None) -> None:
+    def __init__(self, request_id: str, adapter: Adapter | None = None, root: bytes = b"") -> None:
         self.request_id = request_id
+        self.root = root
+        """Its salt (see policies.prefix.root_of): what it leaves behind is for requests of the same only."""
         self.adapter = adapter
         """What changes the model for it."""
         self.live: list[Sequence] = []

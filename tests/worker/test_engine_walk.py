@@ -15,7 +15,7 @@ from policies.settings import Engine as EngineSettings
 from policies.terms import Sampling
 from tests.worker.scripted import ScriptedRunner, ScriptedSampler, answer
 from worker.engine import Engine
-from worker.speculation import Draft, Speculation, SuffixDrafter
+from worker.speculation import Draft, Speculation, StoreDrafter, SuffixDrafter
 
 NUM_OPERATIONS = 100_000
 NUM_WALKS = 8
@@ -41,6 +41,9 @@ class Prophet:
         if token_ids and self.rng.random() < 0.5:
             token_ids[self.rng.randrange(len(token_ids))] = self.rng.randrange(50)
         return Draft(token_ids, self.rng.randrange(20))
+
+    def learn(self, sequence):
+        pass
 
     def forget(self, sequence):
         pass
@@ -92,7 +95,8 @@ class Walk:
 
     def guess_well(self):
         """A drafter that knows what comes, in part, and sometimes breaks."""
-        speculation = Speculation([SuffixDrafter(max_text=20), Prophet(self.rng)], self.rng.choice([1, 3, 40]))
+        drafters = [SuffixDrafter(max_text=20), StoreDrafter(max_shelf=30, max_stored=80), Prophet(self.rng)]
+        speculation = Speculation(drafters, self.rng.choice([1, 3, 40]))
         self.engine._speculation = speculation
 
     def maybe_break_forward(self, spans):

@@ -48,6 +48,9 @@ class Hindsight:
             drafts.append(Draft(draft, self.rng.randrange(20)))
         return drafts
 
+    def learn(self, sequence):
+        pass
+
     def forget(self, sequence):
         pass
 
@@ -258,6 +261,9 @@ class Broken:
         if any(sequence.request.request_id == self.request_id for sequence in sequences):
             raise ValueError("this one cannot be drafted for")
         return [Draft([1], 1) for _ in sequences]
+
+    def learn(self, sequence):
+        pass
 
     def forget(self, sequence):
         pass

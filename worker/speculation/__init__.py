@@ -18,9 +18,10 @@ from policies.costs import StepCosts, Work
 from policies.speculation import BEHIND_WEIGHT, Chance, Effort, Survival, allot, best_length
 from worker.sequence import Sequence
 from worker.speculation.drafter import NO_DRAFT, Draft, Drafter
+from worker.speculation.store import StoreDrafter
 from worker.speculation.suffix import SuffixDrafter
 
-__all__ = ["NO_DRAFT", "Allot", "Draft", "Drafter", "Speculation", "SuffixDrafter"]
+__all__ = ["NO_DRAFT", "Allot", "Draft", "Drafter", "Speculation", "StoreDrafter", "SuffixDrafter"]
 
 Allot = Callable[[Run[Run[float]], Run[float], int, float, float, int], list[int]]
 """As policies.speculation.allot."""
@@ -116,6 +117,8 @@ class Speculation:
         """As configured, ``model`` standing for the draft model if there is one; None: without."""
         speculation = engine.speculation
         drafters: list[Drafter] = [SuffixDrafter()] if "suffix" in speculation.drafters else []
+        if "store" in speculation.drafters:
+            drafters.append(StoreDrafter())
         if model is not None:
             drafters.append(model)
         return cls(drafters, speculation.max_draft_tokens) if speculation.enabled and drafters else None
@@ -227,8 +230,13 @@ class Speculation:
             "num_drafter_faults": self.num_faults.total(),
         }
 
+    def ended(self, sequence: Sequence) -> None:
+        """With whatever it has written; not by a fault."""
+        for drafter in self._drafters:
+            drafter.learn(sequence)
+
     def forget(self, sequence: Sequence) -> None:
-        """It has ended."""
+        """It is gone."""
         self._promising.discard(sequence)
         if self._notes.pop(sequence, None) is not None:
             for drafter in self._drafters:

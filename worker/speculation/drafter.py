@@ -45,6 +45,10 @@ class Drafter(Protocol):
         """For each sequence at most so many tokens, which is one or more."""
         ...
 
+    def learn(self, sequence: Sequence) -> None:
+        """It has ended and is still what it was; it may never have been asked for. Must not raise."""
+        ...
+
     def forget(self, sequence: Sequence) -> None:
         """It has ended, or is not asked for any more; it may never have been."""
         ...

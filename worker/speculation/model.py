@@ -134,6 +134,9 @@ class ModelDrafter:
             self._durations.tell(len(ready), num, first_at - began_at, self._now() - first_at)
         return drafts
 
+    def learn(self, sequence: Sequence) -> None:
+        """See Drafter."""
+
     def forget(self, sequence: Sequence) -> None:
         """See Drafter."""
         text = self._texts.pop(sequence, None)

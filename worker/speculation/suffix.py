@@ -48,6 +48,9 @@ class SuffixDrafter:
             drafts.append(text.draft(num))
         return drafts
 
+    def learn(self, sequence: Sequence) -> None:
+        """See Drafter."""
+
     def forget(self, sequence: Sequence) -> None:
         """See Drafter."""
         text = self._texts.pop(sequence, None)
