@@ -9,6 +9,7 @@ and on survival that is. A batch that uses the device fully has no time to spare
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from statistics import median
 
 _PRIOR_RIGHT, _PRIOR_TRIALS = 1.0, 2.0
 """Before anything is known, a guess is as good as a coin."""
@@ -36,6 +37,10 @@ _TRIAL = 0.5
 """Of a step, what may be lost on finding out."""
 _FIRST_TOKENS = 8
 """Verified before anything is known."""
+_MORE_TOKENS = 4
+"""Times as many as ever before are verified at once: what so few have taught holds for no more."""
+_FIRST_TRIALS = 3
+"""Steps with drafts before what they took is believed: one alone may have been slow for reasons of its own."""
 _SURPRISE = 4.0
 """A step so many times as long as expected teaches only as much as this."""
 
@@ -123,6 +128,10 @@ class Effort:
         self._bias = 1.0
         """Seconds of the latest plain steps, over what the fitted costs say."""
         self._token_s = 0.0
+        self._first: list[float] = []
+        """What it was in the first trials."""
+        self._most_tokens = 0
+        """Of a step so far."""
         self._num_plain = self._num_drafted = 0
         self._num_since_plain = self._num_since_drafted = 0
         self._gain = 1.0
@@ -133,21 +142,29 @@ class Effort:
 
     @property
     def token_s(self) -> float:
-        """Of one more draft token; believed less and less while there is none."""
+        """Of one more draft token; believed less and less while there is none. Nothing, as long as it is not known."""
+        return self._believed_s if self._num_drafted >= _FIRST_TRIALS else 0.0
+
+    @property
+    def _believed_s(self) -> float:
         return self._token_s * _DOUBT**self._num_since_drafted
 
     def max_tokens(self, step_s: float) -> int:
         """To verify at once, so that a step does not take much longer should that belief be wrong."""
-        if not self._num_drafted:
-            return _FIRST_TOKENS
-        if self._num_since_drafted < _LATEST or not self._token_s:
-            return 1 << 31
-        return max(1, int(_TRIAL * step_s / self._token_s))
+        is_known = self._num_drafted >= _FIRST_TRIALS
+        most = max(_FIRST_TOKENS, _MORE_TOKENS * self._most_tokens) if is_known else _FIRST_TOKENS
+        if not self._token_s or (is_known and self._num_since_drafted < _LATEST):
+            return most
+        return min(most, max(1, int(_TRIAL * step_s / self._token_s)))
 
     @property
     def wants_plain(self) -> bool:
         """It is time for a step without drafts: the more they gain, the seldomer."""
         return self._num_since_plain >= PLAIN_EVERY * self._gain * self._gain
+
+    def skip(self) -> None:
+        """There was a step without drafts, of which nothing more is told."""
+        self._num_since_drafted += 1
 
     def tell(self, fitted_s: float, seconds: float, num_draft_tokens: int, num_requests: int, num_right: int) -> None:
         """Of a step that would have taken ``fitted_s`` without drafts."""
@@ -160,11 +177,18 @@ class Effort:
             self._bias += (ratio - self._bias) / min(self._num_plain, _LATEST)
             return
         self._num_drafted, self._num_since_plain = self._num_drafted + 1, self._num_since_plain + 1
-        self._num_since_drafted = 0
         plain_s = self._bias * fitted_s
         more_s = max(0.0, min(seconds, _SURPRISE * plain_s) - plain_s) / num_draft_tokens
         share = 1 / min(self._num_drafted, _LATEST)
-        self._token_s += (more_s - self._token_s) * share
+        if self._num_drafted <= _FIRST_TRIALS:
+            self._first.append(more_s)
+            self._token_s = median(self._first)
+        else:
+            # What came into doubt comes back as far as this trial confirms it, and no further.
+            doubted_s = min(self._token_s, max(self._believed_s, more_s))
+            self._token_s = doubted_s + (more_s - doubted_s) * share
+        self._num_since_drafted = 0
+        self._most_tokens = max(self._most_tokens, num_draft_tokens)
         gain = (num_requests + num_right) / num_requests * plain_s / seconds if num_requests else 1.0
         self._gain = max(1.0, self._gain + (gain - self._gain) * share)
 

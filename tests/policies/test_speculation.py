@@ -121,6 +121,47 @@ def test_what_was_dear_is_tried_again_with_little_at_stake():
     assert effort.max_tokens(1e-3) <= 2
 
 
+def test_one_slow_trial_is_no_verdict():
+    effort = Effort()
+    told(effort, 8, 1e-3)
+    told(effort, 1, 9e-3, num_draft_tokens=1)
+    assert effort.token_s == 0.0
+    assert effort.max_tokens(1e-3) == 1  # tried again, with little at stake
+    told(effort, 2, 1.01e-3, num_draft_tokens=1)
+    assert effort.token_s == pytest.approx(1e-5)
+
+
+def test_what_came_into_doubt_comes_back_only_as_far_as_the_next_trial_confirms_it():
+    cheap, dear = Effort(), Effort()
+    for effort, seconds in ((cheap, 1e-3), (dear, 5e-3)):
+        told(effort, 8, 1e-3)
+        told(effort, 8, 5e-3, num_draft_tokens=10)
+        told(effort, 60, 1e-3)
+        told(effort, 1, seconds, num_draft_tokens=10)
+    assert cheap.token_s < 1e-4
+    assert dear.token_s == pytest.approx(3e-4)
+
+
+def test_steps_of_which_nothing_is_told_count_as_steps():
+    told_all, told_few = Effort(), Effort()
+    for effort in (told_all, told_few):
+        told(effort, 8, 1e-3)
+        told(effort, 8, 5e-3, num_draft_tokens=10)
+    told(told_all, 40, 1e-3)
+    for _ in range(10):
+        told(told_few, 1, 1e-3)
+        for _ in range(3):
+            told_few.skip()
+    assert told_few.token_s == pytest.approx(told_all.token_s)
+
+
+def test_so_few_tokens_do_not_teach_what_many_take():
+    effort = Effort()
+    told(effort, 8, 1e-3)
+    told(effort, 3, 1e-3, num_draft_tokens=8)
+    assert effort.max_tokens(1e-3) == 32
+
+
 def test_a_draft_that_is_refused_for_long_gets_another_chance():
     survival = Survival()
     for _ in range(200):
@@ -134,7 +175,9 @@ def test_a_draft_that_is_refused_for_long_gets_another_chance():
 class Machine:
     """A decoder on which a step takes a time of its own and more for each row, and drafts that are right by chance."""
 
-    def __init__(self, step_s, row_s, verify_s, chance, num_requests, seed):
+    def __init__(self, step_s, row_s, verify_s, chance, num_requests, seed, first_s=0.0):
+        """``first_s``: what the first step with drafts takes beyond that."""
+        self.first_s = first_s
         self.rng = random.Random(seed)
         self.step_s, self.row_s, self.verify_s, self.chance = step_s, row_s, verify_s, chance
         self.num_requests = num_requests
@@ -162,6 +205,8 @@ class Machine:
                 else:
                     self.survival.refuse(3, own)
             taken_s = (plain_s + self.verify_s * sum(drafted)) * self.rng.uniform(0.9, 1.1)
+            if sum(drafted):
+                taken_s, self.first_s = taken_s + self.first_s, 0.0
             self.effort.tell(plain_s, taken_s, sum(drafted), self.num_requests, num_right)
             num_tokens += self.num_requests + num_right
             seconds += taken_s
@@ -174,6 +219,13 @@ class Machine:
 def test_no_machine_and_no_drafter_make_it_slower_than_plain_decoding(num_requests, chance, verify_s):
     gain = Machine(1e-3, 1e-4, verify_s, chance, num_requests, seed=1).run(1500)
     assert gain >= 0.97
+
+
+@pytest.mark.parametrize("first_s", [1e-3, 4e-3, 20e-3])
+@pytest.mark.parametrize("verify_s", [1e-6, 3e-5])
+def test_a_slow_first_trial_does_not_lock_eight_stories_out(first_s, verify_s):
+    unharmed = Machine(1e-3, 1e-4, verify_s, 0.8, 8, seed=4).run(300)
+    assert Machine(1e-3, 1e-4, verify_s, 0.8, 8, seed=4, first_s=first_s).run(300) > 0.85 * unharmed > 1.4
 
 
 def test_good_drafts_pay_where_there_is_time_to_spare():

@@ -218,7 +218,9 @@ class Speculation:
         """A step of this work took so long, and so many tokens of its drafts were right."""
         # Plain steps are many and alike: some of them will do.
         is_told = work.num_draft_tokens or self._effort.wants_plain or not self._step % 4
-        if is_told and costs.known and not work.num_prefill_tokens:
+        if not is_told:
+            self._effort.skip()
+        elif costs.known and not work.num_prefill_tokens:
             fitted_s = costs.predict(work._replace(num_draft_tokens=0))
             self._effort.tell(fitted_s, seconds - self._drafting_s, work.num_draft_tokens, work.num_decodes, num_right)
 
