@@ -23,7 +23,7 @@ from worker.process import prepare
 from worker.runner import Runner
 from worker.sampler import Sampler
 from worker.speculation import Speculation, SuffixDrafter
-from worker.speculation.model import draft_model
+from worker.speculation.load import draft_model
 
 Prompts = list[list[int]]
 

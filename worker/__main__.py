@@ -137,7 +137,7 @@ def _run(
     from worker.runner import Runner
     from worker.sampler import Sampler
     from worker.speculation import Speculation
-    from worker.speculation.model import draft_model
+    from worker.speculation.load import draft_model
 
     if runner.device == "cpu":
         os.nice(NICENESS)

@@ -180,6 +180,8 @@ class Engine:
         draws: list[Draw] = []
         faults: Faults = {}
         if sampled:
+            if self.speculates and self._speculation is not None:
+                self._speculation.watch(sampled, indices)
             # Forks begin with the row of the prompt's last token: the same logits, each with its own seed.
             draws, faults = self._drawing.draw(logits if len(indices) == logits.shape[0] else logits[indices], sampled)
         flight = Flight(batch, spans, work, draws, started_at)

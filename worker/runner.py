@@ -24,6 +24,7 @@ from worker.attention import (
     SegmentAttention,
 )
 from worker.budget import OutOfMemory
+from worker.device import is_out_of_memory, refuse_unrepeatable
 from worker.inputs import Inputs, Span, flatten
 from worker.kv_cache import KVCache, KVShape, budget_bytes, free_bytes
 from worker.models import (
@@ -130,7 +131,7 @@ class Runner:
         try:
             return self._compute(spans, flatten(spans, self.block_size, self._model.device, sampled_before))
         except (MemoryError, RuntimeError) as error:
-            if not _is_out_of_memory(error):
+            if not is_out_of_memory(error):
                 raise
             reason = str(error).strip().partition("\n")[0] or type(error).__name__
         # Outside of the handler, whose traceback would keep the pass's tensors alive.
@@ -149,6 +150,12 @@ class Runner:
             self._found = weakref.ref(logits), maxima
             return logits
         return self._model.forward(inputs.token_ids, inputs.positions, inputs.rows, plan, self._ops, additions)
+
+    def keep_hidden(self) -> Decoder:
+        """What leaves Decoder.hidden behind from now on; so no step is computed in one native call or by a graph."""
+        self._model.keeps_hidden = True
+        self.whole = self._graphs = None
+        return self._model
 
     def keep_up(self, spans: Sequence[Span], num_done: int) -> None:
         """See Decoder.keep_up."""
@@ -192,11 +199,6 @@ class Runner:
     def copy_block(self, source: int, target: int) -> None:
         """Keys and values of all layers."""
         self.cache.copy_block(source, target)
-
-
-def _is_out_of_memory(error: BaseException) -> bool:
-    """torch has a type for it on CUDA; on the CPU its allocator says so in words only."""
-    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)
 
 
 def load_model(
@@ -328,19 +330,6 @@ def _repeatable_means(engine: settings.Engine, model: Decoder, cache: KVCache, s
         else RepeatableAttention(cache, scores),
         NativeOps(kernels) if kernels is not None and operates else RepeatableOps(),
     )
-
-
-def refuse_unrepeatable(engine: settings.Engine, device: torch.device) -> None:
-    """Raises ModelError where ``engine.deterministic`` is asked for and cannot be kept."""
-    if not engine.deterministic:
-        return
-    if engine.tensor_parallel > 2:
-        raise ModelError(
-            f"engine.deterministic is on and engine.tensor_parallel {engine.tensor_parallel}, but among more than two"
-            " processes numbers are added up in an order that depends on how many there are"
-        )
-    if device.type == "cuda" and (engine.attention != "auto" or not has_triton(device)):
-        raise ModelError("engine.deterministic needs Triton and engine.attention = auto on CUDA devices")
 
 
 def _graphs(

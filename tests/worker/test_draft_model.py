@@ -19,7 +19,8 @@ from worker.models import ModelError
 from worker.runner import Runner
 from worker.speculation import NO_DRAFT, Speculation
 from worker.speculation.following import follow
-from worker.speculation.model import Durations, ModelDrafter, draft_model
+from worker.speculation.load import draft_model
+from worker.speculation.model import Durations, ModelDrafter
 
 TINY = EngineSettings(device="cpu", dtype="float32", num_threads=1, block_size=BLOCK_SIZE, max_kv_bytes=8 << 20)
 

@@ -68,6 +68,9 @@ class Decoder:
         self.embedding_scale = float(torch.tensor(shard.own.embedding_scale, dtype=dtype))
         self._norms_apart = shard.own.qk_norm == "width" and shard.layout.tensor > 1
         self._link: Link = Alone()
+        self.keeps_hidden = False
+        self.hidden: Tensor | None = None
+        """[num_logits, hidden_size]: what the head was given in the last ``forward``, where that is kept."""
 
     @property
     def windows(self) -> tuple[int, ...]:
@@ -118,6 +121,8 @@ class Decoder:
             link.send(x)
         if self.head is None or not len(rows):
             return x.new_empty((0, architecture.vocab_size), dtype=torch.float32)
+        if self.keeps_hidden:
+            self.hidden = normed
         logits = self.head.wide(normed)
         return link.gather(softcapped(logits, architecture.logits_softcap), self.shard.vocabulary_widths)
 

@@ -17,7 +17,7 @@ from policies import settings
 from policies.costs import StepCosts, Work
 from policies.speculation import BEHIND_WEIGHT, Chance, Effort, Survival, allot, best_length
 from worker.sequence import Sequence
-from worker.speculation.drafter import NO_DRAFT, Draft, Drafter
+from worker.speculation.drafter import NO_DRAFT, Draft, Drafter, Watcher
 from worker.speculation.store import StoreDrafter
 from worker.speculation.suffix import SuffixDrafter
 
@@ -93,6 +93,7 @@ class Speculation:
         self._drafting_s = 0.0
         """In this step, by drafters that are not free."""
         self._drafters = list(drafters)
+        self._watchers = [drafter for drafter in self._drafters if isinstance(drafter, Watcher)]
         self._max_draft_tokens = max_draft_tokens
         self._allot = allot
         self._num_refused = [0] * len(self._drafters)
@@ -232,6 +233,11 @@ class Speculation:
             "num_drafter_faults": self.num_faults.total(),
         }
 
+    def watch(self, sequences: Run[Sequence], rows: Run[int]) -> None:
+        """See Watcher."""
+        for watcher in self._watchers:
+            watcher.watch(sequences, rows)
+
     def ended(self, sequence: Sequence) -> None:
         """With whatever it has written; not by a fault."""
         for drafter in self._drafters:
@@ -240,9 +246,9 @@ class Speculation:
     def forget(self, sequence: Sequence) -> None:
         """It is gone."""
         self._promising.discard(sequence)
-        if self._notes.pop(sequence, None) is not None:
-            for drafter in self._drafters:
-                drafter.forget(sequence)
+        is_noted = self._notes.pop(sequence, None) is not None
+        for drafter in self._drafters if is_noted else self._watchers:
+            drafter.forget(sequence)
 
     def _from_the_free(self, awake: dict[Sequence, int]) -> dict[Sequence, _Offer]:
         """Of each sequence that has any, the draft of which most is expected, among those that cost nothing."""

@@ -8,7 +8,7 @@ say anything; being wrong costs time, never an answer.
 from __future__ import annotations
 
 from collections.abc import Sequence as Run
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from worker.sequence import Sequence
 
@@ -51,4 +51,14 @@ class Drafter(Protocol):
 
     def forget(self, sequence: Sequence) -> None:
         """It has ended, or is not asked for any more; it may never have been."""
+        ...
+
+
+@runtime_checkable
+class Watcher(Drafter, Protocol):
+    """A drafter that is told of each step, too."""
+
+    def watch(self, sequences: Run[Sequence], rows: Run[int]) -> None:
+        """The next token of each is about to be sampled by these rows of what the target has just computed, and the one
+        after each token of its draft: consecutive rows, sequence by sequence. Must not raise."""
         ...

@@ -7,28 +7,17 @@ a token or two to catch up with before it writes on.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from collections.abc import Sequence as Run
-from pathlib import Path
 
-import msgspec
-
-from demo import DRAFT_DIR
-from policies import settings
 from worker.inputs import Span
-from worker.models import ModelError, path_of
-from worker.models.foreign.load import is_native
-from worker.parallel.runner import ParallelRunner
-from worker.runner import Runner, load_model, room
+from worker.runner import Runner
 from worker.sequence import Sequence
 from worker.speculation.drafter import NO_DRAFT, Draft
 from worker.speculation.following import follow
 
 MAX_CATCH_UP = 512
 """Tokens computed at once before a draft; a longer text is caught up with over several steps, without drafts."""
-SHARE = 0.25
-"""Of the blocks that the small model could have if it were alone."""
 _LATEST = 8
 
 
@@ -164,47 +153,3 @@ def _agree(text: _Text, known: Run[int]) -> None:
         num += 1
     text.num_computed = min(num, len(known) - 1)
     text.ahead = []
-
-
-def draft_model(
-    source: str,
-    engine: settings.Engine,
-    target: Runner | ParallelRunner,
-    now: Callable[[], float],
-    replica: int = 0,
-) -> ModelDrafter | None:
-    """The configured one, or the one that belongs to the demo model; None: there is none. Raises ModelError."""
-    asked = engine.speculation
-    if not asked.enabled or "model" not in asked.drafters:
-        return None
-    path = asked.draft_model or (str(DRAFT_DIR) if source == "demo" else "")
-    if not path:
-        return None
-    if not isinstance(target, Runner):
-        if asked.draft_model:
-            raise ModelError("engine.speculation.draft_model works beside a model in one process only")
-        return None
-    directory = path_of(path)
-    if not is_native(directory):
-        raise ModelError(f"the draft model {path} is of an architecture that cannot draft")
-    # In as many tokens as the large one, and as many threads.
-    plain = msgspec.structs.replace(engine, quantize="none", max_model_tokens=0)
-    model = load_model(path, plain, replica)
-    vocab_size = model.architecture.vocab_size
-    if vocab_size != target.vocab_size:
-        raise ModelError(
-            f"the draft model {path} has a vocabulary of {vocab_size} tokens, but {source} one of {target.vocab_size}"
-        )
-    if not _same_words(directory, path_of(source)):
-        raise ModelError(f"the draft model {path} has another vocabulary than {source}")
-    size = max(1, int(SHARE * room(model, plain)))
-    return ModelDrafter(Runner.of(model, plain, min(size, target.num_blocks)), now)
-
-
-def _same_words(draft: Path, target: Path) -> bool:
-    """Whether both have the same tokens, as far as their tokenizers lie beside them."""
-    files = [directory / "tokenizer.json" for directory in (draft, target)]
-    if not all(file.is_file() for file in files):
-        return True
-    mine, theirs = (json.loads(file.read_bytes())["model"].get("vocab") for file in files)
-    return bool(mine == theirs)

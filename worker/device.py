@@ -1,0 +1,27 @@
+"""What a device can keep, and when it is out of memory."""
+
+from __future__ import annotations
+
+import torch
+
+from policies import settings
+from worker.models import ModelError
+from worker.triton import has_triton
+
+
+def refuse_unrepeatable(engine: settings.Engine, device: torch.device) -> None:
+    """Raises ModelError where ``engine.deterministic`` is asked for and cannot be kept."""
+    if not engine.deterministic:
+        return
+    if engine.tensor_parallel > 2:
+        raise ModelError(
+            f"engine.deterministic is on and engine.tensor_parallel {engine.tensor_parallel}, but among more than two"
+            " processes numbers are added up in an order that depends on how many there are"
+        )
+    if device.type == "cuda" and (engine.attention != "auto" or not has_triton(device)):
+        raise ModelError("engine.deterministic needs Triton and engine.attention = auto on CUDA devices")
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """torch has a type for it on CUDA; on the CPU its allocator says so in words only."""
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)

@@ -1,0 +1,78 @@
+"""What ``engine.speculation.draft_model`` names, as a drafter: a small model, or heads that belong to the large one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from demo import DRAFT_DIR
+from policies import settings
+from worker.models import ModelError, path_of
+from worker.models.foreign.load import is_native
+from worker.models.weights import read_json
+from worker.parallel.runner import ParallelRunner
+from worker.runner import Runner, load_model, room
+from worker.speculation.medusa import MedusaDrafter, is_medusa, load_heads
+from worker.speculation.model import ModelDrafter
+
+SHARE = 0.25
+"""Of the blocks that the small model could have if it were alone."""
+
+
+def draft_model(
+    source: str,
+    engine: settings.Engine,
+    target: Runner | ParallelRunner,
+    now: Callable[[], float],
+    replica: int = 0,
+) -> ModelDrafter | MedusaDrafter | None:
+    """The configured one, model or heads, or the one that belongs to the demo model; None: there is none. Raises
+    ModelError."""
+    asked = engine.speculation
+    if not asked.enabled or "model" not in asked.drafters:
+        return None
+    path = asked.draft_model or (str(DRAFT_DIR) if source == "demo" else "")
+    if not path:
+        return None
+    if not isinstance(target, Runner):
+        if asked.draft_model:
+            raise ModelError("engine.speculation.draft_model works beside a model in one process only")
+        return None
+    directory = path_of(path)
+    if is_eagle(directory):
+        raise ModelError(f"the draft model {path} is an EAGLE head, of which none are served; Medusa heads are")
+    if is_medusa(directory):
+        if not is_native(path_of(source)):
+            raise ModelError(f"the Medusa heads {path} need a model that is not served by way of transformers")
+        return MedusaDrafter(target, load_heads(directory, target.keep_hidden(), source), now)
+    if not is_native(directory):
+        raise ModelError(f"the draft model {path} is of an architecture that cannot draft")
+    # In as many tokens as the large one, and as many threads.
+    plain = msgspec.structs.replace(engine, quantize="none", max_model_tokens=0)
+    model = load_model(path, plain, replica)
+    vocab_size = model.architecture.vocab_size
+    if vocab_size != target.vocab_size:
+        raise ModelError(
+            f"the draft model {path} has a vocabulary of {vocab_size} tokens, but {source} one of {target.vocab_size}"
+        )
+    if not _same_words(directory, path_of(source)):
+        raise ModelError(f"the draft model {path} has another vocabulary than {source}")
+    size = max(1, int(SHARE * room(model, plain)))
+    return ModelDrafter(Runner.of(model, plain, min(size, target.num_blocks)), now)
+
+
+def is_eagle(directory: Path) -> bool:
+    """Whether it has a layer that reads a model's hidden rows (EAGLE-3) rather than a model. Raises ModelError."""
+    return (directory / "config.json").is_file() and "draft_vocab_size" in read_json(directory / "config.json")
+
+
+def _same_words(draft: Path, target: Path) -> bool:
+    """Whether both have the same tokens, as far as their tokenizers lie beside them."""
+    files = [directory / "tokenizer.json" for directory in (draft, target)]
+    if not all(file.is_file() for file in files):
+        return True
+    mine, theirs = (json.loads(file.read_bytes())["model"].get("vocab") for file in files)
+    return bool(mine == theirs)
