@@ -176,6 +176,8 @@ class Engine:
                 return None, []
             log.exception("a step of %d sequences failed", len(batch))
             return None, self._fail({sequence.request.request_id: error for sequence, _ in batch}, now)
+        if self.speculates and self._speculation is not None:
+            self._speculation.computed(batch)
         sampled, indices = self._commit(batch, self._now())
         draws: list[Draw] = []
         faults: Faults = {}

@@ -160,9 +160,3 @@ def test_files_that_are_not_there_or_broken_are_refused(families, tmp_path):
     (directory / "medusa_lm_head.pt").write_bytes(b"nothing of the kind")
     with pytest.raises(ModelError, match="cannot be read"):
         drafter_of(families, directory)
-
-
-def test_an_eagle_head_is_refused_by_name(families, tmp_path):
-    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"], "draft_vocab_size": 50}))
-    with pytest.raises(ModelError, match="is an EAGLE head"):
-        drafter_of(families, tmp_path)

@@ -71,6 +71,10 @@ class Decoder:
         self.keeps_hidden = False
         self.hidden: Tensor | None = None
         """[num_logits, hidden_size]: what the head was given in the last ``forward``, where that is kept."""
+        self.taps: tuple[int, ...] = ()
+        """Layers of which what goes in is kept, too."""
+        self.tapped: list[Tensor] = []
+        """Of each [num_tokens, hidden_size], in the last ``forward``."""
 
     @property
     def windows(self) -> tuple[int, ...]:
@@ -100,8 +104,11 @@ class Decoder:
         x = self._enter(token_ids)
         angles = [rotary.at(positions) for rotary in self.rotaries]
         last = architecture.num_layers - 1
+        self.tapped = []
         normed = ops.add_norm(x, None, None, self.layers[0].attention_pre_norm, eps)
         for index, layer in enumerate(self.layers):
+            if index in self.taps:
+                self.tapped.append(x.clone())
             mixed = self._attend(index, layer, normed, angles[architecture.layer_ropes[index]], plan, ops, additions)
             if index == last and self.shard.is_last and len(rows) < len(x):
                 # Past the last layer's keys and values only the rows that are asked for matter.

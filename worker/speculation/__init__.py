@@ -233,6 +233,16 @@ class Speculation:
             "num_drafter_faults": self.num_faults.total(),
         }
 
+    def computed(self, batch: Run[tuple[Sequence, int]]) -> None:
+        """See Watcher."""
+        for watcher in list(self._watchers):
+            try:
+                watcher.computed(batch)
+            except Exception as error:
+                log.warning("drafter %s is switched off", watcher.name, exc_info=error)
+                self._watchers.remove(watcher)
+                self.num_faults[watcher.name] += 1
+
     def watch(self, sequences: Run[Sequence], rows: Run[int]) -> None:
         """See Watcher."""
         for watcher in self._watchers:

@@ -58,7 +58,12 @@ class Drafter(Protocol):
 class Watcher(Drafter, Protocol):
     """A drafter that is told of each step, too."""
 
+    def computed(self, batch: Run[tuple[Sequence, int]]) -> None:
+        """The target has just computed so many tokens of each, and the draft of each behind them; called before any of
+        it is noted on them. If it raises, it is not told of anything any more."""
+        ...
+
     def watch(self, sequences: Run[Sequence], rows: Run[int]) -> None:
         """The next token of each is about to be sampled by these rows of what the target has just computed, and the one
-        after each token of its draft: consecutive rows, sequence by sequence. Must not raise."""
+        after each token of its draft: consecutive rows, sequence by sequence."""
         ...

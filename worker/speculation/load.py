@@ -12,9 +12,10 @@ from demo import DRAFT_DIR
 from policies import settings
 from worker.models import ModelError, path_of
 from worker.models.foreign.load import is_native
-from worker.models.weights import read_json
 from worker.parallel.runner import ParallelRunner
 from worker.runner import Runner, load_model, room
+from worker.speculation.drafter import Drafter
+from worker.speculation.eagle import EagleDrafter, is_eagle, load_eagle
 from worker.speculation.medusa import MedusaDrafter, is_medusa, load_heads
 from worker.speculation.model import ModelDrafter
 
@@ -28,7 +29,7 @@ def draft_model(
     target: Runner | ParallelRunner,
     now: Callable[[], float],
     replica: int = 0,
-) -> ModelDrafter | MedusaDrafter | None:
+) -> Drafter | None:
     """The configured one, model or heads, or the one that belongs to the demo model; None: there is none. Raises
     ModelError."""
     asked = engine.speculation
@@ -43,7 +44,9 @@ def draft_model(
         return None
     directory = path_of(path)
     if is_eagle(directory):
-        raise ModelError(f"the draft model {path} is an EAGLE head, of which none are served; Medusa heads are")
+        if not is_native(path_of(source)):
+            raise ModelError(f"the EAGLE head {path} needs a model that is not served by way of transformers")
+        return EagleDrafter(load_eagle(directory, target.keep_hidden(), source), now)
     if is_medusa(directory):
         if not is_native(path_of(source)):
             raise ModelError(f"the Medusa heads {path} need a model that is not served by way of transformers")
@@ -62,11 +65,6 @@ def draft_model(
         raise ModelError(f"the draft model {path} has another vocabulary than {source}")
     size = max(1, int(SHARE * room(model, plain)))
     return ModelDrafter(Runner.of(model, plain, min(size, target.num_blocks)), now)
-
-
-def is_eagle(directory: Path) -> bool:
-    """Whether it has a layer that reads a model's hidden rows (EAGLE-3) rather than a model. Raises ModelError."""
-    return (directory / "config.json").is_file() and "draft_vocab_size" in read_json(directory / "config.json")
 
 
 def _same_words(draft: Path, target: Path) -> bool:

@@ -8,7 +8,6 @@ them. One line of tokens is drafted, the likeliest of each head, not a tree.
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable
 from collections.abc import Sequence as Run
 from dataclasses import dataclass
@@ -16,8 +15,6 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor
 
 from worker.models import Decoder, ModelError
@@ -26,6 +23,7 @@ from worker.runner import Runner, refuse_too_large
 from worker.sequence import Sequence
 from worker.speculation.drafter import NO_DRAFT, Draft
 from worker.speculation.model import Durations
+from worker.speculation.trained import tensors_of
 
 NUM_HEADS_FIELD = "medusa_num_heads"
 _FILES = ("medusa_lm_head.safetensors", "medusa_lm_head.pt")
@@ -64,6 +62,9 @@ class MedusaDrafter:
     def expected_s(self, num_sequences: int, num_tokens: int) -> float:
         """See Drafter."""
         return self._durations.expected_s(num_sequences, num_tokens)
+
+    def computed(self, batch: Run[tuple[Sequence, int]]) -> None:
+        """See Watcher."""
 
     def watch(self, sequences: Run[Sequence], rows: Run[int]) -> None:
         """See Watcher."""
@@ -120,7 +121,7 @@ def is_medusa(directory: Path) -> bool:
 
 def load_heads(directory: Path, target: Decoder, source: str) -> list[Head]:
     """Those of a directory, for this target, which came from ``source``. Raises ModelError."""
-    tensors = _tensors(directory)
+    tensors = tensors_of(directory, _FILES, "the Medusa heads")
     size, vocab_size = target.architecture.hidden_size, target.architecture.vocab_size
     num_bytes = sum(tensor.numel() for tensor in tensors.values()) * target.dtype.itemsize
     refuse_too_large(str(directory), num_bytes, target.dtype, target.device)
@@ -149,18 +150,3 @@ def load_heads(directory: Path, target: Decoder, source: str) -> list[Head]:
     if not heads:
         raise ModelError(f"the Medusa heads {directory} are none")
     return heads
-
-
-def _tensors(directory: Path) -> dict[str, Tensor]:
-    file = next((directory / name for name in _FILES if (directory / name).is_file()), None)
-    if file is None:
-        raise ModelError(f"the Medusa heads {directory} have neither {_FILES[0]} nor {_FILES[1]}")
-    try:
-        if file.suffix == ".safetensors":
-            return load_file(file)
-        tensors = torch.load(file, map_location="cpu", weights_only=True)
-    except (OSError, SafetensorError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
-        raise ModelError(f"{file} cannot be read: {str(error).partition(chr(10))[0]}") from None
-    if not isinstance(tensors, dict) or not all(isinstance(tensor, Tensor) for tensor in tensors.values()):
-        raise ModelError(f"{file} has something else than tensors by name")
-    return tensors

@@ -1,0 +1,176 @@
+"""An EAGLE-3 head: what it says, what is refused, and that no answer changes."""
+
+import json
+
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import save_file
+
+from policies import wire
+from policies.settings import Speculation as SpeculationSettings
+from policies.terms import Sampling
+from tests.worker.test_draft_model import clock
+from tests.worker.test_engine_models import STEMS, Families, run
+from tests.worker.test_medusa import drafter_of
+from tests.worker.test_speculation import everything
+from tests.worker.tiny import SIZES, VOCAB_SIZE
+from worker.models import ModelError
+from worker.speculation import Speculation
+from worker.speculation.eagle import EagleDrafter
+
+SIZE, INNER, HEADS, KV_HEADS = 32, 40, 4, 2
+HEAD_DIM = SIZE // HEADS
+DRAFT_VOCAB_SIZE = 50
+EPS = 1e-5
+
+
+def random_head(seed=0, size=SIZE, num_tokens=DRAFT_VOCAB_SIZE):
+    generator = torch.Generator().manual_seed(seed)
+
+    def weight(*shape):
+        return torch.randn(shape, generator=generator) * (0.3 if len(shape) > 1 else 1.0)
+
+    kept = torch.randperm(VOCAB_SIZE, generator=generator)[:num_tokens].sort().values
+    t2d = torch.zeros(VOCAB_SIZE, dtype=torch.bool)
+    t2d[kept] = True
+    attention = "midlayer.self_attn"
+    return {
+        "fc.weight": weight(size, 3 * size),
+        "lm_head.weight": weight(num_tokens, size),
+        "norm.weight": weight(size),
+        "d2t": kept - torch.arange(num_tokens),
+        "t2d": t2d,
+        f"{attention}.q_proj.weight": weight(HEADS * HEAD_DIM, 2 * size),
+        f"{attention}.k_proj.weight": weight(KV_HEADS * HEAD_DIM, 2 * size),
+        f"{attention}.v_proj.weight": weight(KV_HEADS * HEAD_DIM, 2 * size),
+        f"{attention}.o_proj.weight": weight(size, HEADS * HEAD_DIM),
+        "midlayer.mlp.gate_proj.weight": weight(INNER, size),
+        "midlayer.mlp.up_proj.weight": weight(INNER, size),
+        "midlayer.mlp.down_proj.weight": weight(size, INNER),
+        "midlayer.hidden_norm.weight": weight(size),
+        "midlayer.input_layernorm.weight": weight(size),
+        "midlayer.post_attention_layernorm.weight": weight(size),
+    }
+
+
+def saved(tensors, directory, suffix="safetensors", **changes):
+    config = {
+        **{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu", "rms_norm_eps": EPS},
+        **{"hidden_size": SIZE, "intermediate_size": INNER, "num_hidden_layers": 1, "vocab_size": VOCAB_SIZE},
+        **{"num_attention_heads": HEADS, "num_key_value_heads": KV_HEADS, "draft_vocab_size": DRAFT_VOCAB_SIZE},
+        **{"max_position_embeddings": SIZES["max_position_embeddings"], "rope_theta": 10000.0},
+    }
+    (directory / "config.json").write_text(json.dumps({**config, **changes}))
+    if suffix == "bin":
+        torch.save(tensors, directory / "pytorch_model.bin")
+    else:
+        save_file(tensors, directory / "model.safetensors")
+    return directory
+
+
+@pytest.fixture(scope="module")
+def families(tmp_path_factory):
+    return Families(tmp_path_factory.mktemp("families"))
+
+
+@torch.inference_mode()
+def reference(oracle, head, token_ids, num_tokens):
+    """The published forward over the whole text, without a cache: what it writes after these tokens."""
+
+    def normed(x, name):
+        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + EPS) * head[f"{name}.weight"]
+
+    def turned(x):
+        positions = torch.arange(x.shape[1]).float()[:, None]
+        angles = positions / 10000.0 ** (torch.arange(0, HEAD_DIM, 2).float() / HEAD_DIM)
+        cos, sin = torch.cat((angles, angles), -1).cos(), torch.cat((angles, angles), -1).sin()
+        first, second = x.chunk(2, -1)
+        return x * cos + torch.cat((-second, first), -1) * sin
+
+    def layer(hidden, followed_by):
+        x = torch.cat(
+            (
+                normed(oracle.model.embed_tokens(torch.tensor(followed_by)), "midlayer.input_layernorm"),
+                normed(hidden, "midlayer.hidden_norm"),
+            ),
+            -1,
+        )
+        query, key, value = (
+            (x @ head[f"midlayer.self_attn.{name}_proj.weight"].T).view(len(x), -1, HEAD_DIM).transpose(0, 1)
+            for name in "qkv"
+        )
+        query, key = turned(query), turned(key)
+        key, value = (each.repeat_interleave(HEADS // KV_HEADS, 0) for each in (key, value))
+        scores = query @ key.transpose(1, 2) / HEAD_DIM**0.5
+        scores = scores.masked_fill(torch.ones(len(x), len(x)).triu(1).bool(), float("-inf"))
+        mixed = (scores.softmax(-1) @ value).transpose(0, 1).reshape(len(x), -1)
+        hidden = hidden + mixed @ head["midlayer.self_attn.o_proj.weight"].T
+        x = normed(hidden, "midlayer.post_attention_layernorm")
+        gated = F.silu(x @ head["midlayer.mlp.gate_proj.weight"].T) * (x @ head["midlayer.mlp.up_proj.weight"].T)
+        return hidden + gated @ head["midlayer.mlp.down_proj.weight"].T
+
+    states = oracle.model(torch.tensor([token_ids[:-1]]), output_hidden_states=True).hidden_states
+    hidden = torch.cat([states[index][0] for index in (0, 1, 2)], -1) @ head["fc.weight"].T
+    followed_by, draft = list(token_ids[1:]), []
+    for _ in range(num_tokens):
+        out = layer(hidden, followed_by)[-1:]
+        chosen = int((normed(out, "norm") @ head["lm_head.weight"].T).argmax())
+        draft.append(chosen + int(head["d2t"][chosen]))
+        hidden, followed_by = torch.cat((hidden, out)), [*followed_by, draft[-1]]
+    return draft
+
+
+class Recorded(EagleDrafter):
+    """Keeps what it was asked, and what it said."""
+
+    said = ()
+
+    def propose(self, sequences, num_tokens):
+        drafts = super().propose(sequences, num_tokens)
+        for sequence, draft in zip(sequences, drafts, strict=True):
+            self.said = (*self.said, (list(sequence.token_ids), draft.token_ids))
+        return drafts
+
+
+@pytest.mark.parametrize("suffix", ["safetensors", "bin"])
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("prefix_cache", [False, True])
+def test_it_says_what_the_published_forward_says_and_answers_stay(
+    families, tmp_path, suffix, temperature, prefix_cache
+):
+    head = random_head()
+    target, drafter = drafter_of(families, saved(head, tmp_path, suffix))
+    arrivals = [
+        (number, wire.Submit(str(number), stem[: 8 + number], Sampling(13, seed=number, temperature=temperature)))
+        for number, stem in enumerate(STEMS * 2)
+    ]
+    plain = families.engine("llama", speculation=SpeculationSettings(enabled=False))
+    expected, _ = run(plain, arrivals)
+    guessing = families.engine("llama", num_blocks=13, prefix_cache=prefix_cache)
+    guessing._runner = target
+    drafter = Recorded(drafter._eagle, clock())
+    guessing._speculation = Speculation([drafter], 3, everything, clock())
+    guessing.speculates = True
+    answers, _ = run(guessing, arrivals)
+    assert answers == expected
+    drafts = [(token_ids, draft) for token_ids, draft in drafter.said if draft]
+    assert len(drafts) > 20
+    if not prefix_cache:  # else some rows of a prompt are never seen
+        for token_ids, draft in drafts:
+            assert draft == reference(families.oracle("llama"), head, token_ids, len(draft))
+    assert not guessing._speculation.num_faults
+    assert not drafter._texts
+
+
+@pytest.mark.parametrize(
+    ("head", "changes", "named"),
+    [
+        ({"size": 24}, {}, r"another model than .*llama: fc\.weight is \[24, 72\]"),
+        ({"num_tokens": 40}, {}, r"another model than .*llama: lm_head\.weight is \[40, 32\]"),
+        ({}, {"vocab_size": 50}, "another vocabulary than that of .*llama"),
+    ],
+)
+def test_a_head_of_another_width_or_vocabulary_is_refused_by_name(families, tmp_path, head, changes, named):
+    with pytest.raises(ModelError, match=named):
+        drafter_of(families, saved(random_head(**head), tmp_path, **changes))
