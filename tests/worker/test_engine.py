@@ -1,5 +1,6 @@
 """The engine's promises one by one, on the device that knows what it should read."""
 
+from policies.settings import Speculation
 from tests.worker.engine_bench import Bench, expected, tokens
 from tests.worker.scripted import ScriptedRunner
 from worker.sequence import UNKNOWN
@@ -34,7 +35,7 @@ def test_of_several_answers_those_that_have_ended_elsewhere_are_not_begun_again(
 
 def test_what_was_emitted_elsewhere_is_found_in_the_cache_like_any_prompt():
     whole = expected(tokens(10), 12)
-    bench = Bench()
+    bench = Bench(speculation=Speculation(enabled=False))  # which knows how the answer goes on
     bench.submit("a", tokens(10), 12)
     bench.run()
     bench.submit("b", tokens(10), 12, promise={"emitted_token_ids": {0: whole[:8]}})
