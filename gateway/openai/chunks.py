@@ -13,6 +13,7 @@ import msgspec
 from gateway.openai.failures import ErrorBody, ErrorDetail
 from gateway.openai.receipts import PenstockExtras
 from gateway.openai.responses import Logprobs, UsageBody
+from gateway.parsers import Content, Event, Reasoning, ToolArguments, ToolCallBegin
 from policies.terms import Usage
 
 DONE = b"data: [DONE]\n\n"
@@ -66,20 +67,37 @@ class Chunks:
         """What a choice's last chunk has in place of text."""
         raise NotImplementedError
 
-    def opening(self, index: int) -> bytes:
-        """What comes before a choice's first text; may be nothing."""
+    def _of(self, event: Event) -> bytes:
+        """What a chunk has of a piece of the answer."""
+        raise NotImplementedError
+
+    def opening(self, index: int, content: str | None = "") -> bytes:
+        """What comes before a choice's first text; may be nothing. ``content``: None where something else than text
+        comes first."""
         raise NotImplementedError
 
     def text(self, index: int, text: str) -> bytes:
         """One chunk with text."""
         return self._heads[index] + _json(text) + self._tail
 
-    def text_with_logprobs(self, index: int, text: str, logprobs: Logprobs) -> bytes:
-        """One chunk with text and its tokens' log-probabilities."""
-        return b'%b%b%b"logprobs":%b,"finish_reason":null}%b' % (
-            self._heads[index],
-            _json(text),
-            self._after_text(),
+    def piece(self, index: int, event: Event, logprobs: Logprobs | None) -> bytes:
+        """One chunk with a piece of the answer, and log-probabilities of the tokens that came until then."""
+        if logprobs is None and isinstance(event, Content):
+            return self.text(index, event.text)
+        return b'%b{"index":%d,%b"logprobs":%b,"finish_reason":null}%b' % (
+            self._start,
+            index,
+            self._of(event),
+            _json(logprobs),
+            self._end,
+        )
+
+    def only_logprobs(self, index: int, logprobs: Logprobs) -> bytes:
+        """One chunk for tokens without text."""
+        return b'%b{"index":%d,%b"logprobs":%b,"finish_reason":null}%b' % (
+            self._start,
+            index,
+            self._empty(),
             _json(logprobs),
             self._end,
         )
@@ -123,10 +141,25 @@ class ChatChunks(Chunks):
     def _empty(self) -> bytes:
         return b'"delta":{},'
 
-    def opening(self, index: int) -> bytes:
-        return b'%b{"index":%d,"delta":{"role":"assistant","content":"","refusal":null},%b%b' % (
+    def _of(self, event: Event) -> bytes:
+        match event:
+            case Content(text):
+                return b'"delta":{"content":%b},' % _json(text)
+            case Reasoning(text):
+                return b'"delta":{"reasoning_content":%b},' % _json(text)
+            case ToolCallBegin(number, id, name):
+                return (
+                    b'"delta":{"tool_calls":[{"index":%d,"id":%b,"type":"function",'
+                    b'"function":{"name":%b,"arguments":""}}]},' % (number, _json(id), _json(name))
+                )
+            case ToolArguments(number, text):
+                return b'"delta":{"tool_calls":[{"index":%d,"function":{"arguments":%b}}]},' % (number, _json(text))
+
+    def opening(self, index: int, content: str | None = "") -> bytes:
+        return b'%b{"index":%d,"delta":{"role":"assistant","content":%b,"refusal":null},%b%b' % (
             self._start,
             index,
+            _json(content),
             b'"logprobs":null,"finish_reason":null}',
             self._end,
         )
@@ -147,5 +180,9 @@ class CompletionChunks(Chunks):
     def _empty(self) -> bytes:
         return b'"text":"",'
 
-    def opening(self, index: int) -> bytes:
+    def _of(self, event: Event) -> bytes:
+        assert isinstance(event, Content)
+        return b'"text":%b,' % _json(event.text)
+
+    def opening(self, index: int, content: str | None = "") -> bytes:
         return b""

@@ -6,6 +6,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from gateway.openai.receipts import PenstockExtras
+from gateway.parsers import Said
 from policies.terms import Usage
 
 
@@ -36,10 +37,12 @@ class UsageBody(msgspec.Struct, frozen=True):
     @classmethod
     def of(cls, usage: Usage) -> UsageBody:
         """``usage`` in OpenAI's shape."""
-        details = CompletionTokensDetails()
+        details = CompletionTokensDetails(usage.num_reasoning_tokens)
         if usage.num_drafted_tokens:
             details = CompletionTokensDetails(
-                drafted_tokens=usage.num_drafted_tokens, accepted_tokens=usage.num_accepted_tokens
+                usage.num_reasoning_tokens,
+                drafted_tokens=usage.num_drafted_tokens,
+                accepted_tokens=usage.num_accepted_tokens,
             )
         return cls(
             prompt_tokens=usage.num_prompt_tokens,
@@ -86,12 +89,40 @@ class CompletionLogprobs(msgspec.Struct, frozen=True):
 Logprobs = ChatLogprobs | CompletionLogprobs
 
 
-class AnswerMessage(msgspec.Struct, frozen=True):
-    """The assistant's answer."""
+class CalledFunction(msgspec.Struct, frozen=True):
+    """``arguments`` is JSON text."""
 
-    content: str
+    name: str
+    arguments: str
+
+
+class AnswerCall(msgspec.Struct, frozen=True):
+    """One call in an answer."""
+
+    id: str
+    function: CalledFunction
+    type: str = "function"
+
+
+class AnswerMessage(msgspec.Struct, frozen=True):
+    """The assistant's answer; without text of its own where it only calls."""
+
+    content: str | None
     role: str = "assistant"
     refusal: None = None
+    reasoning_content: str | UnsetType = UNSET
+    """What was thought before; DeepSeek's name."""
+    tool_calls: list[AnswerCall] | UnsetType = UNSET
+
+    @classmethod
+    def of(cls, said: Said) -> AnswerMessage:
+        """``said`` in OpenAI's shape."""
+        calls = [AnswerCall(call.id, CalledFunction(call.name, call.arguments)) for call in said.calls]
+        return cls(
+            said.content if calls else said.content or "",
+            reasoning_content=said.reasoning or UNSET,
+            tool_calls=calls or UNSET,
+        )
 
 
 class ChatChoice(msgspec.Struct, frozen=True):

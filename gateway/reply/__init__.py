@@ -7,16 +7,17 @@ from collections.abc import Awaitable
 
 from aiohttp import web
 
-from gateway import errors, head, openai
+from gateway import errors, head
 from gateway.flights import Source
 from gateway.house import Gateway
 from gateway.reply.account import HUNG_UP, Account
 from gateway.reply.answers import Answer, ChatAnswer, Part, TextAnswer
 from gateway.reply.choices import Choice
 from gateway.reply.events import OUTLET, EventStream, Outlet
+from gateway.reply.shapers import Shaper
 from policies import wire
 
-__all__ = ["Account", "Answer", "ChatAnswer", "Part", "TextAnswer", "send"]
+__all__ = ["Account", "Answer", "ChatAnswer", "Part", "Shaper", "TextAnswer", "send"]
 
 HEADERS_AFTER_S = 1.0
 """So long a stream's headers wait for the first token, as a refusal until then has a status of its own."""
@@ -46,10 +47,10 @@ async def _send_stream(
     stream: Outlet, answer: Answer, flights: Source, account: Account, currency: str | None
 ) -> web.StreamResponse:
     """``currency`` as for ``_send_body``. Settles however it ends."""
-    chunks = answer.chunks()
+    shaper = answer.shaper()
     async with stream:
         try:
-            return await _send_events(stream, answer, chunks, flights, account, currency)
+            return await _send_events(stream, shaper, answer, flights, account, currency)
         except ConnectionResetError:
             flights.close()
             await account.settle(HUNG_UP)
@@ -60,7 +61,7 @@ async def _send_stream(
             flights.close()
             failure = errors.described(error, account.request_id)
             await account.settle_failure(failure)
-            return await stream.fail(chunks.failure(errors.detail(failure)))
+            return await stream.fail(shaper.failed(failure))
 
 
 async def _send_body(answer: Answer, flights: Source, account: Account, currency: str | None) -> web.StreamResponse:
@@ -78,7 +79,7 @@ async def _send_body(answer: Answer, flights: Source, account: Account, currency
 
 
 async def _send_events(
-    stream: Outlet, answer: Answer, chunks: openai.Chunks, flights: Source, account: Account, currency: str | None
+    stream: Outlet, shaper: Shaper, answer: Answer, flights: Source, account: Account, currency: str | None
 ) -> web.StreamResponse:
     """Everything that arrived since the last write goes out as one, a choice's tokens as one chunk; of more tokens than
     the marks allow only so many."""
@@ -95,10 +96,10 @@ async def _send_events(
         if mark is not None and (len(deltas) > 1 or len(deltas[0].token_ids) > mark.most):
             deltas, later = mark.portion(deltas)
         if len(deltas) == 1:
-            events = _events_of(_take(answer, flights, deltas[0]), chunks)
+            events = shaper.moved(_take(answer, flights, deltas[0]))
         else:  # in order and each once
             moved = dict.fromkeys([_take(answer, flights, delta) for delta in deltas])
-            events = b"".join([_events_of(choice, chunks) for choice in moved])
+            events = b"".join([shaper.moved(choice) for choice in moved])
         if not answer.num_unfinished:
             break
         if events:
@@ -122,9 +123,8 @@ async def _send_events(
             answer.take(delta)
         later = []
     await account.settle(200)
-    usage = answer.usage() if answer.call.includes_usage else None
-    last = chunks.last(usage, None if currency is None else account.receipt(currency))
-    return await stream.end(events + last + chunks.done)
+    last = shaper.last(None if currency is None else account.receipt(currency))
+    return await stream.end(events + last)
 
 
 def _take(answer: Answer, flights: Source, delta: wire.Delta) -> Choice:
@@ -134,26 +134,6 @@ def _take(answer: Answer, flights: Source, delta: wire.Delta) -> Choice:
     if answer.num_unfinished < num_unfinished and choice.finish is None:
         flights.cancel(delta.request_id, delta.index)
     return choice
-
-
-def _events_of(choice: Choice, chunks: openai.Chunks) -> bytes:
-    """What a choice has to say since the last call, its end included."""
-    text, choice.pending = choice.pending, ""
-    if choice.opened and choice.logprobs is None and choice.finish_reason is None:
-        return chunks.text(choice.index, text) if text else b""
-    events = []
-    if not choice.opened:
-        choice.opened = True
-        events.append(chunks.opening(choice.index))
-    logprobs = choice.take_logprobs()
-    if logprobs is not None:
-        events.append(chunks.text_with_logprobs(choice.index, text, logprobs))
-    elif text:
-        events.append(chunks.text(choice.index, text))
-    if choice.finish_reason is not None and not choice.closed:
-        choice.closed = True
-        events.append(chunks.finish(choice.index, choice.finish_reason))
-    return b"".join(events)
 
 
 async def _deltas(answer: Answer, flights: Source) -> list[wire.Delta]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import cast
 
 import msgspec
@@ -11,7 +11,9 @@ from msgspec import UNSET
 
 from gateway import openai
 from gateway.errors import RequestFailed
+from gateway.parsers import Parser
 from gateway.reply.choices import ChatLogprobs, Choice, CompletionLogprobs, Logprobs
+from gateway.reply.shapers import Chunked, Shaper
 from gateway.text import Text
 from policies import terms, wire
 
@@ -50,8 +52,9 @@ class Answer:
         text: Text,
         fingerprint: str,
         service_tier: str,
+        parser: Callable[[], Parser | None] = lambda: None,
     ) -> None:
-        """``service_tier``: the one that serves it."""
+        """``service_tier``: the one that serves it. ``parser``: makes one for each choice, where they need one."""
         self.call = call
         self.service_tier = service_tier
         self.id = self._id_prefix + parts[0].submit.request_id.removeprefix("req_").partition("-")[0]
@@ -68,7 +71,8 @@ class Answer:
                     call.stops,
                     self._logprobs(text.vocabulary) if part.submit.sampling.num_logprobs is not None else None,
                     part.preamble,
-                    at_once=not call.stream,
+                    not call.stream,
+                    parser(),
                 )
                 part.choices.append(choice)
                 self.choices.append(choice)
@@ -112,6 +116,7 @@ class Answer:
             num_prompt_tokens,
             num_cached_tokens,
             self.num_tokens,
+            sum([choice.num_reasoning_tokens for choice in self.choices]),
             num_drafted_tokens=self._num_drafted_tokens,
             num_accepted_tokens=self._num_accepted_tokens,
         )
@@ -119,11 +124,11 @@ class Answer:
 
     def finish_reason(self) -> str:
         """How the answer ended; for choices that ended differently, each way once."""
-        reasons = [choice.finish_reason or "" for choice in self.choices]
+        reasons = [choice.ended_as or "" for choice in self.choices]
         return reasons[0] if len(reasons) == 1 else ",".join(dict.fromkeys(reasons))
 
     def chunks(self) -> openai.Chunks:
-        """Its events."""
+        """Its events, as bytes."""
         return self._chunks(
             id=self.id,
             created=self.created,
@@ -133,6 +138,10 @@ class Answer:
             num_choices=len(self.choices),
             usage=self.call.includes_usage,
         )
+
+    def shaper(self) -> Shaper:
+        """Makes a stream of it."""
+        return Chunked(self.chunks(), self.usage if self.call.includes_usage else None)
 
     def body(self, extras: openai.PenstockExtras | None = None) -> bytes:
         """The whole as JSON."""
@@ -152,9 +161,9 @@ class ChatAnswer(Answer):
         choices = [
             openai.ChatChoice(
                 choice.index,
-                openai.AnswerMessage(choice.pending),
+                openai.AnswerMessage.of(choice.said()),
                 cast(openai.ChatLogprobs | None, choice.take_logprobs()),
-                choice.finish_reason or "stop",
+                choice.ended_as or "stop",
             )
             for choice in self.choices
         ]

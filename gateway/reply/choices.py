@@ -1,10 +1,17 @@
-"""One answer's tokens as text: decoded, cut at a stop string, with log-probabilities beside it where asked."""
+"""One answer's tokens as text: decoded, cut at a stop string, told apart into content, reasoning and calls where there
+may be such, with log-probabilities beside it where asked.
+
+Whoever shapes an answer for a client asks a choice for its events (``take_events``) whenever it has moved, and once it
+has ended for ``ended_as``. A choice that ``is_plain`` can be asked for its text instead (``pending``), which is the
+shortest way.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from gateway import openai
+from gateway.parsers import Content, Event, Parser, Said, gathered
 from gateway.text import Decoder, StopStrings
 from gateway.text.detokenize import Vocabulary
 from policies.terms import FinishReason
@@ -86,14 +93,17 @@ class Choice:
 
     __slots__ = (
         "_decoder",
+        "_is_decoded_whole",
         "_num_decoded",
         "_num_given",
+        "_parser",
         "_stops",
         "_waiting_ids",
         "closed",
         "finish",
         "finish_reason",
         "index",
+        "is_plain",
         "logprobs",
         "num_cached_tokens",
         "num_tokens",
@@ -109,13 +119,16 @@ class Choice:
         logprobs: Logprobs | None = None,
         preamble: str = "",
         at_once: bool = False,
+        parser: Parser | None = None,
     ) -> None:
         """``preamble``: text that comes before the answer's own. ``at_once``: nobody reads before the end, so nothing
-        need be decoded before it."""
+        need be decoded before it. ``parser``: None where all text is content."""
         self.index = index
         self.logprobs = logprobs
         self.pending = preamble
-        """Text that may be sent and was not yet; whoever sends it empties it."""
+        """Text that may be sent and was not yet; whoever sends it empties it. With a parser there is none."""
+        self.is_plain = logprobs is None and parser is None
+        """It has text and nothing else."""
         self.num_cached_tokens: int | None = None
         """Of its prompt, as soon as the worker has said so."""
         self.num_tokens = 0
@@ -132,8 +145,37 @@ class Choice:
         self._stops = StopStrings(stops) if stops else None
         self._num_decoded = 0
         self._num_given = 0
-        is_plain = self._stops is None and logprobs is None
-        self._waiting_ids: list[int] | None = [] if at_once and is_plain else None
+        self._parser = parser
+        self._is_decoded_whole = self._stops is None and self.is_plain
+        self._waiting_ids: list[int] | None = [] if at_once and self._is_decoded_whole else None
+
+    @property
+    def has_text_alone(self) -> bool:
+        """All that it may say is content."""
+        return self._parser is None
+
+    @property
+    def num_reasoning_tokens(self) -> int:
+        """Of the completion."""
+        return 0 if self._parser is None else self._parser.num_reasoning_tokens
+
+    @property
+    def ended_as(self) -> str | None:
+        """How the text ended, in OpenAI's words: "stop", "length", "tool_calls"; None while it goes on."""
+        if self.finish_reason == "stop" and self._parser is not None and self._parser.num_calls:
+            return "tool_calls"
+        return self.finish_reason
+
+    def take_events(self) -> list[Event]:
+        """What it said since the last call."""
+        if self._parser is not None:
+            return self._parser.take()
+        text, self.pending = self.pending, ""
+        return [Content(text)] if text else []
+
+    def said(self) -> Said:
+        """The whole of an answer of which no events were taken."""
+        return gathered(self.take_events())
 
     def take(self, delta: Delta) -> None:
         """Adds what the sequence gained. What is still on its way after a stop string is dropped."""
@@ -147,7 +189,7 @@ class Choice:
             self._waiting_ids += token_ids
         elif self.finish_reason is not None:
             return
-        elif self._stops is None and self.logprobs is None:
+        elif self._is_decoded_whole:
             self.num_tokens += len(token_ids)
             self.pending += self._decoder.feed(token_ids)
         else:
@@ -165,7 +207,7 @@ class Choice:
         token_ids = delta.token_ids
         # The end token is counted and says nothing.
         num_texts = len(token_ids) - (finish.reason == "stop" and len(token_ids) > 0)
-        if self._stops is None and self.logprobs is None:
+        if self._is_decoded_whole:
             self.num_tokens += len(token_ids)
             token_ids = (self._waiting_ids or []) + token_ids[:num_texts]
             self.pending += self._decoder.feed(token_ids) + self._decoder.finish()
@@ -174,32 +216,57 @@ class Choice:
         self._take_each(delta, num_texts)
         if self.finish_reason is None:
             self.num_tokens += len(token_ids) - num_texts
-            self._give(self._decoder.finish())
+            self._pass_on(self._through_stops(self._decoder.finish()))
         if self.finish_reason is None:
             self.finish_reason = finish.reason
-            if self._stops is not None:
-                held = self._stops.finish()
-                self.pending += held
-                self._num_given += len(held)
+            self._pass_on(self._held())
             self._num_given += 1  # tokens without text at the very end begin where the text ends
+        if self._parser is not None:
+            self._parser.finish()
 
     def _take_each(self, delta: Delta, num_texts: int) -> None:
         """Token by token, as it matters which one completed a stop string and where each one begins."""
+        parser = self._parser
         for i, token_id in enumerate(delta.token_ids[:num_texts]):
             self.num_tokens += 1
             if self.logprobs is not None:
                 assert delta.logprobs is not None
                 self.logprobs.add(token_id, delta.logprobs[i], self._num_decoded)
-            self._give(self._decoder.feed((token_id,)))
+            text = self._through_stops(self._decoder.feed((token_id,)))
+            if parser is None:
+                self._pass_on(text)
+            else:
+                self._num_given += len(text)
+                mark = parser.marks.get(token_id)
+                if mark is None:
+                    parser.feed(text)
+                else:
+                    self._pass_on(self._held())
+                    parser.mark(mark)
+                if parser.is_over:
+                    self.finish_reason = self.finish_reason or "stop"
+                if self.finish_reason is not None:
+                    parser.finish()
             if self.finish_reason is not None:
                 return
 
-    def _give(self, text: str) -> None:
-        """Passes on what the stop strings let through."""
+    def _through_stops(self, text: str) -> str:
+        """As much of the text as the stop strings let through."""
         self._num_decoded += len(text)
         if self._stops is not None:
             text, stopped = self._stops.feed(text)
             if stopped:
                 self.finish_reason = "stop"
-        self.pending += text
+        return text
+
+    def _held(self) -> str:
+        """What the stop strings held back."""
+        return "" if self._stops is None else self._stops.finish()
+
+    def _pass_on(self, text: str) -> None:
+        """Text that no token is counted for."""
         self._num_given += len(text)
+        if self._parser is None:
+            self.pending += text
+        elif text:
+            self._parser.rest(text)

@@ -52,8 +52,9 @@ class StopStrings:
         return held_and_text[:num_safe], False
 
     def finish(self) -> str:
-        """The text has ended: what was held back became no stop string."""
+        """The text has ended, or goes on behind something that is no text: what was held back became no stop string."""
         held, self._held = self._held, ""
+        self._matched = [0] * len(self._stops)
         return held
 
 
