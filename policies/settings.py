@@ -212,6 +212,9 @@ class Engine(Section, frozen=True):
     quantize: Quantization = "none"
     """What the matrices of a model that is not quantised become when it is loaded: a half or a quarter of the bytes to
     read for a token, at a small loss (benchmarks/quantised.md). fp8 pays only where the device multiplies it."""
+    kv_dtype: Literal["auto", "bf16", "int8", "fp8"] = "auto"
+    """How keys and values are kept. auto: in the type that the model computes in; int8 (on the CPU) and fp8 (on CUDA
+    devices): about half of that, each token and KV head with a scale of its own, at a small loss."""
     quantize_activations: bool = True
     """What multiplies int8 or int4 matrices may round their inputs to int8 as well, by token or by group, which is much
     faster where the processor multiplies integers; false: only weights are rounded."""

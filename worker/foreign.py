@@ -18,13 +18,12 @@ from worker.attention.kept import Kept
 from worker.inputs import Inputs, Span
 from worker.kv_cache import KVCache
 from worker.models import Foreign, Layout, ModelError, TorchOps, load_foreign, read_facts
+from worker.room import kv_type_of, max_model_tokens_of, num_blocks_of
 from worker.runner import (
     Runner,
     device_of,
     dtype_of,
     kernels_of,
-    max_model_tokens_of,
-    num_blocks_of,
     refuse_too_large,
     set_num_threads,
 )
@@ -59,6 +58,12 @@ class ForeignRunner(Runner):
         set_num_threads(engine)
         dtype = dtype_of(engine, device, facts)
         in_files = sum(file.stat().st_size for file in path.glob("*.safetensors"))
+        kv_type = kv_type_of(engine, dtype, device)
+        if kv_type.is_scaled or kv_type.dtype is not dtype:
+            raise ModelError(
+                f"{facts.name} is served by way of transformers, which engine.kv_dtype = {engine.kv_dtype} does not"
+                " reach"
+            )
         stored = cast("torch.dtype", getattr(torch, facts.dtype, dtype))
         refuse_too_large(str(path), in_files * dtype.itemsize / stored.itemsize, dtype, device)
         max_model_tokens = max_model_tokens_of(engine, facts)

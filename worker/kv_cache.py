@@ -14,6 +14,12 @@ from torch import Tensor
 from policies import settings
 from worker.native import huge_empty
 
+SCALE_BYTES = 4
+LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
+"""What the largest number of a token and head becomes."""
+LEAST = 1e-12
+"""No such number counts as smaller."""
+
 
 @dataclass(frozen=True, slots=True)
 class KVShape:
@@ -23,9 +29,19 @@ class KVShape:
     num_kv_heads: int
     head_dim: int
 
-    def block_bytes(self, block_size: int, dtype: torch.dtype) -> int:
+    def block_bytes(self, block_size: int, dtype: torch.dtype, scaled: bool = False) -> int:
         """Of one block, K and V of all layers."""
-        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * block_size * dtype.itemsize
+        row_bytes = self.head_dim * dtype.itemsize + (SCALE_BYTES if scaled else 0)
+        return 2 * self.num_layers * self.num_kv_heads * block_size * row_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class KVType:
+    """How numbers are kept."""
+
+    dtype: torch.dtype
+    is_scaled: bool = False
+    """They are multiples of a scale that each token and head has of its own."""
 
 
 class KVCache:
@@ -54,12 +70,29 @@ class KVCache:
         self._pool = huge_empty(size, dtype) if on_cpu else torch.zeros(size, dtype=dtype, device=device)
         self.keys: list[Tensor] = list(self._pool[0])
         self.values: list[Tensor] = list(self._pool[1])
-        self._scales = torch.zeros(size[:-1], device=device) if scaled else None
+        self._scales: Tensor | None = None
+        if scaled:
+            scales = size[:-1]
+            self._scales = huge_empty(scales, torch.float32) if on_cpu else torch.zeros(scales, device=device)
         self.key_scales: list[Tensor | None] = [None] * shape.num_layers
         """A layer, [num_kv_heads, num_slots] f32."""
         self.value_scales: list[Tensor | None] = [None] * shape.num_layers
         if self._scales is not None:
             self.key_scales, self.value_scales = list(self._scales[0]), list(self._scales[1])
+
+    def keeps(self, dtype: torch.dtype) -> bool:
+        """Numbers of this type are kept as they are."""
+        return self._scales is None and self._pool.dtype is dtype
+
+    def write(self, layer: int, slots: Tensor, keys: Tensor, values: Tensor) -> None:
+        """keys and values [num_tokens, num_kv_heads, head_dim] into slots [num_tokens] i64."""
+        _put(self.keys[layer], self.key_scales[layer], slots, keys)
+        _put(self.values[layer], self.value_scales[layer], slots, values)
+
+    def read(self, layer: int, slots: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Keys and values of slots [...] i64, copied: [num_kv_heads, ..., head_dim] in ``dtype``."""
+        keys = _taken(self.keys[layer], self.key_scales[layer], slots, dtype)
+        return keys, _taken(self.values[layer], self.value_scales[layer], slots, dtype)
 
     def copy_block(self, source: int, target: int) -> None:
         """K and V of all layers."""
@@ -71,6 +104,30 @@ class KVCache:
             self._scales[..., target * size : (target + 1) * size] = self._scales[
                 ..., source * size : (source + 1) * size
             ]
+
+
+def _put(pool: Tensor, scales: Tensor | None, slots: Tensor, rows: Tensor) -> None:
+    rows = rows.transpose(0, 1)
+    if scales is None:
+        pool.index_copy_(1, slots, rows.to(pool.dtype))
+        return
+    rows = rows.float()
+    by = rows.abs().amax(-1).clamp_min_(LEAST) / LARGEST[pool.dtype]
+    codes = rows / by[..., None]
+    codes = codes.round_() if pool.dtype is torch.int8 else codes
+    # Not every device copies float8 by index; bytes are copied everywhere.
+    pool.view(torch.int8).index_copy_(1, slots, codes.to(pool.dtype).view(torch.int8))
+    scales.index_copy_(1, slots, by)
+
+
+def _taken(pool: Tensor, scales: Tensor | None, slots: Tensor, dtype: torch.dtype) -> Tensor:
+    places = slots.flatten()
+    if scales is None:
+        rows = pool.index_select(1, places).to(dtype)
+    else:
+        codes = pool.view(torch.int8).index_select(1, places).view(pool.dtype).float()
+        rows = codes.mul_(scales.index_select(1, places)[..., None]).to(dtype)
+    return rows.view(len(pool), *slots.shape, -1)
 
 
 def budget_bytes(engine: settings.Engine, device: torch.device, num_ranks: int = 1) -> int:

@@ -26,7 +26,7 @@ from worker.attention import (
 from worker.budget import OutOfMemory
 from worker.device import is_out_of_memory, refuse_unrepeatable
 from worker.inputs import Inputs, Span, flatten
-from worker.kv_cache import KVCache, KVShape, budget_bytes, free_bytes
+from worker.kv_cache import KVCache, free_bytes
 from worker.models import (
     Architecture,
     Decoder,
@@ -49,15 +49,11 @@ from worker.models import (
 )
 from worker.models.additions import Additions
 from worker.native import Library, library
+from worker.room import kv_shape_of, kv_type_of, max_model_tokens_of, mib, room
 from worker.triton import has_triton
 
 if TYPE_CHECKING:
     from worker.graphs import DecodeGraphs
-
-MIN_MODEL_TOKENS = 1024
-"""A pool that cannot hold one sequence of so many tokens (or of the model's own context, if shorter) is not worth
-serving from.
-"""
 
 
 class Runner:
@@ -112,7 +108,8 @@ class Runner:
         max_model_tokens = max_model_tokens_of(engine, architecture)
         if num_blocks is None:
             num_blocks = room(model, engine)
-        cache = KVCache(_kv_shape(architecture), num_blocks, engine.block_size, model.dtype, model.device)
+        kv_type, shape = kv_type_of(engine, model.dtype, model.device), kv_shape_of(architecture)
+        cache = KVCache(shape, num_blocks, engine.block_size, kv_type.dtype, model.device, kv_type.is_scaled)
         attention, ops = _means(engine, model, cache)
         max_model_tokens = min(max_model_tokens, num_blocks * engine.block_size)
         graphs = _graphs(engine, model, attention, ops, max_model_tokens)
@@ -216,6 +213,7 @@ def load_model(
         placement.keep_to_a_node(replica * layout.num_ranks + rank)
     set_num_threads(engine, -(-layout.num_ranks // num_nodes))
     dtype = dtype_of(engine, device, architecture)
+    kv_type_of(engine, dtype, device)  # refused before anything is loaded
     max_model_tokens = max_model_tokens_of(engine, architecture)
     # On the CPU all ranks take of the same memory; one asks for them all, before the others have begun to load.
     asking = range(layout.num_ranks) if device.type == "cpu" and rank == 0 else (rank,)
@@ -230,8 +228,8 @@ def refuse_too_large(source: str, needed: float, dtype: torch.dtype, device: tor
     free = free_bytes(device)
     if needed > free:
         raise ModelError(
-            f"the weights of {source} take {_mib(needed)} MiB in {str(dtype).removeprefix('torch.')},"
-            f" but {_mib(free)} MiB of memory are free"
+            f"the weights of {source} take {mib(needed)} MiB in {str(dtype).removeprefix('torch.')},"
+            f" but {mib(free)} MiB of memory are free"
         )
 
 
@@ -271,15 +269,6 @@ def dtype_of(engine: settings.Engine, device: torch.device, architecture: Archit
     return torch.bfloat16 if has_instructions and packs_bfloat16() else torch.float32
 
 
-def max_model_tokens_of(engine: settings.Engine, architecture: Architecture | Facts) -> int:
-    if engine.max_model_tokens > architecture.max_positions:
-        raise ModelError(
-            f"engine.max_model_tokens is {engine.max_model_tokens},"
-            f" but this {architecture.name} reaches {architecture.max_positions}"
-        )
-    return engine.max_model_tokens or architecture.max_positions
-
-
 def kernels_of(engine: settings.Engine, device: torch.device) -> Library | None:
     return library() if device.type == "cpu" and engine.attention == "auto" else None
 
@@ -304,7 +293,7 @@ def _means(engine: settings.Engine, model: Decoder, cache: KVCache) -> tuple[Bac
     kernels = kernels_of(engine, model.device)
     if kernels is None:
         return SegmentAttention(cache, scores), TorchOps()
-    attends, operates = NativeAttention.serves(cache), NativeOps.serves(architecture, model.dtype)
+    attends, operates = NativeAttention.serves(cache, model.dtype), NativeOps.serves(architecture, model.dtype)
     return (
         NativeAttention(cache, scores, kernels, architecture.num_heads) if attends else SegmentAttention(cache, scores),
         NativeOps(kernels) if operates else TorchOps(),
@@ -322,7 +311,7 @@ def _repeatable_means(engine: settings.Engine, model: Decoder, cache: KVCache, s
             return TritonAttention(cache, scores, num_heads, is_repeatable=True), TritonOps()
         return RepeatableAttention(cache, scores), TritonOps()
     kernels = kernels_of(engine, model.device)
-    attends = kernels is not None and NativeAttention.serves(cache)
+    attends = kernels is not None and NativeAttention.serves(cache, model.dtype)
     operates = kernels is not None and NativeOps.serves(model.architecture, model.dtype)
     return (
         NativeAttention(cache, scores, kernels, num_heads, is_repeatable=True)
@@ -350,38 +339,6 @@ def _graphs(
 
 def _whole(engine: settings.Engine, model: Decoder, cache: KVCache) -> Whole | None:
     kernels = kernels_of(engine, model.device)
-    if kernels is None or not NativeAttention.serves(cache) or not Whole.serves(model, kernels):
+    if kernels is None or not NativeAttention.serves(cache, model.dtype) or not Whole.serves(model, kernels):
         return None
     return Whole(model, cache, kernels)
-
-
-def _kv_shape(architecture: Architecture) -> KVShape:
-    return KVShape(architecture.num_layers, architecture.num_kv_heads, architecture.head_dim)
-
-
-def room(model: Decoder, engine: settings.Engine) -> int:
-    """As num_blocks_of. Raises ModelError."""
-    size = _kv_shape(model.architecture).block_bytes(engine.block_size, model.dtype)
-    max_model_tokens = max_model_tokens_of(engine, model.architecture)
-    return num_blocks_of(engine, size, max_model_tokens, model.device, model.shard.layout.num_ranks)
-
-
-def num_blocks_of(
-    engine: settings.Engine, size: int, max_model_tokens: int, device: torch.device, num_ranks: int = 1
-) -> int:
-    """The blocks of so many bytes that the budget holds, but no more than the largest batch needs, twice: the other
-    half is room for the prefix cache. Raises ModelError where they are too few.
-    """
-    budget = budget_bytes(engine, device, num_ranks)
-    num_blocks = budget // size
-    least = -(-min(MIN_MODEL_TOKENS, max_model_tokens) // engine.block_size)
-    if num_blocks < least:
-        raise ModelError(
-            f"KV for {least * engine.block_size} tokens takes {_mib(least * size)} MiB, but engine.kv_memory_share and"
-            f" engine.max_kv_bytes leave {_mib(budget)} MiB of free memory"
-        )
-    return min(num_blocks, 2 * engine.max_sequences * -(-max_model_tokens // engine.block_size))
-
-
-def _mib(num_bytes: float) -> str:
-    return f"{num_bytes / (1 << 20):.2f}"

@@ -13,12 +13,26 @@ CPU = torch.device("cpu")
 
 
 def filled(
-    num_kv_heads: int, head_dim: int, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device = CPU
+    num_kv_heads: int,
+    head_dim: int,
+    num_blocks: int,
+    block_size: int,
+    dtype: torch.dtype,
+    device: torch.device = CPU,
+    scaled: bool = False,
 ) -> KVCache:
-    cache = KVCache(KVShape(2, num_kv_heads, head_dim), num_blocks, block_size, dtype, device)
-    for tensor in (*cache.keys, *cache.values):
-        tensor.copy_(torch.randn(tensor.shape))
+    cache = KVCache(KVShape(2, num_kv_heads, head_dim), num_blocks, block_size, dtype, device, scaled)
+    slots = torch.arange(num_blocks * block_size, device=device)
+    for layer in (0, 1):
+        keys, values = (torch.randn(num_kv_heads, len(slots), head_dim).transpose(0, 1).to(device) for _ in range(2))
+        cache.write(layer, slots, keys, values)
     return cache
+
+
+def held(cache: KVCache) -> list[torch.Tensor]:
+    """All that lies in the pool."""
+    scales = [scale for scale in (*cache.key_scales, *cache.value_scales) if scale is not None]
+    return [*cache.keys, *cache.values, *scales]
 
 
 def extents_of(

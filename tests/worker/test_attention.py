@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.worker.pools import extents_of, filled, slots_of
+from tests.worker.pools import extents_of, filled, held, slots_of
 from worker.attention import (
     Backend,
     Extent,
@@ -27,13 +27,13 @@ from worker.kv_cache import KVCache
 from worker.native import library
 
 
-def backends_of(cache: KVCache, scores: Scores, num_heads: int) -> dict[str, Backend]:
+def backends_of(cache: KVCache, scores: Scores, num_heads: int, dtype: torch.dtype | None = None) -> dict[str, Backend]:
     backends: dict[str, Backend] = {
         "segments": SegmentAttention(cache, scores),
         "gathered": GatheredAttention(cache, scores),
     }
     kernels = library()
-    if kernels is not None and NativeAttention.serves(cache):
+    if kernels is not None and NativeAttention.serves(cache, dtype):
         backends["native"] = NativeAttention(cache, scores, kernels, num_heads)
     return backends
 
@@ -50,35 +50,36 @@ def assert_agree(
     seed: int,
     num_alike: int = 0,
     num_shared_blocks: int = 0,
+    stored: torch.dtype | None = None,
 ) -> None:
     """Two layers, the second over what the first step wrote; the KV that each backend leaves is the same too.
 
-    The first num_alike sequences begin with the same blocks.
+    The first num_alike sequences begin with the same blocks. stored: the pool's type, where it is not the queries'.
     """
     torch.manual_seed(seed)
     extents, num_blocks = extents_of(sequences, block_size, random.Random(seed))
     for index in range(1, num_alike):
         alike = (*extents[0].block_ids[:num_shared_blocks], *extents[index].block_ids[num_shared_blocks:])
         extents[index] = replace(extents[index], block_ids=alike)
-    cache = filled(num_kv_heads, head_dim, num_blocks, block_size, dtype)
+    cache = filled(num_kv_heads, head_dim, num_blocks, block_size, stored or dtype, scaled=stored is torch.int8)
     scores = Scores(scale=0.7 * head_dim**-0.5, windows=windows, softcap=softcap)
     num_heads, num_tokens = group * num_kv_heads, sum(extent.num_tokens for extent in extents)
     slots = slots_of(extents, block_size)
     heads = torch.randn(num_tokens, num_heads + 2 * num_kv_heads, head_dim).to(dtype)
     queries, keys, values = heads.split((num_heads, num_kv_heads, num_kv_heads), 1)
-    before = [tensor.clone() for tensor in (*cache.keys, *cache.values)]
+    before = [tensor.clone() for tensor in held(cache)]
     plain = ReferenceAttention(cache, scores).plan(extents, slots)
     expected = [plain.attend(layer, queries, keys, values) for layer in (0, 1)]
-    after = [tensor.clone() for tensor in (*cache.keys, *cache.values)]
+    after = [tensor.clone() for tensor in held(cache)]
     tolerance: dict[str, Any] = {"atol": 2e-5, "rtol": 1e-4} if dtype is torch.float32 else {"atol": 3e-2, "rtol": 3e-2}
-    for name, backend in backends_of(cache, scores, num_heads).items():
-        for tensor, kept in zip((*cache.keys, *cache.values), before, strict=True):
+    for name, backend in backends_of(cache, scores, num_heads, dtype).items():
+        for tensor, kept in zip(held(cache), before, strict=True):
             tensor.copy_(kept)
         plan = backend.plan(extents, slots)
         for layer in (0, 1):
             got = plan.attend(layer, queries, keys, values)
             torch.testing.assert_close(got, expected[layer], **tolerance, msg=lambda text, name=name: f"{name}: {text}")
-        for tensor, left in zip((*cache.keys, *cache.values), after, strict=True):
+        for tensor, left in zip(held(cache), after, strict=True):
             assert torch.equal(tensor, left), name
 
 
@@ -96,6 +97,7 @@ def assert_agree(
     windows=st.tuples(st.sampled_from((0, 1, 7, 16, 33)), st.sampled_from((0, 50))),
     softcap=st.sampled_from((0.0, 0.0, 5.0)),
     dtype=st.sampled_from((torch.float32, torch.bfloat16)),
+    stored=st.sampled_from((None, None, torch.bfloat16, torch.int8)),
     seed=st.integers(0, 1 << 20),
 )
 def test_every_attention_agrees_with_the_plain_one(**case):
@@ -109,15 +111,18 @@ def test_they_agree_where_one_task_or_one_tile_is_not_enough(windows, softcap):
     assert_agree(sequences, 3, 2, 32, 16, windows, softcap, torch.float32, seed=3)
 
 
+@pytest.mark.parametrize("stored", [None, torch.int8])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("softcap", [0.0, 4.0])
 @pytest.mark.parametrize(("group", "head_dim", "block_size"), [(1, 48, 20), (3, 64, 32), (7, 64, 16), (8, 96, 32)])
-def test_a_beginning_that_decodes_share_is_read_for_all_of_them_at_once(group, head_dim, block_size, softcap, dtype):
+def test_a_beginning_that_decodes_share_is_read_for_all_of_them_at_once(
+    group, head_dim, block_size, softcap, dtype, stored
+):
     num_shared = -(-1300 // block_size)
     start = num_shared * block_size
     sequences = [(start + past, 1, past % 2 == 0) for past in (0, 3, 40, 700, 1, 2, 90, 5)]
     sequences += [(start + 9, 4, False), (start + 70, 60, False), (300, 1, True), (40, 1, False)]
-    assert_agree(sequences, group, 2, head_dim, block_size, (0, 90), softcap, dtype, group, 10, num_shared)
+    assert_agree(sequences, group, 2, head_dim, block_size, (0, 90), softcap, dtype, group, 10, num_shared, stored)
 
 
 def test_decodes_are_found_to_begin_alike_as_far_as_they_do():
@@ -147,13 +152,16 @@ def test_what_else_is_in_the_batch_does_not_change_a_decode_by_a_bit():
         assert torch.equal(crowd[:1], alone)
 
 
+@pytest.mark.parametrize("stored", [None, torch.int8])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("group", range(1, 9))
-def test_chunks_of_any_shape_agree(group, dtype):
+def test_chunks_of_any_shape_agree(group, dtype, stored):
     head_dim = (64, 96, 128, 256)[group % 4]
     sequences = [(0, 61, True), (37, 5, False), (255, 257, False), (640, 33, True)]
     windows, softcap = ((0, 0), (0, 100), (37, 300))[group % 3], (0.0, 30.0)[group % 2]
-    assert_agree(sequences, group, 2, head_dim, (16, 32, 24)[group % 3], windows, softcap, dtype, seed=group)
+    assert_agree(
+        sequences, group, 2, head_dim, (16, 32, 24)[group % 3], windows, softcap, dtype, seed=group, stored=stored
+    )
 
 
 @pytest.mark.parametrize("window", [0, 3000])
@@ -185,3 +193,35 @@ def test_company_and_what_lies_in_unwritten_slots_do_not_change_a_chunk_by_a_bit
         lone = Extent(0, extent.num_tokens, extent.start, extent.block_ids)
         alone = backend.plan([lone], slots_of([lone], 16)).attend(0, *heads[rows].split((6, 2, 2), 1))
         assert torch.equal(crowd[rows], alone)
+
+
+@pytest.mark.parametrize("size", [1e-20, 1.0, 1e20])
+def test_int8_is_off_by_half_a_step_of_each_head_at_most(size):
+    """A step is a 127th of the head's largest number."""
+    torch.manual_seed(2)
+    cache = filled(3, 48, 4, 8, torch.int8, scaled=True)
+    slots = torch.tensor([5, 30, 0, 17])
+    keys, values = torch.randn(2, 4, 3, 48) * size
+    keys[1, 2] = 0.0
+    cache.write(1, slots, keys, values)
+    for row, kept in zip((keys, values), cache.read(1, slots, torch.float32), strict=True):
+        off = (row.transpose(0, 1) - kept).abs().amax(-1)
+        assert (off <= torch.clamp(row.transpose(0, 1).abs().amax(-1), min=1e-12) / 127 * 0.5001).all()
+
+
+def test_what_is_no_number_stays_none_in_int8():
+    cache = filled(2, 32, 4, 16, torch.int8, scaled=True)
+    scores, extent = Scores(0.2, (0, 0)), Extent(0, 1, 3, [2])
+    heads = torch.randn(1, 10, 32)
+    heads[0, 7, 4] = float("nan")
+    for backend in backends_of(cache, scores, 6, torch.float32).values():
+        out = backend.plan([extent], slots_of([extent], 16)).attend(0, *heads.split((6, 2, 2), 1))
+        assert out[0, 96:].isnan().all()
+        assert not out[0, :96].isnan().any()
+
+
+def test_a_block_is_copied_with_its_scales():
+    cache = filled(2, 32, 4, 8, torch.int8, scaled=True)
+    expected = cache.read(1, torch.arange(8, 16), torch.float32)
+    cache.copy_block(1, 3)
+    assert all(map(torch.equal, cache.read(1, torch.arange(24, 32), torch.float32), expected))

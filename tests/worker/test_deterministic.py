@@ -46,6 +46,7 @@ MODELS = {
 WAYS = [
     *itertools.product(MODELS, ("float32", "bfloat16"), ("none",), ("auto", "torch")),
     *itertools.product(("llama",), ("float32", "bfloat16"), ("int8", "int4"), ("auto", "torch")),
+    *itertools.product(("llama", "gemma2"), ("float32", "bfloat16"), ("none",), ("auto", "torch"), ("int8",)),
 ]
 BLOCK_SIZE = 8
 LENGTHS = (1, 7, 16, 40, 90, 260)
@@ -65,11 +66,12 @@ class Models:
         checkpoint(directory, architecture, **changes)
         return directory
 
-    def _runner(self, model, dtype, quantize, attention, deterministic=True):
+    def _runner(self, model, dtype, quantize, attention, kv_dtype="auto", deterministic=True):
         engine = EngineSettings(
             device="cpu",
             dtype=dtype,
             quantize=quantize,
+            kv_dtype=kv_dtype,
             attention=attention,
             num_threads=2,
             block_size=BLOCK_SIZE,
@@ -108,12 +110,15 @@ def test_a_token_has_the_same_logits_however_steps_are_cut_and_mixed(models, way
 
 @pytest.mark.parametrize("window", [0, 40, 700])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("stored", [None, torch.int8])
 @pytest.mark.parametrize("backend", ["native", "torch"])
-def test_long_histories_are_attended_to_alike_from_any_chunk(window, dtype, backend):
+def test_long_histories_are_attended_to_alike_from_any_chunk(window, dtype, stored, backend):
     num_heads, num_kv_heads, head_dim, length = 6, 2, 32, 4500
     generator = torch.Generator().manual_seed(1)
     chance = random.Random(2)
-    cache_ = KVCache(KVShape(1, num_kv_heads, head_dim), 600, BLOCK_SIZE, dtype, torch.device("cpu"))
+    cache_ = KVCache(
+        KVShape(1, num_kv_heads, head_dim), 600, BLOCK_SIZE, stored or dtype, torch.device("cpu"), stored is not None
+    )
     scores = Scores(0.3, (window,))
     kernels = library()
     if backend == "native":
@@ -215,7 +220,7 @@ def test_an_answer_and_its_logprobs_are_the_same_alone_and_in_any_crowd(models, 
 @pytest.mark.parametrize("attention", ["auto", "torch"])
 def test_without_it_logits_depend_on_the_company(models, attention):
     """Else the tests above would show nothing."""
-    runner = models.runner("llama", "float32", "none", attention, False)
+    runner = models.runner("llama", "float32", "none", attention, deterministic=False)
     source = random.Random(5)
     prompts = [[source.randrange(3, 331) for _ in range(length)] for length in LENGTHS]
     one, other = (walked(runner, prompts, seed) for seed in (0, 1))

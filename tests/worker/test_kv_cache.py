@@ -60,3 +60,10 @@ def test_a_block_counts_keys_and_values_of_all_layers():
     shape = KVShape(num_layers=3, num_kv_heads=2, head_dim=16)
     cache = KVCache(shape, 5, 8, torch.bfloat16, CPU)
     assert shape.block_bytes(8, torch.bfloat16) * 5 == sum(t.numel() * 2 for t in (*cache.keys, *cache.values))
+
+
+def test_a_block_of_int8_counts_its_scales_too():
+    shape = KVShape(num_layers=3, num_kv_heads=2, head_dim=16)
+    cache = KVCache(shape, 5, 8, torch.int8, CPU, scaled=True)
+    kept = (*cache.keys, *cache.values, *cache.key_scales, *cache.value_scales)
+    assert shape.block_bytes(8, torch.int8, scaled=True) * 5 == sum(t.numel() * t.itemsize for t in kept)

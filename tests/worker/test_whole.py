@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -61,7 +62,7 @@ FAMILIES = {
 }
 
 
-def runner_of(architecture: Architecture, form: Quantization) -> Runner:
+def runner_of(architecture: Architecture, form: Quantization, **changes: Any) -> Runner:
     generator = torch.Generator().manual_seed(3)
 
     def take(name: str, size: tuple[int, ...]) -> torch.Tensor:
@@ -70,13 +71,13 @@ def runner_of(architecture: Architecture, form: Quantization) -> Runner:
 
     dtype, device = torch.bfloat16, torch.device("cpu")
     model = build_decoder(Shard.of(architecture), PlainSource(take), dtype, device, 2048, Means(library()), form)
-    return Runner.of(model, Engine(dtype="bfloat16", device="cpu"), num_blocks=200)
+    return Runner.of(model, Engine(dtype="bfloat16", device="cpu", **changes), num_blocks=200)
 
 
-@pytest.mark.parametrize("form", ["none", "int8", "int4"])
+@pytest.mark.parametrize(("form", "kv_dtype"), [("none", "auto"), ("none", "int8"), ("int8", "auto"), ("int4", "auto")])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_step_at_once_is_the_same_operations_in_the_same_order(family, form):
-    runner = runner_of(FAMILIES[family], form)
+def test_a_step_at_once_is_the_same_operations_in_the_same_order(family, form, kv_dtype):
+    runner = runner_of(FAMILIES[family], form, kv_dtype=kv_dtype)
     whole = runner.whole
     if whole is None:
         pytest.skip("no tiles here")

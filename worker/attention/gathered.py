@@ -81,14 +81,13 @@ class GatheredPlan:
 
     def attend(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         """See Plan."""
-        self.cache.keys[layer].index_copy_(1, self.slots, keys.transpose(0, 1))
-        self.cache.values[layer].index_copy_(1, self.slots, values.transpose(0, 1))
+        self.cache.write(layer, self.slots, keys, values)
         num_heads, head_dim = queries.shape[1:]
         out = queries.new_empty((len(queries), num_heads * head_dim))
         for group in self.groups:
             seen = group.seen[self.scores.windows[layer]]
-            k = self.cache.keys[layer][:, group.places].transpose(0, 1)
-            v = self.cache.values[layer][:, group.places].transpose(0, 1)
+            past = self.cache.read(layer, group.places, queries.dtype)
+            k, v = (each.transpose(0, 1) for each in past)
             q = queries[group.rows].view(len(k), -1, num_heads, head_dim)
             if self.scores.softcap or self.scores.sinks:
                 sinks = self.scores.sinks[layer] if self.scores.sinks else None

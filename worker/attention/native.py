@@ -12,7 +12,7 @@ from torch import Tensor
 
 from worker.attention.base import Extent, Scores
 from worker.kv_cache import KVCache
-from worker.native import DTYPES, MAX_HEAD_DIM, Library, Step
+from worker.native import DTYPES, MAX_HEAD_DIM, STORED_TYPES, Library, Step
 
 MAX_DECODE_TOKENS = 4
 """An extent of so many tokens (one, or a short draft to verify) is cheaper row by row than as a chunk."""
@@ -38,10 +38,11 @@ class NativeAttention:
         self._max_decode_tokens = 0 if is_repeatable else MAX_DECODE_TOKENS
 
     @staticmethod
-    def serves(cache: KVCache) -> bool:
-        """Whether the kernels can read this pool."""
-        head_dim = cache.keys[0].shape[2]
-        return cache.keys[0].dtype in DTYPES and head_dim % 16 == 0 and head_dim <= MAX_HEAD_DIM
+    def serves(cache: KVCache, dtype: torch.dtype | None = None) -> bool:
+        """Whether the kernels can read this pool, for queries of ``dtype`` (None: the pool's)."""
+        head_dim, own = cache.keys[0].shape[2], cache.keys[0].dtype
+        is_known = (dtype or own) in DTYPES and (own in STORED_TYPES or own is (dtype or own))
+        return is_known and head_dim % 16 == 0 and head_dim <= MAX_HEAD_DIM
 
     def plan(self, extents: Sequence[Extent], slots: Tensor) -> NativePlan:
         decodes = [extent for extent in extents if extent.num_tokens <= self._max_decode_tokens]
@@ -139,5 +140,7 @@ class NativePlan:
         assert queries.stride(0) == keys.stride(0) == values.stride(0) == self.step.row_stride
         out = queries.new_empty((len(queries), queries.shape[1] * queries.shape[2]))
         cache, window = self.cache, self.scores.windows[layer]
-        self.library.attend(self.step, queries, keys, values, cache.keys[layer], cache.values[layer], window, out)
+        pool = cache.keys[layer], cache.values[layer]
+        scales = cache.key_scales[layer], cache.value_scales[layer]
+        self.library.attend(self.step, queries, keys, values, *pool, window, out, *scales)
         return out

@@ -41,16 +41,14 @@ class ReferencePlan:
 
     def attend(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         """See Plan."""
-        self.cache.keys[layer][:, self.slots] = keys.transpose(0, 1)
-        self.cache.values[layer][:, self.slots] = values.transpose(0, 1)
+        self.cache.write(layer, self.slots, keys, values)
         out = torch.empty_like(queries)
         for extent, table in zip(self.extents, self.tables, strict=True):
             rows = slice(extent.row, extent.row + extent.num_tokens)
             seen = visible(extent.start, extent.num_tokens, self.scores.windows[layer], queries.device)
             out[rows] = attend(
                 queries[rows],
-                self.cache.keys[layer][:, table],
-                self.cache.values[layer][:, table],
+                *self.cache.read(layer, table, torch.float32),
                 seen,
                 self.scores,
                 self.scores.sinks[layer] if self.scores.sinks else None,

@@ -52,8 +52,7 @@ class RepeatablePlan:
 
     def attend(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         """See Plan."""
-        self.cache.keys[layer][:, self.slots] = keys.transpose(0, 1)
-        self.cache.values[layer][:, self.slots] = values.transpose(0, 1)
+        self.cache.write(layer, self.slots, keys, values)
         out = torch.empty_like(queries)
         window = self.scores.windows[layer]
         for extent, table in zip(self.extents, self.tables, strict=True):
@@ -73,8 +72,8 @@ class RepeatablePlan:
         """Keys and values of one block, [num_kv_heads, KEYS, head_dim] f32; zeros where none is written."""
         slots = table[block * KEYS : (block + 1) * KEYS]
         nowhere = (torch.arange(KEYS, device=table.device) + block * KEYS >= end)[:, None]
-        keys, values = self.cache.keys[layer][:, slots], self.cache.values[layer][:, slots]
-        return keys.float().masked_fill_(nowhere, 0.0), values.float().masked_fill_(nowhere, 0.0)
+        keys, values = self.cache.read(layer, slots, torch.float32)
+        return keys.masked_fill_(nowhere, 0.0), values.masked_fill_(nowhere, 0.0)
 
     def _attend(self, tile: Tensor, begin: int, window: int, first: int, past: list[tuple[Tensor, Tensor]]) -> Tensor:
         """tile [TILE, num_heads, head_dim] of the positions from ``begin`` on -> the same shape. ``past``: the blocks

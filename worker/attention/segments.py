@@ -42,8 +42,10 @@ class SegmentAttention:
 
     def plan(self, extents: Sequence[Extent], slots: Tensor) -> SegmentPlan:
         size = self._cache.block_size
+        # What is to be multiplied by scales is copied anyway.
+        max_runs = MAX_RUNS if self._cache.key_scales[0] is None else 0
         pieces = {
-            window: [_piece(extent, window, size, bool(self._scores.softcap)) for extent in extents]
+            window: [_piece(extent, window, size, bool(self._scores.softcap), max_runs) for extent in extents]
             for window in set(self._scores.windows)
         }
         return SegmentPlan(self._cache, self._scores, slots, pieces)
@@ -100,33 +102,31 @@ class SegmentPlan:
 
     def attend(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         """See Plan."""
-        self.cache.keys[layer].index_copy_(1, self.slots, keys.transpose(0, 1))
-        self.cache.values[layer].index_copy_(1, self.slots, values.transpose(0, 1))
+        self.cache.write(layer, self.slots, keys, values)
         outs = self.read(layer, queries, keys, values)
         return outs[0] if len(outs) == 1 else torch.cat(outs)
 
     def read(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> list[Tensor]:
         """Attention of each piece, [its num_tokens, num_heads * head_dim]; all keys and values are in their slots."""
-        all_keys, all_values = self.cache.keys[layer], self.cache.values[layer]
         outs = []
         for piece in self.pieces[self.scores.windows[layer]]:
             match piece:
                 case Decode():
-                    outs.append(self._decode(piece, layer, queries, all_keys, all_values))
+                    outs.append(self._decode(piece, layer, queries))
                 case Chunk():
-                    outs.append(self._chunk(piece, layer, queries, keys, values, all_keys, all_values))
+                    outs.append(self._chunk(piece, layer, queries, keys, values))
                 case Tiles():
-                    outs.append(self._tiles(piece, layer, queries, all_keys, all_values))
+                    outs.append(self._tiles(piece, layer, queries))
         return outs
 
-    def _decode(self, piece: Decode, layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    def _decode(self, piece: Decode, layer: int, queries: Tensor) -> Tensor:
         """[1, num_heads * head_dim]"""
-        num_kv_heads = len(keys)
+        num_kv_heads = len(self.cache.keys[layer])
         # The heads that share a KV head become rows of one call, so its keys are read once.
         folded = queries[piece.row].view(1, num_kv_heads, -1, queries.shape[2])
         parts = [
             _flash(folded, k[None], v[None], scale=self.scores.scale)
-            for k, v in _stretches(piece.runs, piece.gather, keys, values)
+            for k, v in self._stretches(piece, layer, queries.dtype)
         ]
         return _joined(self._with_sinks(parts, layer, 1)).reshape(1, -1)
 
@@ -138,16 +138,7 @@ class SegmentPlan:
         sinks = self.scores.sinks[layer].float().view(-1, 1).expand(-1, num_tokens).reshape(log_sum.shape)
         return [*parts, (torch.zeros_like(out), sinks)]
 
-    def _chunk(
-        self,
-        piece: Chunk,
-        layer: int,
-        queries: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        all_keys: Tensor,
-        all_values: Tensor,
-    ) -> Tensor:
+    def _chunk(self, piece: Chunk, layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         """[num_tokens, num_heads * head_dim]"""
         rows = slice(piece.row, piece.row + piece.num_tokens)
         own = queries[rows].transpose(0, 1)[None]
@@ -155,20 +146,29 @@ class SegmentPlan:
         if piece.runs:
             # What comes before is seen whole, so the heads that share a KV head may become rows of one call here too:
             # its keys are read once, which takes a third off a short chunk far into a prompt.
-            folded = own.reshape(1, len(all_keys), -1, own.shape[3])
-            for k, v in _stretches(piece.runs, piece.gather, all_keys, all_values):
+            folded = own.reshape(1, keys.shape[1], -1, own.shape[3])
+            for k, v in self._stretches(piece, layer, queries.dtype):
                 out, log_sum = _flash(folded, k[None], v[None], scale=self.scores.scale)
                 parts.append((out.reshape(own.shape), log_sum.reshape(own.shape[:3])))
-        own_keys, own_values = keys[rows].transpose(0, 1)[None], values[rows].transpose(0, 1)[None]
-        parts.append(_flash(own, own_keys, own_values, is_causal=True, scale=self.scores.scale))
+        if self.cache.keeps(queries.dtype):
+            own_keys, own_values = keys[rows].transpose(0, 1), values[rows].transpose(0, 1)
+        else:  # as whoever comes later will see them
+            own_keys, own_values = self.cache.read(layer, self.slots[rows], queries.dtype)
+        parts.append(_flash(own, own_keys[None], own_values[None], is_causal=True, scale=self.scores.scale))
         return _joined(self._with_sinks(parts, layer, piece.num_tokens))[0].transpose(0, 1).flatten(1)
 
-    def _tiles(self, piece: Tiles, layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    def _stretches(self, piece: Decode | Chunk, layer: int, dtype: torch.dtype) -> list[tuple[Tensor, Tensor]]:
+        if piece.gather is not None:
+            return [self.cache.read(layer, piece.gather, dtype)]
+        keys, values = self.cache.keys[layer], self.cache.values[layer]
+        return [(keys[:, first:last].to(dtype), values[:, first:last].to(dtype)) for first, last in piece.runs]
+
+    def _tiles(self, piece: Tiles, layer: int, queries: Tensor) -> Tensor:
         """[num_tokens, num_heads * head_dim]"""
         outs = []
         for tile in piece.tiles:
             rows = queries[piece.row + tile.first : piece.row + tile.last]
-            k, v = keys.index_select(1, tile.gather), values.index_select(1, tile.gather)
+            k, v = self.cache.read(layer, tile.gather, queries.dtype)
             if self.scores.softcap:
                 sinks = self.scores.sinks[layer] if self.scores.sinks else None
                 outs.append(attend_plainly(rows, k, v, tile.seen, self.scores, sinks).flatten(1))
@@ -180,16 +180,16 @@ class SegmentPlan:
         return torch.cat(outs)
 
 
-def _piece(extent: Extent, window: int, block_size: int, is_capped: bool) -> Piece:
+def _piece(extent: Extent, window: int, block_size: int, is_capped: bool, max_runs: int) -> Piece:
     start, num_tokens = extent.start, extent.num_tokens
     end = start + num_tokens
     if is_capped or (num_tokens > 1 and 0 < window < end):
         return Tiles(extent.row, [_tile(extent, window, block_size, first) for first in range(0, num_tokens, TILE)])
     if num_tokens == 1:
         runs = _runs(extent.block_ids, max(0, end - window) if window else 0, end, block_size)
-        return Decode(extent.row, runs, _gather(runs))
+        return Decode(extent.row, runs, _gather(runs, max_runs))
     runs = _runs(extent.block_ids, 0, start, block_size)
-    return Chunk(extent.row, num_tokens, runs, _gather(runs))
+    return Chunk(extent.row, num_tokens, runs, _gather(runs, max_runs))
 
 
 def _tile(extent: Extent, window: int, block_size: int, first: int) -> Tile:
@@ -220,14 +220,8 @@ def _runs(block_ids: Sequence[int], begin: int, end: int, block_size: int) -> li
     return runs
 
 
-def _gather(runs: list[Run]) -> Tensor | None:
-    return torch.cat([torch.arange(*run) for run in runs]) if len(runs) > MAX_RUNS else None
-
-
-def _stretches(runs: list[Run], gather: Tensor | None, keys: Tensor, values: Tensor) -> list[tuple[Tensor, Tensor]]:
-    if gather is not None:
-        return [(keys.index_select(1, gather), values.index_select(1, gather))]
-    return [(keys[:, first:last], values[:, first:last]) for first, last in runs]
+def _gather(runs: list[Run], max_runs: int) -> Tensor | None:
+    return torch.cat([torch.arange(*run) for run in runs]) if len(runs) > max_runs else None
 
 
 def _joined(parts: list[Part]) -> Tensor:

@@ -20,7 +20,17 @@ from worker.models.linear.int4 import PackedInt4Linear
 from worker.models.linear.int8 import Int8Linear
 from worker.models.linear.plain import PlainLinear
 from worker.models.ops import softcapped
-from worker.native import ACTIVATIONS, TILE_LOGITS, Library, PackedInt4, PackedInt8, PackedMatrix, Step, huge_empty
+from worker.native import (
+    ACTIVATIONS,
+    STORED_TYPES,
+    TILE_LOGITS,
+    Library,
+    PackedInt4,
+    PackedInt8,
+    PackedMatrix,
+    Step,
+    huge_empty,
+)
 from worker.native.packed import AnyMatrix
 from worker.native.whole import Following, Layer, Network, Pass, Turning
 
@@ -37,14 +47,14 @@ class Whole:
         self._decoder, self._library = decoder, library
         self._layers = (Layer * architecture.num_layers)(
             *(
-                _layer(weights, keys, values, window, rope)
-                for weights, keys, values, window, rope in zip(
-                    decoder.layers,
-                    cache.keys,
-                    cache.values,
-                    architecture.windows,
-                    architecture.layer_ropes,
-                    strict=True,
+                _layer(weights, cache, number, window, rope)
+                for number, (weights, window, rope) in enumerate(
+                    zip(
+                        decoder.layers,
+                        architecture.windows,
+                        architecture.layer_ropes,
+                        strict=True,
+                    )
                 )
             )
         )
@@ -71,6 +81,7 @@ class Whole:
             activation=ACTIVATIONS[architecture.activation],
             norm=decoder.norm.data_ptr(),
             head=head,
+            stored=0 if cache.keeps(decoder.dtype) else STORED_TYPES[cache.keys[0].dtype],
         )
         self._memory = torch.empty(0, dtype=torch.uint8)
 
@@ -171,7 +182,7 @@ def _matrix(linear: Linear | None) -> AnyMatrix | None:
     return None if packed is None else packed.any_matrix
 
 
-def _layer(weights: Weights, keys: Tensor, values: Tensor, window: int, rope: int) -> Layer:
+def _layer(weights: Weights, cache: KVCache, number: int, window: int, rope: int) -> Layer:
     def pointer(tensor: Tensor | None) -> int | None:
         return None if tensor is None else tensor.data_ptr()
 
@@ -186,8 +197,10 @@ def _layer(weights: Weights, keys: Tensor, values: Tensor, window: int, rope: in
         mlp_post_norm=pointer(weights.mlp_post_norm),
         query_norm=pointer(weights.query_norm),
         key_norm=pointer(weights.key_norm),
-        keys=keys.data_ptr(),
-        values=values.data_ptr(),
+        keys=pointer(cache.keys[number]),
+        values=pointer(cache.values[number]),
+        key_scales=pointer(cache.key_scales[number]),
+        value_scales=pointer(cache.value_scales[number]),
         window=window,
         rope=rope,
     )

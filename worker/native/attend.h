@@ -62,13 +62,13 @@ class Cut {
 
     int64_t part_size() const { return group_ * (step_.head_dim + 2); }
 
-    Rows<T, Form> rows_of(const SharedTask& task, Past<T> past, const T* queries) const {
+    Rows<T, Form> rows_of(const SharedTask& task, Past<typename Form::Stored> past, const T* queries) const {
         const int32_t* share = step_.shares + 3 * task.share;
         return {step_, {0, share[1], share[2], past.table}, past, queries, group_, 0, task.first, task.count,
                 sharing.data() + share[0]};
     }
 
-    Rows<T, Form> rows_of(const ChunkTask& task, Past<T> past, const T* queries) const {
+    Rows<T, Form> rows_of(const ChunkTask& task, Past<typename Form::Stored> past, const T* queries) const {
         return {step_, task.chunk, past, queries, group_, window, task.first, task.count};
     }
 
@@ -145,26 +145,27 @@ class Cut {
 // One layer's attention, as cut.
 template <typename T, typename Form>
 class Attention {
+    typedef typename Form::Stored Stored;
+
     const Step& step_;
     Cut<T, Form>& cut_;
     const T *queries_, *keys_, *values_;
-    T *key_cache_, *value_cache_;
+    Pool<Stored> pool_;
     int64_t head_dim_, group_;
     T* out_;
 
   public:
-    Attention(const Step& step, Cut<T, Form>& cut, const T* queries, const T* keys, const T* values, T* key_cache,
-              T* value_cache, T* out)
-        : step_(step), cut_(cut), queries_(queries), keys_(keys), values_(values), key_cache_(key_cache),
-          value_cache_(value_cache), head_dim_(step.head_dim), group_(step.num_heads / step.num_kv_heads), out_(out) {}
+    Attention(const Step& step, Cut<T, Form>& cut, const T* queries, const T* keys, const T* values,
+              Pool<Stored> pool, T* out)
+        : step_(step), cut_(cut), queries_(queries), keys_(keys), values_(values), pool_(pool), head_dim_(step.head_dim), group_(step.num_heads / step.num_kv_heads), out_(out) {}
 
     // A row's key and value into their slots.
     void write(int64_t token) const {
         for (int64_t head = 0; head < step_.num_kv_heads; ++head) {
-            int64_t to = (head * step_.num_slots + step_.slots[token]) * head_dim_;
+            int64_t to = head * step_.num_slots + step_.slots[token];
             int64_t from = token * step_.row_stride + head * head_dim_;
-            std::memcpy(key_cache_ + to, keys_ + from, head_dim_ * sizeof(T));
-            std::memcpy(value_cache_ + to, values_ + from, head_dim_ * sizeof(T));
+            keep_row(keys_ + from, head_dim_, pool_.keys + to * head_dim_, pool_.key_scales + to);
+            keep_row(values_ + from, head_dim_, pool_.values + to * head_dim_, pool_.value_scales + to);
         }
     }
 
@@ -191,9 +192,10 @@ class Attention {
         if (int64_t(memory.size()) < size) memory.resize(size);
     }
 
-    Past<T> past_of(int64_t kv_head, const int32_t* table, int64_t end) const {
-        int64_t base = kv_head * step_.num_slots * head_dim_;
-        return {key_cache_ + base, value_cache_ + base, table, head_dim_, step_.block_size, end};
+    Past<Stored> past_of(int64_t kv_head, const int32_t* table, int64_t end) const {
+        const int64_t first = kv_head * step_.num_slots, base = first * head_dim_;
+        return {pool_.keys + base, pool_.values + base, pool_.key_scales + first, pool_.value_scales + first,
+                table, head_dim_, step_.block_size, end};
     }
 
     Rows<T, Form> rows_of(const ChunkTask& task) const {
@@ -227,7 +229,7 @@ class Attention {
     void attend(const SharedTask& task, Scratch scratch) const {
         const int32_t* share = step_.shares + 3 * task.share;
         const int32_t* sharers = step_.sharers + share[0];
-        Past<T> past = past_of(task.kv_head, step_.tables + sharers[0] * step_.table_stride, share[2]);
+        Past<Stored> past = past_of(task.kv_head, step_.tables + sharers[0] * step_.table_stride, share[2]);
         Rows<T, Form> rows = cut_.rows_of(task, past, queries_ + task.kv_head * group_ * head_dim_);
         const int64_t tiles = rows.num_tiles(task.count);
         Sums sums = Sums::at(scratch.take(Sums::size(tiles, head_dim_)), tiles, head_dim_);
@@ -239,11 +241,13 @@ class Attention {
     }
 
     void attend(const DecodeTask& task, float* own) const {
-        int64_t base = task.kv_head * step_.num_slots * head_dim_;
-        Part<T> part{step_,
+        const int64_t first = task.kv_head * step_.num_slots, base = first * head_dim_;
+        Part<T, Stored> part{step_,
                      queries_ + step_.rows[task.decode] * step_.row_stride + task.kv_head * group_ * head_dim_,
-                     key_cache_ + base,
-                     value_cache_ + base,
+                     pool_.keys + base,
+                     pool_.values + base,
+                     pool_.key_scales + first,
+                     pool_.value_scales + first,
                      step_.tables + task.decode * step_.table_stride,
                      group_};
         float* place = cut_.decode_parts.data() + task.place * cut_.part_size();
@@ -260,10 +264,10 @@ class Attention {
 };
 
 template <typename T, typename Form>
-void attend_as(const Step& step, const T* queries, const T* keys, const T* values, T* key_cache, T* value_cache,
+void attend_as(const Step& step, const T* queries, const T* keys, const T* values, Pool<typename Form::Stored> pool,
                int64_t window, T* out) {
     Cut<T, Form> cut(step, window);
-    Attention<T, Form> attention(step, cut, queries, keys, values, key_cache, value_cache, out);
+    Attention<T, Form> attention(step, cut, queries, keys, values, pool, out);
     for (int64_t token = 0; token < step.num_tokens; ++token) attention.write(token);
     Team::run(cut.work > 32768 ? step.threads : 1, [&](Team& team) {
         typename Form::Session session(step.num_chunks > 0 || step.num_shares > 0);
@@ -271,17 +275,26 @@ void attend_as(const Step& step, const T* queries, const T* keys, const T* value
     });
 }
 
-template <typename T>
-void attend(const Step& step, const T* queries, const T* keys, const T* values, T* key_cache, T* value_cache,
-            int64_t window, T* out) {
+template <typename T, typename Stored>
+void attend(const Step& step, const T* queries, const T* keys, const T* values, Pool<Stored> pool, int64_t window, T* out) {
 #if defined(__AVX512BF16__)
     if constexpr (sizeof(T) == 2) {
         if (step.head_dim % STRIDE == 0) {
-            return attend_as<T, PairForm>(step, queries, keys, values, key_cache, value_cache, window, out);
+            return attend_as<T, PairForm<Stored>>(step, queries, keys, values, pool, window, out);
         }
     }
 #endif
-    attend_as<T, FloatForm<T>>(step, queries, keys, values, key_cache, value_cache, window, out);
+    attend_as<T, FloatForm<T, Stored>>(step, queries, keys, values, pool, window, out);
+}
+
+// The pool is of the type that ``stored`` says.
+template <typename T>
+void attend_over(int stored, const Step& step, const T* queries, const T* keys, const T* values, Pool<void> pool, int64_t window,
+                 T* out) {
+    auto attend_to = [&](auto to) { attend(step, queries, keys, values, to, window, out); };
+    if (stored == AS_INT8) attend_to(pool.as<int8_t>());
+    else if (stored == AS_BF16) attend_to(pool.as<bf16>());
+    else attend_to(pool.as<T>());
 }
 
 }  // namespace

@@ -92,7 +92,7 @@ def _agrees(library: Library, dtype: torch.dtype, generator: torch.Generator) ->
     turned = heads * cos[:, None] + heads.roll(HEAD_DIM // 2, -1) * sin[:, None]
     if not near(qkv[:, : turned[0].numel()], turned.flatten(1)):
         return False
-    return near(*_attended(library, qkv, random))
+    return all(near(*_attended(library, qkv, random, is_int8)) for is_int8 in (False, True))
 
 
 def _draws(library: Library) -> bool:
@@ -136,10 +136,14 @@ def _rounded(x: Tensor) -> Tensor:
     return (x / scales).round() * scales
 
 
-def _attended(library: Library, qkv: Tensor, random: Callable[..., Tensor]) -> tuple[Tensor, Tensor]:
+def _attended(library: Library, qkv: Tensor, random: Callable[..., Tensor], is_int8: bool) -> tuple[Tensor, Tensor]:
     """Decodes of each length and a chunk, over blocks in reverse order: what the kernel says, and what torch says."""
     num_slots = NUM_BLOCKS * BLOCK_SIZE
-    key_cache, value_cache = random(NUM_KV_HEADS, num_slots, HEAD_DIM), random(NUM_KV_HEADS, num_slots, HEAD_DIM)
+    pool = [random(NUM_KV_HEADS, num_slots, HEAD_DIM) for _ in "kv"]
+    scales: list[Tensor | None] = [None, None]
+    if is_int8:
+        scales = [random(NUM_KV_HEADS, num_slots).float().abs() / 50 for _ in "kv"]
+        pool = [(each.float() * 40).clamp(-127, 127).to(torch.int8) for each in pool]
     size = -(-max(LENGTHS) // BLOCK_SIZE)
     # All share their blocks but for those that their own tokens go into.
     tables = np.array([[NUM_BLOCKS - 1 - place for place in range(size)]] * (len(LENGTHS) + 1), dtype=np.int32)
@@ -178,12 +182,21 @@ def _attended(library: Library, qkv: Tensor, random: Callable[..., Tensor]) -> t
     heads = qkv.view(NUM_ROWS, -1, HEAD_DIM)
     queries, keys, values = heads.split_with_sizes((NUM_HEADS, NUM_KV_HEADS, NUM_KV_HEADS), 1)
     out = qkv.new_empty((NUM_ROWS, NUM_HEADS * HEAD_DIM))
-    library.attend(step, queries, keys, values, key_cache, value_cache, 0, out)
+    library.attend(step, queries, keys, values, *pool, 0, out, *scales)
+    key_cache, value_cache = (
+        each.float() if scale is None else each * scale[..., None] for each, scale in zip(pool, scales, strict=True)
+    )
+    written = (_rounded(keys.float()), _rounded(values.float())) if is_int8 else (keys, values)
+    for each, new in zip((key_cache, value_cache), written, strict=True):
+        if not torch.allclose(
+            each[:, slots], new.float().transpose(0, 1), atol=1e-2 * float(new.abs().max()), rtol=0.0
+        ):
+            return out, torch.full_like(out, torch.nan)
     expected = []
     for row, (owner, position) in enumerate(zip(owners, positions, strict=True)):
         places = np.arange(int(position) + 1)
         seen = torch.from_numpy(tables[owner, places // BLOCK_SIZE].astype(np.int64) * BLOCK_SIZE + places % BLOCK_SIZE)
-        k, v = key_cache[:, seen].float(), value_cache[:, seen].float()
+        k, v = key_cache[:, seen], value_cache[:, seen]
         folded = queries[row].float().view(NUM_KV_HEADS, -1, HEAD_DIM)
         weights = (folded @ k.transpose(1, 2) * HEAD_DIM**-0.5).softmax(-1)
         expected.append((weights @ v).flatten())

@@ -48,7 +48,7 @@ template <typename T, typename Form>
 struct Rows {
     const Step& step;
     Chunk chunk;
-    Past<T> past;
+    Past<typename Form::Stored> past;
     const T* queries;  // of the KV head's first query head, at the chunk's first token
     int64_t group, window, first, count;
     const int32_t* tokens = nullptr;  // rows of the step, from ``queries`` on, where they are no neighbours

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "step.h"
+#include "stored.h"
 
 namespace {
 
@@ -26,42 +27,61 @@ inline Floats sums_across(Floats* sums) {
 }
 
 // One query group (the heads of one KV head) over positions [begin, end): unnormalised output, greatest score, sum of weights.
-template <typename T>
+template <typename T, typename Stored>
 struct Part {
+    static constexpr bool IS_OWN = std::is_same_v<T, Stored>, IS_SCALED = std::is_same_v<Stored, int8_t>;
+
     const Step& step;
     const T* queries;            // [group, head_dim]
-    const T* keys;               // of this KV head, [num_slots, head_dim]
-    const T* values;
+    const Stored* keys;          // of this KV head, [num_slots, head_dim]
+    const Stored* values;
+    const float* key_scales;     // [num_slots], of int8
+    const float* value_scales;
     const int32_t* table;
     int64_t group;
 
-    // Where the rows of positions [begin, begin + count) start, in elements from ``keys`` and ``values``; the last is
-    // repeated to a whole vector.
-    void find(int64_t begin, int64_t count, int64_t* offsets) const {
+    // Where positions' rows start, in elements from ``keys`` and ``values``, and what int8 is multiplied by there.
+    struct Places {
+        int64_t offsets[PART];
+        float key_scales[IS_SCALED ? PART : 1], value_scales[IS_SCALED ? PART : 1];
+    };
+
+    // Of the positions [begin, begin + count); the last is repeated to a whole vector.
+    void find(int64_t begin, int64_t count, Places& places) const {
+        int64_t* offsets = places.offsets;
         int64_t block = begin / step.block_size, inside = begin % step.block_size;
         for (int64_t i = 0; i < count; ++block, inside = 0) {
             int64_t slot = table[block] * step.block_size + inside;
-            for (; i < count && inside < step.block_size; ++i, ++inside, ++slot) offsets[i] = slot * step.head_dim;
+            for (; i < count && inside < step.block_size; ++i, ++inside, ++slot) {
+                offsets[i] = slot * step.head_dim;
+                if constexpr (IS_SCALED) places.key_scales[i] = key_scales[slot], places.value_scales[i] = value_scales[slot];
+            }
         }
-        for (int64_t i = count; i % WIDTH; ++i) offsets[i] = offsets[count - 1];
+        for (int64_t i = count; i % WIDTH; ++i) {
+            offsets[i] = offsets[count - 1];
+            if constexpr (IS_SCALED) {
+                places.key_scales[i] = places.key_scales[count - 1];
+                places.value_scales[i] = places.value_scales[count - 1];
+            }
+        }
     }
 
     // A row on its way into the cache while others are computed with.
-    void fetch(const T* row) const {
-        for (size_t byte = 0; byte < step.head_dim * sizeof(T); byte += 64) __builtin_prefetch((const char*)row + byte);
+    void fetch(const Stored* row) const {
+        for (size_t byte = 0; byte < step.head_dim * sizeof(Stored); byte += 64) __builtin_prefetch((const char*)row + byte);
     }
 
     // scores [group, PART] of ``count`` positions
-    void score(const int64_t* offsets, int64_t count, const float* held_queries, float* held_keys, float* scores) const {
-        int64_t head_dim = step.head_dim;
+    void score(const Places& places, int64_t count, const float* held_queries, float* held_keys, float* scores) const {
+        const int64_t *offsets = places.offsets, head_dim = step.head_dim;
 #if defined(__AVX512BF16__)
         if constexpr (sizeof(T) == 2) {
-            if (head_dim % (2 * WIDTH) == 0) return score_pairs(offsets, count, scores);
+            if (head_dim % (2 * WIDTH) == 0) return score_pairs(places, count, (bf16*)held_keys, scores);
         }
 #endif
         for (int64_t first = 0; first < count; first += WIDTH) {
             for (int64_t i = 0; i < WIDTH; ++i) {
-                const T* row = keys + offsets[first + i];
+                const Stored* row = keys + offsets[first + i];
                 for (int64_t d = 0; d < head_dim; d += WIDTH) store(held_keys + i * head_dim + d, load(row + d));
             }
             for (int64_t g = 0; g < group; ++g) {
@@ -70,29 +90,45 @@ struct Part {
                     Floats query = load(held_queries + g * head_dim + d);
                     for (int i = 0; i < WIDTH; ++i) sums[i] += query * load(held_keys + i * head_dim + d);
                 }
-                store(scores + g * PART + first, sums_across(sums) * step.scale);
+                store(scores + g * PART + first, scaled(sums_across(sums), places, first));
             }
         }
     }
 
+    Floats scaled(Floats sums, const Places& places, int64_t first) const {
+        if constexpr (IS_SCALED) return sums * step.scale * load(places.key_scales + first);
+        return sums * step.scale;
+    }
+
 #if defined(__AVX512BF16__)
     // The same with the instruction that multiplies pairs of bfloat16, exactly, and adds them in float32.
-    void score_pairs(const int64_t* offsets, int64_t count, float* scores) const {
-        int64_t head_dim = step.head_dim;
+    void score_pairs(const Places& places, int64_t count, bf16* held_keys, float* scores) const {
+        const int64_t *offsets = places.offsets, head_dim = step.head_dim;
         for (int64_t first = 0; first < count; first += WIDTH) {
             for (int i = 0; i < WIDTH; ++i) fetch(values + offsets[first + i]);
             if (first + AHEAD < count) for (int i = 0; i < WIDTH; ++i) fetch(keys + offsets[first + AHEAD + i]);
+            if constexpr (!IS_OWN) {
+                for (int i = 0; i < WIDTH; ++i) {
+                    for (int64_t d = 0; d < head_dim; d += 2 * WIDTH) {
+                        _mm512_storeu_si512(held_keys + i * head_dim + d, thirty_two(keys + offsets[first + i] + d));
+                    }
+                }
+            }
+            auto row = [&](int i) {
+                if constexpr (IS_OWN) return keys + offsets[first + i];
+                else return held_keys + i * head_dim;
+            };
             for (int64_t g = 0; g < group; ++g) {
                 __m512 sums[WIDTH];
                 for (int i = 0; i < WIDTH; ++i) sums[i] = _mm512_setzero_ps();
                 for (int64_t d = 0; d < head_dim; d += 2 * WIDTH) {
                     __m512bh query = (__m512bh)_mm512_loadu_si512(queries + g * head_dim + d);
                     for (int i = 0; i < WIDTH; ++i) {
-                        __m512bh key = (__m512bh)_mm512_loadu_si512(keys + offsets[first + i] + d);
+                        __m512bh key = (__m512bh)_mm512_loadu_si512(row(i) + d);
                         sums[i] = _mm512_dpbf16_ps(sums[i], query, key);
                     }
                 }
-                store(scores + g * PART + first, sums_across((Floats*)sums) * step.scale);
+                store(scores + g * PART + first, scaled(sums_across((Floats*)sums), places, first));
             }
         }
     }
@@ -139,8 +175,7 @@ struct Part {
             __m512 low[GROUP], high[GROUP];
             for (int g = 0; g < GROUP; ++g) low[g] = high[g] = _mm512_setzero_ps();
             for (int64_t i = 0; i < count; i += 2) {
-                __m512i a = _mm512_loadu_si512(values + offsets[i] + d);
-                __m512i b = _mm512_loadu_si512(values + offsets[i + 1] + d);
+                __m512i a = thirty_two(values + offsets[i] + d), b = thirty_two(values + offsets[i + 1] + d);
                 __m512bh lows = (__m512bh)_mm512_unpacklo_epi16(a, b), highs = (__m512bh)_mm512_unpackhi_epi16(a, b);
                 for (int g = 0; g < GROUP; ++g) {
                     int32_t both;
@@ -190,9 +225,10 @@ struct Part {
         float* held_keys = scores + group * PART;
         for (int64_t i = 0; i < group * head_dim; ++i) held_queries[i] = get(queries[i]);
         std::fill(out, out + group * head_dim, 0.0f);
-        int64_t offsets[PART];
-        find(begin, count, offsets);
-        score(offsets, count, held_queries, held_keys, scores);
+        Places places;
+        const int64_t* offsets = places.offsets;
+        find(begin, count, places);
+        score(places, count, held_queries, held_keys, scores);
         for (int64_t g = 0; g < group; ++g) {
             float* row = scores + g * PART;
             Floats tops = Floats{} - INFINITY;
@@ -212,8 +248,9 @@ struct Part {
             Floats sums = {};
             for (int64_t i = 0; i < count; i += WIDTH) {
                 Floats weight = exponential(load(row + i) - top);
-                store(row + i, weight);
                 sums += weight;
+                if constexpr (IS_SCALED) weight *= load(places.value_scales + i);
+                store(row + i, weight);
             }
             greatest[g] = top;
             total[g] = sum_of(sums);

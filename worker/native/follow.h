@@ -30,8 +30,7 @@ inline void follow(const Network& network, const Step& first, const Pass& pass, 
     std::vector<const float*> sines(pass.sines, pass.sines + following.num_ropes);
     own.cosines = cosines.data(), own.sines = sines.data();
     for (int64_t index = 0; index < following.num_steps; ++index) {
-        Whole whole(network, step, own);
-        Team::run(step.threads, [&](Team& team) { whole.run(team); });
+        run_whole(network, step, own);
         int64_t* chosen = following.chosen + index * step.num_tokens;
         for (int64_t row = 0; row < step.num_tokens; ++row) {
             chosen[row] = likeliest(own.logits + row * following.vocab_size, following.vocab_size);

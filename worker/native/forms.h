@@ -6,6 +6,7 @@
 
 #include <algorithm>
 
+#include "stored.h"
 #include "tiles.h"
 
 namespace {
@@ -13,24 +14,10 @@ namespace {
 constexpr int KEYS = 256;  // keys scored before they are mixed
 constexpr int STRIDE = 32;  // keys by which everything is rounded: a step of a tile
 
-// Where sixteen keys and more lie: of one KV head, in the cache.
-template <typename T>
-struct Past {
-    const T* keys;           // [num_slots, head_dim]
-    const T* values;
-    const int32_t* table;
-    int64_t head_dim, block_size;
-    int64_t end;             // positions that were written
-
-    // Past the end it is the last one: what is scored there does not count.
-    int64_t offset(int64_t position) const {
-        position = std::min(position, end - 1);
-        return (table[position / block_size] * block_size + position % block_size) * head_dim;
-    }
-};
-
-template <typename T>
+template <typename T, typename S>
 struct FloatForm {
+    typedef S Stored;
+
     struct Session {  // what a thread holds while it multiplies: nothing
         explicit Session(bool) {}
     };
@@ -48,19 +35,16 @@ struct FloatForm {
     }
 
     // Keys and values of the positions [at, stop) as rows of floats.
-    static void hold(const Past<T>& past, int64_t at, int64_t stop, float* keys, float* values) {
-        for (int64_t key = at; key < stop; ++key) {
-            int64_t from = past.offset(key);
-            for (int64_t d = 0; d < past.head_dim; d += WIDTH, keys += WIDTH, values += WIDTH) {
-                store(keys, load(past.keys + from + d));
-                store(values, load(past.values + from + d));
-            }
+    static void hold(const Past<Stored>& past, int64_t at, int64_t stop, float* keys, float* values) {
+        for (int64_t key = at; key < stop; ++key, keys += past.head_dim, values += past.head_dim) {
+            past.take_key(key, keys);
+            past.take_value(key, values);
         }
     }
 
     // scores [N, KEYS, 16] of N tiles of queries against ``size`` keys, the first of them ``skipped`` after the held ones'
     template <int N>
-    static void score(const Past<T>& past, int64_t, int64_t skipped, int64_t size, const float* turned, const float* keys,
+    static void score(const Past<Stored>& past, int64_t, int64_t skipped, int64_t size, const float* turned, const float* keys,
                       float* scores) {
         int64_t head_dim = past.head_dim;
         constexpr int AT_ONCE = 8;
@@ -110,9 +94,12 @@ struct FloatForm {
 #if defined(__AVX512BF16__)
 
 // For head_dim a multiple of 32. Keys are multiplied where they lie in the cache; values are turned into tiles once for all
-// queries of a task; weights leave the softmax as the columns of tiles.
+// queries of a task; weights leave the softmax as the columns of tiles. Of int8 both are brought to bfloat16 first.
+template <typename S>
 struct PairForm {
     typedef Tiles Session;
+    typedef S Stored;
+    static constexpr bool IS_OWN = std::is_same_v<S, bf16>;
 
     static int64_t turned_size(int64_t head_dim) { return TILE * head_dim / 2; }
 
@@ -126,25 +113,38 @@ struct PairForm {
         }
     }
 
-    // Values of [at, stop) as tiles [head_dim / 16][KEYS / 32][16 dims][32 keys]. Keys are copied only where a block is not
-    // whole tiles.
-    static void hold(const Past<bf16>& past, int64_t at, int64_t stop, float* keys, float* values) {
-        if (past.block_size % TILE) {
-            for (int64_t key = at; key < stop; ++key) {
-                std::memcpy((bf16*)keys + (key - at) * past.head_dim, past.keys + past.offset(key), past.head_dim * 2);
-            }
+    // Values of [at, stop) as tiles [head_dim / 16][KEYS / 32][16 dims][32 keys]. Keys are copied only where they are not
+    // bfloat16, or a block is not whole tiles.
+    static void hold(const Past<Stored>& past, int64_t at, int64_t stop, float* keys, float* values) {
+        if (!is_in_place(past)) {
+            for (int64_t key = at; key < stop; ++key) past.take_key(key, (bf16*)keys + (key - at) * past.head_dim);
         }
+        // The tiles take half of the room.
+        bf16* taken = (bf16*)values + KEYS * past.head_dim;
         for (int64_t key = at; key < stop; key += DEPTH) {
-            turn_values(past, key, (bf16*)values + (key - at) / DEPTH * TILE_SIZE);
+            const bf16* rows[DEPTH];
+            for (int i = 0; i < DEPTH; ++i) {
+                if constexpr (IS_OWN) {
+                    rows[i] = past.values + past.offset(key + i);
+                } else {
+                    past.take_value(key + i, taken + i * past.head_dim);
+                    rows[i] = taken + i * past.head_dim;
+                }
+            }
+            // What was never written may be no number, and no weight of zero makes it one.
+            int64_t written = std::min<int64_t>(DEPTH, past.end - key);
+            turn_values(rows, written, past.head_dim, (bf16*)values + (key - at) / DEPTH * TILE_SIZE);
         }
     }
 
-    static void turn_values(const Past<bf16>& past, int64_t key, bf16* tiles) {
-        const bf16* rows[DEPTH];
-        for (int i = 0; i < DEPTH; ++i) rows[i] = past.values + past.offset(key + i);
-        // What was never written may be no number, and no weight of zero makes it one.
-        int64_t written = std::min<int64_t>(DEPTH, past.end - key);
-        for (int64_t d = 0; d < past.head_dim; d += 2 * TILE) {
+    static bool is_in_place(const Past<Stored>& past) { return IS_OWN && past.block_size % TILE == 0; }
+
+    static const bf16* key_at(const Past<Stored>& past, int64_t position) {
+        return (const bf16*)(past.keys + past.offset(position));
+    }
+
+    static void turn_values(const bf16* const* rows, int64_t written, int64_t head_dim, bf16* tiles) {
+        for (int64_t d = 0; d < head_dim; d += 2 * TILE) {
             Words low[TILE], high[TILE];
             for (int pair = 0; pair < TILE; ++pair) {
                 __m512i zero = _mm512_setzero_si512();
@@ -166,17 +166,17 @@ struct PairForm {
     }
 
     template <int N>
-    static void score(const Past<bf16>& past, int64_t at, int64_t skipped, int64_t size, const float* turned,
+    static void score(const Past<Stored>& past, int64_t at, int64_t skipped, int64_t size, const float* turned,
                       const float* keys, float* scores) {
         int64_t head_dim = past.head_dim, last = (past.end - 1) / TILE * TILE;
         const bf16* held = (const bf16*)keys + skipped * head_dim;
         const bf16* b0 = (const bf16*)turned;
         const bf16* b1 = b0 + TILE * head_dim;
-        bool in_place = past.block_size % TILE == 0;
+        const bool in_place = is_in_place(past);
         for (int64_t key = 0; key < size; key += 2 * TILE) {
             int64_t position = at + skipped + key;
-            const bf16* a0 = in_place ? past.keys + past.offset(position) : held + key * head_dim;
-            const bf16* a1 = in_place ? past.keys + past.offset(std::min(position + TILE, last)) : a0 + TILE * head_dim;
+            const bf16* a0 = in_place ? key_at(past, position) : held + key * head_dim;
+            const bf16* a1 = in_place ? key_at(past, std::min(position + TILE, last)) : a0 + TILE * head_dim;
             float* s0 = scores + key * TILE;
             float* s1 = s0 + TILE * TILE;
             if constexpr (N == 2) {

@@ -48,10 +48,11 @@ void penstock_gate(int is_bf16, const void* gate_up, void* out, int64_t rows, in
 }
 
 // Writes all rows' keys and values, then attends for the step's decodes and chunks. head_dim is a multiple of 16, at most 1024.
-void penstock_attend(int is_bf16, const Step* step, const void* queries, const void* keys, const void* values,
-                     void* key_cache, void* value_cache, int64_t window, void* out) {
-    EACH_TYPE(attend(*step, (const T*)queries, (const T*)keys, (const T*)values, (T*)key_cache, (T*)value_cache, window,
-                     (T*)out))
+// stored: a StoredType, of the caches; scales are those of int8, or null.
+void penstock_attend(int is_bf16, int stored, const Step* step, const void* queries, const void* keys, const void* values,
+                     void* key_cache, void* value_cache, float* key_scales, float* value_scales, int64_t window, void* out) {
+    EACH_TYPE(attend_over(stored, *step, (const T*)queries, (const T*)keys, (const T*)values,
+                          {key_cache, value_cache, key_scales, value_scales}, window, (T*)out))
 }
 
 // The largest of each half tile of logits [rows, vocab_size] (see maxima.h), NaN where one is.
@@ -92,8 +93,7 @@ int64_t penstock_whole_bytes(const Network* network, int64_t num_tokens) {
 
 // A step from token ids to logits; of attention's ``step``, slots and what is cut into tasks.
 void penstock_whole(const Network* network, const Step* step, const Pass* pass) {
-    Whole whole(*network, *step, *pass);
-    Team::run(step->threads, [&](Team& team) { whole.run(team); });
+    run_whole(*network, *step, *pass);
 }
 
 // Several such steps of one token each, every token the likeliest after the one before.

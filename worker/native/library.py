@@ -14,6 +14,8 @@ from worker.native.whole import Following, Network, Pass, Turning
 MAX_HEAD_DIM = 1024
 ACTIVATIONS = {"silu": 0, "gelu": 1, "gelu_tanh": 2, "relu": 3}
 DTYPES = (torch.bfloat16, torch.float32)
+STORED_TYPES = {torch.bfloat16: 1, torch.int8: 2}
+"""What a pool may hold that is not of the queries' type."""
 RESULTS = {torch.bfloat16: 0, torch.float32: 1}
 GATED = 2
 """What a product is made into."""
@@ -84,7 +86,7 @@ class Library:
         self._gate = loaded.penstock_gate
         self._gate.argtypes = (c_int, c_void_p, c_void_p, c_int64, c_int64, c_int, c_int)
         self._attend = loaded.penstock_attend
-        self._attend.argtypes = (c_int, c_void_p, *(c_void_p,) * 5, c_int64, c_void_p)
+        self._attend.argtypes = (c_int, c_int, c_void_p, *(c_void_p,) * 7, c_int64, c_void_p)
         self._linear_int8, self._linear_int4 = loaded.penstock_linear_int8, loaded.penstock_linear_int4
         for function in (self._linear_int8, self._linear_int4):
             function.argtypes = (c_int, c_void_p, c_int64, c_void_p, c_int, c_void_p, c_int)
@@ -302,20 +304,27 @@ class Library:
         value_cache: Tensor,
         window: int,
         out: Tensor,
+        key_scales: Tensor | None = None,
+        value_scales: Tensor | None = None,
     ) -> None:
         """Writes all rows' keys and values into the caches, then fills the rows of out, the decodes' and the chunks'.
 
         queries, keys and values are [num_tokens, heads, head_dim] with ``step.row_stride`` elements between rows; out
-        is [num_tokens, num_heads * head_dim].
+        is [num_tokens, num_heads * head_dim]. Caches are of the queries' type, or of ``STORED_TYPES``; those of int8
+        have scales [num_kv_heads, num_slots] f32.
         """
+        own = key_cache.dtype
         self._attend(
             queries.dtype is torch.bfloat16,
+            0 if own is queries.dtype else STORED_TYPES[own],
             ctypes.addressof(step),
             queries.data_ptr(),
             keys.data_ptr(),
             values.data_ptr(),
             key_cache.data_ptr(),
             value_cache.data_ptr(),
+            None if key_scales is None else key_scales.data_ptr(),
+            None if value_scales is None else value_scales.data_ptr(),
             window,
             out.data_ptr(),
         )

@@ -17,6 +17,7 @@ typedef float Floats __attribute__((vector_size(64)));
 typedef uint32_t Words __attribute__((vector_size(64)));
 typedef int32_t Lanes __attribute__((vector_size(64)));
 typedef uint16_t Halves __attribute__((vector_size(32)));
+typedef int8_t Codes __attribute__((vector_size(16)));
 
 constexpr int WIDTH = 16;  // floats in a vector
 constexpr int MAX_HEAD_DIM = 1024;
@@ -56,6 +57,11 @@ inline Floats load(const bf16* from) {
     Halves halves;
     std::memcpy(&halves, from, 32);
     return (Floats)(__builtin_convertvector(halves, Words) << 16);
+}
+inline Floats load(const int8_t* from) {
+    Codes codes;
+    std::memcpy(&codes, from, 16);
+    return __builtin_convertvector(__builtin_convertvector(codes, Lanes), Floats);
 }
 
 inline void store(float* to, Floats values) { std::memcpy(to, &values, 64); }

@@ -17,7 +17,7 @@ namespace {
 struct Layer {
     AnyMatrix qkv, output, gate_up, down;
     const float *attention_pre_norm, *attention_post_norm, *mlp_pre_norm, *mlp_post_norm, *query_norm, *key_norm;
-    bf16 *keys, *values;  // of the pool
+    Pool<void> pool;
     int64_t window;
     int64_t rope;  // which of the step's angles
 };
@@ -31,6 +31,7 @@ struct Network {
     int64_t activation;
     const float* norm;
     AnyMatrix head;
+    int64_t stored;  // a StoredType
 };
 
 // What one step brings, and where it may compute.
@@ -77,12 +78,15 @@ struct Activations {
     }
 };
 
+template <typename Stored>
 class Whole {
+    typedef PairForm<Stored> Form;
+
     const Network& network_;
     const Step& step_;
     const Pass& pass_;
     Activations own_;
-    std::deque<Cut<bf16, PairForm>> cuts_;
+    std::deque<Cut<bf16, Form>> cuts_;
 
   public:
     Whole(const Network& network, const Step& step, const Pass& pass)
@@ -128,8 +132,8 @@ class Whole {
     }
 
   private:
-    Cut<bf16, PairForm>* cut_of(int64_t window) {
-        for (Cut<bf16, PairForm>& cut : cuts_) {
+    Cut<bf16, Form>* cut_of(int64_t window) {
+        for (Cut<bf16, Form>& cut : cuts_) {
             if (cut.window == window) return &cut;
         }
         return nullptr;
@@ -170,8 +174,8 @@ class Whole {
         const int64_t stride = layer.qkv.columns, head_dim = turning.head_dim;
         multiply(team, layer.attention_pre_norm ? own_.normed : own_.x, rows, layer.qkv, {own_.qkv, ROUNDED, 0});
         const bf16* keys = own_.qkv + turning.num_heads * head_dim;
-        Attention<bf16, PairForm> attention(step_, *cut_of(layer.window), own_.qkv, keys,
-                                            keys + turning.num_kv_heads * head_dim, layer.keys, layer.values, own_.mixed);
+        Attention<bf16, Form> attention(step_, *cut_of(layer.window), own_.qkv, keys,
+                                            keys + turning.num_kv_heads * head_dim, layer.pool.template as<Stored>(), own_.mixed);
         each_row(team, rows, [&](int64_t row) {
             const float *cosines = pass_.cosines[layer.rope], *sines = pass_.sines[layer.rope];
             const int64_t angles = row * turning.rotary_dim;
@@ -190,6 +194,12 @@ class Whole {
         }
     }
 };
+
+inline void run_whole(const Network& network, const Step& step, const Pass& pass) {
+    auto run = [&](auto whole) { Team::run(step.threads, [&](Team& team) { whole.run(team); }); };
+    if (network.stored == AS_INT8) run(Whole<int8_t>(network, step, pass));
+    else run(Whole<bf16>(network, step, pass));
+}
 
 }  // namespace
 

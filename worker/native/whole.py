@@ -33,6 +33,8 @@ class Layer(ctypes.Structure):
                 "key_norm",
                 "keys",
                 "values",
+                "key_scales",
+                "value_scales",
             )
         ),
         ("window", c_int64),
@@ -52,6 +54,7 @@ class Network(ctypes.Structure):
         ("activation", c_int64),
         ("norm", c_void_p),
         ("head", AnyMatrix),
+        ("stored", c_int64),
     )
 
 

@@ -54,7 +54,8 @@ def _compute(duty: Duty, control: Control) -> int:
     from worker.models import ModelError
     from worker.parallel.link import ProcessLink, store
     from worker.parallel.rank import Rank, layout_of, serve
-    from worker.runner import load_model, room
+    from worker.room import room
+    from worker.runner import load_model
 
     engine = duty.settings.engine
     layout = layout_of(engine)

@@ -17,7 +17,8 @@ from worker.parallel.link import ProcessLink, store
 from worker.parallel.plan import Copy, encoded
 from worker.parallel.rank import Rank, layout_of
 from worker.parallel.ranks import Ranks
-from worker.runner import load_model, room
+from worker.room import room
+from worker.runner import load_model
 
 
 class RanksParted(AssertionError):

@@ -13,7 +13,8 @@ from policies import settings
 from worker.models import ModelError, path_of
 from worker.models.foreign.load import is_native
 from worker.parallel.runner import ParallelRunner
-from worker.runner import Runner, load_model, room
+from worker.room import room
+from worker.runner import Runner, load_model
 from worker.speculation.drafter import Drafter
 from worker.speculation.eagle import EagleDrafter, is_eagle, load_eagle
 from worker.speculation.medusa import MedusaDrafter, is_medusa, load_heads
@@ -54,7 +55,7 @@ def draft_model(
     if not is_native(directory):
         raise ModelError(f"the draft model {path} is of an architecture that cannot draft")
     # In as many tokens as the large one, and as many threads.
-    plain = msgspec.structs.replace(engine, quantize="none", max_model_tokens=0)
+    plain = msgspec.structs.replace(engine, quantize="none", kv_dtype="auto", max_model_tokens=0)
     model = load_model(path, plain, replica)
     vocab_size = model.architecture.vocab_size
     if vocab_size != target.vocab_size:
