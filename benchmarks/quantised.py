@@ -1,4 +1,4 @@
-"""What the forms that matrices are stored in cost in accuracy: divergence from bfloat16, token by token.
+"""What the forms that matrices and KV are stored in cost in accuracy: divergence from bfloat16, token by token.
 
 The bundled model reads held-out conversations of its corpus, and a shape with random weights reads random tokens; each
 form gives a distribution after each token, and the Kullback-Leibler divergence from bfloat16's to it is what it loses.
@@ -22,6 +22,7 @@ from demo.measure import held_out
 from policies import settings
 from worker.bench import checkpoint
 from worker.inputs import Span
+from worker.kv_cache import KVCache
 from worker.models import SHAPES
 from worker.native import library
 from worker.process import prepare
@@ -38,6 +39,8 @@ FORMS: dict[str, dict[str, Any]] = {
     "int4": {"quantize": "int4"},
     "int4, weights alone": {"quantize": "int4", "attention": "torch"},
     "fp8, weights alone": {"quantize": "fp8"},
+    "bfloat16, KV in int8": {"kv_dtype": "int8"},
+    "int8, KV in int8": {"quantize": "int8", "kv_dtype": "int8"},
 }
 """As engine settings. With attention by torch the compiled kernels are not used, and inputs stay as they are."""
 SLOW = ("fp8, weights alone",)
@@ -61,6 +64,8 @@ class Divergence:
     share_same_top: float
     loss: float
     """Mean over the learned tokens, in nats."""
+    kv_bytes: float
+    """Of KV, a token."""
 
 
 def conversations(number: int) -> list[Text]:
@@ -74,11 +79,21 @@ def noise(vocab_size: int, number: int, num_tokens: int, seed: int = 0) -> list[
     return [Text(row, [True] * num_tokens) for row in rows]
 
 
-def distributions(source: str, texts: list[Text], form: dict[str, Any]) -> Iterator[torch.Tensor]:
-    """[num_tokens of the text, vocab_size] log probabilities, text by text."""
+def runner_of(source: str, texts: list[Text], form: dict[str, Any]) -> Runner:
     longest = max(len(text.token_ids) for text in texts)
     engine = settings.Engine(**{"dtype": "bfloat16", "max_model_tokens": longest, "max_sequences": 1, **form})
-    runner = Runner.load(source, engine)
+    return Runner.load(source, engine)
+
+
+def kv_bytes_of(cache: KVCache) -> float:
+    """A token's."""
+    scales = [scale for scale in (*cache.key_scales, *cache.value_scales) if scale is not None]
+    return sum(tensor.nbytes for tensor in (*cache.keys, *cache.values, *scales)) / cache.keys[0].shape[1]
+
+
+def distributions(runner: Runner, texts: list[Text]) -> Iterator[torch.Tensor]:
+    """[num_tokens of the text, vocab_size] log probabilities, text by text."""
+    longest = max(len(text.token_ids) for text in texts)
     table = list(range(-(-longest // runner.block_size)))
     for text in texts:
         parts = []
@@ -91,14 +106,14 @@ def distributions(source: str, texts: list[Text], form: dict[str, Any]) -> Itera
 def divergence(source: str, texts: list[Text], form: dict[str, Any]) -> Divergence:
     """From bfloat16, both computed text by text so that neither is held as a whole."""
     nats, same, losses = [], [], []
-    for text, plain, other in zip(
-        texts, distributions(source, texts, FORMS["bfloat16"]), distributions(source, texts, form), strict=True
-    ):
+    base, runner = (runner_of(source, texts, each) for each in (FORMS["bfloat16"], form))
+    for text, plain, other in zip(texts, distributions(base, texts), distributions(runner, texts), strict=True):
         nats.append((plain.exp() * (plain - other)).sum(-1))
         same.append(plain.argmax(-1) == other.argmax(-1))
         following, learned = torch.tensor(text.token_ids[1:]), torch.tensor(text.learned[1:])
         losses.append(-other[:-1].gather(1, following[:, None])[:, 0][learned])
-    return Divergence(torch.cat(nats), float(torch.cat(same).float().mean()), float(torch.cat(losses).mean()))
+    share_same_top, loss = float(torch.cat(same).float().mean()), float(torch.cat(losses).mean())
+    return Divergence(torch.cat(nats), share_same_top, loss, kv_bytes_of(runner.cache))
 
 
 @contextmanager
@@ -123,8 +138,10 @@ def main(model: str, number: int) -> None:
         f"{model}: {len(texts)} texts, {sum(len(text.token_ids) for text in texts)} tokens, torch {torch.__version__},"
         f" compiled kernels for few bits: {'yes' if kernels is not None and kernels.has_int8 else 'no'}\n"
     )
-    click.echo("| form | divergence, nats a token: mean | 99th of 100 | same likeliest token | loss |")
-    click.echo("|---|---|---|---|---|")
+    click.echo(
+        "| form | divergence, nats a token: mean | 99th of 100 | same likeliest token | loss | KV, bytes a token |"
+    )
+    click.echo("|---|---|---|---|---|---|")
     with directory_of(model) as source:
         for name, form in FORMS.items():
             if model != "demo" and name in SLOW:
@@ -132,7 +149,7 @@ def main(model: str, number: int) -> None:
             found = divergence(source, texts, form)
             click.echo(
                 f"| {name} | {float(found.nats.mean()):.6f} | {float(found.nats.quantile(0.99)):.5f}"
-                f" | {found.share_same_top:.2%} | {found.loss:.4f} |"
+                f" | {found.share_same_top:.2%} | {found.loss:.4f} | {found.kv_bytes:.0f} |"
             )
 
 

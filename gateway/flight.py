@@ -157,9 +157,9 @@ class Flight:
         self._told: list[wire.Finish | wire.Failed] = []
         self._ending: asyncio.Future[None] | None = None
 
-    def name_blocks(self, block_size: int) -> None:
+    def name_blocks(self, block_size: int, kv_dtype: str) -> None:
         """Where it matters which worker has them."""
-        salt = root_of(self.request.cache_salt, self.request.adapter)
+        salt = root_of(self.request.cache_salt, self.request.adapter, kv_dtype)
         self.digests = digests_of(self.request.prompt_token_ids, block_size, salt, MAX_ROUTED_BLOCKS)
 
     @property

@@ -76,7 +76,7 @@ class Line:
             request = msgspec.structs.replace(request, priority=priority)
         flight = Flight(self, request, order, self._clock.now())
         if len(self.seats) > 1 and self._has_prefix_cache and (facts := self.ready()) is not None:
-            flight.name_blocks(facts.block_size)
+            flight.name_blocks(facts.block_size, facts.kv_dtype)
         first_back = self._returning.first()
         if not self._waiting.lanes.num_waiting and (
             first_back is None or priority < self._returning.priority(first_back)

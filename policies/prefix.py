@@ -34,9 +34,12 @@ def salt_of(secret: bytes, tenant_id: str, group: str = "") -> bytes:
     return blake2b(owner.encode(), digest_size=16, key=secret[:64], person=b"penstock salt").digest()
 
 
-def root_of(salt: bytes, adapter: str) -> bytes:
-    """The salt of what is computed with this adapter, by its id; "": without any. Equal tokens have other keys and
-    values under another adapter, and under another version of the same."""
+def root_of(salt: bytes, adapter: str, kv_dtype: str = "auto") -> bytes:
+    """The salt of what is computed with this adapter, by its id; "": without any; and kept so, as ``engine.kv_dtype``
+    says. Equal tokens have other keys and values under another adapter, under another version of the same, and in
+    another type."""
+    if kv_dtype != "auto":
+        salt = blake2b(kv_dtype.encode(), digest_size=16, key=key_of(salt), person=b"penstock kv type").digest()
     if not adapter:
         return salt
     return blake2b(adapter.encode(), digest_size=16, key=key_of(salt), person=b"penstock adapter").digest()

@@ -153,6 +153,8 @@ class Ready(Message, frozen=True):
     """That adapters may take in memory; 0: it takes none."""
     deterministic: bool = False
     """A request has the same tokens and log-probabilities in any company, to the bit."""
+    kv_dtype: str = "auto"
+    """As ``engine.kv_dtype`` says; part of the names of its KV blocks."""
 
     @property
     def num_ranks(self) -> int:

@@ -168,6 +168,7 @@ def _run(
         tensor_parallel=settings.engine.tensor_parallel,
         pipeline_parallel=settings.engine.pipeline_parallel,
         deterministic=settings.engine.deterministic,
+        kv_dtype=settings.engine.kv_dtype,
         max_adapter_bytes=settings.engine.max_adapter_bytes if takes_adapters else 0,
     )
     gc.collect()

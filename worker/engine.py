@@ -59,7 +59,7 @@ class Engine:
         self._runner = runner
         self._now = now
         self._limits = limits_of(engine)
-        self._prefix_cache = engine.prefix_cache
+        self._prefix_cache, self._kv_dtype = engine.prefix_cache, engine.kv_dtype
         self._eos_token_ids = frozenset(runner.eos_token_ids)
         self._pool = Pool(runner.num_blocks)
         self._budget = Budget(self._limits)
@@ -105,7 +105,7 @@ class Engine:
         stop_token_ids = frozenset(sampling.stop_token_ids)
         if not sampling.ignore_eos:
             stop_token_ids |= self._eos_token_ids
-        root = root_of(submit.cache_salt, submit.adapter)
+        root = root_of(submit.cache_salt, submit.adapter, self._kv_dtype)
         chain = Chain(self._runner.block_size, root) if self._prefix_cache else None
         if chain is not None:
             chain.extend(submit.prompt_token_ids)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tests.kernels.device import DEVICE
 from tests.worker.pools import extents_of, filled, slots_of
 from worker.attention.base import Extent, Scores
+from worker.attention.gathered import GatheredAttention
 from worker.attention.paged import TritonAttention
 from worker.attention.reference import ReferenceAttention
 from worker.kv_cache import KVCache, KVShape
@@ -205,3 +206,24 @@ def test_a_float8_pool_holds_what_torch_would_round_to_and_is_read_as_that(scale
         held = cache.keys[layer][:, slots].float()
         scale = cache.key_scales[layer][:, slots, None] if scaled else scales[layer][0]
         torch.testing.assert_close((held * scale).transpose(0, 1), rounded[0], atol=0, rtol=1e-6)
+
+
+def test_a_float8_pool_with_scales_is_written_and_read_as_torch_does():
+    torch.manual_seed(3)
+    extents, num_blocks = extents_of([(70, 1, False), (0, 40, True), (33, 3, False)], 32, random.Random(3))
+    scores = Scores(0.1, (0, 50))
+    pools = [KVCache(KVShape(2, 2, 64), num_blocks, 32, torch.float8_e4m3fn, DEVICE, scaled=True) for _ in "ab"]
+    every = torch.arange(num_blocks * 32, device=DEVICE)
+    for layer in (0, 1):
+        past = torch.randn(2, len(every), 2, 64, device=DEVICE)
+        for pool in pools:
+            pool.write(layer, every, *past)
+    slots = slots_of(extents, 32).to(DEVICE)
+    queries, keys, values = heads_for(extents, 8, pools[0], torch.float32)
+    ours = TritonAttention(pools[0], scores, 8, num_processors=64).plan(extents, slots)
+    plain = GatheredAttention(pools[1], scores).plan(extents, slots)
+    for layer in (0, 1):
+        got, expected = (plan.attend(layer, queries, keys, values) for plan in (ours, plain))
+        torch.testing.assert_close(got, expected, **TOLERANCES[torch.float32])
+        for one, other in zip(*(pool.read(layer, every, torch.float32) for pool in pools), strict=True):
+            torch.testing.assert_close(one, other, atol=0, rtol=1e-6)

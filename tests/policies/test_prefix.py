@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.prefix import DIGEST_BYTES, Chain, key_of, link
+from policies.prefix import DIGEST_BYTES, Chain, key_of, link, root_of
 
 TOKENS = st.lists(st.integers(0, (1 << 32) - 1), max_size=40)
 
@@ -44,3 +44,9 @@ def test_a_link_carries_its_tokens():
     made = link(b"", [1, 256], key_of(b""))
     assert made.token_bytes == bytes([1, 0, 0, 0, 0, 1, 0, 0])
     assert len(made.digest) == DIGEST_BYTES
+
+
+def test_another_adapter_or_another_type_of_kv_gives_other_names():
+    roots = [root_of(b"salt", adapter, kv_dtype) for adapter in ("", "a", "b") for kv_dtype in ("auto", "int8", "fp8")]
+    assert roots[0] == b"salt"
+    assert len(set(roots)) == len(roots)

@@ -139,11 +139,13 @@ def _rounded(x: Tensor) -> Tensor:
 def _attended(library: Library, qkv: Tensor, random: Callable[..., Tensor], is_int8: bool) -> tuple[Tensor, Tensor]:
     """Decodes of each length and a chunk, over blocks in reverse order: what the kernel says, and what torch says."""
     num_slots = NUM_BLOCKS * BLOCK_SIZE
-    pool = [random(NUM_KV_HEADS, num_slots, HEAD_DIM) for _ in "kv"]
-    scales: list[Tensor | None] = [None, None]
+    key_cache, value_cache = (random(NUM_KV_HEADS, num_slots, HEAD_DIM) for _ in "kv")
+    key_scales = value_scales = None
     if is_int8:
-        scales = [random(NUM_KV_HEADS, num_slots).float().abs() / 50 for _ in "kv"]
-        pool = [(each.float() * 40).clamp(-127, 127).to(torch.int8) for each in pool]
+        key_scales, value_scales = (random(NUM_KV_HEADS, num_slots).float().abs() / 50 for _ in "kv")
+        key_cache, value_cache = (
+            (each.float() * 40).clamp(-127, 127).to(torch.int8) for each in (key_cache, value_cache)
+        )
     size = -(-max(LENGTHS) // BLOCK_SIZE)
     # All share their blocks but for those that their own tokens go into.
     tables = np.array([[NUM_BLOCKS - 1 - place for place in range(size)]] * (len(LENGTHS) + 1), dtype=np.int32)
@@ -182,21 +184,20 @@ def _attended(library: Library, qkv: Tensor, random: Callable[..., Tensor], is_i
     heads = qkv.view(NUM_ROWS, -1, HEAD_DIM)
     queries, keys, values = heads.split_with_sizes((NUM_HEADS, NUM_KV_HEADS, NUM_KV_HEADS), 1)
     out = qkv.new_empty((NUM_ROWS, NUM_HEADS * HEAD_DIM))
-    library.attend(step, queries, keys, values, *pool, 0, out, *scales)
-    key_cache, value_cache = (
-        each.float() if scale is None else each * scale[..., None] for each, scale in zip(pool, scales, strict=True)
-    )
-    written = (_rounded(keys.float()), _rounded(values.float())) if is_int8 else (keys, values)
-    for each, new in zip((key_cache, value_cache), written, strict=True):
-        if not torch.allclose(
-            each[:, slots], new.float().transpose(0, 1), atol=1e-2 * float(new.abs().max()), rtol=0.0
-        ):
+    library.attend(step, queries, keys, values, key_cache, value_cache, 0, out, key_scales, value_scales)
+    if key_scales is not None and value_scales is not None:
+        key_cache, value_cache = key_cache * key_scales[..., None], value_cache * value_scales[..., None]
+    # What was written, which a code may be off by half a step.
+    for pool, new in ((key_cache, keys), (value_cache, values)):
+        wanted = new.float().transpose(0, 1)
+        step_size = wanted.abs().amax(-1, keepdim=True) / 127 if is_int8 else torch.zeros(())
+        if ((pool[:, slots].float() - wanted).abs() > 0.51 * step_size).any():
             return out, torch.full_like(out, torch.nan)
     expected = []
     for row, (owner, position) in enumerate(zip(owners, positions, strict=True)):
         places = np.arange(int(position) + 1)
         seen = torch.from_numpy(tables[owner, places // BLOCK_SIZE].astype(np.int64) * BLOCK_SIZE + places % BLOCK_SIZE)
-        k, v = key_cache[:, seen], value_cache[:, seen]
+        k, v = key_cache[:, seen].float(), value_cache[:, seen].float()
         folded = queries[row].float().view(NUM_KV_HEADS, -1, HEAD_DIM)
         weights = (folded @ k.transpose(1, 2) * HEAD_DIM**-0.5).softmax(-1)
         expected.append((weights @ v).flatten())
