@@ -128,7 +128,7 @@ def directory_of(model: str) -> Iterator[str]:
 
 @click.command()
 @click.option("--model", type=click.Choice(["demo", *sorted(SHAPES)]), default="demo", show_default=True)
-@click.option("--number", type=click.IntRange(1), default=0, help="Of texts [200 conversations, or 4 of 256 tokens].")
+@click.option("--number", type=click.IntRange(0), default=0, help="Of texts; 0: 200 conversations, or 4 of 256 tokens.")
 def main(model: str, number: int) -> None:
     """Print the table of one model."""
     torch.set_grad_enabled(False)

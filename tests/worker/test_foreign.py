@@ -111,6 +111,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {
     "an indexer": ("HYV4ForCausalLM", {"num_key_value_heads": 4}, {}, "it chooses what to attend to by an indexer"),
     "both directions": ("BertLMHeadModel", {}, {}, "its BertSelfAttention lets tokens see neither all"),
     "quantised here": ("GPT2LMHeadModel", {}, {"quantize": "int8"}, "which engine.quantize = int8 does not reach"),
+    "KV in int8": ("GPT2LMHeadModel", {}, {"kv_dtype": "int8"}, "which engine.kv_dtype = int8 does not reach"),
     "longer than it is": ("GPT2LMHeadModel", {}, {"max_model_tokens": 129}, "this GPT2LMHeadModel reaches 128"),
 }
 
