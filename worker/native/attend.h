@@ -157,7 +157,8 @@ class Attention {
   public:
     Attention(const Step& step, Cut<T, Form>& cut, const T* queries, const T* keys, const T* values,
               Pool<Stored> pool, T* out)
-        : step_(step), cut_(cut), queries_(queries), keys_(keys), values_(values), pool_(pool), head_dim_(step.head_dim), group_(step.num_heads / step.num_kv_heads), out_(out) {}
+        : step_(step), cut_(cut), queries_(queries), keys_(keys), values_(values), pool_(pool), head_dim_(step.head_dim),
+          group_(step.num_heads / step.num_kv_heads), out_(out) {}
 
     // A row's key and value into their slots.
     void write(int64_t token) const {
@@ -174,7 +175,7 @@ class Attention {
         static thread_local std::vector<float> own, held;
         const int64_t num_chunks = int64_t(cut_.chunks.size()), num_decodes = int64_t(cut_.decodes.size());
         const int64_t num_shared = int64_t(cut_.shared.size());
-        grow(own, num_decodes ? group_ * (head_dim_ + PART) + WIDTH * head_dim_ : 0);
+        grow(own, num_decodes ? Part<T, Stored>::work_size(group_, head_dim_) : 0);
         grow(held, num_chunks + num_shared ? Rows<T, Form>::scratch_size(head_dim_) : 0);
         Scratch scratch(held);
         team.each(num_chunks + num_shared + num_decodes, 1, [&](int64_t index) {
@@ -270,7 +271,7 @@ void attend_as(const Step& step, const T* queries, const T* keys, const T* value
     Attention<T, Form> attention(step, cut, queries, keys, values, pool, out);
     for (int64_t token = 0; token < step.num_tokens; ++token) attention.write(token);
     Team::run(cut.work > 32768 ? step.threads : 1, [&](Team& team) {
-        typename Form::Session session(step.num_chunks > 0 || step.num_shares > 0);
+        typename Form::Session session(true);
         attention.run(team);
     });
 }

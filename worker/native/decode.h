@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "grouped.h"
 #include "step.h"
 #include "stored.h"
 
@@ -12,6 +13,8 @@ namespace {
 constexpr int PART = 512;     // positions one task takes, whose scores are held at once; longer sequences are split and joined
 constexpr int AHEAD = 32;     // positions by which keys are fetched before they are used
 constexpr int MAX_GROUP = 8;  // query heads that share one pass over the values
+constexpr int PADDING = 2 * WIDTH;
+constexpr int TILED_AHEAD = 64;  // positions, by tiles; into the second cache
 
 // Lane i of the result is the sum of all lanes of sums[i].
 inline Floats sums_across(Floats* sums) {
@@ -46,7 +49,7 @@ struct Part {
         float key_scales[IS_SCALED ? PART : 1], value_scales[IS_SCALED ? PART : 1];
     };
 
-    // Of the positions [begin, begin + count); the last is repeated to a whole vector.
+    // Of the positions [begin, begin + count); the last is repeated to a whole step of tiles.
     void find(int64_t begin, int64_t count, Places& places) const {
         int64_t* offsets = places.offsets;
         int64_t block = begin / step.block_size, inside = begin % step.block_size;
@@ -57,7 +60,7 @@ struct Part {
                 if constexpr (IS_SCALED) places.key_scales[i] = key_scales[slot], places.value_scales[i] = value_scales[slot];
             }
         }
-        for (int64_t i = count; i % WIDTH; ++i) {
+        for (int64_t i = count; i % PADDING; ++i) {
             offsets[i] = offsets[count - 1];
             if constexpr (IS_SCALED) {
                 places.key_scales[i] = places.key_scales[count - 1];
@@ -216,24 +219,17 @@ struct Part {
         }
     }
 
-    // out [group, head_dim], greatest [group], total [group], for at most PART positions;
-    // ``work`` holds group * (head_dim + PART) + 16 * head_dim floats
-    void run(int64_t begin, int64_t end, float* out, float* greatest, float* total, float* work) const {
-        int64_t head_dim = step.head_dim, count = end - begin;
-        float* held_queries = work;
-        float* scores = held_queries + group * head_dim;
-        float* held_keys = scores + group * PART;
-        for (int64_t i = 0; i < group * head_dim; ++i) held_queries[i] = get(queries[i]);
-        std::fill(out, out + group * head_dim, 0.0f);
-        Places places;
-        const int64_t* offsets = places.offsets;
-        find(begin, count, places);
-        score(places, count, held_queries, held_keys, scores);
+    // The scores [group, PART] of ``count`` positions become weights, which it returns as Weight, in rows of PART, in place: as long
+    // or shorter, a row ends up before anything that is still to be read.
+    template <typename Weight, typename Power>
+    Weight* weigh(const Places& places, int64_t count, float* scores, float base, const Power& power, float* greatest,
+                  float* total) const {
+        Weight* weights = (Weight*)scores;
         for (int64_t g = 0; g < group; ++g) {
             float* row = scores + g * PART;
             Floats tops = Floats{} - INFINITY;
-            // Whatever the last vector holds past the end must not count.
-            for (int64_t i = count; i % WIDTH; ++i) row[i] = -INFINITY;
+            // Whatever the last vectors hold past the end must not count.
+            for (int64_t i = count; i % PADDING; ++i) row[i] = -INFINITY;
             for (int64_t i = 0; i < count; i += WIDTH) {
                 Floats score = load(row + i);
                 if (step.softcap != 0.0f) {
@@ -246,32 +242,99 @@ struct Part {
             float top = tops[0];
             for (int i = 1; i < WIDTH; ++i) top = std::max(top, tops[i]);
             Floats sums = {};
-            for (int64_t i = 0; i < count; i += WIDTH) {
-                Floats weight = exponential(load(row + i) - top);
+            for (int64_t i = 0; i < (count + PADDING - 1) / PADDING * PADDING; i += WIDTH) {
+                Floats weight = power((load(row + i) - top) * base);
                 sums += weight;
                 if constexpr (IS_SCALED) weight *= load(places.value_scales + i);
-                store(row + i, weight);
+                store(weights + g * PART + i, weight);
             }
             greatest[g] = top;
             total[g] = sum_of(sums);
         }
+        return weights;
+    }
+
+    // Room that ``run`` needs, in floats.
+    static int64_t work_size(int64_t group, int64_t head_dim) {
+        return group * head_dim + std::max<int64_t>(group, WIDTH / 2) * PART + WIDTH * head_dim + 4 * WIDTH * head_dim / 2;
+    }
+
+    // out [group, head_dim], greatest [group], total [group], for at most PART positions
+    void run(int64_t begin, int64_t end, float* out, float* greatest, float* total, float* work) const {
+        int64_t head_dim = step.head_dim, count = end - begin;
+        Places places;
+        find(begin, count, places);
+#if defined(HAVE_TILES)
+        if constexpr (sizeof(T) == 2) {
+            if (head_dim % DEPTH == 0 && may_use_tiles()) return run_tiled(begin, count, places, out, greatest, total, work);
+        }
+#endif
+        float* held_queries = work;
+        float* scores = held_queries + group * head_dim;
+        float* held_keys = scores + group * PART;
+        for (int64_t i = 0; i < group * head_dim; ++i) held_queries[i] = get(queries[i]);
+        std::fill(out, out + group * head_dim, 0.0f);
+        score(places, count, held_queries, held_keys, scores);
+        auto natural = [](Floats x) { return exponential(x); };
 #if defined(__AVX512BF16__)
         if constexpr (sizeof(T) == 2) {
             if (head_dim % (2 * WIDTH) == 0) {
-                // In place: half as long, the rows end up before anything that is still to be read.
-                bf16* rounded = (bf16*)scores;
-                for (int64_t g = 0; g < group; ++g) {
-                    for (int64_t i = 0; i < count; i += WIDTH) {
-                        Floats weight = load(scores + g * PART + i);
-                        store(rounded + g * PART + i, weight);
-                    }
-                }
-                return mix_all(offsets, count, rounded, out);
+                return mix_all(places.offsets, count, weigh<bf16>(places, count, scores, 1.0f, natural, greatest, total), out);
             }
         }
 #endif
-        mix_all(offsets, count, scores, out);
+        mix_all(places.offsets, count, weigh<float>(places, count, scores, 1.0f, natural, greatest, total), out);
     }
+
+#if defined(HAVE_TILES)
+    void run_tiled(int64_t begin, int64_t count, const Places& places, float* out, float* greatest, float* total,
+                   float* work) const {
+        const int64_t *offsets = places.offsets, head_dim = step.head_dim, last = (count - 1) / TILE * TILE;
+        float* scores = work;
+        bf16* held = (bf16*)(scores + std::max<int64_t>(group, TILE / 2) * PART);
+        bf16* turned = held + 2 * TILE * head_dim;
+        const bool in_place = IS_OWN && step.block_size % TILE == 0 && begin % TILE == 0;
+        for (int64_t i = 0; i < std::min<int64_t>(TILED_AHEAD, count); ++i) fetch_far(keys + offsets[i]);
+        for (int64_t head = 0; head < group; head += TILE) {
+            const Columns columns{std::min<int64_t>(TILE, group - head), head_dim};
+            turn_heads(columns, queries + head * head_dim, turned);
+            auto keys_at = [&](int64_t key, int half) -> const bf16* {
+                if (!head && key < count) {
+                    const int64_t rows = std::min<int64_t>(TILE, count - key);
+                    for (int64_t i = 0; i < rows; ++i) fetch_far(values + offsets[key + i]);
+                    const int64_t ahead = key + TILED_AHEAD, rows_ahead = std::min<int64_t>(TILE, count - ahead);
+                    for (int64_t i = 0; i < rows_ahead; ++i) fetch_far(keys + offsets[ahead + i]);
+                }
+                key = std::min(key, last);
+                if (in_place && key + TILE <= count) return (const bf16*)(keys + offsets[key]);
+                bf16* rows = held + half * TILE * head_dim;
+                for (int64_t i = 0; i < TILE; ++i) {
+                    for (int64_t d = 0; d < head_dim; d += DEPTH) {
+                        _mm512_storeu_si512(rows + i * head_dim + d, thirty_two(keys + offsets[key + i] + d));
+                    }
+                }
+                return rows;
+            };
+            score_heads(columns, turned, count, keys_at, [&](int64_t of, int64_t key, Floats sums) {
+                store(scores + (head + of) * PART + key, scaled(sums, places, std::min(key, last)));
+            });
+        }
+        auto rough = [](Floats x) { return rough_power_of_two(x); };
+        const bf16* weights =
+            weigh<bf16>(places, count, scores, 1.44269504088896341f, rough, greatest, total);
+        const int64_t padded = (count + PADDING - 1) / PADDING * PADDING;
+        for (int64_t head = 0; head < group; head += TILE) {
+            auto value_at = [&](int64_t key, int64_t d) { return thirty_two(values + offsets[key] + d); };
+            mix_heads({std::min<int64_t>(TILE, group - head), head_dim}, weights + head * PART, PART * sizeof(bf16), padded, value_at,
+                      out + head * head_dim);
+        }
+    }
+
+    // Into the second cache, which waits for three times as many lines at once as the first.
+    void fetch_far(const Stored* row) const {
+        for (size_t byte = 0; byte < step.head_dim * sizeof(Stored); byte += 64) __builtin_prefetch((const char*)row + byte, 0, 2);
+    }
+#endif
 };
 
 // out [group, head_dim] from the parts of one query group, each as ``Part::run`` leaves it.
