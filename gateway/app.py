@@ -25,6 +25,7 @@ from gateway.dispatch import Dispatch
 from gateway.doors import Doors, DoorsError, Stop
 from gateway.entrance import Entrance
 from gateway.exports.process import Exports
+from gateway.files import Files
 from gateway.house import GATEWAY, Gateway
 from gateway.idempotency import Idempotency
 from gateway.ledger import Ledger, Writer, open_chain, writer_for
@@ -170,6 +171,8 @@ async def opened(
         cache = Cache(config.cache, directory.secret, memory if redis is None else Shared(redis), clock)
         idempotency = Idempotency(config, directory.secret, memory, redis, clock, house_doors.inside)
         stack.push_async_callback(idempotency.close)
+        files = Files(rooms, config.files, clock)
+        await stack.enter_async_context(files.watched())
         gw = Gateway(
             config,
             clock,
@@ -189,6 +192,7 @@ async def opened(
             prices,
             price_history,
             Exports(),
+            files,
         )
         await stack.enter_async_context(answering(gw, house_doors, sockets))
         for name in config.models:

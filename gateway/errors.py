@@ -94,6 +94,12 @@ class ModelNotFound(GatewayError):
         return cls(f"The model `{model}` does not exist or you do not have access to it.", param="model")
 
 
+class ObjectNotFound(GatewayError):
+    """Nothing of this kind has this id, or it is another tenant's: the answer is the same."""
+
+    status, type, code = 404, "invalid_request_error", "not_found"
+
+
 class MethodNotAllowed(GatewayError):
     """The address exists, but not for this method; ``allowed`` names those it takes."""
 
@@ -117,6 +123,13 @@ class IdempotencyKeyReused(GatewayError):
     """The key belongs to another request; trying again would not change that."""
 
     status, type, code = 409, "invalid_request_error", "idempotency_key_reused"
+    should_retry = False
+
+
+class InUse(GatewayError):
+    """It cannot be changed or deleted while something else needs it as it is."""
+
+    status, type, code = 409, "invalid_request_error", "in_use"
     should_retry = False
 
 
@@ -162,6 +175,12 @@ class BudgetSpent(RateLimited):
     """The money of the period is spent; waiting a moment does not help."""
 
     type, code, should_retry = "insufficient_quota", "insufficient_quota", False
+
+
+class QuotaExceeded(GatewayError):
+    """The tenant's files would have more bytes than the settings allow."""
+
+    status, type, code = 403, "invalid_request_error", "storage_quota_exceeded"
 
 
 class UnsupportedMediaType(GatewayError):
@@ -225,6 +244,12 @@ class Draining(ServiceUnavailable):
     """This gateway is going down; running answers finish, new ones are refused."""
 
     code = "draining"
+
+
+class StorageFull(GatewayError):
+    """The disk takes no more."""
+
+    status, type, code, should_retry = 507, "server_error", "insufficient_storage", False
 
 
 class WorkerLost(GatewayError):

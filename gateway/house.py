@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from gateway.auth import Auth
     from gateway.directory import Directory
     from gateway.exports.process import Exports
+    from gateway.files import Files
     from gateway.gateways import Gateways
     from gateway.idempotency import Idempotency
     from gateway.ledger import Ledger
@@ -51,6 +52,7 @@ class Gateway:
     prices: Prices
     price_history: PriceHistory
     exports: Exports
+    files: Files
 
 
 GATEWAY = web.AppKey("GATEWAY", Gateway)

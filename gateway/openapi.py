@@ -26,7 +26,7 @@ JSON = "application/json"
 
 
 class Inference(msgspec.Struct, frozen=True):
-    """One address of /v1."""
+    """One address of /v1. An answer of ``bytes`` is what a file holds."""
 
     method: str
     path: str
@@ -36,6 +36,9 @@ class Inference(msgspec.Struct, frozen=True):
     body: Any = None
     streams: bool = False
     """With ``stream`` the answer is a stream of events."""
+    query: Any = None
+    content_type: str = JSON
+    """Of the body."""
 
 
 INFERENCE = (
@@ -57,6 +60,19 @@ INFERENCE = (
         openai.CompletionRequest,
         True,
     ),
+    Inference(
+        "POST",
+        "/v1/files",
+        "file_upload",
+        "Upload a file",
+        openai.FileBody,
+        openai.FileUpload,
+        content_type="multipart/form-data",
+    ),
+    Inference("GET", "/v1/files", "files", "List files", openai.FileList, query=openai.FileQuery),
+    Inference("GET", "/v1/files/{file}", "file", "Read what is known of a file", openai.FileBody),
+    Inference("GET", "/v1/files/{file}/content", "file_content", "Read a file, or a range of it", bytes),
+    Inference("DELETE", "/v1/files/{file}", "file_deletion", "Delete a file", openai.FileDeleted),
     Inference("GET", "/v1/models", "models", "List the models that the key may use", openai.ModelList),
     Inference("GET", "/v1/models/{model}", "model", "Read one model", openai.ModelBody),
 )
@@ -70,7 +86,7 @@ async def serve(request: web.Request) -> web.Response:
 def document() -> bytes:
     """The whole description, as JSON."""
     types = [
-        *(type_ for one in INFERENCE for type_ in (one.body, one.answer) if type_ is not None),
+        *(type_ for one in INFERENCE for type_ in (one.query, one.body, one.answer) if type_ not in (None, bytes)),
         *(type_ for endpoint in admin.ENDPOINTS for type_ in (endpoint.query, endpoint.body, endpoint.answer)),
         openai.ErrorBody,
         problems.ProblemBody,
@@ -79,11 +95,12 @@ def document() -> bytes:
     by_type = dict(zip(map(_known, types), schemas, strict=True))
     paths: dict[str, dict[str, Any]] = {}
     for one in INFERENCE:
-        paths.setdefault(one.path, {})[one.method.lower()] = _of_inference(one, by_type)
+        paths.setdefault(one.path, {})[one.method.lower()] = _of_inference(one, by_type, components)
     for endpoint in admin.ENDPOINTS:
         path = re.sub(r"\{(\w+):[^}]*\}", r"{\1}", endpoint.path)
         paths.setdefault(path, {})[endpoint.method.lower()] = _of_endpoint(endpoint, path, by_type, components)
-    queries = {by_type[_known(endpoint.query)]["$ref"] for endpoint in admin.ENDPOINTS}
+    asked = [*(endpoint.query for endpoint in admin.ENDPOINTS), *(one.query for one in INFERENCE if one.query)]
+    queries = {by_type[_known(query)]["$ref"] for query in asked}
     described = {
         "openapi": "3.1.0",
         "info": {
@@ -110,8 +127,11 @@ def _known(type_: Any) -> str:
     return str(type_)
 
 
-def _of_inference(one: Inference, by_type: dict[str, Any]) -> dict[str, Any]:
-    content = {JSON: {"schema": by_type[_known(one.answer)]}}
+def _of_inference(one: Inference, by_type: dict[str, Any], components: dict[str, Any]) -> dict[str, Any]:
+    if one.answer is bytes:
+        content: dict[str, Any] = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
+    else:
+        content = {JSON: {"schema": by_type[_known(one.answer)]}}
     if one.streams:
         content["text/event-stream"] = {"schema": {"type": "string"}}
     described: dict[str, Any] = {
@@ -119,14 +139,21 @@ def _of_inference(one: Inference, by_type: dict[str, Any]) -> dict[str, Any]:
         "summary": one.summary,
         "tags": ["inference"],
         "security": [{"key": []}],
-        "parameters": [*_of_path(one.path), *([RECEIPT] if one.streams else [])],
+        "parameters": [
+            *_of_path(one.path),
+            *(_of_query(components[by_type[_known(one.query)]["$ref"].rpartition("/")[2]]) if one.query else ()),
+            *([RECEIPT] if one.streams else []),
+        ],
         "responses": {
             "200": {"description": "Done.", "content": content},
             "default": _refusal(openai.ErrorBody, JSON, by_type),
         },
     }
     if one.body is not None:
-        described["requestBody"] = {"required": True, "content": {JSON: {"schema": by_type[_known(one.body)]}}}
+        described["requestBody"] = {
+            "required": True,
+            "content": {one.content_type: {"schema": by_type[_known(one.body)]}},
+        }
     return described
 
 

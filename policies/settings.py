@@ -283,6 +283,34 @@ class Model(Section, frozen=True):
     engine: Engine = Engine()
 
 
+class Files(Section, frozen=True):
+    """What tenants upload."""
+
+    directory: str = ""
+    """Empty: "files" in the store's data_dir. Gateways that share a PostgreSQL share this directory, too."""
+    max_file_bytes: Positive = 512 << 20
+    max_tenant_bytes: Positive = 10 << 30
+    """Of all files of one tenant together."""
+    batch_expires_s: Annotated[int, Meta(ge=3600)] = 2_592_000
+    """How long a file for a batch, and what a batch has written, is kept where its client does not say."""
+
+
+class Batches(Section, frozen=True):
+    """Files of requests, answered when there is room."""
+
+    max_lines: Positive = 50_000
+    max_input_bytes: Positive = 200_000_000
+    max_in_flight: Positive = 128
+    """Lines of all batches together that this gateway has under way at a time; fewer where others wait or limits are
+    near."""
+    max_open: Positive = 100
+    """Batches of one tenant that are not over."""
+    group_by_prefix: bool = True
+    """Lines that begin alike follow each other, so that the prefix cache has what they share."""
+    lease_s: Annotated[float, Meta(ge=1)] = 30.0
+    """After so long without a word from the gateway that works on a batch, another one goes on with it."""
+
+
 class Settings(Section, frozen=True):
     """The whole of config.toml."""
 
@@ -297,6 +325,8 @@ class Settings(Section, frozen=True):
     sinks: dict[str, Sink] = {}
     """Who is sent the ledger's rows as events."""
     limits: Limits = Limits()
+    files: Files = Files()
+    batches: Batches = Batches()
     cache: Cache = Cache()
     redis: Redis = Redis()
     billing: Billing = Billing()

@@ -6,7 +6,7 @@ from __future__ import annotations
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
-from gateway.api import chat, completions, health, models
+from gateway.api import chat, completions, files, health, models
 from gateway.entrance import Endpoint
 from gateway.house import GATEWAY
 
@@ -23,6 +23,11 @@ def routes() -> list[web.RouteDef]:
         web.get("/v1/models", models.every),
         # A hub id has a slash in it.
         web.get("/v1/models/{model:.+}", models.one),
+        web.post("/v1/files", files.upload),
+        web.get("/v1/files", files.every),
+        web.get("/v1/files/{file}", files.one),
+        web.get("/v1/files/{file}/content", files.content),
+        web.delete("/v1/files/{file}", files.delete),
         web.get("/healthz", health.alive),
         web.get("/readyz", health.ready),
     ]

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import hashlib
 from functools import lru_cache
+from typing import TypeVar
 
 from aiohttp import hdrs, web
 from multidict import istr
 
+from gateway import openai
 from gateway.errors import ContextLengthExceeded, InvalidRequest, UnsupportedMediaType
 from gateway.openai import ChatRequest, CompletionRequest
 from policies import wire
+
+T = TypeVar("T")
 
 RECEIPT = istr("x-penstock-receipt")
 
@@ -39,6 +43,11 @@ def _check_type(request: web.Request) -> None:
     declared = request.headers.get(hdrs.CONTENT_TYPE, "application/json")
     if declared != "application/json" and request.content_type != "application/json":  # it may name a charset
         raise UnsupportedMediaType(f"Unsupported content type '{request.content_type}': send application/json")
+
+
+def query_of(request: web.Request, type_: type[T]) -> T:
+    """Its query as ``type_`` names it. Raises Malformed."""
+    return openai.converted(dict(request.query), type_, "", strict=False)
 
 
 def control_of(request: web.Request) -> str:

@@ -6,6 +6,16 @@ Where the shapes were read: openai-python's ``src/openai/types``, and vLLM's doc
 from gateway.openai.chunks import DONE, KEEP_ALIVE, ChatChunks, Chunks, CompletionChunks
 from gateway.openai.decoding import converted, decoded
 from gateway.openai.failures import ErrorBody, ErrorDetail, Malformed
+from gateway.openai.files import (
+    ExpiresAfter,
+    FileBody,
+    FileDeleted,
+    FileExtras,
+    FileList,
+    FileQuery,
+    FileTerms,
+    FileUpload,
+)
 from gateway.openai.receipts import PenstockExtras, Receipt, ReceiptAmount
 from gateway.openai.requests import (
     ChatRequest,
@@ -50,6 +60,14 @@ __all__ = [
     "CompletionRequest",
     "ErrorBody",
     "ErrorDetail",
+    "ExpiresAfter",
+    "FileBody",
+    "FileDeleted",
+    "FileExtras",
+    "FileList",
+    "FileQuery",
+    "FileTerms",
+    "FileUpload",
     "Logprobs",
     "Malformed",
     "Message",

@@ -24,10 +24,11 @@ def decoded(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
         raise Malformed("The body could not be read as JSON: it is nested too deeply", code="invalid_json") from None
 
 
-def converted(value: Any, type_: type[T], path: str) -> T:
-    """A part of a body that was decoded before, at ``path`` of it. Raises Malformed."""
+def converted(value: Any, type_: type[T], path: str, strict: bool = True) -> T:
+    """A part of a body that was decoded before, at ``path`` of it. Not ``strict``: text may stand for numbers, as it
+    does in queries and forms. Raises Malformed."""
     try:
-        return msgspec.convert(value, type_)
+        return msgspec.convert(value, type_, strict=strict)
     except msgspec.ValidationError as error:
         raise _named(str(error), path) from None
 

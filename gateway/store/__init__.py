@@ -21,6 +21,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
 import migrations
+from gateway.store.bulk import batches, files
 from gateway.store.tables import (
     adapters,
     audit_log,
@@ -55,9 +56,11 @@ __all__ = [
     "StoreError",
     "adapters",
     "audit_log",
+    "batches",
     "beside",
     "bump",
     "changes",
+    "files",
     "idempotency",
     "install",
     "is_away",

@@ -24,7 +24,7 @@ from tests.residents import visiting
 
 async def test_an_empty_database_is_brought_up_to_date_and_a_second_start_changes_nothing(store_settings):
     async with store.opened(store_settings) as rooms:
-        assert rooms.applied == ["0001", "0002", "0003", "0004", "0005", "0006", "0007", "0008"]
+        assert rooms.applied == ["0001", "0002", "0003", "0004", "0005", "0006", "0007", "0008", "0009"]
     async with store.opened(store_settings) as rooms:
         assert rooms.applied == []
 
@@ -55,6 +55,8 @@ async def test_the_migrated_schema_is_the_one_that_the_code_knows(store_settings
             "ledger_cursors": set(),
             "prices": set(),
             "adapters": set(),
+            "files": set(),
+            "batches": set(),
             "posted_events": set(),
             "sink_states": set(),
             "sink_failures": set(),
@@ -218,7 +220,7 @@ async def test_one_data_directory_is_one_gateways(tmp_path):
 async def test_gateways_may_share_a_postgresql(postgres, tmp_path):
     config = settings.Store(data_dir=str(tmp_path), url=postgres)
     async with store.opened(config) as first, store.opened(config) as second:
-        assert (len(first.applied), len(second.applied)) == (8, 0)
+        assert (len(first.applied), len(second.applied)) == (9, 0)
 
 
 async def test_gateways_that_start_together_on_an_empty_database_make_one_store(postgres, tmp_path):

@@ -37,6 +37,8 @@ SCOPES: dict[str, tuple[str, ...]] = {
     "completions": ("completions",),
     "models": READING,
     "usage": ("usage",),
+    "files": ("files",),
+    "batches": ("batches",),
     "api.usage.read": ("usage",),
     "api.model.request": GENERATING,
     "model.request": GENERATING,

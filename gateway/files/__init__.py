@@ -1,0 +1,323 @@
+"""Files of tenants: their bytes in one directory, each under its id, and a row in the store for each.
+
+A file is written beside the others until it is whole and on the disk, and has its row only then; deleting begins with
+the row. So whatever a row names can be read, and what has no row is nobody's and swept up after a day. Gateways that
+share a PostgreSQL share the directory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import hashlib
+import logging
+import os
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import IO
+
+import msgspec
+import sqlalchemy as sa
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from gateway import errors, store
+from gateway.background import alongside
+from gateway.clock import Clock
+from gateway.store import Store, is_away, new_id
+from policies import settings
+
+__all__ = ["File", "Files", "Staged"]
+
+log = logging.getLogger(__name__)
+
+SWEEP_S = 60.0
+"""Between two looks for files whose time is over."""
+FORGOTTEN_S = 86_400.0
+"""After so long an upload that was never finished is nobody's."""
+MAX_ARRIVING = 64
+"""Uploads at a time."""
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+class File(msgspec.Struct, frozen=True):
+    """One row; the fields stand in the order of the table's columns."""
+
+    id: str
+    tenant_id: str
+    filename: str
+    purpose: str
+    num_bytes: int
+    sha256: str
+    created_at: int
+    expires_at: int | None
+
+
+assert File.__struct_fields__ == tuple(store.files.c.keys())
+
+
+class Staged:
+    """A file that is being written; nobody knows it yet."""
+
+    def __init__(self, path: Path, writing: IO[bytes]) -> None:
+        self.path = path
+        self.num_bytes = 0
+        self._writing = writing
+        self._digest = hashlib.sha256()
+
+    async def write(self, data: bytes) -> None:
+        """Raises OSError; on a thread, since a disk may take its time."""
+        await asyncio.to_thread(self._write, data)
+
+    async def finish(self) -> str:
+        """All of it is on the disk: its SHA-256. Raises OSError."""
+        await asyncio.to_thread(self._sync)
+        return self._digest.hexdigest()
+
+    def _write(self, data: bytes) -> None:
+        self._writing.write(data)
+        self._digest.update(data)
+        self.num_bytes += len(data)
+
+    def _sync(self) -> None:
+        self._writing.flush()
+        os.fsync(self._writing.fileno())
+
+
+class Files:
+    """All that tenants have uploaded, and what batches have written for them."""
+
+    def __init__(
+        self,
+        rooms: Store,
+        config: settings.Files,
+        clock: Clock,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        """``wall``: Unix seconds. Raises StoreError when the directory cannot be written."""
+        self.config = config
+        self.directory = Path(config.directory) if config.directory else rooms.data_dir / "files"
+        self.wall = wall
+        self._rooms = rooms
+        self._clock = clock
+        self._arriving: dict[str, int] = {}
+        """By tenant: bytes of uploads that have no row yet."""
+        self._num_arriving = 0
+        try:
+            for place in (self.directory, self._staging):
+                place.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise store.StoreError(f"files.directory {self.directory} cannot be written: {error.strerror}") from None
+
+    @property
+    def _staging(self) -> Path:
+        return self.directory / "arriving"
+
+    def path(self, file_id: str) -> Path:
+        """Where its bytes are. The id is one that a row has."""
+        return self.directory / file_id
+
+    # One by one
+
+    async def find(self, tenant_id: str, file_id: str) -> File:
+        """Raises ObjectNotFound, also for what is another tenant's, and StoreUnavailable, as all of these do."""
+        async with reading(self._rooms) as connection:
+            found = await self._find(connection, tenant_id, file_id)
+        if found is None:
+            raise errors.ObjectNotFound(f"No such File object: {file_id}", param="id")
+        return found
+
+    async def page(
+        self, tenant_id: str, after: str | None, limit: int, newest_first: bool, purpose: str | None
+    ) -> tuple[list[File], bool]:
+        """So many of a tenant's files, and whether there are more."""
+        columns = store.files.c
+        query = sa.select(store.files).where(columns.tenant_id == tenant_id, self._is_there())
+        if purpose is not None:
+            query = query.where(columns.purpose == purpose)
+        if after is not None:
+            query = query.where(columns.id < after if newest_first else columns.id > after)
+        query = query.order_by(columns.id.desc() if newest_first else columns.id).limit(limit + 1)
+        async with reading(self._rooms) as connection:
+            found = [File(*row) for row in await connection.execute(query)]
+        return found[:limit], len(found) > limit
+
+    async def delete(self, tenant_id: str, file_id: str) -> None:
+        """Raises ObjectNotFound, and InUse while a batch that is not over reads it."""
+        batches = store.batches.c
+        over = ("completed", "failed", "expired", "cancelled")
+        reads = sa.select(batches.id).where(batches.input_file_id == file_id, batches.status.not_in(over)).limit(1)
+        async with changing(self._rooms) as connection:
+            if await self._find(connection, tenant_id, file_id) is None:
+                raise errors.ObjectNotFound(f"No such File object: {file_id}", param="id")
+            if (batch_id := (await connection.execute(reads)).scalar()) is not None:
+                raise errors.InUse(f"The file {file_id} is being read by the batch {batch_id}; cancel that first.")
+            await connection.execute(sa.delete(store.files).where(store.files.c.id == file_id))
+        await asyncio.to_thread(self.path(file_id).unlink, missing_ok=True)
+
+    # Making
+
+    @contextlib.asynccontextmanager
+    async def staged(self) -> AsyncIterator[Staged]:
+        """A new file to be written; without ``keep`` nothing is left of it. Raises StorageFull for what the disk does
+        not take."""
+        if self._num_arriving >= MAX_ARRIVING:
+            raise errors.ServiceUnavailable("Too many files are being uploaded. Please try again.", retry_after_s=1.0)
+        self._num_arriving += 1
+        path = self._staging / new_id("arriving")
+        try:
+            with path.open("xb") as writing:
+                yield Staged(path, writing)
+        except OSError as error:
+            if error.errno not in NO_SPACE:
+                raise
+            log.error("files: %s takes no more: %s", self.directory, error.strerror)
+            raise errors.StorageFull("This server has no room for the file at the moment.") from None
+        finally:
+            self._num_arriving -= 1
+            with contextlib.suppress(OSError):
+                path.unlink(missing_ok=True)
+
+    @contextlib.asynccontextmanager
+    async def quota(self, tenant_id: str) -> AsyncIterator[Callable[[int], None]]:
+        """``check(num_bytes)`` says that an upload has come so far. It raises FileTooLarge and QuotaExceeded."""
+        used, come = await self.num_bytes_of(tenant_id), 0
+        most, most_of_one = self.config.max_tenant_bytes, self.config.max_file_bytes
+
+        def check(num_bytes: int) -> None:
+            nonlocal come
+            self._arriving[tenant_id] = self._arriving.get(tenant_id, 0) + num_bytes - come
+            come = num_bytes
+            if num_bytes > most_of_one:
+                raise errors.BodyTooLarge(f"The file is too large: this server takes at most {most_of_one} bytes")
+            if used + self._arriving[tenant_id] > most:
+                raise errors.QuotaExceeded(
+                    f"The files of this project may have {most} bytes together, and with this one they would have "
+                    "more. Delete some first.",
+                )
+
+        try:
+            yield check
+        finally:
+            left = self._arriving.get(tenant_id, 0) - come
+            if left > 0:
+                self._arriving[tenant_id] = left
+            else:
+                self._arriving.pop(tenant_id, None)
+
+    async def num_bytes_of(self, tenant_id: str) -> int:
+        """Of all the tenant's files."""
+        columns = store.files.c
+        query = sa.select(sa.func.coalesce(sa.func.sum(columns.num_bytes), 0)).where(
+            columns.tenant_id == tenant_id, self._is_there()
+        )
+        async with reading(self._rooms) as connection:
+            return int((await connection.execute(query)).scalar_one())
+
+    async def keep(
+        self, staged: Staged, tenant_id: str, filename: str, purpose: str, expires_s: int | None = None
+    ) -> File:
+        """From now on it is a file of the tenant's."""
+        file = self.row_of(staged, await staged.finish(), tenant_id, filename, purpose, expires_s)
+        await self.place(staged, file)
+        try:
+            async with changing(self._rooms) as connection:
+                await self.note(connection, file)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                self.path(file.id).unlink(missing_ok=True)
+            raise
+        return file
+
+    def row_of(
+        self, staged: Staged, sha256: str, tenant_id: str, filename: str, purpose: str, expires_s: int | None
+    ) -> File:
+        """What will be known of it."""
+        now, id = int(self.wall()), new_id("file").replace("_", "-", 1)
+        expires_at = None if expires_s is None else now + expires_s
+        return File(id, tenant_id, filename, purpose, staged.num_bytes, sha256, now, expires_at)
+
+    async def place(self, staged: Staged, file: File) -> None:
+        """Under its id, durably; without a row it is nobody's yet. Raises OSError."""
+        await asyncio.to_thread(_move, staged.path, self.path(file.id))
+
+    async def note(self, connection: AsyncConnection, file: File) -> None:
+        """Its row, in a transaction of somebody else's."""
+        await connection.execute(sa.insert(store.files), msgspec.structs.asdict(file))
+
+    # Sweeping
+
+    @contextlib.asynccontextmanager
+    async def watched(self) -> AsyncIterator[None]:
+        """While this lasts, files go when their time is over."""
+        async with alongside(self._sweep_forever()):
+            yield
+
+    async def _sweep_forever(self) -> None:
+        while True:
+            try:
+                await self.sweep()
+            except (SQLAlchemyError, OSError, errors.GatewayError) as error:
+                log.warning("files: cannot be swept now: %s", error)
+            await self._clock.sleep(SWEEP_S)
+
+    async def sweep(self) -> None:
+        """Deletes what has expired, and what was left behind by uploads that never ended."""
+        columns, now = store.files.c, int(self.wall())
+        async with changing(self._rooms) as connection:
+            over = sa.delete(store.files).where(columns.expires_at <= now).returning(columns.id)
+            gone = list((await connection.execute(over)).scalars())
+        await asyncio.to_thread(self._unlink, gone, now)
+
+    def _unlink(self, file_ids: list[str], now: int) -> None:
+        for file_id in file_ids:
+            self.path(file_id).unlink(missing_ok=True)
+        for path in self._staging.iterdir():
+            with contextlib.suppress(FileNotFoundError):
+                if path.stat().st_mtime < now - FORGOTTEN_S:
+                    path.unlink()
+
+    def _is_there(self) -> sa.ColumnElement[bool]:
+        columns = store.files.c
+        return sa.or_(columns.expires_at.is_(None), columns.expires_at > int(self.wall()))
+
+    async def _find(self, connection: AsyncConnection, tenant_id: str, file_id: str) -> File | None:
+        columns = store.files.c
+        query = sa.select(store.files).where(columns.id == file_id, columns.tenant_id == tenant_id, self._is_there())
+        row = (await connection.execute(query)).first()
+        return None if row is None else File(*row)
+
+
+@contextlib.asynccontextmanager
+async def reading(rooms: Store) -> AsyncIterator[AsyncConnection]:
+    """Raises StoreUnavailable."""
+    try:
+        async with rooms.engine.connect() as connection:
+            yield connection
+    except (SQLAlchemyError, OSError) as error:
+        raise _unavailable(error, is_change=False) from error
+
+
+@contextlib.asynccontextmanager
+async def changing(rooms: Store) -> AsyncIterator[AsyncConnection]:
+    """A transaction. Raises StoreUnavailable."""
+    try:
+        async with rooms.engine.begin() as connection:
+            yield connection
+    except (SQLAlchemyError, OSError) as error:
+        raise _unavailable(error, is_change=True) from error
+
+
+def _unavailable(error: SQLAlchemyError | OSError, is_change: bool) -> Exception:
+    return errors.StoreUnavailable(is_change=is_change) if is_away(error) else error
+
+
+def _move(source: Path, target: Path) -> None:
+    source.rename(target)
+    directory = os.open(target.parent, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
