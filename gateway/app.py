@@ -19,6 +19,7 @@ from gateway import admin, api, doors, gateways, openapi, sinks, store, webhooks
 from gateway.auth import Auth
 from gateway.bootstrap import Born, bootstrap
 from gateway.cache import Cache, Memory, Shared
+from gateway.certificate import Certificate
 from gateway.clock import Clock
 from gateway.directory import Directory
 from gateway.dispatch import Dispatch
@@ -39,6 +40,7 @@ from gateway.limits import Limits, days
 from gateway.limits.budgets import Budgets
 from gateway.memory import Need, need_of
 from gateway.posted import Posted
+from gateway.pressure import Pressure
 from gateway.prices import PriceHistory, Prices
 from gateway.redis import Redis, RedisUrlError
 from gateway.sinks import SinkInvalid
@@ -193,6 +195,7 @@ async def opened(
             price_history,
             Exports(),
             files,
+            Pressure(clock, config.server.coalesce_ms / 1e3),
         )
         await stack.enter_async_context(answering(gw, house_doors, sockets))
         for name in config.models:
@@ -206,6 +209,7 @@ async def answering(gw: Gateway, house_doors: Doors, sockets: Sequence[socket.so
     application = web.Application(client_max_size=gw.settings.server.max_body_bytes)
     application[GATEWAY] = gw
     application.add_routes([*api.routes(), *admin.routes(), web.get(openapi.PATH, openapi.serve)])
+    certificate = Certificate(gw.settings.server) if gw.settings.server.tls_cert else None
     runner = web.AppRunner(application, handler_cancellation=True, access_log=None, shutdown_timeout=0.1)
     await runner.setup()
     server = runner.server
@@ -213,12 +217,13 @@ async def answering(gw: Gateway, house_doors: Doors, sockets: Sequence[socket.so
     application_handler = cast(Handler, server.request_handler)
     entrance = Entrance(gw, house_doors, api.endpoints(), application_handler, {admin.ROOT: admin.shaped})
     server.request_handler = cast(Any, entrance.answer)
-    try:
+    async with contextlib.AsyncExitStack() as stack:
+        stack.push_async_callback(runner.cleanup)
+        if certificate is not None:
+            await stack.enter_async_context(certificate.watched(gw.clock))
         for bound in sockets:
-            await web.SockSite(runner, bound).start()
+            await web.SockSite(runner, bound, ssl_context=None if certificate is None else certificate.context).start()
         yield
-    finally:
-        await runner.cleanup()
 
 
 async def open_model(gw: Gateway, name: str) -> None:

@@ -12,6 +12,7 @@ from aiohttp import hdrs, web
 from gateway import keys
 from gateway.directory import EVERYTHING, Directory, Key, Network, Scopes
 from gateway.errors import InvalidApiKey, ModelNotFound, PermissionDenied
+from gateway.head import HEAD
 from policies.policy import Policy
 
 OWNER, OPERATOR, BILLING_READER = "owner", "operator", "billing_reader"
@@ -68,7 +69,7 @@ class Auth:
     def caller_of(self, request: web.Request) -> Caller:
         """Raises InvalidApiKey, and PermissionDenied when the key may not be used from there."""
         key = _presented(request)
-        caller = self.caller(key, request.remote)
+        caller = self.caller(key, request[HEAD].address)
         if caller is None:
             raise InvalidApiKey("Incorrect API key provided.")
         return caller
@@ -81,7 +82,7 @@ class Auth:
         key = self._valid(_presented(request))
         if key is None or key.role is None:
             raise InvalidApiKey("Incorrect API key provided.")
-        _check_address(key, request.remote)
+        _check_address(key, request[HEAD].address)
         if roles and key.role not in (OWNER, *roles):
             raise PermissionDenied("The role of this key does not allow this.", code="insufficient_role")
         return AdminCaller(key.id, key.name, key.role)
@@ -89,7 +90,7 @@ class Auth:
     def reader_of(self, request: web.Request, endpoint: str, *roles: str) -> AdminCaller:
         """As ``admin_of``; also a tenant's key that is good for ``endpoint``, by which the tenant reads what is its
         own."""
-        caller = self.caller(_presented(request), request.remote)
+        caller = self.caller(_presented(request), request[HEAD].address)
         if caller is None:
             return self.admin_of(request, *roles)
         caller.check_endpoint(endpoint)

@@ -139,7 +139,7 @@ def _bound(config: Server, port: int, listening: bool, shared: bool) -> list[soc
 
 def url_of(config: Server, bound: socket.socket) -> str:
     host = f"[{config.host}]" if ":" in config.host else config.host
-    return f"http://{host}:{bound.getsockname()[1]}"
+    return f"{'https' if config.tls_cert else 'http'}://{host}:{bound.getsockname()[1]}"
 
 
 def _sentence(host: str, port: int, error: OSError) -> str:

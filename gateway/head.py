@@ -7,6 +7,7 @@ Other headers come from the request's journey, ``also``, or from the failure tha
 from __future__ import annotations
 
 import random
+import re
 import time
 from collections.abc import Mapping
 from email.utils import formatdate
@@ -23,16 +24,23 @@ _ids = random.Random()
 API_VERSION = "2020-10-01"
 SERVER = "penstock"
 _X_REQUEST_ID, _PROCESSING_MS, _VERSION = istr("x-request-id"), istr("openai-processing-ms"), istr("openai-version")
+_OWN_REQUEST_ID = istr("x-penstock-request-id")
+_AN_ID = re.compile(r"[A-Za-z0-9._:~+/=@-]{1,128}")
+"""What a client may call its request; anything else is not repeated."""
 
 
 class Head:
     """What is noted of one request."""
 
-    __slots__ = ("also", "request_id", "started_at")
+    __slots__ = ("address", "also", "request_id", "shown_id", "started_at")
 
-    def __init__(self) -> None:
+    def __init__(self, address: str | None, shown_id: str | None) -> None:
         self.request_id = new_request_id()
         """The same id is on the wire and in the ledger."""
+        self.shown_id = shown_id
+        """The client's own name for its request, which its answer has instead; ours is beside it."""
+        self.address = address
+        """Where it came from, proxies of ours aside; None on a Unix socket."""
         self.started_at = time.monotonic()
         """When it reached us, in seconds."""
         self.also: dict[str, str] = {}
@@ -43,9 +51,10 @@ HEAD = web.RequestKey("head", Head)
 """Where a request has its own."""
 
 
-def begin(request: web.Request) -> None:
-    """Names it, and notes when it came."""
-    request[HEAD] = Head()
+def begin(request: web.Request, address: str | None = None) -> None:
+    """Names it, and notes when and from where it came."""
+    said = request.headers.get(_X_REQUEST_ID)
+    request[HEAD] = Head(address, said if said is not None and _AN_ID.fullmatch(said) else None)
 
 
 def new_request_id() -> str:
@@ -68,7 +77,9 @@ def complete(request: web.Request, response: web.StreamResponse) -> None:
 def add_headers(request: BaseRequest, response: web.StreamResponse) -> None:
     """The headers of every answer."""
     headers, noted = response.headers, request[HEAD]
-    headers[_X_REQUEST_ID] = noted.request_id
+    headers[_X_REQUEST_ID] = noted.shown_id or noted.request_id
+    if noted.shown_id is not None:
+        headers[_OWN_REQUEST_ID] = noted.request_id
     headers[_PROCESSING_MS] = str(_processing_ms(noted))
     headers[_VERSION] = API_VERSION
     headers[hdrs.SERVER] = SERVER
@@ -106,12 +117,15 @@ class Whole(web.StreamResponse):
         self._stays = request.keep_alive and super().keep_alive is not False  # None: nobody has said anything
         self._is_written = True
         noted = request[HEAD]
+        shown_id = (
+            noted.request_id if noted.shown_id is None else f"{noted.shown_id}\r\n{_OWN_REQUEST_ID}: {noted.request_id}"
+        )
         more = "".join([f"{name}: {value}\r\n" for name, value in noted.also.items()])
         if not self._stays:
             more += "Connection: close\r\n"
         head = (
             f"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {len(self.body)}\r\n"
-            f"Date: {_date(int(time.time()))}\r\nServer: {SERVER}\r\nx-request-id: {noted.request_id}\r\n"
+            f"Date: {_date(int(time.time()))}\r\nServer: {SERVER}\r\nx-request-id: {shown_id}\r\n"
             f"openai-processing-ms: {_processing_ms(noted)}\r\nopenai-version: {API_VERSION}\r\n{more}\r\n"
         )
         transport.write(head.encode() + self.body)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from gateway.ledger import Ledger
     from gateway.ledger.usage import Usage
     from gateway.limits import Limits
+    from gateway.pressure import Pressure
     from gateway.prices import PriceHistory, Prices
     from gateway.redis import Redis
     from gateway.store import Store
@@ -53,6 +54,7 @@ class Gateway:
     price_history: PriceHistory
     exports: Exports
     files: Files
+    pressure: Pressure
 
 
 GATEWAY = web.AppKey("GATEWAY", Gateway)

@@ -8,6 +8,7 @@ The text of the file and the variables are arguments; nothing here opens anythin
 from __future__ import annotations
 
 import difflib
+import ipaddress
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -19,7 +20,7 @@ import msgspec
 from policies import faults
 from policies.policy import Policy
 from policies.pricelist import Proposed
-from policies.settings import CLASSES, Model, Settings, SlaClass
+from policies.settings import CLASSES, Model, Server, Settings, SlaClass
 from policies.sinks import Sink, faults_of
 
 
@@ -60,12 +61,24 @@ def load(text: str, environ: Mapping[str, str], overrides: Mapping[str, Any] | N
         if not served.replicas and not served.addresses:
             what = "has neither replicas nor addresses, so nothing can answer for it"
             raise SettingsError(f"config.toml: models.{name} {what}")
+    _check_server(settings.server)
     _check_residency(settings)
     _check_adapters(settings)
     _check_classes(settings)
     _check_billing(settings)
     _check_sharing(settings)
     return settings
+
+
+def _check_server(server: Server) -> None:
+    if bool(server.tls_cert) != bool(server.tls_key):
+        lacking = "tls_key" if server.tls_cert else "tls_cert"
+        raise SettingsError(f"config.toml: server.{lacking}: a certificate and its key are needed, or neither")
+    for network in server.trusted_proxies:
+        try:
+            ipaddress.ip_network(network)
+        except ValueError as error:
+            raise SettingsError(f"config.toml: server.trusted_proxies: {error}") from None
 
 
 def _check_residency(settings: Settings) -> None:

@@ -16,6 +16,7 @@ NonNegative = Annotated[int, Meta(ge=0)]
 Seconds = Annotated[float, Meta(gt=0)]
 Port = Annotated[int, Meta(ge=0, le=65535)]
 Share = Annotated[float, Meta(gt=0, le=0.95)]
+Origin = Annotated[str, Meta(pattern=r"^(\*|https?://[A-Za-z0-9.\-\[\]:]+)$(?!\n)")]
 
 
 class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -37,6 +38,22 @@ class Server(Section, frozen=True):
     """How long a client may read nothing at all before its stream is given up."""
     processes: Annotated[int, Meta(ge=1, le=64)] = 1
     """Gateway processes on this port; more than one share Redis and PostgreSQL."""
+    heartbeat_s: Seconds = 15.0
+    """A stream that has said nothing for so long is sent a comment, as proxies cut connections that are silent (common
+    limits start at 30 s)."""
+    coalesce_ms: Annotated[float, Meta(ge=0, le=100)] = 4.0
+    """While the gateway is busy, the chunks of a stream are at least so far apart, and tokens that come meanwhile leave
+    together; 0: never."""
+    tls_cert: str = ""
+    """PEM file of the certificate, and of those that it depends on; empty: plain HTTP. Read again when it changes."""
+    tls_key: str = ""
+    """PEM file of its private key."""
+    cors_origins: tuple[Origin, ...] = ()
+    """Origins whose pages may call from a browser: "https://app.example.com", or "*" for all."""
+    trusted_proxies: tuple[str, ...] = ()
+    """Networks of proxies that are believed about whom they speak for: "10.0.0.0/8"."""
+    forwarded_header: Literal["x-forwarded-for", "forwarded"] = "x-forwarded-for"
+    """The header that they say it in. It must be the one that they set themselves: another one comes from clients."""
 
 
 class Store(Section, frozen=True):

@@ -66,7 +66,7 @@ class Change:
             "before": None if before is None else msgspec.json.encode(before).decode(),
             "after": None if after is None else msgspec.json.encode(after).decode(),
             "request_id": self._ask.request[HEAD].request_id,
-            "address": self._ask.request.remote or "",
+            "address": self._ask.request[HEAD].address or "",
         }
         await self.connection.execute(sa.insert(store.audit_log), line)
 

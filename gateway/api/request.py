@@ -16,6 +16,9 @@ from policies import wire
 
 T = TypeVar("T")
 
+ENCODINGS = frozenset(("identity", "gzip", "deflate", "br"))
+"""That a body may have come in. It is unpacked as it is read, and what is longer than ``server.max_body_bytes`` then is
+refused no less."""
 RECEIPT = istr("x-penstock-receipt")
 
 
@@ -43,6 +46,9 @@ def _check_type(request: web.Request) -> None:
     declared = request.headers.get(hdrs.CONTENT_TYPE, "application/json")
     if declared != "application/json" and request.content_type != "application/json":  # it may name a charset
         raise UnsupportedMediaType(f"Unsupported content type '{request.content_type}': send application/json")
+    packed = request.headers.get(hdrs.CONTENT_ENCODING)
+    if packed is not None and packed.lower() not in ENCODINGS:
+        raise UnsupportedMediaType(f"Unsupported content encoding: send one of {', '.join(sorted(ENCODINGS))}")
 
 
 def query_of(request: web.Request, type_: type[T]) -> T:

@@ -10,6 +10,7 @@ from aiohttp import web
 from gateway import errors, head
 from gateway.flights import Source
 from gateway.house import Gateway
+from gateway.pressure import Pressure
 from gateway.reply.account import HUNG_UP, Account
 from gateway.reply.answers import Answer, ChatAnswer, Part, TextAnswer
 from gateway.reply.choices import Choice
@@ -40,17 +41,18 @@ def send(
     if not answer.call.stream:
         return _send_body(answer, flights, account, currency)
     stream = request.get(OUTLET) or EventStream(request, gw.settings.server, gw.clock)
-    return _send_stream(stream, answer, flights, account, currency)
+    return _send_stream(stream, answer, flights, account, currency, gw.pressure)
 
 
 async def _send_stream(
-    stream: Outlet, answer: Answer, flights: Source, account: Account, currency: str | None
+    stream: Outlet, answer: Answer, flights: Source, account: Account, currency: str | None, pressure: Pressure
 ) -> web.StreamResponse:
     """``currency`` as for ``_send_body``. Settles however it ends."""
     shaper = answer.shaper()
     async with stream:
         try:
-            return await _send_events(stream, shaper, answer, flights, account, currency)
+            with pressure.streaming():
+                return await _send_events(stream, shaper, answer, flights, account, currency, pressure)
         except ConnectionResetError:
             flights.close()
             await account.settle(HUNG_UP)
@@ -79,7 +81,13 @@ async def _send_body(answer: Answer, flights: Source, account: Account, currency
 
 
 async def _send_events(
-    stream: Outlet, shaper: Shaper, answer: Answer, flights: Source, account: Account, currency: str | None
+    stream: Outlet,
+    shaper: Shaper,
+    answer: Answer,
+    flights: Source,
+    account: Account,
+    currency: str | None,
+    pressure: Pressure,
 ) -> web.StreamResponse:
     """Everything that arrived since the last write goes out as one, a choice's tokens as one chunk; of more tokens than
     the marks allow only so many."""
@@ -117,6 +125,8 @@ async def _send_events(
                 if not lags:
                     mark.reached(num_tokens)
             account.num_delivered = num_tokens
+        if pressure.hold_s and not later:
+            await asyncio.sleep(pressure.hold_s)
         deltas = later or await flights.deltas()
     while answer.num_open:
         for delta in later or await _deltas(answer, flights):

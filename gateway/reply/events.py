@@ -13,9 +13,6 @@ from gateway import head, openai
 from gateway.clock import Clock, Timer
 from policies import settings
 
-HEARTBEAT_S = 15.0
-"""Proxies cut connections that are silent for longer; common limits start at 30 s."""
-
 
 class Outlet(Protocol):
     """Where a stream's events go."""
@@ -99,7 +96,7 @@ class EventStream:
         head.add_headers(self._request, response)
         await response.prepare(self._request)
         self._response = response
-        self._timer = self._clock.call_later(HEARTBEAT_S, self._tick)
+        self._timer = self._clock.call_later(self._limits.heartbeat_s, self._tick)
         return response
 
     async def write(self, events: bytes) -> bool:
@@ -172,7 +169,7 @@ class EventStream:
 
     def _tick(self) -> None:
         """Nothing was sent since the last tick: send a comment."""
-        self._timer = self._clock.call_later(HEARTBEAT_S, self._tick)
+        self._timer = self._clock.call_later(self._limits.heartbeat_s, self._tick)
         if self._num_writes == self._num_writes_before and not self._protocol.writing_paused:
             self._beat = asyncio.ensure_future(self._comment())
         self._num_writes_before = self._num_writes

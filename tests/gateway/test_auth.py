@@ -11,7 +11,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import make_mocked_request
 
-from gateway import store
+from gateway import head, store
 from gateway.auth import BILLING_READER, OPERATOR, Auth
 from gateway.bootstrap import bootstrap
 from gateway.clock import Clock
@@ -38,7 +38,9 @@ async def auth_of(rooms: store.Store) -> Auth:
 
 
 def request(authorization: str | None) -> web.Request:
-    return make_mocked_request("GET", "/", {} if authorization is None else {"authorization": authorization})
+    asked = make_mocked_request("GET", "/", {} if authorization is None else {"authorization": authorization})
+    head.begin(asked)
+    return asked
 
 
 async def test_every_key_that_opens_nothing_is_refused_in_the_same_words(rooms):

@@ -10,7 +10,6 @@ import openai
 import pytest
 
 from gateway import reply
-from gateway.reply import events
 from policies import settings, wire
 from tests.builders import PATIENCE_S
 from tests.gateway.conftest import HELLO, KEY, Front
@@ -111,11 +110,13 @@ async def test_headers_do_not_wait_for_a_first_token_that_is_long_in_coming(fron
     assert (row["status"], row["num_prompt_tokens"]) == (503, 0)
 
 
-async def test_a_stream_that_says_nothing_is_kept_alive(front: Front, monkeypatch):
+async def test_a_stream_that_says_nothing_is_kept_alive(open_front, monkeypatch):
     monkeypatch.setattr(reply, "HEADERS_AFTER_S", 0.0)
-    monkeypatch.setattr(events, "HEARTBEAT_S", 0.01)
     call = {"model": "demo", "messages": HELLO, "stream": True}
-    async with front.http.post(f"{front.url}/v1/chat/completions", json=call) as answer:
+    async with (
+        open_front(server=settings.Server(heartbeat_s=0.01)) as front,
+        front.http.post(f"{front.url}/v1/chat/completions", json=call) as answer,
+    ):
         submit = await front.peer.submitted()
         assert await answer.content.readuntil(b"\n\n") == b": keep-alive\n\n"
         assert await answer.content.readuntil(b"\n\n") == b": keep-alive\n\n"

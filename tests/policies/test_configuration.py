@@ -69,6 +69,10 @@ def test_a_model_overrides_single_engine_keys():
         ("[[prices]]\nprice = {}\n[[prices]]\nprice = {}", "prices[1] is for the same model and class as prices[0]"),
         ("[policies.a]\ndiscount = 1.0", "policies.a.discount: must be 0 or more and less than 1"),
         ("[server]\nstall_s = 0.0", "server.stall_s"),
+        ("[server]\ntls_cert = 'a.pem'", "server.tls_key: a certificate and its key are needed, or neither"),
+        ("[server]\ntls_key = 'a.pem'", "server.tls_cert"),
+        ("[server]\ntrusted_proxies = ['10.0.0.1/8']", "server.trusted_proxies: 10.0.0.1/8 has host bits set"),
+        ("[server]\ncors_origins = ['app.example.com']", "server.cors_origins"),
     ],
 )
 def test_what_cannot_be_used_is_named(text, message):

@@ -1,0 +1,278 @@
+"""What lies between a client and its answer: packed bodies, other origins, proxies, certificates, names of requests."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import gzip
+import heapq
+import json
+import ssl
+import zlib
+from pathlib import Path
+
+import aiohttp
+import brotli
+import pytest
+from aiohttp.test_utils import make_mocked_request
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from gateway.certificate import Certificate
+from gateway.doors import DoorsError
+from gateway.pressure import BUSY_S, TICK_S, Pressure
+from gateway.proxies import Proxies
+from policies.settings import Server
+from tests.builders import HandClock
+from tests.gateway.conftest import HELLO, KEY, Front
+
+CHAT = "/v1/chat/completions"
+CALL = json.dumps({"model": "demo", "messages": HELLO}).encode()
+PAGE = "https://app.example.com"
+
+
+def raw_deflate(data: bytes) -> bytes:
+    packing = zlib.compressobj(wbits=-15)
+    return packing.compress(data) + packing.flush()
+
+
+PACKED = {"gzip": gzip.compress, "br": brotli.compress, "deflate": zlib.compress, "Deflate": raw_deflate}
+
+
+@pytest.mark.parametrize("encoding", PACKED)
+async def test_a_body_may_come_packed(front: Front, encoding):
+    asked = asyncio.create_task(front.post(CHAT, PACKED[encoding](CALL), **{"content-encoding": encoding}))
+    front.peer.say(await front.peer.submitted(), [*front.ids("hello"), 3], "stop")
+    status, body, _ = await asked
+    assert (status, body["choices"][0]["message"]["content"]) == (200, "hello")
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "br", "deflate"])
+async def test_a_small_body_that_is_large_when_unpacked_is_too_large(open_front, encoding):
+    bomb = PACKED[encoding](CALL + b" " * (64 << 20))
+    async with open_front(server=Server(max_body_bytes=1 << 20)) as front:
+        status, body, _ = await front.post(CHAT, bomb, **{"content-encoding": encoding})
+    assert (status, body["error"]["code"]) == (413, "request_too_large")
+
+
+@pytest.mark.parametrize(
+    ("encoding", "body", "status"),
+    [
+        ("compress", CALL, 415),
+        ("gzip, br", brotli.compress(gzip.compress(CALL)), 415),
+        ("gzip", b"not packed", 400),
+        ("br", b"not packed", 400),
+        ("gzip", gzip.compress(CALL)[:-20], 400),
+        ("br", brotli.compress(CALL)[:-4], 400),
+    ],
+)
+async def test_a_body_that_cannot_be_unpacked_is_refused(front: Front, encoding, body, status):
+    answered, refusal, _ = await front.post(CHAT, body, **{"content-encoding": encoding})
+    assert answered == status
+    assert set(refusal["error"]) == {"message", "type", "param", "code"}
+
+
+async def test_pages_of_named_origins_may_call_from_a_browser(open_front):
+    asks = {"origin": PAGE, "access-control-request-method": "POST", "access-control-request-headers": "authorization"}
+    async with open_front(server=Server(cors_origins=(PAGE,))) as front:
+        async with front.http.options(front.url + CHAT, headers=asks) as told:
+            assert told.status == 204
+            assert told.headers["access-control-allow-origin"] == PAGE
+            assert "POST" in told.headers["access-control-allow-methods"]
+            assert "authorization" in told.headers["access-control-allow-headers"]
+            assert told.headers["vary"] == "Origin"
+        status, _, headers = await front.post(CHAT, b"{", origin=PAGE)
+        assert (status, headers["access-control-allow-origin"]) == (400, PAGE), "what is wrong, a page may read as well"
+        asked = asyncio.create_task(front.post(CHAT, CALL, origin=PAGE))
+        front.peer.say(await front.peer.submitted(), [3], "stop")
+        _, _, headers = await asked
+        assert headers["access-control-allow-origin"] == PAGE
+        async with front.http.options(front.url + CHAT, headers={**asks, "origin": "https://evil.example"}) as told:
+            assert "access-control-allow-origin" not in told.headers
+            assert "access-control-allow-methods" not in told.headers
+
+
+async def test_no_page_may_call_unless_settings_say_so(front: Front):
+    async with front.http.get(f"{front.url}/v1/models", headers={"origin": PAGE}) as answer:
+        assert not [name for name in answer.headers if name.lower().startswith("access-control")]
+
+
+async def test_an_asterisk_lets_all_pages_call(open_front):
+    async with (
+        open_front(server=Server(cors_origins=("*",))) as front,
+        front.http.get(f"{front.url}/v1/models", headers={"origin": PAGE}) as answer,
+    ):
+        assert answer.headers["access-control-allow-origin"] == "*"
+
+
+@pytest.mark.parametrize(("path", "allowed"), [(CHAT, {"POST"}), ("/v1/models", {"GET", "HEAD"})])
+async def test_every_address_says_what_it_takes(front: Front, path, allowed):
+    async with front.http.options(front.url + path) as told:
+        assert told.status == 204
+        assert set(told.headers["allow"].split(", ")) == {"OPTIONS", *allowed}
+
+
+async def test_a_head_is_an_answer_without_its_body(front: Front):
+    async with front.http.get(f"{front.url}/v1/models") as whole, front.http.head(f"{front.url}/v1/models") as head:
+        assert (head.status, await head.read()) == (200, b"")
+        assert head.headers["content-length"] == whole.headers["content-length"]
+
+
+async def test_a_request_keeps_the_name_that_its_client_gave_it(front: Front):
+    for stream in (False, True):
+        call = json.dumps({"model": "demo", "messages": HELLO, "stream": stream})
+        headers = {"x-request-id": "job-7/step:3", "content-type": "application/json"}
+        asked = asyncio.create_task(front.http.post(front.url + CHAT, data=call, headers=headers))
+        submit = await front.peer.submitted()
+        front.peer.say(submit, [3], "stop")
+        answer = await asked
+        await answer.read()
+        assert answer.headers.getall("x-request-id") == ["job-7/step:3"]
+        assert answer.headers["x-penstock-request-id"] == submit.request_id
+        assert answer.headers["openai-processing-ms"].isdigit()
+
+
+@pytest.mark.parametrize("name", ["", "two words", "x" * 129, "naïve", '"'])
+async def test_a_name_that_is_none_is_not_repeated(front: Front, name):
+    _, _, headers = await front.post(CHAT, b"{", **{"x-request-id": name})
+    assert headers["x-request-id"].startswith("req_")
+    assert "x-penstock-request-id" not in headers
+
+
+def seen(proxies: Server, peer: str, **headers: str) -> str | None:
+    pairs = {name.replace("_", "-"): value for name, value in headers.items()}
+    return Proxies(proxies).address_of(make_mocked_request("GET", "/", pairs).clone(remote=peer))
+
+
+OURS = Server(trusted_proxies=("10.0.0.0/8", "fd00::/8"))
+STANDARD = Server(trusted_proxies=("10.0.0.0/8",), forwarded_header="forwarded")
+
+
+@pytest.mark.parametrize(
+    ("proxies", "peer", "headers", "address"),
+    [
+        (Server(), "10.0.0.1", {"x_forwarded_for": "192.0.2.1"}, "10.0.0.1"),
+        (OURS, "10.0.0.1", {"x_forwarded_for": "192.0.2.1"}, "192.0.2.1"),
+        (OURS, "198.51.100.1", {"x_forwarded_for": "192.0.2.1"}, "198.51.100.1"),
+        (OURS, "10.0.0.1", {"x_forwarded_for": "127.0.0.1, 192.0.2.1"}, "192.0.2.1"),
+        (OURS, "10.0.0.1", {"x_forwarded_for": "192.0.2.1, 10.0.0.2"}, "192.0.2.1"),
+        (OURS, "10.0.0.1", {"x_forwarded_for": "192.0.2.1:4711"}, "192.0.2.1"),
+        (OURS, "fd00::1", {"x_forwarded_for": "[2001:db8::1]:4711"}, "2001:db8::1"),
+        (OURS, "10.0.0.1", {"x_forwarded_for": "unknown"}, "10.0.0.1"),
+        (OURS, "10.0.0.1", {"x_forwarded_for": "192.0.2.1, nonsense, 10.0.0.2"}, "10.0.0.2"),
+        (OURS, "10.0.0.1", {"forwarded": "for=192.0.2.1"}, "10.0.0.1"),
+        (OURS, "10.0.0.1", {}, "10.0.0.1"),
+        (OURS, "::ffff:10.0.0.1", {"x_forwarded_for": "::ffff:192.0.2.1"}, "192.0.2.1"),
+        (STANDARD, "10.0.0.1", {"forwarded": 'for="[2001:db8::1]:4711";proto=https'}, "2001:db8::1"),
+        (STANDARD, "10.0.0.1", {"forwarded": "For=192.0.2.9;by=10.0.0.3, for=10.0.0.3;host=x"}, "192.0.2.9"),
+        (STANDARD, "10.0.0.1", {"forwarded": 'for="192.0.2.9, for=10.0.0.3"'}, "10.0.0.1"),
+        (STANDARD, "10.0.0.1", {"x_forwarded_for": "192.0.2.1"}, "10.0.0.1"),
+    ],
+)
+def test_only_proxies_of_ours_are_believed(proxies, peer, headers, address):
+    assert seen(proxies, peer, **headers) == address
+
+
+async def test_a_key_for_an_address_works_through_a_proxy_of_ours(open_front):
+    server = Server(trusted_proxies=("127.0.0.0/8",))
+    async with open_front(server=server) as front:
+        admin = {"authorization": "Bearer sk-of-the-tests-admin"}
+        tenants = await (await front.http.get(f"{front.url}/admin/v1/tenants", headers=admin)).json()
+        made = await front.http.post(
+            f"{front.url}/admin/v1/keys",
+            json={"tenant_id": tenants["data"][0]["id"], "name": "there", "networks": ["192.0.2.0/24"]},
+            headers=admin,
+        )
+        assert made.status == 201, await made.text()
+        bearer = {"authorization": f"Bearer {(await made.json())['key']}"}
+        for address, status in (("192.0.2.7", 200), ("198.51.100.7", 403)):
+            headers = {**bearer, "x-forwarded-for": address}
+            assert (await front.http.get(f"{front.url}/v1/models", headers=headers)).status == status
+
+
+def certified(directory: Path, name: str) -> tuple[Path, Path]:
+    """A certificate for localhost, signed by itself, and its key."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
+    now = datetime.datetime.now(datetime.UTC)
+    certificate = (
+        x509.CertificateBuilder(subject, subject, key.public_key(), x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(1))
+        .not_valid_after(now + datetime.timedelta(1))
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    cert_path, key_path = directory / "cert.pem", directory / "key.pem"
+    cert_path.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+    key_path.write_bytes(
+        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    )
+    return cert_path, key_path
+
+
+async def test_a_certificate_makes_it_https(open_front, tmp_path):
+    cert, key = certified(tmp_path, "first")
+    async with open_front(server=Server(host="localhost", tls_cert=str(cert), tls_key=str(key))) as front:
+        assert front.url.startswith("https://localhost:")
+        trusted = ssl.create_default_context(cafile=str(cert))
+        headers = {"authorization": f"Bearer {KEY}", "content-type": "application/json"}
+        async with aiohttp.ClientSession(headers=headers, connector=aiohttp.TCPConnector(ssl=trusted)) as session:
+            for stream in (False, True):
+                call = json.dumps({"model": "demo", "messages": HELLO, "stream": stream})
+                asked = asyncio.create_task(session.post(front.url + CHAT, data=call))
+                front.peer.say(await front.peer.submitted(), [*front.ids("in private"), 3], "stop")
+                assert "in private" in await (await asked).text()
+
+
+def test_a_certificate_that_has_changed_is_read_again(tmp_path):
+    cert, key = certified(tmp_path, "first")
+    certificate = Certificate(Server(tls_cert=str(cert), tls_key=str(key)))
+    assert not certificate.renew(), "nothing has changed"
+    key.write_text("half of a change")
+    assert not certificate.renew()
+    certified(tmp_path, "second")
+    assert certificate.renew()
+    assert not certificate.renew()
+
+
+def test_a_certificate_that_cannot_be_used_is_said_at_the_start(tmp_path):
+    cert, _ = certified(tmp_path, "first")
+    (tmp_path / "other").mkdir()
+    _, other = certified(tmp_path / "other", "second")
+    for wrong in (tmp_path / "nowhere.pem", other, cert):
+        with pytest.raises(DoorsError, match="cannot be used"):
+            Certificate(Server(tls_cert=str(cert), tls_key=str(wrong)))
+
+
+def come(clock: HandClock, late_s: float) -> None:
+    """The next timer, so late."""
+    due_at, _, timer = heapq.heappop(clock._due)
+    clock._now = due_at + late_s
+    timer.fire()
+
+
+def test_streams_wait_for_more_tokens_only_while_the_loop_is_late(clock):
+    pressure = Pressure(clock, 0.004)
+    assert clock.waits() == [], "nobody streams, so nothing is measured"
+    with pressure.streaming():
+        assert clock.waits() == [TICK_S]
+        for _ in range(50):
+            come(clock, BUSY_S / 2)
+        assert pressure.hold_s == 0.0
+        for _ in range(50):
+            come(clock, 2 * BUSY_S)
+        assert pressure.hold_s == 0.004
+        for _ in range(50):
+            come(clock, 0.0)
+        assert pressure.hold_s == 0.0
+        for _ in range(50):
+            come(clock, 1.0)
+    come(clock, 1.0)
+    assert pressure.hold_s == 0.0
+    assert clock.waits() == []
+
+
+def test_settings_may_say_that_streams_never_wait(clock):
+    with Pressure(clock, 0.0).streaming():
+        assert clock.waits() == []
