@@ -48,6 +48,7 @@ CONFIG = """
 [server]
 host = "127.0.0.1"
 port = 0
+coalesce_ms = 0.0
 [store]
 data_dir = {data_dir}
 [models.demo]
