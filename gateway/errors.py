@@ -258,6 +258,13 @@ class WorkerLost(GatewayError):
     status, type, code = 503, "server_error", "worker_lost"
 
 
+class EndsWorkers(GatewayError):
+    """Worker after worker was lost over this request, the last one while it computed nothing else: trying again would
+    cost others their time."""
+
+    code, should_retry = "ends_workers", False
+
+
 class RequestFailed(GatewayError):
     """The worker refused or gave up the request; ``of`` makes the failure that the client hears."""
 

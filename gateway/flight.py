@@ -23,6 +23,7 @@ from policies import wire
 from policies.answers import Outcome
 from policies.prefix import digests_of, root_of
 from policies.priority import Order, Turn
+from policies.suspicion import Standing, Suspicion
 from policies.terms import FinishReason
 
 MAX_ROUTED_BLOCKS = 1024
@@ -79,7 +80,6 @@ class Flight:
         "is_over",
         "is_pending",
         "num_held_tokens",
-        "num_losses",
         "num_missing_pairs",
         "num_missing_tokens",
         "num_sequences",
@@ -89,6 +89,7 @@ class Flight:
         "request",
         "sent_at",
         "submitted_at",
+        "suspicion",
         "turn",
         "worker",
     )
@@ -123,8 +124,8 @@ class Flight:
         """Of its completions so far."""
         self.num_held_tokens = order.num_tokens
         """KV tokens that it has, or is expected to come to."""
-        self.num_losses = 0
-        """Workers that were lost with it."""
+        self.suspicion = Suspicion()
+        """That it is what ends workers."""
         self.paused_at: float | None = None
         """When it left its last worker, until there is a token of another one."""
         self.is_moving = False
@@ -326,6 +327,11 @@ class Flight:
         emitted = {index: token_ids.tolist() for index, token_ids in self._open.items()}
         return msgspec.structs.replace(self.request, emitted_token_ids=emitted)
 
+    @property
+    def standing(self) -> Standing:
+        """How it may go on, now that workers were lost with it, or none."""
+        return self.suspicion.standing(self.num_tokens)
+
     def leave(self, eos_token_ids: Collection[int], now: float) -> None:
         """Its worker has it no more: what has not finished goes on elsewhere. ``eos_token_ids`` of the model."""
         began_at, first_token_at = self._given_at, self.first_token_at
@@ -341,21 +347,12 @@ class Flight:
         order = self.order
         self.num_held_tokens = order.num_prompt_tokens + max(order.num_expected_tokens, self.num_tokens)
         for index, token_ids in list(self._open.items()):
-            reason = self._end_of(token_ids, eos_token_ids)
+            reason = self.request.sampling.end_of(token_ids, eos_token_ids)
             if index in self._stopped:
                 reason = reason or "cancelled"
             if reason is not None:
                 self._end_sequence(index, reason)
         self._here = set(self._open)
-
-    def _end_of(self, token_ids: array[int], eos_token_ids: Collection[int]) -> FinishReason | None:
-        """How a sequence has ended whose worker was lost before it could say so; None: it has not."""
-        sampling = self.request.sampling
-        if token_ids:
-            is_eos = token_ids[-1] in eos_token_ids and not sampling.ignore_eos
-            if is_eos or token_ids[-1] in sampling.stop_token_ids:
-                return "stop"
-        return "length" if len(token_ids) >= sampling.max_tokens else None
 
     def _end_sequence(self, index: int, reason: FinishReason) -> None:
         """No worker has it, and none need have."""

@@ -7,7 +7,7 @@ told so at once, and whoever waited as long as its class allows is told then.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
@@ -45,6 +45,10 @@ class LaneView(msgspec.Struct, frozen=True):
     num_refused_full: int
     num_refused_slow: int
     num_timed_out: int
+    num_returning: int = 0
+    """They lost their worker, and wait for another one to go on with them."""
+    num_suspects: int = 0
+    """Of those: they wait to go on apart from each other, or alone, as several workers were lost with them."""
 
 
 class Record:
@@ -163,8 +167,10 @@ class WaitingLine:
                 self.lanes.remove(turn)
                 turn.item.fail(error)
 
-    def views(self, pace: Pace | None, num_workers: float, prefill_s: float) -> list[LaneView]:
-        """Each class as it stands."""
+    def views(
+        self, pace: Pace | None, num_workers: float, prefill_s: float, returning: Sequence[Flight] = ()
+    ) -> list[LaneView]:
+        """Each class as it stands; ``returning``: those without a worker that had one."""
         now = self._clock.now()
         views = []
         for lane in self.lanes:
@@ -174,6 +180,7 @@ class WaitingLine:
             wait = 0.0
             if pace is not None and self.lanes.num_waiting:
                 wait = wait_s(pace, self._behind(order), order, num_workers)
+            back = [flight.standing for flight in returning if flight.order.sla_class == lane.name]
             off_s = sorted(map(abs, record.latest_s))
             views.append(
                 LaneView(
@@ -190,6 +197,8 @@ class WaitingLine:
                     num_refused_full=record.num_full,
                     num_refused_slow=record.num_slow,
                     num_timed_out=record.num_timed_out,
+                    num_returning=len(back),
+                    num_suspects=len(back) - back.count("free"),
                 )
             )
         return views

@@ -18,11 +18,11 @@ from gateway.clock import Clock
 from gateway.flight import Flight, opaque
 from gateway.lanes import LaneView, WaitingLine
 from gateway.returning import Returning
-from gateway.seat import Seat
+from gateway.seat import Seat, known, speed
 from gateway.workers import Worker
 from policies import settings, wire
 from policies.priority import Order
-from policies.promise import NOTHING, Pace, prefill_s
+from policies.promise import Pace
 from policies.routing import choose
 
 log = logging.getLogger(__name__)
@@ -77,14 +77,14 @@ class Line:
         flight = Flight(self, request, order, self._clock.now())
         if len(self.seats) > 1 and self._has_prefix_cache and (facts := self.ready()) is not None:
             flight.name_blocks(facts.block_size, facts.kv_dtype)
-        first_back = self._returning.first()
+        first_back = self._first_back()
         if not self._waiting.lanes.num_waiting and (
             first_back is None or priority < self._returning.priority(first_back)
         ):
             seat = self._seat_for(flight, priority)
             if seat is not None:
                 if order.sla_class in self._bounded and seat.pace is not None:
-                    self._waiting.check(flight, self._prefill_s(seat, order.num_prompt_tokens))
+                    self._waiting.check(flight, seat.prefill_s(order.num_prompt_tokens))
                 self._send(seat, flight, priority)
                 return flight
         self._enter(flight)
@@ -135,8 +135,9 @@ class Line:
 
     def views(self) -> list[LaneView]:
         """Each class as it stands."""
-        seat = self._known()
-        return self._waiting.views(*self._speed(), 0.0 if seat is None else self._prefill_s(seat, 1))
+        seat = known(self.seats.values())
+        after_s = 0.0 if seat is None else seat.prefill_s(1)
+        return self._waiting.views(*self._speed(), after_s, self._returning.all())
 
     @property
     def num_waiting(self) -> int:
@@ -177,6 +178,8 @@ class Line:
                 seat.ended(flight, 1, is_gone)
                 if is_gone:
                     self._let_go(flight, seat)
+        if seat.suspects and seat.clear():
+            has_freed = True
         if has_freed:
             self._advance()
 
@@ -219,7 +222,7 @@ class Line:
         if flights:
             log.info("worker %s is lost to %d requests", worker.name, len(flights))
         for flight in flights.values():
-            flight.num_losses += 1
+            flight.suspicion = flight.suspicion.after_loss(flight.num_tokens, flight.num_open)
             self._let_go(flight, seat)
         self._look_for_leaving()
         self._advance()
@@ -250,8 +253,8 @@ class Line:
 
     def _enter(self, flight: Flight) -> None:
         """Into its lane, if it may and if it is any use."""
-        seat = self._known()
-        after_s = 0.0 if seat is None else self._prefill_s(seat, flight.order.num_prompt_tokens)
+        seat = known(self.seats.values())
+        after_s = 0.0 if seat is None else seat.prefill_s(flight.order.num_prompt_tokens)
         self._waiting.enter(flight, *self._speed(), after_s)
 
     def _advance(self) -> None:
@@ -261,7 +264,7 @@ class Line:
         while True:
             turn = waiting.next() if waiting.lanes.num_waiting else None
             ceiling = math.inf if turn is None else turn[0].lane.terms.priority
-            back = returning.first()
+            back = self._first_back()
             if back is not None and returning.priority(back) <= ceiling:
                 seat = self._seat_for(back, back.request.priority)
                 if seat is None:
@@ -283,8 +286,7 @@ class Line:
 
     def _seat_for(self, flight: Flight, priority: int) -> Seat | None:
         """Of the workers that have room, the one where its first token should come soonest."""
-        num_sequences, num_tokens = flight.num_open, flight.num_held_tokens
-        able = [seat for seat in self.seats.values() if seat.has_room(num_sequences, num_tokens, priority)]
+        able = [seat for seat in self.seats.values() if seat.has_room(flight, priority)]
         if flight.request.adapter:
             able = [seat for seat in able if not self.adapters.refuses(seat.worker, flight.request.adapter)] or able
         if len(able) < 2:
@@ -322,9 +324,24 @@ class Line:
             if flight.num_open and self._returning.may_return(flight) and not self._is_closing:
                 return self._returning.add(flight)
         if flight.num_open:
-            flight.fail(_lost("The worker that computed this answer was lost."))
+            flight.fail(self._why(flight))
         self._waiting.ended(flight)
         return None
+
+    def _why(self, flight: Flight) -> errors.GatewayError:
+        """A flight that lost its worker ends."""
+        if not flight.suspicion.is_proven:
+            return _lost("The worker that computed this answer was lost.")
+        log.error("request %s has ended the worker that had nothing else to do", flight.request.request_id)
+        num_losses = flight.suspicion.num_losses
+        return errors.EndsWorkers(f"{num_losses} workers were lost over this request, of which the last had no other.")
+
+    def _first_back(self) -> Flight | None:
+        """Who goes on next, of those that a worker admits."""
+        if not len(self._returning):
+            return None
+        seats = self.seats.values()
+        return self._returning.first(lambda flight: any(seat.admits(flight) for seat in seats))
 
     def _refusal(self, flight: Flight, failed: wire.Failed) -> errors.GatewayError:
         if flight.paused_at is None or failed.code == "internal":
@@ -342,6 +359,7 @@ class Line:
             if not seat.takes_requests
             for flight in seat.flights.values()
             if flight.is_wanted and not flight.is_moving and self._returning.priority(flight) <= ceiling
+            if flight not in seat.suspects  # it is soon above suspicion, or has ended its worker
         ]
         for flight in sorted(movable, key=self._returning.place):
             target = self._seat_for(flight, flight.request.priority)
@@ -373,27 +391,8 @@ class Line:
             self._waiting.ended(flight)
             flight.fail(error)
 
-    # Foresight
-
-    def _prefill_s(self, seat: Seat, num_prompt_tokens: int) -> float:
-        """From being sent there, after all that it has to do, until the first token."""
-        if seat.pace is None:
-            return 0.0
-        is_beside_answers = seat.num_sequences > seat.num_pending_requests
-        # Other gateways that use it have prompts to compute there, too, as far as we know in the same proportion.
-        pending = seat.pending.times(1.0 / seat.part) if seat.num_pending_requests else NOTHING
-        return prefill_s(seat.pace, pending, num_prompt_tokens, is_beside_answers)
-
-    def _known(self) -> Seat | None:
-        """The worker whose costs are known that has the fewest prompts to compute."""
-        known = [seat for seat in self.seats.values() if seat.pace is not None]
-        return min(known, key=lambda seat: seat.num_pending_tokens, default=None)
-
     def _speed(self) -> tuple[Pace | None, float]:
-        """The pace of a worker, and how many take requests, each as far as it works for us; 1 while there are none."""
-        seat = self._known()
-        parts = [seat.part for worker, seat in self.seats.items() if seat.takes_requests and worker.facts]
-        return None if seat is None else seat.pace, sum(parts) or 1.0
+        return speed(self.seats.values())
 
 
 def _lost(what: str) -> errors.WorkerLost:

@@ -1,11 +1,13 @@
 """Answers whose worker was lost, or let them go, until another one goes on with them: in what order, and for how long.
 
 They had their turn in the line and paid for it, so they need no other: among those of their class, and before those of
-classes that are less important, they go first.
+classes that are less important, they go first. One that must go on alone goes before everybody: a worker that has just
+come is the only one that has nothing to do.
 """
 
 from __future__ import annotations
 
+import math
 from bisect import insort
 from collections.abc import Callable, Mapping
 
@@ -37,7 +39,7 @@ class Returning:
 
     def may_return(self, flight: Flight) -> bool:
         """It has not lost more workers than the settings allow."""
-        return flight.num_losses <= self._limits.max_failovers
+        return flight.suspicion.num_losses <= self._limits.max_failovers
 
     def add(self, flight: Flight) -> None:
         """Waits from now on; the time that it may take counts from when it last moved."""
@@ -46,9 +48,9 @@ class Returning:
         left_s = flight.paused_at + self._limits.failover_wait_s - self._clock.now()
         self._timers[flight] = self._clock.call_later(max(0.0, left_s), lambda: self._time_out(flight))
 
-    def first(self) -> Flight | None:
-        """Who goes next."""
-        return self._waiting[0] if self._waiting else None
+    def first(self, is_admitted: Callable[[Flight], bool]) -> Flight | None:
+        """Who goes next of those that are admitted somewhere."""
+        return next(filter(is_admitted, self._waiting), None)
 
     def remove(self, flight: Flight) -> None:
         """It goes on, or nobody wants it any more."""
@@ -58,11 +60,11 @@ class Returning:
     def all(self) -> list[Flight]:
         return list(self._waiting)
 
-    def priority(self, flight: Flight) -> int:
-        """That of its class."""
-        return self._priorities[flight.order.sla_class]
+    def priority(self, flight: Flight) -> float:
+        """That of its class, or before all of them."""
+        return -math.inf if flight.standing == "alone" else self._priorities[flight.order.sla_class]
 
-    def place(self, flight: Flight) -> tuple[int, float]:
+    def place(self, flight: Flight) -> tuple[float, float]:
         """By which they are ordered, smaller first."""
         return self.priority(flight), flight.submitted_at
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from gateway.flight import Flight
 from gateway.workers import Worker
 from policies import wire
 from policies.costs import pairs
-from policies.promise import Demand, Pace, pace_of
+from policies.promise import NOTHING, Demand, Pace, pace_of, prefill_s
 from policies.room import Amount, Room
 from policies.routing import Candidate, PrefixIndex
+from policies.suspicion import may_join
 
 
 class Seat:
@@ -37,6 +38,7 @@ class Seat:
         "num_sequences",
         "pace",
         "part",
+        "suspects",
         "worker",
     )
 
@@ -58,6 +60,8 @@ class Seat:
     def empty(self) -> None:
         """Nobody sits here; whatever was held is lost."""
         self.flights: dict[str, Flight] = {}
+        self.suspects: set[Flight] = set()
+        """Those of them that must be apart, or alone."""
         self.num_sequences = 0
         """Open sequences of its flights."""
         self.num_pending_requests = 0
@@ -117,11 +121,28 @@ class Seat:
         """The prompts that it has still to compute."""
         return Demand(self.num_pending_requests, self.num_pending_tokens, self.num_pending_pairs)
 
-    def has_room(self, num_sequences: int, num_tokens: int, priority: int) -> bool:
-        """For so many sequences that hold ``num_tokens`` together."""
-        if self._room is None or self.is_full or not self.takes_requests:
+    def admits(self, flight: Flight) -> bool:
+        """A worker is here that takes requests, and neither is this one kept from those that it has, nor they from
+        this one."""
+        if self._room is None or not self.takes_requests:
             return False
-        return self._room.has_room(priority, num_sequences, num_tokens)
+        if not self.suspects and not flight.suspicion.num_losses:
+            return True
+        num_there = len(self.flights) + len(self._reserved)
+        return may_join(flight.standing, num_there, [suspect.standing for suspect in self.suspects])
+
+    def has_room(self, flight: Flight, priority: int) -> bool:
+        """For its open sequences and what they hold together."""
+        if self.is_full or not self.admits(flight):
+            return False
+        assert self._room is not None
+        return self._room.has_room(priority, flight.num_open, flight.num_held_tokens)
+
+    def clear(self) -> bool:
+        """Whoever has got ahead of where workers were lost is above suspicion again; whether there was one."""
+        ahead = {flight for flight in self.suspects if flight.standing == "free"}
+        self.suspects -= ahead
+        return bool(ahead)
 
     @property
     def takes_requests(self) -> bool:
@@ -150,6 +171,8 @@ class Seat:
         own = self._priorities[order.sla_class]
         self._room.give(request.priority, own, flight.num_open, flight.num_held_tokens)
         self.flights[request.request_id] = flight
+        if flight.standing != "free":
+            self.suspects.add(flight)
         self.num_sequences += flight.num_open
         flight.num_missing_tokens = flight.num_known_tokens
         if flight.digests:
@@ -184,7 +207,17 @@ class Seat:
             if flight.digests:
                 self._leaving.append(flight.digests)
             flight.worker = None
+            self.suspects.discard(flight)
             del self.flights[flight.request.request_id]
+
+    def prefill_s(self, num_prompt_tokens: int) -> float:
+        """From being sent here, after all that it has to do, until the first token."""
+        if self.pace is None:
+            return 0.0
+        is_beside_answers = self.num_sequences > self.num_pending_requests
+        # Other gateways that use it have prompts to compute there, too, as far as we know in the same proportion.
+        pending = self.pending.times(1.0 / self.part) if self.num_pending_requests else NOTHING
+        return prefill_s(self.pace, pending, num_prompt_tokens, is_beside_answers)
 
     def _num_matched_tokens(self, flight: Flight) -> int:
         facts = self.worker.facts
@@ -196,3 +229,18 @@ class Seat:
             return 1.0
         num_open = max(1, self.num_sequences, stats.num_running + stats.num_waiting)
         return max(1.0 / stats.num_gateways, self.num_sequences / num_open)
+
+
+def known(seats: Iterable[Seat]) -> Seat | None:
+    """The worker whose costs are known that has the fewest prompts to compute."""
+    return min(
+        (seat for seat in seats if seat.pace is not None), key=lambda seat: seat.num_pending_tokens, default=None
+    )
+
+
+def speed(seats: Iterable[Seat]) -> tuple[Pace | None, float]:
+    """The pace of a worker, and how many take requests, each as far as it works for us; 1 while there are none."""
+    seats = list(seats)
+    seat = known(seats)
+    parts = [seat.part for seat in seats if seat.takes_requests and seat.worker.facts]
+    return None if seat is None else seat.pace, sum(parts) or 1.0

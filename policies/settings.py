@@ -173,8 +173,9 @@ class Workers(Section, frozen=True):
     max_send_buffer_bytes: Positive = 64 << 20
     """Frames waiting for one worker to read them; past it the worker counts as stuck."""
     max_failovers: NonNegative = 3
-    """So many workers may be lost with one request, and another goes on with it each time; with one more it fails. 0:
-    whatever a lost worker had fails."""
+    """So many workers may be lost with one request before it gets ahead of where it stood, and another goes on with it
+    each time; with one more it fails. 0: whatever a lost worker had fails. From 3 on a request that ends its workers
+    fails alone: after two losses it is kept from others that had two, after three from everybody."""
     failover_wait_s: Seconds = 120.0
     """So long a request that lost its worker waits for another one to go on with it; then it fails."""
 

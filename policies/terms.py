@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from typing import Literal
 
 import msgspec
@@ -40,6 +41,14 @@ class Sampling(msgspec.Struct, frozen=True, array_like=True):
     """The model's own end tokens do not stop the sequence (``stop_token_ids`` still do)."""
     num_logprobs: int | None = None
     """None: no log-probabilities. k >= 0: the sampled token's, and those of the k likeliest."""
+
+    def end_of(self, token_ids: Sequence[int], eos_token_ids: Collection[int]) -> FinishReason | None:
+        """How a sequence of these has ended whose worker was lost before it could say so; None: it has not."""
+        if token_ids:
+            is_eos = token_ids[-1] in eos_token_ids and not self.ignore_eos
+            if is_eos or token_ids[-1] in self.stop_token_ids:
+                return "stop"
+        return "length" if len(token_ids) >= self.max_tokens else None
 
 
 class Usage(msgspec.Struct, frozen=True, array_like=True):

@@ -1,10 +1,13 @@
-"""The real worker on a device that fails whenever it meets CURSED: everybody in that step fails with it.
+"""The real worker on a device that fails whenever it meets CURSED: everybody in that step fails with it. And where it
+meets DEADLY, its process ends there and then.
 
 python -m tests.failing_worker '{"name": "w", ...}'
 """
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -19,6 +22,8 @@ if TYPE_CHECKING:
 
 CURSED = 7
 """A token that no text has."""
+DEADLY = 8
+"""Another one."""
 
 
 def curse() -> None:
@@ -29,6 +34,8 @@ def curse() -> None:
     forward = Runner.forward
 
     def forward_or_fail(runner: Runner, spans: Sequence[Span], sampled_before: Tensor | None = None) -> Tensor:
+        if any(list(span.token_ids) == [DEADLY] * 3 for span in spans):
+            os.kill(os.getpid(), signal.SIGKILL)
         logits = forward(runner, spans, sampled_before)
         if any(list(span.token_ids) == [CURSED] * 3 for span in spans):
             raise MemoryError("the device has none left")

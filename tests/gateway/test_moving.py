@@ -38,7 +38,7 @@ async def test_a_worker_that_rests_lets_go_of_what_it_has_when_another_has_room(
         assert [delta.finish.reason for delta in deltas if delta.finish] == ["length", "stop"]
         assert flight.spent.engine_s == 15.0
         assert held(dispatch) == 0
-        assert flight.num_losses == 0
+        assert flight.suspicion.num_losses == 0
 
 
 async def test_a_worker_that_rests_finishes_what_nobody_else_has_room_for(tmp_path):
@@ -75,7 +75,7 @@ async def test_what_a_draining_worker_refuses_another_one_takes(tmp_path):
         again = await peer.submitted()
         peer.say(again, [10], "length")
         assert tokens(await reading) == [10]
-        assert flight.num_losses == 0
+        assert flight.suspicion.num_losses == 0
 
 
 async def test_a_worker_that_dies_while_it_lets_go_has_let_go(tmp_path):

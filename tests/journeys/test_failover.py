@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
+import sys
 
 import pytest
 
 from benchmarks import failover
+from policies import settings
 from tests.builders import until
+from tests.failing_worker import DEADLY
 from tests.house import running
 
 
@@ -46,3 +50,28 @@ async def test_a_worker_that_an_operator_drains_or_the_system_stops_lets_its_str
 
 async def rested(dispatch, worker, is_resting=True):
     dispatch.rest(worker, is_resting)
+
+
+async def test_a_prompt_that_ends_its_workers_ends_alone_and_its_neighbours_complete(tmp_path):
+    sections = failover.sections(2)
+    sections["workers"] = settings.Workers(restart_backoff_s=0.05, max_restart_backoff_s=0.1)
+    command = (sys.executable, "-m", "tests.failing_worker")
+    with running(tmp_path, command=command, **sections) as house:
+        async with house.http() as http:
+
+            async def completed(prompt):
+                body = {"model": house.model, "prompt": prompt, "max_tokens": 150, "ignore_eos": True, "temperature": 0}
+                async with http.post("/v1/completions", json=body) as response:
+                    return response.status, response.headers, await response.json()
+
+            neighbours = [asyncio.create_task(completed(f"{number}. Once upon a time")) for number in range(6)]
+            await until(lambda: failover.have_come_to(house, 6, 2))
+            status, headers, body = await completed([DEADLY] * 3)
+            assert (status, body["error"]["code"], headers["x-should-retry"]) == (500, "ends_workers", "false")
+            for status, _, body in await asyncio.gather(*neighbours):
+                assert status == 200, body
+                assert body["usage"]["completion_tokens"] == 150
+        assert sum(worker.num_lives for worker in house.gw.dispatch.workers()) <= 2 + 4
+        await until(lambda: all(worker.facts for worker in house.gw.dispatch.workers()))
+        await house.quiet()
+        assert await house.num_used_blocks() == 0
