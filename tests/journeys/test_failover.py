@@ -30,9 +30,11 @@ async def test_streams_whose_worker_is_shot_go_on(tmp_path, num_workers):
 async def test_a_worker_that_an_operator_drains_or_the_system_stops_lets_its_streams_go(tmp_path):
     with running(tmp_path, **failover.sections(2)) as house:
         dispatch = house.gw.dispatch
-        async with house.stream("Tell me a story.", max_tokens=600, temperature=0, seed=1) as answer:
+        # Long, and with little in it that could be guessed, so that it is still under way when all this has happened.
+        wanted = {"max_tokens": 1500, "temperature": 1, "seed": 1, "ignore_eos": True}
+        async with house.stream("Tell me a story.", **wanted) as answer:
             undisturbed = await answer.text()
-        async with house.stream("Tell me a story.", max_tokens=600, temperature=0, seed=1) as answer:
+        async with house.stream("Tell me a story.", **wanted) as answer:
             await answer.take(3)
             (worker,) = [worker for worker, flights in failover.held(house).items() if flights]
             await house.inside(rested(dispatch, worker))
