@@ -57,6 +57,20 @@ class Grammar(msgspec.Struct, frozen=True, array_like=True):
     """Whatever ends it early, it is made to be whole by then."""
 
 
+class Pooling(msgspec.Struct, frozen=True, array_like=True):
+    """One vector for the whole prompt, in place of tokens."""
+
+    kind: Literal["last", "mean", "first", "score"]
+    """Of the model's last hidden states, that of the last token, the mean over all, that of the first; or what the
+    model's own head says of them, a vector of one number."""
+    is_normalized: bool = True
+    """To a length of 1; no matter for a score."""
+    num_dimensions: int = 0
+    """The first so many are what is wanted, cut before the length is; 0: all of them."""
+    second_at: int = 0
+    """Where the second of two texts begins in the prompt; 0: there is one."""
+
+
 class Submit(Message, frozen=True):
     """Compute ``num_sequences`` answers to one prompt; they share its prefill."""
 
@@ -89,6 +103,13 @@ class Submit(Message, frozen=True):
     """The id of an adapter that this channel has loaded; empty: the model as it is."""
     grammar: Grammar | None = None
     """None: any text will do."""
+    pooling: Pooling | None = None
+    """In place of tokens one vector is wanted, of one sequence; ``sampling`` is of no consequence then."""
+
+    @property
+    def num_positions(self) -> int:
+        """The most tokens that one of its sequences can come to have."""
+        return len(self.prompt_token_ids) + (0 if self.pooling is not None else self.sampling.max_tokens)
 
     @property
     def indices(self) -> Sequence[int]:
@@ -155,6 +176,14 @@ class Ready(Message, frozen=True):
     """A request has the same tokens and log-probabilities in any company, to the bit."""
     kv_dtype: str = "auto"
     """As ``engine.kv_dtype`` says; part of the names of its KV blocks."""
+    writes: bool = True
+    """It continues a text; else it can only be asked for vectors."""
+    pooling: Pooling | None = None
+    """How its vectors are meant to be made; None: it makes none."""
+    num_dimensions: int = 0
+    """Of its vectors."""
+    scores: bool = False
+    """It can be asked for scores."""
 
     @property
     def num_ranks(self) -> int:
@@ -208,6 +237,8 @@ class Delta(msgspec.Struct, frozen=True, array_like=True, gc=False):
     num_cached_tokens: int | None = None
     """With the first token: those of the prompt whose KV was found rather than computed. ``Finish`` says it again, for
     those who read to the end."""
+    vector: bytes = b""
+    """With the end of one that is pooled: all that was asked for, [num_dimensions] f32, least byte first."""
 
 
 class StepOutput(Message, frozen=True):

@@ -143,14 +143,16 @@ def _run(
         os.nice(NICENESS)
     sampler = Sampler(runner.vocab_size, runner.eos_token_ids, by_row=settings.engine.deterministic)
 
-    drafter = draft_model(settings.source, settings.engine, runner, time.monotonic, settings.replica)
+    drafter = None
+    if runner.writes:
+        drafter = draft_model(settings.source, settings.engine, runner, time.monotonic, settings.replica)
     speculation = Speculation.of(settings.engine, drafter)
 
     def engine_with(costs: StepCosts) -> Engine:
         return Engine(runner, sampler, settings.engine, time.monotonic, costs, speculation)
 
     try:
-        engine = engine_with(probe(engine_with, runner.max_model_tokens))
+        engine = engine_with(probe(engine_with, runner.max_model_tokens, runner.writes))
     except ProbeFailed as error:
         raise CannotStart(f"the model is loaded, but it cannot compute: {error}") from None
     takes_adapters = isinstance(runner, Runner) and runner.takes_adapters
@@ -170,6 +172,10 @@ def _run(
         deterministic=settings.engine.deterministic,
         kv_dtype=settings.engine.kv_dtype,
         max_adapter_bytes=settings.engine.max_adapter_bytes if takes_adapters else 0,
+        writes=runner.writes,
+        pooling=runner.pooling,
+        num_dimensions=runner.num_dimensions,
+        scores=runner.scores,
     )
     gc.collect()
     gc.freeze()  # the model's objects live as long as the process: collections need not walk them

@@ -3,20 +3,45 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import Protocol
 
 from policies import wire
 
 
-def refusal(submit: wire.Submit, vocab_size: int, max_tokens: int) -> wire.Failed | None:
-    """Why this can never be answered by a model of this vocabulary, whose longest sequence, prompt and completion, has
-    ``max_tokens``.
-    """
+class Able(Protocol):
+    """A runner, as far as it says what may be asked of its model."""
+
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def max_model_tokens(self) -> int: ...
+    @property
+    def num_blocks(self) -> int: ...
+    @property
+    def block_size(self) -> int: ...
+    @property
+    def writes(self) -> bool: ...
+    @property
+    def scores(self) -> bool: ...
+    @property
+    def pooling(self) -> wire.Pooling | None: ...
+    @property
+    def num_dimensions(self) -> int: ...
+
+
+def refusal(submit: wire.Submit, runner: Able) -> wire.Failed | None:
+    """Why this can never be answered by this runner's model."""
+    vocab_size = runner.vocab_size
+    max_tokens = min(runner.max_model_tokens, runner.num_blocks * runner.block_size)
 
     def failed(code: str, reason: str) -> wire.Failed:
         return wire.Failed(submit.request_id, code, reason)
 
     if submit.grammar is not None:
         return failed("invalid_request", "this worker does not hold answers to a grammar")
+    unable = _inability(submit, runner)
+    if unable is not None:
+        return failed("invalid_request", unable)
     prompt_token_ids, sampling = submit.prompt_token_ids, submit.sampling
     if not prompt_token_ids or sampling.max_tokens < 1 or submit.num_sequences < 1:
         return failed(
@@ -32,9 +57,23 @@ def refusal(submit: wire.Submit, vocab_size: int, max_tokens: int) -> wire.Faile
     for token_ids in named:
         if token_ids and not (min(token_ids) >= 0 and max(token_ids) < vocab_size):
             return failed("invalid_request", f"a token id is outside of the vocabulary of {vocab_size}")
-    if len(prompt_token_ids) + sampling.max_tokens > max_tokens:
-        return failed(
-            "context_length_exceeded",
-            f"{len(prompt_token_ids)} prompt tokens and {sampling.max_tokens} to generate exceed {max_tokens}",
-        )
+    if submit.num_positions > max_tokens:
+        more = "" if submit.pooling is not None else f" and {sampling.max_tokens} to generate"
+        return failed("context_length_exceeded", f"{len(prompt_token_ids)} prompt tokens{more} exceed {max_tokens}")
+    return None
+
+
+def _inability(submit: wire.Submit, runner: Able) -> str | None:
+    """Why the model does not do what is asked at all."""
+    pooling = submit.pooling
+    if pooling is None:
+        return None if runner.writes else "this model writes nothing: ask it for vectors"
+    if submit.num_sequences != 1 or submit.emitted_token_ids or submit.grammar is not None:
+        return "a vector is of one sequence that writes nothing"
+    if pooling.kind == "score":
+        return None if runner.scores else "this model has no head that scores"
+    if runner.pooling is None:
+        return "this model gives no vectors"
+    if not 0 <= pooling.num_dimensions <= runner.num_dimensions:
+        return f"its vectors have {runner.num_dimensions} dimensions, and {pooling.num_dimensions} were asked for"
     return None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 from policies.batching import Limits
@@ -22,14 +24,14 @@ class Budget:
         self._num_good_steps = 0
         self.limits = limits
 
-    def shrink(self, num_tokens: int) -> bool:
-        """A step of so many tokens did not fit. Whether less can be tried; what one token alone cannot have, nobody
-        can give it.
+    def shrink(self, nums_tokens: Sequence[int]) -> bool:
+        """A step of so many tokens of each sequence did not fit. Whether less can be tried; what one token alone
+        cannot have, or one prompt that is computed whole, nobody can give it.
         """
-        if num_tokens <= 1:
+        if sum(nums_tokens) <= 1 or (self.limits.whole_prompts and len(nums_tokens) == 1):
             return False
         self._num_good_steps = 0
-        self._set(min(self.limits.max_step_tokens, num_tokens) // 2)
+        self._set(min(self.limits.max_step_tokens, sum(nums_tokens)) // 2)
         return True
 
     def passed(self) -> None:

@@ -20,6 +20,7 @@ from policies.batching import limits_of
 from policies.costs import StepCosts, Work
 from policies.prefix import Chain, root_of
 from policies.terms import FinishReason
+from worker import vectors
 from worker.account import Account
 from worker.adapters import Adapter
 from worker.admission import refusal
@@ -58,10 +59,11 @@ class Engine:
         """``costs``: what is known of this runner's steps already. ``speculation``: else it is as configured."""
         self._runner = runner
         self._now = now
-        self._limits = limits_of(engine)
-        self._prefix_cache, self._kv_dtype = engine.prefix_cache, engine.kv_dtype
+        self._limits = limits_of(engine, 0 if runner.writes else runner.max_model_tokens)
+        self._prefix_cache, self._kv_dtype = engine.prefix_cache and runner.writes, engine.kv_dtype
         self._eos_token_ids = frozenset(runner.eos_token_ids)
         self._pool = Pool(runner.num_blocks)
+        self._vectors = vectors.Vectors()
         self._budget = Budget(self._limits)
         self._scheduler = Scheduler(self._pool, runner.block_size, self._limits, runner.copy_block, runner.window)
         self._requests: dict[str, Request] = {}
@@ -106,7 +108,8 @@ class Engine:
         if not sampling.ignore_eos:
             stop_token_ids |= self._eos_token_ids
         root = root_of(submit.cache_salt, submit.adapter, self._kv_dtype)
-        chain = Chain(self._runner.block_size, root) if self._prefix_cache else None
+        finds = self._prefix_cache and (submit.pooling is None or submit.pooling.kind == "last")
+        chain = Chain(self._runner.block_size, root) if finds else None
         if chain is not None:
             chain.extend(submit.prompt_token_ids)
         request = self._requests[submit.request_id] = Request(submit.request_id, adapter, root)
@@ -169,7 +172,7 @@ class Engine:
             self._account.spend(now - started_at, work, spans, batch, self._costs)
             for sequence, _ in batch:
                 self._scheduler.end_draft(sequence, 0, now)
-            if isinstance(error, OutOfMemory) and self._budget.shrink(sum(len(span.token_ids) for span in spans)):
+            if isinstance(error, OutOfMemory) and self._budget.shrink([len(span.token_ids) for span in spans]):
                 # Nothing was committed: those who fit into a smaller step compute the same again, the others pause.
                 self._scheduler.limits = self._budget.limits
                 log.warning("%s; steps hold at most %d tokens now", error, self._budget.limits.max_step_tokens)
@@ -178,6 +181,7 @@ class Engine:
             return None, self._fail({sequence.request.request_id: error for sequence, _ in batch}, now)
         if self.speculates and self._speculation is not None:
             self._speculation.computed(batch)
+        pooled = self._vectors.take(spans, batch, self._runner)
         sampled, indices = self._commit(batch, self._now())
         draws: list[Draw] = []
         faults: Faults = {}
@@ -186,15 +190,16 @@ class Engine:
                 self._speculation.watch(sampled, indices)
             # Forks begin with the row of the prompt's last token: the same logits, each with its own seed.
             draws, faults = self._drawing.draw(logits if len(indices) == logits.shape[0] else logits[indices], sampled)
-        flight = Flight(batch, spans, work, draws, started_at)
+        flight = Flight(batch, spans, work, draws, started_at, pooled)
         if faults:
             self._account.spend(self._now() - started_at, work, spans, batch, self._costs)
-            flight = Flight([], [], NO_WORK, draws, started_at)
+            flight = Flight([], [], NO_WORK, draws, started_at, pooled)
         return flight, self._fail(faults, self._now())
 
     def _land(self, flight: Flight) -> tuple[list[wire.Delta], list[wire.Failed]]:
         """Read a step's tokens."""
         runs = [run for draw in flight.draws for run in draw.runs(draw.pending.take())]
+        pooled = [(sequence, vectors.bytes_of(vector)) for sequence, vector in flight.vectors]
         now = self._now()
         # Before anything ends, so that whoever ends in this step has its share of it.
         if flight.batch:
@@ -212,8 +217,12 @@ class Engine:
             for run in runs
             if run.token_ids[-1] < 0 and not run.sequence.has_ended
         }
+        for sequence, vector in pooled:
+            if not vector and not sequence.has_ended:
+                faults[sequence.request.request_id] = ArithmeticError("the model gave no usable vector")
         failed = self._fail(faults, now)
-        return [self._report(run, now) for run in runs if not run.sequence.has_ended], failed
+        ready = [self._deliver(*each, now) for each in pooled if not each[0].has_ended]
+        return ready + [self._report(run, now) for run in runs if not run.sequence.has_ended], failed
 
     def stats(self, num_gateways: int = 1) -> wire.Stats:
         """The state now; step_ms is the mean since the last call."""
@@ -289,7 +298,7 @@ class Engine:
             else:
                 self._account.num_prefill_tokens += num_tokens
             self._scheduler.commit(sequence, num_tokens)
-            if sequence.num_computed == len(sequence.token_ids):
+            if sequence.num_computed == len(sequence.token_ids) and sequence.pooling is None:
                 end = num_logits + 1 + len(sequence.draft_token_ids)
                 sampled.append(sequence)
                 rows += range(num_logits, end)
@@ -340,7 +349,12 @@ class Engine:
             self._forget(request.request_id)
         return wire.Delta(request.request_id, sequence.index, token_ids, logprobs, sequence.finish(reason, now))
 
+    def _deliver(self, sequence: Sequence, vector: bytes, now: float) -> wire.Delta:
+        end = self._end(sequence, [], None, "stop", now)
+        return wire.Delta(end.request_id, end.index, [], None, end.finish, sequence.num_cached_tokens, vector)
+
     def _remove(self, sequence: Sequence, now: float) -> None:
+        self._vectors.forget(sequence)
         self._scheduler.remove(sequence, now)
         if self._speculation is not None:
             self._speculation.forget(sequence)
@@ -373,8 +387,7 @@ class Engine:
             return wire.Failed(request_id, "draining", "the worker takes no new requests")
         if request_id in self._requests:
             return wire.Failed(request_id, "invalid_request", "a request of this id is being answered")
-        max_tokens = min(self._runner.max_model_tokens, self._runner.num_blocks * self._runner.block_size)
-        impossible = refusal(submit, self._runner.vocab_size, max_tokens)
+        impossible = refusal(submit, self._runner)
         if impossible is None and len(submit.indices) + num_waiting > self.max_waiting:
             return wire.Failed(request_id, "overloaded", f"{num_waiting} sequences wait already")
         return impossible

@@ -7,6 +7,8 @@ from collections.abc import Sequence as Run
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+from torch import Tensor
+
 from policies.costs import Work, pairs
 from policies.wire import TokenLogprob
 from worker.inputs import Span
@@ -66,6 +68,8 @@ class Flight:
     work: Work
     draws: list[Draw]
     started_at: float
+    vectors: Run[tuple[Sequence, Tensor]] = ()
+    """Of those that have one with this step, on the device."""
 
     @property
     def may_be_overtaken(self) -> bool:
@@ -90,6 +94,11 @@ def span_of(sequence: Sequence, num_tokens: int, sources: Mapping[Sequence, int]
     """So many tokens of it, and its draft. ``sources``: those of the flight that this step overtakes."""
     start = sequence.num_computed
     end = start + num_tokens
+    pooling = sequence.pooling
+    if pooling is not None:
+        token_ids, adapter = sequence.token_ids[start:end], sequence.request.adapter
+        num_hidden = num_tokens if pooling.kind in ("mean", "first") else int(end == len(sequence.token_ids))
+        return Span(token_ids, start, sequence.block_ids, 0, -1, adapter, num_hidden, pooling)
     token_ids, draft = sequence.token_ids[start:end], sequence.draft_token_ids
     num_logits = 1 + len(draft) if end == len(sequence.token_ids) else 0
     source = sources[sequence] if end > sequence.num_known else -1

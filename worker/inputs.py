@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from policies.wire import Pooling
 from worker.adapters import Adapter
 from worker.attention import Extent
 
@@ -33,6 +34,10 @@ class Span:
     known."""
     adapter: Adapter | None = None
     """What changes the model for it."""
+    num_hidden: int = 0
+    """Hidden states wanted of the last n of these tokens, for a vector; no logits are wanted then."""
+    pooling: Pooling | None = None
+    """What becomes of them."""
 
     @property
     def is_decode(self) -> bool:
@@ -55,8 +60,10 @@ class Inputs:
     slots: Tensor
     """[num_tokens] i64: where in the pool the row's key and value go."""
     rows: Tensor
-    """[num_logits] i64: the rows whose logits are wanted."""
+    """[num_logits + num_hidden] i64: the rows whose logits are wanted, and behind them those whose hidden states
+    are."""
     extents: list[Extent]
+    num_hidden: int = 0
 
 
 def flatten(
@@ -70,6 +77,7 @@ def flatten(
     positions: list[int] = []
     slots: list[int] = []
     rows: list[int] = []
+    hidden: list[int] = []
     extents: list[Extent] = []
     unknown: list[int] = []
     sources: list[int] = []
@@ -88,9 +96,12 @@ def flatten(
             blocks = np.array(block_ids, dtype=np.int64)[places // block_size]
             slots += (blocks * block_size + places % block_size).tolist()
         rows += range(row + num_tokens - span.num_logits, row + num_tokens)
+        if span.num_hidden:
+            hidden += range(row + num_tokens - span.num_hidden, row + num_tokens)
         if span.source >= 0:
             unknown.append(row + num_tokens - 1)
             sources.append(span.source)
+    rows += hidden
     num_tokens = len(token_ids)
     packed = torch.tensor(token_ids + positions + slots + rows + unknown + sources)
     if device.type == "cuda":
@@ -108,4 +119,5 @@ def flatten(
         slots=packed[positions_end:slots_end],
         rows=packed[slots_end:rows_end],
         extents=extents,
+        num_hidden=len(hidden),
     )

@@ -46,8 +46,8 @@ class ProbeFailed(Exception):
     """The model cannot compute; the message says why."""
 
 
-def probe(engine: MakeEngine, max_model_tokens: int) -> StepCosts:
-    """What ``engine``, made anew for each piece of work, costs. Raises ProbeFailed."""
+def probe(engine: MakeEngine, max_model_tokens: int, writes: bool = True) -> StepCosts:
+    """What ``engine``, made anew for each piece of work, costs; ``writes`` as in Ready. Raises ProbeFailed."""
     costs = StepCosts()
     began_at = time.monotonic()
     for round_, length in enumerate(LENGTHS):
@@ -56,9 +56,12 @@ def probe(engine: MakeEngine, max_model_tokens: int) -> StepCosts:
         # The first one also pays for what is made on first use, so what it costs says nothing. It asks for everything
         # that can be asked of a sample: on CUDA each kernel is loaded, and some are compiled, when it is first met.
         prober = _plain(engine(costs if round_ else StepCosts()))
-        prober.add(_submit("alone", 0, length, NUM_TOKENS, GREEDY if round_ else EVERYTHING))
+        submit = _submit("alone", 0, length, NUM_TOKENS, GREEDY if round_ else EVERYTHING)
+        prober.add(submit if writes else msgspec.structs.replace(submit, pooling=wire.Pooling("mean")))
         while prober.has_work:
             _step(prober)
+    if not writes:
+        return costs
     # And so do the first chunks: each new size is compiled for when it is met.
     for learned in (copy.deepcopy(costs), costs):
         if time.monotonic() < began_at + IN_ALL_S:

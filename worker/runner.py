@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from policies import settings
+from policies.wire import Pooling
 from worker import placement
 from worker.adapters import Adapter, NativeAdditions, TorchAdditions, groups_of, read_adapter
 from worker.attention import (
@@ -41,10 +42,12 @@ from worker.models import (
     TorchOps,
     Whole,
     bytes_per_parameter,
+    is_encoder,
     is_native,
     load_decoder,
     packs_bfloat16,
     path_of,
+    pooling_of,
     read_architecture,
 )
 from worker.models.additions import Additions
@@ -58,6 +61,9 @@ if TYPE_CHECKING:
 
 class Runner:
     """One model on one device; not safe for two threads."""
+
+    writes, scores = True, False
+    """Whether it continues texts, and whether it has a head that scores them."""
 
     def __init__(
         self,
@@ -79,6 +85,10 @@ class Runner:
         self.max_model_tokens = max_model_tokens
         self.num_blocks, self.block_size = cache.num_blocks, cache.block_size
         self.vocab_size = model.architecture.vocab_size
+        self.pooling: Pooling | None = Pooling("last")
+        """How its vectors are meant to be made; None: it gives none."""
+        self.num_dimensions = getattr(model.architecture, "hidden_size", 0)
+        """Of its vectors."""
         self.eos_token_ids = model.architecture.eos_token_ids
         windows = model.windows
         self.window = max(windows) if min(windows) > 0 else 0
@@ -95,8 +105,14 @@ class Runner:
         ``replica``: on a CPU with several memory nodes, this process keeps to the one that is its turn.
         """
         path = path_of(source)
+        if is_encoder(path):
+            from worker.encoder import EncoderRunner
+
+            return EncoderRunner.load_from(path, engine, replica)
         if is_native(path):
-            return cls.of(load_model(source, engine, replica), engine)
+            runner = cls.of(load_model(source, engine, replica), engine)
+            runner.pooling = pooling_of(path, Pooling("last"))
+            return runner
         from worker.foreign import ForeignRunner
 
         return ForeignRunner.load_from(path, engine, replica)
@@ -137,16 +153,25 @@ class Runner:
         raise OutOfMemory(f"a step of {sum(len(span.token_ids) for span in spans)} tokens ran out of memory: {reason}")
 
     def _compute(self, spans: Sequence[Span], inputs: Inputs) -> Tensor:
-        additions = self._additions(spans)
-        logits = None if self._graphs is None or additions else self._graphs.run(inputs)
+        additions, num_hidden = self._additions(spans), inputs.num_hidden
+        logits = None if self._graphs is None or additions or num_hidden else self._graphs.run(inputs)
         if logits is not None:
             return logits
         plan = self.attention.plan(inputs.extents, inputs.slots)
-        if self.whole is not None and additions is None and isinstance(plan, NativePlan):
+        if self.whole is not None and additions is None and not num_hidden and isinstance(plan, NativePlan):
             logits, maxima = self.whole.forward(inputs.token_ids, inputs.positions, inputs.rows, plan)
             self._found = weakref.ref(logits), maxima
             return logits
-        return self._model.forward(inputs.token_ids, inputs.positions, inputs.rows, plan, self._ops, additions)
+        return self._model.forward(
+            inputs.token_ids, inputs.positions, inputs.rows, plan, self._ops, additions, num_hidden
+        )
+
+    def take_hidden(self, spans: Sequence[Span]) -> Sequence[Tensor]:
+        """Of each of these spans of the last step, which are all that wanted some: [num_hidden, hidden_size]."""
+        hidden, self._model.pooled = self._model.pooled, None
+        assert hidden is not None
+        parts: Sequence[Tensor] = torch.split(hidden, [span.num_hidden for span in spans])
+        return parts
 
     def keep_hidden(self) -> Decoder:
         """What leaves Decoder.hidden behind from now on; so no step is computed in one native call or by a graph."""

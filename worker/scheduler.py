@@ -253,7 +253,8 @@ class Scheduler:
 
     def _shorten(self, sequence: Sequence, num_kept: int, now: float) -> None:
         block_ids = sequence.block_ids
-        if num_kept == 0 or sequence.num_gone:  # before the end that it lost, it has nothing to look back on
+        # Before the end that it lost, it has nothing to look back on; and what is pooled is pooled from its beginning.
+        if num_kept == 0 or sequence.num_gone or sequence.pooling is not None:
             return self.preempt(sequence, now)
         if sequence.num_pending == 1 or len(block_ids) * self._block_size >= len(sequence.token_ids):  # else it is cut
             sequence.num_preemptions += 1

@@ -65,6 +65,7 @@ class Sequence:
         "num_sealed",
         "output_token_ids",
         "place",
+        "pooling",
         "priority",
         "request",
         "row",
@@ -101,6 +102,8 @@ class Sequence:
         self.tenant = submit.tenant
         self.weight = submit.weight
         self.sampling = submit.sampling
+        self.pooling = submit.pooling
+        """It is computed for a vector; else for what follows it."""
         self.stop_token_ids = stop_token_ids
         """Any of these ends it."""
         self.num_prompt_tokens = len(submit.prompt_token_ids)
@@ -170,6 +173,8 @@ class Sequence:
     @property
     def is_complete(self) -> bool:
         """It has as many tokens as it may have, though the last one may not have been read."""
+        if self.pooling is not None:
+            return self.num_computed == len(self.token_ids)
         return len(self.token_ids) - self.num_prompt_tokens >= self.sampling.max_tokens
 
     @property

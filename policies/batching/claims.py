@@ -71,16 +71,19 @@ class Limits(msgspec.Struct, frozen=True):
     """Of any step, on prompts: a cancel, a more important request and the next sign of life wait no longer."""
     max_preemptions: int = 3
     """After which a sequence is immune."""
+    whole_prompts: bool = False
+    """A prompt is computed in one step or not at all."""
 
 
-def limits_of(engine: Engine) -> Limits:
-    """The limits that settings mean."""
+def limits_of(engine: Engine, max_whole_tokens: int = 0) -> Limits:
+    """The limits that settings mean. ``max_whole_tokens``: of a prompt, where one is computed in one step."""
     return Limits(
-        max_step_tokens=engine.max_step_tokens,
+        max_step_tokens=max(engine.max_step_tokens, max_whole_tokens),
         max_prefill_tokens_beside_decodes=engine.max_prefill_tokens_beside_decodes,
         max_sequences=max(1, min(engine.max_sequences, engine.max_step_tokens - 1)),
         max_slowdown=engine.max_slowdown,
         max_preemptions=engine.max_preemptions,
+        whole_prompts=max_whole_tokens > 0,
     )
 
 

@@ -144,6 +144,12 @@ class Pace:
 
     def chunk(self, claim: Claim) -> int:
         """The tokens that this prompt may compute now."""
+        num_tokens = self._chunk(claim)
+        if self._limits.whole_prompts and num_tokens < claim.num_pending:
+            return claim.num_pending if self._is_first else 0
+        return num_tokens
+
+    def _chunk(self, claim: Claim) -> int:
         num_tokens = min(claim.num_pending, self._num_tokens)
         if self._costs is None or not num_tokens:
             return num_tokens

@@ -28,6 +28,7 @@ class ScriptedRunner:
         self.max_model_tokens, self.eos_token_ids = max_model_tokens, eos_token_ids
         self.device, self.dtype = "cpu", "float32"
         self.overlaps = overlaps
+        self.writes, self.scores, self.pooling, self.num_dimensions = True, False, None, 0
         self.window = 0
         rng = np.random.default_rng(0)
         self.memory = rng.integers(0, MASK, size=(num_blocks, block_size), dtype=np.uint64)

@@ -71,6 +71,8 @@ class Decoder:
         self.keeps_hidden = False
         self.hidden: Tensor | None = None
         """[num_logits, hidden_size]: what the head was given in the last ``forward``, where that is kept."""
+        self.pooled: Tensor | None = None
+        """[num_hidden, hidden_size]: as ``hidden``, of the rows that were wanted for vectors."""
         self.taps: tuple[int, ...] = ()
         """Layers of which what goes in is kept, too."""
         self.tapped: list[Tensor] = []
@@ -94,11 +96,13 @@ class Decoder:
         plan: Plan,
         ops: Ops,
         additions: Additions | None = None,
+        num_hidden: int = 0,
     ) -> Tensor:
         """The logits that follow ``rows``.
 
-        token_ids and positions [num_tokens] i64, rows [num_logits] i64 -> [num_logits, vocab_size] f32; [0, vocab_size]
-        on a rank that is not the first of the last stage.
+        token_ids and positions [num_tokens] i64, rows [num_logits + num_hidden] i64 -> [num_logits, vocab_size] f32;
+        [0, vocab_size] on a rank that is not the first of the last stage. ``num_hidden``: of the last so many rows only
+        what the head would be given is wanted, and is left in ``pooled``.
         """
         architecture, eps, link = self.architecture, self.architecture.norm_eps, self._link
         x = self._enter(token_ids)
@@ -128,6 +132,8 @@ class Decoder:
             link.send(x)
         if self.head is None or not len(rows):
             return x.new_empty((0, architecture.vocab_size), dtype=torch.float32)
+        if num_hidden:
+            normed, self.pooled = normed[: len(rows) - num_hidden], normed[len(rows) - num_hidden :]
         if self.keeps_hidden:
             self.hidden = normed
         logits = self.head.wide(normed)

@@ -29,6 +29,8 @@ def architecture_of(config: dict[str, Any]) -> Architecture:
     name = names[0] if isinstance(names, list) and names and isinstance(names[0], str) else ""
     if not name:
         raise ModelError("config.json does not name its architectures")
+    if name in HEADLESS:
+        return replace(FAMILIES[HEADLESS[name]](Fields(config, name)), tied=True, tensor_roots=("", "model."))
     if name not in FAMILIES:
         raise ModelError(f"the architecture {name} is not supported; supported are {', '.join(sorted(FAMILIES))}")
     return FAMILIES[name](Fields(config, name))
@@ -185,6 +187,7 @@ def computes(config: dict[str, Any], name: str) -> bool:
     it does not know. A few mixtures have some layers without experts, or clip what attention multiplies.
     """
     odd = config.get("mlp_only_layers") or config.get("decoder_sparse_step") not in (None, 1) or config.get("clip_qkv")
+    name = HEADLESS.get(name, name)
     return name in FAMILIES and not (odd and FAMILIES[name] in (qwen3_moe, olmoe))
 
 
@@ -317,3 +320,10 @@ def _one_rope(fields: Fields, is_phi3: bool = False) -> dict[str, Any]:
     scaling = fields.table("rope_parameters") or fields.table("rope_scaling")
     rope = rope_of(fields, scaling, max_positions, 10_000.0, is_phi3)
     return {"ropes": (rope,), "layer_ropes": (0,) * fields.num_layers(), "max_positions": reach(rope)}
+
+
+HEADLESS = {
+    f"{name.removesuffix('ForCausalLM')}Model": name
+    for name in ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+}
+"""As models for vectors are saved; the families that they are of. They are given the embedding as their head."""

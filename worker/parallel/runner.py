@@ -32,6 +32,10 @@ class StepFailed(Exception):
 class ParallelRunner:
     """One model on several ranks; not safe for two threads."""
 
+    writes, scores = True, False
+    pooling, num_dimensions = None, 0
+    """Hidden states stay on their ranks: it gives no vectors."""
+
     def __init__(self, rank: Rank, ranks: Ranks, link: ProcessLink) -> None:
         self._rank, self._ranks, self._link = rank, ranks, link
         self._parted = False
@@ -111,6 +115,10 @@ class ParallelRunner:
             if not each.is_out_of_memory:
                 raise StepFailed(each.reason)
         raise OutOfMemory(unable[0].reason)
+
+    def take_hidden(self, spans: Sequence[Span]) -> Sequence[Tensor]:
+        """None are asked for."""
+        raise AssertionError("hidden states stay on their ranks")
 
     def maxima_of(self, logits: Tensor) -> Tensor | None:
         """As ``Runner.maxima_of``: no rank has all of them."""

@@ -1,0 +1,83 @@
+"""Vectors of whole prompts: from hidden states, as steps leave them behind, to what was asked for.
+
+How a model's vectors are meant to be made is what its files say in the layout of sentence-transformers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Run
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from policies import wire
+from worker.inputs import Span
+from worker.sequence import Sequence
+
+if TYPE_CHECKING:
+    from worker.parallel.runner import ParallelRunner
+    from worker.runner import Runner
+
+LEAST_LENGTH = 1e-12
+"""What a vector is divided by at least."""
+
+
+class Vectors:
+    """Those in the making."""
+
+    def __init__(self) -> None:
+        self._begun: dict[Sequence, Tensor] = {}
+        """What there is so far of those whose prompt is computed in several steps: the sum, or the first row, f32."""
+
+    def take(
+        self, spans: Run[Span], batch: Run[tuple[Sequence, int]], runner: Runner | ParallelRunner
+    ) -> list[tuple[Sequence, Tensor]]:
+        """From the step that this runner has just computed. The sequences whose prompts end with it, each with its
+        vector, [num_dimensions] f32 on the device."""
+        wanted = [(sequence, span) for (sequence, _), span in zip(batch, spans, strict=True) if span.num_hidden]
+        if not wanted:
+            return []
+        done = []
+        rows = runner.take_hidden([span for _, span in wanted])
+        for (sequence, span), hidden in zip(wanted, rows, strict=True):
+            pooled = self._pooled(sequence, span, hidden)
+            if span.start + len(span.token_ids) == len(sequence.token_ids):
+                self.forget(sequence)
+                done.append((sequence, _finished(pooled, len(sequence.token_ids), span.pooling)))
+        return done
+
+    def forget(self, sequence: Sequence) -> None:
+        """It has ended."""
+        self._begun.pop(sequence, None)
+
+    def _pooled(self, sequence: Sequence, span: Span, hidden: Tensor) -> Tensor:
+        """Of its tokens so far: [size] f32."""
+        assert span.pooling is not None
+        if span.pooling.kind in ("last", "score"):
+            return hidden[-1].float()
+        if span.pooling.kind == "first":
+            pooled = hidden[0].float() if span.start == 0 else self._begun[sequence]
+        else:
+            pooled = hidden.float().sum(0)
+            if span.start:  # else it begins, perhaps again
+                pooled += self._begun[sequence]
+        self._begun[sequence] = pooled
+        return pooled
+
+
+def _finished(pooled: Tensor, num_tokens: int, pooling: wire.Pooling | None) -> Tensor:
+    assert pooling is not None
+    if pooling.kind == "mean":
+        pooled = pooled / num_tokens
+    if pooling.num_dimensions:
+        pooled = pooled[: pooling.num_dimensions]
+    if pooling.is_normalized and pooling.kind != "score":
+        pooled = pooled / torch.linalg.vector_norm(pooled).clamp(min=LEAST_LENGTH)
+    return pooled
+
+
+def bytes_of(vector: Tensor) -> bytes:
+    """f32, least byte first; none where it is not finite."""
+    on_host = vector.cpu()
+    return on_host.numpy().astype("<f4", copy=False).tobytes() if bool(on_host.isfinite().all()) else b""
