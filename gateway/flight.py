@@ -9,8 +9,6 @@ from __future__ import annotations
 import asyncio
 from array import array
 from collections.abc import Collection
-from functools import lru_cache
-from hashlib import blake2b
 from types import TracebackType
 from typing import Protocol
 
@@ -29,12 +27,6 @@ from policies.terms import FinishReason
 MAX_ROUTED_BLOCKS = 1024
 """Of a prompt are looked for in the caches of the workers: what follows them makes no difference to where it goes, and
 naming them takes about a microsecond each."""
-
-
-@lru_cache(4096)
-def opaque(tenant_id: str) -> bytes:
-    """The same to all gateways, and to a worker no name."""
-    return blake2b(tenant_id.encode(), digest_size=8, person=b"penstock tenant").digest()
 
 
 class Keeper(Protocol):
@@ -63,6 +55,7 @@ class Flight:
         "_given_at",
         "_here",
         "_is_closed",
+        "_is_under_way",
         "_keeper",
         "_num_cached_tokens",
         "_num_told_before",
@@ -136,7 +129,7 @@ class Flight:
         self._is_closed = False
         self._open = {index: array("I") for index in range(request.num_sequences)}
         """Sequences that have not finished, each with its tokens so far: what another worker has to know."""
-        self._here = set(self._open)
+        self._here = dict(self._open)
         """Those of them that its worker has, or will be given."""
         self._stopped: set[int] = set()
         """Those of which nobody needs the rest."""
@@ -150,6 +143,8 @@ class Flight:
         """The times with workers that had it before."""
         self._num_told_before = 0
         """How much of ``_told`` is from those."""
+        self._is_under_way = False
+        """Its first token has come, and nothing else than more of them is to be told of it."""
         self._was_elsewhere = False
         """Another worker has had it before the present one, or before the one that it waits for."""
         self._arrived: list[wire.Delta] = []
@@ -252,23 +247,26 @@ class Flight:
     def arrive(self, delta: wire.Delta, now: float) -> bool:
         """Takes one delta in; True when its worker is done with the sequence. Raises WireError when there is no such
         sequence, or no such token."""
-        index, finish = delta.index, delta.finish
-        if index not in self._here:
-            raise wire.WireError(f"a delta for sequence {index} of {self.request.request_id}, which is not open")
+        index, finish, token_ids = delta.index, delta.finish, delta.token_ids
         try:
-            self._open[index].extend(delta.token_ids)
+            self._here[index].fromlist(token_ids)  # a third of the time of extend()
+        except KeyError:
+            reason = f"a delta for sequence {index} of {self.request.request_id}, which is not open"
+            raise wire.WireError(reason) from None
         except OverflowError:
             raise wire.WireError(f"a token of {self.request.request_id} whose id is none") from None
-        self.num_tokens += len(delta.token_ids)
+        self.num_tokens += len(token_ids)
         if finish is None:
-            if self.first_token_at is None or self._was_elsewhere or self._error is not None:
-                self._bring(delta, now)
-            else:  # nearly all of them
+            if self._is_under_way:  # as nearly all are; and what ``_wake`` does, without a call
                 self._arrived.append(delta)
-                self._wake()
+                waiter = self._waiter
+                if waiter is not None and not waiter.done():
+                    waiter.set_result(None)
+            else:
+                self._bring(delta, now)
             return False
         self._told.append(finish)
-        self._here.discard(index)
+        del self._here[index]
         if self.is_moving and finish.reason == "cancelled" and index not in self._stopped and self.is_wanted:
             if delta.token_ids:
                 self._bring(msgspec.structs.replace(delta, finish=None), now)
@@ -291,6 +289,7 @@ class Flight:
         """Ends here for its reader, while the worker has still to say that it has stopped."""
         self.worker = self.paused_at = None
         self._error = self._error or error
+        self._is_under_way = False
         self._wake()
 
     @property
@@ -339,6 +338,7 @@ class Flight:
         self._before = self._before.longer(decodes_at - began_at, now - decodes_at)
         self._num_told_before = len(self._told)
         self._was_elsewhere = True
+        self._is_under_way = False
         self._given_at = now  # it waits from now on
         self.worker = None
         self.is_moving = False
@@ -352,12 +352,12 @@ class Flight:
                 reason = reason or "cancelled"
             if reason is not None:
                 self._end_sequence(index, reason)
-        self._here = set(self._open)
+        self._here = dict(self._open)
 
     def _end_sequence(self, index: int, reason: FinishReason) -> None:
         """No worker has it, and none need have."""
         del self._open[index]
-        self._here.discard(index)
+        self._here.pop(index, None)
         finish = wire.Finish(reason, self._num_cached_tokens or 0, 0, 0.0, 0.0, 0.0)
         self._arrived.append(wire.Delta(self.request.request_id, index, [], None, finish))
         self._wake()
@@ -370,6 +370,7 @@ class Flight:
             return
         if self.first_token_at is None:
             self.first_token_at = now
+            self._is_under_way = not self._was_elsewhere
             self._num_cached_tokens = delta.num_cached_tokens
         elif self._was_elsewhere:
             delta = self._as_one_answer(delta)

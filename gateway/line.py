@@ -15,10 +15,10 @@ import msgspec
 from gateway import errors
 from gateway.adapters import Adapters
 from gateway.clock import Clock
-from gateway.flight import Flight, opaque
+from gateway.flight import Flight
 from gateway.lanes import LaneView, WaitingLine
 from gateway.returning import Returning
-from gateway.seat import Seat, known, speed
+from gateway.seat import Seat, known, opaque, speed
 from gateway.workers import Worker
 from policies import settings, wire
 from policies.priority import Order

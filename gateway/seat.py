@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from hashlib import blake2b
 
 from gateway.flight import Flight
 from gateway.workers import Worker
@@ -12,6 +14,12 @@ from policies.promise import NOTHING, Demand, Pace, pace_of, prefill_s
 from policies.room import Amount, Room
 from policies.routing import Candidate, PrefixIndex
 from policies.suspicion import may_join
+
+
+@lru_cache(4096)
+def opaque(tenant_id: str) -> bytes:
+    """The same to all gateways, and to a worker no name."""
+    return blake2b(tenant_id.encode(), digest_size=8, person=b"penstock tenant").digest()
 
 
 class Seat:
