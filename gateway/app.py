@@ -215,7 +215,9 @@ async def answering(gw: Gateway, house_doors: Doors, sockets: Sequence[socket.so
     server = runner.server
     assert server is not None
     application_handler = cast(Handler, server.request_handler)
-    entrance = Entrance(gw, house_doors, api.endpoints(), application_handler, {admin.ROOT: admin.shaped})
+    entrance = Entrance(
+        gw, house_doors, api.endpoints(), application_handler, {admin.ROOT: admin.shaped, **api.shapes()}
+    )
     server.request_handler = cast(Any, entrance.answer)
     async with contextlib.AsyncExitStack() as stack:
         stack.push_async_callback(runner.cleanup)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import msgspec
 from aiohttp import hdrs, web
+from multidict import istr
 
 from gateway import keys
 from gateway.directory import EVERYTHING, Directory, Key, Network, Scopes
@@ -16,6 +17,7 @@ from gateway.head import HEAD
 from policies.policy import Policy
 
 OWNER, OPERATOR, BILLING_READER = "owner", "operator", "billing_reader"
+API_KEY = istr("x-api-key")
 TENANT = "tenant"
 """No role of the administration: a tenant's own key, where it may read what is the tenant's."""
 
@@ -125,7 +127,10 @@ class Auth:
 
 
 def _presented(request: web.Request) -> str:
+    """As most clients send it, or as Anthropic's do."""
     header = request.headers.get(hdrs.AUTHORIZATION, "")
+    if not header and (key := request.headers.get(API_KEY, "").strip()):
+        return key
     scheme, _, key = header.partition(" ")
     if scheme.lower() != "bearer" or not (key := key.strip()):
         raise InvalidApiKey(

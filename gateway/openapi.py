@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from gateway import admin, openai
+from gateway import admin, anthropic, openai
 from gateway.admin import problems
 from gateway.admin.endpoint import Endpoint, Versioned
 
@@ -39,6 +39,7 @@ class Inference(msgspec.Struct, frozen=True):
     query: Any = None
     content_type: str = JSON
     """Of the body."""
+    refusal: Any = openai.ErrorBody
 
 
 INFERENCE = (
@@ -59,6 +60,25 @@ INFERENCE = (
         openai.Completion,
         openai.CompletionRequest,
         True,
+    ),
+    Inference(
+        "POST",
+        "/v1/messages",
+        "messages",
+        "Answer a conversation, in Anthropic's shapes",
+        anthropic.MessageBody,
+        anthropic.MessageRequest,
+        True,
+        refusal=anthropic.ErrorBody,
+    ),
+    Inference(
+        "POST",
+        "/v1/messages/count_tokens",
+        "messages_count_tokens",
+        "Count the tokens of a conversation, in Anthropic's shapes",
+        anthropic.TokenCount,
+        anthropic.CountRequest,
+        refusal=anthropic.ErrorBody,
     ),
     Inference(
         "POST",
@@ -88,7 +108,7 @@ def document() -> bytes:
     types = [
         *(type_ for one in INFERENCE for type_ in (one.query, one.body, one.answer) if type_ not in (None, bytes)),
         *(type_ for endpoint in admin.ENDPOINTS for type_ in (endpoint.query, endpoint.body, endpoint.answer)),
-        openai.ErrorBody,
+        *dict.fromkeys([openai.ErrorBody, *(one.refusal for one in INFERENCE)]),
         problems.ProblemBody,
     ]
     schemas, components = msgspec.json.schema_components(types, ref_template=TEMPLATE)
@@ -146,7 +166,7 @@ def _of_inference(one: Inference, by_type: dict[str, Any], components: dict[str,
         ],
         "responses": {
             "200": {"description": "Done.", "content": content},
-            "default": _refusal(openai.ErrorBody, JSON, by_type),
+            "default": _refusal(one.refusal, JSON, by_type),
         },
     }
     if one.body is not None:

@@ -6,14 +6,26 @@ from __future__ import annotations
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
-from gateway.api import chat, completions, files, health, models
+from gateway import anthropic
+from gateway.api import chat, completions, files, health, messages, models
 from gateway.entrance import Endpoint
+from gateway.errors import Shape
 from gateway.house import GATEWAY
 
 
 def endpoints() -> dict[str, Endpoint]:
     """Those of inference, which get nearly all requests, by path; all are for POST."""
-    return {"/v1/chat/completions": chat.complete, "/v1/completions": completions.complete}
+    return {
+        "/v1/chat/completions": chat.complete,
+        "/v1/completions": completions.complete,
+        "/v1/messages": messages.create,
+        "/v1/messages/count_tokens": messages.count,
+    }
+
+
+def shapes() -> dict[str, Shape]:
+    """Of failures, where they are not OpenAI's, by how an address begins."""
+    return {"/v1/messages": anthropic.shaped}
 
 
 def routes() -> list[web.RouteDef]:

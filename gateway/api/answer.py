@@ -28,7 +28,7 @@ async def give(
         async with gw.limits.admit(
             caller, call.model, num_prompt_tokens, most, request_id, num_sequences, found.outcome, order.sla_class
         ) as ticket:
-            head.also(request, ticket.headers())
+            head.also(request, answer.limit_headers(ticket.headers()))
             source = found.launch(lambda submit: gw.dispatch.submit(call.model, submit, order))
             source = metered(source, ticket, submits)
             async with reply.Account(gw.ledger, request, caller, answer, source, ticket, order.sla_class) as account:

@@ -41,7 +41,7 @@ async def prepared(
     gw.ledger.check_room()
     if facts is None:
         facts = await gw.dispatch.loaded(call.model, caller, call.service_tier)
-    prompt = await text.encode_chat(call.messages, call.tools, call.chat_template_kwargs, caller.tenant_id)
+    prompt = await prompt_of(gw, caller, call)
     room = room_for(len(prompt), facts, "messages")
     sampling = openai.sampling(call, min(call.asked_tokens or room, room), facts.vocab_size)
     salt = gw.cache.salt_of(caller.tenant_id, caller.policy.cache)
@@ -50,3 +50,9 @@ async def prepared(
     submit = wire.Submit(request[HEAD].request_id, prompt, sampling, call.num_choices, priority, salt)
     model = fingerprint(facts, gw.dispatch.adapter_id(call.model))
     return shaped(call, [reply.Part(submit)], text, model, gw.dispatch.tier_of(order)), order
+
+
+async def prompt_of(gw: Gateway, caller: Caller, call: openai.ChatRequest) -> list[int]:
+    """The conversation as its model reads it, in token ids."""
+    text = gw.dispatch.text(call.model)
+    return await text.encode_chat(call.messages, call.tools, call.chat_template_kwargs, caller.tenant_id)

@@ -18,7 +18,7 @@ from gateway.reply.events import OUTLET, EventStream, Outlet
 from gateway.reply.shapers import Shaper
 from policies import wire
 
-__all__ = ["Account", "Answer", "ChatAnswer", "Part", "Shaper", "TextAnswer", "send"]
+__all__ = ["Account", "Answer", "ChatAnswer", "Choice", "Part", "Shaper", "TextAnswer", "send"]
 
 HEADERS_AFTER_S = 1.0
 """So long a stream's headers wait for the first token, as a refusal until then has a status of its own."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import cast
 
 import msgspec
@@ -138,6 +138,10 @@ class Answer:
             num_choices=len(self.choices),
             usage=self.call.includes_usage,
         )
+
+    def limit_headers(self, headers: Mapping[str, str]) -> Mapping[str, str]:
+        """The dialect's names for ``x-ratelimit-*``."""
+        return headers
 
     def shaper(self) -> Shaper:
         """Makes a stream of it."""

@@ -166,6 +166,11 @@ class Choice:
             return "tool_calls"
         return self.finish_reason
 
+    @property
+    def stopped_by(self) -> str | None:
+        """The stop string that ended it."""
+        return None if self._stops is None else self._stops.found
+
     def take_events(self) -> list[Event]:
         """What it said since the last call."""
         if self._parser is not None:

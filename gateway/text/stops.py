@@ -13,7 +13,7 @@ class StopStrings:
     repeats.
     """
 
-    __slots__ = ("_borders", "_firsts", "_held", "_matched", "_stops")
+    __slots__ = ("_borders", "_firsts", "_held", "_matched", "_stops", "found")
 
     def __init__(self, stops: Sequence[str]) -> None:
         assert stops
@@ -23,6 +23,8 @@ class StopStrings:
         self._borders = tuple(_borders(stop) for stop in stops)
         self._matched = [0] * len(self._stops)
         self._held = ""
+        self.found: str | None = None
+        """The one that has ended the text."""
 
     def feed(self, text: str) -> tuple[str, bool]:
         """What may be sent now, and whether a stop string was found: then the text before it, and nothing may
@@ -46,6 +48,7 @@ class StopStrings:
                 matched[s] = num
             if num_found:
                 self._held = ""
+                self.found = held_and_text[i + 1 - num_found : i + 1]
                 return held_and_text[: i + 1 - num_found], True
         num_safe = len(held_and_text) - max(matched)
         self._held = held_and_text[num_safe:]

@@ -1,0 +1,85 @@
+"""Failures as Anthropic's clients expect them, and its names for the headers of limits."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping
+
+import msgspec
+from aiohttp import web
+
+from gateway import errors
+from gateway.errors import GatewayError
+
+OVERLOADED = 529
+TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    OVERLOADED: "overloaded_error",
+}
+
+_LIMIT = re.compile(r"x-ratelimit-(limit|remaining|reset)-(requests|tokens)")
+_DURATION = re.compile(r"(?:(\d+)h)?(?:(\d+)m(?!s))?(?:([\d.]+)s)?(?:(\d+)ms)?")
+
+
+class ErrorDetail(msgspec.Struct, frozen=True):
+    type: str
+    message: str
+
+
+class ErrorBody(msgspec.Struct, frozen=True, kw_only=True):
+    """The body of a refusal, and the same object as the data of a stream's last event."""
+
+    type: str = "error"
+    error: ErrorDetail
+    request_id: str | None = None
+
+
+def status_of(failure: GatewayError) -> int:
+    """What Anthropic answers with: 529 wherever there is no room at the moment."""
+    return OVERLOADED if failure.status in (408, 503) else failure.status
+
+
+def described(failure: GatewayError, request_id: str) -> ErrorBody:
+    """``failure`` in Anthropic's words."""
+    status = status_of(failure)
+    type_ = TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")
+    return ErrorBody(error=ErrorDetail(type_, errors.detail(failure).message), request_id=request_id)
+
+
+def shaped(failure: GatewayError, request_id: str) -> web.Response:
+    """The failure as an answer."""
+    return web.Response(
+        status=status_of(failure),
+        body=msgspec.json.encode(described(failure, request_id)),
+        content_type="application/json",
+        headers={**limited(failure.headers()), "request-id": request_id},
+    )
+
+
+def limited(headers: Mapping[str, str]) -> dict[str, str]:
+    """Headers with OpenAI's names for limits replaced by Anthropic's, whose resets are instants (RFC 3339)."""
+    named: dict[str, str] = {}
+    for name, value in headers.items():
+        found = _LIMIT.fullmatch(name)
+        if found is None:
+            named[name] = value
+            continue
+        what, kind = found.groups()
+        if what == "reset":
+            value = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + seconds(value) + 0.999))
+        named[f"anthropic-ratelimit-{kind}-{what}"] = value
+    return named
+
+
+def seconds(duration: str) -> float:
+    """Of "12ms", "1.5s" or "6m0s"."""
+    found = _DURATION.fullmatch(duration)
+    assert found is not None
+    hours, minutes, whole, ms = [float(part or 0) for part in found.groups()]
+    return 3600 * hours + 60 * minutes + whole + ms / 1e3

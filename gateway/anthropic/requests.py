@@ -1,0 +1,309 @@
+"""Requests of the Messages API: bytes to typed Structs, and these to a chat request, whose checks then hold for them.
+
+Unknown fields are tolerated, as newer clients send them. ``cache_control`` says nothing here: prefixes are cached
+anyway. Thinking that comes back is shown to the model where its template has a place for it; what another provider has
+made unreadable (``redacted_thinking``) is left out.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from gateway.openai import ChatRequest, Malformed, decoded, parse_chat
+
+MAX_STOPS = 64
+
+Kind = Literal["adaptive", "between_tools", "disabled", "enabled"]
+StopSequence = Annotated[str, Meta(min_length=1, max_length=1024)]
+ToolName = Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_-]{1,128}$(?!\n)")]
+
+
+class CacheControl(msgspec.Struct, frozen=True):
+    """Where a prefix ends that is worth keeping; accepted, and of no consequence."""
+
+    type: Literal["ephemeral"]
+    ttl: Literal["5m", "1h"] | None = None
+
+
+class TextBlock(msgspec.Struct, frozen=True, tag_field="type", tag="text"):
+    """Text."""
+
+    text: str
+    cache_control: CacheControl | None = None
+
+
+class ToolUseBlock(msgspec.Struct, frozen=True, tag_field="type", tag="tool_use"):
+    """A call that an earlier answer made."""
+
+    id: str
+    name: str
+    input: dict[str, Any]
+    cache_control: CacheControl | None = None
+
+
+class ToolResultBlock(msgspec.Struct, frozen=True, tag_field="type", tag="tool_result"):
+    """What came of a call."""
+
+    tool_use_id: str
+    content: str | list[TextBlock] | None = None
+    is_error: bool | None = None
+    cache_control: CacheControl | None = None
+
+
+class ThinkingBlock(msgspec.Struct, frozen=True, tag_field="type", tag="thinking"):
+    """What an earlier answer thought. Signatures are Anthropic's own and not looked at."""
+
+    thinking: str
+    signature: str | None = None
+
+
+class RedactedBlock(msgspec.Struct, frozen=True, tag_field="type", tag="redacted_thinking"):
+    """The same, unreadable."""
+
+    data: str
+
+
+Block = TextBlock | ToolUseBlock | ToolResultBlock | ThinkingBlock | RedactedBlock
+
+
+class Message(msgspec.Struct, frozen=True):
+    """One message of the conversation so far."""
+
+    role: Literal["user", "assistant", "system"]
+    content: str | list[Block]
+
+
+class Tool(msgspec.Struct, frozen=True, kw_only=True):
+    """A tool that the client runs."""
+
+    name: ToolName
+    input_schema: dict[str, Any] | None = None
+    description: str | None = None
+    type: str | None = None
+    """"custom"; the others run at Anthropic."""
+    strict: bool | None = None
+    cache_control: CacheControl | None = None
+
+
+class ToolChoice(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether a tool is to be called, and which."""
+
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+class Thinking(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether the model thinks before it answers, where it can. The budget is not enforced."""
+
+    type: Kind
+    budget_tokens: Annotated[int, Meta(ge=1)] | None = None
+    display: Literal["summarized", "omitted"] | None = None
+
+
+class OutputFormat(msgspec.Struct, frozen=True):
+    """JSON by a schema."""
+
+    type: Literal["json_schema"]
+    schema: dict[str, Any]
+
+
+class OutputConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """How hard the model tries, and in what form it answers."""
+
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    format: OutputFormat | None = None
+
+
+class UserMetadata(msgspec.Struct, frozen=True):
+    """``user_id`` is in the ledger's row."""
+
+    user_id: Annotated[str, Meta(max_length=512)] | None = None
+
+
+class PenstockOptions(msgspec.Struct, frozen=True):
+    """Ours. ``receipt``: the answer says what it cost and where its time went."""
+
+    receipt: bool | None = None
+
+
+class CountRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """POST /v1/messages/count_tokens, and what the other one has of it."""
+
+    model: str
+    messages: Annotated[list[Message], Meta(min_length=1)]
+    system: str | list[TextBlock] | None = None
+    tools: list[Tool] | None = None
+    tool_choice: ToolChoice | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+    cache_control: CacheControl | None = None
+
+
+class MessageRequest(CountRequest, frozen=True, kw_only=True):
+    """POST /v1/messages."""
+
+    max_tokens: Annotated[int, Meta(ge=1)]
+    stop_sequences: Annotated[list[StopSequence], Meta(max_length=MAX_STOPS)] | None = None
+    temperature: Annotated[float, Meta(ge=0.0, le=2.0)] | None = None
+    top_p: Annotated[float, Meta(ge=0.0, le=1.0)] | None = None
+    top_k: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
+    stream: bool | None = None
+    metadata: UserMetadata | None = None
+    service_tier: Literal["auto", "standard_only"] | None = None
+    penstock: PenstockOptions | None = None
+
+
+_message = msgspec.json.Decoder(MessageRequest)
+_count = msgspec.json.Decoder(CountRequest)
+
+
+def parse_message(body: bytes) -> ChatRequest:
+    """What is asked in ``body``. Raises Malformed."""
+    asked = _decoded(_message, body)
+    fields = _chat(asked)
+    fields |= {
+        "max_completion_tokens": asked.max_tokens,
+        "temperature": asked.temperature,
+        "top_p": asked.top_p,
+        "top_k": asked.top_k or None,
+        "stream": asked.stream,
+        "user": asked.metadata.user_id if asked.metadata else None,
+        "service_tier": "default" if asked.service_tier == "standard_only" else asked.service_tier,
+        "penstock": asked.penstock,
+    }
+    # More stop strings than OpenAI takes are not against what the journey can do.
+    return msgspec.structs.replace(_checked(fields), stop=asked.stop_sequences or None)
+
+
+def parse_count(body: bytes) -> ChatRequest:
+    """What is to be counted. Raises Malformed."""
+    return _checked(_chat(_decoded(_count, body)))
+
+
+def _decoded(decoder: msgspec.json.Decoder[Any], body: bytes) -> Any:
+    try:
+        return decoded(decoder, body)
+    except Malformed as error:
+        if error.param is not None and "Invalid value" in str(error) and error.param.endswith("type"):
+            kind = str(error).rpartition("Invalid value")[2].strip(" .")
+            what = "only text, tool_use, tool_result and thinking are"
+            raise Malformed(f"'{error.param}': {kind} is not supported by this server; {what}", error.param) from None
+        raise
+
+
+def _checked(fields: dict[str, Any]) -> ChatRequest:
+    try:
+        return parse_chat(msgspec.json.encode({name: value for name, value in fields.items() if value is not None}))
+    except RecursionError:
+        raise Malformed("The body could not be read as JSON: it is nested too deeply") from None
+
+
+def _chat(asked: CountRequest) -> dict[str, Any]:
+    messages: list[dict[str, Any]] = []
+    if asked.system:
+        messages.append({"role": "system", "content": _text(asked.system)})
+    for number, message in enumerate(asked.messages):
+        messages += _messages(message, f"messages[{number}]")
+    if asked.messages[-1].role == "assistant":
+        raise Malformed("'messages': an answer cannot be begun for this server's models; end with the user", "messages")
+    fields: dict[str, Any] = {"model": asked.model, "messages": messages}
+    if asked.tools:
+        fields["tools"] = [_tool(tool, f"tools[{number}]") for number, tool in enumerate(asked.tools)]
+    if (choice := asked.tool_choice) is not None:
+        fields["tool_choice"] = _choice(choice)
+        if choice.disable_parallel_tool_use:
+            fields["parallel_tool_calls"] = False
+    if asked.thinking is not None and asked.thinking.type == "disabled":
+        fields["reasoning_effort"] = "none"
+    elif asked.output_config is not None and asked.output_config.effort is not None:
+        effort = asked.output_config.effort
+        fields["reasoning_effort"] = "high" if effort in ("xhigh", "max") else effort
+    if asked.output_config is not None and asked.output_config.format is not None:
+        schema = {"name": "output", "schema": asked.output_config.format.schema, "strict": True}
+        fields["response_format"] = {"type": "json_schema", "json_schema": schema}
+    return fields
+
+
+def _messages(message: Message, path: str) -> list[dict[str, Any]]:
+    """One message may hold what are several in a chat: results of tools are messages of their own there."""
+    if not message.content:
+        raise Malformed(f"'{path}.content': a message has to say something", f"{path}.content")
+    if isinstance(message.content, str):
+        return [{"role": message.role, "content": message.content}]
+    if message.role == "assistant":
+        return [_answered(message.content, path)]
+    said: list[dict[str, Any]] = []
+    for number, block in enumerate(message.content):
+        match block:
+            case TextBlock(text):
+                if not said or said[-1]["role"] == "tool":
+                    said.append({"role": message.role, "content": []})
+                said[-1]["content"].append({"type": "text", "text": text})
+            case ToolResultBlock() if message.role == "user":
+                text = _text(block.content or "") or ("failed" if block.is_error else "")
+                said.append({"role": "tool", "tool_call_id": block.tool_use_id, "content": text})
+            case _:
+                raise _misplaced(message.role, block, f"{path}.content[{number}]")
+    return said
+
+
+def _answered(blocks: list[Block], path: str) -> dict[str, Any]:
+    texts: list[str] = []
+    thoughts: list[str] = []
+    calls: list[dict[str, Any]] = []
+    for number, block in enumerate(blocks):
+        match block:
+            case TextBlock(text):
+                texts.append(text)
+            case ThinkingBlock(thinking):
+                thoughts.append(thinking)
+            case RedactedBlock():
+                pass
+            case ToolUseBlock(id, name, input):
+                function = {"name": name, "arguments": msgspec.json.encode(input).decode()}
+                calls.append({"id": id, "type": "function", "function": function})
+            case _:
+                raise _misplaced("assistant", block, f"{path}.content[{number}]")
+    message: dict[str, Any] = {"role": "assistant", "content": "".join(texts) if texts or not calls else None}
+    if thoughts:
+        message["reasoning_content"] = "\n".join(thoughts)
+    if calls:
+        message["tool_calls"] = calls
+    return message
+
+
+def _misplaced(role: str, block: Block, path: str) -> Malformed:
+    kind = block.__struct_config__.tag
+    return Malformed(f"'{path}.type': no message of role {role} has a block of type {kind}", f"{path}.type")
+
+
+def _text(content: str | list[TextBlock]) -> str:
+    return content if isinstance(content, str) else "\n".join(block.text for block in content)
+
+
+def _tool(tool: Tool, path: str) -> dict[str, Any]:
+    if tool.type not in (None, "custom"):
+        what = (
+            f"'{path}.type': the tool {str(tool.type)[:60]} runs at Anthropic and not here; only custom ones are taken"
+        )
+        raise Malformed(what, f"{path}.type")
+    if tool.input_schema is None:
+        raise Malformed(f"Missing required parameter: '{path}.input_schema'.", f"{path}.input_schema")
+    function: dict[str, Any] = {"name": tool.name, "parameters": tool.input_schema}
+    if tool.description is not None:
+        function["description"] = tool.description
+    if tool.strict is not None:
+        function["strict"] = tool.strict
+    return {"type": "function", "function": function}
+
+
+def _choice(choice: ToolChoice) -> str | dict[str, Any]:
+    if choice.type == "tool":
+        if not choice.name:
+            raise Malformed("Missing required parameter: 'tool_choice.name'.", "tool_choice.name")
+        return {"type": "function", "function": {"name": choice.name}}
+    return "required" if choice.type == "any" else choice.type
