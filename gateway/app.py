@@ -15,7 +15,7 @@ from typing import Any, cast
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
-from gateway import admin, api, doors, gateways, openapi, sinks, store, webhooks
+from gateway import admin, api, doors, gateways, openapi, responses, sinks, store, webhooks
 from gateway.auth import Auth
 from gateway.bootstrap import Born, bootstrap
 from gateway.cache import Cache, Memory, Shared
@@ -175,6 +175,7 @@ async def opened(
         stack.push_async_callback(idempotency.close)
         files = Files(rooms, config.files, clock)
         await stack.enter_async_context(files.watched())
+        stored = await stack.enter_async_context(responses.opened(rooms, config.responses, clock, house_doors.inside))
         gw = Gateway(
             config,
             clock,
@@ -196,6 +197,7 @@ async def opened(
             Exports(),
             files,
             Pressure(clock, config.server.coalesce_ms / 1e3),
+            stored,
         )
         await stack.enter_async_context(answering(gw, house_doors, sockets))
         for name in config.models:

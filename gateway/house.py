@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from gateway.pressure import Pressure
     from gateway.prices import PriceHistory, Prices
     from gateway.redis import Redis
+    from gateway.responses import Responses
     from gateway.store import Store
     from gateway.trials import Trials
     from gateway.webhooks import Webhooks
@@ -55,6 +56,7 @@ class Gateway:
     exports: Exports
     files: Files
     pressure: Pressure
+    responses: Responses
 
 
 GATEWAY = web.AppKey("GATEWAY", Gateway)

@@ -17,6 +17,8 @@ from aiohttp import web
 from gateway import admin, anthropic, openai
 from gateway.admin import problems
 from gateway.admin.endpoint import Endpoint, Versioned
+from gateway.api import stored
+from gateway.responses import requests, shapes
 
 PATH = "/openapi.json"
 VERSION = "1"
@@ -79,6 +81,48 @@ INFERENCE = (
         anthropic.TokenCount,
         anthropic.CountRequest,
         refusal=anthropic.ErrorBody,
+    ),
+    Inference(
+        "POST",
+        "/v1/responses",
+        "response_creation",
+        "Answer a conversation whose state may be kept here",
+        shapes.ResponseBody,
+        requests.ResponseRequest,
+        True,
+    ),
+    Inference(
+        "POST",
+        "/v1/responses/input_tokens",
+        "response_input_tokens",
+        "Count the tokens of a prompt",
+        shapes.InputTokens,
+        requests.CountRequest,
+    ),
+    Inference(
+        "GET",
+        stored.PATH,
+        "response",
+        "Read a response, or its events from any of them on",
+        shapes.ResponseBody,
+        streams=True,
+        query=stored.RetrieveQuery,
+    ),
+    Inference("DELETE", stored.PATH, "response_deletion", "Delete a response", shapes.DeletedResponse),
+    Inference(
+        "POST",
+        f"{stored.PATH}/cancel",
+        "response_cancellation",
+        "Break off a response in the background",
+        shapes.ResponseBody,
+    ),
+    Inference(
+        "GET",
+        f"{stored.PATH}/input_items",
+        "response_input_items",
+        "List what a response was given",
+        shapes.ItemList,
+        query=stored.ItemsQuery,
     ),
     Inference(
         "POST",

@@ -138,6 +138,21 @@ class Cache(Section, frozen=True):
     """How long the same Idempotency-Key gives the same answer."""
 
 
+class Responses(Section, frozen=True):
+    """What /v1/responses keeps, and what it writes without a client."""
+
+    store: bool = True
+    """false: no response is kept, whatever requests and policies say."""
+    retention_s: Seconds = 2_592_000.0
+    """So long a response is kept, 30 days as at OpenAI."""
+    max_bytes_per_tenant: Positive = 1 << 30
+    """What a tenant's kept responses may take; past it the oldest are deleted."""
+    max_background: Positive = 1024
+    """Responses that this gateway writes in the background at once; one more is refused with 503."""
+    max_background_per_tenant: Positive = 64
+    """Of those, one tenant's; one more is refused with 429."""
+
+
 class Redis(Section, frozen=True):
     """What several gateways share besides the store: limits, exact answers, live counters, notices of change."""
 
@@ -346,6 +361,7 @@ class Settings(Section, frozen=True):
     files: Files = Files()
     batches: Batches = Batches()
     cache: Cache = Cache()
+    responses: Responses = Responses()
     redis: Redis = Redis()
     billing: Billing = Billing()
     workers: Workers = Workers()

@@ -28,7 +28,7 @@ Networks = Annotated[tuple[Annotated[str, Meta(min_length=1, max_length=64)], ..
 """CIDR blocks, such as 10.0.0.0/8."""
 
 
-Scope = Literal["chat.completions", "completions", "models", "usage", "files", "batches"]
+Scope = Literal["chat.completions", "completions", "responses", "models", "usage", "files", "batches"]
 
 
 class KeyScopes(Written, frozen=True, kw_only=True, omit_defaults=True):
@@ -36,7 +36,7 @@ class KeyScopes(Written, frozen=True, kw_only=True, omit_defaults=True):
 
     endpoints: (
         Annotated[
-            tuple[Literal["chat.completions", "completions", "models", "usage", "files", "batches"], ...],
+            tuple[Literal["chat.completions", "completions", "responses", "models", "usage", "files", "batches"], ...],
             Meta(max_length=16),
         ]
         | None

@@ -7,7 +7,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from gateway import anthropic
-from gateway.api import chat, completions, files, health, messages, models
+from gateway.api import chat, completions, files, health, messages, models, responses, stored
 from gateway.entrance import Endpoint
 from gateway.errors import Shape
 from gateway.house import GATEWAY
@@ -20,6 +20,8 @@ def endpoints() -> dict[str, Endpoint]:
         "/v1/completions": completions.complete,
         "/v1/messages": messages.create,
         "/v1/messages/count_tokens": messages.count,
+        "/v1/responses": responses.create,
+        "/v1/responses/input_tokens": responses.count,
     }
 
 
@@ -32,6 +34,7 @@ def routes() -> list[web.RouteDef]:
     """Everything that is served here."""
     return [
         *(web.post(path, _routed(endpoint)) for path, endpoint in endpoints().items()),
+        *stored.routes(),
         web.get("/v1/models", models.every),
         # A hub id has a slash in it.
         web.get("/v1/models/{model:.+}", models.one),

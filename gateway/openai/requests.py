@@ -181,7 +181,11 @@ _completion = msgspec.json.Decoder(CompletionRequest)
 
 def parse_chat(body: bytes) -> ChatRequest:
     """The request in ``body``. Raises Malformed."""
-    call = decoded(_chat, body)
+    return check_chat(decoded(_chat, body))
+
+
+def check_chat(call: ChatRequest) -> ChatRequest:
+    """The same, if it can be served; also of a chat that another dialect means. Raises Malformed."""
     _check(call)
     if call.top_logprobs is not None and not call.logprobs:
         raise Malformed("'top_logprobs' needs 'logprobs' to be true", "top_logprobs")

@@ -22,6 +22,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_en
 
 import migrations
 from gateway.store.bulk import batches, files
+from gateway.store.responses import response_events, responses
 from gateway.store.tables import (
     adapters,
     audit_log,
@@ -79,6 +80,8 @@ __all__ = [
     "policy_heads",
     "posted_events",
     "prices",
+    "response_events",
+    "responses",
     "service_accounts",
     "sink_failures",
     "sink_skips",

@@ -59,6 +59,8 @@ async def test_the_migrated_schema_is_the_one_that_the_code_knows(store_settings
             "adapters": set(),
             "files": set(),
             "batches": set(),
+            "responses": set(),
+            "response_events": set(),
             "posted_events": set(),
             "sink_states": set(),
             "sink_failures": set(),

@@ -31,10 +31,11 @@ from gateway.admin.words import Written
 
 PATH = projects.ONE + "/api_keys"
 
-GENERATING, READING = ("chat.completions", "completions"), ("models",)
+GENERATING, READING = ("chat.completions", "completions", "responses"), ("models",)
 SCOPES: dict[str, tuple[str, ...]] = {
     "chat.completions": ("chat.completions",),
     "completions": ("completions",),
+    "responses": ("responses",),
     "models": READING,
     "usage": ("usage",),
     "files": ("files",),

@@ -1,0 +1,203 @@
+"""/v1/responses: a chat's journey, with its state kept here; in the background if asked for."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import partial
+
+import msgspec
+from aiohttp import web
+
+from gateway import errors, head, openai
+from gateway.api.answer import give
+from gateway.api.chat import prepared
+from gateway.api.request import taken_body_of
+from gateway.auth import Caller
+from gateway.head import HEAD
+from gateway.house import Gateway
+from gateway.reply.events import OUTLET, EventStream
+from gateway.responses import requests
+from gateway.responses.answer import ResponseAnswer
+from gateway.responses.conversation import Message, messages_of, turns, without_oldest
+from gateway.responses.events import Events
+from gateway.responses.items import AnyItem, ItemReference, named, parse, response_of
+from gateway.responses.outlets import Log, Storing
+from gateway.responses.reading import relay
+from gateway.responses.requests import Asked, ResponseRequest
+from gateway.responses.running import Running
+from gateway.responses.shapes import InputTokens, begun
+from gateway.responses.shelf import Kept
+from policies.priority import Order
+
+SCOPE = "responses"
+
+
+async def create(gw: Gateway, request: web.Request) -> web.StreamResponse:
+    caller = gw.auth.caller_of(request)
+    body = await taken_body_of(request)
+    call = requests.parse(body)
+    caller.check(call.model, SCOPE)
+    return await gw.idempotency.once(request, caller, body, lambda: _answered(gw, request, caller, call))
+
+
+async def count(gw: Gateway, request: web.Request) -> web.StreamResponse:
+    """POST /v1/responses/input_tokens: how long the prompt would be."""
+    caller = gw.auth.caller_of(request)
+    call = requests.parse_count(await taken_body_of(request))
+    caller.check_endpoint(SCOPE)
+    before, given = await _items(gw, caller, call)
+    chat = requests.counted_chat_of(call, messages_of(call.instructions, before + given))
+    caller.check(chat.model, SCOPE)
+    text = gw.dispatch.text(chat.model)
+    prompt = await text.encode_chat(chat.messages, chat.tools, chat.chat_template_kwargs, caller.tenant_id)
+    return head.Whole(msgspec.json.encode(InputTokens(len(prompt))))
+
+
+async def _answered(gw: Gateway, request: web.Request, caller: Caller, call: ResponseRequest) -> web.StreamResponse:
+    stores = call.store is not False and gw.settings.responses.store and caller.policy.store_responses
+    if call.background and not stores:
+        raise errors.InvalidRequest(
+            "Nothing is stored for this project, so there is no 'background'", param="background"
+        )
+    before, given = await _items(gw, caller, call)
+    response_id = request[HEAD].request_id.replace("req_", "resp_", 1)
+    given = named(given, response_id, 0)
+    messages = messages_of(call.instructions, before + given)
+    chat = requests.chat_of(call, messages)
+    events = Events(begun(call, response_id, int(time.time()), stores), len(given))
+    if call.background:
+        return await _in_background(gw, request, caller, call, chat, messages, events, given)
+
+    async def store() -> None:
+        await gw.responses.shelf.put(Kept.of(caller.tenant_id, events.body, given))
+
+    if stores and call.stream:
+        outlet = request.get(OUTLET) or EventStream(request, gw.settings.server, gw.clock)
+        request[OUTLET] = Storing(outlet, store)
+    answer, order = await _prepared(gw, request, caller, call, chat, messages, events)
+    response = await give(gw, request, caller, answer, order)
+    if stores and not call.stream:
+        await store()
+    return response
+
+
+async def _in_background(
+    gw: Gateway,
+    request: web.Request,
+    caller: Caller,
+    call: ResponseRequest,
+    chat: openai.ChatRequest,
+    messages: list[Message],
+    events: Events,
+    given: list[AnyItem],
+) -> web.StreamResponse:
+    """Answers at once; what can be refused is refused before."""
+    background, streams = gw.responses.background, bool(call.stream)
+    background.check_room(caller.tenant_id)
+    chat = msgspec.structs.replace(chat, stream=True)
+    ready = None
+    if gw.dispatch.ready(chat.model) is not None:
+        ready = await _prepared(gw, request, caller, call, chat, messages, events)
+    outlet = request.get(OUTLET) or EventStream(request, gw.settings.server, gw.clock)
+    running = Running(caller.tenant_id, events)
+    running.log.add(events.queued())
+    queued = events.body
+    await gw.responses.shelf.put(Kept.of(caller.tenant_id, queued, given))
+
+    async def work(log: Log) -> web.StreamResponse:
+        answer, order = ready or await _prepared(gw, request, caller, call, chat, messages, events)
+        request[OUTLET] = log
+        return await give(gw, request, caller, answer, order)
+
+    background.start(running, work)
+    if not streams:
+        return head.Whole(msgspec.json.encode(queued))
+    return await relay(outlet, gw, Kept.of(caller.tenant_id, queued, given), running, 0)
+
+
+async def _prepared(
+    gw: Gateway,
+    request: web.Request,
+    caller: Caller,
+    call: ResponseRequest,
+    chat: openai.ChatRequest,
+    messages: list[Message],
+    events: Events,
+) -> tuple[ResponseAnswer, Order]:
+    """As for a chat. With ``truncation`` the fewest of the oldest turns are left out with which it fits."""
+    shaped: Callable[..., ResponseAnswer] = partial(ResponseAnswer, events)
+
+    async def without(num_turns: int) -> tuple[ResponseAnswer, Order]:
+        asked = chat if not num_turns else _shortened(call, chat, messages, num_turns)
+        try:
+            return await prepared(gw, request, caller, asked, shaped)
+        except errors.GatewayError as error:
+            if error.param == "messages":
+                error.param = "input"
+            raise
+
+    try:
+        return await without(0)
+    except errors.ContextLengthExceeded:
+        least, most = 1, len(turns(messages)) - 1
+        if call.truncation != "auto" or most < least:
+            raise
+    found = await without(most)
+    while least < most:
+        middle = (least + most) // 2
+        try:
+            found = await without(middle)
+        except errors.ContextLengthExceeded:
+            least = middle + 1
+        else:
+            most = middle
+    return found
+
+
+def _shortened(
+    call: ResponseRequest, chat: openai.ChatRequest, messages: list[Message], num_turns: int
+) -> openai.ChatRequest:
+    shorter = requests.chat_of(call, without_oldest(messages, num_turns))
+    return msgspec.structs.replace(shorter, stream=chat.stream)
+
+
+async def _items(gw: Gateway, caller: Caller, call: Asked) -> tuple[list[AnyItem], list[AnyItem]]:
+    """Those that it goes on from, and its own. Raises Malformed for what is not there, and ShelfAway."""
+    shelf, before = gw.responses.shelf, []
+    parsed = parse(call.input or [])
+    if call.previous_response_id is not None:
+        chain = await shelf.chain(caller.tenant_id, call.previous_response_id)
+        missing = chain[0].previous_id if chain else call.previous_response_id
+        if missing is not None:
+            raise openai.Malformed(
+                f"Previous response with id '{missing}' not found.",
+                "previous_response_id",
+                "previous_response_not_found",
+            )
+        if chain[-1].is_open:
+            raise openai.Malformed(
+                f"Previous response with id '{chain[-1].id}' has not ended yet.", "previous_response_id"
+            )
+        before = [item for kept in chain for item in (*kept.items(), *kept.response().output)]
+    found: dict[str, Kept | None] = {}
+    given: list[AnyItem] = []
+    for number, item in enumerate(parsed):
+        if isinstance(item, ItemReference):
+            given.append(await _referred(gw, caller, item.id, f"input[{number}].id", found))
+        else:
+            given.append(item)
+    return before, given
+
+
+async def _referred(gw: Gateway, caller: Caller, item_id: str, path: str, found: dict[str, Kept | None]) -> AnyItem:
+    """``found``: responses that were looked for already."""
+    response_id = response_of(item_id)
+    if response_id is not None:
+        if response_id not in found:
+            found[response_id] = await gw.responses.shelf.find(caller.tenant_id, response_id)
+        kept = found[response_id]
+        for item in [] if kept is None else [*kept.items(), *kept.response().output]:
+            if item.id == item_id:
+                return item
+    raise openai.Malformed(f"Item with id '{item_id[:80]}' not found.", path)

@@ -1,0 +1,127 @@
+"""/v1/responses/{response_id}: what became of a response, for the tenant that asked for it."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+from aiohttp import web
+from msgspec import Meta
+
+from gateway import errors, head, openai
+from gateway.auth import Caller
+from gateway.house import GATEWAY, Gateway
+from gateway.reply.events import EventStream
+from gateway.responses.reading import relay
+from gateway.responses.shapes import DeletedResponse, ItemList, ResponseBody
+from gateway.responses.shelf import Kept, Shelf
+
+SCOPE = "responses"
+PATH = "/v1/responses/{response_id}"
+
+
+class RetrieveQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """``starting_after``: the number of the last event that the client has."""
+
+    stream: bool = False
+    starting_after: Annotated[int, Meta(ge=0)] | None = None
+
+
+class ItemsQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """``after``: the id of an item; the page begins behind it."""
+
+    after: str | None = None
+    limit: Annotated[int, Meta(ge=1, le=100)] = 20
+    order: Literal["asc", "desc"] = "desc"
+
+
+async def retrieve(request: web.Request) -> web.StreamResponse:
+    gw, _, kept = await _found(request)
+    query = openai.converted(dict(request.query), RetrieveQuery, "", strict=False)
+    if not query.stream:
+        if query.starting_after is not None:
+            raise errors.InvalidRequest(
+                "'starting_after' is allowed only when 'stream' is true", param="starting_after"
+            )
+        return head.Whole(kept.body)
+    if not kept.is_background:
+        raise errors.InvalidRequest("Only a response in the background can be streamed again", param="stream")
+    first = 0 if query.starting_after is None else query.starting_after + 1
+    outlet = EventStream(request, gw.settings.server, gw.clock)
+    return await relay(outlet, gw, kept, gw.responses.background.find(kept.tenant_id, kept.id), first)
+
+
+async def delete(request: web.Request) -> web.StreamResponse:
+    """One that is still being written is broken off."""
+    gw, caller, kept = await _found(request)
+    running = gw.responses.background.find(caller.tenant_id, kept.id)
+    if running is not None:
+        await gw.responses.background.cancel(running)
+    if not await gw.responses.shelf.delete(caller.tenant_id, kept.id):
+        raise _missing(kept.id)
+    return _json(DeletedResponse(kept.id))
+
+
+async def cancel(request: web.Request) -> web.StreamResponse:
+    """What has ended stays as it is."""
+    gw, caller, kept = await _found(request)
+    if not kept.is_background:
+        raise errors.InvalidRequest("Cannot cancel a synchronous response: only one in the background can be cancelled")
+    running = gw.responses.background.find(caller.tenant_id, kept.id)
+    if running is not None:
+        return _json(await gw.responses.background.cancel(running))
+    if kept.is_open:
+        await gw.responses.shelf.end_elsewhere(kept, "cancelled")
+        kept = await _of(gw.responses.shelf, caller, kept.id)
+    return head.Whole(kept.body)
+
+
+async def input_items(request: web.Request) -> web.StreamResponse:
+    """Those of the responses before it come first."""
+    gw, caller, kept = await _found(request)
+    query = openai.converted(dict(request.query), ItemsQuery, "", strict=False)
+    chain = await gw.responses.shelf.chain(caller.tenant_id, kept.id)
+    before = [item for earlier in chain[:-1] for item in (*earlier.items(), *earlier.response().output)]
+    items = [*before, *kept.items()]
+    if query.order == "desc":
+        items.reverse()
+    if query.after is not None:
+        place = next((number for number, item in enumerate(items, 1) if item.id == query.after), None)
+        if place is None:
+            raise errors.InvalidRequest(f"Item with id '{query.after[:80]}' not found.", param="after")
+        items = items[place:]
+    page = items[: query.limit]
+    first_id, last_id = (page[0].id, page[-1].id) if page else (None, None)
+    return _json(ItemList(data=page, first_id=first_id, last_id=last_id, has_more=len(items) > len(page)))
+
+
+def routes() -> list[web.RouteDef]:
+    return [
+        web.get(PATH, retrieve),
+        web.delete(PATH, delete),
+        web.post(f"{PATH}/cancel", cancel),
+        web.get(f"{PATH}/input_items", input_items),
+    ]
+
+
+async def _found(request: web.Request) -> tuple[Gateway, Caller, Kept]:
+    """What the request is about. Raises NotFound; another tenant's is not there."""
+    gw = request.app[GATEWAY]
+    caller = gw.auth.caller_of(request)
+    caller.check_endpoint(SCOPE)
+    return gw, caller, await _of(gw.responses.shelf, caller, request.match_info["response_id"])
+
+
+async def _of(shelf: Shelf, caller: Caller, response_id: str) -> Kept:
+    kept = await shelf.find(caller.tenant_id, response_id)
+    if kept is None:
+        raise _missing(response_id)
+    return kept
+
+
+def _missing(response_id: str) -> errors.NotFound:
+    return errors.NotFound(f"Response with id '{response_id[:80]}' not found.", code="response_not_found")
+
+
+def _json(body: ResponseBody | DeletedResponse | ItemList) -> web.StreamResponse:
+    return head.Whole(msgspec.json.encode(body))

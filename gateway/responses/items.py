@@ -1,0 +1,173 @@
+"""Items: what a response is given and what it consists of, in the shapes of openai-python's ``types/responses``.
+
+An item that came in and one that went out have the same shape, so that an output can be the next request's input.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Literal
+
+import msgspec
+
+from gateway import openai
+from gateway.openai import ChatLogprob, Malformed
+
+MAX_ITEMS = 10_000
+"""Of one request's input, and of a conversation's."""
+
+Status = Literal["in_progress", "completed", "incomplete"]
+
+
+class Part(msgspec.Struct, frozen=True, tag_field="type"):
+    """A part of an item's content."""
+
+
+class InputText(Part, frozen=True, tag="input_text"):
+    text: str
+
+
+class OutputText(Part, frozen=True, tag="output_text"):
+    text: str
+    annotations: list[dict[str, Any]] = []
+    logprobs: list[ChatLogprob] = []
+
+
+class OutputRefusal(Part, frozen=True, tag="refusal"):
+    refusal: str
+
+
+class ReasoningText(Part, frozen=True, tag="reasoning_text"):
+    text: str
+
+
+class SummaryText(Part, frozen=True, tag="summary_text"):
+    text: str
+
+
+class Item(msgspec.Struct, frozen=True, tag_field="type", kw_only=True):
+    """``id`` is empty until it is part of a response."""
+
+    id: str = ""
+    status: Status = "completed"
+
+
+class MessageItem(Item, frozen=True, tag="message", kw_only=True):
+    """Of whoever has this role."""
+
+    role: Literal["user", "assistant", "system", "developer"]
+    content: list[InputText | OutputText | OutputRefusal]
+
+
+class ReasoningItem(Item, frozen=True, tag="reasoning", kw_only=True):
+    """What a model thought; one of the two has it."""
+
+    summary: list[SummaryText] = []
+    content: list[ReasoningText] | None = None
+
+
+class FunctionCallItem(Item, frozen=True, tag="function_call", kw_only=True):
+    """``arguments`` is JSON text."""
+
+    call_id: str
+    name: str
+    arguments: str
+
+
+class FunctionCallOutputItem(Item, frozen=True, tag="function_call_output", kw_only=True):
+    """What came of a call."""
+
+    call_id: str
+    output: str | list[InputText]
+
+
+AnyItem = MessageItem | ReasoningItem | FunctionCallItem | FunctionCallOutputItem
+
+
+class ItemReference(msgspec.Struct, frozen=True):
+    """An item of a stored response."""
+
+    id: str
+
+
+_TYPES: dict[str, type[AnyItem]] = {
+    "message": MessageItem,
+    "reasoning": ReasoningItem,
+    "function_call": FunctionCallItem,
+    "function_call_output": FunctionCallOutputItem,
+}
+PREFIXES: dict[type[AnyItem], str] = {
+    MessageItem: "msg_",
+    ReasoningItem: "rs_",
+    FunctionCallItem: "fc_",
+    FunctionCallOutputItem: "fco_",
+}
+"""Of ids, by the kind of item."""
+_TEXTS = ("input_text", "output_text", "refusal")
+_ID = re.compile(r"[a-z]+_([0-9a-f]{32})[0-9a-f]+")
+
+
+def parse(given: str | list[dict[str, Any]]) -> list[AnyItem | ItemReference]:
+    """The items of a request's ``input``. Raises Malformed."""
+    if isinstance(given, str):
+        return [said_by_user(given)]
+    if len(given) > MAX_ITEMS:
+        raise Malformed(f"Invalid 'input': there may be {MAX_ITEMS} items at most", "input", "array_above_max_length")
+    return [_parsed(item, f"input[{number}]") for number, item in enumerate(given)]
+
+
+def said_by_user(text: str) -> MessageItem:
+    return MessageItem(role="user", content=[InputText(text)])
+
+
+def named(items: list[AnyItem], response_id: str, first: int) -> list[AnyItem]:
+    """With ids, where they had none, by which they are found again in that response; the ``first`` is its so manyth
+    item."""
+    return [
+        item if item.id else msgspec.structs.replace(item, id=id_of(type(item), response_id, number))
+        for number, item in enumerate(items, first)
+    ]
+
+
+def id_of(kind: type[AnyItem], response_id: str, number: int) -> str:
+    """Of the item of that number, those of the input first."""
+    return f"{PREFIXES[kind]}{response_id.partition('_')[2]}{number:04x}"
+
+
+def response_of(item_id: str) -> str | None:
+    """The response that an item was made with, by its id; None when it is no id of ours."""
+    found = _ID.fullmatch(item_id)
+    return f"resp_{found[1]}" if found else None
+
+
+def _parsed(given: dict[str, Any], path: str) -> AnyItem | ItemReference:
+    kind = given.get("type")
+    if kind is None:
+        kind = "item_reference" if "id" in given and "role" not in given else "message"
+    if kind == "item_reference":
+        return openai.converted(given, ItemReference, path)
+    struct = _TYPES.get(kind) if isinstance(kind, str) else None
+    if struct is None:
+        raise _unsupported(f"{path}.type", kind, "it takes " + ", ".join([*_TYPES, "item_reference"]))
+    given = {name: value for name, value in given.items() if value is not None} | {"type": kind}
+    place = "output" if struct is FunctionCallOutputItem else "content"
+    parts = given.get(place)
+    if struct is MessageItem and isinstance(parts, str):
+        part = "output_text" if given.get("role") == "assistant" else "input_text"
+        given[place] = [{"type": part, "text": parts}]
+    elif isinstance(parts, list) and struct is not ReasoningItem:
+        for number, part in enumerate(parts):
+            if isinstance(part, dict) and part.get("type") not in _TEXTS:
+                raise _unsupported(f"{path}.{place}[{number}].type", part.get("type"), "it takes text")
+        given[place] = [_without_extras(part) if isinstance(part, dict) else part for part in parts]
+    return openai.converted(given, struct, path)
+
+
+def _without_extras(part: dict[str, Any]) -> dict[str, Any]:
+    """Of an answer's own text only the text is read again."""
+    return {name: value for name, value in part.items() if name not in ("logprobs", "annotations")}
+
+
+def _unsupported(path: str, kind: object, instead: str) -> Malformed:
+    shown = f"'{kind[:40]}'" if isinstance(kind, str) else "this"
+    return Malformed(f"Invalid '{path}': {shown} is not supported by this server; {instead}", path, "unsupported_value")

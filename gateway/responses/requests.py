@@ -1,0 +1,305 @@
+"""POST /v1/responses: the body, what it asks of a chat, and what of it the answer repeats.
+
+As in ``openai.requests``: unknown fields are tolerated, null means the default, and what this server cannot do is
+refused by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any, Literal, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+from gateway import openai
+from gateway.openai import Malformed
+from gateway.openai.requests import Metadata, Named, Penalty, PenstockOptions
+from gateway.responses.conversation import Message
+
+Include = Literal[
+    "file_search_call.results",
+    "web_search_call.results",
+    "web_search_call.action.sources",
+    "message.input_image.image_url",
+    "computer_call_output.output.image_url",
+    "code_interpreter_call.outputs",
+    "reasoning.encrypted_content",
+    "message.output_text.logprobs",
+]
+"""All but the last are of things that no answer has here, and change nothing."""
+LOGPROBS: Include = "message.output_text.logprobs"
+ResponseId = Annotated[str, Meta(min_length=1, max_length=64)]
+
+
+class Reasoning(msgspec.Struct, frozen=True, kw_only=True):
+    """``summary``: the reasoning comes as the item's summary rather than as its content; it is the whole either way."""
+
+    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    summary: Literal["auto", "concise", "detailed"] | None = None
+    generate_summary: Literal["auto", "concise", "detailed"] | None = None
+    """The older name."""
+
+
+class TextFormat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """``schema`` and its company are of ``json_schema`` alone."""
+
+    type: Literal["text", "json_object", "json_schema"] = msgspec.field()
+    name: Annotated[str, Meta(pattern="^[a-zA-Z0-9_-]{1,64}$")] | None = None
+    schema: dict[str, Any] | None = None
+    description: str | None = None
+    strict: bool | None = None
+
+
+class TextConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """The form of the text."""
+
+    format: TextFormat | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
+
+
+class FunctionTool(msgspec.Struct, frozen=True, kw_only=True):
+    """A tool that the client runs itself; others there are not."""
+
+    type: Literal["function"] = "function"
+    name: Annotated[str, Meta(pattern="^[a-zA-Z0-9_-]{1,64}$")]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Asked(msgspec.Struct, frozen=True, kw_only=True):
+    """What a request says of the prompt; all that a count of its tokens needs."""
+
+    input: str | list[dict[str, Any]] | None = None
+    """Text of the user, or items: messages, function calls and their outputs, reasoning, references to items."""
+    instructions: str | None = None
+    """First of all, and of this response alone: the next one says its own."""
+    previous_response_id: ResponseId | None = None
+    conversation: Any = None
+    text: TextConfig | None = None
+    tools: Annotated[list[dict[str, Any]], Meta(max_length=1024)] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning: Reasoning | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+    """auto: the oldest turns are left out of a prompt that is too long."""
+    chat_template_kwargs: dict[str, Any] | None = None
+    """For the template's own switches, as in a chat."""
+
+
+class CountRequest(Asked, frozen=True, kw_only=True):
+    """POST /v1/responses/input_tokens."""
+
+    model: str | None = None
+
+
+class ResponseRequest(Asked, frozen=True, kw_only=True):
+    """POST /v1/responses."""
+
+    model: str
+    stream: bool | None = None
+    background: bool | None = None
+    """The answer is written whether or not the client stays."""
+    store: bool | None = None
+    """Kept, unless this is false or the policy keeps nothing, to be read again and to be gone on from."""
+    max_output_tokens: Annotated[int, Meta(ge=1)] | None = None
+    max_tool_calls: Annotated[int, Meta(ge=1)] | None = None
+    """Of tools that run here; there are none."""
+    temperature: Annotated[float, Meta(ge=0.0, le=2.0)] | None = None
+    top_p: Annotated[float, Meta(ge=0.0, le=1.0)] | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    include: list[Include] | None = None
+    metadata: Metadata | None = None
+    service_tier: Literal["auto", "default", "flex", "scale", "priority", "fast"] | None = None
+    user: Named | None = None
+    safety_identifier: Annotated[str, Meta(max_length=128)] | None = None
+    prompt_cache_key: Named | None = None
+    prompt: Any = None
+    moderation: Any = None
+    context_management: Any = None
+    penstock: PenstockOptions | None = None
+
+    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
+    """From here on vLLM's, for its clients."""
+    top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
+    min_p: Annotated[float, Meta(ge=0.0, le=1.0)] | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repetition_penalty: Annotated[float, Meta(gt=0.0, le=100.0)] | None = None
+
+    @property
+    def wants_logprobs(self) -> bool:
+        return LOGPROBS in (self.include or ()) or bool(self.top_logprobs)
+
+
+_decoder, _count = msgspec.json.Decoder(ResponseRequest), msgspec.json.Decoder(CountRequest)
+AS_THEY_ARE = (
+    "model",
+    "stream",
+    "temperature",
+    "top_p",
+    "metadata",
+    "service_tier",
+    "user",
+    "prompt_cache_key",
+    "parallel_tool_calls",
+    "penstock",
+    "chat_template_kwargs",
+    "seed",
+    "top_k",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+)
+"""What a chat calls by the same name."""
+OURS = (
+    ("messages", "input"),
+    ("max_completion_tokens", "max_output_tokens"),
+    ("response_format.json_schema", "text.format"),
+    ("response_format", "text.format"),
+    ("reasoning_effort", "reasoning.effort"),
+    ("function.", ""),
+)
+"""What a chat's words are called here."""
+
+A = TypeVar("A", bound=Asked)
+T = TypeVar("T")
+
+
+def parse(body: bytes) -> ResponseRequest:
+    """The request in ``body``. Raises Malformed."""
+    call = _checked(openai.decoded(_decoder, body))
+    for name in ("prompt", "moderation"):
+        if getattr(call, name) is not None:
+            _refuse(name)
+    if call.context_management:
+        _refuse("context_management")
+    if call.background and call.store is False:
+        raise Malformed("'background' needs the response to be stored: 'store' must not be false", "background")
+    return call
+
+
+def parse_count(body: bytes) -> CountRequest:
+    """The request in ``body``. Raises Malformed."""
+    return _checked(openai.decoded(_count, body))
+
+
+def chat_of(call: ResponseRequest, messages: list[Message]) -> openai.ChatRequest:
+    """The chat that it means. Raises Malformed in a response's words."""
+    asked = {name: msgspec.to_builtins(getattr(call, name)) for name in AS_THEY_ARE}
+    asked |= _of_prompt(call, messages)
+    asked["max_completion_tokens"] = call.max_output_tokens
+    asked["safety_identifier"] = call.safety_identifier and call.safety_identifier[:64]
+    if call.wants_logprobs:
+        asked |= {"logprobs": True, "top_logprobs": call.top_logprobs or 0}
+    return in_our_words(lambda: _chat(asked))
+
+
+def counted_chat_of(call: CountRequest, messages: list[Message]) -> openai.ChatRequest:
+    """The chat whose prompt is counted. Raises Malformed in a response's words."""
+    if call.model is None:
+        raise Malformed("Missing required parameter: 'model'.", "model", "missing_required_parameter")
+    asked = {"model": call.model, "chat_template_kwargs": call.chat_template_kwargs, **_of_prompt(call, messages)}
+    return in_our_words(lambda: _chat(asked))
+
+
+def in_our_words(work: Callable[[], T]) -> T:
+    """What ``work`` returns. Raises Malformed with the names that a response has for a chat's fields."""
+    try:
+        return work()
+    except Malformed as error:
+        message, param = str(error), error.param
+        for theirs, ours in OURS:
+            if param is not None and theirs in param:
+                message, param = message.replace(theirs, ours), param.replace(theirs, ours)
+        raise Malformed(message, param, error.code) from None
+
+
+def tools_of(call: Asked) -> list[FunctionTool]:
+    """Raises Malformed."""
+    tools = []
+    for number, given in enumerate(call.tools or ()):
+        kind, path = given.get("type"), f"tools[{number}]"
+        if kind != "function":
+            shown = f"'{kind[:40]}'" if isinstance(kind, str) else "this"
+            raise Malformed(
+                f"Invalid '{path}.type': {shown} is not supported by this server, only 'function' is",
+                f"{path}.type",
+                "unsupported_value",
+            )
+        tools.append(openai.converted(given, FunctionTool, path))
+    return tools
+
+
+def _chat(asked: dict[str, Any]) -> openai.ChatRequest:
+    given = {name: value for name, value in asked.items() if value is not None}
+    return openai.check_chat(openai.converted(given, openai.ChatRequest, ""))
+
+
+def _of_prompt(call: Asked, messages: list[Message]) -> dict[str, Any]:
+    """What both kinds of request ask of the chat."""
+    tools, mode, only = tools_of(call), call.tool_choice, None
+    if isinstance(mode, dict):
+        mode, only = _choice_of(mode, {tool.name for tool in tools})
+    return {
+        "messages": messages,
+        "tools": [_tool(tool) for tool in tools if only is None or tool.name in only] or None,
+        "tool_choice": mode,
+        "response_format": None if call.text is None or call.text.format is None else _format(call.text.format),
+        "reasoning_effort": None if call.reasoning is None else call.reasoning.effort,
+    }
+
+
+def _choice_of(choice: dict[str, Any], names: set[str]) -> tuple[str | dict[str, Any], set[str] | None]:
+    """A chat's ``tool_choice``, and the tools that it leaves; None: all of them."""
+    match choice:
+        case {"type": "function", "name": str(name)}:
+            if name not in names:
+                raise Malformed("Invalid 'tool_choice.name': there is no tool of this name", "tool_choice.name")
+            return {"type": "function", "function": {"name": name}}, None
+        case {"type": "allowed_tools", "mode": "auto" | "required" as mode, "tools": list(tools)}:
+            allowed = {str(tool.get("name")) for tool in tools if isinstance(tool, dict)}
+            if not allowed <= names:
+                raise Malformed("Invalid 'tool_choice.tools': there is no tool of this name", "tool_choice.tools")
+            return mode, allowed
+        case _:
+            raise Malformed(
+                "Invalid 'tool_choice': it is none, auto, required, a function by its name, or allowed_tools",
+                "tool_choice",
+                "unsupported_value",
+            )
+
+
+def _tool(tool: FunctionTool) -> dict[str, Any]:
+    said = {"name": tool.name, "description": tool.description, "parameters": tool.parameters, "strict": tool.strict}
+    return {"type": "function", "function": {name: value for name, value in said.items() if value is not None}}
+
+
+def _format(form: TextFormat) -> dict[str, Any] | None:
+    if form.type != "json_schema":
+        return {"type": form.type} if form.type == "json_object" else None
+    said = {"name": form.name, "schema": form.schema, "description": form.description, "strict": form.strict}
+    return {"type": "json_schema", "json_schema": {name: value for name, value in said.items() if value is not None}}
+
+
+def _checked(call: A) -> A:
+    if call.conversation is not None:
+        _refuse("conversation", "'previous_response_id' goes on from a response")
+    if call.input is None and call.previous_response_id is None:
+        raise Malformed("Missing required parameter: 'input'.", "input", "missing_required_parameter")
+    form = None if call.text is None else call.text.format
+    if form is not None and form.type == "json_schema":
+        for name in ("name", "schema"):
+            if getattr(form, name) is None:
+                path = f"text.format.{name}"
+                raise Malformed(f"Missing required parameter: '{path}'.", path, "missing_required_parameter")
+    if isinstance(call.tool_choice, str) and call.tool_choice not in ("none", "auto", "required"):
+        raise Malformed("Invalid 'tool_choice': it is none, auto or required", "tool_choice", "invalid_value")
+    return call
+
+
+def _refuse(param: str, instead: str = "") -> None:
+    but = f"; {instead}" if instead else ""
+    raise Malformed(f"'{param}' is not supported by this server{but}", param, "unsupported_parameter")

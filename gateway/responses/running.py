@@ -1,0 +1,173 @@
+"""Responses in the background: written to their end whether or not anybody reads along, and stored while they are.
+
+What one says is in this gateway's memory, and twice a second in the store, from which other gateways tell it. There is
+room for so many as the settings say, of one tenant and of all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from contextlib import AbstractContextManager
+from typing import Any
+
+from gateway import errors
+from gateway.clock import Clock
+from gateway.responses.events import Events
+from gateway.responses.outlets import Log
+from gateway.responses.shapes import ResponseBody
+from gateway.responses.shelf import Shelf, ShelfAway
+from policies import settings
+
+log = logging.getLogger(__name__)
+
+FLUSH_S = 0.5
+RENEW_S = 3.0
+"""After so long the store is told that it is still being written, even if there is nothing to add."""
+KEEP_TRYING_S = 60.0
+"""How long the end of one waits for a store that is away."""
+
+
+class Running:
+    """One of them."""
+
+    def __init__(self, tenant_id: str, events: Events) -> None:
+        self.tenant_id = tenant_id
+        self.events = events
+        self.log = Log()
+        self.num_stored = 0
+        """Events that are in the store."""
+        self.is_unwanted = False
+        """Somebody has cancelled or deleted it."""
+        self.storing = asyncio.Lock()
+        """Held while some of it is being stored."""
+        self.work: asyncio.Future[object] | None = None
+        """Until all is said."""
+        self.task: asyncio.Task[None] | None = None
+        """Until all is stored."""
+
+    @property
+    def id(self) -> str:
+        return self.events.body.id
+
+
+class Background:
+    """All that this gateway writes."""
+
+    def __init__(
+        self,
+        config: settings.Responses,
+        shelf: Shelf,
+        clock: Clock,
+        inside: Callable[[], AbstractContextManager[None]],
+    ) -> None:
+        """``inside``: what is answered without a client is inside all the same, so that nothing closes around it."""
+        self._config = config
+        self._shelf = shelf
+        self._clock = clock
+        self._inside = inside
+        self._running: dict[str, Running] = {}
+        self._is_closing = False
+
+    def check_room(self, tenant_id: str) -> None:
+        """Raises QueueFull, and RequestsLimited when the tenant has its share."""
+        if len(self._running) >= self._config.max_background:
+            raise errors.QueueFull("Too many responses are being written in the background.", retry_after_s=5.0)
+        mine = sum(running.tenant_id == tenant_id for running in self._running.values())
+        if mine >= self._config.max_background_per_tenant:
+            raise errors.RequestsLimited(
+                f"This project has {mine} responses in the background already; wait for one to end.",
+                headers={},
+                retry_after_s=5.0,
+            )
+
+    def start(self, running: Running, work: Callable[[Log], Coroutine[Any, Any, object]]) -> None:
+        """It is stored by now. ``work`` writes it to the log, or raises what it fails with."""
+        self._running[running.id] = running
+        running.work = asyncio.create_task(work(running.log))
+        running.task = asyncio.create_task(self._run(running, running.work))
+
+    def find(self, tenant_id: str, response_id: str) -> Running | None:
+        """One that is being written here."""
+        running = self._running.get(response_id)
+        return None if running is None or running.tenant_id != tenant_id else running
+
+    async def cancel(self, running: Running) -> ResponseBody:
+        """It is over when this returns, and stored as it is then; unless it had ended before."""
+        running.is_unwanted = True
+        assert running.work is not None
+        assert running.task is not None
+        running.work.cancel()
+        await asyncio.wait([running.task])
+        return running.events.body
+
+    async def close(self) -> None:
+        """Breaks off what is still being written; it is said to have failed."""
+        self._is_closing = True
+        tasks = []
+        for running in self._running.values():
+            assert running.work is not None
+            assert running.task is not None
+            running.work.cancel()
+            tasks.append(running.task)
+        if tasks:
+            await asyncio.wait(tasks)
+
+    async def _run(self, running: Running, work: asyncio.Future[object]) -> None:
+        with self._inside():
+            flushing = asyncio.create_task(self._flush_on(running, work))
+            await asyncio.wait([work])
+            events = running.events
+            if work.cancelled():
+                closing = errors.Draining("This server is shutting down.")
+                await running.log.end(events.cancelled() if running.is_unwanted else events.failed(closing))
+            elif (error := work.exception()) is not None:
+                await running.log.end(events.failed(errors.described(error, running.id)))
+            async with running.storing:
+                flushing.cancel()
+            await self._finish(running)
+
+    async def _flush_on(self, running: Running, work: asyncio.Future[object]) -> None:
+        """What is said is stored, until this is cancelled."""
+        renewed_at = self._clock.now()
+        while True:
+            await self._clock.sleep(FLUSH_S)
+            said = running.log.events[running.num_stored :]
+            if not said and self._clock.now() < renewed_at + RENEW_S:
+                continue
+            async with running.storing:
+                try:
+                    is_wanted = await self._shelf.advance(running.events.body, running.num_stored, said)
+                except ShelfAway:
+                    continue
+                except Exception:
+                    log.exception("response %s cannot be stored", running.id)
+                    continue
+                running.num_stored += len(said)
+            renewed_at = self._clock.now()
+            if not is_wanted:
+                running.is_unwanted = True
+                work.cancel()
+
+    async def _finish(self, running: Running) -> None:
+        """Stores the end, and then tells it; first, if the store is away, and goes on trying."""
+        said = running.log.events[running.num_stored :] + running.log.take_last()
+        give_up_at = self._clock.now() + KEEP_TRYING_S
+        try:
+            while True:
+                try:
+                    await self._shelf.advance(running.events.body, running.num_stored, said)
+                    return
+                except ShelfAway:
+                    running.log.close()
+                    if self._is_closing or self._clock.now() >= give_up_at:
+                        log.error("the end of response %s is not stored", running.id)
+                        return
+                    await self._clock.sleep(1.0)
+        except Exception:
+            log.exception("the end of response %s is not stored", running.id)
+        finally:
+            if not running.log.is_closed:
+                running.log.close()
+            del self._running[running.id]
