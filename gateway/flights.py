@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -61,6 +62,10 @@ def launched(submit: Callable[[wire.Submit], Flight], submits: Sequence[wire.Sub
     return submit(submits[0]) if len(submits) == 1 else Flights(submit, submits)
 
 
+MAX_AT_ONCE = 128
+"""Prompts of one request that wait or are computed at a time; the others follow as these end."""
+
+
 class Flights:
     """The flights of several prompts, as one ``Source``. Closing cancels every sequence that has not finished."""
 
@@ -73,8 +78,10 @@ class Flights:
         self._arrived: list[wire.Delta] = []
         self._error: GatewayError | None = None
         self._moved = asyncio.Event()
+        self._submit = submit
+        self._later = deque(submits[MAX_AT_ONCE:])
         try:
-            for each in submits:
+            for each in submits[:MAX_AT_ONCE]:
                 self._flights[each.request_id] = submit(each)
         except BaseException:
             self.close()
@@ -83,6 +90,7 @@ class Flights:
 
     def close(self) -> None:
         """Cancels what has not finished; a second time does nothing."""
+        self._later.clear()
         for reader in self._readers:
             reader.cancel()
         for flight in self._flights.values():
@@ -130,13 +138,19 @@ class Flights:
             await flight.over()
 
     async def _read(self, flight: Flight) -> None:
-        num_open = flight.num_sequences
+        """To its end, and then the next of those that have not begun."""
         try:
-            while num_open:
-                deltas = await flight.deltas()
-                num_open -= sum(delta.finish is not None for delta in deltas)
-                self._arrived += deltas
-                self._moved.set()
+            while True:
+                num_open = flight.num_sequences
+                while num_open:
+                    deltas = await flight.deltas()
+                    num_open -= sum(delta.finish is not None for delta in deltas)
+                    self._arrived += deltas
+                    self._moved.set()
+                if not self._later:
+                    return
+                submit = self._later.popleft()
+                flight = self._flights[submit.request_id] = self._submit(submit)
         except GatewayError as error:
             self._error = error
             self._moved.set()

@@ -126,6 +126,22 @@ INFERENCE = (
     ),
     Inference(
         "POST",
+        "/v1/embeddings",
+        "embeddings",
+        "Give vectors of texts",
+        openai.EmbeddingList,
+        openai.EmbeddingRequest,
+    ),
+    *(
+        Inference("POST", path, name, "Order documents by relevance", openai.Ranking, openai.RerankRequest)
+        for path, name in (("/v1/rerank", "rerank"), ("/v2/rerank", "rerank_v2"), ("/rerank", "rerank_short"))
+    ),
+    *(
+        Inference("POST", path, name, "Score pairs of texts", openai.ScoreList, openai.ScoreRequest)
+        for path, name in (("/v1/score", "score"), ("/score", "score_short"))
+    ),
+    Inference(
+        "POST",
         "/v1/files",
         "file_upload",
         "Upload a file",

@@ -68,7 +68,7 @@ def _inability(submit: wire.Submit, runner: Able) -> str | None:
     pooling = submit.pooling
     if pooling is None:
         return None if runner.writes else "this model writes nothing: ask it for vectors"
-    if submit.num_sequences != 1 or submit.emitted_token_ids or submit.grammar is not None:
+    if submit.num_sequences != 1 or any(submit.emitted_token_ids.values()) or submit.grammar is not None:
         return "a vector is of one sequence that writes nothing"
     if pooling.kind == "score":
         return None if runner.scores else "this model has no head that scores"

@@ -28,19 +28,23 @@ Networks = Annotated[tuple[Annotated[str, Meta(min_length=1, max_length=64)], ..
 """CIDR blocks, such as 10.0.0.0/8."""
 
 
-Scope = Literal["chat.completions", "completions", "responses", "models", "usage", "files", "batches"]
+Scope = Literal[
+    "chat.completions",
+    "completions",
+    "responses",
+    "embeddings",
+    "rerank",
+    "models",
+    "usage",
+    "files",
+    "batches",
+]
 
 
 class KeyScopes(Written, frozen=True, kw_only=True, omit_defaults=True):
     """What a key is good for; null: all of it."""
 
-    endpoints: (
-        Annotated[
-            tuple[Literal["chat.completions", "completions", "responses", "models", "usage", "files", "batches"], ...],
-            Meta(max_length=16),
-        ]
-        | None
-    ) = None
+    endpoints: Annotated[tuple[Scope, ...], Meta(max_length=16)] | None = None
 
 
 class Key(Versioned, frozen=True, kw_only=True):

@@ -7,7 +7,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from gateway import anthropic
-from gateway.api import chat, completions, files, health, messages, models, responses, stored
+from gateway.api import chat, completions, files, health, messages, models, responses, stored, vectors
 from gateway.entrance import Endpoint
 from gateway.errors import Shape
 from gateway.house import GATEWAY
@@ -22,6 +22,10 @@ def endpoints() -> dict[str, Endpoint]:
         "/v1/messages/count_tokens": messages.count,
         "/v1/responses": responses.create,
         "/v1/responses/input_tokens": responses.count,
+        "/v1/embeddings": vectors.embed,
+        # Jina's and Cohere's addresses, and those that vLLM has besides.
+        **dict.fromkeys(("/v1/rerank", "/v2/rerank", "/rerank"), vectors.rerank),
+        **dict.fromkeys(("/v1/score", "/score"), vectors.score),
     }
 
 

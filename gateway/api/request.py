@@ -11,7 +11,7 @@ from multidict import istr
 
 from gateway import openai
 from gateway.errors import ContextLengthExceeded, InvalidRequest, UnsupportedMediaType
-from gateway.openai import ChatRequest, CompletionRequest
+from gateway.openai import ChatRequest, CompletionRequest, Reading
 from policies import wire
 
 T = TypeVar("T")
@@ -61,7 +61,7 @@ def control_of(request: web.Request) -> str:
     return request.headers.get(hdrs.CACHE_CONTROL, "")
 
 
-def wants_receipt(request: web.Request, call: ChatRequest | CompletionRequest) -> bool:
+def wants_receipt(request: web.Request, call: ChatRequest | CompletionRequest | Reading) -> bool:
     """By its header or by its body. Raises InvalidRequest."""
     said = request.headers.get(RECEIPT)
     if said is not None and said.lower() not in ("true", "false"):
@@ -71,7 +71,10 @@ def wants_receipt(request: web.Request, call: ChatRequest | CompletionRequest) -
 
 
 def room_for(num_prompt_tokens: int, facts: wire.Ready, param: str) -> int:
-    """How many tokens the answer may have, at least one. Raises ContextLengthExceeded."""
+    """How many tokens the answer may have, at least one. Raises ContextLengthExceeded, and InvalidRequest where the
+    model writes none at all."""
+    if not facts.writes:
+        raise InvalidRequest("This model writes nothing: ask it for vectors, at /v1/embeddings.", param="model")
     room = facts.max_model_tokens - num_prompt_tokens
     if room < 1:
         raise ContextLengthExceeded(

@@ -140,7 +140,8 @@ class Found:
         """Of all sequences together. A kept answer has exactly so many."""
         if isinstance(self._source, Replay):
             return self._source.num_tokens
-        return sum([submit.sampling.max_tokens * submit.num_sequences for submit in self._asked.submits])
+        submits = self._asked.submits
+        return sum([each.sampling.max_tokens * each.num_sequences for each in submits if each.pooling is None])
 
     def launch(self, submit: Callable[[wire.Submit], Flight]) -> Source:
         """What was found; else what ``submit`` sends on its way, and others may read along with that. Raises what it

@@ -16,9 +16,24 @@ from gateway.reply.answers import Answer, ChatAnswer, Part, TextAnswer
 from gateway.reply.choices import Choice
 from gateway.reply.events import OUTLET, EventStream, Outlet
 from gateway.reply.shapers import Shaper
+from gateway.reply.vectors import EmbeddingAnswer, RerankAnswer, ScoreAnswer, Scored, VectorAnswer
 from policies import wire
 
-__all__ = ["Account", "Answer", "ChatAnswer", "Choice", "Part", "Shaper", "TextAnswer", "send"]
+__all__ = [
+    "Account",
+    "Answer",
+    "ChatAnswer",
+    "Choice",
+    "EmbeddingAnswer",
+    "Part",
+    "RerankAnswer",
+    "ScoreAnswer",
+    "Scored",
+    "Shaper",
+    "TextAnswer",
+    "VectorAnswer",
+    "send",
+]
 
 HEADERS_AFTER_S = 1.0
 """So long a stream's headers wait for the first token, as a refusal until then has a status of its own."""

@@ -47,7 +47,7 @@ class Answer:
 
     def __init__(
         self,
-        call: openai.ChatRequest | openai.CompletionRequest,
+        call: openai.ChatRequest | openai.CompletionRequest | openai.Reading,
         parts: Sequence[Part],
         text: Text,
         fingerprint: str,

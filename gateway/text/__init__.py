@@ -127,6 +127,36 @@ class Text:
             return self._encode(prompts)
         return await self._on_thread(lambda: self._encode(prompts))
 
+    async def encode_pairs(self, pairs: Sequence[tuple[str, str]]) -> list[tuple[list[int], int]]:
+        """Token ids of two texts in one, as the tokenizer joins them, and where the second begins; 0 where the
+        tokenizer does not say. Raises InvalidRequest."""
+
+        def read() -> list[tuple[list[int], int]]:
+            try:
+                encodings = self._tokenizer.encode_batch(list(pairs), add_special_tokens=True)
+            except Exception as error:
+                raise _untokenisable(error) from None
+            return [(each.ids, each.type_ids.index(1) if 1 in each.type_ids else 0) for each in encodings]
+
+        if not self._is_long(sum(40 + len(first) + len(second) for first, second in pairs)):
+            return read()
+        return await self._on_thread(read)
+
+    async def cut(self, texts: Sequence[str], max_tokens: int) -> list[str]:
+        """The beginnings of these texts that have so many tokens. Raises InvalidRequest."""
+
+        def cut() -> list[str]:
+            try:
+                encodings = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
+            except Exception as error:
+                raise _untokenisable(error) from None
+            return [
+                text[: each.offsets[max_tokens - 1][1]] if len(each.ids) > max_tokens else text
+                for text, each in zip(texts, encodings, strict=True)
+            ]
+
+        return await self._on_thread(cut)
+
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of a whole sequence, special tokens left out."""
         return self._tokenizer.decode(token_ids)

@@ -31,7 +31,8 @@ from gateway.admin.words import Written
 
 PATH = projects.ONE + "/api_keys"
 
-GENERATING, READING = ("chat.completions", "completions", "responses"), ("models",)
+GENERATING = ("chat.completions", "completions", "responses", "embeddings", "rerank")
+READING = ("models",)
 SCOPES: dict[str, tuple[str, ...]] = {
     "chat.completions": ("chat.completions",),
     "completions": ("completions",),
@@ -40,6 +41,8 @@ SCOPES: dict[str, tuple[str, ...]] = {
     "usage": ("usage",),
     "files": ("files",),
     "batches": ("batches",),
+    "embeddings": ("embeddings",),
+    "rerank": ("rerank",),
     "api.usage.read": ("usage",),
     "api.model.request": GENERATING,
     "model.request": GENERATING,

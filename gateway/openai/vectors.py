@@ -1,0 +1,221 @@
+"""Vectors and scores of texts: /v1/embeddings as OpenAI has it; rerank and score as Jina, Cohere and vLLM have them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+
+from gateway.openai.decoding import decoded
+from gateway.openai.failures import Malformed
+from gateway.openai.receipts import PenstockExtras
+from gateway.openai.requests import Metadata, Named, PenstockOptions, TokenId
+from policies.terms import Usage
+
+MAX_INPUTS = 2048
+"""Texts of one request, as at OpenAI."""
+
+
+class Reading(msgspec.Struct, frozen=True, kw_only=True):
+    """What all of these take: texts are read, and none is written."""
+
+    model: str
+    user: Named | None = None
+    safety_identifier: Annotated[str, Meta(max_length=64)] | None = None
+    metadata: Metadata | None = None
+    service_tier: Literal["auto", "default", "flex", "scale", "priority", "fast"] | None = None
+    penstock: PenstockOptions | None = None
+
+    @property
+    def stream(self) -> bool:
+        """Never."""
+        return False
+
+    @property
+    def includes_usage(self) -> bool:
+        """Of a stream, which it never is."""
+        return False
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """None."""
+        return ()
+
+    @property
+    def seed(self) -> None:
+        """None: there is no chance in it."""
+        return None
+
+
+class EmbeddingRequest(Reading, frozen=True, kw_only=True):
+    """POST /v1/embeddings."""
+
+    input: str | Annotated[list[str | TokenId | list[TokenId]], Meta(min_length=1)]
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: Annotated[int, Meta(ge=1)] | None = None
+
+    @property
+    def texts(self) -> list[str]:
+        """The inputs, when they are text."""
+        if isinstance(self.input, str):
+            return [self.input]
+        return [item for item in self.input if isinstance(item, str)]
+
+    @property
+    def token_ids(self) -> list[list[int]]:
+        """The inputs, when they are token ids."""
+        if isinstance(self.input, str):
+            return []
+        flat = [item for item in self.input if isinstance(item, int)]
+        return [flat] if flat else [item for item in self.input if isinstance(item, list)]
+
+
+class Document(msgspec.Struct, frozen=True):
+    """A document with its text in a field."""
+
+    text: str
+
+
+Texts = str | Annotated[list[str], Meta(min_length=1, max_length=MAX_INPUTS)]
+
+
+class RerankRequest(Reading, frozen=True, kw_only=True):
+    """POST /v1/rerank."""
+
+    query: str
+    documents: Annotated[list[str | Document], Meta(min_length=1, max_length=MAX_INPUTS)]
+    top_n: Annotated[int, Meta(ge=1)] | None = None
+    return_documents: bool | None = None
+    """They are in the answer unless this is false."""
+    max_tokens_per_doc: Annotated[int, Meta(ge=1)] | None = None
+    """Of a longer document only its beginning is read."""
+
+    @property
+    def texts(self) -> list[str]:
+        """The documents."""
+        return [item if isinstance(item, str) else item.text for item in self.documents]
+
+
+class ScoreRequest(Reading, frozen=True, kw_only=True):
+    """POST /v1/score: one text against each of many, or each against the one beside it."""
+
+    text_1: Texts
+    text_2: Texts
+
+    @property
+    def pairs(self) -> list[tuple[str, str]]:
+        """What is to be scored."""
+        first, second = ([text] if isinstance(text, str) else text for text in (self.text_1, self.text_2))
+        return list(zip(first * len(second) if len(first) == 1 else first, second, strict=True))
+
+
+_embedding = msgspec.json.Decoder(EmbeddingRequest)
+_rerank = msgspec.json.Decoder(RerankRequest)
+_score = msgspec.json.Decoder(ScoreRequest)
+
+
+def parse_embedding(body: bytes) -> EmbeddingRequest:
+    """The request in ``body``. Raises Malformed."""
+    call = decoded(_embedding, body)
+    if not isinstance(call.input, str):
+        kinds = {type(item) for item in call.input}
+        if len(kinds) > 1:
+            raise Malformed("Invalid 'input': strings, token ids and lists of token ids cannot be mixed", "input")
+        if kinds == {list} and not all(call.input):
+            raise Malformed("Invalid 'input': a list of token ids is empty", "input", "empty_array")
+    if len(call.texts) + len(call.token_ids) > MAX_INPUTS:
+        raise Malformed(f"'input' may have {MAX_INPUTS} texts at most", "input", "array_above_max_length")
+    if not all(call.texts):
+        raise Malformed("Invalid 'input': a text is empty", "input", "empty_string")
+    return call
+
+
+def parse_rerank(body: bytes) -> RerankRequest:
+    """The request in ``body``. Raises Malformed."""
+    return decoded(_rerank, body)
+
+
+def parse_score(body: bytes) -> ScoreRequest:
+    """The request in ``body``. Raises Malformed."""
+    call = decoded(_score, body)
+    lengths = [1 if isinstance(text, str) else len(text) for text in (call.text_1, call.text_2)]
+    if lengths[0] not in (1, lengths[1]):
+        raise Malformed(
+            f"'text_1' has {lengths[0]} texts and 'text_2' {lengths[1]}: one, or as many as the other", "text_1"
+        )
+    return call
+
+
+class ReadUsage(msgspec.Struct, frozen=True):
+    """Tokens of all texts together."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+    @classmethod
+    def of(cls, usage: Usage) -> ReadUsage:
+        """In OpenAI's shape."""
+        return cls(usage.num_prompt_tokens, usage.num_prompt_tokens)
+
+
+class Embedding(msgspec.Struct, frozen=True):
+    """One text's vector; as base64 it is f32, least byte first."""
+
+    index: int
+    embedding: list[float] | str
+    object: Literal["embedding"] = "embedding"
+
+
+class EmbeddingList(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer of /v1/embeddings."""
+
+    object: Literal["list"] = "list"
+    data: list[Embedding]
+    model: str
+    usage: ReadUsage
+    penstock: PenstockExtras | UnsetType = UNSET
+
+
+class Ranked(msgspec.Struct, frozen=True):
+    """One document's place."""
+
+    index: int
+    relevance_score: float
+    document: Document | UnsetType = UNSET
+
+
+class Ranking(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer of /v1/rerank: the most relevant first."""
+
+    id: str
+    object: Literal["list"] = "list"
+    model: str
+    usage: ReadUsage
+    results: list[Ranked]
+    penstock: PenstockExtras | UnsetType = UNSET
+
+
+class Score(msgspec.Struct, frozen=True):
+    """One pair's."""
+
+    index: int
+    score: float
+    object: Literal["score"] = "score"
+
+
+class ScoreList(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer of /v1/score."""
+
+    id: str
+    object: Literal["list"] = "list"
+    created: int
+    model: str
+    data: list[Score]
+    usage: ReadUsage
+    penstock: PenstockExtras | UnsetType = UNSET
+
+
+def encoded(vectors: Any) -> bytes:
+    """Any of these answers, as JSON."""
+    return msgspec.json.encode(vectors)
