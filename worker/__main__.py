@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from worker.runner import Runner
 
 CANNOT_START, BROKEN = 2, 3
+NUM_COMPILING = 2
+"""Threads that compile grammars."""
 
 log = logging.getLogger("penstock.worker")
 
@@ -132,7 +134,10 @@ def _run(
 ) -> int:
     from worker.adapters.store import Store
     from worker.engine import Engine
+    from worker.grammar.store import Grammars
+    from worker.grammar.vocabulary import read_vocabulary
     from worker.loop import Loop
+    from worker.models import path_of
     from worker.probe import ProbeFailed, probe
     from worker.runner import Runner
     from worker.sampler import Sampler
@@ -190,7 +195,15 @@ def _run(
         reader = ThreadPoolExecutor(1, "adapters")
         adapters = Store(runner.load_adapter, ready.max_adapter_bytes, reader, lambda: _wake(wakes))
     hello = wire.Hello(wire.VERSION, settings.name)
-    loop = Loop(engine, listener, hello, ready, time.monotonic, adapters)
+    path, num_logits, eos_token_ids = path_of(settings.source), runner.vocab_size, frozenset(runner.eos_token_ids)
+    grammars = Grammars(
+        lambda: read_vocabulary(path, num_logits, eos_token_ids),
+        num_logits,
+        eos_token_ids,
+        ThreadPoolExecutor(NUM_COMPILING, "grammars"),
+        lambda: _wake(wakes),
+    )
+    loop = Loop(engine, listener, hello, ready, time.monotonic, adapters, grammars)
     signal.set_wakeup_fd(wakes.fileno(), warn_on_full_buffer=False)
     loop.wake_on(wakeup)
     signal.signal(signal.SIGTERM, lambda signum, frame: loop.drain())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Run
+from typing import Any
 
 from policies.costs import StepCosts, Work, shares
 from worker.flight import work_of
@@ -19,7 +20,7 @@ class Account:
         self.num_steps = 0
         self.busy_s = 0.0
         self._told = (0, 0.0)
-        """Steps and busy seconds that the last ``mean_step_ms`` told of."""
+        """Steps and busy seconds that the last ``counts`` told of."""
 
     def spend(
         self, seconds: float, work: Work, spans: Run[Span], batch: Run[tuple[Sequence, int]], costs: StepCosts
@@ -39,8 +40,12 @@ class Account:
             else:
                 sequence.engine_s += chunk.seconds(len(span.token_ids), span.start)
 
-    def mean_step_ms(self) -> float:
-        """Since the last call."""
+    def counts(self) -> dict[str, Any]:
+        """What a worker's ``Stats`` say of it, by field; the mean step is that since the last call."""
+        names = ("num_prefill_tokens", "num_decode_tokens", "num_steps", "busy_s")
+        return {"step_ms": self._mean_step_ms(), **{name: getattr(self, name) for name in names}}
+
+    def _mean_step_ms(self) -> float:
         num_steps, busy_s = self.num_steps - self._told[0], self.busy_s - self._told[1]
         self._told = self.num_steps, self.busy_s
         return 1e3 * busy_s / num_steps if num_steps else 0.0

@@ -37,8 +37,6 @@ def refusal(submit: wire.Submit, runner: Able) -> wire.Failed | None:
     def failed(code: str, reason: str) -> wire.Failed:
         return wire.Failed(submit.request_id, code, reason)
 
-    if submit.grammar is not None:
-        return failed("invalid_request", "this worker does not hold answers to a grammar")
     unable = _inability(submit, runner)
     if unable is not None:
         return failed("invalid_request", unable)

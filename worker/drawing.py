@@ -12,7 +12,9 @@ from worker.sequence import Sequence
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from worker.grammar.masks import MaskMaker
     from worker.sampler import Sampler
+    from worker.sampling.masks import Masks
 
 Faults = dict[str, Exception]
 """Requests that cannot go on, and why."""
@@ -24,12 +26,17 @@ class Drawing:
     """One sampler, and the requests that it may have stumbled over."""
 
     def __init__(
-        self, sampler: Sampler, maxima_of: Callable[[Tensor], Tensor | None], put_back: Callable[[Sequence], None]
+        self,
+        sampler: Sampler,
+        maxima_of: Callable[[Tensor], Tensor | None],
+        put_back: Callable[[Sequence], None],
     ) -> None:
         """``maxima_of``: as Runner.maxima_of; ``put_back``: has a sequence compute its logits anew."""
         self._sampler = sampler
         self._maxima_of = maxima_of
         self._put_back = put_back
+        self._mask_maker: MaskMaker | None = None
+        """As soon as a sequence has a guide."""
         self._suspects: set[str] = set()
         """Requests that were in a batch whose sampling failed; they are sampled one by one until they pass."""
 
@@ -67,8 +74,15 @@ class Drawing:
     def _draw_together(self, logits: Tensor, sequences: list[Sequence], draws: list[Draw], faults: Faults) -> None:
         """Adds to ``draws`` and ``faults``."""
         rows = [row for sequence in sequences for row in sequence.rows()]
+        masks = None
+        if any(sequence.guide is not None for sequence in sequences):
+            masks, lost = self._masks(sequences, logits.is_cuda)
+            faults |= {sequence.request.request_id: error for sequence, error in lost.items()}
         try:
-            pending = self._sampler.start(logits, rows, self._maxima_of(logits))
+            if masks is None:
+                pending = self._sampler.start(logits, rows, self._maxima_of(logits))
+            else:
+                pending = self._sampler.start(logits, rows, self._maxima_of(logits), masks)
         except AssertionError:
             raise
         except Exception as error:
@@ -79,7 +93,15 @@ class Drawing:
             # The logits may be half overwritten. Computed anew and sampled one by one, only the faulty request fails.
             for sequence in sequences:
                 self._suspects.add(sequence.request.request_id)
-                self._put_back(sequence)
+                if not sequence.has_ended:
+                    self._put_back(sequence)
             return
         drafts = [sequence.draft_token_ids for sequence in sequences]
         draws.append(Draw(sequences, [sequence.expect() for sequence in sequences], drafts, pending))
+
+    def _masks(self, sequences: list[Sequence], is_pinned: bool) -> tuple[Masks | None, dict[Sequence, Exception]]:
+        if self._mask_maker is None:
+            from worker.grammar.masks import MaskMaker
+
+            self._mask_maker = MaskMaker(is_pinned)
+        return self._mask_maker.make(sequences)

@@ -34,6 +34,7 @@ from worker.sequence import Request, Sequence
 from worker.speculation import Speculation
 
 if TYPE_CHECKING:
+    from worker.grammar.guide import Guide
     from worker.parallel.runner import ParallelRunner
     from worker.runner import Runner
     from worker.sampler import Sampler
@@ -97,8 +98,11 @@ class Engine:
         """Sequences that may wait here; the gateway's line is the one that is meant to be long."""
         return max(4 * self._limits.max_sequences, MIN_WAITING)
 
-    def add(self, submit: wire.Submit, adapter: Adapter | None = None) -> wire.Failed | None:
-        """Take a request in, or say why not. ``adapter``: the one that it names."""
+    def add(
+        self, submit: wire.Submit, adapter: Adapter | None = None, guides: Mapping[int, Guide] | None = None
+    ) -> wire.Failed | None:
+        """Take a request in, or say why not. ``adapter``: the one that it names; ``guides``: by index, where it has a
+        grammar."""
         refused = self._refusal(submit)
         if refused is not None:
             return refused
@@ -116,7 +120,8 @@ class Engine:
         for index in submit.indices:
             self._num_arrivals += 1
             own_chain = chain.fork() if chain else None
-            sequence = Sequence(request, submit, index, self._num_arrivals, stop_token_ids, own_chain, now)
+            guide = guides[index] if guides is not None else None
+            sequence = Sequence(request, submit, index, self._num_arrivals, stop_token_ids, own_chain, now, guide)
             request.live.append(sequence)
             self._scheduler.add(sequence)
         return None
@@ -140,7 +145,8 @@ class Engine:
             before = None
         flight = None
         if self._requests:
-            flight, faults = self._launch(before)
+            flight, before, moved, faults = self._launch(before)
+            deltas += moved
             failed += faults
         if self._runner.overlaps:
             self._flight, flight = flight, before
@@ -150,13 +156,16 @@ class Engine:
             failed += faults
         return deltas, failed
 
-    def _launch(self, before: Flight | None) -> tuple[Flight | None, list[wire.Failed]]:
-        """Plan a step and give it to the device. ``before``: the one that the device may still be busy with."""
+    def _launch(
+        self, before: Flight | None
+    ) -> tuple[Flight | None, Flight | None, list[wire.Delta], list[wire.Failed]]:
+        """Plan a step and give it to the device. ``before``: the one that the device may still be busy with; it comes
+        back, or what came of it, where its tokens had to be known."""
         started_at = self._now()
         batch = self._scheduler.schedule(started_at, self._costs)
         assert batch or before is not None, "there is work, and none of it can be done"
         if not batch:
-            return None, []
+            return None, before, [], []
         sources = before.sources() if before is not None else {}
         spans = [span_of(sequence, num_tokens, sources) for sequence, num_tokens in batch]
         work = work_of(spans)
@@ -176,25 +185,30 @@ class Engine:
                 # Nothing was committed: those who fit into a smaller step compute the same again, the others pause.
                 self._scheduler.limits = self._budget.limits
                 log.warning("%s; steps hold at most %d tokens now", error, self._budget.limits.max_step_tokens)
-                return None, []
+                return None, before, [], []
             log.exception("a step of %d sequences failed", len(batch))
-            return None, self._fail({sequence.request.request_id: error for sequence, _ in batch}, now)
+            return None, before, [], self._fail({sequence.request.request_id: error for sequence, _ in batch}, now)
         if self.speculates and self._speculation is not None:
             self._speculation.computed(batch)
         pooled = self._vectors.take(spans, batch, self._runner)
         sampled, indices = self._commit(batch, self._now())
+        deltas: list[wire.Delta] = []
+        failed: list[wire.Failed] = []
         draws: list[Draw] = []
         faults: Faults = {}
         if sampled:
             if self.speculates and self._speculation is not None:
                 self._speculation.watch(sampled, indices)
+            if before is not None and any(sequence.guide is not None for sequence in sampled):
+                # Masks follow from the last tokens, for which the device does not wait meanwhile.
+                (deltas, failed), before = self._land(before), None
             # Forks begin with the row of the prompt's last token: the same logits, each with its own seed.
             draws, faults = self._drawing.draw(logits if len(indices) == logits.shape[0] else logits[indices], sampled)
         flight = Flight(batch, spans, work, draws, started_at, pooled)
         if faults:
             self._account.spend(self._now() - started_at, work, spans, batch, self._costs)
             flight = Flight([], [], NO_WORK, draws, started_at, pooled)
-        return flight, self._fail(faults, self._now())
+        return flight, before, deltas, failed + self._fail(faults, self._now())
 
     def _land(self, flight: Flight) -> tuple[list[wire.Delta], list[wire.Failed]]:
         """Read a step's tokens."""
@@ -221,26 +235,19 @@ class Engine:
             if not vector and not sequence.has_ended:
                 faults[sequence.request.request_id] = ArithmeticError("the model gave no usable vector")
         failed = self._fail(faults, now)
-        ready = [self._deliver(*each, now) for each in pooled if not each[0].has_ended]
-        return ready + [self._report(run, now) for run in runs if not run.sequence.has_ended], failed
+        deltas = [self._deliver(*each, now) for each in pooled if not each[0].has_ended]
+        for run in runs:
+            if not run.sequence.has_ended:
+                deltas += self._report(run, now)
+        return deltas, failed
 
     def stats(self, num_gateways: int = 1) -> wire.Stats:
         """The state now; step_ms is the mean since the last call."""
         return wire.Stats(
-            num_waiting=len(self._scheduler.waiting),
-            num_running=len(self._scheduler.running),
-            num_blocks=self._pool.num_blocks,
-            num_used_blocks=self._pool.num_used,
-            num_cached_blocks=self._pool.num_cached,
-            num_free_blocks=self._pool.num_free,
-            num_prefill_tokens=self._account.num_prefill_tokens,
-            num_decode_tokens=self._account.num_decode_tokens,
-            num_steps=self._account.num_steps,
-            step_ms=self._account.mean_step_ms(),
             draining=self.draining,
             cost_weights=self._costs.weights,
             num_gateways=num_gateways,
-            busy_s=self._account.busy_s,
+            **self._account.counts(),
             **self._scheduler.counts(),
             **(self._speculation.counts() if self._speculation is not None else {}),
         )
@@ -280,7 +287,7 @@ class Engine:
         num_left = self._scheduler.limits.max_step_tokens - work.num_prefill_tokens - work.num_decodes
         for place, token_ids in self._speculation.draft(batch, work, num_left, self._costs, now):
             sequence, _ = batch[place]
-            num_tokens = self._scheduler.make_room(sequence, len(token_ids), now)
+            num_tokens = self._scheduler.make_room(sequence, sequence.num_draftable(token_ids), now)
             if num_tokens:
                 sequence.draft_token_ids = token_ids[:num_tokens]
                 num_drafted += num_tokens
@@ -308,7 +315,7 @@ class Engine:
                 num_logits = end
         return sampled, rows
 
-    def _report(self, run: Gain, now: float) -> wire.Delta:
+    def _report(self, run: Gain, now: float) -> list[wire.Delta]:
         """What a sequence has gained, up to whatever ends it."""
         sequence, num_drafted = run.sequence, len(run.draft)
         reason = None
@@ -326,10 +333,14 @@ class Engine:
             self._speculation.learn(sequence, num_drafted, min(num_tokens, len(run.token_ids) - 1))
         token_ids = run.token_ids[:num_tokens]
         logprobs = [logprob for logprob in run.logprobs[:num_tokens] if logprob is not None] or None
-        if reason is not None:
-            return self._end(sequence, token_ids, logprobs, reason, now)
         found = sequence.num_cached_tokens if run.position == sequence.num_prompt_tokens else None
-        return wire.Delta(sequence.request.request_id, sequence.index, token_ids, logprobs, None, found)
+        if reason is not None:
+            if reason == "stop" and token_ids[-1] not in sequence.stop_token_ids:
+                # The last token of an answer that ends by itself is taken for its end token, which this one has not.
+                gained = wire.Delta(sequence.request.request_id, sequence.index, token_ids, logprobs, None, found)
+                return [gained, self._end(sequence, [], None, reason, now)]
+            return [self._end(sequence, token_ids, logprobs, reason, now)]
+        return [wire.Delta(sequence.request.request_id, sequence.index, token_ids, logprobs, None, found)]
 
     # Ends
 
@@ -364,21 +375,17 @@ class Engine:
         self._drawing.forget(request_id)
 
     def _fail(self, faults: Mapping[str, Exception], now: float) -> list[wire.Failed]:
-        """End whole requests by a fault."""
+        """End whole requests by a fault, but for those that have ended meanwhile."""
         failed = []
         for request_id, error in faults.items():
-            engine_s = kv_block_s = 0.0
-            num_drafted_tokens = num_accepted_tokens = 0
-            for sequence in list(self._requests[request_id].live):
+            if request_id not in self._requests:
+                continue
+            sequences = list(self._requests[request_id].live)
+            for sequence in sequences:
                 self._remove(sequence, now)
-                num_drafted_tokens += sequence.num_drafted_tokens
-                num_accepted_tokens += sequence.num_accepted_tokens
-                engine_s += sequence.engine_s
-                kv_block_s += sequence.kv_block_s
             self._forget(request_id)
-            reason = f"{type(error).__name__}: {error}"
-            spent = (engine_s, kv_block_s, num_drafted_tokens, num_accepted_tokens)
-            failed.append(wire.Failed(request_id, "internal", reason, *spent))
+            spent = [sum(each) for each in zip(*[sequence.spent for sequence in sequences], strict=True)]
+            failed.append(wire.Failed(request_id, "internal", f"{type(error).__name__}: {error}", *spent))
         return failed
 
     def _refusal(self, submit: wire.Submit) -> wire.Failed | None:

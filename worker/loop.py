@@ -12,12 +12,16 @@ import os
 import selectors
 import socket
 from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
 
 from policies import wire
 from worker.adapters.store import Store
 from worker.boarding import Boarding
 from worker.channel import Channel, ChannelClosed
 from worker.engine import Engine
+
+if TYPE_CHECKING:
+    from worker.grammar.store import Grammars
 
 HEARTBEAT_S = 1.0
 MAX_TOLD_BLOCKS = 65_536
@@ -43,10 +47,11 @@ class Loop:
         ready: wire.Ready,
         now: Callable[[], float],
         adapters: Store | None = None,
+        grammars: Grammars | None = None,
     ) -> None:
-        """``adapters`` None: none are taken."""
+        """``adapters`` None: none are taken; ``grammars`` None: answers are held to none."""
         self._engine = engine
-        self._boarding = Boarding(engine, adapters, now)
+        self._boarding = Boarding(engine, adapters, now, grammars)
         self._hello, self._ready = hello, ready
         self._now = now
         self._channels: set[Channel] = set()

@@ -1,10 +1,10 @@
 """Logits to tokens: one batched sample a step, in float32, exact.
 
-For each row, in the order of ``policies.terms.Sampling``: penalties, logit bias, forbidden tokens, temperature,
-top-k, top-p, min-p, then one draw that is a function of (seed, position) alone. What no row asks for is not computed:
-a batch of greedy rows is one pass for the maxima of the tiles, and none where the model's head found them on its way.
-Three ways lead to the same tokens: compiled kernels on the CPU, Triton's on the device, and torch. The parts are in
-``worker.sampling``; measurements in benchmarks/engine.md.
+For each row, in the order of ``policies.terms.Sampling``: penalties, logit bias, forbidden tokens and those that a
+grammar does not allow, temperature, top-k, top-p, min-p, then one draw that is a function of (seed, position) alone.
+What no row asks for is not computed: a batch of greedy rows is one pass for the maxima of the tiles, and none where the
+model's head found them on its way. Three ways lead to the same tokens: compiled kernels on the CPU, Triton's on the
+device, and torch. The parts are in ``worker.sampling``; measurements in benchmarks/engine.md.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ from torch import Tensor
 
 from policies.terms import Sampling
 from policies.wire import TokenLogprob
-from worker.native import library
+from worker.native import Library, library
 from worker.sampling import race
 from worker.sampling.adjust import Adjustments, adjust
 from worker.sampling.filters import mass_above, mass_from, min_p_threshold, top_k_threshold
+from worker.sampling.masks import Masks
 from worker.sampling.tiles import Tiles
 from worker.sampling.wishes import Wishes
 from worker.triton import has_triton
@@ -100,14 +101,19 @@ class Sampler:
         self.eos_token_ids = tuple(eos_token_ids)
         self._is_compiled, self._by_row = is_compiled, by_row
 
-    def sample(self, logits: Tensor, rows: Sequence[Row], maxima: Tensor | None = None) -> Sampled:
+    def sample(
+        self, logits: Tensor, rows: Sequence[Row], maxima: Tensor | None = None, masks: Masks | None = None
+    ) -> Sampled:
         """``start``, and what came of it."""
-        return self.start(logits, rows, maxima).take()
+        return self.start(logits, rows, maxima, masks).take()
 
     @torch.inference_mode()
-    def start(self, logits: Tensor, rows: Sequence[Row], maxima: Tensor | None = None) -> Pending:
+    def start(
+        self, logits: Tensor, rows: Sequence[Row], maxima: Tensor | None = None, masks: Masks | None = None
+    ) -> Pending:
         """logits [n, vocab_size] f32, overwritten; n rows -> n tokens, and the log-probabilities of those that ask.
-        maxima: of each 32 of them (see Library.maxima), if they are known; overwritten too.
+        maxima: of each 32 of them (see Library.maxima), if they are known; overwritten too. ``masks``: of the rows that
+        may not have any token; where one of them is careful, its token is waited for.
 
         Log-probabilities are natural, of the model's own distribution: before penalties and temperature.
         """
@@ -119,12 +125,12 @@ class Sampler:
             if not isinstance(notes, _Notes):
                 adjustments = Adjustments.of(row.sampling, row.prompt_token_ids, self.eos_token_ids, self.vocab_size)
                 row.state = notes = _Notes(adjustments)
-            if notes.adjustments is not None:
+            if notes.adjustments is not None and (masks is None or i not in masks.ending):
                 adjusted.append((i, notes.adjustments, row.output_token_ids, row.draft_token_ids))
         model_logits = None
         if asking:
             # What follows writes into the rows that are adjusted.
-            whole = len(asking) == len(rows) and not adjusted
+            whole = len(asking) == len(rows) and not adjusted and masks is None
             model_logits = logits if whole else logits.index_select(0, torch.tensor(asking, device=logits.device))
         changed = adjust(logits, adjusted) if adjusted else None
 
@@ -134,24 +140,39 @@ class Sampler:
                 maxima = kernels.maxima(logits)
             elif changed is not None:
                 kernels.refresh_maxima(logits, maxima, changed)
-            asked = self._wishes(rows, logits.device)
-            chosen = kernels.draw(
-                logits, maxima, asked.starts, asked.temperatures, asked.top_ks, asked.top_ps, asked.min_ps
-            )
-        elif has_triton(logits.device):
-            from worker.sampling.on_device import draw
-
-            chosen = draw(logits, self._wishes(rows, logits.device))
-        else:
-            each = zip(torch.split(logits, 1), rows, strict=True) if self._by_row else ()
-            alone = [self._choose(one, [row]) for one, row in each]
-            chosen = torch.cat(alone) if alone else self._choose(logits, rows)
+        if masks is not None:
+            masks.apply(logits, maxima, kernels)
+        chosen = self._chosen(logits, rows, maxima, kernels)
+        while masks is not None and any(masks.judges):
+            masks = masks.refused(chosen.tolist())
+            if masks is not None:
+                masks.apply(logits, maxima, kernels)
+                again = torch.tensor(masks.rows, device=logits.device)
+                own_maxima = None if maxima is None else maxima[again]
+                own_rows = [rows[row] for row in masks.rows]
+                chosen[again] = self._chosen(logits[again], own_rows, own_maxima, kernels)
         logprobs = None
         if model_logits is not None:
             own = chosen if len(asking) == len(rows) else chosen[torch.tensor(asking, device=chosen.device)]
             nums = [rows[i].sampling.num_logprobs or 0 for i in asking]
             logprobs = _Logprobs.of(asking, nums, model_logits, own, self._by_row)
         return Pending(chosen, logprobs)
+
+    def _chosen(self, logits: Tensor, rows: Sequence[Row], maxima: Tensor | None, kernels: Library | None) -> Tensor:
+        """Token ids [n] i64, UNUSABLE ones too, by the fastest way there is."""
+        if kernels is not None:
+            assert maxima is not None
+            asked = self._wishes(rows, logits.device)
+            return kernels.draw(
+                logits, maxima, asked.starts, asked.temperatures, asked.top_ks, asked.top_ps, asked.min_ps
+            )
+        if has_triton(logits.device):
+            from worker.sampling.on_device import draw
+
+            return draw(logits, self._wishes(rows, logits.device))
+        each = zip(torch.split(logits, 1), rows, strict=True) if self._by_row else ()
+        alone = [self._choose(one, [row]) for one, row in each]
+        return torch.cat(alone) if alone else self._choose(logits, rows)
 
     @staticmethod
     def _wishes(rows: Sequence[Row], device: torch.device) -> Wishes:

@@ -199,7 +199,16 @@ class Scheduler:
     def counts(self) -> dict[str, Any]:
         """What a worker's ``Stats`` say of it, by field."""
         names = ("num_cached_tokens", "num_preemptions", "num_paused", "num_tail_frees", "num_displacements")
-        return {name: getattr(self, name) for name in names}
+        pool = self._pool
+        return {
+            "num_waiting": len(self.waiting),
+            "num_running": len(self.running),
+            "num_blocks": pool.num_blocks,
+            "num_used_blocks": pool.num_used,
+            "num_cached_blocks": pool.num_cached,
+            "num_free_blocks": pool.num_free,
+            **{name: getattr(self, name) for name in names},
+        }
 
     def audit(self) -> None:
         """Every block and every queue entry accounted for. Raises AssertionError."""

@@ -5,6 +5,7 @@ to.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from policies import wire
 from policies.batching import Place, token_due_at
@@ -12,6 +13,9 @@ from policies.prefix import Chain
 from policies.terms import FinishReason
 from worker.adapters import Adapter
 from worker.sampler import Row
+
+if TYPE_CHECKING:
+    from worker.grammar.guide import Guide
 
 SEEDS = 1 << 64
 UNKNOWN = -1
@@ -45,6 +49,7 @@ class Sequence:
         "draft_token_ids",
         "engine_s",
         "first_token_at",
+        "guide",
         "has_ended",
         "held_at",
         "hits",
@@ -89,6 +94,7 @@ class Sequence:
         stop_token_ids: frozenset[int],
         chain: Chain | None,
         now: float,
+        guide: Guide | None = None,
     ) -> None:
         emitted_token_ids = submit.emitted_token_ids.get(index, [])
         self.request = request
@@ -120,6 +126,8 @@ class Sequence:
             prompt_token_ids=submit.prompt_token_ids,
             output_token_ids=self.output_token_ids,
         )
+        self.guide = guide
+        """Holds it to its grammar, if it has one; knows the tokens that are known."""
         self.chain = chain
         """None: its blocks get no names."""
         self.hits: list[int] = []
@@ -183,6 +191,19 @@ class Sequence:
         sampling = self.sampling
         return bool(sampling.presence_penalty or sampling.frequency_penalty or sampling.repetition_penalty != 1.0)
 
+    @property
+    def num_left(self) -> int:
+        """Tokens that it may still have."""
+        return self.sampling.max_tokens - (len(self.token_ids) - self.num_prompt_tokens)
+
+    def num_draftable(self, token_ids: list[int]) -> int:
+        """How many of these may be verified in one step: what its grammar forbids is wrong already, and where it must
+        see to its end, tokens are looked at one by one."""
+        if self.guide is None:
+            return len(token_ids)
+        num = self.guide.num_allowed(token_ids)
+        return 0 if self.guide.is_careful(self.num_left, num) else num
+
     def rows(self) -> Iterator[Row]:
         """What is sampled in this step: its next token, and the one after each token of its draft."""
         row, draft = self.row, self.draft_token_ids
@@ -204,6 +225,11 @@ class Sequence:
         self.kv_block_s += len(self.held_block_ids) * (now - self.held_at)
         self.held_at = now
 
+    @property
+    def spent(self) -> tuple[float, float, int, int]:
+        """As the end of ``wire.Failed`` has it."""
+        return self.engine_s, self.kv_block_s, self.num_drafted_tokens, self.num_accepted_tokens
+
     def expect(self) -> int:
         """A token is being sampled. Its position."""
         self.token_ids.append(UNKNOWN)
@@ -219,6 +245,8 @@ class Sequence:
             self.token_ids[position] = token_id
             self.output_token_ids[position - self.num_prompt_tokens] = token_id
         self.num_known = position + 1
+        if self.guide is not None and token_id not in self.stop_token_ids:
+            self.guide.advance(token_id)
         if self.first_token_at is None:
             self.first_token_at = now
         self.last_token_at = now
@@ -227,6 +255,8 @@ class Sequence:
         """How the last token that is known ended it, if it did."""
         if self.token_ids[self.num_known - 1] in self.stop_token_ids:
             return "stop"
+        if self.guide is not None and self.guide.is_whole:
+            return "length" if self.guide.is_cut else "stop"
         if self.num_known - self.num_prompt_tokens >= self.sampling.max_tokens:
             return "length"
         return None

@@ -186,13 +186,13 @@ class Contest {
         found.clear();
         float held[LOGITS];
         for (int64_t tile = 0; tile < num_tiles_; ++tile) {
-            if (maxima_[tile] < least) continue;
+            if (maxima_[tile] < least || maxima_[tile] == -INFINITY) continue;
             const float* x = open(tile, held);
             for (int i = 0; i < LOGITS; ++i) {
                 if (x[i] >= least) found.push_back(x[i]);
             }
         }
-        while (found.size() % WIDTH) found.push_back(-INFINITY);
+        while (int64_t(found.size()) < k || found.size() % WIDTH) found.push_back(-INFINITY);
         // What was not found is below ``least``.
         return std::max(least, last_among(found.data(), int64_t(found.size()), k));
     }

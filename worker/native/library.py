@@ -94,10 +94,12 @@ class Library:
         self._maxima.argtypes = (c_void_p, c_int64, c_int64, c_void_p, c_int)
         self._refresh_maxima = loaded.penstock_refresh_maxima
         self._refresh_maxima.argtypes = (c_void_p, c_int64, c_void_p, c_void_p, c_int64)
+        self._mask = loaded.penstock_mask
+        self._mask.argtypes = (c_void_p, c_void_p, c_int64, c_void_p, c_void_p, c_int64, c_int64, c_int)
         self._draw = loaded.penstock_draw
         self._draw.argtypes = (c_void_p, c_int)
         linears = (self._linear_int8, self._linear_int4)
-        draws = (self._maxima, self._refresh_maxima, self._draw)
+        draws = (self._maxima, self._refresh_maxima, self._mask, self._draw)
         for function in (self._add_norm, self._turn, self._gate, self._attend, *linears, *draws):
             function.restype = None
         self.has_tiles = bool(loaded.penstock_has_tiles())
@@ -223,6 +225,21 @@ class Library:
     def refresh_maxima(self, logits: Tensor, maxima: Tensor, places: Tensor) -> None:
         """``maxima``, after the logits at ``places`` [count] i64, of all rows end to end, have changed."""
         self._refresh_maxima(logits.data_ptr(), logits.shape[1], maxima.data_ptr(), places.data_ptr(), len(places))
+
+    def mask(self, logits: Tensor, maxima: Tensor, rows: Tensor, bits: Tensor) -> None:
+        """Logits [num_rows, vocab_size] f32 whose ``maxima`` these are, in place: of rows [count] i64 only the tokens
+        are left whose bits [count, words] i32 are set. A tile that has none left is not written, as nothing opens it.
+        """
+        self._mask(
+            logits.data_ptr(),
+            maxima.data_ptr(),
+            logits.shape[1],
+            rows.data_ptr(),
+            bits.data_ptr(),
+            bits.shape[1],
+            len(rows),
+            torch.get_num_threads(),
+        )
 
     def draw(
         self,

@@ -32,3 +32,12 @@ def draw(logits: Tensor, wishes: Wishes) -> Tensor:
             BLOCK_T=max(64, triton.next_power_of_2(num_tiles)), num_warps=8,
         )  # fmt: skip
     return chosen
+
+
+def mask(logits: Tensor, rows: Tensor, bits: Tensor) -> None:
+    """logits [n, vocab_size] f32, in place: see ``worker.sampling.masks``. rows [m] i64, bits [m, words] i32."""
+    num, num_words = bits.shape
+    if num:
+        kernels.mask[(num, triton.cdiv(num_words, _TILES_EACH))](
+            logits, rows, bits, logits.shape[1], num_words, logits.stride(0), WORDS=_TILES_EACH
+        )

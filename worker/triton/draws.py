@@ -91,6 +91,22 @@ def _open(logits, notes, first, num, vocab_size):
 
 
 @triton.jit
+def mask(logits, rows, bits, vocab_size, num_words, row_stride, WORDS: tl.constexpr):
+    """Grid (masked rows, num_words / WORDS, rounded up): logits of rows [count] i64 go to -inf where their bit in bits
+    [count, num_words] i32 is not set. NaN and +inf stay.
+    """
+    row = tl.load(rows + tl.program_id(0))
+    word = tl.program_id(1) * WORDS + tl.arange(0, WORDS)
+    kept = tl.load(bits + tl.program_id(0).to(tl.int64) * num_words + word, mask=word < num_words, other=0)
+    place = tl.arange(0, 32)
+    token = word[:, None] * 32 + place[None, :]
+    at = logits + row * row_stride + token
+    goes = ((kept[:, None] >> place[None, :]) & 1) == 0
+    x = tl.load(at, mask=goes & (token < vocab_size), other=float("inf"))
+    tl.store(at, -float("inf"), mask=goes & (token < vocab_size) & (x < float("inf")))
+
+
+@triton.jit
 def survey(logits, temperatures, maxima, masses, vocab_size, num_tiles, row_stride, TILES: tl.constexpr):
     """Grid (rows, num_tiles / TILES, rounded up): of each tile its largest logit (inf where one is NaN) and what its
     tokens weigh, the largest weighing 1. maxima and masses [rows, num_tiles] f32; temperatures [rows] f32.

@@ -1,0 +1,95 @@
+"""Grammars in the words of llguidance, which both sides hand them to: the gateway to see whether they can be read, the
+worker to hold answers to them."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from policies.wire import Grammar
+
+WHITESPACE = r"[ \t\n\r]{1,64}"
+"""Between the parts of a JSON text; a model that has nothing to say would write blanks until it is cut."""
+MAX_NESTING = 100
+"""Levels of a schema, each object, list and schema counted; llguidance reads 128."""
+
+
+class NotReadable(ValueError):
+    """One sentence on a grammar's source, without its name."""
+
+
+def spelled(grammar: Grammar) -> str:
+    """As llguidance reads it. Raises NotReadable; what it does not see, llguidance will."""
+    match grammar.kind:
+        case "json_schema":
+            return _schema(read_schema(grammar.source), grammar.is_strict)
+        case "json_object":
+            return _schema({"type": "object"}, grammar.is_strict)
+        case "regex":
+            return f"start: /{_slashed(grammar.source)}/"
+        case "lark":
+            return grammar.source
+        case "choice":
+            return "start: " + " | ".join(json.dumps(text, ensure_ascii=False) for text in read_choice(grammar.source))
+
+
+def read_schema(source: str) -> dict[str, Any]:
+    """Raises NotReadable."""
+    try:
+        schema = json.loads(source)
+    except (ValueError, RecursionError) as error:
+        raise NotReadable(f"it is not JSON that can be read: {error}") from None
+    if isinstance(schema, bool):
+        return {} if schema else {"enum": []}
+    if not isinstance(schema, dict):
+        raise NotReadable("a schema is an object")
+    if not is_nested_within(schema, MAX_NESTING):
+        raise NotReadable(f"it is nested more than {MAX_NESTING} levels deep")
+    return schema
+
+
+def read_choice(source: str) -> list[str]:
+    """Raises NotReadable."""
+    try:
+        choices = json.loads(source)
+    except (ValueError, RecursionError):
+        choices = None
+    if not isinstance(choices, list) or not choices or not all(isinstance(text, str) and text for text in choices):
+        raise NotReadable("a choice is a list of one or more strings, none of them empty")
+    return choices
+
+
+def is_nested_within(value: Any, max_levels: int) -> bool:
+    """``value``: as JSON is read. Keeps no stack of calls."""
+    level = [value]
+    for _ in range(max_levels):
+        level = [child for each in level for child in _children(each)]
+        if not level:
+            return True
+    return False
+
+
+def _children(value: Any) -> list[Any]:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return [child for child in inner if isinstance(child, dict | list)]
+
+
+def _schema(schema: dict[str, Any], is_strict: bool) -> str:
+    # What these options say is ours to decide, whatever a client's schema says of them.
+    options = {"whitespace_pattern": WHITESPACE, "lenient": not is_strict, "coerce_one_of": not is_strict}
+    return json.dumps({"grammars": [{"json_schema": {**schema, "x-guidance": options}}]})
+
+
+def _slashed(expression: str) -> str:
+    """Between slashes. It is matched as a whole, so anchors at its ends say nothing."""
+    expression = expression.removeprefix("^")
+    if re.search(r"(?<!\\)(\\\\)*\$$", expression):
+        expression = expression[:-1]
+    escaped = re.sub(r"\\.|/|\n", _escaped, expression, flags=re.DOTALL)
+    # An empty pair of slashes would begin a comment.
+    return escaped or "()"
+
+
+def _escaped(found: re.Match[str]) -> str:
+    return {"/": r"\/", "\n": r"\n"}.get(found[0], found[0])

@@ -1,0 +1,182 @@
+"""Grammars on their way from a request to its sequences: compiled beside the step loop, and kept for the next request.
+
+Compiling takes milliseconds, or up to a second where a schema is large, and the vocabulary is read with the first
+grammar that is asked for. Whoever asks for one that is there goes on at once.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from dataclasses import dataclass
+from threading import Lock
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+from policies import wire
+from policies.grammar import NotReadable, spelled
+from worker.grammar.closing import Ends
+from worker.grammar.errors import NoVocabulary, Unguided
+from worker.grammar.guide import Guide, Reach, first_line
+
+MAX_KEPT = 256
+MAX_KEPT_CHARS = 16 << 20
+"""Of the sources of those that are kept; what they are compiled to is some times that."""
+MAX_SOURCE_CHARS = 4 << 20
+
+Guides = dict[int, Guide]
+"""By the index of the sequence."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Compiled:
+    matcher: LLMatcher
+    """At its beginning; only ever copied."""
+    vocabulary: LLTokenizer
+    reach: Reach | None
+
+
+class Grammars:
+    """Of one model. ``turn`` is for the thread of the step loop, as are ``find``, ``begin`` and ``forget``."""
+
+    def __init__(
+        self,
+        read: Callable[[], LLTokenizer],
+        num_logits: int,
+        eos_token_ids: frozenset[int],
+        executor: Executor,
+        wake: Callable[[], None],
+    ) -> None:
+        """``read``: as read_vocabulary; ``wake``: has somebody look at ``turn``, called on any thread."""
+        self._read, self._num_logits, self._eos_token_ids = read, num_logits, eos_token_ids
+        self._executor, self._wake = executor, wake
+        self._lock = Lock()
+        self._vocabulary: LLTokenizer | None = None
+        self._ends: Ends | None = None
+        self._kept: OrderedDict[wire.Grammar, Future[_Compiled]] = OrderedDict()
+        self._num_kept_chars = 0
+        self._begun: dict[str, Future[Guides]] = {}
+        self.num_compiled = 0
+        self.compile_s = 0.0
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def find(self, submit: wire.Submit) -> Guides | None:
+        """Of a request whose grammar is there, and that begins here; None: ``begin``."""
+        assert submit.grammar is not None
+        with self._lock:
+            kept = self._kept.get(submit.grammar)
+            if (
+                kept is None
+                or not kept.done()
+                or kept.exception() is not None
+                or any(submit.emitted_token_ids.values())
+            ):
+                return None
+            self._kept.move_to_end(submit.grammar)
+        return self._guides(kept.result(), submit)
+
+    def begin(self, submit: wire.Submit) -> None:
+        """``turn`` will say what came of it."""
+        future = self._executor.submit(self._prepare, submit)
+        self._begun[submit.request_id] = future
+        future.add_done_callback(lambda done: self._wake())
+
+    def turn(self) -> list[tuple[str, Guides | Unguided]]:
+        """What has come of requests since the last call."""
+        done = [request_id for request_id, future in self._begun.items() if future.done()]
+        return [(request_id, _outcome(self._begun.pop(request_id))) for request_id in done]
+
+    def forget(self, request_id: str) -> None:
+        """Nobody waits for this one any more."""
+        future = self._begun.pop(request_id, None)
+        if future is not None:
+            future.cancel()
+
+    # On the executor's threads
+
+    def _prepare(self, submit: wire.Submit) -> Guides:
+        assert submit.grammar is not None
+        guides = self._guides(self._compiled(submit.grammar), submit)
+        for index, token_ids in submit.emitted_token_ids.items():
+            if not guides[index].replay(token_ids, submit.sampling.max_tokens):
+                raise Unguided(f"what was emitted of sequence {index} is no beginning of what its grammar allows")
+        return guides
+
+    def _guides(self, compiled: _Compiled, submit: wire.Submit) -> Guides:
+        stops = self._eos_token_ids | frozenset(submit.sampling.stop_token_ids)
+        return {
+            index: Guide(compiled.matcher.deep_copy(), compiled.vocabulary, stops, compiled.reach)
+            for index in submit.indices
+        }
+
+    def _compiled(self, grammar: wire.Grammar) -> _Compiled:
+        """Kept, or compiled now by whoever asks first."""
+        with self._lock:
+            kept = self._kept.get(grammar)
+            if kept is None:
+                own = self._kept[grammar] = Future[_Compiled]()
+                self._num_kept_chars += len(grammar.source)
+                while len(self._kept) > MAX_KEPT or (self._num_kept_chars > MAX_KEPT_CHARS and len(self._kept) > 1):
+                    gone, _ = self._kept.popitem(last=False)
+                    self._num_kept_chars -= len(gone.source)
+        if kept is not None:
+            return kept.result()
+        try:
+            compiled = self._compile(grammar)
+        except BaseException as error:
+            own.set_exception(error)
+            with self._lock:
+                if self._kept.get(grammar) is own:
+                    del self._kept[grammar]
+                    self._num_kept_chars -= len(grammar.source)
+            raise
+        own.set_result(compiled)
+        return compiled
+
+    def _compile(self, grammar: wire.Grammar) -> _Compiled:
+        began_at = time.monotonic()
+        vocabulary = self._tokens()
+        if len(grammar.source) > MAX_SOURCE_CHARS:
+            raise Unguided(f"the grammar has {len(grammar.source)} characters; {MAX_SOURCE_CHARS} are allowed")
+        try:
+            text = spelled(grammar)
+        except NotReadable as error:
+            raise Unguided(f"the grammar cannot be read: {error}") from None
+        matcher = LLMatcher(vocabulary, text, log_level=0, limits=LLParserLimits(verbose_errors=False))
+        if matcher.is_error():
+            raise Unguided(f"the grammar cannot be compiled: {first_line(matcher.get_error())}")
+        reach = None
+        if grammar.is_strict:
+            reach = Reach(self._ends_of(vocabulary), None)
+        with self._lock:
+            self.num_compiled += 1
+            self.compile_s += time.monotonic() - began_at
+        return _Compiled(matcher, vocabulary, reach)
+
+    def _tokens(self) -> LLTokenizer:
+        with self._lock:
+            if self._vocabulary is None:
+                try:
+                    self._vocabulary = self._read()
+                except NoVocabulary as error:
+                    raise Unguided(f"this model's answers cannot be held to a grammar: {error}") from error
+            return self._vocabulary
+
+    def _ends_of(self, vocabulary: LLTokenizer) -> Ends:
+        with self._lock:
+            if self._ends is None:
+                self._ends = Ends(vocabulary, self._num_logits)
+            return self._ends
+
+
+def _outcome(future: Future[Guides]) -> Guides | Unguided:
+    error = future.exception()
+    if error is None:
+        return future.result()
+    if isinstance(error, Unguided):
+        return error
+    return Unguided(f"its grammar could not be made ready: {type(error).__name__}: {error}")
