@@ -181,7 +181,7 @@ async def opened(
             clock,
             rooms,
             directory,
-            Auth(directory),
+            Auth(directory, local_key=environ.get("PENSTOCK_OLLAMA_KEY", "")),
             idempotency,
             cache,
             limits,

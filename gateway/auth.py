@@ -18,6 +18,8 @@ from policies.policy import Policy
 
 OWNER, OPERATOR, BILLING_READER = "owner", "operator", "billing_reader"
 API_KEY = istr("x-api-key")
+NOT_LOCAL = (hdrs.AUTHORIZATION, API_KEY, hdrs.ORIGIN, hdrs.FORWARDED, hdrs.X_FORWARDED_FOR)
+LOOPBACK = (ipaddress.ip_network("127.0.0.0/8"), ipaddress.ip_network("::1/128"))
 TENANT = "tenant"
 """No role of the administration: a tenant's own key, where it may read what is the tenant's."""
 
@@ -63,10 +65,11 @@ class AdminCaller(msgspec.Struct, frozen=True, gc=False):
 class Auth:
     """Opens the door, or not. A key that opens nothing is refused in the same words whatever is wrong with it."""
 
-    def __init__(self, directory: Directory, wall: Callable[[], float] = time.time) -> None:
-        """``wall``: Unix seconds; keys expire by them."""
+    def __init__(self, directory: Directory, wall: Callable[[], float] = time.time, local_key: str = "") -> None:
+        """``wall``: Unix seconds; keys expire by them. ``local_key``: as for ``local_caller_of``; empty: none."""
         self._directory = directory
         self._wall = wall
+        self._local_key = local_key
 
     def caller_of(self, request: web.Request) -> Caller:
         """Raises InvalidApiKey, and PermissionDenied when the key may not be used from there."""
@@ -75,6 +78,18 @@ class Auth:
         if caller is None:
             raise InvalidApiKey("Incorrect API key provided.")
         return caller
+
+    def local_caller_of(self, request: web.Request) -> Caller:
+        """As ``caller_of``; a program on this machine that brings no key is taken for the owner of the local one.
+
+        It must not be a page in a browser, which any site may have brought there, nor somebody whom a proxy on this
+        machine speaks for without being trusted: then the address would be the proxy's own.
+        """
+        if self._local_key and not any(name in request.headers for name in NOT_LOCAL):
+            address = request[HEAD].address
+            if _is_within(address, LOOPBACK) and (caller := self.caller(self._local_key, address)) is not None:
+                return caller
+        return self.caller_of(request)
 
     def admin_of(self, request: web.Request, *roles: str) -> AdminCaller:
         """``roles``: those that may do it besides the owner; none given: everybody who administers.

@@ -100,6 +100,13 @@ class ObjectNotFound(GatewayError):
     status, type, code = 404, "invalid_request_error", "not_found"
 
 
+class NotServedHere(GatewayError):
+    """The address is one of a dialect that is spoken here, but there is nothing at it."""
+
+    status, type, code = 501, "invalid_request_error", "not_served_here"
+    should_retry = False
+
+
 class MethodNotAllowed(GatewayError):
     """The address exists, but not for this method; ``allowed`` names those it takes."""
 

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from gateway import admin, anthropic, openai
+from gateway import admin, anthropic, ollama, openai
 from gateway.admin import problems
 from gateway.admin.endpoint import Endpoint, Versioned
 from gateway.api import stored
@@ -42,6 +42,7 @@ class Inference(msgspec.Struct, frozen=True):
     content_type: str = JSON
     """Of the body."""
     refusal: Any = openai.ErrorBody
+    stream_type: str = "text/event-stream"
 
 
 INFERENCE = (
@@ -139,6 +140,58 @@ INFERENCE = (
     *(
         Inference("POST", path, name, "Score pairs of texts", openai.ScoreList, openai.ScoreRequest)
         for path, name in (("/v1/score", "score"), ("/score", "score_short"))
+        "/api/chat",
+        "ollama_chat",
+        "Answer a conversation, in Ollama's shapes",
+        ollama.ChatBody,
+        ollama.ChatRequest,
+        True,
+        refusal=ollama.ErrorBody,
+        stream_type="application/x-ndjson",
+    ),
+    Inference(
+        "POST",
+        "/api/generate",
+        "ollama_generate",
+        "Answer a prompt, or go on with it as it stands, in Ollama's shapes",
+        ollama.GenerateBody,
+        ollama.GenerateRequest,
+        True,
+        refusal=ollama.ErrorBody,
+        stream_type="application/x-ndjson",
+    ),
+    Inference(
+        "POST",
+        "/api/show",
+        "ollama_show",
+        "Describe a model, in Ollama's shapes",
+        ollama.ShowBody,
+        ollama.ShowRequest,
+        refusal=ollama.ErrorBody,
+    ),
+    Inference(
+        "GET",
+        "/api/tags",
+        "ollama_tags",
+        "List the models that the key may use, in Ollama's shapes",
+        ollama.ModelList,
+        refusal=ollama.ErrorBody,
+    ),
+    Inference(
+        "GET",
+        "/api/ps",
+        "ollama_ps",
+        "List those of them that are loaded, in Ollama's shapes",
+        ollama.RunningList,
+        refusal=ollama.ErrorBody,
+    ),
+    Inference(
+        "GET",
+        "/api/version",
+        "ollama_version",
+        "Which of Ollama's APIs is spoken",
+        ollama.VersionBody,
+        refusal=ollama.ErrorBody,
     ),
     Inference(
         "POST",
@@ -213,7 +266,7 @@ def _of_inference(one: Inference, by_type: dict[str, Any], components: dict[str,
     else:
         content = {JSON: {"schema": by_type[_known(one.answer)]}}
     if one.streams:
-        content["text/event-stream"] = {"schema": {"type": "string"}}
+        content[one.stream_type] = {"schema": {"type": "string"}}
     described: dict[str, Any] = {
         "operationId": one.name,
         "summary": one.summary,

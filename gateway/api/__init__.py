@@ -7,7 +7,8 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from gateway import anthropic
-from gateway.api import chat, completions, files, health, messages, models, responses, stored, vectors
+from gateway import ollama as ollama_shapes
+from gateway.api import chat, completions, files, health, messages, models, ollama, responses, stored, vectors
 from gateway.entrance import Endpoint
 from gateway.errors import Shape
 from gateway.house import GATEWAY
@@ -26,12 +27,16 @@ def endpoints() -> dict[str, Endpoint]:
         # Jina's and Cohere's addresses, and those that vLLM has besides.
         **dict.fromkeys(("/v1/rerank", "/v2/rerank", "/rerank"), vectors.rerank),
         **dict.fromkeys(("/v1/score", "/score"), vectors.score),
+        "/api/chat": ollama.chat,
+        "/api/generate": ollama.generate,
+        "/api/show": ollama.show,
+        **dict.fromkeys(ollama.ABSENT, ollama.absent),
     }
 
 
 def shapes() -> dict[str, Shape]:
     """Of failures, where they are not OpenAI's, by how an address begins."""
-    return {"/v1/messages": anthropic.shaped}
+    return {"/v1/messages": anthropic.shaped, "/api/": ollama_shapes.shaped}
 
 
 def routes() -> list[web.RouteDef]:
@@ -47,6 +52,10 @@ def routes() -> list[web.RouteDef]:
         web.get("/v1/files/{file}", files.one),
         web.get("/v1/files/{file}/content", files.content),
         web.delete("/v1/files/{file}", files.delete),
+        web.get("/api/tags", ollama.tags),
+        web.get("/api/ps", ollama.running),
+        web.get("/api/version", ollama.version),
+        web.get("/", ollama.alive),
         web.get("/healthz", health.alive),
         web.get("/readyz", health.ready),
     ]

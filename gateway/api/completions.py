@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypeVar
+
 from aiohttp import web
 
 from gateway import openai, reply
@@ -12,6 +15,9 @@ from gateway.head import HEAD
 from gateway.house import Gateway
 from gateway.text import Text
 from policies import wire
+from policies.priority import Order
+
+A = TypeVar("A", bound=reply.Answer)
 
 DEFAULT_MAX_TOKENS = 16
 """OpenAI's, where a chat goes on until the context is full."""
@@ -28,6 +34,14 @@ async def complete(gw: Gateway, request: web.Request) -> web.StreamResponse:
 async def _answered(
     gw: Gateway, request: web.Request, caller: Caller, call: openai.CompletionRequest
 ) -> web.StreamResponse:
+    answer, order = await prepared(gw, request, caller, call, reply.TextAnswer)
+    return await give(gw, request, caller, answer, order)
+
+
+async def prepared(
+    gw: Gateway, request: web.Request, caller: Caller, call: openai.CompletionRequest, shaped: Callable[..., A]
+) -> tuple[A, Order]:
+    """As that of chats: so far for every dialect in which a text may be gone on with."""
     text, facts = gw.dispatch.text(call.model), gw.dispatch.ready(call.model)
     gw.ledger.check_room()
     if facts is None:
@@ -44,13 +58,10 @@ async def _answered(
         submit = wire.Submit(request_id, prompt, sampling, call.num_choices, cache_salt=salt)
         preamble = (texts[number] if texts else text.decode(prompt)) if call.echo else ""
         parts.append(reply.Part(submit, preamble))
-    order = gw.dispatch.order(
-        caller, call.service_tier, len(prompts[0]), call.max_tokens or DEFAULT_MAX_TOKENS, call.num_choices
-    )
-    answer = reply.TextAnswer(
-        call, parts, text, fingerprint(facts, gw.dispatch.adapter_id(call.model)), gw.dispatch.tier_of(order)
-    )
-    return await give(gw, request, caller, answer, order)
+    most = max(part.submit.sampling.max_tokens for part in parts)
+    order = gw.dispatch.order(caller, call.service_tier, len(prompts[0]), most, call.num_choices)
+    model = fingerprint(facts, gw.dispatch.adapter_id(call.model))
+    return shaped(call, parts, text, model, gw.dispatch.tier_of(order)), order
 
 
 async def _prompts(call: openai.CompletionRequest, text: Text, facts: wire.Ready) -> list[list[int]]:

@@ -29,10 +29,11 @@ async def body_of(request: web.Request) -> bytes:
     return await request.read()
 
 
-async def taken_body_of(request: web.Request) -> bytes:
+async def taken_body_of(request: web.Request, of_any_type: bool = False) -> bytes:
     """As ``body_of``, for one caller: the request has it no more. What came together with its head is there by now,
-    and needs none of the ways that aiohttp waits for more."""
-    _check_type(request)
+    and needs none of the ways that aiohttp waits for more. ``of_any_type``: it may say that it is something else."""
+    if not of_any_type:
+        _check_type(request)
     content, max_bytes = request.content, request.client_max_size
     if not content.is_eof():
         return await request.read()

@@ -55,10 +55,19 @@ OUTLET = web.RequestKey("outlet", Outlet)
 class EventStream:
     """An ``Outlet``: the response of one streaming request. Leaving it stops the heartbeat."""
 
-    def __init__(self, request: web.Request, limits: settings.Server, clock: Clock) -> None:
+    def __init__(
+        self,
+        request: web.Request,
+        limits: settings.Server,
+        clock: Clock,
+        content_type: str = "text/event-stream; charset=utf-8",
+        keep_alive: bytes = openai.KEEP_ALIVE,
+    ) -> None:
         self._request = request
         self._limits = limits
         self._clock = clock
+        self._content_type = content_type
+        self._keep_alive = keep_alive
         self._response: web.StreamResponse | None = None
         self._protocol = request.protocol
         self._writer = cast(StreamWriter, request.writer)
@@ -88,7 +97,7 @@ class EventStream:
             self._transport.set_write_buffer_limits(high=self._limits.max_stream_buffer_bytes)
         response = web.StreamResponse(
             headers={
-                "content-type": "text/event-stream; charset=utf-8",
+                "content-type": self._content_type,
                 "cache-control": "no-cache",
                 "x-accel-buffering": "no",
             }
@@ -96,7 +105,8 @@ class EventStream:
         head.add_headers(self._request, response)
         await response.prepare(self._request)
         self._response = response
-        self._timer = self._clock.call_later(self._limits.heartbeat_s, self._tick)
+        if self._keep_alive:
+            self._timer = self._clock.call_later(self._limits.heartbeat_s, self._tick)
         return response
 
     async def write(self, events: bytes) -> bool:
@@ -176,6 +186,6 @@ class EventStream:
 
     async def _comment(self) -> None:
         try:
-            await self._writer.write(openai.KEEP_ALIVE, drain=False)
+            await self._writer.write(self._keep_alive, drain=False)
         except ConnectionResetError:  # whoever writes the answer hears of it as well
             return

@@ -73,6 +73,12 @@ class Text:
             raise TextInvalid(f"{place}: {error}") from None
         return cls(tokenizer, templates, limits)
 
+    @property
+    def template(self) -> str:
+        """The source of the template; empty where the model has none."""
+        template = self._templates.get("tool_use") or self._templates.get("default")
+        return "" if template is None else template.source
+
     async def encode_chat(
         self,
         messages: Sequence[openai.Message],

@@ -113,6 +113,7 @@ class ChatTemplate:
         self._template.globals = dict(self._template.globals)
         self._straight = straight(tree, _environment, self._template.globals)
         # Templates written before the role existed would refuse it, or drop the message in silence.
+        self.source = source
         self.knows_developer = "developer" in source
 
     def render(

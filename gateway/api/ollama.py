@@ -1,0 +1,174 @@
+"""/api: Ollama's own endpoints, on the way that chats and completions go.
+
+Most of its clients have no key to send. Where the environment of the gateway has ``PENSTOCK_OLLAMA_KEY``, requests of
+programs on the same machine that bring none are asked with that one; ``Auth.local_caller_of`` says which those are.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from functools import partial
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from gateway import head, ollama, openai
+from gateway.api import chat as chats
+from gateway.api import completions
+from gateway.api.answer import give
+from gateway.api.request import taken_body_of
+from gateway.auth import Caller
+from gateway.dispatch import ServedModel
+from gateway.errors import ModelNotFound, NotServedHere
+from gateway.head import HEAD
+from gateway.house import GATEWAY, Gateway
+from gateway.ollama.responses import ChatBody, GenerateBody, Message, instant
+
+ABSENT = ("/api/pull", "/api/push", "/api/create", "/api/copy", "/api/embed", "/api/embeddings")
+
+
+async def chat(gw: Gateway, request: web.Request) -> web.StreamResponse:
+    caller = gw.auth.local_caller_of(request)
+    call = ollama.parse_chat(await taken_body_of(request, of_any_type=True))
+    if isinstance(call, str):
+        await _load(gw, caller, call)
+        message = Message(content="")
+        return _whole(ChatBody(model=call, created_at=_now(), message=message, done=True, done_reason="load"))
+    caller.check(call.model, "chat.completions")
+    shape = partial(ollama.ChatAnswer, started_at=request[HEAD].started_at)
+    answer, order = await chats.prepared(gw, request, caller, call, shape)
+    return await give(gw, request, caller, answer, order)
+
+
+async def generate(gw: Gateway, request: web.Request) -> web.StreamResponse:
+    caller = gw.auth.local_caller_of(request)
+    call = ollama.parse_generate(await taken_body_of(request, of_any_type=True))
+    if isinstance(call, str):
+        await _load(gw, caller, call)
+        return _whole(GenerateBody(model=call, created_at=_now(), response="", done=True, done_reason="load"))
+    started_at = request[HEAD].started_at
+    if isinstance(call, openai.ChatRequest):
+        caller.check(call.model, "chat.completions")
+        shape = partial(ollama.GenerateAnswer, started_at=started_at)
+        answer, order = await chats.prepared(gw, request, caller, call, shape)
+        return await give(gw, request, caller, answer, order)
+    caller.check(call.model, "completions")
+    raw = partial(ollama.RawAnswer, started_at=started_at)
+    answer, order = await completions.prepared(gw, request, caller, call, raw)
+    return await give(gw, request, caller, answer, order)
+
+
+async def show(gw: Gateway, request: web.Request) -> web.StreamResponse:
+    caller = gw.auth.local_caller_of(request)
+    asked = ollama.parse_show(await taken_body_of(request, of_any_type=True))
+    name = ollama.name_of(asked.model or asked.name or "")
+    caller.check(name, "models")
+    model = next((model for model in _served(gw, caller) if model.name == name), None)
+    if model is None:
+        raise ModelNotFound.named(name)
+    text, facts = gw.dispatch.text(name), gw.dispatch.ready(name)
+    info: dict[str, Any] = {"general.architecture": "penstock"}
+    if facts is not None:
+        info |= {"penstock.context_length": facts.max_model_tokens, "penstock.vocab_size": facts.vocab_size}
+    template = text.template
+    capabilities = ["completion", *(["tools"] if "tools" in template else [])]
+    if "reasoning_content" in template or "enable_thinking" in template:
+        capabilities.append("thinking")
+    body = ollama.ShowBody(
+        modified_at=instant(model.created),
+        template=template,
+        details=_details(gw, name),
+        model_info=info,
+        capabilities=capabilities,
+    )
+    return _whole(body)
+
+
+async def absent(gw: Gateway, request: web.Request) -> web.StreamResponse:
+    """What Ollama has and this server has not."""
+    gw.auth.local_caller_of(request)
+    raise NotServedHere(f"{request.path} is not served here: models are administered by `penstock pull` and /admin/v1")
+
+
+async def tags(request: web.Request) -> web.Response:
+    """The models that the key may use."""
+    gw = request.app[GATEWAY]
+    caller = gw.auth.local_caller_of(request)
+    caller.check_endpoint("models")
+    listed = [
+        ollama.ModelTag(
+            name=model.name,
+            model=model.name,
+            modified_at=instant(model.created),
+            digest=_digest(model.name),
+            details=_details(gw, model.name),
+        )
+        for model in _served(gw, caller)
+    ]
+    return _json(ollama.ModelList(listed))
+
+
+async def running(request: web.Request) -> web.Response:
+    """Those of them that are loaded."""
+    gw = request.app[GATEWAY]
+    caller = gw.auth.local_caller_of(request)
+    caller.check_endpoint("models")
+    listed = [
+        ollama.RunningModel(
+            name=model.name,
+            model=model.name,
+            modified_at=instant(model.created),
+            digest=_digest(model.name),
+            details=_details(gw, model.name),
+            context_length=facts.max_model_tokens,
+        )
+        for model in _served(gw, caller)
+        if (facts := gw.dispatch.ready(model.name)) is not None
+    ]
+    return _json(ollama.RunningList(listed))
+
+
+async def version(request: web.Request) -> web.Response:
+    return _json(ollama.VersionBody())
+
+
+async def alive(request: web.Request) -> web.Response:
+    """What its clients ask first."""
+    return web.Response(text="Penstock is running")
+
+
+async def _load(gw: Gateway, caller: Caller, model: str) -> None:
+    """A request without a question asks for the model to be there."""
+    caller.check(model, "chat.completions")
+    gw.dispatch.text(model)
+    if gw.dispatch.ready(model) is None:
+        await gw.dispatch.loaded(model, caller, None)
+
+
+def _whole(body: msgspec.Struct) -> web.StreamResponse:
+    return head.Whole(msgspec.json.encode(body))
+
+
+def _now() -> str:
+    return instant(time.time())
+
+
+def _served(gw: Gateway, caller: Caller) -> list[ServedModel]:
+    served = gw.dispatch.models() + gw.dispatch.adapters()
+    return [model for model in served if caller.policy.may_use(model.name)]
+
+
+def _details(gw: Gateway, name: str) -> ollama.Details:
+    facts = gw.dispatch.ready(name)
+    return ollama.Details(quantization_level="" if facts is None else facts.dtype)
+
+
+def _digest(name: str) -> str:
+    """Of the name alone: what files a model is made of is not told to those who use it."""
+    return hashlib.sha256(name.encode()).hexdigest()
+
+
+def _json(body: msgspec.Struct) -> web.Response:
+    return web.Response(body=msgspec.json.encode(body), content_type="application/json")

@@ -1,0 +1,45 @@
+"""Requests, answers and errors in Ollama's own shapes, a thin translation: a request becomes a chat request or a
+completion, whose journey it makes; what comes of it is shaped here.
+
+Where the shapes were read: Ollama's ``docs/api.md`` and ollama-python's ``_types.py``.
+"""
+
+from gateway.ollama.answers import ChatAnswer, GenerateAnswer, RawAnswer
+from gateway.ollama.failures import ErrorBody, shaped
+from gateway.ollama.models import (
+    Details,
+    ModelList,
+    ModelTag,
+    RunningList,
+    RunningModel,
+    ShowBody,
+    ShowRequest,
+    VersionBody,
+    parse_show,
+)
+from gateway.ollama.requests import ChatRequest, GenerateRequest, name_of, parse_chat, parse_generate
+from gateway.ollama.responses import ChatBody, GenerateBody
+
+__all__ = [
+    "ChatAnswer",
+    "ChatBody",
+    "ChatRequest",
+    "Details",
+    "ErrorBody",
+    "GenerateAnswer",
+    "GenerateBody",
+    "GenerateRequest",
+    "ModelList",
+    "ModelTag",
+    "RawAnswer",
+    "RunningList",
+    "RunningModel",
+    "ShowBody",
+    "ShowRequest",
+    "VersionBody",
+    "name_of",
+    "parse_chat",
+    "parse_generate",
+    "parse_show",
+    "shaped",
+]

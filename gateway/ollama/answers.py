@@ -1,0 +1,173 @@
+"""One answer in Ollama's shapes: a JSON body, or lines of JSON."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from gateway import openai
+from gateway.errors import GatewayError
+from gateway.ollama import failures
+from gateway.ollama.responses import Call, CalledFunction, ChatBody, GenerateBody, Message, instant
+from gateway.parsers import Content, Reasoning, ToolArguments, ToolCallBegin
+from gateway.reply import Answer, Choice, Shaper
+
+encode = msgspec.json.encode
+
+
+class OllamaAnswer(Answer):
+    """There is one choice."""
+
+    content_type = "application/x-ndjson"
+    keep_alive = b""
+    _id_prefix = "ollama-"
+
+    def __init__(self, *parts: Any, started_at: float) -> None:
+        """``started_at``: when the request came, in monotonic seconds."""
+        super().__init__(*parts)
+        self._started_at = started_at
+
+    def shaper(self) -> Shaper:
+        return Lines(self)
+
+    def body(self, extras: openai.PenstockExtras | None = None) -> bytes:
+        (choice,) = self.choices
+        said = choice.said()
+        calls = [_call(call.id, call.name, call.arguments) for call in said.calls]
+        return self.line(said.content or "", said.reasoning or UNSET, calls or UNSET, **self.end())
+
+    def end(self) -> dict[str, Any]:
+        """What the last line has and no other."""
+        (choice,) = self.choices
+        usage, finish = self.usage(), choice.finish
+        return {
+            "done": True,
+            "done_reason": "length" if choice.ended_as == "length" else "stop",
+            "total_duration": int(1e9 * (time.monotonic() - self._started_at)),
+            "load_duration": 0,
+            "prompt_eval_count": usage.num_prompt_tokens,
+            "prompt_eval_duration": 0 if finish is None else int(1e9 * finish.prefill_s),
+            "eval_count": usage.num_completion_tokens,
+            "eval_duration": 0 if finish is None else int(1e9 * finish.decode_s),
+        }
+
+    def line(
+        self,
+        text: str,
+        thinking: str | UnsetType = UNSET,
+        calls: list[Call] | UnsetType = UNSET,
+        *,
+        done: bool = False,
+        **end: Any,
+    ) -> bytes:
+        """One object, without the end of the line."""
+        raise NotImplementedError
+
+
+class ChatAnswer(OllamaAnswer):
+    """To /api/chat."""
+
+    endpoint = "/api/chat"
+    _continues = False
+
+    def line(
+        self,
+        text: str,
+        thinking: str | UnsetType = UNSET,
+        calls: list[Call] | UnsetType = UNSET,
+        *,
+        done: bool = False,
+        **end: Any,
+    ) -> bytes:
+        message = Message(content=text, thinking=thinking, tool_calls=calls)
+        return encode(
+            ChatBody(model=self.call.model, created_at=instant(time.time()), message=message, done=done, **end)
+        )
+
+
+class GenerateAnswer(OllamaAnswer):
+    """To /api/generate."""
+
+    endpoint = "/api/generate"
+    _continues = False
+
+    def line(
+        self,
+        text: str,
+        thinking: str | UnsetType = UNSET,
+        calls: list[Call] | UnsetType = UNSET,
+        *,
+        done: bool = False,
+        **end: Any,
+    ) -> bytes:
+        return encode(
+            GenerateBody(
+                model=self.call.model,
+                created_at=instant(time.time()),
+                response=text,
+                thinking=thinking,
+                done=done,
+                **end,
+            )
+        )
+
+
+class RawAnswer(GenerateAnswer):
+    """The same where the answer's text goes on from the prompt's."""
+
+    _continues = True
+
+
+class Lines:
+    """The ``Shaper``: what was said since the last line, and a call as soon as it is whole."""
+
+    def __init__(self, answer: OllamaAnswer) -> None:
+        self._answer = answer
+        self._call: tuple[str, str, list[str]] | None = None
+        """Id, name and arguments of the one that is being written."""
+
+    def moved(self, choice: Choice) -> bytes:
+        said = choice.take_events()
+        choice.opened = True
+        text, thoughts, calls = "", "", []
+        for piece in said:
+            match piece:
+                case ToolArguments(_, more):
+                    assert self._call is not None
+                    self._call[2].append(more)
+                    continue
+                case Content(more):
+                    text += more
+                case Reasoning(more):
+                    thoughts += more
+            calls += self._whole()
+            if isinstance(piece, ToolCallBegin):
+                self._call = piece.id, piece.name, []
+        if choice.ended_as is not None and not choice.closed:
+            choice.closed = True
+            calls += self._whole()
+        if not (text or thoughts or calls):
+            return b""
+        return self._answer.line(text, thoughts or UNSET, calls or UNSET) + b"\n"
+
+    def last(self, extras: openai.PenstockExtras | None) -> bytes:
+        return self._answer.line("", **self._answer.end()) + b"\n"
+
+    def failed(self, failure: GatewayError) -> bytes:
+        return encode(failures.described(failure)) + b"\n"
+
+    def _whole(self) -> list[Call]:
+        call, self._call = self._call, None
+        return [] if call is None else [_call(call[0], call[1], "".join(call[2]))]
+
+
+def _call(id: str, name: str, arguments: str) -> Call:
+    """Without arguments where they were cut before they could be read."""
+    try:
+        value = msgspec.json.decode(arguments)
+    except (msgspec.DecodeError, RecursionError):
+        value = {}
+    return Call(id, CalledFunction(name, value if isinstance(value, dict) else {}))

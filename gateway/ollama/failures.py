@@ -1,0 +1,29 @@
+"""Failures as Ollama's clients expect them."""
+
+from __future__ import annotations
+
+import msgspec
+from aiohttp import web
+
+from gateway import errors
+from gateway.errors import GatewayError
+
+
+class ErrorBody(msgspec.Struct, frozen=True):
+    """The body of a refusal, and the last line of a stream that failed."""
+
+    error: str
+
+
+def described(failure: GatewayError) -> ErrorBody:
+    return ErrorBody(errors.detail(failure).message)
+
+
+def shaped(failure: GatewayError, request_id: str) -> web.Response:
+    """The failure as an answer."""
+    return web.Response(
+        status=failure.status,
+        body=msgspec.json.encode(described(failure)),
+        content_type="application/json",
+        headers=failure.headers(),
+    )
