@@ -70,9 +70,8 @@ class MessageAnswer(Answer):
                 return "tool_use"
             case "length":
                 (part,) = self.parts.values()
-                most, asked = part.submit.sampling.max_tokens, self.call.max_tokens
-                if isinstance(self.call, openai.ChatRequest):
-                    asked = self.call.asked_tokens
+                assert isinstance(self.call, openai.ChatRequest)
+                most, asked = part.submit.sampling.max_tokens, self.call.asked_tokens
                 is_cut = asked is not None and most < asked and choice.num_tokens >= most
                 return "model_context_window_exceeded" if is_cut else "max_tokens"
             case _:
