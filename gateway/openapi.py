@@ -140,6 +140,9 @@ INFERENCE = (
     *(
         Inference("POST", path, name, "Score pairs of texts", openai.ScoreList, openai.ScoreRequest)
         for path, name in (("/v1/score", "score"), ("/score", "score_short"))
+    ),
+    Inference(
+        "POST",
         "/api/chat",
         "ollama_chat",
         "Answer a conversation, in Ollama's shapes",
