@@ -14,8 +14,9 @@ from worker.attention.base import Extent, Scores
 from worker.kv_cache import KVCache
 from worker.native import DTYPES, MAX_HEAD_DIM, STORED_TYPES, Library, Step
 
-MAX_DECODE_TOKENS = 4
-"""An extent of so many tokens (one, or a short draft to verify) is cheaper row by row than as a chunk."""
+MAX_DECODE_TOKENS, MAX_TILED_DECODE_TOKENS = 2, 1
+"""An extent of so many tokens (one, or a short draft to verify) is as cheap row by row as it is as a chunk; where tiles
+score and mix, only one alone is."""
 MIN_SHARERS = 4
 MIN_SHARED_TOKENS = 256
 """So many decodes that have so many tokens in common read them together. Fewer are read one by one about as fast."""
@@ -35,7 +36,8 @@ class NativeAttention:
         into steps. Then all rows are computed as those of chunks are."""
         self._cache, self._scores, self._library, self._num_heads = cache, scores, library, num_heads
         self._is_repeatable = is_repeatable
-        self._max_decode_tokens = 0 if is_repeatable else MAX_DECODE_TOKENS
+        is_tiled = library.has_tiles and cache.keys[0].dtype in (torch.bfloat16, torch.int8)
+        self._max_decode_tokens = 0 if is_repeatable else MAX_TILED_DECODE_TOKENS if is_tiled else MAX_DECODE_TOKENS
 
     @staticmethod
     def serves(cache: KVCache, dtype: torch.dtype | None = None) -> bool:
