@@ -30,8 +30,8 @@ from policies import settings
 
 log = logging.getLogger(__name__)
 
-LEASE_S = 20
-SWEEP_S = 5.0
+LEASE_S = 12
+SWEEP_S = 4.0
 MAX_CHAIN = 1000
 """Responses that one may go on from, one behind the other."""
 LOST = ResponseError("server_error", "The gateway that wrote this response is gone; it was not finished.")
