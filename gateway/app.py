@@ -247,7 +247,7 @@ async def files_of(config: Settings, name: str) -> tuple[Text, Callable[[], Need
     model = config.models[name]
     try:
         place = await asyncio.to_thread(place_of, model.source)
-        text = await asyncio.to_thread(Text.load, place, config.text)
+        text = await asyncio.to_thread(Text.load, place, config.text, model.tool_parser, model.reasoning_parser)
         return text, partial(need_of, place, model.engine)
     except (SourceError, TextInvalid) as error:
         print(f"penstock: model {name}: {error}", file=sys.stderr, flush=True)

@@ -13,6 +13,7 @@ from gateway.api.request import fingerprint, room_for, taken_body_of
 from gateway.auth import Caller
 from gateway.head import HEAD
 from gateway.house import Gateway
+from gateway.parsers.reader import Wanted
 from policies import wire
 from policies.priority import Order
 
@@ -41,6 +42,7 @@ async def prepared(
     gw.ledger.check_room()
     if facts is None:
         facts = await gw.dispatch.loaded(call.model, caller, call.service_tier)
+    tools = call.tooling()
     prompt = await prompt_of(gw, caller, call)
     room = room_for(len(prompt), facts, "messages")
     sampling = openai.sampling(call, min(call.asked_tokens or room, room), facts.vocab_size)
@@ -49,10 +51,14 @@ async def prepared(
     priority = gw.dispatch.priority_of(order)
     submit = wire.Submit(request[HEAD].request_id, prompt, sampling, call.num_choices, priority, salt)
     model = fingerprint(facts, gw.dispatch.adapter_id(call.model))
-    return shaped(call, [reply.Part(submit)], text, model, gw.dispatch.tier_of(order)), order
+    wanted = None if tools is None else Wanted(frozenset(each.name for each in tools.functions), tools.several)
+    parsers = text.parsers(prompt, wanted)
+    return shaped(call, [reply.Part(submit)], text, model, gw.dispatch.tier_of(order), parsers), order
 
 
 async def prompt_of(gw: Gateway, caller: Caller, call: openai.ChatRequest) -> list[int]:
     """The conversation as its model reads it, in token ids."""
     text = gw.dispatch.text(call.model)
-    return await text.encode_chat(call.messages, call.tools, call.chat_template_kwargs, caller.tenant_id)
+    tools = call.tooling()
+    shown = None if tools is None else tools.shown
+    return await text.encode_chat(call.messages, shown, call.template_switches, caller.tenant_id)

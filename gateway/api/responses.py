@@ -11,7 +11,7 @@ from aiohttp import web
 
 from gateway import errors, head, openai
 from gateway.api.answer import give
-from gateway.api.chat import prepared
+from gateway.api.chat import prepared, prompt_of
 from gateway.api.request import taken_body_of
 from gateway.auth import Caller
 from gateway.head import HEAD
@@ -49,8 +49,7 @@ async def count(gw: Gateway, request: web.Request) -> web.StreamResponse:
     before, given = await _items(gw, caller, call)
     chat = requests.counted_chat_of(call, messages_of(call.instructions, before + given))
     caller.check(chat.model, SCOPE)
-    text = gw.dispatch.text(chat.model)
-    prompt = await text.encode_chat(chat.messages, chat.tools, chat.chat_template_kwargs, caller.tenant_id)
+    prompt = await prompt_of(gw, caller, chat)
     return head.Whole(msgspec.json.encode(InputTokens(len(prompt))))
 
 

@@ -16,11 +16,11 @@ from gateway.openai.files import (
     FileTerms,
     FileUpload,
 )
+from gateway.openai.messages import FunctionCall, Message, TextPart, ToolCall
 from gateway.openai.receipts import PenstockExtras, Receipt, ReceiptAmount
 from gateway.openai.requests import (
     ChatRequest,
     CompletionRequest,
-    Message,
     check_chat,
     parse_chat,
     parse_completion,
@@ -42,6 +42,7 @@ from gateway.openai.responses import (
     TopLogprob,
     UsageBody,
 )
+from gateway.openai.tools import Function, Tooling
 from gateway.openai.vectors import (
     Document,
     Embedding,
@@ -90,6 +91,8 @@ __all__ = [
     "FileQuery",
     "FileTerms",
     "FileUpload",
+    "Function",
+    "FunctionCall",
     "Logprobs",
     "Malformed",
     "Message",
@@ -107,6 +110,9 @@ __all__ = [
     "Score",
     "ScoreList",
     "ScoreRequest",
+    "TextPart",
+    "ToolCall",
+    "Tooling",
     "TopLogprob",
     "UsageBody",
     "check_chat",

@@ -131,6 +131,13 @@ class ChatChunks(Chunks):
 
     _object = "chat.completion.chunk"
     _names_tier = True
+    is_legacy = False
+    """Calls are told as the older ``function_call``."""
+
+    def finish(self, index: int, reason: str) -> bytes:
+        if self.is_legacy and reason == "tool_calls":
+            reason = "function_call"
+        return super().finish(index, reason)
 
     def _head(self, index: int) -> bytes:
         return b'%b{"index":%d,"delta":{"content":' % (self._start, index)
@@ -147,6 +154,10 @@ class ChatChunks(Chunks):
                 return b'"delta":{"content":%b},' % _json(text)
             case Reasoning(text):
                 return b'"delta":{"reasoning_content":%b},' % _json(text)
+            case ToolCallBegin(_, _, name) if self.is_legacy:
+                return b'"delta":{"function_call":{"name":%b,"arguments":""}},' % _json(name)
+            case ToolArguments(_, text) if self.is_legacy:
+                return b'"delta":{"function_call":{"arguments":%b}},' % _json(text)
             case ToolCallBegin(number, id, name):
                 return (
                     b'"delta":{"tool_calls":[{"index":%d,"id":%b,"type":"function",'

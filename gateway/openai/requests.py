@@ -15,6 +15,8 @@ from msgspec import Meta
 
 from gateway.openai.decoding import decoded
 from gateway.openai.failures import Malformed
+from gateway.openai.messages import Message, TextPart, check_message
+from gateway.openai.tools import Tooling, tooling
 from policies.terms import Sampling
 
 MAX_CHOICES = 1024
@@ -88,37 +90,11 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
 
-class TextPart(msgspec.Struct, frozen=True):
-    """One part of a message's content; the only kind that a text model reads."""
+class Prediction(msgspec.Struct, frozen=True):
+    """What much of the answer is expected to be."""
 
-    type: str
-    text: str | None = None
-
-
-class FunctionCall(msgspec.Struct, frozen=True):
-    """What an earlier answer called; ``arguments`` is JSON text."""
-
-    name: str
-    arguments: str | dict[str, Any]
-
-
-class ToolCall(msgspec.Struct, frozen=True):
-    """One call in an assistant's message."""
-
-    function: FunctionCall
-    id: str | None = None
-    type: Literal["function"] = "function"
-
-
-class Message(msgspec.Struct, frozen=True):
-    """One message of the conversation so far."""
-
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart] | None = None
-    name: str | None = None
-    tool_calls: list[ToolCall] | None = None
-    tool_call_id: str | None = None
-    reasoning_content: str | None = None
+    content: str | list[TextPart]
+    type: Literal["content"] = "content"
 
 
 class ChatRequest(Generation, frozen=True, kw_only=True):
@@ -130,11 +106,23 @@ class ChatRequest(Generation, frozen=True, kw_only=True):
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
+    functions: list[dict[str, Any]] | None = None
+    function_call: Any = None
+    """These two are what tools were before."""
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
+    """These two are told to the chat template."""
+    prediction: Prediction | None = None
+    prompt_cache_key: Annotated[str, Meta(max_length=1024)] | None = None
+    prompt_cache_options: dict[str, Any] | None = None
+    prompt_cache_retention: Literal["in_memory", "in-memory", "24h"] | None = None
+    """Prefixes are kept for every tenant anyway, as long as there is room."""
+    web_search_options: Any = None
+    moderation: Any = None
     response_format: dict[str, Any] | None = None
     modalities: list[str] | None = None
     audio: Any = None
-    functions: Any = None
-    function_call: Any = None
     chat_template_kwargs: dict[str, Any] | None = None
     """For the template's own switches (vLLM's and SGLang's name)."""
 
@@ -142,6 +130,25 @@ class ChatRequest(Generation, frozen=True, kw_only=True):
     def asked_tokens(self) -> int | None:
         """Ceiling on the answer's tokens; None: as many as fit. The newer of the two names wins."""
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+    def tooling(self) -> Tooling | None:
+        """Its tools; None where nothing may be called. Raises Malformed."""
+        if not (self.tools or self.tool_choice or self.functions or self.function_call):
+            return None
+        return tooling(self.tools, self.tool_choice, self.parallel_tool_calls, self.functions, self.function_call)
+
+    @property
+    def template_switches(self) -> dict[str, Any]:
+        """What its chat template is told beside the conversation. Each family has its own word for whether to think."""
+        switches: dict[str, Any] = {}
+        if self.reasoning_effort is not None:
+            thinks = self.reasoning_effort != "none"
+            switches = {"enable_thinking": thinks, "thinking": thinks}
+            if thinks:
+                switches["reasoning_effort"] = self.reasoning_effort
+        if self.verbosity is not None:
+            switches["verbosity"] = self.verbosity
+        return switches | (self.chat_template_kwargs or {})
 
     @property
     def num_logprobs(self) -> int | None:
@@ -195,12 +202,13 @@ def check_chat(call: ChatRequest) -> ChatRequest:
         _refuse("modalities", "only ['text'] is")
     if call.audio is not None:
         _refuse("audio")
-    if call.functions is not None:
-        _refuse("functions")
-    if call.function_call is not None:
-        _refuse("function_call")
+    if call.web_search_options is not None:
+        _refuse("web_search_options")
+    if call.moderation is not None:
+        _refuse("moderation")
+    call.tooling()
     for i, message in enumerate(call.messages):
-        _check_message(message, f"messages[{i}]")
+        check_message(message, f"messages[{i}]")
     return call
 
 
@@ -259,21 +267,6 @@ def _check(call: ChatRequest | CompletionRequest) -> None:
     max_tokens = call.asked_tokens if isinstance(call, ChatRequest) else call.max_tokens
     if max_tokens is not None and (call.min_tokens or 0) > max_tokens:
         raise Malformed("'min_tokens' is larger than the number of tokens asked for", "min_tokens")
-
-
-def _check_message(message: Message, path: str) -> None:
-    content = message.content
-    if isinstance(content, list):
-        for i, part in enumerate(content):
-            if part.type != "text":
-                kind = f"Invalid '{path}.content[{i}].type': '{part.type[:40]}' is not supported, only 'text' is"
-                raise Malformed(kind, f"{path}.content[{i}].type", "unsupported_value")
-            if part.text is None:
-                raise Malformed(f"Missing required parameter: '{path}.content[{i}].text'", f"{path}.content[{i}].text")
-    elif content is None and (message.role != "assistant" or not message.tool_calls):
-        raise Malformed(
-            f"Invalid '{path}.content': text is required here, but it is missing or null", f"{path}.content"
-        )
 
 
 def _refuse(param: str, instead: str = "") -> None:

@@ -113,10 +113,15 @@ class AnswerMessage(msgspec.Struct, frozen=True):
     reasoning_content: str | UnsetType = UNSET
     """What was thought before; DeepSeek's name."""
     tool_calls: list[AnswerCall] | UnsetType = UNSET
+    function_call: CalledFunction | UnsetType = UNSET
+    """What ``tool_calls`` was before."""
 
     @classmethod
-    def of(cls, said: Said) -> AnswerMessage:
-        """``said`` in OpenAI's shape."""
+    def of(cls, said: Said, is_legacy: bool = False) -> AnswerMessage:
+        """``said`` in OpenAI's shape, or in the older one with ``function_call``."""
+        if is_legacy and said.calls:
+            function = CalledFunction(said.calls[0].name, said.calls[0].arguments)
+            return cls(said.content, reasoning_content=said.reasoning or UNSET, function_call=function)
         calls = [AnswerCall(call.id, CalledFunction(call.name, call.arguments)) for call in said.calls]
         return cls(
             said.content if calls else said.content or "",

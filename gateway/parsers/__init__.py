@@ -29,7 +29,7 @@ class Parser(Protocol):
 
     @property
     def marks(self) -> Mapping[int, str]:
-        """Special tokens that mean something to it, by id. They have no text in an answer."""
+        """Special tokens that mean something to it, by id. They have no text in an answer, and are fed as this."""
 
     @property
     def is_over(self) -> bool:
@@ -41,19 +41,16 @@ class Parser(Protocol):
 
     @property
     def num_reasoning_tokens(self) -> int:
-        """Of those fed; the marks around the reasoning are part of it."""
+        """Of those fed; the words around the reasoning are part of it."""
 
     def feed(self, text: str) -> None:
         """One token's text, perhaps empty: what a token completes."""
-
-    def mark(self, name: str) -> None:
-        """One of the ``marks``."""
 
     def rest(self, text: str) -> None:
         """Text that no token is to be counted for: the end of what was held back."""
 
     def finish(self) -> None:
-        """The answer has ended; what was held back is given out."""
+        """The answer has ended; what was held back is given out. A second time does nothing."""
 
     def take(self) -> list[Event]:
         """The events since the last call."""

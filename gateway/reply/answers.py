@@ -56,9 +56,9 @@ class Answer:
         text: Text,
         fingerprint: str,
         service_tier: str,
-        parser: Callable[[], Parser | None] = lambda: None,
+        parsers: Callable[[], Parser] | None = None,
     ) -> None:
-        """``service_tier``: the one that serves it. ``parser``: makes one for each choice, where they need one."""
+        """``service_tier``: the one that serves it. ``parsers``: makes one for each choice, where they need one."""
         self.call = call
         self.service_tier = service_tier
         self.id = self._id_prefix + parts[0].submit.request_id.removeprefix("req_").partition("-")[0]
@@ -76,7 +76,7 @@ class Answer:
                     self._logprobs(text.vocabulary) if part.submit.sampling.num_logprobs is not None else None,
                     part.preamble,
                     not call.stream,
-                    parser(),
+                    None if parsers is None else parsers(),
                 )
                 part.choices.append(choice)
                 self.choices.append(choice)
@@ -165,13 +165,24 @@ class ChatAnswer(Answer):
     _id_prefix = "chatcmpl-"
     _continues = False
 
+    @property
+    def _is_legacy(self) -> bool:
+        """The request spoke of ``functions``."""
+        return isinstance(self.call, openai.ChatRequest) and bool(self.call.functions)
+
+    def chunks(self) -> openai.Chunks:
+        chunks = super().chunks()
+        if isinstance(chunks, openai.ChatChunks):
+            chunks.is_legacy = self._is_legacy
+        return chunks
+
     def body(self, extras: openai.PenstockExtras | None = None) -> bytes:
         choices = [
             openai.ChatChoice(
                 choice.index,
-                openai.AnswerMessage.of(choice.said()),
+                openai.AnswerMessage.of(choice.said(), self._is_legacy),
                 cast(openai.ChatLogprobs | None, choice.take_logprobs()),
-                choice.ended_as or "stop",
+                "function_call" if self._is_legacy and choice.ended_as == "tool_calls" else choice.ended_as or "stop",
             )
             for choice in self.choices
         ]

@@ -247,7 +247,7 @@ class Choice:
                     parser.feed(text)
                 else:
                     self._pass_on(self._held())
-                    parser.mark(mark)
+                    parser.feed(mark)
                 if parser.is_over:
                     self.finish_reason = self.finish_reason or "stop"
                 if self.finish_reason is not None:

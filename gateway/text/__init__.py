@@ -7,6 +7,7 @@ on this side of the wire: the worker sees token ids alone.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +19,9 @@ from tokenizers import Tokenizer
 
 from gateway import openai
 from gateway.errors import InvalidRequest, ServiceUnavailable
+from gateway.parsers import Parser
+from gateway.parsers.reader import Wanted
+from gateway.parsers.tongue import tongue_of
 from gateway.text.detokenize import Decoder, Vocabulary
 from gateway.text.gguf import Described, described
 from gateway.text.pieces import Pieces, freeze_words
@@ -43,9 +47,15 @@ class Text:
     """Renders, encodes and decodes for one model."""
 
     def __init__(
-        self, tokenizer: Tokenizer, templates: dict[str, ChatTemplate], limits: settings.Text | None = None
+        self,
+        tokenizer: Tokenizer,
+        templates: dict[str, ChatTemplate],
+        limits: settings.Text | None = None,
+        calls: str = "auto",
+        thinking: str = "auto",
     ) -> None:
-        """``templates`` by name: "default", and "tool_use" where a model has one for requests with tools."""
+        """``templates`` by name: "default", and "tool_use" where a model has one for requests with tools. ``calls`` and
+        ``thinking``: how it writes them, as ``tongue_of`` takes it."""
         limits = limits or settings.Text()
         tokenizer.no_truncation()
         tokenizer.no_padding()
@@ -58,9 +68,13 @@ class Text:
         self._pieces = Pieces(tokenizer)
         self._together = Together(self._pieces.read)
         self.vocabulary = Vocabulary(tokenizer)
+        sources = [template.source for template in templates.values()]
+        self.tongue = tongue_of(sources, self.vocabulary.specials, calls, thinking)
 
     @classmethod
-    def load(cls, place: Path, limits: settings.Text | None = None) -> Text:
+    def load(
+        cls, place: Path, limits: settings.Text | None = None, calls: str = "auto", thinking: str = "auto"
+    ) -> Text:
         """From a GGUF file, or a directory with tokenizer.json, tokenizer_config.json and the chat template beside
         them. Raises TextInvalid.
         """
@@ -71,7 +85,7 @@ class Text:
             templates = {name: ChatTemplate(source, variables) for name, source in sources.items()}
         except TemplateInvalid as error:
             raise TextInvalid(f"{place}: {error}") from None
-        return cls(tokenizer, templates, limits)
+        return cls(tokenizer, templates, limits, calls, thinking)
 
     @property
     def template(self) -> str:
@@ -98,13 +112,14 @@ class Text:
             raise InvalidRequest("This model has no chat template; use /v1/completions", param="model")
 
         def rendered() -> str:
+            told = [_as_dict(message, template) for message in messages]
             try:
-                return template.render(
-                    [_as_dict(message, template.knows_developer) for message in messages],
-                    tools,
-                    switches or {},
-                )
+                return template.render(told, tools, switches or {})
             except TemplateFailure as failure:
+                # Some put the arguments in as they are, and expect them to be text.
+                if texts := _with_arguments_as_text(told):
+                    with contextlib.suppress(TemplateFailure):
+                        return template.render(texts, tools, switches or {})
                 raise InvalidRequest(str(failure), param="messages") from None
 
         if not self._is_long(_num_chars(messages) + 1000 * len(tools or ())):
@@ -125,6 +140,14 @@ class Text:
                 raise _untokenisable(error) from None
 
         return await self._on_thread(render_and_encode)
+
+    def parsers(self, prompt: Sequence[int], wanted: Wanted | None) -> Callable[[], Parser] | None:
+        """Makes the parsers of a chat's choices, ``prompt`` being its tokens; None where all they say is content."""
+        tongue = self.tongue
+        if wanted is None and tongue.thinking is None:
+            return None
+        end = "" if tongue.thinking is None else self._tokenizer.decode(prompt[-8:], skip_special_tokens=False)
+        return tongue.parsers(wanted, end)
 
     async def encode(self, prompts: Sequence[str]) -> list[list[int]]:
         """Token ids of bare prompts, with the special tokens that the tokenizer puts around a text. Raises
@@ -226,40 +249,58 @@ def _num_chars(messages: Sequence[openai.Message]) -> int:
     num_chars = 0
     for message in messages:
         content = message.content
-        if isinstance(content, str):
-            num_chars += 20 + len(content)
-        else:
-            num_chars += 20 + sum(len(part.text or "") for part in content or ())
-        if message.tool_calls:
-            num_chars += sum(100 + len(call.function.arguments) for call in message.tool_calls)
+        num_chars += 20 + len(content if isinstance(content, str) else message.text)
+        if message.calls:
+            num_chars += sum(100 + len(call.function.arguments) for call in message.calls)
         if message.reasoning_content:
             num_chars += len(message.reasoning_content)
     return num_chars
 
 
-def _as_dict(message: openai.Message, knows_developer: bool) -> dict[str, Any]:
+def _as_dict(message: openai.Message, template: ChatTemplate) -> dict[str, Any]:
     """A message as templates expect it: text in one string, arguments as an object, and no key without a value."""
-    content = message.content
-    if not isinstance(content, str):
-        content = "\n".join(part.text or "" for part in content or ())
-    role = "system" if message.role == "developer" and not knows_developer else message.role
-    entry: dict[str, Any] = {"role": role, "content": content}
+    content, role = message.content, message.role
+    if role == "developer" and not template.knows_developer:
+        role = "system"
+    elif role == "function":
+        role = "tool"
+    entry: dict[str, Any] = {"role": role, "content": content if isinstance(content, str) else message.text}
     if message.name is not None:
         entry["name"] = message.name
     if message.tool_call_id is not None:
-        entry["tool_call_id"] = message.tool_call_id
+        entry["tool_call_id"] = template.id_of(message.tool_call_id)
     if message.reasoning_content is not None:
         entry["reasoning_content"] = message.reasoning_content
-    if message.tool_calls:
+    if message.calls:
         entry["tool_calls"] = [
             {
-                "id": call.id,
+                "id": template.id_of(call.id or ""),
                 "type": call.type,
                 "function": {"name": call.function.name, "arguments": _arguments(call.function.arguments)},
             }
-            for call in message.tool_calls
+            for call in message.calls
         ]
     return entry
+
+
+def _with_arguments_as_text(told: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Empty where there are none."""
+    has_calls = False
+    texts = []
+    for message in told:
+        if "tool_calls" in message:
+            has_calls = True
+            calls = [
+                call | {"function": {**call["function"], "arguments": _text(call["function"]["arguments"])}}
+                for call in message["tool_calls"]
+            ]
+            message = message | {"tool_calls": calls}
+        texts.append(message)
+    return texts if has_calls else []
+
+
+def _text(arguments: str | dict[str, Any]) -> str:
+    return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
 
 
 def _arguments(arguments: str | dict[str, Any]) -> str | dict[str, Any]:

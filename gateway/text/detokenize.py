@@ -55,6 +55,11 @@ class Vocabulary:
             self._table = None
 
     @property
+    def specials(self) -> dict[str, int]:
+        """Ids of the special tokens by name."""
+        return {self._names[token_id].decode(): token_id for token_id in self._specials}
+
+    @property
     def is_table(self) -> bool:
         """Whether the fast decoder is in use."""
         return self._table is not None

@@ -1,0 +1,268 @@
+"""How calls are written: one class for each family of models.
+
+Each form of writing has words that open it, reads what follows as a generator of characters (gateway/parsers/scan.py),
+and can say itself as a grammar, for a model that has to call. The forms were read from the models' chat templates:
+Hermes 2 Pro and Qwen 2.5, Llama 3.1, Mistral 7B v0.3 and Small 3, DeepSeek V3 and V3.1, Kimi K2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from gateway.parsers.scan import NotACall, Read, anything, container, is_mark, literal, scalar, spaces, string, until
+
+ARGUMENTS = ("arguments", "parameters")
+
+
+class Sink(Protocol):
+    """Is told of a call as it is read."""
+
+    def begin(self, name: str) -> None:
+        """Raises NotACall where there is no such tool."""
+
+    def arguments(self, text: str) -> None:
+        """More of them."""
+
+    def end(self) -> None:
+        """The call is whole."""
+
+
+class Calls:
+    """A form of writing calls."""
+
+    marks: tuple[str, ...] = ()
+    """Words of it that may be special tokens."""
+    opens: tuple[str, ...] = ()
+    """Of those: whichever a call may begin with, anywhere in a text."""
+    first_chars = ""
+    """With these a call begins without any such word, as the whole answer."""
+    id_chars = 24
+    """Random ones in the id of a call."""
+    id_prefix = "call_"
+
+    def read(self, spelled: Mapping[str, str], sink: Sink) -> Read[None]:
+        """A call, or several that belong together, from behind the opening word on, or from the first characters on.
+        ``spelled``: the marks as they
+        occur in the text."""
+        raise NotImplementedError
+
+
+class Hermes(Calls):
+    """``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``, one after another."""
+
+    marks = ("<tool_call>", "</tool_call>")
+    opens = ("<tool_call>",)
+
+    def read(self, spelled: Mapping[str, str], sink: Sink) -> Read[None]:
+        yield from an_object((yield from spaces((yield))), sink)
+        yield from literal(spelled["</tool_call>"], (yield from spaces((yield))))
+
+
+class Json(Calls):
+    """The answer is an object with name and arguments, or an array of such; perhaps fenced as Markdown."""
+
+    first_chars = "{[`"
+
+    def read(self, spelled: Mapping[str, str], sink: Sink) -> Read[None]:
+        char = yield from spaces((yield))
+        is_fenced = char == "`"
+        if is_fenced:
+            yield from literal("```", char)
+            char = yield
+            if char == "j":
+                yield from literal("json", char)
+                char = yield
+            char = yield from spaces(char)
+        if char == "[":
+            yield from an_array(char, sink)
+        else:
+            yield from an_object(char, sink)
+            while not is_fenced:  # Llama divides several by a semicolon
+                char = yield from spaces((yield))
+                if char == ";":
+                    char = yield from spaces((yield))
+                yield from an_object(char, sink)
+        if is_fenced:
+            yield from literal("```", (yield from spaces((yield))))
+
+
+class Llama(Json):
+    """As ``Json`` without more, or behind ``<|python_tag|>``."""
+
+    marks = ("<|python_tag|>",)
+    opens = ("<|python_tag|>",)
+    first_chars = "{"
+
+
+class Mistral(Calls):
+    """``[TOOL_CALLS]`` and an array; newer ones write ``[TOOL_CALLS]name[ARGS]{...}`` for each call."""
+
+    marks = ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]")
+    opens = ("[TOOL_CALLS]",)
+    id_chars = 9
+    id_prefix = ""
+
+    def read(self, spelled: Mapping[str, str], sink: Sink) -> Read[None]:
+        char = yield from spaces((yield))
+        if char == "[":
+            return (yield from an_array(char, sink))
+        name = ""
+        while char not in "{[" and not is_mark(char) and len(name) < 256:
+            name += char
+            char = yield
+        if char != "{":
+            # There may be an id too, which is the model's own affair: a client gets one that nobody had before.
+            between = yield from until("{", char)
+            if not between.endswith(spelled["[ARGS]"]):
+                raise NotACall
+        sink.begin(name.strip())
+        yield from container("{", sink.arguments)
+        sink.end()
+        return None
+
+
+class DeepSeek(Calls):
+    """``name<｜tool▁sep｜>{...}`` between marks; V3 and R1 write ``function``, the name and a fenced block."""
+
+    marks = (
+        "<｜tool▁calls▁begin｜>",
+        "<｜tool▁calls▁end｜>",
+        "<｜tool▁call▁begin｜>",
+        "<｜tool▁call▁end｜>",
+        "<｜tool▁sep｜>",
+    )
+    opens = ("<｜tool▁calls▁begin｜>",)
+
+    def read(self, spelled: Mapping[str, str], sink: Sink) -> Read[None]:
+        begin, end = spelled["<｜tool▁call▁begin｜>"], spelled["<｜tool▁call▁end｜>"]
+        yield from literal(begin, (yield from spaces((yield))))
+        while True:
+            name = yield from until(spelled["<｜tool▁sep｜>"], (yield))
+            if name.strip() == "function":
+                name = yield from until("\n", (yield))
+                yield from literal("```json", (yield from spaces((yield))))
+            sink.begin(name.strip())
+            yield from container((yield from spaces((yield))), sink.arguments)
+            sink.end()
+            char = yield from spaces((yield))
+            if char == "`":
+                yield from literal("```", char)
+                char = yield from spaces((yield))
+            yield from literal(end, char)
+            if (yield from one_of(begin, spelled["<｜tool▁calls▁end｜>"])):
+                return
+
+
+class Kimi(Calls):
+    """``functions.name:0`` and the arguments between marks."""
+
+    marks = (
+        "<|tool_calls_section_begin|>",
+        "<|tool_calls_section_end|>",
+        "<|tool_call_begin|>",
+        "<|tool_call_argument_begin|>",
+        "<|tool_call_end|>",
+    )
+    opens = ("<|tool_calls_section_begin|>",)
+
+    def read(self, spelled: Mapping[str, str], sink: Sink) -> Read[None]:
+        begin = spelled["<|tool_call_begin|>"]
+        yield from literal(begin, (yield from spaces((yield))))
+        while True:
+            name = yield from until(spelled["<|tool_call_argument_begin|>"], (yield))
+            sink.begin(name.strip().removeprefix("functions.").rpartition(":")[0])
+            yield from container((yield from spaces((yield))), sink.arguments)
+            sink.end()
+            yield from literal(spelled["<|tool_call_end|>"], (yield from spaces((yield))))
+            if (yield from one_of(begin, spelled["<|tool_calls_section_end|>"])):
+                return
+
+
+# What they are made of
+
+
+def an_object(char: str, sink: Sink) -> Read[None]:
+    """``{"name": ..., "arguments": {...}}``, exactly, with the keys in any order and others among them."""
+    name: str | None = None
+    early = ""  # arguments that came before the name
+    has_begun = False
+    yield from literal("{", char)
+    char = yield from spaces((yield))
+    while char != "}":
+        key = yield from string(char)
+        yield from literal(":", (yield from spaces((yield))))
+        char = yield from spaces((yield))
+        if key == "name" and name is None:
+            name = yield from string(char)
+            if early:
+                sink.begin(name)
+                sink.arguments(early)
+                has_begun = True
+            char = yield
+        elif key in ARGUMENTS and not has_begun and not early:
+            if char == "{" and name is not None:
+                sink.begin(name)
+                has_begun = True
+                yield from container(char, sink.arguments)
+                char = yield
+            else:
+                early, char = yield from _early(char)
+                if name is not None:
+                    sink.begin(name)
+                    sink.arguments(early)
+                    has_begun = True
+        else:
+            char = yield from anything(char)
+        char = yield from spaces(char)
+        if char == ",":
+            char = yield from spaces((yield))
+            if char == "}":
+                raise NotACall
+        elif char != "}":
+            raise NotACall
+    if name is None:
+        raise NotACall
+    if not has_begun:
+        sink.begin(name)
+        sink.arguments(early or "{}")
+    sink.end()
+
+
+def _early(char: str) -> Read[tuple[str, str]]:
+    """Arguments that cannot be told as they come: ahead of their name, or JSON in a string; and the character behind
+    them."""
+    if char == "{":
+        parts: list[str] = []
+        yield from container(char, parts.append)
+        return "".join(parts), (yield)
+    if char == '"':
+        text = (yield from string(char, 1 << 20)).strip()
+        if not text.startswith("{"):
+            raise NotACall
+        return text, (yield)
+    word, char = yield from scalar(char)
+    if word != "null":
+        raise NotACall
+    return "{}", char
+
+
+def an_array(char: str, sink: Sink) -> Read[None]:
+    """Objects in brackets, exactly."""
+    yield from literal("[", char)
+    while True:
+        yield from an_object((yield from spaces((yield))), sink)
+        char = yield from spaces((yield))
+        if char == "]":
+            return
+        yield from literal(",", char)
+
+
+def one_of(again: str, end: str) -> Read[bool]:
+    """One of two words, behind spaces; whether it was ``end``."""
+    text = yield from spaces((yield))
+    while text not in (again, end):
+        if not again.startswith(text) and not end.startswith(text):
+            raise NotACall
+        text += yield
+    return text == end

@@ -1,0 +1,218 @@
+"""What a model says, told apart: however it arrives, and whether it means it or not."""
+
+from __future__ import annotations
+
+import itertools
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.parsers import Call, Said, gathered
+from gateway.parsers.marks import marks_of
+from gateway.parsers.reader import Reader, Wanted, merged
+from gateway.parsers.tongue import CALLS, THINKING
+
+NAMES = frozenset({"get_weather", "get_time"})
+ARGUMENTS = '{"city": "Pa\\"r}is"}'
+CALL = f'{{"name": "get_weather", "arguments": {ARGUMENTS}}}'
+TIME = '{"name": "get_time", "parameters": {}}'
+WRITTEN = {
+    "hermes": f"<tool_call>\n{CALL}\n</tool_call>\n<tool_call>\n{TIME}\n</tool_call>",
+    "llama": f"<|python_tag|>{CALL}; {TIME}",
+    "mistral": f"[TOOL_CALLS][{CALL}, {TIME}]",
+    "deepseek": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>get_weather\n```json\n"
+    f"{ARGUMENTS}\n```<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>get_time<｜tool▁sep｜>{{}}<｜tool▁call▁end｜>"
+    "<｜tool▁calls▁end｜>",
+    "kimi": "<|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0<|tool_call_argument_begin|>"
+    f"{ARGUMENTS}<|tool_call_end|><|tool_call_begin|>functions.get_time:1<|tool_call_argument_begin|>{{}}"
+    "<|tool_call_end|><|tool_calls_section_end|>",
+    "json": f"```json\n[{CALL}, {TIME}]\n```",
+}
+FAMILIES = sorted(CALLS)
+
+
+def reader(
+    family: str,
+    thinking: str | None = None,
+    *,
+    is_thinking: bool = False,
+    special: bool = False,
+    names: frozenset[str] | None = NAMES,
+    several: bool = True,
+) -> Reader:
+    calls = CALLS[family]()
+    words = THINKING[thinking] if thinking else None
+    all_words = (*calls.marks, *(words or ()))
+    marks = marks_of(all_words, {word: 1000 + i for i, word in enumerate(all_words)} if special else {})
+    return Reader(marks, words, is_thinking, calls, None if names is None else Wanted(names, several))
+
+
+def pieces_of(text: str, of: Reader) -> list[str]:
+    """The text as it is fed, special tokens as what stands for them."""
+    for word, spelled in of._spelled.items():
+        text = text.replace(word, spelled)
+    return list(text)
+
+
+def read(of: Reader, pieces: list[str], is_ended: bool = True) -> Said:
+    for piece in pieces:
+        of.feed(piece)
+    if is_ended:
+        of.finish()
+    return gathered(of.take())
+
+
+def without_ids(said: Said) -> Said:
+    return said._replace(calls=tuple(call._replace(id="") for call in said.calls))
+
+
+@pytest.mark.parametrize("special", [False, True])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_calls_are_read_as_each_family_writes_them(family, special):
+    of = reader(family, special=special)
+    said = read(of, pieces_of(WRITTEN[family], of))
+    assert said.content is None
+    assert [(call.name, json.loads(call.arguments)) for call in said.calls] == [
+        ("get_weather", {"city": 'Pa"r}is'}),
+        ("get_time", {}),
+    ]
+    assert len({call.id for call in said.calls}) == 2
+
+
+def test_newer_mistrals_write_each_call_by_itself():
+    of = reader("mistral", special=True)
+    text = f"I look.[TOOL_CALLS]get_weather[CALL_ID]abc[ARGS]{ARGUMENTS}[TOOL_CALLS]get_time[ARGS]{{}}"
+    said = read(of, pieces_of(text, of))
+    assert said.content == "I look."
+    assert [call.name for call in said.calls] == ["get_weather", "get_time"]
+    assert all(len(call.id) == 9 and call.id.isalnum() for call in said.calls)
+
+
+fragments = st.sampled_from(
+    [
+        "<tool_call>", "</tool_call>", "\n", " ", CALL, TIME, CALL[:20], '{"name": "other", "arguments": {}}', "[", "]",
+        "[TOOL_CALLS]", "[ARGS]", "get_time", "{}", "{", "}", ";", ",", "```json\n", "```", "<|python_tag|>", "Hello",
+        "<think>", "</think>", "<th", "[THINK]", "[/THINK]", '"', "\\", '{"arguments": {"a": 1}, "name": "get_time"}',
+        '{"name": "get_time", "arguments": "{\\"a\\": 1}"}', '{"name": "get_time", "arguments": null, "x": [1, "]"]}',
+        *WRITTEN.values(),
+    ]
+)  # fmt: skip
+
+
+@given(
+    st.lists(fragments, max_size=8).map("".join),
+    st.sampled_from(FAMILIES),
+    st.sampled_from([None, "think", "mistral"]),
+    st.booleans(),
+    st.booleans(),
+    st.booleans(),
+    st.lists(st.integers(1, 30)),
+)
+def test_how_it_arrives_changes_nothing(text, family, thinking, special, is_thinking, several, sizes):
+    options = {"special": special, "is_thinking": is_thinking and thinking is not None, "several": several}
+    first = reader(family, thinking, **options)
+    chars = pieces_of(text, first)
+    at_once = without_ids(read(first, chars))
+    second = reader(family, thinking, **options)
+    bounds = [0, *itertools.takewhile(lambda end: end < len(chars), itertools.accumulate(sizes)), len(chars)]
+    cut = ["".join(chars[a:b]) for a, b in itertools.pairwise(bounds)]
+    events = []
+    for piece in cut:
+        second.feed(piece)
+        events += second.take()
+    second.finish()
+    events += second.take()
+    assert without_ids(gathered(events)) == at_once
+    assert without_ids(gathered(merged(events))) == at_once
+    if not at_once.calls and not at_once.reasoning and thinking is None:
+        # What is no call is said as it stands, but for special tokens, which have no text.
+        plain = "".join(char for char in chars if not "\ud800" <= char <= "\udfff")
+        assert (at_once.content or "") == plain
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Use <tool_call> to call.",
+        '<tool_call>\n{"name": "get_weather", "argume',
+        '<tool_call>{"name": "delete_all", "arguments": {}}</tool_call>',
+        "<tool_call>{'name': 'get_weather'}</tool_call>",
+        '<tool_call>{"name": "get_weather", "arguments": [1]}</tool_call>',
+        '<tool_call>{"arguments": {"city": "Paris"}}</tool_call>',
+        "a < b and <tool_",
+        '{"name": "get_weather", "arguments": {}}',
+        " \n text with spaces around \n",
+        "",
+    ],
+)
+def test_what_only_looks_like_a_call_is_content(text):
+    of = reader("hermes")
+    assert read(of, list(text)) == Said(text or None, None, ())
+    assert of.num_calls == 0
+
+
+def test_json_that_calls_nothing_is_content():
+    for text in ('{"name": "Anna", "age": 7}', "[1, 2]", "```python\nprint()\n```", "```json\n{}\n```"):
+        assert read(reader("json"), list(text)) == Said(text, None, ())
+
+
+def test_a_call_that_is_cut_stays_as_far_as_it_came():
+    said = read(reader("hermes"), list(f'<tool_call>\n{{"name": "get_weather", "arguments": {ARGUMENTS[:12]}'))
+    assert said.content is None
+    (call,) = said.calls
+    assert (call.name, call.arguments) == ("get_weather", ARGUMENTS[:12])
+    for missing in range(1, 12):  # the closing word is not text either
+        assert read(reader("hermes"), list(f"<tool_call>\n{CALL}\n</tool_call>"[:-missing])).content is None
+
+
+def test_arguments_are_told_as_they_come():
+    of = reader("hermes")
+    of.feed('<tool_call>{"name": "get_weather", "arguments": {"ci')
+    said = gathered(of.take())
+    assert said.calls == (Call(said.calls[0].id, "get_weather", '{"ci'),)
+    of.feed('ty": ')
+    assert [event.text for event in of.take()] == ['ty": ']
+
+
+def test_text_before_and_after_calls_is_content_and_the_space_between_is_not():
+    said = read(reader("hermes"), list(f"I look. \n<tool_call>{CALL}</tool_call>\n\nDone. "))
+    assert (said.content, len(said.calls)) == ("I look.Done. ", 1)
+
+
+def test_where_one_call_is_allowed_the_first_ends_the_answer():
+    of = reader("hermes", several=False)
+    said = read(of, list(WRITTEN["hermes"]))
+    assert [call.name for call in said.calls] == ["get_weather"]
+    assert of.is_over
+
+
+@pytest.mark.parametrize("special", [False, True])
+def test_reasoning_comes_before_the_text_and_its_tokens_are_counted(special):
+    for is_thinking in (False, True):
+        of = reader("hermes", "think", special=special, is_thinking=is_thinking)
+        text = "" if is_thinking else "<think>"
+        said = read(of, pieces_of(text + "\nHm.\n\nSo.\n</think>\n\nHello <think> there\n", of))
+        expected = "Hello <think> there\n" if not special else "Hello  there\n"
+        assert said == Said(expected, "Hm.\n\nSo.", ())
+        words = 1 if special else len("</think>")
+        opening = 0 if is_thinking else (1 if special else len("<think>"))
+        assert of.num_reasoning_tokens == opening + len("\nHm.\n\nSo.\n") + words
+
+
+def test_an_answer_without_reasoning_counts_none():
+    of = reader("hermes", "think", names=None)
+    assert read(of, list("<thin ice")) == Said("<thin ice", None, ())
+    assert of.num_reasoning_tokens == 0
+
+
+def test_a_call_within_reasoning_is_a_thought():
+    said = read(reader("hermes", "think"), list(f"<think><tool_call>{CALL}</tool_call></think>Hello"))
+    assert said == Said("Hello", f"<tool_call>{CALL}</tool_call>", ())
+
+
+def test_a_name_that_never_ends_is_not_held_for_ever():
+    of = reader("hermes")
+    said = read(of, list('<tool_call>{"x": "' + "a" * 100_000), is_ended=False)
+    assert len(said.content) > 60_000
