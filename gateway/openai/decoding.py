@@ -45,7 +45,7 @@ _CODES = (
     (r"Expected `object` of length <=", "object_above_max_properties"),
     (r"Expected `str` of length >= 1", "empty_string"),
     (r"Expected `str` of length <=", "string_above_max_length"),
-    (r"Invalid enum value", "invalid_value"),
+    (r"Invalid enum value|Expected `str` matching", "invalid_value"),
     (r"Expected `", "invalid_type"),
 )
 

@@ -162,6 +162,7 @@ class Account:
             num_prompt_tokens=usage.num_prompt_tokens,
             num_cached_tokens=usage.num_cached_tokens,
             num_completion_tokens=usage.num_completion_tokens,
+            num_reasoning_tokens=usage.num_reasoning_tokens,
             num_sequences=len(answer.choices),
             created_at=answer.created,
             queue_ms=1e3 * flights.queue_s,
@@ -194,7 +195,10 @@ class Account:
             return None
         usage = self._answer.usage()
         if status != 200 and self._answer.call.stream:
-            usage = msgspec.structs.replace(usage, num_completion_tokens=self.num_delivered)
+            num_reasoning_tokens = min(usage.num_reasoning_tokens, self.num_delivered)
+            usage = msgspec.structs.replace(
+                usage, num_completion_tokens=self.num_delivered, num_reasoning_tokens=num_reasoning_tokens
+            )
         return usage
 
 

@@ -41,6 +41,20 @@ def said(content: object, **others: object) -> dict[str, object]:
     return chat(messages=[{"role": "user", "content": content} | others])
 
 
+MISSING = "missing_required_parameter"
+ALLOWED = "tool_choice.allowed_tools.tools"
+FUNCTION = {"type": "function", "function": {"name": "f"}}
+LIST = {"type": "function", "function": {"name": "f", "parameters": {"type": "array"}}}
+
+
+def named(name: str) -> dict[str, object]:
+    return {"type": "function", "function": {"name": name}}
+
+
+def allowed(tools: list[dict[str, object]]) -> dict[str, object]:
+    return {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": tools}}
+
+
 REFUSED = [
     (CHAT, b"", None, "invalid_json"),
     (CHAT, b"{", None, "invalid_json"),
@@ -71,7 +85,7 @@ REFUSED = [
         "messages[0].content[0].type",
         "unsupported_value",
     ),
-    (CHAT, said([{"type": "text"}]), "messages[0].content[0].text", None),
+    (CHAT, said([{"type": "text"}]), "messages[0].content[0].text", "missing_required_parameter"),
     (CHAT, said([{"text": "x"}]), "messages[0].content[0].type", "missing_required_parameter"),
     (CHAT, chat(temperature=2.1), "temperature", "decimal_above_max_value"),
     (CHAT, chat(temperature=-0.1), "temperature", "decimal_below_min_value"),
@@ -104,7 +118,38 @@ REFUSED = [
     (CHAT, chat(stream=True, stream_options={"include_usage": 1}), "stream_options.include_usage", "invalid_type"),
     (CHAT, chat(response_format={"type": "json_object"}), "response_format", "unsupported_parameter"),
     (CHAT, chat(modalities=["text", "audio"]), "modalities", "unsupported_parameter"),
-    (CHAT, chat(functions=[]), "functions", "unsupported_parameter"),
+    (CHAT, chat(functions=[{"name": ""}]), "functions[0].name", "invalid_value"),
+    (CHAT, chat(functions=[{"name": "f"}], function_call={"name": "g"}), "function_call", None),
+    (CHAT, chat(functions=[{"name": "f"}], tools=[FUNCTION]), "functions", None),
+    (CHAT, chat(tools=[{"a": 1}]), "tools[0].type", "missing_required_parameter"),
+    (CHAT, chat(tools=[{"type": "function"}]), "tools[0].function", "missing_required_parameter"),
+    (CHAT, chat(tools=[{"type": "custom", "custom": {"name": "f"}}]), "tools[0].type", "unsupported_value"),
+    (CHAT, chat(tools=[{"type": "function", "function": {"name": "a b"}}]), "tools[0].function.name", "invalid_value"),
+    (
+        CHAT,
+        chat(tools=[{"type": "function", "function": {"name": "x" * 65}}]),
+        "tools[0].function.name",
+        "invalid_value",
+    ),
+    (CHAT, chat(tools=[FUNCTION, FUNCTION]), "tools[1].function.name", None),
+    (CHAT, chat(tools=[LIST]), "tools[0].function.parameters", None),
+    (CHAT, chat(tools=[FUNCTION], tool_choice="always"), "tool_choice", None),
+    (CHAT, chat(tools=[FUNCTION], tool_choice=3), "tool_choice", None),
+    (CHAT, chat(tool_choice="required"), "tool_choice", None),
+    (CHAT, chat(tools=[FUNCTION], tool_choice={"type": "tool"}), "tool_choice.type", "unsupported_value"),
+    (CHAT, chat(tools=[FUNCTION], tool_choice={"type": "function"}), "tool_choice.function", MISSING),
+    (CHAT, chat(tools=[FUNCTION], tool_choice=named("g")), "tool_choice.function.name", None),
+    (CHAT, chat(tools=[FUNCTION], tool_choice=allowed([])), "tool_choice.allowed_tools.tools", "empty_array"),
+    (CHAT, chat(tools=[FUNCTION], tool_choice=allowed([named("g")])), ALLOWED + "[0].function.name", None),
+    (CHAT, chat(tools=[FUNCTION], tool_choice=allowed([{"type": "mcp"}])), ALLOWED + "[0]", "unsupported_value"),
+    (CHAT, chat(messages=[{"role": "tool", "content": "x"}]), "messages[0].tool_call_id", MISSING),
+    (CHAT, chat(messages=[{"role": "function", "content": "x"}]), "messages[0].name", MISSING),
+    (CHAT, said([{"type": "refusal", "refusal": "No."}]), "messages[0].content[0].type", "unsupported_value"),
+    (CHAT, said([{"type": "image_url"}]), "messages[0].content[0].type", "unsupported_value"),
+    (CHAT, chat(reasoning_effort="some"), "reasoning_effort", "invalid_value"),
+    (CHAT, chat(prediction={"type": "content"}), "prediction.content", MISSING),
+    (CHAT, chat(web_search_options={}), "web_search_options", "unsupported_parameter"),
+    (CHAT, chat(moderation={"model": "m"}), "moderation", "unsupported_parameter"),
     (CHAT, chat(service_tier="gold"), "service_tier", "invalid_value"),
     (CHAT, chat(user=5), "user", "invalid_type"),
     (CHAT, chat(user="x" * 513), "user", "string_above_max_length"),
@@ -279,7 +324,7 @@ def test_any_body_is_a_request_or_malformed(body):
 @pytest.mark.parametrize("seed", range(3))
 async def test_bytes_flipped_in_a_good_body_never_break_the_server(front: Front, seed: int):
     rng = random.Random(seed)
-    good = json.dumps(chat(stop=["a"], n=1, logit_bias={"5": 1}, tools=[{"a": 1}])).encode()
+    good = json.dumps(chat(stop=["a"], n=1, logit_bias={"5": 1}, tools=[FUNCTION])).encode()
     for _ in range(60):
         body = bytearray(good)
         for _ in range(rng.randrange(1, 4)):

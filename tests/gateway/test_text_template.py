@@ -8,8 +8,7 @@ import msgspec
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from gateway.openai import Message
-from gateway.openai.requests import ToolCall
+from gateway.openai import FunctionCall, Message, ToolCall
 from gateway.text import Text, TextInvalid, _as_dict
 from gateway.text.template import ChatTemplate, TemplateFailure, TemplateInvalid
 from tests.gateway.texts import CHATML, byte_level, model_directory
@@ -98,6 +97,9 @@ CONVERSATIONS = [
 ]
 
 
+CHATML_TEMPLATE = ChatTemplate(CHATML, {})
+
+
 def rendered(template: str, messages: list[dict], tools: list[dict] | None = None, **switches: object) -> str:
     return ChatTemplate(template, {"bos_token": "<s>", "eos_token": "</s>"}).render(messages, tools, switches)
 
@@ -127,13 +129,13 @@ def test_templates_render_as_in_transformers(name, messages, tools, switches):
 def test_arguments_are_an_object_and_parts_are_one_text():
     call = {"function": {"name": "f", "arguments": '{"a": [1]}'}}
     message = Message("assistant", content=None, tool_calls=[_call(call)])
-    entry = _as_dict(message, knows_developer=False)
+    entry = _as_dict(message, CHATML_TEMPLATE)
     assert entry["content"] == ""
     assert entry["tool_calls"][0]["function"]["arguments"] == {"a": [1]}
     for odd in ("not JSON", "[1]", "[" * 100_000):
         call["function"]["arguments"] = odd
         odd_message = Message("assistant", tool_calls=[_call(call)])
-        assert _as_dict(odd_message, False)["tool_calls"][0]["function"]["arguments"] == odd
+        assert _as_dict(odd_message, CHATML_TEMPLATE)["tool_calls"][0]["function"]["arguments"] == odd
 
 
 def _call(call: dict) -> object:
@@ -142,9 +144,27 @@ def _call(call: dict) -> object:
 
 def test_a_developer_is_a_system_to_templates_that_know_none():
     message = Message("developer", "Be brief.")
-    assert _as_dict(message, knows_developer=False)["role"] == "system"
-    assert _as_dict(message, knows_developer=True)["role"] == "developer"
-    assert ChatTemplate("{% if m.role == 'developer' %}{% endif %}", {}).knows_developer
+    assert _as_dict(message, CHATML_TEMPLATE)["role"] == "system"
+    assert _as_dict(message, ChatTemplate("{% if m.role == 'developer' %}{% endif %}", {}))["role"] == "developer"
+
+
+def test_an_older_function_and_its_call_are_a_tool_and_a_call():
+    called = Message("assistant", function_call=FunctionCall("f", "{}"))
+    assert _as_dict(called, CHATML_TEMPLATE)["tool_calls"][0]["function"] == {"name": "f", "arguments": {}}
+    assert _as_dict(Message("function", "7", name="f"), CHATML_TEMPLATE) == {
+        "role": "tool",
+        "content": "7",
+        "name": "f",
+    }
+
+
+def test_a_template_that_wants_short_ids_gets_them_the_same_in_call_and_result():
+    mistral = ChatTemplate("{% if tool_call.id|length != 9 %}{{ raise_exception('9') }}{% endif %}", {})
+    assert mistral.id_of("abcDEF123") == "abcDEF123"
+    short = mistral.id_of("call_" + "x" * 24)
+    assert (len(short), short.isalnum()) == (9, True)
+    assert short == mistral.id_of("call_" + "x" * 24) != mistral.id_of("call_" + "y" * 24)
+    assert CHATML_TEMPLATE.id_of("call_1") == "call_1"
 
 
 @pytest.mark.parametrize(
