@@ -15,7 +15,7 @@ from typing import Any, cast
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
-from gateway import admin, api, doors, gateways, openapi, responses, sinks, store, webhooks
+from gateway import admin, api, batches, doors, gateways, openapi, responses, sinks, store, webhooks
 from gateway.auth import Auth
 from gateway.bootstrap import Born, bootstrap
 from gateway.cache import Cache, Memory, Shared
@@ -196,9 +196,11 @@ async def opened(
             price_history,
             Exports(),
             files,
+            batches.Book(rooms, config.batches, files, others.name, api.endpoints()),
             Pressure(clock, config.server.coalesce_ms / 1e3),
             stored,
         )
+        await stack.enter_async_context(batches.watched(gw, api.endpoints(), house_doors.inside))
         await stack.enter_async_context(answering(gw, house_doors, sockets))
         for name in config.models:
             stack.callback(asyncio.create_task(open_model(gw, name)).cancel)

@@ -52,6 +52,10 @@ class Caller(msgspec.Struct, frozen=True, gc=False):
             raise ModelNotFound.named(model)
 
 
+CALLER = web.RequestKey("caller", Caller)
+"""Where a request that came by no connection has whoever asks."""
+
+
 class AdminCaller(msgspec.Struct, frozen=True, gc=False):
     """Who administers, and in which role."""
 
@@ -73,6 +77,8 @@ class Auth:
 
     def caller_of(self, request: web.Request) -> Caller:
         """Raises InvalidApiKey, and PermissionDenied when the key may not be used from there."""
+        if CALLER in request:
+            return request[CALLER]
         key = _presented(request)
         caller = self.caller(key, request[HEAD].address)
         if caller is None:
@@ -116,13 +122,22 @@ class Auth:
     def caller(self, presented: str, address: str | None = None) -> Caller | None:
         """None when the key opens nothing here. Raises PermissionDenied when it may not be used from ``address``."""
         key = self._valid(presented)
+        caller = self._caller(key)
+        if key is not None and caller is not None:
+            _check_address(key, address)
+        return caller
+
+    def caller_again(self, key_hash: bytes) -> Caller | None:
+        """As ``caller``, for one who was let in with this key before; from where is not asked again."""
+        return self._caller(self._unexpired(key_hash))
+
+    def _caller(self, key: Key | None) -> Caller | None:
         if key is None or key.tenant_id is None:
             return None
         tenant = self._directory.tenant(key.tenant_id)
         version = self._directory.policy(tenant.policy_name)
         if tenant.is_disabled or version is None:
             return None
-        _check_address(key, address)
         return Caller(
             tenant.organization_id,
             tenant.id,
@@ -135,7 +150,10 @@ class Auth:
         )
 
     def _valid(self, presented: str) -> Key | None:
-        key = self._directory.key(keys.hash_of(self._directory.secret, presented))
+        return self._unexpired(keys.hash_of(self._directory.secret, presented))
+
+    def _unexpired(self, key_hash: bytes) -> Key | None:
+        key = self._directory.key(key_hash)
         if key is None or (key.expires_at is not None and key.expires_at <= self._wall()):
             return None
         return key

@@ -232,6 +232,10 @@ class Dispatch:
         """Its places. Raises ModelNotFound."""
         return list(self._line(model).seats)
 
+    def num_waiting_for(self, model: str) -> int:
+        """Requests in its line. Raises ModelNotFound."""
+        return self._line(model).num_waiting
+
     def num_waiting(self) -> int:
         """Requests in all lines, and before them for a model to be loaded."""
         return sum(line.num_waiting for line in self._lines.values()) + self.residence.num_waiting

@@ -190,6 +190,12 @@ class QuotaExceeded(GatewayError):
     status, type, code = 403, "invalid_request_error", "storage_quota_exceeded"
 
 
+class TooManyBatches(RateLimited):
+    """The tenant has as many batches that are not over as the settings allow."""
+
+    code, should_retry = "batch_limit_exceeded", False
+
+
 class UnsupportedMediaType(GatewayError):
     """The body is not declared as JSON."""
 

@@ -14,6 +14,7 @@ from policies.settings import Settings
 
 if TYPE_CHECKING:
     from gateway.auth import Auth
+    from gateway.batches.book import Book
     from gateway.directory import Directory
     from gateway.exports.process import Exports
     from gateway.files import Files
@@ -55,6 +56,7 @@ class Gateway:
     price_history: PriceHistory
     exports: Exports
     files: Files
+    batches: Book
     pressure: Pressure
     responses: Responses
 

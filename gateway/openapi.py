@@ -209,6 +209,10 @@ INFERENCE = (
     Inference("GET", "/v1/files/{file}", "file", "Read what is known of a file", openai.FileBody),
     Inference("GET", "/v1/files/{file}/content", "file_content", "Read a file, or a range of it", bytes),
     Inference("DELETE", "/v1/files/{file}", "file_deletion", "Delete a file", openai.FileDeleted),
+    Inference("POST", "/v1/batches", "batch_creation", "Begin a batch", openai.BatchBody, openai.BatchRequest),
+    Inference("GET", "/v1/batches", "batches", "List batches", openai.BatchList, query=openai.BatchQuery),
+    Inference("GET", "/v1/batches/{batch}", "batch", "Read how far a batch has come", openai.BatchBody),
+    Inference("POST", "/v1/batches/{batch}/cancel", "batch_cancellation", "Cancel a batch", openai.BatchBody),
     Inference("GET", "/v1/models", "models", "List the models that the key may use", openai.ModelList),
     Inference("GET", "/v1/models/{model}", "model", "Read one model", openai.ModelBody),
 )

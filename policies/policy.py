@@ -98,6 +98,8 @@ class Policy(Document, frozen=True):
     """By model; "*" for each that is not named. They go before the price list."""
     discount: Money = Decimal(0)
     """Share of every price that this policy's tenants do not pay: 0.1 is 10 % less; at most four digits."""
+    batch_discount: Money = Decimal("0.5")
+    """Share of what is left of each price that the lines of a batch do not pay."""
     store_responses: bool = True
     """Responses are kept as they ask; false: none is, so none can be gone on from or be written in the background."""
     without_redis: Literal["refuse", "divide"] = "divide"

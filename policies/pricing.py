@@ -171,10 +171,11 @@ def check(policy: Policy) -> dict[str, str]:
         for model, price in policy.prices.items()
         for name, message in check_price(price).items()
     }
-    if not _is_sane(policy.discount, 1, NUM_DISCOUNT_DIGITS) or policy.discount == 1:
-        wrong["discount"] = (
-            f"must be 0 or more and less than 1, with at most {NUM_DISCOUNT_DIGITS} digits after the point"
-        )
+    for name, discount in (("discount", policy.discount), ("batch_discount", policy.batch_discount)):
+        if not _is_sane(discount, 1, NUM_DISCOUNT_DIGITS) or discount == 1:
+            wrong[name] = (
+                f"must be 0 or more and less than 1, with at most {NUM_DISCOUNT_DIGITS} digits after the point"
+            )
     if policy.budget is not None and not _is_sane(policy.budget.amount, MAX_BUDGET):
         wrong["budget.amount"] = _sane(MAX_BUDGET)
     return wrong

@@ -8,7 +8,7 @@ from aiohttp.typedefs import Handler
 
 from gateway import anthropic
 from gateway import ollama as ollama_shapes
-from gateway.api import chat, completions, files, health, messages, models, ollama, responses, stored, vectors
+from gateway.api import batches, chat, completions, files, health, messages, models, ollama, responses, stored, vectors
 from gateway.entrance import Endpoint
 from gateway.errors import Shape
 from gateway.house import GATEWAY
@@ -56,6 +56,10 @@ def routes() -> list[web.RouteDef]:
         web.get("/api/ps", ollama.running),
         web.get("/api/version", ollama.version),
         web.get("/", ollama.alive),
+        web.post("/v1/batches", batches.create),
+        web.get("/v1/batches", batches.every),
+        web.get("/v1/batches/{batch}", batches.one),
+        web.post("/v1/batches/{batch}/cancel", batches.cancel),
         web.get("/healthz", health.alive),
         web.get("/readyz", health.ready),
     ]

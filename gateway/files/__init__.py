@@ -29,7 +29,7 @@ from gateway.clock import Clock
 from gateway.store import Store, is_away, new_id
 from policies import settings
 
-__all__ = ["File", "Files", "Staged"]
+__all__ = ["File", "Files", "Staged", "changing", "reading"]
 
 log = logging.getLogger(__name__)
 
@@ -290,6 +290,10 @@ class Files:
         return None if row is None else File(*row)
 
 
+_TO_WRITE = sa.update(store.files).where(sa.false()).values(filename=store.files.c.filename)
+"""Changes nothing, and waits for its turn to."""
+
+
 @contextlib.asynccontextmanager
 async def reading(rooms: Store) -> AsyncIterator[AsyncConnection]:
     """Raises StoreUnavailable."""
@@ -305,6 +309,8 @@ async def changing(rooms: Store) -> AsyncIterator[AsyncConnection]:
     """A transaction. Raises StoreUnavailable."""
     try:
         async with rooms.engine.begin() as connection:
+            if rooms.database is not None:  # SQLite refuses to write where others have written since it has read
+                await connection.execute(_TO_WRITE)
             yield connection
     except (SQLAlchemyError, OSError) as error:
         raise _unavailable(error, is_change=True) from error

@@ -11,7 +11,7 @@ from gateway import errors, head
 from gateway.flights import Source
 from gateway.house import Gateway
 from gateway.pressure import Pressure
-from gateway.reply.account import HUNG_UP, Account
+from gateway.reply.account import HUNG_UP, KEPT, Account, Keeper
 from gateway.reply.answers import Answer, ChatAnswer, Part, TextAnswer
 from gateway.reply.choices import Choice
 from gateway.reply.events import OUTLET, EventStream, Outlet
@@ -20,11 +20,13 @@ from gateway.reply.vectors import EmbeddingAnswer, RerankAnswer, ScoreAnswer, Sc
 from policies import wire
 
 __all__ = [
+    "KEPT",
     "Account",
     "Answer",
     "ChatAnswer",
     "Choice",
     "EmbeddingAnswer",
+    "Keeper",
     "Part",
     "RerankAnswer",
     "ScoreAnswer",
@@ -88,9 +90,9 @@ async def _send_body(answer: Answer, flights: Source, account: Account, currency
     while answer.num_open:
         for delta in await _deltas(answer, flights):
             _take(answer, flights, delta)
-    if currency is None:
+    if currency is None or account.keeper is not None:  # what is kept before its row is written has no receipt of it
         body = answer.body()
-        await account.settle(200)
+        await account.settle(200, body)
     else:
         await account.settle(200)
         body = answer.body(account.receipt(currency))

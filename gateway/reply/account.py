@@ -30,6 +30,22 @@ NOTHING = terms.Usage(0, 0, 0)
 UNSPENT = Spent()
 
 
+class Keeper:
+    """Who keeps an answer: what is not kept is not owed, so that whoever finds the answer again after a crash finds the
+    row that it may lack."""
+
+    def begun(self) -> None:
+        """It was let in, and is on its way to a worker."""
+
+    async def keep(self, entry: Entry, body: bytes) -> None:
+        """Done when it is durable; only then the row is written, which is this."""
+        raise NotImplementedError
+
+
+KEPT = web.RequestKey("kept", Keeper)
+"""Where a request has its own."""
+
+
 class Account:
     """An async context manager: whoever leaves it without having settled, settles with what was delivered until
     then."""
@@ -54,6 +70,7 @@ class Account:
         self._flights = flights
         self._ticket = ticket
         self._sla_class = sla_class
+        self.keeper: Keeper | None = request.get(KEPT)
         traceparent = request.headers.get("traceparent")
         self._trace_id = None if traceparent is None else trace_id_of(traceparent)
         self.num_delivered = 0
@@ -64,6 +81,8 @@ class Account:
         """The row, once it is settled."""
 
     async def __aenter__(self) -> Account:
+        if self.keeper is not None:
+            self.keeper.begun()
         return self
 
     async def __aexit__(
@@ -103,9 +122,9 @@ class Account:
             self._settled = True
             self._ledger.put(self._row(error.status, None, time.monotonic()), self._mark)
 
-    async def settle(self, status: int) -> None:
+    async def settle(self, status: int, body: bytes = b"") -> None:
         """Returns when the row is durable; it will be, also when the client hangs up meanwhile. The first call
-        counts."""
+        counts. ``body``: of a whole answer, for whoever keeps it."""
         if self._settled:
             return
         self._settled = True
@@ -116,6 +135,8 @@ class Account:
                 await self._last_word()
         finally:
             self._written = self._row(status, usage, at)
+            if self.keeper is not None and status == 200:
+                await self.keeper.keep(self._written, body)
             await self._ledger.settle(self._written, self._mark)
 
     def _row(self, status: int, usage: terms.Usage | None, at: float) -> Entry:
@@ -191,6 +212,8 @@ class Account:
 
     def _owed(self, status: int) -> terms.Usage | None:
         """A client owes what it was sent, and what it gave up itself; not what failed here before it saw any of it."""
+        if self.keeper is not None and status != 200:
+            return None
         if not (self._flights.were_sent if status == HUNG_UP else status == 200 or self.num_delivered > 0):
             return None
         usage = self._answer.usage()

@@ -1,0 +1,272 @@
+"""What the store knows of batches: whose they are, how far they have come, and which gateway works on them.
+
+A batch has one owner. It says again and again that it lives, and with the same statement how far it has come; when it
+has not for ``batches.lease_s``, another gateway may take the batch over. SQLite has one gateway, which takes whatever
+it finds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Collection
+from typing import Any
+
+import msgspec
+import sqlalchemy as sa
+
+from gateway import errors, openai, store
+from gateway.files import File, Files, changing, reading
+from gateway.store import Store, new_id
+from policies import settings
+
+OVER = ("completed", "failed", "expired", "cancelled")
+WINDOW_S = {"24h": 86_400}
+
+columns = store.batches.c
+
+
+class Counts(msgspec.Struct, frozen=True):
+    """Of a batch's lines, and the tokens of those that were answered; fields as the table's columns."""
+
+    num_completed: int = 0
+    num_failed: int = 0
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_completion_tokens: int = 0
+    num_reasoning_tokens: int = 0
+
+
+class Batch(msgspec.Struct, frozen=True):
+    """One row; the fields stand in the order of the table's columns."""
+
+    id: str
+    tenant_id: str
+    key_id: str
+    endpoint: str
+    input_file_id: str
+    completion_window: str
+    metadata: str | None
+    output_expires_s: int | None
+    model: str | None
+    status: openai.BatchStatus
+    errors: str | None
+    output_file_id: str | None
+    error_file_id: str | None
+    created_at: int
+    expires_at: int
+    in_progress_at: int | None = None
+    finalizing_at: int | None = None
+    completed_at: int | None = None
+    failed_at: int | None = None
+    expired_at: int | None = None
+    cancelling_at: int | None = None
+    cancelled_at: int | None = None
+    num_lines: int = 0
+    num_completed: int = 0
+    num_failed: int = 0
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_completion_tokens: int = 0
+    num_reasoning_tokens: int = 0
+    owner: str | None = None
+    leased_until: int | None = None
+
+
+assert Batch.__struct_fields__ == tuple(columns.keys())
+
+
+class Lost(Exception):
+    """The batch is another gateway's by now, or gone."""
+
+
+class Book:
+    """All batches. What is asked of the store raises StoreUnavailable while that is away."""
+
+    def __init__(
+        self,
+        rooms: Store,
+        config: settings.Batches,
+        files: Files,
+        owner: str,
+        endpoints: Collection[str] = (),
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        """``owner``: this gateway's name, unlike any other's. ``endpoints``: where lines may go. ``wall``: Unix
+        seconds."""
+        self.endpoints = endpoints
+        self.config = config
+        self.wall = wall
+        self.changed = asyncio.Event()
+        """There may be something to do, as a client of this gateway has said."""
+        self._rooms = rooms
+        self._files = files
+        self._owner = owner
+
+    # For clients
+
+    async def create(self, tenant_id: str, key_id: str, asked: openai.BatchRequest) -> Batch:
+        """Raises ObjectNotFound and InvalidRequest for its file, and TooManyBatches."""
+        file = await self._files.find(tenant_id, asked.input_file_id)
+        most = self.config.max_input_bytes
+        if file.purpose != "batch":
+            raise errors.InvalidRequest(
+                f"The file {file.id} was uploaded for '{file.purpose}', and a batch's has the purpose 'batch'",
+                param="input_file_id",
+                code="invalid_file_purpose",
+            )
+        if file.num_bytes > most:
+            raise errors.InvalidRequest(
+                f"The file {file.id} has {file.num_bytes} bytes, and a batch's may have {most}",
+                param="input_file_id",
+                code="file_too_large",
+            )
+        now = int(self.wall())
+        batch = Batch(
+            id=new_id("batch"),
+            tenant_id=tenant_id,
+            key_id=key_id,
+            endpoint=asked.endpoint,
+            input_file_id=file.id,
+            completion_window=asked.completion_window,
+            metadata=msgspec.json.encode(asked.metadata).decode() if asked.metadata is not None else None,
+            output_expires_s=asked.output_expires_after.seconds if asked.output_expires_after is not None else None,
+            model=None,
+            status="validating",
+            errors=None,
+            output_file_id=None,
+            error_file_id=None,
+            created_at=now,
+            expires_at=now + WINDOW_S[asked.completion_window],
+        )
+        open_ones = sa.select(sa.func.count()).where(columns.tenant_id == tenant_id, columns.status.not_in(OVER))
+        async with changing(self._rooms) as connection:
+            if (await connection.execute(open_ones)).scalar_one() >= self.config.max_open:
+                raise errors.TooManyBatches(
+                    f"This project has {self.config.max_open} batches that are not over. Wait until one is, or cancel "
+                    "one.",
+                    headers={},
+                )
+            await connection.execute(sa.insert(store.batches), msgspec.structs.asdict(batch))
+        self.changed.set()
+        return batch
+
+    async def find(self, tenant_id: str, batch_id: str) -> Batch:
+        """Raises ObjectNotFound, also for what is another tenant's."""
+        query = sa.select(store.batches).where(columns.id == batch_id, columns.tenant_id == tenant_id)
+        async with reading(self._rooms) as connection:
+            row = (await connection.execute(query)).first()
+        if row is None:
+            raise errors.ObjectNotFound(f"No batch found with id '{batch_id}'.", param="id")
+        return Batch(*row)
+
+    async def page(self, tenant_id: str, after: str | None, limit: int) -> tuple[list[Batch], bool]:
+        """So many of a tenant's batches, the newest first, and whether there are more."""
+        query = sa.select(store.batches).where(columns.tenant_id == tenant_id)
+        if after is not None:
+            query = query.where(columns.id < after)
+        async with reading(self._rooms) as connection:
+            rows = await connection.execute(query.order_by(columns.id.desc()).limit(limit + 1))
+            found = [Batch(*row) for row in rows]
+        return found[:limit], len(found) > limit
+
+    async def cancel(self, tenant_id: str, batch_id: str) -> Batch:
+        """Raises ObjectNotFound, and InvalidRequest where it is too late."""
+        batch = await self.find(tenant_id, batch_id)
+        if batch.status not in ("cancelling", "cancelled"):
+            now = int(self.wall())
+            begun = columns.status.in_(("validating", "in_progress"))
+            statement = sa.update(store.batches).where(columns.id == batch_id, begun)
+            async with changing(self._rooms) as connection:
+                await connection.execute(statement.values(status="cancelling", cancelling_at=now))
+            batch = await self.find(tenant_id, batch_id)
+        if batch.status not in ("cancelling", "cancelled"):
+            raise errors.InvalidRequest(
+                f"Cannot cancel a batch with status '{batch.status}'.", code="batch_not_cancellable"
+            )
+        self.changed.set()
+        return batch
+
+    # For its owner
+
+    async def claim(self, running: Collection[str], limit: int) -> list[Batch]:
+        """So many batches at most that are this gateway's from now on, the oldest first: those that nobody has, and
+        those of its own that are not ``running``."""
+        now = int(self.wall())
+        free: sa.ColumnElement[bool] = sa.true()
+        if self._rooms.database is None:
+            free = sa.or_(columns.owner.is_(None), columns.leased_until < now, columns.owner == self._owner)
+        query = sa.select(columns.id).where(columns.status.not_in(OVER), free, columns.id.not_in(running))
+        async with reading(self._rooms) as connection:
+            ids = list((await connection.execute(query.order_by(columns.id).limit(limit))).scalars())
+        claimed = []
+        for batch_id in ids:
+            statement = sa.update(store.batches).where(columns.id == batch_id, columns.status.not_in(OVER), free)
+            statement = statement.values(owner=self._owner, leased_until=self._until()).returning(store.batches)
+            async with changing(self._rooms) as connection:
+                row = (await connection.execute(statement)).first()
+            if row is not None:
+                claimed.append(Batch(*row))
+        return claimed
+
+    async def key_hash(self, key_id: str) -> bytes | None:
+        """Of the key, as the directory knows it; None where there is none of this id."""
+        query = sa.select(store.keys.c.hash).where(store.keys.c.id == key_id)
+        async with reading(self._rooms) as connection:
+            found: bytes | None = (await connection.execute(query)).scalar()
+        return found
+
+    async def input_of(self, batch: Batch) -> File | None:
+        """Its file; None: it has expired."""
+        try:
+            return await self._files.find(batch.tenant_id, batch.input_file_id)
+        except errors.ObjectNotFound:
+            return None
+
+    async def note(self, batch_id: str, **values: Any) -> Batch:
+        """Says that its owner lives, and what has become of it: the row as it is then, of which others may have changed
+        the status. Raises Lost."""
+        statement = sa.update(store.batches).where(columns.id == batch_id, columns.owner == self._owner)
+        statement = statement.values(leased_until=self._until(), **values).returning(store.batches)
+        async with changing(self._rooms) as connection:
+            row = (await connection.execute(statement)).first()
+        if row is None:
+            raise Lost(batch_id)
+        return Batch(*row)
+
+    async def look(self, batch_id: str) -> Batch:
+        """The row as it is, which somebody may have cancelled. Raises Lost."""
+        query = sa.select(store.batches).where(columns.id == batch_id, columns.owner == self._owner)
+        async with reading(self._rooms) as connection:
+            row = (await connection.execute(query)).first()
+        if row is None:
+            raise Lost(batch_id)
+        return Batch(*row)
+
+    async def begin(self, batch_id: str, **values: Any) -> Batch:
+        """As ``note``, for one whose lines were found to be good; unless it was cancelled meanwhile it is in
+        progress."""
+        now = int(self.wall())
+        status = sa.case((columns.status == "validating", "in_progress"), else_=columns.status)
+        return await self.note(batch_id, status=status, in_progress_at=now, **values)
+
+    async def finish(self, batch_id: str, files: list[File], **values: Any) -> Batch:
+        """It is over, and what it has written is its tenant's from the same moment on. Raises Lost."""
+        statement = sa.update(store.batches).where(columns.id == batch_id, columns.owner == self._owner)
+        statement = statement.values(owner=None, leased_until=None, **values).returning(store.batches)
+        async with changing(self._rooms) as connection:
+            row = (await connection.execute(statement)).first()
+            if row is None:
+                raise Lost(batch_id)
+            for file in files:
+                await self._files.note(connection, file)
+        return Batch(*row)
+
+    async def release(self, batch_id: str) -> None:
+        """Whoever wants it may have it."""
+        statement = sa.update(store.batches).where(columns.id == batch_id, columns.owner == self._owner)
+        async with changing(self._rooms) as connection:
+            await connection.execute(statement.values(owner=None, leased_until=None))
+
+    def _until(self) -> int:
+        return int(self.wall() + self.config.lease_s)

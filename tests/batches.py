@@ -1,0 +1,58 @@
+"""Batches for tests: lines, and what became of them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import openai
+
+from tests.builders import PATIENCE_S
+
+CHAT = "/v1/chat/completions"
+OVER = ("completed", "failed", "expired", "cancelled")
+
+
+def line(custom_id: str, url: str = CHAT, **body: Any) -> dict[str, Any]:
+    """A good one, unless told otherwise."""
+    if url == CHAT:
+        body = {"messages": [{"role": "user", "content": f"Hello, {custom_id}"}], **body}
+    return {"custom_id": custom_id, "method": "POST", "url": url, "body": {"model": "demo", "max_tokens": 4, **body}}
+
+
+def lines(number: int, **body: Any) -> list[dict[str, Any]]:
+    return [line(f"line-{index}", **body) for index in range(number)]
+
+
+def as_file(some: Iterable[dict[str, Any] | str]) -> bytes:
+    return "\n".join(one if isinstance(one, str) else json.dumps(one) for one in some).encode()
+
+
+async def begun(
+    client: openai.AsyncOpenAI, some: Iterable[dict[str, Any] | str] | bytes, endpoint: Any = CHAT, **others: Any
+) -> Any:
+    """A batch of these."""
+    data = some if isinstance(some, bytes) else as_file(some)
+    file = await client.files.create(file=("in.jsonl", data), purpose="batch")
+    return await client.batches.create(input_file_id=file.id, endpoint=endpoint, completion_window="24h", **others)
+
+
+async def when(client: openai.AsyncOpenAI, batch: Any, condition: Callable[[Any], bool]) -> Any:
+    """The batch, as soon as it is so."""
+    async with asyncio.timeout(2 * PATIENCE_S):
+        while not condition(batch := await client.batches.retrieve(batch.id)):  # noqa: ASYNC110 (it tells nobody)
+            await asyncio.sleep(0.02)
+    return batch
+
+
+async def over(client: openai.AsyncOpenAI, batch: Any) -> Any:
+    return await when(client, batch, lambda batch: batch.status in OVER)
+
+
+async def outputs(client: openai.AsyncOpenAI, file_id: str | None) -> list[Any]:
+    """What is in the file; nothing where there is none."""
+    if file_id is None:
+        return []
+    return [json.loads(one) for one in (await client.files.content(file_id)).text.splitlines()]
