@@ -8,7 +8,20 @@ from aiohttp.typedefs import Handler
 
 from gateway import anthropic
 from gateway import ollama as ollama_shapes
-from gateway.api import batches, chat, completions, files, health, messages, models, ollama, responses, stored, vectors
+from gateway.api import (
+    batches,
+    chat,
+    completions,
+    files,
+    health,
+    messages,
+    models,
+    ollama,
+    responses,
+    stored,
+    tokens,
+    vectors,
+)
 from gateway.entrance import Endpoint
 from gateway.errors import Shape
 from gateway.house import GATEWAY
@@ -27,8 +40,13 @@ def endpoints() -> dict[str, Endpoint]:
         # Jina's and Cohere's addresses, and those that vLLM has besides.
         **dict.fromkeys(("/v1/rerank", "/v2/rerank", "/rerank"), vectors.rerank),
         **dict.fromkeys(("/v1/score", "/score"), vectors.score),
+        # vLLM's.
+        "/tokenize": tokens.tokenize,
+        "/detokenize": tokens.detokenize,
         "/api/chat": ollama.chat,
         "/api/generate": ollama.generate,
+        "/api/embed": ollama.embed,
+        "/api/embeddings": ollama.embeddings,
         "/api/show": ollama.show,
         **dict.fromkeys(ollama.ABSENT, ollama.absent),
     }

@@ -16,7 +16,7 @@ from aiohttp import web
 
 from gateway import head, ollama, openai
 from gateway.api import chat as chats
-from gateway.api import completions
+from gateway.api import completions, vectors
 from gateway.api.answer import give
 from gateway.api.request import taken_body_of
 from gateway.auth import Caller
@@ -26,7 +26,7 @@ from gateway.head import HEAD
 from gateway.house import GATEWAY, Gateway
 from gateway.ollama.responses import ChatBody, GenerateBody, Message, instant
 
-ABSENT = ("/api/pull", "/api/push", "/api/create", "/api/copy", "/api/embed", "/api/embeddings")
+ABSENT = ("/api/pull", "/api/push", "/api/create", "/api/copy")
 
 
 async def chat(gw: Gateway, request: web.Request) -> web.StreamResponse:
@@ -58,6 +58,21 @@ async def generate(gw: Gateway, request: web.Request) -> web.StreamResponse:
     raw = partial(ollama.RawAnswer, started_at=started_at)
     answer, order = await completions.prepared(gw, request, caller, call, raw)
     return await give(gw, request, caller, answer, order)
+
+
+async def embed(gw: Gateway, request: web.Request) -> web.StreamResponse:
+    caller = gw.auth.local_caller_of(request)
+    call = ollama.parse_embed(await taken_body_of(request, of_any_type=True))
+    caller.check(call.model, "embeddings")
+    shape = partial(ollama.EmbedAnswer, started_at=request[HEAD].started_at)
+    return await vectors.embedded(gw, request, caller, call, shape)
+
+
+async def embeddings(gw: Gateway, request: web.Request) -> web.StreamResponse:
+    caller = gw.auth.local_caller_of(request)
+    call = ollama.parse_embeddings(await taken_body_of(request, of_any_type=True))
+    caller.check(call.model, "embeddings")
+    return await vectors.embedded(gw, request, caller, call, ollama.EmbeddingsAnswer)
 
 
 async def show(gw: Gateway, request: web.Request) -> web.StreamResponse:

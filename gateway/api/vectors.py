@@ -29,7 +29,7 @@ async def embed(gw: Gateway, request: web.Request) -> web.StreamResponse:
     body = await taken_body_of(request)
     call = openai.parse_embedding(body)
     caller.check(call.model, "embeddings")
-    return await gw.idempotency.once(request, caller, body, lambda: _embedded(gw, request, caller, call))
+    return await gw.idempotency.once(request, caller, body, lambda: embedded(gw, request, caller, call))
 
 
 async def rerank(gw: Gateway, request: web.Request) -> web.StreamResponse:
@@ -48,9 +48,14 @@ async def score(gw: Gateway, request: web.Request) -> web.StreamResponse:
     return await gw.idempotency.once(request, caller, body, lambda: _scored(gw, request, caller, call))
 
 
-async def _embedded(
-    gw: Gateway, request: web.Request, caller: Caller, call: openai.EmbeddingRequest
+async def embedded(
+    gw: Gateway,
+    request: web.Request,
+    caller: Caller,
+    call: openai.EmbeddingRequest,
+    shaped: Callable[..., reply.VectorAnswer] = reply.EmbeddingAnswer,
 ) -> web.StreamResponse:
+    """Also for other dialects, each with an answer of its own shape."""
     text, facts = await _opened(gw, caller, call)
     pooling, num_dimensions = _pooling(facts), call.dimensions or 0
     if num_dimensions > facts.num_dimensions:
@@ -65,7 +70,7 @@ async def _embedded(
             raise openai.Malformed(f"Invalid 'input': the vocabulary has {facts.vocab_size} tokens", "input")
     pooling = wire.Pooling(pooling.kind, pooling.is_normalized, num_dimensions)
     asked = [(prompt, pooling) for prompt in prompts]
-    return await _given(gw, request, caller, call, text, facts, asked, "input", reply.EmbeddingAnswer)
+    return await _given(gw, request, caller, call, text, facts, asked, "input", shaped)
 
 
 async def _reranked(

@@ -19,12 +19,28 @@ from gateway.ollama.models import (
 )
 from gateway.ollama.requests import ChatRequest, GenerateRequest, name_of, parse_chat, parse_generate
 from gateway.ollama.responses import ChatBody, GenerateBody
+from gateway.ollama.vectors import (
+    EmbedAnswer,
+    EmbedBody,
+    EmbeddingsAnswer,
+    EmbeddingsBody,
+    EmbeddingsRequest,
+    EmbedRequest,
+    parse_embed,
+    parse_embeddings,
+)
 
 __all__ = [
     "ChatAnswer",
     "ChatBody",
     "ChatRequest",
     "Details",
+    "EmbedAnswer",
+    "EmbedBody",
+    "EmbedRequest",
+    "EmbeddingsAnswer",
+    "EmbeddingsBody",
+    "EmbeddingsRequest",
     "ErrorBody",
     "GenerateAnswer",
     "GenerateBody",
@@ -39,6 +55,8 @@ __all__ = [
     "VersionBody",
     "name_of",
     "parse_chat",
+    "parse_embed",
+    "parse_embeddings",
     "parse_generate",
     "parse_show",
     "shaped",

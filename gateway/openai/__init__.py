@@ -60,6 +60,14 @@ from gateway.openai.responses import (
     TopLogprob,
     UsageBody,
 )
+from gateway.openai.tokens import (
+    DetokenizeBody,
+    DetokenizeRequest,
+    TokenizeBody,
+    TokenizeRequest,
+    parse_detokenize,
+    parse_tokenize,
+)
 from gateway.openai.tools import Function, Tooling
 from gateway.openai.vectors import (
     Document,
@@ -107,6 +115,8 @@ __all__ = [
     "CompletionChunks",
     "CompletionLogprobs",
     "CompletionRequest",
+    "DetokenizeBody",
+    "DetokenizeRequest",
     "Document",
     "Embedding",
     "EmbeddingList",
@@ -145,6 +155,8 @@ __all__ = [
     "ScoreList",
     "ScoreRequest",
     "TextPart",
+    "TokenizeBody",
+    "TokenizeRequest",
     "ToolCall",
     "Tooling",
     "TopLogprob",
@@ -154,8 +166,10 @@ __all__ = [
     "decoded",
     "parse_chat",
     "parse_completion",
+    "parse_detokenize",
     "parse_embedding",
     "parse_rerank",
     "parse_score",
+    "parse_tokenize",
     "sampling",
 ]

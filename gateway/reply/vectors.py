@@ -46,6 +46,10 @@ class VectorAnswer(Answer):
             raise RequestFailed("The model failed while answering this request.")
         return [self._vectors[number] for number in range(len(self.choices))]
 
+    def numbers(self) -> list[list[float]]:
+        """The same as numbers."""
+        return [_floats(vector).tolist() for vector in self.vectors()]
+
 
 class EmbeddingAnswer(VectorAnswer):
     """To /v1/embeddings."""

@@ -149,12 +149,12 @@ class Text:
         end = "" if tongue.thinking is None else self._tokenizer.decode(prompt[-8:], skip_special_tokens=False)
         return tongue.parsers(wanted, end)
 
-    async def encode(self, prompts: Sequence[str]) -> list[list[int]]:
-        """Token ids of bare prompts, with the special tokens that the tokenizer puts around a text. Raises
+    async def encode(self, prompts: Sequence[str], with_specials: bool = True) -> list[list[int]]:
+        """Token ids of bare prompts, by default with the special tokens that the tokenizer puts around a text. Raises
         InvalidRequest."""
         if not self._is_long(sum(20 + len(prompt) for prompt in prompts)):
-            return self._encode(prompts)
-        return await self._on_thread(lambda: self._encode(prompts))
+            return self._encode(prompts, with_specials)
+        return await self._on_thread(lambda: self._encode(prompts, with_specials))
 
     async def encode_pairs(self, pairs: Sequence[tuple[str, str]]) -> list[tuple[list[int], int]]:
         """Token ids of two texts in one, as the tokenizer joins them, and where the second begins; 0 where the
@@ -195,10 +195,10 @@ class Text:
         that a first space is part of it."""
         return self.vocabulary.decoder(continues)
 
-    def _encode(self, prompts: Sequence[str]) -> list[list[int]]:
+    def _encode(self, prompts: Sequence[str], with_specials: bool) -> list[list[int]]:
         try:
             # As in Pieces.
-            encodings = self._tokenizer.encode_batch_fast(prompts, add_special_tokens=True)
+            encodings = self._tokenizer.encode_batch_fast(prompts, add_special_tokens=with_specials)
         except Exception as error:
             raise _untokenisable(error) from None
         return [encoding.ids for encoding in encodings]

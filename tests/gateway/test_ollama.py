@@ -225,3 +225,29 @@ def test_below_zero_is_as_many_as_fit(predicted):
     call = parse_chat(as_json(options={"num_predict": predicted}))
     assert isinstance(call, ChatRequest)
     assert call.asked_tokens is None
+
+
+async def test_texts_become_vectors(house):
+    async with ollama.AsyncClient(house.url, headers={"authorization": f"Bearer {house.key}"}) as client:
+        both = await client.embed("demo", ["one river", "two rivers"], dimensions=8)
+        assert [len(vector) for vector in both.embeddings] == [8, 8]
+        assert both.prompt_eval_count > 2
+        older = await client.embeddings("demo", "one river")
+        newer = await client.embed("demo", "one river")
+        assert list(older.embedding) == pytest.approx(list(newer.embeddings[0]), abs=1e-5)
+        with pytest.raises(ollama.ResponseError, match="empty") as refused:
+            await client.embed("demo", "")
+        assert refused.value.status_code == 400
+
+
+async def test_a_conversation_has_its_answer_from_a_model(house):
+    async with ollama.AsyncClient(house.url, headers={"authorization": f"Bearer {house.key}"}) as client:
+        whole = await client.chat("demo", HELLO, options={"temperature": 0, "num_predict": 12})
+        pieces = [
+            piece.message.content
+            async for piece in await client.chat(
+                "demo", HELLO, stream=True, options={"temperature": 0, "num_predict": 12}
+            )
+        ]
+        assert "".join(pieces) == whole.message.content != ""
+        assert whole.eval_duration > 0
