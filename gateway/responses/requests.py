@@ -29,6 +29,7 @@ Include = Literal[
 ]
 """All but the last are of things that no answer has here, and change nothing."""
 LOGPROBS: Include = "message.output_text.logprobs"
+MAX_NESTING = 200
 ResponseId = Annotated[str, Meta(min_length=1, max_length=64)]
 
 
@@ -143,7 +144,6 @@ AS_THEY_ARE = (
     "service_tier",
     "user",
     "prompt_cache_key",
-    "parallel_tool_calls",
     "penstock",
     "chat_template_kwargs",
     "seed",
@@ -155,12 +155,12 @@ AS_THEY_ARE = (
 )
 """What a chat calls by the same name."""
 OURS = (
-    ("messages", "input"),
     ("max_completion_tokens", "max_output_tokens"),
     ("response_format.json_schema", "text.format"),
     ("response_format", "text.format"),
     ("reasoning_effort", "reasoning.effort"),
-    ("function.", ""),
+    ("allowed_tools.", ""),
+    (".function", ""),
 )
 """What a chat's words are called here."""
 
@@ -211,6 +211,8 @@ def in_our_words(work: Callable[[], T]) -> T:
         return work()
     except Malformed as error:
         message, param = str(error), error.param
+        if param is not None and param.startswith("messages"):  # which of the items it came from is not known
+            param = "input"
         for theirs, ours in OURS:
             if param is not None and theirs in param:
                 message, param = message.replace(theirs, ours), param.replace(theirs, ours)
@@ -230,6 +232,7 @@ def tools_of(call: Asked) -> list[FunctionTool]:
                 "unsupported_value",
             )
         tools.append(openai.converted(given, FunctionTool, path))
+        _check_nesting(tools[-1].parameters, f"{path}.parameters")
     return tools
 
 
@@ -240,30 +243,27 @@ def _chat(asked: dict[str, Any]) -> openai.ChatRequest:
 
 def _of_prompt(call: Asked, messages: list[Message]) -> dict[str, Any]:
     """What both kinds of request ask of the chat."""
-    tools, mode, only = tools_of(call), call.tool_choice, None
-    if isinstance(mode, dict):
-        mode, only = _choice_of(mode, {tool.name for tool in tools})
+    reasoning, text = call.reasoning or Reasoning(), call.text or TextConfig()
+    tools = [_tool(tool) for tool in tools_of(call)]
     return {
         "messages": messages,
-        "tools": [_tool(tool) for tool in tools if only is None or tool.name in only] or None,
-        "tool_choice": mode,
-        "response_format": None if call.text is None or call.text.format is None else _format(call.text.format),
-        "reasoning_effort": None if call.reasoning is None else call.reasoning.effort,
+        "tools": tools or None,
+        "tool_choice": _choice_of(call.tool_choice) if isinstance(call.tool_choice, dict) else call.tool_choice,
+        "parallel_tool_calls": call.parallel_tool_calls,
+        "response_format": None if text.format is None else _format(text.format),
+        "reasoning_effort": reasoning.effort,
+        "verbosity": text.verbosity,
     }
 
 
-def _choice_of(choice: dict[str, Any], names: set[str]) -> tuple[str | dict[str, Any], set[str] | None]:
-    """A chat's ``tool_choice``, and the tools that it leaves; None: all of them."""
+def _choice_of(choice: dict[str, Any]) -> dict[str, Any]:
+    """A chat's ``tool_choice``, which names a function one level deeper."""
     match choice:
         case {"type": "function", "name": str(name)}:
-            if name not in names:
-                raise Malformed("Invalid 'tool_choice.name': there is no tool of this name", "tool_choice.name")
-            return {"type": "function", "function": {"name": name}}, None
-        case {"type": "allowed_tools", "mode": "auto" | "required" as mode, "tools": list(tools)}:
-            allowed = {str(tool.get("name")) for tool in tools if isinstance(tool, dict)}
-            if not allowed <= names:
-                raise Malformed("Invalid 'tool_choice.tools': there is no tool of this name", "tool_choice.tools")
-            return mode, allowed
+            return {"type": "function", "function": {"name": name}}
+        case {"type": "allowed_tools", "mode": mode, "tools": list(tools)}:
+            allowed = [_choice_of(tool) if isinstance(tool, dict) else tool for tool in tools]
+            return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": allowed}}
         case _:
             raise Malformed(
                 "Invalid 'tool_choice': it is none, auto, required, a function by its name, or allowed_tools",
@@ -295,9 +295,27 @@ def _checked(call: A) -> A:
             if getattr(form, name) is None:
                 path = f"text.format.{name}"
                 raise Malformed(f"Missing required parameter: '{path}'.", path, "missing_required_parameter")
-    if isinstance(call.tool_choice, str) and call.tool_choice not in ("none", "auto", "required"):
+        _check_nesting(form.schema, "text.format.schema")
+    if isinstance(call.tool_choice, dict):
+        _check_nesting(call.tool_choice, "tool_choice")
+    elif call.tool_choice is not None and call.tool_choice not in ("none", "auto", "required"):
         raise Malformed("Invalid 'tool_choice': it is none, auto or required", "tool_choice", "invalid_value")
     return call
+
+
+def _check_nesting(schema: Any, path: str) -> None:
+    """It is said again in the answer, and written by an encoder that goes no deeper than the interpreter does."""
+    level = [schema]
+    for _ in range(MAX_NESTING):
+        level = [
+            each
+            for value in level
+            if isinstance(value, dict | list)
+            for each in (value.values() if isinstance(value, dict) else value)
+        ]
+        if not level:
+            return
+    raise Malformed(f"Invalid '{path}': it is nested too deeply", path)
 
 
 def _refuse(param: str, instead: str = "") -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import re
 import time
 import zlib
 from collections.abc import AsyncIterator, Sequence
@@ -34,6 +35,7 @@ LEASE_S = 12
 SWEEP_S = 4.0
 MAX_CHAIN = 1000
 """Responses that one may go on from, one behind the other."""
+_ID = re.compile("resp_[0-9a-f]{32}")
 LOST = ResponseError("server_error", "The gateway that wrote this response is gone; it was not finished.")
 
 rows, told = store.responses, store.response_events
@@ -118,6 +120,8 @@ class Shelf:
 
     async def find(self, tenant_id: str, response_id: str) -> Kept | None:
         """Of this tenant alone, as are all that are asked for by their id."""
+        if not is_id(response_id):
+            return None
         query = sa.select(*_columns(rows)).where(rows.c.id == response_id, rows.c.tenant_id == tenant_id)
         async with self._reading() as connection:
             found = (await connection.execute(query.where(rows.c.expires_at > int(time.time())))).first()
@@ -126,6 +130,8 @@ class Shelf:
     async def chain(self, tenant_id: str, response_id: str) -> list[Kept]:
         """The response and all before it, oldest first; if one is missing, without it and those before. Raises
         InvalidRequest when they are too many."""
+        if not is_id(response_id):
+            return []
         mine, now = rows.c.tenant_id == tenant_id, int(time.time())
         columns = [*_columns(rows), sa.literal(1).label("depth")]
         first = sa.select(*columns).where(rows.c.id == response_id, mine, rows.c.expires_at > now)
@@ -279,6 +285,11 @@ def _away() -> Any:
             raise
         log.warning("stored responses cannot be reached: %s", " ".join(str(error).split())[:300])
         raise ShelfAway from None
+
+
+def is_id(text: str) -> bool:
+    """Of a response. Nothing else reaches a database, which may not take it."""
+    return _ID.fullmatch(text) is not None
 
 
 def split(events: bytes) -> list[bytes]:

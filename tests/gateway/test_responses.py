@@ -212,6 +212,13 @@ async def test_logprobs_come_with_the_text_where_they_are_asked_for(front: Front
     assert all(len(entry.top_logprobs) == 2 for entry in entries)
 
 
+def nested(depth: int) -> dict[str, Any]:
+    value: dict[str, Any] = {}
+    for _ in range(depth):
+        value = {"a": value}
+    return value
+
+
 BAD: list[tuple[dict[str, Any], str]] = [
     ({"input": None}, "input"),
     ({"input": 7}, "input"),
@@ -238,8 +245,10 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
     ({"tools": [{"type": "function"}]}, "tools[0].name"),
     ({"tools": [{"type": "function", "name": "a b"}]}, "tools[0].name"),
+    ({"tools": [{"type": "function", "name": "f", "parameters": nested(300)}]}, "tools[0].parameters"),
+    ({"previous_response_id": "\0"}, "previous_response_id"),
     ({"tool_choice": "perhaps"}, "tool_choice"),
-    ({"tool_choice": {"type": "function", "name": "f"}}, "tool_choice.name"),
+    ({"tool_choice": {"type": "function", "name": "f"}}, "tool_choice"),
     ({"tool_choice": {"type": "mcp"}}, "tool_choice"),
     ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema"),
     ({"text": {"format": {"type": "yaml"}}}, "text.format.type"),
