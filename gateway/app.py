@@ -27,6 +27,7 @@ from gateway.doors import Doors, DoorsError, Stop
 from gateway.entrance import Entrance
 from gateway.exports.process import Exports
 from gateway.files import Files
+from gateway.grammars import Grammars
 from gateway.house import GATEWAY, Gateway
 from gateway.idempotency import Idempotency
 from gateway.ledger import Ledger, Writer, open_chain, writer_for
@@ -199,6 +200,7 @@ async def opened(
             batches.Book(rooms, config.batches, files, others.name, api.endpoints()),
             Pressure(clock, config.server.coalesce_ms / 1e3),
             stored,
+            stack.enter_context(contextlib.closing(Grammars())),
         )
         await stack.enter_async_context(batches.watched(gw, api.endpoints(), house_doors.inside))
         await stack.enter_async_context(answering(gw, house_doors, sockets))

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from gateway.exports.process import Exports
     from gateway.files import Files
     from gateway.gateways import Gateways
+    from gateway.grammars import Grammars
     from gateway.idempotency import Idempotency
     from gateway.ledger import Ledger
     from gateway.ledger.usage import Usage
@@ -59,6 +60,7 @@ class Gateway:
     batches: Book
     pressure: Pressure
     responses: Responses
+    grammars: Grammars
 
 
 GATEWAY = web.AppKey("GATEWAY", Gateway)

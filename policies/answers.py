@@ -70,7 +70,7 @@ def scope_of(secret: bytes, tenant_id: str, group: str) -> bytes:
 def name_of(asked: Asked) -> bytes:
     """The name of the whole request's answer, 32 bytes: its prompts are answered together or not at all."""
     sequences = [
-        (submit.prompt_token_ids, _canonical(submit.sampling, asked.is_seeded), submit.num_sequences)
+        (submit.prompt_token_ids, _canonical(submit.sampling, asked.is_seeded), submit.num_sequences, submit.grammar)
         for submit in asked.submits
     ]
     text = _encode((asked.model, asked.fingerprint, sequences, asked.stops))

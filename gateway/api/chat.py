@@ -40,6 +40,7 @@ async def prepared(
     line has to know of it: so far for every dialect in which a conversation may be asked for."""
     text, facts = gw.dispatch.text(call.model), gw.dispatch.ready(call.model)
     gw.ledger.check_room()
+    grammar = await gw.grammars.checked(openai.asked_grammar(call))
     if facts is None:
         facts = await gw.dispatch.loaded(call.model, caller, call.service_tier)
     tools = call.tooling()
@@ -49,7 +50,7 @@ async def prepared(
     salt = gw.cache.salt_of(caller.tenant_id, caller.policy.cache)
     order = gw.dispatch.order(caller, call.service_tier, len(prompt), sampling.max_tokens, call.num_choices)
     priority = gw.dispatch.priority_of(order)
-    submit = wire.Submit(request[HEAD].request_id, prompt, sampling, call.num_choices, priority, salt)
+    submit = wire.Submit(request[HEAD].request_id, prompt, sampling, call.num_choices, priority, salt, grammar=grammar)
     model = fingerprint(facts, gw.dispatch.adapter_id(call.model))
     wanted = None if tools is None else Wanted(frozenset(each.name for each in tools.functions), tools.several)
     parsers = text.parsers(prompt, wanted)

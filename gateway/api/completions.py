@@ -44,6 +44,7 @@ async def prepared(
     """As that of chats: so far for every dialect in which a text may be gone on with."""
     text, facts = gw.dispatch.text(call.model), gw.dispatch.ready(call.model)
     gw.ledger.check_room()
+    grammar = await gw.grammars.checked(openai.asked_grammar(call))
     if facts is None:
         facts = await gw.dispatch.loaded(call.model, caller, call.service_tier)
     texts, prompts = call.texts, await _prompts(call, text, facts)
@@ -55,7 +56,7 @@ async def prepared(
         request_id = request[HEAD].request_id
         if len(prompts) > 1:
             request_id = f"{request_id}-{number}"
-        submit = wire.Submit(request_id, prompt, sampling, call.num_choices, cache_salt=salt)
+        submit = wire.Submit(request_id, prompt, sampling, call.num_choices, cache_salt=salt, grammar=grammar)
         preamble = (texts[number] if texts else text.decode(prompt)) if call.echo else ""
         parts.append(reply.Part(submit, preamble))
     most = max(part.submit.sampling.max_tokens for part in parts)

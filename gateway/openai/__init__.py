@@ -34,6 +34,7 @@ from gateway.openai.files import (
     FileTerms,
     FileUpload,
 )
+from gateway.openai.grammars import AskedGrammar, asked_grammar
 from gateway.openai.messages import FunctionCall, Message, TextPart, ToolCall
 from gateway.openai.receipts import PenstockExtras, Receipt, ReceiptAmount
 from gateway.openai.requests import (
@@ -91,6 +92,7 @@ __all__ = [
     "DONE",
     "KEEP_ALIVE",
     "AnswerMessage",
+    "AskedGrammar",
     "BatchBody",
     "BatchCounts",
     "BatchError",
@@ -161,6 +163,7 @@ __all__ = [
     "Tooling",
     "TopLogprob",
     "UsageBody",
+    "asked_grammar",
     "check_chat",
     "converted",
     "decoded",

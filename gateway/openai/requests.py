@@ -15,6 +15,7 @@ from msgspec import Meta
 
 from gateway.openai.decoding import decoded
 from gateway.openai.failures import Malformed
+from gateway.openai.grammars import Choices, asked_grammar
 from gateway.openai.messages import Message, TextPart, check_message
 from gateway.openai.tools import Tooling, tooling
 from policies.terms import Sampling
@@ -71,6 +72,16 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
     min_tokens: Annotated[int, Meta(ge=0)] | None = None
     stop_token_ids: Annotated[list[TokenId], Meta(max_length=256)] | None = None
     ignore_eos: bool | None = None
+    structured_outputs: dict[str, Any] | None = None
+    guided_json: str | dict[str, Any] | None = None
+    guided_regex: str | None = None
+    guided_choice: Choices | None = None
+    guided_grammar: str | None = None
+    regex: str | None = None
+    ebnf: str | None = None
+    """These two are SGLang's."""
+    response_format: dict[str, Any] | None = None
+    """OpenAI's, of chats alone there."""
 
     @property
     def num_choices(self) -> int:
@@ -120,7 +131,6 @@ class ChatRequest(Generation, frozen=True, kw_only=True):
     """Prefixes are kept for every tenant anyway, as long as there is room."""
     web_search_options: Any = None
     moderation: Any = None
-    response_format: dict[str, Any] | None = None
     modalities: list[str] | None = None
     audio: Any = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -196,8 +206,6 @@ def check_chat(call: ChatRequest) -> ChatRequest:
     _check(call)
     if call.top_logprobs is not None and not call.logprobs:
         raise Malformed("'top_logprobs' needs 'logprobs' to be true", "top_logprobs")
-    if call.response_format is not None and call.response_format.get("type") != "text":
-        _refuse("response_format", "only {'type': 'text'} is")
     if call.modalities is not None and call.modalities != ["text"]:
         _refuse("modalities", "only ['text'] is")
     if call.audio is not None:
@@ -265,6 +273,7 @@ def _check(call: ChatRequest | CompletionRequest) -> None:
     if call.stream_options is not None and not call.stream:
         raise Malformed("'stream_options' is allowed only when 'stream' is true", "stream_options")
     max_tokens = call.asked_tokens if isinstance(call, ChatRequest) else call.max_tokens
+    asked_grammar(call)
     if max_tokens is not None and (call.min_tokens or 0) > max_tokens:
         raise Malformed("'min_tokens' is larger than the number of tokens asked for", "min_tokens")
 

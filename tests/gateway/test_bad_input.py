@@ -116,7 +116,7 @@ REFUSED = [
     (CHAT, chat(stream="yes"), "stream", "invalid_type"),
     (CHAT, chat(stream_options={"include_usage": True}), "stream_options", None),
     (CHAT, chat(stream=True, stream_options={"include_usage": 1}), "stream_options.include_usage", "invalid_type"),
-    (CHAT, chat(response_format={"type": "json_object"}), "response_format", "unsupported_parameter"),
+    (CHAT, chat(response_format={"type": "xml"}), "response_format.type", "invalid_value"),
     (CHAT, chat(modalities=["text", "audio"]), "modalities", "unsupported_parameter"),
     (CHAT, chat(functions=[{"name": ""}]), "functions[0].name", "invalid_value"),
     (CHAT, chat(functions=[{"name": "f"}], function_call={"name": "g"}), "function_call", None),

@@ -13,7 +13,7 @@ from policies import answers, prefix
 from policies.answers import Asked, Kept, Told
 from policies.policy import Cache
 from policies.terms import Sampling
-from policies.wire import Submit, TokenLogprob
+from policies.wire import Grammar, Submit, TokenLogprob
 
 SECRET = b"s" * 32
 
@@ -37,6 +37,15 @@ def asked(
 
 def same(one: Asked, other: Asked) -> bool:
     return answers.name_of(one) == answers.name_of(other)
+
+
+def test_what_an_answer_must_be_changes_the_name():
+    names = set()
+    for grammar in (None, Grammar("choice", '["yes"]'), Grammar("choice", '["no"]'), Grammar("regex", '["no"]')):
+        other = asked()
+        other.submits[0] = msgspec.structs.replace(other.submits[0], grammar=grammar)
+        names.add(answers.name_of(other))
+    assert len(names) == 4
 
 
 def test_a_request_is_itself_whatever_its_id_and_its_salt():

@@ -147,8 +147,12 @@ class Grammars:
         except NotReadable as error:
             raise Unguided(f"the grammar cannot be read: {error}") from None
         matcher = LLMatcher(vocabulary, text, log_level=0, limits=LLParserLimits(verbose_errors=False))
-        if matcher.is_error():
-            raise Unguided(f"the grammar cannot be compiled: {first_line(matcher.get_error())}")
+        # What is too much for its bounds shows here, and not in the middle of everybody's step.
+        tried = matcher.deep_copy()
+        if not tried.is_error():
+            tried.compute_bitmask()
+        if tried.is_error():
+            raise Unguided(f"the grammar cannot be compiled: {first_line(tried.get_error())}")
         reach = None
         if grammar.is_strict:
             reach = Reach(self._ends_of(vocabulary), None)

@@ -1,0 +1,112 @@
+"""What an answer must be, by whichever of its names a request says it: OpenAI's ``response_format``, vLLM's
+``structured_outputs`` and ``guided_...``, SGLang's ``regex`` and ``ebnf``."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+
+import msgspec
+from msgspec import Meta
+
+from gateway.openai.decoding import converted
+from gateway.openai.failures import Malformed
+from policies import wire
+
+if TYPE_CHECKING:
+    from gateway.openai.requests import ChatRequest, CompletionRequest
+
+Choices = Annotated[list[Annotated[str, Meta(min_length=1)]], Meta(min_length=1, max_length=10_000)]
+Kind = Literal["json_schema", "json_object", "regex", "lark", "choice"]
+
+
+class JsonSchema(msgspec.Struct, frozen=True):
+    """``strict``: the answer is whole and as the schema says, whatever ends it, and no word of the schema is passed
+    over."""
+
+    name: Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
+    schema: dict[str, Any]
+    description: str | None = None
+    strict: bool | None = None
+
+
+class StructuredOutputs(msgspec.Struct, frozen=True):
+    """vLLM's; one of them."""
+
+    json: str | dict[str, Any] | None = None
+    regex: str | None = None
+    choice: Choices | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+
+
+class AskedGrammar(NamedTuple):
+    """A grammar as it was asked for; it may turn out not to be one."""
+
+    grammar: wire.Grammar
+    param: str
+    """The path of the field that it stands in."""
+
+
+def asked_grammar(call: ChatRequest | CompletionRequest) -> AskedGrammar | None:
+    """None: any text will do. Raises Malformed."""
+    asked = [_of_format(call.response_format)] if call.response_format is not None else []
+    outputs = converted(call.structured_outputs or {}, StructuredOutputs, "structured_outputs")
+    asked += _of_outputs(outputs, "structured_outputs.")
+    guided = StructuredOutputs(call.guided_json, call.guided_regex, call.guided_choice, call.guided_grammar)
+    asked += _of_outputs(guided, "guided_")
+    asked += _of_outputs(StructuredOutputs(regex=call.regex, grammar=call.ebnf), "")
+    found = [each for each in asked if each is not None]
+    if len(found) > 1:
+        raise Malformed(
+            f"'{found[0].param}' and '{found[1].param}' cannot both say what the answer must be", found[1].param
+        )
+    return found[0] if found else None
+
+
+def _of_format(response_format: dict[str, Any]) -> AskedGrammar | None:
+    path = "response_format"
+    match response_format.get("type"):
+        case "text":
+            return None
+        case "json_object":
+            return AskedGrammar(wire.Grammar("json_object", "", True), path)
+        case "json_schema":
+            path = f"{path}.json_schema"
+            if "json_schema" not in response_format:
+                raise Malformed(f"Missing required parameter: '{path}'.", path, "missing_required_parameter")
+            asked = converted(response_format["json_schema"], JsonSchema, path)
+            schema = json.dumps(asked.schema, ensure_ascii=False)
+            return AskedGrammar(wire.Grammar("json_schema", schema, bool(asked.strict)), f"{path}.schema")
+        case "regex" | "grammar" as kind:
+            path = f"{path}.{kind}"
+            source = response_format.get(kind)
+            if not isinstance(source, str):
+                raise Malformed(f"Missing required parameter: '{path}'.", path, "missing_required_parameter")
+            return AskedGrammar(wire.Grammar("regex" if kind == "regex" else "lark", source), path)
+        case other:
+            path = f"{path}.type"
+            known = "'text', 'json_object', 'json_schema', 'regex' and 'grammar'"
+            raise Malformed(
+                f"Invalid '{path}': '{str(other)[:40]}' is not supported; {known} are", path, "invalid_value"
+            )
+
+
+def _of_outputs(outputs: StructuredOutputs, prefix: str) -> list[AskedGrammar | None]:
+    """``prefix``: of the fields' names."""
+    asked: list[AskedGrammar | None] = []
+    names: tuple[tuple[str, Kind, str | None], ...] = (
+        ("json", "json_schema", outputs.json if isinstance(outputs.json, str) else _dumped(outputs.json)),
+        ("regex", "regex", outputs.regex),
+        ("choice", "choice", _dumped(outputs.choice)),
+        ("ebnf" if not prefix else "grammar", "lark", outputs.grammar),
+        ("json_object", "json_object", "" if outputs.json_object else None),
+    )
+    for name, kind, source in names:
+        if source is not None:
+            asked.append(AskedGrammar(wire.Grammar(kind, source), prefix + name))
+    return asked
+
+
+def _dumped(value: Any) -> str | None:
+    return None if value is None else json.dumps(value, ensure_ascii=False)
