@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from functools import partial
@@ -27,8 +28,10 @@ from gateway.responses.reading import relay
 from gateway.responses.requests import Asked, ResponseRequest
 from gateway.responses.running import Running
 from gateway.responses.shapes import InputTokens, begun
-from gateway.responses.shelf import Kept
+from gateway.responses.shelf import Kept, ShelfAway
 from policies.priority import Order
+
+log = logging.getLogger(__name__)
 
 SCOPE = "responses"
 
@@ -68,16 +71,22 @@ async def _answered(gw: Gateway, request: web.Request, caller: Caller, call: Res
     if call.background:
         return await _in_background(gw, request, caller, call, chat, messages, events, given)
 
-    async def store() -> None:
-        await gw.responses.shelf.put(Kept.of(caller.tenant_id, events.body, given))
+    async def store() -> bool:
+        """An answer that cannot be stored is given all the same: it is paid for."""
+        try:
+            await gw.responses.shelf.put(Kept.of(caller.tenant_id, events.body, given))
+        except ShelfAway:
+            log.warning("response %s is not stored", response_id)
+            return False
+        return True
 
     if stores and call.stream:
         outlet = request.get(OUTLET) or EventStream(request, gw.settings.server, gw.clock)
         request[OUTLET] = Storing(outlet, store)
     answer, order = await _prepared(gw, request, caller, call, chat, messages, events)
     response = await give(gw, request, caller, answer, order)
-    if stores and not call.stream:
-        await store()
+    if stores and not call.stream and not await store():
+        return head.Whole(msgspec.json.encode(msgspec.structs.replace(events.body, store=False)))
     return response
 
 

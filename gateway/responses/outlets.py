@@ -86,7 +86,7 @@ class Log:
 class Storing:
     """Another ``Outlet``, and ``store`` before its last events."""
 
-    def __init__(self, outlet: Outlet, store: Callable[[], Awaitable[None]]) -> None:
+    def __init__(self, outlet: Outlet, store: Callable[[], Awaitable[object]]) -> None:
         self._outlet = outlet
         self._store = store
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import re
 import time
 import zlib
-from collections.abc import AsyncIterator, Sequence
-from typing import Any
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import msgspec
 import sqlalchemy as sa
@@ -33,6 +34,8 @@ log = logging.getLogger(__name__)
 
 LEASE_S = 12
 SWEEP_S = 4.0
+PATIENCE_S, RETRY_S = 2.0, 2.0
+"""How long the database may take, and how long it is left alone after that; answers wait for it."""
 MAX_CHAIN = 1000
 """Responses that one may go on from, one behind the other."""
 _ID = re.compile("resp_[0-9a-f]{32}")
@@ -49,6 +52,23 @@ class ShelfAway(ServiceUnavailable):
 
     def __init__(self) -> None:
         super().__init__("Stored responses cannot be reached at the moment. Please try again.", retry_after_s=1.0)
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def in_time(
+    method: Callable[Concatenate[Shelf, P], Coroutine[Any, Any, R]],
+) -> Callable[Concatenate[Shelf, P], Coroutine[Any, Any, R]]:
+    """``method``, or ShelfAway: when the database cannot be reached, when it takes too long, and for a while after
+    that."""
+
+    @functools.wraps(method)
+    async def asked(shelf: Shelf, /, *given: P.args, **named: P.kwargs) -> R:
+        return await shelf.reached(method(shelf, *given, **named))
+
+    return asked
 
 
 class Kept(msgspec.Struct, frozen=True):
@@ -90,6 +110,7 @@ class Shelf:
         self._clock = clock
         self._waiting: list[tuple[dict[str, Any], asyncio.Future[None]]] = []
         self._writing: asyncio.Task[None] | None = None
+        self._retry_at = 0.0
 
     @contextlib.asynccontextmanager
     async def watched(self) -> AsyncIterator[None]:
@@ -118,15 +139,17 @@ class Shelf:
             self._writing = asyncio.create_task(self._write())
         await done
 
+    @in_time
     async def find(self, tenant_id: str, response_id: str) -> Kept | None:
         """Of this tenant alone, as are all that are asked for by their id."""
         if not is_id(response_id):
             return None
         query = sa.select(*_columns(rows)).where(rows.c.id == response_id, rows.c.tenant_id == tenant_id)
-        async with self._reading() as connection:
+        async with self._engine.connect() as connection:
             found = (await connection.execute(query.where(rows.c.expires_at > int(time.time())))).first()
         return None if found is None else Kept(*found)
 
+    @in_time
     async def chain(self, tenant_id: str, response_id: str) -> list[Kept]:
         """The response and all before it, oldest first; if one is missing, without it and those before. Raises
         InvalidRequest when they are too many."""
@@ -140,7 +163,7 @@ class Shelf:
         more = sa.select(*columns).join(chain, rows.c.id == chain.c.previous_id)
         chain = chain.union_all(more.where(mine, rows.c.expires_at > now, chain.c.depth <= MAX_CHAIN))
         query = sa.select(*[chain.c[column.name] for column in _columns(rows)]).order_by(chain.c.depth.desc())
-        async with self._reading() as connection:
+        async with self._engine.connect() as connection:
             found = (await connection.execute(query)).all()
         if len(found) > MAX_CHAIN:
             raise InvalidRequest(
@@ -149,15 +172,17 @@ class Shelf:
             )
         return [Kept(*row) for row in found]
 
+    @in_time
     async def delete(self, tenant_id: str, response_id: str) -> bool:
         """Whether there was one. If it is still being written, whoever does so notices."""
-        async with self._changing() as connection:
+        async with self._engine.begin() as connection:
             gone = sa.delete(rows).where(rows.c.id == response_id, rows.c.tenant_id == tenant_id)
             was_there = bool((await connection.execute(gone)).rowcount)
             if was_there:
                 await connection.execute(sa.delete(told).where(told.c.response_id == response_id))
         return was_there
 
+    @in_time
     async def advance(self, body: ResponseBody, first: int, events: Sequence[bytes]) -> bool:
         """It is being written, or has ended, by its status; ``events`` are those from number ``first`` on. False, and
         nothing is done: it had ended already, or is gone."""
@@ -171,7 +196,7 @@ class Shelf:
             num_bytes=rows.c.num_bytes - sa.func.length(rows.c.body) + len(whole) + num_more,
             renewed_at=int(time.time()),
         )
-        async with self._changing() as connection:
+        async with self._engine.begin() as connection:
             if not (await connection.execute(changed)).rowcount:
                 return False
             if events:
@@ -182,12 +207,13 @@ class Shelf:
                 await connection.execute(sa.insert(told), row)
         return True
 
+    @in_time
     async def events(self, response_id: str, first: int) -> list[bytes]:
         """Those from number ``first`` on that are written down by now."""
         query = sa.select(told.c.first, told.c.events).where(
             told.c.response_id == response_id, told.c.first + told.c.num_events > first
         )
-        async with self._reading() as connection:
+        async with self._engine.connect() as connection:
             found = (await connection.execute(query.order_by(told.c.first))).all()
         said: list[bytes] = []
         for start, compressed in found:
@@ -196,14 +222,18 @@ class Shelf:
 
     async def end_elsewhere(self, kept: Kept, status: Status, error: ResponseError | None = None) -> bool:
         """Ends one that another gateway writes, or wrote; that one notices. False: it had ended already."""
-        async with self._reading() as connection:
-            query = sa.select(sa.func.max(told.c.first + told.c.num_events)).where(told.c.response_id == kept.id)
-            number = (await connection.execute(query)).scalar() or 0
+        number = await self._num_told(kept.id)
         body = msgspec.structs.replace(kept.response(), status=status, error=error)
         kind = "incomplete" if status == "cancelled" else status
         said = {"type": f"response.{kind}", "sequence_number": number, "response": body}
         event = b"event: response.%b\ndata: %b\n\n" % (kind.encode(), _encode(said))
         return await self.advance(body, number, [event])
+
+    @in_time
+    async def _num_told(self, response_id: str) -> int:
+        query = sa.select(sa.func.max(told.c.first + told.c.num_events)).where(told.c.response_id == response_id)
+        async with self._engine.connect() as connection:
+            return (await connection.execute(query)).scalar() or 0
 
     async def sweep(self) -> None:
         """What has expired, is too much, or is lost."""
@@ -211,7 +241,7 @@ class Shelf:
         await self._delete(sa.select(rows.c.id).where(rows.c.expires_at <= now))
         query = sa.select(rows.c.tenant_id).group_by(rows.c.tenant_id)
         query = query.having(sa.func.sum(rows.c.num_bytes) > self._config.max_bytes_per_tenant)
-        async with self._reading() as connection:
+        async with self._engine.connect() as connection:
             tenant_ids = (await connection.execute(query)).scalars().all()
         for tenant_id in tenant_ids:
             newest = rows.c.created_at.desc(), rows.c.id.desc()
@@ -221,16 +251,16 @@ class Shelf:
         await self._say_lost(now - LEASE_S)
 
     async def _delete(self, query: sa.Select[tuple[str]]) -> None:
-        async with self._reading() as connection:
+        async with self._engine.connect() as connection:
             ids = (await connection.execute(query.limit(500))).scalars().all()
         if ids:
-            async with self._changing() as connection:
+            async with self._engine.begin() as connection:
                 await connection.execute(sa.delete(rows).where(rows.c.id.in_(ids)))
                 await connection.execute(sa.delete(told).where(told.c.response_id.in_(ids)))
 
     async def _say_lost(self, renewed_before: float) -> None:
         query = sa.select(*_columns(rows)).where(rows.c.status.in_(OPEN), rows.c.renewed_at < int(renewed_before))
-        async with self._reading() as connection:
+        async with self._engine.connect() as connection:
             found = (await connection.execute(query)).all()
         for row in found:
             if await self.end_elsewhere(kept := Kept(*row), "failed", LOST):
@@ -243,16 +273,21 @@ class Shelf:
                 await self.sweep()
             except ShelfAway:
                 continue
-            except Exception:
-                log.exception("stored responses cannot be looked through")
+            except Exception as error:
+                if not isinstance(error, SQLAlchemyError | OSError) or not store.is_away(error):
+                    log.exception("stored responses cannot be looked through")
+
+    @in_time
+    async def _insert(self, new: list[dict[str, Any]]) -> None:
+        async with self._engine.begin() as connection:
+            await connection.execute(sa.insert(rows), new)
 
     async def _write(self) -> None:
         while self._waiting:
             taken, self._waiting = self._waiting, []
             failure: Exception | None = None
             try:
-                async with self._changing() as connection:
-                    await connection.execute(sa.insert(rows), [row for row, _ in taken])
+                await self._insert([row for row, _ in taken])
             except Exception as error:
                 failure = error
             for _, done in taken:
@@ -263,28 +298,35 @@ class Shelf:
                 else:
                     done.set_exception(failure)
 
-    @contextlib.asynccontextmanager
-    async def _reading(self) -> AsyncIterator[Any]:
-        with _away():
-            async with self._engine.connect() as connection:
-                yield connection
-
-    @contextlib.asynccontextmanager
-    async def _changing(self) -> AsyncIterator[Any]:
-        with _away():
-            async with self._engine.begin() as connection:
-                yield connection
-
-
-@contextlib.contextmanager
-def _away() -> Any:
-    try:
-        yield
-    except (SQLAlchemyError, OSError) as error:
-        if not store.is_away(error):
+    async def reached(self, work: Coroutine[Any, Any, R]) -> R:
+        """What ``work`` returns, as ``in_time`` says. What takes too long is left to its end, which a driver may be
+        long in finding."""
+        if self._clock.now() < self._retry_at:
+            work.close()
+            raise ShelfAway
+        attempt = asyncio.ensure_future(work)
+        try:
+            done, _ = await asyncio.wait([attempt], timeout=PATIENCE_S)
+        except asyncio.CancelledError:
+            attempt.cancel()
             raise
-        log.warning("stored responses cannot be reached: %s", " ".join(str(error).split())[:300])
-        raise ShelfAway from None
+        try:
+            if not done:
+                attempt.add_done_callback(_ignore)
+                attempt.cancel()
+                raise TimeoutError(f"no answer within {PATIENCE_S:g} s")
+            return attempt.result()
+        except (SQLAlchemyError, OSError) as error:
+            if not store.is_away(error):
+                raise
+            self._retry_at = self._clock.now() + RETRY_S
+            log.warning("stored responses cannot be reached: %s", " ".join(str(error).split())[:300])
+            raise ShelfAway from None
+
+
+def _ignore(attempt: asyncio.Future[Any]) -> None:
+    if not attempt.cancelled():
+        attempt.exception()
 
 
 def is_id(text: str) -> bool:
