@@ -1,0 +1,36 @@
+"""Anthropic's official client."""
+
+from __future__ import annotations
+
+import json
+
+import anthropic
+
+client = anthropic.Anthropic(max_retries=0)
+call = {
+    "model": "demo",
+    "max_tokens": 40,
+    "extra_body": {"temperature": 0},
+    "messages": [{"role": "user", "content": "What is the capital of France?"}],
+}
+whole = client.messages.create(**call)
+with client.messages.stream(**call) as stream:
+    streamed = "".join(stream.text_stream)
+    final = stream.get_final_message()
+counted = client.messages.count_tokens(model="demo", messages=call["messages"])
+try:
+    anthropic.Anthropic(api_key="sk-wrong", max_retries=0).messages.create(**call)
+    refused = ""
+except anthropic.APIStatusError as error:
+    refused = type(error).__name__
+print(
+    json.dumps(
+        {
+            "whole": whole.content[0].text,
+            "streamed": streamed,
+            "usage": final.usage.output_tokens == whole.usage.output_tokens,
+            "counted": counted.input_tokens == whole.usage.input_tokens + whole.usage.cache_read_input_tokens,
+            "refused": [refused],
+        }
+    )
+)

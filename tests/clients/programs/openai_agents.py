@@ -1,0 +1,37 @@
+"""OpenAI's Agents SDK, over the Responses API and over chats."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+from agents import Agent, ModelSettings, OpenAIChatCompletionsModel, Runner, set_tracing_disabled
+from openai import AsyncOpenAI
+
+QUESTION = "What is the capital of France?"
+
+
+async def main() -> None:
+    set_tracing_disabled(True)
+    settings = ModelSettings(temperature=0)
+    responses = Agent(name="asker", model="demo", model_settings=settings)
+    chats = Agent(
+        name="asker", model=OpenAIChatCompletionsModel("demo", AsyncOpenAI(max_retries=0)), model_settings=settings
+    )
+    streamed = Runner.run_streamed(responses, QUESTION)
+    text = ""
+    async for event in streamed.stream_events():
+        if event.type == "raw_response_event" and event.data.type == "response.output_text.delta":
+            text += event.data.delta
+    print(
+        json.dumps(
+            {
+                "whole": (await Runner.run(responses, QUESTION)).final_output,
+                "streamed": text,
+                "chat": (await Runner.run(chats, QUESTION)).final_output,
+            }
+        )
+    )
+
+
+asyncio.run(main())

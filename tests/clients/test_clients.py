@@ -1,0 +1,57 @@
+"""The clients that people have, each against the real server, streaming and not."""
+
+from __future__ import annotations
+
+import pytest
+
+SAYS = "The capital of France is Paris."
+
+
+@pytest.mark.parametrize("run", ["python", "node"])
+def test_the_official_client(clients, run):
+    found = clients.python("openai_sdk.py") if run == "python" else clients.node("openai_node.mjs")
+    assert found["whole"] == found["streamed"] == found["response"] == SAYS
+    assert found["usage"]
+    assert found["vector"] == 256
+    if run == "python":
+        assert found["asynchronous"] == found["kept"] == SAYS
+        assert found["models"] == ["demo"]
+        assert found["refused"] == ["AuthenticationError", "NotFoundError", "BadRequestError", "NotFoundError"]
+    else:
+        assert found["refused"] == ["NotFoundError"]
+
+
+def test_anthropics_client(clients):
+    found = clients.python("anthropic_sdk.py")
+    assert found["whole"] == found["streamed"] == SAYS
+    assert found["usage"]
+    assert found["counted"]
+    assert found["refused"] == ["AuthenticationError"]
+
+
+def test_langchain(clients):
+    found = clients.python("langchain.py")
+    assert {found["whole"], found["streamed"], found["anthropic"], *found["batch"]} == {SAYS}
+    assert found["usage"]
+    assert found["vectors"] == [256, 256]
+
+
+def test_llama_index(clients):
+    assert clients.python("llama_index_client.py", "llama_index") == {"whole": SAYS, "streamed": SAYS, "vector": 256}
+
+
+def test_litellm(clients):
+    found = clients.python("litellm_client.py")
+    assert found == {"whole": SAYS, "streamed": SAYS, "usage": True, "refused": ["NotFoundError"]}
+
+
+def test_the_agents_sdk(clients):
+    assert clients.python("openai_agents.py") == {"whole": SAYS, "streamed": SAYS, "chat": SAYS}
+
+
+def test_the_llm_command(clients):
+    assert clients.shell("llm_command.sh").splitlines() == [SAYS, SAYS]
+
+
+def test_ollamas_client(clients):
+    assert clients.python("ollama_client.py") == {"whole": SAYS, "streamed": SAYS, "models": ["demo"]}
