@@ -103,11 +103,15 @@ class Kept(msgspec.Struct, frozen=True):
 class Shelf:
     """All of them. What reaches the database raises ShelfAway when that cannot be reached."""
 
-    def __init__(self, rooms: Store, config: settings.Responses, clock: Clock) -> None:
+    def __init__(
+        self, rooms: Store, config: settings.Responses, clock: Clock, wall: Callable[[], float] = time.time
+    ) -> None:
+        """``wall``: Unix seconds; responses expire by them."""
         self._engine = rooms.engine
         self._is_alone = rooms.database is not None
         self._config = config
         self._clock = clock
+        self._wall = wall
         self._waiting: list[tuple[dict[str, Any], asyncio.Future[None]]] = []
         self._writing: asyncio.Task[None] | None = None
         self._retry_at = 0.0
@@ -117,7 +121,7 @@ class Shelf:
         """While this lasts, what has expired goes, and what is lost is said to be. A gateway that shares its store with
         none knows at once that nobody writes what is open."""
         if self._is_alone:
-            await self._say_lost(time.time() + 1)
+            await self._say_lost(self._wall() + 1)
         async with alongside(self._sweep_forever()):
             yield
         if self._writing is not None:
@@ -125,7 +129,7 @@ class Shelf:
 
     async def put(self, kept: Kept) -> None:
         """A new one, durable when this returns. Those that come at the same time share a commit."""
-        now = int(time.time())
+        now = int(self._wall())
         row = {
             **msgspec.structs.asdict(kept),
             "num_bytes": len(kept.input) + len(kept.body),
@@ -146,7 +150,7 @@ class Shelf:
             return None
         query = sa.select(*_columns(rows)).where(rows.c.id == response_id, rows.c.tenant_id == tenant_id)
         async with self._engine.connect() as connection:
-            found = (await connection.execute(query.where(rows.c.expires_at > int(time.time())))).first()
+            found = (await connection.execute(query.where(rows.c.expires_at > int(self._wall())))).first()
         return None if found is None else Kept(*found)
 
     @in_time
@@ -155,7 +159,7 @@ class Shelf:
         InvalidRequest when they are too many."""
         if not is_id(response_id):
             return []
-        mine, now = rows.c.tenant_id == tenant_id, int(time.time())
+        mine, now = rows.c.tenant_id == tenant_id, int(self._wall())
         columns = [*_columns(rows), sa.literal(1).label("depth")]
         first = sa.select(*columns).where(rows.c.id == response_id, mine, rows.c.expires_at > now)
         chain = first.cte("chain", recursive=True)
@@ -194,7 +198,7 @@ class Shelf:
             status=body.status,
             body=whole,
             num_bytes=rows.c.num_bytes - sa.func.length(rows.c.body) + len(whole) + num_more,
-            renewed_at=int(time.time()),
+            renewed_at=int(self._wall()),
         )
         async with self._engine.begin() as connection:
             if not (await connection.execute(changed)).rowcount:
@@ -237,7 +241,7 @@ class Shelf:
 
     async def sweep(self) -> None:
         """What has expired, is too much, or is lost."""
-        now = int(time.time())
+        now = int(self._wall())
         await self._delete(sa.select(rows.c.id).where(rows.c.expires_at <= now))
         query = sa.select(rows.c.tenant_id).group_by(rows.c.tenant_id)
         query = query.having(sa.func.sum(rows.c.num_bytes) > self._config.max_bytes_per_tenant)

@@ -1,0 +1,140 @@
+"""Stored responses: how long they are kept and how much room they may take, and who may end one."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+
+import msgspec
+import pytest
+
+from gateway import store
+from gateway.clock import Clock
+from gateway.errors import InvalidRequest
+from gateway.responses import shelf as shelves
+from gateway.responses.items import said_by_user
+from gateway.responses.requests import parse
+from gateway.responses.shapes import ResponseBody, begun
+from gateway.responses.shelf import LEASE_S, LOST, Kept, Shelf
+from policies import settings
+
+ASKED = {"model": "demo", "input": "Hello"}
+
+
+class Wall:
+    """Unix seconds, moved by hand."""
+
+    now = 1_795_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def wall() -> Wall:
+    return Wall()
+
+
+@contextlib.asynccontextmanager
+async def a_shelf(where: settings.Store, wall: Wall, **bounds: float) -> AsyncIterator[Shelf]:
+    async with store.opened(where) as rooms:
+        shelf = Shelf(rooms, settings.Responses(**bounds), Clock(), wall)  # type: ignore[arg-type]
+        yield shelf
+
+
+def a_body(number: int, previous: int | None = None, background: bool = False) -> ResponseBody:
+    asked = {**ASKED, "background": background}
+    if previous is not None:
+        asked["previous_response_id"] = id_of(previous)
+    body = begun(parse(msgspec.json.encode(asked)), id_of(number), 1, True)
+    return body if background else msgspec.structs.replace(body, status="completed")
+
+
+def id_of(number: int) -> str:
+    return f"resp_{number:032x}"
+
+
+def a_response(number: int, tenant_id: str = "ten_1", text: str = "Hello", **others: object) -> Kept:
+    return Kept.of(tenant_id, a_body(number, **others), [said_by_user(text)])  # type: ignore[arg-type]
+
+
+async def there(shelf: Shelf, *numbers: int, tenant_id: str = "ten_1") -> list[int]:
+    return [number for number in numbers if await shelf.find(tenant_id, id_of(number)) is not None]
+
+
+async def test_what_has_expired_is_not_found_and_then_deleted(store_settings, wall):
+    async with a_shelf(store_settings, wall, retention_s=100) as shelf:
+        await shelf.put(a_response(1))
+        wall.now += 60
+        await shelf.put(a_response(2, previous=1))
+        assert await there(shelf, 1, 2) == [1, 2]
+        wall.now += 60
+        assert await there(shelf, 1, 2) == [2]
+        (kept,) = await shelf.chain("ten_1", id_of(2))  # what came before it is missing
+        assert kept.previous_id == id_of(1)
+        await shelf.sweep()
+        wall.now -= 60
+        assert await there(shelf, 1, 2) == [2]
+
+
+async def test_of_a_tenant_that_has_too_much_the_oldest_are_deleted(store_settings, wall):
+    async with a_shelf(store_settings, wall, max_bytes_per_tenant=10_000) as shelf:
+        await shelf.put(a_response(9, tenant_id="ten_2"))
+        for number in range(1, 6):
+            wall.now += 1
+            await shelf.put(a_response(number, text="x" * 3000))
+        await shelf.sweep()
+        assert await there(shelf, 1, 2, 3, 4, 5) == [4, 5]
+        assert await there(shelf, 9, tenant_id="ten_2") == [9]
+
+
+async def test_a_conversation_is_found_oldest_first_and_has_an_end(store_settings, wall, monkeypatch):
+    async with a_shelf(store_settings, wall) as shelf:
+        await shelf.put(a_response(1))
+        for number in range(2, 7):
+            await shelf.put(a_response(number, previous=number - 1))
+        await shelf.put(a_response(7, tenant_id="ten_2", previous=6))
+        assert [kept.id for kept in await shelf.chain("ten_1", id_of(6))] == [id_of(number) for number in range(1, 7)]
+        assert [kept.id for kept in await shelf.chain("ten_2", id_of(7))] == [id_of(7)]
+        assert await shelf.chain("ten_2", id_of(6)) == []
+        monkeypatch.setattr(shelves, "MAX_CHAIN", 5)
+        assert len(await shelf.chain("ten_1", id_of(5))) == 5
+        with pytest.raises(InvalidRequest):
+            await shelf.chain("ten_1", id_of(6))
+
+
+async def test_one_that_is_written_ends_once(store_settings, wall):
+    async with a_shelf(store_settings, wall) as shelf:
+        body = a_body(1, background=True)
+        await shelf.put(Kept.of("ten_1", body, [said_by_user("Hello")]))
+        said = [b"event: a\ndata: %d\n\n" % number for number in range(7)]
+        assert await shelf.advance(body, 0, said[:3])
+        assert await shelf.advance(body, 3, said[3:5])
+        assert await shelf.advance(body, 3, said[3:6])  # nobody was told that this had come to be written
+        assert await shelf.events(body.id, 0) == said[:6]
+        assert await shelf.events(body.id, 4) == said[4:6]
+        assert await shelf.events(body.id, 6) == []
+        assert await shelf.advance(msgspec.structs.replace(body, status="completed"), 6, said[6:])
+        assert not await shelf.advance(msgspec.structs.replace(body, status="failed"), 7, said)
+        kept = await shelf.find("ten_1", body.id)
+        assert kept is not None
+        assert not await shelf.end_elsewhere(kept, "cancelled")
+        assert (kept.status, await shelf.events(body.id, 0)) == ("completed", said)
+        assert await shelf.delete("ten_1", body.id)
+        assert await shelf.events(body.id, 0) == []
+
+
+async def test_one_that_nobody_renews_has_lost_its_gateway(store_settings, wall):
+    async with a_shelf(store_settings, wall) as shelf:
+        for number in (1, 2):
+            await shelf.put(Kept.of("ten_1", a_body(number, background=True), []))
+        wall.now += LEASE_S
+        assert await shelf.advance(a_body(2, background=True), 0, [])
+        await shelf.sweep()
+        wall.now += 1
+        await shelf.sweep()
+        lost, alive = [await shelf.find("ten_1", id_of(number)) for number in (1, 2)]
+        assert lost is not None
+        assert (lost.status, lost.response().error) == ("failed", LOST)
+        assert alive is not None
+        assert alive.status == "queued"
