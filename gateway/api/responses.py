@@ -17,6 +17,7 @@ from gateway.api.request import taken_body_of
 from gateway.auth import Caller
 from gateway.head import HEAD
 from gateway.house import Gateway
+from gateway.reply import KEPT
 from gateway.reply.events import OUTLET, EventStream
 from gateway.responses import requests
 from gateway.responses.answer import ResponseAnswer
@@ -57,6 +58,10 @@ async def count(gw: Gateway, request: web.Request) -> web.StreamResponse:
 
 
 async def _answered(gw: Gateway, request: web.Request, caller: Caller, call: ResponseRequest) -> web.StreamResponse:
+    if call.background and KEPT in request:
+        raise errors.InvalidRequest(
+            "A line of a batch has no 'background': it is answered in the batch", param="background"
+        )
     stores = call.store is not False and gw.settings.responses.store and caller.policy.store_responses
     if call.background and not stores:
         raise errors.InvalidRequest(
@@ -140,6 +145,8 @@ async def _prepared(
         asked = chat if not num_turns else _shortened(call, chat, messages, num_turns)
         try:
             return await prepared(gw, request, caller, asked, shaped)
+        except openai.Malformed as error:
+            raise requests.said_of_a_chat(error) from None
         except errors.GatewayError as error:
             if error.param == "messages":
                 error.param = "input"

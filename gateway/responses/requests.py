@@ -210,13 +210,18 @@ def in_our_words(work: Callable[[], T]) -> T:
     try:
         return work()
     except Malformed as error:
-        message, param = str(error), error.param
-        if param is not None and param.startswith("messages"):  # which of the items it came from is not known
-            param = "input"
-        for theirs, ours in OURS:
-            if param is not None and theirs in param:
-                message, param = message.replace(theirs, ours), param.replace(theirs, ours)
-        raise Malformed(message, param, error.code) from None
+        raise said_of_a_chat(error) from None
+
+
+def said_of_a_chat(error: Malformed) -> Malformed:
+    """The same of the response that meant it."""
+    message, param = str(error), error.param
+    if param is not None and param.startswith("messages"):  # which of the items it came from is not known
+        param = "input"
+    for theirs, ours in OURS:
+        if param is not None and theirs in param:
+            message, param = message.replace(theirs, ours), param.replace(theirs, ours)
+    return Malformed(message, param, error.code)
 
 
 def tools_of(call: Asked) -> list[FunctionTool]:

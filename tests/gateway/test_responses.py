@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 from typing import Any
 
 import openai
+import pydantic
 import pytest
+from openai.types.responses import Response
 
 from policies import settings, wire
 from policies.policy import Policy
-from tests.gateway.conftest import Front
+from tests import batches
+from tests.gateway.conftest import KEY, Front
 from tests.gateway.peer import Peer
 from tests.gateway.responding import ASSISTANT, END, another_tenant, answered, ask, prompt_of, turn
 
@@ -210,6 +215,66 @@ async def test_logprobs_come_with_the_text_where_they_are_asked_for(front: Front
     entries = response.output[0].content[0].logprobs
     assert "".join(entry.token for entry in entries) == "Hi"
     assert all(len(entry.top_logprobs) == 2 for entry in entries)
+
+
+async def test_the_form_of_the_text_is_a_grammar_for_the_worker(front: Front):
+    schema = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+    schema["additionalProperties"] = False
+    form: dict[str, Any] = {"type": "json_schema", "name": "place", "schema": schema, "strict": True}
+    call = ask(front, text={"format": form, "verbosity": "low"})
+    submit = await front.peer.submitted()
+    assert submit.grammar is not None
+    assert (submit.grammar.kind, json.loads(submit.grammar.source)) == ("json_schema", schema)
+    front.peer.say(submit, [*front.ids('{"city": "Arden"}'), END], "stop")
+    response = await call
+    assert json.loads(response.output_text) == {"city": "Arden"}
+    assert (response.text.format.type, response.text.format.schema_) == ("json_schema", schema)
+    assert (response.text.format.name, response.text.format.strict, response.text.verbosity) == ("place", True, "low")
+    call = ask(front, text={"format": {"type": "json_object"}})
+    submit = await front.peer.submitted()
+    assert submit.grammar is not None
+    assert submit.grammar.kind == "json_object"
+    front.peer.say(submit, [*front.ids("{}"), END], "stop")
+    assert (await call).output_text == "{}"
+    form["schema"] = {"type": "object", "properties": {"city": {"type": "number", "multipleOf": "x"}}}
+    with pytest.raises(openai.BadRequestError) as refused:
+        await ask(front, text={"format": form})
+    assert refused.value.param.startswith("text.format.schema")
+
+
+async def test_a_synchronous_client_is_answered_and_parses_a_model(front: Front):
+    class Place(pydantic.BaseModel):
+        city: str
+
+    def asked() -> tuple[Any, list[Any]]:
+        with openai.OpenAI(base_url=f"{front.url}/v1", api_key=KEY, max_retries=0) as client:
+            parsed = client.responses.parse(model="demo", input="Where?", text_format=Place)
+            with client.responses.stream(model="demo", input="Where?", text_format=Place) as stream:
+                return parsed.output_parsed, [*stream, stream.get_final_response().output_parsed]
+
+    call = asyncio.create_task(asyncio.to_thread(asked))
+    for _ in range(2):
+        front.peer.say(await front.peer.submitted(), [*front.ids('{"city": "Arden"}'), END], "stop")
+    parsed, (*events, final) = await call
+    assert parsed == final == Place(city="Arden")
+    assert events[-1].type == "response.completed"
+
+
+async def test_lines_of_a_batch_are_responses(front: Front):
+    url = "/v1/responses"
+    asked = [
+        {"custom_id": str(number), "method": "POST", "url": url, "body": {"model": "demo", "input": "Hello", **others}}
+        for number, others in enumerate(({}, {"background": True}))
+    ]
+    batch = await batches.begun(front.client, asked, url)
+    front.peer.say(await front.peer.submitted(), [*front.ids("Hi there."), END], "stop")
+    batch = await batches.over(front.client, batch)
+    (said,) = await batches.outputs(front.client, batch.output_file_id)
+    (refused,) = await batches.outputs(front.client, batch.error_file_id)
+    response = Response.model_validate(said["response"]["body"])
+    assert (said["custom_id"], response.output_text) == ("0", "Hi there.")
+    assert await front.client.responses.retrieve(response.id) == response
+    assert (refused["custom_id"], refused["response"]["body"]["error"]["param"]) == ("1", "background")
 
 
 def nested(depth: int) -> dict[str, Any]:
