@@ -158,8 +158,9 @@ class Runner:
         if logits is not None:
             return logits
         plan = self.attention.plan(inputs.extents, inputs.slots)
-        if self.whole is not None and additions is None and not num_hidden and isinstance(plan, NativePlan):
-            logits, maxima = self.whole.forward(inputs.token_ids, inputs.positions, inputs.rows, plan)
+        if self.whole is not None and not num_hidden and isinstance(plan, NativePlan):
+            assert additions is None or isinstance(additions, NativeAdditions)
+            logits, maxima = self.whole.forward(inputs.token_ids, inputs.positions, inputs.rows, plan, additions)
             self._found = weakref.ref(logits), maxima
             return logits
         return self._model.forward(

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
+from benchmarks.adapters import random_adapter
 from policies.settings import Engine, Quantization
+from worker.adapters import Adapter
 from worker.inputs import Span
 from worker.models import Architecture, Shard
 from worker.models.architecture import Rope
@@ -74,13 +77,8 @@ def runner_of(architecture: Architecture, form: Quantization, **changes: Any) ->
     return Runner.of(model, Engine(dtype="bfloat16", device="cpu", **changes), num_blocks=200)
 
 
-@pytest.mark.parametrize(("form", "kv_dtype"), [("none", "auto"), ("none", "int8"), ("int8", "auto"), ("int4", "auto")])
-@pytest.mark.parametrize("family", FAMILIES)
-def test_a_step_at_once_is_the_same_operations_in_the_same_order(family, form, kv_dtype):
-    runner = runner_of(FAMILIES[family], form, kv_dtype=kv_dtype)
-    whole = runner.whole
-    if whole is None:
-        pytest.skip("no tiles here")
+def steps_of(adapters: Sequence[Adapter | None]) -> list[list[Span]]:
+    """Three sequences, each with one of them; some steps have many rows, some few, and one asks for no logits."""
     ids = torch.randint(1000, (700,), generator=torch.Generator().manual_seed(1)).tolist()
     tables = [list(range(60, 0, -1)), list(range(100, 140)), list(range(140, 180))]
     steps = [
@@ -89,6 +87,17 @@ def test_a_step_at_once_is_the_same_operations_in_the_same_order(family, form, k
         [Span(ids[531:532], 531, tables[0], 1), Span(ids[99:102], 99, tables[1], 3), Span(ids[9:10], 9, tables[2], 1)],
         [Span(ids[10:20], 10, tables[2], 0)],
     ]
+    of_table = {id(table): adapter for table, adapter in zip(tables, adapters, strict=True)}
+    return [[replace(span, adapter=of_table[id(span.block_ids)]) for span in step] for step in steps]
+
+
+@pytest.mark.parametrize(("form", "kv_dtype"), [("none", "auto"), ("none", "int8"), ("int8", "auto"), ("int4", "auto")])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_step_at_once_is_the_same_operations_in_the_same_order(family, form, kv_dtype):
+    runner = runner_of(FAMILIES[family], form, kv_dtype=kv_dtype)
+    if runner.whole is None:
+        pytest.skip("no tiles here")
+    steps = steps_of([None] * 3)
     at_once = []
     for step in steps:
         at_once.append(runner.forward(step))
@@ -100,3 +109,24 @@ def test_a_step_at_once_is_the_same_operations_in_the_same_order(family, form, k
     runner.whole = None
     for step, logits in zip(steps, at_once, strict=True):
         assert torch.equal(runner.forward(step), logits)
+
+
+@pytest.mark.parametrize("form", ["none", "int8", "int4"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_with_adapters_it_is_the_same_too(family, form):
+    architecture = FAMILIES[family]
+    runner = runner_of(architecture, form)
+    whole = runner.whole
+    if whole is None:
+        pytest.skip("no tiles here")
+    generator = torch.Generator().manual_seed(5)
+    few = random_adapter("few", architecture, 5, ("self_attn.v_proj", "mlp.down_proj"), generator)
+    every = random_adapter("every", architecture, 16, None, generator)
+    plain = [runner.forward(step) for step in steps_of([None] * 3)]
+    for adapters in ([every, every, None], [None, few, every], [None, None, few]):
+        steps = steps_of(adapters)
+        at_once = [runner.forward(step) for step in steps]
+        runner.whole = None
+        assert all(map(torch.equal, at_once, [runner.forward(step) for step in steps]))
+        runner.whole = whole
+        assert not all(map(torch.equal, at_once, plain))

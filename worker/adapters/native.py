@@ -11,7 +11,6 @@ from torch import Tensor
 from worker.adapters.adapter import PLACES, Factor, Place
 from worker.adapters.step import Groups
 from worker.models import Architecture
-from worker.models.additions import Additions
 from worker.native import MAX_FACTORS, Library, PackedAdapter
 
 _PRODUCT = {place: index for index, place in enumerate(PLACES)}
@@ -32,9 +31,9 @@ class NativeAdditions:
     def __init__(self, kernels: Library, rows: list[np.ndarray], adapters: list[PackedAdapter]) -> None:
         """``rows`` [num_rows] i32 of each adapter."""
         self._kernels, self._rows, self._adapters = kernels, rows, adapters
-        self._groups = torch.tensor(
-            [(adapter.address, own.ctypes.data, len(own)) for adapter, own in zip(adapters, rows, strict=True)]
-        )
+        groups = [(each.address, own.ctypes.data, len(own)) for each, own in zip(adapters, rows, strict=True)]
+        self.groups = torch.tensor(groups, dtype=torch.int64)
+        """As for Library.adapt; they lie where this does."""
 
     @staticmethod
     def serves(kernels: Library, architecture: Architecture, dtype: torch.dtype) -> bool:
@@ -55,9 +54,9 @@ class NativeAdditions:
     def add(self, layer: int, place: Place, x: Tensor, y: Tensor) -> None:
         """See Additions."""
         product = layer * len(PLACES) + _PRODUCT[place]
-        self._kernels.adapt(self._groups, product * MAX_FACTORS, x, y)
+        self._kernels.adapt(self.groups, product * MAX_FACTORS, x, y)
 
-    def only(self, rows: Tensor, num_rows: int) -> Additions:
+    def only(self, rows: Tensor, num_rows: int) -> NativeAdditions:
         """See Additions."""
         places = np.full(num_rows, -1, dtype=np.int32)
         places[rows.numpy()] = np.arange(len(rows), dtype=np.int32)

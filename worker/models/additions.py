@@ -21,3 +21,16 @@ class Additions(Protocol):
     def only(self, rows: Tensor, num_rows: int) -> Additions:
         """For what is left when of ``num_rows`` rows only ``rows`` [num_left] i64 go on, in their order."""
         ...
+
+
+class Grouped(Protocol):
+    """As our own kernels take it."""
+
+    @property
+    def groups(self) -> Tensor:
+        """As for Library.adapt; they lie where this does."""
+        ...
+
+    def only(self, rows: Tensor, num_rows: int) -> Grouped:
+        """As for Additions."""
+        ...

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from worker.attention import NativePlan
 from worker.kv_cache import KVCache
+from worker.models.additions import Grouped
 from worker.models.decoder import Decoder
 from worker.models.decoder import Layer as Weights
 from worker.models.linear import Linear
@@ -104,7 +105,12 @@ class Whole:
 
     @torch.inference_mode()
     def forward(
-        self, token_ids: Tensor, positions: Tensor, rows: Tensor, plan: NativePlan
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        rows: Tensor,
+        plan: NativePlan,
+        additions: Grouped | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """See Decoder.forward; beside the logits the largest of each 32, as Library.maxima has them, where they were
         found. ``rows`` ascend.
@@ -126,8 +132,12 @@ class Whole:
             sines=ctypes.addressof(sines),
             logits=logits.data_ptr(),
             maxima=None if maxima is None else maxima.data_ptr(),
-            memory=self._room_for(len(token_ids)),
+            memory=self._room_for(len(token_ids), additions is not None),
         )
+        if additions is not None:
+            last = additions.only(rows, len(token_ids))
+            whole.groups, whole.num_groups = additions.groups.data_ptr(), len(additions.groups)
+            whole.last_groups, whole.num_last_groups = last.groups.data_ptr(), len(last.groups)
         self._library.whole(self._network, plan.step, whole)
         return softcapped(logits, cap), maxima
 
@@ -162,9 +172,9 @@ class Whole:
         self._library.follow(self._network, step, whole, following)
         return chosen
 
-    def _room_for(self, num_tokens: int) -> int:
+    def _room_for(self, num_tokens: int, is_adapted: bool = False) -> int:
         """Memory for a pass of so many tokens; its address."""
-        num_bytes = self._library.whole_bytes(self._network, num_tokens)
+        num_bytes = self._library.whole_bytes(self._network, num_tokens, is_adapted)
         if len(self._memory) < num_bytes:
             self._memory = huge_empty((num_bytes,), torch.uint8)
         return self._memory.data_ptr()

@@ -31,7 +31,13 @@ struct Group {
     int64_t num_rows;
 };
 
-constexpr int MAX_FACTORS = 3;   // queries, keys and values
+// The groups of a step's rows, or of those that are left of them.
+struct Groups {
+    const Group* groups;
+    int64_t count;
+};
+
+constexpr int MAX_FACTORS = 3;    // queries, keys and values
 constexpr int ROWS_AT_ONCE = 32;  // that one task takes of a group
 constexpr int LINES_AHEAD = 64;
 
@@ -171,8 +177,7 @@ struct Addition {
 
 // Every thread of the team calls it, each with Tiles of its own. ``first``: of the product's factors, among all of an adapter.
 // x [rows, size], y [rows, columns].
-inline void adapt(Team& team, const Group* groups, int64_t num_groups, int64_t first, const bf16* x, int64_t size, bf16* y,
-                  int64_t columns) {
+inline void adapt(Team& team, const Groups& adapted, int64_t first, const bf16* x, int64_t size, bf16* y, int64_t columns) {
     struct Task {
         const Group* group;
         int64_t from;
@@ -180,8 +185,8 @@ inline void adapt(Team& team, const Group* groups, int64_t num_groups, int64_t f
     static thread_local std::vector<Task> tasks;
     static thread_local std::vector<bf16> held;
     tasks.clear();
-    for (int64_t index = 0; index < num_groups; ++index) {
-        for (int64_t from = 0; from < groups[index].num_rows; from += ROWS_AT_ONCE) tasks.push_back({groups + index, from});
+    for (const Group* group = adapted.groups; group != adapted.groups + adapted.count; ++group) {
+        for (int64_t from = 0; from < group->num_rows; from += ROWS_AT_ONCE) tasks.push_back({group, from});
     }
     team.each(int64_t(tasks.size()), 1, [&](int64_t task) {
         const Group& group = *tasks[task].group;

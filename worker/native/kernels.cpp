@@ -93,9 +93,9 @@ void penstock_linear(const void* x, int64_t rows, const Matrix* matrix, int resu
     linear({(const bf16*)x, nullptr, rows, *matrix, {y, Result(result), activation, maxima}}, threads);
 }
 
-// Bytes of memory that a step of so many tokens computes in.
-int64_t penstock_whole_bytes(const Network* network, int64_t num_tokens) {
-    return Activations(*network, num_tokens, nullptr).num_bytes;
+// Bytes of memory that a step of so many tokens computes in, of which some have adapters, or none.
+int64_t penstock_whole_bytes(const Network* network, int64_t num_tokens, int is_adapted) {
+    return Activations(*network, num_tokens, is_adapted, nullptr).num_bytes;
 }
 
 // A step from token ids to logits; of attention's ``step``, slots and what is cut into tasks.
@@ -125,7 +125,7 @@ void penstock_adapt(const void* groups, int64_t num_groups, int64_t first, const
 #if defined(__AVX512BF16__)
     Team::run(threads, [&](Team& team) {
         Tiles session(true);
-        adapt(team, (const Group*)groups, num_groups, first, (const bf16*)x, size, (bf16*)y, columns);
+        adapt(team, {(const Group*)groups, num_groups}, first, (const bf16*)x, size, (bf16*)y, columns);
     });
 #else
     (void)groups, (void)num_groups, (void)first, (void)x, (void)size, (void)y, (void)columns, (void)threads;

@@ -115,7 +115,7 @@ class Library:
             self._follow.argtypes = (c_void_p,) * 4
             self._follow.restype = None
             self._whole_bytes = loaded.penstock_whole_bytes
-            self._whole_bytes.argtypes = (c_void_p, c_int64)
+            self._whole_bytes.argtypes = (c_void_p, c_int64, c_int)
             self._whole_bytes.restype = c_int64
         self.has_int8 = bool(loaded.penstock_has_int8())
         """Whether ``linear_rounded`` computes anything here."""
@@ -270,9 +270,9 @@ class Library:
         self._draw(ctypes.addressof(draws), torch.get_num_threads())
         return chosen
 
-    def whole_bytes(self, network: Network, num_tokens: int) -> int:
+    def whole_bytes(self, network: Network, num_tokens: int, is_adapted: bool = False) -> int:
         """Of memory that ``whole`` computes so many tokens in."""
-        return int(self._whole_bytes(ctypes.addressof(network), num_tokens))
+        return int(self._whole_bytes(ctypes.addressof(network), num_tokens, is_adapted))
 
     def whole(self, network: Network, step: Step, whole: Pass) -> None:
         """A step from token ids to logits. Head_dim is a multiple of 32, and the gate-up matrices are gated."""

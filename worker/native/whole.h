@@ -4,6 +4,7 @@
 
 #pragma once
 
+#include "adapt.h"
 #include "attend.h"
 #include "any.h"
 
@@ -44,15 +45,17 @@ struct Pass {
     float* logits;  // [num_logits, vocab_size]
     float* maxima;  // of them, for each half tile (see Maxima), or null
     void* memory;   // ``whole_bytes`` of it
+    Groups adapted, adapted_last;  // those that have adapters, of all rows and of those whose logits are wanted
 };
 
 // [rows, size] each; after the last row there is room for what fills two tiles, whatever it holds.
 struct Activations {
     bf16 *x, *normed, *delta, *qkv, *mixed, *gated;
+    bf16* gate_up;  // where adapters add to it before it is gated
     void* rounded;  // what is to be multiplied next, where a matrix takes it rounded
     int64_t num_bytes;
 
-    Activations(const Network& network, int64_t rows, void* memory) {
+    Activations(const Network& network, int64_t rows, bool is_adapted, void* memory) {
         const Layer& layer = network.layers[0];
         char *begin = (char*)(((uintptr_t)memory + 63) & ~uintptr_t(63)), *at = begin;
         auto take = [&](int64_t size) {
@@ -62,6 +65,7 @@ struct Activations {
         };
         x = take(network.hidden_size), normed = take(network.hidden_size), delta = take(network.hidden_size);
         qkv = take(layer.qkv.columns), mixed = take(layer.output.size), gated = take(layer.down.size);
+        gate_up = is_adapted ? take(layer.gate_up.columns) : nullptr;
         int64_t most = network.head.rounded_bytes(rows);
         for (int64_t index = 0; index < network.num_layers; ++index) most = std::max(most, of_layer(network.layers[index], rows));
         rounded = at;
@@ -80,6 +84,8 @@ struct Activations {
 
 template <typename Stored>
 class Whole {
+    static constexpr int PLACES = 4;  // products of a layer
+
     typedef PairForm<Stored> Form;
 
     const Network& network_;
@@ -90,7 +96,7 @@ class Whole {
 
   public:
     Whole(const Network& network, const Step& step, const Pass& pass)
-        : network_(network), step_(step), pass_(pass), own_(network, step.num_tokens, pass.memory) {
+        : network_(network), step_(step), pass_(pass), own_(network, step.num_tokens, pass.adapted.count, pass.memory) {
         for (int64_t index = 0; index < network.num_layers; ++index) {
             if (!cut_of(network.layers[index].window)) cuts_.emplace_back(step, network.layers[index].window);
         }
@@ -100,6 +106,7 @@ class Whole {
     void run(Team& team) {
         Tiles session(true);
         int64_t rows = step_.num_tokens;
+        const Groups* adapted = &pass_.adapted;
         each_row(team, rows, [&](int64_t row) {
             embed(row);
             norm(row, rows, nullptr, nullptr, network_.layers[0].attention_pre_norm, network_.layers[0].qkv);
@@ -109,23 +116,32 @@ class Whole {
             const bool is_last = index + 1 == network_.num_layers;
             const float* next_norm = is_last ? network_.norm : network_.layers[index + 1].attention_pre_norm;
             const AnyMatrix& next = is_last ? network_.head : network_.layers[index + 1].qkv;
-            attend(team, layer, rows);
+            attend(team, layer, index, rows);
             if (is_last && pass_.num_logits < rows) {
                 // Past the last layer's keys and values only the rows that are asked for matter.
-                rows = pass_.num_logits;
+                rows = pass_.num_logits, adapted = &pass_.adapted_last;
                 if (!rows) return;
                 team.each(1, 1, [&](int64_t) { keep(layer.output.size); });
             }
             round(team, own_.mixed, rows, layer.output);
             multiply(team, own_.mixed, rows, layer.output, {own_.delta, ROUNDED, 0});
+            add(team, *adapted, index, 1, own_.mixed, layer.output, own_.delta);
             each_row(team, rows, [&](int64_t row) {
                 norm(row, rows, own_.delta, layer.attention_post_norm, layer.mlp_pre_norm, layer.gate_up);
             });
-            const bool is_laid = rows > FEW_ROWS && layer.gate_up.form == PLAIN && layer.down.form == PLAIN;
-            multiply(team, layer.mlp_pre_norm ? own_.normed : own_.x, rows, layer.gate_up,
-                     {own_.gated, GATED, int(network_.activation), nullptr, is_laid});
-            if (!is_laid) round(team, own_.gated, rows, layer.down);
+            const bf16* opened = layer.mlp_pre_norm ? own_.normed : own_.x;
+            const bool is_laid = rows > FEW_ROWS && layer.gate_up.form == PLAIN && layer.down.form == PLAIN && !adapted->count;
+            if (adapted->count) {
+                multiply(team, opened, rows, layer.gate_up, {own_.gate_up, ROUNDED, 0});
+                add(team, *adapted, index, 2, opened, layer.gate_up, own_.gate_up);
+                each_row(team, rows, [&](int64_t row) { gate_one(row, rows, layer.down); });
+            } else {
+                multiply(team, opened, rows, layer.gate_up,
+                         {own_.gated, GATED, int(network_.activation), nullptr, is_laid});
+                if (!is_laid) round(team, own_.gated, rows, layer.down);
+            }
             layer.down.multiply(team, own_.gated, is_laid ? own_.gated : own_.rounded, rows, {own_.delta, ROUNDED, 0});
+            add(team, *adapted, index, 3, own_.gated, layer.down, own_.delta);
             each_row(team, rows, [&](int64_t row) { norm(row, rows, own_.delta, layer.mlp_post_norm, next_norm, next); });
         }
         multiply(team, own_.normed, rows, network_.head, {pass_.logits, WIDE, 0, pass_.maxima});
@@ -146,6 +162,17 @@ class Whole {
 
     void multiply(Team& team, const bf16* x, int64_t rows, const AnyMatrix& matrix, Output output) const {
         matrix.multiply(team, x, own_.rounded, rows, output);
+    }
+
+    // What adapters make of x, to y, which the layer's ``place``-th matrix has made of it.
+    static void add(Team& team, const Groups& adapted, int64_t layer, int place, const bf16* x, const AnyMatrix& matrix, bf16* y) {
+        if (adapted.count) adapt(team, adapted, (layer * PLACES + place) * MAX_FACTORS, x, matrix.size, y, matrix.columns);
+    }
+
+    void gate_one(int64_t row, int64_t rows, const AnyMatrix& next) const {
+        bf16* gated = own_.gated + row * next.size;
+        gate(own_.gate_up + row * 2 * next.size, gated, next.size, int(network_.activation));
+        next.round(gated, row, rows, own_.rounded);
     }
 
     // For ``next``, where it asks for that.
@@ -169,10 +196,12 @@ class Whole {
         next.round((pre ? own_.normed : own_.x) + at, row, rows, own_.rounded);
     }
 
-    void attend(Team& team, const Layer& layer, int64_t rows) {
+    void attend(Team& team, const Layer& layer, int64_t index, int64_t rows) {
         const Turning& turning = network_.turning;
         const int64_t stride = layer.qkv.columns, head_dim = turning.head_dim;
-        multiply(team, layer.attention_pre_norm ? own_.normed : own_.x, rows, layer.qkv, {own_.qkv, ROUNDED, 0});
+        const bf16* normed = layer.attention_pre_norm ? own_.normed : own_.x;
+        multiply(team, normed, rows, layer.qkv, {own_.qkv, ROUNDED, 0});
+        add(team, pass_.adapted, index, 0, normed, layer.qkv, own_.qkv);
         const bf16* keys = own_.qkv + turning.num_heads * head_dim;
         Attention<bf16, Form> attention(step_, *cut_of(layer.window), own_.qkv, keys, keys + turning.num_kv_heads * head_dim,
                                         layer.pool.template as<Stored>(), own_.mixed);

@@ -68,6 +68,10 @@ class Pass(ctypes.Structure):
         ("logits", c_void_p),
         ("maxima", c_void_p),
         ("memory", c_void_p),
+        ("groups", c_void_p),
+        ("num_groups", c_int64),
+        ("last_groups", c_void_p),
+        ("num_last_groups", c_int64),
     )
 
 
