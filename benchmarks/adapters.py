@@ -20,7 +20,7 @@ from worker.adapters import Adapter
 from worker.adapters.adapter import Factor, Place
 from worker.adapters.files import assembled, targets_of
 from worker.engine import Engine
-from worker.models import Architecture, random_decoder
+from worker.models import Architecture, Means, random_decoder
 from worker.native import library
 from worker.process import prepare
 from worker.runner import Runner
@@ -100,7 +100,7 @@ def main() -> None:
         speculation=settings.Speculation(enabled=False),
     )
     torch.set_num_threads(given.threads)
-    model = random_decoder(given.shape, torch.bfloat16, torch.device("cpu"))
+    model = random_decoder(given.shape, torch.bfloat16, torch.device("cpu"), means=Means(library()))
     num_blocks = given.adapters * -(-(given.input + given.output) // asked.block_size) + 8
     runner = Runner.of(model, asked, num_blocks)
     engine = Engine(runner, Sampler(runner.vocab_size, ()), asked, perf_counter)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 
 import numpy as np
 import torch
@@ -28,11 +29,20 @@ def packed_adapter(factors: Mapping[tuple[int, Place], Sequence[Factor]], num_la
 class NativeAdditions:
     """One call a product, whatever the number of adapters."""
 
-    def __init__(self, kernels: Library, rows: list[np.ndarray], adapters: list[PackedAdapter]) -> None:
-        """``rows`` [num_rows] i32 of each adapter."""
-        self._kernels, self._rows, self._adapters = kernels, rows, adapters
-        groups = [(each.address, own.ctypes.data, len(own)) for each, own in zip(adapters, rows, strict=True)]
-        self.groups = torch.tensor(groups, dtype=torch.int64)
+    def __init__(
+        self,
+        kernels: Library,
+        adapters: list[PackedAdapter],
+        addresses: np.ndarray,
+        rows: np.ndarray,
+        counts: np.ndarray,
+    ) -> None:
+        """``addresses`` [num_groups] i64 of the adapters; ``rows`` i32 of all of them, one behind the other, and how
+        many of each: ``counts`` [num_groups] i64."""
+        self._kernels, self._adapters, self._addresses = kernels, adapters, addresses
+        self._rows, self._counts = rows, counts
+        begins = rows.ctypes.data + rows.itemsize * (np.cumsum(counts) - counts)
+        self.groups = torch.from_numpy(np.stack((addresses, begins, counts), axis=1))
         """As for Library.adapt; they lie where this does."""
 
     @staticmethod
@@ -49,7 +59,9 @@ class NativeAdditions:
     def of(cls, groups: Groups, kernels: Library) -> NativeAdditions:
         """All of them packed."""
         adapters = [adapter.packed for adapter, _ in groups if adapter.packed is not None]
-        return cls(kernels, [np.array(rows, dtype=np.int32) for _, rows in groups], adapters)
+        addresses = np.array([adapter.address for adapter in adapters])
+        rows = np.fromiter(chain.from_iterable(rows for _, rows in groups), dtype=np.int32)
+        return cls(kernels, adapters, addresses, rows, np.array([len(rows) for _, rows in groups]))
 
     def add(self, layer: int, place: Place, x: Tensor, y: Tensor) -> None:
         """See Additions."""
@@ -57,8 +69,12 @@ class NativeAdditions:
         self._kernels.adapt(self.groups, product * MAX_FACTORS, x, y)
 
     def only(self, rows: Tensor, num_rows: int) -> NativeAdditions:
-        """See Additions."""
+        """See Additions; ``rows`` ascend."""
+        if len(rows) == num_rows:
+            return self
         places = np.full(num_rows, -1, dtype=np.int32)
         places[rows.numpy()] = np.arange(len(rows), dtype=np.int32)
-        kept = [places[own] for own in self._rows]
-        return NativeAdditions(self._kernels, [own[own >= 0] for own in kept], self._adapters)
+        moved = places[self._rows]
+        owners = np.repeat(np.arange(len(self._counts)), self._counts)
+        counts = np.bincount(owners[moved >= 0], minlength=len(self._counts))
+        return NativeAdditions(self._kernels, self._adapters, self._addresses, moved[moved >= 0], counts)

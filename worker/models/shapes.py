@@ -8,6 +8,7 @@ from torch import Tensor
 from worker.models.architecture import Architecture, Rope
 from worker.models.decoder import Decoder
 from worker.models.errors import ModelError
+from worker.models.linear import ALONE, Means
 from worker.models.load import build_decoder
 from worker.models.shard import Shard
 from worker.models.sources import PlainSource
@@ -44,7 +45,9 @@ SHAPES: dict[str, Architecture] = {
 """S: 25 M parameters. M: Qwen2.5-0.5B's, 494 M."""
 
 
-def random_decoder(shape: str, dtype: torch.dtype, device: torch.device, seed: int = 0) -> Decoder:
+def random_decoder(
+    shape: str, dtype: torch.dtype, device: torch.device, seed: int = 0, means: Means = ALONE
+) -> Decoder:
     """A decoder of one of SHAPES, its weights a function of the seed. Raises ModelError."""
     if shape not in SHAPES:
         raise ModelError(f"there is no shape {shape}; there are {', '.join(SHAPES)}")
@@ -56,4 +59,4 @@ def random_decoder(shape: str, dtype: torch.dtype, device: torch.device, seed: i
         return torch.empty(size, dtype=dtype).normal_(0.0, 0.02, generator=generator).to(device)
 
     architecture = SHAPES[shape]
-    return build_decoder(Shard.of(architecture), PlainSource(take), dtype, device, architecture.max_positions)
+    return build_decoder(Shard.of(architecture), PlainSource(take), dtype, device, architecture.max_positions, means)
