@@ -39,7 +39,7 @@ struct Groups {
 
 constexpr int MAX_FACTORS = 3;    // queries, keys and values
 constexpr int ROWS_AT_ONCE = 32;  // that one task takes of a group
-constexpr int LINES_AHEAD = 64;
+constexpr int LINES_AHEAD = 64;  // into the second cache: the first one waits for no more than sixteen lines at once
 
 inline __m512bh pair_of(const bf16* at) {
     int32_t both;
@@ -62,7 +62,7 @@ inline void products(const bf16* const* inputs, const bf16* lines, int64_t pairs
     for (; pair + EACH <= pairs; pair += EACH) {
         for (int part = 0; part < EACH; ++part) {
             const bf16* at = lines + (pair + part) * LANES;
-            _mm_prefetch((const char*)(at + LINES_AHEAD * LANES), _MM_HINT_T0);
+            _mm_prefetch((const char*)(at + LINES_AHEAD * LANES), _MM_HINT_T1);
             const __m512bh line = line_at(at);
             for (int row = 0; row < N; ++row) {
                 parts[row][part] = _mm512_dpbf16_ps(parts[row][part], line, pair_of(inputs[row] + 2 * (pair + part)));
