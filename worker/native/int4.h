@@ -19,7 +19,9 @@ using int8::TILE_BYTES;
 
 constexpr int64_t NO_TILES = 4;      // rows for which VNNI is no slower than tiles
 constexpr int UNIT_BYTES = 64;       // of a group and 16 columns: their scales and their offsets, in float16
-constexpr int AHEAD = 4096;          // bytes by which a panel is fetched before it is multiplied
+constexpr int AHEAD = 4096;          // bytes by which a panel is fetched before it is multiplied, into the second cache
+constexpr int FEW_AHEAD = 8192;      // the same, of few rows
+constexpr int NEAR = 1024;           // the same, into the first
 constexpr int64_t GROUPS = 4;        // of a panel, that stay in the first cache
 
 // x by token and group: codes in tiles [rows / 16][tiles][16][64], a tile for 64 inputs, or, where a group has 32, for it and
@@ -107,6 +109,11 @@ struct Product {
         output.put_both(row, matrix.columns, matrix.left(panel), matrix.apart, (Floats)low, (Floats)high);
     }
 
+    static void fetch(const uint8_t* at) {
+        int8::fetch(at + FEW_AHEAD);
+        __builtin_prefetch(at + NEAR);
+    }
+
     // R rows from ``first`` of a panel, as it lies in memory.
     template <int R>
     void few(int64_t first, int64_t panel) const {
@@ -124,13 +131,13 @@ struct Product {
 #pragma GCC unroll 2
             for (int half = 0; half < 2; ++half) {
                 const __m512 scale = Matrix::scales_of(at), offset = Matrix::offsets_of(at);
-                int8::fetch(at + AHEAD);
+                fetch(at);
                 at += UNIT_BYTES;
                 __m512i parts[R][2];
                 for (auto& of_row : parts) of_row[0] = of_row[1] = _mm512_setzero_si512();
                 int64_t inside = group < DEEP && index % 2 ? group : 0;
                 for (int64_t line = 0; line < lines; ++line, at += 64, inside += 8) {
-                    int8::fetch(at + AHEAD);
+                    fetch(at);
                     const __m512i codes = _mm512_load_si512(at);
                     const __m512i even = Matrix::low(codes), odd = Matrix::high(codes);
                     const int64_t place = step * TILE_BYTES + inside / DEEP * TILE_BYTES + inside % DEEP;

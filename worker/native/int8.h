@@ -20,7 +20,8 @@ constexpr int64_t NO_TILES = 1;        // rows for which VNNI is no slower than 
 constexpr int64_t STREAMED = 64;       // rows for which the matrix is what takes its time to arrive
 constexpr int TASK_PANELS = 8;         // of many rows
 constexpr int STEPS = 7;               // of a panel, that stay in the first cache
-constexpr int AHEAD = 2048;            // bytes by which a panel is fetched before it is multiplied
+constexpr int AHEAD = 4096;            // bytes by which a panel is fetched before it is multiplied, into the second cache
+constexpr int NEAR = 512;              // the same, into the first
 constexpr int TILES_AHEAD = 1024;      // the same, by tiles
 
 // x by token: codes in tiles [rows / 16][size / 64][16][64], what to multiply by, and 128 times the sum of the codes.
@@ -111,6 +112,7 @@ struct Product {
 #pragma GCC unroll 16
                 for (int quad = 0; quad < SIDE; ++quad) {
                     fetch(tile + AHEAD + quad * 64);
+                    __builtin_prefetch(tile + NEAR + quad * 64);
                     __m512i line = _mm512_load_si512(tile + quad * 64);
                     for (int row = 0; row < R; ++row) {
                         int32_t four;
