@@ -64,3 +64,5 @@ class Usage(msgspec.Struct, frozen=True, array_like=True):
     """Guessed and verified while they were computed; nobody pays for them."""
     num_accepted_tokens: int = 0
     """Of those, the ones that were right."""
+    num_predicted_tokens: int = 0
+    """Of the completion tokens, those that the client predicted."""

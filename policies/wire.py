@@ -105,6 +105,8 @@ class Submit(Message, frozen=True):
     """None: any text will do."""
     pooling: Pooling | None = None
     """In place of tokens one vector is wanted, of one sequence; ``sampling`` is of no consequence then."""
+    predicted_token_ids: list[int] = []
+    """What much of the answer is expected to be: for whoever guesses, and of no other consequence."""
 
     @property
     def num_positions(self) -> int:

@@ -71,6 +71,7 @@ class Sequence:
         "output_token_ids",
         "place",
         "pooling",
+        "predicted_token_ids",
         "priority",
         "request",
         "row",
@@ -108,6 +109,7 @@ class Sequence:
         self.tenant = submit.tenant
         self.weight = submit.weight
         self.sampling = submit.sampling
+        self.predicted_token_ids = submit.predicted_token_ids
         self.pooling = submit.pooling
         """It is computed for a vector; else for what follows it."""
         self.stop_token_ids = stop_token_ids

@@ -21,7 +21,7 @@ async def give(
     call, submits = answer.call, [part.submit for part in answer.parts.values()]
     num_prompt_tokens = sum([len(submit.prompt_token_ids) for submit in submits])
     num_sequences = len(answer.choices)
-    asked = Asked(call.model, answer.fingerprint, submits, call.stops, call.seed is not None)
+    asked = Asked(call.model, answer.fingerprint, submits, answer.ends, call.seed is not None)
     rank = gw.dispatch.priority_of(order)
     async with gw.cache.look(caller.tenant_id, caller.policy.cache, asked, control_of(request), rank) as found:
         most, request_id = found.max_completion_tokens, request[head.HEAD].request_id

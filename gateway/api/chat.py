@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
+import msgspec
 from aiohttp import web
 
 from gateway import openai, reply
 from gateway.api.answer import give
+from gateway.api.held import held_of
 from gateway.api.request import fingerprint, room_for, taken_body_of
 from gateway.auth import Caller
 from gateway.head import HEAD
@@ -40,20 +42,26 @@ async def prepared(
     line has to know of it: so far for every dialect in which a conversation may be asked for."""
     text, facts = gw.dispatch.text(call.model), gw.dispatch.ready(call.model)
     gw.ledger.check_room()
-    grammar = await gw.grammars.checked(openai.asked_grammar(call))
+    content = await gw.grammars.checked(openai.asked_grammar(call))
+    tools = call.tooling()
+    held = None if tools is None else await held_of(gw, tools, content)
     if facts is None:
         facts = await gw.dispatch.loaded(call.model, caller, call.service_tier)
-    tools = call.tooling()
     prompt = await prompt_of(gw, caller, call)
     room = room_for(len(prompt), facts, "messages")
     sampling = openai.sampling(call, min(call.asked_tokens or room, room), facts.vocab_size)
     salt = gw.cache.salt_of(caller.tenant_id, caller.policy.cache)
     order = gw.dispatch.order(caller, call.service_tier, len(prompt), sampling.max_tokens, call.num_choices)
     priority = gw.dispatch.priority_of(order)
+    is_thinking = text.is_thinking(prompt)
+    grammar = text.tongue.grammar(held, content, is_thinking)
     submit = wire.Submit(request[HEAD].request_id, prompt, sampling, call.num_choices, priority, salt, grammar=grammar)
+    if call.prediction is not None and call.prediction.text:
+        (predicted,) = await text.encode([call.prediction.text], with_specials=False)
+        submit = msgspec.structs.replace(submit, predicted_token_ids=predicted[: facts.max_model_tokens])
     model = fingerprint(facts, gw.dispatch.adapter_id(call.model))
     wanted = None if tools is None else Wanted(frozenset(each.name for each in tools.functions), tools.several)
-    parsers = text.parsers(prompt, wanted)
+    parsers = text.tongue.parsers(wanted, is_thinking)
     return shaped(call, [reply.Part(submit)], text, model, gw.dispatch.tier_of(order), parsers), order
 
 

@@ -69,7 +69,7 @@ from gateway.openai.tokens import (
     parse_detokenize,
     parse_tokenize,
 )
-from gateway.openai.tools import Function, Tooling
+from gateway.openai.tools import NO_PARAMETERS, Function, Tooling
 from gateway.openai.vectors import (
     Document,
     Embedding,
@@ -91,6 +91,7 @@ from gateway.openai.vectors import (
 __all__ = [
     "DONE",
     "KEEP_ALIVE",
+    "NO_PARAMETERS",
     "AnswerMessage",
     "AskedGrammar",
     "BatchBody",

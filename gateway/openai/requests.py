@@ -107,6 +107,12 @@ class Prediction(msgspec.Struct, frozen=True):
     content: str | list[TextPart]
     type: Literal["content"] = "content"
 
+    @property
+    def text(self) -> str:
+        if isinstance(self.content, str):
+            return self.content
+        return "".join(part.said for part in self.content)
+
 
 class ChatRequest(Generation, frozen=True, kw_only=True):
     """POST /v1/chat/completions."""

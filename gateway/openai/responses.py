@@ -20,6 +20,7 @@ class CompletionTokensDetails(msgspec.Struct, frozen=True):
     audio_tokens: int = 0
     accepted_prediction_tokens: int = 0
     rejected_prediction_tokens: int = 0
+    """What was predicted in vain is none of the completion here, and nobody pays for it."""
     drafted_tokens: int | UnsetType = UNSET
     """The engine's own guesses, where it made any: Penstock's, as is the next. No client asked for them, none pays."""
     accepted_tokens: int | UnsetType = UNSET
@@ -37,10 +38,12 @@ class UsageBody(msgspec.Struct, frozen=True):
     @classmethod
     def of(cls, usage: Usage) -> UsageBody:
         """``usage`` in OpenAI's shape."""
-        details = CompletionTokensDetails(usage.num_reasoning_tokens)
+        details = CompletionTokensDetails(
+            usage.num_reasoning_tokens, accepted_prediction_tokens=usage.num_predicted_tokens
+        )
         if usage.num_drafted_tokens:
-            details = CompletionTokensDetails(
-                usage.num_reasoning_tokens,
+            details = msgspec.structs.replace(
+                details,
                 drafted_tokens=usage.num_drafted_tokens,
                 accepted_tokens=usage.num_accepted_tokens,
             )

@@ -12,7 +12,7 @@ from gateway.openai.decoding import converted
 from gateway.openai.failures import Malformed
 
 Name = Annotated[str, Meta(pattern="^[a-zA-Z0-9_-]{1,64}$")]
-NOTHING: dict[str, Any] = {"type": "object", "properties": {}}
+NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
 """The parameters of a function that says none."""
 
 
@@ -62,8 +62,13 @@ class Tooling(NamedTuple):
     """One has to be."""
     several: bool
     """Several may be."""
-    is_legacy: bool
-    """The request said ``functions``, and wants to hear ``function_call``."""
+    paths: tuple[str, ...]
+    """Where they stand in the request."""
+
+    @property
+    def holds_calls(self) -> bool:
+        """Calls have to be made, or to be as their schemas say."""
+        return self.is_required or any(function.strict for function in self.functions)
 
 
 def tooling(
@@ -88,7 +93,8 @@ def tooling(
     several = parallel_tool_calls is not False and not (
         mode == "required" and isinstance(tool_choice, dict) and tool_choice.get("type") == "function"
     )
-    return Tooling(shown, allowed, mode == "required", several, False)
+    places = {tool["function"]["name"]: f"tools[{i}].function" for i, tool in enumerate(tools or ())}
+    return Tooling(shown, allowed, mode == "required", several, tuple(places[name] for name in names))
 
 
 def _legacy(functions: list[Any], function_call: Any) -> Tooling | None:
@@ -105,7 +111,9 @@ def _legacy(functions: list[Any], function_call: Any) -> Tooling | None:
     if function_call == "none" or not known:
         return None
     allowed = tuple(known[name] for name in names)
-    return Tooling([_shown(function) for function in functions], allowed, isinstance(function_call, dict), False, True)
+    places = {function["name"]: f"functions[{i}]" for i, function in enumerate(functions)}
+    paths = tuple(places[name] for name in names)
+    return Tooling([_shown(function) for function in functions], allowed, isinstance(function_call, dict), False, paths)
 
 
 def _functions(tools: Sequence[Any], path: str) -> dict[str, Function]:
@@ -183,7 +191,7 @@ def _known(name: str, known: dict[str, Function], path: str) -> str:
 def _shown(function: dict[str, Any]) -> dict[str, Any]:
     """In the order of keys that templates were written for; ``strict`` is none of the model's business."""
     shown = {key: function[key] for key in ("name", "description") if function.get(key) is not None}
-    shown["parameters"] = function.get("parameters") or NOTHING
+    shown["parameters"] = function.get("parameters") or NO_PARAMETERS
     others = {
         key: value for key, value in function.items() if key not in shown and key not in ("strict", "description")
     }

@@ -7,6 +7,7 @@ Hermes 2 Pro and Qwen 2.5, Llama 3.1, Mistral 7B v0.3 and Small 3, DeepSeek V3 a
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Protocol
 
@@ -40,11 +41,20 @@ class Calls:
     id_chars = 24
     """Random ones in the id of a call."""
     id_prefix = "call_"
+    between: str | None = None
+    """What is written between one opening word's calls and the next one's; None: all calls follow one opening word."""
 
     def read(self, spelled: Mapping[str, str], sink: Sink) -> Read[None]:
         """A call, or several that belong together, from behind the opening word on, or from the first characters on.
-        ``spelled``: the marks as they
-        occur in the text."""
+        ``spelled``: the marks as they occur in the text."""
+        raise NotImplementedError
+
+    def call(self, words: Mapping[str, str], name: str, arguments: str) -> str:
+        """One call in Lark. ``words``: the marks in Lark; ``arguments``: the rule for them."""
+        return f"""{quoted(f'{{"name": "{name}", "arguments": ')} {arguments} {quoted("}")}"""
+
+    def section(self, words: Mapping[str, str], call: str, several: bool) -> str:
+        """What follows the opening word, in Lark; ``call``: the rule of any one call."""
         raise NotImplementedError
 
 
@@ -53,10 +63,14 @@ class Hermes(Calls):
 
     marks = ("<tool_call>", "</tool_call>")
     opens = ("<tool_call>",)
+    between = "\n"
 
     def read(self, spelled: Mapping[str, str], sink: Sink) -> Read[None]:
         yield from an_object((yield from spaces((yield))), sink)
         yield from literal(spelled["</tool_call>"], (yield from spaces((yield))))
+
+    def section(self, words: Mapping[str, str], call: str, several: bool) -> str:
+        return f"""{quoted(chr(10))} {call} {quoted(chr(10))} {words["</tool_call>"]}"""
 
 
 class Json(Calls):
@@ -86,6 +100,9 @@ class Json(Calls):
         if is_fenced:
             yield from literal("```", (yield from spaces((yield))))
 
+    def section(self, words: Mapping[str, str], call: str, several: bool) -> str:
+        return f"""{call} | "[" {call} ("," {call})+ "]" """ if several else call
+
 
 class Llama(Json):
     """As ``Json`` without more, or behind ``<|python_tag|>``."""
@@ -93,6 +110,12 @@ class Llama(Json):
     marks = ("<|python_tag|>",)
     opens = ("<|python_tag|>",)
     first_chars = "{"
+
+    def call(self, words: Mapping[str, str], name: str, arguments: str) -> str:
+        return super().call(words, name, arguments).replace("arguments", "parameters", 1)
+
+    def section(self, words: Mapping[str, str], call: str, several: bool) -> str:
+        return f"""{call} ("; " {call})*""" if several else call
 
 
 class Mistral(Calls):
@@ -120,6 +143,22 @@ class Mistral(Calls):
         yield from container("{", sink.arguments)
         sink.end()
         return None
+
+    def call(self, words: Mapping[str, str], name: str, arguments: str) -> str:
+        if self.is_newer(words):
+            return f"{quoted(name)} {words['[ARGS]']} {arguments}"
+        return super().call(words, name, arguments)
+
+    def section(self, words: Mapping[str, str], call: str, several: bool) -> str:
+        if self.is_newer(words):
+            return f"{call} ({words['[TOOL_CALLS]']} {call})*" if several else call
+        others = f'("," {call})*' if several else ""
+        return f'"[" {call} {others} "]"'
+
+    @staticmethod
+    def is_newer(words: Mapping[str, str]) -> bool:
+        """Its vocabulary has the word before the arguments."""
+        return not words["[ARGS]"].startswith('"')
 
 
 class DeepSeek(Calls):
@@ -153,6 +192,13 @@ class DeepSeek(Calls):
             if (yield from one_of(begin, spelled["<｜tool▁calls▁end｜>"])):
                 return
 
+    def call(self, words: Mapping[str, str], name: str, arguments: str) -> str:
+        return f"{quoted(name)} {words['<｜tool▁sep｜>']} {arguments}"
+
+    def section(self, words: Mapping[str, str], call: str, several: bool) -> str:
+        each = f"{words['<｜tool▁call▁begin｜>']} {call} {words['<｜tool▁call▁end｜>']}"
+        return f"({each}){'+' if several else ''} {words['<｜tool▁calls▁end｜>']}"
+
 
 class Kimi(Calls):
     """``functions.name:0`` and the arguments between marks."""
@@ -178,8 +224,20 @@ class Kimi(Calls):
             if (yield from one_of(begin, spelled["<|tool_calls_section_end|>"])):
                 return
 
+    def call(self, words: Mapping[str, str], name: str, arguments: str) -> str:
+        return f"{quoted(f'functions.{name}:')} /[0-9]{{1,3}}/ {words['<|tool_call_argument_begin|>']} {arguments}"
+
+    def section(self, words: Mapping[str, str], call: str, several: bool) -> str:
+        each = f"{words['<|tool_call_begin|>']} {call} {words['<|tool_call_end|>']}"
+        return f"({each}){'+' if several else ''} {words['<|tool_calls_section_end|>']}"
+
 
 # What they are made of
+
+
+def quoted(text: str) -> str:
+    """In Lark."""
+    return json.dumps(text)
 
 
 def an_object(char: str, sink: Sink) -> Read[None]:

@@ -6,8 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from gateway.parsers.calls import Calls, DeepSeek, Hermes, Json, Kimi, Llama, Mistral
+from gateway.parsers.grammars import Held, Words, grammar_of, is_mark, words_of
 from gateway.parsers.marks import Marks, marks_of
 from gateway.parsers.reader import Reader, Thinking, Wanted
+from policies import wire
 
 CALLS: dict[str, Callable[[], Calls]] = {
     "hermes": Hermes,
@@ -41,28 +43,38 @@ class Tongue(NamedTuple):
     calls: Calls
     thinking: Thinking | None
     marks: Marks
+    words: Words
     knows_tools: bool
     """Its template tells it of tools."""
 
-    def parsers(self, wanted: Wanted | None, prompt_end: str) -> Callable[[], Reader] | None:
-        """Makes the parsers of one request's choices; None where all that they say is content. ``prompt_end``: the last
-        tokens of its prompt as text, special ones too, since templates may open the reasoning there."""
+    def is_thinking(self, prompt_end: str) -> bool:
+        """Whether the prompt has opened the reasoning; ``prompt_end``: its last tokens as text, special ones too."""
+        return self.thinking is not None and prompt_end.rstrip().endswith(self.thinking.opens)
+
+    def parsers(self, wanted: Wanted | None, is_thinking: bool) -> Callable[[], Reader] | None:
+        """Makes the parsers of one request's choices; None where all that they say is content. ``is_thinking``: its
+        prompt has opened the reasoning."""
         if wanted is None and self.thinking is None:
             return None
-        is_thinking = self.thinking is not None and prompt_end.rstrip().endswith(self.thinking.opens)
         return lambda: Reader(self.marks, self.thinking, is_thinking, self.calls, wanted)
+
+    def grammar(self, held: Held | None, content: wire.Grammar | None, is_thinking: bool) -> wire.Grammar | None:
+        """What the whole answer must be, its reasoning included; None: anything. ``content``: what its text must be."""
+        return grammar_of(self.words, self.calls, self.thinking, is_thinking, held, content)
 
 
 def tongue_of(
-    templates: Sequence[str], specials: Mapping[str, int], calls: str = "auto", thinking: str = "auto"
+    templates: Sequence[str], added: Mapping[str, tuple[int, bool]], calls: str = "auto", thinking: str = "auto"
 ) -> Tongue:
-    """``templates``: all of the model's; ``specials``: its special tokens by name; ``calls`` and ``thinking``: what the
-    configuration says, "auto", a name, or for ``thinking`` "none"."""
+    """``templates``: all of the model's; ``added``: its added tokens by name, with their ids and whether they are
+    special; ``calls`` and ``thinking``: what the configuration says, "auto", a name, or for ``thinking`` "none"."""
     source = "\n".join(templates)
     if calls == "auto":
         calls = next((name for word, name in _CALLS_BY_WORD if word in source), "json")
     if thinking == "auto":
         thinking = next((name for name, words in THINKING.items() if words.closes in source), "none")
     form, words = CALLS[calls](), THINKING.get(thinking)
-    marks = marks_of([*form.marks, *(words or ())], specials)
-    return Tongue(form, words, marks, "tools" in source)
+    names = [*form.marks, *(words or ())]
+    marks = marks_of(names, {name: token_id for name, (token_id, is_special) in added.items() if is_special})
+    tokens = {name: token_id for name, (token_id, is_special) in added.items() if is_mark(name, is_special)}
+    return Tongue(form, words, marks, words_of(names, tokens), "tools" in source)

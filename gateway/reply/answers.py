@@ -13,6 +13,7 @@ from gateway import openai
 from gateway.errors import RequestFailed
 from gateway.parsers import Parser
 from gateway.reply.choices import ChatLogprobs, Choice, CompletionLogprobs, Logprobs
+from gateway.reply.predicted import num_true
 from gateway.reply.shapers import Chunked, Shaper
 from gateway.text import Text
 from policies import terms, wire
@@ -88,6 +89,10 @@ class Answer:
         """Of all completions, so far."""
         self._num_drafted_tokens = self._num_accepted_tokens = 0
         """Of those sequences that have ended."""
+        self._predicted_ids: dict[int, list[int]] | None = None
+        """What each choice said, where a client predicted it."""
+        if any(part.submit.predicted_token_ids for part in parts):
+            self._predicted_ids = {choice.index: [] for choice in self.choices}
         self._usage: terms.Usage | None = None
         """As last counted; None when more has come since."""
 
@@ -96,7 +101,10 @@ class Answer:
         choice = self.parts[delta.request_id].choices[delta.index]
         was_unfinished, num_before = choice.finish_reason is None, choice.num_tokens
         choice.take(delta)
-        self.num_tokens += choice.num_tokens - num_before
+        num_new = choice.num_tokens - num_before
+        self.num_tokens += num_new
+        if self._predicted_ids is not None:
+            self._predicted_ids[choice.index] += delta.token_ids[:num_new]
         self._usage = None
         if was_unfinished and choice.finish_reason is not None:
             self.num_unfinished -= 1
@@ -107,6 +115,14 @@ class Answer:
             if choice.finish_reason not in ("stop", "length"):
                 raise RequestFailed("The model failed while answering this request.")
         return choice
+
+    @property
+    def ends(self) -> tuple[str, ...]:
+        """What ends its text early: the stop strings, and the first call of these names where one call is all."""
+        tools = self.call.tooling() if isinstance(self.call, openai.ChatRequest) else None
+        if tools is None or tools.several:
+            return self.call.stops
+        return (*self.call.stops, "\0", *sorted(function.name for function in tools.functions))
 
     def usage(self) -> terms.Usage:
         """So far. A prompt counts once, however many answers it has."""
@@ -123,8 +139,18 @@ class Answer:
             sum([choice.num_reasoning_tokens for choice in self.choices]),
             num_drafted_tokens=self._num_drafted_tokens,
             num_accepted_tokens=self._num_accepted_tokens,
+            num_predicted_tokens=0 if self._predicted_ids is None or self.num_open else self._num_predicted_tokens(),
         )
         return self._usage
+
+    def _num_predicted_tokens(self) -> int:
+        assert self._predicted_ids is not None
+        said = self._predicted_ids
+        return sum(
+            num_true(part.submit.predicted_token_ids, said[choice.index])
+            for part in self.parts.values()
+            for choice in part.choices
+        )
 
     def finish_reason(self) -> str:
         """How the answer ended; for choices that ended differently, each way once."""

@@ -19,9 +19,8 @@ from tokenizers import Tokenizer
 
 from gateway import openai
 from gateway.errors import InvalidRequest, ServiceUnavailable
-from gateway.parsers import Parser
-from gateway.parsers.reader import Wanted
 from gateway.parsers.tongue import tongue_of
+from gateway.text import untold
 from gateway.text.detokenize import Decoder, Vocabulary
 from gateway.text.gguf import Described, described
 from gateway.text.pieces import Pieces, freeze_words
@@ -69,7 +68,7 @@ class Text:
         self._together = Together(self._pieces.read)
         self.vocabulary = Vocabulary(tokenizer)
         sources = [template.source for template in templates.values()]
-        self.tongue = tongue_of(sources, self.vocabulary.specials, calls, thinking)
+        self.tongue = tongue_of(sources, self.vocabulary.added, calls, thinking)
 
     @classmethod
     def load(
@@ -113,6 +112,8 @@ class Text:
 
         def rendered() -> str:
             told = [_as_dict(message, template) for message in messages]
+            if not self.tongue.knows_tools and (tools or any(message.calls for message in messages)):
+                told = untold.told(told, tools or ())
             try:
                 return template.render(told, tools, switches or {})
             except TemplateFailure as failure:
@@ -141,13 +142,11 @@ class Text:
 
         return await self._on_thread(render_and_encode)
 
-    def parsers(self, prompt: Sequence[int], wanted: Wanted | None) -> Callable[[], Parser] | None:
-        """Makes the parsers of a chat's choices, ``prompt`` being its tokens; None where all they say is content."""
-        tongue = self.tongue
-        if wanted is None and tongue.thinking is None:
-            return None
-        end = "" if tongue.thinking is None else self._tokenizer.decode(prompt[-8:], skip_special_tokens=False)
-        return tongue.parsers(wanted, end)
+    def is_thinking(self, prompt: Sequence[int]) -> bool:
+        """Whether the tokens of a chat's prompt end within the model's reasoning."""
+        if self.tongue.thinking is None:
+            return False
+        return self.tongue.is_thinking(self._tokenizer.decode(prompt[-8:], skip_special_tokens=False))
 
     async def encode(self, prompts: Sequence[str], with_specials: bool = True) -> list[list[int]]:
         """Token ids of bare prompts, by default with the special tokens that the tokenizer puts around a text. Raises

@@ -55,9 +55,9 @@ class Vocabulary:
             self._table = None
 
     @property
-    def specials(self) -> dict[str, int]:
-        """Ids of the special tokens by name."""
-        return {self._names[token_id].decode(): token_id for token_id in self._specials}
+    def added(self) -> dict[str, tuple[int, bool]]:
+        """The tokens that were added to the model's vocabulary, by name: ids, and whether they are special."""
+        return {name.decode(): (token_id, token_id in self._specials) for token_id, name in self._names.items()}
 
     @property
     def is_table(self) -> bool:

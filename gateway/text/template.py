@@ -116,7 +116,6 @@ class ChatTemplate:
         self._straight = straight(tree, _environment, self._template.globals)
         self.source = source
         # Templates written before the role existed would refuse it, or drop the message in silence.
-        self.source = source
         self.knows_developer = "developer" in source
         self._wants_short_ids = re.search(r"\bid\s*\|\s*length\s*(!=|<)\s*9\b", source) is not None
 

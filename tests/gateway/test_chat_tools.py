@@ -253,3 +253,102 @@ async def test_reasoning_effort_is_told_to_the_template(open_front: OpenFront):
             submit = await say(front, "Hello")
             await call
             assert front.text.decode(submit.prompt_token_ids).endswith("assistant\n" + told)
+
+
+async def test_kept_answers_give_the_same_calls_and_one_call_is_not_taken_for_all(front: Front):
+    async def asked(**others: object) -> tuple[list[str], str]:
+        body = {"model": "demo", "messages": HELLO, "tools": TOOLS, "temperature": 0, **others}
+        status, answer, headers = await front.post("/v1/chat/completions", body)
+        assert status == 200, answer
+        calls = answer["choices"][0]["message"]["tool_calls"]
+        return [call["function"]["name"] for call in calls], headers["x-penstock-cache"]
+
+    one = asyncio.create_task(asked(parallel_tool_calls=False))
+    submit = await front.peer.submitted()
+    front.peer.say(submit, front.ids(WEATHER + TIME))
+    await front.peer.cancelled()
+    front.peer.say(submit, [], "cancelled")
+    assert await one == (["get_weather"], "miss")
+    both = asyncio.create_task(asked())
+    await say(front, WEATHER + TIME)
+    assert await both == (["get_weather", "get_time"], "miss")
+    assert await asked() == (["get_weather", "get_time"], "hit")
+    assert await asked(parallel_tool_calls=False) == (["get_weather"], "hit")
+
+
+async def test_a_template_that_knows_no_tools_is_told_in_words(open_front: OpenFront):
+    async with open_front(model={"template": CHATML}) as front:
+        call = front.chat(tools=TOOLS)
+        submit = await say(front, '{"name": "get_weather", "arguments": {"city": "Arden"}}')
+        message = (await call).choices[0].message
+        assert (message.content, message.tool_calls[0].function.name) == (None, "get_weather")
+        prompt = front.text.decode(submit.prompt_token_ids)
+        assert prompt.startswith("system\nYou can call these functions:\n" + '{"name": "get_weather"')
+        answered = [
+            {"role": "system", "content": "Be brief."},
+            *HELLO,
+            message.model_dump(exclude_none=True),
+            {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "sunny"},
+        ]
+        call = front.chat(messages=answered, tools=TOOLS)
+        submit = await say(front, "Sunny.")
+        assert (await call).choices[0].message.content == "Sunny."
+        prompt = front.text.decode(submit.prompt_token_ids)
+        assert prompt.startswith("system\nBe brief.\n\nYou can call these functions:")
+        assert 'assistant\n{"name": "get_weather", "arguments": {"city": "Arden"}}' in prompt
+        assert "user\nget_weather gave: sunny" in prompt
+
+
+@pytest.mark.parametrize(
+    ("choice", "names"),
+    [
+        ("required", ["get_weather", "get_time"]),
+        ({"type": "function", "function": {"name": "get_time"}}, ["get_time"]),
+        (
+            {
+                "type": "allowed_tools",
+                "allowed_tools": {
+                    "mode": "required",
+                    "tools": [{"type": "function", "function": {"name": "get_weather"}}],
+                },
+            },
+            ["get_weather"],
+        ),
+    ],
+)
+async def test_a_call_that_has_to_be_made_is_a_grammar_for_the_worker(front: Front, choice, names):
+    call = front.chat(tools=TOOLS, tool_choice=choice)
+    text = TIME.strip() if names == ["get_time"] else WEATHER
+    submit = await front.peer.submitted()
+    assert submit.grammar is not None
+    assert submit.grammar.kind == "lark"
+    assert [name for name in ("get_weather", "get_time") if f'\\"{name}\\"' in submit.grammar.source] == names
+    front.peer.say(submit, [*front.ids(text), 3], "stop")
+    if isinstance(choice, dict) and choice["type"] == "function":  # one call is all
+        front.peer.say(submit, [], "cancelled")
+    (called,) = (await call).choices[0].message.tool_calls
+    assert called.function.name in names
+
+
+async def test_strict_functions_are_a_grammar_and_a_schema_that_cannot_be_one_is_refused_by_its_path(front: Front):
+    call = front.chat(tools=[tool("get_weather", strict=True), tool("get_time")])
+    submit = await say(front, "Hello")
+    assert (await call).choices[0].message.content == "Hello"
+    assert submit.grammar is not None
+    assert submit.grammar.is_strict
+    call = front.chat(tools=TOOLS)
+    assert (await say(front, "Hello")).grammar is None
+    await call
+    bad = tool("get_time", strict=True)
+    bad["function"]["parameters"] = {"type": "object", "properties": {"city": {"type": "place"}}}
+    body = {"model": "demo", "messages": HELLO, "tools": [TOOLS[0], bad]}
+    status, answer, _ = await front.post("/v1/chat/completions", body)
+    assert status == 400
+    assert answer["error"]["param"].startswith("tools[1].function.parameters.properties.city")
+    # What is not strict is held to as much as can be.
+    del bad["function"]["strict"]
+    call = front.chat(tools=[bad], tool_choice="required")
+    submit = await front.peer.submitted()
+    assert submit.grammar is not None
+    front.peer.say(submit, [*front.ids(TIME.strip()), 3], "stop")
+    assert (await call).choices[0].message.tool_calls[0].function.name == "get_time"

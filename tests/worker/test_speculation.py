@@ -213,8 +213,9 @@ def test_another_text_is_followed_through_the_automaton_while_it_grows(text, oth
 class Asked:
     """As far as a drafter looks at a sequence."""
 
-    def __init__(self, token_ids):
+    def __init__(self, token_ids, predicted_token_ids=()):
         self.token_ids = token_ids
+        self.predicted_token_ids = predicted_token_ids
 
 
 def test_a_text_that_repeats_itself_is_drafted_from():
@@ -225,6 +226,13 @@ def test_a_text_that_repeats_itself_is_drafted_from():
     (draft,) = drafter.propose([sequence], [4])
     assert draft == Draft([9, 9, 9, 9], 2)
     assert drafter.propose([Asked([1, 2, 3])], [4]) == [NO_DRAFT]
+
+
+def test_what_was_predicted_is_drafted_from_as_if_it_had_been_said():
+    drafter, sequence = SuffixDrafter(), Asked([1, 2, 3], [8, 7, 2, 3, 9, 5])
+    assert drafter.propose([sequence], [2]) == [Draft([9, 5], 2)]
+    sequence.token_ids += [9, 5]
+    assert drafter.propose([sequence], [1]) == [Draft([1], 4)]
 
 
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=200), st.integers(1, 40))

@@ -42,6 +42,9 @@ class SuffixDrafter:
                     drafts.append(NO_DRAFT)
                     continue
                 text = texts[sequence] = _Text()
+                # As if it had been said before all else.
+                text.automaton.extend(sequence.predicted_token_ids[: self._max_text // 2])
+                self._num_tokens += len(text.automaton.text)
             num_before = len(text.automaton.text)
             text.follow(sequence.token_ids, self._max_text)
             self._num_tokens += len(text.automaton.text) - num_before

@@ -1,0 +1,100 @@
+"""The demo model calls a tool, by itself and because it has to, for OpenAI's own client."""
+
+from __future__ import annotations
+
+import json
+
+import openai
+
+GET_WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "Get the weather in a city",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+    },
+}
+FROBNICATE = {
+    "type": "function",
+    "function": {
+        "name": "frobnicate",
+        "parameters": {
+            "type": "object",
+            "properties": {"n": {"type": "integer"}, "how": {"enum": ["well", "badly"]}},
+            "required": ["n", "how"],
+            "additionalProperties": False,
+        },
+        "strict": True,
+    },
+}
+
+
+async def asked(client: openai.AsyncOpenAI, house, messages, **others):
+    return await client.chat.completions.create(model=house.model, messages=messages, **others)
+
+
+async def test_the_demo_model_asks_for_the_weather_and_tells_it(house):
+    messages = [{"role": "user", "content": "What is the weather in Paris?"}]
+    async with house.client() as client:
+        (choice,) = (await asked(client, house, messages, tools=[GET_WEATHER], temperature=0)).choices
+        assert choice.finish_reason == "tool_calls"
+        (call,) = choice.message.tool_calls
+        assert (call.function.name, json.loads(call.function.arguments)) == ("get_weather", {"city": "Paris"})
+        messages.append(choice.message.model_dump(exclude_none=True))
+        result = json.dumps({"city": "Paris", "weather": "sunny", "temperature": 21})
+        messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
+        (choice,) = (await asked(client, house, messages, tools=[GET_WEATHER], temperature=0)).choices
+    assert choice.finish_reason == "stop"
+    assert "sunny" in choice.message.content
+    assert "21" in choice.message.content
+
+
+async def test_a_stream_says_the_same_call(house):
+    messages = [{"role": "user", "content": "What is the weather in Rome?"}]
+    async with (
+        house.client() as client,
+        client.chat.completions.stream(
+            model=house.model, messages=messages, tools=[GET_WEATHER], temperature=0
+        ) as stream,
+    ):
+        (choice,) = (await stream.get_final_completion()).choices
+    (call,) = choice.message.tool_calls
+    assert json.loads(call.function.arguments) == {"city": "Rome"}
+
+
+async def test_a_model_that_has_to_call_calls_as_the_schema_says_whatever_it_was_asked(house):
+    messages = [{"role": "user", "content": "Tell me a story about a fox."}]
+    tools = [GET_WEATHER, FROBNICATE]
+    async with house.client() as client:
+        for seed in range(6):
+            named = {"type": "function", "function": {"name": "frobnicate"}}
+            answer = await asked(
+                client, house, messages, tools=tools, tool_choice=named, seed=seed, temperature=1, max_tokens=60
+            )
+            (call,) = answer.choices[0].message.tool_calls
+            arguments = json.loads(call.function.arguments)
+            assert call.function.name == "frobnicate"
+            assert set(arguments) == {"n", "how"}
+            assert isinstance(arguments["n"], int)
+            assert arguments["how"] in ("well", "badly")
+            free = await asked(client, house, messages, tools=tools, tool_choice="auto", seed=seed, max_tokens=20)
+            assert free.choices[0].message.content
+
+
+async def test_several_answers_share_one_prefill(house):
+    """The worker reads the prompt once, and little more than that."""
+    question = " ".join(f"Part {number}: the owl flew on." for number in range(60))
+    await house.quiet()
+    num_before = num_prefill_tokens(house)
+    async with house.client() as client:
+        answer = await asked(
+            client, house, [{"role": "user", "content": question}], n=4, max_tokens=8, tools=[GET_WEATHER]
+        )
+    assert len(answer.choices) == 4
+    num_prompt_tokens = answer.usage.prompt_tokens
+    await house.quiet()
+    assert num_prompt_tokens / 2 < num_prefill_tokens(house) - num_before < 1.5 * num_prompt_tokens
+
+
+def num_prefill_tokens(house) -> int:
+    return sum(worker.stats.num_prefill_tokens for worker in house.gw.dispatch.workers() if worker.stats)
