@@ -50,9 +50,12 @@ NONE = Rules(reads=False, keeps=False)
 def rules(cache: Cache, asked: Asked, control: str = "") -> Rules:
     """Under a policy's words and the request's own ``Cache-Control`` (RFC 9111, section 5.2.1: no-store takes nothing
     and leaves nothing, no-cache wants a fresh answer and leaves it). Vectors are not kept: they are read faster than
-    they would be fetched."""
+    they would be fetched; nor is what is said of prompts, as it is said once."""
     directives = {part.partition("=")[0].strip().lower() for part in control.split(",")} if control else ()
-    if cache.exact == "off" or "no-store" in directives or asked.submits[0].pooling is not None:
+    first = asked.submits[0]
+    if first.pooling is not None or first.sampling.num_prompt_logprobs is not None:
+        return NONE
+    if cache.exact == "off" or "no-store" in directives:
         return NONE
     if cache.exact == "deterministic" and not asked.is_seeded and asked.submits[0].sampling.temperature > 0:
         return NONE

@@ -41,6 +41,8 @@ class Sampling(msgspec.Struct, frozen=True, array_like=True):
     """The model's own end tokens do not stop the sequence (``stop_token_ids`` still do)."""
     num_logprobs: int | None = None
     """None: no log-probabilities. k >= 0: the sampled token's, and those of the k likeliest."""
+    num_prompt_logprobs: int | None = None
+    """The same of the prompt's own tokens; nothing of them is then looked for in the prefix cache."""
 
     def end_of(self, token_ids: Sequence[int], eos_token_ids: Collection[int]) -> FinishReason | None:
         """How a sequence of these has ended whose worker was lost before it could say so; None: it has not."""

@@ -241,6 +241,8 @@ class Delta(msgspec.Struct, frozen=True, array_like=True, gc=False):
     those who read to the end."""
     vector: bytes = b""
     """With the end of one that is pooled: all that was asked for, [num_dimensions] f32, least byte first."""
+    prompt_logprobs: list[TokenLogprob] | None = None
+    """With a request's first token, when asked: one for each token of the prompt but the first."""
 
 
 class StepOutput(Message, frozen=True):

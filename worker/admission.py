@@ -24,6 +24,8 @@ class Able(Protocol):
     @property
     def scores(self) -> bool: ...
     @property
+    def scores_prompts(self) -> bool: ...
+    @property
     def pooling(self) -> wire.Pooling | None: ...
     @property
     def num_dimensions(self) -> int: ...
@@ -65,6 +67,8 @@ def _inability(submit: wire.Submit, runner: Able) -> str | None:
     """Why the model does not do what is asked at all."""
     pooling = submit.pooling
     if pooling is None:
+        if submit.sampling.num_prompt_logprobs is not None and not runner.scores_prompts:
+            return "this model gives no log-probabilities of prompts"
         return None if runner.writes else "this model writes nothing: ask it for vectors"
     if submit.num_sequences != 1 or any(submit.emitted_token_ids.values()) or submit.grammar is not None:
         return "a vector is of one sequence that writes nothing"

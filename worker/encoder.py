@@ -23,7 +23,7 @@ from worker.runner import Runner, device_of, dtype_of, refuse_too_large, set_num
 class EncoderRunner(Runner):
     """A Runner that has no KV: the blocks that its sequences hold stand for places in a step."""
 
-    writes = False
+    writes = scores_prompts = False
 
     def __init__(self, encoder: Encoder, pooling: Pooling | None, engine: settings.Engine) -> None:
         max_model_tokens = max_model_tokens_of(engine, encoder.architecture)

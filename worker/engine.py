@@ -101,8 +101,7 @@ class Engine:
     def add(
         self, submit: wire.Submit, adapter: Adapter | None = None, guides: Mapping[int, Guide] | None = None
     ) -> wire.Failed | None:
-        """Take a request in, or say why not. ``adapter``: the one that it names; ``guides``: by index, where it has a
-        grammar."""
+        """Take a request in, or say why not. ``adapter``: that it names; ``guides``: by index, if any."""
         refused = self._refusal(submit)
         if refused is not None:
             return refused
@@ -112,11 +111,12 @@ class Engine:
         if not sampling.ignore_eos:
             stop_token_ids |= self._eos_token_ids
         root = root_of(submit.cache_salt, submit.adapter, self._kv_dtype)
-        finds = self._prefix_cache and (submit.pooling is None or submit.pooling.kind == "last")
+        num_scored = None if any(submit.emitted_token_ids.values()) else sampling.num_prompt_logprobs
+        finds = self._prefix_cache and num_scored is None and (submit.pooling or vectors.LAST).kind == "last"
         chain = Chain(self._runner.block_size, root) if finds else None
         if chain is not None:
             chain.extend(submit.prompt_token_ids)
-        request = self._requests[submit.request_id] = Request(submit.request_id, adapter, root)
+        request = self._requests[submit.request_id] = Request(submit.request_id, adapter, root, num_scored)
         for index in submit.indices:
             self._num_arrivals += 1
             own_chain = chain.fork() if chain else None
@@ -238,7 +238,7 @@ class Engine:
         deltas = [self._deliver(*each, now) for each in pooled if not each[0].has_ended]
         for run in runs:
             if not run.sequence.has_ended:
-                deltas += self._report(run, now)
+                deltas += run.sequence.request.with_scores(self._report(run, now))
         return deltas, failed
 
     def stats(self, num_gateways: int = 1) -> wire.Stats:

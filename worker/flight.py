@@ -103,7 +103,10 @@ def span_of(sequence: Sequence, num_tokens: int, sources: Mapping[Sequence, int]
     num_logits = 1 + len(draft) if end == len(sequence.token_ids) else 0
     source = sources[sequence] if end > sequence.num_known else -1
     token_ids = token_ids + draft if draft else token_ids
-    return Span(token_ids, start, sequence.block_ids, num_logits, source, sequence.request.adapter)
+    adapter, scored, num_hidden = sequence.request.adapter, sequence.request.scored, 0
+    if scored is not None and max(start, len(scored)) < min(end, sequence.num_prompt_tokens - 1):
+        num_hidden = end - max(start, len(scored))
+    return Span(token_ids, start, sequence.block_ids, num_logits, source, adapter, num_hidden)
 
 
 def work_of(spans: Run[Span]) -> Work:

@@ -38,7 +38,7 @@ class ForeignRunner(Runner):
         alike: tuple[Any, Any, Any] = model, pools, attention
         super().__init__(*alike, TorchOps(), max_model_tokens)
         self._foreign, self._means = model, attention
-        self.pooling = None
+        self.pooling, self.scores_prompts = None, False
 
     @classmethod
     def load_from(cls, path: Path, engine: settings.Engine, replica: int = 0) -> ForeignRunner:

@@ -35,9 +35,10 @@ class Span:
     adapter: Adapter | None = None
     """What changes the model for it."""
     num_hidden: int = 0
-    """Hidden states wanted of the last n of these tokens, for a vector; no logits are wanted then."""
+    """Hidden states wanted of the last n of these tokens: for a vector, where no logits are wanted then, or for the
+    log-probabilities of a prompt."""
     pooling: Pooling | None = None
-    """What becomes of them."""
+    """What becomes of them; None: log-probabilities."""
 
     @property
     def is_decode(self) -> bool:

@@ -62,8 +62,9 @@ if TYPE_CHECKING:
 class Runner:
     """One model on one device; not safe for two threads."""
 
-    writes, scores = True, False
-    """Whether it continues texts, and whether it has a head that scores them."""
+    writes, scores, scores_prompts = True, False, True
+    """Whether it continues texts, whether it has a head that scores them, and whether it says how likely a prompt's own
+    tokens are."""
 
     def __init__(
         self,
@@ -173,6 +174,11 @@ class Runner:
         assert hidden is not None
         parts: Sequence[Tensor] = torch.split(hidden, [span.num_hidden for span in spans])
         return parts
+
+    @torch.inference_mode()
+    def logits_of(self, hidden: Tensor) -> Tensor:
+        """[n, hidden_size], as taken -> [n, vocab_size] f32."""
+        return self._model.logits_of(hidden)
 
     def keep_hidden(self) -> Decoder:
         """What leaves Decoder.hidden behind from now on; so no step is computed in one native call or by a graph."""

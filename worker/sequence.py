@@ -7,6 +7,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from policies import wire
 from policies.batching import Place, token_due_at
 from policies.prefix import Chain
@@ -25,9 +27,15 @@ UNKNOWN = -1
 class Request:
     """What the sequences of one ``Submit`` have in common."""
 
-    __slots__ = ("adapter", "leader", "live", "request_id", "root")
+    __slots__ = ("adapter", "leader", "live", "num_prompt_logprobs", "request_id", "root", "scored")
 
-    def __init__(self, request_id: str, adapter: Adapter | None = None, root: bytes = b"") -> None:
+    def __init__(
+        self,
+        request_id: str,
+        adapter: Adapter | None = None,
+        root: bytes = b"",
+        num_prompt_logprobs: int | None = None,
+    ) -> None:
         self.request_id = request_id
         self.root = root
         """Its salt (see policies.prefix.root_of): what it leaves behind is for requests of the same only."""
@@ -37,6 +45,17 @@ class Request:
         """Sequences that have not ended, by index."""
         self.leader: Sequence | None = None
         """The one that computes the prompt for those still waiting to fork from it."""
+        self.num_prompt_logprobs = num_prompt_logprobs
+        """As in ``Sampling``; None also where they were told before, elsewhere."""
+        self.scored: list[wire.TokenLogprob] | None = None if num_prompt_logprobs is None else []
+        """Those of the prompt's tokens from the second on, as far as it is computed; None once they are told."""
+
+    def with_scores(self, gained: list[wire.Delta]) -> list[wire.Delta]:
+        """What a sequence has gained, with what is still to be told of the prompt."""
+        scored, self.scored = self.scored, None
+        if scored is None:
+            return gained
+        return [msgspec.structs.replace(gained[0], prompt_logprobs=scored), *gained[1:]]
 
 
 class Sequence:

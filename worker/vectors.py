@@ -13,12 +13,14 @@ from torch import Tensor
 
 from policies import wire
 from worker.inputs import Span
+from worker.scoring import score
 from worker.sequence import Sequence
 
 if TYPE_CHECKING:
     from worker.parallel.runner import ParallelRunner
     from worker.runner import Runner
 
+LAST = wire.Pooling("last")
 LEAST_LENGTH = 1e-12
 """What a vector is divided by at least."""
 
@@ -34,13 +36,16 @@ class Vectors:
         self, spans: Run[Span], batch: Run[tuple[Sequence, int]], runner: Runner | ParallelRunner
     ) -> list[tuple[Sequence, Tensor]]:
         """From the step that this runner has just computed. The sequences whose prompts end with it, each with its
-        vector, [num_dimensions] f32 on the device."""
+        vector, [num_dimensions] f32 on the device. What it says of prompts is noted with their requests."""
         wanted = [(sequence, span) for (sequence, _), span in zip(batch, spans, strict=True) if span.num_hidden]
         if not wanted:
             return []
         done = []
         rows = runner.take_hidden([span for _, span in wanted])
         for (sequence, span), hidden in zip(wanted, rows, strict=True):
+            if span.pooling is None:
+                score(sequence, span, hidden, runner.logits_of)
+                continue
             pooled = self._pooled(sequence, span, hidden)
             if span.start + len(span.token_ids) == len(sequence.token_ids):
                 self.forget(sequence)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
+import msgspec
 from aiohttp import web
 
 from gateway import openai, reply
@@ -21,6 +22,8 @@ A = TypeVar("A", bound=reply.Answer)
 
 DEFAULT_MAX_TOKENS = 16
 """OpenAI's, where a chat goes on until the context is full."""
+MAX_SCORES = 1_000_000
+"""Log-probabilities of one prompt: what fits into one frame of the wire."""
 
 
 async def complete(gw: Gateway, request: web.Request) -> web.StreamResponse:
@@ -47,31 +50,41 @@ async def prepared(
     grammar = await gw.grammars.checked(openai.asked_grammar(call))
     if facts is None:
         facts = await gw.dispatch.loaded(call.model, caller, call.service_tier)
-    texts, prompts = call.texts, await _prompts(call, text, facts)
+    texts, (prompts, end_ids) = call.texts, await _prompts(call, text, facts)
+    asked_tokens = DEFAULT_MAX_TOKENS if call.max_tokens is None else max(1, call.max_tokens)
     salt = gw.cache.salt_of(caller.tenant_id, caller.policy.cache)
     parts = []
     for number, prompt in enumerate(prompts):
         room = room_for(len(prompt), facts, "prompt")
-        sampling = openai.sampling(call, min(call.max_tokens or DEFAULT_MAX_TOKENS, room), facts.vocab_size)
+        sampling = openai.sampling(call, min(asked_tokens, room), facts.vocab_size)
+        if end_ids:
+            stop_token_ids = (*sampling.stop_token_ids, *end_ids)
+            sampling = msgspec.structs.replace(sampling, stop_token_ids=stop_token_ids)
+        if sampling.num_prompt_logprobs is not None and len(prompt) * (1 + sampling.num_prompt_logprobs) > MAX_SCORES:
+            raise openai.Malformed(f"'echo' with 'logprobs' gives at most {MAX_SCORES} numbers a prompt", "logprobs")
         request_id = request[HEAD].request_id
         if len(prompts) > 1:
             request_id = f"{request_id}-{number}"
-        submit = wire.Submit(request_id, prompt, sampling, call.num_choices, cache_salt=salt, grammar=grammar)
+        submit = wire.Submit(request_id, prompt, sampling, call.num_sequences, cache_salt=salt, grammar=grammar)
         preamble = (texts[number] if texts else text.decode(prompt)) if call.echo else ""
         parts.append(reply.Part(submit, preamble))
     most = max(part.submit.sampling.max_tokens for part in parts)
-    order = gw.dispatch.order(caller, call.service_tier, len(prompts[0]), most, call.num_choices)
+    order = gw.dispatch.order(caller, call.service_tier, len(prompts[0]), most, call.num_sequences)
     model = fingerprint(facts, gw.dispatch.adapter_id(call.model))
     return shaped(call, parts, text, model, gw.dispatch.tier_of(order)), order
 
 
-async def _prompts(call: openai.CompletionRequest, text: Text, facts: wire.Ready) -> list[list[int]]:
-    """Token ids of each prompt."""
+async def _prompts(
+    call: openai.CompletionRequest, text: Text, facts: wire.Ready
+) -> tuple[list[list[int]], tuple[int, ...]]:
+    """Token ids of each prompt, and those that end an answer besides the model's own."""
+    if call.suffix:
+        return await text.encode_infill(call.texts, call.suffix)
     if call.texts:
         prompts = await text.encode(call.texts)
         if not all(prompts):
             raise openai.Malformed("Invalid 'prompt': there is not one token in it", "prompt", "empty_string")
-        return prompts
+        return prompts, ()
     if any(token_id >= facts.vocab_size for prompt in call.token_ids for token_id in prompt):
         raise openai.Malformed(f"Invalid 'prompt': the vocabulary has {facts.vocab_size} tokens", "prompt")
-    return call.token_ids
+    return call.token_ids, ()

@@ -89,6 +89,11 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
         return self.n or 1
 
     @property
+    def num_prompt_logprobs(self) -> int | None:
+        """As in ``Sampling``."""
+        return None
+
+    @property
     def stops(self) -> tuple[str, ...]:
         """The stop strings."""
         if self.stop is None:
@@ -176,11 +181,35 @@ class CompletionRequest(Generation, frozen=True, kw_only=True):
     """POST /v1/completions."""
 
     prompt: str | Annotated[list[str | TokenId | list[TokenId]], Meta(min_length=1)]
+    max_tokens: Annotated[int, Meta(ge=0)] | None = None
+    """0 with ``echo``: the prompt alone, for its log-probabilities."""
     logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     """OpenAI stops at 5; 20 is what the chat form gives."""
     echo: bool | None = None
-    best_of: Annotated[int, Meta(ge=1)] | None = None
+    best_of: Annotated[int, Meta(ge=1, le=128)] | None = None
+    """So many are computed, and those that are likeliest by the token are given."""
     suffix: str | None = None
+    """What follows the hole that is to be filled in, for models that were trained to."""
+
+    @property
+    def num_sequences(self) -> int:
+        """Answers to each prompt that are computed."""
+        return max(self.best_of or 1, self.num_choices)
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """As in ``Sampling``; the best are chosen by them."""
+        return 0 if self.logprobs is None and self.chooses else self.logprobs
+
+    @property
+    def num_prompt_logprobs(self) -> int | None:
+        """As in ``Sampling``."""
+        return self.logprobs if self.echo else None
+
+    @property
+    def chooses(self) -> bool:
+        """Not all of them are given."""
+        return self.num_sequences > self.num_choices
 
     @property
     def texts(self) -> list[str]:
@@ -230,19 +259,23 @@ def parse_completion(body: bytes) -> CompletionRequest:
     """The request in ``body``. Raises Malformed."""
     call = decoded(_completion, body)
     _check(call)
-    if call.suffix:
-        _refuse("suffix")
-    if call.best_of is not None and call.best_of != call.num_choices:
-        _refuse("best_of", "only the value of 'n' is")
-    if call.echo and call.logprobs is not None:
-        _refuse("echo", "not together with 'logprobs'")
+    if call.suffix and not call.texts:
+        raise Malformed("'suffix' needs a 'prompt' of text", "suffix")
+    if call.suffix and call.echo:
+        _refuse("echo", "not together with 'suffix'")
+    if call.best_of is not None and call.best_of < call.num_choices:
+        raise Malformed("'best_of' must be at least 'n'", "best_of")
+    if call.chooses and call.stream:
+        raise Malformed("'best_of' cannot be streamed, as the best one is known at the end", "best_of")
+    if call.max_tokens == 0 and not call.echo:
+        raise Malformed("'max_tokens' may be 0 only with 'echo'", "max_tokens", "integer_below_min_value")
     if not isinstance(call.prompt, str):
         kinds = {type(item) for item in call.prompt}
         if len(kinds) > 1:
             raise Malformed("Invalid 'prompt': strings, token ids and lists of token ids cannot be mixed", "prompt")
         if kinds == {list} and not all(call.prompt):
             raise Malformed("Invalid 'prompt': a list of token ids is empty", "prompt", "empty_array")
-    if (len(call.texts) or len(call.token_ids)) * call.num_choices > MAX_CHOICES:
+    if (len(call.texts) or len(call.token_ids)) * call.num_sequences > MAX_CHOICES:
         raise Malformed(f"'n' times the number of prompts may be {MAX_CHOICES} at most", "n")
     return call
 
@@ -271,7 +304,8 @@ def sampling(call: ChatRequest | CompletionRequest, max_tokens: int, vocab_size:
         min_tokens=min(call.min_tokens or 0, max_tokens),
         stop_token_ids=stop_token_ids,
         ignore_eos=bool(call.ignore_eos),
-        num_logprobs=call.logprobs if isinstance(call, CompletionRequest) else call.num_logprobs,
+        num_logprobs=call.num_logprobs,
+        num_prompt_logprobs=call.num_prompt_logprobs,
     )
 
 

@@ -84,8 +84,9 @@ class CompletionLogprobs(msgspec.Struct, frozen=True):
     """The older form: parallel lists, one item a token; ``text_offset`` in characters from the start of the text."""
 
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]] | None
+    token_logprobs: list[float | None]
+    """null for the first token of a prompt, which follows nothing."""
+    top_logprobs: list[dict[str, float] | None] | None
     text_offset: list[int]
 
 

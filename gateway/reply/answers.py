@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import cast
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, cast
 
 import msgspec
 from msgspec import UNSET
@@ -235,15 +235,52 @@ class TextAnswer(Answer):
     _id_prefix = "cmpl-"
     _continues = True
 
+    def __init__(self, *parts: Any) -> None:
+        super().__init__(*parts)
+        self._likelihood = [0.0] * len(self.choices)
+        """The sum of its tokens' log-probabilities, of each, where not all are given."""
+
+    def take(self, delta: wire.Delta) -> Choice:
+        call = self.call
+        assert isinstance(call, openai.CompletionRequest)
+        part = self.parts[delta.request_id]
+        if delta.prompt_logprobs is not None:
+            for choice in part.choices:
+                if choice.logprobs is not None:
+                    choice.logprobs.add_prompt(part.submit.prompt_token_ids, delta.prompt_logprobs)
+        if call.max_tokens == 0:  # the token that was computed all the same is nobody's
+            finish = delta.finish and msgspec.structs.replace(delta.finish, reason="length")
+            delta = msgspec.structs.replace(delta, token_ids=[], logprobs=None, finish=finish)
+        elif call.chooses and delta.logprobs is not None:
+            choice = part.choices[delta.index]
+            if choice.finish_reason is None:
+                self._likelihood[choice.index] += sum([told.logprob for told in delta.logprobs])
+        return super().take(delta)
+
+    def _given(self) -> Iterator[Choice]:
+        """Of each prompt's, those that are likeliest by the token, where not all are given."""
+        assert isinstance(self.call, openai.CompletionRequest)
+        if not self.call.chooses:
+            yield from self.choices
+            return
+        for part in self.parts.values():
+            yield from sorted(
+                part.choices,
+                key=lambda choice: self._likelihood[choice.index] / max(1, choice.num_tokens),
+                reverse=True,
+            )[: self.call.num_choices]
+
     def body(self, extras: openai.PenstockExtras | None = None) -> bytes:
+        assert isinstance(self.call, openai.CompletionRequest)
+        is_told = self.call.logprobs is not None
         choices = [
             openai.CompletionChoice(
-                choice.index,
+                index,
                 choice.pending,
-                cast(openai.CompletionLogprobs | None, choice.take_logprobs()),
+                cast(openai.CompletionLogprobs | None, choice.take_logprobs()) if is_told else None,
                 choice.finish_reason or "stop",
             )
-            for choice in self.choices
+            for index, choice in enumerate(self._given())
         ]
         return encode(
             openai.Completion(

@@ -21,16 +21,29 @@ MIN_LOGPROB = -9999.0
 """What JSON says for minus infinity, as OpenAI does."""
 
 
+Told = tuple[int, int, TokenLogprob | None]
+"""Where a token's text begins, its id, and what is told of it; None: it follows nothing."""
+
+
 class Logprobs:
     """Log-probabilities in one of OpenAI's shapes, given out no earlier than the text of their tokens."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
-        self._pending: list[tuple[int, int, TokenLogprob]] = []
+        self._pending: list[Told] = []
 
     def add(self, token_id: int, logprob: TokenLogprob, offset: int) -> None:
         """A token whose text begins at character ``offset`` of the answer."""
         self._pending.append((offset, token_id, logprob))
+
+    def add_prompt(self, token_ids: Sequence[int], scored: Sequence[TokenLogprob]) -> None:
+        """Those of a prompt that is the beginning of the answer; ``scored``: of its tokens from the second on."""
+        decoder, num_chars = self._vocabulary.decoder(continues=False), 0
+        told: list[Told] = []
+        for token_id, logprob in zip(token_ids, (None, *scored), strict=True):
+            told.append((num_chars, token_id, logprob))
+            num_chars += len(decoder.feed((token_id,)))
+        self._pending[:0] = told
 
     def take(self, num_chars: int) -> openai.Logprobs | None:
         """Those of the tokens that begin before character ``num_chars`` and were not taken yet; None when there are
@@ -41,14 +54,14 @@ class Logprobs:
         taken, self._pending = self._pending[:num], self._pending[num:]
         return self._shaped(taken)
 
-    def _shaped(self, tokens: Sequence[tuple[int, int, TokenLogprob]]) -> openai.Logprobs:
+    def _shaped(self, tokens: Sequence[Told]) -> openai.Logprobs:
         raise NotImplementedError
 
 
 class ChatLogprobs(Logprobs):
     """Entries with token, logprob, bytes and the likeliest others."""
 
-    def _shaped(self, tokens: Sequence[tuple[int, int, TokenLogprob]]) -> openai.ChatLogprobs:
+    def _shaped(self, tokens: Sequence[Told]) -> openai.ChatLogprobs:
         text, data = self._vocabulary.token_text, self._vocabulary.token_bytes
         return openai.ChatLogprobs(
             [
@@ -62,6 +75,7 @@ class ChatLogprobs(Logprobs):
                     ],
                 )
                 for _, token_id, logprob in tokens
+                if logprob is not None
             ]
         )
 
@@ -69,13 +83,15 @@ class ChatLogprobs(Logprobs):
 class CompletionLogprobs(Logprobs):
     """Parallel lists; the likeliest tokens of a position are one object that holds the sampled one too."""
 
-    def _shaped(self, tokens: Sequence[tuple[int, int, TokenLogprob]]) -> openai.CompletionLogprobs:
+    def _shaped(self, tokens: Sequence[Told]) -> openai.CompletionLogprobs:
         text = self._vocabulary.token_text
         return openai.CompletionLogprobs(
             tokens=[text(token_id) for _, token_id, _ in tokens],
-            token_logprobs=[max(MIN_LOGPROB, logprob.logprob) for _, _, logprob in tokens],
+            token_logprobs=[None if told is None else max(MIN_LOGPROB, told.logprob) for _, _, told in tokens],
             top_logprobs=[
-                {
+                None
+                if logprob is None
+                else {
                     **{
                         text(top_id): max(MIN_LOGPROB, top)
                         for top_id, top in zip(logprob.top_token_ids, logprob.top_logprobs, strict=True)
@@ -143,8 +159,7 @@ class Choice:
         """Its last event is out."""
         self._decoder = decoder
         self._stops = StopStrings(stops) if stops else None
-        self._num_decoded = 0
-        self._num_given = 0
+        self._num_decoded = self._num_given = len(preamble)
         self._parser = parser
         self._is_decoded_whole = self._stops is None and self.is_plain
         self._waiting_ids: list[int] | None = [] if at_once and self._is_decoded_whole else None

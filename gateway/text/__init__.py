@@ -23,6 +23,7 @@ from gateway.parsers.tongue import tongue_of
 from gateway.text import untold
 from gateway.text.detokenize import Decoder, Vocabulary
 from gateway.text.gguf import Described, described
+from gateway.text.infill import Infill
 from gateway.text.pieces import Pieces, freeze_words
 from gateway.text.stops import StopStrings
 from gateway.text.template import ChatTemplate, TemplateFailure, TemplateInvalid
@@ -67,6 +68,7 @@ class Text:
         self._pieces = Pieces(tokenizer)
         self._together = Together(self._pieces.read)
         self.vocabulary = Vocabulary(tokenizer)
+        self._infill = Infill.of(tokenizer)
         sources = [template.source for template in templates.values()]
         self.tongue = tongue_of(sources, self.vocabulary.added, calls, thinking)
 
@@ -184,6 +186,19 @@ class Text:
             ]
 
         return await self._on_thread(cut)
+
+    async def encode_infill(self, prompts: Sequence[str], suffix: str) -> tuple[list[list[int]], tuple[int, ...]]:
+        """Token ids of prompts that end where something is to be filled in before ``suffix``, and what ends that.
+        Raises InvalidRequest, also where the model has no tokens for it."""
+        infill = self._infill
+        if infill is None:
+            what = "this model has no tokens for filling in the middle"
+            raise InvalidRequest(f"'suffix' is not supported: {what}", param="suffix", code="unsupported_parameter")
+        *before, after = await self.encode([*prompts, suffix], with_specials=False)
+        ((*lead,),) = await self.encode([""])
+        # Whatever comes behind a text has no place here.
+        lead = lead if len(lead) == 1 else []
+        return [infill.prompt(lead, each, after) for each in before], infill.end_ids
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of a whole sequence, special tokens left out."""

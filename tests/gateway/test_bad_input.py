@@ -179,9 +179,11 @@ REFUSED = [
     (TEXT, text(prompt=["a"] * 9, n=128), "n", None),
     (TEXT, text(logprobs=21), "logprobs", "integer_above_max_value"),
     (TEXT, text(logprobs=True), "logprobs", "invalid_type"),
-    (TEXT, text(echo=True, logprobs=1), "echo", "unsupported_parameter"),
     (TEXT, text(suffix="!"), "suffix", "unsupported_parameter"),
-    (TEXT, text(best_of=2), "best_of", "unsupported_parameter"),
+    (TEXT, text(suffix="!", echo=True), "echo", "unsupported_parameter"),
+    (TEXT, text(best_of=2, n=3), "best_of", None),
+    (TEXT, text(best_of=2, stream=True), "best_of", None),
+    (TEXT, text(best_of=129), "best_of", "integer_above_max_value"),
 ]
 
 
@@ -264,7 +266,7 @@ async def test_wrong_methods_types_and_addresses(front: Front):
     assert_error(answer, None, "unsupported_media_type")
     status, answer, _ = await ask("POST", CHAT, data={"model": "demo"})
     assert status == 415
-    for path in ("/", "/v1", "/v1/embeddings", "/v1/chat/completions/", "/%00", "/v1/models/"):
+    for path in ("/nothing", "/v1", "/v1/nothing", "/v1/chat/completions/", "/%00", "/v1/models/"):
         status, answer, _ = await ask("GET", path)
         assert status == 404, path
         assert_error(answer, None, "unknown_url")

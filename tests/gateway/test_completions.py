@@ -9,6 +9,7 @@ import pytest
 
 from policies import wire
 from tests.gateway.conftest import Front
+from tests.gateway.peer import Peer
 from tests.gateway.texts import byte_fallback
 
 
@@ -116,3 +117,104 @@ async def test_a_first_space_is_part_of_text_that_goes_on(open_front):
         submit = await front.peer.submitted()
         front.peer.say(submit, front.ids("river"), "length")
         assert (await call).choices[0].text == " river"
+
+
+def scored(logprob: float, *top: tuple[int, float]) -> wire.TokenLogprob:
+    return wire.TokenLogprob(logprob, [token_id for token_id, _ in top], [each for _, each in top])
+
+
+def told(submit: wire.Submit, front: Front, token_ids: list[int], finish: str | None = "length") -> None:
+    """The first step of a prompt whose own tokens are scored: -0.1, -0.2 and so on."""
+    prompt = submit.prompt_token_ids
+    said = [scored(-0.1 * place, (5, -0.05)) for place in range(1, len(prompt))]
+    own = [scored(-0.5, (6, -0.5))] * len(token_ids)
+    end = None if finish is None else wire.Finish(finish, 0, 0, 0.0, 0.0, 0.0)  # type: ignore[arg-type]
+    delta = wire.Delta(submit.request_id, 0, token_ids, own, end, prompt_logprobs=said)
+    front.peer.send(wire.StepOutput([delta]))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_echo_tells_how_likely_the_prompt_was(front: Front, stream: bool):
+    call = complete(front, prompt="one two", echo=True, logprobs=1, max_tokens=3, stream=stream)
+    submit = await front.peer.submitted()
+    assert (submit.sampling.num_logprobs, submit.sampling.num_prompt_logprobs) == (1, 1)
+    answer_ids = front.ids(" three")[:3]
+    told(submit, front, answer_ids)
+    answer = await call
+    choices = [chunk.choices[0] async for chunk in answer] if stream else [answer.choices[0]]
+    parts = [choice.logprobs for choice in choices if choice.logprobs is not None]
+    text = "".join(choice.text for choice in choices)
+    tokens = [token for part in parts for token in part.tokens]
+    logprobs = [logprob for part in parts for logprob in part.token_logprobs]
+    offsets = [offset for part in parts for offset in part.text_offset]
+    num = len(submit.prompt_token_ids)
+    assert text.startswith("one two")
+    assert "".join(tokens) == text
+    assert [text[at : at + len(token)] for at, token in zip(offsets, tokens, strict=True)] == tokens
+    assert logprobs[0] is None
+    assert logprobs[1:num] == pytest.approx([-0.1 * place for place in range(1, num)])
+    assert logprobs[num:] == [-0.5] * len(answer_ids)
+    assert parts[0].top_logprobs[0] is None
+
+
+async def test_a_prompt_is_scored_without_an_answer(front: Front):
+    call = complete(front, prompt="one two", echo=True, logprobs=0, max_tokens=0)
+    submit = await front.peer.submitted()
+    assert submit.sampling.max_tokens == 1
+    told(submit, front, front.ids("x")[:1])
+    answer = await call
+    (choice,) = answer.choices
+    assert (choice.text, choice.finish_reason) == ("one two", "length")
+    assert len(choice.logprobs.tokens) == len(submit.prompt_token_ids)
+    assert answer.usage.completion_tokens == 0
+    (row,) = await front.settled(1)
+    assert (row["num_completion_tokens"], row["cache"]) == (0, "bypass")
+
+
+async def test_the_best_of_several_are_given_and_all_are_counted(front: Front):
+    call = complete(front, prompt="one", n=2, best_of=4, max_tokens=2)
+    submit = await front.peer.submitted()
+    assert (submit.num_sequences, submit.sampling.num_logprobs) == (4, 0)
+    for index, (word, logprob) in enumerate((("a", -3.0), ("b", -1.0), ("c", -2.0), ("d", -4.0))):
+        ids = front.ids(word)
+        front.peer.say(submit, ids, "length", index=index, logprobs=[scored(logprob)] * len(ids))
+    answer = await call
+    assert [(choice.index, choice.text) for choice in answer.choices] == [(0, "b"), (1, "c")]
+    assert all(choice.logprobs is None for choice in answer.choices)
+    assert answer.usage.completion_tokens == sum(len(front.ids(word)) for word in "abcd")
+
+
+@pytest.mark.parametrize(
+    ("call", "param"),
+    [
+        ({"best_of": 1, "n": 2}, "best_of"),
+        ({"best_of": 2, "stream": True}, "best_of"),
+        ({"best_of": 1000}, "best_of"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"suffix": " end"}, "suffix"),
+        ({"suffix": " end", "echo": True}, "echo"),
+    ],
+)
+async def test_what_does_not_go_together_is_refused(front: Front, call, param):
+    status, answer, _ = await front.post("/v1/completions", {"model": "demo", "prompt": "one", **call})
+    assert (status, answer["error"]["param"]) == (400, param), answer
+    assert front.peer.is_quiet()
+
+
+async def test_a_hole_is_filled_in_by_models_that_were_trained_to(open_front):
+    tokenizer = byte_fallback()
+    names = ["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|endoftext|>"]
+    tokenizer = type(tokenizer).from_str(tokenizer.to_str())
+    tokenizer.add_special_tokens(names)
+    before, after, middle, end = (tokenizer.token_to_id(name) for name in names)
+    async with open_front(model={"tokenizer": tokenizer}, peer=Peer(vocab_size=700)) as front:
+        call = complete(front, prompt=["one", "two"], suffix=" three")
+        for word in ("one", "two"):
+            submit = await front.peer.submitted()
+            ids = submit.prompt_token_ids
+            assert [ids[0], ids[-1]] == [before, middle]
+            assert ids[1 : ids.index(after)] == front.ids(word)
+            assert ids[ids.index(after) + 1 : -1] == front.ids(" three")
+            assert end in submit.sampling.stop_token_ids
+            front.peer.say(submit, [*front.ids("and"), end], "stop")
+        assert [choice.text.strip() for choice in (await call).choices] == ["and", "and"]

@@ -114,8 +114,8 @@ class Decoder:
             if index in self.taps:
                 self.tapped.append(x.clone())
             mixed = self._attend(index, layer, normed, angles[architecture.layer_ropes[index]], plan, ops, additions)
-            if index == last and self.shard.is_last and len(rows) < len(x):
-                # Past the last layer's keys and values only the rows that are asked for matter.
+            if index == last and self.shard.is_last and (len(rows) < len(x) or num_hidden):
+                # Past the last layer's keys and values only the rows that are asked for matter, in their order.
                 if not len(rows):
                     break
                 additions = additions.only(rows, len(x)) if additions is not None else None
@@ -136,8 +136,12 @@ class Decoder:
             normed, self.pooled = normed[: len(rows) - num_hidden], normed[len(rows) - num_hidden :]
         if self.keeps_hidden:
             self.hidden = normed
-        logits = self.head.wide(normed)
-        return link.gather(softcapped(logits, architecture.logits_softcap), self.shard.vocabulary_widths)
+        return link.gather(self.logits_of(normed), self.shard.vocabulary_widths)
+
+    def logits_of(self, normed: Tensor) -> Tensor:
+        """Of what the head is given, [num_rows, hidden_size] -> this rank's part, f32."""
+        assert self.head is not None
+        return softcapped(self.head.wide(normed), self.architecture.logits_softcap)
 
     def _feed(self, index: int, layer: Layer, normed: Tensor, ops: Ops, additions: Additions | None) -> Tensor:
         """[num_tokens, hidden_size] -> the same: the MLP, or the experts."""

@@ -32,7 +32,7 @@ class StepFailed(Exception):
 class ParallelRunner:
     """One model on several ranks; not safe for two threads."""
 
-    writes, scores = True, False
+    writes, scores, scores_prompts = True, False, False
     pooling, num_dimensions = None, 0
     """Hidden states stay on their ranks: it gives no vectors."""
 
@@ -115,6 +115,10 @@ class ParallelRunner:
             if not each.is_out_of_memory:
                 raise StepFailed(each.reason)
         raise OutOfMemory(unable[0].reason)
+
+    def logits_of(self, hidden: Tensor) -> Tensor:
+        """Nobody has hidden states."""
+        raise NotImplementedError
 
     def take_hidden(self, spans: Sequence[Span]) -> Sequence[Tensor]:
         """None are asked for."""
