@@ -107,23 +107,23 @@ async def _in_background(
 ) -> web.StreamResponse:
     """Answers at once; what can be refused is refused before."""
     background, streams = gw.responses.background, bool(call.stream)
-    background.check_room(caller.tenant_id)
     chat = msgspec.structs.replace(chat, stream=True)
-    ready = None
-    if gw.dispatch.ready(chat.model) is not None:
-        ready = await _prepared(gw, request, caller, call, chat, messages, events)
-    outlet = request.get(OUTLET) or EventStream(request, gw.settings.server, gw.clock)
-    running = Running(caller.tenant_id, events)
-    running.log.add(events.queued())
-    queued = events.body
-    await gw.responses.shelf.put(Kept.of(caller.tenant_id, queued, given))
+    ready: tuple[ResponseAnswer, Order] | None = None
 
     async def work(log: Log) -> web.StreamResponse:
         answer, order = ready or await _prepared(gw, request, caller, call, chat, messages, events)
         request[OUTLET] = log
         return await give(gw, request, caller, answer, order)
 
-    background.start(running, work)
+    with background.room(caller.tenant_id):
+        if gw.dispatch.ready(chat.model) is not None:
+            ready = await _prepared(gw, request, caller, call, chat, messages, events)
+        outlet = request.get(OUTLET) or EventStream(request, gw.settings.server, gw.clock)
+        running = Running(caller.tenant_id, events)
+        running.log.add(events.queued())
+        queued = events.body
+        await gw.responses.shelf.put(Kept.of(caller.tenant_id, queued, given))
+        background.start(running, work)
     if not streams:
         return head.Whole(msgspec.json.encode(queued))
     return await relay(outlet, gw, Kept.of(caller.tenant_id, queued, given), running, 0)

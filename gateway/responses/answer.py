@@ -17,7 +17,6 @@ class ResponseAnswer(reply.Answer):
     """To /v1/responses."""
 
     endpoint = "/v1/responses"
-    _chunks = openai.ChatChunks
     _logprobs = ChatLogprobs
     _id_prefix = "resp_"
     _continues = False

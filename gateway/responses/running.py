@@ -7,8 +7,9 @@ room for so many as the settings say, of one tenant and of all.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -68,25 +69,36 @@ class Background:
         self._clock = clock
         self._inside = inside
         self._running: dict[str, Running] = {}
+        self._coming: list[str] = []
+        """Tenants of those that are about to start."""
         self._is_closing = False
 
-    def check_room(self, tenant_id: str) -> None:
-        """Raises QueueFull, and RequestsLimited when the tenant has its share."""
-        if len(self._running) >= self._config.max_background:
+    @contextlib.contextmanager
+    def room(self, tenant_id: str) -> Iterator[None]:
+        """For one more, which is started before this is left or not at all. Raises QueueFull, and RequestsLimited when
+        the tenant has its share."""
+        if len(self._running) + len(self._coming) >= self._config.max_background:
             raise errors.QueueFull("Too many responses are being written in the background.", retry_after_s=5.0)
-        mine = sum(running.tenant_id == tenant_id for running in self._running.values())
+        mine = [running.tenant_id for running in self._running.values()].count(tenant_id)
+        mine += self._coming.count(tenant_id)
         if mine >= self._config.max_background_per_tenant:
             raise errors.RequestsLimited(
                 f"This project has {mine} responses in the background already; wait for one to end.",
                 headers={},
                 retry_after_s=5.0,
             )
+        self._coming.append(tenant_id)
+        try:
+            yield
+        finally:
+            self._coming.remove(tenant_id)
 
     def start(self, running: Running, work: Callable[[Log], Coroutine[Any, Any, object]]) -> None:
         """It is stored by now. ``work`` writes it to the log, or raises what it fails with."""
         self._running[running.id] = running
         running.work = asyncio.create_task(work(running.log))
         running.task = asyncio.create_task(self._run(running, running.work))
+        running.task.add_done_callback(_tell)
 
     def find(self, tenant_id: str, response_id: str) -> Running | None:
         """One that is being written here."""
@@ -171,3 +183,8 @@ class Background:
             if not running.log.is_closed:
                 running.log.close()
             del self._running[running.id]
+
+
+def _tell(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.critical("a response in the background was left as it is", exc_info=error)

@@ -260,6 +260,37 @@ async def test_a_synchronous_client_is_answered_and_parses_a_model(front: Front)
     assert events[-1].type == "response.completed"
 
 
+async def test_a_stream_that_is_repeated_under_its_key_is_the_same_and_stored_once(front: Front):
+    headers = {"Idempotency-Key": "once"}
+    stream = ask(front, stream=True, extra_headers=headers)
+    front.peer.say(await front.peer.submitted(), [*front.ids("Hi there."), END], "stop")
+    events = [event async for event in await stream]
+    assert [event async for event in await ask(front, stream=True, extra_headers=headers)] == events
+    assert await front.client.responses.retrieve(events[-1].response.id) == events[-1].response
+    assert len(front.rows()) == 1
+
+
+async def test_a_stream_that_fails_says_so_and_is_kept_as_it_is(front: Front):
+    stream = ask(front, stream=True)
+    submit = await front.peer.submitted()
+    front.peer.say(submit, front.ids("Hi"))
+    opened = await stream
+    begun = await anext(opened)
+    front.peer.say(submit, [], "error")
+    events = [begun, *[event async for event in opened]]
+    assert [event.type for event in events[-3:]] == ["response.output_item.done", "error", "response.failed"]
+    failed = await front.client.responses.retrieve(begun.response.id)
+    assert failed == events[-1].response
+    assert (failed.status, failed.error.code, failed.output[0].status) == ("failed", "server_error", "incomplete")
+
+
+async def test_what_fails_before_its_first_event_has_a_status_of_its_own(front: Front):
+    stream = ask(front, stream=True)
+    front.peer.say(await front.peer.submitted(), [], "error")
+    with pytest.raises(openai.InternalServerError):
+        await stream
+
+
 async def test_lines_of_a_batch_are_responses(front: Front):
     url = "/v1/responses"
     asked = [

@@ -14,6 +14,7 @@ from gateway.responses.requests import parse
 from gateway.responses.shapes import begun
 from gateway.responses.shelf import LOST, Kept
 from policies import settings
+from policies.policy import Limits, Policy
 from tests.builders import PATIENCE_S
 from tests.gateway.conftest import KEY, Front
 from tests.gateway.responding import END, another_tenant, ask
@@ -166,6 +167,16 @@ async def test_there_is_room_for_so_many_of_one_tenant_and_of_all(open_front):
         await over(front.client, third.id)
 
 
+async def test_one_that_a_limit_refuses_has_failed_by_it(open_front):
+    policy = Policy(limits=Limits(requests_per_minute=1))
+    async with open_front(policies={"default": policy}) as front:
+        first = await ask(front, background=True)
+        front.peer.say(await front.peer.submitted(), [END], "stop")
+        assert (await over(front.client, first.id)).status == "completed"
+        failed = await over(front.client, (await ask(front, background=True)).id)
+        assert (failed.status, failed.error.code, failed.output) == ("failed", "rate_limit_exceeded", [])
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_the_same_idempotency_key_starts_one(front: Front, stream: bool):
     headers = {"Idempotency-Key": "once"}
@@ -204,3 +215,15 @@ async def test_a_shutdown_fails_what_is_being_written_in_so_many_words(open_fron
     async with open_front() as front:
         failed = await front.client.responses.retrieve(response.id)
         assert (failed.status, failed.error.message) == ("failed", "This server is shutting down.")
+
+
+async def test_there_is_no_more_room_for_many_that_come_at_once(open_front):
+    async with open_front(responses=settings.Responses(max_background_per_tenant=3)) as front:
+        asked = await asyncio.gather(*(ask(front, background=True) for _ in range(20)), return_exceptions=True)
+        begun = [one for one in asked if not isinstance(one, BaseException)]
+        assert len(begun) == 3
+        assert all(isinstance(one, openai.RateLimitError) for one in asked if one not in begun)
+        for _ in begun:
+            front.peer.say(await front.peer.submitted(), [END], "stop")
+        for one in begun:
+            await over(front.client, one.id)
