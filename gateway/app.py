@@ -43,6 +43,7 @@ from gateway.memory import Need, need_of
 from gateway.posted import Posted
 from gateway.pressure import Pressure
 from gateway.prices import PriceHistory, Prices
+from gateway.protocol import Server
 from gateway.redis import Redis, RedisUrlError
 from gateway.sinks import SinkInvalid
 from gateway.source import SourceError, place_of
@@ -53,6 +54,9 @@ from gateway.webhooks import WebhookInvalid
 from gateway.workers import COMMAND
 from policies.admission import Alert
 from policies.settings import Settings
+
+MAX_LINE_BYTES = 64 << 10
+"""Of an address with its query."""
 
 log = logging.getLogger(__name__)
 
@@ -216,7 +220,9 @@ async def answering(gw: Gateway, house_doors: Doors, sockets: Sequence[socket.so
     application[GATEWAY] = gw
     application.add_routes([*api.routes(), *admin.routes(), web.get(openapi.PATH, openapi.serve)])
     certificate = Certificate(gw.settings.server) if gw.settings.server.tls_cert else None
-    runner = web.AppRunner(application, handler_cancellation=True, access_log=None, shutdown_timeout=0.1)
+    runner = web.AppRunner(
+        application, handler_cancellation=True, access_log=None, shutdown_timeout=0.1, max_line_size=MAX_LINE_BYTES
+    )
     await runner.setup()
     server = runner.server
     assert server is not None
@@ -225,6 +231,7 @@ async def answering(gw: Gateway, house_doors: Doors, sockets: Sequence[socket.so
         gw, house_doors, api.endpoints(), application_handler, {admin.ROOT: admin.shaped, **api.shapes()}
     )
     server.request_handler = cast(Any, entrance.answer)
+    server.__class__ = Server
     async with contextlib.AsyncExitStack() as stack:
         stack.push_async_callback(runner.cleanup)
         if certificate is not None:

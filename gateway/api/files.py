@@ -10,6 +10,7 @@ from urllib.parse import quote
 
 import msgspec
 from aiohttp import BodyPartReader, MultipartReader, hdrs, web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from gateway import openai
 from gateway.api.request import query_of
@@ -107,7 +108,8 @@ async def _parts(request: web.Request) -> AsyncIterator[MultipartReader]:
         yield await request.multipart()
     except openai.Malformed:
         raise
-    except (ValueError, AssertionError, RuntimeError, EOFError) as error:  # what aiohttp says of a broken body
+    except (ValueError, AssertionError, RuntimeError, EOFError, HttpProcessingError) as error:
+        # What aiohttp says of a broken body.
         raise InvalidRequest(f"The body could not be read as multipart/form-data: {error}") from None
 
 

@@ -40,6 +40,25 @@ class Clients:
         copied.write_bytes((PROGRAMS / program).read_bytes())  # beside its packages, where it looks for them
         return json.loads(self._run("node", copied))
 
+    def describes(self, url: str, key: str, paths: str) -> str:
+        """What schemathesis finds when it asks what /openapi.json says can be asked of these addresses, an expression;
+        empty where the answers are all as described."""
+        checks = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance"
+        environment = {"SCHEMATHESIS_HOOKS": "hooks", "PYTHONPATH": str(PROGRAMS)}
+        command = [self._place / "schemathesis" / "bin" / "schemathesis", "run", f"{url}/openapi.json"]
+        command += ["-H", f"Authorization: Bearer {key}", "--include-path-regex", paths, "--checks", checks]
+        command += ["--max-examples", "12", "--seed", "7", "--phases", "fuzzing,coverage", "--request-timeout", "30"]
+        done = subprocess.run(
+            [*map(str, command), "--no-color", "--max-failures", "10"],
+            env={**self._environment, **environment},
+            cwd=self._directory,
+            capture_output=True,
+            text=True,
+            timeout=2 * PATIENCE_S,
+        )
+        assert "Test cases:" in done.stdout, done.stdout[-3000:] + done.stderr[-3000:]
+        return done.stdout.partition("= FAILURES =")[2][:5000] if done.returncode else ""
+
     def shell(self, program: str) -> str:
         """What it prints."""
         self._environment["PATH"] = f"{self._place / 'main' / 'bin'}:{self._environment['PATH']}"

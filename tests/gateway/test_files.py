@@ -162,6 +162,8 @@ async def test_what_is_wrong_with_an_upload_is_named(front, fields, data, param)
         ("multipart/form-data; boundary=x", b"--x\r\n\r\nhello\r\n--x--\r\n", 400),
         ("multipart/form-data; boundary=x", b'--x\r\nContent-Disposition: form-data; name="file"\r\n\r\nhel', 400),
         ("multipart/form-data; boundary=x", b"--x\r\nContent-Type: multipart/mixed; boundary=y\r\n\r\n--y--\r\n", 400),
+        ("multipart/form-data; boundary=x", b'--x\r\nContent-Disposition: form-data; name="\x0c"\r\n\r\nhello', 400),
+        ("multipart/form-data; boundary=x", b"--x\r\nA header that is none\r\n\r\nhello\r\n--x--\r\n", 400),
     ],
 )
 async def test_a_body_that_is_no_form_is_refused(front, content_type, body, status):

@@ -1,0 +1,35 @@
+"""Bytes that are no HTTP, or more of it than is read: an error object, and a connection that ends."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+import yarl
+
+from tests.gateway.conftest import Front
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"GET /v1/models?" + b"x" * 70_000 + b" HTTP/1.1\r\nhost: a\r\n\r\n",
+        b"GET /v1/models HTTP/1.1\r\nhost: a\r\nx-long: " + b"y" * 9000 + b"\r\n\r\n",
+        b"GET /v1/models HTTP/1.1\r\nno colon\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-length: x\r\n\r\n",
+    ],
+    ids=["a long address", "a long header", "no header", "TLS", "no length"],
+)
+async def test_what_is_no_http_is_answered_with_an_error_object(front: Front, sent: bytes):
+    url = yarl.URL(front.url)
+    reader, writer = await asyncio.open_connection(url.host, url.port)
+    writer.write(sent)
+    head, _, body = (await asyncio.wait_for(reader.read(), 10)).partition(b"\r\n\r\n")
+    writer.close()
+    assert b" 400 " in head.partition(b"\r\n")[0]
+    assert b"application/json" in head
+    error = json.loads(body)["error"]
+    assert error["type"] == "invalid_request_error"
+    assert error["message"].startswith("The request could not be read as HTTP: ")
