@@ -14,6 +14,7 @@ import msgspec
 import openai
 import pytest
 
+from gateway.batches.journal import Record
 from gateway.openai import BatchBody
 from policies import settings
 from policies.policy import Budget, Limits, Policy, Price
@@ -419,3 +420,28 @@ async def test_a_house_that_stops_goes_on_where_it_was(tmp_path):
     assert [one["custom_id"] for one in found] == [f"line-{number}" for number in range(120)]
     owed = sorted(row.request_id for row in rows if row.status == 200 or row.num_completion_tokens)
     assert owed == sorted(one["response"]["request_id"] for one in found)
+
+
+async def test_a_result_that_was_written_before_a_crash_has_its_row_written_after_it(tmp_path):
+    """As if the machine had stopped between the two."""
+    command = scripted("--tokens-per-step", 1, "--step-s", 0.01)
+    slow = settings.Batches(max_in_flight=2)
+    with houses.running(tmp_path / "data", command, batches=slow) as house:
+        async with house.client() as client:
+            batch = await begun(client, lines(100))
+            await when(client, batch, lambda batch: batch.request_counts.completed >= 4)
+        files = house.gw.files.directory
+    (path,) = files.glob("*.journal")
+    *_, last = [msgspec.json.decode(raw, type=Record) for raw in path.read_bytes().splitlines()]
+    entry = msgspec.structs.replace(last.entry, request_id="req_that_was_not_written", num_completion_tokens=77)
+    output = json.loads(bytes(last.output)) | {"custom_id": "line-99"}
+    record = Record(99, True, entry, msgspec.Raw(json.dumps(output).encode()))
+    path.write_bytes(path.read_bytes() + msgspec.json.encode(record) + b"\n")
+    with houses.running(tmp_path / "data", command, batches=slow) as house:
+        async with house.client() as client:
+            batch = await over(client, batch)
+            found = await outputs(client, batch.output_file_id)
+        (row,) = await house.ledger_rows(request_id="req_that_was_not_written")
+        num_owed = len(await house.ledger_rows(status=200))
+    assert (row.num_completion_tokens, row.tenant_id) == (77, last.entry.tenant_id)
+    assert (len(found), num_owed, batch.usage.output_tokens) == (100, 100, 99 * 4 + 77)
