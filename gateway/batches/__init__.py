@@ -20,6 +20,7 @@ from gateway.batches.journal import Busy
 from gateway.batches.pace import Pace
 from gateway.batches.run import Run
 from gateway.entrance import Endpoint
+from gateway.files import OVER
 from gateway.house import Gateway
 
 __all__ = ["Batch", "Book", "watched"]
@@ -50,6 +51,8 @@ class Runner:
         self._pace = Pace(gw)
         self._runs: dict[str, Run] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._is_away = False
+        """The store, when it was asked last."""
 
     async def watch(self) -> None:
         """Until it is cancelled; lines under way are broken off then, without being owed."""
@@ -72,8 +75,11 @@ class Runner:
         try:
             claimed = await self._book.claim(self._runs, MAX_RUNS - len(self._runs))
         except errors.StoreUnavailable as error:
-            log.warning("batches: %s", error)
+            if not self._is_away:
+                log.warning("batches: none can be begun now: %s", error)
+            self._is_away = True
             return
+        self._is_away = False
         for batch in claimed:
             self._runs[batch.id] = Run(self._gw, self._book, batch, self._pace, self._endpoints, self._inside)
             task = asyncio.create_task(self._work(batch.id))
@@ -95,7 +101,7 @@ class Runner:
         except Exception:
             log.exception("batch %s: cannot go on", batch_id)
         finally:
-            if run.batch.status in ("completed", "failed", "expired", "cancelled"):
+            if run.batch.status in OVER:
                 del self._runs[batch_id]
                 self._book.changed.set()
         await self._gw.clock.sleep(AGAIN_S)

@@ -16,11 +16,10 @@ import msgspec
 import sqlalchemy as sa
 
 from gateway import errors, openai, store
-from gateway.files import File, Files, changing, reading
+from gateway.files import OVER, File, Files, changing, reading
 from gateway.store import Store, new_id
 from policies import settings
 
-OVER = ("completed", "failed", "expired", "cancelled")
 WINDOW_S = {"24h": 86_400}
 
 columns = store.batches.c
@@ -216,12 +215,11 @@ class Book:
             found: bytes | None = (await connection.execute(query)).scalar()
         return found
 
-    async def input_of(self, batch: Batch) -> File | None:
-        """Its file; None: it has expired."""
-        try:
-            return await self._files.find(batch.tenant_id, batch.input_file_id)
-        except errors.ObjectNotFound:
-            return None
+    async def has_input(self, batch: Batch) -> bool:
+        """Its file is there. One whose time is over meanwhile stays as long as a batch reads it."""
+        query = sa.select(store.files.c.id).where(store.files.c.id == batch.input_file_id)
+        async with reading(self._rooms) as connection:
+            return (await connection.execute(query)).first() is not None
 
     async def note(self, batch_id: str, **values: Any) -> Batch:
         """Says that its owner lives, and what has become of it: the row as it is then, of which others may have changed
@@ -246,9 +244,15 @@ class Book:
     async def begin(self, batch_id: str, **values: Any) -> Batch:
         """As ``note``, for one whose lines were found to be good; unless it was cancelled meanwhile it is in
         progress."""
-        now = int(self.wall())
         status = sa.case((columns.status == "validating", "in_progress"), else_=columns.status)
-        return await self.note(batch_id, status=status, in_progress_at=now, **values)
+        return await self.note(batch_id, status=status, in_progress_at=int(self.wall()), **values)
+
+    async def finalize(self, batch_id: str, now: int) -> Batch:
+        """As ``note``, for one that asks no more lines: unless it was cancelled it is finalizing."""
+        is_cancelled = columns.status == "cancelling"
+        status = sa.case((is_cancelled, columns.status), else_="finalizing")
+        at = sa.case((is_cancelled, None), else_=sa.func.coalesce(columns.finalizing_at, now))
+        return await self.note(batch_id, status=status, finalizing_at=at)
 
     async def finish(self, batch_id: str, files: list[File], **values: Any) -> Batch:
         """It is over, and what it has written is its tenant's from the same moment on. Raises Lost."""

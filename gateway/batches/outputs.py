@@ -54,8 +54,9 @@ async def finish(gw: Gateway, book: Book, batch: Batch, journal: Journal, index:
     """Writes both and says that it is over. Until the last step nothing has changed for anybody, so it may be begun
     again. Raises Lost, StorageFull, StoreUnavailable and OSError."""
     files, now = gw.files, int(book.wall())
-    if batch.status != "cancelling":
-        batch = await book.note(batch.id, status="finalizing", finalizing_at=batch.finalizing_at or now)
+    batch = await book.finalize(batch.id, now)
+    if batch.status == "cancelling":  # so it was told, even if its last line came meanwhile
+        ending = "cancelled"
     expires_s = batch.output_expires_s or files.config.batch_expires_s
     num_unasked = journal.num_waiting
     async with files.staged() as answers, files.staged() as failures:

@@ -156,8 +156,9 @@ def _look(
     except openai.Malformed as error:
         param = "body" if error.param is None else f"body.{error.param}"
         return index.wrong(error.code or "invalid_body", str(error), number, param)
-    if body.stream:
-        index.wrong("invalid_value", "A batch has no streams: leave 'stream' out.", number, "body.stream")
+    for name, wanted in (("stream", body.stream), ("background", body.background)):
+        if wanted:
+            index.wrong("invalid_value", f"A line is answered in a file: leave '{name}' out.", number, f"body.{name}")
     if body.model not in known:
         known[body.model] = may_use(body.model)
     if not known[body.model]:

@@ -128,17 +128,20 @@ class Run:
         begun again."""
         gw, book, batch = self._gw, self._book, self.batch
         self._key_hash = await book.key_hash(batch.key_id)
-        file = await book.input_of(batch)
-        if file is None:
+        if not await book.has_input(batch):
             return await self._refuse("invalid_file", "The input file has been deleted, or has expired.")
         if self._caller() is None and batch.status == "validating":
             return await self._refuse(*outputs.REASONS["failed"])
-        self._index = await self._read_file(gw.files.path(file.id))
+        self._index = await self._read_file(gw.files.path(batch.input_file_id))
         if self._index.errors:
             return await self._fail(self._index.errors, len(self._index))
         path = gw.files.directory / f"{batch.id}.journal"
         async with journals.opened(path, gw.clock, len(self._index)) as self.journal:
-            await self._recover()
+            try:
+                await self._recover()
+            except msgspec.DecodeError as error:
+                log.critical("batch %s: %s is damaged and was left as it is: %s", batch.id, path, error)
+                return await self._refuse("internal_error", "What had become of its lines cannot be read any more.")
             if batch.in_progress_at is None:
                 models = self._index.models
                 model = next(iter(models)) if len(models) == 1 else None

@@ -39,6 +39,8 @@ FORGOTTEN_S = 86_400.0
 """After so long an upload that was never finished is nobody's."""
 MAX_ARRIVING = 64
 """Uploads at a time."""
+OVER = ("completed", "failed", "expired", "cancelled")
+"""Statuses of batches that need their input no more."""
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -147,8 +149,7 @@ class Files:
     async def delete(self, tenant_id: str, file_id: str) -> None:
         """Raises ObjectNotFound, and InUse while a batch that is not over reads it."""
         batches = store.batches.c
-        over = ("completed", "failed", "expired", "cancelled")
-        reads = sa.select(batches.id).where(batches.input_file_id == file_id, batches.status.not_in(over)).limit(1)
+        reads = sa.select(batches.id).where(batches.input_file_id == file_id, batches.status.not_in(OVER)).limit(1)
         async with changing(self._rooms) as connection:
             if await self._find(connection, tenant_id, file_id) is None:
                 raise errors.ObjectNotFound(f"No such File object: {file_id}", param="id")
@@ -267,8 +268,9 @@ class Files:
         """Deletes what has expired, and what was left behind by uploads that never ended."""
         columns, now = store.files.c, int(self.wall())
         async with changing(self._rooms) as connection:
-            over = sa.delete(store.files).where(columns.expires_at <= now).returning(columns.id)
-            gone = list((await connection.execute(over)).scalars())
+            needed = sa.select(store.batches.c.input_file_id).where(store.batches.c.status.not_in(OVER))
+            over = sa.delete(store.files).where(columns.expires_at <= now, columns.id.not_in(needed))
+            gone = list((await connection.execute(over.returning(columns.id))).scalars())
         await asyncio.to_thread(self._unlink, gone, now)
 
     def _unlink(self, file_ids: list[str], now: int) -> None:

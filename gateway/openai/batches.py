@@ -128,6 +128,7 @@ class BatchLineBody(msgspec.Struct, frozen=True, kw_only=True):
 
     model: str
     stream: bool | None = None
+    background: bool | None = None
     tools: msgspec.Raw | UnsetType = UNSET
     instructions: msgspec.Raw | UnsetType = UNSET
     messages: msgspec.Raw | UnsetType = UNSET

@@ -445,3 +445,17 @@ async def test_a_result_that_was_written_before_a_crash_has_its_row_written_afte
         num_owed = len(await house.ledger_rows(status=200))
     assert (row.num_completion_tokens, row.tenant_id) == (77, last.entry.tenant_id)
     assert (len(found), num_owed, batch.usage.output_tokens) == (100, 100, 99 * 4 + 77)
+
+
+async def test_an_input_whose_time_is_over_stays_as_long_as_it_is_read(start_house):
+    house = start_house("--tokens-per-step", 1, "--step-s", 0.02, batches=settings.Batches(max_in_flight=4))
+    async with house.client() as client:
+        batch = await begun(client, lines(60))
+        house.gw.files.wall = lambda: time.time() + 2_592_001
+        await house.inside(house.gw.files.sweep())
+        with pytest.raises(openai.NotFoundError):
+            await client.files.retrieve(batch.input_file_id)
+        batch = await over(client, batch)
+        await house.inside(house.gw.files.sweep())
+    assert (batch.status, batch.request_counts.completed) == ("completed", 60)
+    assert not (house.gw.files.directory / batch.input_file_id).exists()

@@ -1,6 +1,7 @@
 """Usage and costs in OpenAI's words, so that its own client reads them. A tenant's own key reads those of its project.
 
-What OpenAI counts and nobody here has (users, batches, audio, images) is zero or null.
+What OpenAI counts and nobody here has (users, audio, images) is zero or null; lines of batches are not told apart
+from other requests.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ class CompletionsQuery(TimeQuery, frozen=True, kw_only=True):
     user_ids: Names | None = field(name="user_ids[]", default=None)
     """Nobody here is one, so nothing is found."""
     batch: bool | None = None
-    """There are no batches, so with true nothing is found."""
+    """Lines of batches are not told apart, so with true nothing is found."""
 
 
 class CostsQuery(TimeQuery, frozen=True, kw_only=True):
