@@ -1,4 +1,4 @@
-"""The shared words: what is sampled, how an answer ended, what was used."""
+"""The shared words: what is asked for, what is sampled, how an answer ended, what was used."""
 
 from __future__ import annotations
 
@@ -51,6 +51,31 @@ class Sampling(msgspec.Struct, frozen=True, array_like=True):
             if is_eos or token_ids[-1] in self.stop_token_ids:
                 return "stop"
         return "length" if len(token_ids) >= self.max_tokens else None
+
+
+class Grammar(msgspec.Struct, frozen=True, array_like=True):
+    """What an answer must be, all of it but special tokens at its end."""
+
+    kind: Literal["json_schema", "json_object", "regex", "lark", "choice"]
+    source: str
+    """The schema as JSON text; nothing; an expression; a grammar in llguidance's Lark, where ``<name>`` is a special
+    token and ``%json {...}`` a schema; a JSON list of strings."""
+    is_strict: bool = False
+    """Whatever ends it early, it is made to be whole by then."""
+
+
+class Pooling(msgspec.Struct, frozen=True, array_like=True):
+    """One vector for the whole prompt, in place of tokens."""
+
+    kind: Literal["last", "mean", "first", "score"]
+    """Of the model's last hidden states, that of the last token, the mean over all, that of the first; or what the
+    model's own head says of them, a vector of one number."""
+    is_normalized: bool = True
+    """To a length of 1; no matter for a score."""
+    num_dimensions: int = 0
+    """The first so many are what is wanted, cut before the length is; 0: all of them."""
+    second_at: int = 0
+    """Where the second of two texts begins in the prompt; 0: there is one."""
 
 
 class Usage(msgspec.Struct, frozen=True, array_like=True):
