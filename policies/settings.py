@@ -313,7 +313,7 @@ class Model(Section, frozen=True):
     adapters: dict[str, str] = {}
     """Directories in PEFT's layout, where the workers run, by the names that clients ask for; served when the store has
     never had an adapter of that name, from then on the store's word counts."""
-    tool_parser: Literal["auto", "hermes", "llama", "mistral", "deepseek", "kimi", "json"] = "auto"
+    tool_parser: Literal["auto", "hermes", "llama", "mistral", "deepseek", "kimi", "tagged", "json"] = "auto"
     """How it writes calls of tools; auto: as its chat template does."""
     reasoning_parser: Literal["auto", "none", "think", "mistral", "seed"] = "auto"
     """How it writes its reasoning; auto: as its chat template does."""

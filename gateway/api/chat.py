@@ -60,7 +60,9 @@ async def prepared(
         (predicted,) = await text.encode([call.prediction.text], with_specials=False)
         submit = msgspec.structs.replace(submit, predicted_token_ids=predicted[: facts.max_model_tokens])
     model = fingerprint(facts, gw.dispatch.adapter_id(call.model))
-    wanted = None if tools is None else Wanted(frozenset(each.name for each in tools.functions), tools.several)
+    wanted = None
+    if tools is not None:
+        wanted = Wanted(frozenset(each.name for each in tools.functions), tools.several, tools.schemas)
     parsers = text.tongue.parsers(wanted, is_thinking)
     return shaped(call, [reply.Part(submit)], text, model, gw.dispatch.tier_of(order), parsers), order
 

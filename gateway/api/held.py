@@ -24,8 +24,6 @@ async def _callable(gw: Gateway, tools: openai.Tooling, number: int) -> Callable
     but that its arguments are an object."""
     function = tools.functions[number]
     parameters, is_strict = function.parameters or openai.NO_PARAMETERS, bool(function.strict)
-    if not is_strict and not tools.is_required:
-        return Callable(function.name, ANY_ARGUMENTS, is_strict=False)
     schema = wire.Grammar("json_schema", json.dumps(parameters), is_strict)
     try:
         await gw.grammars.checked(openai.AskedGrammar(schema, f"{tools.paths[number]}.parameters"))

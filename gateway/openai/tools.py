@@ -66,6 +66,15 @@ class Tooling(NamedTuple):
     """Where they stand in the request."""
 
     @property
+    def schemas(self) -> dict[str, dict[str, Any]]:
+        """Of their arguments, by the names of functions and of arguments."""
+        schemas = {}
+        for function in self.functions:
+            properties = (function.parameters or NO_PARAMETERS).get("properties")
+            schemas[function.name] = properties if isinstance(properties, dict) else {}
+        return schemas
+
+    @property
     def holds_calls(self) -> bool:
         """Calls have to be made, or to be as their schemas say."""
         return self.is_required or any(function.strict for function in self.functions)

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
 from gateway.parsers.scan import NotACall, Read, anything, container, is_mark, literal, scalar, spaces, string, until
+from policies import grammar as grammars
+from policies import wire
 
 ARGUMENTS = ("arguments", "parameters")
 
@@ -28,6 +30,9 @@ class Sink(Protocol):
     def end(self) -> None:
         """The call is whole."""
 
+    def schema(self, name: str, key: str) -> Any:
+        """What an argument of a function has to be; None where nothing is said of it."""
+
 
 class Calls:
     """A form of writing calls."""
@@ -41,6 +46,8 @@ class Calls:
     id_chars = 24
     """Random ones in the id of a call."""
     id_prefix = "call_"
+    needs_schema = False
+    """Arguments are not written as one object, so a grammar has to know each of them."""
     between: str | None = None
     """What is written between one opening word's calls and the next one's; None: all calls follow one opening word."""
 
@@ -52,6 +59,10 @@ class Calls:
     def call(self, words: Mapping[str, str], name: str, arguments: str) -> str:
         """One call in Lark. ``words``: the marks in Lark; ``arguments``: the rule for them."""
         return f"""{quoted(f'{{"name": "{name}", "arguments": ')} {arguments} {quoted("}")}"""
+
+    def arguments(self, rule: str, schema: dict[str, Any], is_strict: bool) -> list[str]:
+        """The rule of that name in Lark, for one function's arguments, and those that it needs."""
+        return [f"{rule}: %json {json_schema(schema, is_strict)}"]
 
     def section(self, words: Mapping[str, str], call: str, several: bool) -> str:
         """What follows the opening word, in Lark; ``call``: the rule of any one call."""
@@ -238,6 +249,12 @@ class Kimi(Calls):
 def quoted(text: str) -> str:
     """In Lark."""
     return json.dumps(text)
+
+
+def json_schema(schema: dict[str, Any], is_strict: bool) -> str:
+    """As a part of Lark."""
+    grammar = wire.Grammar("json_schema", json.dumps(schema), is_strict)
+    return json.dumps(json.loads(grammars.spelled(grammar))["grammars"][0]["json_schema"])
 
 
 def an_object(char: str, sink: Sink) -> Read[None]:

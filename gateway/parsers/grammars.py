@@ -86,9 +86,10 @@ def _calls(words: Words, calls: Calls, held: Held) -> list[str]:
     rules = ["call: " + " | ".join(f"call_{i}" for i in range(len(held.functions)))]
     for i, function in enumerate(held.functions):
         # Where it need not call, what is not strict is the model's own affair.
-        schema = function.parameters if function.is_strict or held.is_required else ANY_ARGUMENTS
+        is_held = function.is_strict or held.is_required or calls.needs_schema
+        schema = function.parameters if is_held else ANY_ARGUMENTS
         rules.append(f"call_{i}: {calls.call(words.spelled, function.name, f'arguments_{i}')}")
-        rules.append(f"arguments_{i}: %json {json_schema(schema, function.is_strict)}")
+        rules += calls.arguments(f"arguments_{i}", schema, function.is_strict)
     return rules
 
 
@@ -140,12 +141,6 @@ def _content(grammar: wire.Grammar) -> str:
             return f"%lark {{\n{grammar.source}\n}}"
         case _:
             return spelled(grammar).removeprefix("start: ")
-
-
-def json_schema(schema: dict[str, Any], is_strict: bool) -> str:
-    """As a part of Lark."""
-    grammar = wire.Grammar("json_schema", json.dumps(schema), is_strict)
-    return json.dumps(json.loads(spelled(grammar))["grammars"][0]["json_schema"])
 
 
 def is_mark(name: str, is_special: bool) -> bool:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import secrets
 import string
-from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from gateway.parsers.calls import Calls
 from gateway.parsers.events import Content, Event, Reasoning, ToolArguments, ToolCallBegin
@@ -33,6 +34,8 @@ class Wanted(NamedTuple):
     names: frozenset[str]
     several: bool
     """Several calls in one answer; otherwise the first one ends it."""
+    schemas: Mapping[str, Mapping[str, Any]] = MappingProxyType({})
+    """What their arguments have to be, by the names of tools and of arguments."""
 
 
 class Reader:
@@ -236,9 +239,14 @@ class Reader:
         self._was_told = True
         self.is_over = not self._wanted.several
 
+    def schema(self, name: str, key: str) -> Any:
+        assert self._wanted is not None
+        return self._wanted.schemas.get(name, {}).get(key)
+
     def _tell(self) -> None:
         if self._arguments:
-            self._events.append(ToolArguments(self.num_calls - 1, "".join(self._arguments)))
+            if text := "".join(self._arguments):
+                self._events.append(ToolArguments(self.num_calls - 1, text))
             self._arguments.clear()
 
     def _content(self, text: str) -> None:

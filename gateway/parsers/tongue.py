@@ -9,6 +9,7 @@ from gateway.parsers.calls import Calls, DeepSeek, Hermes, Json, Kimi, Llama, Mi
 from gateway.parsers.grammars import Held, Words, grammar_of, is_mark, words_of
 from gateway.parsers.marks import Marks, marks_of
 from gateway.parsers.reader import Reader, Thinking, Wanted
+from gateway.parsers.tagged import Tagged
 from policies import wire
 
 CALLS: dict[str, Callable[[], Calls]] = {
@@ -17,6 +18,7 @@ CALLS: dict[str, Callable[[], Calls]] = {
     "mistral": Mistral,
     "deepseek": DeepSeek,
     "kimi": Kimi,
+    "tagged": Tagged,
     "json": Json,
 }
 """By the names that ``models.NAME.tool_parser`` takes."""
@@ -31,6 +33,7 @@ _CALLS_BY_WORD = (
     ("[TOOL_CALLS]", "mistral"),
     ("<｜tool▁calls▁begin｜>", "deepseek"),
     ("<|tool_calls_section_begin|>", "kimi"),
+    ("<function=", "tagged"),
     ("<tool_call>", "hermes"),
     ("<|python_tag|>", "llama"),
     ("<|start_header_id|>", "llama"),

@@ -28,6 +28,9 @@ WRITTEN = {
     "kimi": "<|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0<|tool_call_argument_begin|>"
     f"{ARGUMENTS}<|tool_call_end|><|tool_call_begin|>functions.get_time:1<|tool_call_argument_begin|>{{}}"
     "<|tool_call_end|><|tool_calls_section_end|>",
+    "tagged": '<tool_call>\n<function=get_weather>\n<parameter=city>\nPa"r}is\n</parameter>\n</function>\n'
+    "</tool_call>\n"
+    "<tool_call>\n<function=get_time>\n</function>\n</tool_call>",
     "json": f"```json\n[{CALL}, {TIME}]\n```",
 }
 FAMILIES = sorted(CALLS)
@@ -79,6 +82,23 @@ def test_calls_are_read_as_each_family_writes_them(family, special):
         ("get_time", {}),
     ]
     assert len({call.id for call in said.calls}) == 2
+
+
+def test_arguments_in_tags_are_what_their_schemas_say():
+    schemas = {"get_weather": {"city": {"type": "string"}, "days": {"type": "integer"}, "at": {"type": "object"}}}
+    given = {"city": "12", "days": "3", "at": '{"x": [1]}', "wet": "true"}
+    tags = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in given.items())
+    marks = marks_of(CALLS["tagged"]().marks, {})
+    of = Reader(marks, None, False, CALLS["tagged"](), Wanted(NAMES, True, schemas))
+    said = read(of, list(f"<tool_call>\n<function=get_weather>\n{tags}</function>\n</tool_call>"))
+    (call,) = said.calls
+    assert json.loads(call.arguments) == {"city": "12", "days": 3, "at": {"x": [1]}, "wet": "true"}
+    long = "x" * 100_000 + "\n<b>"
+    of = Reader(marks, None, False, CALLS["tagged"](), Wanted(NAMES, True, {"get_time": {"n": {"type": "integer"}}}))
+    tags = f"<parameter=a>{long}</parameter><parameter=n>\nNaN\n</parameter>"
+    text = f"<tool_call><function=get_time>{tags}</function></tool_call>"
+    (call,) = read(of, list(text)).calls
+    assert json.loads(call.arguments) == {"a": long, "n": "NaN"}
 
 
 def test_newer_mistrals_write_each_call_by_itself():

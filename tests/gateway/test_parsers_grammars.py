@@ -86,6 +86,12 @@ def written(family: str, city: str = "Arden", several: bool = True, name: str = 
             return "\n".join(each[: 1 + several])
         case "llama":
             return "; ".join([first, second][: 1 + several]).replace("arguments", "parameters")
+        case "tagged":
+            each = [
+                f"<tool_call>\n<function={called}>\n{told}</function>\n</tool_call>"
+                for called, told in ((name, f"<parameter=city>\n{city}\n</parameter>\n"), ("get_time", ""))
+            ]
+            return "\n".join(each[: 1 + several])
         case "json":
             return f"[{first},{second}]" if several else first
         case "mistral":
@@ -169,6 +175,22 @@ def test_reasoning_comes_before_whatever_is_asked_for(is_thinking, are_tokens):
         assert not allows(grammar, vocabulary, thought + "Hello")
         assert allows(grammar, vocabulary, text) is (not is_thinking)
     assert tongue.grammar(None, None, is_thinking) is None
+
+
+def test_arguments_in_tags_are_held_each_to_its_own_schema():
+    tongue, vocabulary = made("tagged")
+    given = {"a": {"type": "string"}, "n": {"type": "integer"}}
+    function = Callable("get_time", {"type": "object", "properties": given, "required": ["n"]}, True)
+    grammar = tongue.grammar(Held([function], True, True), None, False)
+
+    def written(*given: tuple[str, str]) -> str:
+        tags = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in given)
+        return f"<tool_call>\n<function=get_time>\n{tags}</function>\n</tool_call>"
+
+    assert allows(grammar, vocabulary, written(("a", "some <text>\nof two lines"), ("n", "7")))
+    assert allows(grammar, vocabulary, written(("n", "7")))
+    for wrong in (written(("n", "x")), written(), written(("a", "b")), written(("n", "7"), ("b", "x"))):
+        assert not allows(grammar, vocabulary, wrong)
 
 
 def test_content_that_is_held_to_a_schema_leaves_calls_allowed():
