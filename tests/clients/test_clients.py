@@ -49,6 +49,14 @@ def test_the_agents_sdk(clients):
     assert clients.python("openai_agents.py") == {"whole": SAYS, "streamed": SAYS, "chat": SAYS}
 
 
+def test_pydantic_ai(clients):
+    assert clients.python("pydantic_ai_agent.py") == {"whole": SAYS, "streamed": SAYS, "typed": True}
+
+
+def test_instructor(clients):
+    assert clients.python("instructor_client.py") == {"typed": [True, True]}
+
+
 def test_the_llm_command(clients):
     assert clients.shell("llm_command.sh").splitlines() == [SAYS, SAYS]
 

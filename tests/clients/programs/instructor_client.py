@@ -6,24 +6,28 @@ import json
 
 import instructor
 from openai import OpenAI
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 
 class Capital(BaseModel):
-    city: str
-    country: str
+    """The demo model has learned no JSON, so it is told where to stop."""
+
+    city: str = Field(max_length=12)
+    country: str = Field(max_length=12)
 
 
-found = {}
+asked = {
+    "model": "demo",
+    "response_model": Capital,
+    "messages": [{"role": "user", "content": "What is the capital of France?"}],
+    "temperature": 0,
+    "max_tokens": 200,
+    "max_retries": 0,
+}
+found = []
 for mode in (instructor.Mode.TOOLS, instructor.Mode.JSON_SCHEMA):
     client = instructor.from_openai(OpenAI(max_retries=0), mode=mode)
-    answer = client.chat.completions.create(
-        model="demo",
-        response_model=Capital,
-        messages=[{"role": "user", "content": "What is the capital of France?"}],
-        temperature=0,
-        max_tokens=200,
-        max_retries=0,
-    )
-    found[mode.name] = isinstance(answer, Capital)
-print(json.dumps({"typed": all(found.values())}))
+    whole = client.chat.completions.create(**asked)
+    *_, last = client.chat.completions.create_partial(**asked)
+    found.append(isinstance(whole, Capital) and last.model_dump() == whole.model_dump())
+print(json.dumps({"typed": found}))
