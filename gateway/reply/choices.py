@@ -195,7 +195,10 @@ class Choice:
 
     def said(self) -> Said:
         """The whole of an answer of which no events were taken."""
-        return gathered(self.take_events())
+        events = self.take_events()
+        if len(events) == 1 and isinstance(content := events[0], Content):  # as nearly all are
+            return Said(content.text, None, ())
+        return gathered(events)
 
     def take(self, delta: Delta) -> None:
         """Adds what the sequence gained. What is still on its way after a stop string is dropped."""
