@@ -257,7 +257,7 @@ def test_the_shape_of_a_batch_is_the_official_one():
 async def test_a_cancelled_batch_keeps_what_was_answered(start_house):
     house = start_house("--tokens-per-step", 1, "--step-s", 0.02, batches=settings.Batches(max_in_flight=4))
     async with house.client() as client:
-        batch = await begun(client, lines(60))
+        batch = await begun(client, lines(300))
         with pytest.raises(openai.ConflictError, match="being read by the batch"):
             await client.files.delete(batch.input_file_id)
         await when(client, batch, lambda batch: batch.request_counts.completed >= 4)
@@ -269,11 +269,11 @@ async def test_a_cancelled_batch_keeps_what_was_answered(start_house):
         assert (await client.files.delete(batch.input_file_id)).deleted
     assert (batch.status, batch.cancelling_at <= batch.cancelled_at) == ("cancelled", True)
     assert len(answered) == batch.request_counts.completed >= 4
-    assert len(unasked) == batch.request_counts.failed == 60 - len(answered)
+    assert len(unasked) == batch.request_counts.failed == 300 - len(answered)
     assert {one["error"]["code"] for one in unasked} == {"batch_cancelled"}
     assert {one["response"] for one in unasked} == {None}
     ids = {one["custom_id"] for one in answered} | {one["custom_id"] for one in unasked}
-    assert len(ids) == 60
+    assert len(ids) == 300
     rows = await house.ledger_rows()
     assert {row.request_id for row in rows if row.num_completion_tokens} == {
         one["response"]["request_id"] for one in answered
@@ -290,14 +290,14 @@ async def test_a_finished_batch_cannot_be_cancelled(house):
 async def test_what_was_not_asked_when_the_window_ends_expires(start_house):
     house = start_house("--tokens-per-step", 1, "--step-s", 0.02, batches=settings.Batches(max_in_flight=4))
     async with house.client() as client:
-        batch = await begun(client, lines(60))
+        batch = await begun(client, lines(300))
         await when(client, batch, lambda batch: batch.request_counts.completed >= 4)
         house.gw.batches.wall = lambda: time.time() + 86_401
         batch = await over(client, batch)
         answered, unasked = await outputs(client, batch.output_file_id), await outputs(client, batch.error_file_id)
     assert (batch.status, batch.expired_at >= batch.expires_at) == ("expired", True)
     assert {one["error"]["code"] for one in unasked} == {"batch_expired"}
-    assert len(answered) + len(unasked) == 60
+    assert len(answered) + len(unasked) == 300
     assert len(answered) >= 4
 
 
@@ -338,14 +338,14 @@ async def test_a_revoked_key_stops_its_batch(start_house):
     house = start_house("--tokens-per-step", 1, "--step-s", 0.02, batches=settings.Batches(max_in_flight=4))
     made = await another_key(house)
     async with house.client() as client, house.client(made["key"]) as doomed:
-        batch = await begun(doomed, lines(60))
+        batch = await begun(doomed, lines(300))
         await when(client, batch, lambda batch: batch.request_counts.completed >= 4)
         await admin(house, "DELETE", f"keys/{made['id']}")
         batch = await over(client, batch)
         answered, unasked = await outputs(client, batch.output_file_id), await outputs(client, batch.error_file_id)
     assert (batch.status, batch.errors.data[0].code) == ("failed", "invalid_api_key")
     assert {one["error"]["code"] for one in unasked} == {"invalid_api_key"}
-    assert len(answered) + len(unasked) == 60
+    assert len(answered) + len(unasked) == 300
 
 
 async def test_a_worker_that_dies_and_one_that_refuses_fail_no_line(start_house, tmp_path):
@@ -409,15 +409,15 @@ async def test_a_house_that_stops_goes_on_where_it_was(tmp_path):
     slow = settings.Batches(max_in_flight=8)
     with houses.running(tmp_path / "data", command, batches=slow) as house:
         async with house.client() as client:
-            batch = await begun(client, lines(120))
+            batch = await begun(client, lines(500))
             await when(client, batch, lambda batch: batch.request_counts.completed >= 20)
     with houses.running(tmp_path / "data", command, batches=slow) as house:
         async with house.client() as client:
             batch = await over(client, batch)
             found = await outputs(client, batch.output_file_id)
         rows = await house.ledger_rows()
-    assert (batch.status, len(found)) == ("completed", 120)
-    assert [one["custom_id"] for one in found] == [f"line-{number}" for number in range(120)]
+    assert (batch.status, len(found)) == ("completed", 500)
+    assert [one["custom_id"] for one in found] == [f"line-{number}" for number in range(500)]
     owed = sorted(row.request_id for row in rows if row.status == 200 or row.num_completion_tokens)
     assert owed == sorted(one["response"]["request_id"] for one in found)
 
