@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from policies import settings as config
 from policies.settings import WorkerSettings
 from tests.worker.tiny import BLOCK_SIZE, VOCAB_SIZE, Walk, checkpoint, oracle_logits
+from worker.adapters import AdapterError
 from worker.models import ModelError
 from worker.parallel.runner import ParallelRunner
 from worker.runner import Runner
@@ -130,6 +131,13 @@ def test_several_ranks_are_refused_by_name(tmp_path):
     asked = WorkerSettings("one", "model", str(tmp_path), "tcp:127.0.0.1:0", engine=config.Engine(pipeline_parallel=2))
     with pytest.raises(ModelError, match="GPT2LMHeadModel is served by way of transformers, on one rank"):
         ParallelRunner.load(asked, lambda reason: None)
+
+
+def test_adapters_are_refused_by_name(models):
+    runner = models.runner("gpt2", "auto")
+    assert not runner.takes_adapters
+    with pytest.raises(AdapterError, match="adapter one: GPT2LMHeadModel is served by way of transformers"):
+        runner.load_adapter("one", "anywhere", 1 << 20)
 
 
 def test_a_tensor_that_is_missing_is_named(tmp_path):
