@@ -4,10 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from gateway.parsers import gathered
+from gateway.parsers.reader import Wanted
+from gateway.reply.choices import Choice
+from gateway.text import Text
 from policies import wire
 from tests.gateway.conftest import HELLO, Front, OpenFront
 from tests.gateway.texts import CHATML
@@ -352,3 +360,40 @@ async def test_strict_functions_are_a_grammar_and_a_schema_that_cannot_be_one_is
     assert submit.grammar is not None
     front.peer.say(submit, [*front.ids(TIME.strip()), 3], "stop")
     assert (await call).choices[0].message.tool_calls[0].function.name == "get_time"
+
+
+names = st.sampled_from(["get_weather", "get_time"])
+values = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
+arguments = st.dictionaries(st.text("abc", min_size=1, max_size=3), values | st.integers(-99, 99), max_size=3)
+
+
+@given(
+    st.text(st.characters(exclude_categories=["Cs"]), max_size=12).map(str.strip),
+    st.lists(st.tuples(names, arguments), max_size=3),
+    st.lists(st.integers(1, 9)),
+)
+def test_what_a_template_writes_of_calls_is_read_back_however_its_tokens_arrive(content, called, sizes):
+    """With the demo model's own template and tokens."""
+    text = demo()
+    calls = [{"function": {"name": name, "arguments": arguments}} for name, arguments in called]
+    said = {"role": "assistant", "content": content, "tool_calls": calls}
+    rendered = text._templates["default"].render([*HELLO, said], None, {"add_generation_prompt": False})
+    _, _, answer = rendered.rpartition("<|im_start|>assistant\n")
+    token_ids = text._tokenizer.encode(answer.removesuffix("<|im_end|>\n"), add_special_tokens=False).ids
+    parsers = text.tongue.parsers(Wanted(frozenset({"get_weather", "get_time"}), True), False)
+    choice = Choice(0, text.decoder(), parser=parsers())
+    events, start = [], 0
+    for size in [*sizes, len(token_ids)]:
+        choice.take(wire.Delta("r", 0, token_ids[start : start + size]))
+        events += choice.take_events()
+        start += size
+    choice.take(wire.Delta("r", 0, [], None, wire.Finish("stop", 0, 0, 0.0, 0.0, 0.0)))
+    read = gathered([*events, *choice.take_events()])
+    assert (read.content or "") == content
+    assert [(call.name, json.loads(call.arguments)) for call in read.calls] == called
+    assert choice.ended_as == ("tool_calls" if called else "stop")
+
+
+@cache
+def demo() -> Text:
+    return Text.load(Path(__file__).parents[2] / "demo" / "model")
