@@ -1,12 +1,19 @@
 """Answers that are held to a grammar, of a random model that would say anything."""
 
 import json
+import random
 import re
 
 import jsonschema
 import pytest
+import torch
 
-from tests.worker.guided import Guided, guided_model
+from tests.gateway.texts import byte_fallback, byte_level
+from tests.worker.guided import EOS, Guided, guided_model
+from tests.worker.schemas import a_schema
+from worker.grammar.vocabulary import read_vocabulary
+from worker.native import library
+from worker.sampling.masks import Masks
 
 PERSON = {
     "type": "object",
@@ -62,3 +69,119 @@ def test_what_cannot_be_compiled_fails_that_request_alone(guided):
     assert set(guided.failures) == {"bad", "worse", "worst"}
     assert guided.answers["good", 0].text == "yes"
     assert guided.answers["plain", 0].reason in ("length", "stop")
+
+
+NUM_SCHEMAS, MAX_TOKENS = 500, 300
+
+
+def test_every_strict_answer_is_whole_and_as_its_schema_says_cut_or_not(path):
+    guided = Guided(path, max_sequences=32)
+    schemas = {f"s{seed}": a_schema(random.Random(seed)) for seed in range(NUM_SCHEMAS)}
+    for seed, (name, schema) in enumerate(schemas.items()):
+        while guided.boarding.stats(1).num_waiting >= 32:
+            guided.step()
+        # Some have room, some must come to an end soon.
+        guided.submit(name, "json_schema", json.dumps(schema), max_tokens=MAX_TOKENS - seed % 3 * 12, seed=seed)
+    guided.run()
+    guided.close()
+    assert not guided.failures
+    reasons = set()
+    for name, schema in schemas.items():
+        answer = guided.answers[name, 0]
+        jsonschema.Draft202012Validator(schema).validate(json.loads(answer.text))
+        reasons.add(answer.reason)
+    assert reasons == {"stop", "length"}
+
+
+def test_answers_are_the_same_with_guesses_and_without(path):
+    schemas = [a_schema(random.Random(seed)) for seed in range(24)]
+    # Of what is bound to repeat itself.
+    schemas += [{"type": "array", "items": {"enum": ["again and again"]}, "minItems": 4, "maxItems": 9}] * 8
+    told = []
+    for speculates in (True, False):
+        guided = Guided(path, max_sequences=16)
+        guided.engine.speculates = speculates
+        for seed, schema in enumerate(schemas):
+            guided.submit(f"s{seed}", "json_schema", json.dumps(schema), max_tokens=120, seed=seed, temperature=0.7)
+        guided.run()
+        guided.close()
+        told.append({name: answer.token_ids for name, answer in guided.answers.items()})
+    assert told[0] == told[1]
+
+
+def test_an_answer_goes_on_elsewhere_as_it_would_have_here(path):
+    whole = Guided(path)
+    whole.submit("r", "json_schema", json.dumps(PERSON), max_tokens=60)
+    whole.run()
+    whole.close()
+    token_ids = whole.answers["r", 0].token_ids
+    for num in (1, len(token_ids) // 2, len(token_ids) - 2):
+        later = Guided(path)
+        later.submit("r", "json_schema", json.dumps(PERSON), max_tokens=60, emitted={0: token_ids[:num]})
+        later.run()
+        later.close()
+        assert later.answers["r", 0].token_ids == token_ids[num:]
+    broken = Guided(path)
+    broken.submit("r", "json_schema", json.dumps(PERSON), emitted={0: [0, 0]})
+    broken.run()
+    broken.close()
+    assert "no beginning" in broken.failures["r"].reason
+
+
+def test_several_answers_to_a_prompt_keep_to_the_grammar_in_chunks_too(path):
+    guided, chunked = Guided(path), Guided(path, max_step_tokens=16)
+    for bench in (guided, chunked):
+        bench.submit("n", "json_schema", json.dumps(PERSON), max_tokens=120, num=4)
+        bench.submit("penalised", "regex", "[ab]{40}", max_tokens=60, logit_bias={9: 5.0}, presence_penalty=1.0)
+        bench.run()
+        bench.close()
+    for index in range(4):
+        jsonschema.validate(json.loads(guided.answers["n", index].text), PERSON)
+    assert {key: each.token_ids for key, each in guided.answers.items()} == {
+        key: each.token_ids for key, each in chunked.answers.items()
+    }
+
+
+def test_what_is_complete_ends_however_short_and_own_stops_end_it_where_it_may_end(guided):
+    guided.submit("min", "choice", '["yes"]', min_tokens=50, max_tokens=100)
+    stop = byte_level().token_to_id("Z")
+    guided.submit("stop", "regex", "[a-c]{3,60}", stop_token_ids=(stop,), logit_bias={stop: 100.0}, max_tokens=80)
+    guided.submit("logprobs", "choice", '["yes", "no"]', num_logprobs=2)
+    guided.submit("ignored", "regex", "a+", ignore_eos=True, logit_bias={EOS: 100.0})
+    guided.run()
+    assert guided.answers["min", 0].text == "yes"
+    assert guided.answers["stop", 0].token_ids[-1] == stop
+    assert len(guided.answers["logprobs", 0].logprobs) == len(guided.answers["logprobs", 0].token_ids)
+    assert guided.answers["ignored", 0].reason == "stop"
+
+
+def test_every_kind_of_tokenizer_is_understood(tmp_path):
+    for name, tokenizer, eos in (("level", byte_level(), 1), ("fallback", byte_fallback(), 2)):
+        directory = tmp_path / name
+        directory.mkdir()
+        tokenizer.save(str(directory / "tokenizer.json"))
+        vocabulary = read_vocabulary(directory, 700, [eos])
+        text = "naïve 東京 {7}"
+        assert vocabulary.decode_str(tokenizer.encode(text, add_special_tokens=False).ids).lstrip() == text
+        assert vocabulary.vocab_size >= 700
+        assert vocabulary.is_special_token(eos)
+
+
+@pytest.mark.parametrize("vocab_size", [64, 97, 1000, 4160])
+def test_compiled_masks_are_those_of_torch(vocab_size):
+    kernels = library()
+    if kernels is None:
+        pytest.skip("no compiled kernels")
+    generator = torch.Generator().manual_seed(vocab_size)
+    logits = torch.randn((5, vocab_size), generator=generator)
+    words = -(-vocab_size // 32) + 1
+    bits = torch.randint(-(2**31), 2**31, (3, words), generator=generator).to(torch.int32)
+    bits[:, ::3] = 0
+    bits[1, 1::3] = -1
+    masks = Masks([0, 2, 4], bits, [None] * 3)
+    expected, maxima = logits.clone(), kernels.maxima(logits)
+    masks.apply(expected, None, None)
+    masks.apply(logits, maxima, kernels)
+    assert torch.equal(maxima, kernels.maxima(expected))
+    tops = maxima.amax(-1, keepdim=True).expand(-1, -1, 64).reshape(5, -1)[:, :vocab_size]
+    assert torch.equal(logits[tops > -torch.inf], expected[tops > -torch.inf]), "what keeps nothing is not opened"

@@ -16,14 +16,16 @@ import numpy.typing as npt
 from llguidance import LLMatcher, LLTokenizer
 
 MAX_MASKS = 600
-"""Of one search: a tenth of a second at worst."""
+"""Of one search."""
 _BRANCHES = 6
 _TURN = 2
 """Tokens that a turn away from the likeliest way must save."""
+_MAX_DIVE = 200
+"""Choices in a row; whoever has not come to an end by then has lost its way."""
 _LONG_TOKENS = 64
 
 _OPENING = b'{[,"'
-_VALUES = (b",", b":", b"null", b"true", b"false", b"[]", b"{}", b'""', *(b"%d" % digit for digit in range(10)))
+_VALUES = (b",", b":", b"null", b"true", b"false", b"[]", b"{}", b'""')
 _STARTS = (b'"', b"n", b"t", b"f", b"-", b"[", b"{", b".")
 _TELLING = bytes(byte for byte in range(0x41, 0x7B) if chr(byte).isalpha() and byte not in b"nulltruefalseE")
 """Letters that a JSON text has within strings only."""
@@ -52,7 +54,9 @@ class Ends:
         letters = [bytes([byte]) for byte in range(0x20, 0x7F) if chr(byte).isalnum()]
         self._telling = self._ids_of(bytes([byte]) for byte in _TELLING)
         self._quotes = self._ids_of(sorted(quoted, key=len, reverse=True))
-        self._structure = self._ids_of((*sorted(closing, key=len, reverse=True), *_VALUES, *_STARTS))
+        self._structure = self._ids_of((*sorted(closing, key=len, reverse=True), *_VALUES))
+        self._digits = self._ids_of(b"%d" % digit for digit in range(10))
+        self._starts = self._ids_of(_STARTS)
         self._content = [self._ids_of(group) for group in (marks, plain[:_LONG_TOKENS], letters)]
 
     def _ids_of(self, tokens: Iterable[bytes]) -> npt.NDArray[np.int64]:
@@ -75,15 +79,17 @@ class Ends:
     def likeliest(self, mask: npt.NDArray[np.uint32], path: list[int]) -> list[int]:
         """A few of the tokens that may come next, those first that lead to an end; what the path has already comes
         after what it has not."""
+        used = set(path)
         if not len(_allowed(mask, self._telling)):
-            found = _allowed(mask, self._structure)
+            found = _allowed(mask, self._structure) + sorted(_allowed(mask, self._digits), key=used.__contains__)
+            found += _allowed(mask, self._starts)
         else:
             found = _allowed(mask, self._quotes)[:1]
-            used = set(path)
-            groups = [sorted(_allowed(mask, group), key=used.__contains__) for group in self._content]
-            # Of each kind the first, then of each the second.
-            found += [token_id for each in zip_longest(*(group[:_BRANCHES] for group in groups)) for token_id in each]
-            found = [token_id for token_id in found if token_id is not None]
+            # Of each kind the first, then of each the second; each time another kind leads.
+            turn = len(path) % len(self._content)
+            kinds = [*self._content[turn:], *self._content[:turn]]
+            groups = [sorted(_allowed(mask, kind), key=used.__contains__)[:_BRANCHES] for kind in kinds]
+            found += [token_id for each in zip_longest(*groups) for token_id in each if token_id is not None]
         if not found:
             bits = np.unpackbits(mask.view(np.uint8), bitorder="little")
             found = np.flatnonzero(bits)[:_BRANCHES].tolist()
@@ -102,35 +108,60 @@ def num_opened(token: bytes) -> int:
     return sum(byte in _OPENING for byte in token)
 
 
-def find_end(matcher: LLMatcher, ends: Ends, max_tokens: int) -> list[int] | None:
+def find_end(matcher: LLMatcher, ends: Ends, max_tokens: int, max_masks: int = MAX_MASKS) -> list[int] | None:
     """At most so many tokens after which the answer is whole; None where none were found. ``matcher`` is left as it
     is."""
     if matcher.is_accepting():
         return []
-    way = _Way(matcher.deep_copy())
-    turns: list[tuple[int, int, list[int]]] = [(0, 0, [])]
-    num_turns, seen = 0, set[tuple[int, int]]()
+    way, turns, seen = _Way(matcher.deep_copy()), _Turns(), set[tuple[int, int]]()
     num_masks = 0
-    while turns and num_masks < MAX_MASKS:
-        _, _, path = heapq.heappop(turns)
-        if not way.go(path):
-            continue
-        for mask in way.walk(ends, max_tokens):
-            num_masks += 1
+    path: list[int] | None = []
+    while path is not None and num_masks < max_masks:
+        num_dived = 0
+        for mask in way.walk(ends, max_tokens) if way.go(path) else ():
+            num_masks, num_dived = num_masks + 1, num_dived + 1
             state = hash(mask.tobytes()), len(way.path)
-            if state in seen or num_masks > MAX_MASKS:
+            if state in seen or num_masks > max_masks or num_dived > _MAX_DIVE:
                 break
             seen.add(state)
             first, *others = ends.likeliest(mask, way.path) or [-1]
-            for place, token_id in enumerate(others, 1):
-                num_turns += 1
-                heapq.heappush(turns, (len(way.path) + _TURN * place, num_turns, [*way.path, token_id]))
+            turns.add(way.path, others)
             if first < 0 or not way.step([first]):
                 break
-        else:
-            if way.is_whole and len(way.path) <= max_tokens:
-                return way.path
+        if way.is_whole and len(way.path) <= max_tokens:
+            return way.path
+        path = turns.next()
     return None
+
+
+class _Turns:
+    """Ways that were not gone. Now the shortest one comes next, now the longest: what was wrong was an early choice
+    that led too far, or the last one, that led nowhere."""
+
+    def __init__(self) -> None:
+        self._paths: dict[int, list[int]] = {}
+        self._num_added = 0
+        self._shortest: list[tuple[int, int]] = []
+        self._longest: list[tuple[int, int]] = []
+        self._is_short = False
+
+    def add(self, path: list[int], others: list[int]) -> None:
+        """Any of the others behind the path, the likeliest first."""
+        for place, token_id in enumerate(others, 1):
+            self._num_added += 1
+            self._paths[self._num_added] = [*path, token_id]
+            heapq.heappush(self._shortest, (len(path) + _TURN * place, self._num_added))
+            heapq.heappush(self._longest, (_TURN * place - len(path), self._num_added))
+
+    def next(self) -> list[int] | None:
+        self._is_short = not self._is_short
+        heap = self._shortest if self._is_short else self._longest
+        while heap:
+            _, number = heapq.heappop(heap)
+            path = self._paths.pop(number, None)
+            if path is not None:
+                return path
+        return None
 
 
 class _Way:

@@ -16,6 +16,8 @@ from llguidance import LLMatcher, LLTokenizer
 
 from worker.grammar.closing import Ends, find_end, num_opened
 
+MAX_MASKS = 200
+"""Of a search for an end in the middle of an answer, where all others wait."""
 MAX_REFUSED = 3
 """Tokens of one place that may turn out to lead too far; then it is the known end's turn."""
 
@@ -64,20 +66,20 @@ class Guide:
         vocabulary: LLTokenizer,
         stop_token_ids: frozenset[int],
         reach: Reach | None = None,
+        end: list[int] | None = None,
     ) -> None:
-        """``stop_token_ids``: any of them ends the answer, the model's own among them; ``reach``: of a strict
-        grammar."""
+        """``stop_token_ids``: any of them ends the answer, the model's own among them; ``reach``: of a strict grammar,
+        with an end from its beginning; where none was found that fits, none is promised."""
         self._matcher = matcher
         self.vocabulary = vocabulary
         self._reach = reach
         self._stops = stop_token_ids
-        self._end: list[int] | None = None
+        self._end = end
         """Tokens that would make it whole, from here if it is fresh, else from where it was a while ago."""
-        self._is_fresh = False
-        self._farthest: int | None = None
+        self._is_fresh = end is not None
+        self._farthest = None if end is None else len(end)
         """An end takes no more than that."""
-        self._is_endless = False
-        """Once no end was found that fits, none is promised."""
+        self._is_endless = end is None
         self._found: tuple[int, list[int]] | None = None
         """A token that was accepted, and the end after it."""
         self._num_refused = 0
@@ -161,7 +163,7 @@ class Guide:
         if not self._is_fresh:
             assert self._reach is not None
             if self._end is None or not self._leads_to_end(self._end):
-                self._end = find_end(self._matcher, self._reach.ends, num_left)
+                self._end = find_end(self._matcher, self._reach.ends, num_left, MAX_MASKS)
             if self._end is None or len(self._end) > num_left:
                 self._is_endless = True
                 return False
@@ -180,7 +182,7 @@ class Guide:
             return None
         after: list[int] | None = end
         if len(end) > max_tokens or not self._leads_to_end(end):
-            after = find_end(matcher, self._reach.ends, max_tokens)
+            after = find_end(matcher, self._reach.ends, max_tokens, MAX_MASKS)
         matcher.rollback(1)
         return after
 

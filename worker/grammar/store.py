@@ -17,7 +17,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from policies import wire
 from policies.grammar import NotReadable, spelled
-from worker.grammar.closing import Ends
+from worker.grammar.closing import Ends, find_end
 from worker.grammar.errors import NoVocabulary, Unguided
 from worker.grammar.guide import Guide, Reach, first_line
 
@@ -25,6 +25,8 @@ MAX_KEPT = 256
 MAX_KEPT_CHARS = 16 << 20
 """Of the sources of those that are kept; what they are compiled to is some times that."""
 MAX_SOURCE_CHARS = 4 << 20
+MAX_END_TOKENS = 4096
+"""Of the shortest answer that is looked for."""
 
 Guides = dict[int, Guide]
 """By the index of the sequence."""
@@ -36,6 +38,8 @@ class _Compiled:
     """At its beginning; only ever copied."""
     vocabulary: LLTokenizer
     reach: Reach | None
+    end: list[int] | None
+    """Of a strict one: tokens that are a whole answer."""
 
 
 class Grammars:
@@ -77,7 +81,9 @@ class Grammars:
             ):
                 return None
             self._kept.move_to_end(submit.grammar)
-        return self._guides(kept.result(), submit)
+        compiled = kept.result()
+        is_long = compiled.end is not None and len(compiled.end) > submit.sampling.max_tokens
+        return None if is_long else self._guides(compiled, submit, compiled.end)
 
     def begin(self, submit: wire.Submit) -> None:
         """``turn`` will say what came of it."""
@@ -100,16 +106,26 @@ class Grammars:
 
     def _prepare(self, submit: wire.Submit) -> Guides:
         assert submit.grammar is not None
-        guides = self._guides(self._compiled(submit.grammar), submit)
+        compiled, max_tokens = self._compiled(submit.grammar), submit.sampling.max_tokens
+        end = compiled.end
+        if end is not None and compiled.reach is not None and len(end) > max_tokens:
+            end = find_end(compiled.matcher, compiled.reach.ends, max_tokens)
+        guides = self._guides(compiled, submit, end)
         for index, token_ids in submit.emitted_token_ids.items():
-            if not guides[index].replay(token_ids, submit.sampling.max_tokens):
+            if not guides[index].replay(token_ids, max_tokens):
                 raise Unguided(f"what was emitted of sequence {index} is no beginning of what its grammar allows")
         return guides
 
-    def _guides(self, compiled: _Compiled, submit: wire.Submit) -> Guides:
+    def _guides(self, compiled: _Compiled, submit: wire.Submit, end: list[int] | None) -> Guides:
         stops = self._eos_token_ids | frozenset(submit.sampling.stop_token_ids)
         return {
-            index: Guide(compiled.matcher.deep_copy(), compiled.vocabulary, stops, compiled.reach)
+            index: Guide(
+                compiled.matcher.deep_copy(),
+                compiled.vocabulary,
+                stops,
+                compiled.reach,
+                None if end is None else list(end),
+            )
             for index in submit.indices
         }
 
@@ -153,13 +169,14 @@ class Grammars:
             tried.compute_bitmask()
         if tried.is_error():
             raise Unguided(f"the grammar cannot be compiled: {first_line(tried.get_error())}")
-        reach = None
+        reach = end = None
         if grammar.is_strict:
             reach = Reach(self._ends_of(vocabulary), None)
+            end = find_end(matcher, reach.ends, MAX_END_TOKENS)
         with self._lock:
             self.num_compiled += 1
             self.compile_s += time.monotonic() - began_at
-        return _Compiled(matcher, vocabulary, reach)
+        return _Compiled(matcher, vocabulary, reach, end)
 
     def _tokens(self) -> LLTokenizer:
         with self._lock:
