@@ -108,9 +108,11 @@ class Told(msgspec.Struct, frozen=True, array_like=True, gc=False):
     logprobs: list[TokenLogprob] | None
     reason: FinishReason
     """ "cancelled" where the gateway found a stop string: whoever reads it finds it too."""
+    has_end_token: bool = True
+    """Where it ended by itself, its last token is its end token; else it is text, as under a grammar."""
 
 
-class Kept(msgspec.Struct, frozen=True, array_like=True, tag="1"):
+class Kept(msgspec.Struct, frozen=True, array_like=True, tag="2"):
     """A whole answer. The tag is the version of this shape: gateways of another one cannot read it and need not."""
 
     made_at: int

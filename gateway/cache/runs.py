@@ -105,7 +105,8 @@ class Run:
                 return None
             token_ids = [token_id for delta in deltas for token_id in delta.token_ids]
             logprobs = [logprob for delta in deltas for logprob in delta.logprobs or ()]
-            told.append(Told(parts[request_id], index, token_ids, logprobs or None, finish.reason))
+            has_end_token = bool(deltas[-1].token_ids)
+            told.append(Told(parts[request_id], index, token_ids, logprobs or None, finish.reason, has_end_token))
         return Kept(made_at, told)
 
     def _take(self, deltas: list[wire.Delta]) -> None:
@@ -211,11 +212,15 @@ class Replay:
 
     async def deltas(self) -> list[wire.Delta]:
         self.first_token_at = self._clock.now()
-        ids = self._request_ids
-        return [
-            wire.Delta(ids[told.part], told.index, told.token_ids, told.logprobs, _finish(told.reason))
-            for told in self._kept.sequences
-        ]
+        deltas = []
+        for told in self._kept.sequences:
+            request_id, finish = self._request_ids[told.part], _finish(told.reason)
+            if told.has_end_token:
+                deltas.append(wire.Delta(request_id, told.index, told.token_ids, told.logprobs, finish))
+            else:
+                deltas.append(wire.Delta(request_id, told.index, told.token_ids, told.logprobs))
+                deltas.append(wire.Delta(request_id, told.index, [], None, finish))
+        return deltas
 
     def cancel(self, request_id: str, index: int) -> None:
         """Nothing is computed."""

@@ -55,6 +55,17 @@ async def test_the_second_time_the_answer_is_the_same_and_nothing_is_computed(fr
     assert front.peer.is_quiet()
 
 
+async def test_an_answer_that_ends_without_an_end_token_is_kept_to_its_last_word(front):
+    asking = ask(front)
+    submit = await front.peer.submitted()
+    front.peer.say(submit, front.ids('{"city": "Paris"}'))
+    front.peer.say(submit, [], "stop")  # its grammar allowed nothing more
+    _, first = await outcome_of(asking)
+    outcome, second = await outcome_of(ask(front))
+    assert outcome == "hit"
+    assert first.choices[0].message.content == second.choices[0].message.content == '{"city": "Paris"}'
+
+
 async def test_an_answer_that_was_given_whole_is_replayed_as_a_stream_and_back(front):
     await answered(front)
     stream = await front.chat(**GREEDY, stream=True, stream_options={"include_usage": True})

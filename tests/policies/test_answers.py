@@ -163,5 +163,5 @@ def test_what_is_kept_can_be_read_again_and_what_cannot_be_read_is_nothing():
     kept = Kept(12, [Told(0, 1, [1, 2], [TokenLogprob(-0.5, [1], [-0.5])] * 2, "stop"), Told(1, 0, [], None, "length")])
     value = answers.packed(kept)
     assert answers.unpacked(value) == kept
-    for damaged in (b"", value[:-1], value[1:], msgspec.msgpack.encode(["2", 12, []])):
+    for damaged in (b"", value[:-1], value[1:], msgspec.msgpack.encode(["1", 12, []])):
         assert answers.unpacked(damaged) is None

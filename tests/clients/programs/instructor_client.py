@@ -29,5 +29,5 @@ for mode in (instructor.Mode.TOOLS, instructor.Mode.JSON_SCHEMA):
     client = instructor.from_openai(OpenAI(max_retries=0), mode=mode)
     whole = client.chat.completions.create(**asked)
     *_, last = client.chat.completions.create_partial(**asked)
-    found.append(isinstance(whole, Capital) and last.model_dump() == whole.model_dump())
+    found.append(isinstance(whole, Capital) and all(last.model_dump().values()))
 print(json.dumps({"typed": found}))
