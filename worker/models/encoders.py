@@ -37,7 +37,7 @@ def is_encoder(path: Path) -> bool:
         return False
     config = read_json(path / "config.json")
     names = config.get("architectures") or [""]
-    return config.get("model_type") in TYPES and not str(names[0]).endswith("ForCausalLM")
+    return config.get("model_type") in TYPES and not str(names[0]).endswith(("ForCausalLM", "LMHeadModel"))
 
 
 class Encoder:
