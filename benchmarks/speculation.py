@@ -7,22 +7,29 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from statistics import median
 from time import perf_counter
+from typing import NamedTuple
 
 import click
+import torch
 from tokenizers import Tokenizer
+from torch import Tensor
 
 from demo import DRAFT_DIR
+from demo.facts import CITIES, FOODS, NAMES
+from demo.stories import tell
 from policies import settings, wire
 from policies.terms import Sampling
 from worker.engine import Engine
 from worker.probe import probe
 from worker.process import prepare
 from worker.runner import Runner
-from worker.sampler import Sampler
-from worker.speculation import Speculation, SuffixDrafter
+from worker.sampler import Pending, Row, Sampler
+from worker.speculation import Speculation, StoreDrafter, SuffixDrafter
 from worker.speculation.load import draft_model
 
 Prompts = list[list[int]]
@@ -39,55 +46,123 @@ STORIES = [
 ]
 NUM_TOLD = 160
 """Tokens of an answer that is asked for again: what stands in the text already is copied."""
+LUCK = 8
+"""Times as many tokens as all have on average, that none of several answers reaches."""
+NUM_RECORDS = 10
+"""People in a text that JSON is made of."""
+
+
+class Case(NamedTuple):
+    """What is decoded in one measurement."""
+
+    prompts: Prompts
+    num_tokens: int
+    temperature: float = 0.0
+    dictated: Prompts = []  # noqa: RUF012  (never changed)
+    """Of each prompt the answer, whatever the model says."""
+
+
+class Dictation(Sampler):
+    """A sampler that samples as ever and then takes the words from a text, for the requests that have one."""
+
+    def __init__(self, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
+        super().__init__(vocab_size, eos_token_ids)
+        self.texts: Mapping[int, list[int]] = {}
+        """By seed."""
+
+    @torch.inference_mode()
+    def start(self, logits: Tensor, rows: Sequence[Row], maxima: Tensor | None = None) -> Pending:
+        pending = super().start(logits, rows, maxima)
+        for number, row in enumerate(rows) if self.texts else ():
+            text, place = self.texts[row.seed], len(row.output_token_ids) + len(row.draft_token_ids)
+            if place < len(text):
+                pending.token_ids[number] = text[place]
+        return pending
 
 
 class Bench:
-    """One engine, with and without."""
+    """Engines with different drafters on one model."""
 
     def __init__(self) -> None:
-        engine = settings.Engine()
+        engine = settings.Engine(prefix_cache=False)  # the engines write to the same blocks
         self._runner = Runner.load("demo", engine)
-        sampler = Sampler(self._runner.vocab_size, self._runner.eos_token_ids)
-        make = partial(Engine, self._runner, sampler, engine, perf_counter)
+        self._sampler = Dictation(self._runner.vocab_size, self._runner.eos_token_ids)
+        make = partial(Engine, self._runner, self._sampler, engine, perf_counter)
         costs = probe(make, self._runner.max_model_tokens)
         model = draft_model("demo", engine, self._runner, perf_counter)
         assert model is not None
+        num = engine.speculation.max_draft_tokens
         self._engine = {
-            "copies": make(costs, Speculation([SuffixDrafter()], engine.speculation.max_draft_tokens)),
-            "model": make(costs, Speculation([model], engine.speculation.max_draft_tokens)),
-            "both": make(costs, Speculation([SuffixDrafter(), model], engine.speculation.max_draft_tokens)),
+            "suffix": make(costs, Speculation([SuffixDrafter()], num)),
+            "model": make(costs, Speculation([model], num)),
+            "all": make(costs, Speculation([SuffixDrafter(), StoreDrafter(), model], num)),
         }
         self._tokenizer = Tokenizer.from_file(str(DRAFT_DIR / "tokenizer.json"))
+
+    def tokens(self, text: str) -> list[int]:
+        token_ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        return token_ids
 
     def chat(self, *turns: str) -> list[int]:
         """Questions and answers in turn, the last one a question."""
         text = ""
         for place, turn in enumerate(turns):
             text += f"<|im_start|>{'assistant' if place % 2 else 'user'}\n{turn}<|im_end|>\n"
-        token_ids: list[int] = self._tokenizer.encode(text + "<|im_start|>assistant\n", add_special_tokens=False).ids
-        return token_ids
+        return self.tokens(text + "<|im_start|>assistant\n")
 
-    def twice_told(self, question: str) -> list[int]:
+    def twice_told(self, question: str) -> Case:
         """A conversation in which an answer is asked for again, and the answer once more behind it, in part: the model
         goes on copying."""
-        answer = self.write("copies", False, [self.chat(question)], NUM_TOLD, 0.0)[1][0]
-        return [*self.chat(question), *answer, *self.chat(question), *answer[: NUM_TOLD // 8]]
+        answer = self.write("suffix", False, Case([self.chat(question)], NUM_TOLD)).answers[0]
+        again = [*self.chat(question), *answer, *self.chat(question), *answer[: NUM_TOLD // 8]]
+        return Case([again], NUM_TOLD * 3 // 4)
 
-    def write(
-        self, name: str, speculates: bool, prompts: Prompts, num_tokens: int, temperature: float
-    ) -> tuple[float, list[list[int]], int, int]:
-        """Tokens a second once all have begun, the answers, and what was drafted and accepted."""
+    def rewritten(self, rng: random.Random) -> Case:
+        """A story that is to be told again of somebody else. The demo model cannot do that, so it is dictated."""
+        text = tell(rng, "fox", "basket", 3)
+        here, *names = [name for name in NAMES if name in text] + [name for name in NAMES if name not in text]
+        other = names[-1]
+        answer = self.tokens(text.replace(here, other))
+        return Case(
+            [self.chat(f"Rewrite this text, with {other} in place of {here}:\n\n{text}")], len(answer), 0.0, [answer]
+        )
+
+    def extracted(self, rng: random.Random) -> Case:
+        """People that are told of, as JSON. Dictated, too: of so many the demo model loses count."""
+        people = [
+            {"name": name, "age": rng.randrange(20, 80), "city": rng.choice(CITIES), "likes": rng.choice(FOODS)}
+            for name in rng.sample(NAMES, NUM_RECORDS)
+        ]
+        text = " ".join(
+            [f"{who['name']} is {who['age']}, lives in {who['city']} and likes {who['likes']}." for who in people]
+        )
+        answer = self.tokens(json.dumps(people))
+        return Case([self.chat(f"Extract JSON from this text:\n\n{text}")], len(answer), 0.0, [answer])
+
+    def write(self, name: str, speculates: bool, case: Case) -> Written:
+        """By one of the engines, all prompts at once, until there are so many tokens in all: nobody ends before, or a
+        batch of which some are lucky would shrink, and the others hold up what was gained."""
         engine = self._engine[name]
         engine.speculates = speculates
-        answers: dict[str, list[int]] = {str(number): [] for number in range(len(prompts))}
-        for number, prompt in enumerate(prompts):
-            sampling = Sampling(num_tokens, temperature=temperature, seed=number, ignore_eos=True)
+        self._sampler.texts = dict(enumerate(case.dictated))
+        answers: dict[str, list[int]] = {str(number): [] for number in range(len(case.prompts))}
+        for number, prompt in enumerate(case.prompts):
+            most = case.num_tokens * (LUCK if len(case.prompts) > 1 else 1)
+            sampling = Sampling(most, temperature=case.temperature, seed=number, ignore_eos=True)
             refused = engine.add(wire.Submit(str(number), prompt, sampling))
             assert refused is None
         num_drafted = num_accepted = num_written = 0
-        began_at = 0.0
+        began_at = ended_at = 0.0
         while engine.has_work:
-            deltas, _ = engine.step()
+            if num_written >= len(case.prompts) * (case.num_tokens - 1) and not ended_at:
+                ended_at = perf_counter()
+                for delta in [delta for number in answers for delta in engine.cancel(number)]:
+                    assert delta.finish is not None
+                    num_drafted += delta.finish.num_drafted_tokens
+                    num_accepted += delta.finish.num_accepted_tokens
+                continue
+            deltas, failed = engine.step()
+            assert not failed, failed
             for delta in deltas:
                 answers[delta.request_id] += delta.token_ids
                 num_written += len(delta.token_ids) if began_at else 0
@@ -96,60 +171,142 @@ class Bench:
                     num_accepted += delta.finish.num_accepted_tokens
             if not began_at and all(answers.values()):
                 began_at = perf_counter()
-        return num_written / (perf_counter() - began_at), list(answers.values()), num_drafted, num_accepted
+        rate = num_written / ((ended_at or perf_counter()) - began_at)
+        return Written(rate, list(answers.values()), num_drafted, num_accepted)
 
-    def compare(
-        self, name: str, prompts: Prompts, num_tokens: int, temperature: float, num_rounds: int
-    ) -> dict[str, float]:
-        """Without and with, in turn; the median of the ratios."""
-        ratios, rates = [], []
-        for _ in range(num_rounds):
-            plain, *_ = self.write(name, False, prompts, num_tokens, temperature)
-            guessed, _, num_drafted, num_accepted = self.write(name, True, prompts, num_tokens, temperature)
-            ratios.append(guessed / plain)
-            rates.append((plain, guessed))
+
+class Written(NamedTuple):
+    """What came of a case."""
+
+    tokens_per_s: float
+    """Once all have begun."""
+    answers: Prompts
+    num_drafted: int
+    num_accepted: int
+
+
+class Pairs:
+    """One kind of prompts, without guesses and with, as often as there are rounds."""
+
+    def __init__(self, title: str, name: str, cases: Iterable[Case]) -> None:
+        """``name``: of the engine; ``cases``: one a round."""
+        self.title, self._name, self._cases = title, name, iter(cases)
+        self._ratios: list[float] = []
+        self._rates: list[tuple[float, float]] = []
+        self._num_drafted = self._num_accepted = 0
+
+    def go(self, bench: Bench) -> None:
+        """One round; who is first takes turns."""
+        case = next(self._cases)
+        order = (False, True) if len(self._ratios) % 2 else (True, False)
+        written = {speculates: bench.write(self._name, speculates, case) for speculates in order}
+        plain, guessed = written[False], written[True]
+        self._ratios.append(guessed.tokens_per_s / plain.tokens_per_s)
+        self._rates.append((plain.tokens_per_s, guessed.tokens_per_s))
+        self._num_drafted += guessed.num_drafted
+        self._num_accepted += guessed.num_accepted
+
+    def figures(self) -> dict[str, float]:
+        """The median of the ratios, between which two of them it lies in 19 of 20 such runs, and the quartiles."""
+        ratios = sorted(self._ratios)
+        low, high = median_bounds(len(ratios))
         return {
             "times": median(ratios),
-            "least": min(ratios),
-            "most": max(ratios),
-            "plain_tokens_per_s": median(plain for plain, _ in rates),
-            "tokens_per_s": median(guessed for _, guessed in rates),
-            "num_drafted": num_drafted,
-            "num_accepted": num_accepted,
+            "at_least": ratios[low],
+            "at_most": ratios[high],
+            "first_quartile": ratios[len(ratios) // 4],
+            "third_quartile": ratios[-1 - len(ratios) // 4],
+            "num_rounds": len(ratios),
+            "plain_tokens_per_s": median(plain for plain, _ in self._rates),
+            "tokens_per_s": median(guessed for _, guessed in self._rates),
+            "num_drafted": self._num_drafted,
+            "num_accepted": self._num_accepted,
         }
 
 
+def median_bounds(num: int) -> tuple[int, int]:
+    """The places, among so many values in order, between which the median that they are drawn from lies with a chance
+    of 0.95; the first and the last where they are too few for that."""
+    chance, ways, low = 0.0, 1.0, 0
+    for place in range(num // 2):
+        chance += ways / 2.0**num
+        if chance > 0.025:
+            break
+        low = place
+        ways *= (num - place) / (place + 1)
+    return low, num - 1 - low
+
+
+def pairs_of(bench: Bench) -> dict[str, list[Pairs]]:
+    """By kind."""
+    rng = random.Random(3)
+
+    def forever(case: Case) -> Iterable[Case]:
+        while True:
+            yield case
+
+    def rewritten() -> Iterable[Case]:
+        while True:
+            yield bench.rewritten(rng)
+
+    def extracted() -> Iterable[Case]:
+        while True:
+            yield bench.extracted(rng)
+
+    def random_prompts(num: int, temperature: float) -> Iterable[Case]:
+        while True:  # new ones in each round, lest the answers be known
+            prompts = [[rng.randrange(3, 4096) for _ in range(32)] for _ in range(num)]
+            yield Case(prompts, 128, temperature)
+
+    stories = [bench.chat(question) for question in STORIES]
+    return {
+        "copies": [
+            Pairs("an answer asked for again, by suffix", "suffix", forever(bench.twice_told(STORIES[0]))),
+            Pairs("a text rewritten, by suffix", "suffix", rewritten()),
+            Pairs("a text rewritten, by all", "all", rewritten()),
+            Pairs("JSON extracted, by suffix", "suffix", extracted()),
+            Pairs("JSON extracted, by all", "all", extracted()),
+        ],
+        "stories": [
+            Pairs("a story, by the draft model", "model", forever(Case(stories[:1], 400))),
+            Pairs("a story at temperature 0.8, by the draft model", "model", forever(Case(stories[:1], 400, 0.8))),
+            Pairs("8 stories, by the draft model", "model", forever(Case(stories, 300))),
+        ],
+        "random": [
+            Pairs(
+                f"{num} random prompts at temperature {temperature:g}, by all", "all", random_prompts(num, temperature)
+            )
+            for num in (1, 8, 32)
+            for temperature in (0.0, 1.0)
+        ],
+    }
+
+
 @click.command()
-@click.option("--rounds", type=click.IntRange(1), default=7, show_default=True)
-@click.option("--out", type=click.Path(dir_okay=False), help="Write the figures there as JSON, too.")
-def main(rounds: int, out: str | None) -> None:
+@click.option("--seconds", type=click.FloatRange(1), default=50.0, show_default=True, help="Rounds begin for so long.")
+@click.option("--kind", "kinds", multiple=True, type=click.Choice(["copies", "stories", "random"]), help="Only these.")
+@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Write the figures there as JSON, too.")
+def main(seconds: float, kinds: tuple[str, ...], out: Path | None) -> None:
     """Prints the figures."""
     prepare()
     bench = Bench()
-    rng = random.Random(3)
-    stories = [bench.chat(question) for question in STORIES]
-    told = [bench.twice_told(question) for question in STORIES]
-    cases: list[tuple[str, str, Prompts, int, float]] = [
-        ("copies, by the suffix drafter", "copies", told[:1], NUM_TOLD * 3 // 4, 0.0),
-        ("stories, by the draft model", "model", stories[:1], 400, 0.0),
-        ("stories at temperature 0.8, by the draft model", "model", stories[:1], 400, 0.8),
-        ("8 stories, by both", "both", stories, 300, 0.0),
-    ]
-    for num in (1, 8, 32):
-        prompts = [[rng.randrange(3, 4096) for _ in range(32)] for _ in range(num)]
-        cases += [(f"{num} random, by both", "both", prompts, 128, 0.0)]
-        cases += [(f"{num} random at temperature 1, by both", "both", prompts, 128, 1.0)]
-    figures = {}
-    for title, name, prompts, num_tokens, temperature in cases:
-        figures[title] = told_of = bench.compare(name, prompts, num_tokens, temperature, rounds)
+    every = pairs_of(bench)
+    pairs = [each for kind in kinds or every for each in every[kind]]
+    began_at = perf_counter()
+    while perf_counter() - began_at < seconds:
+        for each in pairs:
+            each.go(bench)
+    figures = {each.title: each.figures() for each in pairs}
+    for title, told_of in figures.items():
         click.echo(
-            f"{title:48} {told_of['times']:5.2f} times ({told_of['least']:.2f} to {told_of['most']:.2f}),"
+            f"{title:50} {told_of['times']:5.3f} times ({told_of['at_least']:.3f} to {told_of['at_most']:.3f}; quarters"
+            f" {told_of['first_quartile']:.2f}, {told_of['third_quartile']:.2f}; {told_of['num_rounds']:.0f} rounds),"
             f" {told_of['plain_tokens_per_s']:.0f} -> {told_of['tokens_per_s']:.0f} tokens/s,"
-            f" {told_of['num_accepted']} of {told_of['num_drafted']} right"
+            f" {told_of['num_accepted']:.0f} of {told_of['num_drafted']:.0f} right"
         )
     if out:
-        with open(out, "w") as file:
-            json.dump(figures, file, indent=1)
+        known = json.loads(out.read_text()) if out.exists() else {}
+        out.write_text(json.dumps(known | figures, indent=1))
 
 
 if __name__ == "__main__":

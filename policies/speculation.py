@@ -44,6 +44,19 @@ _FIRST_TRIALS = 3
 _SURPRISE = 4.0
 """A step so many times as long as expected teaches only as much as this."""
 
+_ALLOWANCE = 0.01
+"""Of every step, what guessing may cost even where nothing comes of it."""
+_SAVINGS, _CHANCES = 1.0, 12.0
+"""Steps' time that it may have in hand, at most: what it gained an hour ago is no reason to lose now. The second one,
+shared by the requests of a step, where that is more: of a few requests each guess counts for much."""
+_SEEN = 0.9
+"""Of what is gained; not all that it costs is seen."""
+_DEBT = 1 / 3
+"""Of the savings, that those whose guesses come right may owe."""
+_WORST = 2 / 3
+"""Of the savings, that is owed at most, and that one step can be charged with: a long text is met once, and may pay
+later."""
+
 BEHIND_WEIGHT = 2.0
 """What a token is worth to a request that is behind the pace it was promised, to others 1."""
 
@@ -191,6 +204,36 @@ class Effort:
         self._most_tokens = max(self._most_tokens, num_draft_tokens)
         gain = (num_requests + num_right) / num_requests * plain_s / seconds if num_requests else 1.0
         self._gain = max(1.0, self._gain + (gain - self._gain) * share)
+
+
+class Purse:
+    """What all guessing has cost and gained lately, in steps' time: it lives on a small part of every step and on what
+    it gains, so whatever it looks for, it never takes much more than that part. Best kept for batches of about one
+    size, since what does not pay among many may pay for one."""
+
+    def __init__(self, num_requests: int) -> None:
+        """For batches of about so many."""
+        self._most = self._level = max(_SAVINGS, _CHANCES / num_requests)
+
+    @property
+    def is_low(self) -> bool:
+        """Hardly anybody should be looked at but those whose latest guess was right."""
+        return self._level <= 0.0
+
+    @property
+    def is_empty(self) -> bool:
+        """Nobody should be."""
+        return self._level <= -_DEBT * self._most
+
+    def pass_step(self) -> None:
+        """One more, whatever was in it."""
+        self._level = min(self._most, self._level + _ALLOWANCE)
+
+    def tell(self, plain_s: float, more_s: float, num_right: int, num_requests: int) -> None:
+        """Of a step that would have taken ``plain_s`` for a token each, and took so much longer, looking included."""
+        worst = _WORST * self._most
+        change = _SEEN * num_right / num_requests - min(worst, more_s / plain_s)
+        self._level = min(self._most, max(-worst, self._level + change))
 
 
 def best_length(

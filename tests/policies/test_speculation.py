@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.speculation import PLAIN_EVERY, Chance, Effort, Survival, allot
+from policies.speculation import PLAIN_EVERY, Chance, Effort, Purse, Survival, allot
 
 falling = st.lists(st.floats(0.0, 1.0), max_size=6).map(lambda own: sorted(own, reverse=True))
 
@@ -231,3 +231,25 @@ def test_a_slow_first_trial_does_not_lock_eight_stories_out(first_s, verify_s):
 def test_good_drafts_pay_where_there_is_time_to_spare():
     assert Machine(1e-3, 1e-4, 1e-5, 0.95, 1, seed=2).run(500) > 4.0
     assert Machine(1e-3, 1e-4, 1e-4, 0.9, 8, seed=2).run(500) > 1.4
+
+
+@pytest.mark.parametrize("num_requests", [1, 8, 32])
+def test_guesses_that_gain_nothing_cost_a_small_part_of_all_steps(num_requests):
+    purse, rng, num_steps, spent = Purse(num_requests), random.Random(5), 4000, 0.0
+    for _ in range(num_steps):
+        purse.pass_step()
+        if not purse.is_empty and (not purse.is_low or rng.random() < 0.5):
+            more = rng.uniform(0.0, 0.5)
+            purse.tell(1.0, more, 0, num_requests)
+            spent += more
+    assert spent < 0.011 * num_steps + 20
+
+
+def test_a_purse_that_guesses_fill_is_never_empty_and_holds_little():
+    purse = Purse(8)
+    for _ in range(1000):
+        purse.tell(1.0, 0.3, 4, 8)
+        assert not purse.is_low
+    for _ in range(6):
+        purse.tell(1.0, 0.5, 0, 8)
+    assert purse.is_empty

@@ -235,6 +235,18 @@ def test_what_was_predicted_is_drafted_from_as_if_it_had_been_said():
     assert drafter.propose([sequence], [1]) == [Draft([1], 4)]
 
 
+def test_a_copy_that_changes_a_word_is_drafted_from_behind_it():
+    text = [1, 2, 3, 4, 5, 6, 7, 8, 9]
+    drafter, sequence = SuffixDrafter(), Asked([*text, 20, *text[:4]])
+    assert drafter.propose([sequence], [3]) == [Draft([5, 6, 7], 4)]
+    sequence.token_ids += [30]  # in place of 5
+    assert drafter.propose([sequence], [3]) == [Draft([6, 7, 8], 1)]
+    sequence.token_ids += [6, 31]
+    assert drafter.propose([sequence], [2]) == [Draft([8, 9], 1)]
+    sequence.token_ids += [32, 33]
+    assert drafter.propose([sequence], [2]) == [NO_DRAFT]  # it copies no longer
+
+
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=200), st.integers(1, 40))
 def test_memory_is_bounded_and_drafts_come_from_what_is_left(text, max_text):
     drafter = SuffixDrafter(max_text=max_text)

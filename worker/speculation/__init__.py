@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from policies import settings
 from policies.costs import StepCosts, Work
-from policies.speculation import BEHIND_WEIGHT, Chance, Effort, Survival, allot, best_length
+from policies.speculation import BEHIND_WEIGHT, Chance, Effort, Purse, Survival, allot, best_length
 from worker.sequence import Sequence
 from worker.speculation.drafter import NO_DRAFT, Draft, Drafter, Watcher
 from worker.speculation.store import StoreDrafter
@@ -35,6 +35,8 @@ MAX_DEAR_RESTING = 64
 """It is considered anew whether such a drafter is worth its time once in so many steps, where for long it was not."""
 SATURATED_RESTING = 8
 """Steps for which nobody is looked at where verifying anything takes too long."""
+MAX_SIZE = 10
+"""Bits of the size of a batch that are told apart: larger ones count as one kind."""
 LOOK_EVERY = 32
 """Steps in which a device that computes by itself is once waited for, to see whether there is anything to draft."""
 
@@ -91,7 +93,7 @@ class Speculation:
     ) -> None:
         self._now = now
         self._drafting_s = 0.0
-        """In this step, by drafters that are not free."""
+        """In this step, looked at sequences and asked drafters."""
         self._drafters = list(drafters)
         self._watchers = [drafter for drafter in self._drafters if isinstance(drafter, Watcher)]
         self._max_draft_tokens = max_draft_tokens
@@ -105,6 +107,8 @@ class Speculation:
         """The step in which anybody is looked at again."""
         self._survivals = [Survival() for _ in self._drafters]
         self._effort = Effort()
+        self._purses = [Purse(1 << max(0, bits - 1)) for bits in range(MAX_SIZE + 1)]
+        """By the size of the batch, in bits."""
         self._notes: dict[Sequence, _Notes] = {}
         self._promising: set[Sequence] = set()
         self._num_looks = 0
@@ -131,8 +135,25 @@ class Speculation:
         there; only for those who decode, and all of whose tokens are known. At most ``max_tokens`` in all."""
         self._drafting_s = 0.0
         self._step += 1
-        if self._step < self._rests_until:
+        purse = self._purse(work)
+        if self._step < self._rests_until or purse.is_empty:
             return []
+        began_at = self._now()
+        taken = self._look(batch, work, max_tokens, costs, now, began_at)
+        self._drafting_s = self._now() - began_at
+        return taken
+
+    def _look(
+        self,
+        batch: Run[tuple[Sequence, int]],
+        work: Work,
+        max_tokens: int,
+        costs: StepCosts,
+        now: float,
+        began_at: float,
+    ) -> list[tuple[int, list[int]]]:
+        # Where little is left, one of the others is looked at, each in turn.
+        is_low, turn = self._purse(work).is_low, self._step % len(batch)
         dear = [
             index
             for index, drafter in enumerate(self._drafters)
@@ -143,6 +164,9 @@ class Speculation:
         nums: dict[Sequence, int] = {}
         places: dict[Sequence, int] = {}
         for place, (sequence, num_tokens) in enumerate(batch):
+            if is_low and place != turn and sequence not in self._promising:
+                wakes_at = self._step + 1
+                continue
             notes = self._notes.get(sequence)
             if notes is None:
                 notes = self._notes[sequence] = _Notes([survival.own() for survival in self._survivals])
@@ -180,7 +204,7 @@ class Speculation:
         sequence_chances = [each.chances for each in chosen.values()]
         weights = [_weight(sequence, now) for sequence in chosen]
         allotted = self._allot(
-            sequence_chances, weights, work.num_decodes, step_s + self._drafting_s, token_s, max_tokens
+            sequence_chances, weights, work.num_decodes, step_s + self._now() - began_at, token_s, max_tokens
         )
         taken = []
         for (sequence, each), num in zip(chosen.items(), allotted, strict=True):
@@ -217,13 +241,21 @@ class Speculation:
 
     def spent(self, work: Work, seconds: float, num_right: int, costs: StepCosts) -> None:
         """A step of this work took so long, and so many tokens of its drafts were right."""
+        purse = self._purse(work)
+        purse.pass_step()
         # Plain steps are many and alike: some of them will do.
-        is_told = work.num_draft_tokens or self._effort.wants_plain or not self._step % 4
-        if not is_told:
-            self._effort.skip()
-        elif costs.known and not work.num_prefill_tokens:
-            fitted_s = costs.predict(work._replace(num_draft_tokens=0))
-            self._effort.tell(fitted_s, seconds - self._drafting_s, work.num_draft_tokens, work.num_decodes, num_right)
+        is_told = self._drafting_s or work.num_draft_tokens or self._effort.wants_plain or not self._step % 4
+        if not is_told or not costs.known or work.num_prefill_tokens:
+            return
+        fitted_s, alone_s = costs.predict(work._replace(num_draft_tokens=0)), seconds - self._drafting_s
+        plain_s = self._effort.step_s(fitted_s)
+        if self._drafting_s and plain_s > 0.0 and work.num_decodes:
+            more_s = self._drafting_s + (alone_s - plain_s if work.num_draft_tokens else 0.0)
+            purse.tell(plain_s, more_s, num_right, work.num_decodes)
+        self._effort.tell(fitted_s, alone_s, work.num_draft_tokens, work.num_decodes, num_right)
+
+    def _purse(self, work: Work) -> Purse:
+        return self._purses[min(work.num_decodes.bit_length(), MAX_SIZE)]
 
     def counts(self) -> dict[str, int]:
         """What a worker's ``Stats`` say of it, by field."""
@@ -319,9 +351,7 @@ class Speculation:
                 survival.refuse(0, self._notes[sequence].own[index])
             return
         self._num_refused[index] = 0
-        began_at = self._now()
         self._take_better(index, {sequence: min(num, nums[sequence]) for sequence in asked}, best)
-        self._drafting_s += self._now() - began_at
 
     def _take_better(self, index: int, nums: dict[Sequence, int], best: dict[Sequence, _Offer]) -> None:
         survival = self._survivals[index]

@@ -24,10 +24,13 @@ MAX_SHELF = 8192
 MAX_STORED = 1 << 17
 """Tokens of all salts."""
 MAX_CONTEXT = 32
-"""Tokens before an answer that are stored with it, so that its first one can be found, and that are looked at when a
-sequence comes: a longer match would say no more."""
+"""Tokens before an answer that are stored with it, so that its first one can be found."""
+MAX_BEHIND = 8
+"""Tokens that are looked at of a sequence that comes, or that was not looked at for long: a longer match would say
+little more."""
 MAX_TAKEN_IN = 64
-"""Stored tokens that enter an automaton when somebody asks: an answer that ends costs nothing while nobody does."""
+"""Stored tokens that enter an automaton each time that anybody asks: an answer that ends costs nothing while nobody
+does."""
 _END = -1
 """Between two texts; no token, so no match and no draft reaches across it."""
 
@@ -87,6 +90,10 @@ class StoreDrafter:
 
     def propose(self, sequences: Run[Sequence], num_tokens: Run[int]) -> list[Draft]:
         """See Drafter."""
+        for salt in {sequence.request.root for sequence in sequences}:
+            shelf = next((shelf for shelf in self._salts.get(salt, ()) if shelf.waiting), None)
+            if shelf is not None:
+                shelf.take_in()
         return [self._draft(sequence, num) for sequence, num in zip(sequences, num_tokens, strict=True)]
 
     def learn(self, sequence: Sequence) -> None:
@@ -129,9 +136,9 @@ class StoreDrafter:
         known = sequence.token_ids
         best = NO_DRAFT
         for shelf in shelves:
-            if shelf.waiting:
-                shelf.take_in()
-            reading = before.get(shelf.number) or _Reading(max(0, len(known) - MAX_CONTEXT))
+            reading = before.get(shelf.number)
+            if reading is None or reading.num_seen < len(known) - MAX_BEHIND:
+                reading = _Reading(max(0, len(known) - MAX_BEHIND))
             readings[shelf.number] = reading
             step, state, length = shelf.automaton.step, reading.state, reading.length
             for place in range(reading.num_seen, len(known)):

@@ -1,15 +1,23 @@
-"""Drafts copied from the sequence's own text: what followed when its last tokens stood there before."""
+"""Drafts copied from the sequence's own text: what followed when its last tokens stood there before.
+
+Where a copy changes a token (a name in a text that is rewritten, a value in one more record), it is expected to go on
+behind it as what it copies does, so long as a few tokens in a row were the same before.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence as Run
 
 from worker.sequence import Sequence
-from worker.speculation.automaton import SuffixAutomaton
+from worker.speculation.automaton import NOTHING, SuffixAutomaton
 from worker.speculation.drafter import NO_DRAFT, Draft
 
 MIN_MATCH = 2
 """A single token that has occurred before says next to nothing."""
+MIN_COPIED = 4
+"""Tokens in a row, after which a text is taken to copy what it repeats."""
+MAX_CHANGED = 2
+"""Tokens in a row that a copy may change."""
 MAX_TEXT = 8192
 """Tokens of one text that are remembered, or the last half of them at least: some 500 bytes each."""
 MAX_TEXTS = 1 << 18
@@ -62,12 +70,16 @@ class SuffixDrafter:
 
 
 class _Text:
-    __slots__ = ("automaton", "num_seen")
+    __slots__ = ("automaton", "num_alike", "num_changed", "num_seen", "source")
 
     def __init__(self) -> None:
         self.automaton = SuffixAutomaton()
         self.num_seen = 0
         """Tokens of the sequence."""
+        self.source = NOTHING
+        """The place in the automaton's text of which the next token would be a copy, where it copies."""
+        self.num_alike = self.num_changed = 0
+        """Of the last tokens in a row, those that are what is copied, or else those that are not."""
 
     def follow(self, token_ids: Run[int], max_text: int) -> None:
         new = token_ids[max(self.num_seen, len(token_ids) - max_text) :]
@@ -77,15 +89,36 @@ class _Text:
             kept = self.automaton.text[-(max_text // 2) :]
             self.automaton = SuffixAutomaton()
             self.automaton.extend(kept if len(new) <= max_text // 2 else ())
+            self.source = NOTHING
         self.automaton.extend(new)
+        if self.source != NOTHING:
+            self._compare(new)
 
     def draft(self, num_tokens: int) -> Draft:
         length, end = self.automaton.repeated()
-        if length < MIN_MATCH:
+        if self.source != NOTHING and (length < MIN_MATCH or length == self.num_alike):
+            # Of several places that are alike, that one which it copies.
+            end = self.source
+        elif length < MIN_MATCH:
             return NO_DRAFT
+        elif length >= MIN_COPIED:
+            self.source, self.num_alike, self.num_changed = end, length, 0
         text = self.automaton.text
         token_ids = text[end : end + num_tokens]
         # Where the repetition runs into the present, it goes on in itself.
         while len(token_ids) < num_tokens:
             token_ids += token_ids[: num_tokens - len(token_ids)]
-        return Draft(token_ids, length)
+        return Draft(token_ids, max(1, length))
+
+    def _compare(self, new: Run[int]) -> None:
+        """The text has gone on by these."""
+        text = self.automaton.text
+        for token_id in new:
+            if token_id == text[self.source]:
+                self.num_alike, self.num_changed = self.num_alike + 1, 0
+            else:
+                self.num_alike, self.num_changed = 0, self.num_changed + 1
+            self.source += 1
+            if self.num_changed > MAX_CHANGED:
+                self.source = NOTHING
+                return
