@@ -92,7 +92,7 @@ class Speculation:
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._now = now
-        self._drafting_s = 0.0
+        self._drafting_s = self._began_at = 0.0
         """In this step, looked at sequences and asked drafters."""
         self._drafters = list(drafters)
         self._watchers = [drafter for drafter in self._drafters if isinstance(drafter, Watcher)]
@@ -138,19 +138,13 @@ class Speculation:
         purse = self._purse(work)
         if self._step < self._rests_until or purse.is_empty:
             return []
-        began_at = self._now()
-        taken = self._look(batch, work, max_tokens, costs, now, began_at)
-        self._drafting_s = self._now() - began_at
+        self._began_at = self._now()
+        taken = self._look(batch, work, max_tokens, costs, now)
+        self._drafting_s = self._now() - self._began_at
         return taken
 
     def _look(
-        self,
-        batch: Run[tuple[Sequence, int]],
-        work: Work,
-        max_tokens: int,
-        costs: StepCosts,
-        now: float,
-        began_at: float,
+        self, batch: Run[tuple[Sequence, int]], work: Work, max_tokens: int, costs: StepCosts, now: float
     ) -> list[tuple[int, list[int]]]:
         # Where little is left, one of the others is looked at, each in turn.
         is_low, turn = self._purse(work).is_low, self._step % len(batch)
@@ -204,7 +198,7 @@ class Speculation:
         sequence_chances = [each.chances for each in chosen.values()]
         weights = [_weight(sequence, now) for sequence in chosen]
         allotted = self._allot(
-            sequence_chances, weights, work.num_decodes, step_s + self._now() - began_at, token_s, max_tokens
+            sequence_chances, weights, work.num_decodes, step_s + self._now() - self._began_at, token_s, max_tokens
         )
         taken = []
         for (sequence, each), num in zip(chosen.items(), allotted, strict=True):
