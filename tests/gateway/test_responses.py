@@ -293,19 +293,19 @@ async def test_what_fails_before_its_first_event_has_a_status_of_its_own(front: 
 
 async def test_lines_of_a_batch_are_responses(front: Front):
     url = "/v1/responses"
-    asked = [
-        {"custom_id": str(number), "method": "POST", "url": url, "body": {"model": "demo", "input": "Hello", **others}}
-        for number, others in enumerate(({}, {"background": True}))
-    ]
-    batch = await batches.begun(front.client, asked, url)
+    line = {"method": "POST", "url": url}
+    asked = {"custom_id": "0", **line, "body": {"model": "demo", "input": "Hello"}}
+    batch = await batches.begun(front.client, [asked], url)
     front.peer.say(await front.peer.submitted(), [*front.ids("Hi there."), END], "stop")
     batch = await batches.over(front.client, batch)
     (said,) = await batches.outputs(front.client, batch.output_file_id)
-    (refused,) = await batches.outputs(front.client, batch.error_file_id)
     response = Response.model_validate(said["response"]["body"])
     assert (said["custom_id"], response.output_text) == ("0", "Hi there.")
     assert await front.client.responses.retrieve(response.id) == response
-    assert (refused["custom_id"], refused["response"]["body"]["error"]["param"]) == ("1", "background")
+    behind = {"custom_id": "1", **line, "body": {"model": "demo", "input": "Hello", "background": True}}
+    batch = await batches.over(front.client, await batches.begun(front.client, [asked, behind], url))
+    (error,) = batch.errors.data
+    assert (batch.status, error.line, error.param) == ("failed", 2, "body.background")
 
 
 def nested(depth: int) -> dict[str, Any]:
