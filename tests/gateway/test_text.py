@@ -35,8 +35,8 @@ async def test_a_special_tokens_name_in_a_message_is_that_token_as_in_transforme
 async def test_a_long_prompt_is_read_on_a_thread_and_a_short_one_is_not(tmp_path):
     text = Text.load(model_directory(tmp_path), settings.Text(inline_chars=1000))
 
-    def threads() -> set[str]:
-        return {thread.name for thread in threading.enumerate() if thread.name.startswith("text")}
+    def threads() -> set[threading.Thread]:
+        return {thread for thread in threading.enumerate() if thread.name.startswith("text")}
 
     before = threads()
     await text.encode(["stone " * 10])

@@ -150,7 +150,7 @@ def test_answers_are_decoded_by_the_fast_tables(tmp_path):
         text = Text.load(tmp_path / f"{name}.gguf")
         assert text.vocabulary.is_table
         for words in TEXTS:
-            (token_ids,) = text._encode([words])
+            (token_ids,) = text._encode([words], with_specials=True)
             decoder, whole = text.decoder(), text.decode(token_ids)
             assert decoder.feed(token_ids[:9]) + decoder.feed(token_ids[9:]) + decoder.finish() == whole
 
