@@ -42,7 +42,8 @@ async def prepared(
     line has to know of it: so far for every dialect in which a conversation may be asked for."""
     text, facts = gw.dispatch.text(call.model), gw.dispatch.ready(call.model)
     gw.ledger.check_room()
-    content = await gw.grammars.checked(openai.asked_grammar(call))
+    asked = openai.asked_grammar(call)
+    content = None if asked is None else await gw.grammars.checked(asked)
     tools = call.tooling()
     held = None if tools is None else await held_of(gw, tools, content)
     if facts is None:
