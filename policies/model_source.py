@@ -1,0 +1,70 @@
+"""What the operator calls a model: which of what lies there is meant, and what is said where there is none.
+
+Looking and downloading are for whoever calls: the gateway wants a model's text, a worker its weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from policies.gguf import SUFFIX
+
+
+class SourceError(ValueError):
+    """There is no such model; the message is one sentence for the operator."""
+
+
+class HubModel(NamedTuple):
+    hub_id: str
+    """OWNER/NAME."""
+    revision: str
+    """Empty: the main one."""
+
+
+def hub_model(source: str, is_there: bool) -> HubModel:
+    """The parts of OWNER/NAME or OWNER/NAME@REVISION. ``is_there``: a file has that name. Raises SourceError."""
+    if is_there:
+        raise SourceError(f"{source} is a file; a model is a directory in Hugging Face layout, or a GGUF file")
+    hub_id, _, revision = source.partition("@")
+    if source.startswith((".", "/", "~")) or hub_id.count("/") != 1:
+        raise SourceError(f"there is no directory {source}, and it is no hub id (OWNER/NAME) either")
+    return HubModel(hub_id, revision)
+
+
+def gguf_in(directory: str, names: Iterable[str]) -> str | None:
+    """Of the files in a directory the one of GGUF that is the model, or None where it is the directory. Raises
+    SourceError.
+    """
+    held = sorted(names)
+    files = [name for name in held if name.endswith(SUFFIX)]
+    if "config.json" in held or not files:
+        return None
+    if len(files) > 1:
+        raise SourceError(f"{directory} holds {len(files)} GGUF files; name one of them, such as {files[0]}")
+    return files[0]
+
+
+def pulled_gguf(model: HubModel, names: Iterable[str]) -> str | None:
+    """Of the files in the cache of the hub the one of GGUF that ``penstock pull`` has put there; nobody else puts one
+    there. Raises SourceError.
+    """
+    files = sorted(name for name in names if name.endswith(SUFFIX))
+    if len(files) > 1:
+        raise SourceError(
+            f"{len(files)} GGUF files of {model.hub_id} were pulled ({', '.join(files)}); name one by its path"
+        )
+    return files[0] if files else None
+
+
+def refusal(model: HubModel, error: Exception) -> SourceError:
+    """What is said of an error of huggingface_hub's, which is known by its name."""
+    names = {each.__name__ for each in type(error).__mro__}
+    if "RevisionNotFoundError" in names:
+        return SourceError(f"the hub's model {model.hub_id} has no revision {model.revision}")
+    if "RepositoryNotFoundError" in names:
+        return SourceError(f"the hub has no model {model.hub_id} that is open to this machine")
+    if "HFValidationError" in names:
+        return SourceError(f"there is no directory {model.hub_id}, and it is no hub id (OWNER/NAME) either")
+    reason = str(error).strip().partition("\n")[0] or type(error).__name__
+    return SourceError(f"there is no directory {model.hub_id}, and the hub cannot be reached: {reason}")

@@ -1,0 +1,152 @@
+"""Upstreams over the admin API: made, changed and forgotten while requests go on, their keys never to be seen again."""
+
+from __future__ import annotations
+
+import sqlite3
+
+import pytest
+
+from gateway.upstreams.known import SealBroken, sealed, unsealed
+from tests.gateway.conftest import HELLO, KEY, Front, OpenFront
+from tests.gateway.desk import Desk
+from tests.gateway.elsewhere import elsewhere, fails, says
+
+SECRET = "sk-of-the-upstream-4711"
+ASKED = {"model": "far", "messages": HELLO}
+
+
+async def test_one_is_made_changed_and_forgotten(front: Front):
+    desk = Desk(front)
+    async with elsewhere() as far, elsewhere(says("other")) as other:
+        status, refused, _ = await front.post("/v1/chat/completions", ASKED)
+        assert (status, refused["error"]["code"]) == (404, "model_not_found")
+        body = {"name": "far-1", "model": "far", "url": f"{far.url}/v1", "key": SECRET, "probe_s": 0}
+        made = await desk("POST", "upstreams", body)
+        assert (made.status, made.body["has_key"], made.body["origin"]) == (201, True, "admin")
+        assert (await desk("POST", "upstreams", body)).status == 409
+
+        status, answer, _ = await front.post("/v1/chat/completions", ASKED)
+        assert (status, answer["choices"][0]["message"]["content"]) == (200, "one two three")
+        assert far.heard[0].request.headers["authorization"] == f"Bearer {SECRET}"
+        seen = await desk.got("upstreams/far-1")
+        assert (seen["live"]["state"], seen["live"]["num_asked"]) == ("closed", 1)
+        assert [each["name"] for each in (await desk.got("upstreams?model=far"))["data"]] == ["far-1"]
+        assert (await desk.got("upstreams?model=fa"))["data"] == []
+
+        stale = await desk("PATCH", "upstreams/far-1", {"weight": 2}, if_match='"7"')
+        assert stale.status == 412
+        changed = await desk("PATCH", "upstreams/far-1", {"weight": 2, "max_concurrent": 3}, if_match=made.etag)
+        assert (changed.body["version"], changed.body["terms"]["weight"], changed.body["has_key"]) == (2, 2.0, True)
+        moved = await desk("PATCH", "upstreams/far-1", {"url": f"{other.url}/v1"})
+        assert (moved.status, moved.fields()) == (400, ["key"])
+        moved = await desk("PATCH", "upstreams/far-1", {"url": f"{other.url}/v1", "key": None})
+        assert (moved.status, moved.body["has_key"]) == (200, False)
+        status, answer, _ = await front.post("/v1/chat/completions", ASKED)
+        assert answer["choices"][0]["message"]["content"] == "other"
+        assert "authorization" not in other.heard[0].request.headers
+
+        gone = await desk("DELETE", "upstreams/far-1")
+        assert gone.status == 200
+        assert (await desk("GET", "upstreams/far-1")).status == 404
+        assert (await front.post("/v1/chat/completions", ASKED))[0] == 404
+        again = await desk("POST", "upstreams", {**body, "key": "another"})
+        assert (again.status, again.body["version"]) == (201, 5)
+        actions = [line["action"] for line in (await desk.got("audit_log?limit=500"))["data"]]
+        assert actions.count("upstream.updated") == 2
+        assert {"upstream.created", "upstream.deleted"} <= set(actions)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("url", "far away"),
+        ("url", "http://me:secret@host/v1"),
+        ("model", "demo"),
+        ("overflow", True),
+        ("weight", 0),
+        ("kinds", []),
+        ("kinds", ["painting"]),
+        ("fallbacks", ["far"]),
+        ("key", "with blanks in it"),
+        ("key_variable", "PENSTOCK_ADMIN_KEY"),
+        ("timeout_s", -1),
+        ("unheard_of", 1),
+    ],
+)
+async def test_what_cannot_be_is_named_and_nothing_is_made(front: Front, field, value):
+    desk = Desk(front)
+    body = {"name": "far-1", "model": "far", "url": "http://127.0.0.1:9/v1", field: value}
+    refused = await desk("POST", "upstreams", body)
+    assert refused.status == 400
+    assert field in str(refused.body["fields"])
+    assert (await desk.got("upstreams"))["data"] == []
+
+
+async def test_who_may(front: Front):
+    desk = Desk(front)
+    assert (await desk("GET", "upstreams", key=KEY)).status in (401, 403)
+    reader = await desk.made("admin_keys", {"name": "reader", "role": "billing_reader"})
+    assert (await desk("GET", "upstreams", key=reader["key"])).status == 200
+    body = {"name": "far-1", "model": "far", "url": "http://127.0.0.1:9/v1"}
+    assert (await desk("POST", "upstreams", body, key=reader["key"])).status == 403
+
+
+async def test_a_key_is_in_no_answer_no_log_no_table_and_outlives_the_gateway(open_front: OpenFront, caplog):
+    caplog.set_level("DEBUG")
+    told = []
+    async with elsewhere() as far:
+        async with open_front() as front:
+            desk = Desk(front)
+            body = {"name": "far-1", "model": "far", "url": f"{far.url}/v1", "key": SECRET, "probe_s": 0}
+            told.append(await desk("POST", "upstreams", body, idempotency_key="once"))
+            told.append(await desk("GET", "upstreams"))
+            told.append(await desk("GET", "audit_log?limit=500"))
+            told.append(await desk("PATCH", "upstreams/far-1", {"weight": 3}))
+            far.scripts = [fails(500, f"bad key {SECRET}"), fails(400, f"no: {SECRET}")]
+            told += [await front.post("/v1/chat/completions", ASKED) for _ in range(2)]
+            told.append(await desk("GET", "upstreams/far-1"))
+            rows = sqlite3.connect(next(front.data_dir.glob("*.db"))).execute("SELECT * FROM upstreams").fetchall()
+            assert rows
+            told.append(rows)
+            told.append(repr(front.gw.upstreams.known()))
+        assert SECRET not in str(told)
+        assert SECRET not in caplog.text
+        assert any("no: ***" in str(each) for each in told)
+        for path in front.data_dir.rglob("*"):
+            assert path.is_dir() or SECRET.encode() not in path.read_bytes()
+        far.heard.clear()
+        async with open_front() as front:
+            assert (await front.post("/v1/chat/completions", ASKED))[0] == 200
+        assert far.heard[0].request.headers["authorization"] == f"Bearer {SECRET}"
+
+
+async def test_those_of_the_settings_are_shown_and_changed_there(open_front: OpenFront):
+    async with elsewhere() as far:
+        settled = far.upstream(key_variable="FAR_KEY")
+        async with open_front(upstreams=(settled,), environ={"FAR_KEY": SECRET}) as front:
+            desk = Desk(front)
+            (listed,) = (await desk.got("upstreams"))["data"]
+            assert (listed["name"], listed["origin"], listed["has_key"]) == ("far-1", "settings", True)
+            assert SECRET not in str(listed)
+            assert (await desk("PATCH", "upstreams/far-1", {"weight": 2})).status == 409
+            assert (await desk("DELETE", "upstreams/far-1")).status == 409
+            body = {"name": "far-1", "model": "far", "url": "http://127.0.0.1:9/v1"}
+            assert (await desk("POST", "upstreams", body)).status == 409
+            await front.post("/v1/chat/completions", ASKED)
+            assert far.heard[0].request.headers["authorization"] == f"Bearer {SECRET}"
+
+
+def test_a_sealed_key_opens_for_its_upstream_alone():
+    secret = b"s" * 32
+    text = sealed(secret, "a", SECRET)
+    assert unsealed(secret, "a", text) == SECRET
+    assert SECRET.encode() not in text
+    assert sealed(secret, "a", SECRET) != text
+    for other, name, body in (
+        (b"t" * 32, "a", text),
+        (secret, "b", text),
+        (secret, "a", text[:-1] + b"\0"),
+        (secret, "a", b""),
+    ):
+        with pytest.raises(SealBroken):
+            unsealed(other, name, body)

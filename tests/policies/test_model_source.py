@@ -1,0 +1,62 @@
+"""What is meant by a model's name, and what is said where nothing is."""
+
+from __future__ import annotations
+
+import pytest
+
+from policies.model_source import HubModel, SourceError, gguf_in, hub_model, pulled_gguf, refusal
+
+MODEL = HubModel("org/model", "v2")
+
+
+class RepositoryNotFoundError(OSError):
+    pass
+
+
+class RevisionNotFoundError(OSError):
+    pass
+
+
+def test_a_hub_id_may_name_a_revision_that_has_slashes():
+    assert hub_model("org/model", False) == HubModel("org/model", "")
+    assert hub_model("org/model@refs/pr/1", False) == HubModel("org/model", "refs/pr/1")
+
+
+@pytest.mark.parametrize("source", ["model", "./org/model", "/org/model", "~/model", "a/b/c", "", "@v1"])
+def test_what_is_neither_a_directory_nor_a_hub_id_is_named(source):
+    with pytest.raises(SourceError, match="no hub id"):
+        hub_model(source, False)
+
+
+def test_a_file_that_is_no_model_is_called_a_file():
+    with pytest.raises(SourceError, match=r"notes\.txt is a file"):
+        hub_model("notes.txt", True)
+
+
+def test_a_directory_is_itself_unless_it_holds_one_gguf_file_alone():
+    assert gguf_in("d", ["config.json", "a.gguf", "b.gguf"]) is None
+    assert gguf_in("d", []) is None
+    assert gguf_in("d", ["README.md", "a.gguf"]) == "a.gguf"
+    with pytest.raises(SourceError, match=r"d holds 2 GGUF files; name one of them, such as a\.gguf"):
+        gguf_in("d", ["b.gguf", "a.gguf"])
+
+
+def test_of_pulled_files_one_is_the_model_and_two_are_a_question():
+    assert pulled_gguf(MODEL, ["config.json"]) is None
+    assert pulled_gguf(MODEL, ["config.json", "a.gguf"]) == "a.gguf"
+    with pytest.raises(SourceError, match=r"\(a\.gguf, b\.gguf\)"):
+        pulled_gguf(MODEL, ["b.gguf", "a.gguf"])
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (RevisionNotFoundError(), "has no revision v2"),
+        (RepositoryNotFoundError(), "no model org/model that is open"),
+        (ConnectionError("refused\nmore"), "cannot be reached: refused$"),
+        (TimeoutError(), "cannot be reached: TimeoutError$"),
+    ],
+)
+def test_an_error_of_the_hub_s_is_one_sentence(error, said):
+    with pytest.raises(SourceError, match=said):
+        raise refusal(MODEL, error)
