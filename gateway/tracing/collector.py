@@ -1,0 +1,226 @@
+"""In a process of its own: requests that are over come in, spans go out to the collector by OTLP.
+
+Two threads. One reads what the gateway sends, so that it never waits, and makes the spans; one exports them and may
+hang as long as the collector does. Between them is a queue with a bound: what finds it full is dropped and counted. The
+gateway is told the counts.
+
+OpenTelemetry's exporters bring spans to the collector, with its variables, certificates and retries. How spans become
+bytes is ours (``protobuf``): its way through objects takes nine times as long.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+import time
+from collections import deque
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+import msgspec
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+
+from gateway.tracing import names
+from gateway.tracing.kept import LENGTH, SHUTDOWN_S, Count, Kept
+from gateway.tracing.order import Order
+from gateway.tracing.protobuf import Encoder
+from gateway.tracing.spans import spans_of
+
+RECEIVE_BYTES = 1 << 18
+MAX_BATCH_SPANS, MAX_BATCH_BYTES = 2048, 1 << 20
+"""Of one export, if not its first request alone has more: a collector takes 4 MiB by gRPC unless it is told to take
+more."""
+DELAY_S = 0.5
+"""So long spans wait for others before they are exported together."""
+SCOPE = "penstock"
+
+
+class Made(NamedTuple):
+    """A request's spans."""
+
+    num_spans: int
+    body: bytes
+    """As ``Encoder.spans`` has them."""
+
+
+class Batch:
+    """What an exporter is given in place of spans."""
+
+    def __init__(self, made: list[Made], encoder: Encoder) -> None:
+        self._num_spans = sum([each.num_spans for each in made])
+        self._body = encoder.request([each.body for each in made])
+
+    def __len__(self) -> int:
+        return self._num_spans
+
+    def message(self) -> Any:
+        """An ExportTraceServiceRequest."""
+        return ExportTraceServiceRequest.FromString(self._body)
+
+
+class Collector:
+    """Of one gateway."""
+
+    def __init__(self, order: Order, connection: socket.socket) -> None:
+        """``connection``: the gateway is at its other end."""
+        self._order = order
+        self._connection = connection
+        self._gen_ai = names.gen_ai(order.is_latest)
+        self._encoder = Encoder(resource_of(order.version), SCOPE, order.version)
+        self._waiting: deque[Made] = deque()
+        self._num_waiting = 0
+        self._changed = threading.Condition()
+        self._is_closing = False
+        self._is_gathering = False
+        """Some wait for others: one more is no news to whoever exports."""
+        self._count = Count()
+        self._told = Count()
+
+    def run(self) -> None:
+        """Until the gateway is gone."""
+        logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)  # what it would say is counted, and told
+        exporter = exporter_of(self._order)
+        stand_back()
+        exporting = threading.Thread(target=self._export_forever, args=(exporter,), daemon=True)
+        exporting.start()
+        decoder, buffer = msgspec.msgpack.Decoder(Kept), bytearray()
+        while data := self._receive():
+            buffer += data
+            start = 0
+            while len(buffer) - start >= LENGTH.size:
+                (num_bytes,) = LENGTH.unpack_from(buffer, start)
+                end = start + LENGTH.size + num_bytes
+                if end > len(buffer):
+                    break
+                self._add(decoder.decode(buffer[start + LENGTH.size : end]))
+                start = end
+            del buffer[:start]
+        with self._changed:
+            self._is_closing = True
+            self._changed.notify()
+        exporting.join(SHUTDOWN_S)
+
+    def _receive(self) -> bytes:
+        try:
+            return self._connection.recv(RECEIVE_BYTES)
+        except OSError:
+            return b""
+
+    def _add(self, kept: Kept) -> None:
+        spans = spans_of(kept, self._gen_ai)
+        num_spans = len(spans)
+        body = self._encoder.spans(spans, kept.trace_id, int(kept.span_id, 16), kept.state, kept.error)
+        with self._changed:
+            if self._num_waiting + num_spans > self._order.max_queued_spans:
+                self._counted(num_dropped=num_spans)
+            else:
+                self._waiting.append(Made(num_spans, body))
+                self._num_waiting += num_spans
+                if not self._is_gathering or self._num_waiting >= MAX_BATCH_SPANS:
+                    self._changed.notify()
+
+    def _export_forever(self, exporter: SpanExporter) -> None:
+        while True:
+            with self._changed:
+                while not self._waiting:
+                    if self._is_closing:
+                        return
+                    self._tell()
+                    self._changed.wait()
+                if not self._is_closing and self._num_waiting < MAX_BATCH_SPANS:
+                    self._is_gathering = True
+                    self._changed.wait_for(
+                        lambda: self._is_closing or self._num_waiting >= MAX_BATCH_SPANS, timeout=DELAY_S
+                    )
+                    self._is_gathering = False
+                batch = Batch(self._taken(), self._encoder)
+            num_spans, trouble = len(batch), _exported(exporter, batch)
+            with self._changed:
+                # Until now they took up room: an export that hangs holds what it has.
+                self._num_waiting -= num_spans
+                if trouble:
+                    self._counted(num_failed=num_spans, trouble=trouble)
+                else:
+                    self._counted(num_exported=num_spans)
+                self._tell()
+
+    def _taken(self) -> list[Made]:
+        """The first of those that wait, for one export."""
+        taken: list[Made] = []
+        num_spans = num_bytes = 0
+        while self._waiting:
+            first = self._waiting[0]
+            num_spans, num_bytes = num_spans + first.num_spans, num_bytes + len(first.body)
+            if taken and (num_spans > MAX_BATCH_SPANS or num_bytes > MAX_BATCH_BYTES):
+                break
+            taken.append(self._waiting.popleft())
+        return taken
+
+    def _counted(self, num_exported: int = 0, num_dropped: int = 0, num_failed: int = 0, trouble: str = "") -> None:
+        count = self._count
+        if num_dropped and not trouble:
+            trouble = count.trouble
+        self._count = Count(
+            count.num_exported + num_exported, count.num_dropped + num_dropped, count.num_failed + num_failed, trouble
+        )
+        if num_dropped:
+            self._tell()
+
+    def _tell(self) -> None:
+        if self._count != self._told:
+            self._told = self._count
+            with suppress(OSError):  # it has no time to read, or is gone: the next one says all of it
+                body = msgspec.msgpack.encode(self._count)
+                self._connection.send(LENGTH.pack(len(body)) + body, socket.MSG_DONTWAIT)
+
+
+def stand_back() -> None:
+    """Requests come before what is told of them: from now on this thread, and those that it starts, have what nobody
+    else wants of the processors, and leave at once when somebody does. The lowest priority alone is not that: once such
+    a thread has a processor, it may keep it for some milliseconds from one that has work for a request."""
+    with suppress(OSError, AttributeError):  # Linux has it, and lets everybody be modest
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+
+
+def exporter_of(order: Order) -> SpanExporter:
+    """OpenTelemetry's own, which reads the variables for what the order leaves open. It takes a ``Batch``."""
+    headers: Any = order.headers or None
+    if order.protocol == "grpc":
+        from opentelemetry.exporter.otlp.proto.grpc import trace_exporter as by_grpc
+
+        by_grpc.encode_spans = Batch.message  # type: ignore[attr-defined,assignment]
+        return by_grpc.OTLPSpanExporter(endpoint=order.endpoint or None, headers=headers, timeout=order.timeout_s)
+    from opentelemetry.exporter.otlp.proto.http import trace_exporter as by_http
+
+    by_http.encode_spans = Batch.message  # type: ignore[attr-defined,assignment]
+    endpoint = order.endpoint.rstrip("/")
+    if endpoint and not endpoint.endswith("/v1/traces"):
+        endpoint += "/v1/traces"
+    return by_http.OTLPSpanExporter(endpoint=endpoint or None, headers=headers, timeout=order.timeout_s)
+
+
+def _exported(exporter: SpanExporter, batch: Any) -> str:
+    """Why not; empty: it was taken."""
+    began_at = time.monotonic()
+    try:
+        if exporter.export(batch) is SpanExportResult.SUCCESS:
+            return ""
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"[:200]
+    return f"the collector took nothing within {time.monotonic() - began_at:.1f} s"
+
+
+def resource_of(version: str) -> dict[str, Any]:
+    """Whose spans they are."""
+    told = {"service.version": version}
+    if not _is_named():  # OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES go before what is ours
+        told["service.name"] = "penstock"
+    return dict(Resource.create(told).attributes)
+
+
+def _is_named() -> bool:
+    return bool(os.environ.get("OTEL_SERVICE_NAME")) or "service.name" in os.environ.get("OTEL_RESOURCE_ATTRIBUTES", "")

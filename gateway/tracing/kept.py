@@ -1,0 +1,115 @@
+"""A request that is over and worth its spans, on its way to the process that makes them (``collector``).
+
+These messages know nothing of the rest of the gateway, so that process need not load it.
+"""
+
+from __future__ import annotations
+
+import struct
+
+import msgspec
+
+from gateway.stays import Stay
+from policies import wire
+from policies.terms import Sampling
+
+LENGTH = struct.Struct(">I")
+"""Before each message, as many bytes as it has."""
+SHUTDOWN_S = 2.0
+"""For what waits when the gateway ends; the rest is dropped."""
+
+
+class Row(msgspec.Struct, array_like=True):
+    """Of its ledger row, what a trace tells."""
+
+    tenant_id: str
+    key_id: str
+    model: str
+    endpoint: str
+    status: int
+    finish_reason: str | None
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    num_completion_tokens: int
+    num_reasoning_tokens: int
+    num_sequences: int
+    ttft_ms: float | None
+    sla_class: str
+    service_tier: str
+    cache: str
+    policy: str
+    cost_micros: int
+    engine_us: int
+    kv_block_ms: int
+
+
+class Ride(msgspec.Struct, array_like=True):
+    """One prompt's way to its answer."""
+
+    submitted_at: float
+    first_token_at: float | None
+    num_prompt_tokens: int
+    num_tokens: int
+    has_grammar: bool
+    stays: list[Stay]
+    told: list[wire.Finish]
+    """What workers said at the end of its sequences."""
+
+
+class Kept(msgspec.Struct, array_like=True, kw_only=True):
+    """Instants are monotonic seconds; one that is 0 has not come."""
+
+    trace_id: str
+    span_id: str
+    parent_id: str
+    state: str
+    kept_for: str
+    unix_s: float
+    """Of the monotonic instant 0."""
+    received_at: float
+    started_at: float
+    ended_at: float
+    parse_at: float
+    load_at: float
+    render_at: float
+    cache_at: float
+    admit_at: float
+    queue_at: float
+    settle_at: float
+    replay_at: float
+    kind: str
+    """request, line (of a batch) or background."""
+    method: str
+    route: str
+    """As it is served here; empty: nothing is."""
+    status: int
+    request_id: str
+    error: str
+    """What the failure is called; empty: there was none."""
+    lag_ms: float
+    """How late the event loop was about then."""
+    num_flights: int
+    """Rides that there were; the first of them are told of."""
+    rides: list[Ride]
+    streams: bool
+    sampling: Sampling | None
+    row: Row | None
+    response_id: str
+    fingerprint: str
+    batch: str
+    prompt: str
+    completion: str
+    follows: str
+    """As ``Journey`` has it."""
+
+
+class Count(msgspec.Struct, array_like=True, frozen=True):
+    """What became of the spans so far, as the process says when it has changed."""
+
+    num_exported: int = 0
+    num_dropped: int = 0
+    """There was no room for them."""
+    num_failed: int = 0
+    """The collector did not take them."""
+    trouble: str = ""
+    """Why the last ones were not taken; empty: they were."""

@@ -1,0 +1,344 @@
+"""The spans of a request that is over: one for the whole, one for each part of its way, and below the worker's what it
+told.
+
+The parts lie end to end. The last one lasts until the answer's last byte, whatever it is, so a refusal is the end of
+the part that refused. What a worker tells are durations by its own clock; they are laid out from the instants that the
+gateway knows, and cut to them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from gateway.stays import Stay
+from gateway.tracing import names
+from gateway.tracing.kept import Kept, Ride
+from policies import wire
+
+Value = Any
+"""str, bool, int, float or a list of one of them."""
+
+
+class Event(NamedTuple):
+    """Something that happened at one instant."""
+
+    name: str
+    at_ns: int
+    attributes: Mapping[str, Value]
+
+
+class Span(NamedTuple):
+    """One, with Unix nanoseconds."""
+
+    name: str
+    span_id: int
+    parent_id: int
+    """0: none."""
+    start_ns: int
+    end_ns: int
+    attributes: Mapping[str, Value]
+    events: tuple[Event, ...] = ()
+    is_remote: bool = False
+    """Its parent is somebody else's."""
+    failed: bool = False
+    link: str = ""
+    """W3C trace context of a span of another request, on which this one leans; empty: of none."""
+
+
+class Part(NamedTuple):
+    """Of the way: from ``at`` until the next one begins."""
+
+    at: float
+    name: str
+    stay: Stay | None = None
+
+
+def spans_of(kept: Kept, gen_ai: Mapping[str, str]) -> list[Span]:
+    """The request's own comes first. ``gen_ai``: names by our words (``names.gen_ai``)."""
+    return list(_Build(kept, gen_ai).spans())
+
+
+def parts_of(kept: Kept) -> list[Part]:
+    """In order, the first from the first byte on; none begins before the one before it, nor after the end."""
+    parts: list[Part] = []
+    ended_at = kept.ended_at
+    limit = min(ended_at, kept.settle_at or ended_at)
+    for part in _noted(kept):
+        at = min(max(part.at, parts[-1].at if parts else kept.received_at), limit)
+        parts.append(part._replace(at=at))
+    if kept.settle_at:
+        parts.append(Part(max(limit, parts[-1].at), names.SETTLE))
+    return parts
+
+
+def _noted(kept: Kept) -> Iterator[Part]:
+    """All but the last, as they were noted."""
+    if kept.kind == "request":
+        yield Part(kept.received_at, names.RECEIVE)
+    if kept.route not in names.OPERATIONS:
+        yield Part(kept.started_at, names.ANSWER)
+        return
+    yield Part(kept.started_at, names.RENDER if kept.kind == "background" else names.AUTH)
+    for at, name in (
+        (kept.parse_at, names.PARSE),
+        (kept.load_at, names.LOAD),
+        (kept.render_at, names.RENDER),
+        (kept.cache_at, names.CACHE_LOOK),
+        (kept.admit_at, names.ADMIT),
+    ):
+        if at:
+            yield Part(at, name)
+    if kept.replay_at:
+        yield Part(kept.replay_at, names.REPLAY)
+    elif kept.queue_at:
+        yield from _flown(kept)
+
+
+def _flown(kept: Kept) -> Iterator[Part]:
+    if not kept.rides:
+        # Of one whose payer has left, the row says "miss", but it was another that began.
+        is_shared = bool(kept.follows) or (kept.row is not None and kept.row.cache == "shared")
+        yield Part(kept.queue_at, names.SHARED if is_shared else names.STREAM)
+        return
+    yield Part(kept.queue_at, names.QUEUE)
+    if len(kept.rides) == 1:
+        (ride,) = kept.rides
+        for number, stay in enumerate(ride.stays):
+            yield Part(stay.routed_at, names.ROUTING, stay)
+            yield Part(stay.sent_at, names.WORKER_SPAN, stay)
+            if stay.left_at:
+                is_last = number == len(ride.stays) - 1 and not stay.left
+                yield Part(stay.left_at, names.STREAM if is_last else names.QUEUE)
+        return
+    stays = [stay for ride in kept.rides for stay in ride.stays]
+    if stays:
+        yield Part(min(stay.sent_at for stay in stays), names.WORKER_SPAN)
+        if all(ride.stays and ride.stays[-1].left_at for ride in kept.rides):
+            yield Part(max(stay.left_at for stay in stays), names.STREAM)
+
+
+class _Build:
+    def __init__(self, kept: Kept, gen_ai: Mapping[str, str]) -> None:
+        self._kept = kept
+        self._gen_ai = gen_ai
+        self._root = self._last_id = int(kept.span_id, 16)
+        self._unix_ns = round(1e9 * kept.unix_s)
+
+    def spans(self) -> Iterator[Span]:
+        kept = self._kept
+        begins, ends = self._ns(kept.received_at), self._ns(kept.ended_at)
+        parent_id = int(kept.parent_id, 16) if kept.parent_id else 0
+        failed = kept.status >= 500 or (kept.row is not None and kept.row.status >= 500)
+        yield Span(
+            self._name(),
+            self._root,
+            parent_id,
+            begins,
+            ends,
+            self._whole(),
+            tuple(self._moments()),
+            bool(parent_id) and kept.kind != "background",
+            failed,
+        )
+        parts = parts_of(kept)
+        for number, part in enumerate(parts):
+            is_last = number == len(parts) - 1
+            ends_at = kept.ended_at if is_last else parts[number + 1].at
+            yield from self._part(part, ends_at, failed and is_last)
+
+    def _name(self) -> str:
+        kept = self._kept
+        operation = names.OPERATIONS.get(kept.route)
+        if operation is None:
+            return f"{kept.method} {kept.route}".rstrip()
+        # A model that nobody serves has no row, and its name is whatever a client made up.
+        return operation if kept.row is None else f"{operation} {kept.row.model}"
+
+    def _whole(self) -> dict[str, Value]:
+        kept, row, gen_ai = self._kept, self._kept.row, self._gen_ai
+        said: dict[str, Value] = {
+            names.METHOD: kept.method,
+            names.STATUS: kept.status,
+            names.REQUEST_ID: kept.request_id,
+            names.KEPT_FOR: kept.kept_for,
+        }
+        if kept.route:
+            said[names.ROUTE] = kept.route
+        if kept.error:
+            said[names.ERROR_TYPE] = kept.error
+        if kept.batch:
+            said[names.BATCH] = kept.batch
+        told: dict[str, Value] = {}
+        operation = names.OPERATIONS.get(kept.route)
+        if operation is not None:
+            told |= {"operation": operation, "provider": names.PROVIDER, "api_type": names.API_TYPES.get(kept.route)}
+        if row is not None:
+            told |= {
+                "request_model": row.model,
+                "response_model": row.model,
+                "response_id": kept.response_id,
+                "fingerprint": kept.fingerprint,
+                "response_tier": row.service_tier,
+                "finish_reasons": row.finish_reason.split(",") if row.finish_reason else None,
+                "input_tokens": row.num_prompt_tokens,
+                "output_tokens": row.num_completion_tokens,
+                "cached_tokens": row.num_cached_tokens,
+                "reasoning_tokens": row.num_reasoning_tokens or None,
+                "num_choices": row.num_sequences if row.num_sequences > 1 else None,
+                "stream": kept.streams,
+                "time_to_first_chunk": None if row.ttft_ms is None else row.ttft_ms / 1e3,
+                "input_messages": kept.prompt,
+                "output_messages": kept.completion,
+            }
+            said |= {
+                names.TENANT_ID: row.tenant_id,
+                names.KEY_ID: row.key_id,
+                names.SLA_CLASS: row.sla_class,
+                names.POLICY: row.policy,
+                names.CACHE: row.cache,
+                names.COST_MICROS: row.cost_micros,
+                names.ENGINE_S: row.engine_us / 1e6,
+                names.KV_BLOCK_S: row.kv_block_ms / 1e3,
+            }
+        if kept.sampling is not None and operation in ("chat", "text_completion"):
+            sampling = kept.sampling
+            told |= {
+                "max_tokens": sampling.max_tokens,
+                "temperature": sampling.temperature,
+                "top_p": sampling.top_p,
+                "top_k": sampling.top_k or None,
+                "frequency_penalty": sampling.frequency_penalty or None,
+                "presence_penalty": sampling.presence_penalty or None,
+            }
+        for ours, value in told.items():
+            if value is not None and value != "" and ours in gen_ai:
+                said[gen_ai[ours]] = value
+        return said
+
+    def _moments(self) -> Iterator[Event]:
+        """What one looks for first."""
+        kept = self._kept
+        firsts = [ride.first_token_at for ride in kept.rides if ride.first_token_at is not None]
+        if firsts and min(firsts) <= kept.ended_at:
+            yield Event(names.FIRST_TOKEN, self._ns(min(firsts)), {})
+        for ride in kept.rides:
+            for stay in ride.stays:
+                if stay.left == "lost":
+                    told = {names.WORKER: stay.worker, names.NUM_TOKENS: ride.num_tokens}
+                    yield Event(names.LOST, self._ns(min(stay.left_at, kept.ended_at)), told)
+
+    def _part(self, part: Part, ends_at: float, failed: bool) -> Iterator[Span]:
+        kept, stay, said = self._kept, part.stay, dict[str, Value]()
+        if part.name == names.RECEIVE:
+            said[names.LOOP_LAG_MS] = kept.lag_ms
+        elif part.name == names.CACHE_LOOK and kept.row is not None:
+            said[names.CACHE] = kept.row.cache
+        if failed and kept.error:
+            said[names.ERROR_TYPE] = kept.error
+        below: list[Span] = []
+        events: tuple[Event, ...] = ()
+        span_id = self._next_id()
+        if part.name == names.ROUTING and stay is not None:
+            said[names.WORKER] = stay.worker
+        elif part.name == names.WORKER_SPAN:
+            if stay is not None:
+                is_last = stay is kept.rides[0].stays[-1]
+                worked, events = self._stay(stay, kept.rides[0], ends_at, is_last)
+                said |= worked
+            else:
+                below = list(self._rides(span_id, ends_at))
+                if kept.num_flights > len(kept.rides):
+                    said[names.NUM_LEFT_OUT] = kept.num_flights - len(kept.rides)
+        lost = stay is not None and part.name == names.WORKER_SPAN and stay.left == "lost"
+        yield Span(
+            part.name,
+            span_id,
+            self._root,
+            self._ns(part.at),
+            self._ns(ends_at),
+            said,
+            events,
+            failed=failed or lost,
+            link=kept.follows if part.name == names.SHARED else "",
+        )
+        yield from below
+
+    def _rides(self, parent_id: int, ends_at: float) -> Iterator[Span]:
+        """Prompts that were computed beside each other."""
+        for ride in self._kept.rides:
+            for number, stay in enumerate(ride.stays):
+                until = min(stay.left_at or ends_at, ends_at)
+                said, events = self._stay(stay, ride, until, number == len(ride.stays) - 1)
+                yield Span(
+                    names.WORKER_SPAN,
+                    self._next_id(),
+                    parent_id,
+                    self._ns(min(stay.sent_at, until)),
+                    self._ns(until),
+                    said,
+                    events,
+                    failed=stay.left == "lost",
+                )
+
+    def _stay(
+        self, stay: Stay, ride: Ride, ends_at: float, is_last: bool
+    ) -> tuple[dict[str, Value], tuple[Event, ...]]:
+        """With one worker: what is said of it, and what happened."""
+        said: dict[str, Value] = {names.WORKER: stay.worker, names.NUM_PROMPT_TOKENS: ride.num_prompt_tokens}
+        if ride.has_grammar:
+            said[names.HAS_GRAMMAR] = True
+        if stay.num_tokens:
+            said[names.NUM_CONTINUED] = stay.num_tokens
+        if stay.left:
+            said[names.LEFT] = stay.left
+        told = ride.told
+        if not is_last or not told:
+            return said, ()
+        longest = max(told, key=lambda each: each.queue_s + each.prefill_s + each.decode_s)
+        said |= {
+            names.NUM_CACHED_TOKENS: told[0].num_cached_tokens,
+            names.NUM_TOKENS: ride.num_tokens,
+            names.WAIT_MS: 1e3 * longest.queue_s,
+            names.PREFILL_MS: 1e3 * longest.prefill_s,
+            names.DECODE_MS: 1e3 * longest.decode_s,
+            names.NUM_PREEMPTIONS: sum([each.num_preemptions for each in told]),
+            names.NUM_DRAFTED: sum([each.num_drafted_tokens for each in told]),
+            names.NUM_ACCEPTED: sum([each.num_accepted_tokens for each in told]),
+            names.ENGINE_S: sum([each.engine_s for each in told]),
+            names.KV_BLOCK_S: sum([each.kv_block_s for each in told]),
+        }
+        is_first = ride.first_token_at is not None and not stay.num_tokens
+        first_at = ride.first_token_at if is_first else stay.sent_at + longest.queue_s + longest.prefill_s
+        return said, tuple(self._happened(longest, told, stay.sent_at, first_at or 0.0, ends_at))
+
+    def _happened(
+        self, finish: wire.Finish, told: list[wire.Finish], sent_at: float, first_at: float, ends_at: float
+    ) -> Iterator[Event]:
+        """By the worker's own durations. ``first_at``: when its first token was here; what is before it is that much
+        earlier, and what lies between it and when it was sent is the way there, and the wait for its grammar and
+        adapter."""
+        first_at = min(max(first_at, sent_at), ends_at)
+        began_at = max(sent_at, first_at - finish.prefill_s)
+        came_at = max(sent_at, began_at - finish.queue_s)
+        yield Event(names.TAKEN_IN, self._ns(came_at), {})
+        yield Event(names.SCHEDULED, self._ns(began_at), {})
+        for number, each in enumerate(told):
+            timeline = each.timeline
+            if timeline is None:
+                continue
+            for chunk in timeline.chunks:
+                said = {names.NUM_TOKENS: chunk.num_tokens, names.CHUNK_MS: 1e3 * chunk.seconds}
+                yield Event(names.CHUNK, self._ns(min(came_at + chunk.began_s, ends_at)), said)
+            for at_s in timeline.preempted_s:
+                yield Event(names.PREEMPTED, self._ns(min(came_at + at_s, ends_at)), {names.SEQUENCE: number})
+        yield Event(names.FIRST_TOKEN, self._ns(first_at), {})
+        yield Event(names.LAST_TOKEN, self._ns(min(first_at + finish.decode_s, ends_at)), {})
+
+    def _ns(self, at: float) -> int:
+        return self._unix_ns + int(1e9 * at)
+
+    def _next_id(self) -> int:
+        """Apart from each other, and with the request's own as random as that is."""
+        self._last_id = (self._last_id + 1) % (1 << 64) or 1
+        return self._last_id

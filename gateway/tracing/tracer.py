@@ -1,0 +1,179 @@
+"""Of every request when it begins and ends: whether it is worth a trace, and what is told of it then."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import AsyncIterator, Mapping
+
+from aiohttp import web
+
+from gateway import head
+from gateway.clock import Clock
+from gateway.head import Head
+from gateway.ledger.entry import Entry
+from gateway.protocol import Timed
+from gateway.traceparent import baggage_of, state_of
+from gateway.tracing.content import completion_of, prompt_of
+from gateway.tracing.journey import Journey
+from gateway.tracing.keeping import TAIL, Keeping, SamplerUnknown
+from gateway.tracing.kept import Kept, Row
+from gateway.tracing.lag import Lag
+from gateway.tracing.order import Order, TracingInvalid
+from gateway.tracing.rides import rides_of
+from gateway.tracing.sender import Sender
+from policies.settings import Settings
+
+TRACE_RESPONSE = "traceresponse"
+"""Trace Context level 2: what the span is called that a kept request has here."""
+
+
+class Tracing:
+    """Of one gateway."""
+
+    def __init__(self, config: Settings, order: Order, environ: Mapping[str, str], clock: Clock) -> None:
+        """Raises TracingInvalid."""
+        self._config = config.tracing
+        try:
+            self._keeping = Keeping(config.tracing, config.classes, environ)
+        except SamplerUnknown as error:
+            raise TracingInvalid(str(error)) from None
+        self._below, self._kept_for = self._keeping.below, self._keeping.kept_for
+        self.sender = Sender(order, environ, clock)
+        self._lag = Lag(clock)
+        self.num_kept = 0
+
+    @contextlib.asynccontextmanager
+    async def opened(self) -> AsyncIterator[None]:
+        async with self.sender.opened():
+            with self._lag.measured():
+                yield
+
+    # A request's beginning and its end
+
+    def begin(self, noted: Head, request: web.Request) -> Journey:
+        """Its handler runs."""
+        request_id, parent = noted.request_id, noted.parent
+        received_at = started_at = noted.started_at
+        connection = request.protocol
+        if connection.__class__ is Timed and connection.received_at:  # else it came by no connection, or with another
+            received_at, connection.received_at = connection.received_at, 0.0
+        # A request's id is random where those of a trace and a span have to be, so whoever has the one has the others.
+        trace_id, span_id = request_id[4:36], request_id[20:36]
+        if parent is None:
+            is_sampled = trace_id[TAIL:] < self._below
+            journey = Journey(trace_id, span_id, received_at, started_at, is_sampled)
+            noted.trace_id = trace_id
+        else:
+            trace_id = parent.trace_id
+            is_sampled = self._keeping.is_sampled(trace_id, parent.is_sampled)
+            journey = Journey(trace_id, span_id, received_at, started_at, is_sampled, parent.span_id)
+            journey.state, journey.baggage = state_of(request.headers), baggage_of(request.headers)
+        # Of all others the trace's id is told only if they fail: who has the request's id has it, too.
+        if is_sampled:
+            also = noted.also
+            also[head.TRACE_ID] = trace_id
+            also[TRACE_RESPONSE] = journey.traceparent
+        noted.journey = journey
+        return journey
+
+    def beside(self, noted: Head, kind: str) -> Journey:
+        """What goes on behind a request has a span of its own below that request's, in the same trace."""
+        before, now = noted.journey, time.monotonic()
+        assert before is not None
+        span_id = f"{int(before.span_id, 16) ^ (1 << 63):016x}"
+        journey = Journey(before.trace_id, span_id, now, now, before.is_sampled, before.span_id, before.state)
+        journey.kind = kind
+        noted.journey = journey
+        return journey
+
+    def end(self, journey: Journey, noted: Head, request: web.Request, status: int) -> None:
+        """Its answer's last byte was written, or nobody waits for it any more."""
+        ended_at = time.monotonic()
+        if journey.is_sampled:
+            why = "parent" if journey.parent_id and journey.kind == "request" else "sampled"
+        else:
+            why = self._kept_for(status, journey.error, journey.entry, ended_at - journey.received_at)
+        if why:
+            self._tell(journey, noted, request, status, ended_at, why)
+        # A request lives as long as its connection waits for the next one; what it was answered need not.
+        journey.entry = journey.answer = journey.flights = None
+
+    def _tell(
+        self, journey: Journey, noted: Head, request: web.Request, status: int, ended_at: float, why: str
+    ) -> None:
+        """It is worth a trace."""
+        entry: Entry | None = journey.entry
+        answer, flights = journey.answer, journey.flights
+        self.num_kept += 1
+        prompt = completion = fingerprint = response_id = ""
+        sampling = None
+        if answer is not None:
+            fingerprint, response_id = answer.fingerprint, answer.id
+            sampling = next(iter(answer.parts.values())).submit.sampling
+            if journey.shows_content and self._config.content:
+                most = self._config.max_content_bytes
+                prompt, completion = prompt_of(answer.call, most), completion_of(answer, most)
+        self.sender.send(
+            Kept(
+                trace_id=journey.trace_id,
+                span_id=journey.span_id,
+                parent_id=journey.parent_id,
+                state=journey.state,
+                kept_for=why,
+                unix_s=time.time() - time.monotonic(),
+                received_at=journey.received_at,
+                started_at=journey.started_at,
+                ended_at=ended_at,
+                parse_at=journey.parse_at,
+                load_at=journey.load_at,
+                render_at=journey.render_at,
+                cache_at=journey.cache_at,
+                admit_at=journey.admit_at,
+                queue_at=journey.queue_at,
+                settle_at=journey.settle_at,
+                replay_at=journey.replay_at,
+                kind=journey.kind,
+                method=request.method,
+                route=noted.route,
+                status=status,
+                request_id=noted.request_id,
+                error=journey.error,
+                lag_ms=self._lag.ms,
+                num_flights=0 if flights is None else len(flights),
+                rides=rides_of(flights),
+                streams=answer is not None and bool(answer.call.stream),
+                sampling=sampling,
+                row=None if entry is None else _row(entry),
+                response_id=response_id,
+                fingerprint=fingerprint,
+                batch=journey.batch,
+                prompt=prompt,
+                completion=completion,
+                follows=journey.follows,
+            )
+        )
+
+
+def _row(entry: Entry) -> Row:
+    return Row(
+        entry.tenant_id,
+        entry.key_id,
+        entry.model,
+        entry.endpoint,
+        entry.status,
+        entry.finish_reason,
+        entry.num_prompt_tokens,
+        entry.num_cached_tokens,
+        entry.num_completion_tokens,
+        entry.num_reasoning_tokens,
+        entry.num_sequences,
+        entry.ttft_ms,
+        entry.sla_class,
+        entry.service_tier,
+        entry.cache,
+        f"{entry.policy_name}@{entry.policy_version}",
+        entry.cost_micros,
+        entry.engine_us,
+        entry.kv_block_ms,
+    )
