@@ -1,0 +1,127 @@
+"""The same metrics pushed to a collector by OTLP.
+
+The library's instruments would count everything a second time, so its exporters are given the sums that are there. A
+collector that is away or hangs costs one thread of its own, and what it was not told it is told the next time: all
+counts are since start.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+from gateway.clock import Clock
+from gateway.metrics.counts import Sample
+from gateway.metrics.families import Families
+from gateway.metrics.names import METRICS, Metric, version
+from policies.observing import Metrics
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.metrics.export import MetricsData
+
+log = logging.getLogger(__name__)
+
+TIMEOUT_S = 10.0
+"""Of one sending."""
+
+
+async def send_on(config: Metrics, clock: Clock, families: Callable[[], Awaitable[Families]]) -> None:
+    """Every ``otlp_interval_s``, until it is cancelled."""
+    try:
+        exporter = _exporter(config)
+    except ImportError:
+        return log.error("metrics.otlp_endpoint needs OpenTelemetry: pip install 'penstock[tracing]'")
+    logging.getLogger("opentelemetry.exporter").setLevel(logging.CRITICAL)  # that it is away is said here, once
+    began_ns, is_away = time.time_ns(), False
+    thread = ThreadPoolExecutor(1, "otlp-metrics")
+    try:
+        while True:
+            await clock.sleep(config.otlp_interval_s)
+            data = data_of(await families(), began_ns, time.time_ns())
+            result = await asyncio.get_running_loop().run_in_executor(thread, exporter.export, data)
+            if is_away == (result.value == 0):
+                is_away = not is_away
+                state = "is away" if is_away else "is back"
+                log.warning("metrics: the collector at %s %s", config.otlp_endpoint, state)
+    finally:
+        thread.shutdown(wait=False, cancel_futures=True)
+        exporter.shutdown(timeout_millis=0)
+
+
+def _exporter(config: Metrics) -> Any:
+    """Raises ImportError. The libraries take long to import, and most houses have no collector."""
+    if config.otlp_protocol == "grpc":
+        from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter as Grpc
+
+        return Grpc(config.otlp_endpoint, timeout=TIMEOUT_S)
+    from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter as Http
+
+    endpoint = config.otlp_endpoint.rstrip("/")
+    return Http(endpoint if endpoint.endswith("/v1/metrics") else f"{endpoint}/v1/metrics", timeout=TIMEOUT_S)
+
+
+def data_of(families: Families, began_ns: int, now_ns: int) -> MetricsData:
+    """As the library's exporters take it; instants are Unix nanoseconds."""
+    from opentelemetry.sdk.metrics.export import MetricsData, ResourceMetrics, ScopeMetrics
+    from opentelemetry.sdk.resources import Resource
+    from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+
+    own = version()
+    told = [
+        _told(metric, series.values(), began_ns, now_ns)
+        for name, metric in METRICS.items()
+        if (series := families.get(name))
+    ]
+    resource = Resource.create({"service.name": "penstock", "service.version": own})
+    scope = ScopeMetrics(InstrumentationScope("penstock", own), told, "")
+    return MetricsData([ResourceMetrics(resource, [scope], "")])
+
+
+def _told(metric: Metric, samples: Iterable[Sample], began_ns: int, now_ns: int) -> Any:
+    from opentelemetry.sdk.metrics import export
+
+    since_start = export.AggregationTemporality.CUMULATIVE
+    data: Any
+    unknown: Any = None  # the protocol has it, the library's types have not
+    if metric.kind == "histogram":
+        histograms = [
+            export.HistogramDataPoint(
+                _attributes(metric, sample),
+                began_ns,
+                now_ns,
+                count=sum(sample.counts),
+                sum=sample.value,
+                bucket_counts=sample.counts,
+                explicit_bounds=sample.bounds,
+                min=unknown,
+                max=unknown,
+            )
+            for sample in samples
+        ]
+        data = export.Histogram(histograms, since_start)
+    else:
+        points = [
+            export.NumberDataPoint(_attributes(metric, sample), began_ns, now_ns, float(sample.value))
+            for sample in samples
+        ]
+        data = export.Gauge(points) if metric.kind == "gauge" else export.Sum(points, since_start, is_monotonic=True)
+    return export.Metric(metric.otel_name or metric.name, metric.meaning, metric.unit or "1", data)
+
+
+def _attributes(metric: Metric, sample: Sample) -> dict[str, str]:
+    """By OpenTelemetry's names where it has some; what is empty is absent."""
+    labels = zip(metric.labels, sample.labels, strict=True)
+    return {_ATTRIBUTES.get(label, label): value for label, value in labels if value}
+
+
+_ATTRIBUTES = {
+    "gen_ai_operation_name": "gen_ai.operation.name",
+    "gen_ai_provider_name": "gen_ai.provider.name",
+    "gen_ai_request_model": "gen_ai.request.model",
+    "gen_ai_token_type": "gen_ai.token.type",
+    "error_type": "error.type",
+}

@@ -1,0 +1,25 @@
+"""How long a request was with each worker that had it."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+Left = Literal["", "lost", "moved"]
+
+
+class Stay(msgspec.Struct, array_like=True, gc=False):
+    """With one of them. Instants are monotonic seconds."""
+
+    worker: str
+    routed_at: float
+    """It was its turn, and a worker was chosen."""
+    sent_at: float
+    """Given to the socket; the time before it is that of choosing and of writing it down."""
+    num_tokens: int
+    """That it came with, of its completions."""
+    left_at: float = 0.0
+    """0: not yet."""
+    left: Left = ""
+    """Lost: the worker was; moved: another one goes on with it. Empty: it ended there."""

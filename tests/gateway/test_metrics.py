@@ -1,0 +1,362 @@
+"""What operators measure: counted once, told in every format, bounded whatever clients send."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import shutil
+import subprocess
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from decimal import Decimal
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from threading import Thread
+
+import aiohttp
+import grpc
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2_grpc as services
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
+    ExportMetricsServiceRequest,
+    ExportMetricsServiceResponse,
+)
+from prometheus_client.openmetrics import parser as openmetrics
+from prometheus_client.parser import text_string_to_metric_families
+
+from gateway.ledger.tally import Columns
+from gateway.metrics import limits, names, otlp, shared
+from gateway.metrics.counts import OTHER, Counts, Names, Sample, Spread
+from gateway.metrics.exposition import Exposition
+from gateway.metrics.families import Families, gathered, merged
+from policies.observing import Metrics
+from policies.policy import Budget, Policy, Price
+from policies.policy import Limits as Ceilings
+from policies.settings import CLASSES
+from tests.builders import PATIENCE_S, an_entry
+from tests.gateway.conftest import ADMIN_KEY, Front
+
+OPENMETRICS = "application/openmetrics-text; version=1.0.0"
+
+
+async def scraped(front: Front, accept: str = "", **headers: str) -> tuple[int, str]:
+    """By somebody without a key, unless ``headers`` have one."""
+    async with (
+        aiohttp.ClientSession() as http,
+        http.get(front.url + "/metrics", headers={"accept": accept, **headers}) as answer,
+    ):
+        return answer.status, await answer.text()
+
+
+async def answered(front: Front) -> None:
+    """A request, computed and settled."""
+    asked = front.chat()
+    submit = await front.peer.submitted()
+    front.peer.say(submit, [5, 6])
+    front.peer.say(submit, [7, 3], "stop")
+    await asked
+
+
+def values(text: str) -> dict[tuple[str, ...], float]:
+    """By name and labels, those in the order of their names."""
+    return {
+        (sample.name, *(value for _, value in sorted(sample.labels.items()))): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+async def test_grammars_are_counted_by_what_became_of_them(front: Front):
+    for kind in ("digit", "digit", "unreadable"):
+        schema = {"type": "object", "properties": {"a": {"const": kind}}} if kind == "digit" else {"type": "nothing"}
+        form = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
+        asked = front.chat(response_format=form)
+        if kind == "digit":
+            front.peer.say(await front.peer.submitted(), [5, 3], "stop")
+        await asyncio.gather(asked, return_exceptions=True)
+    told = values((await scraped(front))[1])
+    outcomes = {outcome: told["penstock_grammars_total", outcome] for outcome in ("read", "known", "refused")}
+    assert outcomes == {"read": 2, "known": 1, "refused": 1}
+    assert told["penstock_grammar_read_seconds_total",] > 0
+
+
+async def test_what_was_asked_and_answered_is_counted_in_every_vocabulary(front: Front):
+    await answered(front)
+    status, text = await scraped(front)
+    assert status == 200
+    told = values(text)
+    (row,) = front.rows()
+    assert told["penstock_requests_total", "/v1/chat/completions", "demo", "standard", "200"] == 1
+    assert told["penstock_tokens_total", "demo", "completion"] == row["num_completion_tokens"]
+    assert told["penstock_tenant_tokens_total", row["tenant_id"], "prompt"] == row["num_prompt_tokens"]
+    assert told["gen_ai_server_request_duration_seconds_count", "", "chat", "penstock", "demo"] == 1
+    assert told["gen_ai_client_token_usage_sum", "chat", "penstock", "demo", "input"] == row["num_prompt_tokens"]
+    assert told["vllm:e2e_request_latency_seconds_count", "demo"] == 1
+    assert told["vllm:request_success_total", row["finish_reason"], "demo"] == 1
+    assert told["penstock_sla_requests_total", "standard"] == told["penstock_sla_kept_total", "standard"] == 1
+    assert told["penstock_sla_attainment_ratio", "standard", "5m"] == 1.0
+    assert told["penstock_workers", "demo", "ready"] == 1
+    assert told["penstock_queue_sent_total", "demo", "standard"] == 1
+
+
+async def test_how_much_of_its_limits_a_tenant_has_used_is_read_where_they_are_held(open_front):
+    policy = Policy(
+        limits=Ceilings(requests_per_minute=10, tokens_per_day=1000, concurrent_requests=4),
+        model_limits={"*": Ceilings(tokens_per_minute=5000)},
+        budget=Budget(Decimal("0.001"), "day"),
+        prices={"*": Price(prompt=Decimal(1), completion=Decimal(2))},
+    )
+
+    async def used(front: Front) -> dict[str, float]:
+        (_, text), (tenant,) = await scraped(front), front.gw.directory.tenants()
+        told = {key[1:]: value for key, value in values(text).items() if key[0] == "penstock_limit_used_ratio"}
+        assert {whose for _, whose in told} <= {tenant.id}
+        return {limit: value for (limit, _), value in told.items()}
+
+    async with open_front(policies={"default": policy}) as front:
+        assert await used(front) == {}
+        asked = front.chat(max_tokens=5)
+        submit = await front.peer.submitted()
+        assert (await used(front))["concurrent_requests"] == 0.25  # although there is no row yet
+        front.peer.say(submit, [5, 6, 3], "stop")
+        await asked
+        (row,) = await front.settled(1)
+        num_tokens = row["num_prompt_tokens"] + row["num_completion_tokens"]
+        assert await used(front) == {
+            "requests_per_minute": 0.1,
+            "tokens_per_day": pytest.approx(num_tokens / 1000),
+            "concurrent_requests": 0.0,
+            "budget": pytest.approx(row["cost_micros"] / 1000),
+        }
+        assert list(limits.samples(front.gw, Names(0), 0)) == []
+        assert {sample.labels[0] for sample in limits.samples(front.gw, Names(1), 1)} == {row["tenant_id"]}
+        gone = Names(1)
+        gone.known("ten_that_was_deleted")
+        assert list(limits.samples(front.gw, gone, 1)) == []
+
+
+async def test_both_formats_are_read_by_their_own_parsers_and_promtool(front: Front):
+    await answered(front)
+    await front.post("/v1/chat/completions", {"model": "nobody", "messages": []})
+    _, plain = await scraped(front)
+    _, open_ = await scraped(front, OPENMETRICS)
+    assert open_.endswith("# EOF\n")
+    families = list(openmetrics.text_string_to_metric_families(open_))
+    assert {family.name for family in families} >= {"penstock_requests", "vllm:e2e_request_latency_seconds"}
+    assert values(plain)["penstock_refusals_total", "empty_array"] == 1
+    promtool = shutil.which("promtool")
+    assert promtool, "promtool is in Debian's package prometheus"
+    checked = await asyncio.to_thread(
+        subprocess.run, [promtool, "check", "metrics"], input=plain, capture_output=True, text=True
+    )
+    # Its style guide minds nothing but names that dashboards for vLLM already read.
+    ours = [line for line in (checked.stdout + checked.stderr).splitlines() if line and not line.startswith("vllm:")]
+    assert ours == []
+
+
+@pytest.mark.parametrize(
+    ("access", "headers", "expected"),
+    [
+        ("loopback", {}, 200),
+        ("loopback", {"x-forwarded-for": "9.9.9.9"}, 401),
+        ("loopback", {"authorization": f"Bearer {ADMIN_KEY}"}, 200),
+        ("admin", {}, 401),
+        ("admin", {"authorization": f"Bearer {ADMIN_KEY}"}, 200),
+        ("open", {"x-forwarded-for": "9.9.9.9"}, 200),
+    ],
+)
+async def test_who_may_read_is_configured(open_front, access, headers, expected):
+    async with open_front(metrics=Metrics(access=access)) as front:
+        status, _ = await scraped(front, **headers)
+        assert status == expected
+
+
+async def test_what_a_process_says_of_itself_is_read_by_the_others(front: Front, tmp_path, monkeypatch):
+    await answered(front)
+    assert front.gw.metrics is not None
+    own = await front.gw.metrics.families(front.gw)
+    (tmp_path / "metrics").mkdir()
+    mine = shared.Files(tmp_path / "metrics")
+    monkeypatch.setattr(shared.os, "getpid", lambda: 4_000_000)
+    shared.Files(tmp_path / "metrics").write(own)
+    assert mine.others() == [own]
+
+
+async def test_nothing_is_there_when_it_is_switched_off(open_front):
+    async with open_front(metrics=Metrics(enabled=False)) as front:
+        assert (await scraped(front))[0] == 404
+
+
+def test_a_million_names_make_no_more_series_than_are_allowed():
+    counts = Counts(CLASSES, max_models=3, max_tenants=2)
+    row = an_entry()
+    for start in range(0, 100_000, 1000):
+        some = [msgspec.structs.replace(row, model=f"m{n}", tenant_id=f"t{n}") for n in range(start, start + 1000)]
+        counts.take(Columns(some, CLASSES))
+    families = gathered(counts.samples("USD", 0.99))
+    models = {labels[0] for labels in families["penstock_requests_total"]}
+    tenants = families["penstock_tenant_requests_total"]
+    assert models == {"m0", "m1", "m2", OTHER}
+    assert {labels[0]: sample.value for labels, sample in tenants.items()} == {"t0": 1, "t1": 1, OTHER: 99_998}
+    assert sum(len(series) for series in families.values()) < 300
+
+
+def test_what_is_asked_again_tells_what_has_come_meanwhile():
+    exposition = Exposition()
+
+    def told(num: int, *others: Sample) -> dict[tuple[str, ...], float]:
+        spread = Sample("penstock_ledger_wait_seconds", (), 0.5 * num, (num, 1), (1.0,))
+        return values(exposition.text(gathered([spread, *others]), "")[0].decode())
+
+    assert told(1)["penstock_ledger_wait_seconds_bucket", "1"] == 1
+    other = Sample("penstock_queue_seconds", ("m", "c"), 0.25, (0, 1), (2.0,))
+    again = told(4, other)
+    assert again["penstock_ledger_wait_seconds_bucket", "1"] == 4
+    assert again["penstock_ledger_wait_seconds_count",] == 5
+    assert again["penstock_ledger_wait_seconds_sum",] == 2.0
+    assert again["penstock_queue_seconds_bucket", "+Inf", "m", "c"] == 1
+    assert told(4) == {key: value for key, value in again.items() if "m" not in key}
+
+
+def test_names_that_break_formats_are_shown_as_names():
+    counts = Counts(CLASSES, 10, 10)
+    odd = 'a"b\\c\nd{}'
+    counts.take(Columns([an_entry(model=odd)], CLASSES))
+    text, _ = Exposition().text(gathered(counts.samples("USD", 0.99)), "")
+    assert any(odd in labels for labels in values(text.decode()))
+
+
+@given(st.lists(st.floats(0, 1e5), max_size=60))
+def test_one_count_gives_each_histogram_what_it_would_have_counted_itself(seen):
+    fine = Spread(tuple(sorted({*names.DURATIONS_S, *names.VLLM_LATENCY_S})))
+    for value in seen:
+        fine.add(value)
+    for bounds in (names.DURATIONS_S, names.VLLM_LATENCY_S):
+        own = Spread(bounds)
+        for value in seen:
+            own.add(value)
+        assert fine.within(bounds) == tuple(own.counts)
+
+
+def test_processes_are_added_up_as_each_metric_says():
+    def process(num: int, longest: float) -> Families:
+        return gathered(
+            [
+                Sample("penstock_requests_total", ("m", "c", "e", "200"), num),
+                Sample("penstock_queue_oldest_seconds", ("m", "c"), longest),
+                Sample("vllm:num_requests_running", ("m", "w"), 7),
+                Sample("penstock_ledger_wait_seconds", (), 0.5, (num, 1), (1.0,)),
+            ]
+        )
+
+    families = merged([process(2, 1.0), process(3, 4.0)])
+    assert families["penstock_requests_total"]["m", "c", "e", "200"].value == 5
+    assert families["penstock_queue_oldest_seconds"]["m", "c"].value == 4.0
+    assert families["vllm:num_requests_running"]["m", "w"].value == 7
+    assert families["penstock_ledger_wait_seconds"][()].counts == (5, 2)
+
+
+def test_what_a_dead_process_counted_stays_counted(tmp_path, monkeypatch):
+    (tmp_path / "1-1").write_bytes(b"of an earlier family")
+    mine = shared.Files(tmp_path)
+    monkeypatch.setattr(shared.os, "getpid", lambda: 4_000_000)
+    other = shared.Files(tmp_path)
+    other.write(
+        gathered([Sample("penstock_tenant_requests_total", ("t",), 5), Sample("penstock_workers", ("m", "s"), 1)])
+    )
+    assert [sorted(each) for each in mine.others()] == [["penstock_tenant_requests_total", "penstock_workers"]]
+    (path,) = [path for path in tmp_path.iterdir() if path.name.endswith("-4000000")]
+    shared.os.utime(path, (0, 0))
+    assert [sorted(each) for each in mine.others()] == [["penstock_tenant_requests_total"]]
+    path.write_bytes(b"\xc1")
+    assert mine.others() == []
+
+
+def test_every_metric_is_in_the_reference_with_its_meaning():
+    told = names.reference()
+    assert {metric.name for metric in told} == set(names.METRICS)
+    for metric in told:
+        assert metric.meaning.endswith("."), metric.name
+        assert metric.name.endswith("_total") == (metric.kind == "counter"), metric.name
+
+
+async def test_a_collector_is_told_the_same(open_front):
+    received: asyncio.Queue[bytes] = asyncio.Queue()
+    loop = asyncio.get_running_loop()
+
+    class Collector(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["content-length"]))
+            loop.call_soon_threadsafe(received.put_nowait, body)
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None: ...
+
+    collector = HTTPServer(("127.0.0.1", 0), Collector)
+    Thread(target=collector.serve_forever, daemon=True).start()
+    try:
+        config = Metrics(otlp_endpoint=f"http://127.0.0.1:{collector.server_port}", otlp_interval_s=0.05)
+        limited = {"default": Policy(limits=Ceilings(requests_per_minute=10))}
+        async with open_front(metrics=config, policies=limited) as front:
+            await answered(front)
+            async with asyncio.timeout(PATIENCE_S):
+                while True:
+                    told = ExportMetricsServiceRequest.FromString(await received.get())
+                    by_name = {
+                        metric.name: metric
+                        for resource in told.resource_metrics
+                        for scope in resource.scope_metrics
+                        for metric in scope.metrics
+                    }
+                    if "gen_ai.server.request.duration" in by_name:
+                        break
+    finally:
+        collector.shutdown()
+        collector.server_close()
+    (point,) = by_name["gen_ai.server.request.duration"].histogram.data_points
+    assert (point.count, sum(point.bucket_counts)) == (1, 1)
+    assert {pair.key for pair in point.attributes} >= {"gen_ai.operation.name", "gen_ai.provider.name"}
+    assert by_name["penstock_requests_total"].sum.is_monotonic
+    assert by_name["gen_ai.server.request.duration"].unit == "s"
+    assert [point.as_double for point in by_name["penstock_limit_used_ratio"].gauge.data_points] == [0.1]
+
+
+async def test_a_collector_is_told_by_grpc_and_one_that_hangs_costs_no_request(open_front):
+    told: queue.Queue[ExportMetricsServiceRequest] = queue.Queue()
+    lets_go = threading.Event()
+
+    class Service(services.MetricsServiceServicer):
+        def Export(self, request, context):
+            told.put(request)
+            lets_go.wait(PATIENCE_S)
+            return ExportMetricsServiceResponse()
+
+    server = grpc.server(ThreadPoolExecutor(1))
+    services.add_MetricsServiceServicer_to_server(Service(), server)
+    endpoint = f"http://127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    server.start()
+    try:
+        config = Metrics(otlp_endpoint=endpoint, otlp_protocol="grpc", otlp_interval_s=0.05)
+        async with open_front(metrics=config) as front:
+            await answered(front)
+            first = await asyncio.to_thread(told.get, timeout=PATIENCE_S)
+            await answered(front)  # while it hangs
+            assert (await scraped(front))[0] == 200
+            assert told.empty()  # nothing piles up behind it
+            began_at = time.monotonic()
+        assert time.monotonic() - began_at < otlp.TIMEOUT_S  # nor is it waited for
+    finally:
+        lets_go.set()
+        server.stop(None)
+    names_told = {metric.name for each in first.resource_metrics for of in each.scope_metrics for metric in of.metrics}
+    assert "penstock_build_info" in names_told
+
+
+def test_what_is_sent_has_every_kind():
+    families = gathered([Sample("penstock_workers", ("m", "ready"), 1), Sample("penstock_ledger_up", (), 1)])
+    ((scope,),) = [each.scope_metrics for each in otlp.data_of(families, 1, 2).resource_metrics]
+    assert [metric.name for metric in scope.metrics] == ["penstock_ledger_up", "penstock_workers"]
