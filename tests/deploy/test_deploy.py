@@ -1,0 +1,206 @@
+"""What `deploy/` holds loads where it is meant to be loaded, and names nothing that is not there."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from gateway.metrics import names
+from policies import configuration
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+DASHBOARDS = sorted((DEPLOY / "grafana").glob("*.json"))
+RULES = [DEPLOY / "prometheus" / "rules.yml", DEPLOY / "prometheus" / "alerts.yml"]
+CHART = DEPLOY / "helm" / "penstock"
+SERIES = {
+    metric.name + suffix
+    for metric in names.reference()
+    for suffix in (("_bucket", "_sum", "_count") if metric.kind == "histogram" else ("",))
+}
+NOT_OURS = {"up"}
+
+
+def promtool(*arguments: str, where: Path = DEPLOY / "prometheus") -> None:
+    found = shutil.which("promtool")
+    assert found, "promtool is in Debian's package prometheus"
+    ran = subprocess.run([found, *arguments], cwd=where, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
+def test_rules_alerts_and_configurations_are_sound():
+    promtool("check", "rules", "rules.yml", "alerts.yml")
+    promtool("check", "config", "--syntax-only", "prometheus.yml")
+    promtool("check", "config", "--syntax-only", "prometheus.yml", where=DEPLOY / "compose")
+
+
+def test_alerts_ring_when_they_should_and_only_then():
+    promtool("test", "rules", "tests.yml")
+
+
+def expressions() -> Iterator[tuple[str, str]]:
+    """Every query, with where it stands."""
+    for path in RULES:
+        for group in yaml.safe_load(path.read_text())["groups"]:
+            yield from ((rule.get("alert") or rule["record"], rule["expr"]) for rule in group["rules"])
+    for path in DASHBOARDS:
+        for panel in json.loads(path.read_text())["panels"]:
+            yield from ((panel["title"], target["expr"]) for target in panel.get("targets", ()))
+
+
+@pytest.mark.parametrize(("title", "expression"), list(expressions()))
+def test_queries_name_metrics_and_labels_that_there_are(title, expression):
+    recorded = {rule["record"] for group in yaml.safe_load(RULES[0].read_text())["groups"] for rule in group["rules"]}
+    without_strings = re.sub(r'"[^"]*"', '""', expression)
+    named = set(re.findall(r"(?<![\w:])(?:penstock|vllm|gen_ai_(?:server|client))[_:][\w:]*", without_strings))
+    assert named - recorded <= SERIES, title
+    assert named or re.match(r"up\b", expression), title
+    for name, selector in re.findall(r"([a-z_:]\w*(?::\w+)*)\{([^}]*)\}", expression):
+        family = next(
+            (each for each in names.reference() if re.fullmatch(each.name + "(_bucket|_sum|_count)?", name)), None
+        )
+        if family is not None:
+            labels = set(re.findall(r"(\w+)\s*(?:=~|!~|!=|=)", re.sub(r'"[^"]*"', '""', selector)))
+            assert labels <= {*family.labels, "le", "instance"}, (title, name)
+
+
+@pytest.mark.parametrize("path", DASHBOARDS, ids=lambda path: path.name)
+def test_a_dashboard_is_one_that_grafana_loads(path):
+    dashboard = json.loads(path.read_text())
+    assert dashboard["uid"]
+    assert dashboard["schemaVersion"] >= 39
+    ids = [panel["id"] for panel in dashboard["panels"]]
+    assert len(ids) == len(set(ids))
+    variables = {variable["name"] for variable in dashboard["templating"]["list"]}
+    for panel in dashboard["panels"]:
+        place = panel["gridPos"]
+        assert place["x"] + place["w"] <= 24
+        for target in panel.get("targets", ()):
+            used = set(re.findall(r"\$(?:\{(\w+)\}|(\w+))", target["expr"]))
+            assert {one or other for one, other in used} <= {*variables, "__rate_interval"}, panel["title"]
+    asked = re.search(r"label_values\((\w+), (\w+)\)", json.dumps(dashboard["templating"]))
+    assert asked
+    assert asked[2] in names.METRICS[asked[1]].labels
+
+
+def test_the_unit_is_sound(tmp_path):
+    unit = (DEPLOY / "systemd" / "penstock.service").read_text()
+    assert re.search(
+        r"^ExecStart=/opt/penstock/bin/penstock serve --config \S+ --data-dir /var/lib/penstock$", unit, re.M
+    )
+    assert "StateDirectory=penstock" in unit
+    analyze = shutil.which("systemd-analyze")
+    if analyze is not None:
+        place = tmp_path / "penstock.service"  # the same with a program that there is on this machine
+        place.write_text(unit.replace("/opt/penstock/bin/penstock", shutil.which("true") or "/bin/true"))
+        ran = subprocess.run([analyze, "verify", place], capture_output=True, text=True)
+        assert (ran.returncode, ran.stderr) == (0, "")
+
+
+def test_the_compose_file_sets_what_there_is_to_set():
+    compose = yaml.safe_load((DEPLOY / "compose" / "compose.yaml").read_text())
+    services = compose["services"]
+    settings = {
+        name: re.sub(r"\$\{(\w+)[^}]*\}", "secret", str(value))
+        for name, value in services["penstock"]["environment"].items()
+        if "__" in name
+    }
+    config = configuration.load("", settings, {})
+    assert (config.server.processes, config.metrics.access) == (2, "open")
+    assert (
+        DEPLOY / "compose" / services["penstock"]["build"]["context"] / services["penstock"]["build"]["dockerfile"]
+    ).exists()
+    for name, service in services.items():
+        assert set(service.get("depends_on", ())) <= set(services), name
+        for volume in service.get("volumes", ()):
+            source = volume.split(":")[0]
+            there = (DEPLOY / "compose" / source).exists() if source.startswith(".") else source in compose["volumes"]
+            assert there, f"{name}: {volume}"
+    for path in ("grafana.yaml", "dashboards.yaml"):
+        assert yaml.safe_load((DEPLOY / "compose" / path).read_text())["apiVersion"] == 1
+
+
+def rendered(path: Path, values: dict[str, Any]) -> list[Any]:
+    """As Helm would: the few of its words that the chart uses, and an error for every other one and for a value that
+    is not there."""
+    chart = {"Name": "penstock"}
+
+    def find(name: str) -> Any:
+        found: Any = {"Values": values, "Release": {"Name": "here"}, "Chart": chart}
+        for part in name.strip().removeprefix(".").split("."):
+            found = found[part]
+        return found
+
+    def pipe(expression: str) -> str:
+        first, *filters = [part.strip() for part in expression.split("|")]
+        value = yaml.safe_dump(find(first[7:])).rstrip() if first.startswith("toYaml ") else find(first)
+        for each in filters:
+            if each == "sha256sum":
+                value = hashlib.sha256(value.encode()).hexdigest()
+            else:
+                indent = " " * int(re.fullmatch(r"nindent (\d+)", each)[1])
+                value = "\n" + "\n".join(indent + line if line else line for line in str(value).splitlines())
+        return str(value)
+
+    kept, shown = [], [True]
+    for line in path.read_text().splitlines():
+        if condition := re.fullmatch(r"\s*\{\{- if (\S+) \}\}", line):
+            shown.append(shown[-1] and bool(find(condition[1])))
+        elif re.fullmatch(r"\s*\{\{- end \}\}", line):
+            shown.pop()
+        elif shown[-1]:
+            told = re.sub(r"^\s*\{\{-(.*?)\}\}", lambda found: pipe(found[1]), line)
+            told = re.sub(r"\{\{(.*?)\}\}", lambda found: pipe(found[1]), told)
+            kept.append(told.removeprefix("\n"))
+    assert shown == [True]
+    return [each for each in yaml.safe_load_all("\n".join(kept)) if each is not None]
+
+
+@pytest.mark.parametrize("storage_class", ["", "fast"])
+@pytest.mark.parametrize("is_monitored", [False, True])
+def test_the_chart_renders_to_what_kubernetes_knows(storage_class, is_monitored):
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+    values["persistence"]["storageClass"], values["serviceMonitor"]["enabled"] = storage_class, is_monitored
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    assert (chart["apiVersion"], chart["name"]) == ("v2", CHART.name)
+    objects = {each["kind"]: each for path in (CHART / "templates").glob("*.yaml") for each in rendered(path, values)}
+    assert ("ServiceMonitor" in objects) == is_monitored
+    config = configuration.load(objects["ConfigMap"]["data"]["config.toml"], {}, {})
+    spec = objects["StatefulSet"]["spec"]
+    (container,) = spec["template"]["spec"]["containers"]
+    assert container["ports"][0]["containerPort"] == config.server.port
+    assert config.store.data_dir in {mount["mountPath"] for mount in container["volumeMounts"]}
+    assert spec["selector"]["matchLabels"] == objects["Service"]["spec"]["selector"]
+    assert spec["template"]["spec"]["terminationGracePeriodSeconds"] > config.server.drain_s
+    (claim,) = spec["volumeClaimTemplates"]
+    assert claim["spec"].get("storageClassName", "") == storage_class
+
+
+def test_values_that_nobody_reads_are_not_offered():
+    templates = "".join(path.read_text() for path in (CHART / "templates").glob("*.yaml"))
+    read = set(re.findall(r"\.Values\.([\w.]+)", templates))
+
+    def offered(values: dict[str, Any], before: str = "") -> Iterator[str]:
+        for name, value in values.items():
+            if isinstance(value, dict) and value and before + name not in read:
+                yield from offered(value, f"{before}{name}.")
+            else:
+                yield before + name
+
+    assert set(offered(yaml.safe_load((CHART / "values.yaml").read_text()))) == read
+
+
+def test_helm_finds_nothing_wrong_where_it_is_installed():
+    helm = shutil.which("helm")
+    if helm is not None:
+        ran = subprocess.run([helm, "lint", "--strict", CHART], capture_output=True, text=True, env=dict(os.environ))
+        assert ran.returncode == 0, ran.stdout + ran.stderr
