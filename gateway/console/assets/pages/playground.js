@@ -1,0 +1,159 @@
+// A chat with any model, or with two beside each other: what each token was worth, and what each answer cost.
+
+import { all, call, get, infer, post } from "../api.js";
+import { h, put, say } from "../dom.js";
+import * as format from "../format.js";
+import { button, card, check, empty, field, form, input, link, note, page, select, submit } from "../ui.js";
+
+const KEY_S = 3600;
+const LOW = Math.log(0.1);
+const MID = Math.log(0.5);
+
+/** Events of a stream, as JSON. */
+async function* events(response) {
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  for (;;) {
+    const { done, value } = await reader.read();
+    if (done) return;
+    const lines = (rest + value).split("\n");
+    rest = lines.pop();
+    for (const line of lines) if (line.startsWith("data: ") && line !== "data: [DONE]") yield JSON.parse(line.slice(6));
+  }
+}
+
+/** One token, with how likely it was and what else could have been. */
+function token(entry) {
+  const kind = entry.logprob < LOW ? "low" : entry.logprob < MID ? "mid" : "high";
+  const others = (entry.top_logprobs || []).map((each) => `${JSON.stringify(each.token)} ${format.percent(Math.exp(each.logprob))}`).join(", ");
+  return h("span", { "data-p": kind, title: `${format.percent(Math.exp(entry.logprob))}, log-probability ${entry.logprob.toFixed(3)}${others ? `\nMost likely: ${others}` : ""}` }, entry.token);
+}
+
+function pane(number, models) {
+  const choice = select(`model${number}`, models.map((each) => [each.name, each.name]), models[0]?.name);
+  const talk = h("div", { class: "talk" });
+  const answer = h("div", { class: "answer", role: "group", "aria-label": `Answer of ${number === 1 ? "the first" : "the second"} model`, tabindex: "0" });
+  const below = h("div", {});
+  put(answer, h("span", { class: "soft" }, "The answer appears here."));
+  let history = [];
+  const element = card(number === 1 ? "Answer" : "Second answer", [], field(number === 1 ? "Model" : "Model to compare", choice), talk, answer, below);
+
+  async function ask(text, values, key, signal) {
+    const messages = [...(values.system ? [{ role: "system", content: values.system }] : []), ...history, { role: "user", content: text }];
+    const body = { model: choice.value, messages, stream: true, logprobs: true, top_logprobs: 4, temperature: Number(values.temperature), max_tokens: Number(values.max_tokens) };
+    if (values.top_p) body.top_p = Number(values.top_p);
+    if (values.seed) body.seed = Number(values.seed);
+    put(answer, h("span", { class: "soft" }, "Waiting for the first token …"));
+    put(below);
+    answer.setAttribute("aria-busy", "true");
+    let said = "";
+    let receipt = null;
+    const began = performance.now();
+    let first = null;
+    try {
+      for await (const event of events(await infer("/v1/chat/completions", body, key, signal))) {
+        if (event.error) throw new Error(event.error.message);
+        receipt = event.penstock?.receipt || receipt;
+        const [delta] = event.choices || [];
+        if (!delta) continue;
+        const entries = delta.logprobs?.content || [];
+        const piece = delta.delta?.content || "";
+        if (!piece && !entries.length) continue;
+        if (first === null) { first = performance.now() - began; put(answer); }
+        said += piece;
+        answer.append(...(entries.length && entries.map((each) => each.token).join("") === piece ? entries.map(token) : [document.createTextNode(piece)]));
+      }
+      history = [...history, { role: "user", content: text }, { role: "assistant", content: said }];
+      put(below, told(receipt, first));
+    } catch (error) {
+      put(below, error.name === "AbortError" ? note("Stopped. What was written until then is in the ledger.", "warn") : note(error.message, "bad"));
+      if (first === null) put(answer, h("span", { class: "soft" }, "There is no answer."));
+    } finally {
+      answer.removeAttribute("aria-busy");
+    }
+    return said;
+  }
+
+  function told(receipt, first) {
+    if (!receipt) return h("p", { class: "small soft" }, `First token after ${format.ms(first)}.`);
+    return h("dl", { class: "facts small" }, [
+      ["Cost", `${receipt.cost.value} ${receipt.cost.currency}`], ["Tokens", `${format.count(receipt.prompt_tokens)} in, ${format.count(receipt.completion_tokens)} out`],
+      ["Waited", format.ms(receipt.queue_ms)], ["Prefill", format.ms(receipt.prefill_ms)], ["Decode", format.ms(receipt.decode_ms)],
+      ["Receipt", h("a", { href: link("requests", { request_id: receipt.request_id, show: "1" }) }, "in the ledger")],
+    ].map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value))));
+  }
+
+  /** The last answer becomes a part of the talk. */
+  function settle() {
+    put(talk, history.map((each) => h("div", { class: "said" }, h("strong", { class: "small soft" }, each.role === "user" ? "You" : "Model"), h("div", {}, each.content))));
+  }
+  function clear() {
+    history = [];
+    put(talk);
+    put(below);
+    put(answer, h("span", { class: "soft" }, "The answer appears here."));
+  }
+  return { element, ask, settle, clear };
+}
+
+export async function open({ closing }) {
+  const [models, tenants] = await Promise.all([get("models").then((found) => found.data), all("tenants?disabled=false")]);
+  if (!models.length) return page("Playground", "", [], card("No model", [], empty("No model is served", "The settings name none.")));
+  if (!tenants.length) return page("Playground", "", [], card("No tenant", [], empty("No tenant yet", "Answers are given in the name of a tenant.", h("a", { class: "button main", href: link("tenants") }, "Tenants"))));
+  const keys = new Map();
+  closing(() => { for (const key of keys.values()) call("DELETE", `keys/${key.id}`, { quiet: true }).catch(() => {}); });
+
+  async function keyOf(tenantId, pasted) {
+    if (pasted) return pasted;
+    const known = keys.get(tenantId);
+    if (known && known.expires_at > Date.now() / 1000 + 60) return known.key;
+    const made = await post("keys", { tenant_id: tenantId, name: "Playground", scopes: { endpoints: ["chat.completions"] }, expires_at: Math.floor(Date.now() / 1000) + KEY_S });
+    keys.set(tenantId, made);
+    return made.key;
+  }
+
+  const panes = [pane(1, models), pane(2, models)];
+  const both = check("both", "Two side by side", false);
+  const place = h("div", { class: "grid one side-by-side" }, panes[0].element);
+  const isBoth = () => both.querySelector("input").checked;
+  both.addEventListener("change", () => {
+    place.classList.toggle("one", !isBoth());
+    put(place, panes[0].element, isBoth() && panes[1].element);
+  });
+  let abort = null;
+  closing(() => abort?.abort());
+  const stop = button("Stop", () => abort?.abort(), "bad", { disabled: true });
+  const prompt = h("textarea", { class: "prose", name: "prompt", rows: 3, required: true, placeholder: "Tell me a story about a fox." });
+  const asked = form([
+    field("Message", prompt, "Ctrl+Enter sends it."),
+    h("div", { class: "row" },
+      field("In the name of", select("tenant", tenants.map((each) => [each.id, each.name]), tenants[0].id), "A key of an hour is made for it, and revoked when you leave."),
+      field("Or a key of a tenant", input("key", { type: "password", autocomplete: "off" }), "It stays on this page.")),
+    h("div", { class: "row" },
+      field("Temperature", input("temperature", { type: "number", min: 0, max: 2, step: 0.1, value: "0.7" })),
+      field("Tokens at most", input("max_tokens", { type: "number", min: 1, step: 1, value: "128" })),
+      field("Top p", input("top_p", { type: "number", min: 0, max: 1, step: 0.05, value: "" })),
+      field("Seed", input("seed", { type: "number", step: 1, value: "" }))),
+    field("System message", h("textarea", { class: "prose", name: "system", rows: 2 })),
+    both,
+  ], async (values) => {
+    const text = values.prompt.trim();
+    if (!text) throw Object.assign(new Error("Write a message."), { fields: [{ name: "prompt", message: "Write a message." }] });
+    const key = await keyOf(values.tenant, values.key.trim());
+    abort = new AbortController();
+    stop.disabled = false;
+    const asking = isBoth() ? panes : panes.slice(0, 1);
+    try {
+      asking.forEach((each) => each.settle());
+      await Promise.all(asking.map((each) => each.ask(text, values, key, abort.signal)));
+      say("The answer is complete.");
+    } finally {
+      stop.disabled = true;
+    }
+  }, [submit("Send"), stop, button("New conversation", () => panes.forEach((each) => each.clear()))]);
+  prompt.addEventListener("keydown", (event) => {
+    if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) { event.preventDefault(); asked.requestSubmit(); }
+  });
+  return page("Playground", "Answers are computed, limited and billed as any others of the tenant. Point at a token to see how likely it was.", [],
+    place, card("Ask", [], asked));
+}

@@ -1,0 +1,113 @@
+// The ledger: searched, and one request as a waterfall with its receipt.
+
+import { all, get, query } from "../api.js";
+import { h, put, s } from "../dom.js";
+import * as format from "../format.js";
+import { button, card, empty, facts, field, form, input, link, note, page, select, shown, submit, table, tag } from "../ui.js";
+
+const SPANS = [["", "at any time"], ["3600", "in the last hour"], ["86400", "in the last day"], ["604800", "in the last week"]];
+const NUM = 50;
+
+const status = (row) => (row.corrects ? tag("correction", "warn") : row.status === 200 ? tag("200", "good") : tag(String(row.status), row.status === 499 ? "warn" : "bad"));
+
+/** Where a request's time went. */
+function waterfall(row) {
+  const first = row.ttft_ms ?? row.duration_ms;
+  const queue = Math.min(row.queue_ms, first);
+  const parts = [["Waited for a worker", 0, queue, "s3"], ["Until the first token", queue, first, "s4"], ["Further tokens", first, row.duration_ms, "s1"]]
+    .filter(([, from, to], index) => to > from || index === 1);
+  const all = row.duration_ms || 1;
+  const [left, width, step] = [168, 480, 32];
+  const text = parts.map(([name, from, to]) => `${name}: ${format.ms(to - from)}`).join(", ");
+  const x = (ms) => left + (width * ms) / all;
+  return h("figure", {}, s("svg", { class: "fall", viewBox: `0 0 744 ${parts.length * step + 24}`, role: "img", "aria-label": `${text}, ${format.ms(all)} in all` },
+    [0, 0.25, 0.5, 0.75, 1].map((share) => [
+      s("line", { x1: x(share * all), x2: x(share * all), y1: 0, y2: parts.length * step, stroke: "var(--grid)" }),
+      s("text", { class: "soft", x: x(share * all), y: parts.length * step + 18, "text-anchor": "middle" }, format.ms(share * all)),
+    ]).flat(),
+    parts.map(([name, from, to, kind], index) => [
+      s("text", { x: 0, y: index * step + 20 }, name),
+      s("rect", { class: kind, x: x(from), y: index * step + 8, width: Math.max(2, x(to) - x(from)), height: 16, rx: 3 }),
+      s("text", { class: "soft", x: Math.min(x(to) + 8, 744), y: index * step + 20, "text-anchor": x(to) + 8 > 690 ? "end" : "start" }, x(to) + 8 > 690 ? "" : format.ms(to - from)),
+    ]).flat()));
+}
+
+function receipt(row, names) {
+  const tpot = row.ttft_ms !== null && row.num_completion_tokens > row.num_sequences ? (row.duration_ms - row.ttft_ms) / (row.num_completion_tokens / row.num_sequences - 1) : null;
+  return facts([
+    ["Tenant", names[row.tenant_id] || row.tenant_id], ["Key", h("code", {}, row.key_id)], ["Model", row.model], ["Endpoint", row.endpoint],
+    ["Ended", row.finish_reason || format.NONE], ["Class", row.sla_class], ["Cache", row.cache], ["Policy", `${row.policy_name}, version ${row.policy_version}`],
+    ["Prompt", format.plural(row.num_prompt_tokens, "token")], ["of it cached", format.plural(row.num_cached_tokens, "token")],
+    ["Completion", format.plural(row.num_completion_tokens, "token")], ["of it reasoning", format.plural(row.num_reasoning_tokens, "token")],
+    ["Drafts accepted", row.num_drafted_tokens ? `${format.count(row.num_accepted_tokens)} of ${format.count(row.num_drafted_tokens)}` : format.NONE],
+    ["TTFT", format.ms(row.ttft_ms)], ["TPOT", format.ms(tpot)], ["In all", format.ms(row.duration_ms)],
+    ["Engine", format.ms(row.engine_us / 1000)], ["KV blocks held", `${format.compact(row.kv_block_ms / 1000)} block s`],
+    ["Cost", format.money(row.cost_micros, row.currency)], ["Price version", row.price_version || format.NONE],
+    ["Settled", format.at(row.settled_at)], ["End user", row.end_user || format.NONE], ["Trace", row.trace_id ? h("code", {}, row.trace_id) : format.NONE],
+    ["Chain", `${row.chain}, position ${format.count(row.position)}`], ...Object.entries(row.metadata || {}).map(([name, value]) => [`metadata ${name}`, value]),
+    ...(row.reason ? [["Reason", row.reason]] : []),
+  ]);
+}
+
+export async function open({ values }) {
+  const tenants = await all("tenants").catch(() => []);
+  const names = Object.fromEntries(tenants.map((each) => [each.id, each.name]));
+  const rows = h("div");
+  const one = h("div", { class: "grid one" });
+  const found = [];
+  let cursor = null;
+
+  const tenant = select("tenant_id", [["", "any"], ...tenants.map((each) => [each.id, each.name])], values.tenant_id || "");
+  const search = form([h("div", { class: "row" },
+    field("Tenant", tenant),
+    field("Model", input("model", { value: values.model || "" })),
+    field("Ended", select("failed", [["", "anyhow"], ["false", "well"], ["true", "badly"]], values.failed || "")),
+    field("Settled", select("within", SPANS, values.within || "")),
+    field("Slower than, ms", input("min_duration_ms", { inputmode: "numeric", value: values.min_duration_ms || "" })),
+    field("Request id", input("request_id", { value: values.request_id || "" })),
+    field("Trace id", input("trace_id", { value: values.trace_id || "" })),
+    field("End user", input("end_user", { value: values.end_user || "" })))],
+  async (said) => { location.hash = link("requests", Object.fromEntries(Object.entries(said).filter(([, value]) => value))); },
+  [submit("Search"), h("a", { class: "button quiet", href: link("requests") }, "Clear")]);
+
+  async function read(after) {
+    const { within, show, ...asked } = values;
+    const since = within ? Math.floor(Date.now() / 1000) - Number(within) : "";
+    const page = await get(`ledger/rows?${query({ ...asked, since, order: "desc", limit: NUM, after })}`);
+    found.push(...page.data);
+    cursor = page.next_cursor;
+    return found;
+  }
+
+  function draw() {
+    if (!found.length) return empty("No such request", "The ledger has none that fits. Requests appear here as soon as they have ended.");
+    return [table("Requests", [
+      { title: "Settled", row: true, nowrap: true, cell: (row) => format.at(row.settled_at) },
+      { title: "Tenant", cut: true, cell: (row) => names[row.tenant_id] || row.tenant_id },
+      { title: "Model", cut: true, cell: (row) => row.model },
+      { title: "Status", cell: status },
+      { title: "Tokens in", num: true, cell: (row) => format.count(row.num_prompt_tokens) },
+      { title: "out", num: true, cell: (row) => format.count(row.num_completion_tokens) },
+      { title: "TTFT", num: true, cell: (row) => format.ms(row.ttft_ms) },
+      { title: "In all", num: true, cell: (row) => format.ms(row.duration_ms) },
+      { title: "Cost", num: true, cell: (row) => format.money(row.cost_micros, row.currency) },
+      { title: "Details", unseen: true, cell: (row) => h("div", { class: "buttons" }, button("Show", () => detail(row), "quiet", { "aria-label": `Show request ${row.request_id}` })) },
+    ], found), cursor && h("div", { class: "buttons" }, button("More", async (event) => {
+      event.target.disabled = true;
+      try { await read(cursor); put(rows, draw()); } catch (error) { put(rows, draw(), note(error.message, "bad")); }
+    }))];
+  }
+
+  function detail(row) {
+    const title = h("code", {}, row.request_id);
+    const shownCard = card("One request", [status(row), button("Close", () => put(one), "quiet")], h("p", {}, title), waterfall(row), h("h3", {}, "Receipt"), receipt(row, names));
+    shownCard.setAttribute("tabindex", "-1");
+    put(one, shownCard);
+    shownCard.scrollIntoView({ block: "nearest" });
+    shownCard.focus({ preventScroll: true });
+  }
+
+  await shown(rows, () => read(""), draw);
+  if (values.show && found.length) detail(found[0]);
+  return page("Requests", "Every request that has ended, as the ledger has it.", [], card("Search", [], search), one, card("Requests", [], rows));
+}

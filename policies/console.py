@@ -1,0 +1,17 @@
+"""The settings of the web console."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+
+class Console(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The pages at /console."""
+
+    enabled: bool = True
+    """false: neither pages nor sign-in."""
+    session_hours: Annotated[float, Meta(gt=0, le=720)] = 12.0
+    """So long whoever signed in stays so, unless the key ends before."""
