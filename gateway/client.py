@@ -102,22 +102,31 @@ def api_root(url: str) -> str:
 
 
 def find_key(given: str | None, url: str) -> str | None:
-    """``given``, else PENSTOCK_API_KEY, else the key a server here left in its data directory, else OPENAI_API_KEY.
+    """``given``, else PENSTOCK_API_KEY, else the key a server here left in its data directory, else OPENAI_API_KEY."""
+    return given or _own_key("PENSTOCK_API_KEY", url) or os.environ.get("OPENAI_API_KEY")
 
-    The data directory's key is for this machine's server alone and goes nowhere else.
-    """
-    if given or (given := os.environ.get("PENSTOCK_API_KEY")):
-        return given
-    if urlsplit(api_root(url)).hostname in LOOPBACK:
-        bootstrap = Path(os.environ.get("PENSTOCK_STORE__DATA_DIR", "data")) / "bootstrap.env"
-        try:
-            lines = bootstrap.read_text().splitlines()
-        except OSError:
-            lines = []
-        for line in lines:
-            if line.startswith("PENSTOCK_API_KEY="):
-                return line.partition("=")[2].strip()
-    return os.environ.get("OPENAI_API_KEY")
+
+def find_admin_key(given: str | None, url: str) -> str | None:
+    """``given``, else PENSTOCK_ADMIN_KEY, else the admin key a server here left in its data directory."""
+    return given or _own_key("PENSTOCK_ADMIN_KEY", url)
+
+
+def _own_key(variable: str, url: str) -> str | None:
+    """Of the environment, else of the data directory: that one is for this machine's server alone, and goes nowhere
+    else."""
+    if key := os.environ.get(variable):
+        return key
+    if urlsplit(api_root(url)).hostname not in LOOPBACK:
+        return None
+    bootstrap = Path(os.environ.get("PENSTOCK_STORE__DATA_DIR", "data")) / "bootstrap.env"
+    try:
+        lines = bootstrap.read_text().splitlines()
+    except OSError:
+        return None
+    for line in lines:
+        if line.startswith(f"{variable}="):
+            return line.partition("=")[2].strip()
+    return None
 
 
 def open_session(url: str, key: str | None, timeout_s: float) -> aiohttp.ClientSession:

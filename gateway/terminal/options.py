@@ -1,0 +1,109 @@
+"""What all commands of the administration have in common: where the gateway is, who asks, how it is told."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import functools
+import os
+import re
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import click
+import msgspec
+from rich.console import Console
+
+from gateway.client import DEFAULT_URL, CallFailed, Unreachable, find_admin_key
+from gateway.terminal.administration import Administration, Refused, Thing
+
+_AGO = re.compile(r"(\d{1,6})([smhdw])")
+_UNIT_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+
+
+def administers(command: Callable[..., None]) -> Callable[..., None]:
+    """A command that gets an ``Administration`` as ``admin``. What goes wrong is said on standard error; the status is
+    2 where no gateway answers, and 1 where it refuses."""
+
+    @click.option("--url", envvar="PENSTOCK_URL", default=DEFAULT_URL, show_default=True, help="The gateway.")
+    @click.option("--admin-key", help="[PENSTOCK_ADMIN_KEY, or what the local gateway's bootstrap.env has].")
+    @functools.wraps(command)
+    def run(url: str, admin_key: str | None, **others: Any) -> None:
+        with Administration(url, find_admin_key(admin_key, url)) as admin:
+            try:
+                command(admin=admin, **others)
+                sys.stdout.flush()
+            except Unreachable as error:
+                hint = "start it with `penstock serve`, or name another one with --url"
+                click.echo(f"penstock: {error}: there is no gateway at {admin.root}; {hint}", err=True)
+                sys.exit(2)
+            except CallFailed as error:
+                hint = ""
+                if isinstance(error, Refused) and error.status == 401:
+                    hint = " Give an admin key with --admin-key, or in PENSTOCK_ADMIN_KEY."
+                click.echo(f"penstock: {error}{hint}", err=True)
+                sys.exit(1)
+            except BrokenPipeError:  # whoever read it has enough
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+                sys.exit(1)
+            except KeyboardInterrupt:
+                sys.exit(130)
+
+    return run
+
+
+json_option = click.option("--json", "as_json", is_flag=True, help="As JSON, the way the API has it.")
+yes_option = click.option("--yes", is_flag=True, help="Do not ask whether it is meant.")
+
+
+def unix_s(context: click.Context, parameter: click.Parameter, text: str | None) -> int | None:
+    """For an option that is an instant: "2026-11-01", "2026-11-01T12:00", "36h" before now, or Unix seconds."""
+    if text is None:
+        return None
+    if ago := _AGO.fullmatch(text):
+        return int(time.time()) - int(ago[1]) * _UNIT_S[ago[2]]
+    if text.isascii() and text.isdecimal():
+        return int(text)
+    try:
+        at = datetime.datetime.fromisoformat(text)
+    except ValueError:
+        raise click.BadParameter(
+            f"{text!r} is neither a time such as 2026-11-01T12:00 nor so long ago as 36h."
+        ) from None
+    return int((at if at.tzinfo else at.replace(tzinfo=datetime.UTC)).timestamp())
+
+
+def told(answer: object) -> None:
+    """Whatever the API answered, as JSON that people can read too."""
+    click.echo(msgspec.json.format(msgspec.json.encode(answer), indent=2))
+
+
+@contextlib.contextmanager
+def busy(what: str) -> Iterator[None]:
+    """Something that turns on standard error while the caller waits; nothing where nobody looks."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield
+        return
+    with console.status(what):
+        yield
+
+
+def pairs(given: tuple[str, ...]) -> dict[str, str]:
+    """``NAME=TEXT`` each."""
+    found = {}
+    for one in given:
+        name, equals, value = one.partition("=")
+        if not equals or not name:
+            raise click.BadParameter(f"{one!r} is not NAME=TEXT.")
+        found[name] = value
+    return found
+
+
+def tenant_named(admin: Administration, tenant: str) -> Thing:
+    """By its name, or by its id. Raises CallFailed."""
+    for found in admin.every("tenants", name=tenant):
+        return found
+    return admin.get("tenants", tenant)

@@ -1,0 +1,109 @@
+"""Lists for people: a table as wide as the terminal, or whole where it is read by something else."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any, Literal
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+# What others wrote must not move the cursor, retitle the window or paste into it: control characters other than tab and
+# newline, those of C1 among them, are left out.
+_CONTROLS = dict.fromkeys([*range(0x09), *range(0x0B, 0x20), *range(0x7F, 0xA0)])
+WIDE = 1 << 14
+"""Characters in a line that no terminal has to show."""
+
+
+def printable(text: str) -> str:
+    """Without what a terminal would obey."""
+    return text.translate(_CONTROLS)
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One of a table's, and how it comes from an object of the API."""
+
+    title: str
+    cell: Callable[[Any], object]
+    justify: Literal["left", "right"] = "left"
+
+
+def text(title: str, name: str) -> Column:
+    return Column(title, lambda thing: thing[name])
+
+
+def count(title: str, name: str) -> Column:
+    return Column(title, lambda thing: _count(thing[name]), "right")
+
+
+def instant(title: str, name: str) -> Column:
+    """Unix seconds, in UTC."""
+    return Column(title, lambda thing: when(thing[name]))
+
+
+def milliseconds(title: str, name: str) -> Column:
+    return Column(title, lambda thing: None if thing[name] is None else f"{thing[name]:,.0f} ms", "right")
+
+
+def money(title: str, name: str) -> Column:
+    """Millionths of the object's currency."""
+    return Column(title, lambda thing: amount(thing[name], thing["currency"]), "right")
+
+
+def when(unix_s: int | None) -> str | None:
+    if unix_s is None:
+        return None
+    return datetime.datetime.fromtimestamp(unix_s, datetime.UTC).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def amount(micros: int, currency: str) -> str:
+    """At least two digits after the point, and no more than it needs."""
+    whole = f"{Decimal(micros) / 1_000_000:,.6f}"
+    return f"{whole[:-4]}{whole[-4:].rstrip('0')} {currency}"
+
+
+def shown(things: Iterable[Any], columns: Iterable[Column], nothing: str) -> None:
+    """A table on standard output; ``nothing`` where there are no rows."""
+    columns = list(columns)
+    rows = [[_cell(column.cell(thing)) for column in columns] for thing in things]
+    if not rows:
+        Console(stderr=True).print(nothing, markup=False, highlight=False)
+        return
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    for column in columns:
+        table.add_column(column.title, justify=column.justify, overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=WIDE)
+        table.box = None
+    console.print(table)
+
+
+def facts(thing: Any, columns: Iterable[Column]) -> None:
+    """One object, a line for each thing about it."""
+    columns = list(columns)
+    width = max(len(column.title) for column in columns)
+    console = Console(highlight=False)
+    for column in columns:
+        line = Text.assemble((column.title.ljust(width), "dim"), "  ", _cell(column.cell(thing)))
+        console.print(line, soft_wrap=True)
+
+
+def _count(number: int | None) -> str | None:
+    return None if number is None else f"{number:,}"
+
+
+def _cell(value: object) -> Text:
+    if value is None or value == "":
+        return Text("-", style="dim")
+    if isinstance(value, bool):
+        value = "yes" if value else "no"
+    return Text(printable(str(value)))

@@ -1,0 +1,241 @@
+"""The administration's commands as an operator types them, against the real gateway."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner, Result
+
+from gateway.cli import SUBCOMMANDS, main
+from gateway.terminal import tables
+from gateway.terminal.options import unix_s
+from policies.policy import Policy, Price
+from tests.gateway.conftest import ADMIN_KEY, KEY
+
+PRICE = Price(prompt=Decimal(1), completion=Decimal(2))
+
+
+class Operator:
+    """``result = await operator("tenants", "list")``"""
+
+    def __init__(self, url: str, key: str = ADMIN_KEY) -> None:
+        self._environ = {"PENSTOCK_URL": url, "PENSTOCK_ADMIN_KEY": key}
+
+    async def __call__(self, *arguments: object, text: str | None = None, **environ: str) -> Result:
+        """Elsewhere than in the gateway's loop, as another process would be."""
+        return await asyncio.to_thread(
+            CliRunner().invoke, main, list(map(str, arguments)), input=text, env={**self._environ, **environ}
+        )
+
+    async def read(self, *arguments: object) -> Any:
+        """What a command prints with --json."""
+        result = await self(*arguments, "--json")
+        assert result.exit_code == 0, result.output
+        return json.loads(result.stdout)
+
+
+@pytest.fixture
+async def front(open_front):
+    async with open_front(policies={"default": Policy(prices={"demo": PRICE})}) as front:
+        yield front
+
+
+@pytest.fixture
+def operator(front):
+    return Operator(front.url)
+
+
+async def answered(front) -> None:
+    """A request with one token of completion, computed and settled."""
+    task = front.chat()
+    front.peer.say(await front.peer.submitted(), [5, 3], "stop")
+    await task
+
+
+def written(path: Path, document: object) -> Path:
+    path.write_text(json.dumps(document))
+    return path
+
+
+async def test_a_tenant_is_made_changed_and_disabled(operator):
+    made = await operator.read("tenants", "create", "blue", "--metadata", "floor=3")
+    assert (made["name"], made["policy"], made["metadata"]) == ("blue", "default", {"floor": "3"})
+
+    listed = await operator("tenants", "list")
+    assert "blue" in listed.stdout
+    assert made["id"] in listed.stdout
+
+    assert (await operator.read("tenants", "update", "blue", "--name", "green"))["name"] == "green"
+    assert (await operator.read("tenants", "disable", made["id"]))["disabled_at"] is not None
+    assert [one["name"] for one in await operator.read("tenants", "list", "--disabled")] == ["green"]
+    assert (await operator.read("tenants", "enable", "green"))["disabled_at"] is None
+    nothing = await operator("tenants", "update", "green")
+    assert nothing.exit_code == 2
+    assert "nothing is to change" in nothing.stderr
+
+
+async def test_a_key_is_alone_on_standard_output_and_opens_until_it_is_revoked(front, operator):
+    await operator("tenants", "create", "blue")
+    made = await operator("keys", "create", "--tenant", "blue", "--name", "ci", "--endpoint", "models")
+    key = made.stdout.strip()
+    assert made.stdout == f"{key}\n"
+
+    async def status() -> int:
+        async with front.http.get(f"{front.url}/v1/models", headers={"authorization": f"Bearer {key}"}) as answer:
+            return int(answer.status)
+
+    assert await status() == 200
+    ((kept),) = await operator.read("keys", "list", "--tenant", "blue")
+    assert kept["scopes"] == {"endpoints": ["models"]}
+    assert key not in (await operator("keys", "list")).stdout
+
+    again = await operator.read("keys", "rotate", kept["id"], "--overlap", 60)
+    assert again["rotated_from"] == kept["id"]
+    declined = await operator("keys", "revoke", kept["id"], text="n\n")
+    assert (declined.exit_code, await status()) == (1, 200)
+    assert (await operator("keys", "revoke", kept["id"], "--yes")).exit_code == 0
+    assert await status() == 401
+
+
+async def test_a_policy_is_written_compared_tried_and_rolled_back(front, operator, tmp_path):
+    slow = written(tmp_path / "slow.json", {"limits": {"requests_per_minute": 1}, "sla_class": "batch"})
+    (toml := tmp_path / "fast.toml").write_text('sla_class = "interactive"\n[limits]\nrequests_per_minute = 9\n')
+    assert (
+        await operator("policies", "create", "gold", slow, "--note", "at first")
+    ).stderr == "gold is at version 1.\n"
+    assert (await operator("policies", "edit", "gold", toml)).exit_code == 0
+
+    compared = (await operator("policies", "diff", "gold")).stdout.splitlines()
+    assert '-    "requests_per_minute": 1' in compared
+    assert '+    "requests_per_minute": 9' in compared
+    assert (await operator("policies", "diff", "gold", "--file", toml)).stdout == ""
+
+    for _ in range(2):
+        await answered(front)
+    await front.settled(2)
+    trial = await operator.read("policies", "try", "default", slow, "--since", "1h")
+    before, after = (trial[name]["outcome"]["total"] for name in ("before", "after"))
+    assert (before["num_admitted"], after["num_admitted"]) == (2, 1)
+    assert "standard: answered" in (await operator("policies", "try", "default", slow)).stdout
+
+    assert (await operator("policies", "rollback", "gold", 1)).exit_code == 0
+    assert [one["current"] for one in await operator.read("policies", "versions", "gold")] == [False, False, True]
+    assert json.loads((await operator("policies", "show", "gold")).stdout) == json.loads(slow.read_text())
+    assert (await operator("policies", "delete", "gold", "--yes")).exit_code == 0
+    assert (await operator("policies", "show", "gold")).exit_code == 1
+
+
+async def test_a_policy_is_edited_in_an_editor_until_it_is_right(operator, tmp_path):
+    await operator("policies", "create", "gold", written(tmp_path / "gold.json", {}))
+    editor = tmp_path / "editor"
+    editor.write_text(
+        "#!/bin/sh\n"
+        f'if [ -e {tmp_path}/tried ]; then echo \'{{"sla_class": "batch"}}\' > "$1"\n'
+        f'else touch {tmp_path}/tried; echo \'{{"sla_klass": 1}}\' > "$1"; fi\n'
+    )
+    editor.chmod(0o755)
+    edited = await operator("policies", "edit", "gold", text="y\n", EDITOR=str(editor))
+    assert "sla_klass: there is no such field" in edited.stderr
+    assert json.loads((await operator("policies", "show", "gold")).stdout) == {"sla_class": "batch"}
+    unchanged = await operator("policies", "edit", "gold", EDITOR="true")
+    assert unchanged.stderr == "Nothing was changed.\n"
+
+
+async def test_usage_and_requests_say_what_the_ledger_has(front, operator):
+    for _ in range(3):
+        await answered(front)
+    rows = await front.settled(3)
+    (line,) = await operator.read("usage", "--by", "tenant,model", "--since", "1h")
+    assert line["num_requests"] == 3
+    assert line["tenant_name"] == "default"
+    for name in ("num_prompt_tokens", "num_completion_tokens", "cost_micros"):
+        assert line[name] == sum(row[name] for row in rows)
+    by_day = await operator.read("usage", "--by", "day,cache")
+    assert sum(one["num_requests"] for one in by_day) == 3
+    assert "USD" in (await operator("usage")).stdout
+
+    listed = await operator.read("requests", "--limit", 2)
+    assert [one["request_id"] for one in listed] == [row["request_id"] for row in reversed(rows)][:2]
+    one = await operator("requests", rows[0]["request_id"])
+    assert f"{rows[0]['num_prompt_tokens']}" in one.stdout
+    assert "price_version" in one.stdout
+
+
+async def test_workers_rest_and_models_are_pinned(operator):
+    (worker,) = await operator.read("workers", "list")
+    assert (await operator.read("workers", "drain", worker["name"]))["resting"] is True
+    assert "ready, drained" in (await operator("workers", "list")).stdout
+    assert (await operator.read("workers", "resume", worker["name"]))["resting"] is False
+    assert [one["name"] for one in await operator.read("models", "list")] == ["demo"]
+
+
+async def test_limits_say_what_is_left(front, operator, tmp_path):
+    await operator("policies", "create", "few", written(tmp_path / "few.json", {"limits": {"requests_per_minute": 4}}))
+    await operator("tenants", "update", "default", "--policy", "few")
+    await answered(front)
+    told = (await operator("tenants", "limits", "default")).stdout
+    assert "requests_per_minute" in told
+    assert "75%" in told
+    (key,) = await operator.read("keys", "list")
+    assert (await operator.read("keys", "limits", key["id"]))["ceilings"][0]["used"] == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "said"),
+    [
+        (["tenants", "show", "nobody"], 1, "There is no tenant nobody."),
+        (["tenants", "create", "x\ny"], 1, "name: "),
+        (["keys", "create", "--tenant", "default", "--name", "x", "--network", "here"], 1, "networks[0]: "),
+        (["keys", "create", "--tenant", "default", "--name", "x", "--narrowing", "{"], 2, "is no JSON"),
+        (["usage", "--by", "colour"], 2, "there is no 'colour'"),
+        (["usage", "--since", "yesterday"], 2, "so long ago as 36h"),
+        (["policies", "create", "x", "nowhere.json"], 2, "cannot be read"),
+        (["tenants", "create", "x", "--metadata", "floor"], 2, "is not NAME=TEXT"),
+        (["tenants", "list", "--admin-key", KEY], 1, "admin"),
+        (["tenants", "list", "--url", "http://127.0.0.1:1"], 2, "penstock serve"),
+    ],
+)
+async def test_what_is_wrong_is_a_sentence_and_a_status(operator, arguments, status, said):
+    result = await operator(*arguments)
+    assert result.exit_code == status
+    assert said in result.stderr
+    assert "Traceback" not in result.output
+    assert result.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "at"),
+    [("2026-11-01", 1_793_491_200), ("2026-11-01T02:00+01:00", 1_793_494_800), ("1793491200", 1_793_491_200)],
+)
+def test_instants_are_days_times_and_seconds(text, at):
+    context = click.Context(main)
+    assert unix_s(context, main.params[0], text) == at
+
+
+def test_money_has_as_many_digits_as_it_needs():
+    assert tables.amount(1_500_000, "USD") == "1.50 USD"
+    assert tables.amount(1_234_567_890, "EUR") == "1,234.56789 EUR"
+    assert tables.amount(-1, "USD") == "-0.000001 USD"
+
+
+def test_what_others_wrote_does_not_command_the_terminal():
+    assert tables.printable("a\x1b]0;title\x07b\x9bc\td") == "a]0;titlebc\td"
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_a_shell_can_complete_every_command(shell):
+    script = CliRunner().invoke(main, ["completion", shell])
+    assert script.exit_code == 0
+    assert "_PENSTOCK_COMPLETE" in script.output
+    if shell == "bash":
+        subprocess.run(["bash", "-n"], input=script.output, text=True, check=True, timeout=30)
+    words = {"COMP_WORDS": "penstock ", "COMP_CWORD": "1", "_PENSTOCK_COMPLETE": "bash_complete"}
+    completed = CliRunner().invoke(main, [], prog_name="penstock", env=words)
+    assert set(SUBCOMMANDS) <= {line.partition(",")[2] for line in completed.output.splitlines()}
