@@ -1,0 +1,178 @@
+"""Pages that the code writes: what config.toml holds, what /openapi.json describes, and what is measured.
+
+MkDocs calls ``on_files`` before it reads the pages. Nothing is written into the tree.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+
+from gateway import metrics, openapi
+
+ROOT = Path(__file__).parents[2]
+INFERENCE = "Inference"
+VERBS = ("get", "post", "put", "patch", "delete")
+
+_SECTION = re.compile(r"(?P<example># )?\[+(?P<name>[A-Za-z_.]+)\]+(?:\s+# (?P<what>.*))?")
+_MORE = re.compile(r"#\s{10,}(?P<what>.*)")
+_KEY = re.compile(r"(?:# )?(?P<name>[a-z_0-9]+) = (?P<default>.*?)(?:\s{2,}# ?(?P<what>.*)|\s+# (?P<short>.*))?")
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    pages = {
+        "reference/config.md": settings((ROOT / "config.toml").read_text()),
+        "reference/rest.md": rest(),
+        "reference/metrics.md": measured(),
+    }
+    for name, text in pages.items():
+        files.append(File.generated(config, name, content=text))
+    return files
+
+
+def settings(text: str) -> str:
+    """config.toml as a page: a table for each of its sections."""
+    parts = [
+        "# Settings",
+        "`penstock` reads `config.toml` in the directory it is started in, or what `--config` names. Every key has a"
+        " default, and any of them can come from the environment instead: `PENSTOCK_SERVER__PORT=9000`. A key that is"
+        " not known is an error that names the nearest one.",
+    ]
+    section, said = "", list[str]()
+    for line in text.splitlines():
+        if found := _SECTION.fullmatch(line):
+            section = found["name"]
+            column = "example" if found["example"] else "default"
+            said += [f"For example: `{found['what'].removeprefix('e.g. ')}`."] if found["what"] else []
+            parts += [
+                f"## `[{section}]`",
+                *([" ".join(said)] if said else []),
+                "",
+                f"| key | {column} | what it is |",
+                "|---|---|---|",
+            ]
+            said = []
+        elif (found := _MORE.fullmatch(line)) and parts[-1].startswith("|"):
+            parts[-1] = f"{parts[-1].removesuffix(' |')} {_cell(found['what'])} |"
+        elif section and (found := _KEY.fullmatch(line)) and _is_value(found["default"]):
+            variable = f"PENSTOCK_{section}__{found['name']}".upper().replace(".", "__")
+            what = _cell(found["what"] or found["short"] or "")
+            parts.append(
+                f'| <span title="{variable}">`{found["name"]}`</span> | `{_cell(found["default"])}` | {what} |'
+            )
+            said = []
+        elif line.startswith("#"):
+            said.append(line.lstrip("# "))
+        elif not line:
+            said = []
+    return "\n".join(_spaced(parts))
+
+
+def _spaced(parts: list[str]) -> Iterator[str]:
+    """With an empty line before and after everything that is not a row of a table."""
+    for part in parts:
+        yield from (part,) if part.startswith("|") else ("", part, "")
+
+
+def _is_value(text: str) -> bool:
+    """Of TOML, and not the rest of a sentence."""
+    try:
+        tomllib.loads(f"value = {text}")
+    except tomllib.TOMLDecodeError:
+        return False
+    return True
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def rest() -> str:
+    """/openapi.json as a page: every operation, what it takes and what it answers."""
+    described = msgspec.json.decode(openapi.document())
+    schemas = described["components"]["schemas"]
+    groups: dict[str, list[str]] = {}
+    for path, operations in described["paths"].items():
+        for verb in VERBS:
+            if verb in operations:
+                groups.setdefault(_group(path), []).append(_operation(verb, path, operations[verb], schemas))
+    parts = [
+        "# REST",
+        "What a running gateway describes at `/openapi.json`. Paths under `/v1` take a key of a tenant as bearer, those"
+        " under `/admin/v1` and `/v1/organization` a key of the administration.",
+    ]
+    for group in sorted(groups, key=lambda group: (group != INFERENCE, group)):
+        parts += [f"## {group}", *groups[group]]
+    return "\n\n".join(parts)
+
+
+def _group(path: str) -> str:
+    first, *rest = path.strip("/").split("/")
+    if first == "admin":
+        return f"Administration: {rest[1].replace('_', ' ')}"
+    if rest and rest[0] == "organization":
+        return "OpenAI's Admin API"
+    return "Ollama's API" if first == "api" else INFERENCE
+
+
+def _operation(verb: str, path: str, operation: dict[str, Any], schemas: dict[str, Any]) -> str:
+    lines = [
+        f"### `{verb.upper()} {path}` {{ #{operation['operationId']} }}",
+        "",
+        f"{operation.get('summary', '')}.",
+        "",
+    ]
+    rows = [
+        (parameter["name"], parameter["in"], parameter.get("schema", {}), parameter.get("description", ""))
+        for parameter in operation.get("parameters", [])
+    ]
+    for content in operation.get("requestBody", {}).get("content", {}).values():
+        schema = content["schema"]
+        name = schema.get("$ref", "").rpartition("/")[2]
+        rows += [
+            (field, "body", kind, kind.get("description", ""))
+            for field, kind in schemas.get(name, {}).get("properties", {}).items()
+        ]
+    if rows:
+        lines += ["| name | in | type | |", "|---|---|---|---|"]
+        lines += [f"| `{name}` | {place} | {_cell(_type(kind))} | {_cell(what)} |" for name, place, kind, what in rows]
+    return "\n".join(lines)
+
+
+def _type(kind: dict[str, Any]) -> str:
+    """A JSON schema in a few words."""
+    if "$ref" in kind:
+        return f"{kind['$ref'].rpartition('/')[2]}"
+    if "anyOf" in kind:
+        return " or ".join(_type(each) for each in kind["anyOf"])
+    if "enum" in kind:
+        return ", ".join(f"`{value}`" for value in kind["enum"])
+    if kind.get("type") == "array":
+        return f"list of {_type(kind.get('items', {}))}"
+    return str(kind.get("type", "any"))
+
+
+def measured() -> str:
+    """Every metric as a page."""
+    rows = [
+        f"| `{one.name}` | {one.kind} | {', '.join(f'`{label}`' for label in one.labels)} | {_cell(one.meaning)} |"
+        for one in metrics.reference()
+    ]
+    return "\n".join(
+        [
+            "# Metrics",
+            "",
+            "What `/metrics` has.",
+            "",
+            "| name | kind | labels | what it is |",
+            "|---|---|---|---|",
+            *rows,
+        ]
+    )

@@ -1,0 +1,129 @@
+"""The documentation is true: every page's code runs from top to bottom, and the site is built without a warning."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import click
+import msgspec
+import pytest
+
+from gateway import metrics, openapi
+from gateway.cli import main
+from policies import configuration
+from tests.builders import ROOT
+from tests.docs.session import LIMIT_S, PORTS, Session, blocks, is_as
+
+PAGES = sorted((ROOT / "docs").rglob("*.md"))
+
+
+@pytest.fixture
+def session(tmp_path):
+    with contextlib.ExitStack() as stack:
+        free = [stack.enter_context(socket.socket()) for _ in PORTS]
+        for one in free:
+            one.bind(("127.0.0.1", 0))
+        ports = [one.getsockname()[1] for one in free]
+    session = Session(tmp_path, ports)
+
+    def too_long(number, frame):
+        raise TimeoutError(f"a page takes more than {LIMIT_S} s")
+
+    before = signal.signal(signal.SIGALRM, too_long)
+    signal.alarm(LIMIT_S)
+    try:
+        yield session
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+        session.close()
+
+
+@pytest.mark.parametrize(
+    "path",
+    [path for path in PAGES if any(block.kind in ("bash", "python") for block in blocks(path.read_text()))],
+    ids=lambda path: path.stem,
+)
+def test_what_a_page_says_is_what_happens(path, session):
+    printed = None
+    for block in blocks(path.read_text()):
+        if block.kind == "text" and printed is not None:
+            assert is_as(printed, block.text), f"{path.name}:{block.line} printed\n{printed}"
+            printed = None
+        else:
+            printed = session.do(block)
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
+def test_settings_on_a_page_are_settings(path):
+    for block in blocks(path.read_text()):
+        if block.kind == "toml" and block.title in ("", "config.toml"):
+            configuration.load(block.text, {})
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory) -> Path:
+    """The whole of it, built as `mkdocs build` does."""
+    place: Path = tmp_path_factory.mktemp("site")
+    built = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "-d", str(place)],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "NO_MKDOCS_2_WARNING": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert built.returncode == 0, built.stderr
+    return place
+
+
+def test_the_reference_has_every_setting_command_and_operation(site):
+    settings = (site / "reference/config.html").read_text()
+    written = tomllib.loads((ROOT / "config.toml").read_text())
+    for section, keys in written.items():
+        for key, value in keys.items():
+            assert f"<code>{key}</code>" in settings or isinstance(value, dict), f"{section}.{key}"
+
+    commands = (site / "reference/cli.html").read_text()
+    for name in main.list_commands(click.Context(main)):
+        assert f'id="penstock-{name}"' in commands or f'id="{name}"' in commands, name
+
+    rest = (site / "reference/rest.html").read_text()
+    for path in _paths():
+        assert path in rest, path
+
+    measured = (site / "reference/metrics.html").read_text()
+    for metric in metrics.reference():
+        assert f"<code>{metric.name}</code>" in measured, metric.name
+
+
+def _paths() -> list[str]:
+    return list(msgspec.json.decode(openapi.document())["paths"])
+
+
+def test_the_site_needs_nothing_from_elsewhere(site):
+    for page in site.rglob("*.html"):
+        text = page.read_text()
+        for word in ('src="http', 'rel="stylesheet" href="http', "fonts.googleapis"):
+            assert word not in text, f"{page.name}: {word}"
+
+
+@pytest.mark.parametrize(
+    ("printed", "written", "is_so"),
+    [
+        ("a\nb\n", "a\nb", True),
+        ("a 12 b", "a … b", True),
+        ("first\nx\ny\nlast", "first\n…\nlast", True),
+        ("first\nlast", "first", False),
+        ("a.b", "a?b", False),
+    ],
+)
+def test_what_is_written_is_compared(printed, written, is_so):
+    assert is_as(printed, written) is is_so
