@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from worker.flight import Draw
@@ -40,6 +40,16 @@ class Drawing:
         self._suspects: set[str] = set()
         """Requests that were in a batch whose sampling failed; they are sampled one by one until they pass."""
 
+    def foresee(self, batch: Iterable[Sequence]) -> None:
+        """These will be drawn next, all of whose tokens are known: what it takes can begin beside the forward pass."""
+        if self._mask_maker is not None:
+            self._mask_maker.foresee([each for each in batch if each.guide is not None])
+
+    def settle(self) -> None:
+        """Nothing will be drawn of what was foreseen."""
+        if self._mask_maker is not None:
+            self._mask_maker.settle()
+
     def draw(self, logits: Tensor, sequences: list[Sequence]) -> tuple[list[Draw], Faults]:
         """logits: of each sequence a row, and one for each token of its draft. One batched sample, and one each for
         those whose last batch failed."""
@@ -67,6 +77,11 @@ class Drawing:
             suspects.difference_update(sequence.request.request_id for sequence in draw.sequences)
         return draws, faults
 
+    def counts(self) -> dict[str, float]:
+        """What a worker's ``Stats`` say of masks, by field."""
+        maker = self._mask_maker
+        return {} if maker is None else {"num_masks": maker.num_masks, "mask_s": maker.waited_s}
+
     def forget(self, request_id: str) -> None:
         """It has ended."""
         self._suspects.discard(request_id)
@@ -76,13 +91,15 @@ class Drawing:
         rows = [row for sequence in sequences for row in sequence.rows()]
         masks = None
         if any(sequence.guide is not None for sequence in sequences):
-            masks, lost = self._masks(sequences, logits.is_cuda)
-            faults |= {sequence.request.request_id: error for sequence, error in lost.items()}
+            masks = self._masks(sequences, logits.is_cuda)
         try:
             if masks is None:
                 pending = self._sampler.start(logits, rows, self._maxima_of(logits))
             else:
                 pending = self._sampler.start(logits, rows, self._maxima_of(logits), masks)
+                assert self._mask_maker is not None
+                for sequence, lost in self._mask_maker.faults.items():
+                    faults[sequence.request.request_id] = lost
         except AssertionError:
             raise
         except Exception as error:
@@ -99,7 +116,7 @@ class Drawing:
         drafts = [sequence.draft_token_ids for sequence in sequences]
         draws.append(Draw(sequences, [sequence.expect() for sequence in sequences], drafts, pending))
 
-    def _masks(self, sequences: list[Sequence], is_pinned: bool) -> tuple[Masks | None, dict[Sequence, Exception]]:
+    def _masks(self, sequences: list[Sequence], is_pinned: bool) -> Masks | None:
         if self._mask_maker is None:
             from worker.grammar.masks import MaskMaker
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from policies.terms import Sampling
 from policies.wire import TokenLogprob
-from worker.native import Library, library
+from worker.native import MAX_TRIES, Library, library
 from worker.sampling import race
 from worker.sampling.adjust import Adjustments, adjust
 from worker.sampling.filters import mass_above, mass_from, min_p_threshold, top_k_threshold
@@ -113,7 +113,7 @@ class Sampler:
     ) -> Pending:
         """logits [n, vocab_size] f32, overwritten; n rows -> n tokens, and the log-probabilities of those that ask.
         maxima: of each 32 of them (see Library.maxima), if they are known; overwritten too. ``masks``: of the rows that
-        may not have any token; where one of them is careful, its token is waited for.
+        may not have any token; where what they leave is checked, the tokens are waited for.
 
         Log-probabilities are natural, of the model's own distribution: before penalties and temperature.
         """
@@ -142,15 +142,28 @@ class Sampler:
                 kernels.refresh_maxima(logits, maxima, changed)
         if masks is not None:
             masks.apply(logits, maxima, kernels)
-        chosen = self._chosen(logits, rows, maxima, kernels)
-        while masks is not None and any(masks.judges):
-            masks = masks.refused(chosen.tolist())
-            if masks is not None:
-                masks.apply(logits, maxima, kernels)
-                again = torch.tensor(masks.rows, device=logits.device)
-                own_maxima = None if maxima is None else maxima[again]
-                own_rows = [rows[row] for row in masks.rows]
-                chosen[again] = self._chosen(logits[again], own_rows, own_maxima, kernels)
+        wishes = self._wishes(rows, logits.device) if kernels is not None or has_triton(logits.device) else None
+        check = None if masks is None else masks.check
+        chosen = self._chosen(logits, rows, maxima, kernels, wishes)
+        if check is not None:
+            ranked: list[list[int]] = chosen.tolist()
+            while check is not None and (again := check.refused(ranked)) is not None:
+                again.apply(logits, maxima, kernels)
+                redrawn = [*again.rows, *again.more]
+                some: list[list[int]]
+                if kernels is not None:
+                    num = MAX_TRIES if again.more else 1
+                    some = self._chosen(logits, rows, maxima, kernels, wishes, num, torch.tensor(redrawn)).tolist()
+                else:
+                    # All of them, since nobody else's token changes: it saves copies of the rows.
+                    every = self._chosen(logits, rows, maxima, kernels, wishes).tolist()
+                    some = [every[row] for row in redrawn]
+                for at, tokens in zip(redrawn, some, strict=True):
+                    ranked[at] = tokens
+                check = again.check
+            chosen = torch.tensor([tokens[0] for tokens in ranked], device=chosen.device)
+        else:
+            chosen = chosen[:, 0]
         logprobs = None
         if model_logits is not None:
             own = chosen if len(asking) == len(rows) else chosen[torch.tensor(asking, device=chosen.device)]
@@ -158,21 +171,39 @@ class Sampler:
             logprobs = _Logprobs.of(asking, nums, model_logits, own, self._by_row)
         return Pending(chosen, logprobs)
 
-    def _chosen(self, logits: Tensor, rows: Sequence[Row], maxima: Tensor | None, kernels: Library | None) -> Tensor:
-        """Token ids [n] i64, UNUSABLE ones too, by the fastest way there is."""
+    def _chosen(
+        self,
+        logits: Tensor,
+        rows: Sequence[Row],
+        maxima: Tensor | None,
+        kernels: Library | None,
+        asked: Wishes | None,
+        num_tries: int = 1,
+        some: Tensor | None = None,
+    ) -> Tensor:
+        """Token ids [n, at most num_tries] i64, UNUSABLE ones too, by the fastest way there is, see Library.draw;
+        ``some`` [m] i64: of these rows alone."""
         if kernels is not None:
             assert maxima is not None
-            asked = self._wishes(rows, logits.device)
+            assert asked is not None
             return kernels.draw(
-                logits, maxima, asked.starts, asked.temperatures, asked.top_ks, asked.top_ps, asked.min_ps
+                logits,
+                maxima,
+                asked.starts,
+                asked.temperatures,
+                asked.top_ks,
+                asked.top_ps,
+                asked.min_ps,
+                num_tries,
+                some,
             )
-        if has_triton(logits.device):
+        if asked is not None:
             from worker.sampling.on_device import draw
 
-            return draw(logits, self._wishes(rows, logits.device))
+            return draw(logits, asked)[:, None]
         each = zip(torch.split(logits, 1), rows, strict=True) if self._by_row else ()
         alone = [self._choose(one, [row]) for one, row in each]
-        return torch.cat(alone) if alone else self._choose(logits, rows)
+        return (torch.cat(alone) if alone else self._choose(logits, rows))[:, None]
 
     @staticmethod
     def _wishes(rows: Sequence[Row], device: torch.device) -> Wishes:

@@ -48,9 +48,10 @@ def test_kernels_are_compiled_once_and_then_found(cache):
         ("chunk.h", "positions >= key ?", "positions > key ?"),
         ("forms.h", "dim % TILE * DEPTH;", "(dim ^ 1) % TILE * DEPTH;"),
         ("maxima.h", "(a > b) |", "(a < b) |"),
-        ("draws.h", "z >> 27", "z >> 28"),
+        ("noise.h", "z >> 27", "z >> 28"),
         ("int8.h", "= 128 * rounded", "= 127 * rounded"),
         ("int4.h", "srli_epi16(line, 4)", "srli_epi16(line, 5)"),
+        ("widened.h", "srli_epi16(codes, 4)", "srli_epi16(codes, 5)"),
     ],
 )
 def test_kernels_that_compute_something_else_are_found_out(cache, tmp_path, monkeypatch, slip):
@@ -61,7 +62,10 @@ def test_kernels_that_compute_something_else_are_found_out(cache, tmp_path, monk
     (wrong_source / name).write_text(text.replace(right, wrong))
     monkeypatch.setattr(build, "SOURCE", wrong_source / "kernels.cpp")
     monkeypatch.setattr(build, "FLAGS", tuple("-O0" if flag == "-O3" else flag for flag in build.FLAGS))
-    assert not agrees_with_torch(Library(str(built())))
+    library = Library(str(built()))
+    if name in ("forms.h", "widened.h") and not library.has_tiles:
+        pytest.skip("no tiles here, which alone use this")
+    assert not agrees_with_torch(library)
 
 
 @needs_compiler

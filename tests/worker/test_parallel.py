@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import random
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,13 +17,17 @@ from hypothesis import strategies as st
 from policies import wire
 from policies.settings import Engine as EngineSettings
 from policies.terms import Sampling
+from tests.worker.peft_files import adapter_files
 from tests.worker.test_engine_models import FAMILIES, STEMS, run, schedules
-from tests.worker.tiny import BLOCK_SIZE, checkpoint
+from tests.worker.tiny import BLOCK_SIZE, Walk, checkpoint, oracle_logits
 from tests.worker.troop import NUM_BLOCKS, Memory, Troop
+from worker.adapters import Adapter, AdapterError
 from worker.budget import OutOfMemory
 from worker.engine import Engine
 from worker.inputs import Span
 from worker.models import Layout
+from worker.parallel.adapters import Shelf
+from worker.parallel.control import Kept, Read, Refused
 from worker.parallel.plan import decoded, encoded, in_parts
 from worker.runner import Runner, load_model
 from worker.sampler import Sampler
@@ -28,6 +35,14 @@ from worker.sampler import Sampler
 NUMBERS = {family: number for number, family in enumerate(FAMILIES)}
 LAYOUTS = [Layout(2), Layout(4), Layout(pipeline=2), Layout(2, 2)]
 ENGINE = EngineSettings(device="cpu", dtype="float32", num_threads=1, block_size=BLOCK_SIZE, max_kv_bytes=8 << 20)
+
+ADAPTERS = {number: Adapter(f"adapter {number}", "", 4, {}, 0, number=number) for number in (1, 7, 100_000)}
+KINDS = {
+    "every matrix": {"target_modules": "all-linear"},
+    "the first layer": {"target_modules": r".*layers\.0\.mlp\.down_proj", "r": 3},
+    "the last layer": {"target_modules": r".*layers\.2\..*o_proj", "r": 5},
+}
+"""With several stages, some ranks have nothing of some of them."""
 
 lengths = st.integers(1, 40)
 spans = st.lists(
@@ -38,6 +53,7 @@ spans = st.lists(
             st.integers(0, 5000),
             st.lists(st.integers(0, 100_000), max_size=9),
             st.integers(0, length),
+            adapter=st.sampled_from([None, *ADAPTERS.values()]),
         )
     ),
     min_size=1,
@@ -48,7 +64,7 @@ spans = st.lists(
 @settings(deadline=None)
 @given(copies=st.lists(st.tuples(st.integers(0, 1 << 30), st.integers(0, 1 << 30)), max_size=4), plan=spans)
 def test_a_plan_arrives_as_it_was_sent(copies, plan):
-    assert decoded(encoded(copies, plan)) == (copies, plan)
+    assert decoded(encoded(copies, plan), ADAPTERS) == (copies, plan)
 
 
 @settings(deadline=None)
@@ -59,7 +75,7 @@ def test_parts_hold_the_same_tokens_in_the_same_order_and_ask_for_the_same_logit
         for span in pieces:
             for place, token_id in enumerate(span.token_ids):
                 wanted = place >= len(span.token_ids) - span.num_logits
-                found.append((token_id, span.start + place, tuple(span.block_ids), wanted))
+                found.append((token_id, span.start + place, tuple(span.block_ids), wanted, span.adapter))
         return found
 
     parts = in_parts(plan, most, least_tokens)
@@ -74,14 +90,23 @@ class Families:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self.runner = cache(self._runner)
+        self.runner, self.adapters = cache(self._runner), cache(self._adapters)
+        self._bases = {}
         for family, number in NUMBERS.items():
             architecture, changes = FAMILIES[family]
-            checkpoint(directory / str(number), architecture, **changes)
+            self._bases[family] = checkpoint(directory / str(number), architecture, **changes)
 
     def _runner(self, family: str) -> Runner:
         model = load_model(str(self.directory / str(NUMBERS[family])), ENGINE)
         return Runner.of(model, ENGINE, NUM_BLOCKS)
+
+    def _adapters(self, family: str) -> dict[str, Any]:
+        """Directories of one of each kind, with the model as PEFT changes it."""
+        places = {kind: str(self.directory / f"{family}, {kind}") for kind in KINDS}
+        return {
+            place: adapter_files(Path(place), self._bases[family], seed, **KINDS[kind])
+            for seed, (kind, place) in enumerate(places.items())
+        }
 
 
 @pytest.fixture(scope="module")
@@ -164,3 +189,69 @@ def test_a_fork_writes_into_its_own_copy_on_every_rank(families, troop):
     assert together == alone
     assert copied
     assert finishes["cached", 0].num_cached_tokens == 2 * BLOCK_SIZE
+
+
+def ready(troop, family):
+    """The runner of a model that all ranks have by now."""
+    runner = troop.runner(NUMBERS[family])
+    runner.num_blocks = NUM_BLOCKS
+    runner.forward([Span(STEMS[0][:3], 0, [0], 1)])
+    return runner
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2", "phi3"])
+def test_adapters_of_several_ranks_say_what_those_of_one_and_peft_say(families, troop, family):
+    made = families.adapters(family)
+    runners = families.runner(family), ready(troop, family)
+    prompts = [STEMS[place % 3][: 5 + 4 * place] for place in range(len(made) + 2)]
+    walks = []
+    for runner in runners:
+        runner.num_blocks = NUM_BLOCKS
+        adapters = [runner.load_adapter(source, source, 1 << 24) for source in made]
+        walks.append(Walk(runner, prompts, 3, random.Random(1), [*adapters, None, adapters[0]]))
+    alone, together = walks
+    assert together.token_ids == alone.token_ids
+    oracles = [*made.values(), None, next(iter(made.values()))]
+    for oracle, token_ids, one, several in zip(oracles, alone.token_ids, alone.logits, together.logits, strict=True):
+        torch.testing.assert_close(torch.stack(several), torch.stack(one), atol=1e-3, rtol=1e-3)
+        if oracle is not None:
+            expected = oracle_logits(oracle, token_ids[:-1])
+            torch.testing.assert_close(torch.stack(several), expected, atol=2e-3, rtol=2e-3)
+
+
+def test_what_one_rank_refuses_all_do_and_what_is_given_up_all_forget(families, troop):
+    runner = ready(troop, "llama")
+    every, first, _ = families.adapters("llama")
+    with pytest.raises(AdapterError, match=r"engine\.max_adapter_bytes is 100$") as caught:
+        runner.load_adapter("first", first, 100)
+    # The first layer is not on the rank that asks where there are several stages.
+    assert str(caught.value).startswith("rank ") is (troop.layout.pipeline > 1)
+    span = Span(STEMS[1][:9], 0, [1, 2], 1)
+    base = runner.forward([span])
+    for source in (first, every, first):
+        adapter = runner.load_adapter("one id", source, 1 << 24)
+        alone = families.runner("llama")
+        expected = alone.forward([replace(span, adapter=alone.load_adapter("one id", source, 1 << 24))])
+        changed = runner.forward([replace(span, adapter=adapter)])
+        torch.testing.assert_close(changed, expected, atol=1e-3, rtol=1e-3)
+        assert (changed - base).abs().max() > 1e-3
+        del adapter
+        assert torch.equal(runner.forward([span]), base)
+    adapter = runner.load_adapter("one id", first, 1 << 24)
+    number = adapter.number
+    del adapter
+    assert runner._adapters.gone() == [number]
+
+
+def test_another_rank_keeps_what_it_has_read_until_it_is_told_that_rank_0_has_not(families):
+    shelf = Shelf(families.runner("llama"))
+    every, first, _ = families.adapters("llama")
+    kept = shelf.read(Read(1, "every", every, 1 << 24, "", []))
+    assert isinstance(kept, Kept)
+    assert kept.rank == 4
+    assert isinstance(shelf.read(Read(2, "first", first, 100, "", [])), Refused)
+    assert list(shelf.adapters) == [1]
+    assert isinstance(shelf.read(Read(3, "first", first, 1 << 24, "", [1, 2])), Kept)
+    assert list(shelf.adapters) == [3]
+    shelf.drop([3])
+    assert not shelf.adapters

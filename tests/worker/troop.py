@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import socket
 import sys
+import threading
 from pathlib import Path
 
 import msgspec
@@ -14,7 +15,8 @@ import torch
 
 from policies.settings import Engine, WorkerSettings
 from worker.models import Layout, TorchOps
-from worker.parallel.control import Begin, Control, Step
+from worker.parallel.adapters import Shelf, read_beside
+from worker.parallel.control import Begin, Control, Kept, Read, Refused, Step
 from worker.parallel.duty import Duty
 from worker.parallel.link import ProcessLink, store
 from worker.parallel.plan import decoded
@@ -71,7 +73,7 @@ class Troop:
             pipeline_parallel=layout.pipeline,
             **engine,  # type: ignore[arg-type]
         )
-        self.num_ranks = layout.num_ranks
+        self.layout, self.num_ranks = layout, layout.num_ranks
         self.lost: list[str] = []
         self._memory = directory / "memory.json"
         self.limit(Memory())
@@ -100,9 +102,9 @@ class Troop:
         self._link.close()
         self._ranks.close()
 
-    def _command(self, rank: int, control: int) -> list[str]:
+    def _command(self, rank: int, *files: int) -> list[str]:
         settings = WorkerSettings("troop", "tiny", str(self._directory), "nowhere", engine=self.engine)
-        duty = Duty(settings, rank, control)
+        duty = Duty(settings, rank, *files)
         return [sys.executable, "-m", "tests.worker.troop", msgspec.json.encode(duty).decode()]
 
 
@@ -123,13 +125,24 @@ def main() -> None:
     assert isinstance(met, Begin)
     link = ProcessLink.between(layout_of(engine), duty.rank, CPU, store(met.port))
     rank: Rank | None = None
+    shelf: Shelf | None = None
+
+    def read(message: Read) -> Kept | Refused:
+        assert shelf is not None
+        return shelf.read(message)
+
+    reading = Control(socket.socket(fileno=duty.reading))
+    threading.Thread(target=read_beside, args=(reading, read), daemon=True).start()
     while (message := control.hear()) is not None:
         if isinstance(message, Begin):
             rank = rank_of(directory, message.num_blocks, engine, duty.rank, link)
+            shelf = Shelf(rank.runner)
         else:
             assert isinstance(message, Step)
             assert rank is not None
-            rank.step(*decoded(message.numbers), tell=control.tell)
+            assert shelf is not None
+            shelf.drop(message.gone)
+            rank.step(*decoded(message.numbers, shelf.adapters), tell=control.tell)
     link.close()
 
 

@@ -42,7 +42,14 @@ class Adapter:
     rank: int
     """The largest."""
     factors: Mapping[tuple[int, Place], tuple[Factor, ...]]
-    """By layer and place; none where it is packed."""
+    """By layer and place, of this rank's layers; none where it is packed."""
     num_bytes: int
     packed: PackedAdapter | None = None
     """For our own kernels."""
+    number: int = 0
+    """By which other ranks of the model know it; 0: there are none."""
+
+    @property
+    def changes_nothing(self) -> bool:
+        """What it changes is on other ranks."""
+        return self.packed is None and not self.factors

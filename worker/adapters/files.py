@@ -1,7 +1,9 @@
 """An adapter from its files, in PEFT's layout: adapter_config.json and adapter_model.safetensors.
 
 Everything is checked against the decoder that it is to change before anything is kept, so what is wrong with a file is
-one sentence and never half an adapter.
+one sentence and never half an adapter. One of several ranks checks the whole too, and keeps what its own part of the
+decoder takes: of a matrix that is cut by rows all of A and those rows of B, of one that is cut by columns those columns
+of A and all of B, so that what it adds is summed with the product.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from worker.adapters.adapter import Adapter, Factor, Place
 from worker.adapters.config import Scaling, scaling_of
 from worker.adapters.errors import AdapterError
 from worker.adapters.native import NativeAdditions, packed_adapter
-from worker.models import Architecture
+from worker.models import Architecture, Shard
 from worker.native import Library
 
 CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
@@ -42,7 +44,7 @@ _NOT_SERVED = {
 def read_adapter(
     adapter_id: str,
     directory: Path,
-    architecture: Architecture,
+    shard: Shard,
     dtype: torch.dtype,
     device: torch.device,
     max_bytes: int,
@@ -62,8 +64,8 @@ def read_adapter(
     except (SafetensorError, ValueError, KeyError, RuntimeError) as error:
         reason = str(error).strip().partition("\n")[0]
         raise AdapterError(f"{directory / TENSORS} is not a whole safetensors file: {reason}") from None
-    factors = _factors(tensors, scaling, architecture, directory / TENSORS)
-    adapter = assembled(adapter_id, found, factors, architecture, dtype, device, kernels)
+    factors = _factors(tensors, scaling, shard, directory / TENSORS)
+    adapter = assembled(adapter_id, found, factors, shard.own, dtype, device, kernels)
     if adapter.num_bytes > max_bytes:
         raise AdapterError(
             f"{directory}: it takes {adapter.num_bytes} bytes, and engine.max_adapter_bytes is {max_bytes}"
@@ -89,8 +91,8 @@ def assembled(
         for place, parts in factors.items()
     }
     every = [factor for parts in placed.values() for factor in parts]
-    rank = max(len(factor.down) for factor in every)
-    if kernels is None or not NativeAdditions.serves(kernels, architecture, dtype):
+    rank = max((len(factor.down) for factor in every), default=0)
+    if not every or kernels is None or not NativeAdditions.serves(kernels, architecture, dtype):
         return Adapter(adapter_id, digest, rank, placed, sum(factor.num_bytes for factor in every))
     packed = packed_adapter(placed, architecture.num_layers)
     return Adapter(adapter_id, digest, rank, {}, packed.num_bytes, packed)
@@ -124,7 +126,7 @@ def _object(raw: bytes, path: Path) -> dict[str, Any]:
 
 
 def _factors(
-    tensors: dict[str, Tensor], scaling: Scaling, architecture: Architecture, path: Path
+    tensors: dict[str, Tensor], scaling: Scaling, shard: Shard, path: Path
 ) -> dict[tuple[int, Place], list[Factor]]:
     pairs: dict[str, dict[str, Tensor]] = {}
     for name, tensor in sorted(tensors.items()):
@@ -139,25 +141,35 @@ def _factors(
         pairs.setdefault(found[1], {})[found[2]] = tensor
     if not pairs:
         raise AdapterError(f"{path} holds no tensors")
+    wholes, owns = targets_of(shard.whole), targets_of(shard.own)
     factors: dict[tuple[int, Place], list[Factor]] = {}
     for module, pair in pairs.items():
         for side in "AB":
             if side not in pair:
                 raise AdapterError(f"{path} has no tensor base_model.model.{module}.lora_{side}.weight")
-        layer, place, left, num_out, num_in = _target(module, architecture, path)
-        down, up, rank = pair["A"].float(), pair["B"].float(), scaling.rank_of(module)
+        layer, name = _target(module, shard.whole, path)
+        place, _, num_out, num_in = wholes[name]
+        down, up, rank = pair["A"], pair["B"], scaling.rank_of(module)
         for side, tensor, shape in (("A", down, (rank, num_in)), ("B", up, (num_out, rank))):
             if tuple(tensor.shape) != shape:
                 raise AdapterError(
                     f"{path}: tensor base_model.model.{module}.lora_{side}.weight is {_dims(tuple(tensor.shape))}, and"
                     f" this base with the rank of {CONFIG} takes {_dims(shape)}; is the adapter for another base?"
                 )
-        factors.setdefault((layer, place), []).append(Factor(down, up * scaling.factor(module), left))
+        if layer not in shard.layers:
+            continue
+        _, part = shard.part(f"{name}.weight", (num_out, num_in))
+        if part is not None and part.columns is not None:
+            down = down[:, part.columns.start : part.columns.stop].contiguous()
+        elif part is not None:
+            up = part.of(up)
+        factor = Factor(down.float(), up.float() * scaling.factor(module), owns[name][1])
+        factors.setdefault((layer - shard.layers.start, place), []).append(factor)
     return factors
 
 
-def _target(module: str, architecture: Architecture, path: Path) -> tuple[int, Place, int, int, int]:
-    """Layer, place, first column, outputs and inputs of "model.layers.0.self_attn.q_proj". Raises AdapterError."""
+def _target(module: str, architecture: Architecture, path: Path) -> tuple[int, str]:
+    """Layer and module, one of ``targets_of``, of "model.layers.0.self_attn.q_proj". Raises AdapterError."""
     root = next((root for root in architecture.tensor_roots if module.startswith(f"{root}layers.")), None)
     found = _MODULE.fullmatch(module.removeprefix(root)) if root is not None else None
     targets = targets_of(architecture)
@@ -173,7 +185,7 @@ def _target(module: str, architecture: Architecture, path: Path) -> tuple[int, P
             f"{path}: it changes {module}, and this {architecture.name} has {architecture.num_layers} layers; the"
             " adapter is for another base"
         )
-    return layer, *targets[f"{found[2]}.{found[3]}"]
+    return layer, f"{found[2]}.{found[3]}"
 
 
 def targets_of(architecture: Architecture) -> dict[str, tuple[Place, int, int, int]]:

@@ -44,6 +44,7 @@ class NativeAdditions:
         begins = rows.ctypes.data + rows.itemsize * (np.cumsum(counts) - counts)
         self.groups = torch.from_numpy(np.stack((addresses, begins, counts), axis=1))
         """As for Library.adapt; they lie where this does."""
+        self.rank = max(adapter.rank for adapter in adapters)
 
     @staticmethod
     def serves(kernels: Library, architecture: Architecture, dtype: torch.dtype) -> bool:
@@ -66,7 +67,7 @@ class NativeAdditions:
     def add(self, layer: int, place: Place, x: Tensor, y: Tensor) -> None:
         """See Additions."""
         product = layer * len(PLACES) + _PRODUCT[place]
-        self._kernels.adapt(self.groups, product * MAX_FACTORS, x, y)
+        self._kernels.adapt(self.groups, self.rank, product * MAX_FACTORS, x, y)
 
     def only(self, rows: Tensor, num_rows: int) -> NativeAdditions:
         """See Additions; ``rows`` ascend."""

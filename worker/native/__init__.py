@@ -6,7 +6,7 @@ in torch; nothing else changes.
 
 from worker.native.adapters import MAX_FACTORS, PackedAdapter
 from worker.native.check import library
-from worker.native.library import ACTIVATIONS, DTYPES, MAX_HEAD_DIM, STORED_TYPES, TILE_LOGITS, Library, Step
+from worker.native.library import ACTIVATIONS, DTYPES, MAX_HEAD_DIM, MAX_TRIES, STORED_TYPES, TILE_LOGITS, Library, Step
 from worker.native.packed import PackedInt4, PackedInt8, PackedMatrix
 from worker.native.pages import huge_empty
 
@@ -15,6 +15,7 @@ __all__ = [
     "DTYPES",
     "MAX_FACTORS",
     "MAX_HEAD_DIM",
+    "MAX_TRIES",
     "STORED_TYPES",
     "TILE_LOGITS",
     "Library",

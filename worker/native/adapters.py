@@ -1,4 +1,4 @@
-"""Adapters in the order in which the compiled kernels read them: see adapt.h."""
+"""Adapters in the order in which the compiled kernels read them: see owners.h."""
 
 from __future__ import annotations
 
@@ -31,11 +31,15 @@ class PackedAdapter:
         """By product, at most MAX_FACTORS each: down [rank, in], up [width, rank], both bfloat16, and the first
         column."""
         lines: list[Tensor] = []
+        self.rank = max(len(down) for parts in factors.values() for down, _, _ in parts)
+        """The largest."""
         table = (Factor * (num_products * MAX_FACTORS))()
         for product, parts in factors.items():
             assert len(parts) <= MAX_FACTORS
+            # The narrow sides of a product are asked for together.
+            lines += (in_lines(down) for down, _, _ in parts)
+            lines += (in_lines(up) for _, up, _ in parts)
             for place, (down, up, left) in enumerate(parts):
-                lines += (in_lines(down), in_lines(up))
                 table[product * MAX_FACTORS + place] = Factor(rank=len(down), left=left, width=len(up))
         self.num_bytes = 2 * sum(part.numel() for part in lines)
         self._table = table
@@ -44,13 +48,14 @@ class PackedAdapter:
         self._memory = own_pages(num_mapped)[:num_mapped].view(torch.bfloat16)
         at = 0
         places = iter(lines)
-        for factor in table:
-            if factor.width:
-                for name in ("down", "up"):
-                    part = next(places).flatten()
-                    self._memory[at : at + len(part)] = part
-                    setattr(factor, name, self._memory.data_ptr() + 2 * at)
-                    at += len(part)
+        for first in range(0, len(table), MAX_FACTORS):
+            for name in ("down", "up"):
+                for factor in table[first : first + MAX_FACTORS]:
+                    if factor.width:
+                        part = next(places).flatten()
+                        self._memory[at : at + len(part)] = part
+                        setattr(factor, name, self._memory.data_ptr() + 2 * at)
+                        at += len(part)
         self.address = ctypes.addressof(table)
 
 

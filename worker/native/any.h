@@ -2,9 +2,8 @@
 
 #pragma once
 
-#include "int4.h"
-#include "int8.h"
 #include "linear.h"
+#include "widened.h"
 
 #if defined(HAVE_TILES)
 
@@ -20,30 +19,38 @@ struct AnyMatrix {
     const int8::Matrix& int8_matrix() const { return *(const int8::Matrix*)matrix; }
     const int4::Matrix& int4_matrix() const { return *(const int4::Matrix*)matrix; }
 
+    // Whether so many rows are rounded by token.
+    bool is_by_token(int64_t rows) const {
+        return form == INT8 || (form == INT4 && int4::is_widened(int4_matrix(), rows));
+    }
+
     // Of memory that so many rows take once they are rounded.
     int64_t rounded_bytes(int64_t rows) const {
-        if (form == INT8) return int8::Tokens::bytes(rows, size);
+        if (is_by_token(rows)) return int8::Tokens::bytes(rows, size);
         if (form == INT4) return int4::Tokens::bytes(rows, size, int4_matrix().group);
         return rows > FEW_ROWS ? Laid::size_of(rows, size) * int64_t(sizeof(bf16)) : 0;
     }
 
     // One of so many rows, for ``multiply``; bfloat16 is only laid out, and only where it is many.
     void round(const bf16* x, int64_t row, int64_t rows, void* rounded) const {
-        if (form == INT8) int8::Tokens(rows, size, rounded).take(row, x, size);
-        if (form == INT4) int4::Tokens(rows, size, int4_matrix().group, rounded).take(row, x);
+        if (is_by_token(rows)) int8::Tokens(rows, size, rounded).take(row, x, size);
+        else if (form == INT4) int4::Tokens(rows, size, int4_matrix().group, rounded).take(row, x);
         if (form == PLAIN && rows > FEW_ROWS) Laid::take(x, 0, size, (bf16*)rounded + Laid::place(row, 0, size));
     }
 
     // With the rows of x [rows, size], or, but for few rows of bfloat16, what ``round`` left of them. Every thread of the
     // team calls it, each with Tiles of its own.
-    void multiply(Team& team, const bf16* x, void* rounded, int64_t rows, Output output) const {
+    // ``expansion`` only of what is PLAIN.
+    void multiply(Team& team, const bf16* x, void* rounded, int64_t rows, Output output, const Expansion* expansion = nullptr) const {
         if (form == INT8) {
             int8::Product{int8_matrix(), {rows, size, rounded}, rows, output}.run(team);
+        } else if (is_by_token(rows)) {
+            int4::WidenedProduct{int4_matrix(), {rows, size, rounded}, rows, output}.run(team);
         } else if (form == INT4) {
             int4::Product{int4_matrix(), {rows, size, int4_matrix().group, rounded}, rows, output}.run(team);
         } else {
             const bool is_laid = rows > FEW_ROWS;
-            Product{is_laid ? (const bf16*)rounded : x, nullptr, rows, *(const Matrix*)matrix, output, is_laid}.run(team);
+            Product{is_laid ? (const bf16*)rounded : x, nullptr, rows, *(const Matrix*)matrix, output, is_laid, expansion}.run(team);
         }
     }
 };

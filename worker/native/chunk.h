@@ -11,7 +11,7 @@
 
 namespace {
 
-constexpr int ROWS = 128;          // query rows that one task takes
+constexpr int ROWS = 256;          // query rows that one task takes
 constexpr float NOTHING = -1e30f;  // the greatest of no scores: finite, so that differences are numbers
 
 inline int64_t rounded_down(int64_t key) { return key / STRIDE * STRIDE; }
@@ -54,7 +54,7 @@ struct Rows {
     const int32_t* tokens = nullptr;  // rows of the step, from ``queries`` on, where they are no neighbours
 
     static int64_t scratch_size(int64_t head_dim) {
-        return ROWS * head_dim + 2 * KEYS * head_dim + 4 * KEYS * WIDTH + Sums::size(ROWS / WIDTH, head_dim) + 8 * WIDTH;
+        return ROWS * head_dim + 2 * KEYS * head_dim + 2 * KEYS * WIDTH + Sums::size(ROWS / WIDTH, head_dim) + 8 * WIDTH;
     }
     static int64_t num_tiles(int64_t count) { return (count + WIDTH - 1) / WIDTH; }
 
@@ -72,16 +72,10 @@ struct Rows {
         float* keys = scratch.take(KEYS * head_dim);
         float* values = scratch.take(KEYS * head_dim);
         float* scores = scratch.take(2 * KEYS * WIDTH);
-        float* weights = scratch.take(2 * KEYS * WIDTH);
-        for (int64_t tile = 0; tile < tiles; ++tile) {
-            const T* rows[WIDTH];
-            for (int lane = 0; lane < WIDTH; ++lane) {
-                int64_t row = first + std::min(tile * WIDTH + lane, count - 1);
-                int64_t token = tokens ? tokens[row / group] : row / group;
-                rows[lane] = queries + token * step.row_stride + row % group * head_dim;
-            }
-            Form::turn(rows, head_dim, turned + tile * size);
-        }
+        const T* rows[ROWS];
+        alignas(64) int32_t positions[ROWS];
+        find(rows, positions);
+        for (int64_t tile = 0; tile < tiles; ++tile) Form::turn(rows + tile * WIDTH, head_dim, turned + tile * size);
         std::fill(sums.mixed, sums.mixed + tiles * head_dim * WIDTH, 0.0f);
         std::fill(sums.greatest, sums.greatest + tiles * WIDTH, NOTHING);
         std::fill(sums.total, sums.total + tiles * WIDTH, 0.0f);
@@ -92,30 +86,41 @@ struct Rows {
             int64_t tile = 0;
             // Two tiles share what they read.
             for (; tile + 1 < tiles; tile += 2) {
-                visit<2>(tile, at, stop, turned + tile * size, keys, values, scores, weights, sums);
+                visit<2>(tile, at, stop, positions, turned + tile * size, keys, values, scores, sums);
             }
-            if (tile < tiles) visit<1>(tile, at, stop, turned + tile * size, keys, values, scores, weights, sums);
+            if (tile < tiles) visit<1>(tile, at, stop, positions, turned + tile * size, keys, values, scores, sums);
+        }
+    }
+
+    // Where all rows lie, on their way into the second cache from now on, and their positions; no division for each.
+    void find(const T** rows, int32_t* positions) const {
+        int64_t token = first / group, head = first % group;
+        for (int64_t row = 0; row < num_tiles(count) * WIDTH; ++row) {
+            const T* from = queries + (tokens ? tokens[token] : token) * step.row_stride + head * step.head_dim;
+            for (int64_t d = 0; d < step.head_dim; d += 64 / sizeof(T)) __builtin_prefetch(from + d, 0, 2);
+            rows[row] = from, positions[row] = int32_t(chunk.start + token);
+            if (row + 1 < count && ++head == group) ++token, head = 0;
         }
     }
 
     // N tiles of rows over the keys held, [at, stop).
     template <int N>
-    void visit(int64_t tile, int64_t at, int64_t stop, const float* turned, const float* keys, const float* values,
-               float* scores, float* weights, Sums sums) const {
+    void visit(int64_t tile, int64_t at, int64_t stop, const int32_t* positions, const float* turned, const float* keys,
+               const float* values, float* scores, Sums sums) const {
         int64_t low = std::max(at, begin(tile * WIDTH));
         int64_t size = std::min(stop, rounded_up(position((tile + N) * WIDTH - 1) + 1)) - low;
         if (size <= 0) return;
         Form::template score<N>(past, at, low - at, size, turned, keys, scores);
         for (int one = 0; one < N; ++one) {
-            weigh(tile + one, low, size, scores + one * KEYS * WIDTH, weights + one * KEYS * WIDTH, sums);
+            weigh(tile + one, low, size, positions + (tile + one) * WIDTH, scores + one * KEYS * WIDTH, sums);
         }
-        Form::template mix<N>(step.head_dim, low - at, size, weights, values, sums.mixed + tile * step.head_dim * WIDTH);
+        Form::template mix<N>(step.head_dim, low - at, size, scores, values, sums.mixed + tile * step.head_dim * WIDTH);
     }
 
-    // The scores of one tile become weights, and what was summed before is scaled to the new greatest score.
-    void weigh(int64_t tile, int64_t low, int64_t size, float* scores, float* weights, Sums sums) const {
+    // The scores of one tile become weights, where they lie, and what was summed before is scaled to the new greatest score.
+    void weigh(int64_t tile, int64_t low, int64_t size, const int32_t* of_rows, float* scores, Sums sums) const {
         Lanes positions;
-        for (int lane = 0; lane < WIDTH; ++lane) positions[lane] = int32_t(position(tile * WIDTH + lane));
+        std::memcpy(&positions, of_rows, sizeof positions);
         // Keys that every row of the tile sees: [clear, clouded).
         int64_t clear = window ? std::clamp<int64_t>(positions[WIDTH - 1] - window + 1 - low, 0, size) : 0;
         int64_t clouded = std::clamp<int64_t>(positions[0] + 1 - low, clear, size);
@@ -159,7 +164,7 @@ struct Rows {
             Floats odd = Form::power(load(scores + (i + 1) * WIDTH) * factor - base);
             added += even;
             added_too += odd;
-            Form::keep(weights, i, even, odd);
+            Form::keep(scores, i, even, odd);
         }
         store(sums.greatest + tile * WIDTH, top);
         store(sums.total + tile * WIDTH, load(sums.total + tile * WIDTH) * fading + added + added_too);
@@ -196,25 +201,28 @@ struct Rows {
         }
     }
 
-    // put(row, d, the sixteen dimensions from d on) of a tile, times ``factor``.
-    template <typename Put>
-    void hand_out(Sums sums, int64_t tile, Floats factor, Put put) const {
+    // To place_of(row), for each row of a tile, its dimensions times ``factor``. Compilers to whom sixteen floats are no register
+    // take three times as long where it is inlined.
+    template <typename PlaceOf>
+    [[gnu::noinline]] void hand_out(Sums sums, int64_t tile, Floats factor, PlaceOf place_of) const {
         int64_t head_dim = step.head_dim, valid = std::min<int64_t>(WIDTH, count - tile * WIDTH);
+        decltype(place_of(first)) places[WIDTH];
+        for (int64_t lane = 0; lane < valid; ++lane) places[lane] = place_of(first + tile * WIDTH + lane);
         for (int64_t d = 0; d < head_dim; d += WIDTH) {
             Words square[WIDTH];
             for (int i = 0; i < WIDTH; ++i) {
                 square[i] = (Words)(load(sums.mixed + (tile * head_dim + d + i) * WIDTH) * factor);
             }
             transpose(square);
-            for (int64_t lane = 0; lane < valid; ++lane) put(first + tile * WIDTH + lane, d, (Floats)square[lane]);
+            for (int64_t lane = 0; lane < valid; ++lane) store(places[lane] + d, (Floats)square[lane]);
         }
     }
 
     // out: as ``queries``, with all query heads side by side and nothing else.
     void put_out(Sums sums, T* out) const {
         for (int64_t tile = 0; tile < num_tiles(count); ++tile) {
-            hand_out(sums, tile, 1.0f / load(sums.total + tile * WIDTH), [&](int64_t row, int64_t d, Floats values) {
-                store(out + (row / group * step.num_heads + row % group) * step.head_dim + d, values);
+            hand_out(sums, tile, 1.0f / load(sums.total + tile * WIDTH), [&](int64_t row) {
+                return out + (row / group * step.num_heads + row % group) * step.head_dim;
             });
         }
     }
@@ -224,9 +232,8 @@ struct Rows {
     void put_parts(Sums sums, PartOf part_of) const {
         const int64_t head_dim = step.head_dim;
         for (int64_t tile = 0; tile < num_tiles(count); ++tile) {
-            hand_out(sums, tile, Floats{} + 1.0f, [&](int64_t row, int64_t d, Floats values) {
-                store(part_of(row / group) + row % group * head_dim + d, values);
-            });
+            hand_out(sums, tile, Floats{} + 1.0f,
+                     [&](int64_t row) { return part_of(row / group) + row % group * head_dim; });
             for (int64_t at = tile * WIDTH; at < std::min((tile + 1) * WIDTH, count); ++at) {
                 float* part = part_of((first + at) / group) + group * head_dim + (first + at) % group;
                 part[0] = sums.greatest[at] * unit();

@@ -1,20 +1,19 @@
 // A token from each row of logits: what worker/sampling does in torch, with the same noise, a thread for each row.
 //
-// worker/sampling/race.py says what the noise is, and why few tiles need be opened. Here rough logarithms find out which tokens
-// may win; of those few the clocks are computed as everywhere else.
+// worker/sampling/race.py says what the noise is, and why few tiles need be opened. Here rough logarithms, or
+// none, find out which tokens may win; of those few the clocks are computed as everywhere else.
 
 #pragma once
 
-#include <cmath>
 #include <vector>
 
 #include "maxima.h"
+#include "noise.h"
+#include "podium.h"
 
 namespace {
 
-typedef uint64_t Longs __attribute__((vector_size(64)));
-typedef int64_t SignedLongs __attribute__((vector_size(64)));
-typedef float EightFloats __attribute__((vector_size(32)));
+typedef double Doubles __attribute__((vector_size(64)));
 
 // A batch; temperature 0 takes the likeliest token, top_k 0, top_p 1 and min_p 0 leave all of them.
 struct Draws {
@@ -25,69 +24,42 @@ struct Draws {
     const float* temperatures;
     const int32_t* top_ks;
     const float *top_ps, *min_ps;
-    int64_t* chosen;       // -1 where the logits are no distribution
+    int64_t* chosen;       // [rows, tries], -1 where the logits are no distribution, or nobody is left
+    int64_t tries;         // so many in their order: who would have won without those before it; of a row that is filtered the first
+    const int64_t* at;     // which rows of all these arrays they are; null: they are all
 };
 
-constexpr uint64_t TILE_WORDS = uint64_t(1) << 40;
 constexpr float SLACK = 1e-3f;  // how far roughness may put a bound below what it bounds, and more
 constexpr float LOG_LOGITS = 4.1588830833596715f;
+constexpr int64_t FETCHED = 8;  // tiles ahead
 
-// Word ``at`` of a stream, of one or of a vector.
-template <typename Word>
-inline Word word_of(uint64_t start, Word at) {
-    Word z = at * uint64_t(0x9E3779B97F4A7C15) + start;
-    z = (z ^ (z >> 30)) * uint64_t(0xBF58476D1CE4E5B9);
-    z = (z ^ (z >> 27)) * uint64_t(0x94D049BB133111EB);
-    return z ^ (z >> 31);
-}
-
-inline float uniform_of(uint64_t word) {
-    float upper = float(int64_t(word >> 11 | 1)) * 0x1p-53f;
-    return std::min(upper, 1.0f - 0x1p-24f);
-}
-
-inline float exponential_of(uint64_t word) { return float(-std::log1p(-double(uniform_of(word)))); }
-
-inline float logarithm(float x) { return float(std::log(double(x))); }
-
-// Natural, of what is above zero, with a relative error of 1e-6 near one and as small an absolute one elsewhere: whole powers of
-// two, and what is left by the series of the area tangent.
-inline Floats rough_logarithm(Floats x) {
-    Words bits = (Words)x;
-    Words away = bits - 0x3f3504f3u;  // from the root of a half
-    Floats exponents = __builtin_convertvector((Lanes)away >> 23, Floats);
-    Floats rest = (Floats)((away & 0x007fffffu) + 0x3f3504f3u) - 1.0f;
-    Floats s = rest / (rest + 2.0f), square = s * s;
-    Floats series = 1.0f + square * (1.0f / 3.0f + square * (1.0f / 5.0f + square * (1.0f / 7.0f)));
-    return exponents * 0.6931471805599453f + 2.0f * s * series;
-}
-
-// Of words [first, first + 16) of a stream.
-inline Floats uniforms_of(uint64_t start, uint64_t first) {
-    const Longs steps = {0, 1, 2, 3, 4, 5, 6, 7};
-    Floats uniform;
-    for (int half = 0; half < 2; ++half) {
-        Longs words = word_of<Longs>(start, steps + (first + 8 * half));
-        EightFloats some = __builtin_convertvector((SignedLongs)(words >> 11 | 1), EightFloats);
-        std::memcpy((float*)&uniform + 8 * half, &some, sizeof some);
-    }
-    uniform *= 0x1p-53f;
-    return uniform < 1.0f - 0x1p-24f ? uniform : Floats{} + (1.0f - 0x1p-24f);
-}
-
-inline Floats rough_exponentials(Floats uniform) {
-    // Next to one the difference to it says too little.
-    Floats series = uniform * (1.0f + uniform * (0.5f + uniform * (1.0f / 3.0f)));
-    return uniform < 0.00390625f ? series : -rough_logarithm(1.0f - uniform);
-}
-
-inline bool any_of(Lanes lanes) {
+// A bit for each lane that is not zero.
+inline uint32_t bits_of(Lanes lanes) {
 #if defined(__AVX512BF16__)
     return _mm512_test_epi32_mask((__m512i)lanes, (__m512i)lanes);
 #else
-    int32_t any = 0;
-    for (int i = 0; i < WIDTH; ++i) any |= lanes[i];
-    return any;
+    uint32_t bits = 0;
+    for (int i = 0; i < WIDTH; ++i) bits |= uint32_t(lanes[i] != 0) << i;
+    return bits;
+#endif
+}
+
+// body(i) for each bit i, the lowest first.
+template <typename Body>
+inline void each_bit(uint32_t bits, Body body) {
+    for (; bits; bits &= bits - 1) body(__builtin_ctz(bits));
+}
+
+// The lanes that have a bit, side by side; returns where they end. ``to`` has room for all.
+template <typename Values, typename T>
+inline T* put_those(uint32_t bits, Values values, T* to) {
+#if defined(__AVX512BF16__)
+    const __m512i packed = _mm512_maskz_compress_epi32(__mmask16(bits), (__m512i)values);
+    std::memcpy(to, &packed, sizeof packed);
+    return to + __builtin_popcount(bits);
+#else
+    each_bit(bits, [&](int i) { *to++ = values[i]; });
+    return to;
 #endif
 }
 
@@ -110,26 +82,37 @@ class Contest {
         : all_(all), row_(row), num_tiles_(tiles_of(all.vocab_size)), padded_(padded(all.vocab_size)),
           logits_(all.logits + row * all.vocab_size), start_(all.starts[row]), maxima_(memory) {}
 
-    int64_t winner() {
+    // Into [tries].
+    void winners(int64_t* chosen) {
+        std::fill(chosen, chosen + all_.tries, -1);
         join_halves();
-        if (!(std::abs(largest_) < INFINITY)) return -1;
+        if (!(std::abs(largest_) < INFINITY)) return;
         temperature_ = all_.temperatures[row_];
-        if (temperature_ <= 0.0f) return likeliest();
+        if (temperature_ <= 0.0f) {
+            if (all_.tries == 1) *chosen = likeliest();
+            else rank(chosen);
+            return;
+        }
         temperature_ = std::max(temperature_, 1e-30f);  // smaller ones are zero in float32
         inverse_ = 1.0f / temperature_;
         const int32_t top_k = all_.top_ks[row_];
         const float top_p = all_.top_ps[row_], min_p = all_.min_ps[row_];
         if (top_k > 0 && top_k < all_.vocab_size) threshold_ = last_of(top_k);
         const float kept = threshold_;
+        const bool is_filtered = top_k > 0 || top_p < 1.0f || min_p > 0.0f;
         if (min_p > 0.0f) {
             // In two roundings, as elsewhere.
             volatile float below = temperature_ * logarithm(min_p);
             threshold_ = std::max(threshold_, largest_ + below);
         }
         for (;;) {
-            const int64_t token = race();
-            const float drawn = logits_[token];
-            if (top_p >= 1.0f || !is_outside(drawn, kept, top_p)) return token;
+            Podium podium(is_filtered ? 1 : all_.tries);
+            race(podium);
+            const float drawn = logits_[podium.tokens[0]];
+            if (top_p >= 1.0f || !is_outside(drawn, kept, top_p)) {
+                std::copy(podium.tokens, podium.tokens + all_.tries, chosen);
+                return;
+            }
             above_ = drawn;
         }
     }
@@ -160,14 +143,30 @@ class Contest {
     // Of equals the first.
     int64_t likeliest_tile() const {
         int64_t tile = 0;
-        while (maxima_[tile] != largest_) ++tile;
-        return tile;
+        uint32_t found;
+        while (!(found = bits_of(load(maxima_ + tile) == largest_))) tile += WIDTH;
+        return tile + __builtin_ctz(found);
     }
 
     int64_t likeliest() const {
         int64_t token = likeliest_tile() * LOGITS;
         while (logits_[token] != largest_) ++token;
         return token;
+    }
+
+    // The likeliest: all of them are in tiles whose maximum is no smaller than the last of so many of theirs.
+    void rank(int64_t* chosen) const {
+        const float least = all_.tries < num_tiles_ ? last_among(maxima_, padded_, all_.tries) : -INFINITY;
+        Podium podium(all_.tries);
+        float held[LOGITS];
+        for (int64_t tile = 0; tile < num_tiles_; ++tile) {
+            if (maxima_[tile] < least || maxima_[tile] == -INFINITY) continue;
+            const float* x = open(tile, held);
+            for (int i = 0; i < LOGITS; ++i) {
+                if (x[i] > podium.last()) podium.enter(x[i], tile * LOGITS + i);
+            }
+        }
+        std::copy(podium.tokens, podium.tokens + all_.tries, chosen);
     }
 
     // A tile's logits, in ``held`` if it is not whole.
@@ -178,23 +177,46 @@ class Contest {
         return held;
     }
 
+    void fetch(int64_t tile) const {
+        for (int i = 0; i < LOGITS; i += WIDTH) __builtin_prefetch(logits_ + tile * LOGITS + i, 0, 2);
+    }
+
+    // body(a tile's logits), for each whose maximum passes. They lie far apart: some are on their way while one is read.
+    template <typename Passes, typename Body>
+    void each_open(Passes passes, Body body) const {
+        static thread_local std::vector<int32_t> held;
+        if (int64_t(held.size()) < padded_ + WIDTH) held.resize(padded_ + WIDTH);
+        const Lanes lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+        int32_t* const tiles = held.data();
+        int32_t* end = tiles;
+        for (int64_t tile = 0; tile < padded_; tile += WIDTH) {
+            end = put_those(bits_of(passes(load(maxima_ + tile))), lanes + int32_t(tile), end);
+        }
+        for (int32_t* one = tiles; one < std::min(tiles + FETCHED, end); ++one) fetch(*one);
+        alignas(64) float partial[LOGITS];
+        for (int32_t* one = tiles; one < end; ++one) {
+            if (end - one > FETCHED) fetch(one[FETCHED]);
+            body(open(*one, partial));
+        }
+    }
+
     // What the k largest logits reach. Of the k largest tiles each has a logit no smaller than the smallest of their maxima: so is the
     // k-th largest logit, and it is in a tile whose maximum is.
     float last_of(int32_t k) const {
         const float least = k < num_tiles_ ? last_among(maxima_, padded_, k) : -INFINITY;
         static thread_local std::vector<float> found;
-        found.clear();
-        float held[LOGITS];
-        for (int64_t tile = 0; tile < num_tiles_; ++tile) {
-            if (maxima_[tile] < least || maxima_[tile] == -INFINITY) continue;
-            const float* x = open(tile, held);
-            for (int i = 0; i < LOGITS; ++i) {
-                if (x[i] >= least) found.push_back(x[i]);
-            }
-        }
-        while (int64_t(found.size()) < k || found.size() % WIDTH) found.push_back(-INFINITY);
+        int64_t num = 0;
+        auto passes = [&](Floats x) { return (x >= least) & (x > -INFINITY); };
+        each_open(passes, [&](const float* x) {
+            if (int64_t(found.size()) < num + LOGITS + WIDTH) found.resize(2 * num + LOGITS + WIDTH);
+            float* to = found.data() + num;
+            for (int i = 0; i < LOGITS; i += WIDTH) to = put_those(bits_of(passes(load(x + i))), load(x + i), to);
+            num = to - found.data();
+        });
+        if (num < k) return least;
+        for (; num % WIDTH; ++num) found[num] = -INFINITY;
         // What was not found is below ``least``.
-        return std::max(least, last_among(found.data(), int64_t(found.size()), k));
+        return std::max(least, last_among(found.data(), num, k));
     }
 
     // What the k largest of a whole number of vectors reach, by halving what it may be.
@@ -226,101 +248,128 @@ class Contest {
     }
 
     // The tile of the likeliest token first. Of the others those that may beat what it had, the most promising of them first.
-    int64_t race() const {
-        int64_t token = -1;
-        float best = -INFINITY;
+    void race(Podium& podium) const {
         const int64_t first = likeliest_tile();
-        enter(first, best, token);
+        enter(first, podium);
         static thread_local std::vector<std::pair<float, int64_t>> left;
         left.clear();
-        const float offset = LOG_LOGITS + SLACK - best;
+        const float offset = LOG_LOGITS + SLACK - podium.last();
         for (int64_t tile = 0; tile < padded_; tile += WIDTH) {
             Floats maxima = load(maxima_ + tile);
             Lanes is_in = (maxima >= threshold_) & (maxima > above_);
-            if (!any_of(is_in)) continue;
+            if (!bits_of(is_in)) continue;
             // A clock is later than its uniform number: who has a larger one than this comes too late, without a logarithm.
             Floats score = (maxima - largest_) * inverse_, uniform = uniforms_of(start_, TILE_WORDS + tile);
-            Lanes is_early = is_in & (uniform <= exponential(score + offset) * 1.0001f);
-            if (!any_of(is_early)) continue;
+            const uint32_t early = bits_of(is_in & (uniform <= exponential(score + offset) * 1.0001f));
+            if (!early) continue;
             Floats bound = score - rough_logarithm(rough_exponentials(uniform)) + LOG_LOGITS;
-            for (int i = 0; i < WIDTH; ++i) {
-                if (!is_early[i] || tile + i == first) continue;
-                left.emplace_back(bound[i], tile + i);
-            }
+            each_bit(early, [&](int i) {
+                if (tile + i != first) left.emplace_back(bound[i], tile + i);
+            });
         }
-        if (left.empty()) return token;
+        if (left.empty()) return;
         std::iter_swap(std::max_element(left.begin(), left.end()), left.end() - 1);
-        enter(left.back().second, best, token);
+        enter(left.back().second, podium);
         left.pop_back();
-        left.erase(std::remove_if(left.begin(), left.end(), [&](auto& one) { return one.first + SLACK < best; }), left.end());
-        for (const auto& one : left) {
-            for (int i = 0; i < LOGITS; i += WIDTH) __builtin_prefetch(logits_ + one.second * LOGITS + i);
+        static thread_local std::vector<Runner> runners;
+        runners.clear();
+        for (const auto& [bound, tile] : left) {
+            if (podium.last() == -INFINITY) enter(tile, podium);
+            else if (bound + SLACK >= podium.last()) find_runners(tile, podium.last(), runners);
         }
-        std::make_heap(left.begin(), left.end());
-        while (!left.empty() && left.front().first + SLACK >= best) {
-            enter(left.front().second, best, token);
-            std::pop_heap(left.begin(), left.end());
-            left.pop_back();
-        }
-        return token;
+        for (const Runner& runner : runners) __builtin_prefetch(logits_ + runner.token);
+        for (const Runner& runner : runners) finish(runner, podium);
     }
 
-    // The tokens of a tile that may be the best.
-    void enter(int64_t tile, float& best, int64_t& token) const {
-        const uint64_t tile_word = word_of<uint64_t>(start_, TILE_WORDS + tile);
-        const float earliest = exponential_of(tile_word) / LOGITS;
+    // A token that may win, as far as its noise says.
+    struct Runner {
+        int64_t token;
+        float soonest;  // its clock is no earlier
+        bool is_first;  // of its tile
+    };
+
+    // The tokens of a tile that would beat ``best`` if each were as likely as the likeliest of them: its logits need not be read for
+    // that.
+    void find_runners(int64_t tile, float best, std::vector<Runner>& found) const {
+        const uint64_t tile_word = word_of(start_, TILE_WORDS + tile);
+        // No clock is earlier than its uniform number.
+        const float earliest = uniform_of(tile_word) / LOGITS;
+        const float latest = std::exp((maxima_[tile] - largest_) * inverse_ + SLACK - best) * 1.0001f - earliest;
+        if (!(latest >= 0.0f)) return;
         const int first = int(tile_word % LOGITS);
-        alignas(64) float held[LOGITS], scores[LOGITS];
-        const float* x = open(tile, held);
-        for (int64_t i = 0; i < LOGITS; i += WIDTH) {
-            Floats clock = rough_exponentials(uniforms_of(start_, tile * LOGITS + i)) + earliest;
-            if (first / WIDTH == i / WIDTH) clock[first % WIDTH] = earliest;
-            Floats logit = load(x + i), score = (logit - largest_) * inverse_ - rough_logarithm(clock);
-            store(scores + i, (logit >= threshold_) & (logit > above_) ? score : Floats{} - INFINITY);
-        }
-        for (int i = 0; i < LOGITS; ++i) {
-            if (!(scores[i] + SLACK >= best) || scores[i] == -INFINITY) continue;
-            const float own = i == first ? 0.0f : exponential_of(word_of<uint64_t>(start_, tile * LOGITS + i));
-            const float score = (x[i] - largest_) / temperature_ - logarithm(own + earliest);
-            if (token < 0 || score > best) best = score, token = tile * LOGITS + i;
+        auto add = [&](int lane, float soonest) {
+            const int64_t token = tile * LOGITS + lane;
+            if (token < all_.vocab_size) found.push_back({token, soonest, lane == first});
+        };
+        add(first, earliest);
+        for (int i = 0; i < LOGITS; i += WIDTH) {
+            const Floats uniform = uniforms_of(start_, tile * LOGITS + i);
+            each_bit(bits_of(uniform <= latest), [&](int lane) {
+                if (i + lane != first) add(i + lane, earliest + uniform[lane]);
+            });
         }
     }
 
-    Floats weights(Floats x) const { return exponential((x - largest_) * inverse_); }
+    void finish(const Runner& runner, Podium& podium) const {
+        const float logit = logits_[runner.token];
+        if (!(logit >= threshold_ && logit > above_)) return;
+        const float head_start = (logit - largest_) / temperature_;
+        if (head_start == -INFINITY || head_start - std::log(runner.soonest) + SLACK < podium.last()) return;
+        const float own = runner.is_first ? 0.0f : exponential_of(word_of(start_, runner.token));
+        const float earliest = exponential_of(word_of(start_, TILE_WORDS + runner.token / LOGITS)) / LOGITS;
+        podium.enter(head_start - logarithm(own + earliest), runner.token);
+    }
+
+    void enter(int64_t tile, Podium& podium) const {
+        static thread_local std::vector<Runner> runners;
+        runners.clear();
+        find_runners(tile, podium.last(), runners);
+        for (const Runner& runner : runners) finish(runner, podium);
+    }
+
+    Floats weights(Floats x) const {
+#if defined(__AVX512BF16__)
+        return power_of_two((__m512)((x - largest_) * (inverse_ * 1.44269504088896341f)));
+#else
+        return exponential((x - largest_) * inverse_);
+#endif
+    }
 
     // What the tokens weigh whose logit passes, of the tiles whose maximum does.
     template <typename Passes>
     double mass_of(Passes passes) const {
-        double mass = 0.0;
-        alignas(64) float held[LOGITS];
-        for (int64_t tile = 0; tile < num_tiles_; ++tile) {
-            if (!passes(maxima_[tile])) continue;
-            const float* x = open(tile, held);
+        Doubles mass = {};
+        each_open(passes, [&](const float* x) {
             Floats sum = {};
             for (int64_t i = 0; i < LOGITS; i += WIDTH) {
                 Floats logit = load(x + i);
                 sum += passes(logit) ? weights(logit) : Floats{};
             }
-            mass += sum_of(sum);
-        }
-        return mass;
+            EightFloats halves[2];
+            std::memcpy(halves, &sum, sizeof sum);
+            mass += __builtin_convertvector(halves[0], Doubles) + __builtin_convertvector(halves[1], Doubles);
+        });
+        double all = 0.0;
+        for (int i = 0; i < WIDTH / 2; ++i) all += mass[i];
+        return all;
     }
 
     // Whether the tokens likelier than the one drawn have ``top_p`` of the mass of all that are kept.
     bool is_outside(float drawn, float kept, float top_p) {
         if (drawn >= largest_) return false;
-        const double above = mass_of([&](auto x) { return x > drawn; }), share = top_p;
+        const double above = mass_of([&](Floats x) { return x > drawn; }), share = top_p;
         if (mass_ < 0.0) {
-            // Every other tile has its largest token at least: mostly this is enough to know.
-            Floats closed = {};
-            for (int64_t tile = 0; tile < padded_; tile += WIDTH) {
-                Floats top = load(maxima_ + tile);
-                closed += (top <= drawn) & (top >= kept) ? weights(top) : Floats{};
-            }
-            if (above < share * (above + sum_of(closed)) * 0.99999) return false;
+            // Every other half tile has its largest token at least: mostly this is enough to know.
+            const float* halves = all_.maxima + row_ * 2 * num_tiles_;
+            Floats rest = {};
+            sweep<float>(2 * num_tiles_, [&](auto place) {
+                Floats top = first_of(place.get_from(halves), place.count);
+                rest += (top <= drawn) & (top >= kept) ? weights(top) : Floats{};
+            });
+            if (above < share * (above + sum_of(rest)) * 0.99999) return false;
             // What weighs e to the -40 adds nothing that could be seen.
             const float least = std::max(kept, largest_ - 40.0f * temperature_);
-            mass_ = mass_of([&](auto x) { return x >= least; });
+            mass_ = mass_of([&](Floats x) { return x >= least; });
         }
         return above > 0.0 && above >= share * mass_;
     }
@@ -331,7 +380,9 @@ inline void draw(const Draws& draws, int threads) {
         static thread_local std::vector<float> memory;
         const size_t needed = Contest::padded(draws.vocab_size);
         if (memory.size() < needed) memory.resize(needed);
-        team.each(draws.rows, 1, [&](int64_t row) { draws.chosen[row] = Contest(draws, row, memory.data()).winner(); });
+        team.each(draws.rows, 1, [&](int64_t nth) {
+            Contest(draws, draws.at == nullptr ? nth : draws.at[nth], memory.data()).winners(draws.chosen + nth * draws.tries);
+        });
     });
 }
 

@@ -72,6 +72,7 @@ struct Matrix {
     double unit;            // that all scales and offsets are multiples of
     int64_t size, columns, apart;  // as int8's
     int64_t group;
+    int64_t may_widen;      // whether many rows may get other bits than few (see widened.h)
 
     int64_t num_panels() const { return (columns + COLUMNS - 1) / COLUMNS; }
     int64_t left(int64_t panel) const { return panel * (apart == SIDE ? COLUMNS : SIDE); }
@@ -278,20 +279,6 @@ struct Product {
         team.each_apart(panels, at_once, [&](int64_t panel) { few(panel); });
     }
 };
-
-template <typename T>
-void linear(const Matrix& matrix, const T* x, int64_t rows, Output output, int threads) {
-    static std::vector<char> held;
-    const int64_t size = matrix.size, work = size * matrix.columns / 2;
-    const Tokens tokens(rows, size, matrix.group, int8::room(held, Tokens::bytes(rows, size, matrix.group)));
-    Team::run(work + work / 32 * rows < int8::ALONE ? 1 : threads, [&](Team& team) {
-#if defined(HAVE_TILES)
-        Tiles session(true);
-#endif
-        team.each(rows, std::max<int64_t>(1, 16384 / size), [&](int64_t row) { tokens.take(row, x + row * size); });
-        Product{matrix, tokens, rows, output}.run(team);
-    });
-}
 
 }  // namespace int4
 

@@ -281,14 +281,19 @@ struct Product {
         finish.some(finish.left());
     }
 
+    // Steps of so many row tiles that stay in the second cache.
+    int64_t slice_of(int64_t block_tiles) const {
+        const int64_t most = BLOCK_BYTES / (block_tiles * TILE_BYTES), num_slices = (steps() + most - 1) / most;
+        return (steps() + num_slices - 1) / num_slices;
+    }
+
     void many(Team& team) const {
         static thread_local std::vector<char> held;
         const int64_t panels = matrix.num_panels(), block_tiles = tiles_at_once(rows, x.deep);
-        const int64_t most = BLOCK_BYTES / (block_tiles * TILE_BYTES), num_slices = (steps() + most - 1) / most;
-        const int64_t slice = (steps() + num_slices - 1) / num_slices;
+        const int64_t slice = slice_of(block_tiles);
         const int64_t across = std::max<int64_t>((panels + TASK_PANELS - 1) / TASK_PANELS, std::min<int64_t>(panels, team.size()));
         const int64_t width = ((panels + across - 1) / across + 1) / 2 * 2;
-        int32_t* sums = (int32_t*)room(held, block_tiles * (num_slices > 1 ? width / 2 : 1) * 4 * TILE_BYTES);
+        int32_t* sums = (int32_t*)room(held, block_tiles * (slice < steps() ? width / 2 : 1) * 4 * TILE_BYTES);
         team.each((row_tiles() + block_tiles - 1) / block_tiles * across, 1, [&](int64_t task) {
             const int64_t first = task / across * block_tiles, left = task % across * width;
             block(first, std::min(first + block_tiles, row_tiles()), left, std::min(left + width, panels), slice, sums);

@@ -7,10 +7,10 @@
 #include "attend.h"
 #include "draws.h"
 #include "follow.h"
-#include "int4.h"
 #include "masks.h"
 #include "small.h"
 #include "whole.h"
+#include "widened.h"
 
 #define EACH_TYPE(call)      \
     if (is_bf16) {           \
@@ -93,9 +93,9 @@ void penstock_linear(const void* x, int64_t rows, const Matrix* matrix, int resu
     linear({(const bf16*)x, nullptr, rows, *matrix, {y, Result(result), activation, maxima}}, threads);
 }
 
-// Bytes of memory that a step of so many tokens computes in, of which some have adapters, or none.
-int64_t penstock_whole_bytes(const Network* network, int64_t num_tokens, int is_adapted) {
-    return Activations(*network, num_tokens, is_adapted, nullptr).num_bytes;
+// Bytes of memory that a step of so many tokens computes in, some with adapters of such a rank at most; 0: there are none.
+int64_t penstock_whole_bytes(const Network* network, int64_t num_tokens, int64_t rank) {
+    return Activations(*network, num_tokens, rank, nullptr).num_bytes;
 }
 
 // A step from token ids to logits; of attention's ``step``, slots and what is cut into tasks.
@@ -119,16 +119,22 @@ int penstock_has_adapt() {
 #endif
 }
 
-// y [rows, columns] += what the groups' adapters (see adapt.h) make of x [rows, size], all bfloat16; size is even.
-void penstock_adapt(const void* groups, int64_t num_groups, int64_t first, const void* x, int64_t size, void* y, int64_t columns,
-                    int threads) {
+// y [rows, columns] += what the groups' adapters (see adapt.h), of at most this rank, make of x [rows, size], all bfloat16; size is
+// even.
+void penstock_adapt(const void* groups, int64_t num_groups, int64_t rank, int64_t first, const void* x, int64_t rows, int64_t size,
+                    void* y, int64_t columns, int threads) {
 #if defined(__AVX512BF16__)
+    static std::vector<bf16> memory;
+    const Owners owners({(const Group*)groups, num_groups}, rows, size % DEPTH == 0);
+    Middles middles{nullptr, Middles::held_of(rank)};
+    if (int64_t(memory.size()) < rows * middles.stride()) memory.resize(rows * middles.stride());
+    middles.begin = memory.data();
     Team::run(threads, [&](Team& team) {
         Tiles session(true);
-        adapt(team, {(const Group*)groups, num_groups}, first, (const bf16*)x, size, (bf16*)y, columns);
+        adapt(team, owners, first, {(const bf16*)x, size, false}, middles, (bf16*)y, columns);
     });
 #else
-    (void)groups, (void)num_groups, (void)first, (void)x, (void)size, (void)y, (void)columns, (void)threads;
+    (void)groups, (void)num_groups, (void)rank, (void)first, (void)x, (void)rows, (void)size, (void)y, (void)columns, (void)threads;
 #endif
 }
 
@@ -151,7 +157,7 @@ void penstock_linear_int8(int is_bf16, const void* x, int64_t rows, const void* 
 #endif
 }
 
-// The same times groups (see int4.h), x rounded group by group.
+// The same times groups (see int4.h), x rounded group by group, or, where it may be and rows are many, row by row (see widened.h).
 void penstock_linear_int4(int is_bf16, const void* x, int64_t rows, const void* matrix, int result, void* y, int threads) {
 #if defined(HAVE_INT8)
     EACH_TYPE(int4::linear(*(const int4::Matrix*)matrix, (const T*)x, rows, {y, Result(result), 0}, threads))

@@ -23,6 +23,8 @@ GATED = 2
 
 TILE_LOGITS = 64
 """Of a tile of the sampler's."""
+MAX_TRIES = 16
+"""Of a row of the sampler's."""
 
 
 class Draws(ctypes.Structure):
@@ -39,6 +41,8 @@ class Draws(ctypes.Structure):
         ("top_ps", c_void_p),
         ("min_ps", c_void_p),
         ("chosen", c_void_p),
+        ("tries", c_int64),
+        ("at", c_void_p),
     )
 
 
@@ -115,12 +119,12 @@ class Library:
             self._follow.argtypes = (c_void_p,) * 4
             self._follow.restype = None
             self._whole_bytes = loaded.penstock_whole_bytes
-            self._whole_bytes.argtypes = (c_void_p, c_int64, c_int)
+            self._whole_bytes.argtypes = (c_void_p, c_int64, c_int64)
             self._whole_bytes.restype = c_int64
         self.has_int8 = bool(loaded.penstock_has_int8())
         """Whether ``linear_rounded`` computes anything here."""
         self._adapt = loaded.penstock_adapt
-        self._adapt.argtypes = (c_void_p, c_int64, c_int64, c_void_p, c_int64, c_void_p, c_int64, c_int)
+        self._adapt.argtypes = (c_void_p, *(c_int64,) * 3, c_void_p, c_int64, c_int64, c_void_p, c_int64, c_int)
         self._adapt.restype = None
         self.has_adapt = bool(loaded.penstock_has_adapt())
         """Whether ``adapt`` does."""
@@ -250,13 +254,18 @@ class Library:
         top_ks: Tensor,
         top_ps: Tensor,
         min_ps: Tensor,
+        num_tries: int = 1,
+        rows: Tensor | None = None,
     ) -> Tensor:
-        """A token from each row of logits [rows, vocab_size] f32, whose ``maxima`` these are: [rows] i64, -1 where they
-        are no distribution. The rest is as ``worker.sampling.wishes`` has it.
+        """Tokens from each row of logits [rows, vocab_size] f32, whose ``maxima`` these are: [rows, num_tries] i64, at
+        most MAX_TRIES, in the order in which they would be drawn without those before them; of a row that cuts the
+        unlikely off the first one alone. -1 where there are none, or the logits are no distribution. ``rows`` [m] i64:
+        of these alone. The rest is as ``worker.sampling.wishes`` has it.
         """
-        chosen = torch.empty(len(logits), dtype=torch.int64)
+        num = len(logits) if rows is None else len(rows)
+        chosen = torch.empty((num, num_tries), dtype=torch.int64)
         draws = Draws(
-            rows=logits.shape[0],
+            rows=num,
             vocab_size=logits.shape[1],
             logits=logits.data_ptr(),
             maxima=maxima.data_ptr(),
@@ -266,13 +275,15 @@ class Library:
             top_ps=top_ps.data_ptr(),
             min_ps=min_ps.data_ptr(),
             chosen=chosen.data_ptr(),
+            tries=num_tries,
+            at=None if rows is None else rows.data_ptr(),
         )
         self._draw(ctypes.addressof(draws), torch.get_num_threads())
         return chosen
 
-    def whole_bytes(self, network: Network, num_tokens: int, is_adapted: bool = False) -> int:
-        """Of memory that ``whole`` computes so many tokens in."""
-        return int(self._whole_bytes(ctypes.addressof(network), num_tokens, is_adapted))
+    def whole_bytes(self, network: Network, num_tokens: int, rank: int = 0) -> int:
+        """Of memory that ``whole`` computes so many tokens in, with adapters of such a rank at most."""
+        return int(self._whole_bytes(ctypes.addressof(network), num_tokens, rank))
 
     def whole(self, network: Network, step: Step, whole: Pass) -> None:
         """A step from token ids to logits. Head_dim is a multiple of 32, and the gate-up matrices are gated."""
@@ -300,16 +311,17 @@ class Library:
         )
         return out
 
-    def adapt(self, groups: Tensor, first: int, x: Tensor, y: Tensor) -> None:
+    def adapt(self, groups: Tensor, rank: int, first: int, x: Tensor, y: Tensor) -> None:
         """y [rows, columns] += what adapters make of x [rows, size], in place, both bfloat16; size is even.
 
-        groups [num_groups, 3] i64: adapt.h's ``Group``; ``first``: of the product's factors.
+        groups [num_groups, 3] i64: owners.h's ``Group``, and the largest of their ranks; ``first``: of the product's
+        factors.
         """
         assert x.is_contiguous()
         assert y.is_contiguous()
         num_threads = torch.get_num_threads()
-        pointers = groups.data_ptr(), len(groups), first, x.data_ptr(), x.shape[1], y.data_ptr(), y.shape[1]
-        self._adapt(*pointers, num_threads)
+        of_x, of_y = (x.data_ptr(), *x.shape), (y.data_ptr(), y.shape[1])
+        self._adapt(groups.data_ptr(), len(groups), rank, first, *of_x, *of_y, num_threads)
 
     def attend(
         self,

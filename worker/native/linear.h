@@ -6,6 +6,8 @@
 
 #pragma once
 
+#include "expansion.h"
+#include "laid.h"
 #include "output.h"
 #include "team.h"
 #include "tiles.h"
@@ -54,33 +56,18 @@ struct Matrix {
     const bf16* panel_at(int64_t panel) const { return packed + panel * size * PANEL; }
 };
 
-// Rows that are laid out: [pairs of row tiles][steps][2][16 rows][32].
-struct Laid {
-    static constexpr int64_t ROWS = 2 * TILE;
-
-    static int64_t pair_size(int64_t size) { return size * ROWS; }
-    static int64_t size_of(int64_t rows, int64_t size) { return (rows + ROWS - 1) / ROWS * pair_size(size); }
-    static int64_t place(int64_t row, int64_t column, int64_t size) {
-        return row / ROWS * pair_size(size) + column / DEPTH * 2 * TILE_SIZE + row % ROWS * DEPTH + column % DEPTH;
-    }
-    // Columns [from, to) of a row of x.
-    static void take(const bf16* x, int64_t from, int64_t to, bf16* laid) {
-        for (int64_t column = from; column < to; column += DEPTH, laid += 2 * TILE_SIZE) {
-            std::memcpy(laid, x + column, DEPTH * sizeof(bf16));
-        }
-    }
-};
-
 // Sums of one panel, for one or two tiles of rows, on their way into y.
 class Finish {
     const Matrix& matrix_;
     const Output& output_;
+    const Expansion* const expansion_;
     const float* sums_ = nullptr;  // [row tiles, 2, 16, 16]
     Floats low_bias_, high_bias_, tops_[TILE];
     int64_t row_ = 0, column_ = 0, width_ = 0, next_ = 0, count_ = 0;
 
   public:
-    Finish(const Matrix& matrix, const Output& output) : matrix_(matrix), output_(output) {}
+    Finish(const Matrix& matrix, const Output& output, const Expansion* expansion)
+        : matrix_(matrix), output_(output), expansion_(expansion) {}
 
     int64_t left() const { return count_ - next_; }
 
@@ -104,6 +91,7 @@ class Finish {
             case ROUNDED: return each<ROUNDED>(count);
             case WIDE: return each<WIDE>(count);
             case GATED: return each<GATED>(count);
+            case ADDED: return each<ADDED>(count);
         }
     }
 
@@ -112,7 +100,10 @@ class Finish {
     void each(int64_t count) {
         for (const int64_t stop = std::min(next_ + count, count_); next_ < stop; ++next_) {
             const float* sums = sums_ + (next_ / TILE * 2 * TILE + next_ % TILE) * TILE;
-            const Floats low = load(sums) + low_bias_, high = load(sums + TILE * TILE) + high_bias_;
+            Floats low = load(sums) + low_bias_, high = load(sums + TILE * TILE) + high_bias_;
+            if (expansion_ && !expansion_->is_tile((row_ + next_) / TILE)) {
+                expansion_->add_row(row_ + next_, column_, column_ + matrix_.apart, low, high);
+            }
             put<RESULT>(row_ + next_, (__m512i)_mm512_cvtne2ps_pbh((__m512)high, (__m512)low));
             if (RESULT == WIDE && output_.maxima && (next_ % TILE == TILE - 1 || next_ + 1 == count_)) put_maxima();
         }
@@ -127,6 +118,13 @@ class Finish {
         }
     }
 
+    // To what is in y, whose tiles are neighbours.
+    __m512i added_to(const bf16* y, __m256i low, __m256i high) const {
+        bf16 before[PANEL] = {};
+        std::memcpy(before, y, width_ == PANEL ? sizeof before : width_ * sizeof(bf16));
+        return (__m512i)_mm512_cvtne2ps_pbh((__m512)(load(before + TILE) + widened(high)), (__m512)(load(before) + widened(low)));
+    }
+
     static Floats widened(__m256i halves) { return (Floats)_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16); }
 
     template <Result RESULT>
@@ -137,9 +135,10 @@ class Finish {
             // Of the rounded numbers, as when the two were columns of y.
             const int64_t size = matrix_.columns / 2;
             store((bf16*)output_.y + (output_.is_laid ? Laid::place(row, column_, size) : row * size + column_),
-                  activate(widened(low), output_.activation) * widened(high));
-        } else if (RESULT == ROUNDED) {
+                  activate<bf16>(widened(low), output_.activation) * widened(high));
+        } else if (RESULT != WIDE) {
             bf16* y = (bf16*)output_.y + at;
+            if (RESULT == ADDED) both = added_to(y, low, high);
             if (apart != TILE) _mm256_storeu_si256((__m256i*)y, low), _mm256_storeu_si256((__m256i*)(y + apart), high);
             else if (width_ == PANEL) _mm512_storeu_si512(y, both);
             else std::memcpy(y, &both, width_ * sizeof(bf16));
@@ -166,6 +165,7 @@ struct Product {
     Matrix matrix;
     Output output;
     bool is_laid = false;  // x is laid out; for more than FEW_ROWS
+    const Expansion* expansion = nullptr;  // what is added to the sums, or null; columns are whole panels then
 
     int64_t row_tiles() const { return (rows + TILE - 1) / TILE; }
     const bf16* tile_of(int64_t row_tile) const {
@@ -185,7 +185,7 @@ struct Product {
         alignas(64) float sums[4][TILE * TILE];
         const int64_t steps = matrix.size / DEPTH, last = row_tiles(), row_bytes = matrix.size * 2;
         const bf16* b = matrix.panel_at(panel);
-        Finish finish(matrix, output);
+        Finish finish(matrix, output, expansion);
         for (int64_t tile = 0; tile < last; tile += 2) {
             if (tile + 1 < last) {
                 multiply<2, 2, false, AHEAD_BYTES>({tile_of(tile), tile_of(tile + 1)}, row_bytes, DEPTH, {b, b + TILE_SIZE},
@@ -194,9 +194,15 @@ struct Product {
                 multiply<1, 2, false, AHEAD_BYTES>({tile_of(tile)}, row_bytes, DEPTH, {b, b + TILE_SIZE}, 2 * TILE_SIZE,
                                                    steps, {{sums[0], sums[1]}});
             }
+            for (int64_t own = tile; expansion && own < std::min(tile + 2, last); ++own) add_tile(own, panel, sums[2 * (own - tile)]);
             finish.begin(tile * TILE, std::min(Laid::ROWS, rows - tile * TILE), panel, sums[0]);
             finish.some(finish.left());
         }
+    }
+
+    void add_tile(int64_t tile, int64_t panel, float* sums) const {
+        const int64_t left = matrix.left(panel);
+        if (expansion->is_tile(tile)) expansion->add_tile(tile, left, left + matrix.apart, sums);
     }
 
     // Many rows: tiles [first, last) of them by panels [left, right), columns [from, to) of x. Of a panel only as much at a
@@ -222,8 +228,15 @@ struct Product {
                     const int64_t tile = first + 2 * pair;
                     const bf16* rows_at = a + pair * pair_size + at * 2 * TILE_SIZE;
                     float* c = own + pair * 4 * TILE * TILE;
-                    pass(rows_at, tile + 1 < last, b, count, from || at, c, ahead, ahead_lines, finish);
-                    if (to < matrix.size || at + held < steps) continue;
+                    const bool is_last = to == matrix.size && at + held >= steps, is_pair = tile + 1 < last;
+                    const Expansion* adding = is_last ? expansion : nullptr;
+                    const int64_t column = matrix.left(panel);
+                    pass(rows_at, is_pair, b, count, from || at, c, ahead, ahead_lines, finish, [&] {
+                        if (!adding) return;
+                        adding->add_held(tile, adding->is_tile(tile), adding->is_tile(tile + 1), column, column + matrix.apart);
+                    });
+                    if (!is_last) continue;
+                    if (adding && !is_pair) add_tile(tile, panel, c);
                     finish.begin(tile * TILE, std::min(Laid::ROWS, rows - tile * TILE), panel, c);
                 }
             }
@@ -231,13 +244,14 @@ struct Product {
         finish.some(finish.left());
     }
 
-    // Some steps of two row tiles, or of the last one alone.
+    // Some steps of two row tiles, or of the last one alone; ``more``() adds to what two have summed.
+    template <typename More>
     static void pass(const bf16* a, bool is_pair, const bf16* b, int64_t steps, bool adds, float* sums, const char* ahead,
-                     int64_t ahead_lines, Finish& finish) {
+                     int64_t ahead_lines, Finish& finish, const More& more) {
         if (is_pair && adds) {
-            both<true>(a, b, steps, sums, ahead, ahead_lines, finish);
+            both<true>(a, b, steps, sums, ahead, ahead_lines, finish, more);
         } else if (is_pair) {
-            both<false>(a, b, steps, sums, ahead, ahead_lines, finish);
+            both<false>(a, b, steps, sums, ahead, ahead_lines, finish, more);
         } else if (adds) {
             multiply<1, 2, true>({a}, 64, 2 * TILE_SIZE, {b, b + TILE_SIZE}, 2 * TILE_SIZE, steps, {{sums, sums + TILE * TILE}});
         } else {
@@ -246,9 +260,9 @@ struct Product {
     }
 
     // While the tiles' unit multiplies, vectors finish what was summed before.
-    template <bool ADD>
+    template <bool ADD, typename More>
     static void both(const bf16* a, const bf16* b, int64_t steps, float* sums, const char* ahead, int64_t ahead_lines,
-                     Finish& finish) {
+                     Finish& finish, const More& more) {
         const int64_t at_once = (finish.left() + steps - 1) / steps;
         asm volatile("" ::: "memory");  // the compiler does not know that tiles are read from memory
         if (ADD) {
@@ -274,6 +288,7 @@ struct Product {
             _tile_dpbf16ps(3, 5, 7);
             if (at_once) finish.some(at_once);
         }
+        more();
         _tile_stored(0, sums, 64);
         _tile_stored(1, sums + TILE * TILE, 64);
         _tile_stored(2, sums + 2 * TILE * TILE, 64);
@@ -309,7 +324,7 @@ struct Product {
         static thread_local Lines<bf16> laid;
         sums.grow(block_tiles / 2 * (num_slices > 1 ? group : 1) * 4 * TILE * TILE);
         if (!is_laid) laid.grow(block_tiles * TILE * slice);
-        Finish finish(matrix, output);
+        Finish finish(matrix, output, expansion);
         int64_t lying = -1;
         team.each(row_blocks * groups, 1, [&](int64_t task) {
             const int64_t first = task / groups * block_tiles, left = task % groups * group;

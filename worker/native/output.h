@@ -7,9 +7,10 @@
 
 namespace {
 
-enum Result { ROUNDED, WIDE, GATED };
+enum Result { ROUNDED, WIDE, GATED, ADDED };
 
-// bfloat16, float32, or (first tile through the activation) * second tile, in bfloat16.
+// bfloat16; float32; (first tile through the activation) * second tile, in bfloat16; or bfloat16 that is added to what is there,
+// as if it had been rounded before.
 struct Output {
     void* y;
     Result result;
@@ -22,13 +23,12 @@ struct Output {
     [[gnu::always_inline]] void put_both(int64_t row, int64_t columns, int64_t left, int64_t apart, Floats low,
                                          Floats high) const {
         if (result == GATED) {
-            bf16 both[2 * WIDTH];
-            store(both, low), store(both + WIDTH, high);
             // Of the rounded numbers, as when the two were columns of y.
-            return store((bf16*)y + row * (columns / 2) + left, activate(load(both), activation) * load(both + WIDTH));
+            return store((bf16*)y + row * (columns / 2) + left, activate<bf16>(as_stored(low), activation) * as_stored(high));
         }
         if (result == WIDE || left + apart + WIDTH > columns) return put_some(row, columns, left, apart, low, high);
         bf16* to = (bf16*)y + row * columns + left;
+        if (result == ADDED) low = load(to) + as_stored(low), high = load(to + apart) + as_stored(high);
         store(to, low), store(to + apart, high);
     }
 
@@ -43,7 +43,7 @@ struct Output {
   private:
     [[gnu::noinline]] void put_some(int64_t row, int64_t columns, int64_t left, int64_t apart, Floats low, Floats high) const {
         const int64_t at = row * columns + left;
-        if (result == ROUNDED) {
+        if (result != WIDE) {
             put_some((bf16*)y + at, low, columns - left);
             return put_some((bf16*)y + at + apart, high, columns - left - apart);
         }
@@ -55,9 +55,10 @@ struct Output {
     }
 
     template <typename T>
-    static void put_some(T* to, Floats values, int64_t count) {
-        if (count >= WIDTH) return store(to, values);
-        for (int64_t i = 0; i < count; ++i) put(to + i, values[i]);
+    void put_some(T* to, Floats values, int64_t count) const {
+        count = std::min<int64_t>(count, WIDTH);
+        if (result == ADDED) values = as_stored(values);
+        for (int64_t i = 0; i < count; ++i) put(to + i, result == ADDED ? get(to[i]) + values[i] : values[i]);
     }
 };
 

@@ -55,6 +55,7 @@ class Int4Matrix(ctypes.Structure):
         ("columns", c_int64),
         ("apart", c_int64),
         ("group", c_int64),
+        ("may_widen", c_int64),
     )
 
 
@@ -163,9 +164,11 @@ class PackedInt4(_Packed):
         group: int,
         bias: Tensor | None = None,
         gated: bool = False,
+        may_widen: bool = False,
     ) -> None:
         """codes [columns, size / 2] uint8, the even inputs in the low halves; scales and offsets
-        [columns, size / group], finite. ``group`` is a multiple of 32.
+        [columns, size / group], finite. ``group`` is a multiple of 32. ``may_widen``: many rows may be multiplied in
+        another way than few, see widened.h.
         """
         super().__init__(len(codes), 2 * codes.shape[1], gated)
         # Float16 has too few exponents for some: all are stored as multiples of a power of two.
@@ -187,6 +190,7 @@ class PackedInt4(_Packed):
             self.columns,
             self._apart,
             group,
+            may_widen,
         )
 
 

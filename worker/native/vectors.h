@@ -77,6 +77,17 @@ inline void store(bf16* to, Floats values) {
 #endif
 }
 
+// What is left of them in bfloat16.
+inline Floats as_stored(Floats values) {
+#if defined(__AVX512BF16__)
+    return (Floats)_mm512_slli_epi32(_mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh((__m512)values)), 16);
+#else
+    bf16 halves[WIDTH];
+    store(halves, values);
+    return load(halves);
+#endif
+}
+
 // A vector at ``at``, or what is left of one: body(load, store) sees whole vectors, zeros after the end.
 template <typename T>
 struct Place {
@@ -178,7 +189,7 @@ inline Floats power_of_two(__m512 x) {
     return (Floats)_mm512_scalef_ps((__m512)p, _mm512_sub_ps(x, (__m512)r));
 }
 
-// 2 to the x for x up to 0, within 8e-5 of itself, a fiftieth of what bfloat16 rounds by; 0 for minus infinity.
+// 2 to the x, within 8e-5 of itself, a fiftieth of what bfloat16 rounds by; 0 for minus infinity.
 inline Floats rough_power_of_two(Floats x) {
     Floats r = (Floats)_mm512_reduce_ps((__m512)x, 0);
     Floats p = Floats{} + 5.517143557e-2f;

@@ -1,6 +1,7 @@
 // A whole step of a decoder whose matrices are packed: from the tokens' embeddings to logits, by one team.
 //
-// The same arithmetic as the operations one by one, in the same order, rounded at the same places.
+// The same arithmetic as the operations one by one, in the same order, rounded at the same places; but what adapters add to a
+// product of bfloat16 is added before that is rounded.
 
 #pragma once
 
@@ -46,16 +47,23 @@ struct Pass {
     float* maxima;  // of them, for each half tile (see Maxima), or null
     void* memory;   // ``whole_bytes`` of it
     Groups adapted, adapted_last;  // those that have adapters, of all rows and of those whose logits are wanted
+    bf16* hidden;          // [num_logits, hidden_size]: what the head is given, or null
+    const int64_t* taps;   // layers, ascending, of which what goes in is wanted
+    int64_t num_taps;
+    bf16* tapped;          // [num_taps, num_tokens, hidden_size]
+    int64_t rank;          // the largest of the adapters
 };
 
 // [rows, size] each; after the last row there is room for what fills two tiles, whatever it holds.
 struct Activations {
     bf16 *x, *normed, *delta, *qkv, *mixed, *gated;
-    bf16* gate_up;  // where adapters add to it before it is gated
+    bf16* adapted;  // of a product: what adapters add to it, or, where it is rounded before, both
     void* rounded;  // what is to be multiplied next, where a matrix takes it rounded
+    Middles middles;
     int64_t num_bytes;
 
-    Activations(const Network& network, int64_t rows, bool is_adapted, void* memory) {
+    // ``rank``: of adapters, or 0.
+    Activations(const Network& network, int64_t rows, int64_t rank, void* memory) {
         const Layer& layer = network.layers[0];
         char *begin = (char*)(((uintptr_t)memory + 63) & ~uintptr_t(63)), *at = begin;
         auto take = [&](int64_t size) {
@@ -65,7 +73,8 @@ struct Activations {
         };
         x = take(network.hidden_size), normed = take(network.hidden_size), delta = take(network.hidden_size);
         qkv = take(layer.qkv.columns), mixed = take(layer.output.size), gated = take(layer.down.size);
-        gate_up = is_adapted ? take(layer.gate_up.columns) : nullptr;
+        adapted = rank ? take(std::max({layer.qkv.columns, layer.output.columns, layer.gate_up.columns})) : nullptr;
+        middles = {rank ? take(MAX_FACTORS * Middles::held_of(rank)) : nullptr, Middles::held_of(rank)};
         int64_t most = network.head.rounded_bytes(rows);
         for (int64_t index = 0; index < network.num_layers; ++index) most = std::max(most, of_layer(network.layers[index], rows));
         rounded = at;
@@ -92,11 +101,13 @@ class Whole {
     const Step& step_;
     const Pass& pass_;
     Activations own_;
+    const Owners adapted_, adapted_last_;
     std::deque<Cut<bf16, Form>> cuts_;
 
   public:
     Whole(const Network& network, const Step& step, const Pass& pass)
-        : network_(network), step_(step), pass_(pass), own_(network, step.num_tokens, pass.adapted.count, pass.memory) {
+        : network_(network), step_(step), pass_(pass), own_(network, step.num_tokens, pass.rank, pass.memory),
+          adapted_(pass.adapted, step.num_tokens, true), adapted_last_(pass.adapted_last, pass.num_logits, true) {
         for (int64_t index = 0; index < network.num_layers; ++index) {
             if (!cut_of(network.layers[index].window)) cuts_.emplace_back(step, network.layers[index].window);
         }
@@ -106,7 +117,8 @@ class Whole {
     void run(Team& team) {
         Tiles session(true);
         int64_t rows = step_.num_tokens;
-        const Groups* adapted = &pass_.adapted;
+        int64_t tap = 0;
+        const Owners* adapted = &adapted_;
         each_row(team, rows, [&](int64_t row) {
             embed(row);
             norm(row, rows, nullptr, nullptr, network_.layers[0].attention_pre_norm, network_.layers[0].qkv);
@@ -116,35 +128,41 @@ class Whole {
             const bool is_last = index + 1 == network_.num_layers;
             const float* next_norm = is_last ? network_.norm : network_.layers[index + 1].attention_pre_norm;
             const AnyMatrix& next = is_last ? network_.head : network_.layers[index + 1].qkv;
+            if (tap < pass_.num_taps && pass_.taps[tap] == index) {
+                const int64_t size = network_.hidden_size;
+                bf16* tapped = pass_.tapped + tap++ * rows * size;
+                each_row(team, rows, [&](int64_t row) {
+                    std::memcpy(tapped + row * size, own_.x + row * size, size * sizeof(bf16));
+                });
+            }
             attend(team, layer, index, rows);
             if (is_last && pass_.num_logits < rows) {
                 // Past the last layer's keys and values only the rows that are asked for matter.
-                rows = pass_.num_logits, adapted = &pass_.adapted_last;
+                rows = pass_.num_logits, adapted = &adapted_last_;
                 if (!rows) return;
                 team.each(1, 1, [&](int64_t) { keep(layer.output.size); });
             }
             round(team, own_.mixed, rows, layer.output);
-            multiply(team, own_.mixed, rows, layer.output, {own_.delta, ROUNDED, 0});
-            add(team, *adapted, index, 1, own_.mixed, layer.output, own_.delta);
+            const bf16* change = change_of(*adapted, layer.output, layer.attention_post_norm);
+            adapted_product(team, *adapted, {index, 1}, own_.mixed, rows, layer.output, output_of(change));
             each_row(team, rows, [&](int64_t row) {
-                norm(row, rows, own_.delta, layer.attention_post_norm, layer.mlp_pre_norm, layer.gate_up);
+                norm(row, rows, change, layer.attention_post_norm, layer.mlp_pre_norm, layer.gate_up);
             });
             const bf16* opened = layer.mlp_pre_norm ? own_.normed : own_.x;
-            const bool is_laid = rows > FEW_ROWS && layer.gate_up.form == PLAIN && layer.down.form == PLAIN && !adapted->count;
-            if (adapted->count) {
-                multiply(team, opened, rows, layer.gate_up, {own_.gate_up, ROUNDED, 0});
-                add(team, *adapted, index, 2, opened, layer.gate_up, own_.gate_up);
+            const bool is_laid = rows > FEW_ROWS && layer.gate_up.form == PLAIN && layer.down.form == PLAIN;
+            if (adapted->groups.count && layer.gate_up.form != PLAIN) {
+                adapted_product(team, *adapted, {index, 2}, opened, rows, layer.gate_up, {own_.adapted, ROUNDED, 0});
                 each_row(team, rows, [&](int64_t row) { gate_one(row, rows, layer.down); });
             } else {
-                multiply(team, opened, rows, layer.gate_up,
-                         {own_.gated, GATED, int(network_.activation), nullptr, is_laid});
+                adapted_product(team, *adapted, {index, 2}, opened, rows, layer.gate_up,
+                                {own_.gated, GATED, int(network_.activation), nullptr, is_laid});
                 if (!is_laid) round(team, own_.gated, rows, layer.down);
             }
-            layer.down.multiply(team, own_.gated, is_laid ? own_.gated : own_.rounded, rows, {own_.delta, ROUNDED, 0});
-            add(team, *adapted, index, 3, own_.gated, layer.down, own_.delta);
-            each_row(team, rows, [&](int64_t row) { norm(row, rows, own_.delta, layer.mlp_post_norm, next_norm, next); });
+            change = change_of(*adapted, layer.down, layer.mlp_post_norm);
+            adapted_product(team, *adapted, {index, 3}, own_.gated, rows, layer.down, output_of(change), is_laid);
+            each_row(team, rows, [&](int64_t row) { norm(row, rows, change, layer.mlp_post_norm, next_norm, next); });
         }
-        multiply(team, own_.normed, rows, network_.head, {pass_.logits, WIDE, 0, pass_.maxima});
+        network_.head.multiply(team, own_.normed, own_.rounded, rows, {pass_.logits, WIDE, 0, pass_.maxima});
     }
 
   private:
@@ -160,18 +178,38 @@ class Whole {
         team.each(rows, std::clamp<int64_t>(rows / (4 * team.size()), 1, TILE), body);
     }
 
-    void multiply(Team& team, const bf16* x, int64_t rows, const AnyMatrix& matrix, Output output) const {
-        matrix.multiply(team, x, own_.rounded, rows, output);
+    // Where a product waits to be added to x, or null: then it is at once.
+    const bf16* change_of(const Owners& adapted, const AnyMatrix& matrix, const float* post_norm) const {
+        return (adapted.groups.count && matrix.form != PLAIN) || post_norm ? own_.delta : nullptr;
+    }
+    Output output_of(const bf16* change) const {
+        return change ? Output{own_.delta, ROUNDED, 0} : Output{own_.x, ADDED, 0};
     }
 
-    // What adapters make of x, to y, which the layer's ``place``-th matrix has made of it.
-    static void add(Team& team, const Groups& adapted, int64_t layer, int place, const bf16* x, const AnyMatrix& matrix, bf16* y) {
-        if (adapted.count) adapt(team, adapted, (layer * PLACES + place) * MAX_FACTORS, x, matrix.size, y, matrix.columns);
+    struct Number {
+        int64_t layer, place;  // of a product
+        int64_t first() const { return (layer * PLACES + place) * MAX_FACTORS; }
+    };
+
+    // A layer's product and what adapters add to it. ``is_laid``: x is, and not what was rounded of it.
+    void adapted_product(Team& team, const Owners& adapted, Number number, const bf16* x, int64_t rows, const AnyMatrix& matrix,
+                         Output output, bool is_laid = false) const {
+        void* rounded = is_laid ? (void*)x : own_.rounded;
+        if (!adapted.groups.count) return matrix.multiply(team, x, rounded, rows, output);
+        if (matrix.form == PLAIN) {
+            const bool are_many = rows > FEW_ROWS;
+            const Input input{are_many ? (const bf16*)rounded : x, matrix.size, are_many};
+            prepare(team, adapted, number.first(), input, own_.middles, own_.adapted, matrix.columns);
+            const Expansion expansion(adapted, own_.middles, number.first(), own_.adapted, matrix.columns);
+            return matrix.multiply(team, x, rounded, rows, output, &expansion);
+        }
+        matrix.multiply(team, x, rounded, rows, output);
+        adapt(team, adapted, number.first(), {x, matrix.size, false}, own_.middles, (bf16*)output.y, matrix.columns);
     }
 
     void gate_one(int64_t row, int64_t rows, const AnyMatrix& next) const {
         bf16* gated = own_.gated + row * next.size;
-        gate(own_.gate_up + row * 2 * next.size, gated, next.size, int(network_.activation));
+        gate(own_.adapted + row * 2 * next.size, gated, next.size, int(network_.activation));
         next.round(gated, row, rows, own_.rounded);
     }
 
@@ -192,16 +230,21 @@ class Whole {
     // What ``next`` is multiplied with, rounded where it asks for that.
     void norm(int64_t row, int64_t rows, const bf16* delta, const float* post, const float* pre, const AnyMatrix& next) const {
         const int64_t size = network_.hidden_size, at = row * size;
-        add_norm(own_.x + at, delta ? delta + at : nullptr, post, pre, own_.normed + at, size, network_.eps);
-        next.round((pre ? own_.normed : own_.x) + at, row, rows, own_.rounded);
+        // Where nobody reads it but to round it, it need not leave the cache.
+        static thread_local std::vector<bf16> held;
+        if (int64_t(held.size()) < size) held.resize(size);
+        const bool is_read = next.form == PLAIN ? rows <= FEW_ROWS : pass_.adapted.count > 0;
+        bf16* normed = is_read ? own_.normed + at : held.data();
+        add_norm(own_.x + at, delta ? delta + at : nullptr, post, pre, normed, size, network_.eps);
+        if (pass_.hidden && &next == &network_.head) std::memcpy(pass_.hidden + at, normed, size * sizeof(bf16));
+        next.round(pre ? normed : own_.x + at, row, rows, own_.rounded);
     }
 
     void attend(Team& team, const Layer& layer, int64_t index, int64_t rows) {
         const Turning& turning = network_.turning;
         const int64_t stride = layer.qkv.columns, head_dim = turning.head_dim;
         const bf16* normed = layer.attention_pre_norm ? own_.normed : own_.x;
-        multiply(team, normed, rows, layer.qkv, {own_.qkv, ROUNDED, 0});
-        add(team, pass_.adapted, index, 0, normed, layer.qkv, own_.qkv);
+        adapted_product(team, adapted_, {index, 0}, normed, rows, layer.qkv, {own_.qkv, ROUNDED, 0});
         const bf16* keys = own_.qkv + turning.num_heads * head_dim;
         Attention<bf16, Form> attention(step_, *cut_of(layer.window), own_.qkv, keys, keys + turning.num_kv_heads * head_dim,
                                         layer.pool.template as<Stored>(), own_.mixed);

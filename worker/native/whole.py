@@ -72,6 +72,11 @@ class Pass(ctypes.Structure):
         ("num_groups", c_int64),
         ("last_groups", c_void_p),
         ("num_last_groups", c_int64),
+        ("hidden", c_void_p),
+        ("taps", c_void_p),
+        ("num_taps", c_int64),
+        ("tapped", c_void_p),
+        ("rank", c_int64),
     )
 
 

@@ -52,6 +52,7 @@ def main() -> int:
 
 def _compute(duty: Duty, control: Control) -> int:
     from worker.models import ModelError
+    from worker.parallel.adapters import Shelf, read_beside
     from worker.parallel.link import ProcessLink, store
     from worker.parallel.rank import Rank, layout_of, serve
     from worker.room import room
@@ -78,10 +79,13 @@ def _compute(duty: Duty, control: Control) -> int:
         return CANNOT_START
     if rank.runner.device == "cpu":
         os.nice(NICENESS)
+    shelf = Shelf(rank.runner)
+    reading = Control(socket.socket(fileno=duty.reading))
+    threading.Thread(target=read_beside, args=(reading, shelf.read), name="adapters", daemon=True).start()
     gc.collect()
     gc.freeze()
     try:
-        serve(control, rank)
+        serve(control, rank, shelf)
     except Exception:
         log.exception("a step failed")
         return BROKEN

@@ -1,4 +1,4 @@
-"""What rank 0 and another rank say to each other outside of the steps: MessagePack frames on a pair of sockets."""
+"""What rank 0 and another rank say to each other outside of the steps: MessagePack frames on pairs of sockets."""
 
 from __future__ import annotations
 
@@ -33,6 +33,21 @@ class Step(Message, frozen=True):
     """One step's plan: ``plan.encoded``."""
 
     numbers: bytes
+    gone: list[int] = []
+    """Numbers of adapters that no step has from this one on."""
+
+
+class Read(Message, frozen=True):
+    """Read your part of this adapter (see Runner.load_adapter), and keep it under this number. On the socket for what
+    is read beside the steps."""
+
+    number: int
+    adapter_id: str
+    source: str
+    max_bytes: int
+    digest: str
+    gone: list[int]
+    """As for Step, before it is read."""
 
 
 # To rank 0
@@ -62,7 +77,21 @@ class Unable(Message, frozen=True):
     is_out_of_memory: bool
 
 
-Any = Measure | Begin | Step | Loaded | Room | Failed | Unable
+class Kept(Message, frozen=True):
+    """This rank has its part of the adapter that it was told to read."""
+
+    digest: str
+    rank: int
+    num_bytes: int
+
+
+class Refused(Message, frozen=True):
+    """It has none; why, in one sentence."""
+
+    reason: str
+
+
+Any = Measure | Begin | Step | Read | Loaded | Room | Failed | Unable | Kept | Refused
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Any).decode

@@ -17,6 +17,8 @@ class Duty(msgspec.Struct, frozen=True):
     rank: int
     control: int
     """The file that is this rank's end of the socket to rank 0."""
+    reading: int
+    """The same, of the one for what is read beside the steps."""
 
     def command(self) -> list[str]:
         """Starts the process; it has the package from where this one has it."""

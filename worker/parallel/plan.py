@@ -5,10 +5,11 @@ through the stages.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from worker.adapters import Adapter
 from worker.inputs import Span
 
 Copy = tuple[int, int]
@@ -18,7 +19,7 @@ LEAST_PART_TOKENS = 256
 """With fewer, a stage would rather read its weights once: about so many tokens cost as much in multiplying as in
 reading. Two parts of 256 pay on a CPU (benchmarks/ranks.md); not measured on CUDA yet."""
 
-_FIELDS = 4
+_FIELDS = 5
 
 
 def encoded(copies: Sequence[Copy], spans: Sequence[Span]) -> bytes:
@@ -27,7 +28,8 @@ def encoded(copies: Sequence[Copy], spans: Sequence[Span]) -> bytes:
     for copy in copies:
         numbers.extend(copy)
     for span in spans:
-        numbers.extend((len(span.token_ids), span.start, len(span.block_ids), span.num_logits))
+        number = 0 if span.adapter is None else span.adapter.number
+        numbers.extend((len(span.token_ids), span.start, len(span.block_ids), span.num_logits, number))
     for span in spans:
         assert span.source < 0, "the other ranks do not sample"
         numbers.extend(span.token_ids)
@@ -35,19 +37,20 @@ def encoded(copies: Sequence[Copy], spans: Sequence[Span]) -> bytes:
     return numbers.tobytes()
 
 
-def decoded(data: bytes) -> tuple[list[Copy], list[Span]]:
-    """What ``encoded`` was given."""
+def decoded(data: bytes, adapters: Mapping[int, Adapter]) -> tuple[list[Copy], list[Span]]:
+    """What ``encoded`` was given; ``adapters``: by their numbers, all that steps have."""
     numbers = np.frombuffer(data, dtype=np.intc)
     num_copies, num_spans = numbers[:2].tolist()
     heads_at = 2 + 2 * num_copies
     place = heads_at + _FIELDS * num_spans
     copies = numbers[2:heads_at].reshape(-1, 2).tolist()
     spans = []
-    for num_tokens, start, num_blocks, num_logits in numbers[heads_at:place].reshape(-1, _FIELDS).tolist():
+    for num_tokens, start, num_blocks, num_logits, number in numbers[heads_at:place].reshape(-1, _FIELDS).tolist():
         blocks_at = place + num_tokens
         token_ids = numbers[place:blocks_at].tolist()
         place = blocks_at + num_blocks
-        spans.append(Span(token_ids, start, numbers[blocks_at:place].tolist(), num_logits))
+        adapter = adapters[number] if number else None
+        spans.append(Span(token_ids, start, numbers[blocks_at:place].tolist(), num_logits, adapter=adapter))
     assert place == len(numbers)
     return [(source, target) for source, target in copies], spans
 
@@ -75,7 +78,8 @@ def in_parts(spans: Sequence[Span], most: int, least_tokens: int = LEAST_PART_TO
             stop = min(length, start + room)
             # The wanted logits are those of the last tokens; some of these may be in this piece.
             num_logits = max(0, stop - max(start, length - span.num_logits))
-            parts[-1].append(Span(span.token_ids[start:stop], span.start + start, span.block_ids, num_logits))
+            token_ids, first = span.token_ids[start:stop], span.start + start
+            parts[-1].append(Span(token_ids, first, span.block_ids, num_logits, adapter=span.adapter))
             place += stop - start
             start = stop
     return parts

@@ -12,6 +12,7 @@ from policies import settings
 from worker.budget import OutOfMemory
 from worker.inputs import Span
 from worker.models import Decoder, Layout
+from worker.parallel.adapters import Shelf
 from worker.parallel.control import Control, Step, Unable
 from worker.parallel.link import ProcessLink
 from worker.parallel.plan import LEAST_PART_TOKENS, Copy, decoded, in_parts
@@ -83,8 +84,9 @@ def _unable(error: Exception) -> Unable:
     return Unable(str(error), True)
 
 
-def serve(control: Control, rank: Rank) -> None:
+def serve(control: Control, rank: Rank, shelf: Shelf) -> None:
     """A rank that is not 0: steps as they are told, until rank 0 is gone."""
     while (message := control.hear()) is not None:
         assert isinstance(message, Step), message
-        rank.step(*decoded(message.numbers), tell=control.tell)
+        shelf.drop(message.gone)
+        rank.step(*decoded(message.numbers, shelf.adapters), tell=control.tell)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from worker.models import ModelError
-from worker.parallel.control import Any, Control, Failed, Unable
+from worker.parallel.control import Any, Control, Failed, Kept, Read, Refused, Unable
 
 LAST_WORDS_S = 2.0
 """Between the end of a rank's socket and that of its process."""
@@ -19,8 +19,9 @@ FAREWELL_S = 5.0
 """A rank that has been left so long and is still there is killed."""
 
 Kind = TypeVar("Kind")
-Command = Callable[[int, int], Sequence[str]]
-"""From a rank and the number of the file that is its end of the socket."""
+Command = Callable[[int, int, int], Sequence[str]]
+"""From a rank and the numbers of the files that are its ends of the sockets: for the steps, and for what is read beside
+them."""
 
 
 class Ranks:
@@ -28,17 +29,19 @@ class Ranks:
 
     def __init__(self, num_ranks: int, command: Command) -> None:
         self._controls: list[Control] = []
+        self._readings: list[Control] = []
         self._processes: list[subprocess.Popen[bytes]] = []
         self._leaving, self._left = socket.socketpair()
         self._watch: threading.Thread | None = None
         try:
             for rank in range(1, num_ranks):
-                ours, theirs = socket.socketpair()
+                ours, control = socket.socketpair()
                 self._controls.append(Control(ours))
-                with theirs:
-                    process = subprocess.Popen(
-                        command(rank, theirs.fileno()), stdin=subprocess.DEVNULL, pass_fds=(theirs.fileno(),)
-                    )
+                ours, reading = socket.socketpair()
+                self._readings.append(Control(ours))
+                with control, reading:
+                    files = control.fileno(), reading.fileno()
+                    process = subprocess.Popen(command(rank, *files), stdin=subprocess.DEVNULL, pass_fds=files)
                 self._processes.append(process)
         except BaseException:
             self.close()
@@ -60,6 +63,21 @@ class Ranks:
             message = control.hear()
             if not isinstance(message, kind):
                 raise ModelError(self._reason(place, message))
+            heard.append(message)
+        return heard
+
+    def tell_to_read(self, message: Read) -> None:
+        """All of them, beside the steps. Raises OSError where one is gone."""
+        for reading in self._readings:
+            reading.tell(message)
+
+    def hear_what_is_read(self) -> list[Kept | Refused]:
+        """What each makes of what it was told to read last. Raises OSError where one is gone."""
+        heard = []
+        for reading in self._readings:
+            message = reading.hear()
+            if not isinstance(message, Kept | Refused):
+                raise ConnectionResetError("a rank is gone")
             heard.append(message)
         return heard
 
@@ -86,7 +104,7 @@ class Ranks:
         if self._watch is not None:
             self._watch.join()
             self._watch = None
-        for control in self._controls:
+        for control in (*self._controls, *self._readings):
             control.close()
 
     def close(self) -> None:

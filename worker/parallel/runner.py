@@ -8,9 +8,11 @@ import msgspec
 from torch import Tensor
 
 from policies.settings import Engine, WorkerSettings
+from worker.adapters import Adapter
 from worker.budget import OutOfMemory
 from worker.inputs import Span
 from worker.models import Decoder, Layout, ModelError, Shard, path_of, read_architecture, refuse_foreign
+from worker.parallel.adapters import Shared
 from worker.parallel.control import Begin, Loaded, Measure, Room, Step, Unable
 from worker.parallel.duty import Duty
 from worker.parallel.link import ProcessLink, store
@@ -42,6 +44,8 @@ class ParallelRunner:
         self._copies: list[Copy] = []
         """Since the last step."""
         runner = rank.runner
+        self._adapters = Shared(runner, ranks)
+        self.takes_adapters = runner.takes_adapters
         self.overlaps = False
         """Sampled tokens travel with the next plan, so they are read before it is made."""
         self.max_model_tokens = runner.max_model_tokens
@@ -63,7 +67,7 @@ class ParallelRunner:
         for rank in range(layout.num_ranks):
             Shard.of(architecture, layout, rank)
         found = msgspec.structs.replace(settings, source=str(path))
-        ranks = Ranks(layout.num_ranks, lambda rank, control: Duty(found, rank, control).command())
+        ranks = Ranks(layout.num_ranks, lambda rank, *files: Duty(found, rank, *files).command())
         try:
             model = load_model(found.source, found.engine, found.replica, layout)
             return cls._joined(model, found.engine, layout, ranks, lost)
@@ -101,7 +105,7 @@ class ParallelRunner:
         assert sampled_before is None
         copies, self._copies = self._copies, []
         try:
-            self._ranks.tell(Step(encoded(copies, spans)))
+            self._ranks.tell(Step(encoded(copies, spans), self._adapters.gone()))
             made = self._rank.step(copies, spans)
             unable = self._ranks.unable()
         except Exception as error:
@@ -115,6 +119,10 @@ class ParallelRunner:
             if not each.is_out_of_memory:
                 raise StepFailed(each.reason)
         raise OutOfMemory(unable[0].reason)
+
+    def load_adapter(self, adapter_id: str, source: str, max_bytes: int, digest: str = "") -> Adapter:
+        """As ``Runner.load_adapter``, on all ranks; ``max_bytes``: of each. May run beside a step, one at a time."""
+        return self._adapters.load(adapter_id, source, max_bytes, digest)
 
     def logits_of(self, hidden: Tensor) -> Tensor:
         """None are asked for."""

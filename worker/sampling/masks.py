@@ -7,10 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -20,19 +18,15 @@ from worker.triton import has_triton
 BITS = 32
 
 
-class Careful(Protocol):
-    """Who knows more than a mask says."""
+class Check(Protocol):
+    """Who knows more than the masks say, and looks at what was drawn by them."""
 
-    def accepts(self, token_id: int, num_left: int) -> bool: ...
-
-    def narrow(self, mask: npt.NDArray[np.int32], token_id: int) -> None: ...
-
-
-class Judge(NamedTuple):
-    """Of one row: has its token drawn again as long as it is not accepted."""
-
-    guide: Careful
-    num_left: int
+    def refused(self, ranked: Sequence[list[int]]) -> Masks | None:
+        """``ranked``: of each row of the batch the token that was drawn, below 0 where there is none, and behind it
+        those that would have come without it, as many as are known. Where one of them will do, or no choice is left, it
+        is put first. The masks by which some rows are drawn again, each the mask of the row, or a narrower one; None:
+        the first ones will do."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +37,17 @@ class Masks:
     bits: Tensor
     """[len(rows), words] i32 on the host: token t may come where bit t % 32 of word t // 32 is set. A row may have more
     words than its logits need."""
-    judges: Sequence[Judge | None]
-    """Of each of the rows."""
+    check: Check | None = None
+    """Of what is drawn by them, or without."""
     ending: frozenset[int] = frozenset()
     """Rows of the batch that no token may follow but one that ends them, which their own wishes may forbid."""
+    more: Sequence[int] = ()
+    """Of what a check has refused: other rows, of which it wants to know what would have come without their tokens."""
 
     def apply(self, logits: Tensor, maxima: Tensor | None, kernels: Library | None) -> None:
         """In place: what may not come is at -inf. NaN and +inf stay. ``maxima``: as Library.maxima, kept true."""
+        if not self.rows:
+            return
         if kernels is not None:
             assert maxima is not None
             kernels.mask(logits, maxima, torch.tensor(self.rows), self.bits)
@@ -65,19 +63,3 @@ class Masks:
         is_in = (bits[:, :, None] >> places & 1).flatten(1)[:, : logits.shape[1]].bool()
         own = logits[rows]
         logits[rows] = own.masked_fill(~is_in & (own < torch.inf), -torch.inf)
-
-    def refused(self, token_ids: Sequence[int]) -> Masks | None:
-        """Of the batch's tokens, those that their judges do not accept, with narrower masks; None: all will do."""
-        places = [
-            place
-            for place, (row, judge) in enumerate(zip(self.rows, self.judges, strict=True))
-            if judge is not None and token_ids[row] >= 0 and not judge.guide.accepts(token_ids[row], judge.num_left)
-        ]
-        if not places:
-            return None
-        bits = self.bits.numpy()[places]
-        judges = [judge for place in places if (judge := self.judges[place]) is not None]
-        rows = [self.rows[place] for place in places]
-        for own, row, judge in zip(bits, rows, judges, strict=True):
-            judge.guide.narrow(own, token_ids[row])
-        return Masks(rows, torch.from_numpy(bits), judges)

@@ -1,0 +1,30 @@
+// Rows in the order in which tiles are multiplied.
+
+#pragma once
+
+#include "tiles.h"
+
+#if defined(__AVX512BF16__)
+
+namespace {
+
+// Rows that are laid out: [pairs of row tiles][steps][2][16 rows][32].
+struct Laid {
+    static constexpr int64_t ROWS = 2 * TILE;
+
+    static int64_t pair_size(int64_t size) { return size * ROWS; }
+    static int64_t size_of(int64_t rows, int64_t size) { return (rows + ROWS - 1) / ROWS * pair_size(size); }
+    static int64_t place(int64_t row, int64_t column, int64_t size) {
+        return row / ROWS * pair_size(size) + column / DEPTH * 2 * TILE_SIZE + row % ROWS * DEPTH + column % DEPTH;
+    }
+    // Columns [from, to) of a row of x.
+    static void take(const bf16* x, int64_t from, int64_t to, bf16* laid) {
+        for (int64_t column = from; column < to; column += DEPTH, laid += 2 * TILE_SIZE) {
+            std::memcpy(laid, x + column, DEPTH * sizeof(bf16));
+        }
+    }
+};
+
+}  // namespace
+
+#endif
