@@ -22,7 +22,8 @@ from worker.inputs import Inputs
 from worker.models import Decoder, Ops
 
 if TYPE_CHECKING:
-    from worker.attention.paged import TritonAttention, TritonPlan
+    from worker.attention.paged import TritonAttention
+    from worker.attention.paged_plan import TritonPlan
 
 NUM_STEPS_BEFORE = 4
 """Of a bucket, computed as ever before it is worth a graph."""

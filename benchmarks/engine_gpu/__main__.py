@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import platform
+import subprocess
+import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,6 +15,7 @@ from typing import Any
 import click
 import msgspec
 import torch
+from msgspec.structs import replace
 from rich.console import Console
 
 from benchmarks.engine_gpu import attention
@@ -23,13 +26,17 @@ from benchmarks.engine_gpu.weights import ARCHITECTURES, decoder, num_matrix_wei
 from policies import settings
 from policies.terms import Sampling
 from worker.bench.ours import Ours, Prompter
+from worker.inputs import Span
 from worker.models import ModelError
 from worker.runner import Runner
 
 TENSORRT_LLM_TOKENS_PER_S = {(128, 128): 27_911, (1000, 1000): 17_744}
 """Published by its authors for one H200 and Llama-3.1-8B in FP8 (its performance overview), in tokens in and out."""
-PARTS = ("single", "loop", "batches", "attention", "busy")
+PARTS = ("correct", "single", "loop", "batches", "attention", "busy", "forms")
+"""The first one first: figures of what computes something else are worth nothing."""
+FORMS = ("int8", "int4", "fp8")
 
+ROOT = Path(__file__).parents[2]
 notes = Console(stderr=True, highlight=False, soft_wrap=True)
 
 
@@ -56,6 +63,7 @@ class Report(msgspec.Struct):
     """What was measured; None: not measured."""
 
     date: str
+    commit: str
     device: str
     torch: str
     shape: str
@@ -73,6 +81,8 @@ class Report(msgspec.Struct):
     attention_prefill_ms: float | None = None
     flash_prefill_ms: float | None = None
     busy_share: float | None = None
+    forms_decode_tokens_per_s: dict[str, float] = {}
+    """One sequence, by the form of the weights."""
     failures: dict[str, str] = {}
 
     def lines(self) -> list[str]:
@@ -103,6 +113,8 @@ class Report(msgspec.Struct):
             )
         if self.busy_share is not None:
             said.append(f"GPU busy in steady decode: {self.busy_share:.1%}")
+        for form, rate in self.forms_decode_tokens_per_s.items():
+            said.append(f"decode alone, weights in {form}: {rate:,.1f} tokens/s")
         return said + [f"not measured: {part}: {reason}" for part, reason in self.failures.items()]
 
 
@@ -112,19 +124,30 @@ class Report(msgspec.Struct):
 @click.option("--quantize", type=click.Choice(["none", "int8", "int4", "fp8"]), default="none", show_default=True)
 @click.option("--part", "parts", multiple=True, type=click.Choice(PARTS), help="Only these [all].")
 @click.option("--compile/--no-compile", "compiles", default=True, show_default=True, help="The loop beside ours.")
+@click.option("--minutes", default=25.0, show_default=True, help="No part is begun after so many.")
+@click.option("--notes", "notes_path", type=click.Path(dir_okay=False, path_type=Path), help="Add the figures to it.")
 @click.option("--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), help="Write the report.")
 def main(
-    device: str, shape: str, quantize: Any, parts: tuple[str, ...], compiles: bool, json_path: Path | None
+    device: str,
+    shape: str,
+    quantize: Any,
+    parts: tuple[str, ...],
+    compiles: bool,
+    minutes: float,
+    notes_path: Path | None,
+    json_path: Path | None,
 ) -> None:
     """Random weights made on the device; ours against its bandwidth, a compiled loop and transformers."""
     if device == "cuda" and not torch.cuda.is_available():
         raise click.ClickException("there is no CUDA device here; --device cpu --shape tiny shows that the code runs")
+    began_at = perf_counter()
     place = torch.device(device, 0) if device == "cuda" else torch.device(device)
     sizes = LARGE if shape == "8b" else SMALL
     each = ARCHITECTURES[shape]
     bytes_a_weight = {"none": 2.0, "int8": 1.0, "fp8": 1.0, "int4": 0.5 + 4 / 64}[quantize]
     report = Report(
         date=f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
+        commit=_commit(),
         device=torch.cuda.get_device_name(place) if device == "cuda" else platform.processor() or "cpu",
         torch=str(torch.__version__),
         shape=shape,
@@ -134,6 +157,9 @@ def main(
     )
     bench = Bench(place, shape, quantize, sizes, compiles, report)
     for part in parts or PARTS:
+        if perf_counter() - began_at > 60 * minutes:
+            report.failures[part] = f"{minutes:g} minutes were over"
+            continue
         notes.print(f"{part} …", style="dim")
         measure: Callable[[], None] = getattr(bench, part)
         try:
@@ -141,11 +167,28 @@ def main(
         except (ModelError, ImportError, RuntimeError, AssertionError) as error:
             report.failures[part] = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"[:300]
         bench.forget()
+        if part == "correct" and part in report.failures:
+            raise click.ClickException(f"nothing is measured: {report.failures[part]}")
     if json_path:
         json_path.write_bytes(msgspec.json.format(msgspec.json.encode(report)) + b"\n")
-    click.echo(f"{report.date}, {report.device}, torch {report.torch}, {shape}, quantize {quantize}")
+    head = f"{report.date}, {report.commit}, {report.device}, torch {report.torch}, {shape}, quantize {quantize}"
+    click.echo(head)
     for line in report.lines():
         click.echo(line)
+    if notes_path:
+        with notes_path.open("a") as file:
+            file.write("\n".join(["", f"## {head}", "", *(f"- {line}" for line in report.lines()), ""]))
+
+
+def _commit() -> str:
+    found = subprocess.run(
+        ["git", "describe", "--always", "--dirty"],
+        cwd=Path(__file__).parent,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return found.stdout.strip() or "no commit"
 
 
 class Bench:
@@ -159,15 +202,41 @@ class Bench:
         self._report = report
         self._prompter = Prompter(self._architecture.vocab_size, 0)
 
+    def correct(self) -> None:
+        """Every kernel says what torch says, matrices of codes among them, and a small model by them what it says by
+        plain attention. Raises AssertionError."""
+        if self._device.type == "cuda":
+            command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/gpu"]
+            tried = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+            assert tried.returncode == 0, (
+                f"tests/gpu: {(tried.stdout.strip() or tried.stderr.strip()).splitlines()[-1]}"
+            )
+        ids, said = Prompter(ARCHITECTURES["tiny"].vocab_size, 0).take(1, 40)[0], []
+        for kind in ("reference", "auto"):
+            engine = replace(self._engine(1, 64), attention=kind)
+            runner = Runner.of(decoder(ARCHITECTURES["tiny"], self._device, "none"), engine, num_blocks=8)
+            said.append(runner.forward([Span(ids, 0, list(range(8)), 1)]).float().cpu())
+        worst = float((said[0] - said[1]).abs().max() / said[0].abs().max())
+        assert worst < 0.03, f"logits are off by {worst:.3f} of the largest"
+
+    def forms(self) -> None:
+        for form in FORMS:
+            self._report.forms_decode_tokens_per_s[form] = self._decode_rate(form)
+            self.forget()
+
     def single(self) -> None:
+        self._report.single_decode_tokens_per_s = self._decode_rate(self._quantize)
+
+    def _decode_rate(self, quantize: Any) -> float:
+        """Of one sequence, tokens/s."""
         num_in, num_out = self._sizes.single
-        ours = self._ours(1, num_in + num_out)
+        ours = self._ours(1, num_in + num_out, quantize)
         ours.batch(self._prompter.take(1, num_in), num_out)
         rates = []
         for _ in range(3):
             first_s = self._batch_s(ours, 1, num_in, 1)
             rates.append((num_out - 1) / (self._batch_s(ours, 1, num_in, num_out) - first_s))
-        self._report.single_decode_tokens_per_s = sorted(rates)[1]
+        return sorted(rates)[1]
 
     def loop(self) -> None:
         num_in, num_out = self._sizes.single
@@ -232,9 +301,9 @@ class Bench:
         engine = self._engine(num_sequences, num_tokens)
         return Runner.of(decoder(self._architecture, self._device, self._quantize), engine)
 
-    def _ours(self, num_sequences: int, num_tokens: int) -> Ours:
+    def _ours(self, num_sequences: int, num_tokens: int, quantize: Any = None) -> Ours:
         engine = self._engine(num_sequences, num_tokens)
-        runner = Runner.of(decoder(self._architecture, self._device, self._quantize), engine)
+        runner = Runner.of(decoder(self._architecture, self._device, quantize or self._quantize), engine)
         return Ours(runner, engine, Sampling(max_tokens=1, temperature=0.0, ignore_eos=True))
 
     def _engine(self, num_sequences: int, num_tokens: int) -> settings.Engine:

@@ -20,7 +20,7 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("file", ["attention", "draws", "graphs", "matrices", "small"])
+@pytest.mark.parametrize("file", ["attention", "draws", "graphs", "matrices", "small", "turned"])
 def test_kernels_agree_with_torch(file):
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", f"tests/kernels/{file}.py"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)

@@ -82,9 +82,9 @@ def assert_agrees(
 @settings(max_examples=24, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 @given(
     sequences=st.lists(
-        st.tuples(st.integers(0, 300), st.sampled_from((1, 1, 1, 2, 3, 5, 17, 40)), st.booleans()),
+        st.tuples(st.integers(0, 200), st.sampled_from((1, 1, 1, 2, 3, 5, 17, 33)), st.booleans()),
         min_size=1,
-        max_size=4,
+        max_size=3,
     ),
     group=st.integers(1, 20),
     num_kv_heads=st.integers(1, 2),
@@ -93,7 +93,7 @@ def assert_agrees(
     windows=st.tuples(st.sampled_from((0, 1, 7, 16, 33)), st.sampled_from((0, 50, 200))),
     softcap=st.sampled_from((0.0, 0.0, 5.0)),
     dtype=st.sampled_from((torch.float32, torch.float16, torch.bfloat16)),
-    num_processors=st.sampled_from((1, 8, 132)),
+    num_processors=st.sampled_from((1, 8, 64)),
     seed=st.integers(0, 1 << 20),
 )
 def test_it_agrees_with_the_plain_one(**case):
@@ -139,13 +139,13 @@ def test_with_one_split_company_does_not_change_a_row_by_a_bit():
 def test_a_repeatable_row_has_the_same_bits_from_any_chunk_and_in_any_company(window, dtype):
     torch.manual_seed(2)
     size, chance = 16, random.Random(3)
-    (whole, other), num_blocks = extents_of([(0, 200, True), (30, 5, False)], size, chance)
+    (whole, other), num_blocks = extents_of([(0, 140, True), (30, 5, False)], size, chance)
     cache = filled(2, 32, num_blocks, size, dtype, DEVICE)
     backend = TritonAttention(cache, Scores(0.2, (window, window)), 6, num_processors=64, is_repeatable=True)
     queries, keys, values = heads_for([whole, other], 6, cache, dtype)
     slots = slots_of([whole, other], size).to(DEVICE)
     together = backend.plan([whole, other], slots).attend(0, queries, keys, values)
-    for start, stop in ((0, 200), (0, 65), (64, 65), (130, 133), (127, 199), (199, 200)):
+    for start, stop in ((0, 140), (0, 65), (64, 65), (127, 139), (139, 140)):
         rows = slice(start, stop)
         plan = backend.plan([Extent(0, stop - start, start, whole.block_ids)], slots[rows])
         assert torch.equal(plan.attend(0, queries[rows], keys[rows], values[rows]), together[rows])
@@ -158,7 +158,8 @@ def test_a_fixed_plan_serves_one_step_after_another(num_tokens, window):
     chance = random.Random(num_tokens)
     cache = filled(2, 32, 80, 16, torch.float32, DEVICE)
     scores = Scores(0.2, (window, window))
-    fixed = TritonAttention(cache, scores, 6, num_processors=128).fixed(4, num_tokens, 40)
+    fixed = TritonAttention(cache, scores, 6, num_processors=12).fixed(4, num_tokens, 40)
+    assert fixed.extents[0, 4] == 3, "some of what follows is dealt to several programs"
     shapes = [tensor.data_ptr() for tensor in (fixed.items, fixed.extents, fixed.tables, fixed.slots)]
     for lengths in ([600, 3, 17], [0], [], [40, 620, 1, 300], [5, 5]):
         sequences = [(start, chance.randint(1, num_tokens), False) for start in lengths]
@@ -184,7 +185,7 @@ def test_a_fixed_plan_serves_one_step_after_another(num_tokens, window):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_a_float8_pool_holds_what_torch_would_round_to_and_is_read_as_that(scaled, dtype):
     torch.manual_seed(2)
-    sequences = [(0, 50, False), (0, 1, True), (0, 300, False)]
+    sequences = [(0, 20, False), (0, 1, True), (0, 90, False)]
     extents, num_blocks = extents_of(sequences, 32, random.Random(2))
     scores, scales = Scores(0.1, (0, 70)), [(0.01, 0.02), (0.5, 0.25)]
     cache = KVCache(KVShape(2, 2, 64), num_blocks, 32, torch.float8_e4m3fn, DEVICE, scaled=scaled)
@@ -208,11 +209,13 @@ def test_a_float8_pool_holds_what_torch_would_round_to_and_is_read_as_that(scale
         torch.testing.assert_close((held * scale).transpose(0, 1), rounded[0], atol=0, rtol=1e-6)
 
 
-def test_a_float8_pool_with_scales_is_written_and_read_as_torch_does():
+@pytest.mark.parametrize("kept", [torch.float8_e4m3fn, torch.int8])
+def test_a_pool_of_codes_with_scales_is_written_and_read_as_torch_does(kept):
     torch.manual_seed(3)
     extents, num_blocks = extents_of([(70, 1, False), (0, 40, True), (33, 3, False)], 32, random.Random(3))
     scores = Scores(0.1, (0, 50))
-    pools = [KVCache(KVShape(2, 2, 64), num_blocks, 32, torch.float8_e4m3fn, DEVICE, scaled=True) for _ in "ab"]
+    pools = [KVCache(KVShape(2, 2, 64), num_blocks, 32, kept, DEVICE, scaled=True) for _ in "ab"]
+    assert TritonAttention.serves(pools[0], 8)
     every = torch.arange(num_blocks * 32, device=DEVICE)
     for layer in (0, 1):
         past = torch.randn(2, len(every), 2, 64, device=DEVICE)

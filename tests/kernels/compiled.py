@@ -18,8 +18,9 @@ from tests.worker.pools import slots_of
 from worker.attention.base import Extent, Scores
 from worker.attention.paged import TritonAttention
 from worker.kv_cache import KVCache, KVShape
-from worker.models.forms import Int4
+from worker.models.forms import Fp8, Int4, Int8
 from worker.models.linear.on_cuda import CudaInt4Linear, to_float8
+from worker.models.linear.scaled_on_cuda import ROUNDED_TOKENS, CudaScaledLinear
 from worker.models.shapes import SHAPES
 from worker.models.triton_ops import TritonOps
 from worker.sampling.on_device import Wishes, draw
@@ -72,13 +73,45 @@ def compiled(request, monkeypatch):
         (torch.bfloat16, 4, 17, 128, 0),
         (torch.float16, 7, 200, 80, 100),
         (torch.bfloat16, 4, 200, 256, 0),
-        (torch.float32, 7, 200, 64, 0),
         (torch.float8_e4m3fn, 4, 1, 128, 0),
         (torch.float8_e4m3fn, 4, 200, 128, 100),
+        (torch.int8, 4, 200, 128, 0),
     ],
 )
 def test_attention(compiled, dtype, group, num_tokens, head_dim, window):
-    scaled = dtype is torch.float8_e4m3fn and window == 0
+    attend(compiled, dtype, group, num_tokens, head_dim, window)
+
+
+@pytest.mark.parametrize(
+    ("compiled", "dtype", "kept", "qk_norm"),
+    [
+        (80, torch.float16, torch.float16, "width"),
+        (80, torch.bfloat16, torch.int8, "none"),
+        (89, torch.bfloat16, torch.float8_e4m3fn, "head"),
+        (90, torch.bfloat16, torch.bfloat16, "none"),
+        (90, torch.bfloat16, torch.float8_e4m3fn, "none"),
+    ],
+    indirect=["compiled"],
+)
+def test_heads_on_their_way_into_the_pool(compiled, dtype, kept, qk_norm):
+    architecture = replace(SHAPES["S"], num_heads=24, num_kv_heads=4, head_dim=128, qk_norm=qk_norm)
+    cache = KVCache(KVShape(1, 4, 128), 300, 16, kept, CPU, scaled=kept.itemsize == 1)
+    extents = [Extent(0, 1, 400, range(270))]
+    plan = TritonAttention(cache, Scores(0.1, (0,)), 24, num_processors=132).plan(extents, slots_of(extents, 16))
+    norms = (None, None) if qk_norm == "none" else (torch.zeros(24 * 128), torch.zeros(4 * 128))
+    TritonOps().attend(plan, 0, torch.zeros(1, 4096, dtype=dtype), architecture, *torch.zeros(2, 1, 64), *norms)
+    assert {name for name, _ in compiled} == {"turn_and_write", "attend", "reduce"}
+
+
+@pytest.mark.parametrize("compiled", [89], indirect=True)
+def test_attention_of_wide_numbers_where_there_is_least_memory(compiled):
+    attend(compiled, torch.float32, 7, 200, 64, 0)
+
+
+def attend(
+    compiled: list[tuple[str, Any]], dtype: torch.dtype, group: int, num_tokens: int, head_dim: int, window: int
+) -> None:
+    scaled = dtype.itemsize == 1 and window == 0
     cache = KVCache(KVShape(1, 2, head_dim), 300, 16, dtype, CPU, scaled=scaled)
     backend = TritonAttention(cache, Scores(0.1, (window,), 5.0 if window else 0.0), 2 * group, num_processors=132)
     extents = [Extent(0, num_tokens, 4000, range(270))]
@@ -87,14 +120,50 @@ def test_attention(compiled, dtype, group, num_tokens, head_dim, window):
     assert {name for name, _ in compiled} >= {"write", "attend"}
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize(("group", "num_tokens"), [(32, 1), (128, 17), (64, 100), (128, 300)])
+@pytest.mark.parametrize(
+    ("dtype", "group", "num_tokens"),
+    [
+        (torch.bfloat16, 32, 1),
+        (torch.bfloat16, 128, 17),
+        (torch.bfloat16, 64, 100),
+        (torch.float16, 64, 100),
+        (torch.bfloat16, 128, 300),
+    ],
+)
 def test_four_bit_matrices(compiled, dtype, group, num_tokens):
     form = Int4(torch.zeros(256, 1024, dtype=torch.uint8), *torch.zeros(2, 256, 2048 // group), group)
     CudaInt4Linear(form, torch.zeros(256, dtype=dtype))(torch.zeros(num_tokens, 2048, dtype=dtype))
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize(
+    ("kind", "dtype", "num_tokens"),
+    [
+        (torch.int8, torch.bfloat16, 1),
+        (torch.int8, torch.bfloat16, 100),
+        (torch.int8, torch.float32, 100),
+        (torch.float8_e4m3fn, torch.bfloat16, 100),
+    ],
+)
+def test_matrices_of_one_byte_codes(compiled, kind, dtype, num_tokens):
+    codes, scales = torch.zeros(256, 2048, dtype=torch.int8).view(kind), torch.ones(256)
+    form = Int8(codes, scales) if kind is torch.int8 else Fp8(codes, scales)
+    linear = CudaScaledLinear(form, torch.zeros(256, dtype=dtype), rounds_inputs=False)
+    linear(torch.zeros(num_tokens, 2048, dtype=dtype))
+
+
+@pytest.mark.parametrize("compiled", [80], indirect=True)
+def test_many_tokens_times_int8(compiled):
+    form = Int8(torch.zeros(256, 2048, dtype=torch.int8), torch.ones(256))
+    linear = CudaScaledLinear(form, torch.zeros(256, dtype=torch.bfloat16), rounds_inputs=True)
+    linear(torch.zeros(ROUNDED_TOKENS, 2048, dtype=torch.bfloat16))
+    assert {name for name, _ in compiled} == {"to_int8", "rescale"}
+
+
+@pytest.mark.parametrize(
+    ("compiled", "dtype"),
+    [(80, torch.float32), (80, torch.float16), *((arch, torch.bfloat16) for arch in SHARED_BYTES)],
+    indirect=["compiled"],
+)
 def test_small_operations(compiled, dtype):
     ops, x, weight = TritonOps(), torch.zeros(2, 4096, dtype=dtype), torch.zeros(4096)
     ops.add_norm(x, x, weight, weight, 1e-6)
@@ -108,7 +177,6 @@ def test_small_operations(compiled, dtype):
     to_float8(x)
 
 
-@pytest.mark.parametrize("vocab_size", [32_000, 151_936])
-def test_draws(compiled, vocab_size):
+def test_draws(compiled):
     asked = [Sampling(max_tokens=1, temperature=0.7, top_k=5, top_p=0.9)]
-    draw(torch.zeros(1, vocab_size), Wishes.of(asked, [(1, 2)], CPU))
+    draw(torch.zeros(1, 151_936), Wishes.of(asked, [(1, 2)], CPU))

@@ -8,9 +8,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.kernels.device import DEVICE
-from worker.models.forms import Fp8, Int4
-from worker.models.linear import on_cuda
+from worker.models.forms import Fp8, Int4, Int8
+from worker.models.linear import on_cuda, scaled_on_cuda
 from worker.models.linear.on_cuda import CudaFp8Linear, CudaInt4Linear, to_float8
+from worker.models.linear.scaled_on_cuda import ROUNDED_TOKENS, CudaScaledLinear, to_int8
 
 TOLERANCES: dict[torch.dtype, dict[str, float]] = {
     torch.float32: {"atol": 2e-4, "rtol": 2e-4},
@@ -68,6 +69,74 @@ def test_an_output_head_is_unpacked_in_parts(monkeypatch):
     bias = torch.randn(100).to(DEVICE)
     expected = x @ form.dense(torch.float32).T + bias
     torch.testing.assert_close(CudaInt4Linear(form, bias)(x), expected, **TOLERANCES[torch.float32])
+
+
+def scaled(kind: type[Int8 | Fp8], num_outputs: int, num_inputs: int) -> Int8 | Fp8:
+    scales = torch.rand(num_outputs, device=DEVICE) / 100
+    if kind is Int8:
+        return Int8(torch.randint(-127, 128, (num_outputs, num_inputs), dtype=torch.int8, device=DEVICE), scales)
+    return Fp8((torch.randn(num_outputs, num_inputs) * 50).to(torch.float8_e4m3fn).to(DEVICE), scales)
+
+
+@settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    kind=st.sampled_from((Int8, Int8, Fp8)),
+    num_tokens=st.sampled_from((0, 1, 2, 16, 17, 33, 70, 150)),
+    num_outputs=st.sampled_from((1, 50, 64, 200)),
+    num_inputs=st.sampled_from((8, 100, 128, 1000)),
+    has_bias=st.booleans(),
+    dtype=st.sampled_from(tuple(TOLERANCES)),
+    seed=st.integers(0, 99),
+)
+def test_one_byte_codes_multiply_as_the_weights_they_stand_for(
+    kind, num_tokens, num_outputs, num_inputs, has_bias, dtype, seed
+):
+    torch.manual_seed(seed)
+    form = scaled(kind, num_outputs, num_inputs)
+    x = torch.randn(num_tokens, num_inputs).to(DEVICE, dtype)
+    bias = torch.randn(num_outputs).to(DEVICE, dtype) if has_bias else None
+    expected = x.float() @ form.dense(torch.float32).T + (0 if bias is None else bias.float())
+    linear = CudaScaledLinear(form, bias, rounds_inputs=False)
+    got, wide = linear(x), linear.wide(x)
+    assert (got.dtype, wide.dtype) == (dtype, torch.float32)
+    torch.testing.assert_close(got.float(), expected, **TOLERANCES[dtype])
+    torch.testing.assert_close(wide, expected, **TOLERANCES[dtype])
+
+
+@pytest.mark.parametrize("has_bias", [True, False])
+@pytest.mark.parametrize("dtype", list(TOLERANCES))
+def test_many_tokens_are_rounded_and_multiplied_as_integers_and_few_are_not(dtype, has_bias, monkeypatch):
+    monkeypatch.setattr(scaled_on_cuda, "_SUMS_AT_ONCE", 3000)
+    torch.manual_seed(0)
+    form, x = scaled(Int8, 40, 96), torch.randn(ROUNDED_TOKENS + 30, 96).to(DEVICE, dtype)
+    bias = torch.randn(40).to(DEVICE, dtype) if has_bias else None
+    linear = CudaScaledLinear(form, bias, rounds_inputs=True)
+    added = 0 if bias is None else bias.double()
+    codes, scales = to_int8(x)
+    rounded = (codes.double() @ form.codes.double().T) * scales.double()[:, None] * form.scales.double() + added
+    torch.testing.assert_close(linear.wide(x).double(), rounded, atol=1e-4, rtol=1e-5)
+    torch.testing.assert_close(linear(x).double(), rounded, **TOLERANCES[dtype])
+    exact = x[:5].double() @ form.dense(torch.float32).double().T + added
+    torch.testing.assert_close(linear.wide(x[:5]).double(), exact, **TOLERANCES[torch.float32])
+
+
+def test_a_matrix_that_torch_does_not_take_is_multiplied_by_the_kernel():
+    torch.manual_seed(0)
+    form, x = scaled(Int8, 39, 96), torch.randn(ROUNDED_TOKENS, 96).to(DEVICE)
+    linear = CudaScaledLinear(form, None, rounds_inputs=True)
+    torch.testing.assert_close(linear(x), x @ form.dense(torch.float32).T, **TOLERANCES[torch.float32])
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCES))
+@pytest.mark.parametrize("size", [16, 100, 5000])
+def test_a_row_is_rounded_to_int8_as_torch_would(size, dtype):
+    torch.manual_seed(size)
+    x = (torch.randn(4, size) * torch.tensor([[1e-3], [1.0], [1e4], [0.0]])).to(DEVICE, dtype)
+    x[1, :4] = torch.tensor([127.0, 0.5, 1.5, -2.5])
+    codes, scales = to_int8(x)
+    torch.testing.assert_close(scales, x.float().abs().amax(1).clamp(min=1e-12) / 127.0)
+    assert codes[1, :4].tolist() == [127, 0, 2, -2]
+    assert torch.equal(codes.float(), (x.float() / scales[:, None]).round())
 
 
 @pytest.mark.parametrize("dtype", list(TOLERANCES))

@@ -15,7 +15,8 @@ from benchmarks.engine_gpu.device import covered
 def test_every_part_measures_something_on_a_cpu(tmp_path):
     pytest.importorskip("transformers")
     target = tmp_path / "report.json"
-    options = ["--device", "cpu", "--shape", "tiny", "--no-compile", "--json", str(target)]
+    notes = tmp_path / "notes.md"
+    options = ["--device", "cpu", "--shape", "tiny", "--no-compile", "--json", str(target), "--notes", str(notes)]
     done = CliRunner().invoke(main, options, catch_exceptions=False)
     assert done.exit_code == 0, done.output
     report = json.loads(target.read_text())
@@ -23,7 +24,16 @@ def test_every_part_measures_something_on_a_cpu(tmp_path):
     # Only a device that computes by itself can be idle.
     assert [name for name, value in report.items() if value is None] == ["busy_share"]
     assert report["ours_tokens_per_s"].keys() == report["transformers_tokens_per_s"].keys() == {"16/4"}
+    assert report["forms_decode_tokens_per_s"].keys() == {"int8", "int4", "fp8"}
     assert "ours is" in done.output
+    assert f"## {report['date']}, {report['commit']}, " in notes.read_text()
+
+
+def test_what_would_begin_too_late_is_named_instead(tmp_path):
+    options = ["--device", "cpu", "--shape", "tiny", "--minutes", "0"]
+    done = CliRunner().invoke(main, options, catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    assert "not measured: correct: 0 minutes were over" in done.output
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a device")

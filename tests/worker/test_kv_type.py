@@ -76,7 +76,7 @@ def test_twice_as_many_tokens_fit_nearly(directory):
 
 @pytest.mark.parametrize(
     ("kv_dtype", "dtype", "device"),
-    [("fp8", torch.bfloat16, "cpu"), ("int8", torch.bfloat16, "cuda"), ("bf16", torch.float16, "cuda")],
+    [("fp8", torch.bfloat16, "cpu"), ("bf16", torch.float16, "cuda")],
 )
 def test_what_there_is_none_of_is_refused_by_name(kv_dtype, dtype, device):
     with pytest.raises(ModelError, match=rf"^engine\.kv_dtype is {kv_dtype},"):
@@ -86,6 +86,13 @@ def test_what_there_is_none_of_is_refused_by_name(kv_dtype, dtype, device):
 def test_fp8_is_for_cuda_devices():
     found = kv_type_of(Engine(kv_dtype="fp8"), torch.bfloat16, torch.device("cuda"))
     assert found.dtype is torch.float8_e4m3fn
+    assert found.is_scaled
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_int8_is_for_all(device):
+    found = kv_type_of(Engine(kv_dtype="int8"), torch.bfloat16, torch.device(device))
+    assert found.dtype is torch.int8
     assert found.is_scaled
 
 

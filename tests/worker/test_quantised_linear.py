@@ -41,8 +41,8 @@ def int8_linear(form: Int8, bias: torch.Tensor | None) -> Int8Linear:
     return linear
 
 
-def int4_linear(form: Int4, bias: torch.Tensor | None) -> PackedInt4Linear:
-    linear = linear_of(form, bias, Means(kernels()))
+def int4_linear(form: Int4, bias: torch.Tensor | None, is_repeatable: bool = True) -> PackedInt4Linear:
+    linear = linear_of(form, bias, Means(kernels(), is_repeatable=is_repeatable))
     if not isinstance(linear, PackedInt4Linear):
         pytest.skip("this processor has no VNNI")
     return linear
@@ -171,6 +171,36 @@ def test_int4_of_a_token_does_not_depend_on_who_comes_along(num_tokens, num_grou
     together = linear.wide(x)
     for row in {0, num_tokens // 2, num_tokens - 1}:
         assert torch.equal(linear.wide(x[row : row + 1].clone()), together[row : row + 1])
+
+
+@settings(deadline=None)
+@given(
+    st.sampled_from((65, 130, 300)),
+    st.integers(1, 5),
+    st.sampled_from((32, 64, 128)),
+    WIDTHS,
+    st.sampled_from((torch.bfloat16, torch.float32)),
+    st.sampled_from((1.0, 1e-9, 1e6)),
+)
+def test_int4_of_many_tokens_is_near_the_product_of_rounded_tokens(
+    num_tokens, num_groups, group, num_outputs, dtype, magnitude
+):
+    num_inputs = num_groups * group
+    form = int4_of(random(num_outputs, num_outputs, num_inputs) * magnitude, group)
+    bias, x = (random(2, num_outputs) * magnitude).to(dtype), random(3, num_tokens, num_inputs).to(dtype)
+    linear = int4_linear(form, bias, is_repeatable=False)
+    weight = form.dense(torch.float32)
+    codes, scales = rounded(x)
+    expected = codes * scales @ weight.T + bias.float()
+    got = linear.wide(x)
+    # A weight is off by half of a 127th of its column's largest, give or take: a sum by some deviations of such errors.
+    step = weight.abs().amax(1) / 127.0
+    assert ((got - expected).abs() <= 3.0 * step * x.float().norm(dim=1, keepdim=True) + 1e-2 * magnitude).all()
+    assert float((got - expected).norm()) < 0.01 * float((x.float().square() @ weight.square().T).sqrt().norm())
+    assert torch.equal(linear(x), got.to(dtype))
+    # In any company of as many or more, and among few as those of few are.
+    assert torch.equal(linear.wide(torch.cat((x, x))), torch.cat((got, got)))
+    assert torch.equal(linear.wide(x[:40]), int4_linear(form, bias).wide(x[:40]))
 
 
 def test_int4_of_one_scale_far_from_the_others():

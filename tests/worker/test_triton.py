@@ -1,6 +1,6 @@
 """Triton's kernels without a device: run by its interpreter, and compiled for the devices they are meant for.
 
-Each file is a process of its own, for Triton reads the environment when it is imported.
+They are processes of their own, for Triton reads the environment when it is imported.
 """
 
 from __future__ import annotations
@@ -8,6 +8,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from importlib.util import find_spec
 
 import pytest
@@ -17,17 +19,43 @@ from tests.builders import ROOT
 pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="no Triton here")
 
 
-def run(file: str, **environment: str) -> None:
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", f"tests/kernels/{file}.py"]
+INTERPRETED = (("attention",), ("graphs", "small", "turned", "matrices", "draws"))
+"""Files that one process runs."""
+COMPILED = ("compiled",)
+AT_ONCE = 2
+"""Each has a core busy, for half a minute."""
+
+Files = tuple[str, ...]
+
+
+def run(files: Files, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    paths = [f"tests/kernels/{file}.py" for file in files]
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *paths]
     told = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "TRITON_INTERPRET"))}
-    done = subprocess.run(command, cwd=ROOT, env=told | environment, capture_output=True, text=True, check=False)
+    return subprocess.run(command, cwd=ROOT, env=told | environment, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture(scope="module")
+def running(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[dict[Files, Future[subprocess.CompletedProcess[str]]]]:
+    """All of them; those that nobody has waited for are not begun any more."""
+    pool = ThreadPoolExecutor(AT_ONCE)
+    environments = {files: {"TRITON_INTERPRET": "1"} for files in INTERPRETED}
+    environments[COMPILED] = {"TRITON_CACHE_DIR": str(tmp_path_factory.mktemp("triton"))}
+    yield {files: pool.submit(run, files, environment) for files, environment in environments.items()}
+    pool.shutdown(cancel_futures=True)
+
+
+@pytest.mark.parametrize("files", INTERPRETED, ids="-".join)
+def test_kernels_agree_with_torch_under_the_interpreter(running, files):
+    passed(running[files])
+
+
+def test_kernels_compile_for_every_device_they_are_meant_for(running):
+    passed(running[COMPILED])
+
+
+def passed(one: Future[subprocess.CompletedProcess[str]]) -> None:
+    done = one.result()
     assert done.returncode == 0, done.stdout + done.stderr
-
-
-@pytest.mark.parametrize("file", ["attention", "draws", "graphs", "matrices", "small"])
-def test_kernels_agree_with_torch_under_the_interpreter(file):
-    run(file, TRITON_INTERPRET="1")
-
-
-def test_kernels_compile_for_every_device_they_are_meant_for(tmp_path):
-    run("compiled", TRITON_CACHE_DIR=str(tmp_path))

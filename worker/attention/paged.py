@@ -11,21 +11,15 @@ heads of a block together, which no kernel reads together.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
-import torch.nn.functional as F
-import triton
 from torch import Tensor
-from torch.nn.attention.bias import causal_lower_right
 
 from worker.attention.base import Extent, Scores
+from worker.attention.paged_plan import Dense, Numbers, Scratch, Tile, TritonPlan, sent
 from worker.kv_cache import KVCache
 from worker.triton import attention as kernels
-from worker.triton.device import float8_as, multiplies
 from worker.triton.device import num_processors as processors_of
 
 MIN_DENSE_TOKENS = 512
@@ -38,31 +32,6 @@ MAX_HEAD_DIM = 256
 UNLIMITED = 1 << 30
 WAVES = 2
 """Programs wanted for each processor: two fit at once, and their loads hide each other's waits."""
-
-Numbers = npt.NDArray[np.int32]
-
-
-@dataclass(frozen=True, slots=True)
-class Tile:
-    """How work is cut."""
-
-    rows: int
-    """Of queries: heads that share a KV head, times tokens."""
-    tokens: int
-    keys: int
-    """At once."""
-
-    @classmethod
-    def of(cls, group: int, num_tokens: int, head_dim: int, itemsize: int) -> Tile:
-        """For extents of up to num_tokens, of numbers of itemsize bytes."""
-        # Shared memory is what runs out first: of the devices served, sm_89 has least of it, 99 KiB a program.
-        pressure = triton.cdiv(head_dim, 128) * triton.cdiv(itemsize, 2)
-        rows = max(16, triton.next_power_of_2(group))
-        # Decoding float8 takes registers.
-        largest = (64 if itemsize == 1 else 128) // pressure
-        while rows < largest and rows < group * num_tokens:
-            rows *= 2
-        return cls(rows, rows // group, 64 // pressure)
 
 
 class TritonAttention:
@@ -99,7 +68,9 @@ class TritonAttention:
     def serves(cache: KVCache, num_heads: int) -> bool:
         """Whether the kernels can read this pool."""
         num_kv_heads, _, head_dim = cache.keys[0].shape
-        known = (torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn)
+        known = [torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn]
+        if cache.key_scales[0] is not None:
+            known.append(torch.int8)
         return cache.keys[0].dtype in known and head_dim <= MAX_HEAD_DIM and num_heads <= MAX_GROUP * num_kv_heads
 
     def plan(self, extents: Sequence[Extent], slots: Tensor) -> TritonPlan:
@@ -114,12 +85,11 @@ class TritonAttention:
         for table, extent in zip(tables, paged, strict=True):
             table[: len(extent.block_ids)] = extent.block_ids
         device = slots.device
-        packed = np.concatenate((items.ravel(), numbers.ravel(), tables.ravel()))
-        sent = torch.from_numpy(packed).to(device, non_blocking=True)
+        packed = sent(np.concatenate((items.ravel(), numbers.ravel(), tables.ravel())), device)
         places = (
-            sent[: items.size].view(items.shape),
-            sent[items.size : items.size + numbers.size].view(numbers.shape),
-            sent[items.size + numbers.size :].view(tables.shape),
+            packed[: items.size].view(items.shape),
+            packed[items.size : items.size + numbers.size].view(numbers.shape),
+            packed[items.size + numbers.size :].view(tables.shape),
         )
         scratch = self._room(int(splits @ [extent.num_tokens for extent in paged]) if splits.max(initial=1) > 1 else 0)
         return TritonPlan(self, tile, slots, *places, scratch, [self._dense(extent, device) for extent in dense])
@@ -168,7 +138,7 @@ class TritonAttention:
             extent.num_tokens >= self._min_dense_tokens
             and not scores.softcap
             and all(not window or window >= end for window in scores.windows)
-            and self.cache.keys[0].dtype is not torch.float8_e4m3fn
+            and self.cache.keys[0].dtype.itemsize > 1
         )
 
     def _dense(self, extent: Extent, device: torch.device) -> Dense:
@@ -176,7 +146,7 @@ class TritonAttention:
         if not extent.start:
             return Dense(rows, end, None)
         size = self.cache.block_size
-        blocks = torch.tensor(extent.block_ids).to(device, non_blocking=True)
+        blocks = sent(np.array(extent.block_ids, dtype=np.int32), device).long()
         return Dense(rows, end, (blocks[:, None] * size + torch.arange(size, device=device)).flatten()[:end])
 
     def _splits(self, extents: Sequence[Extent], tile: Tile) -> Numbers:
@@ -207,27 +177,6 @@ class TritonAttention:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Scratch:
-    """What splits leave for each other."""
-
-    partial: Tensor
-    """[n, head_dim] f32"""
-    sums: Tensor
-    """[n, 2] f32: a row's largest score, base 2, and the sum of its weights."""
-
-
-@dataclass(frozen=True, slots=True)
-class Dense:
-    """A chunk of a prompt for torch."""
-
-    rows: slice
-    end: int
-    """Of its positions."""
-    places: Tensor | None
-    """[end]: slots; None where the chunk is all there is, and nothing need be copied."""
-
-
 def _items(extents: Sequence[Extent], splits: Numbers, tile: Tile) -> Numbers:
     """[num_items, ITEM_FIELDS]: those with most to do first, lest the last processor start on one."""
     counts = np.array([extent.num_tokens for extent in extents], dtype=np.int64)
@@ -250,116 +199,3 @@ def _numbers(extents: Sequence[Extent], splits: Numbers, num_heads: int) -> Numb
     scratch = numbers[:, 1] * splits * num_heads * (splits > 1)
     numbers[:, 5] = scratch.cumsum() - scratch
     return numbers
-
-
-@dataclass(slots=True)
-class TritonPlan:
-    """A step, on the device. What ``attend`` launches depends on the shapes of these tensors, not on what is in them:
-    captured once, it can be replayed after ``refill``, or after a kernel has moved the lengths on.
-    """
-
-    attention: TritonAttention
-    tile: Tile
-    slots: Tensor
-    """[num_tokens] i64; below 0: the row is padding, its key and value are not kept."""
-    items: Tensor
-    """[num_items, ITEM_FIELDS] i32"""
-    extents: Tensor
-    """[num_extents, EXTENT_FIELDS] i32; one of 0 tokens is padding."""
-    tables: Tensor
-    """[any, width] i32: block tables, found by a field of the extent, so that rows may outlive a step."""
-    scratch: Scratch
-    """Empty: nothing is split."""
-    dense: list[Dense]
-
-    def refill(self, extents: Sequence[Extent], slots: Tensor) -> None:
-        """Another step into a plan made by ``fixed``: no more extents, tokens each or blocks than it was made for.
-
-        slots [n] i64, on the device. Numbers go up from pageable memory, read before this returns.
-        """
-        num_extents, width = len(self.extents), self.tables.shape[1]
-        each = len(self.slots) // num_extents
-        assert len(extents) <= num_extents
-        assert len(slots) <= len(self.slots)
-        numbers = np.zeros((num_extents, 4), dtype=np.int32)
-        longest = max((len(extent.block_ids) for extent in extents), default=0)
-        tables = np.zeros((len(extents), longest), dtype=np.int32)
-        assert longest <= width
-        for at, extent in enumerate(extents):
-            assert extent.num_tokens <= each
-            numbers[at] = extent.row, extent.num_tokens, extent.start, at
-            tables[at, : len(extent.block_ids)] = extent.block_ids
-        self.extents[:, :4].copy_(torch.from_numpy(numbers))
-        self.tables[: len(extents), :longest].copy_(torch.from_numpy(tables))
-        self.slots[: len(slots)].copy_(slots)
-        self.slots[len(slots) :].fill_(-1)
-
-    def attend(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        """See Plan."""
-        attention, cache = self.attention, self.attention.cache
-        head_dim, num_kv_heads = attention.head_dim, attention.num_kv_heads
-        assert queries.stride()[1:] == keys.stride()[1:] == values.stride()[1:] == (head_dim, 1)
-        assert keys.stride(0) == values.stride(0)
-        out = queries.new_empty((len(queries), attention.num_heads * head_dim))
-        pool_keys, pool_values = cache.keys[layer], cache.values[layer]
-        key_scales, value_scales = cache.key_scales[layer], cache.value_scales[layer]
-        key_scale, value_scale = attention.tensor_scales[layer]
-        per_token = key_scales is not None
-        if key_scales is None or value_scales is None:
-            key_scales = value_scales = self.scratch.sums  # not read
-        kind, as_loaded = float8_as(pool_keys)
-        block_d = max(16, triton.next_power_of_2(head_dim))
-        if kind:
-            pool_keys, pool_values = pool_keys.view(torch.uint8), pool_values.view(torch.uint8)
-        kernels.write[(len(self.slots),)](
-            keys, values, pool_keys, pool_values, key_scales, value_scales, self.slots, keys.stride(0),
-            pool_keys.stride(0), key_scales.stride(0), num_kv_heads, key_scale, value_scale,
-            FLOAT8=kind, PER_TOKEN=per_token, HEAD_DIM=head_dim,
-            BLOCK_H=triton.next_power_of_2(num_kv_heads), BLOCK_D=block_d,
-        )  # fmt: skip
-        if kind:
-            pool_keys, pool_values = pool_keys.view(as_loaded), pool_values.view(as_loaded)
-        if per_token:
-            value_scale = 1.0
-        window, tile = attention.window(layer), self.tile
-        shape: dict[str, Any] = {
-            "WINDOW": window,
-            "GROUP": attention.group,
-            "HEAD_DIM": head_dim,
-            "BLOCK_M": tile.rows,
-            "BLOCK_N": tile.keys,
-            "BLOCK_D": block_d,
-            "num_warps": 8 if tile.rows == 128 else 4,
-        }
-        if len(self.items):
-            kernels.attend[(len(self.items), num_kv_heads)](
-                queries, pool_keys, pool_values, key_scales, value_scales, out, self.scratch.partial,
-                self.scratch.sums, self.items, self.extents, self.tables, self.tables.stride(0), queries.stride(0),
-                pool_keys.stride(0), key_scales.stride(0),
-                attention.scores.scale * (1.0 if per_token else key_scale), value_scale,
-                MULTIPLY=multiplies(queries), FLOAT8=kind, PER_TOKEN=per_token, SOFTCAP=attention.scores.softcap,
-                BLOCK_SIZE=cache.block_size, num_stages=3 if tile.rows <= 32 else 2, **shape,
-            )  # fmt: skip
-        if len(self.scratch.sums):
-            kernels.reduce[(len(self.items), num_kv_heads, tile.rows // 16)](
-                out, self.scratch.partial, self.scratch.sums, self.items, self.extents, ROWS=16, **shape
-            )
-        for chunk in self.dense:
-            out[chunk.rows] = self._densely(chunk, layer, queries, keys, values)
-        return out
-
-    def _densely(self, chunk: Dense, layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        cache, rows = self.attention.cache, chunk.rows
-        if chunk.places is None:
-            k, v = keys[rows].transpose(0, 1), values[rows].transpose(0, 1)
-        else:
-            k, v = cache.keys[layer][:, chunk.places], cache.values[layer][:, chunk.places]
-        mixed = F.scaled_dot_product_attention(
-            queries[rows].transpose(0, 1)[None],
-            k[None],
-            v[None],
-            attn_mask=causal_lower_right(rows.stop - rows.start, chunk.end),
-            scale=self.attention.scores.scale,
-            enable_gqa=True,
-        )
-        return mixed[0].transpose(0, 1).flatten(1)

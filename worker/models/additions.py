@@ -31,6 +31,11 @@ class Grouped(Protocol):
         """As for Library.adapt; they lie where this does."""
         ...
 
+    @property
+    def rank(self) -> int:
+        """The largest of their ranks."""
+        ...
+
     def only(self, rows: Tensor, num_rows: int) -> Grouped:
         """As for Additions."""
         ...

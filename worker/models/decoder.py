@@ -221,7 +221,6 @@ class Decoder:
         additions: Additions | None,
     ) -> Tensor:
         """[num_tokens, hidden_size] -> [num_tokens, num_heads * head_dim]"""
-        architecture = self.architecture
         qkv = layer.qkv(normed)
         if additions is not None:
             additions.add(index, "qkv", normed, qkv)
@@ -229,10 +228,7 @@ class Decoder:
         if self._norms_apart and query_norm is not None and key_norm is not None:
             self._norm_with_others(qkv, query_norm, key_norm)
             query_norm = key_norm = None
-        ops.turn(qkv, architecture, *angles, query_norm, key_norm)
-        heads = qkv.view(len(qkv), -1, architecture.head_dim)
-        keys_at, values_at = architecture.num_heads, architecture.num_heads + architecture.num_kv_heads
-        return plan.attend(index, heads[:, :keys_at], heads[:, keys_at:values_at], heads[:, values_at:])
+        return ops.attend(plan, index, qkv, self.architecture, *angles, query_norm, key_norm)
 
     def _norm_with_others(self, qkv: Tensor, query_norm: Tensor, key_norm: Tensor) -> None:
         """RMSNorm of queries and keys over the heads of all ranks, in place: the squares are summed among them."""

@@ -5,12 +5,14 @@ Sums and angles are float32 whatever the type.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from worker.attention import Plan
 from worker.models.architecture import Activation, Architecture
 from worker.native import DTYPES, MAX_HEAD_DIM, Library
 
@@ -28,6 +30,31 @@ class Ops(Protocol):
         ``pre``, or x itself where there is none. RMSNorm (Zhang and Sennrich 2019)."""
         ...
 
+    def attend(
+        self,
+        plan: Plan,
+        layer: int,
+        qkv: Tensor,
+        architecture: Architecture,
+        cos: Tensor,
+        sin: Tensor,
+        query_norm: Tensor | None,
+        key_norm: Tensor | None,
+    ) -> Tensor:
+        """qkv [num_tokens, all heads * head_dim], overwritten -> what the plan makes of its heads, after queries and
+        keys are normed, where there are weights, and turned; cos and sin [num_tokens, rotary_dim] as Rotary gives
+        them."""
+        ...
+
+    def gate(self, gate_up: Tensor, activation: Activation) -> Tensor:
+        """gate_up [num_tokens, 2 * size] -> activation(first half) * second half."""
+        ...
+
+
+class TurnsFirst(ABC):
+    """Attends to heads that it has turned in place."""
+
+    @abstractmethod
     def turn(
         self,
         qkv: Tensor,
@@ -37,16 +64,27 @@ class Ops(Protocol):
         query_norm: Tensor | None,
         key_norm: Tensor | None,
     ) -> None:
-        """The query and key heads of qkv [num_tokens, all heads * head_dim] are normed, where there are weights, and
-        turned, in place; cos and sin [num_tokens, rotary_dim] as Rotary gives them."""
-        ...
+        """The query and key heads of qkv, as for ``attend``."""
 
-    def gate(self, gate_up: Tensor, activation: Activation) -> Tensor:
-        """gate_up [num_tokens, 2 * size] -> activation(first half) * second half."""
-        ...
+    def attend(
+        self,
+        plan: Plan,
+        layer: int,
+        qkv: Tensor,
+        architecture: Architecture,
+        cos: Tensor,
+        sin: Tensor,
+        query_norm: Tensor | None,
+        key_norm: Tensor | None,
+    ) -> Tensor:
+        """See Ops."""
+        self.turn(qkv, architecture, cos, sin, query_norm, key_norm)
+        heads = qkv.view(len(qkv), -1, architecture.head_dim)
+        keys_at, values_at = architecture.num_heads, architecture.num_heads + architecture.num_kv_heads
+        return plan.attend(layer, heads[:, :keys_at], heads[:, keys_at:values_at], heads[:, values_at:])
 
 
-class TorchOps:
+class TorchOps(TurnsFirst):
     """For any device and type."""
 
     def add_norm(self, x: Tensor, delta: Tensor | None, post: Tensor | None, pre: Tensor | None, eps: float) -> Tensor:
@@ -64,7 +102,7 @@ class TorchOps:
         query_norm: Tensor | None,
         key_norm: Tensor | None,
     ) -> None:
-        """See Ops."""
+        """See TurnsFirst."""
         num_heads, num_kv_heads, head_dim = architecture.num_heads, architecture.num_kv_heads, architecture.head_dim
         if query_norm is not None and key_norm is not None:
             for part, weight in (
@@ -107,7 +145,7 @@ class RepeatableOps(TorchOps):
         return torch.cat(pieces) if pieces else gate_up.new_empty((0, size))
 
 
-class NativeOps:
+class NativeOps(TurnsFirst):
     """For the CPU, where the compiled kernels are."""
 
     def __init__(self, library: Library) -> None:
@@ -128,7 +166,7 @@ class NativeOps:
         query_norm: Tensor | None,
         key_norm: Tensor | None,
     ) -> None:
-        """See Ops."""
+        """See TurnsFirst."""
         self._library.turn(
             qkv,
             architecture.num_heads,

@@ -1,17 +1,21 @@
-"""The small operations for CUDA, by the kernels of ``worker.triton.small``. Importing this imports Triton."""
+"""The small operations for CUDA, by the kernels of ``worker.triton``. Importing this imports Triton."""
 
 from __future__ import annotations
 
 import triton
 from torch import Tensor
 
+from worker.attention import Plan
+from worker.attention.paged_plan import TritonPlan
 from worker.models.architecture import Activation, Architecture
+from worker.models.ops import TurnsFirst
 from worker.triton import small as kernels
+from worker.triton import turned as turned_kernels
 
 _GATED_AT_ONCE = 1024
 
 
-class TritonOps:
+class TritonOps(TurnsFirst):
     """Ops for CUDA devices from sm_80 on, for any type."""
 
     def add_norm(self, x: Tensor, delta: Tensor | None, post: Tensor | None, pre: Tensor | None, eps: float) -> Tensor:
@@ -37,7 +41,7 @@ class TritonOps:
         query_norm: Tensor | None,
         key_norm: Tensor | None,
     ) -> None:
-        """See Ops."""
+        """See TurnsFirst."""
         if not len(qkv):
             return
         norm = 0
@@ -45,7 +49,7 @@ class TritonOps:
             norm = 2 if architecture.qk_norm == "width" else 1
         rotary_dim, head_dim = cos.shape[1], architecture.head_dim
         block_h = triton.next_power_of_2(architecture.num_heads)
-        kernels.turn[(len(qkv), 2)](
+        turned_kernels.turn[(len(qkv), 2)](
             qkv, cos, sin, cos if query_norm is None else query_norm, cos if key_norm is None else key_norm,
             qkv.stride(0), cos.stride(0), architecture.num_heads, architecture.num_kv_heads, architecture.norm_eps,
             NORM=norm, HEAD_DIM=head_dim, ROTARY_DIM=rotary_dim, BLOCK_H=block_h,
@@ -53,6 +57,23 @@ class TritonOps:
             BLOCK_REST=triton.next_power_of_2(max(1, head_dim - rotary_dim)),
             num_warps=min(16, max(4, block_h * triton.next_power_of_2(head_dim) // 1024)),
         )  # fmt: skip
+
+    def attend(
+        self,
+        plan: Plan,
+        layer: int,
+        qkv: Tensor,
+        architecture: Architecture,
+        cos: Tensor,
+        sin: Tensor,
+        query_norm: Tensor | None,
+        key_norm: Tensor | None,
+    ) -> Tensor:
+        """See Ops."""
+        if not isinstance(plan, TritonPlan):
+            return super().attend(plan, layer, qkv, architecture, cos, sin, query_norm, key_norm)
+        together, eps = architecture.qk_norm == "width", architecture.norm_eps
+        return plan.attend_turning(layer, qkv, cos, sin, query_norm, key_norm, together, eps)
 
     def gate(self, gate_up: Tensor, activation: Activation) -> Tensor:
         """See Ops."""

@@ -1,12 +1,13 @@
 """A decoder's whole step in one call of the compiled kernels, where they serve: nothing is left to dispatch in between.
 
-What it computes is what ``Decoder.forward`` computes operation by operation with the same kernels, to the bit.
+What it computes is what ``Decoder.forward`` computes operation by operation with the same kernels, to the bit; but what
+adapters add to a product of bfloat16 is rounded once with it, not after it.
 """
 
 from __future__ import annotations
 
 import ctypes
-from ctypes import c_void_p
+from ctypes import c_int64, c_void_p
 
 import torch
 from torch import Tensor
@@ -85,6 +86,12 @@ class Whole:
             stored=0 if cache.keeps(decoder.dtype) else STORED_TYPES[cache.keys[0].dtype],
         )
         self._memory = torch.empty(0, dtype=torch.uint8)
+        self.adds_to_sums = any(
+            isinstance(linear, PlainLinear)
+            for layer in decoder.layers
+            for linear in (layer.qkv, layer.output, layer.gate_up, layer.down)
+        )
+        """Some of what adapters add is rounded with a product, and so not as it is operation by operation."""
 
     @staticmethod
     def serves(decoder: Decoder, library: Library) -> bool:
@@ -112,11 +119,11 @@ class Whole:
         plan: NativePlan,
         additions: Grouped | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """See Decoder.forward; beside the logits the largest of each 32, as Library.maxima has them, where they were
-        found. ``rows`` ascend.
+        """See Decoder.forward, which leaves as much behind; beside the logits the largest of each 32, as Library.maxima
+        has them, where they were found. ``rows`` ascend.
         """
-        architecture = self._decoder.architecture
-        angles = [rotary.at(positions) for rotary in self._decoder.rotaries]
+        decoder, architecture = self._decoder, self._decoder.architecture
+        angles = [rotary.at(positions) for rotary in decoder.rotaries]
         pointers = c_void_p * len(angles)
         cosines = pointers(*(cos.data_ptr() for cos, _ in angles))
         sines = pointers(*(sin.data_ptr() for _, sin in angles))
@@ -132,12 +139,21 @@ class Whole:
             sines=ctypes.addressof(sines),
             logits=logits.data_ptr(),
             maxima=None if maxima is None else maxima.data_ptr(),
-            memory=self._room_for(len(token_ids), additions is not None),
+            memory=self._room_for(len(token_ids), 0 if additions is None else additions.rank),
         )
         if additions is not None:
             last = additions.only(rows, len(token_ids))
             whole.groups, whole.num_groups = additions.groups.data_ptr(), len(additions.groups)
             whole.last_groups, whole.num_last_groups = last.groups.data_ptr(), len(last.groups)
+            whole.rank = additions.rank
+        if decoder.keeps_hidden:
+            decoder.hidden = torch.empty((len(rows), architecture.hidden_size), dtype=decoder.dtype)
+            whole.hidden = decoder.hidden.data_ptr()
+        if decoder.taps:
+            taps = (c_int64 * len(decoder.taps))(*decoder.taps)
+            tapped = torch.empty((len(taps), len(token_ids), architecture.hidden_size), dtype=decoder.dtype)
+            whole.taps, whole.num_taps, whole.tapped = ctypes.addressof(taps), len(taps), tapped.data_ptr()
+            decoder.tapped = list(tapped)
         self._library.whole(self._network, plan.step, whole)
         return softcapped(logits, cap), maxima
 
@@ -172,9 +188,9 @@ class Whole:
         self._library.follow(self._network, step, whole, following)
         return chosen
 
-    def _room_for(self, num_tokens: int, is_adapted: bool = False) -> int:
-        """Memory for a pass of so many tokens; its address."""
-        num_bytes = self._library.whole_bytes(self._network, num_tokens, is_adapted)
+    def _room_for(self, num_tokens: int, rank: int = 0) -> int:
+        """Memory for a pass of so many tokens, with adapters of such a rank at most; its address."""
+        num_bytes = self._library.whole_bytes(self._network, num_tokens, rank)
         if len(self._memory) < num_bytes:
             self._memory = huge_empty((num_bytes,), torch.uint8)
         return self._memory.data_ptr()

@@ -15,7 +15,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from worker.triton.float8 import decoded, encoded
+from worker.triton.float8 import decoded
+from worker.triton.stored import coded, scale_of
 
 ITEM_FIELDS = tl.constexpr(3)
 """Numbers an item of work: extent (-1: no work), the tile's first token in it, split."""
@@ -224,11 +225,11 @@ def reduce(
 def write(
     new_keys, new_values, keys, values, key_scales, value_scales, slots, row_stride, head_stride, scale_stride,
     num_heads, key_scale, value_scale,
-    FLOAT8: tl.constexpr, PER_TOKEN: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_H: tl.constexpr,
+    PLAIN: tl.constexpr, FLOAT8: tl.constexpr, PER_TOKEN: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_H: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """Grid (rows): a row's keys and values into its slot (below 0: nowhere), quantised where the pool is float8: by
-    its own largest number (PER_TOKEN), which is noted, or by key_scale and value_scale.
+    """Grid (rows): a row's keys and values into its slot (below 0: nowhere); unless PLAIN, as codes of int8 or float8:
+    multiples of a scale by its own largest number (PER_TOKEN), which is noted, or of key_scale and value_scale.
     """
     row = tl.program_id(0)
     slot = tl.load(slots + row)
@@ -240,19 +241,16 @@ def write(
     target = h.to(tl.int64)[:, None] * head_stride + slot * HEAD_DIM + d[None, :]
     k = tl.load(new_keys + source, mask=here, other=0.0)
     v = tl.load(new_values + source, mask=here, other=0.0)
-    if FLOAT8 == 0:
-        tl.store(keys + target, k, mask=here)
-        tl.store(values + target, v, mask=here)
+    if PLAIN:
+        tl.store(keys + target, k.to(keys.dtype.element_ty), mask=here)
+        tl.store(values + target, v.to(values.dtype.element_ty), mask=here)
     else:
         k, v = k.to(tl.float32), v.to(tl.float32)
+        k_scales, v_scales = tl.zeros([BLOCK_H], tl.float32) + key_scale, tl.zeros([BLOCK_H], tl.float32) + value_scale
         if PER_TOKEN:
-            k_scales = tl.maximum(tl.max(tl.abs(k), 1), 1e-12) / 448.0
-            v_scales = tl.maximum(tl.max(tl.abs(v), 1), 1e-12) / 448.0
+            k_scales, v_scales = scale_of(tl.max(tl.abs(k), 1), FLOAT8), scale_of(tl.max(tl.abs(v), 1), FLOAT8)
             noted = h.to(tl.int64) * scale_stride + slot
             tl.store(key_scales + noted, k_scales, mask=h < num_heads)
             tl.store(value_scales + noted, v_scales, mask=h < num_heads)
-            k, v = k / k_scales[:, None], v / v_scales[:, None]
-        else:
-            k, v = k / key_scale, v / value_scale
-        tl.store(keys + target, encoded(k), mask=here)
-        tl.store(values + target, encoded(v), mask=here)
+        tl.store(keys + target, coded(k, k_scales[:, None], FLOAT8), mask=here)
+        tl.store(values + target, coded(v, v_scales[:, None], FLOAT8), mask=here)

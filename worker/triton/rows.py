@@ -23,5 +23,5 @@ def to_float8(x, codes, scales, size, x_stride, BLOCK: tl.constexpr):
     for start in range(0, size, BLOCK):
         at = start + tl.arange(0, BLOCK)
         numbers = tl.load(x + row * x_stride + at, mask=at < size, other=0.0).to(tl.float32)
-        tl.store(codes + row * size + at, encoded(numbers / scale), mask=at < size)
+        tl.store(codes + row * size + at, encoded(tl.div_rn(numbers, scale)), mask=at < size)
     tl.store(scales + row, scale)

@@ -42,16 +42,18 @@ def _linear_of(form: Form, bias: Tensor | None, means: Means, gated: bool) -> Li
     if isinstance(form, Plain):
         return PlainLinear(form.weight, bias, means.kernels, gated)
     kernels = means.kernels if means.rounds_inputs else None
-    if isinstance(form, Int4 | Fp8) and has_triton(form.codes.device):
+    if has_triton(form.codes.device):
         from worker.models.linear.on_cuda import CudaFp8Linear, CudaInt4Linear
+        from worker.models.linear.scaled_on_cuda import CudaScaledLinear
 
         if isinstance(form, Int4):
             return CudaInt4Linear(form, bias)
-        if means.rounds_inputs and CudaFp8Linear.serves(form):
+        if isinstance(form, Fp8) and means.rounds_inputs and CudaFp8Linear.serves(form):
             return CudaFp8Linear(form, bias)
+        return CudaScaledLinear(form, bias, means.rounds_inputs)
     if isinstance(form, Int4):
         if kernels is not None and PackedInt4Linear.serves(form, kernels):
-            return PackedInt4Linear(form, bias, kernels, gated)
+            return PackedInt4Linear(form, bias, kernels, gated, means.is_repeatable)
         return Int4Linear(form, bias)
     if isinstance(form, Int8) and kernels is not None and Int8Linear.serves(form, kernels):
         return Int8Linear(form, bias, kernels, gated)

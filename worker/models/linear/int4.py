@@ -38,16 +38,19 @@ class Int4Linear:
 class PackedInt4Linear:
     """A Linear on the CPU by the compiled kernels; the plain codes are not kept.
 
-    Inputs are rounded to int8, each group of each token by its largest. What that costs in accuracy is in
+    Inputs are rounded to int8, each group of each token by its largest; of many tokens, unless each is to have the same
+    bits in any company, each token by its largest, and the matrix to int8 on the way. What that costs in accuracy is in
     benchmarks/quantised.md.
     """
 
     __slots__ = ("_kernels", "_order", "in_features", "out_features", "packed")
 
-    def __init__(self, form: Int4, bias: Tensor | None, kernels: Library, gated: bool = False) -> None:
-        """``gated``: see linear_of."""
+    def __init__(
+        self, form: Int4, bias: Tensor | None, kernels: Library, gated: bool = False, is_repeatable: bool = False
+    ) -> None:
+        """``gated``: see linear_of; ``is_repeatable``: see Means."""
         self.out_features, self.in_features = form.shape
-        self.packed = PackedInt4(form.codes, form.scales, form.offsets, form.group, bias, gated)
+        self.packed = PackedInt4(form.codes, form.scales, form.offsets, form.group, bias, gated, not is_repeatable)
         self._order, self._kernels = form.order, kernels
 
     @property

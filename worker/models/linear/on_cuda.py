@@ -16,13 +16,29 @@ from torch import Tensor
 from worker.models.forms import Fp8, Int4
 from worker.triton import int4 as int4_kernels
 from worker.triton import rows as rows_kernels
-from worker.triton.device import multiplies, num_processors
+from worker.triton.cut import Cut
+from worker.triton.device import multiplies
 
 DENSE_TOKENS = 256
 _OUTPUTS_AT_ONCE = 16384
 """That are unpacked at a time: all of an output head would be a gigabyte."""
 _LEAST_GROUPS = 2
-"""That a program multiplies: with fewer, adding up costs more than is gained."""
+"""That a program multiplies."""
+
+
+def parts_of(y: Tensor, cut: Cut) -> Tensor:
+    """What programs write to: y, or where several share a tile [num_splits, num_tokens, num_outputs] f32."""
+    return y if cut.num_splits == 1 else y.new_empty((cut.num_splits, *y.shape), dtype=torch.float32)
+
+
+def added_up(parts: Tensor, y: Tensor, bias: Tensor | None) -> Tensor:
+    """y, from parts and bias where it was not written at once."""
+    if parts is not y:
+        int4_kernels.add_up[(triton.cdiv(y.numel(), 1024),)](
+            parts, parts if bias is None else bias, y, y.numel(), y.shape[1], len(parts), HAS_BIAS=bias is not None,
+            BLOCK=1024,
+        )  # fmt: skip
+    return y
 
 
 class CudaInt4Linear:
@@ -51,29 +67,19 @@ class CudaInt4Linear:
         x = x if form.order is None else x[:, form.order]
         if len(x) >= DENSE_TOKENS:
             return self._densely(x).to(dtype)
-        num_tokens, num_outputs, num_groups = len(x), self.out_features, self.in_features // form.group
+        num_tokens, num_outputs = len(x), self.out_features
         y = x.new_empty((num_tokens, num_outputs), dtype=dtype)
         if not num_tokens:
             return y
-        block_m = 16 if num_tokens <= 16 else 32 if num_tokens <= 32 else 64
-        block_n = 64 if block_m < 64 else 128
-        grid = triton.cdiv(num_outputs, block_n), triton.cdiv(num_tokens, block_m)
-        num_splits = min(2 * num_processors(x.device) // (grid[0] * grid[1]), num_groups // _LEAST_GROUPS)
-        groups_each = triton.cdiv(num_groups, max(1, num_splits))
-        num_splits = triton.cdiv(num_groups, groups_each)
-        parts = y if num_splits == 1 else x.new_empty((num_splits, num_tokens, num_outputs), dtype=torch.float32)
-        bias = x if self._bias is None else self._bias
-        int4_kernels.multiply[(*grid, num_splits)](
+        cut = Cut.of(num_tokens, num_outputs, self.in_features // form.group, _LEAST_GROUPS, x.device)
+        parts, bias, joins = parts_of(y, cut), x if self._bias is None else self._bias, cut.num_splits > 1
+        int4_kernels.multiply[cut.grid](
             form.codes, form.scales, form.offsets, x, bias, parts, num_tokens, num_outputs, self.in_features,
-            x.stride(0), groups_each, GROUP=form.group, MULTIPLY=multiplies(x),
-            HAS_BIAS=self._bias is not None and num_splits == 1, SPLIT=num_splits > 1, BLOCK_N=block_n,
-            BLOCK_M=block_m, num_stages=4 if block_m < 64 else 3,
+            x.stride(0), cut.steps_each, GROUP=form.group, MULTIPLY=multiplies(x),
+            HAS_BIAS=self._bias is not None and not joins, SPLIT=joins, BLOCK_N=cut.block_n, BLOCK_M=cut.block_m,
+            num_stages=cut.num_stages,
         )  # fmt: skip
-        if num_splits > 1:
-            int4_kernels.add_up[(triton.cdiv(y.numel(), 1024),)](
-                parts, bias, y, y.numel(), num_outputs, num_splits, HAS_BIAS=self._bias is not None, BLOCK=1024
-            )
-        return y
+        return added_up(parts, y, self._bias)
 
     def _densely(self, x: Tensor) -> Tensor:
         form, num_outputs = self._form, self.out_features
