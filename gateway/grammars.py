@@ -11,8 +11,8 @@ import json
 import re
 import time
 from collections import OrderedDict
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from threading import Lock
 from typing import Any
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
@@ -20,35 +20,31 @@ from llguidance.gbnf_to_lark import any_to_lark
 
 from gateway.errors import ServiceUnavailable
 from gateway.openai import AskedGrammar, Malformed
-from policies import wire
+from gateway.schemas import Fault, fault_of, parts_of
+from policies import holding, wire
 from policies.grammar import NotReadable, read_schema, spelled
 
-MAX_CHARS = 1 << 20
-"""Of a grammar's source."""
-MAX_REMEMBERED, MAX_REMEMBERED_CHARS = 1024, 16 << 20
+DEFAULTS = holding.Grammars()
 MAX_WAITING = 256
 FINDING_S = 1.0
 """How long the part of a schema that is at fault is looked for."""
 _NO_SPECIALS = "unknown special token"
 
 
-class _Fault(Exception):
-    """What is wrong, and the path of the part below the source."""
-
-    def __init__(self, message: str, path: str = "") -> None:
-        super().__init__(message)
-        self.path = path
-
-
 class Grammars:
     """Not safe for two event loops."""
 
-    def __init__(self) -> None:
-        self._threads = ThreadPoolExecutor(1, thread_name_prefix="grammars")
+    def __init__(self, settings: holding.Grammars = DEFAULTS) -> None:
+        self._settings = settings
+        self._threads = ThreadPoolExecutor(settings.num_threads, thread_name_prefix="grammars")
+        self._lock = Lock()
         self._num_waiting = 0
+        """Threads are busy with them, or will be; also with those for which nobody waits any more."""
         self._vocabulary: LLTokenizer | None = None
-        self._known: OrderedDict[wire.Grammar, wire.Grammar | _Fault] = OrderedDict()
-        self._num_known_chars = 0
+        self._known: OrderedDict[wire.Grammar, wire.Grammar | Fault] = OrderedDict()
+        self._num_known_bytes = 0
+        self.num_read = self.num_known_hits = self.num_refused = 0
+        self.read_s = 0.0
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
@@ -58,57 +54,78 @@ class Grammars:
         if asked is None:
             return None
         grammar, param = asked
-        if len(grammar.source) > MAX_CHARS:
+        num_bytes = _num_bytes(grammar)
+        if num_bytes > self._settings.max_bytes:
+            self.num_refused += 1
             raise Malformed(
-                f"Invalid '{param}': it has {len(grammar.source)} characters, and {MAX_CHARS} are allowed",
+                f"Invalid '{param}': it has {num_bytes} bytes, and {self._settings.max_bytes} are allowed",
                 param,
                 "string_above_max_length",
             )
         found = self._known.get(grammar)
         if found is None:
-            if self._num_waiting >= MAX_WAITING:
-                raise ServiceUnavailable("Too many grammars wait to be read. Please try again.", retry_after_s=1.0)
-            self._num_waiting += 1
-            try:
-                found = await asyncio.get_running_loop().run_in_executor(self._threads, self._read, grammar)
-            finally:
-                self._num_waiting -= 1
-            self._remember(grammar, found)
+            found = await self._found(grammar)
+            self._remember(grammar, found, num_bytes)
         else:
+            self.num_known_hits += 1
             self._known.move_to_end(grammar)
-        if isinstance(found, _Fault):
+        if isinstance(found, Fault):
+            self.num_refused += 1
             path = param + found.path
             raise Malformed(f"Invalid '{path}': {found}", path, "invalid_value")
         return found
 
-    def _remember(self, grammar: wire.Grammar, found: wire.Grammar | _Fault) -> None:
+    async def _found(self, grammar: wire.Grammar) -> wire.Grammar | Fault:
+        if self._num_waiting >= MAX_WAITING:
+            raise ServiceUnavailable("Too many grammars wait to be read. Please try again.", retry_after_s=1.0)
+        with self._lock:
+            self._num_waiting += 1
+        began_at = time.monotonic()
+        reading = self._threads.submit(self._read, grammar)
+        reading.add_done_callback(lambda done: self._left(began_at))
+        try:
+            return await asyncio.wait_for(asyncio.wrap_future(reading), self._settings.compile_s)
+        except TimeoutError:
+            return Fault(f"it could not be read within {self._settings.compile_s:g} s")
+
+    def _left(self, began_at: float) -> None:
+        with self._lock:
+            self._num_waiting -= 1
+            self.num_read += 1
+            self.read_s += time.monotonic() - began_at
+
+    def _remember(self, grammar: wire.Grammar, found: wire.Grammar | Fault, num_bytes: int) -> None:
         if grammar in self._known:
             return
         self._known[grammar] = found
-        self._num_known_chars += len(grammar.source)
-        while len(self._known) > MAX_REMEMBERED or self._num_known_chars > MAX_REMEMBERED_CHARS:
+        self._num_known_bytes += num_bytes
+        most, most_bytes = self._settings.max_known, self._settings.max_known_bytes
+        while self._known and (len(self._known) > most or self._num_known_bytes > most_bytes):
             gone, _ = self._known.popitem(last=False)
-            self._num_known_chars -= len(gone.source)
+            self._num_known_bytes -= _num_bytes(gone)
 
     # On the thread
 
-    def _read(self, grammar: wire.Grammar) -> wire.Grammar | _Fault:
-        if self._vocabulary is None:
-            self._vocabulary = LLTokenizer(TokenizerWrapper(_Bytes()))
+    def _read(self, grammar: wire.Grammar) -> wire.Grammar | Fault:
+        with self._lock:
+            if self._vocabulary is None:
+                self._vocabulary = LLTokenizer(TokenizerWrapper(_Bytes()))
         try:
             if grammar.kind == "lark" and "::=" in grammar.source:
                 grammar = wire.Grammar("lark", any_to_lark(grammar.source), grammar.is_strict)
             text = spelled(grammar)
         except NotReadable as error:
-            return _Fault(str(error))
+            return Fault(str(error))
         except Exception as error:  # the translation raises whatever comes
-            return _Fault(f"it cannot be read as GBNF: {_line(str(error))}")
+            return Fault(f"it cannot be read as GBNF: {_line(str(error))}")
+        if grammar.kind == "json_schema" and (fault := fault_of(read_schema(grammar.source), grammar.is_strict)):
+            return fault
         said = self._error(text)
         if not said or (grammar.kind == "lark" and _NO_SPECIALS in said):
             return grammar
         if grammar.kind == "json_schema":
             return _Finder(self._error, read_schema(grammar.source), grammar.is_strict).fault(said)
-        return _Fault(f"it cannot be compiled: {_line(said)}")
+        return Fault(f"it cannot be compiled: {_line(said)}")
 
     def _error(self, text: str) -> str:
         """Of compiling it and of its first mask; empty where it can be used."""
@@ -141,12 +158,12 @@ class _Finder:
         self._root = _moved(schema)
         self._until = 0.0
 
-    def fault(self, error: str) -> _Fault:
+    def fault(self, error: str) -> Fault:
         """``error``: of the whole."""
         self._until = time.monotonic() + FINDING_S
         node, pointer, path = self._schema, "", ""
         while True:
-            for step, below, child in _parts(node):
+            for step, below, child in parts_of(node):
                 if time.monotonic() > self._until:
                     break
                 inner = self._error_at(pointer + step)
@@ -158,36 +175,11 @@ class _Finder:
             if time.monotonic() > self._until:
                 break
         keyword = _keyword(node, error)
-        return _Fault(f"it cannot be compiled: {_line(error)}", path + (f".{keyword}" if keyword else ""))
+        return Fault(f"it cannot be compiled: {_line(error)}", path + (f".{keyword}" if keyword else ""))
 
     def _error_at(self, pointer: str) -> str:
         alone = {"$defs": {"root": self._root}, "$ref": f"#/$defs/root{pointer}"}
         return str(self._error_of(spelled(wire.Grammar("json_schema", json.dumps(alone), self._is_strict))))
-
-
-_MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
-_LISTS = ("anyOf", "oneOf", "allOf", "prefixItems", "items")
-_ONES = (
-    "items", "additionalProperties", "additionalItems", "contains", "propertyNames", "not", "if", "then", "else",
-)  # fmt: skip
-
-
-def _parts(schema: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Schemas inside of a schema: the step of a JSON pointer to each, and the same as a path."""
-    for word in _MAPS:
-        inner = schema.get(word)
-        for name, child in inner.items() if isinstance(inner, dict) else ():
-            if isinstance(child, dict):
-                yield f"/{word}/{name.replace('~', '~0').replace('/', '~1')}", f".{word}.{name}", child
-    for word in _LISTS:
-        inner = schema.get(word)
-        for place, child in enumerate(inner) if isinstance(inner, list) else ():
-            if isinstance(child, dict):
-                yield f"/{word}/{place}", f".{word}[{place}]", child
-    for word in _ONES:
-        child = schema.get(word)
-        if isinstance(child, dict):
-            yield f"/{word}", f".{word}", child
 
 
 def _moved(value: Any) -> Any:
@@ -212,6 +204,10 @@ def _keyword(schema: dict[str, Any], error: str) -> str:
         ("enum", "enum"), ("multipleOf", "multipleOf"),
     )  # fmt: skip
     return next((word for hint, word in hints if hint in error and word in schema), "")
+
+
+def _num_bytes(grammar: wire.Grammar) -> int:
+    return len(grammar.source.encode("utf-8", "surrogatepass"))
 
 
 def _line(error: str) -> str:

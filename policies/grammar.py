@@ -81,12 +81,15 @@ def _schema(schema: dict[str, Any], is_strict: bool) -> str:
     return json.dumps({"grammars": [{"json_schema": {**schema, "x-guidance": options}}]})
 
 
-def _slashed(expression: str) -> str:
-    """Between slashes. It is matched as a whole, so anchors at its ends say nothing."""
+def unanchored(expression: str) -> str:
+    """The same where it is matched as a whole, so that anchors at its ends say nothing."""
     expression = expression.removeprefix("^")
-    if re.search(r"(?<!\\)(\\\\)*\$$", expression):
-        expression = expression[:-1]
-    escaped = re.sub(r"\\.|/|\n", _escaped, expression, flags=re.DOTALL)
+    return expression[:-1] if re.search(r"(?<!\\)(\\\\)*\$$", expression) else expression
+
+
+def _slashed(expression: str) -> str:
+    """Between slashes."""
+    escaped = re.sub(r"\\.|/|\n", _escaped, unanchored(expression), flags=re.DOTALL)
     # An empty pair of slashes would begin a comment.
     return escaped or "()"
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+from operator import attrgetter
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import msgspec
@@ -19,6 +20,11 @@ if TYPE_CHECKING:
 Choices = Annotated[list[Annotated[str, Meta(min_length=1)]], Meta(min_length=1, max_length=10_000)]
 Kind = Literal["json_schema", "json_object", "regex", "lark", "choice"]
 
+_ways_to_ask = attrgetter(
+    *("response_format", "structured_outputs", "regex", "ebnf"),
+    *("guided_json", "guided_regex", "guided_choice", "guided_grammar"),
+)
+_guided = attrgetter("guided_json", "guided_regex", "guided_choice", "guided_grammar")
 NOTHING_ASKED = (None,) * 8
 
 
@@ -26,7 +32,7 @@ class JsonSchema(msgspec.Struct, frozen=True):
     """``strict``: the answer is whole and as the schema says, whatever ends it, and no word of the schema is passed
     over."""
 
-    name: Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
+    name: Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_-]{1,64}$(?!\n)")]
     schema: dict[str, Any]
     description: str | None = None
     strict: bool | None = None
@@ -52,13 +58,12 @@ class AskedGrammar(NamedTuple):
 
 def asked_grammar(call: ChatRequest | CompletionRequest) -> AskedGrammar | None:
     """None: any text will do. Raises Malformed."""
-    guided = call.guided_json, call.guided_regex, call.guided_choice, call.guided_grammar
-    if (call.response_format, call.structured_outputs, call.regex, call.ebnf, *guided) == NOTHING_ASKED:
+    if _ways_to_ask(call) == NOTHING_ASKED:
         return None  # as nearly always, and reading them one by one takes 3 us
     asked = [_of_format(call.response_format)] if call.response_format is not None else []
     outputs = converted(call.structured_outputs or {}, StructuredOutputs, "structured_outputs")
     asked += _of_outputs(outputs, "structured_outputs.")
-    asked += _of_outputs(StructuredOutputs(*guided), "guided_")
+    asked += _of_outputs(StructuredOutputs(*_guided(call)), "guided_")
     asked += _of_outputs(StructuredOutputs(regex=call.regex, grammar=call.ebnf), "")
     found = [each for each in asked if each is not None]
     if len(found) > 1:
@@ -80,7 +85,7 @@ def _of_format(response_format: dict[str, Any]) -> AskedGrammar | None:
             if "json_schema" not in response_format:
                 raise Malformed(f"Missing required parameter: '{path}'.", path, "missing_required_parameter")
             asked = converted(response_format["json_schema"], JsonSchema, path)
-            schema = json.dumps(asked.schema, ensure_ascii=False)
+            schema = _text(asked.schema)
             return AskedGrammar(wire.Grammar("json_schema", schema, bool(asked.strict)), f"{path}.schema")
         case "regex" | "grammar" as kind:
             path = f"{path}.{kind}"
@@ -113,4 +118,12 @@ def _of_outputs(outputs: StructuredOutputs, prefix: str) -> list[AskedGrammar | 
 
 
 def _dumped(value: Any) -> str | None:
-    return None if value is None else json.dumps(value, ensure_ascii=False)
+    return None if value is None else _text(value)
+
+
+def _text(value: Any) -> str:
+    try:
+        # Several times as fast, which of a schema of megabytes the event loop would notice.
+        return msgspec.json.encode(value).decode()
+    except (OverflowError, ValueError):  # a number of more than 64 bits
+        return json.dumps(value, ensure_ascii=False)

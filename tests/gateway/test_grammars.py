@@ -14,6 +14,7 @@ from policies import wire
 from tests.gateway.conftest import Front
 
 OBJECT = {"type": "object", "properties": {"x": {"type": "string"}}, "required": ["x"]}
+COMPACT = json.dumps(OBJECT, separators=(",", ":"))
 
 
 def format_of(schema: object, **extra: object) -> dict[str, object]:
@@ -36,18 +37,18 @@ async def checked(grammars: Grammars, **fields: object) -> wire.Grammar | None:
     ("fields", "kind", "source", "is_strict"),
     [
         ({"response_format": {"type": "json_object"}}, "json_object", "", True),
-        ({"response_format": format_of(OBJECT)}, "json_schema", json.dumps(OBJECT), False),
-        ({"response_format": format_of(OBJECT, strict=True)}, "json_schema", json.dumps(OBJECT), True),
+        ({"response_format": format_of(OBJECT)}, "json_schema", COMPACT, False),
+        ({"response_format": format_of(OBJECT, strict=True)}, "json_schema", COMPACT, True),
         ({"response_format": {"type": "regex", "regex": "a+"}}, "regex", "a+", False),
         ({"response_format": {"type": "grammar", "grammar": 'start: "a"'}}, "lark", 'start: "a"', False),
-        ({"guided_json": OBJECT}, "json_schema", json.dumps(OBJECT), False),
+        ({"guided_json": OBJECT}, "json_schema", COMPACT, False),
         ({"guided_json": json.dumps(OBJECT)}, "json_schema", json.dumps(OBJECT), False),
         ({"guided_regex": "a|b"}, "regex", "a|b", False),
-        ({"guided_choice": ["yes", "naïve"]}, "choice", '["yes", "naïve"]', False),
+        ({"guided_choice": ["yes", "naïve"]}, "choice", '["yes","naïve"]', False),
         ({"guided_grammar": 'start: "a" | "b"'}, "lark", 'start: "a" | "b"', False),
         ({"structured_outputs": {"regex": "a"}}, "regex", "a", False),
         ({"structured_outputs": {"choice": ["a"]}}, "choice", '["a"]', False),
-        ({"structured_outputs": {"json": OBJECT}}, "json_schema", json.dumps(OBJECT), False),
+        ({"structured_outputs": {"json": OBJECT}}, "json_schema", COMPACT, False),
         ({"structured_outputs": {"json_object": True}}, "json_object", "", False),
         ({"regex": "a{2}"}, "regex", "a{2}", False),
     ],
@@ -143,7 +144,7 @@ async def test_a_grammar_is_read_once(grammars):
 async def test_a_grammar_goes_to_the_worker_with_its_request(front: Front):
     call = front.chat(response_format=format_of(OBJECT, strict=True))
     submit = await front.peer.submitted()
-    assert submit.grammar == wire.Grammar("json_schema", json.dumps(OBJECT), True)
+    assert submit.grammar == wire.Grammar("json_schema", COMPACT, True)
     front.peer.say(submit, front.ids('{"x":"y"}'))
     front.peer.say(submit, [], "stop")
     answer = await call

@@ -50,12 +50,14 @@ class Guided:
         asked = {"device": "cpu", "dtype": "float32", "num_threads": 1, "block_size": 8, "max_kv_bytes": 32 << 20}
         self.settings = EngineSettings(**{**asked, **settings})
         self.runner = Runner.load(str(path), self.settings)
-        sampler = Sampler(self.runner.vocab_size, self.runner.eos_token_ids, sampler_is_compiled)
+        self.sampler = sampler = Sampler(self.runner.vocab_size, self.runner.eos_token_ids, sampler_is_compiled)
         self.executor = ThreadPoolExecutor(2)
         eos_token_ids = frozenset(self.runner.eos_token_ids)
         vocab_size = self.runner.vocab_size
         self.vocabulary = read_vocabulary(path, vocab_size, eos_token_ids)
-        self.grammars = Grammars(lambda: self.vocabulary, vocab_size, eos_token_ids, self.executor, lambda: None)
+        self.grammars = Grammars(
+            lambda: self.vocabulary, vocab_size, eos_token_ids, self.executor, lambda: None, self.settings.grammars
+        )
         self._make = lambda: Engine(self.runner, sampler, self.settings, time.monotonic)
         self.engine = self._make()
         self.boarding = Boarding(self.engine, None, time.monotonic, self.grammars)
@@ -63,14 +65,32 @@ class Guided:
         self.failures: dict[str, wire.Failed] = {}
 
     def submit(
-        self, request_id: str, kind: str, source: str, is_strict: bool = True, num: int = 1, emitted=None, **sampling
+        self,
+        request_id: str,
+        kind: str,
+        source: str,
+        is_strict: bool = True,
+        num: int = 1,
+        emitted=None,
+        adapter: str = "",
+        priority: int = 0,
+        **sampling,
     ) -> None:
         sampling = {"max_tokens": 100, "seed": 7, **sampling}
         prompt = [5 + (7 * place + len(request_id)) % 300 for place in range(12)]
         grammar = wire.Grammar(kind, source, is_strict) if kind else None
         asked = Sampling(**sampling)
         refused = self.boarding.add(
-            wire.Submit(request_id, prompt, asked, num, emitted_token_ids=emitted or {}, grammar=grammar)
+            wire.Submit(
+                request_id,
+                prompt,
+                asked,
+                num,
+                emitted_token_ids=emitted or {},
+                grammar=grammar,
+                adapter=adapter,
+                priority=priority,
+            )
         )
         if refused is not None:
             self.failures[request_id] = refused

@@ -3,17 +3,23 @@
 import json
 import random
 import re
+import time
 
 import jsonschema
 import pytest
 import torch
 
+from policies.holding import KeptGrammars
 from tests.gateway.texts import byte_fallback, byte_level
-from tests.worker.guided import EOS, Guided, guided_model
+from tests.worker.guided import EOS, VOCAB_SIZE, Guided, guided_model
 from tests.worker.schemas import a_schema
+from worker.boarding import Boarding
+from worker.engine import Engine
 from worker.grammar.vocabulary import read_vocabulary
 from worker.native import library
 from worker.sampling.masks import Masks
+from worker.speculation import Speculation
+from worker.speculation.forced import ForcedDrafter
 
 PERSON = {
     "type": "object",
@@ -71,11 +77,24 @@ def test_what_cannot_be_compiled_fails_that_request_alone(guided):
     assert guided.answers["plain", 0].reason in ("length", "stop")
 
 
+def test_what_grammars_cost_is_counted_and_those_that_are_kept_have_a_bound(path):
+    guided = Guided(path, grammars=KeptGrammars(max_kept=2, max_kept_bytes=24))
+    for number, source in enumerate(["[a-c]{9}", "[a-c]{9}", "a(", "[a-c]{8}", "[a-c]{7}", "[é-ü]{12}[a-z]{12}"]):
+        guided.submit(f"r{number}", "regex", source)
+        guided.run()
+    stats = guided.boarding.stats(1)
+    guided.close()
+    assert set(guided.failures) == {"r2"}
+    counts = stats.num_grammars, stats.num_grammars_compiled, stats.num_grammar_hits, stats.num_grammars_refused
+    assert counts == (1, 4, 1, 1)
+    assert min(stats.num_masks, stats.mask_s, stats.grammar_compile_s) > 0
+
+
 NUM_SCHEMAS, MAX_TOKENS = 500, 300
 
 
 def test_every_strict_answer_is_whole_and_as_its_schema_says_cut_or_not(path):
-    guided = Guided(path, max_sequences=32)
+    guided = Guided(path, max_sequences=64)
     schemas = {f"s{seed}": a_schema(random.Random(seed)) for seed in range(NUM_SCHEMAS)}
     for seed, (name, schema) in enumerate(schemas.items()):
         while guided.boarding.stats(1).num_waiting >= 32:
@@ -106,6 +125,48 @@ def test_answers_are_the_same_with_guesses_and_without(path):
         guided.run()
         guided.close()
         told.append({name: answer.token_ids for name, answer in guided.answers.items()})
+    assert told[0] == told[1]
+
+
+def test_a_token_drawn_before_its_mask_is_the_one_that_the_mask_leads_to(path):
+    told = []
+    # A top-k of all tokens asks for masks before anything is drawn, and for nothing else.
+    for top_k in (0, VOCAB_SIZE):
+        guided = Guided(path, max_sequences=16)
+        for seed in range(24):
+            asked = {"max_tokens": 80, "seed": seed, "temperature": seed % 3 / 2, "top_k": top_k}
+            guided.submit(f"s{seed}", "json_schema", json.dumps(a_schema(random.Random(seed))), **asked)
+            guided.submit(f"x{seed}", "regex", "(naïve|[a-f]{2,9}[0-9 ]+|東京.*|forced words)+", min_tokens=9, **asked)
+        guided.run()
+        guided.close()
+        assert not guided.failures
+        told.append({name: answer.token_ids for name, answer in guided.answers.items()})
+    assert told[0] == told[1]
+
+
+@pytest.mark.parametrize("top_k", [0, VOCAB_SIZE])
+def test_what_the_grammar_leaves_no_choice_about_is_a_draft_that_is_always_right(path, top_k):
+    schema = {"type": "object", "properties": {}, "additionalProperties": False}
+    for name in ("first name", "second name", "東京の名前"):
+        schema["properties"][name] = {"enum": ["a fixed word", "another fixed word"]}
+    schema["required"] = list(schema["properties"])
+    told = []
+    for speculates in (True, False):
+        guided = Guided(path, max_sequences=16)
+        spec = Speculation([ForcedDrafter()], 12, allot=lambda chances, *rest: [len(each) for each in chances])
+        guided.engine = Engine(guided.runner, guided.sampler, guided.settings, time.monotonic, speculation=spec)
+        guided.engine.speculates = speculates
+        guided.boarding = Boarding(guided.engine, None, time.monotonic, guided.grammars)
+        for seed in range(6):
+            asked = {"max_tokens": 200, "seed": seed, "top_k": top_k, "num_logprobs": 1, "presence_penalty": 0.5}
+            guided.submit(f"s{seed}", "json_schema", json.dumps(schema), seed % 2 == 0, **asked)
+        guided.run()
+        guided.close()
+        assert not guided.failures
+        told.append({name: answer.token_ids for name, answer in guided.answers.items()})
+        if speculates:
+            assert spec.num_drafted_tokens > 100
+            assert spec.num_accepted_tokens == spec.num_drafted_tokens
     assert told[0] == told[1]
 
 
@@ -178,7 +239,7 @@ def test_compiled_masks_are_those_of_torch(vocab_size):
     bits = torch.randint(-(2**31), 2**31, (3, words), generator=generator).to(torch.int32)
     bits[:, ::3] = 0
     bits[1, 1::3] = -1
-    masks = Masks([0, 2, 4], bits, [None] * 3)
+    masks = Masks([0, 2, 4], bits)
     expected, maxima = logits.clone(), kernels.maxima(logits)
     masks.apply(expected, None, None)
     masks.apply(logits, maxima, kernels)

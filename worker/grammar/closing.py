@@ -8,12 +8,16 @@ early (it takes so many masks at most) and need not find the shortest end. What 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator
-from itertools import zip_longest
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import compress, zip_longest
 
 import numpy as np
 import numpy.typing as npt
 from llguidance import LLMatcher, LLTokenizer
+
+from policies.expressions import Expression
+from worker.grammar.scan import Scan
 
 MAX_MASKS = 600
 """Of one search."""
@@ -24,7 +28,8 @@ _MAX_DIVE = 200
 """Choices in a row; whoever has not come to an end by then has lost its way."""
 _LONG_TOKENS = 64
 
-_OPENING = b'{[,"'
+_BYTES = (*range(0x20, 0x7F), *range(0x80, 0xC0), *range(0xC2, 0xF5))
+"""That JSON texts are made of."""
 _VALUES = (b",", b":", b"null", b"true", b"false", b"[]", b"{}", b'""')
 _STARTS = (b'"', b"n", b"t", b"f", b"-", b"[", b"{", b".")
 _TELLING = bytes(byte for byte in range(0x41, 0x7B) if chr(byte).isalpha() and byte not in b"nulltruefalseE")
@@ -36,15 +41,18 @@ class Ends:
 
     def __init__(self, vocabulary: LLTokenizer, num_logits: int) -> None:
         by_bytes: dict[bytes, int] = {}
-        most_opened = 0
+        most_levels = 0
         for token_id in range(min(num_logits, vocabulary.vocab_size)):
             if not vocabulary.is_special_token(token_id):
                 token = vocabulary.decode_bytes([token_id])
                 by_bytes.setdefault(token, token_id)
-                most_opened = max(most_opened, num_opened(token))
+                most_levels = max(most_levels, token.count(b"{") + token.count(b"["))
         by_bytes.pop(b"", None)
-        self.most_opened = most_opened
-        """By one token, of what must be closed or filled."""
+        self.most_levels = most_levels
+        """Lists and objects that one token may open."""
+        self.spells_bytes = all(bytes([byte]) in by_bytes for byte in _BYTES)
+        """Whatever is left of an answer takes no more tokens than bytes."""
+        self._vocabulary = vocabulary
         self._by_bytes = by_bytes
         self._longest = max(map(len, by_bytes), default=0)
         closing = [token for token in by_bytes if set(token) <= set(b"]}")]
@@ -52,15 +60,34 @@ class Ends:
         plain = sorted((token for token in by_bytes if token.isalnum() and token.isascii()), key=len, reverse=True)
         marks = [bytes([byte]) for byte in range(0x20, 0x7F) if not chr(byte).isalnum() and byte not in b'"\\']
         letters = [bytes([byte]) for byte in range(0x20, 0x7F) if chr(byte).isalnum()]
-        self._telling = self._ids_of(bytes([byte]) for byte in _TELLING)
-        self._quotes = self._ids_of(sorted(quoted, key=len, reverse=True))
-        self._structure = self._ids_of((*sorted(closing, key=len, reverse=True), *_VALUES))
-        self._digits = self._ids_of(b"%d" % digit for digit in range(10))
-        self._starts = self._ids_of(_STARTS)
-        self._content = [self._ids_of(group) for group in (marks, plain[:_LONG_TOKENS], letters)]
+        groups = [
+            self._ids_of(group)
+            for group in (
+                (bytes([byte]) for byte in _TELLING),
+                sorted(quoted, key=len, reverse=True),
+                (*sorted(closing, key=len, reverse=True), *_VALUES),
+                (b"%d" % digit for digit in range(10)),
+                _STARTS,
+                marks,
+                plain[:_LONG_TOKENS],
+                letters,
+            )
+        ]
+        self._groups = [(len(group), group) for group in groups]
+        ids = np.array([token_id for group in groups for token_id in group], dtype=np.int64)
+        self._words, self._bits = ids >> 5, (ids & 31).astype(np.uint32)
+        """Where a mask has them, one group after the other."""
 
-    def _ids_of(self, tokens: Iterable[bytes]) -> npt.NDArray[np.int64]:
-        return np.array([self._by_bytes[token] for token in tokens if token in self._by_bytes], dtype=np.int64)
+    def _ids_of(self, tokens: Iterable[bytes]) -> list[int]:
+        return [self._by_bytes[token] for token in tokens if token in self._by_bytes]
+
+    def _allowed(self, mask: npt.NDArray[np.uint32]) -> Iterator[list[int]]:
+        """Of each group the tokens that may come next, in their order. All at once, which takes as long as one."""
+        may_come: list[int] = (mask[self._words] >> self._bits & 1).tolist()
+        at = 0
+        for num, group in self._groups:
+            yield list(compress(group, may_come[at : at + num]))
+            at += num
 
     def spell(self, data: bytes) -> list[int]:
         """As few tokens as taking the longest each time makes; those before a byte that none begins with."""
@@ -76,19 +103,23 @@ class Ends:
             at = end
         return token_ids
 
+    def bytes_of(self, token_ids: list[int]) -> bytes:
+        """What they say."""
+        return self._vocabulary.decode_bytes(token_ids)
+
     def likeliest(self, mask: npt.NDArray[np.uint32], path: list[int]) -> list[int]:
         """A few of the tokens that may come next, those first that lead to an end; what the path has already comes
         after what it has not."""
         used = set(path)
-        if not len(_allowed(mask, self._telling)):
-            found = _allowed(mask, self._structure) + sorted(_allowed(mask, self._digits), key=used.__contains__)
-            found += _allowed(mask, self._starts)
+        telling, quotes, structure, digits, starts, *content = self._allowed(mask)
+        if not telling:
+            found = structure + sorted(digits, key=used.__contains__) + starts
         else:
-            found = _allowed(mask, self._quotes)[:1]
+            found = quotes[:1]
             # Of each kind the first, then of each the second; each time another kind leads.
-            turn = len(path) % len(self._content)
-            kinds = [*self._content[turn:], *self._content[:turn]]
-            groups = [sorted(_allowed(mask, kind), key=used.__contains__)[:_BRANCHES] for kind in kinds]
+            turn = len(path) % len(content)
+            kinds = [*content[turn:], *content[:turn]]
+            groups = [sorted(kind, key=used.__contains__)[:_BRANCHES] for kind in kinds]
             found += [token_id for each in zip_longest(*groups) for token_id in each if token_id is not None]
         if not found:
             bits = np.unpackbits(mask.view(np.uint8), bitorder="little")
@@ -96,24 +127,19 @@ class Ends:
         return found[:_BRANCHES]
 
 
-def _allowed(mask: npt.NDArray[np.uint32], ids: npt.NDArray[np.int64]) -> list[int]:
-    """Of these tokens, in their order."""
-    bits = (mask[ids >> 5] >> (ids & 31).astype(np.uint32)) & 1
-    allowed: list[int] = ids[bits.astype(bool)].tolist()
-    return allowed
-
-
-def num_opened(token: bytes) -> int:
-    """How much a token may begin that has to be ended."""
-    return sum(byte in _OPENING for byte in token)
-
-
-def find_end(matcher: LLMatcher, ends: Ends, max_tokens: int, max_masks: int = MAX_MASKS) -> list[int] | None:
+def find_end(
+    matcher: LLMatcher,
+    ends: Ends,
+    max_tokens: int,
+    max_masks: int = MAX_MASKS,
+    scan: Scan | None = None,
+    expressions: Sequence[Expression] = (),
+) -> list[int] | None:
     """At most so many tokens after which the answer is whole; None where none were found. ``matcher`` is left as it
-    is."""
+    is. ``scan``: of the answer so far, whose strings may have to match one of ``expressions``."""
     if matcher.is_accepting():
         return []
-    way, turns, seen = _Way(matcher.deep_copy()), _Turns(), set[tuple[int, int]]()
+    way, turns, seen = _Way(matcher.deep_copy(), scan, expressions), _Turns(), set[tuple[int, int]]()
     num_masks = 0
     path: list[int] | None = []
     while path is not None and num_masks < max_masks:
@@ -167,8 +193,9 @@ class _Turns:
 class _Way:
     """A matcher, and the tokens that it has taken since the search began."""
 
-    def __init__(self, matcher: LLMatcher) -> None:
+    def __init__(self, matcher: LLMatcher, scan: Scan | None, expressions: Sequence[Expression]) -> None:
         self._matcher = matcher
+        self._scan, self._expressions = scan, expressions
         self.path: list[int] = []
 
     @property
@@ -201,7 +228,23 @@ class _Way:
                 if not self.step(forced):
                     return
                 continue
+            if self._ends_string(ends):
+                continue
             mask = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint32)
             if self._matcher.is_error():
                 return
             yield mask
+
+    def _ends_string(self, ends: Ends) -> bool:
+        """Where it is in a string that one of the expressions leads out of, it goes that way."""
+        if self._scan is None:
+            return False
+        text = self._scan.after(ends.bytes_of(self.path)).string
+        if text is None:
+            return False
+        endings = [ending for each in self._expressions if (ending := each.ending(text)) is not None]
+        for ending in sorted(endings, key=len):
+            token_ids = ends.spell(json.dumps(ending, ensure_ascii=False)[1:].encode("utf-8", "surrogatepass"))
+            if token_ids and self._matcher.validate_tokens(token_ids) == len(token_ids):
+                return self.step(token_ids)
+        return False

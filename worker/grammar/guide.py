@@ -1,25 +1,39 @@
 """What holds one sequence to its grammar: where in it the answer is, what may come next, and that it can still end.
 
 Where the grammar is strict, a token counts only if after it an end is known that fits into the tokens that are left
-(``accepts``). As long as they are far more than any end can take, nothing is looked for: what an end takes at most
-grows with each token by no more than ``Reach`` says, and is found out again when it comes near to what is left.
+(``accepts``). As long as they are more than any end can take (policies.schemas), nothing is looked for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 from llguidance import LLMatcher, LLTokenizer
 
-from worker.grammar.closing import Ends, find_end, num_opened
+from policies.expressions import Expression
+from policies.schemas import Bound
+from worker.grammar.closing import Ends, find_end
+from worker.grammar.scan import Scan
 
 MAX_MASKS = 200
 """Of a search for an end in the middle of an answer, where all others wait."""
+MAX_TRUST = 3
+"""Draws whose tokens the grammar forbids, one after the other, before it is expected of the next one, too."""
+PROBES = (b"q", b"z")
+"""Texts that may come next where nearly every one may, and that hardly anything begins with by chance."""
+RETRY_EVERY = 8
+"""Tokens after which one is drawn without again."""
 MAX_REFUSED = 3
 """Tokens of one place that may turn out to lead too far; then it is the known end's turn."""
+
+
+RETRY_SEARCH_EVERY = 8
+"""Tokens after which an end is looked for again that was not found before it had to be."""
+EARLY_TOKENS = 64
+"""So long before it must be known an end is looked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,20 +41,27 @@ class Reach:
     """How a grammar's answers end."""
 
     ends: Ends
-    each: int | None
-    """Tokens that one thing begun, a string, a list, a member of an object, adds to the shortest end at most; None: it
-    is not known."""
+    bound: Bound | None = None
+    """None: an end may be as far as it likes."""
+    expressions: Sequence[Expression] = ()
+    """That strings in it must match."""
 
-    @property
-    def most(self) -> int:
-        """By one token; of a grammar whose ``each`` is known."""
-        assert self.each is not None
-        return self.each * (1 + self.ends.most_opened)
+    def needs_end(self, max_tokens: int) -> bool:
+        """An answer of so many tokens begins near enough to its end."""
+        far = self.far(0)
+        return far is None or max_tokens <= far + EARLY_TOKENS
 
-    def of(self, token: bytes) -> int:
-        """As ``most``, by this one."""
-        assert self.each is not None
-        return self.each * (1 + num_opened(token))
+    def far(self, num_levels: int) -> int | None:
+        """Tokens to the end at most, after one more token."""
+        bound = self.bound
+        if bound is None or not self.ends.spells_bytes:
+            return None
+        return bound.of(num_levels + self.ends.most_levels)
+
+    def scan(self) -> Scan | None:
+        """Where what has been read of an answer counts."""
+        is_deep = self.bound is not None and self.bound.total is None
+        return Scan() if is_deep or self.expressions else None
 
 
 class Guide:
@@ -48,14 +69,17 @@ class Guide:
 
     __slots__ = (
         "_end",
-        "_farthest",
         "_found",
         "_is_endless",
         "_is_fresh",
+        "_looks_from",
         "_matcher",
         "_num_refused",
+        "_probes",
         "_reach",
+        "_scan",
         "_stops",
+        "_trust",
         "is_cut",
         "vocabulary",
     )
@@ -67,22 +91,28 @@ class Guide:
         stop_token_ids: frozenset[int],
         reach: Reach | None = None,
         end: list[int] | None = None,
+        probes: Sequence[int] = (),
     ) -> None:
         """``stop_token_ids``: any of them ends the answer, the model's own among them; ``reach``: of a strict grammar,
-        with an end from its beginning; where none was found that fits, none is promised."""
+        with an end from its beginning, if it needs one; where none was found that fits, none is promised. ``probes``:
+        the tokens of PROBES, if there are such."""
         self._matcher = matcher
         self.vocabulary = vocabulary
         self._reach = reach
         self._stops = stop_token_ids
+        self._probes = probes
         self._end = end
         """Tokens that would make it whole, from here if it is fresh, else from where it was a while ago."""
         self._is_fresh = end is not None
-        self._farthest = None if end is None else len(end)
-        """An end takes no more than that."""
-        self._is_endless = end is None
+        self._is_endless = end is None and (reach is None or reach.far(0) is None)
+        self._looks_from = 1 << 62
+        """Tokens that are left when an end is looked for again."""
+        self._scan = None if reach is None else reach.scan()
         self._found: tuple[int, list[int]] | None = None
         """A token that was accepted, and the end after it."""
         self._num_refused = 0
+        self._trust = MAX_TRUST
+        """That what the model would say is allowed; below 0: for so long it has not been asked."""
         self.is_cut = False
         """It goes another way than it would have, had it had more room."""
 
@@ -120,6 +150,89 @@ class Guide:
         """Of these, how many may follow."""
         return self._matcher.validate_tokens(token_ids)
 
+    def forced(self, max_tokens: int = 1) -> list[int]:
+        """The tokens that come next in any case; as a rule there are none."""
+        matcher = self._matcher
+        found: list[int] = []
+        num = 0
+        # One by one: how the last of many are cut depends on where the first ones end.
+        while len(found) < max_tokens and (token_ids := matcher.compute_ff_tokens()):
+            found.append(token_ids[0])
+            if len(found) == max_tokens or matcher.try_consume_tokens(token_ids[:1]) != 1:
+                break
+            num += 1
+        if num:
+            matcher.rollback(num)
+        return found
+
+    def num_held_to(self, token_ids: Sequence[int], masked: Container[int] = ()) -> int:
+        """How many of these, one after the other, a mask would let through; ``masked``: the places of those that one
+        has."""
+        matcher = self._matcher
+        num = 0
+        for place, token_id in enumerate(token_ids):
+            if place not in masked and not self._lets_through(token_id):
+                break
+            if place + 1 < len(token_ids) and token_id not in self._stops:
+                if matcher.try_consume_tokens([token_id]) != 1:
+                    break
+                num += 1
+        else:
+            place = len(token_ids)
+        if num:
+            matcher.rollback(num)
+        return place
+
+    def _lets_through(self, token_id: int) -> bool:
+        forced = self.forced()
+        if forced:
+            return forced[0] == token_id
+        if token_id in self._stops and self._matcher.is_accepting():
+            return True
+        return bool(self._matcher.validate_tokens([token_id]))
+
+    # Whether the model keeps to it by itself
+
+    @property
+    def is_wayward(self) -> bool:
+        """What the model would say is hardly ever allowed, so that masks had better be there before; once in a while it
+        is tried again."""
+        if self._trust > 0:
+            return False
+        self._trust -= 1
+        return self._trust > -RETRY_EVERY
+
+    def tried(self, is_allowed: bool) -> None:
+        """A token was drawn without a mask."""
+        self._trust = MAX_TRUST if is_allowed else max(0, self._trust - 1)
+
+    def is_wide(self) -> bool:
+        """Much may come next, as within a text: a mask takes long there, and some of the tokens that the model would
+        say one after the other is allowed."""
+        for token_id in self._probes:
+            if not self._matcher.validate_tokens([token_id]):
+                return False
+        return bool(self._probes)
+
+    def pick(self, token_ids: list[int]) -> bool:
+        """``token_ids``: one that was drawn without a mask, and behind it those that would have come without it. Puts
+        the first one that the grammar allows in front, or the only one that it does. False: it is none of them, and
+        there is more than one."""
+        if token_ids[0] < 0:
+            return True
+        matcher = self._matcher
+        forced = matcher.compute_ff_tokens()
+        if forced:
+            token_ids[0] = forced[0]
+            return True
+        for token_id in token_ids:
+            if token_id < 0:
+                break
+            if matcher.validate_tokens([token_id]) or (token_id in self._stops and matcher.is_accepting()):
+                token_ids[0] = token_id
+                return True
+        return False
+
     # An end in time
 
     def is_careful(self, num_left: int, num_drafted: int = 0) -> bool:
@@ -127,15 +240,17 @@ class Guide:
         reach = self._reach
         if reach is None or self._is_endless:
             return False
-        if reach.each is None:
+        far = reach.far(0 if self._scan is None else self._scan.num_levels)
+        num_free = num_left - num_drafted
+        if far is None or num_free <= far:
             return self._has_end(num_left)
-        most = reach.most * (1 + num_drafted)
-        if self._farthest is not None and self._farthest + most < num_left - num_drafted:
+        # Where an end is known to be there, it had better be found before it must be.
+        if num_free > min(far + EARLY_TOKENS, self._looks_from):
             return False
-        if not self._has_end(num_left):
-            return False
-        assert self._farthest is not None
-        return self._farthest + most >= num_left - num_drafted
+        if self._finds_end(num_left):
+            return True
+        self._looks_from = num_left - RETRY_SEARCH_EVERY
+        return False
 
     def accepts(self, token_id: int, num_left: int) -> bool:
         """Whether the answer can end in time after this token; of a careful place."""
@@ -159,16 +274,26 @@ class Guide:
             allow(mask, token_id)
 
     def _has_end(self, num_left: int) -> bool:
-        """Makes sure that an end is known from here."""
+        """Makes sure that an end is known from here; where none is found, none is looked for any more."""
+        self._is_endless = not self._finds_end(num_left)
+        return not self._is_endless
+
+    def _finds_end(self, num_left: int) -> bool:
         if not self._is_fresh:
             assert self._reach is not None
             if self._end is None or not self._leads_to_end(self._end):
-                self._end = find_end(self._matcher, self._reach.ends, num_left, MAX_MASKS)
-            if self._end is None or len(self._end) > num_left:
-                self._is_endless = True
+                self._end = self._search(num_left, self._scan)
+            if self._end is None:
                 return False
-            self._is_fresh, self._farthest = True, len(self._end)
-        return True
+            self._is_fresh = True
+        return self._end is not None and len(self._end) <= num_left
+
+    def _search(self, max_tokens: int, scan: Scan | None) -> list[int] | None:
+        assert self._reach is not None
+        expressions = self._reach.expressions
+        return find_end(
+            self._matcher, self._reach.ends, max_tokens, MAX_MASKS, scan if expressions else None, expressions
+        )
 
     def _end_after(self, token_id: int, max_tokens: int) -> list[int] | None:
         matcher, end = self._matcher, self._end
@@ -182,7 +307,8 @@ class Guide:
             return None
         after: list[int] | None = end
         if len(end) > max_tokens or not self._leads_to_end(end):
-            after = find_end(matcher, self._reach.ends, max_tokens, MAX_MASKS)
+            scan = None if self._scan is None else self._scan.after(self.vocabulary.decode_bytes([token_id]))
+            after = self._search(max_tokens, scan)
         matcher.rollback(1)
         return after
 
@@ -194,16 +320,14 @@ class Guide:
 
     def _moved(self, token_id: int) -> None:
         found, self._found, self._num_refused = self._found, None, 0
+        if self._scan is not None:
+            self._scan.feed(self.vocabulary.decode_bytes([token_id]))
         if found is not None and found[0] == token_id:
             self._end = found[1]
-            self._farthest = len(self._end)
-            return
-        if self._is_fresh and self._end and self._end[0] == token_id:
+        elif self._is_fresh and self._end and self._end[0] == token_id:
             del self._end[0]
         else:
             self._is_fresh = False
-        if self._farthest is not None and self._reach is not None and self._reach.each is not None:
-            self._farthest += self._reach.of(self.vocabulary.decode_bytes([token_id]))
 
 
 def allow(mask: npt.NDArray[np.int32], token_id: int) -> None:

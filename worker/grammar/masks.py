@@ -1,20 +1,67 @@
-"""The masks of a step: of each sequence that keeps to a grammar, the tokens that may come next, one bit each."""
+"""The masks of a step: of each sequence that keeps to a grammar, the tokens that may come next, one bit each.
+
+A mask takes as long as some fifty tokens to look at, and within a text, where nearly all may come, many times that.
+Where the most likely of all tokens is taken, or each as likely as the model has it, a token that the grammar allows is
+the one that would have come with the mask, too: the race that it has won (worker.sampling.race) is between tokens that
+know nothing of each other. So on the host such a row is drawn without, and only one whose token is not allowed gets its
+mask, and is drawn again; within a text those who came next in the race are looked at before. Who is hardly ever allowed
+what it says gets its mask at once, but within a text. What cuts the unlikely off, top-k, top-p and min-p, depends on
+all that is allowed; and a device is not waited for more often than must be. Masks that are needed in any case are made
+beside the forward pass where it leaves a core to do so (benchmarks/grammar.md).
+"""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence as Run
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from llguidance import LLExecutor
 
+from policies.terms import Sampling
 from worker.grammar.errors import GuideLost
 from worker.grammar.guide import Guide, allow, first_line
-from worker.sampling.masks import Judge, Masks
+from worker.placement import allowed, cores
+from worker.sampling.masks import Masks
 from worker.sequence import Sequence
 
 Words = npt.NDArray[np.int32]
+
+NONE = torch.empty((0, 0), dtype=torch.int32)
+WORTH_THREADS = 4
+"""So few threads take longer to wake than the masks that they would make meanwhile."""
+FIRST_ROWS = 64
+"""Of the room for masks; it grows."""
+
+
+@dataclass(slots=True, eq=False)
+class _Held:
+    """A sequence of the batch that is held to a grammar."""
+
+    sequence: Sequence
+    guide: Guide
+    is_tried: bool
+    """Drawn without masks at first."""
+    row: int = -1
+    """Of the batch: where its next token is drawn, and behind it what follows each token of its draft."""
+    num_left: int | None = None
+    """Where its next token has to be one after which an end is known."""
+    masks: dict[int, Words] = field(default_factory=dict)
+    """By the number of draft tokens before: those of its rows that are made."""
+    ending: set[int] = field(default_factory=set)
+    """Of those, the ones that let it do nothing but end, though it is shorter than it should be."""
+    is_free: bool = False
+    """It is known that there is more than one token that may come next."""
+    is_ranked: bool = False
+    """More than one token that it would have come to has been asked for."""
+
+    @property
+    def num_rows(self) -> int:
+        return 1 + len(self.sequence.draft_token_ids)
 
 
 class MaskMaker:
@@ -22,74 +69,251 @@ class MaskMaker:
 
     def __init__(self, is_pinned: bool) -> None:
         """``is_pinned``: the masks go to a device."""
-        self._executor = LLExecutor()
         self._is_pinned = is_pinned
+        self._num_spare = len(cores(allowed())) - torch.get_num_threads()
+        """Cores that the forward pass leaves alone."""
+        num_threads = self._num_spare if self._num_spare > 0 else torch.get_num_threads()
+        self._executor = LLExecutor(num_threads)
+        self._is_alone = num_threads < WORTH_THREADS
         self._buffer = self._room(0, 0)
+        self._num_used = 0
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="masks")
+        self._foreseen: tuple[dict[Sequence, _Held], Future[torch.Tensor]] | None = None
+        self.faults: dict[Sequence, Exception] = {}
+        """Those sequences of the last batch that cannot go on, once it is drawn."""
+        self.num_masks = 0
+        self.waited_s = 0.0
 
-    def make(self, sequences: Run[Sequence]) -> tuple[Masks | None, dict[Sequence, Exception]]:
+    def foresee(self, sequences: Run[Sequence]) -> None:
+        """Begins with the masks that some of these will need, of whom all tokens are known; until ``make`` or
+        ``settle`` nobody else may touch their guides."""
+        self.settle()
+        if self._num_spare <= 0:
+            return
+        held = [self._held(each, each.guide) for each in sequences if each.guide is not None and not each.has_ended]
+        held = [each for each in held if not each.is_tried]
+        if held:
+            self._begin(held)
+            filled = self._thread.submit(self.fill, _rows_of(held))
+            self._foreseen = {each.sequence: each for each in held}, filled
+
+    def settle(self) -> dict[Sequence, _Held]:
+        """What was foreseen, once it is there."""
+        foreseen, self._foreseen = self._foreseen, None
+        if foreseen is None:
+            return {}
+        foreseen[1].result()
+        return foreseen[0]
+
+    def make(self, sequences: Run[Sequence]) -> Masks | None:
         """Of the rows of a batch, as ``Sequence.rows`` has them: those of sequences that have a guide and have not
-        ended. And those that cannot go on."""
-        rows: list[int] = []
-        asked: list[tuple[Sequence, Guide, int]] = []
+        ended. See ``faults`` once it is drawn."""
+        began_at = time.perf_counter()
+        masks = self._make(sequences)
+        self.waited_s += time.perf_counter() - began_at
+        return masks
+
+    def _make(self, sequences: Run[Sequence]) -> Masks | None:
+        known = self.settle()
+        held: list[_Held] = []
         at = 0
         for sequence in sequences:
-            num = 1 + len(sequence.draft_token_ids)
-            if sequence.guide is not None and not sequence.has_ended:
-                asked.append((sequence, sequence.guide, len(rows)))
-                rows += range(at, at + num)
-            at += num
-        if not asked:
-            return None, {}
-        if len(rows) > len(self._buffer):
-            num_words = -(-asked[0][1].vocabulary.vocab_size // 32)  # one model has one vocabulary
-            self._buffer = self._room(2 * len(rows), num_words)
-        bits = self._buffer[: len(rows)]
-        words: Words = bits.numpy()
-        words.fill(-1)
-        self._fill(asked, words)
-        judges: list[Judge | None] = [None] * len(rows)
-        ending: set[int] = set()
-        faults: dict[Sequence, Exception] = {}
-        for sequence, guide, place in asked:
-            if guide.matcher.is_error():
-                reason = first_line(guide.matcher.get_error())
-                faults[sequence] = GuideLost(f"its grammar cannot be followed any further: {reason}")
-                continue
-            for nth in range(1 + len(sequence.draft_token_ids)):
-                if self._finish(sequence, guide, words[place + nth], nth):
-                    ending.add(rows[place + nth])
-            num_left = sequence.num_left
-            if guide.is_careful(num_left):
-                judges[place] = Judge(guide, num_left)
-        return Masks(rows, bits, judges, frozenset(ending)), faults
+            guide = sequence.guide
+            if guide is not None and not sequence.has_ended:
+                each = known.get(sequence) or self._held(sequence, guide)
+                each.row = at
+                num_left = sequence.num_left
+                each.num_left = num_left if guide.is_careful(num_left) else None
+                held.append(each)
+            at += 1 + len(sequence.draft_token_ids)
+        if not held:
+            return None
+        if not known:
+            self._begin(held)
+        asked = [each for each in held if not each.is_tried]
+        made = self.fill(_rows_of([each for each in asked if each.sequence not in known]))
+        check = _Check(self, held) if any(each.is_tried or each.num_left is not None for each in held) else None
+        ending = frozenset(each.row + nth for each in asked for nth in each.ending)
+        rows = [each.row + nth for each in asked for nth in range(each.num_rows)]
+        # They go on as they were made, unless some were made before the others.
+        bits = _stacked(_rows_of(asked)) if known else made
+        return Masks(rows, bits, check, ending)
 
-    def _fill(self, asked: list[tuple[Sequence, Guide, int]], words: Words) -> None:
-        plain = [(guide.matcher, place) for sequence, guide, place in asked if not sequence.draft_token_ids]
-        drafted = [
-            (guide.matcher, place, list(sequence.draft_token_ids))
-            for sequence, guide, place in asked
-            if sequence.draft_token_ids
-        ]
+    def _held(self, sequence: Sequence, guide: Guide) -> _Held:
+        is_tried = not self._is_pinned and _is_unfiltered(sequence) and (not guide.is_wayward or guide.is_wide())
+        if is_tried and sequence.draft_token_ids:
+            # What the grammar itself has drafted is hardly ever what would come without.
+            is_tried = guide.forced() != sequence.draft_token_ids[:1]
+        return _Held(sequence, guide, is_tried)
+
+    def _begin(self, held: list[_Held]) -> None:
+        """With a new batch."""
+        self.faults, self._num_used = {}, 0
+        if not len(self._buffer):
+            num_words = -(-held[0].guide.vocabulary.vocab_size // 32)  # one model has one vocabulary
+            self._buffer = self._room(FIRST_ROWS, num_words)
+
+    def fill(self, asked: list[tuple[_Held, int]]) -> torch.Tensor:
+        """Makes rows of some sequences, each behind so many tokens of its draft; all of one sequence, or one."""
+        if not asked:
+            return NONE
+        begin = self._num_used
+        self._num_used += len(asked)
+        if self._num_used > len(self._buffer):
+            # What was given out of the old one stays where it is.
+            self._buffer = self._room(2 * self._num_used, self._buffer.shape[1])
+        made = self._buffer[begin : self._num_used]
+        words: Words = made.numpy()
+        self.num_masks += len(asked)
+        self._fill(asked, words)
+        eos_token_id = asked[0][0].guide.vocabulary.eos_token
+        may_end: list[int] = (words[:, eos_token_id >> 5] >> (eos_token_id & 31) & 1).tolist()
+        for (each, nth), row, is_end in zip(asked, words, may_end, strict=True):
+            each.masks[nth] = row
+            matcher = each.guide.matcher
+            if matcher.is_error():
+                row.fill(-1)
+                reason = first_line(matcher.get_error())
+                self.faults[each.sequence] = GuideLost(f"its grammar cannot be followed any further: {reason}")
+            elif is_end and _finish(each.sequence, each.guide, row, nth):
+                each.ending.add(nth)
+        return made
+
+    def _fill(self, asked: list[tuple[_Held, int]], words: Words) -> None:
+        plain = []
+        drafted = []
+        behind: list[tuple[Guide, int]] = []
+        for place, (each, nth) in enumerate(asked):
+            matcher, draft = each.guide.matcher, each.sequence.draft_token_ids
+            if draft and not each.is_tried:
+                if not nth:
+                    drafted.append((matcher, place, list(draft)))
+                continue
+            if nth:
+                behind.append((each.guide, matcher.try_consume_tokens(draft[:nth])))
+            if not each.is_free and (forced := matcher.compute_ff_tokens()):
+                words[place] = 0
+                allow(words[place], forced[0])
+            else:
+                plain.append((matcher, place))
         row_bytes = 4 * words.shape[1]
-        if plain:
+        if plain and self._is_alone:
+            begin = words.ctypes.data
+            for matcher, place in plain:
+                matcher.unsafe_compute_mask_ptr(begin + place * row_bytes, row_bytes)
+        elif plain:
             self._executor.unsafe_compute_mask_ptr(plain, words.ctypes.data, row_bytes, len(words))
         if drafted:
+            # Nothing is made behind what is not allowed.
+            for _, place, draft in drafted:
+                words[place + 1 : place + 1 + len(draft)] = -1
             self._executor.unsafe_compute_mask_ptr_with_draft_token(drafted, words.ctypes.data, row_bytes, len(words))
-
-    def _finish(self, sequence: Sequence, guide: Guide, row: Words, num_drafted: int) -> bool:
-        """Where the answer may end, any of its ends will do. Whether it must, though it is shorter than it should
-        be."""
-        eos_token_id = guide.vocabulary.eos_token
-        if not row[eos_token_id >> 5] >> (eos_token_id & 31) & 1:
-            return False
-        for token_id in guide.stop_token_ids:
-            allow(row, token_id)
-        if len(sequence.output_token_ids) + num_drafted >= sequence.sampling.min_tokens:
-            return False
-        ends = np.zeros_like(row)
-        for token_id in guide.stop_token_ids:
-            allow(ends, token_id)
-        return not (row & ~ends).any()
+        for guide, num in behind:
+            guide.matcher.rollback(num)
 
     def _room(self, num_rows: int, num_words: int) -> torch.Tensor:
         return torch.empty((num_rows, num_words), dtype=torch.int32, pin_memory=self._is_pinned)
+
+
+class _Check:
+    """Of the tokens of a batch that were drawn without their masks, or must leave room for an end."""
+
+    def __init__(self, maker: MaskMaker, held: list[_Held]) -> None:
+        self._maker = maker
+        self._held = [each for each in held if each.is_tried or each.num_left is not None]
+
+    def refused(self, ranked: Run[list[int]]) -> Masks | None:
+        """See worker.sampling.masks.Check."""
+        began_at = time.perf_counter()
+        masks = self._refused(ranked)
+        self._maker.waited_s += time.perf_counter() - began_at
+        return masks
+
+    def _refused(self, ranked: Run[list[int]]) -> Masks | None:
+        wrong: list[tuple[_Held, int]] = []
+        wide: list[_Held] = []
+        far: list[tuple[_Held, int, int]] = []
+        faults = self._maker.faults
+        for each in self._held:
+            if each.sequence in faults:
+                continue
+            if each.is_tried and each.num_left is None and not each.sequence.draft_token_ids:
+                guide = each.guide
+                is_picked = guide.pick(ranked[each.row])
+                if not each.is_ranked:
+                    guide.tried(is_picked)
+                if not is_picked:
+                    each.is_free = True
+                    if not each.is_ranked and guide.is_wide():
+                        each.is_ranked = True
+                        wide.append(each)
+                    else:
+                        wrong.append((each, 0))
+                continue
+            nth, token_id = self._wrong(each, ranked)
+            if nth >= 0:
+                wrong.append((each, nth))
+                far.append((each, nth, token_id))
+        if not wrong and not wide:
+            return None
+        bare = [(each, nth) for each, nth in wrong if nth not in each.masks]
+        made = self._maker.fill(bare)
+        for each, nth, token_id in far:
+            # What the mask itself forbids was never up for an end.
+            mask = each.masks[nth]
+            if each.num_left is not None and mask[token_id >> 5] >> (token_id & 31) & 1:
+                each.guide.narrow(mask, token_id)
+        # What nothing but a mask was missing is right once that is there.
+        self._held = [each for each, _, _ in far] + wide
+        bits = made if len(bare) == len(wrong) else _stacked(wrong)
+        rows = [each.row + nth for each, nth in wrong]
+        return Masks(rows, bits, self if self._held else None, more=[each.row for each in wide])
+
+    def _wrong(self, each: _Held, ranked: Run[list[int]]) -> tuple[int, int]:
+        """The first place of its run whose token will not do, and that one; below 0: all will."""
+        run = _run(each, ranked)
+        nth = each.guide.num_held_to(run, each.masks) if run[-1] >= 0 else len(run)
+        if each.is_tried and not each.masks:
+            each.guide.tried(nth == len(run))
+        if nth == len(run):
+            nth -= 1
+            if nth or each.num_left is None or run[0] < 0 or each.guide.accepts(run[0], each.num_left):
+                return -1, 0
+        return nth, run[nth]
+
+
+def _rows_of(held: list[_Held]) -> list[tuple[_Held, int]]:
+    return [(each, nth) for each in held for nth in range(each.num_rows)]
+
+
+def _stacked(asked: list[tuple[_Held, int]]) -> torch.Tensor:
+    return torch.from_numpy(np.stack([each.masks[nth] for each, nth in asked])) if asked else NONE
+
+
+def _run(each: _Held, ranked: Run[list[int]]) -> list[int]:
+    """What is drawn for it: as far as its draft foresaw it, and one more."""
+    draft = each.sequence.draft_token_ids
+    num = 0
+    while num < len(draft) and ranked[each.row + num][0] == draft[num]:
+        num += 1
+    return [ranked[each.row + nth][0] for nth in range(num + 1)]
+
+
+def _is_unfiltered(sequence: Sequence) -> bool:
+    """What may come next has no say in which of it comes, and nothing is forbidden for its shortness."""
+    sampling: Sampling = sequence.sampling
+    if len(sequence.output_token_ids) < sampling.min_tokens:
+        return False
+    return sampling.temperature == 0 or (not sampling.top_k and sampling.top_p >= 1.0 and not sampling.min_p)
+
+
+def _finish(sequence: Sequence, guide: Guide, row: Words, num_drafted: int) -> bool:
+    """Of where the answer may end: any of its ends will do. Whether it must, though it is shorter than it should be."""
+    for token_id in guide.stop_token_ids:
+        allow(row, token_id)
+    if len(sequence.output_token_ids) + num_drafted >= sequence.sampling.min_tokens:
+        return False
+    ends = np.zeros_like(row)
+    for token_id in guide.stop_token_ids:
+        allow(ends, token_id)
+    return not (row & ~ends).any()

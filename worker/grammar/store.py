@@ -6,6 +6,7 @@ grammar that is asked for. Whoever asks for one that is there goes on at once.
 
 from __future__ import annotations
 
+import json
 import time
 from collections import OrderedDict
 from collections.abc import Callable
@@ -16,30 +17,41 @@ from threading import Lock
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from policies import wire
+from policies.expressions import read
 from policies.grammar import NotReadable, spelled
-from worker.grammar.closing import Ends, find_end
+from policies.holding import KeptGrammars
+from policies.schemas import bound, patterns_of
+from worker.grammar.closing import MAX_MASKS, Ends, find_end
 from worker.grammar.errors import NoVocabulary, Unguided
-from worker.grammar.guide import Guide, Reach, first_line
+from worker.grammar.guide import PROBES, Guide, Reach, first_line
 
-MAX_KEPT = 256
-MAX_KEPT_CHARS = 16 << 20
-"""Of the sources of those that are kept; what they are compiled to is some times that."""
 MAX_SOURCE_CHARS = 4 << 20
 MAX_END_TOKENS = 4096
 """Of the shortest answer that is looked for."""
+MAX_LEXER_STATES = 50_000
+"""Of one grammar, a kilobyte or two each."""
+
+LIMITS = LLParserLimits(verbose_errors=False, max_lexer_states=MAX_LEXER_STATES)
+
+KEPT = KeptGrammars()
 
 Guides = dict[int, Guide]
 """By the index of the sequence."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Compiled:
     matcher: LLMatcher
     """At its beginning; only ever copied."""
     vocabulary: LLTokenizer
     reach: Reach | None
-    end: list[int] | None
+    end: list[int] | None = None
     """Of a strict one: tokens that are a whole answer."""
+    is_searched: bool = False
+    """For its end, as soon as a request needs one."""
+
+    def needs_end(self, max_tokens: int) -> bool:
+        return self.reach is not None and self.reach.needs_end(max_tokens)
 
 
 class Grammars:
@@ -52,17 +64,20 @@ class Grammars:
         eos_token_ids: frozenset[int],
         executor: Executor,
         wake: Callable[[], None],
+        kept: KeptGrammars = KEPT,
     ) -> None:
         """``read``: as read_vocabulary; ``wake``: has somebody look at ``turn``, called on any thread."""
+        self._max_kept, self._max_kept_bytes = kept.max_kept, kept.max_kept_bytes
         self._read, self._num_logits, self._eos_token_ids = read, num_logits, eos_token_ids
         self._executor, self._wake = executor, wake
         self._lock = Lock()
         self._vocabulary: LLTokenizer | None = None
+        self._probes: list[int] = []
         self._ends: Ends | None = None
         self._kept: OrderedDict[wire.Grammar, Future[_Compiled]] = OrderedDict()
-        self._num_kept_chars = 0
+        self._num_kept_bytes = 0
         self._begun: dict[str, Future[Guides]] = {}
-        self.num_compiled = 0
+        self.num_compiled = self.num_hits = self.num_refused = 0
         self.compile_s = 0.0
 
     def __len__(self) -> int:
@@ -81,9 +96,12 @@ class Grammars:
             ):
                 return None
             self._kept.move_to_end(submit.grammar)
-        compiled = kept.result()
-        is_long = compiled.end is not None and len(compiled.end) > submit.sampling.max_tokens
-        return None if is_long else self._guides(compiled, submit, compiled.end)
+            self.num_hits += 1
+        compiled, max_tokens = kept.result(), submit.sampling.max_tokens
+        if not compiled.needs_end(max_tokens):
+            return self._guides(compiled, submit, None)
+        is_long = compiled.end is not None and len(compiled.end) > max_tokens
+        return None if is_long or not compiled.is_searched else self._guides(compiled, submit, compiled.end)
 
     def begin(self, submit: wire.Submit) -> None:
         """``turn`` will say what came of it."""
@@ -94,7 +112,19 @@ class Grammars:
     def turn(self) -> list[tuple[str, Guides | Unguided]]:
         """What has come of requests since the last call."""
         done = [request_id for request_id, future in self._begun.items() if future.done()]
-        return [(request_id, _outcome(self._begun.pop(request_id))) for request_id in done]
+        found = [(request_id, _outcome(self._begun.pop(request_id))) for request_id in done]
+        self.num_refused += sum(isinstance(each, Unguided) for _, each in found)
+        return found
+
+    def counts(self) -> dict[str, float]:
+        """What a worker's ``Stats`` say of them, by field."""
+        return {
+            "num_grammars": len(self._kept),
+            "num_grammars_compiled": self.num_compiled,
+            "grammar_compile_s": self.compile_s,
+            "num_grammar_hits": self.num_hits,
+            "num_grammars_refused": self.num_refused,
+        }
 
     def forget(self, request_id: str) -> None:
         """Nobody waits for this one any more."""
@@ -107,14 +137,23 @@ class Grammars:
     def _prepare(self, submit: wire.Submit) -> Guides:
         assert submit.grammar is not None
         compiled, max_tokens = self._compiled(submit.grammar), submit.sampling.max_tokens
-        end = compiled.end
-        if end is not None and compiled.reach is not None and len(end) > max_tokens:
-            end = find_end(compiled.matcher, compiled.reach.ends, max_tokens)
+        end = None
+        reach = compiled.reach
+        if reach is not None and reach.needs_end(max_tokens):
+            if not compiled.is_searched:
+                compiled.end, compiled.is_searched = self._end_of(compiled.matcher, reach, MAX_END_TOKENS), True
+            end = compiled.end
+            if end is not None and len(end) > max_tokens:
+                end = self._end_of(compiled.matcher, reach, max_tokens)
         guides = self._guides(compiled, submit, end)
         for index, token_ids in submit.emitted_token_ids.items():
             if not guides[index].replay(token_ids, max_tokens):
                 raise Unguided(f"what was emitted of sequence {index} is no beginning of what its grammar allows")
         return guides
+
+    @staticmethod
+    def _end_of(matcher: LLMatcher, reach: Reach, max_tokens: int) -> list[int] | None:
+        return find_end(matcher.deep_copy(), reach.ends, max_tokens, MAX_MASKS, reach.scan(), reach.expressions)
 
     def _guides(self, compiled: _Compiled, submit: wire.Submit, end: list[int] | None) -> Guides:
         stops = self._eos_token_ids | frozenset(submit.sampling.stop_token_ids)
@@ -125,6 +164,7 @@ class Grammars:
                 stops,
                 compiled.reach,
                 None if end is None else list(end),
+                self._probes,
             )
             for index in submit.indices
         }
@@ -135,10 +175,12 @@ class Grammars:
             kept = self._kept.get(grammar)
             if kept is None:
                 own = self._kept[grammar] = Future[_Compiled]()
-                self._num_kept_chars += len(grammar.source)
-                while len(self._kept) > MAX_KEPT or (self._num_kept_chars > MAX_KEPT_CHARS and len(self._kept) > 1):
+                self._num_kept_bytes += _num_bytes(grammar)
+                while len(self._kept) > self._max_kept or (
+                    self._num_kept_bytes > self._max_kept_bytes and len(self._kept) > 1
+                ):
                     gone, _ = self._kept.popitem(last=False)
-                    self._num_kept_chars -= len(gone.source)
+                    self._num_kept_bytes -= _num_bytes(gone)
         if kept is not None:
             return kept.result()
         try:
@@ -148,7 +190,7 @@ class Grammars:
             with self._lock:
                 if self._kept.get(grammar) is own:
                     del self._kept[grammar]
-                    self._num_kept_chars -= len(grammar.source)
+                    self._num_kept_bytes -= _num_bytes(grammar)
             raise
         own.set_result(compiled)
         return compiled
@@ -162,21 +204,21 @@ class Grammars:
             text = spelled(grammar)
         except NotReadable as error:
             raise Unguided(f"the grammar cannot be read: {error}") from None
-        matcher = LLMatcher(vocabulary, text, log_level=0, limits=LLParserLimits(verbose_errors=False))
+        matcher = LLMatcher(vocabulary, text, log_level=0, limits=LIMITS)
         # What is too much for its bounds shows here, and not in the middle of everybody's step.
         tried = matcher.deep_copy()
         if not tried.is_error():
             tried.compute_bitmask()
         if tried.is_error():
             raise Unguided(f"the grammar cannot be compiled: {first_line(tried.get_error())}")
-        reach = end = None
+        reach = None
         if grammar.is_strict:
-            reach = Reach(self._ends_of(vocabulary), None)
-            end = find_end(matcher, reach.ends, MAX_END_TOKENS)
+            expressions = read(patterns_of(json.loads(grammar.source))) if grammar.kind == "json_schema" else []
+            reach = Reach(self._ends_of(vocabulary), bound(grammar), expressions)
         with self._lock:
             self.num_compiled += 1
             self.compile_s += time.monotonic() - began_at
-        return _Compiled(matcher, vocabulary, reach, end)
+        return _Compiled(matcher, vocabulary, reach)
 
     def _tokens(self) -> LLTokenizer:
         with self._lock:
@@ -185,6 +227,8 @@ class Grammars:
                     self._vocabulary = self._read()
                 except NoVocabulary as error:
                     raise Unguided(f"this model's answers cannot be held to a grammar: {error}") from error
+                probes = [self._vocabulary.tokenize_bytes(probe) for probe in PROBES]
+                self._probes = [found[0] for found in probes] if all(len(found) == 1 for found in probes) else []
             return self._vocabulary
 
     def _ends_of(self, vocabulary: LLTokenizer) -> Ends:
@@ -192,6 +236,10 @@ class Grammars:
             if self._ends is None:
                 self._ends = Ends(vocabulary, self._num_logits)
             return self._ends
+
+
+def _num_bytes(grammar: wire.Grammar) -> int:
+    return len(grammar.source.encode("utf-8", "surrogatepass"))
 
 
 def _outcome(future: Future[Guides]) -> Guides | Unguided:

@@ -32,21 +32,34 @@ def read_vocabulary(path: Path, num_logits: int, eos_token_ids: Iterable[int]) -
     ends = sorted(eos_token_ids) or [num_logits]
     try:
         if path.is_file():
-            return _made(_gguf_tokens(path), num_logits, ends)
+            return made(_gguf_tokens(path), num_logits, ends)
         text = (path / "tokenizer.json").read_text(encoding="utf-8")
         description = json.loads(text)
         num_tokens = max((num_logits, *(token_id + 1 for token_id in _ids(description)), *(end + 1 for end in ends)))
         try:
             return LLTokenizer(text, n_vocab=num_tokens, eos_token=ends)
         except ValueError:
-            return _made(_tokens(description), num_logits, ends)
+            return made(tokens_of(description), num_logits, ends)
     except (OSError, ValueError, GgufInvalid, LookupError, TypeError, AttributeError) as error:
         raise NoVocabulary(f"its tokenizer cannot be read for grammars: {str(error)[:300]}") from error
 
 
-def _made(tokens: dict[int, bytes], num_logits: int, ends: list[int]) -> LLTokenizer:
+def spelt(path: Path) -> dict[int, bytes]:
+    """The bytes of each token of such a model, none where its tokenizer cannot be read; special ones are marked."""
+    try:
+        if path.is_file():
+            return _gguf_tokens(path)
+        return tokens_of(json.loads((path / "tokenizer.json").read_text(encoding="utf-8")))
+    except (OSError, ValueError, GgufInvalid, LookupError, TypeError, AttributeError):
+        return {}
+
+
+def made(tokens: dict[int, bytes], num_logits: int, ends: Sequence[int]) -> LLTokenizer:
+    """Of tokens by id, and those of them that end an answer; it cuts texts greedily."""
     num_tokens = max(num_logits, *(token_id + 1 for token_id in (*tokens, *ends)))
-    return LLTokenizer(TokenizerWrapper(_Greedy([tokens.get(i, b"") for i in range(num_tokens)], ends)), eos_token=ends)
+    return LLTokenizer(
+        TokenizerWrapper(_Greedy([tokens.get(i, b"") for i in range(num_tokens)], ends)), eos_token=list(ends)
+    )
 
 
 class _Greedy:
@@ -87,7 +100,9 @@ def _ids(description: dict[str, Any]) -> Iterable[int]:
     yield from (added["id"] for added in description.get("added_tokens") or ())
 
 
-def _tokens(description: dict[str, Any]) -> dict[int, bytes]:
+def tokens_of(description: dict[str, Any]) -> dict[int, bytes]:
+    """The bytes of each token, as tokenizer.json describes it. Raises ValueError, or whatever one that is none leads
+    to."""
     vocabulary = description["model"]["vocab"]
     pairs = vocabulary.items() if isinstance(vocabulary, dict) else ((each[0], i) for i, each in enumerate(vocabulary))
     steps = json.dumps([description.get("decoder"), description.get("pre_tokenizer")])

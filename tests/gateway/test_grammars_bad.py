@@ -1,0 +1,107 @@
+"""Grammars that would take for ever, or all memory: each is refused by the path at fault, and nobody waits for it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+
+from gateway.grammars import Grammars
+from gateway.openai import AskedGrammar, Malformed
+from policies import holding, wire
+
+SCHEMA = "response_format.json_schema.schema"
+
+
+def asked(schema: object, is_strict: bool = True) -> AskedGrammar:
+    source = schema if isinstance(schema, str) else json.dumps(schema)
+    return AskedGrammar(wire.Grammar("json_schema", source, is_strict), SCHEMA)
+
+
+@pytest.fixture
+def grammars():
+    made = Grammars()
+    yield made
+    made.close()
+
+
+LOOP = {"type": "object", "properties": {"n": {"$ref": "#/$defs/a"}}, "required": ["n"]}
+CIRCLE = {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}
+FULL_OF_CHOICES = {
+    "allOf": [
+        {"anyOf": [{"type": "object", "properties": {f"k{i}_{j}": {"type": "string"}}} for j in range(4)]}
+        for i in range(12)
+    ]
+}
+
+
+@pytest.mark.parametrize(
+    ("schema", "path"),
+    [
+        ({"enum": ["v" * 1000] * 10_000}, ""),
+        ('{"items":' * 10_000 + "{}" + "}" * 10_000, ""),
+        ({"$ref": "#"}, ".$ref"),
+        ({"$defs": {"a": LOOP}, "$ref": "#/$defs/a"}, ".$defs.a.properties.n.$ref"),
+        ({"$defs": CIRCLE, "allOf": [{"$ref": "#/$defs/a"}]}, ".$defs"),
+        (FULL_OF_CHOICES, ""),
+        ({"properties": {"a": {"frobnicate": 3}}}, ".properties.a.frobnicate"),
+        ({"anyOf": [{"type": "null"}, {"type": "string", "nulable": True}]}, ".anyOf[1].nulable"),
+        ({"properties": {"a": {"unevaluatedProperties": False}}}, ".properties.a.unevaluatedProperties"),
+        ({"items": {"type": "string", "minLength": 1 << 40}}, ".items.minLength"),
+        ({"type": "array", "minItems": 1 << 40}, ".minItems"),
+        ({"properties": {"n": {"type": "number", "multipleOf": 1e-300}}}, ".properties.n.multipleOf"),
+        ({"properties": {"s": {"type": "string", "pattern": "(" * 3000 + "a" + ")" * 3000}}}, ".properties.s.pattern"),
+    ],
+)  # fmt: skip
+async def test_a_schema_that_nobody_could_keep_to_is_refused_by_its_path(grammars, schema, path):
+    with pytest.raises(Malformed) as refused:
+        await grammars.checked(asked(schema))
+    assert refused.value.param is not None
+    assert refused.value.param.startswith(SCHEMA + path), refused.value
+    assert len(str(refused.value)) < 1000
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["(a+)+$", "(.*a){25}", ".*a.{30}", "((a{1,100}){1,100}){1,100}", "(?:a?){5000}a{5000}", "(x*)*" * 1000],
+)
+async def test_an_expression_that_others_take_for_ever_with_is_read_like_any(grammars, source):
+    assert await grammars.checked(AskedGrammar(wire.Grammar("regex", source), "guided_regex")) is not None
+
+
+@pytest.mark.parametrize(
+    "source",
+    [f'start: {"(a " * 3000}{")" * 3000}\na: "x"', f"""root ::= {'("a" ' * 3000}{")" * 3000}""", "start: start start"],
+)
+async def test_rules_that_lead_nowhere_are_refused(grammars, source):
+    with pytest.raises(Malformed) as refused:
+        await grammars.checked(AskedGrammar(wire.Grammar("lark", source), "guided_grammar"))
+    assert refused.value.param == "guided_grammar"
+
+
+async def test_words_for_people_and_recursion_with_an_end_are_no_faults(grammars):
+    node = {"properties": {"next": {"anyOf": [{"type": "null"}, {"$ref": "#/$defs/node"}]}}, "x-own": 1, "example": 2}
+    schema = {"$defs": {"node": node}, "$ref": "#/$defs/node", "title": "t", "$comment": "c"}
+    assert await grammars.checked(asked(schema)) is not None
+    assert await grammars.checked(asked({"properties": {"a": {"frobnicate": 3}}}, is_strict=False)) is not None
+
+
+async def test_what_takes_too_long_is_refused_and_others_go_on_meanwhile():
+    grammars = Grammars(holding.Grammars(compile_s=0.001, num_threads=1))
+    many = {f"p{i}": {"type": "string", "pattern": f"^[a-z]{{{1 + i % 50}}}[0-9]+$"} for i in range(5000)}
+    slow = asyncio.create_task(grammars.checked(asked({"type": "object", "properties": many, "required": list(many)})))
+    with pytest.raises(Malformed, match="could not be read within"):
+        await slow
+    grammars.close()
+    assert grammars.num_refused == 1
+
+
+async def test_what_is_known_of_grammars_has_its_bounds_and_is_counted():
+    grammars = Grammars(holding.Grammars(max_known=2, max_known_bytes=64, max_bytes=40))
+    for source in ("a", "b", "c", "c", "d" * 38, "e" * 38):
+        await grammars.checked(AskedGrammar(wire.Grammar("regex", source), "regex"))
+    with pytest.raises(Malformed):
+        await grammars.checked(AskedGrammar(wire.Grammar("regex", "é" * 21), "regex"))
+    assert (grammars.num_read, grammars.num_known_hits, grammars.num_refused) == (5, 1, 1)
+    grammars.close()

@@ -1,0 +1,37 @@
+"""The benchmark of grammars at its smallest; its figures are taken for nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from benchmarks import grammar_peers
+from benchmarks.grammar import GRAMMARS, TAUGHT, main
+from tests.worker.test_bench_peers import TINY
+from worker.models import SHAPES
+
+
+def test_every_grammar_is_measured_beside_the_same_batch_without(monkeypatch, capsys):
+    monkeypatch.setitem(SHAPES, "S", dataclasses.replace(TINY, vocab_size=4096))
+    main(["--shape", "S", "--streams", "2", "--output", "8", "--rounds", "2", "--threads", "1"])
+    told = capsys.readouterr().out
+    assert [line.split()[0] for line in told.splitlines()[1:]] == list(GRAMMARS)
+
+
+def test_a_trained_model_is_measured_too_and_hardly_ever_refused_what_it_says(capsys):
+    main(["--shape", "demo", "--streams", "2", "--output", "8", "--rounds", "1", "--threads", "1"])
+    told = capsys.readouterr().out.splitlines()[1:]
+    assert [line.split()[0] for line in told] == list(TAUGHT)
+    assert all(float(line.split()[-1]) < 0.1 for line in told)
+
+
+def test_what_makes_masks_is_measured_by_itself(capsys):
+    grammar_peers.main(["--tokens", "4096", "--answers", "1", "--output", "8", "--makers", "llguidance"])
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["schema", "json", "regex"]
+
+
+def test_a_grammar_that_is_not_known_is_refused(capsys):
+    with pytest.raises(SystemExit):
+        main(["--grammars", "none"])
+    assert "invalid choice" in capsys.readouterr().err

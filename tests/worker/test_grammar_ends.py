@@ -1,0 +1,134 @@
+"""How far an answer is from its end at most, and the way there where an expression has to be matched."""
+
+import json
+import random
+import re
+
+import jsonschema
+import pytest
+
+from policies import wire
+from policies.expressions import Expression, NotRead, read
+from policies.schemas import bound, bound_of, patterns_of
+from policies.terms import Sampling
+from tests.worker.guided import Guided, guided_model
+from tests.worker.schemas import a_schema
+from worker.grammar.closing import Ends, find_end
+from worker.grammar.scan import Scan
+
+EXPRESSIONS = (
+    "^foo.*bar$", "foo.*bar", r"^\d{3}-\d{4}$", "^(yes|no|perhaps)$", "^[A-F0-9]+$", "^x", "[0-9]$", "^(a*b?){2,4}$",
+    r"^[a-z]+@[a-z]+\.(com|org)$", "^((x{2}){3}|y)+z$", "^(ab|cd){2,3}e?$", "^a{3,}b$", "^[^a-z]{2}$", "(a|b)*c",
+    "^a*b+c?$", r"^[\w.-]+$", "^.{0,3}q$", "^\\u6771+$", "^(é|ü){1,2}$", r"^\S+\s\W$", "((a*)*b)*c", r"\$$",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    return guided_model(tmp_path_factory.mktemp("guided"))
+
+
+@pytest.mark.parametrize("source", EXPRESSIONS)
+def test_every_beginning_of_a_match_has_an_end_no_farther_than_is_said(source):
+    expression, chance = Expression(source), random.Random(1)
+    for _ in range(100):
+        text = ""
+        for _ in range(chance.randrange(12)):
+            char = chance.choice('abcdefoxyz019-@.comrg Aéü東q$"')
+            text += char if expression.ending(text + char) is not None else ""
+        end = expression.ending(text)
+        assert end is not None
+        assert re.search(source, text + end, re.ASCII), (text, end)
+        assert len(json.dumps(end, ensure_ascii=False).encode()) - 2 <= expression.farthest
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "(?=a)b",
+        "a(b",
+        "a)",
+        "^a|b$",
+        "a{2}{3}",
+        r"\bx",
+        "[[:alpha:]]",
+        "(?i)a",
+        "a{1000}{1000}",
+        "x{9999}",
+        "[a",
+        "a**",
+    ],
+)
+def test_an_expression_that_is_written_otherwise_is_left_alone(source):
+    with pytest.raises(NotRead):
+        Expression(source)
+    assert read([source, "a"])[0].shortest == 1
+
+
+def test_an_end_is_never_farther_than_the_schema_says(path):
+    bench, chance = Guided(path), random.Random(5)
+    ends = Ends(bench.vocabulary, bench.vocabulary.vocab_size)
+    num_found = 0
+    for seed in range(60):
+        schema = a_schema(random.Random(seed))
+        known = bound_of(schema)
+        if known is None:
+            continue
+        bench.submit(f"s{seed}", "json_schema", json.dumps(schema), max_tokens=1)
+        while bench.boarding.has_waiting:
+            bench.boarding.turn()
+        submit = wire.Submit("r", [1], Sampling(4000), grammar=wire.Grammar("json_schema", json.dumps(schema), True))
+        guides = bench.grammars.find(submit)
+        assert guides is not None
+        matcher, scan, expressions = guides[0].matcher, Scan(), read(patterns_of(schema))
+        for _ in range(30):
+            end = find_end(matcher, ends, 500, scan=scan, expressions=expressions)
+            if end is not None:
+                num_found += 1
+                assert len(end) <= known.of(scan.num_levels), (schema, end)
+            allowed = [i for i in range(2, bench.vocabulary.vocab_size) if matcher.validate_tokens([i])]
+            if not allowed:
+                break
+            token_id = chance.choice(allowed)
+            matcher.consume_token(token_id)
+            scan.feed(bench.vocabulary.decode_bytes([token_id]))
+    bench.close()
+    assert num_found > 500
+
+
+def test_what_is_not_known_of_a_schema_has_no_bound():
+    for schema in (
+        {"type": "string", "pattern": "(?=a)"},
+        {"allOf": [{"type": "string"}, {"minLength": 3}]},
+        {"type": "array", "contains": {"type": "null"}},
+        {"$ref": "elsewhere"},
+        {"$ref": "#/none"},
+        {"$defs": {"a": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"},
+    ):
+        assert bound_of(schema) is None
+    assert bound(wire.Grammar("choice", '["a"]')) is None
+    assert bound(wire.Grammar("lark", 'start: "<" a\na: %json {"enum": [7]}\n')).total > 5
+    nested = bound_of({"type": "array", "items": {"$ref": "#"}})
+    assert nested.total is None
+    assert nested.of(3) > nested.of(0)
+
+
+def test_strings_that_must_match_end_in_time_wherever_the_answer_is_cut(path):
+    schema = {
+        "type": "object",
+        "properties": {
+            "a": {"pattern": "foo.*bar", "type": "string"},
+            "b": {"type": "string", "pattern": "^x.*yz?[0-9]{3}$"},
+        },
+        "required": ["a", "b"],
+        "additionalProperties": False,
+    }
+    guided = Guided(path, max_sequences=16)
+    for seed in range(24):
+        guided.submit(f"s{seed}", "json_schema", json.dumps(schema), max_tokens=36 + 9 * seed, seed=seed)
+    guided.run()
+    guided.close()
+    assert not guided.failures
+    assert {answer.reason for answer in guided.answers.values()} == {"length"}
+    for answer in guided.answers.values():
+        jsonschema.validate(json.loads(answer.text), schema)
