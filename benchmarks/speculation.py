@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -19,18 +20,23 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from benchmarks.speculation_picture import draw
 from demo import DRAFT_DIR
 from demo.facts import CITIES, FOODS, NAMES
 from demo.stories import tell
 from policies import settings, wire
 from policies.terms import Sampling
 from worker.engine import Engine
+from worker.grammar.store import Grammars
+from worker.grammar.vocabulary import read_vocabulary, spelt
 from worker.probe import probe
 from worker.process import prepare
 from worker.runner import Runner
-from worker.sampler import Pending, Row, Sampler
+from worker.sampler import Masks, Pending, Row, Sampler
 from worker.speculation import Speculation, StoreDrafter, SuffixDrafter
+from worker.speculation.forced import ForcedDrafter
 from worker.speculation.load import draft_model
+from worker.speculation.twins import Twins
 
 Prompts = list[list[int]]
 
@@ -50,6 +56,22 @@ LUCK = 8
 """Times as many tokens as all have on average, that none of several answers reaches."""
 NUM_RECORDS = 10
 """People in a text that JSON is made of."""
+PERSON = {
+    "type": "object",
+    "properties": {
+        "first_name": {"type": "string", "maxLength": 12},
+        "year_of_birth": {"type": "integer", "minimum": 1900, "maximum": 2020},
+        "favourite_animal": {"enum": ["a small fox", "an old owl", "a brown bear"]},
+        "is_a_friend": {"type": "boolean"},
+    },
+    "required": ["first_name", "year_of_birth", "favourite_animal", "is_a_friend"],
+    "additionalProperties": False,
+}
+PEOPLE = wire.Grammar("json_schema", json.dumps({"type": "array", "items": PERSON, "minItems": 100}))
+"""No answer that is measured reaches its end."""
+
+
+KINDS = ("copies", "stories", "forced", "random")
 
 
 class Case(NamedTuple):
@@ -60,6 +82,7 @@ class Case(NamedTuple):
     temperature: float = 0.0
     dictated: Prompts = []  # noqa: RUF012  (never changed)
     """Of each prompt the answer, whatever the model says."""
+    grammar: wire.Grammar | None = None
 
 
 class Dictation(Sampler):
@@ -71,8 +94,10 @@ class Dictation(Sampler):
         """By seed."""
 
     @torch.inference_mode()
-    def start(self, logits: Tensor, rows: Sequence[Row], maxima: Tensor | None = None) -> Pending:
-        pending = super().start(logits, rows, maxima)
+    def start(
+        self, logits: Tensor, rows: Sequence[Row], maxima: Tensor | None = None, masks: Masks | None = None
+    ) -> Pending:
+        pending = super().start(logits, rows, maxima, masks)
         for number, row in enumerate(rows) if self.texts else ():
             text, place = self.texts[row.seed], len(row.output_token_ids) + len(row.draft_token_ids)
             if place < len(text):
@@ -92,11 +117,22 @@ class Bench:
         model = draft_model("demo", engine, self._runner, perf_counter)
         assert model is not None
         num = engine.speculation.max_draft_tokens
+        twins = Twins(spelt(DRAFT_DIR))
         self._engine = {
-            "suffix": make(costs, Speculation([SuffixDrafter()], num)),
+            "suffix": make(costs, Speculation([SuffixDrafter(twins)], num)),
             "model": make(costs, Speculation([model], num)),
-            "all": make(costs, Speculation([SuffixDrafter(), StoreDrafter(), model], num)),
+            "all": make(costs, Speculation([SuffixDrafter(twins), StoreDrafter(), model], num)),
+            "grammar": make(costs, Speculation([ForcedDrafter()], num)),
+            "suffix and grammar": make(costs, Speculation([SuffixDrafter(twins), ForcedDrafter()], num)),
         }
+        ends = frozenset(self._runner.eos_token_ids)
+        vocabulary = read_vocabulary(DRAFT_DIR, self._runner.vocab_size, ends)
+        self._grammars = Grammars(
+            lambda: vocabulary, self._runner.vocab_size, ends, ThreadPoolExecutor(1), lambda: None
+        )
+        self._grammars.begin(wire.Submit("", [1], Sampling(1), grammar=PEOPLE))
+        while not self._grammars.turn():
+            pass
         self._tokenizer = Tokenizer.from_file(str(DRAFT_DIR / "tokenizer.json"))
 
     def tokens(self, text: str) -> list[int]:
@@ -149,7 +185,8 @@ class Bench:
         for number, prompt in enumerate(case.prompts):
             most = case.num_tokens * (LUCK if len(case.prompts) > 1 else 1)
             sampling = Sampling(most, temperature=case.temperature, seed=number, ignore_eos=True)
-            refused = engine.add(wire.Submit(str(number), prompt, sampling))
+            submit = wire.Submit(str(number), prompt, sampling, grammar=case.grammar)
+            refused = engine.add(submit, None, self._grammars.find(submit) if case.grammar else None)
             assert refused is None
         num_drafted = num_accepted = num_written = 0
         began_at = ended_at = 0.0
@@ -259,6 +296,7 @@ def pairs_of(bench: Bench) -> dict[str, list[Pairs]]:
             yield Case(prompts, 128, temperature)
 
     stories = [bench.chat(question) for question in STORIES]
+    people = [bench.chat(f"Tell me of {name} and friends, as JSON.") for name in NAMES[:8]]
     return {
         "copies": [
             Pairs("an answer asked for again, by suffix", "suffix", forever(bench.twice_told(STORIES[0]))),
@@ -272,6 +310,11 @@ def pairs_of(bench: Bench) -> dict[str, list[Pairs]]:
             Pairs("a story at temperature 0.8, by the draft model", "model", forever(Case(stories[:1], 400, 0.8))),
             Pairs("8 stories, by the draft model", "model", forever(Case(stories, 300))),
         ],
+        "forced": [
+            Pairs(f"{num} answers by a schema, {title}", name, forever(Case(people[:num], 200, 0.7, [], PEOPLE)))
+            for num in (1, 8)
+            for title, name in (("by grammar", "grammar"), ("by suffix and grammar", "suffix and grammar"))
+        ],
         "random": [
             Pairs(
                 f"{num} random prompts at temperature {temperature:g}, by all", "all", random_prompts(num, temperature)
@@ -284,14 +327,18 @@ def pairs_of(bench: Bench) -> dict[str, list[Pairs]]:
 
 @click.command()
 @click.option("--seconds", type=click.FloatRange(1), default=50.0, show_default=True, help="Rounds begin for so long.")
-@click.option("--kind", "kinds", multiple=True, type=click.Choice(["copies", "stories", "random"]), help="Only these.")
+@click.option(
+    "--kind", "kinds", multiple=True, type=click.Choice(["copies", "stories", "forced", "random"]), help="Only these."
+)
+@click.option("--only", default="", help="Only those with this in their title.")
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Write the figures there as JSON, too.")
-def main(seconds: float, kinds: tuple[str, ...], out: Path | None) -> None:
+@click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), help="Draw them there as a PNG.")
+def main(seconds: float, kinds: tuple[str, ...], only: str, out: Path | None, plot: Path | None) -> None:
     """Prints the figures."""
     prepare()
     bench = Bench()
     every = pairs_of(bench)
-    pairs = [each for kind in kinds or every for each in every[kind]]
+    pairs = [each for kind in kinds or every for each in every[kind] if only in each.title]
     began_at = perf_counter()
     while perf_counter() - began_at < seconds:
         for each in pairs:
@@ -307,6 +354,9 @@ def main(seconds: float, kinds: tuple[str, ...], out: Path | None) -> None:
     if out:
         known = json.loads(out.read_text()) if out.exists() else {}
         out.write_text(json.dumps(known | figures, indent=1))
+    if plot:
+        shown = {kind: [each.title for each in every[kind] if each in pairs] for kind in kinds or every}
+        draw({kind: {title: figures[title] for title in titles} for kind, titles in shown.items()}, plot)
 
 
 if __name__ == "__main__":

@@ -44,7 +44,7 @@ _FIRST_TRIALS = 3
 _SURPRISE = 4.0
 """A step so many times as long as expected teaches only as much as this."""
 
-_ALLOWANCE = 0.01
+_ALLOWANCE = 0.005
 """Of every step, what guessing may cost even where nothing comes of it."""
 _SAVINGS, _CHANCES = 1.0, 12.0
 """Steps' time that it may have in hand, at most: what it gained an hour ago is no reason to lose now. The second one,

@@ -16,8 +16,7 @@ from tests.worker.test_engine_models import STEMS, Families, run, schedules
 from tests.worker.tiny import VOCAB_SIZE
 from worker.engine import Engine
 from worker.sampler import Row, Sampler
-from worker.speculation import NO_DRAFT, Draft, Speculation, SuffixDrafter
-from worker.speculation.automaton import ROOT, SuffixAutomaton
+from worker.speculation import Draft, Speculation, SuffixDrafter
 
 
 def everything(chances, weights, num_requests, step_s, token_s, max_tokens):
@@ -164,108 +163,6 @@ def test_sampled_frequencies_are_the_models_whatever_the_draft_says(temperature)
     assert counts.sum() > 300
     chi_square = float(((counts - expected) ** 2 / expected).sum())
     assert chi_square < 31.3  # 11 degrees of freedom, one in a thousand
-
-
-# Drafters
-
-
-def longest_repeated(text):
-    """By trying: the longest end that occurs before, and every place where it does."""
-    for length in range(len(text) - 1, 0, -1):
-        tail = text[-length:]
-        ends = [end for end in range(length, len(text)) if text[end - length : end] == tail]
-        if ends:
-            return length, ends
-    return 0, []
-
-
-@given(st.lists(st.integers(0, 3), max_size=60))
-def test_the_automaton_knows_the_longest_end_that_was_there_before(text):
-    automaton = SuffixAutomaton()
-    for token_id in text:
-        automaton.extend([token_id])
-        length, end = automaton.repeated()
-        expected, ends = longest_repeated(automaton.text)
-        assert length == expected
-        assert not length or end in ends
-
-
-@given(st.lists(st.integers(0, 3), max_size=40), st.lists(st.integers(0, 3), max_size=40), st.integers(0, 5))
-def test_another_text_is_followed_through_the_automaton_while_it_grows(text, other, num_each):
-    automaton = SuffixAutomaton()
-    state, length = ROOT, 0
-    for place, token_id in enumerate(other):
-        automaton.extend(text[place * num_each : (place + 1) * num_each])
-        state, length = automaton.step(state, length, token_id)
-        seen = automaton.text
-        assert length <= place + 1
-        tail = other[place + 1 - length : place + 1]
-        end = automaton.end_of(state)
-        assert not length or seen[end - length : end] == tail
-        if num_each == 0 or place * num_each > len(text):
-            longest = max(
-                (n for n in range(place + 2) if not n or str(other[place + 1 - n : place + 1])[1:-1] in str(seen)),
-                default=0,
-            )
-            assert length == longest
-
-
-class Asked:
-    """As far as a drafter looks at a sequence."""
-
-    def __init__(self, token_ids, predicted_token_ids=()):
-        self.token_ids = token_ids
-        self.predicted_token_ids = predicted_token_ids
-
-
-def test_a_text_that_repeats_itself_is_drafted_from():
-    drafter, sequence = SuffixDrafter(), Asked([1, 2, 3, 4, 5, 6, 7, 2, 3, 4])
-    (draft,) = drafter.propose([sequence], [3])
-    assert draft == Draft([5, 6, 7], 3)
-    sequence.token_ids += [5, 9, 9, 9]
-    (draft,) = drafter.propose([sequence], [4])
-    assert draft == Draft([9, 9, 9, 9], 2)
-    assert drafter.propose([Asked([1, 2, 3])], [4]) == [NO_DRAFT]
-
-
-def test_what_was_predicted_is_drafted_from_as_if_it_had_been_said():
-    drafter, sequence = SuffixDrafter(), Asked([1, 2, 3], [8, 7, 2, 3, 9, 5])
-    assert drafter.propose([sequence], [2]) == [Draft([9, 5], 2)]
-    sequence.token_ids += [9, 5]
-    assert drafter.propose([sequence], [1]) == [Draft([1], 4)]
-
-
-def test_a_copy_that_changes_a_word_is_drafted_from_behind_it():
-    text = [1, 2, 3, 4, 5, 6, 7, 8, 9]
-    drafter, sequence = SuffixDrafter(), Asked([*text, 20, *text[:4]])
-    assert drafter.propose([sequence], [3]) == [Draft([5, 6, 7], 4)]
-    sequence.token_ids += [30]  # in place of 5
-    assert drafter.propose([sequence], [3]) == [Draft([6, 7, 8], 1)]
-    sequence.token_ids += [6, 31]
-    assert drafter.propose([sequence], [2]) == [Draft([8, 9], 1)]
-    sequence.token_ids += [32, 33]
-    assert drafter.propose([sequence], [2]) == [NO_DRAFT]  # it copies no longer
-
-
-@given(st.lists(st.integers(0, 5), min_size=1, max_size=200), st.integers(1, 40))
-def test_memory_is_bounded_and_drafts_come_from_what_is_left(text, max_text):
-    drafter = SuffixDrafter(max_text=max_text)
-    sequence = Asked([])
-    for token_id in text:
-        sequence.token_ids.append(token_id)
-        if len(sequence.token_ids) % 3:
-            drafter.propose([sequence], [4])
-    assert drafter._num_tokens <= max_text
-    drafter.forget(sequence)
-    assert drafter._num_tokens == 0
-
-
-def test_when_too_much_is_remembered_newcomers_go_without():
-    drafter = SuffixDrafter(max_texts=10)
-    first, second = Asked([1, 2, 1, 2] * 3), Asked([1, 2, 1, 2])
-    assert drafter.propose([first, second], [2, 2])[1] == NO_DRAFT
-    drafter.forget(first)
-    assert drafter.propose([second], [2]) == [Draft([1, 2], 2)]
 
 
 class Broken:

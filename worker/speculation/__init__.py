@@ -11,15 +11,17 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Run
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from policies import settings
 from policies.costs import StepCosts, Work
 from policies.speculation import BEHIND_WEIGHT, Chance, Effort, Purse, Survival, allot, best_length
 from worker.sequence import Sequence
 from worker.speculation.drafter import NO_DRAFT, Draft, Drafter, Watcher
+from worker.speculation.forced import ForcedDrafter
 from worker.speculation.store import StoreDrafter
 from worker.speculation.suffix import SuffixDrafter
+from worker.speculation.twins import Twins
 
 __all__ = ["NO_DRAFT", "Allot", "Draft", "Drafter", "Speculation", "StoreDrafter", "SuffixDrafter"]
 
@@ -27,8 +29,8 @@ Allot = Callable[[Run[Run[float]], Run[float], int, float, float, int], list[int
 """As policies.speculation.allot."""
 
 NEVER = 1 << 62
-MAX_RESTING = 16
-"""A sequence for which there was nothing to draft for long is looked at once in so many steps."""
+MIN_RESTING, MAX_RESTING = 2, 16
+"""Once in so many steps a sequence is looked at for which there was long nothing, the more the larger the batch."""
 MAX_STRANGERS = 4
 """Sequences for which a drafter is asked that takes time, as long as next to nothing is known of it."""
 MAX_DEAR_RESTING = 64
@@ -76,9 +78,10 @@ class _Notes:
         self.rests_until = 0
         """The step in which it is looked at again."""
 
-    def vain(self, step: int) -> None:
+    def vain(self, step: int, num_decodes: int) -> None:
         self.num_vain += 1
-        self.rests_until = step + min(MAX_RESTING, 1 << self.num_vain // 4)
+        most = min(MAX_RESTING, max(MIN_RESTING, num_decodes))
+        self.rests_until = step + min(most, 1 << self.num_vain // 4)
 
 
 class Speculation:
@@ -96,6 +99,7 @@ class Speculation:
         """In this step, looked at sequences and asked drafters."""
         self._drafters = list(drafters)
         self._watchers = [drafter for drafter in self._drafters if isinstance(drafter, Watcher)]
+        self.watches = bool(self._watchers)
         self._max_draft_tokens = max_draft_tokens
         self._allot = allot
         self._num_refused = [0] * len(self._drafters)
@@ -103,6 +107,7 @@ class Speculation:
         self._dear_rest_until = [0 if not drafter.is_free else NEVER for drafter in self._drafters]
         """The step in which that is considered again."""
         self._step = 0
+        self._num_decodes = 1  # in this step
         self._rests_until = 0
         """The step in which anybody is looked at again."""
         self._survivals = [Survival() for _ in self._drafters]
@@ -118,12 +123,14 @@ class Speculation:
         """Requests for which a drafter was switched off, by its name."""
 
     @classmethod
-    def of(cls, engine: settings.Engine, model: Drafter | None = None) -> Speculation | None:
+    def of(cls, engine: settings.Engine, model: Drafter | None = None, twins: Twins | None = None) -> Self | None:
         """As configured, ``model`` standing for the draft model if there is one; None: without."""
         speculation = engine.speculation
-        drafters: list[Drafter] = [SuffixDrafter()] if "suffix" in speculation.drafters else []
+        drafters: list[Drafter] = [SuffixDrafter(twins)] if "suffix" in speculation.drafters else []
         if "store" in speculation.drafters:
             drafters.append(StoreDrafter())
+        if "grammar" in speculation.drafters:
+            drafters.append(ForcedDrafter())
         if model is not None:
             drafters.append(model)
         return cls(drafters, speculation.max_draft_tokens) if speculation.enabled and drafters else None
@@ -134,7 +141,7 @@ class Speculation:
         """What to verify beside the work of a step: places in its batch, and what may follow the sequence's last token
         there; only for those who decode, and all of whose tokens are known. At most ``max_tokens`` in all."""
         self._drafting_s = 0.0
-        self._step += 1
+        self._step, self._num_decodes = self._step + 1, work.num_decodes
         purse = self._purse(work)
         if self._step < self._rests_until or purse.is_empty:
             return []
@@ -192,7 +199,7 @@ class Speculation:
             max_tokens = min(max_tokens, self._effort.max_tokens(step_s))
         chosen = self._from_the_free(awake)
         for index in dear:
-            self._from_the_dear(index, nums, chosen, work.num_decodes, step_s, token_s)
+            self._from_the_dear(index, nums, chosen, step_s, token_s)
         if not chosen:
             return []
         sequence_chances = [each.chances for each in chosen.values()]
@@ -208,7 +215,7 @@ class Speculation:
                 taken.append((places[sequence], each.draft.token_ids[:num]))
             else:
                 self._survivals[each.drafter].refuse(each.draft.strength, notes.own[each.drafter])
-                notes.vain(self._step)
+                notes.vain(self._step, self._num_decodes)
         return taken
 
     def expects(self, sequences: Iterable[Sequence]) -> bool:
@@ -225,7 +232,7 @@ class Speculation:
         if num_right:
             notes.num_vain = 0
         else:
-            notes.vain(self._step)
+            notes.vain(self._step, self._num_decodes)
         self._survivals[taken.drafter].tell(taken.strength, num_drafted, num_right, notes.own[taken.drafter])
         (self._promising.add if num_right else self._promising.discard)(sequence)
         sequence.num_drafted_tokens += num_drafted
@@ -237,9 +244,9 @@ class Speculation:
         """A step of this work took so long, and so many tokens of its drafts were right."""
         purse = self._purse(work)
         purse.pass_step()
-        # Plain steps are many and alike: some of them will do.
-        is_told = self._drafting_s or work.num_draft_tokens or self._effort.wants_plain or not self._step % 4
-        if not is_told or not costs.known or work.num_prefill_tokens:
+        if not (self._drafting_s or work.num_draft_tokens or not self._step % 8 or self._effort.wants_plain):
+            return
+        if not costs.known or work.num_prefill_tokens:
             return
         fitted_s, alone_s = costs.predict(work._replace(num_draft_tokens=0)), seconds - self._drafting_s
         plain_s = self._effort.step_s(fitted_s)
@@ -289,33 +296,27 @@ class Speculation:
     def _from_the_free(self, awake: dict[Sequence, int]) -> dict[Sequence, _Offer]:
         """Of each sequence that has any, the draft of which most is expected, among those that cost nothing."""
         best: dict[Sequence, _Offer] = {}
-        if not awake:
-            return best
         for index, drafter in enumerate(self._drafters):
-            if drafter.is_free:
+            if drafter.is_free and awake:
                 self._take_better(index, awake, best)
         if len(best) < len(awake):
             for sequence in awake:
                 if sequence not in best:
-                    self._notes[sequence].vain(self._step)
+                    self._notes[sequence].vain(self._step, self._num_decodes)
         return best
 
     def _from_the_dear(
-        self,
-        index: int,
-        nums: dict[Sequence, int],
-        best: dict[Sequence, _Offer],
-        num_decodes: int,
-        step_s: float,
-        token_s: float,
+        self, index: int, nums: dict[Sequence, int], best: dict[Sequence, _Offer], step_s: float, token_s: float
     ) -> None:
         """Adds to ``best`` what one drafter proposes for those for whom it is worth its time."""
         drafter, survival = self._drafters[index], self._survivals[index]
-        expected = {
-            sequence: survival.expected(0, num, self._notes[sequence].own[index])
-            for sequence, num in nums.items()
-            if index not in self._notes[sequence].off
-        }
+        expected: dict[Sequence, list[float]] = {}
+        known: dict[tuple[int, float, float], list[float]] = {}  # many of whom nothing is known are alike
+        for sequence, num in nums.items():
+            own = self._notes[sequence].own[index]
+            kind = num, own.num_right, own.num_trials
+            if index not in self._notes[sequence].off:
+                expected[sequence] = known.get(kind) or known.setdefault(kind, survival.expected(0, num, own))
         # Whoever has as good a draft already is left out.
         expected = {
             sequence: chances
@@ -328,12 +329,10 @@ class Speculation:
         if not survival.is_known:
             asked = asked[:MAX_STRANGERS]
         longest = max(nums[sequence] for sequence in asked)
-        chances = [
-            sum([expected[sequence][place] for sequence in asked if place < len(expected[sequence])]) / len(asked)
-            for place in range(longest)
-        ]
+        rows = [expected[sequence] for sequence in asked]
+        chances = [sum([row[place] for row in rows if place < len(row)]) / len(asked) for place in range(longest)]
         others = [each for sequence, each in best.items() if sequence not in expected]
-        worth = num_decodes + sum([sum(each.chances) for each in others])
+        worth = self._num_decodes + sum([sum(each.chances) for each in others])
         with_others_s = step_s + token_s * sum([len(each.chances) for each in others])
         num = best_length(
             chances, len(asked), worth, with_others_s, token_s, lambda num: drafter.expected_s(len(asked), num)
@@ -380,8 +379,8 @@ class Speculation:
                     for pair in self._ask(index, [sequence], [num])
                 ]
             (sequence,) = sequences
-            request_id = sequence.request.request_id
-            log.warning("drafter %s is switched off for request %s", drafter.name, request_id, exc_info=error)
+            whose = sequence.request.request_id
+            log.warning("drafter %s is switched off for request %s", drafter.name, whose, exc_info=error)
             self._notes[sequence].off.add(index)
             self.num_faults[drafter.name] += 1
             drafter.forget(sequence)
