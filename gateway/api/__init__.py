@@ -11,6 +11,7 @@ from gateway import ollama as ollama_shapes
 from gateway.api import (
     batches,
     chat,
+    chats,
     completions,
     files,
     health,
@@ -62,6 +63,7 @@ def routes() -> list[web.RouteDef]:
     return [
         *(web.post(path, _routed(endpoint)) for path, endpoint in endpoints().items()),
         *stored.routes(),
+        *chats.routes(),
         web.get("/v1/models", models.every),
         # A hub id has a slash in it.
         web.get("/v1/models/{model:.+}", models.one),

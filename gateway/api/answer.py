@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import time
+from functools import partial
+from typing import TYPE_CHECKING
+
+import msgspec
 from aiohttp import web
 
 from gateway import head, reply
 from gateway.api.request import control_of, wants_receipt
 from gateway.auth import Caller
+from gateway.flight import Flight
 from gateway.house import Gateway
 from gateway.limits import metered
+from policies import wire
 from policies.answers import Asked
 from policies.priority import Order
+
+if TYPE_CHECKING:
+    from gateway.tracing.journey import Journey
 
 
 async def give(
@@ -23,13 +33,39 @@ async def give(
     num_sequences = len(answer.choices)
     asked = Asked(call.model, answer.fingerprint, submits, answer.ends, call.seed is not None)
     rank = gw.dispatch.priority_of(order)
+    noted = request[head.HEAD]
+    journey = noted.journey
+    if journey is not None:
+        journey.looks_in_cache(answer, caller.policy.trace_content and gw.settings.tracing.content)
     async with gw.cache.look(caller.tenant_id, caller.policy.cache, asked, control_of(request), rank) as found:
-        most, request_id = found.max_completion_tokens, request[head.HEAD].request_id
+        if journey is not None:
+            journey.admit_at = time.monotonic()
+        most, request_id = found.max_completion_tokens, noted.request_id
         async with gw.limits.admit(
             caller, call.model, num_prompt_tokens, most, request_id, num_sequences, found.outcome, order.sla_class
         ) as ticket:
             head.also(request, answer.limit_headers(ticket.headers()))
-            source = found.launch(lambda submit: gw.dispatch.submit(call.model, submit, order))
+            parts, dispatch = answer.parts, gw.dispatch
+            if journey is None:
+                source = found.launch(lambda each: parts[each.request_id].launch(dispatch, call.model, each, order))
+            else:
+                journey.queue_at = time.monotonic()
+                source = found.launch(partial(_departed, gw, journey, answer, order))
+                if journey.flights is None:  # another's, or a kept one
+                    journey.follows = found.followed
             source = metered(source, ticket, submits)
             async with reply.Account(gw.ledger, request, caller, answer, source, ticket, order.sla_class) as account:
                 return await reply.send(request, answer, source, account, gw, has_receipt)
+
+
+def _departed(gw: Gateway, journey: Journey, answer: reply.Answer, order: Order, submit: wire.Submit) -> Flight:
+    """On its way, and noted."""
+    if not submit.traceparent:
+        submit = msgspec.structs.replace(submit, traceparent=journey.traceparent)
+    flight = answer.parts[submit.request_id].launch(gw.dispatch, answer.call.model, submit, order)
+    flights = journey.flights
+    if flights is None:
+        journey.flights = [flight]
+    else:
+        flights.append(flight)
+    return flight

@@ -23,7 +23,7 @@ _metadata = msgspec.json.Decoder(dict[str, str])
 async def create(request: web.Request) -> web.Response:
     gw = request.app[GATEWAY]
     caller = _caller(gw, request)
-    asked = openai.decoded(_request, await body_of(request))
+    asked = openai.decoded(_request, await body_of(gw, request))
     if asked.endpoint not in gw.batches.endpoints:
         raise InvalidRequest(
             f"Invalid 'endpoint': {asked.endpoint} is not served here in batches.",

@@ -2,75 +2,135 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import TypeVar
 
 import msgspec
 from aiohttp import web
 
 from gateway import openai, reply
+from gateway.api import elsewhere
 from gateway.api.answer import give
 from gateway.api.held import held_of
-from gateway.api.request import fingerprint, room_for, taken_body_of
+from gateway.api.request import fingerprint, loaded, room_for, taken_body_of
 from gateway.auth import Caller
+from gateway.chats.answer import KeptAnswer
+from gateway.chats.shelf import Kept
 from gateway.head import HEAD
 from gateway.house import Gateway
 from gateway.parsers.reader import Wanted
+from gateway.reply.events import OUTLET, EventStream
+from gateway.reply.storing import Storing
+from gateway.shelving import ShelfAway
+from gateway.telemetry import about
+from gateway.text import Text
 from policies import wire
 from policies.priority import Order
 
 A = TypeVar("A", bound=reply.Answer)
+log = logging.getLogger(__name__)
 
 
 async def complete(gw: Gateway, request: web.Request) -> web.StreamResponse:
     caller = gw.auth.caller_of(request)
-    body = await taken_body_of(request)
+    body = await taken_body_of(gw, request)
     call = openai.parse_chat(body)
     caller.check(call.model, "chat.completions")
     return await gw.idempotency.once(request, caller, body, lambda: answered(gw, request, caller, call))
 
 
 async def answered(gw: Gateway, request: web.Request, caller: Caller, call: openai.ChatRequest) -> web.StreamResponse:
+    stores = call.store and gw.settings.responses.store and caller.policy.store_responses
+    if stores:
+        return await _kept(gw, request, caller, call)
     answer, order = await prepared(gw, request, caller, call, reply.ChatAnswer)
     return await give(gw, request, caller, answer, order)
 
 
+async def _kept(gw: Gateway, request: web.Request, caller: Caller, call: openai.ChatRequest) -> web.StreamResponse:
+    """An answer that is stored as well. One that cannot be is given all the same, as it is paid for."""
+    answer, order = await prepared(gw, request, caller, call, KeptAnswer)
+
+    async def store(last: bytes) -> bytes:
+        try:
+            await gw.chats.put(Kept.of(caller.tenant_id, call, answer.completion()), call.metadata or {})
+        except ShelfAway:
+            noted = request[HEAD]
+            log.warning("chat completion %s is not stored", answer.id, extra=about(noted.request_id, noted.trace_id))
+        return last
+
+    if call.stream:
+        outlet = request.get(OUTLET) or EventStream(request, gw.settings.server, gw.clock)
+        request[OUTLET] = Storing(outlet, store)
+        return await give(gw, request, caller, answer, order)
+    response = await give(gw, request, caller, answer, order)
+    await store(b"")
+    return response
+
+
 async def prepared(
-    gw: Gateway, request: web.Request, caller: Caller, call: openai.ChatRequest, shaped: Callable[..., A]
+    gw: Gateway,
+    request: web.Request,
+    caller: Caller,
+    call: openai.ChatRequest,
+    shaped: Callable[..., A],
+    is_here: bool = False,
 ) -> tuple[A, Order]:
     """The answer that is to be given, in the form that ``shaped`` makes of what ``reply.Answer`` takes, and what the
-    line has to know of it: so far for every dialect in which a conversation may be asked for."""
+    line has to know of it: so far for every dialect in which a conversation may be asked for. ``is_here``: no upstream
+    is to be asked."""
+    noted = request[HEAD]
+    journey = noted.journey
+    if journey is not None:
+        journey.render_at = time.monotonic()
+    if not is_here and gw.upstreams.of(call.model) is not None:
+        way = elsewhere.taken(gw, caller, call, "chat", call.messages)
+        if way is not None:
+            here = partial(prepared, gw, request, caller, shaped=reply.ChatAnswer, is_here=True)
+            return await elsewhere.chat(gw, request, caller, call, shaped, way, here)
     text, facts = gw.dispatch.text(call.model), gw.dispatch.ready(call.model)
     gw.ledger.check_room()
     asked = openai.asked_grammar(call)
     content = None if asked is None else await gw.grammars.checked(asked)
     tools = call.tooling()
-    held = None if tools is None else await held_of(gw, tools, content)
+    held = None if tools is None else await held_of(gw, tools, content, text.tongue)
     if facts is None:
-        facts = await gw.dispatch.loaded(call.model, caller, call.service_tier)
-    prompt = await prompt_of(gw, caller, call)
+        facts = await loaded(gw, caller, call, journey)
+    prompt = await _read(text, caller, call, tools)
     room = room_for(len(prompt), facts, "messages")
     sampling = openai.sampling(call, min(call.asked_tokens or room, room), facts.vocab_size)
     salt = gw.cache.salt_of(caller.tenant_id, caller.policy.cache)
     order = gw.dispatch.order(caller, call.service_tier, len(prompt), sampling.max_tokens, call.num_choices)
     priority = gw.dispatch.priority_of(order)
     is_thinking = text.is_thinking(prompt)
-    grammar = text.tongue.grammar(held, content, is_thinking)
-    submit = wire.Submit(request[HEAD].request_id, prompt, sampling, call.num_choices, priority, salt, grammar=grammar)
+    grammar = None if held is None and content is None else text.tongue.grammar(held, content, is_thinking)
+    traceparent = "" if journey is None else journey.traceparent
+    submit = wire.Submit(
+        noted.request_id, prompt, sampling, call.num_choices, priority, salt, traceparent, grammar=grammar
+    )
     if call.prediction is not None and call.prediction.text:
         (predicted,) = await text.encode([call.prediction.text], with_specials=False)
         submit = msgspec.structs.replace(submit, predicted_token_ids=predicted[: facts.max_model_tokens])
     model = fingerprint(facts, gw.dispatch.adapter_id(call.model))
     wanted = None
     if tools is not None:
-        wanted = Wanted(frozenset(each.name for each in tools.functions), tools.several, tools.schemas)
+        names = frozenset(each.name for each in tools.functions)
+        wanted = Wanted(names, tools.several, tools.schemas, tools.custom)
     parsers = text.tongue.parsers(wanted, is_thinking)
     return shaped(call, [reply.Part(submit)], text, model, gw.dispatch.tier_of(order), parsers), order
 
 
 async def prompt_of(gw: Gateway, caller: Caller, call: openai.ChatRequest) -> list[int]:
-    """The conversation as its model reads it, in token ids."""
-    text = gw.dispatch.text(call.model)
-    tools = call.tooling()
+    """The conversation as its model reads it, in token ids; as many as are estimated, where only an upstream knows."""
+    pool = gw.upstreams.of(call.model)
+    if pool is not None and not pool.is_overflow:
+        return (await elsewhere.prompt_of(pool, caller, call))[0]
+    return await _read(gw.dispatch.text(call.model), caller, call, call.tooling())
+
+
+def _read(text: Text, caller: Caller, call: openai.ChatRequest, tools: openai.Tooling | None) -> Awaitable[list[int]]:
     shown = None if tools is None else tools.shown
-    return await text.encode_chat(call.messages, shown, call.template_switches, caller.tenant_id)
+    return text.encode_chat(call.messages, shown, call.template_switches, caller.tenant_id)

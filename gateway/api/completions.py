@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from functools import partial
 from typing import TypeVar
 
 import msgspec
 from aiohttp import web
 
 from gateway import openai, reply
+from gateway.api import elsewhere
 from gateway.api.answer import give
-from gateway.api.request import fingerprint, room_for, taken_body_of
+from gateway.api.request import fingerprint, loaded, room_for, taken_body_of
 from gateway.auth import Caller
 from gateway.head import HEAD
 from gateway.house import Gateway
@@ -28,7 +31,7 @@ MAX_SCORES = 1_000_000
 
 async def complete(gw: Gateway, request: web.Request) -> web.StreamResponse:
     caller = gw.auth.caller_of(request)
-    body = await taken_body_of(request)
+    body = await taken_body_of(gw, request)
     call = openai.parse_completion(body)
     caller.check(call.model, "completions")
     return await gw.idempotency.once(request, caller, body, lambda: _answered(gw, request, caller, call))
@@ -42,14 +45,28 @@ async def _answered(
 
 
 async def prepared(
-    gw: Gateway, request: web.Request, caller: Caller, call: openai.CompletionRequest, shaped: Callable[..., A]
+    gw: Gateway,
+    request: web.Request,
+    caller: Caller,
+    call: openai.CompletionRequest,
+    shaped: Callable[..., A],
+    is_here: bool = False,
 ) -> tuple[A, Order]:
     """As that of chats: so far for every dialect in which a text may be gone on with."""
+    noted = request[HEAD]
+    journey = noted.journey
+    if journey is not None:
+        journey.render_at = time.monotonic()
+    if not is_here and gw.upstreams.of(call.model) is not None:
+        way = elsewhere.taken(gw, caller, call, "completions", call.prompt, not call.echo)
+        if way is not None:
+            here = partial(prepared, gw, request, caller, shaped=reply.TextAnswer, is_here=True)
+            return await elsewhere.completion(gw, request, caller, call, shaped, way, here)
     text, facts = gw.dispatch.text(call.model), gw.dispatch.ready(call.model)
     gw.ledger.check_room()
     grammar = await gw.grammars.checked(openai.asked_grammar(call))
     if facts is None:
-        facts = await gw.dispatch.loaded(call.model, caller, call.service_tier)
+        facts = await loaded(gw, caller, call, journey)
     texts, (prompts, end_ids) = call.texts, await _prompts(call, text, facts)
     asked_tokens = DEFAULT_MAX_TOKENS if call.max_tokens is None else max(1, call.max_tokens)
     salt = gw.cache.salt_of(caller.tenant_id, caller.policy.cache)
@@ -62,7 +79,7 @@ async def prepared(
             sampling = msgspec.structs.replace(sampling, stop_token_ids=stop_token_ids)
         if sampling.num_prompt_logprobs is not None and len(prompt) * (1 + sampling.num_prompt_logprobs) > MAX_SCORES:
             raise openai.Malformed(f"'echo' with 'logprobs' gives at most {MAX_SCORES} numbers a prompt", "logprobs")
-        request_id = request[HEAD].request_id
+        request_id = noted.request_id
         if len(prompts) > 1:
             request_id = f"{request_id}-{number}"
         submit = wire.Submit(request_id, prompt, sampling, call.num_sequences, cache_salt=salt, grammar=grammar)

@@ -15,7 +15,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from gateway import openai
 from gateway.api.request import query_of
 from gateway.auth import Caller
-from gateway.errors import InvalidRequest, UnsupportedMediaType
+from gateway.errors import BodyTimeout, InvalidRequest, UnsupportedMediaType
 from gateway.files import File, Staged
 from gateway.house import GATEWAY, Gateway
 
@@ -162,7 +162,7 @@ async def _in_time(gw: Gateway, arriving: Coroutine[Any, Any, T]) -> T:
         async with asyncio.timeout(gw.settings.server.stall_s):
             return await arriving
     except TimeoutError:
-        raise InvalidRequest("The body did not come to its end.", code="request_timeout") from None
+        raise BodyTimeout() from None
 
 
 def _nested(fields: dict[str, str]) -> dict[str, Any]:

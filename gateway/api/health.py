@@ -16,8 +16,9 @@ async def alive(request: web.Request) -> web.Response:
 async def ready(request: web.Request) -> web.Response:
     """200 while a model can answer, if need be as soon as it is loaded, and new requests are let in, else 503; with the
     state of each model."""
-    dispatch = request.app[GATEWAY].dispatch
-    models = {model.name: model.state for model in dispatch.models()}
+    gw = request.app[GATEWAY]
+    dispatch = gw.dispatch
+    models = {model.name: model.state for model in (*dispatch.models(), *gw.upstreams.models())}
     if dispatch.draining:
         status, code = "draining", 503
     elif {"ready", "unloaded", "unloading"} & set(models.values()):

@@ -23,7 +23,7 @@ VERSION = istr("anthropic-version")
 async def create(gw: Gateway, request: web.Request) -> web.StreamResponse:
     _begin(request)
     caller = gw.auth.caller_of(request)
-    body = await taken_body_of(request)
+    body = await taken_body_of(gw, request)
     call = anthropic.parse_message(body)
     caller.check(call.model, "chat.completions")
     return await gw.idempotency.once(request, caller, body, lambda: _answered(gw, request, caller, call))
@@ -33,7 +33,7 @@ async def count(gw: Gateway, request: web.Request) -> web.StreamResponse:
     """How long the prompt would be; nothing is computed and nothing is owed."""
     _begin(request)
     caller = gw.auth.caller_of(request)
-    call = anthropic.parse_count(await taken_body_of(request))
+    call = anthropic.parse_count(await taken_body_of(gw, request))
     caller.check(call.model, "chat.completions")
     prompt = await chat.prompt_of(gw, caller, call)
     return head.Whole(msgspec.json.encode(anthropic.TokenCount(len(prompt))))

@@ -1,41 +1,88 @@
-"""GET /v1/models and /v1/models/{model}: what is served here."""
+"""GET /v1/models and /v1/models/{model}: what is served here, to Anthropic's clients in their own shapes."""
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable
+
 import msgspec
 from aiohttp import web
+from multidict import istr
 
-from gateway import openai
+from gateway import anthropic, errors, openai
+from gateway.api.request import query_of
 from gateway.dispatch import ServedModel
-from gateway.errors import ModelNotFound
+from gateway.errors import GatewayError, ModelNotFound
+from gateway.head import HEAD
 from gateway.house import GATEWAY, Gateway
+
+ANTHROPIC = istr("anthropic-version")
+"""Who sends this is a client of Anthropic's."""
 
 
 async def every(request: web.Request) -> web.Response:
-    gw = request.app[GATEWAY]
-    caller = gw.auth.caller_of(request)
-    caller.check_endpoint("models")
-    models = [_shaped(model) for model in _served(gw) if caller.policy.may_use(model.name)]
-    return _json(openai.ModelList(data=models))
+    if ANTHROPIC in request.headers:
+        return _in_anthropics_words(request, _page)
+    return _json(openai.ModelList(data=[_shaped(model) for model in _usable(request)]))
 
 
 async def one(request: web.Request) -> web.Response:
+    if ANTHROPIC in request.headers:
+        return _in_anthropics_words(request, lambda request: _told(request.app[GATEWAY], _asked(request)))
+    return _json(_shaped(_asked(request)))
+
+
+def _usable(request: web.Request) -> list[ServedModel]:
+    """Those that the caller may use."""
+    gw = request.app[GATEWAY]
+    caller = gw.auth.caller_of(request)
+    caller.check_endpoint("models")
+    return [model for model in _served(gw) if caller.policy.may_use(model.name)]
+
+
+def _asked(request: web.Request) -> ServedModel:
     gw = request.app[GATEWAY]
     name = request.match_info["model"]
     gw.auth.caller_of(request).check(name, "models")
     for model in _served(gw):
         if model.name == name:
-            return _json(_shaped(model))
+            return model
     raise ModelNotFound.named(name)
 
 
 def _served(gw: Gateway) -> list[ServedModel]:
-    return gw.dispatch.models() + gw.dispatch.adapters()
+    return gw.dispatch.models() + gw.dispatch.adapters() + gw.upstreams.models()
 
 
 def _shaped(model: ServedModel) -> openai.ModelBody:
     return openai.ModelBody(id=model.name, created=model.created, penstock=openai.ModelExtras(state=model.state))
 
 
-def _json(body: openai.ModelBody | openai.ModelList) -> web.Response:
+def _page(request: web.Request) -> anthropic.ModelPage:
+    gw, query = request.app[GATEWAY], query_of(request, anthropic.ModelQuery)
+    return anthropic.page_of([_told(gw, model) for model in _usable(request)], query)
+
+
+def _told(gw: Gateway, model: ServedModel) -> anthropic.ModelInfo:
+    facts = None
+    with contextlib.suppress(ModelNotFound):  # one that another server has
+        facts = gw.dispatch.ready(model.name)
+    return anthropic.ModelInfo.of(model.name, model.created, None if facts is None else facts.max_model_tokens)
+
+
+def _in_anthropics_words(
+    request: web.Request, answer: Callable[[web.Request], anthropic.ModelPage | anthropic.ModelInfo]
+) -> web.Response:
+    """The refusal as well."""
+    request_id = request[HEAD].request_id
+    try:
+        body = answer(request)
+    except (GatewayError, openai.Malformed) as error:
+        return anthropic.shaped(errors.described(error, request_id), request_id)
+    response = _json(body)
+    response.headers["request-id"] = request_id
+    return response
+
+
+def _json(body: msgspec.Struct) -> web.Response:
     return web.Response(body=msgspec.json.encode(body), content_type="application/json")

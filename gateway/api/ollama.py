@@ -31,7 +31,7 @@ ABSENT = ("/api/pull", "/api/push", "/api/create", "/api/copy")
 
 async def chat(gw: Gateway, request: web.Request) -> web.StreamResponse:
     caller = gw.auth.local_caller_of(request)
-    call = ollama.parse_chat(await taken_body_of(request, of_any_type=True))
+    call = ollama.parse_chat(await taken_body_of(gw, request, of_any_type=True))
     if isinstance(call, str):
         await _load(gw, caller, call)
         message = Message(content="")
@@ -44,7 +44,7 @@ async def chat(gw: Gateway, request: web.Request) -> web.StreamResponse:
 
 async def generate(gw: Gateway, request: web.Request) -> web.StreamResponse:
     caller = gw.auth.local_caller_of(request)
-    call = ollama.parse_generate(await taken_body_of(request, of_any_type=True))
+    call = ollama.parse_generate(await taken_body_of(gw, request, of_any_type=True))
     if isinstance(call, str):
         await _load(gw, caller, call)
         return _whole(GenerateBody(model=call, created_at=_now(), response="", done=True, done_reason="load"))
@@ -62,7 +62,7 @@ async def generate(gw: Gateway, request: web.Request) -> web.StreamResponse:
 
 async def embed(gw: Gateway, request: web.Request) -> web.StreamResponse:
     caller = gw.auth.local_caller_of(request)
-    call = ollama.parse_embed(await taken_body_of(request, of_any_type=True))
+    call = ollama.parse_embed(await taken_body_of(gw, request, of_any_type=True))
     caller.check(call.model, "embeddings")
     shape = partial(ollama.EmbedAnswer, started_at=request[HEAD].started_at)
     return await vectors.embedded(gw, request, caller, call, shape)
@@ -70,24 +70,26 @@ async def embed(gw: Gateway, request: web.Request) -> web.StreamResponse:
 
 async def embeddings(gw: Gateway, request: web.Request) -> web.StreamResponse:
     caller = gw.auth.local_caller_of(request)
-    call = ollama.parse_embeddings(await taken_body_of(request, of_any_type=True))
+    call = ollama.parse_embeddings(await taken_body_of(gw, request, of_any_type=True))
     caller.check(call.model, "embeddings")
     return await vectors.embedded(gw, request, caller, call, ollama.EmbeddingsAnswer)
 
 
 async def show(gw: Gateway, request: web.Request) -> web.StreamResponse:
     caller = gw.auth.local_caller_of(request)
-    asked = ollama.parse_show(await taken_body_of(request, of_any_type=True))
+    asked = ollama.parse_show(await taken_body_of(gw, request, of_any_type=True))
     name = ollama.name_of(asked.model or asked.name or "")
     caller.check(name, "models")
     model = next((model for model in _served(gw, caller) if model.name == name), None)
     if model is None:
         raise ModelNotFound.named(name)
-    text, facts = gw.dispatch.text(name), gw.dispatch.ready(name)
+    is_elsewhere = gw.upstreams.of(name) is not None
+    text = None if is_elsewhere else gw.dispatch.text(name)
+    facts = None if is_elsewhere else gw.dispatch.ready(name)
     info: dict[str, Any] = {"general.architecture": "penstock"}
     if facts is not None:
         info |= {"penstock.context_length": facts.max_model_tokens, "penstock.vocab_size": facts.vocab_size}
-    template = text.template
+    template = "" if text is None else text.template
     capabilities = ["completion", *(["tools"] if "tools" in template else [])]
     if "reasoning_content" in template or "enable_thinking" in template:
         capabilities.append("thinking")
@@ -140,7 +142,7 @@ async def running(request: web.Request) -> web.Response:
             context_length=facts.max_model_tokens,
         )
         for model in _served(gw, caller)
-        if (facts := gw.dispatch.ready(model.name)) is not None
+        if gw.upstreams.of(model.name) is None and (facts := gw.dispatch.ready(model.name)) is not None
     ]
     return _json(ollama.RunningList(listed))
 
@@ -157,6 +159,8 @@ async def alive(request: web.Request) -> web.Response:
 async def _load(gw: Gateway, caller: Caller, model: str) -> None:
     """A request without a question asks for the model to be there."""
     caller.check(model, "chat.completions")
+    if gw.upstreams.of(model) is not None:
+        return
     gw.dispatch.text(model)
     if gw.dispatch.ready(model) is None:
         await gw.dispatch.loaded(model, caller, None)
@@ -171,12 +175,12 @@ def _now() -> str:
 
 
 def _served(gw: Gateway, caller: Caller) -> list[ServedModel]:
-    served = gw.dispatch.models() + gw.dispatch.adapters()
+    served = gw.dispatch.models() + gw.dispatch.adapters() + gw.upstreams.models()
     return [model for model in served if caller.policy.may_use(model.name)]
 
 
 def _details(gw: Gateway, name: str) -> ollama.Details:
-    facts = gw.dispatch.ready(name)
+    facts = None if gw.upstreams.of(name) is not None else gw.dispatch.ready(name)
     return ollama.Details(quantization_level="" if facts is None else facts.dtype)
 
 

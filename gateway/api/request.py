@@ -2,45 +2,79 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
+import time
 from functools import lru_cache
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-from aiohttp import hdrs, web
+from aiohttp import StreamReader, hdrs, web
 from multidict import istr
 
 from gateway import openai
-from gateway.errors import ContextLengthExceeded, InvalidRequest, UnsupportedMediaType
+from gateway.errors import BodyTimeout, ContextLengthExceeded, InvalidRequest, UnsupportedMediaType
+from gateway.head import HEAD
 from gateway.openai import ChatRequest, CompletionRequest, Reading
 from policies import wire
+
+if TYPE_CHECKING:
+    from gateway.auth import Caller
+    from gateway.house import Gateway
+    from gateway.tracing.journey import Journey
 
 T = TypeVar("T")
 
 ENCODINGS = frozenset(("identity", "gzip", "deflate", "br"))
 """That a body may have come in. It is unpacked as it is read, and what is longer than ``server.max_body_bytes`` then is
 refused no less."""
+PIECE_BYTES = 64 << 10
+"""Of a body, that have to come within ``server.stall_s``: who sends a byte now and then would else be waited for for
+days."""
 RECEIPT = istr("x-penstock-receipt")
 
 
-async def body_of(request: web.Request) -> bytes:
-    """The body, which has to be JSON if it says what it is. Raises UnsupportedMediaType; aiohttp refuses what is too
-    large."""
+async def body_of(gw: Gateway, request: web.Request) -> bytes:
+    """The body, which has to be JSON if it says what it is. Raises UnsupportedMediaType and BodyTimeout; aiohttp
+    refuses what is too large."""
     _check_type(request)
-    return await request.read()
+    try:
+        async with asyncio.timeout(gw.settings.server.stall_s):
+            return await request.read()
+    except TimeoutError:
+        raise BodyTimeout() from None
 
 
-async def taken_body_of(request: web.Request, of_any_type: bool = False) -> bytes:
+async def taken_body_of(gw: Gateway, request: web.Request, of_any_type: bool = False) -> bytes:
     """As ``body_of``, for one caller: the request has it no more. What came together with its head is there by now,
     and needs none of the ways that aiohttp waits for more. ``of_any_type``: it may say that it is something else."""
+    if (journey := request[HEAD].journey) is not None:
+        journey.parse_at = time.monotonic()
     if not of_any_type:
         _check_type(request)
     content, max_bytes = request.content, request.client_max_size
     if not content.is_eof():
-        return await request.read()
+        return await _arriving(content, max_bytes, gw.settings.server.stall_s)
     body = content.read_nowait()
     if len(body) > max_bytes:
         raise web.HTTPRequestEntityTooLarge(max_bytes)
     return body
+
+
+async def _arriving(content: StreamReader, max_bytes: int, stall_s: float) -> bytes:
+    """What comes while enough of it does: every ``PIECE_BYTES`` give it ``stall_s`` more. Raises BodyTimeout."""
+    body, due_bytes, now = bytearray(), PIECE_BYTES, asyncio.get_running_loop().time
+    try:
+        async with asyncio.timeout(stall_s) as patience:
+            while chunk := await content.readany():
+                body += chunk
+                if len(body) > max_bytes:
+                    raise web.HTTPRequestEntityTooLarge(max_bytes)
+                if len(body) >= due_bytes:
+                    due_bytes = len(body) + PIECE_BYTES
+                    patience.reschedule(now() + stall_s)
+    except TimeoutError:
+        raise BodyTimeout() from None
+    return bytes(body)
 
 
 def _check_type(request: web.Request) -> None:
@@ -71,6 +105,18 @@ def wants_receipt(request: web.Request, call: ChatRequest | CompletionRequest | 
     return by_body or (said is not None and said.lower() == "true")
 
 
+async def loaded(
+    gw: Gateway, caller: Caller, call: ChatRequest | CompletionRequest | Reading, journey: Journey | None
+) -> wire.Ready:
+    """As ``Dispatch.loaded``: a part of the way of its own, and a long one."""
+    if journey is not None:
+        journey.load_at = time.monotonic()
+    facts = await gw.dispatch.loaded(call.model, caller, call.service_tier)
+    if journey is not None:
+        journey.render_at = time.monotonic()
+    return facts
+
+
 def room_for(num_prompt_tokens: int, facts: wire.Ready, param: str) -> int:
     """How many tokens the answer may have, at least one. Raises ContextLengthExceeded, and InvalidRequest where the
     model writes none at all."""
@@ -94,6 +140,11 @@ def fingerprint(facts: wire.Ready, adapter_id: str = "") -> str:
     adapter = (adapter_id,) if adapter_id else ()
     served = facts.model, facts.device, facts.dtype, facts.vocab_size, facts.max_model_tokens
     return _fingerprint(*served, *how, *adapter)
+
+
+def fingerprint_of(model: str) -> str:
+    """Of one that upstreams answer for, of which nothing else is known."""
+    return _fingerprint("upstreams", model)
 
 
 @lru_cache

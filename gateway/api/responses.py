@@ -14,22 +14,25 @@ from gateway import errors, head, openai
 from gateway.api.answer import give
 from gateway.api.chat import prepared, prompt_of
 from gateway.api.request import taken_body_of
+from gateway.api.traced import behind
 from gateway.auth import Caller
 from gateway.head import HEAD
 from gateway.house import Gateway
-from gateway.reply import KEPT
 from gateway.reply.events import OUTLET, EventStream
+from gateway.reply.storing import Storing
 from gateway.responses import requests
 from gateway.responses.answer import ResponseAnswer
 from gateway.responses.conversation import Message, messages_of, turns, without_oldest
 from gateway.responses.events import Events
 from gateway.responses.items import AnyItem, ItemReference, named, parse, response_of
-from gateway.responses.outlets import Log, Storing
+from gateway.responses.outlets import Log
 from gateway.responses.reading import relay
 from gateway.responses.requests import Asked, ResponseRequest
 from gateway.responses.running import Running
 from gateway.responses.shapes import InputTokens, begun
-from gateway.responses.shelf import Kept, ShelfAway
+from gateway.responses.shelf import Kept
+from gateway.shelving import ShelfAway
+from gateway.telemetry import about
 from policies.priority import Order
 
 log = logging.getLogger(__name__)
@@ -39,7 +42,7 @@ SCOPE = "responses"
 
 async def create(gw: Gateway, request: web.Request) -> web.StreamResponse:
     caller = gw.auth.caller_of(request)
-    body = await taken_body_of(request)
+    body = await taken_body_of(gw, request)
     call = requests.parse(body)
     caller.check(call.model, SCOPE)
     return await gw.idempotency.once(request, caller, body, lambda: _answered(gw, request, caller, call))
@@ -48,7 +51,7 @@ async def create(gw: Gateway, request: web.Request) -> web.StreamResponse:
 async def count(gw: Gateway, request: web.Request) -> web.StreamResponse:
     """POST /v1/responses/input_tokens: how long the prompt would be."""
     caller = gw.auth.caller_of(request)
-    call = requests.parse_count(await taken_body_of(request))
+    call = requests.parse_count(await taken_body_of(gw, request))
     caller.check_endpoint(SCOPE)
     before, given = await _items(gw, caller, call)
     chat = requests.counted_chat_of(call, messages_of(call.instructions, before + given))
@@ -58,7 +61,7 @@ async def count(gw: Gateway, request: web.Request) -> web.StreamResponse:
 
 
 async def _answered(gw: Gateway, request: web.Request, caller: Caller, call: ResponseRequest) -> web.StreamResponse:
-    if call.background and KEPT in request:
+    if call.background and request[HEAD].keeper is not None:
         raise errors.InvalidRequest(
             "A line of a batch has no 'background': it is answered in the batch", param="background"
         )
@@ -76,22 +79,25 @@ async def _answered(gw: Gateway, request: web.Request, caller: Caller, call: Res
     if call.background:
         return await _in_background(gw, request, caller, call, chat, messages, events, given)
 
-    async def store() -> bool:
-        """An answer that cannot be stored is given all the same: it is paid for."""
+    async def store(last: bytes) -> bytes:
+        """An answer that cannot be stored is given all the same, as it is paid for; and says so."""
         try:
             await gw.responses.shelf.put(Kept.of(caller.tenant_id, events.body, given))
         except ShelfAway:
-            log.warning("response %s is not stored", response_id)
-            return False
-        return True
+            noted = request[HEAD]
+            log.warning("response %s is not stored", response_id, extra=about(noted.request_id, noted.trace_id))
+            return events.unstored(last)
+        return last
 
     if stores and call.stream:
         outlet = request.get(OUTLET) or EventStream(request, gw.settings.server, gw.clock)
-        request[OUTLET] = Storing(outlet, store)
+        request[OUTLET] = Storing(outlet, store, store)
     answer, order = await _prepared(gw, request, caller, call, chat, messages, events)
     response = await give(gw, request, caller, answer, order)
-    if stores and not call.stream and not await store():
-        return head.Whole(msgspec.json.encode(msgspec.structs.replace(events.body, store=False)))
+    if stores and not call.stream:
+        await store(b"")
+        if not events.body.store:
+            return head.Whole(msgspec.json.encode(events.body))
     return response
 
 
@@ -111,15 +117,16 @@ async def _in_background(
     ready: tuple[ResponseAnswer, Order] | None = None
 
     async def work(log: Log) -> web.StreamResponse:
-        answer, order = ready or await _prepared(gw, request, caller, call, chat, messages, events)
-        request[OUTLET] = log
-        return await give(gw, request, caller, answer, order)
+        with behind(gw, request):
+            answer, order = ready or await _prepared(gw, request, caller, call, chat, messages, events)
+            request[OUTLET] = log
+            return await give(gw, request, caller, answer, order)
 
     with background.room(caller.tenant_id):
-        if gw.dispatch.ready(chat.model) is not None:
+        if gw.upstreams.of(chat.model) is not None or gw.dispatch.ready(chat.model) is not None:
             ready = await _prepared(gw, request, caller, call, chat, messages, events)
         outlet = request.get(OUTLET) or EventStream(request, gw.settings.server, gw.clock)
-        running = Running(caller.tenant_id, events)
+        running = Running(caller.tenant_id, events, request[HEAD])
         running.log.add(events.queued())
         queued = events.body
         await gw.responses.shelf.put(Kept.of(caller.tenant_id, queued, given))

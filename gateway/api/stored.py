@@ -24,7 +24,7 @@ class RetrieveQuery(msgspec.Struct, frozen=True, kw_only=True):
     """``starting_after``: the number of the last event that the client has."""
 
     stream: bool = False
-    starting_after: Annotated[int, Meta(ge=0)] | None = None
+    starting_after: Annotated[int, Meta(ge=0, le=2**63 - 1)] | None = None
 
 
 class ItemsQuery(msgspec.Struct, frozen=True, kw_only=True):

@@ -14,7 +14,7 @@ from gateway.house import Gateway
 
 async def tokenize(gw: Gateway, request: web.Request) -> web.StreamResponse:
     caller = gw.auth.caller_of(request)
-    asked = openai.parse_tokenize(await taken_body_of(request))
+    asked = openai.parse_tokenize(await taken_body_of(gw, request))
     model = _model_of(gw, caller, asked.model)
     text, facts = gw.dispatch.text(model), gw.dispatch.ready(model)
     if asked.prompt is None:
@@ -32,7 +32,7 @@ async def tokenize(gw: Gateway, request: web.Request) -> web.StreamResponse:
 
 async def detokenize(gw: Gateway, request: web.Request) -> web.StreamResponse:
     caller = gw.auth.caller_of(request)
-    asked = openai.parse_detokenize(await taken_body_of(request))
+    asked = openai.parse_detokenize(await taken_body_of(gw, request))
     text = gw.dispatch.text(_model_of(gw, caller, asked.model))
     return head.Whole(msgspec.json.encode(openai.DetokenizeBody(text.decode(asked.tokens))))
 

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
+from typing import TypeVar
 
 from aiohttp import web
 
 from gateway import openai, reply
+from gateway.api import elsewhere
 from gateway.api.answer import give
-from gateway.api.request import fingerprint, taken_body_of
+from gateway.api.request import fingerprint, loaded, taken_body_of
 from gateway.auth import Caller
 from gateway.errors import ContextLengthExceeded, InvalidRequest
 from gateway.head import HEAD
 from gateway.house import Gateway
 from gateway.text import Text
 from policies import wire
+from policies.priority import Order
 from policies.terms import Sampling
 
+A = TypeVar("A", bound=reply.VectorAnswer)
+R = TypeVar("R", bound=openai.Reading)
 NOTHING_WRITTEN = Sampling(max_tokens=1)
 
 Asked = tuple[list[int], wire.Pooling]
@@ -25,27 +31,29 @@ Asked = tuple[list[int], wire.Pooling]
 
 
 async def embed(gw: Gateway, request: web.Request) -> web.StreamResponse:
-    caller = gw.auth.caller_of(request)
-    body = await taken_body_of(request)
-    call = openai.parse_embedding(body)
-    caller.check(call.model, "embeddings")
-    return await gw.idempotency.once(request, caller, body, lambda: embedded(gw, request, caller, call))
+    return await _begun(gw, request, openai.parse_embedding, "embeddings", embedded)
 
 
 async def rerank(gw: Gateway, request: web.Request) -> web.StreamResponse:
-    caller = gw.auth.caller_of(request)
-    body = await taken_body_of(request)
-    call = openai.parse_rerank(body)
-    caller.check(call.model, "rerank")
-    return await gw.idempotency.once(request, caller, body, lambda: _reranked(gw, request, caller, call))
+    return await _begun(gw, request, openai.parse_rerank, "rerank", _ranked)
 
 
 async def score(gw: Gateway, request: web.Request) -> web.StreamResponse:
+    return await _begun(gw, request, openai.parse_score, "rerank", _ranked)
+
+
+async def _begun(
+    gw: Gateway,
+    request: web.Request,
+    parse: Callable[[bytes], R],
+    endpoint: str,
+    answered: Callable[[Gateway, web.Request, Caller, R], Awaitable[web.StreamResponse]],
+) -> web.StreamResponse:
     caller = gw.auth.caller_of(request)
-    body = await taken_body_of(request)
-    call = openai.parse_score(body)
-    caller.check(call.model, "rerank")
-    return await gw.idempotency.once(request, caller, body, lambda: _scored(gw, request, caller, call))
+    body = await taken_body_of(gw, request)
+    call = parse(body)
+    caller.check(call.model, endpoint)
+    return await gw.idempotency.once(request, caller, body, lambda: answered(gw, request, caller, call))
 
 
 async def embedded(
@@ -56,7 +64,19 @@ async def embedded(
     shaped: Callable[..., reply.VectorAnswer] = reply.EmbeddingAnswer,
 ) -> web.StreamResponse:
     """Also for other dialects, each with an answer of its own shape."""
-    text, facts = await _opened(gw, caller, call)
+    way = elsewhere.taken(gw, caller, call, "embeddings", call.input)
+    if way is not None:
+        here = partial(_embedding, gw, request, caller, shaped=reply.EmbeddingAnswer)
+        answer, order = await elsewhere.embeddings(gw, request, caller, call, shaped, way, here)
+    else:
+        answer, order = await _embedding(gw, request, caller, call, shaped)
+    return await give(gw, request, caller, answer, order)
+
+
+async def _embedding(
+    gw: Gateway, request: web.Request, caller: Caller, call: openai.EmbeddingRequest, shaped: Callable[..., A]
+) -> tuple[A, Order]:
+    text, facts = await _opened(gw, request, caller, call)
     pooling, num_dimensions = _pooling(facts), call.dimensions or 0
     if num_dimensions > facts.num_dimensions:
         raise InvalidRequest(
@@ -70,33 +90,54 @@ async def embedded(
             raise openai.Malformed(f"Invalid 'input': the vocabulary has {facts.vocab_size} tokens", "input")
     pooling = wire.Pooling(pooling.kind, pooling.is_normalized, num_dimensions)
     asked = [(prompt, pooling) for prompt in prompts]
-    return await _given(gw, request, caller, call, text, facts, asked, "input", shaped)
+    return _answer(gw, request, caller, call, text, facts, asked, "input", shaped)
 
 
-async def _reranked(
-    gw: Gateway, request: web.Request, caller: Caller, call: openai.RerankRequest
+async def _ranked(
+    gw: Gateway, request: web.Request, caller: Caller, call: openai.RerankRequest | openai.ScoreRequest
 ) -> web.StreamResponse:
-    text, facts = await _opened(gw, caller, call)
-    texts = call.texts
-    if call.max_tokens_per_doc is not None:
-        texts = await text.cut(texts, call.max_tokens_per_doc)
-    asked, places = await _of_pairs([(call.query, each) for each in texts], text, facts)
-    shaped = partial(reply.RerankAnswer, pairs=places)
-    return await _given(gw, request, caller, call, text, facts, asked, "documents", shaped)
+    if isinstance(call, openai.RerankRequest):
+        shaped: type[reply.Scored] = reply.RerankAnswer
+        pairs, suits = [(call.query, each) for each in call.texts], call.max_tokens_per_doc is None
+    else:
+        shaped, pairs = reply.ScoreAnswer, call.pairs
+        suits = len({first for first, _ in pairs}) == 1
+    way = elsewhere.taken(gw, caller, call, "rerank", pairs, suits)
+    here = partial(_ranking, gw, request, caller, shaped=shaped)
+    if way is not None:
+        answer, order = await elsewhere.ranking(gw, request, caller, call, shaped, way, here)
+    else:
+        answer, order = await here(call=call)
+    return await give(gw, request, caller, answer, order)
 
 
-async def _scored(gw: Gateway, request: web.Request, caller: Caller, call: openai.ScoreRequest) -> web.StreamResponse:
-    text, facts = await _opened(gw, caller, call)
-    asked, places = await _of_pairs(call.pairs, text, facts)
-    shaped = partial(reply.ScoreAnswer, pairs=places)
-    return await _given(gw, request, caller, call, text, facts, asked, "text_2", shaped)
+async def _ranking(
+    gw: Gateway,
+    request: web.Request,
+    caller: Caller,
+    call: openai.RerankRequest | openai.ScoreRequest,
+    shaped: Callable[..., A],
+) -> tuple[A, Order]:
+    text, facts = await _opened(gw, request, caller, call)
+    if isinstance(call, openai.RerankRequest):
+        texts, param = call.texts, "documents"
+        if call.max_tokens_per_doc is not None:
+            texts = await text.cut(texts, call.max_tokens_per_doc)
+        pairs: Sequence[tuple[str, str]] = [(call.query, each) for each in texts]
+    else:
+        pairs, param = call.pairs, "text_2"
+    asked, places = await _of_pairs(pairs, text, facts)
+    return _answer(gw, request, caller, call, text, facts, asked, param, partial(shaped, pairs=places))
 
 
-async def _opened(gw: Gateway, caller: Caller, call: openai.Reading) -> tuple[Text, wire.Ready]:
+async def _opened(gw: Gateway, request: web.Request, caller: Caller, call: openai.Reading) -> tuple[Text, wire.Ready]:
+    journey = request[HEAD].journey
+    if journey is not None:
+        journey.render_at = time.monotonic()
     text, facts = gw.dispatch.text(call.model), gw.dispatch.ready(call.model)
     gw.ledger.check_room()
     if facts is None:
-        facts = await gw.dispatch.loaded(call.model, caller, call.service_tier)
+        facts = await loaded(gw, caller, call, journey)
     return text, facts
 
 
@@ -120,7 +161,7 @@ async def _of_pairs(
     return asked, [(place[first], place[second]) for first, second in pairs]
 
 
-async def _given(
+def _answer(
     gw: Gateway,
     request: web.Request,
     caller: Caller,
@@ -129,8 +170,8 @@ async def _given(
     facts: wire.Ready,
     asked: Sequence[Asked],
     param: str,
-    shaped: Callable[..., reply.VectorAnswer],
-) -> web.StreamResponse:
+    shaped: Callable[..., A],
+) -> tuple[A, Order]:
     """The rest of the way is that of all answers."""
     request_id = request[HEAD].request_id
     salt = gw.cache.salt_of(caller.tenant_id, caller.policy.cache)
@@ -148,4 +189,4 @@ async def _given(
         parts.append(reply.Part(wire.Submit(part_id, prompt, NOTHING_WRITTEN, cache_salt=salt, pooling=pooling)))
     order = gw.dispatch.order(caller, call.service_tier, len(asked[0][0]), 0)
     model = fingerprint(facts, gw.dispatch.adapter_id(call.model))
-    return await give(gw, request, caller, shaped(call, parts, text, model, gw.dispatch.tier_of(order)), order)
+    return shaped(call, parts, text, model, gw.dispatch.tier_of(order)), order

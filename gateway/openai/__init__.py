@@ -69,7 +69,7 @@ from gateway.openai.tokens import (
     parse_detokenize,
     parse_tokenize,
 )
-from gateway.openai.tools import NO_PARAMETERS, Function, Tooling
+from gateway.openai.tools import NO_PARAMETERS, CustomFunction, Function, Tooling
 from gateway.openai.vectors import (
     Document,
     Embedding,
@@ -118,6 +118,7 @@ __all__ = [
     "CompletionChunks",
     "CompletionLogprobs",
     "CompletionRequest",
+    "CustomFunction",
     "DetokenizeBody",
     "DetokenizeRequest",
     "Document",

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from gateway.openai.files import ExpiresAfter
+from gateway.openai.files import ExpiresAfter, Storable
 from gateway.openai.requests import Metadata
 
 Endpoint = Literal["/v1/responses", "/v1/chat/completions", "/v1/embeddings", "/v1/completions"]
@@ -109,7 +109,7 @@ class BatchList(msgspec.Struct, frozen=True, kw_only=True):
 class BatchQuery(msgspec.Struct, frozen=True, kw_only=True):
     """What a list of batches takes."""
 
-    after: Annotated[str, Meta(max_length=256)] | None = None
+    after: Annotated[str, Meta(max_length=256, pattern=Storable)] | None = None
     """The last batch of the page before."""
     limit: Annotated[int, Meta(ge=1, le=100)] = 20
 

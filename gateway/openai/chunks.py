@@ -13,7 +13,7 @@ import msgspec
 from gateway.openai.failures import ErrorBody, ErrorDetail
 from gateway.openai.receipts import PenstockExtras
 from gateway.openai.responses import Logprobs, UsageBody
-from gateway.parsers import Content, Event, Reasoning, ToolArguments, ToolCallBegin
+from gateway.parsers import Content, Event, Reasoning, ToolArguments, ToolCallBegin, ToolInput
 from policies.terms import Usage
 
 DONE = b"data: [DONE]\n\n"
@@ -158,6 +158,13 @@ class ChatChunks(Chunks):
                 return b'"delta":{"function_call":{"name":%b,"arguments":""}},' % _json(name)
             case ToolArguments(_, text) if self.is_legacy:
                 return b'"delta":{"function_call":{"arguments":%b}},' % _json(text)
+            case ToolCallBegin(number, id, name, True):
+                return (
+                    b'"delta":{"tool_calls":[{"index":%d,"id":%b,"type":"custom",'
+                    b'"custom":{"name":%b,"input":""}}]},' % (number, _json(id), _json(name))
+                )
+            case ToolInput(number, text):
+                return b'"delta":{"tool_calls":[{"index":%d,"custom":{"input":%b}}]},' % (number, _json(text))
             case ToolCallBegin(number, id, name):
                 return (
                     b'"delta":{"tool_calls":[{"index":%d,"id":%b,"type":"function",'

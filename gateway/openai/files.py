@@ -7,6 +7,8 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+Storable = r"^[^\x00]*$"
+"""What a store may be asked for: PostgreSQL has no NUL."""
 Purpose = Literal["assistants", "batch", "fine-tune", "vision", "user_data", "evals"]
 """What a client may upload a file for; of those we act on ``batch`` alone, the others are kept."""
 
@@ -51,12 +53,12 @@ class FileDeleted(msgspec.Struct, frozen=True, kw_only=True):
 class FileQuery(msgspec.Struct, frozen=True, kw_only=True):
     """What a list of files takes."""
 
-    after: Annotated[str, Meta(max_length=256)] | None = None
+    after: Annotated[str, Meta(max_length=256, pattern=Storable)] | None = None
     """The last file of the page before."""
     limit: Annotated[int, Meta(ge=1, le=10_000)] = 10_000
     order: Literal["asc", "desc"] = "desc"
     """By the time of making."""
-    purpose: Annotated[str, Meta(max_length=64)] | None = None
+    purpose: Annotated[str, Meta(max_length=64, pattern=Storable)] | None = None
 
 
 class ExpiresAfter(msgspec.Struct, frozen=True):

@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from gateway.openai.failures import Malformed
+from gateway.parsers.custom import ARGUMENT
 
 
 class TextPart(msgspec.Struct, frozen=True):
@@ -29,12 +31,29 @@ class FunctionCall(msgspec.Struct, frozen=True):
     arguments: str | dict[str, Any]
 
 
-class ToolCall(msgspec.Struct, frozen=True):
-    """One call in an assistant's message."""
+class CustomCall(msgspec.Struct, frozen=True):
+    """What an earlier answer called with a text."""
 
-    function: FunctionCall
+    name: str
+    input: str
+
+
+class ToolCall(msgspec.Struct, frozen=True):
+    """One call in an assistant's message; it has the field that its type names."""
+
+    function: FunctionCall | UnsetType | None = UNSET
     id: str | None = None
-    type: Literal["function"] = "function"
+    type: Literal["function", "custom"] = "function"
+    custom: CustomCall | UnsetType | None = UNSET
+
+    @property
+    def called(self) -> FunctionCall:
+        """As a model writes it."""
+        if self.type == "custom":
+            assert isinstance(self.custom, CustomCall)
+            return FunctionCall(self.custom.name, {ARGUMENT: self.custom.input})
+        assert isinstance(self.function, FunctionCall)
+        return self.function
 
 
 class Message(msgspec.Struct, frozen=True):
@@ -49,6 +68,16 @@ class Message(msgspec.Struct, frozen=True):
     reasoning_content: str | None = None
     refusal: str | None = None
     function_call: FunctionCall | None = None
+
+    @property
+    def is_plain(self) -> bool:
+        """A user's or a system's text, as most are."""
+        return (
+            type(self.content) is str
+            and (self.role == "user" or self.role == "system")
+            and not self.tool_calls
+            and self.function_call is None
+        )
 
     @property
     def calls(self) -> list[ToolCall]:
@@ -86,6 +115,10 @@ def check_message(message: Message, path: str) -> None:
         raise Malformed(
             f"Invalid '{path}.content': text is required here, but it is missing or null", f"{path}.content"
         )
+    for i, call in enumerate(message.tool_calls or ()):
+        if not isinstance(call.custom if call.type == "custom" else call.function, CustomCall | FunctionCall):
+            missing = f"{path}.tool_calls[{i}].{call.type}"
+            raise Malformed(f"Missing required parameter: '{missing}'.", missing, "missing_required_parameter")
     if message.role == "tool" and message.tool_call_id is None:
         missing = f"{path}.tool_call_id"
         raise Malformed(f"Missing required parameter: '{missing}'.", missing, "missing_required_parameter")

@@ -46,7 +46,7 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
     """What both kinds of completion take. The second half is vLLM's, for its clients."""
 
     model: str
-    max_tokens: Annotated[int, Meta(ge=1)] | None = None
+    max_tokens: Annotated[int, Meta(ge=1, le=2**63 - 1)] | None = None
     n: Annotated[int, Meta(ge=1, le=128)] | None = None
     temperature: Annotated[float, Meta(ge=0.0, le=2.0)] | None = None
     top_p: Annotated[float, Meta(ge=0.0, le=1.0)] | None = None
@@ -69,7 +69,7 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
     top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
     min_p: Annotated[float, Meta(ge=0.0, le=1.0)] | None = None
     repetition_penalty: Annotated[float, Meta(gt=0.0, le=100.0)] | None = None
-    min_tokens: Annotated[int, Meta(ge=0)] | None = None
+    min_tokens: Annotated[int, Meta(ge=0, le=2**63 - 1)] | None = None
     stop_token_ids: Annotated[list[TokenId], Meta(max_length=256)] | None = None
     ignore_eos: bool | None = None
     structured_outputs: dict[str, Any] | None = None
@@ -123,7 +123,7 @@ class ChatRequest(Generation, frozen=True, kw_only=True):
     """POST /v1/chat/completions."""
 
     messages: Annotated[list[Message], Meta(min_length=1)]
-    max_completion_tokens: Annotated[int, Meta(ge=1)] | None = None
+    max_completion_tokens: Annotated[int, Meta(ge=1, le=2**63 - 1)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     tools: list[dict[str, Any]] | None = None
@@ -140,6 +140,8 @@ class ChatRequest(Generation, frozen=True, kw_only=True):
     prompt_cache_options: dict[str, Any] | None = None
     prompt_cache_retention: Literal["in_memory", "in-memory", "24h"] | None = None
     """Prefixes are kept for every tenant anyway, as long as there is room."""
+    store: bool | None = None
+    """The answer is kept, and can be asked for again; null is false."""
     web_search_options: Any = None
     moderation: Any = None
     modalities: list[str] | None = None
@@ -161,6 +163,8 @@ class ChatRequest(Generation, frozen=True, kw_only=True):
     @property
     def template_switches(self) -> dict[str, Any]:
         """What its chat template is told beside the conversation. Each family has its own word for whether to think."""
+        if self.reasoning_effort is None and self.verbosity is None:
+            return self.chat_template_kwargs or {}
         switches: dict[str, Any] = {}
         if self.reasoning_effort is not None:
             thinks = self.reasoning_effort != "none"
@@ -181,7 +185,7 @@ class CompletionRequest(Generation, frozen=True, kw_only=True):
     """POST /v1/completions."""
 
     prompt: str | Annotated[list[str | TokenId | list[TokenId]], Meta(min_length=1)]
-    max_tokens: Annotated[int, Meta(ge=0)] | None = None
+    max_tokens: Annotated[int, Meta(ge=0, le=2**63 - 1)] | None = None
     """0 with ``echo``: the prompt alone, for its log-probabilities."""
     logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     """OpenAI stops at 5; 20 is what the chat form gives."""
@@ -251,7 +255,8 @@ def check_chat(call: ChatRequest) -> ChatRequest:
         _refuse("moderation")
     call.tooling()
     for i, message in enumerate(call.messages):
-        check_message(message, f"messages[{i}]")
+        if not message.is_plain:
+            check_message(message, f"messages[{i}]")
     return call
 
 

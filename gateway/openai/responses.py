@@ -6,7 +6,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from gateway.openai.receipts import PenstockExtras
-from gateway.parsers import Said
+from gateway.parsers import Call, Said
 from policies.terms import Usage
 
 
@@ -26,6 +26,9 @@ class CompletionTokensDetails(msgspec.Struct, frozen=True):
     accepted_tokens: int | UnsetType = UNSET
 
 
+NO_DETAILS = CompletionTokensDetails()
+
+
 class UsageBody(msgspec.Struct, frozen=True):
     """Tokens of the whole request; ``prompt_tokens`` includes the cached ones."""
 
@@ -33,14 +36,16 @@ class UsageBody(msgspec.Struct, frozen=True):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
-    completion_tokens_details: CompletionTokensDetails = CompletionTokensDetails()
+    completion_tokens_details: CompletionTokensDetails = NO_DETAILS
 
     @classmethod
     def of(cls, usage: Usage) -> UsageBody:
         """``usage`` in OpenAI's shape."""
-        details = CompletionTokensDetails(
-            usage.num_reasoning_tokens, accepted_prediction_tokens=usage.num_predicted_tokens
-        )
+        details = NO_DETAILS
+        if usage.num_reasoning_tokens or usage.num_predicted_tokens:
+            details = CompletionTokensDetails(
+                usage.num_reasoning_tokens, accepted_prediction_tokens=usage.num_predicted_tokens
+            )
         if usage.num_drafted_tokens:
             details = msgspec.structs.replace(
                 details,
@@ -100,12 +105,27 @@ class CalledFunction(msgspec.Struct, frozen=True):
     arguments: str
 
 
+class CalledCustom(msgspec.Struct, frozen=True):
+    """``input`` is text."""
+
+    name: str
+    input: str
+
+
 class AnswerCall(msgspec.Struct, frozen=True):
-    """One call in an answer."""
+    """One call in an answer; it has the field that its type names."""
 
     id: str
-    function: CalledFunction
+    function: CalledFunction | UnsetType = UNSET
     type: str = "function"
+    custom: CalledCustom | UnsetType = UNSET
+
+    @classmethod
+    def of(cls, call: Call) -> AnswerCall:
+        """``call`` in OpenAI's shape."""
+        if call.is_custom:
+            return cls(call.id, type="custom", custom=CalledCustom(call.name, call.arguments))
+        return cls(call.id, CalledFunction(call.name, call.arguments))
 
 
 class AnswerMessage(msgspec.Struct, frozen=True):
@@ -126,12 +146,10 @@ class AnswerMessage(msgspec.Struct, frozen=True):
         if is_legacy and said.calls:
             function = CalledFunction(said.calls[0].name, said.calls[0].arguments)
             return cls(said.content, reasoning_content=said.reasoning or UNSET, function_call=function)
-        calls = [AnswerCall(call.id, CalledFunction(call.name, call.arguments)) for call in said.calls]
-        return cls(
-            said.content if calls else said.content or "",
-            reasoning_content=said.reasoning or UNSET,
-            tool_calls=calls or UNSET,
-        )
+        if not said.calls:
+            return cls(said.content or "", reasoning_content=said.reasoning or UNSET)
+        calls = [AnswerCall.of(call) for call in said.calls]
+        return cls(said.content, reasoning_content=said.reasoning or UNSET, tool_calls=calls)
 
 
 class ChatChoice(msgspec.Struct, frozen=True):

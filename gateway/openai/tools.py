@@ -8,10 +8,13 @@ from typing import Annotated, Any, Literal, NamedTuple
 import msgspec
 from msgspec import Meta
 
+from gateway.openai.custom import Custom, Name
 from gateway.openai.decoding import converted
 from gateway.openai.failures import Malformed
+from policies import wire
 
-Name = Annotated[str, Meta(pattern="^[a-zA-Z0-9_-]{1,64}$")]
+KINDS = ("function", "custom")
+"""Of tools."""
 NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
 """The parameters of a function that says none."""
 
@@ -25,11 +28,19 @@ class Function(msgspec.Struct, frozen=True):
     strict: bool | None = None
 
 
+class CustomFunction(Function, frozen=True):
+    """A custom tool as a model sees it."""
+
+    grammar: wire.Grammar | None = None
+    """Of its input; None: any text."""
+
+
 class Tool(msgspec.Struct, frozen=True):
-    """``type``: only functions are called here."""
+    """``type``: functions and custom tools are called here."""
 
     type: str
     function: Function | None = None
+    custom: Custom | None = None
 
 
 class Named(msgspec.Struct, frozen=True):
@@ -48,6 +59,7 @@ class Choice(msgspec.Struct, frozen=True):
 
     type: str
     function: Named | None = None
+    custom: Named | None = None
     allowed_tools: Allowed | None = None
 
 
@@ -75,9 +87,17 @@ class Tooling(NamedTuple):
         return schemas
 
     @property
+    def custom(self) -> frozenset[str]:
+        """The names of custom tools."""
+        return frozenset(function.name for function in self.functions if isinstance(function, CustomFunction))
+
+    @property
     def holds_calls(self) -> bool:
-        """Calls have to be made, or to be as their schemas say."""
-        return self.is_required or any(function.strict for function in self.functions)
+        """Calls have to be made, or to be as their schemas and grammars say."""
+        return self.is_required or any(
+            function.strict or (isinstance(function, CustomFunction) and function.grammar is not None)
+            for function in self.functions
+        )
 
 
 def tooling(
@@ -92,17 +112,17 @@ def tooling(
         raise Malformed("'functions' is an older name of 'tools': send one of them", "functions")
     if functions is not None or function_call is not None:
         return _legacy(functions or [], function_call)
-    known = _functions(tools or [], "tools")
+    known = _known_tools(tools or [], "tools")
     mode, names = _chosen(tool_choice, known)
     if mode == "none" or not known:
         return None
-    shown = [_shown(tool["function"]) for tool in tools or ()]
+    shown = [_shown(function) for function in map(_declared, tools or ())]
     allowed = tuple(known[name] for name in names)
     # A named tool is called once.
     several = parallel_tool_calls is not False and not (
-        mode == "required" and isinstance(tool_choice, dict) and tool_choice.get("type") == "function"
+        mode == "required" and isinstance(tool_choice, dict) and tool_choice.get("type") in KINDS
     )
-    places = {tool["function"]["name"]: f"tools[{i}].function" for i, tool in enumerate(tools or ())}
+    places = {tool[tool["type"]]["name"]: f"tools[{i}].{tool['type']}" for i, tool in enumerate(tools or ())}
     return Tooling(shown, allowed, mode == "required", several, tuple(places[name] for name in names))
 
 
@@ -125,30 +145,45 @@ def _legacy(functions: list[Any], function_call: Any) -> Tooling | None:
     return Tooling([_shown(function) for function in functions], allowed, isinstance(function_call, dict), False, paths)
 
 
-def _functions(tools: Sequence[Any], path: str) -> dict[str, Function]:
+def _known_tools(tools: Sequence[Any], path: str) -> dict[str, Function]:
     """By name."""
     found = []
     for i, tool in enumerate(tools):
         kind = converted(tool, Tool, f"{path}[{i}]")
-        if kind.type != "function":
+        if kind.type not in KINDS:
             raise Malformed(
-                f"Invalid '{path}[{i}].type': '{_short(kind.type)}' is not supported, only 'function' is",
+                f"Invalid '{path}[{i}].type': '{_short(kind.type)}' is not supported, 'function' and 'custom' are",
                 f"{path}[{i}].type",
                 "unsupported_value",
             )
-        if kind.function is None:
-            where = f"{path}[{i}].function"
+        where = f"{path}[{i}].{kind.type}"
+        if (kind.function if kind.type == "function" else kind.custom) is None:
             raise Malformed(f"Missing required parameter: '{where}'.", where, "missing_required_parameter")
-        found.append((tool["function"], f"{path}[{i}].function"))
+        found.append((tool["function"] if kind.type == "function" else _as_function(kind), where))
     return _checked(found)
+
+
+def _as_function(tool: Tool) -> CustomFunction:
+    custom = tool.custom
+    assert custom is not None
+    return CustomFunction(custom.name, custom.description, custom.parameters, grammar=custom.grammar)
+
+
+def _declared(tool: dict[str, Any]) -> dict[str, Any]:
+    """What a model is told of a tool that was checked."""
+    if tool["type"] == "function":
+        function: dict[str, Any] = tool["function"]
+        return function
+    custom = msgspec.convert(tool["custom"], Custom)
+    return {"name": custom.name, "description": custom.description, "parameters": custom.parameters}
 
 
 def _checked(found: Sequence[tuple[Any, str]]) -> dict[str, Function]:
     known: dict[str, Function] = {}
     for value, path in found:
-        function = converted(value, Function, path)
+        function = value if isinstance(value, Function) else converted(value, Function, path)
         if function.name in known:
-            raise Malformed(f"Invalid '{path}.name': there are two functions '{function.name}'", f"{path}.name")
+            raise Malformed(f"Invalid '{path}.name': there are two tools '{function.name}'", f"{path}.name")
         if function.parameters is not None and function.parameters.get("type", "object") != "object":
             where = f"{path}.parameters"
             raise Malformed(f"Invalid '{where}': a function's schema has the type 'object'", where)
@@ -170,29 +205,35 @@ def _chosen(choice: Any, known: dict[str, Function]) -> tuple[Literal["none", "a
     if choice == "required":
         return "required", everything
     asked = converted(choice, Choice, "tool_choice")
-    if asked.type == "function" and asked.function is not None:
-        return "required", [_known(asked.function.name, known, "tool_choice.function.name")]
+    if (name := _named(asked, known, "tool_choice")) is not None:
+        return "required", [name]
     if asked.type == "allowed_tools" and asked.allowed_tools is not None:
         names = []
         for i, tool in enumerate(asked.allowed_tools.tools):
             path = f"tool_choice.allowed_tools.tools[{i}]"
-            each = converted(tool, Choice, path)
-            if each.type != "function" or each.function is None:
-                raise Malformed(f"Invalid '{path}': only functions are called here", path, "unsupported_value")
-            names.append(_known(each.function.name, known, f"{path}.function.name"))
+            name = _named(converted(tool, Choice, path), known, path)
+            if name is None:
+                raise Malformed(f"Invalid '{path}': it names no function or custom tool", path, "unsupported_value")
+            names.append(name)
         return asked.allowed_tools.mode, list(dict.fromkeys(names))
-    if asked.type in ("function", "allowed_tools"):
+    if asked.type in (*KINDS, "allowed_tools"):
         path = f"tool_choice.{asked.type}"
         raise Malformed(f"Missing required parameter: '{path}'.", path, "missing_required_parameter")
     raise Malformed(
-        f"Invalid 'tool_choice.type': '{_short(asked.type)}' is not supported, 'function' and 'allowed_tools' are",
+        f"Invalid 'tool_choice.type': '{_short(asked.type)}' is not supported, 'function', 'custom' and"
+        " 'allowed_tools' are",
         "tool_choice.type",
         "unsupported_value",
     )
 
 
-def _known(name: str, known: dict[str, Function], path: str) -> str:
-    if name not in known:
+def _named(choice: Choice, known: dict[str, Function], path: str) -> str | None:
+    """The tool of its kind that is chosen; None: it chooses none."""
+    named = choice.custom if choice.type == "custom" else choice.function
+    if choice.type not in KINDS or named is None:
+        return None
+    name, path = named.name, f"{path}.{choice.type}.name"
+    if name not in known or isinstance(known[name], CustomFunction) != (choice.type == "custom"):
         raise Malformed(f"Invalid '{path}': there is no tool '{_short(name)}' in 'tools'", path)
     return name
 

@@ -53,7 +53,7 @@ class EmbeddingRequest(Reading, frozen=True, kw_only=True):
 
     input: str | Annotated[list[str | TokenId | list[TokenId]], Meta(min_length=1)]
     encoding_format: Literal["float", "base64"] | None = None
-    dimensions: Annotated[int, Meta(ge=1)] | None = None
+    dimensions: Annotated[int, Meta(ge=1, le=2**63 - 1)] | None = None
 
     @property
     def texts(self) -> list[str]:
@@ -85,10 +85,10 @@ class RerankRequest(Reading, frozen=True, kw_only=True):
 
     query: str
     documents: Annotated[list[str | Document], Meta(min_length=1, max_length=MAX_INPUTS)]
-    top_n: Annotated[int, Meta(ge=1)] | None = None
+    top_n: Annotated[int, Meta(ge=1, le=2**63 - 1)] | None = None
     return_documents: bool | None = None
     """They are in the answer unless this is false."""
-    max_tokens_per_doc: Annotated[int, Meta(ge=1)] | None = None
+    max_tokens_per_doc: Annotated[int, Meta(ge=1, le=2**63 - 1)] | None = None
     """Of a longer document only its beginning is read."""
 
     @property

@@ -9,7 +9,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
-from gateway.parsers.events import Call, Content, Event, Reasoning, Said, ToolArguments, ToolCallBegin, gathered
+from gateway.parsers.events import (
+    Call,
+    Content,
+    Event,
+    Reasoning,
+    Said,
+    ToolArguments,
+    ToolCallBegin,
+    ToolInput,
+    gathered,
+)
 
 __all__ = [
     "Call",
@@ -20,6 +30,7 @@ __all__ = [
     "Said",
     "ToolArguments",
     "ToolCallBegin",
+    "ToolInput",
     "gathered",
 ]
 

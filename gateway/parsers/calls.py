@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
+from gateway.parsers.custom import ARGUMENT, PARAMETERS
+from gateway.parsers.escaping import in_json
 from gateway.parsers.scan import NotACall, Read, anything, container, is_mark, literal, scalar, spaces, string, until
 from policies import grammar as grammars
 from policies import wire
@@ -32,6 +34,17 @@ class Sink(Protocol):
 
     def schema(self, name: str, key: str) -> Any:
         """What an argument of a function has to be; None where nothing is said of it."""
+
+
+class Frame(NamedTuple):
+    """What stands around the parts of an answer, in Lark, where even its text does not stand by itself."""
+
+    thought: str
+    """One piece of reasoning; there may be none or several."""
+    content: str
+    """What comes before the text."""
+    rule: str
+    """That the former needs."""
 
 
 class Calls:
@@ -60,9 +73,22 @@ class Calls:
         """One call in Lark. ``words``: the marks in Lark; ``arguments``: the rule for them."""
         return f"""{quoted(f'{{"name": "{name}", "arguments": ')} {arguments} {quoted("}")}"""
 
-    def arguments(self, rule: str, schema: dict[str, Any], is_strict: bool) -> list[str]:
+    def arguments(self, words: Mapping[str, str], rule: str, schema: dict[str, Any], is_strict: bool) -> list[str]:
         """The rule of that name in Lark, for one function's arguments, and those that it needs."""
         return [f"{rule}: %json {json_schema(schema, is_strict)}"]
+
+    def text(self, words: Mapping[str, str], rule: str, grammar: wire.Grammar) -> list[str]:
+        """As ``arguments``, for a custom tool whose text is in this grammar, an expression or Lark. Raises
+        NotEscapable."""
+        if grammar.kind == "regex":
+            text = {"type": "string", "pattern": f"^(?:{grammars.unanchored(grammar.source)})$"}
+            return [f"{rule}: %json {json_schema({**PARAMETERS, 'properties': {ARGUMENT: text}}, False)}"]
+        whole = f"""{quoted(f'{{"{ARGUMENT}": "')} {rule}_text {quoted('"}')}"""
+        return [f"{rule}: {whole}", f"{rule}_text: %lark {{\n{in_json(grammar.source)}\n}}"]
+
+    def frame(self, words: Mapping[str, str]) -> Frame | None:
+        """None where text is written as it is."""
+        return None
 
     def section(self, words: Mapping[str, str], call: str, several: bool) -> str:
         """What follows the opening word, in Lark; ``call``: the rule of any one call."""

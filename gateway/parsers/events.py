@@ -29,6 +29,8 @@ class ToolCallBegin(NamedTuple):
     """From 0, in order."""
     id: str
     name: str
+    is_custom: bool = False
+    """Its tool takes text: an input follows in place of arguments."""
 
 
 class ToolArguments(NamedTuple):
@@ -38,15 +40,23 @@ class ToolArguments(NamedTuple):
     text: str
 
 
-Event = Content | Reasoning | ToolCallBegin | ToolArguments
+class ToolInput(NamedTuple):
+    """More of the text that a custom tool is given by the call that began last; never empty."""
+
+    number: int
+    text: str
+
+
+Event = Content | Reasoning | ToolCallBegin | ToolArguments | ToolInput
 
 
 class Call(NamedTuple):
-    """A whole call; ``arguments`` is JSON text, cut where the answer was cut."""
+    """A whole call; ``arguments`` is JSON text, or a custom tool's input, cut where the answer was cut."""
 
     id: str
     name: str
     arguments: str
+    is_custom: bool = False
 
 
 class Said(NamedTuple):
@@ -72,7 +82,9 @@ def gathered(events: Iterable[Event]) -> Said:
             case ToolCallBegin():
                 begun.append(event)
                 arguments.append([])
-            case ToolArguments(number, text):
+            case ToolArguments(number, text) | ToolInput(number, text):
                 arguments[number].append(text)
-    calls = tuple(Call(call.id, call.name, "".join(texts)) for call, texts in zip(begun, arguments, strict=True))
+    calls = tuple(
+        Call(call.id, call.name, "".join(texts), call.is_custom) for call, texts in zip(begun, arguments, strict=True)
+    )
     return Said("".join(content) or None, "".join(reasoning) or None, calls)

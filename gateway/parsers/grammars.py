@@ -22,11 +22,13 @@ _SPACE = r"/[ \n]{0,4}/"
 
 
 class Callable(NamedTuple):
-    """A function, and what its arguments must be."""
+    """A function, and what its arguments must be; or a custom tool, and the text that it is given."""
 
     name: str
     parameters: dict[str, Any]
     is_strict: bool
+    text: wire.Grammar | None = None
+    """Of a custom tool; None: any text."""
 
 
 class Held(NamedTuple):
@@ -62,20 +64,29 @@ def grammar_of(
 ) -> wire.Grammar | None:
     """None where anything may be said. ``held``: None where there are no tools; ``content``: what the text must be."""
     has_strict = held is not None and any(function.is_strict for function in held.functions)
-    holds_calls = held is not None and (held.is_required or content is not None or has_strict)
-    if not holds_calls and (content is None or thinking is None):
+    has_text = held is not None and any(function.text is not None for function in held.functions)
+    holds_calls = held is not None and (held.is_required or content is not None or has_strict or has_text)
+    frame = calls.frame(words.spelled)
+    if not holds_calls and (content is None or (thinking is None and frame is None)):
         return content
     rules = []
     if content is not None and not (held is not None and held.is_required):
         rules.append(f"content: {_content(content)}")
-        said = "content"
+        said = "content" if frame is None else f"{frame.content} content"
     else:
         said = ""
     if holds_calls:
         assert held is not None
         rules += _calls(words, calls, held)
-        said = _with_calls(words, calls, held, said, rules)
-    if thinking is not None:
+        if frame is not None:
+            called = f"call | {said or f'{frame.content} {_TEXT}'}"
+            said = "call" if held.is_required else called
+        else:
+            said = _with_calls(words, calls, held, said, rules)
+    if frame is not None:
+        rules.append(frame.rule)
+        said = f"({frame.thought})* ({said})"
+    elif thinking is not None:
         said = f"{_thought(words, thinking, is_thinking, rules)} ({said})"
     is_strict = (content is not None and content.is_strict) or has_strict
     return wire.Grammar("lark", "\n".join([f"start: {said}", *rules]) + "\n", is_strict)
@@ -85,11 +96,14 @@ def _calls(words: Words, calls: Calls, held: Held) -> list[str]:
     """The rule ``call``, of any one, and those that it needs."""
     rules = ["call: " + " | ".join(f"call_{i}" for i in range(len(held.functions)))]
     for i, function in enumerate(held.functions):
+        rules.append(f"call_{i}: {calls.call(words.spelled, function.name, f'arguments_{i}')}")
+        if function.text is not None:
+            rules += calls.text(words.spelled, f"arguments_{i}", function.text)
+            continue
         # Where it need not call, what is not strict is the model's own affair.
         is_held = function.is_strict or held.is_required or calls.needs_schema
         schema = function.parameters if is_held else ANY_ARGUMENTS
-        rules.append(f"call_{i}: {calls.call(words.spelled, function.name, f'arguments_{i}')}")
-        rules += calls.arguments(f"arguments_{i}", schema, function.is_strict)
+        rules += calls.arguments(words.spelled, f"arguments_{i}", schema, function.is_strict)
     return rules
 
 

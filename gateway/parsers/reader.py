@@ -36,6 +36,8 @@ class Wanted(NamedTuple):
     """Several calls in one answer; otherwise the first one ends it."""
     schemas: Mapping[str, Mapping[str, Any]] = MappingProxyType({})
     """What their arguments have to be, by the names of tools and of arguments."""
+    custom: frozenset[str] = frozenset()
+    """Of the names, those of tools that take text."""
 
 
 class Reader:
@@ -224,8 +226,7 @@ class Reader:
         if name not in self._wanted.names or (self.num_calls and not self._wanted.several):
             raise NotACall
         self._tell()
-        random = "".join(secrets.choice(_ID_CHARS) for _ in range(self._calls.id_chars))
-        self._events.append(ToolCallBegin(self.num_calls, self._calls.id_prefix + random, name))
+        self._events.append(ToolCallBegin(self.num_calls, new_call_id(self._calls), name))
         self.num_calls += 1
         self._has_begun = self._was_told = True
 
@@ -255,6 +256,11 @@ class Reader:
         if text:
             self._is_first = False
             self._events.append(Content(text))
+
+
+def new_call_id(calls: Calls) -> str:
+    """One that nobody had before, as the family's own are."""
+    return calls.id_prefix + "".join(secrets.choice(_ID_CHARS) for _ in range(calls.id_chars))
 
 
 def first_of(text: str, words: Iterable[str]) -> tuple[int, str]:

@@ -1,4 +1,4 @@
-"""Calls in tags, as Qwen 3 Coder and Qwen 3.5 write them: each argument between its own, a string as it stands.
+"""Calls in tags, as Qwen 3 Coder, Qwen 3.5 and GLM write them: each argument between its own, a string as it stands.
 
 What an argument is, its function's schema says: where that wants a string, everything is one.
 """
@@ -6,12 +6,17 @@ What an argument is, its function's schema says: where that wants a string, ever
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from gateway.parsers.calls import Calls, Sink, json_schema, quoted
+from gateway.parsers.calls import Calls, Sink, json_schema, one_of, quoted
+from gateway.parsers.custom import ARGUMENT
+from gateway.parsers.marks import without_marks
 from gateway.parsers.scan import NotACall, Read, literal, spaces, until
+from policies import wire
+from policies.grammar import spelled
 
+MAX_NAME_CHARS = 256
 _PYTHON = {"True": "true", "False": "false", "None": "null"}
 """Templates that were written for Python show these."""
 
@@ -37,7 +42,7 @@ class Tagged(Calls):
                 break
             yield from literal("parameter=", char)
             key = yield from until(">", (yield), 4096)
-            value = yield from _value(sink)
+            value = (yield from _value("</parameter>", sink)).removeprefix("\n").removesuffix("\n")
             sink.arguments(f"{', ' if number else ''}{_said(key)}: {_typed(value, sink.schema(name.strip(), key))}")
             number += 1
         yield from literal("function>", (yield))
@@ -51,32 +56,115 @@ class Tagged(Calls):
     def section(self, words: Mapping[str, str], call: str, several: bool) -> str:
         return f"""{quoted(chr(10))} {call} {quoted(chr(10))} {words["</tool_call>"]}"""
 
-    def arguments(self, rule: str, schema: dict[str, Any], is_strict: bool) -> list[str]:
-        """In the order of the schema; references within it are no concern of one argument, so such are held to
-        nothing."""
-        rules, parts = [], []
-        for number, (key, given) in enumerate((schema.get("properties") or {}).items()):
-            part, value = f"{rule}_{number}", f"{rule}_{number}_value"
-            closing = quoted("\n</parameter>\n")
-            if _is_string(given) and isinstance(given.get("enum"), list):
-                rules.append(f"{value}: " + " | ".join(quoted(str(each)) for each in given["enum"]))
-            elif _is_string(given) or "$ref" in json.dumps(given):
-                rules.append(f"{value}[suffix={closing}]: /(?s:.*)/")
-                closing = ""
+    def arguments(self, words: Mapping[str, str], rule: str, schema: dict[str, Any], is_strict: bool) -> list[str]:
+        return _arguments(
+            rule,
+            schema,
+            is_strict,
+            lambda key: quoted(f"<parameter={key}>\n"),
+            quoted("\n</parameter>\n"),
+        )
+
+    def text(self, words: Mapping[str, str], rule: str, grammar: wire.Grammar) -> list[str]:
+        return _text(rule, grammar, quoted(f"<parameter={ARGUMENT}>\n"), quoted("\n</parameter>\n"))
+
+
+class Glm(Calls):
+    """``<tool_call>name<arg_key>key</arg_key><arg_value>value</arg_value></tool_call>``, one after another, with or
+    without newlines between the tags."""
+
+    marks = ("<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
+    opens = ("<tool_call>",)
+    between = "\n"
+    needs_schema = True
+
+    def read(self, spelled: Mapping[str, str], sink: Sink) -> Read[None]:
+        again, end = spelled["<arg_key>"], spelled["</tool_call>"]
+        name = yield
+        while not name.endswith((again, end)):
+            if len(name) > MAX_NAME_CHARS:
+                raise NotACall
+            name += yield
+        is_over = name.endswith(end)
+        name = name.removesuffix(end if is_over else again).strip()
+        sink.begin(name)
+        sink.arguments("{")
+        number = 0
+        while not is_over:
+            key = without_marks((yield from until(spelled["</arg_key>"], (yield), 4096)).strip())
+            yield from literal(spelled["<arg_value>"], (yield from spaces((yield))))
+            value = yield from _value(spelled["</arg_value>"], sink)
+            sink.arguments(f"{', ' if number else ''}{_said(key)}: {_typed(value, sink.schema(name, key))}")
+            number += 1
+            is_over = yield from one_of(again, end)
+        sink.arguments("}")
+        sink.end()
+
+    def call(self, words: Mapping[str, str], name: str, arguments: str) -> str:
+        return f"{quoted(name + chr(10))} {arguments}"
+
+    def section(self, words: Mapping[str, str], call: str, several: bool) -> str:
+        return f"{call} {words['</tool_call>']}"
+
+    def arguments(self, words: Mapping[str, str], rule: str, schema: dict[str, Any], is_strict: bool) -> list[str]:
+        closing = words["</arg_value>"]
+        return _arguments(rule, schema, is_strict, lambda key: self._opening(words, key), closing, quoted("\n"))
+
+    def text(self, words: Mapping[str, str], rule: str, grammar: wire.Grammar) -> list[str]:
+        return _text(rule, grammar, self._opening(words, ARGUMENT), words["</arg_value>"], quoted("\n"))
+
+    @staticmethod
+    def _opening(words: Mapping[str, str], key: str) -> str:
+        return " ".join((words["<arg_key>"], quoted(key), words["</arg_key>"], quoted("\n"), words["<arg_value>"]))
+
+
+def _arguments(
+    rule: str,
+    schema: dict[str, Any],
+    is_strict: bool,
+    opening: Callable[[str], str],
+    closing: str,
+    behind: str = "",
+) -> list[str]:
+    """In the order of the schema; references within it are no concern of one argument, so such are held to nothing.
+    ``opening`` of a key, ``closing`` and ``behind`` are what is around a value, in Lark."""
+    rules, parts = [], []
+    for number, (key, given) in enumerate((schema.get("properties") or {}).items()):
+        part, value, closes = f"{rule}_{number}", f"{rule}_{number}_value", closing
+        if _is_string(given) and isinstance(given.get("enum"), list):
+            rules.append(f"{value}: " + " | ".join(quoted(str(each)) for each in given["enum"]))
+        elif _is_string(given) or "$ref" in json.dumps(given):
+            if closing.startswith("<"):  # one token, which is in no text
+                rules.append(f"{value}: /(?s:.*)/")
             else:
-                rules.append(f"{value}: %json {json_schema(given if isinstance(given, dict) else {}, is_strict)}")
-            rules.append(f"{part}: {quoted(f'<parameter={key}>' + chr(10))} {value} {closing}")
-            parts.append(part if key in (schema.get("required") or ()) else f"{part}?")
-        return [f"{rule}: {' '.join(parts) or quoted('')}", *rules]
+                rules.append(f"{value}[suffix={closing}]: /(?s:.*)/")
+                closes = ""
+        else:
+            rules.append(f"{value}: %json {json_schema(given if isinstance(given, dict) else {}, is_strict)}")
+        rules.append(f"{part}: {opening(key)} {value} {closes} {behind}".rstrip())
+        parts.append(part if key in (schema.get("required") or ()) else f"{part}?")
+    return [f"{rule}: {' '.join(parts) or quoted('')}", *rules]
 
 
-def _value(sink: Sink) -> Read[str]:
-    """Without the newlines that the tags have around it."""
+def _text(rule: str, grammar: wire.Grammar, opening: str, closing: str, behind: str = "") -> list[str]:
+    """For a custom tool's one argument, which stands here as it is."""
+    value, closes = f"{rule}_text", closing
+    if grammar.kind == "lark":
+        text = f"{value}: %lark {{\n{grammar.source}\n}}"
+    elif closing.startswith("<"):
+        text = f"{value}: {spelled(grammar).removeprefix('start: ')}"
+    else:
+        text, closes = f"{value}[suffix={closing}]: {spelled(grammar).removeprefix('start: ')}", ""
+    return [f"{rule}: {opening} {value} {closes} {behind}".rstrip(), text]
+
+
+def _value(end: str, sink: Sink) -> Read[str]:
+    """What comes before ``end``, which is read too."""
     text = yield
-    while not text.endswith("</parameter>"):
+    while not text.endswith(end):
         sink.arguments("")  # what was read is part of the call, however long it becomes
         text += yield
-    return text[: -len("</parameter>")].removeprefix("\n").removesuffix("\n")
+    return without_marks(text[: -len(end)])
 
 
 def _typed(value: str, schema: Any) -> str:

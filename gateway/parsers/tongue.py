@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
+from gateway.parsers import Parser
 from gateway.parsers.calls import Calls, DeepSeek, Hermes, Json, Kimi, Llama, Mistral
+from gateway.parsers.custom import Customs
 from gateway.parsers.grammars import Held, Words, grammar_of, is_mark, words_of
+from gateway.parsers.harmony import Channels, Harmony
 from gateway.parsers.marks import Marks, marks_of
 from gateway.parsers.reader import Reader, Thinking, Wanted
-from gateway.parsers.tagged import Tagged
+from gateway.parsers.tagged import Glm, Tagged
 from policies import wire
 
 CALLS: dict[str, Callable[[], Calls]] = {
@@ -19,6 +22,8 @@ CALLS: dict[str, Callable[[], Calls]] = {
     "deepseek": DeepSeek,
     "kimi": Kimi,
     "tagged": Tagged,
+    "glm": Glm,
+    "harmony": Harmony,
     "json": Json,
 }
 """By the names that ``models.NAME.tool_parser`` takes."""
@@ -30,10 +35,12 @@ THINKING = {
 """By the names that ``models.NAME.reasoning_parser`` takes."""
 # The first whose word is in a template; Llama's comes late, as its header is in many that were made after it.
 _CALLS_BY_WORD = (
+    ("<|channel|>", "harmony"),
     ("[TOOL_CALLS]", "mistral"),
     ("<｜tool▁calls▁begin｜>", "deepseek"),
     ("<|tool_calls_section_begin|>", "kimi"),
     ("<function=", "tagged"),
+    ("<arg_key>", "glm"),
     ("<tool_call>", "hermes"),
     ("<|python_tag|>", "llama"),
     ("<|start_header_id|>", "llama"),
@@ -54,12 +61,19 @@ class Tongue(NamedTuple):
         """Whether the prompt has opened the reasoning; ``prompt_end``: its last tokens as text, special ones too."""
         return self.thinking is not None and prompt_end.rstrip().endswith(self.thinking.opens)
 
-    def parsers(self, wanted: Wanted | None, is_thinking: bool) -> Callable[[], Reader] | None:
+    def parsers(self, wanted: Wanted | None, is_thinking: bool) -> Callable[[], Parser] | None:
         """Makes the parsers of one request's choices; None where all that they say is content. ``is_thinking``: its
         prompt has opened the reasoning."""
-        if wanted is None and self.thinking is None:
+        if wanted is not None and wanted.custom:
+            return lambda: Customs(self._parser(wanted, is_thinking), wanted.custom)
+        if wanted is None and self.thinking is None and not isinstance(self.calls, Harmony):
             return None
-        return lambda: Reader(self.marks, self.thinking, is_thinking, self.calls, wanted)
+        return lambda: self._parser(wanted, is_thinking)
+
+    def _parser(self, wanted: Wanted | None, is_thinking: bool) -> Parser:
+        if isinstance(self.calls, Harmony):
+            return Channels(self.marks, self.calls, wanted)
+        return Reader(self.marks, self.thinking, is_thinking, self.calls, wanted)
 
     def grammar(self, held: Held | None, content: wire.Grammar | None, is_thinking: bool) -> wire.Grammar | None:
         """What the whole answer must be, its reasoning included; None: anything. ``content``: what its text must be."""

@@ -9,9 +9,10 @@ from aiohttp import web
 
 from gateway import errors, head
 from gateway.flights import Source
+from gateway.head import HUNG_UP
 from gateway.house import Gateway
 from gateway.pressure import Pressure
-from gateway.reply.account import HUNG_UP, KEPT, Account, Keeper
+from gateway.reply.account import Account, Keeper
 from gateway.reply.answers import Answer, ChatAnswer, Part, TextAnswer
 from gateway.reply.choices import Choice
 from gateway.reply.events import OUTLET, EventStream, Outlet
@@ -20,7 +21,6 @@ from gateway.reply.vectors import EmbeddingAnswer, RerankAnswer, ScoreAnswer, Sc
 from policies import wire
 
 __all__ = [
-    "KEPT",
     "Account",
     "Answer",
     "ChatAnswer",
@@ -80,7 +80,7 @@ async def _send_stream(
             if stream.response is None:
                 raise
             flights.close()
-            failure = errors.described(error, account.request_id)
+            failure = errors.described(error, account.request_id, account.trace_id)
             await account.settle_failure(failure)
             return await stream.fail(shaper.failed(failure))
 
@@ -88,7 +88,14 @@ async def _send_stream(
 async def _send_body(answer: Answer, flights: Source, account: Account, currency: str | None) -> web.StreamResponse:
     """``currency``: of the receipt; None: there is none."""
     while answer.num_open:
-        for delta in await _deltas(answer, flights):
+        try:
+            deltas = await flights.deltas()
+        except errors.GatewayError:
+            if answer.num_unfinished:
+                raise
+            answer.num_open = 0  # as in ``_deltas``, without another coroutine
+            break
+        for delta in deltas:
             _take(answer, flights, delta)
     if currency is None or account.keeper is not None:  # what is kept before its row is written has no receipt of it
         body = answer.body()

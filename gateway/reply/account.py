@@ -12,17 +12,17 @@ from aiohttp import web
 from gateway import errors, head, openai
 from gateway.auth import Caller
 from gateway.flights import Source
+from gateway.head import HUNG_UP
 from gateway.ledger import Entry, Ledger
 from gateway.ledger.marks import Mark, Progress
 from gateway.limits import Ticket
 from gateway.reply.answers import Answer
 from gateway.reply.receipt import receipt
 from gateway.spent import Spent
-from gateway.telemetry import tell, trace_id_of
+from gateway.telemetry import tell
 from policies import terms
+from policies.pricelist import OF_BATCH
 
-HUNG_UP = 499
-"""The status, nginx's own, of a request whose client went away; nobody sees it but the ledger."""
 LAST_WORD_S = 3.0
 """So long the row of an answer that was broken off waits for the worker to say what it had taken until then, which is
 mostly a step. Whoever has hung up does not wait for it, and a worker that is lost is not waited for."""
@@ -34,16 +34,15 @@ class Keeper:
     """Who keeps an answer: what is not kept is not owed, so that whoever finds the answer again after a crash finds the
     row that it may lack."""
 
+    batch_id = ""
+    """That it is of."""
+
     def begun(self) -> None:
         """It was let in, and is on its way to a worker."""
 
     async def keep(self, entry: Entry, body: bytes) -> None:
         """Done when it is durable; only then the row is written, which is this."""
         raise NotImplementedError
-
-
-KEPT = web.RequestKey("kept", Keeper)
-"""Where a request has its own."""
 
 
 class Account:
@@ -61,8 +60,9 @@ class Account:
         sla_class: str,
     ) -> None:
         """``sla_class``: the one that serves it."""
-        noted = request[head.HEAD]
-        self.request_id = noted.request_id
+        self._noted = noted = request[head.HEAD]
+        self._journey = noted.journey
+        self.request_id, self.trace_id = noted.request_id, noted.trace_id
         self._ledger = ledger
         self._started_at = noted.started_at
         self._caller = caller
@@ -70,9 +70,9 @@ class Account:
         self._flights = flights
         self._ticket = ticket
         self._sla_class = sla_class
-        self.keeper: Keeper | None = request.get(KEPT)
-        traceparent = request.headers.get("traceparent")
-        self._trace_id = None if traceparent is None else trace_id_of(traceparent)
+        self.keeper = noted.keeper
+        of_batch = OF_BATCH if self.keeper is not None and self.keeper.batch_id else ""
+        self._price_version = ticket.price_version + of_batch
         self.num_delivered = 0
         """Completion tokens of a stream that were handed to its client's connection."""
         self._mark: Mark | None = None
@@ -116,6 +116,8 @@ class Account:
     async def settle_failure(self, error: errors.GatewayError) -> None:
         """As ``settle``, except that a refusal for want of room in the ledger does not wait for a row that could be
         long in coming, and owes nothing."""
+        if self._journey is not None:
+            self._journey.failed(error)
         if not isinstance(error, errors.LedgerBehind) or self.num_delivered:
             await self.settle(error.status)
         elif not self._settled:
@@ -130,6 +132,8 @@ class Account:
         self._settled = True
         # What was delivered until now is what is owed, however long the worker's last word takes.
         flights, usage, at = self._flights, self._owed(status), time.monotonic()
+        if self._journey is not None:
+            self._journey.settle_at = at
         try:
             if not flights.is_over:
                 await self._last_word()
@@ -146,6 +150,9 @@ class Account:
             cost_micros = self._ticket.settle(usage, self._flights.outcome, _engine_us(spent))
         entry = self._entry(status, usage or NOTHING, at, spent, cost_micros)
         tell(entry)
+        self._noted.is_told = True
+        if self._journey is not None:
+            self._journey.entry = entry
         return entry
 
     def receipt(self, currency: str) -> openai.PenstockExtras:
@@ -195,7 +202,7 @@ class Account:
             policy_name=caller.policy_name,
             policy_version=caller.policy_version,
             cost_micros=cost_micros,
-            price_version=self._ticket.price_version,
+            price_version=self._price_version,
             num_drafted_tokens=spent.num_drafted_tokens,
             num_accepted_tokens=spent.num_accepted_tokens,
             engine_us=_engine_us(spent),
@@ -203,7 +210,9 @@ class Account:
             end_user=_storable(call.user),
             safety_identifier=_storable(call.safety_identifier),
             metadata=_as_json(call.metadata) if call.metadata else None,
-            trace_id=self._trace_id,
+            trace_id=self.trace_id,
+            upstream=answer.upstream,
+            counted_by=answer.counted_by,
         )
 
     def _progress(self) -> Progress:

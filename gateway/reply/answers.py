@@ -4,25 +4,41 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, cast
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 from msgspec import UNSET
 
 from gateway import openai
 from gateway.errors import RequestFailed
-from gateway.parsers import Parser
+from gateway.parsers import Parser, Said
 from gateway.reply.choices import ChatLogprobs, Choice, CompletionLogprobs, Logprobs
 from gateway.reply.predicted import num_true
 from gateway.reply.shapers import Chunked, Shaper
 from gateway.text import Text
 from policies import terms, wire
+from policies.priority import Order
+from policies.terms import total
+from policies.upstreams.counting import CountedBy
+
+if TYPE_CHECKING:
+    from gateway.dispatch import Dispatch
+    from gateway.flight import Flight
+    from gateway.pieces import Counted
 
 encode = msgspec.json.encode
+_PREDICTED = attrgetter("submit.predicted_token_ids")
 
 
 class Part:
     """One prompt of the request, as it was submitted, and the choices that answer it."""
+
+    choice_type: type[Choice] = Choice
+    is_told = False
+    """By an upstream."""
+    identity = ""
+    """Of what the answer depends on beside what is submitted."""
 
     def __init__(self, submit: wire.Submit, preamble: str = "") -> None:
         """``preamble``: the prompt's text where it is part of the answer (``echo``)."""
@@ -32,8 +48,26 @@ class Part:
 
     def num_cached_tokens(self) -> int:
         """Of its prompt. Siblings share one prefill, so the lowest count is what was found before it began."""
+        if len(self.choices) == 1:
+            return self.choices[0].num_cached_tokens or 0
         counts = [choice.num_cached_tokens for choice in self.choices if choice.num_cached_tokens is not None]
         return min(counts, default=0)
+
+    def launch(self, dispatch: Dispatch, model: str, submit: wire.Submit, order: Order) -> Flight:
+        """As ``Dispatch.submit``."""
+        return dispatch.submit(model, submit, order)
+
+    def usage(self) -> terms.Usage:
+        """So far, where an upstream tells it."""
+        raise NotImplementedError
+
+    def upstream(self) -> str | None:
+        """The one that answers."""
+        return None
+
+    def counted(self) -> Counted | None:
+        """What it used at an upstream, once that is known."""
+        return None
 
 
 class Answer:
@@ -68,9 +102,10 @@ class Answer:
         self.fingerprint = fingerprint
         self.parts = {part.submit.request_id: part for part in parts}
         self.choices: list[Choice] = []
+        self._is_told = parts[0].is_told
         for part in parts:
             for _ in range(part.submit.num_sequences):
-                choice = Choice(
+                choice = part.choice_type(
                     len(self.choices),
                     text.decoder(self._continues),
                     call.stops,
@@ -89,10 +124,11 @@ class Answer:
         """Of all completions, so far."""
         self._num_drafted_tokens = self._num_accepted_tokens = 0
         """Of those sequences that have ended."""
-        self._predicted_ids: dict[int, list[int]] | None = None
-        """What each choice said, where a client predicted it."""
-        if any(part.submit.predicted_token_ids for part in parts):
-            self._predicted_ids = {choice.index: [] for choice in self.choices}
+        self._said_ids: dict[int, list[int]] | None = None
+        """What each choice said, where a client predicted it or somebody wants to have it all at the end."""
+        self._text = text
+        if any(map(_PREDICTED, parts)):
+            self._said_ids = {choice.index: [] for choice in self.choices}
         self._usage: terms.Usage | None = None
         """As last counted; None when more has come since."""
 
@@ -103,8 +139,8 @@ class Answer:
         choice.take(delta)
         num_new = choice.num_tokens - num_before
         self.num_tokens += num_new
-        if self._predicted_ids is not None:
-            self._predicted_ids[choice.index] += delta.token_ids[:num_new]
+        if self._said_ids is not None:
+            self._said_ids[choice.index] += delta.token_ids[:num_new]
         self._usage = None
         if was_unfinished and choice.finish_reason is not None:
             self.num_unfinished -= 1
@@ -116,9 +152,21 @@ class Answer:
                 raise RequestFailed("The model failed while answering this request.")
         return choice
 
+    def remember(self) -> None:
+        """All that it says, for ``said``; before anything is."""
+        self._said_ids = self._said_ids or {choice.index: [] for choice in self.choices}
+
+    def said(self, choice: Choice) -> str:
+        """The whole of what a choice said, as it was written; of an answer that was told to ``remember``."""
+        if self._is_told:
+            return choice.whole()
+        return "" if self._said_ids is None else self._text.decode(self._said_ids[choice.index])
+
     @property
     def ends(self) -> tuple[str, ...]:
         """What ends its text early: the stop strings, and the first call of these names where one call is all."""
+        if self._is_told:  # and ends as it may elsewhere
+            return (*self.call.stops, "\0", *[part.identity for part in self.parts.values()])
         tools = self.call.tooling() if isinstance(self.call, openai.ChatRequest) else None
         if tools is None or tools.several:
             return self.call.stops
@@ -127,6 +175,9 @@ class Answer:
     def usage(self) -> terms.Usage:
         """So far. A prompt counts once, however many answers it has."""
         if self._usage is not None:
+            return self._usage
+        if self._is_told:
+            self._usage = total([part.usage() for part in self.parts.values()])
             return self._usage
         num_prompt_tokens = num_cached_tokens = 0
         for part in self.parts.values():
@@ -139,18 +190,33 @@ class Answer:
             sum([choice.num_reasoning_tokens for choice in self.choices]),
             num_drafted_tokens=self._num_drafted_tokens,
             num_accepted_tokens=self._num_accepted_tokens,
-            num_predicted_tokens=0 if self._predicted_ids is None or self.num_open else self._num_predicted_tokens(),
+            num_predicted_tokens=0 if self._said_ids is None or self.num_open else self._num_predicted_tokens(),
         )
         return self._usage
 
     def _num_predicted_tokens(self) -> int:
-        assert self._predicted_ids is not None
-        said = self._predicted_ids
+        assert self._said_ids is not None
+        said = self._said_ids
         return sum(
             num_true(part.submit.predicted_token_ids, said[choice.index])
             for part in self.parts.values()
             for choice in part.choices
         )
+
+    @property
+    def upstream(self) -> str | None:
+        """The one that answers; None where a worker or a cache does."""
+        return (
+            next((name for part in self.parts.values() if (name := part.upstream())), None) if self._is_told else None
+        )
+
+    @property
+    def counted_by(self) -> CountedBy | None:
+        """Whose count its usage is, where an upstream answers."""
+        if self.upstream is None:
+            return None
+        counts = [part.counted() for part in self.parts.values()]
+        return "upstream" if all(count is not None and count.by == "upstream" for count in counts) else "gateway"
 
     def finish_reason(self) -> str:
         """How the answer ended; for choices that ended differently, each way once."""
@@ -203,27 +269,33 @@ class ChatAnswer(Answer):
         return chunks
 
     def body(self, extras: openai.PenstockExtras | None = None) -> bytes:
-        choices = [
-            openai.ChatChoice(
-                choice.index,
-                openai.AnswerMessage.of(choice.said(), self._is_legacy),
-                cast(openai.ChatLogprobs | None, choice.take_logprobs()),
-                "function_call" if self._is_legacy and choice.ended_as == "tool_calls" else choice.ended_as or "stop",
-            )
-            for choice in self.choices
-        ]
-        return encode(
-            openai.ChatCompletion(
-                id=self.id,
-                created=self.created,
-                model=self.call.model,
-                choices=choices,
-                usage=openai.UsageBody.of(self.usage()),
-                service_tier=self.service_tier,
-                system_fingerprint=self.fingerprint,
-                penstock=extras or UNSET,
-            )
+        whole = self.completion()
+        return encode(whole if extras is None else msgspec.structs.replace(whole, penstock=extras))
+
+    def completion(self) -> openai.ChatCompletion:
+        """The whole; can be had once."""
+        is_legacy, choices = self._is_legacy, []
+        for choice in self.choices:
+            ended_as = choice.ended_as or "stop"
+            if is_legacy and ended_as == "tool_calls":
+                ended_as = "function_call"
+            message = openai.AnswerMessage.of(self._said(choice), is_legacy)
+            choices.append(openai.ChatChoice(choice.index, message, self._logprobs_of(choice), ended_as))
+        return openai.ChatCompletion(
+            id=self.id,
+            created=self.created,
+            model=self.call.model,
+            choices=choices,
+            usage=openai.UsageBody.of(self.usage()),
+            service_tier=self.service_tier,
+            system_fingerprint=self.fingerprint,
         )
+
+    def _said(self, choice: Choice) -> Said:
+        return choice.said()
+
+    def _logprobs_of(self, choice: Choice) -> openai.ChatLogprobs | None:
+        return cast(openai.ChatLogprobs | None, choice.take_logprobs())
 
 
 class TextAnswer(Answer):

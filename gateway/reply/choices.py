@@ -195,10 +195,14 @@ class Choice:
 
     def said(self) -> Said:
         """The whole of an answer of which no events were taken."""
-        events = self.take_events()
-        if len(events) == 1 and isinstance(content := events[0], Content):  # as nearly all are
-            return Said(content.text, None, ())
-        return gathered(events)
+        if self._parser is None:
+            text, self.pending = self.pending, ""
+            return Said(text or None, None, ())
+        return gathered(self._parser.take())
+
+    def whole(self) -> str:
+        """All that it said, where an upstream says it."""
+        raise NotImplementedError
 
     def take(self, delta: Delta) -> None:
         """Adds what the sequence gained. What is still on its way after a stop string is dropped."""

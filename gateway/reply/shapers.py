@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from gateway import errors, openai
-from gateway.parsers import Content
+from gateway.parsers import Content, Event
 from gateway.reply.choices import Choice
 from policies import terms
 
@@ -42,14 +42,14 @@ class Chunked:
 
     def _pieces_of(self, choice: Choice) -> bytes:
         """Each piece a chunk; the first one has the log-probabilities."""
-        chunks, index, said = self._chunks, choice.index, choice.take_events()
+        chunks, index, said = self._chunks, choice.index, self._events_of(choice)
         ended_as = choice.ended_as
         events = []
         if not choice.opened and (choice.has_text_alone or said or ended_as is not None):
             choice.opened = True
             is_text = choice.has_text_alone or (bool(said) and isinstance(said[0], Content))
             events.append(chunks.opening(index, "" if is_text else None))
-        logprobs = choice.take_logprobs() if said or ended_as is not None or choice.has_text_alone else None
+        logprobs = self._logprobs_of(choice) if said or ended_as is not None or choice.has_text_alone else None
         if logprobs is not None and not said:
             events.append(chunks.only_logprobs(index, logprobs))
         for event in said:
@@ -59,6 +59,12 @@ class Chunked:
             choice.closed = True
             events.append(chunks.finish(index, ended_as))
         return b"".join(events)
+
+    def _events_of(self, choice: Choice) -> list[Event]:
+        return choice.take_events()
+
+    def _logprobs_of(self, choice: Choice) -> openai.Logprobs | None:
+        return choice.take_logprobs()
 
     def last(self, extras: openai.PenstockExtras | None) -> bytes:
         usage = None if self._usage is None else self._usage()

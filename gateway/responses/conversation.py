@@ -8,6 +8,8 @@ from typing import Any
 from gateway.openai import Malformed
 from gateway.responses.items import (
     AnyItem,
+    CustomToolCallItem,
+    CustomToolCallOutputItem,
     FunctionCallItem,
     FunctionCallOutputItem,
     InputText,
@@ -41,10 +43,17 @@ def messages_of(instructions: str | None, items: Sequence[AnyItem]) -> list[Mess
                 _turn(messages).setdefault("tool_calls", []).append(
                     {"id": item.call_id, "type": "function", "function": call}
                 )
-            case FunctionCallOutputItem():
+            case CustomToolCallItem():
+                called.add(item.call_id)
+                custom = {"name": item.name, "input": item.input}
+                _turn(messages).setdefault("tool_calls", []).append(
+                    {"id": item.call_id, "type": "custom", "custom": custom}
+                )
+            case FunctionCallOutputItem() | CustomToolCallOutputItem():
                 if item.call_id not in called:
+                    kind = "function" if isinstance(item, FunctionCallOutputItem) else "custom tool"
                     raise Malformed(
-                        f"No tool call found for function call output with call_id {item.call_id[:64]}.", "input"
+                        f"No tool call found for {kind} call output with call_id {item.call_id[:64]}.", "input"
                     )
                 text = item.output if isinstance(item.output, str) else _text(item.output)
                 messages.append({"role": "tool", "tool_call_id": item.call_id, "content": text})

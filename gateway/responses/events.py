@@ -13,10 +13,11 @@ from typing import Any, cast
 import msgspec
 
 from gateway import errors, openai
-from gateway.parsers import Content, Event, Reasoning, ToolArguments, ToolCallBegin
+from gateway.parsers import Content, Event, Reasoning, ToolArguments, ToolCallBegin, ToolInput
 from gateway.reply.choices import Choice
 from gateway.responses.items import (
     AnyItem,
+    CustomToolCallItem,
     FunctionCallItem,
     MessageItem,
     OutputText,
@@ -90,6 +91,15 @@ class Events:
         self._end("failed", error=ResponseError.of(failure))
         return self._taken()
 
+    def unstored(self, last: bytes) -> bytes:
+        """The last events, when it could not be stored as it had said until then; empty where there are none."""
+        self.body = replace(self.body, store=False)
+        if not last:
+            return last
+        self._number -= 1
+        self._say(f"response.{self.body.status}", response=self.body)
+        return b"".join(split(last)[:-1]) + self._taken()
+
     # Of responses in the background
 
     def queued(self) -> bytes:
@@ -140,13 +150,17 @@ class Events:
                     self._say("response.reasoning_summary_text.delta", **item.place, summary_index=0, delta=text)
                 else:
                     self._say("response.reasoning_text.delta", **item.place, content_index=0, delta=text)
-            case ToolCallBegin(_, call_id, name):
+            case ToolCallBegin(_, call_id, name, is_custom):
                 self._close("completed")
-                self._open("function_call", call_id, name)
+                self._open("custom_tool_call" if is_custom else "function_call", call_id, name)
             case ToolArguments(_, text):
                 item = self._opened("function_call")
                 item.add(text)
                 self._say("response.function_call_arguments.delta", **item.place, delta=text)
+            case ToolInput(_, text):
+                item = self._opened("custom_tool_call")
+                item.add(text)
+                self._say("response.custom_tool_call_input.delta", **item.place, delta=text)
 
     def _opened(self, kind: str) -> _Open:
         """The item of this kind that goes on, or a new one."""
@@ -161,6 +175,7 @@ class Events:
             "message": MessageItem,
             "reasoning": ReasoningItem,
             "function_call": FunctionCallItem,
+            "custom_tool_call": CustomToolCallItem,
         }
         item_id = id_of(types[kind], self.body.id, self._num_input_items + number)
         item = self._item = _Open(kind, item_id, number, call_id, name, self._in_summary)
@@ -196,6 +211,8 @@ class Events:
                 self._say("response.content_part.done", **place, content_index=0, part=ReasoningText(text))
             case "function_call":
                 self._say("response.function_call_arguments.done", **place, name=item.name, arguments=text)
+            case "custom_tool_call":
+                self._say("response.custom_tool_call_input.done", **place, input=text)
         whole = item.whole(status)
         self._say("response.output_item.done", output_index=item.number, item=whole)
         self._output.append(whole)
@@ -252,7 +269,14 @@ class _Open:
                 return ReasoningItem(id=self._id, status=status, summary=[SummaryText(text)])
             case "reasoning":
                 return ReasoningItem(id=self._id, status=status, content=[ReasoningText(text)])
+            case "custom_tool_call":
+                return CustomToolCallItem(id=self._id, status=status, call_id=self._call_id, name=self.name, input=text)
             case _:
                 return FunctionCallItem(
                     id=self._id, status=status, call_id=self._call_id, name=self.name, arguments=text
                 )
+
+
+def split(events: bytes) -> list[bytes]:
+    """One by one: none has an empty line within."""
+    return [event + b"\n\n" for event in events.split(b"\n\n")[:-1]]

@@ -81,7 +81,29 @@ class FunctionCallOutputItem(Item, frozen=True, tag="function_call_output", kw_o
     output: str | list[InputText]
 
 
-AnyItem = MessageItem | ReasoningItem | FunctionCallItem | FunctionCallOutputItem
+class CustomToolCallItem(Item, frozen=True, tag="custom_tool_call", kw_only=True):
+    """``input`` is text."""
+
+    call_id: str
+    name: str
+    input: str
+
+
+class CustomToolCallOutputItem(Item, frozen=True, tag="custom_tool_call_output", kw_only=True):
+    """What came of one."""
+
+    call_id: str
+    output: str | list[InputText]
+
+
+AnyItem = (
+    MessageItem
+    | ReasoningItem
+    | FunctionCallItem
+    | FunctionCallOutputItem
+    | CustomToolCallItem
+    | CustomToolCallOutputItem
+)
 
 
 class ItemReference(msgspec.Struct, frozen=True):
@@ -95,12 +117,16 @@ _TYPES: dict[str, type[AnyItem]] = {
     "reasoning": ReasoningItem,
     "function_call": FunctionCallItem,
     "function_call_output": FunctionCallOutputItem,
+    "custom_tool_call": CustomToolCallItem,
+    "custom_tool_call_output": CustomToolCallOutputItem,
 }
 PREFIXES: dict[type[AnyItem], str] = {
     MessageItem: "msg_",
     ReasoningItem: "rs_",
     FunctionCallItem: "fc_",
     FunctionCallOutputItem: "fco_",
+    CustomToolCallItem: "ctc_",
+    CustomToolCallOutputItem: "ctco_",
 }
 """Of ids, by the kind of item."""
 _TEXTS = ("input_text", "output_text", "refusal")
@@ -150,7 +176,7 @@ def _parsed(given: dict[str, Any], path: str) -> AnyItem | ItemReference:
     if struct is None:
         raise _unsupported(f"{path}.type", kind, "it takes " + ", ".join([*_TYPES, "item_reference"]))
     given = {name: value for name, value in given.items() if value is not None} | {"type": kind}
-    place = "output" if struct is FunctionCallOutputItem else "content"
+    place = "output" if struct in (FunctionCallOutputItem, CustomToolCallOutputItem) else "content"
     parts = given.get(place)
     if struct is MessageItem and isinstance(parts, str):
         part = "output_text" if given.get("role") == "assistant" else "input_text"

@@ -1,15 +1,12 @@
-"""Where the events of a response go: into a log that any number of clients read along, or to one client, with the
-response stored before its last event."""
+"""Where the events of a response in the background go: into a log that any number of clients read along."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 
-from gateway.reply.events import Outlet
-from gateway.responses.shelf import split
+from gateway.responses.events import split
 
 
 class Log:
@@ -81,43 +78,3 @@ class Log:
     def _move(self) -> None:
         self._moved.set()
         self._moved = asyncio.Event()
-
-
-class Storing:
-    """Another ``Outlet``, and ``store`` before its last events."""
-
-    def __init__(self, outlet: Outlet, store: Callable[[], Awaitable[object]]) -> None:
-        self._outlet = outlet
-        self._store = store
-
-    @property
-    def response(self) -> web.StreamResponse | None:
-        return self._outlet.response
-
-    async def __aenter__(self) -> Storing:
-        await self._outlet.__aenter__()
-        return self
-
-    async def __aexit__(self, *of_what: object) -> None:
-        await self._outlet.__aexit__(*of_what)
-
-    async def open(self) -> web.StreamResponse:
-        return await self._outlet.open()
-
-    async def write(self, events: bytes) -> bool:
-        return await self._outlet.write(events)
-
-    @property
-    def is_flushed(self) -> bool:
-        return self._outlet.is_flushed
-
-    async def flush(self) -> None:
-        await self._outlet.flush()
-
-    async def end(self, events: bytes) -> web.StreamResponse:
-        await self._store()
-        return await self._outlet.end(events)
-
-    async def fail(self, event: bytes) -> web.StreamResponse:
-        await self._store()
-        return await self._outlet.fail(event)

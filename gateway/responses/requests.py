@@ -46,7 +46,7 @@ class TextFormat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """``schema`` and its company are of ``json_schema`` alone."""
 
     type: Literal["text", "json_object", "json_schema"] = msgspec.field()
-    name: Annotated[str, Meta(pattern="^[a-zA-Z0-9_-]{1,64}$")] | None = None
+    name: Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_-]{1,64}$(?!\n)")] | None = None
     schema: dict[str, Any] | None = None
     description: str | None = None
     strict: bool | None = None
@@ -59,14 +59,32 @@ class TextConfig(msgspec.Struct, frozen=True, kw_only=True):
     verbosity: Literal["low", "medium", "high"] | None = None
 
 
-class FunctionTool(msgspec.Struct, frozen=True, kw_only=True):
-    """A tool that the client runs itself; others there are not."""
+class FunctionTool(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="function"):
+    """A tool that the client runs itself, as are all."""
 
-    type: Literal["function"] = "function"
-    name: Annotated[str, Meta(pattern="^[a-zA-Z0-9_-]{1,64}$")]
+    name: Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_-]{1,64}$(?!\n)")]
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
+
+
+class AnyText(msgspec.Struct, frozen=True, tag_field="type", tag="text"):
+    """Whatever a model writes."""
+
+
+class InGrammar(msgspec.Struct, frozen=True, tag_field="type", tag="grammar"):
+    """A text of this language."""
+
+    syntax: Literal["lark", "regex"]
+    definition: Annotated[str, Meta(min_length=1)]
+
+
+class CustomTool(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="custom"):
+    """One that is given a text."""
+
+    name: Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_-]{1,64}$(?!\n)")]
+    description: str | None = None
+    format: AnyText | InGrammar = AnyText()
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
@@ -104,8 +122,8 @@ class ResponseRequest(Asked, frozen=True, kw_only=True):
     """The answer is written whether or not the client stays."""
     store: bool | None = None
     """Kept, unless this is false or the policy keeps nothing, to be read again and to be gone on from."""
-    max_output_tokens: Annotated[int, Meta(ge=1)] | None = None
-    max_tool_calls: Annotated[int, Meta(ge=1)] | None = None
+    max_output_tokens: Annotated[int, Meta(ge=1, le=2**63 - 1)] | None = None
+    max_tool_calls: Annotated[int, Meta(ge=1, le=2**63 - 1)] | None = None
     """Of tools that run here; there are none."""
     temperature: Annotated[float, Meta(ge=0.0, le=2.0)] | None = None
     top_p: Annotated[float, Meta(ge=0.0, le=1.0)] | None = None
@@ -160,6 +178,9 @@ OURS = (
     ("response_format", "text.format"),
     ("reasoning_effort", "reasoning.effort"),
     ("allowed_tools.", ""),
+    ("].custom.format.grammar", "].format"),
+    ("].custom", "]"),
+    ("tool_choice.custom", "tool_choice"),
     (".function", ""),
 )
 """What a chat's words are called here."""
@@ -225,20 +246,25 @@ def said_of_a_chat(error: Malformed) -> Malformed:
     return Malformed(message, param, error.code)
 
 
-def tools_of(call: Asked) -> list[FunctionTool]:
+def tools_of(call: Asked) -> list[FunctionTool | CustomTool]:
     """Raises Malformed."""
-    tools = []
+    tools: list[FunctionTool | CustomTool] = []
     for number, given in enumerate(call.tools or ()):
         kind, path = given.get("type"), f"tools[{number}]"
-        if kind != "function":
+        if kind not in ("function", "custom"):
             shown = f"'{kind[:40]}'" if isinstance(kind, str) else "this"
             raise Malformed(
-                f"Invalid '{path}.type': {shown} is not supported by this server, only 'function' is",
+                f"Invalid '{path}.type': {shown} is not supported by this server, 'function' and 'custom' are",
                 f"{path}.type",
                 "unsupported_value",
             )
-        tools.append(openai.converted(given, FunctionTool, path))
-        _check_nesting(tools[-1].parameters, f"{path}.parameters")
+        if kind == "custom":
+            given = {name: value for name, value in given.items() if value is not None}
+            tools.append(openai.converted(given, CustomTool, path))
+            continue
+        tool = openai.converted(given, FunctionTool, path)
+        _check_nesting(tool.parameters, f"{path}.parameters")
+        tools.append(tool)
     return tools
 
 
@@ -265,20 +291,28 @@ def _of_prompt(call: Asked, messages: list[Message]) -> dict[str, Any]:
 def _choice_of(choice: dict[str, Any]) -> dict[str, Any]:
     """A chat's ``tool_choice``, which names a function one level deeper."""
     match choice:
-        case {"type": "function", "name": str(name)}:
-            return {"type": "function", "function": {"name": name}}
+        case {"type": "function" | "custom" as kind, "name": str(name)}:
+            return {"type": kind, kind: {"name": name}}
         case {"type": "allowed_tools", "mode": mode, "tools": list(tools)}:
             allowed = [_choice_of(tool) if isinstance(tool, dict) else tool for tool in tools]
             return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": allowed}}
         case _:
             raise Malformed(
-                "Invalid 'tool_choice': it is none, auto, required, a function by its name, or allowed_tools",
+                "Invalid 'tool_choice': it is none, auto, required, a tool by its type and name, or allowed_tools",
                 "tool_choice",
                 "unsupported_value",
             )
 
 
-def _tool(tool: FunctionTool) -> dict[str, Any]:
+def _tool(tool: FunctionTool | CustomTool) -> dict[str, Any]:
+    if isinstance(tool, CustomTool):
+        custom: dict[str, Any] = {"name": tool.name, "format": {"type": "text"}}
+        if isinstance(tool.format, InGrammar):
+            definition = {"syntax": tool.format.syntax, "definition": tool.format.definition}
+            custom["format"] = {"type": "grammar", "grammar": definition}
+        if tool.description is not None:
+            custom["description"] = tool.description
+        return {"type": "custom", "custom": custom}
     said = {"name": tool.name, "description": tool.description, "parameters": tool.parameters, "strict": tool.strict}
     return {"type": "function", "function": {name: value for name, value in said.items() if value is not None}}
 

@@ -15,10 +15,13 @@ from typing import Any
 
 from gateway import errors
 from gateway.clock import Clock
+from gateway.head import Head
 from gateway.responses.events import Events
 from gateway.responses.outlets import Log
 from gateway.responses.shapes import ResponseBody
-from gateway.responses.shelf import Shelf, ShelfAway
+from gateway.responses.shelf import Shelf
+from gateway.shelving import ShelfAway
+from gateway.telemetry import about
 from policies import settings
 
 log = logging.getLogger(__name__)
@@ -33,9 +36,11 @@ KEEP_TRYING_S = 60.0
 class Running:
     """One of them."""
 
-    def __init__(self, tenant_id: str, events: Events) -> None:
+    def __init__(self, tenant_id: str, events: Events, noted: Head) -> None:
+        """``noted`` of the request that asked for it."""
         self.tenant_id = tenant_id
         self.events = events
+        self.noted = noted
         self.log = Log()
         self.num_stored = 0
         """Events that are in the store."""
@@ -51,6 +56,11 @@ class Running:
     @property
     def id(self) -> str:
         return self.events.body.id
+
+    @property
+    def about(self) -> dict[str, str | None]:
+        """For what the log says of it."""
+        return about(self.noted.request_id, self.noted.trace_id)
 
 
 class Background:
@@ -135,7 +145,8 @@ class Background:
                 closing = errors.Draining("This server is shutting down.")
                 await running.log.end(events.cancelled() if running.is_unwanted else events.failed(closing))
             elif (error := work.exception()) is not None:
-                await running.log.end(events.failed(errors.described(error, running.id)))
+                failure = errors.described(error, running.noted.request_id, running.noted.trace_id)
+                await running.log.end(events.failed(failure))
             async with running.storing:
                 flushing.cancel()
             await self._finish(running)
@@ -154,7 +165,7 @@ class Background:
                 except ShelfAway:
                     continue
                 except Exception:
-                    log.exception("response %s cannot be stored", running.id)
+                    log.exception("response %s cannot be stored", running.id, extra=running.about)
                     continue
                 running.num_stored += len(said)
             renewed_at = self._clock.now()
@@ -174,11 +185,11 @@ class Background:
                 except ShelfAway:
                     running.log.close()
                     if self._is_closing or self._clock.now() >= give_up_at:
-                        log.error("the end of response %s is not stored", running.id)
+                        log.error("the end of response %s is not stored", running.id, extra=running.about)
                         return
                     await self._clock.sleep(1.0)
         except Exception:
-            log.exception("the end of response %s is not stored", running.id)
+            log.exception("the end of response %s is not stored", running.id, extra=running.about)
         finally:
             if not running.log.is_closed:
                 running.log.close()

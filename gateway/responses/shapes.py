@@ -9,7 +9,15 @@ from msgspec import UNSET, UnsetType
 
 from gateway import errors, openai
 from gateway.responses.items import AnyItem
-from gateway.responses.requests import FunctionTool, Reasoning, ResponseRequest, TextConfig, TextFormat, tools_of
+from gateway.responses.requests import (
+    CustomTool,
+    FunctionTool,
+    Reasoning,
+    ResponseRequest,
+    TextConfig,
+    TextFormat,
+    tools_of,
+)
 from policies.terms import Usage
 
 Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
@@ -103,7 +111,7 @@ class ResponseBody(msgspec.Struct, frozen=True, kw_only=True):
     temperature: float
     text: TextBody
     tool_choice: str | dict[str, Any]
-    tools: list[FunctionTool]
+    tools: list[FunctionTool | CustomTool]
     top_logprobs: int
     top_p: float
     truncation: str

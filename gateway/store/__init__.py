@@ -22,7 +22,9 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_en
 
 import migrations
 from gateway.store.bulk import batches, files
+from gateway.store.chats import chat_labels, chats
 from gateway.store.responses import response_events, responses
+from gateway.store.sessions import sessions
 from gateway.store.tables import (
     adapters,
     audit_log,
@@ -47,6 +49,7 @@ from gateway.store.tables import (
     sink_skips,
     sink_states,
     tenants,
+    upstreams,
     usage,
 )
 from policies import settings
@@ -61,6 +64,8 @@ __all__ = [
     "beside",
     "bump",
     "changes",
+    "chat_labels",
+    "chats",
     "files",
     "idempotency",
     "install",
@@ -83,10 +88,12 @@ __all__ = [
     "response_events",
     "responses",
     "service_accounts",
+    "sessions",
     "sink_failures",
     "sink_skips",
     "sink_states",
     "tenants",
+    "upstreams",
     "url_of",
     "usage",
 ]

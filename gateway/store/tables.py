@@ -185,6 +185,7 @@ ledger = sa.Table(
     *_texts("end_user", "safety_identifier", "metadata", "trace_id", "corrects", "reason"),
     *_counts("settled_at", "chain", "position"),
     sa.Column("link", sa.LargeBinary),
+    *_texts("upstream", "counted_by"),
     sa.Index("ledger_chain_position", "chain", "position"),
     sa.Index("ledger_settled_at", "settled_at"),
 )
@@ -290,6 +291,19 @@ adapters = sa.Table(
     *_changing(),
 )
 """A name stays with its model for good. ``digest`` is empty and the numbers are 0 until a worker has read it."""
+upstreams = sa.Table(
+    "upstreams",
+    metadata,
+    sa.Column("name", sa.Text, primary_key=True),
+    sa.Column("document", sa.Text, nullable=False),
+    sa.Column("sealed_key", sa.LargeBinary),
+    sa.Column("created_at", sa.BigInteger, nullable=False),
+    sa.Column("changed_at", sa.BigInteger, nullable=False),
+    sa.Column("changed_by", sa.Text, nullable=False),
+    sa.Column("deleted_at", sa.BigInteger),
+    *_changing(),
+)
+"""``document`` is the JSON of a ``policies.upstreams.terms.Upstream``; ``sealed_key`` its API key (gateway/secrets)."""
 prices = sa.Table(
     "prices",
     metadata,

@@ -31,9 +31,11 @@ WRITTEN = {
     "tagged": '<tool_call>\n<function=get_weather>\n<parameter=city>\nPa"r}is\n</parameter>\n</function>\n'
     "</tool_call>\n"
     "<tool_call>\n<function=get_time>\n</function>\n</tool_call>",
+    "glm": '<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>Pa"r}is</arg_value>\n</tool_call>\n'
+    "<tool_call>get_time</tool_call>",
     "json": f"```json\n[{CALL}, {TIME}]\n```",
 }
-FAMILIES = sorted(CALLS)
+FAMILIES = sorted(set(CALLS) - {"harmony"})  # which has a parser of its own
 
 
 def reader(
@@ -99,6 +101,26 @@ def test_arguments_in_tags_are_what_their_schemas_say():
     text = f"<tool_call><function=get_time>{tags}</function></tool_call>"
     (call,) = read(of, list(text)).calls
     assert json.loads(call.arguments) == {"a": long, "n": "NaN"}
+
+
+def test_glms_write_each_argument_with_its_key():
+    schemas = {"get_weather": {"city": {"type": "string"}, "days": {"type": "integer"}, "at": {"type": "object"}}}
+    for special in (False, True):
+        marks = CALLS["glm"]().marks
+        of = Reader(
+            marks_of(marks, {word: 1000 + i for i, word in enumerate(marks)} if special else {}),
+            None,
+            False,
+            CALLS["glm"](),
+            Wanted(NAMES, True, schemas),
+        )
+        told = "".join(
+            f"<arg_key>{key}</arg_key><arg_value>{value}</arg_value>"
+            for key, value in {"city": "12", "days": "3", "at": '{"x": [1]}', "note": " a <b>\n"}.items()
+        )
+        said = read(of, pieces_of(f"I look.<tool_call>get_weather{told}</tool_call>", of))
+        assert said.content == "I look."
+        assert json.loads(said.calls[0].arguments) == {"city": "12", "days": 3, "at": {"x": [1]}, "note": " a <b>\n"}
 
 
 def test_newer_mistrals_write_each_call_by_itself():

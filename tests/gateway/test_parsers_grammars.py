@@ -22,7 +22,7 @@ CITY = {
 }
 STRICT = Callable("get_weather", CITY, True)
 FREE = Callable("get_time", {"type": "object", "properties": {}}, False)
-FAMILIES = sorted(CALLS)
+FAMILIES = sorted(set(CALLS) - {"harmony"})  # which has tests of its own
 
 
 class Bytes:
@@ -92,6 +92,11 @@ def written(family: str, city: str = "Arden", several: bool = True, name: str = 
                 for called, told in ((name, f"<parameter=city>\n{city}\n</parameter>\n"), ("get_time", ""))
             ]
             return "\n".join(each[: 1 + several])
+        case "glm":
+            told = f"<arg_key>city</arg_key>\n<arg_value>{city}</arg_value>\n"
+            return "\n".join(
+                [f"<tool_call>{name}\n{told}</tool_call>", "<tool_call>get_time\n</tool_call>"][: 1 + several]
+            )
         case "json":
             return f"[{first},{second}]" if several else first
         case "mistral":

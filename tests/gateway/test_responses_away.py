@@ -26,6 +26,8 @@ async def test_without_the_database_responses_are_given_and_not_kept(open_front,
         front.peer.say(await front.peer.submitted(), [*front.ids("Yes."), END], "stop")
         events = [event async for event in await stream]
         assert (events[-1].type, events[-1].response.output_text) == ("response.completed", "Yes.")
+        assert [event.sequence_number for event in events] == list(range(len(events)))
+        assert (events[0].response.store, events[-1].response.store) == (True, False)
         for refused in (
             front.client.responses.retrieve(before.id),
             front.client.responses.delete(before.id),

@@ -17,8 +17,7 @@ from pydantic import TypeAdapter
 from gateway.errors import WorkerLost
 from gateway.parsers import Content, Event, Reasoning, ToolArguments, ToolCallBegin
 from gateway.reply.choices import Choice
-from gateway.responses.events import Events
-from gateway.responses.outlets import split
+from gateway.responses.events import Events, split
 from gateway.responses.requests import parse
 from gateway.responses.shapes import ResponseBody, begun
 from gateway.text.detokenize import Vocabulary

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import openai
 
@@ -79,6 +80,26 @@ async def test_a_model_that_has_to_call_calls_as_the_schema_says_whatever_it_was
             assert arguments["how"] in ("well", "badly")
             free = await asked(client, house, messages, tools=tools, tool_choice="auto", seed=seed, max_tokens=20)
             assert free.choices[0].message.content
+
+
+async def test_a_custom_tool_gets_text_of_its_grammar_whatever_the_model_was_asked(house):
+    messages = [{"role": "user", "content": "Tell me a story about a fox."}]
+    lark = 'start: NUMBER (SIGN NUMBER)* "\\n"\nSIGN: " + " | " \\"-\\" "\nNUMBER: /[0-9]{1,2}/\n'
+    is_right = {"lark": r"[0-9]{1,2}(?:(?: \+ | \"-\" )[0-9]{1,2})*\n", "regex": r'say "[a-z]{1,5}"'}
+    num_whole = 0
+    async with house.client() as client:
+        for seed, (syntax, definition) in enumerate((("lark", lark), ("regex", is_right["regex"])) * 3):
+            form = {"type": "grammar", "grammar": {"syntax": syntax, "definition": definition}}
+            tools = [GET_WEATHER, {"type": "custom", "custom": {"name": "sum", "format": form}}]
+            named = {"type": "custom", "custom": {"name": "sum"}}
+            answer = await asked(client, house, messages, tools=tools, tool_choice=named, seed=seed, max_tokens=120)
+            (choice,) = answer.choices
+            (call,) = choice.message.tool_calls
+            assert (call.type, call.custom.name) == ("custom", "sum")
+            if choice.finish_reason == "tool_calls":
+                num_whole += 1
+                assert re.fullmatch(is_right[syntax], call.custom.input), call.custom.input
+    assert num_whole > 0
 
 
 async def test_several_answers_share_one_prefill(house):
