@@ -123,11 +123,11 @@ REFUSED = [
     (CHAT, chat(functions=[{"name": "f"}], tools=[FUNCTION]), "functions", None),
     (CHAT, chat(tools=[{"a": 1}]), "tools[0].type", "missing_required_parameter"),
     (CHAT, chat(tools=[{"type": "function"}]), "tools[0].function", "missing_required_parameter"),
-    (CHAT, chat(tools=[{"type": "custom", "custom": {"name": "f"}}]), "tools[0].type", "unsupported_value"),
+    (CHAT, chat(tools=[{"type": "mcp", "server_label": "f"}]), "tools[0].type", "unsupported_value"),
     (CHAT, chat(tools=[{"type": "function", "function": {"name": "a b"}}]), "tools[0].function.name", "invalid_value"),
     (
         CHAT,
-        chat(tools=[{"type": "function", "function": {"name": "x" * 65}}]),
+        chat(tools=[{"type": "function", "function": {"name": "x" * 129}}]),
         "tools[0].function.name",
         "invalid_value",
     ),
@@ -256,7 +256,7 @@ async def test_wrong_methods_types_and_addresses(front: Front):
         async with front.http.request(method, front.url + path, **others) as answer:
             return answer.status, await answer.json(), answer.headers
 
-    status, answer, headers = await ask("GET", CHAT)
+    status, answer, headers = await ask("GET", TEXT)
     assert (status, headers["allow"]) == (405, "POST")
     assert_error(answer, None, "method_not_allowed")
     status, answer, _ = await ask("DELETE", "/v1/models")
