@@ -10,17 +10,20 @@ import socket
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
-from gateway import admin, api, batches, doors, gateways, openapi, responses, sinks, store, webhooks
+from gateway import admin, api, batches, doors, gateways, metrics, openapi, responses, sinks, store, webhooks
 from gateway.auth import Auth
 from gateway.bootstrap import Born, bootstrap
 from gateway.cache import Cache, Memory, Shared
 from gateway.certificate import Certificate
+from gateway.chats.shelf import Chats
 from gateway.clock import Clock
+from gateway.console import pages
+from gateway.console.sessions import Sessions
 from gateway.directory import Directory
 from gateway.dispatch import Dispatch
 from gateway.doors import Doors, DoorsError, Stop
@@ -36,31 +39,41 @@ from gateway.ledger.marks import Marks
 from gateway.ledger.marks.recovery import Recovery
 from gateway.ledger.spool import SpooledWriter
 from gateway.ledger.sums import Rollup
+from gateway.ledger.tally import Tally
 from gateway.ledger.usage import Usage
 from gateway.limits import Limits, days
 from gateway.limits.budgets import Budgets
+from gateway.live import Live
 from gateway.memory import Need, need_of
+from gateway.metrics import Metrics
 from gateway.posted import Posted
 from gateway.pressure import Pressure
 from gateway.prices import PriceHistory, Prices
-from gateway.protocol import Server
+from gateway.protocol import Server, TimedServer
 from gateway.redis import Redis, RedisUrlError
 from gateway.sinks import SinkInvalid
-from gateway.source import SourceError, place_of
+from gateway.source import place_of
 from gateway.store import StoreError
+from gateway.telemetry import switch_by_signal
 from gateway.text import Text, TextInvalid
+from gateway.tracing.order import TracingInvalid, order_of
 from gateway.trials import Trials
+from gateway.upstreams.registry import Upstreams
 from gateway.webhooks import WebhookInvalid
 from gateway.workers import COMMAND
 from policies.admission import Alert
+from policies.model_source import SourceError
 from policies.settings import Settings
+
+if TYPE_CHECKING:
+    from gateway.tracing.tracer import Tracing
 
 MAX_LINE_BYTES = 64 << 10
 """Of an address with its query."""
 
 log = logging.getLogger(__name__)
 
-BAD_STARTS = (DoorsError, RedisUrlError, SinkInvalid, StoreError, WebhookInvalid)
+BAD_STARTS = (DoorsError, RedisUrlError, SinkInvalid, StoreError, TracingInvalid, WebhookInvalid)
 """What keeps a gateway from beginning; each is one sentence for the operator."""
 CUT_S = 5.0
 """How long requests that were cut have to say so and to be settled."""
@@ -77,6 +90,7 @@ async def serve(config: Settings, environ: Mapping[str, str], announce: Callable
     been said on standard error already.
     """
     stop, house_doors = Stop(), Doors()
+    switch_by_signal()
     with contextlib.ExitStack() as stack:
         sockets = doors.listen(config.server)
         for bound in sockets:
@@ -111,6 +125,7 @@ async def drain(gw: Gateway, house_doors: Doors, stop: Stop) -> None:
     house_doors.close()
     if not await doors.before(stop.urgent, house_doors.all_left(), gw.settings.server.drain_s):
         gw.dispatch.cut()
+        gw.upstreams.cut()
         await doors.before(asyncio.Event(), house_doors.all_left(), CUT_S)
 
 
@@ -145,7 +160,9 @@ async def opened(
         marked_in = rooms.data_dir / "marks"
         marks = await stack.enter_async_context(Marks(marked_in, config.ledger.mark_tokens, clock).opened())
         chain = await open_chain(rooms)
-        ledger = Ledger(writer, config.store, clock, chain, lambda: house_doors.num_inside, marks)
+        ledger = Ledger(
+            writer, config.store, clock, chain, lambda: house_doors.num_inside, marks, Tally(config.classes)
+        )
         stack.push_async_callback(ledger.close, LEDGER_S)
         await stack.enter_async_context(Recovery(marked_in, rooms, ledger, spool, clock).watched())
         await stack.enter_async_context(Closing(rooms, clock, config.ledger.close_after_s).watched())
@@ -154,9 +171,15 @@ async def opened(
         stack.push_async_callback(dispatch.close, WORKERS_S)
         directory.adapters_changed = lambda: dispatch.follow(directory)
         dispatch.follow(directory)
+        upstreams = await stack.enter_async_context(Upstreams(config, environ, clock, dispatch).opened())
+        directory.upstreams_changed = lambda: upstreams.follow(directory)
+        upstreams.follow(directory)
+        live = Live(dispatch, directory, ledger, config.classes, clock, upstreams, house_doors.aside)
+        num_expected, told = config.server.processes, (live.recent, upstreams.queues)
         others = await stack.enter_async_context(
-            gateways.opened(redis, clock, config.server.processes, dispatch, directory.notice)
+            gateways.opened(redis, clock, num_expected, dispatch, directory.notice, *told)
         )
+        await stack.enter_async_context(live.watched(others))
 
         def alert(reached: Alert) -> None:
             events.post(reached.id, "budget.reached", reached)
@@ -181,6 +204,8 @@ async def opened(
         files = Files(rooms, config.files, clock)
         await stack.enter_async_context(files.watched())
         stored = await stack.enter_async_context(responses.opened(rooms, config.responses, clock, house_doors.inside))
+        chats = Chats(rooms, config.responses, clock)
+        await stack.enter_async_context(chats.watched())
         gw = Gateway(
             config,
             clock,
@@ -204,8 +229,18 @@ async def opened(
             batches.Book(rooms, config.batches, files, others.name, api.endpoints()),
             Pressure(clock, config.server.coalesce_ms / 1e3),
             stored,
-            stack.enter_context(contextlib.closing(Grammars())),
+            chats,
+            stack.enter_context(contextlib.closing(Grammars(config.grammars))),
+            live,
+            upstreams,
+            Sessions(config, rooms, directory, clock),
+            await stack.enter_async_context(traces(config, environ, clock)),
+            Metrics(config, ledger, clock, house_doors, spool, rooms.data_dir / "metrics")
+            if config.metrics.enabled
+            else None,
         )
+        if gw.metrics is not None:
+            await stack.enter_async_context(gw.metrics.watched(gw))
         await stack.enter_async_context(batches.watched(gw, api.endpoints(), house_doors.inside))
         await stack.enter_async_context(answering(gw, house_doors, sockets))
         for name in config.models:
@@ -214,11 +249,29 @@ async def opened(
 
 
 @contextlib.asynccontextmanager
+async def traces(config: Settings, environ: Mapping[str, str], clock: Clock) -> AsyncIterator[Tracing | None]:
+    """As the settings and OpenTelemetry's variables ask for them; None: not at all. Raises TracingInvalid."""
+    order = order_of(config, environ)
+    if order is None:
+        yield None
+        return
+    from gateway.tracing.tracer import Tracing
+
+    tracing = Tracing(config, order, environ, clock)
+    async with tracing.opened():
+        yield tracing
+
+
+@contextlib.asynccontextmanager
 async def answering(gw: Gateway, house_doors: Doors, sockets: Sequence[socket.socket]) -> AsyncIterator[None]:
     """HTTP on the sockets. On leaving, handlers that still run are cancelled."""
     application = web.Application(client_max_size=gw.settings.server.max_body_bytes)
     application[GATEWAY] = gw
     application.add_routes([*api.routes(), *admin.routes(), web.get(openapi.PATH, openapi.serve)])
+    if gw.settings.console.enabled:
+        application.add_routes(pages.routes())
+    if gw.metrics is not None:
+        application.router.add_get(metrics.PATH, metrics.serve)
     certificate = Certificate(gw.settings.server) if gw.settings.server.tls_cert else None
     runner = web.AppRunner(
         application, handler_cancellation=True, access_log=None, shutdown_timeout=0.1, max_line_size=MAX_LINE_BYTES
@@ -231,7 +284,7 @@ async def answering(gw: Gateway, house_doors: Doors, sockets: Sequence[socket.so
         gw, house_doors, api.endpoints(), application_handler, {admin.ROOT: admin.shaped, **api.shapes()}
     )
     server.request_handler = cast(Any, entrance.answer)
-    server.__class__ = Server
+    server.__class__ = Server if gw.tracing is None else TimedServer
     async with contextlib.AsyncExitStack() as stack:
         stack.push_async_callback(runner.cleanup)
         if certificate is not None:

@@ -52,10 +52,6 @@ class Caller(msgspec.Struct, frozen=True, gc=False):
             raise ModelNotFound.named(model)
 
 
-CALLER = web.RequestKey("caller", Caller)
-"""Where a request that came by no connection has whoever asks."""
-
-
 class AdminCaller(msgspec.Struct, frozen=True, gc=False):
     """Who administers, and in which role."""
 
@@ -77,10 +73,10 @@ class Auth:
 
     def caller_of(self, request: web.Request) -> Caller:
         """Raises InvalidApiKey, and PermissionDenied when the key may not be used from there."""
-        if CALLER in request:
-            return request[CALLER]
-        key = _presented(request)
-        caller = self.caller(key, request[HEAD].address)
+        noted = request[HEAD]
+        if noted.caller is not None:
+            return noted.caller
+        caller = self.caller(presented(request), noted.address)
         if caller is None:
             raise InvalidApiKey("Incorrect API key provided.")
         return caller
@@ -91,18 +87,26 @@ class Auth:
         It must not be a page in a browser, which any site may have brought there, nor somebody whom a proxy on this
         machine speaks for without being trusted: then the address would be the proxy's own.
         """
-        if self._local_key and not any(name in request.headers for name in NOT_LOCAL):
-            address = request[HEAD].address
-            if _is_within(address, LOOPBACK) and (caller := self.caller(self._local_key, address)) is not None:
+        if self._local_key and self.is_local(request):
+            caller = self.caller(self._local_key, request[HEAD].address)
+            if caller is not None:
                 return caller
         return self.caller_of(request)
+
+    def is_local(self, request: web.Request) -> bool:
+        """A program on this machine asks, without a key, and neither for a page nor for somebody else."""
+        return not any(name in request.headers for name in NOT_LOCAL) and _is_within(request[HEAD].address, LOOPBACK)
 
     def admin_of(self, request: web.Request, *roles: str) -> AdminCaller:
         """``roles``: those that may do it besides the owner; none given: everybody who administers.
 
         Raises InvalidApiKey, and PermissionDenied.
         """
-        key = self._valid(_presented(request))
+        return self.admin_by(keys.hash_of(self._directory.secret, presented(request)), request, *roles)
+
+    def admin_by(self, key_hash: bytes, request: web.Request, *roles: str) -> AdminCaller:
+        """As ``admin_of``, by what is kept of the key."""
+        key = self._unexpired(key_hash)
         if key is None or key.role is None:
             raise InvalidApiKey("Incorrect API key provided.")
         _check_address(key, request[HEAD].address)
@@ -113,7 +117,7 @@ class Auth:
     def reader_of(self, request: web.Request, endpoint: str, *roles: str) -> AdminCaller:
         """As ``admin_of``; also a tenant's key that is good for ``endpoint``, by which the tenant reads what is its
         own."""
-        caller = self.caller(_presented(request), request[HEAD].address)
+        caller = self.caller(presented(request), request[HEAD].address)
         if caller is None:
             return self.admin_of(request, *roles)
         caller.check_endpoint(endpoint)
@@ -159,8 +163,8 @@ class Auth:
         return key
 
 
-def _presented(request: web.Request) -> str:
-    """As most clients send it, or as Anthropic's do."""
+def presented(request: web.Request) -> str:
+    """The key, as most clients send it, or as Anthropic's do. Raises InvalidApiKey."""
     header = request.headers.get(hdrs.AUTHORIZATION, "")
     if not header and (key := request.headers.get(API_KEY, "").strip()):
         return key

@@ -31,6 +31,7 @@ from gateway.client import (
     refusal,
     unreachable,
 )
+from gateway.terminal.tables import printable
 
 HELP = """\
 /clear           forget the conversation
@@ -38,10 +39,6 @@ HELP = """\
 /system [TEXT]   what the model is told first; without text: nothing
 /help            these lines
 /exit            leave, as does Ctrl-D; Ctrl-C stops an answer"""
-
-# A model's text must not move the cursor, retitle the window or paste into it: control characters other than tab and
-# newline, those of C1 among them, are left out.
-_CONTROLS = dict.fromkeys([*range(0x09), *range(0x0B, 0x20), *range(0x7F, 0xA0)])
 
 
 @dataclass(slots=True)
@@ -225,7 +222,7 @@ class Terminal:
 
 def _show(text: str) -> None:
     """A piece of an answer, at once; to a terminal without control characters."""
-    sys.stdout.write(text.translate(_CONTROLS) if sys.stdout.isatty() else text)
+    sys.stdout.write(printable(text) if sys.stdout.isatty() else text)
     sys.stdout.flush()
 
 

@@ -17,13 +17,22 @@ from policies.gguf import SUFFIX
 SUBCOMMANDS = {
     "bench": "gateway.bench.command:bench",
     "chat": "gateway.chat:chat",
+    "completion": "gateway.terminal.completion:completion",
     "doctor": "gateway.doctor:doctor",
     "export": "gateway.exports.command:export",
+    "keys": "gateway.terminal.keys:keys",
     "ledger": "gateway.ledger.command:ledger",
     "migrate": "gateway.cli:migrate",
+    "models": "gateway.terminal.workers:models",
+    "policies": "gateway.terminal.policies:policies",
     "pull": "gateway.pull:command",
+    "requests": "gateway.terminal.usage:requests",
     "serve": "gateway.cli:serve",
+    "tenants": "gateway.terminal.tenants:tenants",
+    "top": "gateway.terminal.top:top",
+    "usage": "gateway.terminal.usage:usage",
     "worker": "gateway.cli:worker",
+    "workers": "gateway.terminal.workers:workers",
 }
 
 

@@ -25,8 +25,10 @@ from gateway.adapters import Adapter
 from gateway.background import alongside
 from gateway.clock import Clock
 from gateway.store import Store
+from gateway.upstreams.known import unsealed
 from policies.policy import Narrowing, Policy, narrowed
 from policies.pricelist import Listed, PriceList, Terms
+from policies.upstreams.terms import Upstream
 
 log = logging.getLogger(__name__)
 
@@ -110,6 +112,9 @@ class Directory:
         """The model of each name that an adapter has, or had."""
         self.adapters_changed: Callable[[], None] = lambda: None
         """Is called then."""
+        self.upstreams: dict[str, tuple[Upstream, str]] = {}
+        """Those that administrators have made, with their keys, by name; another one whenever it has changed."""
+        self.upstreams_changed: Callable[[], None] = lambda: None
         self._rooms = rooms
         self._clock = clock
         self._keys: dict[bytes, Key] = {}
@@ -181,6 +186,7 @@ class Directory:
             tenants = await self._new_tenants(connection)
             entries = await self._new_prices(connection)
             adapters = await self._new_adapters(connection)
+            upstreams = await self._new_upstreams(connection)
             self._policies.update(policies)
             self._tenants.update(tenants)
             if entries:
@@ -191,6 +197,9 @@ class Directory:
             known = self.adapters | adapters
             self.adapters = {name: adapter for name, adapter in known.items() if adapter is not None}
             self.adapters_changed()
+        if upstreams:
+            self.upstreams = {n: each for n, each in (self.upstreams | upstreams).items() if each is not None}
+            self.upstreams_changed()
 
     @contextlib.asynccontextmanager
     async def watched(self) -> AsyncIterator[None]:
@@ -262,6 +271,23 @@ class Directory:
             adapter = Adapter(row.name, row.model, row.adapter_id, row.source, row.digest, row.loaded_at)
             found[row.name] = adapter if row.unloaded_at is None else None
             self.bases[row.name] = row.model
+        return found
+
+    async def _new_upstreams(self, connection: AsyncConnection) -> dict[str, tuple[Upstream, str] | None]:
+        """None: it is not asked any more, or it is in words that are unknown here."""
+        columns = store.upstreams.c
+        found: dict[str, tuple[Upstream, str] | None] = {}
+        for row in await connection.execute(sa.select(store.upstreams).where(columns.revision > self.revision)):
+            found[row.name] = None
+            if row.deleted_at is not None:
+                continue
+            try:
+                terms = msgspec.json.decode(row.document, type=Upstream)
+                key = "" if row.sealed_key is None else unsealed(self.secret, row.name, row.sealed_key)
+            except ValueError as error:  # msgspec's are among them
+                log.error("upstream %s cannot be read and is not asked: %s", row.name, error)
+            else:
+                found[row.name] = terms, key
         return found
 
     async def _new_tenants(self, connection: AsyncConnection) -> dict[str, Tenant]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import tempfile
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -26,6 +26,7 @@ from gateway.seat import Seat
 from gateway.workers import COMMAND, Worker, child_of, socket_directory
 from policies import settings, wire
 from policies.priority import Order
+from policies.terms import Sampling
 from policies.tiers import class_for
 
 if TYPE_CHECKING:
@@ -213,9 +214,40 @@ class Dispatch:
         self.residence.used(line.name)
         return line.submit(submit, order)
 
+    def misses(self, model: str, order: Order) -> bool:
+        """No worker is there for this model, or its line has no room for the request, or would keep it longer than its
+        class promises for the first token. Raises ModelNotFound."""
+        line, terms = self._line(model), self._config.classes[order.sla_class]
+        if line.ready() is None:
+            return self.residence.state(line.name) != "unloaded"
+        ttft_s = line.predicted_ttft_s(order)
+        return ttft_s is None or ttft_s > terms.ttft_ms / 1e3
+
+    def serves(self, model: str) -> bool:
+        """It is one that workers answer for."""
+        return model in self._lines or model in self._adapters
+
+    def waits(self, model: str, order: Order, num_sequences: int) -> bool:
+        """A request that came now would wait in line, before a worker has it. Raises ModelNotFound."""
+        line, priority = self._line(model), self.priority_of(order)
+        if line.num_waiting:
+            return True
+        asks = Flight(line, wire.Submit("", [], Sampling(max_tokens=1), num_sequences), order, self._clock.now())
+        return not any(seat.has_room(asks, priority) for seat in line.seats.values())
+
     def queues(self) -> list[LaneView]:
         """Each class of each model, live."""
         return [view for line in self._lines.values() for view in line.views()]
+
+    def seated(self) -> Iterator[tuple[str, Worker, Collection[Flight]]]:
+        """Each place for a worker, with its model and what it has."""
+        for name, line in self._lines.items():
+            for worker, seat in line.seats.items():
+                yield name, worker, seat.flights.values()
+
+    def flights(self) -> Iterator[tuple[str, Flight]]:
+        """All that have not ended, each with its model."""
+        return ((model, flight) for model, line in self._lines.items() for flight in line.flights())
 
     def rest(self, worker: Worker, is_resting: bool) -> None:
         """A worker that rests is given nothing new and finishes what it has."""
@@ -247,8 +279,10 @@ class Dispatch:
         self.residence.cut(_draining())
 
     def _line(self, model: str) -> Line:
-        adapter = self._adapters.get(model)
-        line = self._lines.get(model if adapter is None else adapter.model)
+        line = self._lines.get(model)
+        if line is None:  # no adapter has the name of a model
+            adapter = self._adapters.get(model)
+            line = None if adapter is None else self._lines.get(adapter.model)
         if line is None:
             raise errors.ModelNotFound.named(model)
         return line
@@ -317,7 +351,10 @@ class Dispatch:
         if "ready" in states or ("unloaded" in states and "starting" not in states):
             self._first.set_result(None)
         elif not self._lines:
-            self._first.set_exception(NothingToServe())
+            if self._config.upstreams:
+                self._first.set_result(None)
+            else:
+                self._first.set_exception(NothingToServe())
 
 
 def _draining() -> errors.Draining:

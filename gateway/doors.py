@@ -14,6 +14,8 @@ from policies.settings import Server
 
 BACKLOG = 1024
 """Connections that may wait to be accepted."""
+MAX_CODES = 200
+"""Of errors that are counted by themselves: some are other servers'."""
 
 
 class DoorsError(Exception):
@@ -25,6 +27,10 @@ class Doors:
 
     def __init__(self) -> None:
         self.num_inside = 0
+        self.answered: dict[int, int] = {}
+        """Answers since start, by status."""
+        self.refused: dict[str, int] = {}
+        """Those that were errors, by code."""
         self._closed = False
         self._left = asyncio.Event()
 
@@ -47,6 +53,12 @@ class Doors:
         if self._closed and not self.num_inside:
             self._left.set()
 
+    def refuse(self, code: str) -> None:
+        """One is answered with this error."""
+        refused = self.refused
+        code = code if code in refused or len(refused) < MAX_CODES else "other"
+        refused[code] = refused.get(code, 0) + 1
+
     @contextlib.contextmanager
     def inside(self) -> Iterator[None]:
         """One more, for as long as this lasts."""
@@ -55,6 +67,15 @@ class Doors:
             yield
         finally:
             self.leave()
+
+    @contextlib.contextmanager
+    def aside(self) -> Iterator[None]:
+        """One that is inside does not count for as long as this lasts: nobody waits for it."""
+        self.leave()
+        try:
+            yield
+        finally:
+            self.num_inside += 1
 
     def close(self) -> None:
         """Whoever comes now is answered and sent away."""

@@ -7,7 +7,10 @@ takes several microseconds more, which is nothing to whoever administers and a p
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING
 
 from aiohttp import hdrs, web
 from aiohttp.typedefs import Handler
@@ -15,11 +18,21 @@ from aiohttp.typedefs import Handler
 from gateway import errors, head
 from gateway.doors import Doors
 from gateway.errors import GatewayError, Shape
+from gateway.head import HUNG_UP, Head
 from gateway.house import Gateway
 from gateway.origins import Origins
 from gateway.proxies import Proxies
+from gateway.telemetry import Ended, tell
+
+if TYPE_CHECKING:
+    from gateway.tracing.journey import Journey
 
 Endpoint = Callable[[Gateway, web.Request], Awaitable[web.StreamResponse]]
+
+QUIET = frozenset(("/healthz", "/readyz", "/metrics"))
+"""Asked every few seconds by machines; they are in the log when they fail."""
+PREFLIGHT = "preflight"
+"""In the log and in traces: it is answered before anybody asks what the address is."""
 
 
 class Entrance:
@@ -47,36 +60,66 @@ class Entrance:
         """Raises nothing but what redirects."""
         doors = self._doors
         is_counted = doors.enter()
-        head.begin(request, self._proxies.address_of(request))
-        head.also(request, self._origins.headers(request))
+        noted = head.begin(request, self._proxies.address_of(request), self._origins.headers(request))
+        tracing = self._gw.tracing
+        journey = None if tracing is None else tracing.begin(noted, request)
         try:
-            asked = self._origins.preflight(request)
             endpoint = self._endpoints.get(request.raw_path)
             # Who expects "100 Continue" before the body is told so by the application.
-            if asked is not None:
-                response: web.StreamResponse = web.Response(status=204, headers=asked)
-            elif endpoint is None or request.method != hdrs.METH_POST or hdrs.EXPECT in request.headers:
-                response = await self._application(request)
-            else:
+            if endpoint is not None and request.method == hdrs.METH_POST and hdrs.EXPECT not in request.headers:
+                noted.route = request.raw_path
                 response = await endpoint(self._gw, request)
+            elif (asked := self._origins.preflight(request)) is not None:
+                noted.route = PREFLIGHT
+                response = web.Response(status=204, headers=asked)
+            else:
+                response = await self._application(request)
+        except asyncio.CancelledError:
+            self._ended(request, noted, journey, HUNG_UP)
+            raise
         except web.HTTPException as error:
             if error.status < 400:
                 raise
             response = _said(request, error) or self._refusal(request, errors.of_http(error, request))
         except Exception as error:
-            response = self._refusal(request, errors.described(error, request[head.HEAD].request_id))
+            known = request[head.HEAD]
+            response = self._refusal(request, errors.described(error, known.request_id, known.trace_id))
         finally:
             if is_counted:
                 doors.leave()
         head.complete(request, response)
+        answered, status = doors.answered, response.status
+        answered[status] = answered.get(status, 0) + 1
         if doors.are_closed:
             response.force_close()
+        if tracing is not None and journey is not None and noted.is_told and noted.route:
+            tracing.end(journey, noted, request, status)
+        elif journey is not None or not noted.is_told:
+            self._ended(request, noted, journey, status)
         return response
+
+    def _ended(self, request: web.Request, noted: Head, journey: Journey | None, status: int) -> None:
+        """Its answer is written, but for what is written at once behind this. What has no row in the ledger has its
+        line in the log from here."""
+        if not noted.route and (match := request.match_info) is not None and match.route.resource is not None:
+            noted.route = match.route.resource.canonical
+        if (tracing := self._gw.tracing) is not None and journey is not None:
+            tracing.end(journey, noted, request, status)
+        if not noted.is_told and (status >= 400 or noted.route not in QUIET):
+            duration_ms = 1e3 * (time.monotonic() - noted.started_at)
+            tell(Ended(noted.request_id, request.method, noted.route or None, status, duration_ms, noted.trace_id))
 
     def _refusal(self, request: web.Request, failure: GatewayError) -> web.Response:
         path, shapes = request.path, self._shapes
+        self._doors.refuse(failure.code or failure.type)
+        if (journey := request[head.HEAD].journey) is not None:
+            journey.failed(failure)
+            head.also(request, {head.TRACE_ID: journey.trace_id})
         shape = next((shapes[root] for root in shapes if path.startswith(root)), errors.shaped)
-        return shape(failure, request[head.HEAD].request_id)
+        response = shape(failure, request[head.HEAD].request_id)
+        if request.content.exception() is not None:  # the rest of what was sent cannot be told from a next request
+            response.force_close()
+        return response
 
 
 def _said(request: web.Request, error: web.HTTPException) -> web.Response | None:

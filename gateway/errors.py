@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import ClassVar
 
 import msgspec
 from aiohttp import web
 
-from gateway import openai
+from gateway import openai, telemetry
 from policies import wire
 
 log = logging.getLogger(__name__)
@@ -118,6 +118,15 @@ class MethodNotAllowed(GatewayError):
 
     def headers(self) -> dict[str, str]:
         return {**super().headers(), "allow": self.allowed}
+
+
+class BodyTimeout(GatewayError):
+    """The body came too slowly, or stopped before its end."""
+
+    status, type, code = 408, "invalid_request_error", "request_timeout"
+
+    def __init__(self) -> None:
+        super().__init__("The body did not come to its end.")
 
 
 class QueueTimeout(GatewayError):
@@ -284,8 +293,8 @@ class RequestFailed(GatewayError):
     code = "internal_error"
 
     @staticmethod
-    def of(failed: wire.Failed) -> GatewayError:
-        """The failure for a worker's ``Failed``, by its code."""
+    def of(failed: wire.Failed, request: wire.Submit) -> GatewayError:
+        """The failure for a worker's ``Failed``, by its code; ``request`` is what it was told."""
         match failed.code:
             case "context_length_exceeded":
                 return ContextLengthExceeded(failed.reason)
@@ -294,10 +303,11 @@ class RequestFailed(GatewayError):
             case "overloaded" | "draining":
                 return ServiceUnavailable("The model is overloaded at the moment. Please try again.", retry_after_s=1.0)
             case "adapter_unavailable":
-                log.error("worker has no use of the adapter of request %s: %s", failed.request_id, failed.reason)
+                why = "a worker has no use of this request's adapter: %s"
+                log.error(why, failed.reason, extra=telemetry.about_sent(request))
                 return ModelUnavailable("This model cannot answer at the moment. Please try again.", retry_after_s=1.0)
             case _:
-                log.error("worker failed request %s: %s", failed.request_id, failed.reason)
+                log.error("a worker failed this request: %s", failed.reason, extra=telemetry.about_sent(request))
                 return RequestFailed("The model failed while answering this request.")
 
 
@@ -318,6 +328,15 @@ def detail(error: GatewayError) -> openai.ErrorDetail:
     return openai.ErrorDetail(message, error.type, error.param, error.code)
 
 
+def told(error: GatewayError, names: Iterable[tuple[str, str]]) -> str:
+    """What it says to clients of a dialect, whose ``names`` (a chat's, its own) the parameter at fault goes by."""
+    message = detail(error).message
+    for theirs, ours in names:
+        if error.param is not None and theirs in error.param:
+            message = message.replace(theirs, ours)
+    return message
+
+
 def body(error: GatewayError) -> bytes:
     """The error object as JSON."""
     return msgspec.json.encode(openai.ErrorBody(detail(error)))
@@ -328,15 +347,15 @@ def event(error: GatewayError) -> bytes:
     return b"data: " + body(error) + b"\n\n"
 
 
-def described(error: BaseException, request_id: str) -> GatewayError:
-    """``error`` as a client may hear of it; what is unexpected is logged with the request's id and not shown."""
+def described(error: BaseException, request_id: str, trace_id: str | None = None) -> GatewayError:
+    """``error`` as a client may hear of it; what is unexpected is logged with the request's ids and not shown."""
     if isinstance(error, GatewayError):
         return error
     if isinstance(error, web.RequestPayloadError):
         return InvalidRequest("The request body could not be read")
     if isinstance(error, openai.Malformed):
         return InvalidRequest(str(error), param=error.param, code=error.code)
-    log.error("request %s failed unexpectedly", request_id, exc_info=error)
+    log.error("this request failed unexpectedly", exc_info=error, extra=telemetry.about(request_id, trace_id))
     return InternalError()
 
 

@@ -16,6 +16,7 @@ import msgspec
 
 from gateway import errors
 from gateway.spent import Spent
+from gateway.stays import Stay
 from gateway.workers import Worker
 from policies import wire
 from policies.answers import Outcome
@@ -27,6 +28,7 @@ from policies.terms import FinishReason
 MAX_ROUTED_BLOCKS = 1024
 """Of a prompt are looked for in the caches of the workers: what follows them makes no difference to where it goes, and
 naming them takes about a microsecond each."""
+NOT_SUSPECT, NOWHERE_BEFORE = Suspicion(), Spent()
 
 
 class Keeper(Protocol):
@@ -52,16 +54,13 @@ class Flight:
         "_before",
         "_ending",
         "_error",
-        "_given_at",
         "_here",
         "_is_closed",
         "_is_under_way",
         "_keeper",
         "_num_cached_tokens",
-        "_num_told_before",
         "_open",
         "_stopped",
-        "_told",
         "_waited_s",
         "_waiter",
         "_was_elsewhere",
@@ -69,6 +68,7 @@ class Flight:
         "due_at",
         "expected_at",
         "first_token_at",
+        "given_at",
         "is_moving",
         "is_over",
         "is_pending",
@@ -77,12 +77,15 @@ class Flight:
         "num_missing_tokens",
         "num_sequences",
         "num_tokens",
+        "num_told_before",
         "order",
         "paused_at",
         "request",
         "sent_at",
+        "stays",
         "submitted_at",
         "suspicion",
+        "told",
         "turn",
         "worker",
     )
@@ -106,6 +109,8 @@ class Flight:
         """Of these tokens (``costs.pairs``), once it was given to a worker."""
         self.sent_at: float | None = None
         """When a worker got it first; until then it waited in line."""
+        self.stays: list[Stay] | None = [] if request.traceparent else None
+        """With the workers that had it; None: nobody asks."""
         self.due_at = order.deadline_at
         """When its first token was promised, once it was sent."""
         self.expected_at: float | None = None
@@ -117,7 +122,7 @@ class Flight:
         """Of its completions so far."""
         self.num_held_tokens = order.num_tokens
         """KV tokens that it has, or is expected to come to."""
-        self.suspicion = Suspicion()
+        self.suspicion = NOT_SUSPECT
         """That it is what ends workers."""
         self.paused_at: float | None = None
         """When it left its last worker, until there is a token of another one."""
@@ -137,12 +142,12 @@ class Flight:
         """As its first worker said with the first token."""
         self._waited_s = 0.0
         """In line."""
-        self._given_at = submitted_at
+        self.given_at = submitted_at
         """To the worker that has it, or had it last."""
-        self._before = Spent()
+        self._before = NOWHERE_BEFORE
         """The times with workers that had it before."""
-        self._num_told_before = 0
-        """How much of ``_told`` is from those."""
+        self.num_told_before = 0
+        """How much of ``told`` is from those."""
         self._is_under_way = False
         """Its first token has come, and nothing else than more of them is to be told of it."""
         self._was_elsewhere = False
@@ -150,7 +155,7 @@ class Flight:
         self._arrived: list[wire.Delta] = []
         self._error: errors.GatewayError | None = None
         self._waiter: asyncio.Future[None] | None = None
-        self._told: list[wire.Finish | wire.Failed] = []
+        self.told: list[wire.Finish | wire.Failed] = []
         self._ending: asyncio.Future[None] | None = None
 
     def name_blocks(self, block_size: int, kv_dtype: str) -> None:
@@ -223,18 +228,10 @@ class Flight:
     def spent(self) -> Spent:
         """What it took of the engine; all of it once it ``is_over``. Of a worker that was lost it is what that one has
         told: nothing of the sequences that had not finished there. The times are by our clock there."""
-        told, waited_s = self._told, self._waited_s
+        told, waited_s = self.told, self._waited_s
         if len(told) == 1 and not self._was_elsewhere:
             return Spent.told(told[0], waited_s)
-        each = [Spent.told(one, waited_s) for one in told]
-        if not self._was_elsewhere:
-            return Spent.of(each)
-        last = Spent.of(each[self._num_told_before :])
-        return Spent.of(each)._replace(
-            queue_s=max(waited_s, last.queue_s),
-            prefill_s=self._before.prefill_s + last.prefill_s,
-            decode_s=self._before.decode_s + last.decode_s,
-        )
+        return Spent.across(told, self.num_told_before, self._before, waited_s)
 
     async def over(self) -> None:
         """Until it ``is_over``. For the one who has left it."""
@@ -265,7 +262,9 @@ class Flight:
             else:
                 self._bring(delta, now)
             return False
-        self._told.append(finish)
+        self.told.append(finish)
+        if self.stays:
+            self.stays[-1].left_at = now
         del self._here[index]
         if self.is_moving and finish.reason == "cancelled" and index not in self._stopped and self.is_wanted:
             if delta.token_ids:
@@ -281,7 +280,7 @@ class Flight:
         """Ends here, with what the worker says of it if it does; the reader hears why once it has read what came
         before."""
         if failed is not None:
-            self._told.append(failed)
+            self.told.append(failed)
         self.cut(error)
         self._end()
 
@@ -310,12 +309,14 @@ class Flight:
     @property
     def num_known_tokens(self) -> int:
         """Of its prompt, and of what its open sequences have so far: what a worker that gets it has to compute."""
+        if not self._was_elsewhere:
+            return self.order.num_prompt_tokens
         return self.order.num_prompt_tokens + sum([len(token_ids) for token_ids in self._open.values()])
 
     def sent(self, now: float) -> None:
         """Out of the line, to a worker."""
-        self._waited_s += now - (self.submitted_at if self.sent_at is None else self._given_at)
-        self._given_at = now
+        self._waited_s += now - (self.submitted_at if self.sent_at is None else self.given_at)
+        self.given_at = now
         if self.sent_at is None:
             self.sent_at = now
 
@@ -333,13 +334,15 @@ class Flight:
 
     def leave(self, eos_token_ids: Collection[int], now: float) -> None:
         """Its worker has it no more: what has not finished goes on elsewhere. ``eos_token_ids`` of the model."""
-        began_at, first_token_at = self._given_at, self.first_token_at
+        began_at, first_token_at = self.given_at, self.first_token_at
         decodes_at = now if first_token_at is None else max(began_at, first_token_at)
         self._before = self._before.longer(decodes_at - began_at, now - decodes_at)
-        self._num_told_before = len(self._told)
+        self.num_told_before = len(self.told)
+        if self.stays:
+            self.stays[-1].left_at, self.stays[-1].left = now, "moved" if self.is_moving else "lost"
         self._was_elsewhere = True
         self._is_under_way = False
-        self._given_at = now  # it waits from now on
+        self.given_at = now  # it waits from now on
         self.worker = None
         self.is_moving = False
         self.expected_at = None

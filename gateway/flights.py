@@ -111,6 +111,11 @@ class Flights:
         self._flights[request_id].cancel(request_id, index)
 
     @property
+    def first(self) -> Flight:
+        """Of the first prompt."""
+        return next(iter(self._flights.values()))
+
+    @property
     def were_sent(self) -> bool:
         """A worker has begun with one of them."""
         return any(flight.were_sent for flight in self._flights.values())

@@ -22,6 +22,7 @@ from redis.exceptions import RedisError
 from gateway.clock import Clock
 from gateway.dispatch import Dispatch
 from gateway.lanes import LaneView
+from gateway.live import Recent
 from gateway.redis import Redis, RedisAway, Script
 from gateway.workers import Worker
 
@@ -51,6 +52,7 @@ class Report(msgspec.Struct, frozen=True):
     name: str
     """ "host:process:random", unlike that of any other gateway."""
     queues: list[LaneView]
+    recent: Recent | None = None
 
 
 class Gateways:
@@ -63,8 +65,11 @@ class Gateways:
         num_expected: int,
         dispatch: Dispatch,
         changed: Callable[[], None],
+        recent: Callable[[], Recent | None] = lambda: None,
+        elsewhere: Callable[[], list[LaneView]] = list,
     ) -> None:
-        """``changed`` is called when another made a change."""
+        """``changed`` is called when another made a change. ``recent``: what this one tells of the last minute;
+        ``elsewhere``: of the lines for upstreams."""
         self.name = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
         self.num_gateways = num_expected
         """As last heard, at least 1."""
@@ -72,6 +77,8 @@ class Gateways:
         self._clock = clock
         self._dispatch = dispatch
         self._changed = changed
+        self._recent = recent
+        self._elsewhere = elsewhere
         self._resting: frozenset[str] = frozenset()
         self._num_rests = 0
         self._put_to_rest: dict[Worker, bool] = {}
@@ -97,7 +104,7 @@ class Gateways:
         if self._redis is None:
             return
         keys = [self._redis.key(name) for name in ("gateways", f"gateway:{self.name}", "resting")]
-        report = msgspec.json.encode(self._report())
+        report = msgspec.json.encode(self.report())
         with contextlib.suppress(RedisAway):
             num_rests = self._num_rests
             num_living, resting = await self._redis.run(BEAT, keys, [self.name, int(1e3 * LIVE_S), report])
@@ -128,7 +135,7 @@ class Gateways:
 
     async def reports(self) -> list[Report]:
         """This one's as of now, then the others' as of their last beat; of those, what Redis can tell."""
-        reports = [self._report()]
+        reports = [self.report()]
         if self._redis is not None:
             with contextlib.suppress(RedisAway):
                 names = [name.decode() for name in await self._redis.call("ZRANGE", self._redis.key("gateways"), 0, -1)]
@@ -137,8 +144,9 @@ class Gateways:
                 reports += [msgspec.json.decode(report, type=Report) for report in found if report is not None]
         return reports
 
-    def _report(self) -> Report:
-        return Report(self.name, self._dispatch.queues())
+    def report(self) -> Report:
+        """This one's, as of now."""
+        return Report(self.name, [*self._dispatch.queues(), *self._elsewhere()], self._recent())
 
     def _see_to_rest(self) -> None:
         for worker in self._dispatch.workers():
@@ -183,10 +191,16 @@ class Gateways:
 
 @contextlib.asynccontextmanager
 async def opened(
-    redis: Redis | None, clock: Clock, num_expected: int, dispatch: Dispatch, changed: Callable[[], None]
+    redis: Redis | None,
+    clock: Clock,
+    num_expected: int,
+    dispatch: Dispatch,
+    changed: Callable[[], None],
+    recent: Callable[[], Recent | None] = lambda: None,
+    elsewhere: Callable[[], list[LaneView]] = list,
 ) -> AsyncIterator[Gateways]:
     """This gateway among the others, until it closes."""
-    gateways = Gateways(redis, clock, num_expected, dispatch, changed)
+    gateways = Gateways(redis, clock, num_expected, dispatch, changed, recent, elsewhere)
     gateways.start()
     try:
         yield gateways

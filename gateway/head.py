@@ -12,19 +12,30 @@ import time
 from collections.abc import Mapping
 from email.utils import formatdate
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 from aiohttp import HttpVersion11, hdrs, web
 from aiohttp.abc import AbstractStreamWriter
 from aiohttp.web import BaseRequest
 from multidict import istr
 
+from gateway.traceparent import TRACEPARENT, Parent, parent_in
+
+if TYPE_CHECKING:
+    from gateway.auth import Caller
+    from gateway.reply.account import Keeper
+    from gateway.tracing.journey import Journey
+
 _ids = random.Random()
 """Seeded by the system at start. An id must be unlike all others and need not be secret, so it costs no system call."""
 
+HUNG_UP = 499
+"""The status, nginx's own, of a request whose client went away; nobody sees it but the ledger and the log."""
 API_VERSION = "2020-10-01"
 SERVER = "penstock"
 _X_REQUEST_ID, _PROCESSING_MS, _VERSION = istr("x-request-id"), istr("openai-processing-ms"), istr("openai-version")
 _OWN_REQUEST_ID = istr("x-penstock-request-id")
+TRACE_ID = "x-trace-id"
 _AN_ID = re.compile(r"[A-Za-z0-9._:~+/=@-]{1,128}")
 """What a client may call its request; anything else is not repeated."""
 
@@ -32,9 +43,24 @@ _AN_ID = re.compile(r"[A-Za-z0-9._:~+/=@-]{1,128}")
 class Head:
     """What is noted of one request."""
 
-    __slots__ = ("address", "also", "request_id", "shown_id", "started_at")
+    __slots__ = (
+        "address",
+        "also",
+        "caller",
+        "is_told",
+        "journey",
+        "keeper",
+        "parent",
+        "request_id",
+        "route",
+        "shown_id",
+        "started_at",
+        "trace_id",
+    )
 
-    def __init__(self, address: str | None, shown_id: str | None) -> None:
+    def __init__(
+        self, address: str | None, shown_id: str | None, also: dict[str, str], parent: Parent | None = None
+    ) -> None:
         self.request_id = new_request_id()
         """The same id is on the wire and in the ledger."""
         self.shown_id = shown_id
@@ -43,18 +69,38 @@ class Head:
         """Where it came from, proxies of ours aside; None on a Unix socket."""
         self.started_at = time.monotonic()
         """When it reached us, in seconds."""
-        self.also: dict[str, str] = {}
+        self.also = also
         """The headers that its journey adds to its answer, whatever becomes of it; ``also`` adds some."""
+        self.caller: Caller | None = None
+        """Whoever asks, where it came by no connection."""
+        self.keeper: Keeper | None = None
+        """Who keeps its answer, where somebody does."""
+        self.parent = parent
+        """Of its span, by its traceparent; None: it came with none that is one."""
+        self.trace_id = None if parent is None else parent.trace_id
+        """Of the trace that it belongs to; None: it came with none, and none are made here."""
+        self.route = ""
+        """Where it went, as that is written here; empty: not known yet, or nowhere."""
+        self.journey: Journey | None = None
+        """Where its time goes; None: no traces are made here."""
+        self.is_told = False
+        """There is a line of it in the log."""
 
 
 HEAD = web.RequestKey("head", Head)
 """Where a request has its own."""
 
 
-def begin(request: web.Request, address: str | None = None) -> None:
-    """Names it, and notes when and from where it came."""
-    said = request.headers.get(_X_REQUEST_ID)
-    request[HEAD] = Head(address, said if said is not None and _AN_ID.fullmatch(said) else None)
+def begin(request: web.Request, address: str | None = None, headers: dict[str, str] | None = None) -> Head:
+    """Names it, and notes when and from where it came. ``headers``: what its answer has, as with ``also``."""
+    told = request.headers
+    said = told.get(_X_REQUEST_ID)
+    parent = parent_in(told) if TRACEPARENT in told else None
+    noted = Head(address, said if said is not None and _AN_ID.fullmatch(said) else None, headers or {}, parent)
+    if parent is not None:
+        noted.also[TRACE_ID] = parent.trace_id
+    request[HEAD] = noted
+    return noted
 
 
 def new_request_id() -> str:

@@ -15,6 +15,8 @@ from policies.settings import Settings
 if TYPE_CHECKING:
     from gateway.auth import Auth
     from gateway.batches.book import Book
+    from gateway.chats.shelf import Chats
+    from gateway.console.sessions import Sessions
     from gateway.directory import Directory
     from gateway.exports.process import Exports
     from gateway.files import Files
@@ -24,12 +26,16 @@ if TYPE_CHECKING:
     from gateway.ledger import Ledger
     from gateway.ledger.usage import Usage
     from gateway.limits import Limits
+    from gateway.live import Live
+    from gateway.metrics import Metrics
     from gateway.pressure import Pressure
     from gateway.prices import PriceHistory, Prices
     from gateway.redis import Redis
     from gateway.responses import Responses
     from gateway.store import Store
+    from gateway.tracing.tracer import Tracing
     from gateway.trials import Trials
+    from gateway.upstreams.registry import Upstreams
     from gateway.webhooks import Webhooks
 
 
@@ -60,7 +66,15 @@ class Gateway:
     batches: Book
     pressure: Pressure
     responses: Responses
+    chats: Chats
     grammars: Grammars
+    live: Live
+    upstreams: Upstreams
+    sessions: Sessions
+    tracing: Tracing | None = None
+    """None: no traces are made."""
+    metrics: Metrics | None = None
+    """None: nothing is measured for /metrics."""
 
 
 GATEWAY = web.AppKey("GATEWAY", Gateway)

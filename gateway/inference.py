@@ -7,7 +7,16 @@ from typing import Any
 import msgspec
 
 from gateway import anthropic, ollama, openai
-from gateway.api import stored
+from gateway.api import chats, stored
+from gateway.chats.shapes import (
+    ChatChange,
+    ChatMessageQuery,
+    ChatQuery,
+    DeletedChat,
+    KeptCompletion,
+    KeptList,
+    KeptMessages,
+)
 from gateway.responses import requests, shapes
 
 JSON = "application/json"
@@ -40,6 +49,18 @@ INFERENCE = (
         openai.ChatCompletion,
         openai.ChatRequest,
         True,
+    ),
+    Inference("GET", chats.ROOT, "kept_chats", "List the chat completions that were kept", KeptList, query=ChatQuery),
+    Inference("GET", chats.PATH, "kept_chat", "Read a chat completion that was kept", KeptCompletion),
+    Inference("POST", chats.PATH, "kept_chat_change", "Change the metadata of a kept one", KeptCompletion, ChatChange),
+    Inference("DELETE", chats.PATH, "kept_chat_deletion", "Delete a chat completion that was kept", DeletedChat),
+    Inference(
+        "GET",
+        f"{chats.PATH}/messages",
+        "kept_chat_messages",
+        "List the messages that a kept chat was asked with",
+        KeptMessages,
+        query=ChatMessageQuery,
     ),
     Inference(
         "POST",

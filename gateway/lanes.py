@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from typing import Literal
 
 import msgspec
 
@@ -49,6 +50,8 @@ class LaneView(msgspec.Struct, frozen=True):
     """They lost their worker, and wait for another one to go on with them."""
     num_suspects: int = 0
     """Of those: they wait to go on apart from each other, or alone, as several workers were lost with them."""
+    served_by: Literal["workers", "upstreams"] = "workers"
+    """Whose line it is: a model that upstreams relieve has one of each."""
 
 
 class Record:
@@ -109,6 +112,16 @@ class WaitingLine:
         flight.turn = self.lanes.add(order, flight)
         self._streams[lane.name].came(order, self._clock.now())
         self._watch(lane)
+
+    def predicted_s(self, order: Order, pace: Pace | None, num_workers: float, prefill_s: float) -> float | None:
+        """Until the first token of a request that would enter now, as far as anything is known; None: there is no room
+        for it."""
+        lane = self.lanes[order.sla_class]
+        if len(lane) >= lane.terms.max_waiting:
+            return None
+        if pace is None or not len(self):
+            return prefill_s
+        return wait_s(pace, self._behind(order), order, num_workers) + prefill_s
 
     def check(self, flight: Flight, ttft_s: float) -> None:
         """Notes what is predicted. Raises SlowDown where that is too late."""

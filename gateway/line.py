@@ -12,13 +12,13 @@ from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
-from gateway import errors
+from gateway import errors, telemetry
 from gateway.adapters import Adapters
 from gateway.clock import Clock
 from gateway.flight import Flight
 from gateway.lanes import LaneView, WaitingLine
 from gateway.returning import Returning
-from gateway.seat import Seat, known, opaque, speed
+from gateway.seat import Seat, opaque, soonest_s, speed
 from gateway.workers import Worker
 from policies import settings, wire
 from policies.priority import Order
@@ -49,7 +49,7 @@ class Line:
         """Guaranteed to the classes of each priority together."""
         for terms in classes.values():
             self.shares[terms.priority] = self.shares.get(terms.priority, 0.0) + terms.share
-        self.adapters = Adapters(self.seats, self._flights)
+        self.adapters = Adapters(self.seats, self.flights)
         self.adapter = self.adapters.heard
         self._classes = classes
         self._first = min(classes.values(), key=lambda terms: terms.priority)
@@ -67,7 +67,14 @@ class Line:
 
     def ready(self) -> wire.Ready | None:
         """The facts of a ready worker."""
-        return next((worker.facts for worker in self.seats if worker.facts is not None), None)
+        for worker in self.seats:
+            if worker.facts is not None:
+                return worker.facts
+        return None
+
+    def predicted_ttft_s(self, order: Order) -> float | None:
+        """Of a request that would come now, as far as the workers' pace is known; None: the line has no room for it."""
+        return self._waiting.predicted_s(order, *self._speed(), soonest_s(self.seats.values(), order.num_prompt_tokens))
 
     def submit(self, request: wire.Submit, order: Order) -> Flight:
         """Raises QueueFull and SlowDown."""
@@ -77,10 +84,8 @@ class Line:
         flight = Flight(self, request, order, self._clock.now())
         if len(self.seats) > 1 and self._has_prefix_cache and (facts := self.ready()) is not None:
             flight.name_blocks(facts.block_size, facts.kv_dtype)
-        first_back = self._first_back()
-        if not self._waiting.lanes.num_waiting and (
-            first_back is None or priority < self._returning.priority(first_back)
-        ):
+        back = self._first_back()
+        if not self._waiting.lanes.num_waiting and (back is None or priority < self._returning.priority(back)):
             seat = self._seat_for(flight, priority)
             if seat is not None:
                 if order.sla_class in self._bounded and seat.pace is not None:
@@ -135,9 +140,7 @@ class Line:
 
     def views(self) -> list[LaneView]:
         """Each class as it stands."""
-        seat = known(self.seats.values())
-        after_s = 0.0 if seat is None else seat.prefill_s(1)
-        return self._waiting.views(*self._speed(), after_s, self._returning.all())
+        return self._waiting.views(*self._speed(), soonest_s(self.seats.values(), 1), self._returning.all())
 
     @property
     def num_waiting(self) -> int:
@@ -240,7 +243,7 @@ class Line:
             self._fail_returning(error)
         self._changed()
 
-    def _flights(self) -> list[Flight]:
+    def flights(self) -> list[Flight]:
         """All that have not ended."""
         waiting = [turn.item for lane in self._waiting.lanes for turn in lane.waiting]
         return [
@@ -253,9 +256,7 @@ class Line:
 
     def _enter(self, flight: Flight) -> None:
         """Into its lane, if it may and if it is any use."""
-        seat = known(self.seats.values())
-        after_s = 0.0 if seat is None else seat.prefill_s(flight.order.num_prompt_tokens)
-        self._waiting.enter(flight, *self._speed(), after_s)
+        self._waiting.enter(flight, *self._speed(), soonest_s(self.seats.values(), flight.order.num_prompt_tokens))
 
     def _advance(self) -> None:
         """Sends whose turn it is while there is room for it; a wide request waits for it, and nobody overtakes. Of a
@@ -332,7 +333,7 @@ class Line:
         """A flight that lost its worker ends."""
         if not flight.suspicion.is_proven:
             return _lost("The worker that computed this answer was lost.")
-        log.error("request %s has ended the worker that had nothing else to do", flight.request.request_id)
+        log.error("this request has ended a worker that had no other", extra=telemetry.about_sent(flight.request))
         num_losses = flight.suspicion.num_losses
         return errors.EndsWorkers(f"{num_losses} workers were lost over this request, of which the last had no other.")
 
@@ -345,9 +346,9 @@ class Line:
 
     def _refusal(self, flight: Flight, failed: wire.Failed) -> errors.GatewayError:
         if flight.paused_at is None or failed.code == "internal":
-            return errors.RequestFailed.of(failed)
+            return errors.RequestFailed.of(failed, flight.request)
         # It was right when it was let in: whoever cannot go on with it is another kind of worker.
-        log.error("request %s cannot go on elsewhere: %s", failed.request_id, failed.reason)
+        log.error("this request cannot go on elsewhere: %s", failed.reason, extra=telemetry.about_sent(flight.request))
         return _lost("The worker that computed this answer was lost, and the next one could not go on with it.")
 
     def _move_one(self, ceiling: float) -> bool:

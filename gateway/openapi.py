@@ -23,6 +23,23 @@ PATH = "/openapi.json"
 VERSION = "1"
 """Of what is described, which is that of its paths."""
 TEMPLATE = "#/components/schemas/{name}"
+METRICS_PATH = "/metrics"
+_METRICS = {
+    "operationId": "metrics",
+    "summary": "What operators measure, for Prometheus",
+    "description": "Read by whom metrics.access says: programs on this machine, or a key of the administration.",
+    "tags": ["metrics"],
+    "security": [{}, {"adminKey": []}],
+    "parameters": [],
+    "responses": {
+        "200": {
+            "description": "In the text format that Accept prefers.",
+            "content": {
+                name: {"schema": {"type": "string"}} for name in ("text/plain", "application/openmetrics-text")
+            },
+        }
+    },
+}
 
 
 async def serve(request: web.Request) -> web.Response:
@@ -46,6 +63,7 @@ def document() -> bytes:
     for endpoint in admin.ENDPOINTS:
         path = re.sub(r"\{(\w+):[^}]*\}", r"{\1}", endpoint.path)
         paths.setdefault(path, {})[endpoint.method.lower()] = _of_endpoint(endpoint, path, by_type, components)
+    paths[METRICS_PATH] = {"get": _METRICS}
     asked = [*(endpoint.query for endpoint in admin.ENDPOINTS), *(one.query for one in INFERENCE if one.query)]
     queries = {by_type[_known(query)]["$ref"] for query in asked}
     described = {
@@ -112,7 +130,8 @@ def _of_endpoint(endpoint: Endpoint, path: str, by_type: dict[str, Any], compone
         "description": "Done.",
         "content": (
             {name: {"schema": {"type": "string", "format": "binary"}} for name in endpoint.files}
-            or {JSON: {"schema": by_type[_known(endpoint.answer)]}}
+            if endpoint.answer is None
+            else {name: {"schema": by_type[_known(endpoint.answer)]} for name in endpoint.files or (JSON,)}
         ),
     }
     if isinstance(endpoint.answer, type) and issubclass(endpoint.answer, Versioned):
@@ -130,7 +149,7 @@ def _of_endpoint(endpoint: Endpoint, path: str, by_type: dict[str, Any], compone
             "default": (
                 _refusal(openai.ErrorBody, JSON, by_type)
                 if is_openais
-                else _refusal(problems.ProblemBody, problems.CONTENT_TYPE, by_type)
+                else _refusal(problems.ProblemBody, problems.CONTENT_TYPE, by_type, openai.ErrorBody)
             ),
         },
     }
@@ -154,7 +173,9 @@ def _of_query(schema: dict[str, Any]) -> Iterable[dict[str, Any]]:
     for name, shape in schema["properties"].items():
         shapes: Sequence[dict[str, Any]] = [one for one in shape.get("anyOf", ()) if one != {"type": "null"}]
         shape = shapes[0] if len(shapes) == 1 else shape  # what is not given is null
-        yield {"name": name, "in": "query", "required": name in schema["required"], "schema": shape}
+        is_object = "object" in (shape.get("type"), *(one.get("type") for one in shapes))
+        style = {"style": "deepObject", "explode": True} if is_object else {}
+        yield {"name": name, "in": "query", "required": name in schema["required"], "schema": shape, **style}
 
 
 def _of_headers(endpoint: Endpoint) -> Iterable[dict[str, Any]]:
@@ -177,5 +198,9 @@ RECEIPT = _header(
 )
 
 
-def _refusal(type_: Any, content_type: str, by_type: dict[str, Any]) -> dict[str, Any]:
-    return {"description": "Refused.", "content": {content_type: {"schema": by_type[_known(type_)]}}}
+def _refusal(type_: Any, content_type: str, by_type: dict[str, Any], unread: Any = None) -> dict[str, Any]:
+    """``unread``: the type of what is said, as JSON, to bytes that cannot be read as HTTP: there is no path by then."""
+    content = {content_type: {"schema": by_type[_known(type_)]}}
+    if unread is not None:
+        content[JSON] = {"schema": by_type[_known(unread)]}
+    return {"description": "Refused.", "content": content}

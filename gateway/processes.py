@@ -64,6 +64,7 @@ async def serve(config: settings.Settings, environ: Mapping[str, str], announce:
         server = msgspec.structs.replace(config.server, port=reserved[0].getsockname()[1])
         family = Family(msgspec.structs.replace(config, server=server, models=crew.models()), clock, announce, give_up)
         stack.push_async_callback(family.close, stop.urgent)
+        telemetry.switch_by_signal(family.pids)
         if await doors.before(stop.asked, family.start()):
             announce(f"{READY}{doors.url_of(server, reserved[0])}")
             await stop.asked.wait()

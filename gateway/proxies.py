@@ -45,6 +45,20 @@ class Proxies:
                 break
         return str(address)
 
+    def is_secure(self, request: web.Request) -> bool:
+        """The client speaks TLS, with us or with a proxy of ours."""
+        if request.secure or not self._networks:
+            return request.secure
+        address = _address(request.remote or "")
+        if address is None or not self._are_ours(address):
+            return False
+        if self._header == "x-forwarded-for":
+            said = request.headers.get("x-forwarded-proto", "")
+        else:
+            elements = _elements(",".join(request.headers.getall(self._header, [])))
+            said = _part(elements[-1], "proto") if elements else ""
+        return said.rpartition(",")[2].strip().lower() == "https"
+
     def _are_ours(self, address: Address) -> bool:
         return any(address in network for network in self._networks)
 
@@ -52,7 +66,7 @@ class Proxies:
         joined = ",".join(headers)
         if self._header == "x-forwarded-for":
             return [part.strip() for part in joined.split(",")]
-        return [_for(element) for element in _elements(joined)]
+        return [_part(element, "for") for element in _elements(joined)]
 
 
 def _elements(text: str) -> list[str]:
@@ -60,11 +74,11 @@ def _elements(text: str) -> list[str]:
     return re.findall(r'(?:[^,"]|"(?:[^"\\]|\\.)*")+', text)
 
 
-def _for(element: str) -> str:
-    """The ``for`` of one element; empty where it has none."""
+def _part(element: str, name: str) -> str:
+    """Such as the ``for`` of one element; empty where it has none."""
     for pair in re.split(r';(?=(?:[^"]*"[^"]*")*[^"]*$)', element):
         found = _PAIR.fullmatch(pair)
-        if found is not None and found[1].lower() == "for":
+        if found is not None and found[1].lower() == name:
             return found[2].strip('"')
     return ""
 

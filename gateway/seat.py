@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from hashlib import blake2b
 
 from gateway.flight import Flight
+from gateway.stays import Stay
 from gateway.workers import Worker
 from policies import wire
 from policies.costs import pairs
@@ -132,7 +134,7 @@ class Seat:
     def admits(self, flight: Flight) -> bool:
         """A worker is here that takes requests, and neither is this one kept from those that it has, nor they from
         this one."""
-        if self._room is None or not self.takes_requests:
+        if self._room is None or self.is_draining or not self.is_open:
             return False
         if not self.suspects and not flight.suspicion.num_losses:
             return True
@@ -175,25 +177,28 @@ class Seat:
     def give(self, flight: Flight) -> None:
         """Sends it there."""
         assert self._room is not None
-        request, order = flight.request, flight.order
-        own = self._priorities[order.sla_class]
-        self._room.give(request.priority, own, flight.num_open, flight.num_held_tokens)
+        request, num_sequences = flight.request, flight.num_open
+        own = self._priorities[flight.order.sla_class]
+        self._room.give(request.priority, own, num_sequences, flight.num_held_tokens)
         self.flights[request.request_id] = flight
-        if flight.standing != "free":
+        if flight.suspicion.num_losses and flight.standing != "free":
             self.suspects.add(flight)
-        self.num_sequences += flight.num_open
-        flight.num_missing_tokens = flight.num_known_tokens
+        self.num_sequences += num_sequences
+        num_missing_tokens = flight.num_known_tokens
         if flight.digests:
-            flight.num_missing_tokens -= self._num_matched_tokens(flight)
+            num_missing_tokens -= self._num_matched_tokens(flight)
             self._index.expect(flight.digests)
-        self._num_given_tokens += flight.num_missing_tokens
-        flight.num_missing_pairs = pairs(flight.num_missing_tokens, 0)
+        flight.num_missing_tokens = num_missing_tokens
+        flight.num_missing_pairs = pairs(num_missing_tokens, 0)
+        self._num_given_tokens += num_missing_tokens
         self.num_pending_requests += 1
-        self.num_pending_tokens += flight.num_missing_tokens
+        self.num_pending_tokens += num_missing_tokens
         self.num_pending_pairs += flight.num_missing_pairs
         flight.is_pending = True
         flight.worker = self.worker
         self.worker.send(flight.submit())
+        if flight.stays is not None:
+            flight.stays.append(Stay(self.worker.name, flight.given_at, time.monotonic(), flight.num_tokens))
 
     def began(self, flight: Flight) -> None:
         """Its prompt is computed, or will never be."""
@@ -244,6 +249,12 @@ def known(seats: Iterable[Seat]) -> Seat | None:
     return min(
         (seat for seat in seats if seat.pace is not None), key=lambda seat: seat.num_pending_tokens, default=None
     )
+
+
+def soonest_s(seats: Iterable[Seat], num_prompt_tokens: int) -> float:
+    """Until the first token of such a prompt, with the worker that has the fewest to compute; 0: nothing is known."""
+    seat = known(seats)
+    return 0.0 if seat is None else seat.prefill_s(num_prompt_tokens)
 
 
 def speed(seats: Iterable[Seat]) -> tuple[Pace | None, float]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from policies import wire
@@ -39,10 +39,32 @@ class Spent(NamedTuple):
     @classmethod
     def told(cls, told: wire.Finish | wire.Failed, waited_s: float) -> Spent:
         """``waited_s``: in line."""
-        computed = (told.engine_s, told.kv_block_s, told.num_drafted_tokens, told.num_accepted_tokens)
-        if isinstance(told, wire.Failed):
-            return cls(*computed, waited_s)
-        return cls(*computed, waited_s + told.queue_s, told.prefill_s, told.decode_s)
+        queue_s, prefill_s, decode_s = waited_s, 0.0, 0.0
+        if isinstance(told, wire.Finish):
+            queue_s, prefill_s, decode_s = waited_s + told.queue_s, told.prefill_s, told.decode_s
+        return cls(
+            told.engine_s,
+            told.kv_block_s,
+            told.num_drafted_tokens,
+            told.num_accepted_tokens,
+            queue_s,
+            prefill_s,
+            decode_s,
+        )
+
+    @classmethod
+    def across(
+        cls, told: Sequence[wire.Finish | wire.Failed], num_before: int, before: Spent, waited_s: float
+    ) -> Spent:
+        """With several workers, one after the other: the first ``num_before`` that were told are of those before
+        the last one."""
+        each = [cls.told(one, waited_s) for one in told]
+        last = cls.of(each[num_before:])
+        return cls.of(each)._replace(
+            queue_s=max(waited_s, last.queue_s),
+            prefill_s=before.prefill_s + last.prefill_s,
+            decode_s=before.decode_s + last.decode_s,
+        )
 
     @classmethod
     def of(cls, parts: Iterable[Spent]) -> Spent:

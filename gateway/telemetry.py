@@ -2,7 +2,9 @@
 
 Two kinds of lines: records of the standard library's logging, and events, which are Structs and told by their fields.
 Events come with every request, so they take a short way of their own. Lines are written together, a few times a second;
-warnings and worse at once.
+warnings and worse at once. A record that is word for word one of the last seconds is counted, and told once more with
+its number when they are over: what fails a thousand times a second fills no disk. A record about one request has its
+ids behind its words, as fields: whoever writes it gives them along as ``extra`` (``about``, ``about_sent``).
 """
 
 from __future__ import annotations
@@ -12,28 +14,58 @@ import bisect
 import contextlib
 import functools
 import logging
-import re
+import os
+import signal
 import sys
 import time
+from collections.abc import Callable, Iterable
 from typing import TextIO
 
 import msgspec
 
-from policies import settings
+from policies import settings, wire
 
 FLUSH_S = 0.1
 MAX_WAITING_LINES = 512
+REPEAT_S = 10.0
+"""So long the same record is counted and not told."""
+MAX_REPEATS = 256
+"""Different ones of which that is known."""
 NOISY = ("aiohttp", "asyncio", "alembic", "sqlalchemy", "aiosqlite")
 """Libraries whose information is for their own developers."""
 
 TTFT_ERROR_BOUNDS_MS = (10.0, 25.0, 50.0, 100.0, 250.0, 500.0, 1000.0, 2500.0, 5000.0, 10_000.0, 30_000.0)
 """How far off a predicted time to the first token may be to be counted here and not above."""
 
+IDS = ("request_id", "trace_id")
+"""Of the request that a record is about."""
+
+Said = tuple[str, int, str, str, str | None, str | None]
+"""Logger, level, words, failure and ids of a record."""
+
 log = logging.getLogger(__name__)
 
-_TRACEPARENT = re.compile(
-    r"(?P<version>[0-9a-f]{2})-(?P<trace>[0-9a-f]{32})-(?P<parent>[0-9a-f]{16})-[0-9a-f]{2}(?P<more>-[ -~]*)?"
-)
+
+def about(request_id: str, trace_id: str | None = None) -> dict[str, str | None]:
+    """The ``extra`` of a record about this request. ``trace_id``: None: it is in no trace that is known here."""
+    return dict(zip(IDS, (request_id, trace_id), strict=True))
+
+
+def about_sent(request: wire.Submit) -> dict[str, str | None]:
+    """The same of one that is on its way: its trace is the one that its worker is told of."""
+    return about(request.request_id, request.traceparent[3:35] or None)
+
+
+class Ended(msgspec.Struct, frozen=True):
+    """A request that has no row in the ledger: it was refused before, or asked for nothing that is counted."""
+
+    request_id: str
+    method: str
+    route: str | None
+    """As it is written here, so that nothing of what a client put into it is told; None: nothing is served there."""
+    status: int
+    duration_ms: float
+    trace_id: str | None = None
 
 
 class Bucket(msgspec.Struct, frozen=True):
@@ -68,21 +100,21 @@ class TimesView(msgspec.Struct, frozen=True):
 class Times:
     """A histogram of milliseconds."""
 
-    __slots__ = ("_bounds_ms", "_counts", "_sum_ms")
+    __slots__ = ("_bounds_ms", "_counts", "sum_ms")
 
     def __init__(self, bounds_ms: tuple[float, ...]) -> None:
         self._bounds_ms = bounds_ms
         self._counts = [0] * (len(bounds_ms) + 1)
-        self._sum_ms = 0.0
+        self.sum_ms = 0.0
 
     def add(self, ms: float) -> None:
         self._counts[bisect.bisect_left(self._bounds_ms, ms)] += 1
-        self._sum_ms += ms
+        self.sum_ms += ms
 
     def view(self) -> TimesView:
         num = sum(self._counts)
         buckets = [Bucket(max_ms, num) for max_ms, num in zip((*self._bounds_ms, None), self._counts, strict=True)]
-        return TimesView(num, self._sum_ms / num if num else None, buckets)
+        return TimesView(num, self.sum_ms / num if num else None, buckets)
 
 
 class Errors:
@@ -115,9 +147,11 @@ class Fields(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         at, level, text = self._time(record.created), record.levelname.lower(), record.getMessage()
         trace = self.formatException(record.exc_info) if record.exc_info else ""
+        ids = {name: value for name, value in zip(IDS, _ids_of(record), strict=True) if value is not None}
         if not self._as_json:
+            text += "".join([f" {name}={value}" for name, value in ids.items()])
             return f"{at} {level:7} {text}" + (f"\n{trace}" if trace else "")
-        line = {"time": at, "level": level, "logger": record.name, "message": text}
+        line = {"time": at, "level": level, "logger": record.name, "message": text, **ids}
         return msgspec.json.encode({**line, "trace": trace} if trace else line).decode()
 
     def event(self, event: msgspec.Struct, unix_s: float) -> str:
@@ -129,7 +163,9 @@ class Fields(logging.Formatter):
         num_fields, optional = _said(type(event))
         values = msgspec.structs.astuple(event)[:num_fields]
         absent = tuple([place for place in optional if values[place] is None])
-        return f"{at} info    {_pattern(type(event), absent) % values}"
+        trace_id = getattr(event, "trace_id", None)
+        traced = "" if trace_id is None else f" trace_id={trace_id}"
+        return f"{at} info    {_pattern(type(event), absent) % values}{traced}"
 
     def _time(self, at: float) -> str:
         """ISO 8601 in UTC, to the millisecond. A second's text is made once."""
@@ -157,6 +193,55 @@ def _pattern(kind: type[msgspec.Struct], absent: tuple[int, ...]) -> str:
     return " ".join(pairs)
 
 
+class Repeats:
+    """Records that come again and again."""
+
+    def __init__(self) -> None:
+        self._seen: dict[Said, list[float]] = {}
+        """By what they say: until when they are counted, and how many were. The oldest stand first."""
+
+    def __bool__(self) -> bool:
+        return bool(self._seen)
+
+    def counts(self, record: logging.LogRecord) -> bool:
+        """It is one of those that were told just now."""
+        seen = self._seen.get(_said_by(record))
+        if seen is not None and record.created < seen[0]:
+            seen[1] += 1
+            return True
+        return False
+
+    def told(self, record: logging.LogRecord) -> None:
+        """From now on it is counted, unless so many different ones come that nobody could be helped by that."""
+        if len(self._seen) < MAX_REPEATS:
+            self._seen[_said_by(record)] = [record.created + REPEAT_S, 0]
+
+    def over(self, unix_s: float) -> list[logging.LogRecord]:
+        """Of those whose time is over, what is to be said of them; they are forgotten."""
+        found = []
+        for said, (until, num) in list(self._seen.items()):
+            if until > unix_s:
+                break
+            del self._seen[said]
+            if num:
+                name, level, text, _, *ids = said
+                told = {"name": name, "levelno": level, "levelname": logging.getLevelName(level), "created": unix_s}
+                told |= zip(IDS, ids, strict=True)
+                words = "once more" if num == 1 else f"{num:.0f} times more"
+                found.append(logging.makeLogRecord({**told, "msg": f"{text} ({words} in {REPEAT_S:g} s)"}))
+        return found
+
+
+def _said_by(record: logging.LogRecord) -> Said:
+    error = record.exc_info[1] if record.exc_info else None
+    failure = "" if error is None else repr(error)
+    return record.name, record.levelno, record.getMessage(), failure, *_ids_of(record)
+
+
+def _ids_of(record: logging.LogRecord) -> tuple[str | None, str | None]:
+    return getattr(record, "request_id", None), getattr(record, "trace_id", None)
+
+
 class Lines(logging.Handler):
     """Lines to a stream, several in one write while a loop runs."""
 
@@ -167,14 +252,54 @@ class Lines(logging.Handler):
         self._stream = stream
         self._waiting: list[str | tuple[msgspec.Struct, float]] = []
         """Lines, and events with their instants."""
+        self._repeats = Repeats()
+        self._looks_again = False
+        """When the time of those that are counted is over."""
 
     def emit(self, record: logging.LogRecord) -> None:
+        self._tell_repeats(record.created)
+        if self._repeats.counts(record):
+            return
+        self._repeats.told(record)
+        self._look_again()
         self._add(self._form.format(record), at_once=record.levelno >= logging.WARNING)
+
+    def close(self) -> None:
+        """What was counted until now is told."""
+        self._tell_repeats(float("inf"))
+        self.flush()
+        super().close()
+
+    def _tell_repeats(self, unix_s: float) -> None:
+        for record in self._repeats.over(unix_s):
+            record.created = min(unix_s, time.time())
+            self._add(self._form.format(record), at_once=True)
+
+    def _look_again(self) -> None:
+        if not self._looks_again:
+            with contextlib.suppress(
+                RuntimeError
+            ):  # another thread, or no loop: the next record tells what was counted
+                asyncio.get_running_loop().call_later(REPEAT_S, self._time_is_over)
+                self._looks_again = True
+
+    def _time_is_over(self) -> None:
+        self.acquire()
+        try:
+            self._looks_again = False
+            self._tell_repeats(time.time())
+            if self._repeats:
+                self._look_again()
+        finally:
+            self.release()
 
     def event(self, event: msgspec.Struct) -> None:
         """On the loop's thread. It is put into words with the others when they are written, which is sooner done than
         one now and one then."""
-        self._add((event, time.time()), at_once=False)
+        waiting = self._waiting
+        waiting.append((event, time.time()))
+        if len(waiting) == 1 or len(waiting) >= MAX_WAITING_LINES:
+            self._flush_soon(at_once=False)
 
     def flush(self) -> None:
         self.acquire()
@@ -188,19 +313,26 @@ class Lines(logging.Handler):
         finally:
             self.release()
 
-    def _add(self, line: str | tuple[msgspec.Struct, float], at_once: bool) -> None:
-        waiting = self._waiting
-        waiting.append(line)
-        if at_once or len(waiting) >= MAX_WAITING_LINES:
+    def _add(self, line: str, at_once: bool) -> None:
+        self._waiting.append(line)
+        self._flush_soon(at_once)
+
+    def _flush_soon(self, at_once: bool) -> None:
+        """Somebody has come to those that wait."""
+        num_waiting = len(self._waiting)
+        if at_once or num_waiting >= MAX_WAITING_LINES:
             self.flush()
-        elif len(waiting) == 1:
+        elif num_waiting == 1:
             try:
                 asyncio.get_running_loop().call_later(FLUSH_S, self.flush)
             except RuntimeError:  # another thread, or before the loop and after it
                 self.flush()
 
 
+_handler: Lines | None = None
 _events: Lines | None = None
+_usual = logging.INFO
+"""The level of the settings."""
 
 
 def tell(event: msgspec.Struct) -> None:
@@ -209,23 +341,39 @@ def tell(event: msgspec.Struct) -> None:
         _events.event(event)
 
 
-def trace_id_of(traceparent: str) -> str | None:
-    """The trace that a request belongs to, by its header (W3C Trace Context, section 3.2); None when it names none."""
-    found = _TRACEPARENT.fullmatch(traceparent)
-    if found is None or found["version"] == "ff" or (found["version"] == "00" and found["more"]):
-        return None
-    return None if found["trace"] == "0" * 32 or found["parent"] == "0" * 16 else found["trace"]
-
-
 def log_to_stderr(config: settings.Log) -> None:
     """Everything that is logged, from ``config.level`` up, and events from "info" down."""
-    global _events
+    global _handler, _usual
     # Nobody prints them, and finding them costs more than the rest of a record.
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     logging._srcfile = None
-    handler = Lines(sys.stderr, Fields(config.format == "json"))
-    logging.root.handlers[:] = [handler]
-    logging.root.setLevel(config.level.upper())
+    _handler = Lines(sys.stderr, Fields(config.format == "json"))
+    _usual = logging.getLevelNamesMapping()[config.level.upper()]
+    logging.root.handlers[:] = [_handler]
     for noisy in NOISY:
         logging.getLogger(noisy).setLevel(logging.WARNING)
-    _events = handler if log.isEnabledFor(logging.INFO) else None
+    _log_from(_usual)
+
+
+def switch_level() -> None:
+    """Everything is told from now on; or again from the level of the settings up."""
+    _log_from(logging.DEBUG if logging.root.level != logging.DEBUG else _usual)
+    log.warning("log: from %s up", logging.getLevelName(logging.root.level).lower())
+
+
+def switch_by_signal(others: Callable[[], Iterable[int]] = tuple) -> None:
+    """SIGUSR1 does, while the loop runs. ``others``: processes that are told as well."""
+
+    def heard() -> None:
+        switch_level()
+        for pid in others():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGUSR1)
+
+    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, heard)
+
+
+def _log_from(level: int) -> None:
+    global _events
+    logging.root.setLevel(level)
+    _events = _handler if log.isEnabledFor(logging.INFO) else None

@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from policies.policy import Cache
-from policies.terms import FinishReason, Sampling
+from policies.terms import FinishReason, Sampling, Usage
 from policies.wire import Submit, TokenLogprob
 
 Outcome = Literal["miss", "hit", "shared", "bypass"]
@@ -98,6 +98,21 @@ def _canonical(sampling: Sampling, is_seeded: bool) -> tuple[object, ...]:
     )
 
 
+class Word(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What one token of an upstream's answer says."""
+
+    kind: Literal["content", "reasoning", "call", "arguments", "custom", "input"]
+    """The last two are the same of a custom tool."""
+    text: str
+    """Of a call: the name of what is called."""
+    number: int = 0
+    """Of the call."""
+    id: str = ""
+    """Of a call, where it begins."""
+    logprob: bytes = b""
+    """Where asked: an entry of OpenAI's chat form, as JSON."""
+
+
 class Told(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One sequence from its first token to its last."""
 
@@ -110,9 +125,13 @@ class Told(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """ "cancelled" where the gateway found a stop string: whoever reads it finds it too."""
     has_end_token: bool = True
     """Where it ended by itself, its last token is its end token; else it is text, as under a grammar."""
+    words: list[Word] | None = None
+    """Of an upstream's answer: one for each token, whose ids say nothing."""
+    usage: Usage | None = None
+    """Of the whole part, with its last sequence, where an upstream has said it."""
 
 
-class Kept(msgspec.Struct, frozen=True, array_like=True, tag="2"):
+class Kept(msgspec.Struct, frozen=True, array_like=True, tag="3"):
     """A whole answer. The tag is the version of this shape: gateways of another one cannot read it and need not."""
 
     made_at: int

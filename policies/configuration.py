@@ -22,6 +22,7 @@ from policies.policy import Policy
 from policies.pricelist import Proposed
 from policies.settings import CLASSES, Model, Server, Settings, SlaClass
 from policies.sinks import Sink, faults_of
+from policies.upstreams import terms as upstreams
 
 
 class SettingsError(ValueError):
@@ -55,7 +56,7 @@ def load(text: str, environ: Mapping[str, str], overrides: Mapping[str, Any] | N
         settings = msgspec.convert(raw, Settings, strict=True)
     except msgspec.ValidationError as error:
         raise SettingsError(f"config.toml: {_readable(str(error))}") from None
-    if not settings.models:
+    if not settings.models and not settings.upstreams:
         settings = msgspec.structs.replace(settings, models={"demo": Model(engine=settings.engine)})
     for name, served in settings.models.items():
         if not served.replicas and not served.addresses:
@@ -67,6 +68,8 @@ def load(text: str, environ: Mapping[str, str], overrides: Mapping[str, Any] | N
     _check_classes(settings)
     _check_billing(settings)
     _check_sharing(settings)
+    for number, field, what in upstreams.faults_of(settings.upstreams, settings.models):
+        raise SettingsError(f"config.toml: upstreams[{number}].{field}: {what}")
     return settings
 
 
@@ -173,7 +176,7 @@ def _table(raw: dict[str, Any], key: str) -> dict[str, Any]:
 
 _NAMED: dict[str, type[msgspec.Struct]] = {"models": Model, "classes": SlaClass, "policies": Policy, "sinks": Sink}
 """Tables of tables."""
-_NUMBERED: dict[str, type[msgspec.Struct]] = {"prices": Proposed}
+_NUMBERED: dict[str, type[msgspec.Struct]] = {"prices": Proposed, "upstreams": upstreams.Upstream}
 """Arrays of tables."""
 
 

@@ -101,7 +101,10 @@ class Policy(Document, frozen=True):
     batch_discount: Money = Decimal("0.5")
     """Share of what is left of each price that the lines of a batch do not pay."""
     store_responses: bool = True
-    """Responses are kept as they ask; false: none is, so none can be gone on from or be written in the background."""
+    """Responses and chats are kept as they ask; false: none is, so no response can be gone on from or be written in the
+    background."""
+    trace_content: bool = False
+    """Prompts and answers are in traces, where ``tracing.content`` says so, too."""
     without_redis: Literal["refuse", "divide"] = "divide"
     """While shared limits cannot be reached: refuse, or hold to the limits divided by the number of gateways."""
 

@@ -151,6 +151,10 @@ def own_price(prices: Mapping[str, Price], model: str) -> Price | None:
     return prices.get(model) or prices.get(ANY)
 
 
+OF_BATCH = ";batch"
+"""The end of what the row of a batch's line says of its price, whatever else stands there."""
+
+
 class Origin(NamedTuple):
     """Where a row's price came from: ``list:7`` or ``policy:gold@3``, and ``;discount=0.1`` if there was one."""
 
@@ -165,6 +169,7 @@ class Origin(NamedTuple):
     @classmethod
     def of(cls, price_version: str) -> Origin | None:
         """None where there was no price, or none was noted. Raises ValueError for words that are none of these."""
+        price_version = price_version.removesuffix(OF_BATCH)
         if price_version in ("", NO_PRICE):
             return None
         found = _ORIGIN.fullmatch(price_version)

@@ -7,15 +7,22 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from policies import holding
+from policies.console import Console
+from policies.observing import Log as Log  # of the whole, as is the next
+from policies.observing import Metrics as Metrics
+from policies.observing import Tracing as Tracing
 from policies.policy import Policy
 from policies.pricelist import Proposed
 from policies.sinks import Sink
+from policies.upstreams.terms import Upstream
 
 Positive = Annotated[int, Meta(ge=1)]
 NonNegative = Annotated[int, Meta(ge=0)]
 Seconds = Annotated[float, Meta(gt=0)]
 Port = Annotated[int, Meta(ge=0, le=65535)]
 Share = Annotated[float, Meta(gt=0, le=0.95)]
+ToolParser = Literal["auto", "hermes", "llama", "mistral", "deepseek", "kimi", "tagged", "glm", "harmony", "json"]
 Origin = Annotated[str, Meta(pattern=r"^(\*|https?://[A-Za-z0-9.\-\[\]:]+)$(?!\n)")]
 
 
@@ -35,7 +42,7 @@ class Server(Section, frozen=True):
     max_stream_buffer_bytes: Positive = 256 << 10
     """Bytes of one stream that may wait in its socket; past it only token ids are kept until the client reads on."""
     stall_s: Seconds = 60.0
-    """How long a client may read nothing at all before its stream is given up."""
+    """How long a client may read nothing, or send less than 64 KiB of a body, before it is given up."""
     processes: Annotated[int, Meta(ge=1, le=64)] = 1
     """Gateway processes on this port; more than one share Redis and PostgreSQL."""
     heartbeat_s: Seconds = 15.0
@@ -139,14 +146,14 @@ class Cache(Section, frozen=True):
 
 
 class Responses(Section, frozen=True):
-    """What /v1/responses keeps, and what it writes without a client."""
+    """What is kept of responses, and of chats that ask for it; and what is written without a client."""
 
     store: bool = True
-    """false: no response is kept, whatever requests and policies say."""
+    """false: none is kept, whatever requests and policies say."""
     retention_s: Seconds = 2_592_000.0
-    """So long a response is kept, 30 days as at OpenAI."""
+    """So long one is kept, 30 days as at OpenAI."""
     max_bytes_per_tenant: Positive = 1 << 30
-    """What a tenant's kept responses may take; past it the oldest are deleted."""
+    """What a tenant's kept responses may take, and as much its kept chats; past it the oldest are deleted."""
     max_background: Positive = 1024
     """Responses that this gateway writes in the background at once; one more is refused with 503."""
     max_background_per_tenant: Positive = 64
@@ -211,13 +218,6 @@ class Text(Section, frozen=True):
     num_threads: Positive = 1
 
 
-class Log(Section, frozen=True):
-    """Logs on stderr."""
-
-    level: Literal["debug", "info", "warning", "error"] = "info"
-    format: Literal["console", "json"] = "console"
-
-
 Quantization = Literal["none", "int8", "int4", "fp8"]
 
 
@@ -225,9 +225,8 @@ class Speculation(Section, frozen=True):
     """Tokens that are guessed and verified several in a step; never at the cost of an answer."""
 
     enabled: bool = True
-    drafters: tuple[Literal["suffix", "store", "model"], ...] = ("suffix", "store", "model")
-    """Who guesses. suffix: what followed in the same text before; store: what followed in recent answers to the same
-    tenant; model: a small model of the same vocabulary, where there is one."""
+    drafters: tuple[Literal["suffix", "store", "grammar", "model"], ...] = ("suffix", "store", "grammar", "model")
+    """Who guesses: from the same text, recent answers, what a schema leaves no choice about, a small model's say."""
     draft_model: str = ""
     """Of that small model: a directory, a GGUF file or a hub id, as for ``source``; or a directory of Medusa heads or
     an EAGLE-3 head that were trained on the model. Empty: the demo model has one of its own, others have none."""
@@ -246,8 +245,8 @@ class Engine(Section, frozen=True):
     """What the matrices of a model that is not quantised become when it is loaded: a half or a quarter of the bytes to
     read for a token, at a small loss (benchmarks/quantised.md). fp8 pays only where the device multiplies it."""
     kv_dtype: Literal["auto", "bf16", "int8", "fp8"] = "auto"
-    """How keys and values are kept. auto: in the type that the model computes in; int8 (on the CPU) and fp8 (on CUDA
-    devices): about half of that, each token and KV head with a scale of its own, at a small loss."""
+    """How keys and values are kept. auto: in the type that the model computes in; int8, or on CUDA devices fp8: about
+    half of that, each token and KV head with a scale of its own, at a small loss."""
     quantize_activations: bool = True
     """What multiplies int8 or int4 matrices may round their inputs to int8 as well, by token or by group, which is much
     faster where the processor multiplies integers; false: only weights are rounded."""
@@ -293,6 +292,7 @@ class Engine(Section, frozen=True):
     cuda_graphs: bool = True
     """On CUDA, steps of decodes are recorded and replayed as one launch, batch sizes that recur first."""
     speculation: Speculation = Speculation()
+    grammars: holding.KeptGrammars = holding.KeptGrammars()
 
 
 class Model(Section, frozen=True):
@@ -313,7 +313,7 @@ class Model(Section, frozen=True):
     adapters: dict[str, str] = {}
     """Directories in PEFT's layout, where the workers run, by the names that clients ask for; served when the store has
     never had an adapter of that name, from then on the store's word counts."""
-    tool_parser: Literal["auto", "hermes", "llama", "mistral", "deepseek", "kimi", "tagged", "json"] = "auto"
+    tool_parser: ToolParser = "auto"
     """How it writes calls of tools; auto: as its chat template does."""
     reasoning_parser: Literal["auto", "none", "think", "mistral", "seed"] = "auto"
     """How it writes its reasoning; auto: as its chat template does."""
@@ -368,13 +368,19 @@ class Settings(Section, frozen=True):
     responses: Responses = Responses()
     redis: Redis = Redis()
     billing: Billing = Billing()
+    console: Console = Console()
     workers: Workers = Workers()
     memory: Memory = Memory()
     text: Text = Text()
+    grammars: holding.Grammars = holding.Grammars()
     log: Log = Log()
+    tracing: Tracing = Tracing()
+    metrics: Metrics = Metrics()
     engine: Engine = Engine()
     models: dict[str, Model] = {}
-    """Empty: the demo model under the name "demo"."""
+    """Empty: the demo model under the name "demo", unless there are upstreams."""
+    upstreams: tuple[Upstream, ...] = ()
+    """Servers elsewhere; those of the admin API come to these."""
 
 
 class WorkerSettings(Section, frozen=True):

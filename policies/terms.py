@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Literal
 
 import msgspec
@@ -93,3 +93,31 @@ class Usage(msgspec.Struct, frozen=True, array_like=True):
     """Of those, the ones that were right."""
     num_predicted_tokens: int = 0
     """Of the completion tokens, those that the client predicted."""
+
+
+class Chunk(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A part of a prompt that was computed in one step."""
+
+    began_s: float
+    """After the request came."""
+    seconds: float
+    """That the step took, with all that was in it."""
+    num_tokens: int
+
+
+class Timeline(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What happened to one sequence of a request that is traced; the first so many of each."""
+
+    chunks: list[Chunk]
+    preempted_s: list[float]
+    """When it lost KV for others, after the request came."""
+
+
+MAX_TIMELINE = 64
+"""Of each list of a ``Timeline``."""
+
+
+def total(usages: Iterable[Usage]) -> Usage:
+    """Of several together."""
+    columns = zip(*map(msgspec.structs.astuple, usages), strict=True)
+    return Usage(*map(sum, columns))

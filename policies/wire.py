@@ -15,11 +15,13 @@ from typing import Generic, TypeVar
 
 import msgspec
 
+from policies.terms import Chunk as Chunk  # of a Timeline
 from policies.terms import FinishReason, Sampling
 from policies.terms import Grammar as Grammar  # of a Submit, as is the next
 from policies.terms import Pooling as Pooling
+from policies.terms import Timeline as Timeline  # of a Finish
 
-VERSION = 6
+VERSION = 7
 MAX_FRAME_BYTES = 32 << 20
 """A prompt of a million token ids fits five times over."""
 
@@ -202,6 +204,8 @@ class Finish(msgspec.Struct, frozen=True, array_like=True, gc=False):
     num_drafted_tokens: int = 0
     num_accepted_tokens: int = 0
     """Of those drafted."""
+    timeline: Timeline | None = None
+    """Where the ``Submit`` had a traceparent."""
 
 
 class Delta(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -285,6 +289,20 @@ class Stats(Message, frozen=True):
     """Of those: turned out to be right."""
     num_drafter_faults: int = 0
     """Since start: requests for which a drafter was switched off, since it had raised."""
+    num_grammars: int = 0
+    """Compiled, and kept for the next request."""
+    num_grammars_compiled: int = 0
+    """Since start."""
+    grammar_compile_s: float = 0.0
+    """Since start, beside the steps."""
+    num_grammar_hits: int = 0
+    """Since start: requests whose grammar was there."""
+    num_grammars_refused: int = 0
+    """Since start: requests whose grammar could not be made ready."""
+    num_masks: int = 0
+    """Since start."""
+    mask_s: float = 0.0
+    """Since start, that steps have waited for masks."""
 
 
 class AdapterLoaded(Message, frozen=True):

@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Iterable
+from decimal import Decimal
 from typing import Any
 
 import openai
 
+from policies.policy import Price
 from tests.builders import PATIENCE_S
 
 CHAT = "/v1/chat/completions"
+PRICE = Price(prompt=Decimal(10), completion=Decimal(40))
 OVER = ("completed", "failed", "expired", "cancelled")
 
 
@@ -56,3 +59,20 @@ async def outputs(client: openai.AsyncOpenAI, file_id: str | None) -> list[Any]:
     if file_id is None:
         return []
     return [json.loads(one) for one in (await client.files.content(file_id)).text.splitlines()]
+
+
+async def admin(house: Any, method: str, path: str, **body: Any) -> Any:
+    async with (
+        house.http(house.admin_key) as session,
+        session.request(method, f"/admin/v1/{path}", json=body or None) as answer,
+    ):
+        assert answer.status < 300, await answer.text()
+        return await answer.json() if answer.status != 204 else None
+
+
+async def another_key(house: Any, is_stranger: bool = False, **others: Any) -> Any:
+    """A new one, with its id."""
+    tenant_id = (await admin(house, "GET", "tenants"))["data"][0]["id"]
+    if is_stranger:
+        tenant_id = (await admin(house, "POST", "tenants", name="another"))["id"]
+    return await admin(house, "POST", "keys", tenant_id=tenant_id, name="k", **others)

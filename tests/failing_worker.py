@@ -1,5 +1,5 @@
-"""The real worker on a device that fails whenever it meets CURSED: everybody in that step fails with it. And where it
-meets DEADLY, its process ends there and then.
+"""The real worker on a device that fails whenever it meets CURSED_PROMPT: everybody in that step fails with it. And
+where it meets DEADLY_PROMPT, its process ends there and then.
 
 python -m tests.failing_worker '{"name": "w", ...}'
 """
@@ -22,8 +22,9 @@ if TYPE_CHECKING:
 
 CURSED = 7
 """A token that no text has."""
-DEADLY = 8
-"""Another one."""
+CURSED_PROMPT = [CURSED, 8, CURSED]
+"""Of different tokens: a worker tries its own speed at its start with prompts of one token, in chunks of any length."""
+DEADLY_PROMPT = [9, 8, 9]
 
 
 def curse() -> None:
@@ -34,10 +35,10 @@ def curse() -> None:
     forward = Runner.forward
 
     def forward_or_fail(runner: Runner, spans: Sequence[Span], sampled_before: Tensor | None = None) -> Tensor:
-        if any(list(span.token_ids) == [DEADLY] * 3 for span in spans):
+        if any(list(span.token_ids) == DEADLY_PROMPT for span in spans):
             os.kill(os.getpid(), signal.SIGKILL)
         logits = forward(runner, spans, sampled_before)
-        if any(list(span.token_ids) == [CURSED] * 3 for span in spans):
+        if any(list(span.token_ids) == CURSED_PROMPT for span in spans):
             raise MemoryError("the device has none left")
         return logits
 

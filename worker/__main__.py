@@ -135,23 +135,24 @@ def _run(
     from worker.adapters.store import Store
     from worker.engine import Engine
     from worker.grammar.store import Grammars
-    from worker.grammar.vocabulary import read_vocabulary
+    from worker.grammar.vocabulary import read_vocabulary, spelt
     from worker.loop import Loop
     from worker.models import path_of
     from worker.probe import ProbeFailed, probe
-    from worker.runner import Runner
     from worker.sampler import Sampler
     from worker.speculation import Speculation
     from worker.speculation.load import draft_model
+    from worker.speculation.twins import Twins
 
     if runner.device == "cpu":
         os.nice(NICENESS)
     sampler = Sampler(runner.vocab_size, runner.eos_token_ids, by_row=settings.engine.deterministic)
 
-    drafter = None
-    if runner.writes:
+    drafter = twins = None
+    if runner.writes and settings.engine.speculation.enabled:
         drafter = draft_model(settings.source, settings.engine, runner, time.monotonic, settings.replica)
-    speculation = Speculation.of(settings.engine, drafter)
+        twins = Twins(spelt(path_of(settings.source)))
+    speculation = Speculation.of(settings.engine, drafter, twins)
 
     def engine_with(costs: StepCosts) -> Engine:
         return Engine(runner, sampler, settings.engine, time.monotonic, costs, speculation)
@@ -160,7 +161,6 @@ def _run(
         engine = engine_with(probe(engine_with, runner.max_model_tokens, runner.writes))
     except ProbeFailed as error:
         raise CannotStart(f"the model is loaded, but it cannot compute: {error}") from None
-    takes_adapters = isinstance(runner, Runner) and runner.takes_adapters
     ready = wire.Ready(
         model=settings.model,
         max_model_tokens=runner.max_model_tokens,
@@ -176,7 +176,7 @@ def _run(
         pipeline_parallel=settings.engine.pipeline_parallel,
         deterministic=settings.engine.deterministic,
         kv_dtype=settings.engine.kv_dtype,
-        max_adapter_bytes=settings.engine.max_adapter_bytes if takes_adapters else 0,
+        max_adapter_bytes=settings.engine.max_adapter_bytes if runner.takes_adapters else 0,
         writes=runner.writes,
         pooling=runner.pooling,
         num_dimensions=runner.num_dimensions,
@@ -191,7 +191,7 @@ def _run(
     wakeup.setblocking(False)
     wakes.setblocking(False)
     adapters = None
-    if isinstance(runner, Runner) and ready.max_adapter_bytes:
+    if ready.max_adapter_bytes:
         reader = ThreadPoolExecutor(1, "adapters")
         adapters = Store(runner.load_adapter, ready.max_adapter_bytes, reader, lambda: _wake(wakes))
     hello = wire.Hello(wire.VERSION, settings.name)
@@ -202,6 +202,7 @@ def _run(
         eos_token_ids,
         ThreadPoolExecutor(NUM_COMPILING, "grammars"),
         lambda: _wake(wakes),
+        settings.engine.grammars,
     )
     loop = Loop(engine, listener, hello, ready, time.monotonic, adapters, grammars)
     signal.set_wakeup_fd(wakes.fileno(), warn_on_full_buffer=False)

@@ -23,9 +23,16 @@ class Account:
         """Steps and busy seconds that the last ``counts`` told of."""
 
     def spend(
-        self, seconds: float, work: Work, spans: Run[Span], batch: Run[tuple[Sequence, int]], costs: StepCosts
+        self,
+        seconds: float,
+        work: Work,
+        spans: Run[Span],
+        batch: Run[tuple[Sequence, int]],
+        costs: StepCosts,
+        now: float,
     ) -> None:
-        """A step's time, to those who were in it and have not ended meanwhile; if all have, it was nobody's."""
+        """A step's time until now, to those who were in it and have not ended meanwhile; if all have, it was
+        nobody's."""
         there = [(sequence, span) for (sequence, _), span in zip(batch, spans, strict=True) if not sequence.has_ended]
         if not there:
             return
@@ -39,6 +46,8 @@ class Account:
                 sequence.engine_s += decode_s + context_s * span.start + draft_s * span.num_draft_tokens
             else:
                 sequence.engine_s += chunk.seconds(len(span.token_ids), span.start)
+                if sequence.timeline is not None:
+                    sequence.computed_chunk(len(span.token_ids), seconds, now)
 
     def counts(self) -> dict[str, Any]:
         """What a worker's ``Stats`` say of it, by field; the mean step is that since the last call."""

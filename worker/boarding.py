@@ -165,6 +165,8 @@ class Boarding:
         if self._unguided:
             num_unguided = sum(len(waiting.indices) for waiting in self._unguided.values())
             stats = msgspec.structs.replace(stats, num_waiting=stats.num_waiting + num_unguided)
+        if self._grammars is not None:
+            stats = msgspec.structs.replace(stats, **self._grammars.counts())
         if self._store is None:
             return stats
         return msgspec.structs.replace(

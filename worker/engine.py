@@ -138,8 +138,7 @@ class Engine:
     def step(self) -> tuple[list[wire.Delta], list[wire.Failed]]:
         """Compute one step, if there is anything to compute. What moved, and what failed."""
         before, self._flight = self._flight, None
-        deltas: list[wire.Delta] = []
-        failed: list[wire.Failed] = []
+        deltas, failed = list[wire.Delta](), list[wire.Failed]()
         if before is not None and not (before.may_be_overtaken and self._may_overtake(before)):
             deltas, failed = self._land(before)
             before = None
@@ -171,14 +170,16 @@ class Engine:
         work = work_of(spans)
         if self.speculates:
             work = self._draft(batch, spans, work, started_at)
+        self._drawing.foresee(sequence for sequence, num in batch if sequence.may_be_drawn(num))
         sampled_before = before.draws[0].pending.token_ids if sources and before is not None else None
         try:
             logits = self._runner.forward(spans, sampled_before)
         except AssertionError:
             raise
         except Exception as error:
+            self._drawing.settle()
             now = self._now()
-            self._account.spend(now - started_at, work, spans, batch, self._costs)
+            self._account.spend(now - started_at, work, spans, batch, self._costs, now)
             for sequence, _ in batch:
                 self._scheduler.end_draft(sequence, 0, now)
             if isinstance(error, OutOfMemory) and self._budget.shrink([len(span.token_ids) for span in spans]):
@@ -188,17 +189,16 @@ class Engine:
                 return None, before, [], []
             log.exception("a step of %d sequences failed", len(batch))
             return None, before, [], self._fail({sequence.request.request_id: error for sequence, _ in batch}, now)
-        if self.speculates and self._speculation is not None:
-            self._speculation.computed(batch)
+        watching = self._speculation if self.speculates and self._speculation and self._speculation.watches else None
+        if watching is not None:
+            watching.computed(batch)
         pooled = self._vectors.take(spans, batch, self._runner)
         sampled, indices = self._commit(batch, self._now())
-        deltas: list[wire.Delta] = []
-        failed: list[wire.Failed] = []
-        draws: list[Draw] = []
+        deltas, failed, draws = list[wire.Delta](), list[wire.Failed](), list[Draw]()
         faults: Faults = {}
         if sampled:
-            if self.speculates and self._speculation is not None:
-                self._speculation.watch(sampled, indices)
+            if watching is not None:
+                watching.watch(sampled, indices)
             if before is not None and any(sequence.guide is not None for sequence in sampled):
                 # Masks follow from the last tokens, for which the device does not wait meanwhile.
                 (deltas, failed), before = self._land(before), None
@@ -206,7 +206,7 @@ class Engine:
             draws, faults = self._drawing.draw(logits if len(indices) == logits.shape[0] else logits[indices], sampled)
         flight = Flight(batch, spans, work, draws, started_at, pooled)
         if faults:
-            self._account.spend(self._now() - started_at, work, spans, batch, self._costs)
+            self._account.spend((now := self._now()) - started_at, work, spans, batch, self._costs, now)
             flight = Flight([], [], NO_WORK, draws, started_at, pooled)
         return flight, before, deltas, failed + self._fail(faults, self._now())
 
@@ -218,10 +218,10 @@ class Engine:
         # Before anything ends, so that whoever ends in this step has its share of it.
         if flight.batch:
             seconds = now - max(flight.started_at, self._landed_at)
-            self._account.spend(seconds, flight.work, flight.spans, flight.batch, self._costs)
+            self._account.spend(seconds, flight.work, flight.spans, flight.batch, self._costs, now)
             self._costs.observe(flight.work, seconds)
             if self.speculates and self._speculation is not None:
-                num_right = sum([len(run.token_ids) for run in runs]) - len(runs)
+                num_right = sum([len(run.token_ids) for run in runs]) - len(runs) if flight.work.num_draft_tokens else 0
                 self._speculation.spent(flight.work, seconds, num_right, self._costs)
         self._landed_at = now
         self._budget.passed()
@@ -247,8 +247,7 @@ class Engine:
             draining=self.draining,
             cost_weights=self._costs.weights,
             num_gateways=num_gateways,
-            **self._account.counts(),
-            **self._scheduler.counts(),
+            **(self._account.counts() | self._scheduler.counts() | self._drawing.counts()),
             **(self._speculation.counts() if self._speculation is not None else {}),
         )
 

@@ -17,10 +17,8 @@ serving from.
 def kv_type_of(engine: settings.Engine, dtype: torch.dtype, device: torch.device) -> KVType:
     """As configured, for a model that computes in ``dtype``. Raises ModelError where there is no such thing."""
     match engine.kv_dtype, device.type:
-        case "int8", "cpu":
-            return KVType(torch.int8, is_scaled=True)
         case "int8", _:
-            raise ModelError("engine.kv_dtype is int8, which is for the CPU; CUDA devices keep KV in fp8")
+            return KVType(torch.int8, is_scaled=True)
         case "fp8", "cuda":
             return KVType(torch.float8_e4m3fn, is_scaled=True)
         case "fp8", _:

@@ -159,9 +159,13 @@ class Runner:
         if logits is not None:
             return logits
         plan = self.attention.plan(inputs.extents, inputs.slots)
-        if self.whole is not None and not num_hidden and isinstance(plan, NativePlan):
+        whole = self.whole
+        if whole is not None and whole.adds_to_sums and additions and self._is_repeatable:
+            # Where a neighbour wants hidden states it does not serve, and an adapter's row would have other bits.
+            whole = None
+        if whole is not None and not num_hidden and isinstance(plan, NativePlan):
             assert additions is None or isinstance(additions, NativeAdditions)
-            logits, maxima = self.whole.forward(inputs.token_ids, inputs.positions, inputs.rows, plan, additions)
+            logits, maxima = whole.forward(inputs.token_ids, inputs.positions, inputs.rows, plan, additions)
             self._found = weakref.ref(logits), maxima
             return logits
         return self._model.forward(
@@ -181,9 +185,9 @@ class Runner:
         return self._model.logits_of(hidden)
 
     def keep_hidden(self) -> Decoder:
-        """What leaves Decoder.hidden behind from now on; so no step is computed in one native call or by a graph."""
+        """What leaves Decoder.hidden behind from now on; so no step is computed by a graph."""
         self._model.keeps_hidden = True
-        self.whole = self._graphs = None
+        self._graphs = None
         return self._model
 
     def keep_up(self, spans: Sequence[Span], num_done: int) -> None:
@@ -201,15 +205,17 @@ class Runner:
 
         Raises AdapterError.
         """
-        model = self._model
-        directory = Path(source).expanduser()
-        architecture, dtype, device = model.architecture, model.dtype, model.device
-        return read_adapter(adapter_id, directory, architecture, dtype, device, max_bytes, digest, self._kernels)
+        model, directory = self._model, Path(source).expanduser()
+        return read_adapter(
+            adapter_id, directory, model.shard, model.dtype, model.device, max_bytes, digest, self._kernels
+        )
 
     def _additions(self, spans: Sequence[Span]) -> Additions | None:
         if not any(span.adapter for span in spans):
             return None
-        groups = groups_of(spans)
+        groups = [group for group in groups_of(spans) if not group[0].changes_nothing]
+        if not groups:
+            return None
         if self._is_repeatable:
             # Of one row at a time it does not matter how many have the same adapter.
             groups = [(adapter, [row]) for adapter, rows in groups for row in rows]

@@ -190,7 +190,7 @@ class Scheduler:
         sequence.num_computed = sequence.num_sealed = 0
         sequence.draft_token_ids = []
         sequence.may_share_tail = False
-        sequence.num_preemptions += 1
+        sequence.preempted(now)
         self.num_preemptions += 1
         if sequence.request.leader is sequence:
             sequence.request.leader = None
@@ -266,7 +266,7 @@ class Scheduler:
         if num_kept == 0 or sequence.num_gone or sequence.pooling is not None:
             return self.preempt(sequence, now)
         if sequence.num_pending == 1 or len(block_ids) * self._block_size >= len(sequence.token_ids):  # else it is cut
-            sequence.num_preemptions += 1
+            sequence.preempted(now)
             self.num_tail_frees += 1
         sequence.held(now)
         self._pool.release(block_ids[num_kept:])

@@ -12,7 +12,7 @@ import msgspec
 from policies import wire
 from policies.batching import Place, token_due_at
 from policies.prefix import Chain
-from policies.terms import FinishReason
+from policies.terms import MAX_TIMELINE, FinishReason
 from worker.adapters import Adapter
 from worker.sampler import Row
 
@@ -99,6 +99,7 @@ class Sequence:
         "stop_token_ids",
         "submitted_at",
         "tenant",
+        "timeline",
         "token_ids",
         "tpot_s",
         "ttft_s",
@@ -175,6 +176,8 @@ class Sequence:
         """Blocks that it held, times how long, until ``held_at``."""
         self.held_at = now
         self.submitted_at = now
+        self.timeline: wire.Timeline | None = wire.Timeline([], []) if submit.traceparent else None
+        """What is told of it at its end; None: nobody asks."""
         self.started_at: float | None = None
         self.first_token_at: float | None = None
         self.last_token_at: float | None = None
@@ -217,6 +220,10 @@ class Sequence:
         """Tokens that it may still have."""
         return self.sampling.max_tokens - (len(self.token_ids) - self.num_prompt_tokens)
 
+    def may_be_drawn(self, num_tokens: int) -> bool:
+        """Behind so many more tokens its next one follows, and all before it are known."""
+        return self.num_computed + num_tokens == len(self.token_ids) == self.num_known
+
     def num_draftable(self, token_ids: list[int]) -> int:
         """How many of these may be verified in one step: what its grammar forbids is wrong already, and where it must
         see to its end, tokens are looked at one by one."""
@@ -245,6 +252,19 @@ class Sequence:
         """Until now it has held the blocks of its table; to be said before there are more or fewer of them."""
         self.kv_block_s += len(self.held_block_ids) * (now - self.held_at)
         self.held_at = now
+
+    def computed_chunk(self, num_tokens: int, seconds: float, now: float) -> None:
+        """So many tokens of its prompt, in a step that is over."""
+        timeline = self.timeline
+        if timeline is not None and len(timeline.chunks) < MAX_TIMELINE:
+            timeline.chunks.append(wire.Chunk(now - seconds - self.submitted_at, seconds, num_tokens))
+
+    def preempted(self, now: float) -> None:
+        """It lost blocks, all or the last ones."""
+        self.num_preemptions += 1
+        timeline = self.timeline
+        if timeline is not None and len(timeline.preempted_s) < MAX_TIMELINE:
+            timeline.preempted_s.append(now - self.submitted_at)
 
     @property
     def spent(self) -> tuple[float, float, int, int]:
@@ -298,4 +318,5 @@ class Sequence:
             kv_block_s=self.kv_block_s,
             num_drafted_tokens=self.num_drafted_tokens,
             num_accepted_tokens=self.num_accepted_tokens,
+            timeline=self.timeline,
         )

@@ -14,6 +14,7 @@ from gateway.admin import (
     keys,
     ledger,
     limits,
+    live,
     models,
     organization,
     organizations,
@@ -21,9 +22,11 @@ from gateway.admin import (
     prices,
     queues,
     service_accounts,
+    session,
     sinks,
     tenants,
     trial,
+    upstreams,
     usage,
     workers,
 )
@@ -36,7 +39,8 @@ ENDPOINTS: list[Endpoint] = [
     endpoint
     for resource in (
         *(organizations, tenants, service_accounts, keys, admin_keys, limits, policies, prices, trial),
-        *(models, adapters, usage, workers, queues, caches, ledger, audit, exports, sinks, organization),
+        *(models, adapters, upstreams, usage, workers, live, queues, caches, ledger, audit),
+        *(exports, sinks, session, organization),
     )
     for endpoint in resource.ENDPOINTS
 ]

@@ -24,6 +24,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway import store
 from gateway.admin.problems import Invalid, KeyReused
+from gateway.console.sessions import credentials_of
 from gateway.head import HEAD
 from gateway.store import StoreError, new_id
 
@@ -148,6 +149,5 @@ def _sealed(request: web.Request, text: bytes) -> bytes:
     """Seals and opens: what follows the nonce in ``text``, with each byte turned by SHAKE-256 of the caller's key and
     the nonce. A nonce is used once."""
     nonce, body = text[:NUM_NONCE_BYTES], text[NUM_NONCE_BYTES:]
-    credentials = request.headers["authorization"].partition(" ")[2].strip().encode("utf-8", "surrogateescape")
-    turns = hashlib.shake_256(b"penstock answer\0" + nonce + credentials).digest(len(body))
+    turns = hashlib.shake_256(b"penstock answer\0" + nonce + credentials_of(request)).digest(len(body))
     return bytes(one ^ other for one, other in zip(body, turns, strict=True))

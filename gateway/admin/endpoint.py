@@ -13,6 +13,7 @@ import inspect
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -20,6 +21,7 @@ from aiohttp import web
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from gateway import head
 from gateway.admin import change
 from gateway.admin.problems import (
     BodyTooLong,
@@ -69,6 +71,8 @@ class Ask(Generic[Q, B]):
     caller: AdminCaller
     query: Q
     body: B
+    look_again: Callable[[], Awaitable[object]]
+    """Raises GatewayError when whoever asks may not any more: for answers that take long."""
 
     def named(self, part: str) -> str:
         """A part of the path. Raises NotThere for what nothing can be called."""
@@ -132,8 +136,14 @@ class Endpoint:
     async def serve(self, request: web.Request) -> web.StreamResponse:
         """Answers a request. Raises GatewayError."""
         gw = request.app[GATEWAY]
-        caller = self._caller_of(gw, request)
-        ask = Ask(gw, request, caller, self._query_of(request), await self._body_of(request))
+        look = partial(self._caller_of, gw, request)
+        try:
+            caller = await look()
+        except (SQLAlchemyError, OSError) as error:
+            if not is_away(error):
+                raise
+            raise StoreUnavailable(is_change=self.changes) from error
+        ask = Ask(gw, request, caller, self._query_of(request), await self._body_of(gw, request), look)
         if self.needs_match and "if-match" not in request.headers:
             raise MatchRequired(
                 "Send If-Match with the ETag of what you read, so that nobody's change is lost; * takes any version."
@@ -166,7 +176,11 @@ class Endpoint:
             status=self.status, body=msgspec.json.encode(body), content_type="application/json", headers=headers
         )
 
-    def _caller_of(self, gw: Gateway, request: web.Request) -> AdminCaller:
+    async def _caller_of(self, gw: Gateway, request: web.Request) -> AdminCaller:
+        bearer = await gw.sessions.bearer_of(request)
+        if bearer is not None:
+            head.also(request, {"cache-control": "no-store", "x-content-type-options": "nosniff"})
+            return gw.auth.admin_by(bearer.key_hash, request, *self.roles)
         if self.tenants_scope is None:
             return gw.auth.admin_of(request, *self.roles)
         return gw.auth.reader_of(request, self.tenants_scope, *self.roles)
@@ -181,10 +195,10 @@ class Endpoint:
         except msgspec.ValidationError as error:
             raise of_validation(error) from None
 
-    async def _body_of(self, request: web.Request) -> Any:
+    async def _body_of(self, gw: Gateway, request: web.Request) -> Any:
         if self.method == "GET" or (self.body is Nothing and not request.can_read_body):
             return Nothing()  # with no body there is nothing whose type could be wrong
-        body = await body_of(request)
+        body = await body_of(gw, request)
         if len(body) > self.max_body_bytes:
             raise BodyTooLong(f"The body may have {self.max_body_bytes} bytes at most, and this one has {len(body)}.")
         if not body and self.body is Nothing:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 import sqlalchemy as sa
@@ -17,6 +17,7 @@ from gateway.admin.words import Id, Instant, Written
 from gateway.ledger import Entry, closing, corrections
 from gateway.ledger.corrections import Absent, Refused
 from gateway.telemetry import TimesView
+from policies.policy import Name
 
 Difference = Annotated[int, Meta(ge=-(2**53), le=2**53)]
 Reason = Annotated[str, Meta(min_length=1, max_length=1024, pattern=r"^[^\x00]*$(?!\n\x00)")]
@@ -67,6 +68,10 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     position: int
     link: str | None
     """Hexadecimal; the hash over the row and the link before it."""
+    upstream: str | None
+    """The one that answered; null where a worker or a cache did."""
+    counted_by: Literal["upstream", "gateway"] | None
+    """Whose count the tokens are, where an upstream answered."""
     currency: str
 
 
@@ -82,6 +87,13 @@ class RowQuery(PageQuery, frozen=True, kw_only=True):
     """Unix seconds; rows that were settled from then on."""
     until: Instant | None = None
     """Rows that were settled before then."""
+    status: Annotated[int, Meta(ge=100, le=599)] | None = None
+    failed: bool | None = None
+    """True: those whose status is not 200; false: those whose is."""
+    sla_class: Name | None = None
+    end_user: Word | None = None
+    trace_id: Id | None = None
+    min_duration_ms: Annotated[float, Meta(ge=0, le=1e12)] | None = None
 
 
 class NewCorrection(Written, frozen=True, kw_only=True):
@@ -126,11 +138,15 @@ class ClosedDay(msgspec.Struct, frozen=True, kw_only=True):
 async def rows(ask: Ask[RowQuery, Nothing]) -> Page[Row]:
     """List rows of the ledger."""
     query, columns, statement = ask.query, store.ledger.c, sa.select(store.ledger)
-    for name in ("tenant_id", "key_id", "model"):
+    for name in ("tenant_id", "key_id", "model", "status", "sla_class", "end_user", "trace_id"):
         if (value := getattr(query, name)) is not None:
             statement = statement.where(columns[name] == value)
     if query.request_id is not None:
         statement = statement.where((columns.request_id == query.request_id) | (columns.corrects == query.request_id))
+    if query.failed is not None:
+        statement = statement.where((columns.status != 200) if query.failed else (columns.status == 200))
+    if query.min_duration_ms is not None:
+        statement = statement.where(columns.duration_ms >= query.min_duration_ms)
     if query.since is not None:
         statement = statement.where(columns.settled_at >= query.since)
     if query.until is not None:

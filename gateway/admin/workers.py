@@ -17,6 +17,7 @@ from gateway.errors import ServiceUnavailable
 from gateway.redis import RedisAway
 
 PATH = "/admin/v1/workers"
+MAX_SHARERS = 256
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,6 +59,17 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     """Of those, the ones that were right."""
     num_drafter_faults: int
     """Requests for which a drafter was switched off."""
+    num_grammars: int
+    """Compiled, and kept for the next request."""
+    num_grammars_compiled: int
+    grammar_compile_s: float
+    num_grammar_hits: int
+    """Requests whose grammar was there."""
+    num_grammars_refused: int
+    """Requests whose grammar could not be made ready."""
+    num_masks: int
+    mask_s: float
+    """That steps have waited for them."""
     step_ms: float
     busy_s: float
     """In steps."""
@@ -80,6 +92,37 @@ class Worker(msgspec.Struct, frozen=True, kw_only=True):
     load: Load | None
 
 
+class Sharer(msgspec.Struct, frozen=True, kw_only=True):
+    """A request in a worker's batch."""
+
+    request_id: str
+    tenant_id: str
+    sla_class: str
+    state: Literal["prefill", "decode"]
+    num_sequences: int
+    """That have not finished."""
+    num_prompt_tokens: int
+    num_completion_tokens: int
+    """So far."""
+    num_blocks: int
+    """That its tokens fill; of those that several have in common, each is counted."""
+    age_s: float
+
+
+class Batch(msgspec.Struct, frozen=True, kw_only=True):
+    """What a worker computes for this gateway, and how its KV blocks are taken."""
+
+    worker: str
+    block_size: int
+    num_blocks: int
+    num_used_blocks: int
+    num_cached_blocks: int
+    num_free_blocks: int
+    num_requests: int
+    requests: list[Sharer]
+    """Those with most blocks, at most 256."""
+
+
 async def every(ask: Ask[Nothing, Nothing]) -> Page[Worker]:
     """List the workers, all on one page."""
     resting = ask.gw.gateways.resting
@@ -91,6 +134,39 @@ async def one(ask: Ask[Nothing, Nothing]) -> Worker:
     """Read one worker."""
     model, worker = _found(ask)
     return shaped(model, worker, worker.name in ask.gw.gateways.resting)
+
+
+async def batch(ask: Ask[Nothing, Nothing]) -> Batch:
+    """Show what a worker has in its batch, and in its KV blocks."""
+    _, worker = _found(ask)
+    facts, stats, now = worker.facts, worker.stats, ask.gw.clock.now()
+    size = 1 if facts is None else facts.block_size
+    taken = next((flights for _, other, flights in ask.gw.dispatch.seated() if other is worker), ())
+    sharers = [
+        Sharer(
+            request_id=flight.request.request_id,
+            tenant_id=flight.order.tenant_id,
+            sla_class=flight.order.sla_class,
+            state="prefill" if flight.is_pending else "decode",
+            num_sequences=flight.num_open,
+            num_prompt_tokens=flight.order.num_prompt_tokens,
+            num_completion_tokens=flight.num_tokens,
+            num_blocks=-(-(flight.order.num_prompt_tokens + flight.num_tokens) // size),
+            age_s=round(now - flight.submitted_at, 3),
+        )
+        for flight in taken
+    ]
+    sharers.sort(key=lambda sharer: (-sharer.num_blocks, sharer.request_id))
+    return Batch(
+        worker=worker.name,
+        block_size=size,
+        num_blocks=0 if stats is None else stats.num_blocks,
+        num_used_blocks=0 if stats is None else stats.num_used_blocks,
+        num_cached_blocks=0 if stats is None else stats.num_cached_blocks,
+        num_free_blocks=0 if stats is None else stats.num_free_blocks,
+        num_requests=len(sharers),
+        requests=sharers[:MAX_SHARERS],
+    )
 
 
 async def drain(ask: Ask[Nothing, Nothing], change: Change) -> Worker:
@@ -150,6 +226,7 @@ _ONE = PATH + "/{name}"
 ENDPOINTS = [
     Endpoint("GET", PATH, every, Page[Worker], OPERATORS),
     Endpoint("GET", _ONE, one, Worker, OPERATORS),
+    Endpoint("GET", _ONE + "/batch", batch, Batch, OPERATORS),
     Endpoint("POST", _ONE + "/drain", drain, Worker, OPERATORS, changes=True),
     Endpoint("POST", _ONE + "/resume", resume, Worker, OPERATORS, changes=True),
 ]

@@ -22,6 +22,12 @@ TYPES = {
     429: "rate_limit_error",
     OVERLOADED: "overloaded_error",
 }
+NAMES = (
+    ("response_format.json_schema.schema", "output_config.format.schema"),
+    (".function.parameters", ".input_schema"),
+    (".function.name", ".name"),
+)
+"""What a chat's fields are called here."""
 
 _LIMIT = re.compile(r"x-ratelimit-(limit|remaining|reset)-(requests|tokens)")
 _DURATION = re.compile(r"(?:(\d+)h)?(?:(\d+)m(?!s))?(?:([\d.]+)s)?(?:(\d+)ms)?")
@@ -42,14 +48,15 @@ class ErrorBody(msgspec.Struct, frozen=True, kw_only=True):
 
 def status_of(failure: GatewayError) -> int:
     """What Anthropic answers with: 529 wherever there is no room at the moment."""
-    return OVERLOADED if failure.status in (408, 503) else failure.status
+    has_no_room = failure.status == 503 or isinstance(failure, errors.QueueTimeout)
+    return OVERLOADED if has_no_room else failure.status
 
 
 def described(failure: GatewayError, request_id: str) -> ErrorBody:
     """``failure`` in Anthropic's words."""
     status = status_of(failure)
     type_ = TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")
-    return ErrorBody(error=ErrorDetail(type_, errors.detail(failure).message), request_id=request_id)
+    return ErrorBody(error=ErrorDetail(type_, errors.told(failure, NAMES)), request_id=request_id)
 
 
 def shaped(failure: GatewayError, request_id: str) -> web.Response:

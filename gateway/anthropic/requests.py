@@ -13,12 +13,12 @@ import msgspec
 from msgspec import Meta
 
 from gateway.openai import ChatRequest, Malformed, decoded, parse_chat
+from gateway.openai.custom import Name
 
 MAX_STOPS = 64
 
 Kind = Literal["adaptive", "between_tools", "disabled", "enabled"]
 StopSequence = Annotated[str, Meta(min_length=1, max_length=1024)]
-ToolName = Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_-]{1,128}$(?!\n)")]
 
 
 class CacheControl(msgspec.Struct, frozen=True):
@@ -79,7 +79,7 @@ class Message(msgspec.Struct, frozen=True):
 class Tool(msgspec.Struct, frozen=True, kw_only=True):
     """A tool that the client runs."""
 
-    name: ToolName
+    name: Name
     input_schema: dict[str, Any] | None = None
     description: str | None = None
     type: str | None = None
@@ -100,7 +100,7 @@ class Thinking(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the model thinks before it answers, where it can. The budget is not enforced."""
 
     type: Kind
-    budget_tokens: Annotated[int, Meta(ge=1)] | None = None
+    budget_tokens: Annotated[int, Meta(ge=1, le=2**63 - 1)] | None = None
     display: Literal["summarized", "omitted"] | None = None
 
 
@@ -146,7 +146,7 @@ class CountRequest(msgspec.Struct, frozen=True, kw_only=True):
 class MessageRequest(CountRequest, frozen=True, kw_only=True):
     """POST /v1/messages."""
 
-    max_tokens: Annotated[int, Meta(ge=1)]
+    max_tokens: Annotated[int, Meta(ge=1, le=2**63 - 1)]
     stop_sequences: Annotated[list[StopSequence], Meta(max_length=MAX_STOPS)] | None = None
     temperature: Annotated[float, Meta(ge=0.0, le=2.0)] | None = None
     top_p: Annotated[float, Meta(ge=0.0, le=1.0)] | None = None

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
-from typing import Any, NamedTuple, cast
+import contextlib
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from aiohttp import HttpVersion11, hdrs, web
 from aiohttp.base_protocol import BaseProtocol
@@ -14,10 +15,13 @@ from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
 
 from gateway import errors, head
-from gateway.auth import CALLER, Caller
+from gateway.auth import Caller
 from gateway.entrance import Endpoint
 from gateway.house import Gateway
-from gateway.reply import KEPT, Keeper
+from gateway.reply import Keeper
+
+if TYPE_CHECKING:
+    from gateway.tracing.tracer import Tracing
 
 HEADERS = CIMultiDictProxy(CIMultiDict({hdrs.CONTENT_TYPE: "application/json"}))
 
@@ -47,19 +51,46 @@ async def ask(
 ) -> Asked:
     """As whoever made the batch. Never raises but when it is cancelled."""
     request = _request(path, body, gw.settings.server.max_body_bytes)
-    head.begin(request)
-    request[CALLER], request[KEPT] = caller, keeper
-    request_id = request[head.HEAD].request_id
+    noted = head.begin(request)
+    noted.caller, noted.keeper, noted.route = caller, keeper, path
+    request_id = noted.request_id
+    with traced(gw.tracing, request, keeper.batch_id) as became:
+        try:
+            response = await endpoints[path](gw, request)
+        except web.HTTPException as error:
+            failure = errors.of_http(error, request)
+        except Exception as error:
+            failure = errors.described(error, request_id, noted.trace_id)
+        else:
+            became.status = response.status
+            said = response.body if isinstance(response, head.Whole | web.Response) else None
+            return Asked(request_id, response.status, cast(bytes, said or b"null"), None)
+        became.status, became.failure = failure.status, failure
+        return Asked(request_id, failure.status, errors.body(failure), failure)
+
+
+class Became:
+    """What a line is answered; to begin with, nothing."""
+
+    status = head.HUNG_UP
+    failure: errors.GatewayError | None = None
+
+
+@contextlib.contextmanager
+def traced(tracing: Tracing | None, request: web.Request, batch_id: str) -> Iterator[Became]:
+    """Its own trace, if there are any."""
+    became, noted = Became(), request[head.HEAD]
+    if tracing is None:
+        yield became
+        return
+    journey = tracing.begin(noted, request)
+    journey.kind, journey.batch = "line", batch_id
     try:
-        response = await endpoints[path](gw, request)
-    except web.HTTPException as error:
-        failure = errors.of_http(error, request)
-    except Exception as error:
-        failure = errors.described(error, request_id)
-    else:
-        said = response.body if isinstance(response, head.Whole | web.Response) else None
-        return Asked(request_id, response.status, cast(bytes, said or b"null"), None)
-    return Asked(request_id, failure.status, errors.body(failure), failure)
+        yield became
+    finally:
+        if became.failure is not None:
+            journey.failed(became.failure)
+        tracing.end(journey, noted, request, became.status)
 
 
 def _request(path: str, body: bytes, max_body_bytes: int) -> web.Request:

@@ -106,7 +106,7 @@ class Book:
 
     async def create(self, tenant_id: str, key_id: str, asked: openai.BatchRequest) -> Batch:
         """Raises ObjectNotFound and InvalidRequest for its file, and TooManyBatches."""
-        file = await self._files.find(tenant_id, asked.input_file_id)
+        file = await self._files.find(tenant_id, asked.input_file_id, "input_file_id")
         most = self.config.max_input_bytes
         if file.purpose != "batch":
             raise errors.InvalidRequest(
@@ -153,8 +153,10 @@ class Book:
     async def find(self, tenant_id: str, batch_id: str) -> Batch:
         """Raises ObjectNotFound, also for what is another tenant's."""
         query = sa.select(store.batches).where(columns.id == batch_id, columns.tenant_id == tenant_id)
-        async with reading(self._rooms) as connection:
-            row = (await connection.execute(query)).first()
+        row = None
+        if "\0" not in batch_id:  # for which PostgreSQL would not even look
+            async with reading(self._rooms) as connection:
+                row = (await connection.execute(query)).first()
         if row is None:
             raise errors.ObjectNotFound(f"No batch found with id '{batch_id}'.", param="id")
         return Batch(*row)

@@ -66,7 +66,8 @@ class Pace:
     def has_room(self, course: Course, model: str) -> bool:
         """For one more line of a batch that asks this model."""
         try:
-            num_in_line = self._gw.dispatch.num_waiting_for(model)
+            pool = self._gw.upstreams.of(model)
+            num_in_line = pool.num_waiting if pool is not None else self._gw.dispatch.num_waiting_for(model)
         except GatewayError:  # there is none of this name any more, as the line will hear
             num_in_line = 0
         others = [each.num_under_way for each in self._courses if each is not course and each.wants_more]

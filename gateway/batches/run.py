@@ -58,6 +58,7 @@ class Line(Keeper):
 
     def __init__(self, run: Run, course: Course, number: int, custom_id: str) -> None:
         self._run = run
+        self.batch_id = run.batch.id
         self._course = course
         self.number = number
         self.custom_id = custom_id
@@ -158,7 +159,7 @@ class Run:
     async def _read_file(self, path: Path) -> Index:
         """Raises OSError. What was found good once is not asked again whether it is."""
         gw, config, caller = self._gw, self._book.config, self._caller()
-        served = {model.name for model in (*gw.dispatch.models(), *gw.dispatch.adapters())}
+        served = {model.name for model in (*gw.dispatch.models(), *gw.dispatch.adapters(), *gw.upstreams.models())}
         is_new = self.batch.status == "validating"
 
         def may_use(model: str) -> bool:

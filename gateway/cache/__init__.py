@@ -136,6 +136,12 @@ class Found:
         return "miss" if self._source is None else self._source.outcome
 
     @property
+    def followed(self) -> str:
+        """W3C trace context of the request whose computation it reads along with; empty: of none, or that has no
+        trace."""
+        return self._source.followed if isinstance(self._source, Reader) else ""
+
+    @property
     def max_completion_tokens(self) -> int:
         """Of all sequences together. A kept answer has exactly so many."""
         if isinstance(self._source, Replay):

@@ -9,9 +9,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
+import msgspec
+
 from gateway.clock import Clock
 from gateway.errors import GatewayError
-from gateway.flights import Source
+from gateway.flight import Flight
+from gateway.flights import Flights, Source
+from gateway.pieces import Counted, Piece
 from gateway.spent import Spent
 from policies import wire
 from policies.answers import Kept, Outcome, Told
@@ -106,7 +110,21 @@ class Run:
             token_ids = [token_id for delta in deltas for token_id in delta.token_ids]
             logprobs = [logprob for delta in deltas for logprob in delta.logprobs or ()]
             has_end_token = bool(deltas[-1].token_ids)
-            told.append(Told(parts[request_id], index, token_ids, logprobs or None, finish.reason, has_end_token))
+            pieces = [delta for delta in deltas if isinstance(delta, Piece)]
+            words = [word for piece in pieces for word in piece.words]
+            counted = pieces[-1].counted if pieces else None
+            told.append(
+                Told(
+                    parts[request_id],
+                    index,
+                    token_ids,
+                    logprobs or None,
+                    finish.reason,
+                    has_end_token,
+                    words if pieces else None,
+                    None if counted is None else counted.usage,
+                )
+            )
         return Kept(made_at, told)
 
     def _take(self, deltas: list[wire.Delta]) -> None:
@@ -157,6 +175,13 @@ class Reader:
         self._run.leave(self)
 
     @property
+    def followed(self) -> str:
+        """W3C trace context of the request that began the computation; empty: it has no trace."""
+        source = self._run.source
+        first = source.first if isinstance(source, Flights) else source
+        return first.request.traceparent if isinstance(first, Flight) else ""
+
+    @property
     def were_sent(self) -> bool:
         return self._run.source.were_sent
 
@@ -187,6 +212,8 @@ class Reader:
         finish = delta.finish
         if finish is not None and self.outcome == "shared":
             finish = _unreused(finish)
+        if isinstance(delta, Piece):
+            return msgspec.structs.replace(delta, request_id=ids[delta.request_id], finish=finish)
         return wire.Delta(ids[delta.request_id], delta.index, delta.token_ids, delta.logprobs, finish)
 
 
@@ -212,10 +239,22 @@ class Replay:
 
     async def deltas(self) -> list[wire.Delta]:
         self.first_token_at = self._clock.now()
-        deltas = []
+        deltas: list[wire.Delta] = []
         for told in self._kept.sequences:
             request_id, finish = self._request_ids[told.part], _finish(told.reason)
-            if told.has_end_token:
+            if told.words is not None:
+                counted = None if told.usage is None else Counted(told.usage, "upstream")
+                deltas.append(
+                    Piece(
+                        request_id,
+                        told.index,
+                        told.token_ids,
+                        finish=finish,
+                        words=told.words,
+                        counted=counted,
+                    )
+                )
+            elif told.has_end_token:
                 deltas.append(wire.Delta(request_id, told.index, told.token_ids, told.logprobs, finish))
             else:
                 deltas.append(wire.Delta(request_id, told.index, told.token_ids, told.logprobs))

@@ -12,6 +12,7 @@ import contextlib
 import errno
 import hashlib
 import logging
+import math
 import os
 import time
 from collections.abc import AsyncIterator, Callable
@@ -36,7 +37,11 @@ log = logging.getLogger(__name__)
 SWEEP_S = 60.0
 """Between two looks for files whose time is over."""
 FORGOTTEN_S = 86_400.0
-"""After so long an upload that was never finished is nobody's."""
+"""After so long an upload that was never finished is nobody's, and neither is a file without a row."""
+ORPHANS_S = 3600.0
+"""Between two looks for those, at all that is in the directory."""
+MAX_ASKED = 500
+"""Ids in one statement."""
 MAX_ARRIVING = 64
 """Uploads at a time."""
 OVER = ("completed", "failed", "expired", "cancelled")
@@ -107,6 +112,8 @@ class Files:
         self._arriving: dict[str, int] = {}
         """By tenant: bytes of uploads that have no row yet."""
         self._num_arriving = 0
+        self._looked_at = -math.inf
+        """For files without a row."""
         try:
             for place in (self.directory, self._staging):
                 place.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -123,12 +130,13 @@ class Files:
 
     # One by one
 
-    async def find(self, tenant_id: str, file_id: str) -> File:
-        """Raises ObjectNotFound, also for what is another tenant's, and StoreUnavailable, as all of these do."""
+    async def find(self, tenant_id: str, file_id: str, param: str = "id") -> File:
+        """``param``: where it was named. Raises ObjectNotFound, also for what is another tenant's, and
+        StoreUnavailable, as all of these do."""
         async with reading(self._rooms) as connection:
             found = await self._find(connection, tenant_id, file_id)
         if found is None:
-            raise errors.ObjectNotFound(f"No such File object: {file_id}", param="id")
+            raise errors.ObjectNotFound(f"No such File object: {file_id}", param=param)
         return found
 
     async def page(
@@ -265,13 +273,37 @@ class Files:
             await self._clock.sleep(SWEEP_S)
 
     async def sweep(self) -> None:
-        """Deletes what has expired, and what was left behind by uploads that never ended."""
+        """Deletes what has expired, and what was left behind by uploads that never ended and by gateways that were
+        killed between a file and its row."""
         columns, now = store.files.c, int(self.wall())
         async with changing(self._rooms) as connection:
             needed = sa.select(store.batches.c.input_file_id).where(store.batches.c.status.not_in(OVER))
             over = sa.delete(store.files).where(columns.expires_at <= now, columns.id.not_in(needed))
             gone = list((await connection.execute(over.returning(columns.id))).scalars())
         await asyncio.to_thread(self._unlink, gone, now)
+        if self._clock.now() >= self._looked_at + ORPHANS_S:
+            self._looked_at = self._clock.now()
+            await self._sweep_orphans(now)
+
+    async def _sweep_orphans(self, now: int) -> None:
+        old = await asyncio.to_thread(self._older_than, now - FORGOTTEN_S)
+        for start in range(0, len(old), MAX_ASKED):
+            asked = old[start : start + MAX_ASKED]
+            async with reading(self._rooms) as connection:
+                query = sa.select(store.files.c.id).where(store.files.c.id.in_(asked))
+                known = set((await connection.execute(query)).scalars())
+            if orphans := [file_id for file_id in asked if file_id not in known]:
+                log.warning("files: %d of %s are nobody's, and deleted", len(orphans), self.directory)
+                await asyncio.to_thread(self._unlink, orphans, now)
+
+    def _older_than(self, at: float) -> list[str]:
+        """Ids of files, whether or not they have a row."""
+        old = []
+        for path in self.directory.glob("file-*"):
+            with contextlib.suppress(FileNotFoundError):
+                if path.stat().st_mtime < at:
+                    old.append(path.name)
+        return old
 
     def _unlink(self, file_ids: list[str], now: int) -> None:
         for file_id in file_ids:
@@ -286,6 +318,8 @@ class Files:
         return sa.or_(columns.expires_at.is_(None), columns.expires_at > int(self.wall()))
 
     async def _find(self, connection: AsyncConnection, tenant_id: str, file_id: str) -> File | None:
+        if "\0" in file_id:  # for which PostgreSQL would not even look
+            return None
         columns = store.files.c
         query = sa.select(store.files).where(columns.id == file_id, columns.tenant_id == tenant_id, self._is_there())
         row = (await connection.execute(query)).first()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import time
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager
 from hashlib import blake2b
@@ -126,9 +127,15 @@ class Idempotency:
 
     async def _relay(self, request: web.Request, record: Record) -> web.StreamResponse:
         """What the record says, to one client."""
+        journey = request[HEAD].journey
+        if journey is not None and record.request_id != request[HEAD].request_id:
+            journey.replay_at = time.monotonic()
         await record.begun()
         if record.request_id != request[HEAD].request_id:
-            request[HEAD].request_id = record.request_id
+            noted = request[HEAD]
+            noted.request_id = record.request_id
+            if journey is not None:
+                journey.replay_at = journey.replay_at or time.monotonic()
             head.also(request, {REPLAYED: "true"})
         if not record.is_stream:
             return head.Whole(b"".join(record.chunks))

@@ -20,8 +20,9 @@ from gateway.errors import LedgerBehind
 from gateway.ledger.chains import Chain, open_chain
 from gateway.ledger.entry import Entry, WriteError, Writer
 from gateway.ledger.marks import Mark, Marks
+from gateway.ledger.tally import Tally
 from gateway.ledger.writers import writer_for
-from gateway.telemetry import Times
+from gateway.telemetry import Times, about
 from policies import settings
 
 __all__ = ["Chain", "Entry", "Ledger", "WriteError", "Writer", "open_chain", "writer_for"]
@@ -45,6 +46,7 @@ class Ledger:
         chain: Chain,
         num_open: Callable[[], int] = lambda: 1,
         marks: Marks | None = None,
+        tally: Tally | None = None,
         wall: Callable[[], float] = time.time,
     ) -> None:
         """``chain``: nobody else's. ``num_open``: requests that have not been answered; as many rows may still
@@ -59,6 +61,8 @@ class Ledger:
         self._num_open = num_open
         self.added = Times(ADDED_BOUNDS_MS)
         """How long answers waited for their rows."""
+        self.tally = tally or Tally({})
+        """Has them counted when they are durable."""
         self._pending: list[tuple[Entry, asyncio.Future[None], float]] = []
         self._timer: Timer | None = None
         self._writing: asyncio.Task[None] | None = None
@@ -117,7 +121,8 @@ class Ledger:
             self._writing.cancel()
             await asyncio.wait([self._writing])
             for entry, _, _ in self._pending:
-                log.critical("ledger: not written: %s", msgspec.json.encode(msgspec.structs.asdict(entry)).decode())
+                row = msgspec.json.encode(msgspec.structs.asdict(entry)).decode()
+                log.critical("ledger: not written: %s", row, extra=about(entry.request_id, entry.trace_id))
         await self._writer.close()
 
     def _flush(self) -> None:
@@ -141,6 +146,7 @@ class Ledger:
                     self.added.add(1e3 * (written_at - put_at))
                     if not durable.done():  # its waiter may have been cancelled
                         durable.set_result(None)
+                self.tally.add([entry for entry, _, _ in batch])
                 waited_s = written_at - began_at  # about as long as those that came meanwhile
                 if len(self._pending) < self._num_worth_a_commit() and waited_s < self._flush_s:
                     break

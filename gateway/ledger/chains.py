@@ -11,6 +11,8 @@ import hashlib
 import os
 import socket
 import time
+from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 import sqlalchemy as sa
@@ -21,6 +23,12 @@ from gateway.store import Store
 
 GENESIS = bytes(32)
 """The link before the first row."""
+
+NUM_LATER = 2
+"""Columns that came after the link."""
+_FEWER = b"\xdc" + (len(Entry.__struct_fields__) - NUM_LATER).to_bytes(2, "big")
+"""How MessagePack begins an array of the columns before them."""
+assert Entry.__struct_fields__[-NUM_LATER - 1] == "link"
 
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -49,8 +57,17 @@ class Chain:
 
 
 def content_of(entry: Entry) -> bytes:
-    """What the link is over: MessagePack's array of the columns in their order, the link null."""
-    return _encode(entry if entry.link is None else msgspec.structs.replace(entry, link=None))
+    """What the link is over: MessagePack's array of the columns in their order, the link null. The columns that came
+    after it are left out where they say nothing, so that links of rows from before they were there still hold."""
+    encoded = _encode(entry if entry.link is None else msgspec.structs.replace(entry, link=None))
+    if entry.upstream is None and entry.counted_by is None:
+        return _FEWER + encoded[len(_FEWER) : -NUM_LATER]  # a null is one byte
+    return encoded
+
+
+def content_of_row(row: Sequence[Any]) -> bytes:
+    """The same of the table's columns."""
+    return content_of(Entry(*row))
 
 
 def link_of(previous: bytes, content: bytes) -> bytes:

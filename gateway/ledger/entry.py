@@ -9,6 +9,7 @@ import msgspec
 
 from gateway import store
 from policies.answers import Outcome
+from policies.upstreams.counting import CountedBy
 
 
 class Entry(msgspec.Struct, frozen=True, array_like=True):
@@ -68,6 +69,10 @@ class Entry(msgspec.Struct, frozen=True, array_like=True):
     """In its chain, from 1."""
     link: bytes | None = None
     """SHA-256 over the link before and the row."""
+    upstream: str | None = None
+    """The one that answered; null where a worker or a cache did."""
+    counted_by: CountedBy | None = None
+    """Whose count the tokens are, where an upstream answered."""
 
 
 assert Entry.__struct_fields__ == tuple(store.ledger.c.keys())

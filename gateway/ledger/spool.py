@@ -68,6 +68,16 @@ class SpooledWriter:
             raise
         self._drain()
 
+    @property
+    def is_away(self) -> bool:
+        """The database is, as far as the last try has shown."""
+        return self._is_away
+
+    @property
+    def num_rows(self) -> int:
+        """Rows in the file, once it was opened."""
+        return 0 if self._spool is None else self._spool.num_rows
+
     async def kept(self, request_ids: Sequence[str]) -> set[str]:
         """Those of them whose rows are kept here."""
         if not self._path.exists():
@@ -135,13 +145,13 @@ class Spool:
         self._path = path
         self._lock = threading.Lock()
         self._connection: sqlite3.Connection | None = None
-        self._num_rows = 0
+        self.num_rows = 0
 
     def keep(self, entries: Sequence[Entry]) -> None:
         """Durable when it returns. Raises WriteError."""
         with self._lock:
-            if self._num_rows + len(entries) > MAX_ROWS:
-                raise WriteError(f"{self._path} holds {self._num_rows} rows already")
+            if self.num_rows + len(entries) > MAX_ROWS:
+                raise WriteError(f"{self._path} holds {self.num_rows} rows already")
             rows = [(_key_of(entry), msgspec.json.encode(msgspec.structs.asdict(entry))) for entry in entries]
             try:
                 connection = self._open()
@@ -149,7 +159,7 @@ class Spool:
                     connection.executemany("INSERT OR IGNORE INTO spool VALUES (?, ?)", rows)
             except sqlite3.Error as error:
                 raise WriteError(f"{self._path}: {error}") from error
-            self._num_rows += len(rows)
+            self.num_rows += len(rows)
 
     def oldest(self, num_rows: int) -> list[Entry]:
         with self._lock:
@@ -188,7 +198,7 @@ class Spool:
     def forget(self, entries: Sequence[Entry]) -> None:
         with self._lock, self._open() as connection:
             connection.executemany("DELETE FROM spool WHERE request_id = ?", [(_key_of(entry),) for entry in entries])
-            self._num_rows -= len(entries)
+            self.num_rows -= len(entries)
 
     def close(self) -> None:
         with self._lock:
@@ -218,7 +228,7 @@ class Spool:
             for pragma in PRAGMAS:
                 connection.execute(f"PRAGMA {pragma}").close()
             connection.execute(SCHEMA)
-            (self._num_rows,) = connection.execute("SELECT count(*) FROM spool").fetchone()
+            (self.num_rows,) = connection.execute("SELECT count(*) FROM spool").fetchone()
         except sqlite3.Error:
             connection.close()
             raise

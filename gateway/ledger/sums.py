@@ -26,6 +26,7 @@ from gateway.clock import Clock
 from gateway.ledger.entry import Entry
 from gateway.ledger.follow import Batch, Follower, Move
 from gateway.store import Store
+from gateway.telemetry import about
 from policies import pricing
 from policies.pricing import Kind, Rates
 from policies.terms import Usage
@@ -45,9 +46,10 @@ MAX_AT_ONCE = 50
 """Added up before the loop is given to others."""
 WIDTHS = (60, 3600, 86400)
 """Of the spans, in seconds, each a multiple of the first; they begin at multiples of it."""
-WORDS = tuple(column.name for column in store.usage.primary_key.columns if column.name not in ("width_s", "starts_at"))
+_KEYS = tuple(str(column.name) for column in store.usage.primary_key.columns)  # SQLAlchemy's names are no plain str
+WORDS = tuple(name for name in _KEYS if name not in ("width_s", "starts_at"))
 """What rows have in common that are in one sum."""
-NUMBERS = tuple(column.name for column in store.usage.c if not column.primary_key)
+NUMBERS = tuple(str(column.name) for column in store.usage.c if not column.primary_key)
 """What is added up."""
 
 ADDED = NUMBERS[1:8]
@@ -104,7 +106,8 @@ async def priced(entries: Iterable[Entry], rates_of: RatesOf) -> AsyncIterator[t
                 try:
                     known[version] = await rates_of(*version)
                 except LookupError as error:
-                    log.error("what the cost of %s was for is not known: %s", entry.request_id, error)
+                    extra = about(entry.request_id, entry.trace_id)
+                    log.error("what the cost of this request was for is not known: %s", error, extra=extra)
                     known[version] = None
             rates = known[version]
         yield entry, numbers_of(entry, rates)

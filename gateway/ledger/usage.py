@@ -21,11 +21,17 @@ from gateway.ledger.entry import Entry
 from gateway.ledger.follow import NO_CHAIN, gaps_of
 from gateway.ledger.sums import FOLLOWER, NUMBERS, WIDTHS, RatesOf, priced
 from gateway.store import Store
+from policies.pricelist import OF_BATCH
 from policies.pricing import FROM_CACHE, Kind
 
 MINUTE_S, HOUR_S, DAY_S = WIDTHS
 MAX_TAIL = 25_000
 """Rows that are added up while somebody waits for the answer."""
+BATCH = "batch"
+"""Whether a row is of a batch's line, as a word: "true" or "false"."""
+_IS_OF_BATCH: sa.ColumnElement[str] = sa.literal_column(
+    f"CASE WHEN replace(price_version, '{OF_BATCH}', '') = price_version THEN 'false' ELSE 'true' END", sa.Text
+)
 GROWTH = 4
 """How much more time is read at once when what was read gave too few lines."""
 FROM_CACHES = ("num_prompt_tokens", "num_cached_tokens", "num_completion_tokens", "num_reasoning_tokens")
@@ -44,9 +50,9 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     width_s: int
     """One of WIDTHS."""
     group_by: tuple[str, ...] = ()
-    """Of WORDS; a line for each combination that there is."""
+    """Of WORDS and BATCH; a line for each combination that there is."""
     only: Mapping[str, Sequence[str]] = {}
-    """Of WORDS, the values that count."""
+    """Of the same, the values that count."""
     with_charges: bool = False
     """Also what the cost was for, which takes longer."""
 
@@ -135,7 +141,7 @@ class Usage:
             found = await _first_sums(connection, question, max_lines + 1, after)
             tail = await _tail(connection, question)
         async for entry, numbers in priced(tail, self._rates_of):
-            place = (_start_of(entry.settled_at, question), tuple(getattr(entry, word) for word in question.group_by))
+            place = (_start_of(entry.settled_at, question), tuple(_word(entry, word) for word in question.group_by))
             if after is None or place > after:
                 is_kept = entry.cache in FROM_CACHE
                 figures = (*numbers, *(getattr(entry, name) if is_kept else 0 for name in FROM_CACHES))
@@ -224,20 +230,20 @@ def _sums(
         start = sa.case((start < first, first), else_=start)
     # By code points, as Python sorts, whatever language the database was made for.
     collation = "C" if connection.dialect.name == "postgresql" else "BINARY"
-    place: list[sa.ColumnElement[Any]] = [start, *(columns[word].collate(collation) for word in question.group_by)]
+    grouped: list[Any] = [_column(columns, word) for word in question.group_by]
+    place: list[sa.ColumnElement[Any]] = [start, *(column.collate(collation) for column in grouped)]
     figures = [sa.func.sum(columns[name]) for name in (NUMBERS if question.with_charges else NUMBERS[:NUM_FIRST])]
     if question.with_charges:
         from_cache = columns.cache.in_(FROM_CACHE)
         figures += [sa.func.sum(sa.case((from_cache, columns[name]), else_=0)) for name in FROM_CACHES]
-    statement = sa.select(start.label("start"), *(columns[word] for word in question.group_by), *figures)
+    statement: sa.Select[Any] = sa.select(start.label("start"), *grouped, *figures)
     statement = statement.where(columns.width_s == span.width_s, columns.starts_at >= span.since)
     statement = statement.where(columns.starts_at < span.until)
     statement = statement.where(*_chosen(columns, question))
     if after is not None:
         starts_at, words = after
         statement = statement.where(columns.starts_at >= starts_at, sa.tuple_(*place) > sa.tuple_(starts_at, *words))
-    grouped = [start, *(columns[word] for word in question.group_by)]
-    return statement.group_by(*grouped).order_by(*place).limit(max_lines)
+    return statement.group_by(start, *grouped).order_by(*place).limit(max_lines)
 
 
 async def _tail(connection: AsyncConnection, question: Question) -> Sequence[Entry]:
@@ -276,4 +282,15 @@ def _chains_with_a_tail() -> sa.Select[Any]:
 
 
 def _chosen(columns: Any, question: Question) -> list[sa.ColumnElement[bool]]:
-    return [columns[word].in_(values) for word, values in question.only.items()]
+    return [_column(columns, word).in_(values) for word, values in question.only.items()]
+
+
+def _column(columns: Any, word: str) -> sa.ColumnElement[str]:
+    return _IS_OF_BATCH if word == BATCH else columns[word]
+
+
+def _word(entry: Entry, word: str) -> str:
+    """As ``_column``."""
+    if word == BATCH:
+        return "true" if entry.price_version.endswith(OF_BATCH) else "false"
+    return str(getattr(entry, word))

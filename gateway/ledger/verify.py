@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway import store
-from gateway.ledger.chains import GENESIS, link_of
+from gateway.ledger.chains import GENESIS, content_of_row, link_of
 from gateway.ledger.closing import DAY_S, Cut, Day, digest_of, name_of
 from gateway.store import Store
 
@@ -24,8 +24,6 @@ MAX_FINDINGS = 1000
 """That are kept; further ones are only counted."""
 AT_ONCE = 2000
 """Rows in memory together."""
-
-_encode = msgspec.msgpack.Encoder().encode
 
 
 class Finding(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -260,7 +258,7 @@ async def _places(rooms: Store, stretch: Stretch) -> AsyncIterator[Place]:
         async with rooms.engine.connect() as connection:
             query = sa.select(store.ledger).where(between(rows)).order_by(rows.position)
             found = [
-                Place(row.position, row.request_id, _encode((*row[:-1], None)), row.link)
+                Place(row.position, row.request_id, content_of_row(row), row.link)
                 for row in await connection.execute(query)
             ]
             settled_twice = await connection.execute(sa.select(store.ledger_repeats).where(between(repeats)))

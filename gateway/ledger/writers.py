@@ -44,6 +44,8 @@ _RARE = (
     "trace_id",
     "corrects",
     "reason",
+    "upstream",
+    "counted_by",
 )
 """Columns that mostly say nothing, which is what the table says by itself."""
 _USUAL = tuple(name for name in Entry.__struct_fields__ if name not in _RARE)

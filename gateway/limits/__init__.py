@@ -30,7 +30,7 @@ from gateway.limits.ticket import Ticket
 from gateway.prices import Prices
 from gateway.redis import Redis, RedisAway
 from policies import admission, pricing, settings
-from policies.admission import NO_CEILING, Alert, Ask, Grant, Refusal, Rule, Scope
+from policies.admission import NO_CEILING, Alert, Ask, Grant, Period, Refusal, Rule, Scope
 from policies.answers import Outcome
 from policies.policy import Policy
 from policies.rate import LEASE_MS
@@ -124,6 +124,21 @@ class Limits:
             told = await self.readings([rule for rule, _ in named])
         except RedisAway:
             raise self._unavailable() from None
+        return self._told(policy, named, period, told)
+
+    def known(self, policy: Policy, tenant_id: str) -> list[Reading]:
+        """The tenant's own ceilings and its budget, as far as they are in this gateway's memory: all that a gateway
+        has that counts alone, and of what lies in Redis the budget, as last heard of."""
+        named, period = self.plans.spelled(policy, tenant_id, "", ())
+        if self.shared is None:
+            return self._told(policy, named, period, self.local.readings([rule for rule, _ in named]))
+        name, spent_micros = self._known_spent.get(tenant_id, ("", 0))
+        return self._told(policy, [each for each in named if each[0].name == name], period, [spent_micros, 0])
+
+    def _told(
+        self, policy: Policy, named: Sequence[tuple[Rule, str]], period: Period | None, told: Sequence[int]
+    ) -> list[Reading]:
+        """``named`` and ``period`` as ``Plans.spelled`` has them, ``told`` as ``admission.readings``."""
         readings = []
         for index, (rule, model) in enumerate(named):
             ceiling, used, reset_ms = rule.ceiling, told[2 * index], told[2 * index + 1]

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
+
 from gateway.flights import Source
 from gateway.limits.ticket import Ticket
+from gateway.pieces import Piece
 from gateway.spent import Spent
 from policies import wire
 from policies.admission import NO_CEILING
@@ -92,10 +95,13 @@ class Metered:
         ticket = self._ticket
         num_covered = ticket.num_paid if self._source.outcome in FROM_CACHE else ticket.num_covered
         room = max(0, num_covered - self._num_tokens)
-        deltas = []
+        deltas: list[wire.Delta] = []
         for (request_id, index), num_cached_tokens in self._open.items():
             finish = wire.Finish("length", num_cached_tokens, 0, 0.0, 0.0, 0.0)
             if (request_id, index) == (delta.request_id, delta.index):
+                if isinstance(delta, Piece):
+                    deltas.append(msgspec.structs.replace(delta, finish=finish, counted=None, **delta.first(room)))
+                    continue
                 logprobs = delta.logprobs[:room] if delta.logprobs is not None else None
                 deltas.append(wire.Delta(request_id, index, delta.token_ids[:room], logprobs, finish))
             else:

@@ -14,6 +14,7 @@ from typing import Any
 
 from gateway.limits import script
 from gateway.redis import Redis, RedisAway, Script
+from gateway.telemetry import about
 from policies.admission import Ask, Grant, Refusal, Rule
 
 log = logging.getLogger(__name__)
@@ -75,7 +76,7 @@ class SharedMeters:
             try:
                 told(await self.settle(rules, request_id, unused, overused, cost_micros))
             except RedisAway as away:
-                log.debug("request %s is not settled in Redis: %s", request_id, away)
+                log.debug("this request is not settled in Redis: %s", away, extra=about(request_id))
 
         settlement = asyncio.get_running_loop().create_task(settling())
         self._settlements.add(settlement)

@@ -8,6 +8,9 @@ from aiohttp import web
 from gateway import errors
 from gateway.errors import GatewayError
 
+NAMES = (("response_format.json_schema.schema", "format"),)
+"""What a chat's fields are called here."""
+
 
 class ErrorBody(msgspec.Struct, frozen=True):
     """The body of a refusal, and the last line of a stream that failed."""
@@ -16,7 +19,7 @@ class ErrorBody(msgspec.Struct, frozen=True):
 
 
 def described(failure: GatewayError) -> ErrorBody:
-    return ErrorBody(errors.detail(failure).message)
+    return ErrorBody(errors.told(failure, NAMES))
 
 
 def shaped(failure: GatewayError, request_id: str) -> web.Response:

@@ -23,7 +23,7 @@ Think = bool | Literal["low", "medium", "high"]
 class Options(msgspec.Struct, frozen=True, kw_only=True):
     """How it is sampled. Below zero, ``num_predict`` is as many tokens as fit."""
 
-    num_predict: int | None = None
+    num_predict: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
     temperature: Annotated[float, Meta(ge=0.0, le=2.0)] | None = None
     top_k: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
     top_p: Annotated[float, Meta(ge=0.0, le=1.0)] | None = None

@@ -13,7 +13,7 @@ from msgspec import Meta
 
 from gateway import openai
 from gateway.ollama.requests import name_of
-from gateway.openai import decoded
+from gateway.openai import Malformed, decoded
 from gateway.reply import VectorAnswer
 
 
@@ -23,7 +23,7 @@ class EmbedRequest(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     input: str | list[str]
     truncate: bool | None = None
-    dimensions: Annotated[int, Meta(ge=1)] | None = None
+    dimensions: Annotated[int, Meta(ge=1, le=2**63 - 1)] | None = None
     keep_alive: float | str | None = None
 
 
@@ -65,6 +65,8 @@ def parse_embed(body: bytes) -> openai.EmbeddingRequest:
 def parse_embeddings(body: bytes) -> openai.EmbeddingRequest:
     """As ``parse_embed``."""
     asked = decoded(_embeddings, body)
+    if not asked.prompt:
+        raise Malformed("Invalid 'prompt': it is empty", "prompt", "empty_string")
     return openai.parse_embedding(msgspec.json.encode({"model": name_of(asked.model), "input": asked.prompt}))
 
 

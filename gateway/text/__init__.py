@@ -12,6 +12,7 @@ import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -33,6 +34,7 @@ from policies.gguf import GgufInvalid
 
 __all__ = ["Decoder", "StopStrings", "Text", "TextInvalid"]
 
+HAS_CALLS = attrgetter("calls")
 MAX_WAITING = 256
 """Long prompts that wait for a thread before more are refused."""
 
@@ -114,7 +116,7 @@ class Text:
 
         def rendered() -> str:
             told = [_as_dict(message, template) for message in messages]
-            if not self.tongue.knows_tools and (tools or any(message.calls for message in messages)):
+            if not self.tongue.knows_tools and (tools or any(map(HAS_CALLS, messages))):
                 told = untold.told(told, tools or ())
             try:
                 return template.render(told, tools, switches or {})
@@ -264,8 +266,8 @@ def _num_chars(messages: Sequence[openai.Message]) -> int:
     for message in messages:
         content = message.content
         num_chars += 20 + len(content if isinstance(content, str) else message.text)
-        if message.calls:
-            num_chars += sum(100 + len(call.function.arguments) for call in message.calls)
+        if message.tool_calls or message.function_call is not None:
+            num_chars += sum(100 + len(_text(call.called.arguments)) for call in message.calls)
         if message.reasoning_content:
             num_chars += len(message.reasoning_content)
     return num_chars
@@ -274,6 +276,8 @@ def _num_chars(messages: Sequence[openai.Message]) -> int:
 def _as_dict(message: openai.Message, template: ChatTemplate) -> dict[str, Any]:
     """A message as templates expect it: text in one string, arguments as an object, and no key without a value."""
     content, role = message.content, message.role
+    if message.is_plain and message.name is None:
+        return {"role": role, "content": content}
     if role == "developer" and not template.knows_developer:
         role = "system"
     elif role == "function":
@@ -289,10 +293,11 @@ def _as_dict(message: openai.Message, template: ChatTemplate) -> dict[str, Any]:
         entry["tool_calls"] = [
             {
                 "id": template.id_of(call.id or ""),
-                "type": call.type,
-                "function": {"name": call.function.name, "arguments": _arguments(call.function.arguments)},
+                "type": "function",
+                "function": {"name": called.name, "arguments": _arguments(called.arguments)},
             }
             for call in message.calls
+            for called in (call.called,)
         ]
     return entry
 

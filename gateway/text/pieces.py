@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from array import array
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from tokenizers import AddedToken, Tokenizer
@@ -47,12 +48,21 @@ def freeze_words(tokenizer: Tokenizer) -> None:
     resize(0)  # keeps what is there
 
 
+class Frame(NamedTuple):
+    """What stood around the newest turn of a prompt: all until behind a special token, and all from the next one on."""
+
+    before: str
+    ids_before: list[int]
+    behind: str
+    ids_behind: list[int]
+
+
 class Found(NamedTuple):
     """A prompt in pieces."""
 
     tenant_id: str
-    known: list[array[int] | None]
-    """Token ids of each piece, where they are remembered."""
+    known: list[array[int] | list[int] | None]
+    """Token ids of each piece, or of several together, where they are remembered."""
     missing: list[str]
     """The pieces whose token ids are not."""
 
@@ -66,11 +76,16 @@ class Pieces:
         marks = _marks(tokenizer)
         self._marks = {content: array("I", [token_id]) for content, token_id in marks.items()}
         longest_first = sorted(marks, key=len, reverse=True)
-        self._cut = re.compile(f"({'|'.join(map(re.escape, longest_first))})").split if marks else None
+        mark = re.compile(f"({'|'.join(map(re.escape, longest_first))})") if marks else None
+        self._cut = None if mark is None else mark.split
+        self._next_mark = None if mark is None else mark.search
         # Two generations: what is used moves to the young one; when that is full it becomes the old one, which goes.
         self._young: dict[tuple[str, str], array[int]] = {}
         self._old: dict[tuple[str, str], array[int]] = {}
         self._num_chars = 0
+        self._frames: dict[str, Frame] = {}
+        """By tenant: of the last prompt of which all but one piece was known."""
+        self._num_frame_chars = 0
         if self._cut is not None and not self._agrees(longest_first):
             self._cut = None
 
@@ -86,17 +101,42 @@ class Pieces:
         """``prompt`` in pieces, some of them known."""
         if self._cut is None:
             return Found(tenant_id, [None], [prompt])
-        marks, young = self._marks, self._young
-        known: list[array[int] | None] = []
-        missing = []
-        for piece in self._cut(prompt):
-            if not piece:
-                continue
-            token_ids = marks.get(piece) or young.get((tenant_id, piece)) or self._recall((tenant_id, piece))
-            known.append(token_ids)
-            if token_ids is None:
-                missing.append(piece)
-        return Found(tenant_id, known, missing)
+        marks, young, frame = self._marks, self._young, self._frames.get(tenant_id)
+        if frame is not None and (newest := self._newest(prompt, frame)):
+            token_ids = young.get((tenant_id, newest)) or self._recall((tenant_id, newest))
+            return Found(
+                tenant_id, [frame.ids_before, token_ids, frame.ids_behind], [newest] if token_ids is None else []
+            )
+        pieces = [piece for piece in self._cut(prompt) if piece]
+        known = [
+            marks.get(piece) or young.get((tenant_id, piece)) or self._recall((tenant_id, piece)) for piece in pieces
+        ]
+        missing = [piece for piece, token_ids in zip(pieces, known, strict=True) if token_ids is None]
+        if len(missing) == 1:
+            self._keep_frame(tenant_id, pieces, known)
+        return Found(tenant_id, [*known], missing)
+
+    def _newest(self, prompt: str, frame: Frame) -> str:
+        """What this frame stands around, if it is one piece: the special token that comes next is the frame's. No
+        special token is a part of another one, so both sides are cut as they were."""
+        if not (prompt.startswith(frame.before) and prompt.endswith(frame.behind)):
+            return ""
+        assert self._next_mark is not None
+        begin, end = len(frame.before), len(prompt) - len(frame.behind)
+        mark = self._next_mark(prompt, begin)
+        return prompt[begin:end] if mark is not None and mark.start() == end else ""
+
+    def _keep_frame(self, tenant_id: str, pieces: list[str], known: list[array[int] | None]) -> None:
+        """Of pieces of which one alone is not known, and stands between two special tokens."""
+        place = known.index(None)
+        before, behind = "".join(pieces[:place]), "".join(pieces[place + 1 :])
+        num_chars = len(before) + len(behind)
+        if not before or not behind or num_chars > MAX_PIECE_CHARS:
+            return
+        if self._num_frame_chars + num_chars > MAX_REMEMBERED_CHARS:
+            self._frames, self._num_frame_chars = {}, 0
+        self._num_frame_chars += num_chars
+        self._frames[tenant_id] = Frame(before, _joined(known[:place]), behind, _joined(known[place + 1 :]))
 
     def read_plain(self, texts: list[str]) -> list[list[int]] | None:
         """Token ids of each text, without the tokenizer; None where one of them needs it."""
@@ -155,6 +195,10 @@ class Pieces:
         """Whether pieces read alone are the same as at once: some tokenizers treat the very first word apart."""
         samples = [sample.format(marks[0], marks[-1]) for sample in _SAMPLES]
         return all(self.encode(sample, "") == self.read([sample])[0] for sample in samples)
+
+
+def _joined(pieces: Iterable[array[int] | None]) -> list[int]:
+    return [token_id for token_ids in pieces if token_ids is not None for token_id in token_ids]
 
 
 def _marks(tokenizer: Tokenizer) -> dict[str, int]:

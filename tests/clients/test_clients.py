@@ -27,6 +27,7 @@ def test_anthropics_client(clients):
     assert found["usage"]
     assert found["counted"]
     assert found["refused"] == ["AuthenticationError"]
+    assert found["models"] == ["demo"]
 
 
 def test_langchain(clients):

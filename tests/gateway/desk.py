@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import aiohttp
 import msgspec
 
 from tests.gateway.conftest import ADMIN_KEY, Front
@@ -33,17 +35,21 @@ class Desk:
         self.front = front
 
     async def __call__(
-        self, method: str, path: str, body: object = None, key: str = ADMIN_KEY, **headers: str
+        self, method: str, path: str, body: object = None, key: str | None = ADMIN_KEY, **headers: str
     ) -> Reply:
-        """``path`` is under /admin/v1 unless it begins with a slash; ``body`` is sent as JSON unless it is bytes."""
+        """``path`` is under /admin/v1 unless it begins with a slash; ``body`` is sent as JSON unless it is bytes;
+        ``key`` None: no key is sent."""
         path = path if path.startswith("/") else f"/admin/v1/{path}"
         data = body if isinstance(body, bytes | None) else msgspec.json.encode(body)
         sent = {
-            "authorization": f"Bearer {key}",
+            **({} if key is None else {"authorization": f"Bearer {key}"}),
             "content-type": "application/json",
             **{name.replace("_", "-"): value for name, value in headers.items()},
         }
-        async with self.front.http.request(method, self.front.url + path, data=data, headers=sent) as answer:
+        async with (
+            contextlib.nullcontext(self.front.http) if key is not None else aiohttp.ClientSession() as http,
+            http.request(method, self.front.url + path, data=data, headers=sent) as answer,
+        ):
             reply = Reply(answer.status, msgspec.json.decode(await answer.read() or b"null"), answer.headers)
         assert "x-request-id" in reply.headers
         if reply.status >= 400 and path.startswith("/admin/v1/"):

@@ -13,10 +13,18 @@ from tests.builders import PATIENCE_S
 class Peer:
     """Listens on a Unix socket and speaks as the worker of one model would. For one gateway."""
 
-    def __init__(self, max_model_tokens: int = 4096, vocab_size: int = 600, max_sequences: int = 64) -> None:
+    def __init__(
+        self,
+        max_model_tokens: int = 4096,
+        vocab_size: int = 600,
+        max_sequences: int = 64,
+        pooling: wire.Pooling | None = None,
+        num_dimensions: int = 0,
+    ) -> None:
         self.max_model_tokens = max_model_tokens
         self.max_sequences = max_sequences
         self.vocab_size = vocab_size
+        self.pooling, self.num_dimensions = pooling, num_dimensions
         self._messages: asyncio.Queue[wire.ToWorker] = asyncio.Queue()
         self._writer: asyncio.StreamWriter | None = None
         self._server: asyncio.Server | None = None
@@ -100,6 +108,8 @@ class Peer:
                 device="cpu",
                 dtype="float32",
                 pid=1,
+                pooling=self.pooling,
+                num_dimensions=self.num_dimensions,
             )
         )
         frames = wire.frames_to_worker()

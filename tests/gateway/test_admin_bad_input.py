@@ -19,9 +19,11 @@ from gateway.clock import Clock
 from gateway.directory import Directory
 from policies import settings
 from tests.builders import PATIENCE_S
+from tests.gateway.bad_bodies.admin import CASES, SPARE
 from tests.gateway.conftest import OpenFront
 from tests.gateway.desk import Desk, Reply
 
+INVALID = "urn:penstock:problem:invalid_fields"
 LONG = "x" * 300
 KEYS = {"tenant_id": "TENANT", "name": "a"}
 
@@ -222,17 +224,27 @@ def filled(value: Any, names: dict[str, str]) -> Any:
 
 async def test_what_is_wrong_is_named_and_nothing_is_done(open_front: OpenFront, store_settings: settings.Store):
     async with opened(open_front, store=store_settings) as (desk, names):
+        await desk.made("upstreams", SPARE)
         before = await desk.everything()
-        for method, path, body, field in REFUSED:
+        wrong = []
+        for method, path, body, field in [*REFUSED, *CASES]:
             match = {"if_match": "*"} if method in ("PUT", "PATCH") else {}
             reply = await desk(method, filled(path, names), filled(body, names), **match)
-            assert (reply.status, reply.body.get("type")) == (400, "urn:penstock:problem:invalid_fields"), (path, body)
-            assert reply.fields() == [field], (path, body, reply)
+            fields = reply.fields() if reply.body.get("type") == INVALID else None
+            if (reply.status, fields) != (400, [field]):
+                wrong.append((method, path, str(body)[:200], field, reply.status, str(reply.body)[:300]))
+        assert not wrong, "\n".join(map(str, wrong))
         for method, path in NOWHERE:
             body = {"document": {}} if method == "PUT" else {"version": 1} if "rollback" in path else {}
             reply = await desk(method, filled(path, names), body, if_match="*")
             assert (reply.status, reply.fields()) == (404, []), (path, reply)
         assert await desk.everything() == before
+
+
+def test_there_are_enough_and_no_two_are_alike():
+    seen = {(method, path, repr(body)) for method, path, body, _ in [*REFUSED, *CASES]}
+    assert len(seen) == len(REFUSED) + len(CASES)
+    assert len(CASES) >= 200
 
 
 async def test_a_version_that_is_not_there_is_refused_whatever_it_looks_like(open_front: OpenFront):

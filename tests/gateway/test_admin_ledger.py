@@ -64,6 +64,29 @@ async def test_rows_are_found_by_what_they_have_and_listed_in_the_order_of_settl
         assert found == sorted(everything, reverse=order == "desc")
 
 
+async def test_rows_are_searched_for_by_how_they_ended(desk):
+    fine, slow, failed, theirs = await settle(
+        desk,
+        an_entry(duration_ms=10.0),
+        an_entry(duration_ms=5000.0, sla_class="interactive"),
+        an_entry(status=500),
+        an_entry(end_user="ann", trace_id="ab" * 16),
+    )
+    for query, found in (
+        ("failed=true", [failed]),
+        ("failed=false", sorted((fine, slow, theirs))),
+        ("status=500", [failed]),
+        ("sla_class=interactive", [slow]),
+        ("min_duration_ms=1000", [slow]),
+        ("end_user=ann", [theirs]),
+        (f"trace_id={'ab' * 16}", [theirs]),
+        ("end_user=bob", []),
+    ):
+        assert sorted(await ids(desk, query)) == found, query
+    for query in ("status=ok", "failed=perhaps", "min_duration_ms=-1", "trace_id=%00"):
+        assert (await desk("GET", f"{ROWS}?{query}")).status == 400, query
+
+
 async def test_a_correction_is_a_row_that_points_at_the_one_it_corrects_with_a_reason_in_the_audit_log(desk):
     entry = an_entry(
         num_prompt_tokens=10, num_completion_tokens=20, cost_micros=300, end_user="somebody", price_version="list:3"

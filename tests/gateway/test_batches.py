@@ -3,45 +3,22 @@ is wrong with a line is that line's, and limits are waited for."""
 
 from __future__ import annotations
 
-import asyncio
 import json
-import resource
 import time
-from decimal import Decimal
 from typing import Any
 
 import msgspec
 import openai
 import pytest
 
-from gateway.batches.journal import Record
 from gateway.openai import BatchBody
 from policies import settings
-from policies.policy import Budget, Limits, Policy, Price
 from policies.pricelist import Proposed
 from tests import house as houses
-from tests.batches import CHAT, as_file, begun, line, lines, outputs, over, when
+from tests.batches import CHAT, PRICE, another_key, as_file, begun, line, lines, outputs, over, when
 from tests.builders import scripted
 
 HELLO: Any = [{"role": "user", "content": "Hello"}]
-PRICE = Price(prompt=Decimal(10), completion=Decimal(40))
-
-
-async def admin(house: Any, method: str, path: str, **body: Any) -> Any:
-    async with (
-        house.http(house.admin_key) as session,
-        session.request(method, f"/admin/v1/{path}", json=body or None) as answer,
-    ):
-        assert answer.status < 300, await answer.text()
-        return await answer.json() if answer.status != 204 else None
-
-
-async def another_key(house: Any, is_stranger: bool = False, **others: Any) -> Any:
-    """A new one, with its id."""
-    tenant_id = (await admin(house, "GET", "tenants"))["data"][0]["id"]
-    if is_stranger:
-        tenant_id = (await admin(house, "POST", "tenants", name="another"))["id"]
-    return await admin(house, "POST", "keys", tenant_id=tenant_id, name="k", **others)
 
 
 @pytest.fixture(scope="module")
@@ -83,10 +60,19 @@ async def test_every_line_is_answered_at_half_the_price_in_the_least_important_c
     for request_id, row in rows.items():
         assert (row.status, row.num_prompt_tokens) == (200, ours[request_id]["prompt_tokens"])
         assert (row.price_version, row.cost_micros) == (
-            "list:1;discount=0.5",
+            "list:1;discount=0.5;batch",
             (10 * row.num_prompt_tokens + 40 * row.num_completion_tokens) // 2,
         )
     usage = batch.usage
+    marked = [row.price_version.endswith(";batch") for row in await house.ledger_rows()]
+    for is_batch in (True, False):
+        query = f"start_time={batch.created_at - 86_400}&batch={str(is_batch).lower()}&group_by[]=batch"
+        path = f"/v1/organization/usage/completions?{query}"
+        async with house.http(house.admin_key) as session, session.get(path) as told:
+            assert told.status == 200, await told.text()
+            used = [one for bucket in (await told.json())["data"] for one in bucket["results"]]
+        assert [one["batch"] for one in used] == [is_batch] * len(used)
+        assert sum(one["num_model_requests"] for one in used) == marked.count(is_batch) > 0
     assert usage.input_tokens == sum(row.num_prompt_tokens for row in rows.values())
     assert usage.output_tokens == sum(row.num_completion_tokens for row in rows.values()) == 4 * len(asked)
     assert usage.total_tokens == usage.input_tokens + usage.output_tokens
@@ -299,163 +285,3 @@ async def test_what_was_not_asked_when_the_window_ends_expires(start_house):
     assert {one["error"]["code"] for one in unasked} == {"batch_expired"}
     assert len(answered) + len(unasked) == 300
     assert len(answered) >= 4
-
-
-async def test_limits_are_waited_for_and_leave_room_for_requests_that_somebody_waits_for(start_house):
-    policy = Policy(limits=Limits(concurrent_requests=5, requests_per_minute=100_000))
-    house = start_house("--tokens-per-step", 1, "--step-s", 0.01, policies={"default": policy})
-    async with house.client() as client:
-        batch = await begun(client, lines(60))
-        most = num_alone = 0
-        while (batch := await client.batches.retrieve(batch.id)).status not in ("completed", "failed"):
-            most = max(most, len(house.gw.limits.open_tickets))
-            await client.chat.completions.create(
-                model="demo", messages=[{"role": "user", "content": "?"}], max_tokens=1
-            )
-            num_alone += 1
-    assert (batch.status, batch.request_counts.completed) == ("completed", 60)
-    assert 1 < most <= 5
-    assert num_alone > 3
-    assert {row.status for row in await house.ledger_rows()} == {200}
-
-
-async def test_a_spent_budget_is_each_lines_error_unless_the_next_period_comes_in_time(start_house):
-    def policy(period: Any) -> dict[str, Policy]:
-        return {"default": Policy(budget=Budget(Decimal("0.001"), period=period))}
-
-    house = start_house("--tokens-per-step", 4, policies=policy("month"), prices=(Proposed(price=PRICE),))
-    async with house.client() as client:
-        batch = await over(client, await begun(client, lines(20)))
-        answered, bad = await outputs(client, batch.output_file_id), await outputs(client, batch.error_file_id)
-    assert answered
-    assert len(answered) + len(bad) == 20
-    assert {one["response"]["status_code"] for one in bad} == {429}
-    assert {one["response"]["body"]["error"]["code"] for one in bad} == {"insufficient_quota"}
-    assert sum(row.cost_micros for row in await house.ledger_rows()) <= 1000
-
-
-async def test_a_revoked_key_stops_its_batch(start_house):
-    house = start_house("--tokens-per-step", 1, "--step-s", 0.02, batches=settings.Batches(max_in_flight=4))
-    made = await another_key(house)
-    async with house.client() as client, house.client(made["key"]) as doomed:
-        batch = await begun(doomed, lines(300))
-        await when(client, batch, lambda batch: batch.request_counts.completed >= 4)
-        await admin(house, "DELETE", f"keys/{made['id']}")
-        batch = await over(client, batch)
-        answered, unasked = await outputs(client, batch.output_file_id), await outputs(client, batch.error_file_id)
-    assert (batch.status, batch.errors.data[0].code) == ("failed", "invalid_api_key")
-    assert {one["error"]["code"] for one in unasked} == {"invalid_api_key"}
-    assert len(answered) + len(unasked) == 300
-
-
-async def test_a_worker_that_dies_and_one_that_refuses_fail_no_line(start_house, tmp_path):
-    house = start_house(
-        *("--tokens-per-step", 1, "--fault", "die", "--after", 20, "--once", tmp_path / "died"),
-        workers=settings.Workers(restart_backoff_s=0.05, max_failovers=0),
-    )
-    async with house.client() as client:
-        batch = await over(client, await begun(client, lines(100)))
-    assert (tmp_path / "died").exists()
-    assert (batch.status, batch.request_counts.completed) == ("completed", 100)
-
-
-async def test_while_the_disk_is_full_nothing_counts_and_then_it_goes_on(start_house):
-    house = start_house("--tokens-per-step", 1, "--step-s", 0.005, batches=settings.Batches(max_in_flight=4))
-    async with house.client() as client:
-        batch = await begun(client, lines(400))
-        await when(client, batch, lambda batch: batch.request_counts.completed >= 4)
-        (journal,) = house.gw.files.directory.glob("batch_*.journal")
-        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-        most = journal.stat().st_size + 100
-        resource.setrlimit(resource.RLIMIT_FSIZE, (most, hard))  # no file grows beyond it, the ledger's neither
-        try:
-            await asyncio.sleep(0.3)
-            size = journal.stat().st_size
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-        assert size <= most
-        batch = await over(client, batch)
-        found = await outputs(client, batch.output_file_id)
-    assert (batch.status, len(found)) == ("completed", 400)
-    rows = await house.ledger_rows(status=200)
-    assert sorted(row.request_id for row in rows) == sorted(one["response"]["request_id"] for one in found)
-
-
-async def test_an_interactive_request_does_not_wait_behind_a_batch(start_house):
-    """The worker is full of lines, and more of them wait; whoever comes is served as if there were none."""
-    house = start_house(
-        *("--tokens-per-step", 1, "--step-s", 0.005, "--max-sequences", 8),
-        policies={"default": Policy(sla_class="interactive")},
-    )
-    async with house.client() as client:
-        batch = await begun(client, lines(2000, max_tokens=16))
-        await when(client, batch, lambda batch: batch.request_counts.completed >= 50)
-        for _ in range(20):
-            await client.chat.completions.create(
-                model="demo", messages=[{"role": "user", "content": "?"}], max_tokens=4
-            )
-        views = {view.sla_class: view.num_waiting for view in house.gw.dispatch.queues()}
-        still = await client.batches.cancel(batch.id)
-        await over(client, batch)
-    assert still.status == "cancelling"
-    assert 0 < views["batch"] <= 9
-    waits = [row.queue_ms for row in await house.ledger_rows(sla_class="interactive")]
-    assert len(waits) == 20
-    assert max(waits) == 0 or sorted(waits)[10] < 1.0  # it was never put in line behind them
-
-
-async def test_a_house_that_stops_goes_on_where_it_was(tmp_path):
-    command = scripted("--tokens-per-step", 1, "--step-s", 0.01)
-    slow = settings.Batches(max_in_flight=8)
-    with houses.running(tmp_path / "data", command, batches=slow) as house:
-        async with house.client() as client:
-            batch = await begun(client, lines(500))
-            await when(client, batch, lambda batch: batch.request_counts.completed >= 20)
-    with houses.running(tmp_path / "data", command, batches=slow) as house:
-        async with house.client() as client:
-            batch = await over(client, batch)
-            found = await outputs(client, batch.output_file_id)
-        rows = await house.ledger_rows()
-    assert (batch.status, len(found)) == ("completed", 500)
-    assert [one["custom_id"] for one in found] == [f"line-{number}" for number in range(500)]
-    owed = sorted(row.request_id for row in rows if row.status == 200 or row.num_completion_tokens)
-    assert owed == sorted(one["response"]["request_id"] for one in found)
-
-
-async def test_a_result_that_was_written_before_a_crash_has_its_row_written_after_it(tmp_path):
-    """As if the machine had stopped between the two."""
-    command = scripted("--tokens-per-step", 1, "--step-s", 0.01)
-    slow = settings.Batches(max_in_flight=2)
-    with houses.running(tmp_path / "data", command, batches=slow) as house:
-        async with house.client() as client:
-            batch = await begun(client, lines(100))
-            await when(client, batch, lambda batch: batch.request_counts.completed >= 4)
-        files = house.gw.files.directory
-    (path,) = files.glob("*.journal")
-    *_, last = [msgspec.json.decode(raw, type=Record) for raw in path.read_bytes().splitlines()]
-    entry = msgspec.structs.replace(last.entry, request_id="req_that_was_not_written", num_completion_tokens=77)
-    output = json.loads(bytes(last.output)) | {"custom_id": "line-99"}
-    record = Record(99, True, entry, msgspec.Raw(json.dumps(output).encode()))
-    path.write_bytes(path.read_bytes() + msgspec.json.encode(record) + b"\n")
-    with houses.running(tmp_path / "data", command, batches=slow) as house:
-        async with house.client() as client:
-            batch = await over(client, batch)
-            found = await outputs(client, batch.output_file_id)
-        (row,) = await house.ledger_rows(request_id="req_that_was_not_written")
-        num_owed = len(await house.ledger_rows(status=200))
-    assert (row.num_completion_tokens, row.tenant_id) == (77, last.entry.tenant_id)
-    assert (len(found), num_owed, batch.usage.output_tokens) == (100, 100, 99 * 4 + 77)
-
-
-async def test_an_input_whose_time_is_over_stays_as_long_as_it_is_read(start_house):
-    house = start_house("--tokens-per-step", 1, "--step-s", 0.02, batches=settings.Batches(max_in_flight=4))
-    async with house.client() as client:
-        batch = await begun(client, lines(60))
-        house.gw.files.wall = lambda: time.time() + 2_592_001
-        await house.inside(house.gw.files.sweep())
-        with pytest.raises(openai.NotFoundError):
-            await client.files.retrieve(batch.input_file_id)
-        batch = await over(client, batch)
-        await house.inside(house.gw.files.sweep())
-    assert (batch.status, batch.request_counts.completed) == ("completed", 60)
-    assert not (house.gw.files.directory / batch.input_file_id).exists()

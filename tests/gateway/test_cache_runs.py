@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 
+import msgspec
 import pytest
 
 from gateway import errors
@@ -16,6 +17,7 @@ from policies.policy import Cache as Rules
 from tests.builders import a_submit, an_order
 
 SCOPE = ("ten_1", Rules())
+TRACEPARENT = f"00-{'4b' * 16}-{'0f' * 8}-01"
 
 
 class Engine:
@@ -101,6 +103,22 @@ async def test_equal_requests_at_once_are_one_flight_and_later_ones_are_told_wha
         assert tokens_of(await replay.deltas()) == [1, 2, 3]
     assert len(engine.flights) == 1
     assert not engine.abandoned
+
+
+@pytest.mark.parametrize("num_prompts", [1, 2])
+async def test_whoever_reads_along_knows_whose_computation_it_is(cache, engine, num_prompts):
+    def prompts() -> Asked:
+        return Asked("demo", "fp", [a_submit(temperature=0.0) for _ in range(num_prompts)], (), False)
+
+    def traced(request: wire.Submit) -> Flight:
+        return engine.submit(msgspec.structs.replace(request, traceparent=TRACEPARENT))
+
+    async with cache.look(*SCOPE, prompts()) as first, cache.look(*SCOPE, prompts()) as second:
+        assert second.followed == ""
+        first.launch(traced)
+        second.launch(engine.submit)
+        assert second.followed == TRACEPARENT
+        assert len(engine.flights) == num_prompts
 
 
 async def test_a_flight_outlives_its_first_reader_and_the_next_one_pays(cache, engine):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import os
 import resource
 import time
 from typing import Any
@@ -183,7 +184,7 @@ async def test_a_client_that_hangs_up_or_says_no_more_leaves_nothing(open_front)
 
         headers = {"content-type": "multipart/form-data; boundary=x"}
         async with front.http.post(f"{front.url}/v1/files", data=slowly(asyncio.Event()), headers=headers) as answer:
-            assert (answer.status, (await answer.json())["error"]["code"]) == (400, "request_timeout")
+            assert (answer.status, (await answer.json())["error"]["code"]) == (408, "request_timeout")
         hanging = asyncio.create_task(
             front.http.post(f"{front.url}/v1/files", data=slowly(asyncio.Event()), headers=headers).__aenter__()
         )
@@ -214,6 +215,20 @@ async def test_what_was_never_finished_is_swept_up_after_a_day(front):
     files.wall = lambda: time.time() + 86_500
     await files.sweep()
     assert not left.exists()
+
+
+async def test_a_file_without_a_row_is_swept_up_after_a_day_at_the_next_start(open_front):
+    async with open_front() as front:
+        kept = await front.client.files.create(file=("a", LINES), purpose="user_data")
+        directory, long_ago = front.gw.files.directory, time.time() - 90_000
+        for name, is_old in ((kept.id, True), ("file-old", True), ("file-new", False), ("batch_1.journal", True)):
+            (directory / name).touch()
+            if is_old:
+                os.utime(directory / name, (long_ago, long_ago))
+    async with open_front() as front:
+        await until(lambda: not (directory / "file-old").exists())
+        assert names(front) == {kept.id, "file-new", "batch_1.journal"}
+        assert (await front.client.files.content(kept.id)).content == LINES
 
 
 def test_the_shape_of_a_file_is_the_official_one():

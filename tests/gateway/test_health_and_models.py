@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import openai
 import pytest
 
-from tests.gateway.conftest import Front
+from gateway.anthropic import ModelInfo, ModelQuery, page_of
+from tests.gateway.conftest import KEY, Front
 
 
 async def test_models_are_listed_and_found(front: Front):
@@ -17,6 +20,52 @@ async def test_models_are_listed_and_found(front: Front):
     with pytest.raises(openai.NotFoundError) as missing:
         await front.client.models.retrieve("org/other")
     assert missing.value.code == "model_not_found"
+
+
+async def test_anthropics_clients_are_told_of_models_in_their_shapes(front: Front):
+    async def ask(path: str, **headers: str) -> tuple[int, dict[str, Any]]:
+        headers = {"anthropic-version": "2023-06-01", "x-api-key": KEY, **headers}
+        async with front.http.get(front.url + path, headers=headers) as answer:
+            assert answer.headers["request-id"]
+            return answer.status, await answer.json()
+
+    status, page = await ask("/v1/models")
+    (model,) = page["data"]
+    assert (status, page["first_id"], page["last_id"], page["has_more"]) == (200, "demo", "demo", False)
+    assert (model["type"], model["id"], model["display_name"], model["lifecycle"]) == (
+        "model",
+        "demo",
+        "demo",
+        "active",
+    )
+    assert (model["max_input_tokens"], model["created_at"][-1]) == (4096, "Z")
+    assert await ask("/v1/models/demo") == (200, model)
+    assert (await ask("/v1/models?after_id=demo"))[1]["data"] == []
+    assert (await ask("/v1/models?before_id=demo"))[1]["data"] == []
+    for path, wanted, kind in (
+        ("/v1/models/other", 404, "not_found_error"),
+        ("/v1/models?limit=0", 400, "invalid_request_error"),
+        ("/v1/models?after_id=other", 400, "invalid_request_error"),
+        ("/v1/models?after_id=demo&before_id=demo", 400, "invalid_request_error"),
+    ):
+        status, body = await ask(path)
+        assert (status, body["type"], body["error"]["type"]) == (wanted, "error", kind)
+    status, body = await ask("/v1/models", authorization="Bearer wrong")
+    assert (status, body["error"]["type"]) == (401, "authentication_error")
+
+
+def test_models_come_in_pages_either_way():
+    models = [ModelInfo.of(name, 0, None) for name in "abcde"]
+
+    def page(**asked: Any) -> tuple[str, bool]:
+        found = page_of(models, ModelQuery(**asked))
+        return "".join(model.id for model in found.data), found.has_more
+
+    assert page(limit=2) == ("ab", True)
+    assert page(limit=2, after_id="b") == ("cd", True)
+    assert page(limit=2, after_id="d") == ("e", False)
+    assert page(limit=2, before_id="d") == ("bc", True)
+    assert page(limit=3, before_id="d") == ("abc", False)
 
 
 async def test_models_are_shown_to_those_with_a_key(front: Front):

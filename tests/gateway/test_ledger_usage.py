@@ -18,7 +18,7 @@ from gateway.clock import Clock
 from gateway.ledger import Entry, usage
 from gateway.ledger.follow import Follower
 from gateway.ledger.sums import FOLLOWER, GAP_S, KINDS, LOOK_S, WIDTHS, WORDS, Rollup
-from gateway.ledger.usage import Question, Usage, spans
+from gateway.ledger.usage import BATCH, Question, Usage, spans
 from gateway.store import Store
 from policies import pricing
 from policies.policy import Price
@@ -55,7 +55,7 @@ def a_random_entry(chance: random.Random, at: int) -> Entry:
         key_id=chance.choice(["key_1", "key_2"]),
         model=chance.choice(["demo", "Large", "größer"]),
         cache=cache,
-        price_version=chance.choice(["list:1", "list:2", "list:lost", ""]),
+        price_version=chance.choice(["list:1", "list:2", "list:2;batch", "list:lost", "", ";batch"]),
         num_prompt_tokens=tokens.num_prompt_tokens,
         num_cached_tokens=tokens.num_cached_tokens,
         num_completion_tokens=tokens.num_completion_tokens,
@@ -75,16 +75,22 @@ def terms_of(num_prompt: int, num_cached: int, num_completion: int) -> pricing.U
     return pricing.Usage(num_prompt, num_cached, num_completion)
 
 
+def said(entry: Entry, word: str) -> str:
+    if word == BATCH:
+        return "true" if entry.price_version.endswith(";batch") else "false"
+    return str(getattr(entry, word))
+
+
 def added_up(entries: list[Entry], question: Question) -> dict[usage.Place, dict[str, int]]:
     """The obvious way."""
     found: dict[usage.Place, dict[str, int]] = defaultdict(lambda: defaultdict(int))
     for entry in entries:
         if not question.since <= entry.settled_at < question.until:
             continue
-        if any(getattr(entry, word) not in values for word, values in question.only.items()):
+        if any(said(entry, word) not in values for word, values in question.only.items()):
             continue
         start = max(question.since, entry.settled_at // question.width_s * question.width_s)
-        figures = found[start, tuple(getattr(entry, word) for word in question.group_by)]
+        figures = found[start, tuple(said(entry, word) for word in question.group_by)]
         figures["num_requests"] += entry.corrects is None
         for name in ("num_prompt_tokens", "num_cached_tokens", "num_completion_tokens", "engine_us", "cost_micros"):
             figures[name] += getattr(entry, name)
@@ -108,12 +114,12 @@ async def everything(asked: Usage, question: Question, max_lines: int = 1000) ->
 def a_question(chance: random.Random) -> Question:
     width_s = chance.choice(WIDTHS)
     since, until = sorted(NOON + 60 * chance.randrange(-4000, 4000) for _ in range(2))
-    only = {"tenant_id": ["ten_1", "ten_3"], "model": ["größer", "Large", "none"], "cache": ["hit"]}
+    only = {"tenant_id": ["ten_1", "ten_3"], "model": ["größer", "Large", "none"], "cache": ["hit"], BATCH: ["true"]}
     return Question(
         since=since,
         until=until,
         width_s=width_s,
-        group_by=tuple(chance.sample(WORDS, chance.randrange(4))),
+        group_by=tuple(chance.sample((*WORDS, BATCH), chance.randrange(4))),
         with_charges=True,
         only={word: only[word] for word in chance.sample(sorted(only), chance.randrange(3))},
     )

@@ -14,6 +14,7 @@ from click.testing import CliRunner
 from gateway import store
 from gateway.cli import main
 from gateway.ledger import Entry, verify
+from gateway.ledger.chains import content_of
 from gateway.ledger.closing import DAY_S, name_of
 from gateway.ledger.follow import Follower
 from gateway.ledger.verify import Verdict
@@ -118,7 +119,7 @@ async def test_a_digest_that_was_changed_or_a_day_that_is_missing_is_named(rooms
 
 async def test_a_row_that_was_changed_with_its_link_shows_in_the_row_after_it(rooms, rows):
     changed = msgspec.structs.replace(rows[6], cost_micros=1, link=None)
-    link = verify.link_of(rows[5].link, verify._encode(changed))
+    link = verify.link_of(rows[5].link, content_of(changed))
     await do(rooms, sa.update(store.ledger).where(of_position(7)).values(cost_micros=1, link=link))
     assert named(await verify.verify(rooms)) == [("changed", name_of(FIRST), 8)]
 
@@ -275,3 +276,9 @@ async def test_an_older_store_is_left_alone(rooms, call):
         2,
         "penstock: the store is an older Penstock's; `penstock migrate` brings it up to date\n",
     )
+
+
+async def test_what_says_who_answered_is_part_of_a_row_and_its_lack_is_not(rooms, rows):
+    assert msgspec.msgpack.decode(content_of(rows[0])) == [*msgspec.structs.astuple(rows[0])[:-3], None]
+    await do(rooms, sa.update(store.ledger).where(of_position(7)).values(upstream="somebody"))
+    assert named(await verify.verify(rooms)) == [("changed", name_of(FIRST), 7)]

@@ -164,7 +164,8 @@ async def settled(gateways):
 async def test_three_gateways_overspend_no_budget_and_tell_each_share_once(redis_settings):
     told = []
     budget = Budget(Decimal("0.1"), "day", alerts_at=(0.5, 0.9))
-    caller = a_caller(Policy(budget=budget, prices={"*": Price(prompt=Decimal(1), completion=Decimal(2))}))
+    ceilings, price = Ceilings(requests_per_minute=1000), Price(prompt=Decimal(1), completion=Decimal(2))
+    caller = a_caller(Policy(limits=ceilings, budget=budget, prices={"*": price}))
     costs = []
     async with contextlib.AsyncExitStack() as stack:
         gateways = [await stack.enter_async_context(a_gateway(redis_settings, alert=told.append)) for _ in range(3)]
@@ -182,6 +183,11 @@ async def test_three_gateways_overspend_no_budget_and_tell_each_share_once(redis
             await settled(gateways)
     assert 95_000 < sum(costs) <= 100_000
     assert sorted(alert.share for alert in told) == [0.5, 0.9]
+    for limits in gateways:  # of what lies in Redis a gateway knows by itself what it has heard of the budget
+        (reading,) = limits.known(caller.policy, caller.tenant_id)
+        assert (reading.limit, reading.ceiling) == ("budget", 100_000)
+        assert 0 < reading.used <= sum(costs)
+    assert limits.known(caller.policy, "ten_never_heard_of") == []
 
 
 async def test_what_a_gateway_that_died_held_is_free_again_after_a_minute(redis):

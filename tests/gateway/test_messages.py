@@ -187,6 +187,13 @@ async def test_a_conversation_with_tools_becomes_a_chat():
     assert call.asked_tokens == 9
 
 
+def test_a_tool_may_be_called_by_a_servers_name_and_its_own():
+    name = "mcp__" + "x" * 123
+    call = parse_message(msgspec.json.encode({**said(TEXT), "tools": [{**WEATHER, "name": name}]}))
+    assert call.tools is not None
+    assert call.tools[0]["function"]["name"] == name
+
+
 def said(*blocks: object, role: str = "user") -> dict[str, object]:
     return {"model": "demo", "max_tokens": 9, "messages": [{"role": role, "content": list(blocks)}]}
 

@@ -7,12 +7,14 @@ import io
 import json
 import logging
 import re
+import signal
 
 import pytest
 
 from gateway import telemetry
 from gateway.telemetry import Fields, Lines
-from policies import settings
+from policies import settings, wire
+from policies.terms import Sampling
 from tests.builders import an_entry, until
 
 NOON = 1_795_000_000.0
@@ -21,35 +23,16 @@ NOON = 1_795_000_000.0
 @pytest.fixture
 def loggers():
     """The loggers as they were, afterwards."""
-    root, events = logging.root, telemetry._events
+    root, events, handler = logging.root, telemetry._events, telemetry._handler
     handlers, level, source = root.handlers[:], root.level, logging._srcfile
     levels = {name: logging.getLogger(name).level for name in telemetry.NOISY}
     yield
-    root.handlers[:], telemetry._events = handlers, events
+    root.handlers[:], telemetry._events, telemetry._handler = handlers, events, handler
     root.setLevel(level)
     logging._srcfile = source
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = True
     for name, before in levels.items():
         logging.getLogger(name).setLevel(before)
-
-
-@pytest.mark.parametrize(
-    ("header", "trace_id"),
-    [
-        ("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01", "4bf92f3577b34da6a3ce929d0e0e4736"),
-        ("01-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01-more", "4bf92f3577b34da6a3ce929d0e0e4736"),
-        ("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01-more", None),
-        ("ff-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01", None),
-        ("00-00000000000000000000000000000000-00f067aa0ba902b7-01", None),
-        ("00-4bf92f3577b34da6a3ce929d0e0e4736-0000000000000000-01", None),
-        ("00-4BF92F3577B34DA6A3CE929D0E0E4736-00f067aa0ba902b7-01", None),
-        ("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7", None),
-        ("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01\n", None),
-        ("", None),
-    ],
-)
-def test_a_trace_is_named_as_w3c_says_or_not_at_all(header, trace_id):
-    assert telemetry.trace_id_of(header) == trace_id
 
 
 def test_a_request_is_a_line_of_fields():
@@ -89,6 +72,37 @@ def test_a_record_keeps_its_trace(as_json):
         assert json.loads(line)["logger"] == "gateway.somewhere"
 
 
+def test_what_is_said_of_a_request_has_its_ids_as_fields():
+    def told(as_json: bool, extra: dict[str, str | None]) -> str:
+        stream = io.StringIO()
+        logger = logging.Logger("gateway.somewhere")
+        logger.addHandler(Lines(stream, Fields(as_json)))
+        logger.error("it failed", extra=extra)
+        return stream.getvalue()
+
+    sent = wire.Submit("req_1", [1], Sampling(max_tokens=1), traceparent=f"00-{'4b' * 16}-{'0f' * 8}-01")
+    assert told(False, telemetry.about_sent(sent)).endswith(f" it failed request_id=req_1 trace_id={'4b' * 16}\n")
+    assert told(False, telemetry.about("req_1")).endswith(" it failed request_id=req_1\n")
+    line = json.loads(told(True, telemetry.about("req_1", "4b" * 16)))
+    assert (line["message"], line["request_id"], line["trace_id"]) == ("it failed", "req_1", "4b" * 16)
+    assert "trace_id" not in json.loads(told(True, telemetry.about("req_1")))
+
+
+def test_the_same_words_about_two_requests_are_two_lines():
+    stream = io.StringIO()
+    lines = Lines(stream, Fields(as_json=False))
+    for request_id in ("req_1", "req_2", "req_2"):
+        record = a_record("it failed", NOON)
+        vars(record).update(telemetry.about(request_id))
+        lines.emit(record)
+    lines.close()
+    assert [line.split(" warning ")[1] for line in stream.getvalue().splitlines()] == [
+        "it failed request_id=req_1",
+        "it failed request_id=req_2",
+        "it failed (once more in 10 s) request_id=req_2",
+    ]
+
+
 async def test_lines_are_written_together_and_warnings_at_once():
     stream = io.StringIO()
     lines = Lines(stream, Fields(as_json=False))
@@ -122,3 +136,62 @@ def test_the_level_holds_for_requests_too(loggers, capsys, level, num_lines):
     telemetry.log_to_stderr(settings.Log(level=level))
     telemetry.tell(an_entry())
     assert len(capsys.readouterr().err.splitlines()) == num_lines
+
+
+async def test_a_signal_switches_to_debug_and_back(loggers, capsys):
+    telemetry.log_to_stderr(settings.Log(level="warning"))
+    telemetry.switch_by_signal()
+    logger = logging.getLogger("gateway.somewhere")
+    try:
+        signal.raise_signal(signal.SIGUSR1)
+        await until(lambda: logger.isEnabledFor(logging.DEBUG))
+        telemetry.tell(an_entry(request_id="req_seen"))
+        signal.raise_signal(signal.SIGUSR1)
+        await until(lambda: not logger.isEnabledFor(logging.DEBUG))
+        telemetry.tell(an_entry(request_id="req_unseen"))
+        logging.root.handlers[0].flush()
+    finally:
+        asyncio.get_running_loop().remove_signal_handler(signal.SIGUSR1)
+    told = capsys.readouterr().err
+    assert "req_seen" in told
+    assert "req_unseen" not in told
+    assert "log: from warning up" in told
+
+
+def a_record(text: str, unix_s: float, level: int = logging.WARNING) -> logging.LogRecord:
+    said = {"name": "gateway.a", "msg": text, "levelno": level, "levelname": logging.getLevelName(level)}
+    return logging.makeLogRecord({**said, "created": unix_s})
+
+
+def test_what_is_said_again_and_again_is_told_once_and_then_counted():
+    stream = io.StringIO()
+    lines = Lines(stream, Fields(as_json=False))
+    for number in range(1000):
+        lines.emit(a_record("the store is away", NOON + number / 1000))
+        lines.emit(a_record(f"worker {number % 2} is lost", NOON + number / 1000))
+    told = stream.getvalue().splitlines()
+    assert [line.split(" warning ")[1] for line in told] == [
+        "the store is away",
+        "worker 0 is lost",
+        "worker 1 is lost",
+    ]
+    lines.emit(a_record("the store is away", NOON + telemetry.REPEAT_S + 1))
+    told = stream.getvalue().splitlines()[3:]
+    assert [line.split(" warning ")[1] for line in told] == [
+        "the store is away (999 times more in 10 s)",
+        "worker 0 is lost (499 times more in 10 s)",
+        "worker 1 is lost (499 times more in 10 s)",
+        "the store is away",
+    ]
+    lines.emit(a_record("the store is away", NOON + telemetry.REPEAT_S + 2))
+    lines.close()
+    assert stream.getvalue().endswith("the store is away (once more in 10 s)\n")
+
+
+def test_more_kinds_of_lines_than_are_remembered_are_all_told():
+    stream = io.StringIO()
+    lines = Lines(stream, Fields(as_json=False))
+    for _ in range(2):
+        for number in range(telemetry.MAX_REPEATS + 5):
+            lines.emit(a_record(f"kind {number}", NOON))
+    assert len(stream.getvalue().splitlines()) == telemetry.MAX_REPEATS + 10

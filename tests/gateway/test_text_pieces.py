@@ -26,6 +26,34 @@ def test_piece_by_piece_is_the_same_as_at_once(parts):
     assert remembering.encode(prompt, "tenant") == at_once, "also when all of it is remembered"
 
 
+texts = st.one_of(st.sampled_from(MARKS), st.sampled_from((" hello", "\n", "<|im", "_end|>")), st.text(max_size=8))
+
+
+@given(st.lists(texts, max_size=6), st.lists(st.lists(texts, max_size=4), max_size=6), st.lists(texts, max_size=6))
+def test_a_new_turn_between_what_stood_there_before_is_the_same_as_at_once(before, turns, behind):
+    memory = Pieces(DEMO)
+    for turn in ([], ["a question long enough to be asked anew each time"], *turns):
+        prompt = "".join((*before, MARKS[0], *turn, MARKS[1], *behind))
+        for _ in range(2):
+            assert memory.encode(prompt, "tenant") == DEMO.encode(prompt, add_special_tokens=False).ids
+
+
+def test_what_stands_around_the_newest_turn_is_not_cut_again():
+    memory = Pieces(DEMO)
+    for number in range(3):
+        question = f"user\nHow far is it to the mill with the number {number}?"
+        found = memory.find(f"<|im_start|>system\nBe kind.<|im_end|>\n<|im_start|>{question}<|im_end|>\n", "tenant")
+        memory.join(found, memory.read(found.missing))
+        assert question in found.missing
+    assert [found.known[0], len(found.known)] == [
+        memory.encode("<|im_start|>system\nBe kind.<|im_end|>\n<|im_start|>", "a"),
+        3,
+    ]
+    mark = "<|im_start|>system\nBe kind.<|im_end|>\n<|im_start|>user\n<|im_end|>\n<|im_start|>user\nWell?<|im_end|>\n"
+    assert len(memory.find(mark, "tenant").known) > 3, "with a special token in it, it is more than a turn"
+    assert len(memory.find(f"<|im_start|>{question}<|im_end|>\n", "tenant").known) == 4
+
+
 def test_a_tokenizer_that_treats_the_first_word_apart_is_read_at_once():
     words = {"<s>": 0, "▁": 1, "a": 2, "▁a": 3, "[UNK]": 4}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
@@ -56,6 +84,7 @@ def test_the_memory_is_bounded(monkeypatch):
         held = [*memory._young, *memory._old]
         assert sum(len(tenant) + len(piece) for tenant, piece in held) <= 2000
     assert memory.encode("x" * 70_000, "tenant") == DEMO.encode("x" * 70_000, add_special_tokens=False).ids
+    assert sum(len(frame.before) + len(frame.behind) for frame in memory._frames.values()) <= 1000
     assert all(len(piece) < 70_000 for _, piece in memory._young)
 
 

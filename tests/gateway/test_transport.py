@@ -24,8 +24,8 @@ from gateway.doors import DoorsError
 from gateway.pressure import BUSY_S, TICK_S, Pressure
 from gateway.proxies import Proxies
 from policies.settings import Server
-from tests.builders import HandClock
-from tests.gateway.conftest import HELLO, KEY, Front
+from tests.builders import PATIENCE_S, HandClock
+from tests.gateway.conftest import ADMIN_KEY, HELLO, KEY, Front
 
 CHAT = "/v1/chat/completions"
 CALL = json.dumps({"model": "demo", "messages": HELLO}).encode()
@@ -106,7 +106,10 @@ async def test_an_asterisk_lets_all_pages_call(open_front):
         assert answer.headers["access-control-allow-origin"] == "*"
 
 
-@pytest.mark.parametrize(("path", "allowed"), [(CHAT, {"POST"}), ("/v1/models", {"GET", "HEAD"})])
+@pytest.mark.parametrize(
+    ("path", "allowed"),
+    [(CHAT, {"GET", "HEAD", "POST"}), ("/v1/embeddings", {"POST"}), ("/v1/models", {"GET", "HEAD"})],
+)
 async def test_every_address_says_what_it_takes(front: Front, path, allowed):
     async with front.http.options(front.url + path) as told:
         assert told.status == 204
@@ -276,3 +279,39 @@ def test_streams_wait_for_more_tokens_only_while_the_loop_is_late(clock):
 def test_settings_may_say_that_streams_never_wait(clock):
     with Pressure(clock, 0.0).streaming():
         assert clock.waits() == []
+
+
+async def trickling(writer: asyncio.StreamWriter, gap_s: float) -> None:
+    while True:
+        writer.write(b"x")
+        await asyncio.sleep(gap_s)  # the clock of the other end is real
+
+
+@pytest.mark.parametrize("gap_s", [0.01, 1000.0])
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/admin/v1/tenants"])
+async def test_a_body_that_trickles_or_stops_is_not_waited_for(open_front, path, gap_s):
+    async with open_front(server=Server(stall_s=0.2)) as front:
+        reader, writer = await asyncio.open_connection(*front.url.removeprefix("http://").split(":"))
+        key = ADMIN_KEY if path.startswith("/admin") else KEY
+        head = f"POST {path} HTTP/1.1\r\nhost: here\r\nauthorization: Bearer {key}\r\ncontent-length: 100000\r\n"
+        writer.write(f'{head}content-type: application/json\r\n\r\n{{"model": "'.encode())
+        task = asyncio.create_task(trickling(writer, gap_s))
+        async with asyncio.timeout(PATIENCE_S):
+            assert (await reader.readline()).split()[1] == b"408"
+        task.cancel()
+        writer.close()
+
+
+async def test_a_long_body_that_keeps_coming_is_waited_for(open_front):
+    async with open_front(server=Server(stall_s=0.3)) as front:
+
+        async def slowly():
+            yield b'{"model": "demo", "messages": ['
+            for _ in range(8):
+                yield b" " * (70 << 10)
+                await asyncio.sleep(0.06)  # longer than stall_s together
+            yield b"]}"
+
+        headers = {"content-type": "application/json"}
+        async with front.http.post(f"{front.url}/v1/chat/completions", data=slowly(), headers=headers) as answer:
+            assert (answer.status, (await answer.json())["error"]["param"]) == (400, "messages")

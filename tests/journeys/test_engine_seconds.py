@@ -11,7 +11,7 @@ import pytest
 
 from policies import settings
 from tests import house as houses
-from tests.failing_worker import CURSED
+from tests.failing_worker import CURSED_PROMPT
 
 COMPUTED = {"cache-control": "no-store"}
 ENGINE = settings.Engine(device="cpu", num_threads=1, max_kv_bytes=64 << 20)
@@ -46,7 +46,7 @@ async def hung_up_in_mid_stream(http, house, body, num_events):
 
 
 async def cursed(http, house):
-    body = {"model": house.model, "prompt": [[CURSED] * 3, [50, 51, 52, 53]], "max_tokens": 8}
+    body = {"model": house.model, "prompt": [CURSED_PROMPT, [50, 51, 52, 53]], "max_tokens": 8}
     async with http.post("/v1/completions", json=body) as response:
         assert response.status in (200, 500), await response.text()
         return response.status

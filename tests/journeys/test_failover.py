@@ -12,7 +12,7 @@ import pytest
 from benchmarks import failover
 from policies import settings
 from tests.builders import until
-from tests.failing_worker import DEADLY
+from tests.failing_worker import DEADLY_PROMPT
 from tests.house import running
 
 
@@ -68,7 +68,7 @@ async def test_a_prompt_that_ends_its_workers_ends_alone_and_its_neighbours_comp
 
             neighbours = [asyncio.create_task(completed(f"{number}. Once upon a time")) for number in range(6)]
             await until(lambda: failover.have_come_to(house, 6, 2))
-            status, headers, body = await completed([DEADLY] * 3)
+            status, headers, body = await completed(DEADLY_PROMPT)
             assert (status, body["error"]["code"], headers["x-should-retry"]) == (500, "ends_workers", "false")
             for status, _, body in await asyncio.gather(*neighbours):
                 assert status == 200, body

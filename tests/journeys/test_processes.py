@@ -7,6 +7,7 @@ import os
 import signal
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from tests.builders import PATIENCE_S, until
 from tests.family import Family, answered_by, family, is_alive, sharing
@@ -54,6 +55,33 @@ async def test_a_gateway_that_is_shot_is_replaced_while_the_others_go_on(tmp_pat
         assert await statuses(house, 12) == [200] * 12
         await until(lambda: len(house.gateways()) == 3)
         assert set(others) < set(house.gateways())
+        assert await house.end() == 0
+
+
+async def test_whichever_gateway_is_asked_tells_the_metrics_of_all_and_of_the_dead(tmp_path, shared, scripted_demo):
+    async with family(tmp_path, **shared, **scripted_demo, PENSTOCK_METRICS__ACCESS="open") as house:
+
+        async def told() -> tuple[float, float]:
+            """Requests and gateways, by whichever answers a new connection."""
+            async with house.http() as session, session.get("/metrics") as answer:
+                families = {family.name: family for family in text_string_to_metric_families(await answer.text())}
+            requests = families["penstock_requests"].samples if "penstock_requests" in families else []
+            (gateways,) = families["penstock_gateway_processes"].samples
+            return sum(sample.value for sample in requests), gateways.value
+
+        async def until_told(expected: tuple[float, float]) -> None:
+            async with asyncio.timeout(PATIENCE_S):
+                num_same = 0
+                while num_same < 12:
+                    num_same = num_same + 1 if await told() == expected else 0
+                    await asyncio.sleep(0.05)
+
+        assert await statuses(house, 24) == [200] * 24
+        await until_told((24, 3))
+        shot = house.gateways()[0]
+        os.kill(shot, signal.SIGKILL)
+        await until(lambda: not is_alive(shot) and len(house.gateways()) == 3)
+        await until_told((24, 3))
         assert await house.end() == 0
 
 

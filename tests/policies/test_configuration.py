@@ -4,9 +4,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from policies import configuration, settings
+from policies import configuration, holding, settings
 from policies.policy import Price
 from policies.pricelist import Proposed
+from policies.upstreams.terms import Upstream
 
 ROOT = Path(__file__).parents[2]
 
@@ -20,9 +21,18 @@ def test_every_key_is_in_the_documented_file():
     sections = [f.type for f in msgspec.structs.fields(settings.Settings) if isinstance(f.type, type)] + [
         settings.Model,
         settings.Speculation,
+        holding.KeptGrammars,
     ]
     keys = {field.name for section in sections if section is not dict for field in msgspec.structs.fields(section)}
-    assert keys - {"engine", "speculation"} <= {line.split(" = ")[0] for line in text.splitlines()}
+    assert keys - {"engine", "speculation", "grammars"} <= {line.split(" = ")[0] for line in text.splitlines()}
+
+
+def test_every_key_of_an_upstream_is_documented_with_its_default():
+    lines = (ROOT / "config.toml").read_text().split("# [[upstreams]]")[1].splitlines()
+    documented = "[[upstreams]]\n" + "\n".join(line.removeprefix("# ") for line in lines if " = " in line)
+    assert configuration.load(documented, {}).upstreams == (Upstream(name="far-1", model="far", url="https://host/v1"),)
+    keys = {line.removeprefix("# ").split(" = ")[0] for line in lines if " = " in line}
+    assert keys == set(Upstream.__struct_fields__)
 
 
 def test_variables_win_over_the_file_and_the_command_line_over_both():

@@ -8,10 +8,12 @@ import json
 import pytest
 from click.testing import CliRunner
 
+from benchmarks import engine_host
 from worker.bench import checkpoint, measures
 from worker.bench.command import main
 from worker.bench.measures import Round, Timeline
 from worker.models import SHAPES, ModelError, load_decoder, read_architecture
+from worker.runner import Runner
 
 TINY = dataclasses.replace(
     SHAPES["S"],
@@ -142,3 +144,17 @@ def test_a_stall_compares_the_gaps_beside_the_prompt_with_those_before_it():
     assert stall.worst_to_median == pytest.approx(4.0)
     assert stall.ttft_ms == pytest.approx(6500)
     assert stall.gaps[0] == pytest.approx((-1.5, 1000))
+
+
+def test_a_step_is_taken_apart():
+    done = CliRunner().invoke(
+        engine_host.main,
+        ["--shape", "S", "--sequences", "2", "--input-tokens", "9", "--output-tokens", "6", "--json"],
+        catch_exceptions=False,
+    )
+    assert done.exit_code == 0, done.output
+    figures = json.loads(done.stdout)["none"]
+    assert figures["num_steps"] >= 2
+    assert 0 < figures["planner"] < figures["host"] < 1
+    assert figures["of_forward"] is None or 0 < figures["of_forward"] < 1
+    assert "timed" not in Runner.forward.__qualname__

@@ -267,6 +267,11 @@ def test_an_adapter_s_rows_are_repeated_too(tmp_path, attention):
     chosen = [adapters[place] for place in (0, 1, 2, 1, 1)]
     whole, other = (Walk(runner, prompts, 6, random.Random(seed), chosen) for seed in (0, 1))
     assert all(torch.equal(bits(a), bits(b)) for a, b in zip(other.logits, whole.logits, strict=True))
+    # Nor does it show in them that a neighbour wants a vector, which no step has that is computed at once.
+    neighbour = Span(prompts[2], 0, list(range(5, 10)), 0, num_hidden=1)
+    for adapter in adapters:
+        span = Span(prompts[0], 0, list(range(5)), 40, adapter=adapter)
+        assert torch.equal(runner.forward([span, neighbour]), runner.forward([span]))
 
 
 def test_a_worker_says_that_its_answers_repeat(models):

@@ -101,7 +101,7 @@ class Ours(Ask[Any, Any]):
 
 def ours(ask: Ask[Any, Any], body: Any = None, **names: str) -> Ours:
     """``names``: the parts of the path."""
-    return Ours(ask.gw, ask.request, ask.caller, ask.query, body, names)
+    return Ours(ask.gw, ask.request, ask.caller, ask.query, body, ask.look_again, names)
 
 
 def check_belongs(is_there: bool, what: str) -> None:

@@ -1,7 +1,6 @@
 """Usage and costs in OpenAI's words, so that its own client reads them. A tenant's own key reads those of its project.
 
-What OpenAI counts and nobody here has (users, audio, images) is zero or null; lines of batches are not told apart
-from other requests.
+What OpenAI counts and nobody here has (users, audio, images) is zero or null.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from gateway.admin.organization.shapes import ROOT, OpenAIEndpoint
 from gateway.admin.problems import Invalid
 from gateway.admin.usage import Cursor, packed, period, unpacked
 from gateway.admin.words import Instant, Written
-from gateway.ledger.usage import DAY_S, HOUR_S, MINUTE_S, Charge, Line, Question, Totals, end_of
+from gateway.ledger.usage import BATCH, DAY_S, HOUR_S, MINUTE_S, Charge, Line, Question, Totals, end_of
 
 SCOPE = "usage"
 """What a tenant's key must be good for."""
@@ -33,6 +32,7 @@ WORD_OF = {
     "api_key_id": "key_id",
     "model": "model",
     "service_tier": "service_tier",
+    "batch": BATCH,
     "line_item": "model",
 }
 """Ours for OpenAI's; what is not here is the same for all that there is."""
@@ -76,7 +76,7 @@ class CompletionsQuery(TimeQuery, frozen=True, kw_only=True):
     user_ids: Names | None = field(name="user_ids[]", default=None)
     """Nobody here is one, so nothing is found."""
     batch: bool | None = None
-    """Lines of batches are not told apart, so with true nothing is found."""
+    """True: lines of batches alone, false: all but those. Rows from before they were marked are none."""
 
 
 class CostsQuery(TimeQuery, frozen=True, kw_only=True):
@@ -177,9 +177,10 @@ async def completions(ask: Ask[CompletionsQuery, Nothing]) -> CompletionsPage:
     if query.limit is not None and query.limit > most:
         raise Invalid.of([("limit", f"must be at most {most} with a bucket_width of {query.bucket_width}")])
     only = {} if query.models is None else {"model": query.models}
+    if query.batch is not None:
+        only[BATCH] = ("true" if query.batch else "false",)
     question = _question(ask, WIDTHS[query.bucket_width], query.group_by, only)
-    is_empty = bool(query.user_ids) or query.batch is True
-    spans, next_page = await _read(ask, question, query.limit or usual, is_empty)
+    spans, next_page = await _read(ask, question, query.limit or usual, bool(query.user_ids))
     data = [
         CompletionsBucket(
             start_time=starts_at,
@@ -271,7 +272,7 @@ def _used(query: CompletionsQuery, question: Question, words: tuple[str, ...], t
         api_key_id=known.get("key_id"),
         model=known.get("model"),
         service_tier=known.get("service_tier"),
-        batch=False if "batch" in query.group_by else None,
+        batch=known[BATCH] == "true" if BATCH in known else None,
         api_source="unlabeled" if "api_source" in query.group_by else None,
     )
 

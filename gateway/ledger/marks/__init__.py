@@ -22,6 +22,7 @@ from gateway.clock import Clock, Timer
 from gateway.errors import LedgerBehind
 from gateway.ledger.entry import Entry
 from gateway.ledger.marks.segment import OUTCOMES, Opening, Segment, Word, spelled
+from gateway.pieces import Piece
 from policies import wire
 from policies.answers import Outcome
 from policies.pricing import Rates
@@ -353,6 +354,9 @@ def _cut(delta: wire.Delta, num_tokens: int) -> tuple[list[wire.Delta], wire.Del
     if delta.logprobs is not None:
         logprobs_before, logprobs_after = delta.logprobs[:num_tokens], delta.logprobs[num_tokens:]
     rest = msgspec.structs.replace(delta, token_ids=after, logprobs=logprobs_after)
+    if isinstance(delta, Piece):
+        rest = msgspec.structs.replace(delta, **delta.rest(num_tokens))
+        delta = msgspec.structs.replace(delta, counted=None, **delta.first(num_tokens))
     if not before:
         return [], rest
     return [msgspec.structs.replace(delta, token_ids=before, logprobs=logprobs_before, finish=None)], rest

@@ -31,6 +31,7 @@ print(
             "usage": final.usage.output_tokens == whole.usage.output_tokens,
             "counted": counted.input_tokens == whole.usage.input_tokens + whole.usage.cache_read_input_tokens,
             "refused": [refused],
+            "models": [model.id for model in client.models.list(limit=1)],
         }
     )
 )
