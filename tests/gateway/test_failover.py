@@ -218,6 +218,7 @@ async def test_a_reader_that_leaves_in_the_pause_leaves_nothing_behind(tmp_path,
         flight.close()
         assert flight.is_over
         assert dispatch.num_waiting() == 0
+        await until(lambda: min(clock.waits()) < 1.0)
         clock.advance(1.0)
         await until(lambda: dispatch.workers()[0].facts)
         assert peer.is_quiet()
