@@ -156,7 +156,7 @@ def test_many_tokens_times_int8(compiled):
     form = Int8(torch.zeros(256, 2048, dtype=torch.int8), torch.ones(256))
     linear = CudaScaledLinear(form, torch.zeros(256, dtype=torch.bfloat16), rounds_inputs=True)
     linear(torch.zeros(ROUNDED_TOKENS, 2048, dtype=torch.bfloat16))
-    assert {name for name, _ in compiled} == {"to_int8", "rescale"}
+    assert {name for name, _ in compiled} == {"to_codes", "rescale"}
 
 
 @pytest.mark.parametrize(

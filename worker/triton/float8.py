@@ -11,8 +11,6 @@ FLOAT8_BYTES = 1
 FLOAT8_NATIVE = 2
 """How a float8 tensor is handed to a kernel: as bytes, or as what the device knows (sm_89 and later). 0: it is none."""
 
-LARGEST = 448.0
-
 
 @triton.jit
 def decoded(x, TO: tl.constexpr, FLOAT8: tl.constexpr):

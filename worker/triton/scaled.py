@@ -3,8 +3,8 @@
 The codes are read as they lie and widened in registers, where any type of activations holds them exactly; what they add
 up to is scaled at the end. With few tokens the inputs are dealt to several programs, as in ``worker.triton.int4``.
 
-With many tokens int8 is multiplied as integers by torch. ``to_int8`` rounds the tokens for that, ``rescale`` makes of
-the sums what they stand for.
+With many tokens int8 is multiplied as integers by torch. ``rows.to_codes`` rounds the tokens for that, ``rescale``
+makes of the sums what they stand for.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import triton
 import triton.language as tl
 
 from worker.triton.float8 import decoded
-from worker.triton.int8 import nearest
 
 
 @triton.jit
@@ -51,25 +50,6 @@ def multiply(
         row += split.to(tl.int64) * num_tokens
     here = is_output[:, None] & is_token[None, :]
     tl.store(y + row[None, :] * num_outputs + n[:, None], total.to(y.dtype.element_ty), mask=here)
-
-
-@triton.jit
-def to_int8(x, codes, scales, size, x_stride, BLOCK: tl.constexpr):
-    """Grid (rows): codes [rows, size] i8 times scales [rows] f32 are nearly x."""
-    row = tl.program_id(0).to(tl.int64)
-    largest = tl.zeros([BLOCK], tl.float32)
-    for start in range(0, size, BLOCK):
-        at = start + tl.arange(0, BLOCK)
-        largest = tl.maximum(
-            largest, tl.abs(tl.load(x + row * x_stride + at, mask=at < size, other=0.0).to(tl.float32))
-        )
-    # A row of zeros keeps a scale that can be divided by.
-    scale = tl.maximum(tl.max(largest, 0), 1e-12) / 127.0
-    for start in range(0, size, BLOCK):
-        at = start + tl.arange(0, BLOCK)
-        numbers = tl.load(x + row * x_stride + at, mask=at < size, other=0.0).to(tl.float32)
-        tl.store(codes + row * size + at, nearest(tl.div_rn(numbers, scale)), mask=at < size)
-    tl.store(scales + row, scale)
 
 
 @triton.jit

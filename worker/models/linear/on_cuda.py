@@ -18,6 +18,7 @@ from worker.triton import int4 as int4_kernels
 from worker.triton import rows as rows_kernels
 from worker.triton.cut import Cut
 from worker.triton.device import multiplies
+from worker.triton.float8 import FLOAT8_BYTES
 
 DENSE_TOKENS = 256
 _OUTPUTS_AT_ONCE = 16384
@@ -133,7 +134,7 @@ def to_float8(x: Tensor) -> tuple[Tensor, Tensor]:
     scales = x.new_empty((len(x), 1), dtype=torch.float32)
     if len(x):
         block = min(4096, triton.next_power_of_2(x.shape[1]))
-        rows_kernels.to_float8[(len(x),)](x, codes, scales, x.shape[1], x.stride(0), BLOCK=block)
+        rows_kernels.to_codes[(len(x),)](x, codes, scales, x.shape[1], x.stride(0), FLOAT8=FLOAT8_BYTES, BLOCK=block)
     return codes.view(torch.float8_e4m3fn), scales
 
 

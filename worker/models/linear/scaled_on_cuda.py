@@ -16,6 +16,7 @@ from torch import Tensor
 
 from worker.models.forms import Fp8, Int8
 from worker.models.linear.on_cuda import added_up, parts_of
+from worker.triton import rows as rows_kernels
 from worker.triton import scaled as kernels
 from worker.triton.cut import Cut
 from worker.triton.device import float8_as, multiplies
@@ -89,7 +90,7 @@ def to_int8(x: Tensor) -> tuple[Tensor, Tensor]:
     codes, scales = x.new_empty(x.shape, dtype=torch.int8), x.new_empty((len(x),), dtype=torch.float32)
     if len(x):
         block = min(4096, triton.next_power_of_2(x.shape[1]))
-        kernels.to_int8[(len(x),)](x, codes, scales, x.shape[1], x.stride(0), BLOCK=block)
+        rows_kernels.to_codes[(len(x),)](x, codes, scales, x.shape[1], x.stride(0), FLOAT8=0, BLOCK=block)
     return codes, scales
 
 
