@@ -126,6 +126,10 @@ class Dispatch:
             for name, adapter in self._adapters.items()
         ]
 
+    def state(self, model: str) -> State:
+        """Raises ModelNotFound."""
+        return self.residence.state(self._line(model).name)
+
     def follow(self, board: Board) -> None:
         """These adapters are served from now on; requests under way go on with what they began with."""
         known = board.adapters.values()

@@ -17,9 +17,8 @@ async def ready(request: web.Request) -> web.Response:
     """200 while a model can answer, if need be as soon as it is loaded, and new requests are let in, else 503; with the
     state of each model."""
     gw = request.app[GATEWAY]
-    dispatch = gw.dispatch
-    models = {model.name: model.state for model in (*dispatch.models(), *gw.upstreams.models())}
-    if dispatch.draining:
+    models = {model.name: model.state for model in gw.upstreams.models()}
+    if gw.dispatch.draining:
         status, code = "draining", 503
     elif {"ready", "unloaded", "unloading"} & set(models.values()):
         status, code = "ready", 200

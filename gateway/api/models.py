@@ -51,7 +51,7 @@ def _asked(request: web.Request) -> ServedModel:
 
 
 def _served(gw: Gateway) -> list[ServedModel]:
-    return gw.dispatch.models() + gw.dispatch.adapters() + gw.upstreams.models()
+    return gw.upstreams.models() + gw.dispatch.adapters()
 
 
 def _shaped(model: ServedModel) -> openai.ModelBody:

@@ -175,7 +175,7 @@ def _now() -> str:
 
 
 def _served(gw: Gateway, caller: Caller) -> list[ServedModel]:
-    served = gw.dispatch.models() + gw.dispatch.adapters() + gw.upstreams.models()
+    served = gw.upstreams.models() + gw.dispatch.adapters()
     return [model for model in served if caller.policy.may_use(model.name)]
 
 

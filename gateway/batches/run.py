@@ -159,7 +159,7 @@ class Run:
     async def _read_file(self, path: Path) -> Index:
         """Raises OSError. What was found good once is not asked again whether it is."""
         gw, config, caller = self._gw, self._book.config, self._caller()
-        served = {model.name for model in (*gw.dispatch.models(), *gw.dispatch.adapters(), *gw.upstreams.models())}
+        served = {model.name for model in (*gw.upstreams.models(), *gw.dispatch.adapters())}
         is_new = self.batch.status == "validating"
 
         def may_use(model: str) -> bool:

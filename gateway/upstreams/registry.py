@@ -9,12 +9,15 @@ import time
 from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import TYPE_CHECKING, Protocol
 
+import msgspec
+
 from gateway import errors
 from gateway.background import alongside
 from gateway.clock import Clock
 from gateway.dispatch import Dispatch, ServedModel
 from gateway.flight import Flight
 from gateway.lanes import LaneView
+from gateway.residence import State
 from gateway.source import place_of
 from gateway.text import Text, TextInvalid
 from gateway.upstreams.call import Call
@@ -84,9 +87,9 @@ class Upstreams:
         return self._pools.get(model)
 
     def models(self) -> list[ServedModel]:
-        """That are served by nobody else."""
-        return [
-            ServedModel(name, self._created, "ready" if pool.is_up() else "failed")
+        """All that can be asked for, of workers and of upstreams, each as whoever would answer for it now."""
+        return [self._relieved(model) for model in self._dispatch.models()] + [
+            ServedModel(name, self._created, self._state(pool))
             for name, pool in self._pools.items()
             if not pool.is_overflow
         ]
@@ -178,6 +181,20 @@ class Upstreams:
         self._pools = pools
         for pool in self.pools():
             pool.changed()
+
+    def _relieved(self, model: ServedModel) -> ServedModel:
+        """A model of workers. One that is unloaded is loaded when it is asked for, whoever else could answer."""
+        pool = self._pools.get(model.name)
+        if pool is None or model.state == "unloaded" or not pool.is_up():
+            return model
+        return msgspec.structs.replace(model, state="ready")
+
+    def _state(self, pool: Pool) -> State:
+        """That of a model that only upstreams have, or of the one here that stands in for it."""
+        if pool.is_up():
+            return "ready"
+        stand_in = pool.local(self._dispatch.serves)
+        return "failed" if stand_in is None else self._dispatch.state(stand_in)
 
     def _text_of(self, model: str) -> Text | None:
         """By which its tokens are counted."""

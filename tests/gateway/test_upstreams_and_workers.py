@@ -170,6 +170,40 @@ async def test_a_chain_ends_with_workers_and_a_breaker_that_is_open_leads_to_the
             assert {row["upstream"] for row in await front.settled(3)} == {None}
 
 
+async def states(front: Front) -> dict[str, str]:
+    """Of all models as clients are told, which /readyz agrees with."""
+    async with front.http.get(f"{front.url}/v1/models") as answer:
+        told = {model["id"]: model["penstock"]["state"] for model in (await answer.json())["data"]}
+    async with front.http.get(f"{front.url}/readyz") as answer:
+        assert (await answer.json())["models"] == told
+        assert answer.status == (200 if "ready" in told.values() else 503)
+    return told
+
+
+async def test_a_model_is_in_the_state_of_whoever_would_answer_for_it(open_front, far):
+    far.always = fails(500)
+    async with elsewhere() as relief:
+        breaker: dict[str, Any] = {"breaker_failures": 1, "breaker_open_s": 3600.0}
+        upstreams = (
+            far.upstream(fallbacks=("demo",), **breaker),
+            far.upstream("alone-1", "alone", **breaker),
+            relief.upstream("near-1", "demo", overflow=True, **breaker),
+        )
+        async with open_front(upstreams=upstreams) as front:
+            assert await states(front) == {"demo": "ready", "far": "ready", "alone": "ready"}
+            await answered(front, "/v1/chat/completions", {"model": "far", **HI}, SAID, False)
+            assert (await front.post("/v1/chat/completions", {"model": "alone", **HI}))[0] == 502
+            assert await states(front) == {"demo": "ready", "far": "ready", "alone": "failed"}
+            await front.peer.close()
+            await front.lost()
+            assert await states(front) == {"demo": "ready", "far": "ready", "alone": "failed"}
+            for model in ("demo", "far"):
+                assert (await front.post("/v1/chat/completions", {"model": model, **HI}))[0] == 200
+            relief.always = fails(500)
+            assert (await front.post("/v1/chat/completions", {"model": "demo", **HI}))[0] >= 500
+            assert await states(front) == {"demo": "starting", "far": "starting", "alone": "failed"}
+
+
 async def test_what_no_upstream_is_asked_is_not_asked_of_workers_instead(open_front, far):
     terms = far.upstream(fallbacks=("demo",), kinds=("embeddings",))
     async with open_front(upstreams=(terms,)) as front:
