@@ -21,7 +21,7 @@ from policies.policy import Limits, Policy, Price
 from tests import house as houses
 
 ACCESSIBILITY = ("wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice")
-PATIENCE_MS = 30_000
+PATIENCE_MS = 120_000
 
 
 def missing(what: str) -> None:

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from tests.builders import ROOT
 
-LIMIT_S = 120
+LIMIT_S = 600
 PORTS = ("8080", "8090")
 """As pages write them; the first is where they call."""
 DONE = "@@done@@"

@@ -10,6 +10,7 @@ import pytest
 from gateway.reply import account
 from policies import wire
 from policies.policy import Policy, Price
+from tests.builders import until
 from tests.gateway.conftest import HELLO, Front
 
 SPENT = {"engine_s": 0.0123456, "kv_block_s": 1.5, "num_drafted_tokens": 8, "num_accepted_tokens": 5}
@@ -119,9 +120,7 @@ async def test_a_request_that_never_reached_a_worker_is_not_waited_for(front: Fr
     (worker,) = front.gw.dispatch.workers()
     front.gw.dispatch.rest(worker, True)
     call = asyncio.create_task(front.post("/v1/chat/completions", {"model": "demo", "messages": HELLO}))
-    async with asyncio.timeout(10):
-        while not front.gw.dispatch.num_waiting():  # noqa: ASYNC110 (nobody tells)
-            await asyncio.sleep(0.001)
+    await until(front.gw.dispatch.num_waiting)
     call.cancel()
     (row,) = await front.settled(1)
     assert (row["status"], row["engine_us"], row["num_prompt_tokens"]) == (499, 0, 0)

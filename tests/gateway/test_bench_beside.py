@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.builders import PATIENCE_S
+
 ROOT = Path(__file__).parents[2]
 
 pytestmark = pytest.mark.skipif(not shutil.which("wrk"), reason="needs wrk")
@@ -24,7 +26,7 @@ def test_a_round_measures_the_engine_alone_and_beside_a_gateway():
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=4 * PATIENCE_S,
         check=False,
     )
     assert done.returncode == 0, done.stderr

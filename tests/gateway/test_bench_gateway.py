@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.builders import PATIENCE_S
+
 ROOT = Path(__file__).parents[2]
 
 pytestmark = pytest.mark.skipif(
@@ -27,7 +29,7 @@ async def test_one_round_measures_everything_and_the_ledger_holds_every_answer(t
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )
-    async with asyncio.timeout(120):
+    async with asyncio.timeout(4 * PATIENCE_S):
         out, err = await process.communicate()
     assert process.returncode == 0, err.decode()
     result = json.loads(out)

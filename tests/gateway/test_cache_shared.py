@@ -11,7 +11,7 @@ from gateway.clock import Clock
 from gateway.redis import Redis, RedisAway
 from policies import settings
 from policies.policy import Cache as Rules
-from tests.builders import HandClock
+from tests.builders import PATIENCE_S, HandClock
 from tests.gateway.test_cache_runs import Engine, asking, read_all, tokens_of, turns
 
 SCOPE = ("ten_1", Rules())
@@ -99,7 +99,7 @@ async def test_without_redis_nothing_is_found_nothing_is_kept_and_nobody_waits(f
     cache = a_cache(shared, clock)
     await give(cache, shared, clock, [1])
     getattr(server, fault)()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         async with cache.look(*SCOPE, asking()) as found:
             assert found.outcome == "miss"
         await give(cache, shared, clock, [1])

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from tests.builders import PATIENCE_S
 from tests.gateway.compatible_server import compatible_server
 
 ROOT = Path(__file__).parents[2]
@@ -26,7 +27,7 @@ async def run_chat(*arguments: str, typed: str = "") -> tuple[int | None, str, s
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE_S):
         out, err = await process.communicate(typed.encode())
     return process.returncode, out.decode(), err.decode()
 
@@ -54,7 +55,7 @@ class Person:
 
     async def reads(self, text: str) -> str:
         """Waits for ``text`` and takes it and all before it off the screen."""
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE_S):
             while text.encode() not in self._seen:
                 self._more.clear()
                 await self._more.wait()
@@ -161,7 +162,7 @@ async def test_ctrl_c_stops_the_answer_and_keeps_the_chat():
         await someone.reads("one ")
         someone.types("\x03")
         assert "stopped" in await someone.reads("> ")
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE_S):
             await server.cancelled.wait()
         server.hold = None
         someone.types("go on\n")

@@ -18,7 +18,7 @@ from gateway.ledger.tally import Columns
 from gateway.live.counts import Counts, percentiles
 from policies import wire
 from policies.settings import CLASSES
-from tests.builders import an_entry, until
+from tests.builders import PATIENCE_S, an_entry, until
 from tests.gateway.conftest import ADMIN_KEY, Front
 from tests.gateway.desk import Desk
 
@@ -47,7 +47,7 @@ class Watcher:
 
     async def until(self, what: Any) -> Any:
         """The first snapshot of which it is true."""
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE_S):
             while not what(snapshot := await self.next()):
                 pass
         return snapshot

@@ -8,6 +8,7 @@ import json
 import pytest
 import yarl
 
+from tests.builders import PATIENCE_S
 from tests.gateway.conftest import Front
 
 
@@ -26,7 +27,7 @@ async def test_what_is_no_http_is_answered_with_an_error_object(front: Front, se
     url = yarl.URL(front.url)
     reader, writer = await asyncio.open_connection(url.host, url.port)
     writer.write(sent)
-    head, _, body = (await asyncio.wait_for(reader.read(), 10)).partition(b"\r\n\r\n")
+    head, _, body = (await asyncio.wait_for(reader.read(), PATIENCE_S)).partition(b"\r\n\r\n")
     writer.close()
     assert b" 400 " in head.partition(b"\r\n")[0]
     assert b"application/json" in head

@@ -14,7 +14,7 @@ import pytest
 
 import demo
 from gateway.pull import File, PullError, chosen
-from tests.builders import ROOT
+from tests.builders import PATIENCE_S, ROOT
 from tests.gateway.hub import COMMIT, Hub, serving
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -42,7 +42,7 @@ def run(hub: Hub, tmp_path: Path) -> Run:
             env={**os.environ, "HF_HUB_OFFLINE": "0", **settings, **environ},
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=2 * PATIENCE_S,
             check=False,
         )
 

@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from tests.builders import PATIENCE_S
 from tests.gateway.conftest import HELLO, Front
 
 
@@ -55,5 +56,6 @@ async def test_what_cannot_be_told_is_refused(front: Front, path, body, status, 
 
 
 async def test_an_id_that_the_vocabulary_has_not_has_no_text(front: Front):
-    status, back, _ = await asyncio.wait_for(front.post("/detokenize", {"tokens": [2**31 - 1]}), 10)
+    async with asyncio.timeout(PATIENCE_S):
+        status, back, _ = await front.post("/detokenize", {"tokens": [2**31 - 1]})
     assert (status, back) == (200, {"prompt": ""})

@@ -16,7 +16,7 @@ from pathlib import Path
 from policies import wire
 from policies.terms import Sampling
 
-PATIENCE_S = 60.0
+PATIENCE_S = 120.0
 ROOT = Path(__file__).parents[2]
 
 

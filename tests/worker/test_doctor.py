@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from tests.worker.peer import PATIENCE_S
 from worker import doctor
 
 ROOT = Path(__file__).parents[2]
@@ -18,7 +19,11 @@ ROOT = Path(__file__).parents[2]
 def run(*arguments: str, path: Path = ROOT) -> subprocess.CompletedProcess[str]:
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join([str(path), str(ROOT)])}
     return subprocess.run(
-        [sys.executable, "-m", "worker.doctor", *arguments], capture_output=True, text=True, env=environ, timeout=120
+        [sys.executable, "-m", "worker.doctor", *arguments],
+        capture_output=True,
+        text=True,
+        env=environ,
+        timeout=PATIENCE_S,
     )
 
 
