@@ -8,12 +8,13 @@ import os
 import pwd
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from tests.ports import free_port
 
 UNPRIVILEGED = "nobody"
 """Whom the server runs as where the tests run as root, which it refuses."""
@@ -45,7 +46,7 @@ class PostgresServer:
             {"user": account.pw_uid, "group": account.pw_gid, "extra_groups": []} if account else {}
         )
         self._folder = folder
-        self._port = _free_port()
+        self._port = free_port()
         self.url = f"postgresql+asyncpg://penstock@127.0.0.1:{self._port}"
         """Without a database's name."""
         self._process: subprocess.Popen[bytes] | None = None
@@ -113,10 +114,3 @@ def server() -> Iterator[PostgresServer]:
             yield running
         finally:
             running.stop()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

@@ -12,7 +12,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-PATIENCE_S = 30.0
+from tests.builders import PATIENCE_S
+from tests.ports import free_port
 
 
 class Missing(Exception):
@@ -25,7 +26,7 @@ class RedisServer:
     def __init__(self, program: str, folder: Path) -> None:
         self._program = program
         self._folder = folder
-        self.port = _free_port()
+        self.port = free_port()
         self.url = f"redis://127.0.0.1:{self.port}/0"
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -77,10 +78,3 @@ def server() -> Iterator[RedisServer]:
             yield running
         finally:
             running.kill()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tomllib
@@ -20,18 +18,14 @@ from gateway.cli import main
 from policies import configuration
 from tests.builders import ROOT
 from tests.docs.session import LIMIT_S, PORTS, Session, blocks, is_as
+from tests.ports import free_ports
 
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
 
 
 @pytest.fixture
 def session(tmp_path):
-    with contextlib.ExitStack() as stack:
-        free = [stack.enter_context(socket.socket()) for _ in PORTS]
-        for one in free:
-            one.bind(("127.0.0.1", 0))
-        ports = [one.getsockname()[1] for one in free]
-    session = Session(tmp_path, ports)
+    session = Session(tmp_path, free_ports(len(PORTS)))
 
     def too_long(number, frame):
         raise TimeoutError(f"a page takes more than {LIMIT_S} s")

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
 import subprocess
 import time
 import urllib.error
@@ -21,6 +20,7 @@ from policies.upstreams.terms import Upstream
 from tests import house as houses
 from tests.builders import scripted
 from tests.journeys.test_gguf import the_demo_as_gguf
+from tests.ports import free_port
 
 PROGRAMS = Path(__file__).parent / "programs"
 KINDS = ("xllamacpp", "llama_cpp", "transformers")
@@ -32,9 +32,7 @@ class RealServer:
     """One of them, in a process of its own on a port that stays its own when it is started again."""
 
     def __init__(self, place: Path, kind: str, gguf: Path, log: Path) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
+        self.port = free_port()
         self.kind = kind
         self._log = log
         python, port = place / kind.partition("-")[0] / "bin" / "python", str(self.port)
