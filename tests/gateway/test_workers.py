@@ -6,7 +6,6 @@ import asyncio
 import logging
 import os
 import signal
-import socket
 import sys
 import time
 
@@ -19,6 +18,7 @@ from gateway.dispatch import Dispatch, NothingToServe
 from policies import settings, wire
 from tests import builders
 from tests.builders import NO_TEXT, a_submit, answer, dispatching, send, tokens, until
+from tests.ports import free_port
 
 SCRIPT = [72, 105, 33, 32]
 """What a scripted worker says, again and again."""
@@ -37,19 +37,38 @@ async def reborn(dispatch: Dispatch) -> None:
         ("die", "exited with status 7"),
         ("garbage", "broke the protocol: bad frame of 5 bytes"),
         ("stranger", "broke the protocol: a delta for req_of_nobody, which it does not hold"),
-        ("silence", "said nothing for 0.3 s"),
     ],
 )
 async def test_a_worker_at_fault_is_named_and_replaced_and_its_request_goes_on(tmp_path, caplog, fault, named):
-    command = builders.scripted("--fault", fault, "--after", 2, "--once", tmp_path / "begun", "--stats-s", 0.05)
-    limits = settings.Workers(restart_backoff_s=0.01, silence_timeout_s=0.3)
-    async with dispatching(replicas=1, command=command, workers=limits) as dispatch:
+    command = builders.scripted("--fault", fault, "--after", 2, "--once", tmp_path / "begun")
+    async with dispatching(replicas=1, command=command, workers=FAST) as dispatch:
         assert len(tokens(await answer(send(dispatch, a_submit())))) == 8
         assert tokens(await answer(send(dispatch, a_submit(max_tokens=400)))) == SCRIPT * 100
         await reborn(dispatch)
         assert len(tokens(await answer(send(dispatch, a_submit())))) == 8
     (line,) = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert line.startswith(f"worker scripted-0 lost: it {named}")
+
+
+async def test_a_worker_that_falls_silent_is_named_and_replaced_and_its_request_goes_on(tmp_path, clock, caplog):
+    command = builders.scripted("--fault", "silence", "--after", 2, "--once", tmp_path / "begun")
+    limits = settings.Workers(restart_backoff_s=0.01)
+    async with dispatching(replicas=1, command=command, workers=limits, clock=clock) as dispatch:
+        assert len(tokens(await answer(send(dispatch, a_submit())))) == 8
+        reading = asyncio.create_task(answer(send(dispatch, a_submit(max_tokens=400))))
+        await until((tmp_path / "begun").exists)
+
+        def is_lost() -> bool:
+            clock.advance(limits.silence_timeout_s)
+            return dispatch.workers()[0].facts is None
+
+        await until(is_lost)
+        await until(lambda: min(clock.waits()) < 1.0)
+        clock.advance(limits.restart_backoff_s)
+        assert tokens(await reading) == SCRIPT * 100
+        assert dispatch.workers()[0].num_lives == 2
+    (line,) = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert line.startswith("worker scripted-0 lost: it said nothing for 30 s")
 
 
 async def test_what_waits_and_what_is_written_survive_the_worker(tmp_path):
@@ -105,7 +124,7 @@ async def test_a_worker_may_be_heard_before_connecting_returns(start_scripted_wo
 
     monkeypatch.setattr(Channel, "connection_made", slowly)
     faults = [] if fault == "none" else ["--fault", fault, "--after", 1]
-    limits = settings.Workers(silence_timeout_s=0.3, max_failovers=0)
+    limits = settings.Workers(silence_timeout_s=30.0 if fault == "none" else 0.3, max_failovers=0)
     address = await start_scripted_worker("--stats-s", 0.05, *faults)
     config = settings.Settings(models={"scripted": settings.Model(replicas=0, addresses=(address,))}, workers=limits)
     dispatch = Dispatch(config, Clock())
@@ -177,9 +196,7 @@ async def test_a_worker_that_stayed_long_starts_again_from_the_shortest_wait(sta
 
 
 async def test_a_worker_on_another_host_is_reached_over_tcp(start_scripted_worker):
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
-    async with dispatching(await start_scripted_worker(listen=f"tcp:127.0.0.1:{port}")) as dispatch:
+    async with dispatching(await start_scripted_worker(listen=f"tcp:127.0.0.1:{free_port()}")) as dispatch:
         assert len(tokens(await answer(send(dispatch, a_submit())))) == 8
 
 
