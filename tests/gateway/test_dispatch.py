@@ -9,8 +9,10 @@ import random
 import pytest
 
 from gateway import errors
+from policies import wire
 from tests import builders
 from tests.builders import answer, dispatching, quiet, tokens
+from tests.gateway.played import peers
 
 
 async def test_an_answer_arrives_whole_and_in_order(start_scripted_worker):
@@ -43,12 +45,18 @@ async def test_a_reader_that_leaves_takes_its_sequences_along(start_scripted_wor
         await quiet(dispatch)
 
 
-async def test_one_sequence_is_cancelled_and_its_sisters_go_on(start_scripted_worker):
-    async with dispatching(await start_scripted_worker("--step-s", 0.001)) as dispatch:
-        flight = builders.send(dispatch, builders.a_submit(max_tokens=40, num_sequences=2))
+async def test_one_sequence_is_cancelled_and_its_sisters_go_on(tmp_path):
+    async with peers(tmp_path) as (dispatch, peer):
+        flight = builders.send(dispatch, builders.a_submit(max_tokens=2, num_sequences=2))
+        submit = await peer.submitted()
+        peer.say(submit, [10])
         await flight.deltas()
-        flight.cancel(flight.request.request_id, 0)
+        flight.cancel(submit.request_id, 0)
+        assert await peer.cancelled() == wire.Cancel(submit.request_id, 0)
+        peer.say(submit, [], "cancelled")
+        peer.say(submit, [20, 21], "length", index=1)
         deltas = await answer(flight)
+    assert tokens(deltas, 1) == [20, 21]
     ends = {delta.index: delta.finish.reason for delta in deltas if delta.finish}
     assert ends == {0: "cancelled", 1: "length"}
 
