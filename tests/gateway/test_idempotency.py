@@ -16,7 +16,8 @@ from gateway.idempotency.record import Record, Recorded
 from gateway.idempotency.slots import LEASE_S, POLL_S, Slots
 from gateway.redis import Redis
 from policies import settings, wire
-from tests.builders import HandClock, until
+from tests.builders import PATIENCE_S, HandClock, until
+from tests.conftest import PATIENT_MS
 from tests.gateway.conftest import HELLO
 
 BODY: dict[str, Any] = {"model": "demo", "messages": HELLO}
@@ -305,7 +306,7 @@ async def test_without_redis_a_gateway_answers_for_itself_or_refuses_as_the_poli
     slots = Slots(Memory(1 << 20, clock), redis, 3600.0, clock)
     getattr(fragile_redis, fault)()
     try:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             slot = slots.slot(SCOPE, NAME, ASKED)
             assert await slot.find(refuses=False) is None
             with pytest.raises(ServiceUnavailable):
@@ -320,7 +321,7 @@ async def test_without_redis_a_gateway_answers_for_itself_or_refuses_as_the_poli
 
 async def test_whoever_waits_for_another_gateway_when_redis_goes_is_told_to_come_back(fragile_redis):
     clock = HandClock()
-    redis = Redis(settings.Redis(url=fragile_redis.url, timeout_ms=100.0), clock)
+    redis = Redis(settings.Redis(url=fragile_redis.url, timeout_ms=PATIENT_MS), clock)
     one, other = (Slots(Memory(1 << 20, clock), redis, 3600.0, clock) for _ in range(2))
     try:
         await one.slot(SCOPE, NAME, ASKED).find(refuses=False)

@@ -22,7 +22,8 @@ from gateway.redis import Redis
 from policies import admission, settings
 from policies.policy import Budget, Policy, Price
 from policies.terms import Usage
-from tests.builders import a_caller, an_entry, until
+from tests.builders import PATIENCE_S, a_caller, an_entry, until
+from tests.conftest import PATIENT_MS
 from tests.residents import add_tenant, add_version, change
 
 NOON = admission.period_of("day", 1_795_000_000).starts_at + 43_200
@@ -131,7 +132,7 @@ async def test_shares_that_nobody_was_told_of_are_told_by_the_next_start_and_onc
 @pytest.mark.parametrize("store_settings", ["sqlite"], indirect=True)
 async def test_a_redis_that_lost_everything_is_told_again_once_it_is_back(rooms, clock, fragile_redis):
     tenant = await add_tenant(rooms, "north", "thrifty")
-    redis = Redis(settings.Redis(url=fragile_redis.url, timeout_ms=500.0, retry_s=2.0), clock)
+    redis = Redis(settings.Redis(url=fragile_redis.url, timeout_ms=PATIENT_MS, retry_s=2.0), clock)
     async with gateway(rooms, clock, redis) as (limits, _):
         for _ in range(3):
             await ask(limits, tenant)
@@ -144,7 +145,7 @@ async def test_a_redis_that_lost_everything_is_told_again_once_it_is_back(rooms,
         await spend(rooms, tenant, 300, NOON)  # what was spent before, as its rows say
         fragile_redis.start()
         clock.advance(2.0)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             while await spent(limits, tenant) != 700:
                 clock.advance(LOOK_S)
         for _ in range(3):

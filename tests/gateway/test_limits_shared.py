@@ -21,7 +21,7 @@ from policies.policy import Budget, Policy, Price
 from policies.policy import Limits as Ceilings
 from policies.rate import Purse
 from policies.terms import Usage
-from tests.builders import HandClock, a_caller
+from tests.builders import PATIENCE_S, HandClock, a_caller
 
 POLICY = Policy(
     limits=Ceilings(requests_per_minute=40, tokens_per_minute=1000, tokens_per_day=9000, concurrent_requests=6),
@@ -224,7 +224,7 @@ async def test_whoever_hangs_up_while_redis_decides_leaves_nothing_set_aside(thr
         await asyncio.wait([asking])
         await settled(three_gateways)
         # The script may run once more after that, so that its outcome is given back as well.
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             while not await is_free():
                 await settled(three_gateways)
 
@@ -233,7 +233,7 @@ async def test_whoever_hangs_up_while_redis_decides_leaves_nothing_set_aside(thr
 async def fragile(fragile_redis):
     """Limits over a Redis that is stalled and resumed; of three gateways, as was last heard."""
     clock = HandClock()
-    redis_settings = settings.Redis(url=fragile_redis.url, timeout_ms=200.0, retry_s=2.0)
+    redis_settings = settings.Redis(url=fragile_redis.url, timeout_ms=1000.0, retry_s=2.0)
     async with a_gateway(redis_settings, clock, num_gateways=lambda: 3) as limits:
         yield limits, clock, fragile_redis
 
@@ -243,7 +243,7 @@ async def test_without_redis_each_gateway_holds_to_its_part_of_the_limit(fragile
     caller = a_caller(Policy(limits=Ceilings(tokens_per_minute=900)))
     async with limits.admit(caller, "demo", 100, 100, "a") as before:
         server.stall()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             async with limits.admit(caller, "demo", 100, 100, "b") as ticket:
                 assert ticket.headers()["x-ratelimit-limit-tokens"] == "300"
                 ticket.settle(Usage(100, 0, 100))
@@ -267,7 +267,7 @@ async def test_without_redis_a_policy_may_rather_refuse(fragile):
     server.stall()
     for _ in range(3):
         with pytest.raises(LimitsUnavailable) as refused:
-            await asyncio.wait_for(limits.admit(caller, "demo", 100, 100, "a").__aenter__(), 5)
+            await asyncio.wait_for(limits.admit(caller, "demo", 100, 100, "a").__aenter__(), PATIENCE_S)
         assert refused.value.headers()["retry-after"] == "2"
     server.resume()
     clock.advance(2.0)

@@ -11,14 +11,14 @@ from redis.exceptions import ResponseError
 from gateway.clock import Clock
 from gateway.redis import MAX_WAITING, Breaker, Redis, RedisAway, RedisUrlError, Script
 from policies import settings
-from tests.builders import HandClock
+from tests.builders import PATIENCE_S, HandClock
 
 ADD = Script("return redis.call('INCRBY', KEYS[1], ARGV[1])")
 
 
 async def outcomes(*calls):
-    """What each call came to; none takes longer than a little."""
-    async with asyncio.timeout(10):
+    """What each call came to; none is left waiting."""
+    async with asyncio.timeout(PATIENCE_S):
         return await asyncio.gather(*calls, return_exceptions=True)
 
 
@@ -55,7 +55,7 @@ async def test_a_caller_that_leaves_takes_nobody_along(redis):
 @pytest.fixture
 async def fragile(fragile_redis):
     clock = HandClock()
-    redis = Redis(settings.Redis(url=fragile_redis.url, timeout_ms=200.0, retry_s=2.0), clock)
+    redis = Redis(settings.Redis(url=fragile_redis.url, timeout_ms=1000.0, retry_s=2.0), clock)
     yield redis, clock, fragile_redis
     await redis.close()
 
