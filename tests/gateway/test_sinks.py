@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import aiohttp
+import msgspec
 import pytest
 import sqlalchemy as sa
 
@@ -24,7 +25,7 @@ from gateway.sinks.events import events_of, id_of
 from gateway.store import Store
 from policies import settings
 from policies.configuration import SettingsError, load
-from tests.builders import an_entry, write_chain
+from tests.builders import PATIENCE_S, an_entry, write_chain
 from tests.gateway.receivers import KEY, RECEIVERS, receiving
 from tests.gateway.sink_bench import METERS, NOW, Bench, a_sink, add_tenants, benches, opened, some_entries
 
@@ -79,7 +80,8 @@ async def test_whatever_fails_nothing_is_lost_and_nothing_counts_twice(open_benc
         bench.wall.at += chance.choice([0, 2, 10, 400])
     bench.receiver.script = []
     bench.wall.at += 400
-    await bench.delivery.deliver()
+    bench.sink = msgspec.structs.replace(bench.sink, timeout_s=PATIENCE_S)
+    await bench.restart().deliver()
     assert bench.values() == bench.expected(*written), f"seed {seed}"
     status = await bench.status()
     assert (status.state, status.num_rows, status.num_failures) == ("current", len(written), 0)

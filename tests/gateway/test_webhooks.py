@@ -16,7 +16,7 @@ from aiohttp import web
 from gateway import webhooks
 from gateway.webhooks import MAX_TRIES, MAX_WAITING, SECRET, WebhookInvalid, Webhooks, backoff_s
 from policies import settings
-from tests.builders import HandClock, until
+from tests.builders import PATIENCE_S, HandClock, until
 
 KEY = b"0123456789abcdef0123456789abcdef"
 
@@ -83,7 +83,7 @@ async def test_an_event_arrives_signed_so_that_its_receiver_can_tell(receiver, c
 @pytest.mark.parametrize("trouble", [500, 429, 404, 302, "stall"])
 async def test_what_was_not_taken_is_posted_again_later_with_the_same_id(receiver, clock, trouble):
     receiver.script = [trouble, trouble]
-    async with sending(receiver.url, clock, timeout_s=0.2) as sender:
+    async with sending(receiver.url, clock, timeout_s=1.0 if trouble == "stall" else PATIENCE_S) as sender:
         sender.post("e1", "budget.alert", {})
         for num_failures in (1, 2):
             await until(lambda: clock.waits() == [backoff_s(num_failures)])  # noqa: B023
