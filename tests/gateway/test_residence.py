@@ -80,9 +80,10 @@ async def test_a_model_is_loaded_by_the_first_who_asks_and_all_who_ask_meanwhile
 
 
 async def test_an_idle_model_is_unloaded_and_its_process_ends():
-    model = settings.Model(idle_unload_s=0.6)
+    model = settings.Model(load_at_start=False, idle_unload_s=0.6)
     async with serving({"a": model, "b": settings.Model()}) as dispatch:
-        await until(lambda: states(dispatch) == {"a": "ready", "b": "ready"})
+        await until(lambda: states(dispatch) == {"a": "unloaded", "b": "ready"})
+        assert await ask(dispatch, "a") == 5
         await until(lambda: states(dispatch)["a"] == "unloaded")
         assert states(dispatch)["b"] == "ready"
         assert [worker.name for worker in dispatch.workers()] == ["b-0"]
