@@ -175,22 +175,28 @@ async def test_a_body_that_is_no_form_is_refused(front, content_type, body, stat
     assert names(front) == set()
 
 
-async def test_a_client_that_hangs_up_or_says_no_more_leaves_nothing(open_front):
+FORM = {"content-type": "multipart/form-data; boundary=x"}
+
+
+async def half_a_form():
+    yield b'--x\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\n' + b"x" * 2_000_000
+    await asyncio.Event().wait()
+
+
+async def test_a_client_that_says_no_more_leaves_nothing(open_front):
     async with open_front(server=settings.Server(stall_s=0.3)) as front:
-
-        async def slowly(forever: asyncio.Event):
-            yield b'--x\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\n' + b"x" * 2_000_000
-            await forever.wait()
-
-        headers = {"content-type": "multipart/form-data; boundary=x"}
-        async with front.http.post(f"{front.url}/v1/files", data=slowly(asyncio.Event()), headers=headers) as answer:
+        async with front.http.post(f"{front.url}/v1/files", data=half_a_form(), headers=FORM) as answer:
             assert (answer.status, (await answer.json())["error"]["code"]) == (408, "request_timeout")
-        hanging = asyncio.create_task(
-            front.http.post(f"{front.url}/v1/files", data=slowly(asyncio.Event()), headers=headers).__aenter__()
-        )
-        await until(lambda: names(front))
-        hanging.cancel()
         await until(lambda: not names(front))
+
+
+async def test_a_client_that_hangs_up_leaves_nothing(front):
+    hanging = asyncio.create_task(
+        front.http.post(f"{front.url}/v1/files", data=half_a_form(), headers=FORM).__aenter__()
+    )
+    await until(lambda: names(front))
+    hanging.cancel()
+    await until(lambda: not names(front))
 
 
 async def test_a_full_disk_is_said_so_and_the_next_upload_is_taken(front):
