@@ -175,7 +175,8 @@ async def test_a_prompt_that_alone_takes_too_long_is_refused_while_nobody_waits(
 
 
 async def test_how_far_predictions_were_off_is_told(start_scripted_worker):
-    address = await start_scripted_worker("--max-sequences", 1, "--step-s", 0.001, *WEIGHTS)
+    weights = ("--cost-weights", "100,10,10,0,0,0,0", "--stats-s", 0.01)
+    address = await start_scripted_worker("--max-sequences", 1, "--step-s", 0.001, *weights)
     async with dispatching(address) as dispatch:
         await until(lambda: dispatch.queues()[0].predicted_ttft_ms is not None)
         await asyncio.gather(*[answer(send(dispatch, a_submit(max_tokens=3))) for _ in range(10)])
