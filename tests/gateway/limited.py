@@ -16,8 +16,9 @@ DEMO = "demo"
 
 
 def limits_of(clock):
-    """Of one gateway, with nothing used yet."""
-    return Limits(settings.Settings(limits=settings.Limits(completion_estimate=ESTIMATE)), clock)
+    """Of one gateway, with nothing used yet; no period ends meanwhile."""
+    config = settings.Settings(limits=settings.Limits(completion_estimate=ESTIMATE))
+    return Limits(config, clock, wall=lambda: 1_795_000_000.0)
 
 
 def a_policy(budget=None, price=None, key_limits=None, model_limits=None, **ceilings):

@@ -76,13 +76,13 @@ async def test_what_was_used_a_moment_ago_is_in_the_answer(front, desk):
     answered = await call
     (line,) = (await desk.got(f"usage?since={since}&bucket=minute&group_by=tenant_id,model"))["data"]
     assert line["group"] == {"tenant_id": await own_tenant(front), "model": "demo"}
-    assert line["starts_at"] <= since < line["ends_at"] == line["starts_at"] + 60
+    (row,) = front.rows()
+    assert line["starts_at"] <= row["settled_at"] < line["ends_at"] == line["starts_at"] + 60
     assert line["num_requests"] == 1
     assert line["num_prompt_tokens"] == answered.usage.prompt_tokens
     assert line["num_completion_tokens"] == answered.usage.completion_tokens
     page = await desk.got(f"costs?since={since}")
     (cost,) = page["data"]
-    (row,) = front.rows()
     assert (page["currency"], cost["cost_micros"]) == ("USD", row["cost_micros"])
     assert {part["kind"]: part["quantity"] for part in cost["parts"]} == {
         "prompt": answered.usage.prompt_tokens,
