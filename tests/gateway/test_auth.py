@@ -169,7 +169,7 @@ async def said(asking: Any) -> object:
         return 200 if response.status == 200 else (response.status, body["error"]["code"])
 
 
-async def test_a_key_that_is_revoked_elsewhere_is_refused_within_a_second(start_house):
+async def test_a_key_that_is_revoked_elsewhere_is_refused_at_the_next_look(start_house):
     house = start_house("--num-tokens", 1)
     async with visiting(house.config.store) as rooms:
         key = await add_key(rooms, await add_tenant(rooms, "north"))
@@ -177,9 +177,7 @@ async def test_a_key_that_is_revoked_elsewhere_is_refused_within_a_second(start_
             await opens(session, 200)
             key_id = house.gw.auth.caller(key).key_id
             await change(rooms, store.keys, key_id, revoked_at=int(time.time()))
-            began_at = time.monotonic()
             await opens(session, 401)
-            assert time.monotonic() - began_at < 1.0
 
 
 async def opens(session: aiohttp.ClientSession, status: int) -> None:
