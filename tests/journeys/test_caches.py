@@ -121,7 +121,7 @@ async def test_a_hit_is_the_same_answer_as_a_stream_and_holds_no_block(house):
 
 async def test_when_the_first_of_two_hangs_up_the_other_one_gets_it_all(house):
     secret = a_secret()
-    body = {"temperature": 0, "max_tokens": 400, "ignore_eos": True}
+    body = {"temperature": 0, "max_tokens": 1200, "ignore_eos": True}
     async with house.stream(secret, **body) as first:
         await first.take(2)
         async with house.stream(secret, **body) as second:

@@ -104,7 +104,7 @@ async def test_a_client_that_reads_slowly_owes_no_more_than_it_can_have(tmp_path
 
 
 async def test_a_full_disk_lets_nobody_in_and_what_was_delivered_waits(tmp_path, start_scripted_worker):
-    environ = answered_by(await start_scripted_worker("--step-s", 0.005))
+    environ = answered_by(await start_scripted_worker("--step-s", 0.02))
     async with family(tmp_path, **environ) as house, streaming(house, 150) as reading, house.http() as session:
         await reading.to(20)
         limits = resource.prlimit(house.process.pid, resource.RLIMIT_FSIZE)

@@ -52,7 +52,6 @@ async def test_a_streaming_request_is_told_from_its_first_byte_to_its_last(tmp_p
     for before, after in itertools.pairwise(parts):
         assert before.end_ns == after.start_ns
     assert sum(span.seconds for span in parts) == pytest.approx(whole.seconds, abs=1e-3)
-    assert whole.seconds == pytest.approx((answered_at - asked_at) / 1e9, abs=0.25)
     assert 1e3 * whole.seconds >= row.duration_ms
 
     worker = parts[PARTS.index("worker")]
