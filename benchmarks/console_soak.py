@@ -123,9 +123,9 @@ def soak(
         if is_full:
             page.evaluate(FULL, 1000 * FILL_S)
         page.evaluate(FRAMES)
-        heaps, nodes, ends_at = [], [], time.monotonic() + seconds
-        while time.monotonic() < ends_at:
-            page.wait_for_timeout(1000 * min(look_s, max(0.1, ends_at - time.monotonic())))
+        heaps, nodes = [], []
+        for _ in range(int(seconds / look_s)):
+            page.wait_for_timeout(1000 * look_s)
             protocol.send("HeapProfiler.collectGarbage")
             heaps.append(protocol.send("Runtime.getHeapUsage")["usedSize"])
             nodes.append(protocol.send("Memory.getDOMCounters")["nodes"])
