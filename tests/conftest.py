@@ -14,6 +14,8 @@ import msgspec
 import pytest
 import sqlalchemy as sa
 import uvloop
+from hypothesis import HealthCheck
+from hypothesis import settings as hypothesis_settings
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from gateway.clock import Clock
@@ -27,6 +29,12 @@ from tests import redis as redises
 Start = Callable[..., Awaitable[str]]
 
 PATIENT_MS = 5000.0
+
+# How long an example takes is up to the machine.
+hypothesis_settings.register_profile(
+    "patient", hypothesis_settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+hypothesis_settings.load_profile("patient")
 
 
 def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
