@@ -10,7 +10,8 @@ import pytest
 
 from gateway.grammars import Grammars
 from gateway.openai import AskedGrammar, Malformed, asked_grammar, parse_chat
-from policies import wire
+from policies import holding, wire
+from tests.builders import PATIENCE_S
 from tests.gateway.conftest import Front
 
 OBJECT = {"type": "object", "properties": {"x": {"type": "string"}}, "required": ["x"]}
@@ -23,7 +24,7 @@ def format_of(schema: object, **extra: object) -> dict[str, object]:
 
 @pytest.fixture
 def grammars():
-    made = Grammars()
+    made = Grammars(holding.Grammars(compile_s=PATIENCE_S))
     yield made
     made.close()
 

@@ -10,6 +10,7 @@ import pytest
 from gateway.grammars import Grammars
 from gateway.openai import AskedGrammar, Malformed
 from policies import holding, wire
+from tests.builders import PATIENCE_S
 
 SCHEMA = "response_format.json_schema.schema"
 
@@ -21,7 +22,7 @@ def asked(schema: object, is_strict: bool = True) -> AskedGrammar:
 
 @pytest.fixture
 def grammars():
-    made = Grammars()
+    made = Grammars(holding.Grammars(compile_s=PATIENCE_S))
     yield made
     made.close()
 
