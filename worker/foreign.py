@@ -107,7 +107,7 @@ def _backend(engine: settings.Engine, group: Group, cache: KVCache) -> Backend:
     scores, device = group.scores, cache.keys[0].device
     if engine.attention == "reference":
         return ReferenceAttention(cache, scores)
-    if any(window < 0 for window in scores.windows) or (scores.sinks and device.type != "cpu"):
+    if any(window < 0 for window in scores.windows):
         return GatheredAttention(cache, scores)
     if device.type != "cpu":
         if engine.attention == "auto" and has_triton(device):
@@ -117,6 +117,6 @@ def _backend(engine: settings.Engine, group: Group, cache: KVCache) -> Backend:
                 return TritonAttention(cache, scores, group.num_heads)
         return GatheredAttention(cache, scores)
     kernels = kernels_of(engine, device)
-    if kernels is None or scores.sinks or not NativeAttention.serves(cache):
+    if kernels is None or not NativeAttention.serves(cache):
         return SegmentAttention(cache, scores)
     return NativeAttention(cache, scores, kernels, group.num_heads)

@@ -314,7 +314,8 @@ def kernels_of(engine: settings.Engine, device: torch.device) -> Library | None:
 def _means(engine: settings.Engine, model: Decoder, cache: KVCache) -> tuple[Backend, Ops]:
     """Attention and small operations: the compiled ones where they serve, torch's elsewhere and for comparison."""
     architecture = model.architecture
-    scores = Scores(architecture.attention_scale, architecture.windows, architecture.attention_softcap)
+    sinks = tuple(layer.sinks for layer in model.layers if layer.sinks is not None)
+    scores = Scores(architecture.attention_scale, architecture.windows, architecture.attention_softcap, sinks)
     if engine.deterministic:
         return _repeatable_means(engine, model, cache, scores)
     if engine.attention == "reference":

@@ -48,14 +48,16 @@ def assert_agrees(
     dtype: torch.dtype,
     seed: int,
     num_processors: int = 4,
+    has_sinks: bool = False,
     **how: Any,
 ) -> None:
     """Two layers, the second over what the first step wrote; the KV that is left is the same to the bit."""
     torch.manual_seed(seed)
     extents, num_blocks = extents_of(sequences, block_size, random.Random(seed))
     cache = filled(num_kv_heads, head_dim, num_blocks, block_size, dtype, DEVICE)
-    scores = Scores(scale=0.7 * head_dim**-0.5, windows=windows, softcap=softcap)
     num_heads = group * num_kv_heads
+    sinks = tuple(4 * torch.randn(2, num_heads, device=DEVICE)) if has_sinks else ()
+    scores = Scores(0.7 * head_dim**-0.5, windows, softcap, sinks)
     slots = slots_of(extents, block_size).to(DEVICE)
     queries, keys, values = heads_for(extents, num_heads, cache, dtype)
     before = [tensor.clone() for tensor in tensors_of(cache)]
@@ -94,6 +96,7 @@ def assert_agrees(
     softcap=st.sampled_from((0.0, 0.0, 5.0)),
     dtype=st.sampled_from((torch.float32, torch.float16, torch.bfloat16)),
     num_processors=st.sampled_from((1, 8, 64)),
+    has_sinks=st.booleans(),
     seed=st.integers(0, 1 << 20),
 )
 def test_it_agrees_with_the_plain_one(**case):
@@ -101,10 +104,11 @@ def test_it_agrees_with_the_plain_one(**case):
 
 
 @pytest.mark.parametrize("softcap", [0.0, 4.0])
-@pytest.mark.parametrize("windows", [(0, 0), (300, 700)])
-def test_long_contexts_dealt_to_many_programs_agree(windows, softcap):
+@pytest.mark.parametrize(("windows", "has_sinks"), [((0, 0), True), ((300, 700), False)])
+def test_long_contexts_dealt_to_many_programs_agree(windows, has_sinks, softcap):
     sequences = [(1100, 1, False), (511, 1, True), (730, 4, False), (600, 20, True), (0, 1, True)]
-    assert_agrees(sequences, 3, 1, 32, 16, windows, softcap, torch.float32, seed=3, num_processors=64)
+    sizes = (3, 1, 32, 16, windows, softcap, torch.float32)
+    assert_agrees(sequences, *sizes, seed=3, num_processors=64, has_sinks=has_sinks)
 
 
 @pytest.mark.parametrize("num_drafts", [1, 4, 16])
@@ -121,6 +125,7 @@ def test_long_chunks_go_through_torch_and_agree():
     sequences = [(0, 40, True), (100, 33, False), (60, 1, True), (0, 2, True)]
     assert_agrees(sequences, 3, 2, 32, 16, (0, 0), 0.0, torch.float32, seed=4, min_dense_tokens=30)
     assert_agrees(sequences, 3, 2, 32, 16, (0, 64), 0.0, torch.float32, seed=4, min_dense_tokens=30)
+    assert_agrees(sequences, 3, 2, 32, 16, (0, 0), 0.0, torch.float32, seed=4, min_dense_tokens=30, has_sinks=True)
 
 
 def test_with_one_split_company_does_not_change_a_row_by_a_bit():

@@ -113,7 +113,9 @@ def attend(
 ) -> None:
     scaled = dtype.itemsize == 1 and window == 0
     cache = KVCache(KVShape(1, 2, head_dim), 300, 16, dtype, CPU, scaled=scaled)
-    backend = TritonAttention(cache, Scores(0.1, (window,), 5.0 if window else 0.0), 2 * group, num_processors=132)
+    sinks = (torch.zeros(2 * group),) if group == 7 else ()
+    scores = Scores(0.1, (window,), 5.0 if window else 0.0, sinks)
+    backend = TritonAttention(cache, scores, 2 * group, num_processors=132)
     extents = [Extent(0, num_tokens, 4000, range(270))]
     heads = torch.zeros(num_tokens, 2 * group + 4, head_dim, dtype=torch.bfloat16 if dtype.itemsize == 1 else dtype)
     backend.plan(extents, slots_of(extents, 16)).attend(0, *heads.split((2 * group, 2, 2), 1))
@@ -170,6 +172,7 @@ def test_small_operations(compiled, dtype):
     ops.gate(x, "silu")
     ops.gate(x, "gelu_tanh")
     ops.gate(x, "gelu")
+    ops.gate(x, "clamped_swiglu")
     for qk_norm in ("head", "width"):
         architecture = replace(SHAPES["S"], num_heads=24, num_kv_heads=4, head_dim=128, qk_norm=qk_norm)
         size = 128 if qk_norm == "head" else 4096

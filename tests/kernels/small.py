@@ -94,7 +94,7 @@ def test_norming_and_turning_heads_agrees(num_tokens, group, num_kv_heads, dims,
 @given(
     num_tokens=st.integers(0, 3),
     size=st.sampled_from((1, 48, 1024, 1500)),
-    activation=st.sampled_from(("silu", "gelu", "gelu_tanh", "relu")),
+    activation=st.sampled_from(("silu", "gelu", "gelu_tanh", "relu", "clamped_swiglu")),
     spread=st.sampled_from((1.0, 100.0)),
     dtype=DTYPES,
 )

@@ -19,6 +19,7 @@ from worker.attention import (
     GatheredAttention,
     NativeAttention,
     ReferenceAttention,
+    RepeatableAttention,
     Scores,
     SegmentAttention,
 )
@@ -31,6 +32,7 @@ def backends_of(cache: KVCache, scores: Scores, num_heads: int, dtype: torch.dty
     backends: dict[str, Backend] = {
         "segments": SegmentAttention(cache, scores),
         "gathered": GatheredAttention(cache, scores),
+        "repeatable": RepeatableAttention(cache, scores),
     }
     kernels = library()
     if kernels is not None and NativeAttention.serves(cache, dtype):
@@ -51,6 +53,7 @@ def assert_agree(
     num_alike: int = 0,
     num_shared_blocks: int = 0,
     stored: torch.dtype | None = None,
+    has_sinks: bool = False,
 ) -> None:
     """Two layers, the second over what the first step wrote; the KV that each backend leaves is the same too.
 
@@ -62,8 +65,9 @@ def assert_agree(
         alike = (*extents[0].block_ids[:num_shared_blocks], *extents[index].block_ids[num_shared_blocks:])
         extents[index] = replace(extents[index], block_ids=alike)
     cache = filled(num_kv_heads, head_dim, num_blocks, block_size, stored or dtype, scaled=stored is torch.int8)
-    scores = Scores(scale=0.7 * head_dim**-0.5, windows=windows, softcap=softcap)
     num_heads, num_tokens = group * num_kv_heads, sum(extent.num_tokens for extent in extents)
+    sinks = tuple(4 * torch.randn(2, num_heads)) if has_sinks else ()
+    scores = Scores(0.7 * head_dim**-0.5, windows, softcap, sinks)
     slots = slots_of(extents, block_size)
     heads = torch.randn(num_tokens, num_heads + 2 * num_kv_heads, head_dim).to(dtype)
     queries, keys, values = heads.split((num_heads, num_kv_heads, num_kv_heads), 1)
@@ -98,6 +102,7 @@ def assert_agree(
     softcap=st.sampled_from((0.0, 0.0, 5.0)),
     dtype=st.sampled_from((torch.float32, torch.bfloat16)),
     stored=st.sampled_from((None, None, torch.bfloat16, torch.int8)),
+    has_sinks=st.booleans(),
     seed=st.integers(0, 1 << 20),
 )
 def test_every_attention_agrees_with_the_plain_one(**case):
@@ -105,10 +110,10 @@ def test_every_attention_agrees_with_the_plain_one(**case):
 
 
 @pytest.mark.parametrize("softcap", [0.0, 4.0])
-@pytest.mark.parametrize("windows", [(0, 0), (300, 700)])
-def test_they_agree_where_one_task_or_one_tile_is_not_enough(windows, softcap):
+@pytest.mark.parametrize(("windows", "has_sinks"), [((0, 0), False), ((300, 700), False), ((0, 128), True)])
+def test_they_agree_where_one_task_or_one_tile_is_not_enough(windows, has_sinks, softcap):
     sequences = [(1500, 1, False), (511, 1, True), (512, 1, True), (700, 300, False), (0, 600, True), (1023, 4, False)]
-    assert_agree(sequences, 3, 2, 32, 16, windows, softcap, torch.float32, seed=3)
+    assert_agree(sequences, 3, 2, 32, 16, windows, softcap, torch.float32, seed=3, has_sinks=has_sinks)
 
 
 @pytest.mark.parametrize("stored", [None, torch.int8])
@@ -122,7 +127,8 @@ def test_a_beginning_that_decodes_share_is_read_for_all_of_them_at_once(
     start = num_shared * block_size
     sequences = [(start + past, 1, past % 2 == 0) for past in (0, 3, 40, 700, 1, 2, 90, 5)]
     sequences += [(start + 9, 4, False), (start + 70, 60, False), (300, 1, True), (40, 1, False)]
-    assert_agree(sequences, group, 2, head_dim, block_size, (0, 90), softcap, dtype, group, 10, num_shared, stored)
+    alike = (10, num_shared, stored, group == 8)
+    assert_agree(sequences, group, 2, head_dim, block_size, (0, 90), softcap, dtype, group, *alike)
 
 
 def test_decodes_are_found_to_begin_alike_as_far_as_they_do():
@@ -164,10 +170,10 @@ def test_chunks_of_any_shape_agree(group, dtype, stored):
     )
 
 
-@pytest.mark.parametrize("window", [0, 3000])
-def test_chunks_whose_past_several_tasks_read_agree(window):
+@pytest.mark.parametrize(("window", "has_sinks"), [(0, False), (3000, False), (3000, True)])
+def test_chunks_whose_past_several_tasks_read_agree(window, has_sinks):
     sequences = [(4500, 70, False), (2100, 40, True)]
-    assert_agree(sequences, 3, 2, 64, 32, (window, 0), 0.0, torch.bfloat16, seed=1)
+    assert_agree(sequences, 3, 2, 64, 32, (window, 0), 0.0, torch.bfloat16, seed=1, has_sinks=has_sinks)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -193,6 +199,19 @@ def test_company_and_what_lies_in_unwritten_slots_do_not_change_a_chunk_by_a_bit
         lone = Extent(0, extent.num_tokens, extent.start, extent.block_ids)
         alone = backend.plan([lone], slots_of([lone], 16)).attend(0, *heads[rows].split((6, 2, 2), 1))
         assert torch.equal(crowd[rows], alone)
+
+
+@pytest.mark.parametrize("sink", [1000.0, -1000.0])
+def test_a_sink_above_all_scores_takes_everything_and_one_below_them_nothing(sink):
+    torch.manual_seed(4)
+    extents, num_blocks = extents_of([(40, 1, False), (3, 20, True)], 16, random.Random(4))
+    cache = filled(2, 32, num_blocks, 16, torch.float32)
+    heads = torch.randn(21, 10, 32).split((6, 2, 2), 1)
+    plain = ReferenceAttention(cache, Scores(0.2, (0, 9))).plan(extents, slots_of(extents, 16)).attend(1, *heads)
+    backends = backends_of(cache, Scores(0.2, (0, 9), 0.0, (torch.full((6,), sink),) * 2), 6)
+    for backend in backends.values():
+        out = backend.plan(extents, slots_of(extents, 16)).attend(1, *heads)
+        torch.testing.assert_close(out, torch.zeros_like(out) if sink > 0 else plain)
 
 
 @pytest.mark.parametrize("size", [1e-20, 1.0, 1e20])

@@ -31,6 +31,10 @@ FAMILIES = {
     "gemma3": ("Gemma3ForCausalLM", {"head_dim": 16, "sliding_window": 9, "query_pre_attn_scalar": 24}),
     "phi3": ("Phi3ForCausalLM", {"partial_rotary_factor": 0.5}),
     "olmo2": ("Olmo2ForCausalLM", {}),
+    "gpt-oss": (
+        "GptOssForCausalLM",
+        {"head_dim": 16, "sliding_window": 9, "num_local_experts": 4, "num_experts_per_tok": 2},
+    ),
 }
 STEMS = [[random.Random(seed).randrange(3, VOCAB_SIZE) for _ in range(60)] for seed in range(3)]
 

@@ -42,7 +42,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "cohere2, windows": ("Cohere2ForCausalLM", {"sliding_window": 9, "head_dim": 16}),
     "gpt-oss, sinks and windows": (
         "GptOssForCausalLM",
-        {"sliding_window": 9, "head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2},
+        {"sliding_window": 9, "head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2, "swiglu_limit": 6.0},
     ),
     "deepseek-v3, latent": ("DeepseekV3ForCausalLM", LATENT),
     "bloom, in turn": ("BloomForCausalLM", {"seq_length": 128}),

@@ -97,6 +97,10 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "olmoe": ("OlmoeForCausalLM", {"num_experts": 4, "num_experts_per_tok": 2}),
+    "gpt-oss": (
+        "GptOssForCausalLM",
+        {"head_dim": 16, "sliding_window": 9, "num_local_experts": 4, "num_experts_per_tok": 2},
+    ),
 }
 
 

@@ -46,6 +46,7 @@ def test_kernels_are_compiled_once_and_then_found(cache):
         ("small.h", "return 1.0f / std::sqrt", "return 1.02f / std::sqrt"),
         ("decode.h", "] = slot *", "] = (slot ^ 1) *"),
         ("chunk.h", "positions >= key ?", "positions > key ?"),
+        ("chunk.h", "sinks[(first + at) % group]", "sinks[at % 2]"),
         ("forms.h", "dim % TILE * DEPTH;", "(dim ^ 1) % TILE * DEPTH;"),
         ("maxima.h", "(a > b) |", "(a < b) |"),
         ("noise.h", "z >> 27", "z >> 28"),

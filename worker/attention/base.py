@@ -20,8 +20,12 @@ class Scores:
     softcap: float = 0.0
     """Scores become cap * tanh(scores / cap); 0: off."""
     sinks: tuple[Tensor, ...] = ()
-    """A layer, [num_heads] f32: a score that is in each softmax beside the keys' and belongs to no value (only where a
-    backend says so). Empty: none."""
+    """A layer, [num_heads] f32: a score that is in each softmax beside the keys' and belongs to no value. Empty:
+    none."""
+
+    def sinks_of(self, layer: int) -> Tensor | None:
+        """None: there are none."""
+        return self.sinks[layer] if self.sinks else None
 
 
 @dataclass(frozen=True, slots=True)

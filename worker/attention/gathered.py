@@ -90,7 +90,7 @@ class GatheredPlan:
             k, v = (each.transpose(0, 1) for each in past)
             q = queries[group.rows].view(len(k), -1, num_heads, head_dim)
             if self.scores.softcap or self.scores.sinks:
-                sinks = self.scores.sinks[layer] if self.scores.sinks else None
+                sinks = self.scores.sinks_of(layer)
                 mixed = torch.stack(
                     [attend_plainly(*one, self.scores, sinks) for one in zip(q, k, v, seen, strict=True)]
                 )

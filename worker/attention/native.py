@@ -144,5 +144,5 @@ class NativePlan:
         cache, window = self.cache, self.scores.windows[layer]
         pool = cache.keys[layer], cache.values[layer]
         scales = cache.key_scales[layer], cache.value_scales[layer]
-        self.library.attend(self.step, queries, keys, values, *pool, window, out, *scales)
+        self.library.attend(self.step, queries, keys, values, *pool, window, out, *scales, self.scores.sinks_of(layer))
         return out

@@ -137,6 +137,7 @@ class TritonAttention:
         return (
             extent.num_tokens >= self._min_dense_tokens
             and not scores.softcap
+            and not scores.sinks
             and all(not window or window >= end for window in scores.windows)
             and self.cache.keys[0].dtype.itemsize > 1
         )

@@ -220,8 +220,11 @@ class TritonPlan:
         out = queries.new_empty((len(queries), attention.num_heads * head_dim))
         as_loaded = float8_as(cache.keys[layer])[1]
         pool_keys, pool_values = part.keys.view(as_loaded), part.values.view(as_loaded)
+        sinks = attention.scores.sinks_of(layer)
+        beside = self.scratch.sums if sinks is None else sinks  # not read where there are none
         shape: dict[str, Any] = {
             "WINDOW": attention.window(layer),
+            "SINKS": sinks is not None,
             "GROUP": attention.group,
             "HEAD_DIM": head_dim,
             "BLOCK_M": tile.rows,
@@ -231,7 +234,7 @@ class TritonPlan:
         }
         if len(self.items):
             kernels.attend[(len(self.items), num_kv_heads)](
-                queries, pool_keys, pool_values, part.key_scales, part.value_scales, out, self.scratch.partial,
+                queries, pool_keys, pool_values, part.key_scales, part.value_scales, beside, out, self.scratch.partial,
                 self.scratch.sums, self.items, self.extents, self.tables, self.tables.stride(0), queries.stride(0),
                 pool_keys.stride(0), part.key_scales.stride(0),
                 attention.scores.scale * (1.0 if part.per_token else part.key_scale),
@@ -241,7 +244,7 @@ class TritonPlan:
             )  # fmt: skip
         if len(self.scratch.sums):
             kernels.reduce[(len(self.items), num_kv_heads, tile.rows // 16)](
-                out, self.scratch.partial, self.scratch.sums, self.items, self.extents, ROWS=16, **shape
+                beside, out, self.scratch.partial, self.scratch.sums, self.items, self.extents, ROWS=16, **shape
             )
         for chunk in self.dense:
             out[chunk.rows] = self._densely(chunk, layer, queries, keys, values)

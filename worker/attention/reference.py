@@ -51,7 +51,7 @@ class ReferencePlan:
                 *self.cache.read(layer, table, torch.float32),
                 seen,
                 self.scores,
-                self.scores.sinks[layer] if self.scores.sinks else None,
+                self.scores.sinks_of(layer),
             )
         return out.flatten(1)
 

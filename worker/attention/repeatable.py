@@ -64,7 +64,7 @@ class RepeatablePlan:
                 rows = slice(extent.row + start - extent.start, extent.row + stop - extent.start)
                 tile = queries.new_zeros((TILE, *queries.shape[1:]), dtype=torch.float32)
                 tile[start - begin : stop - begin] = queries[rows]
-                mixed = self._attend(tile, begin, window, first, past)
+                mixed = self._attend(tile, begin, layer, first, past)
                 out[rows] = mixed[start - begin : stop - begin].to(out.dtype)
         return out.flatten(1)
 
@@ -75,10 +75,11 @@ class RepeatablePlan:
         keys, values = self.cache.read(layer, slots, torch.float32)
         return keys.masked_fill_(nowhere, 0.0), values.masked_fill_(nowhere, 0.0)
 
-    def _attend(self, tile: Tensor, begin: int, window: int, first: int, past: list[tuple[Tensor, Tensor]]) -> Tensor:
+    def _attend(self, tile: Tensor, begin: int, layer: int, first: int, past: list[tuple[Tensor, Tensor]]) -> Tensor:
         """tile [TILE, num_heads, head_dim] of the positions from ``begin`` on -> the same shape. ``past``: the blocks
         from ``first`` on."""
         num_kv_heads, _, head_dim = past[0][0].shape
+        window, sinks = self.scores.windows[layer], self.scores.sinks_of(layer)
         queries = tile.view(TILE, num_kv_heads, -1, head_dim).permute(1, 2, 0, 3).reshape(num_kv_heads, -1, head_dim)
         positions = torch.arange(begin, begin + TILE, device=tile.device).repeat(queries.shape[1] // TILE)[:, None]
         greatest = queries.new_full((*queries.shape[:2], 1), NOTHING)
@@ -101,5 +102,7 @@ class RepeatablePlan:
             total = total * fading + weights.sum(-1, keepdim=True)
             mixed = mixed * fading + torch.bmm(weights, values)
             greatest = top
+        if sinks is not None:
+            total += (sinks.view(num_kv_heads, -1, 1).repeat_interleave(TILE, 1) - greatest).exp_()
         mixed = mixed / total
         return mixed.view(num_kv_heads, -1, TILE, head_dim).permute(2, 0, 1, 3).reshape(tile.shape)

@@ -132,10 +132,11 @@ class SegmentPlan:
 
     def _with_sinks(self, parts: list[Part], layer: int, num_tokens: int) -> list[Part]:
         """A sink is one more part of the keys, whose values are zero."""
-        if not self.scores.sinks:
+        sinks = self.scores.sinks_of(layer)
+        if sinks is None:
             return parts
         out, log_sum = parts[0]
-        sinks = self.scores.sinks[layer].float().view(-1, 1).expand(-1, num_tokens).reshape(log_sum.shape)
+        sinks = sinks.view(-1, 1).expand(-1, num_tokens).reshape(log_sum.shape)
         return [*parts, (torch.zeros_like(out), sinks)]
 
     def _chunk(self, piece: Chunk, layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
@@ -170,8 +171,7 @@ class SegmentPlan:
             rows = queries[piece.row + tile.first : piece.row + tile.last]
             k, v = self.cache.read(layer, tile.gather, queries.dtype)
             if self.scores.softcap:
-                sinks = self.scores.sinks[layer] if self.scores.sinks else None
-                outs.append(attend_plainly(rows, k, v, tile.seen, self.scores, sinks).flatten(1))
+                outs.append(attend_plainly(rows, k, v, tile.seen, self.scores, self.scores.sinks_of(layer)).flatten(1))
             else:
                 mask = torch.zeros(tile.seen.shape, dtype=rows.dtype).masked_fill_(~tile.seen, float("-inf"))
                 part = _flash(rows.transpose(0, 1)[None], k[None], v[None], attn_mask=mask, scale=self.scores.scale)

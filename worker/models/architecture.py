@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
-Activation = Literal["silu", "gelu", "gelu_tanh", "relu"]
+Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "clamped_swiglu"]
+SWIGLU_ALPHA, SWIGLU_LIMIT = 1.702, 7.0
+"""Of the clamped one, as gpt-oss has them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,9 @@ class Mixture:
     gate: str = "gate_proj"
     up: str = "up_proj"
     down: str = "down_proj"
+    is_stacked: bool = field(default=False, kw_only=True)
+    """All experts are in one tensor, [num_experts, in, out]: ``gate_up_proj``, gates and what they open in turns, and
+    ``down_proj``; they and the router have biases."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +101,8 @@ class Architecture:
     mlp_pre_norm: str = "post_attention_layernorm"
     mlp_post_norm: str = ""
     embedding_scale: float = 1.0
+    sinks: bool = False
+    """Attention has a score beside the keys' for each head, see Scores."""
     attention_softcap: float = 0.0
     """Scores become cap * tanh(scores / cap); 0: off."""
     logits_softcap: float = 0.0

@@ -43,6 +43,8 @@ class Layer:
     mlp_post_norm: Tensor | None = None
     query_norm: Tensor | None = None
     key_norm: Tensor | None = None
+    sinks: Tensor | None = None
+    """[num_heads] f32, see Scores."""
 
 
 class Decoder:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from worker.models.architecture import Activation, Architecture, Mixture
+from worker.models.architecture import SWIGLU_ALPHA, SWIGLU_LIMIT, Activation, Architecture, Mixture
 from worker.models.errors import ModelError
 from worker.models.fields import Fields
 from worker.models.rope import reach, rope_of
@@ -182,19 +182,49 @@ def olmoe(fields: Fields) -> Architecture:
     )
 
 
+def gpt_oss(fields: Fields) -> Architecture:
+    yarn = {"rope_type": "yarn", "factor": 32.0, "original_max_position_embeddings": 4096, "truncate": False}
+    fields = fields.over(
+        num_key_value_heads=8,
+        head_dim=64,
+        max_position_embeddings=131_072,
+        rms_norm_eps=1e-5,
+        rope_theta=150_000.0,
+        rope_scaling=yarn,
+        sliding_window=128,
+        num_local_experts=128,
+        num_experts_per_tok=4,
+    )
+    window, bias = fields.positive("sliding_window"), fields.flag("attention_bias", True)
+    kinds = _layer_kinds(fields, lambda layer: layer % 2 == 0)
+    common = _common(fields, windows=tuple(window if kind == "sliding_attention" else 0 for kind in kinds))
+    return Architecture(
+        **{**common, "activation": "clamped_swiglu"},
+        **_one_rope(fields),
+        qkv_bias=bias,
+        output_bias=bias,
+        sinks=True,
+        mixture=replace(_mixture(fields, "num_local_experts", True, "mlp.router"), is_stacked=True),
+    )
+
+
 def computes(config: dict[str, Any], name: str) -> bool:
     """Whether the decoder computes a model of this architecture: it knows the family, and this one has no layers that
-    it does not know. A few mixtures have some layers without experts, or clip what attention multiplies.
+    it does not know. A few mixtures have some layers without experts, or clip what attention multiplies, or clamp what
+    experts do at other values than all published ones.
     """
     odd = config.get("mlp_only_layers") or config.get("decoder_sparse_step") not in (None, 1) or config.get("clip_qkv")
+    clamps = config.get("swiglu_alpha") or SWIGLU_ALPHA, config.get("swiglu_limit") or SWIGLU_LIMIT
+    odd = odd or clamps != (SWIGLU_ALPHA, SWIGLU_LIMIT)
     name = HEADLESS.get(name, name)
-    return name in FAMILIES and not (odd and FAMILIES[name] in (qwen3_moe, olmoe))
+    return name in FAMILIES and not (odd and FAMILIES[name] in (qwen3_moe, olmoe, gpt_oss))
 
 
 FAMILIES: dict[str, Callable[[Fields], Architecture]] = {
     "Gemma2ForCausalLM": gemma2,
     "Gemma3ForCausalLM": gemma3,
     "Gemma3ForConditionalGeneration": gemma3_multimodal,
+    "GptOssForCausalLM": gpt_oss,
     "LlamaForCausalLM": llama,
     "MistralForCausalLM": mistral,
     "MixtralForCausalLM": mixtral,

@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 from policies.settings import Quantization
-from worker.models.architecture import Architecture
+from worker.models.architecture import Architecture, Mixture
 from worker.models.decoder import Decoder, Layer
 from worker.models.experts import Experts
 from worker.models.families import architecture_of, token_ids
 from worker.models.fitting import together
-from worker.models.forms import Form
+from worker.models.forms import Form, Plain
 from worker.models.gguf import GgufFile, GgufSource, architecture_of_gguf, stored_bytes
-from worker.models.importers import NOT_NEEDED, importer_of
+from worker.models.importers import NOT_NEEDED, Mxfp4, importer_of
 from worker.models.linear import ALONE, Linear, Means, linear_of
 from worker.models.place import is_gguf
 from worker.models.quantize import quantized
@@ -50,7 +50,8 @@ def bytes_per_parameter(path: Path, architecture: Architecture, dtype: torch.dty
     """
     if is_gguf(path):
         return stored_bytes(GgufFile(path).header, dtype) / architecture.num_parameters
-    if importer_of(read_json(path / "config.json")) is None:
+    importer = importer_of(read_json(path / "config.json"))
+    if importer is None or isinstance(importer, Mxfp4):  # which is not kept as it is
         return dtype.itemsize
     in_files = sum(file.stat().st_size for file in path.glob("*.safetensors"))
     return min(dtype.itemsize, in_files / architecture.num_parameters)
@@ -178,6 +179,8 @@ class _Builder:
             mlp = {"mlp.gate_proj": inner, "mlp.up_proj": inner}
             gate_up = linear(GATE_UP, mlp, hidden, architecture.mlp_bias)
             down = linear("", {"mlp.down_proj": hidden}, inner, architecture.mlp_bias)
+        elif mixture.is_stacked:
+            experts = self._stacked(prefix, mixture)
         else:
             router = self._source.matrix(prefix + mixture.router, (mixture.num_experts, hidden))
             below = [f"{mixture.experts}.{expert}." for expert in range(mixture.num_experts)]
@@ -202,6 +205,30 @@ class _Builder:
                 "self_attn.q_norm" if has_qk_norm else "", queries if over_width else architecture.head_dim
             ),
             key_norm=norm("self_attn.k_norm" if has_qk_norm else "", keys if over_width else architecture.head_dim),
+            sinks=self._source.tensor(f"{prefix}self_attn.sinks", (architecture.num_heads,)).float()
+            if architecture.sinks
+            else None,
+        )
+
+    def _stacked(self, prefix: str, mixture: Mixture) -> Experts:
+        num_experts, source = mixture.num_experts, self._source
+        hidden, inner = self._architecture.hidden_size, self._architecture.intermediate_size
+
+        def matrices(name: str, num_inputs: int, outputs: Tensor, gated: bool) -> list[Linear]:
+            name = f"{prefix}{mixture.experts}.{name}"
+            weights = source.tensor(name, (num_experts, num_inputs, len(outputs)))
+            biases = source.tensor(f"{name}_bias", (num_experts, len(outputs)))
+            forms = [Plain(weight.T[outputs].contiguous()) for weight in weights]
+            return [self._linear(form, bias[outputs], gated) for form, bias in zip(forms, biases, strict=True)]
+
+        router = source.matrix(prefix + mixture.router, (num_experts, hidden))
+        bias = source.tensor(f"{prefix}{mixture.router}.bias", (num_experts,))
+        gates_first = torch.arange(2 * inner).view(inner, 2).T.flatten()
+        return Experts(
+            mixture,
+            linear_of(router, bias, self._means),
+            matrices("gate_up_proj", hidden, gates_first, True),
+            matrices("down_proj", inner, torch.arange(hidden), False),
         )
 
     def _linear(self, form: Form, bias: Tensor | None, gated: bool = False) -> Linear:

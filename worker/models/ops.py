@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from worker.attention import Plan
-from worker.models.architecture import Activation, Architecture
+from worker.models.architecture import SWIGLU_ALPHA, SWIGLU_LIMIT, Activation, Architecture
 from worker.native import DTYPES, MAX_HEAD_DIM, Library
 
 _ALONE = 32768
@@ -47,7 +47,8 @@ class Ops(Protocol):
         ...
 
     def gate(self, gate_up: Tensor, activation: Activation) -> Tensor:
-        """gate_up [num_tokens, 2 * size] -> activation(first half) * second half."""
+        """gate_up [num_tokens, 2 * size] -> activation(first half) * second half; the clamped one clamps both, and the
+        second grows by 1."""
         ...
 
 
@@ -128,6 +129,9 @@ class TorchOps(TurnsFirst):
                 return F.gelu(opened, approximate="tanh").mul_(up)
             case "relu":
                 return F.relu(opened).mul_(up)
+            case "clamped_swiglu":
+                opened, up = opened.clamp(max=SWIGLU_LIMIT), up.clamp(-SWIGLU_LIMIT, SWIGLU_LIMIT)
+                return (opened * torch.sigmoid(SWIGLU_ALPHA * opened)).mul_(up + 1)
 
 
 class RepeatableOps(TorchOps):

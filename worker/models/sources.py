@@ -10,7 +10,7 @@ from torch import Tensor
 
 from worker.models.errors import ModelError
 from worker.models.forms import Form, Plain
-from worker.models.importers import Importer
+from worker.models.importers import Importer, Mxfp4
 from worker.models.shard import Part, Shard
 from worker.models.weights import Checkpoint
 
@@ -74,7 +74,13 @@ class CheckpointSource:
 
     def tensor(self, name: str, shape: tuple[int, ...], part: Part | None = None) -> Tensor:
         """See Source."""
-        return self._checkpoint.take(self._whole_name(name), shape, part).to(self.device, self._dtype)
+        name = self._whole_name(name)
+        if isinstance(self._importer, Mxfp4):
+            stack = self._importer.stack(self._checkpoint, name, shape, self._dtype)
+            if stack is not None:
+                assert part is None, "experts are not cut for ranks"
+                return stack.to(self.device)
+        return self._checkpoint.take(name, shape, part).to(self.device, self._dtype)
 
     def skip(self, name: str) -> None:
         """This tensor is had from elsewhere."""

@@ -108,6 +108,7 @@ class Whole:
             and all(_packed(linear) is not None for linear in linears)
             and all((packed := _packed(layer.gate_up)) and packed.gated for layer in decoder.layers)
             and len({rope.rotary_dim for rope in architecture.ropes}) == 1
+            and not architecture.sinks
         )
 
     @torch.inference_mode()

@@ -151,14 +151,16 @@ class Attention {
     Cut<T, Form>& cut_;
     const T *queries_, *keys_, *values_;
     Pool<Stored> pool_;
+    const float* sinks_;
     int64_t head_dim_, group_;
     T* out_;
 
   public:
+    // sinks [num_heads]: a score that is in each softmax beside the keys' and belongs to no value, or null.
     Attention(const Step& step, Cut<T, Form>& cut, const T* queries, const T* keys, const T* values,
-              Pool<Stored> pool, T* out)
-        : step_(step), cut_(cut), queries_(queries), keys_(keys), values_(values), pool_(pool), head_dim_(step.head_dim),
-          group_(step.num_heads / step.num_kv_heads), out_(out) {}
+              Pool<Stored> pool, const float* sinks, T* out)
+        : step_(step), cut_(cut), queries_(queries), keys_(keys), values_(values), pool_(pool), sinks_(sinks),
+          head_dim_(step.head_dim), group_(step.num_heads / step.num_kv_heads), out_(out) {}
 
     // A row's key and value into their slots.
     void write(int64_t token) const {
@@ -193,6 +195,9 @@ class Attention {
         if (int64_t(memory.size()) < size) memory.resize(size);
     }
 
+    // Of the query heads of one KV head.
+    const float* sinks_of(int64_t kv_head) const { return sinks_ ? sinks_ + kv_head * group_ : nullptr; }
+
     Past<Stored> past_of(int64_t kv_head, const int32_t* table, int64_t end) const {
         const int64_t first = kv_head * step_.num_slots, base = first * head_dim_;
         return {pool_.keys + base, pool_.values + base, pool_.key_scales + first, pool_.value_scales + first,
@@ -216,7 +221,7 @@ class Attention {
         float* place = is_whole ? scratch.take(Sums::size(tiles, head_dim_)) : cut_.chunk_parts.data() + task.place;
         Sums sums = Sums::at(place, tiles, head_dim_);
         rows.run(task.begin, task.end, sums, scratch);
-        if (is_whole) rows.put_out(sums, out_of(task));
+        if (is_whole) rows.put_out(sums, sinks_of(task.kv_head), out_of(task));
     }
 
     void join_parts(const ChunkTask& task) const {
@@ -224,7 +229,7 @@ class Attention {
         Rows<T, Form> rows = rows_of(task);
         float* place = cut_.chunk_parts.data() + task.place;
         rows.join(place, task.num_parts);
-        rows.put_out(Sums::at(place, rows.num_tiles(task.count), head_dim_), out_of(task));
+        rows.put_out(Sums::at(place, rows.num_tiles(task.count), head_dim_), sinks_of(task.kv_head), out_of(task));
     }
 
     void attend(const SharedTask& task, Scratch scratch) const {
@@ -259,16 +264,17 @@ class Attention {
         for (int64_t head = 0; head < step_.num_kv_heads; ++head) {
             const int64_t* parts = &cut_.first_parts[decode * step_.num_kv_heads + head];
             T* to = out_ + (step_.rows[decode] * step_.num_heads + head * group_) * head_dim_;
-            join(cut_.decode_parts.data() + parts[0] * cut_.part_size(), parts[1] - parts[0], head_dim_, group_, to);
+            const float* all = cut_.decode_parts.data() + parts[0] * cut_.part_size();
+            join(all, parts[1] - parts[0], head_dim_, group_, sinks_of(head), to);
         }
     }
 };
 
 template <typename T, typename Form>
 void attend_as(const Step& step, const T* queries, const T* keys, const T* values, Pool<typename Form::Stored> pool,
-               int64_t window, T* out) {
+               int64_t window, const float* sinks, T* out) {
     Cut<T, Form> cut(step, window);
-    Attention<T, Form> attention(step, cut, queries, keys, values, pool, out);
+    Attention<T, Form> attention(step, cut, queries, keys, values, pool, sinks, out);
     for (int64_t token = 0; token < step.num_tokens; ++token) attention.write(token);
     Team::run(cut.work > 32768 ? step.threads : 1, [&](Team& team) {
         typename Form::Session session(true);
@@ -277,22 +283,23 @@ void attend_as(const Step& step, const T* queries, const T* keys, const T* value
 }
 
 template <typename T, typename Stored>
-void attend(const Step& step, const T* queries, const T* keys, const T* values, Pool<Stored> pool, int64_t window, T* out) {
+void attend(const Step& step, const T* queries, const T* keys, const T* values, Pool<Stored> pool, int64_t window,
+            const float* sinks, T* out) {
 #if defined(__AVX512BF16__)
     if constexpr (sizeof(T) == 2) {
         if (step.head_dim % STRIDE == 0) {
-            return attend_as<T, PairForm<Stored>>(step, queries, keys, values, pool, window, out);
+            return attend_as<T, PairForm<Stored>>(step, queries, keys, values, pool, window, sinks, out);
         }
     }
 #endif
-    attend_as<T, FloatForm<T, Stored>>(step, queries, keys, values, pool, window, out);
+    attend_as<T, FloatForm<T, Stored>>(step, queries, keys, values, pool, window, sinks, out);
 }
 
 // The pool is of the type that ``stored`` says.
 template <typename T>
 void attend_over(int stored, const Step& step, const T* queries, const T* keys, const T* values, Pool<void> pool, int64_t window,
-                 T* out) {
-    auto attend_to = [&](auto to) { attend(step, queries, keys, values, to, window, out); };
+                 const float* sinks, T* out) {
+    auto attend_to = [&](auto to) { attend(step, queries, keys, values, to, window, sinks, out); };
     if (stored == AS_INT8) attend_to(pool.as<int8_t>());
     else if (stored == AS_BF16) attend_to(pool.as<bf16>());
     else attend_to(pool.as<T>());

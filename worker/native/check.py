@@ -92,7 +92,9 @@ def _agrees(library: Library, dtype: torch.dtype, generator: torch.Generator) ->
     turned = heads * cos[:, None] + heads.roll(HEAD_DIM // 2, -1) * sin[:, None]
     if not near(qkv[:, : turned[0].numel()], turned.flatten(1)):
         return False
-    return all(near(*_attended(library, qkv, random, is_int8)) for is_int8 in (False, True))
+    sinks = random(NUM_HEADS).float() * 3
+    kinds = ((False, None), (True, None), (False, sinks))
+    return all(near(*_attended(library, qkv, random, is_int8, beside)) for is_int8, beside in kinds)
 
 
 def _draws(library: Library) -> bool:
@@ -141,7 +143,9 @@ def _rounded(x: Tensor) -> Tensor:
     return (x / scales).round() * scales
 
 
-def _attended(library: Library, qkv: Tensor, random: Callable[..., Tensor], is_int8: bool) -> tuple[Tensor, Tensor]:
+def _attended(
+    library: Library, qkv: Tensor, random: Callable[..., Tensor], is_int8: bool, sinks: Tensor | None
+) -> tuple[Tensor, Tensor]:
     """Decodes of each length and a chunk, over blocks in reverse order: what the kernel says, and what torch says."""
     num_slots = NUM_BLOCKS * BLOCK_SIZE
     key_cache, value_cache = (random(NUM_KV_HEADS, num_slots, HEAD_DIM) for _ in "kv")
@@ -189,7 +193,7 @@ def _attended(library: Library, qkv: Tensor, random: Callable[..., Tensor], is_i
     heads = qkv.view(NUM_ROWS, -1, HEAD_DIM)
     queries, keys, values = heads.split_with_sizes((NUM_HEADS, NUM_KV_HEADS, NUM_KV_HEADS), 1)
     out = qkv.new_empty((NUM_ROWS, NUM_HEADS * HEAD_DIM))
-    library.attend(step, queries, keys, values, key_cache, value_cache, 0, out, key_scales, value_scales)
+    library.attend(step, queries, keys, values, key_cache, value_cache, 0, out, key_scales, value_scales, sinks)
     if key_scales is not None and value_scales is not None:
         key_cache, value_cache = key_cache * key_scales[..., None], value_cache * value_scales[..., None]
     # What was written, which a code may be off by half a step.
@@ -204,6 +208,8 @@ def _attended(library: Library, qkv: Tensor, random: Callable[..., Tensor], is_i
         seen = torch.from_numpy(tables[owner, places // BLOCK_SIZE].astype(np.int64) * BLOCK_SIZE + places % BLOCK_SIZE)
         k, v = key_cache[:, seen].float(), value_cache[:, seen].float()
         folded = queries[row].float().view(NUM_KV_HEADS, -1, HEAD_DIM)
-        weights = (folded @ k.transpose(1, 2) * HEAD_DIM**-0.5).softmax(-1)
-        expected.append((weights @ v).flatten())
+        weights = folded @ k.transpose(1, 2) * HEAD_DIM**-0.5
+        if sinks is not None:
+            weights = torch.cat((weights, sinks.view(NUM_KV_HEADS, -1, 1)), -1)
+        expected.append((weights.softmax(-1)[..., : len(places)] @ v).flatten())
     return out, torch.stack(expected)

@@ -218,10 +218,17 @@ struct Rows {
         }
     }
 
-    // out: as ``queries``, with all query heads side by side and nothing else.
-    void put_out(Sums sums, T* out) const {
+    // out: as ``queries``, with all query heads side by side and nothing else. sinks [group]: see attend.h, or null.
+    void put_out(Sums sums, const float* sinks, T* out) const {
         for (int64_t tile = 0; tile < num_tiles(count); ++tile) {
-            hand_out(sums, tile, 1.0f / load(sums.total + tile * WIDTH), [&](int64_t row) {
+            Floats total = load(sums.total + tile * WIDTH);
+            if (sinks) {
+                for (int lane = 0; lane < WIDTH; ++lane) {
+                    const int64_t at = tile * WIDTH + lane;
+                    total[lane] += std::exp(sinks[(first + at) % group] - sums.greatest[at] * unit());
+                }
+            }
+            hand_out(sums, tile, 1.0f / total, [&](int64_t row) {
                 return out + (row / group * step.num_heads + row % group) * step.head_dim;
             });
         }

@@ -337,13 +337,14 @@ struct Part {
 #endif
 };
 
-// out [group, head_dim] from the parts of one query group, each as ``Part::run`` leaves it.
+// out [group, head_dim] from the parts of one query group, each as ``Part::run`` leaves it. sinks [group]: see attend.h, or null.
 template <typename T>
-void join(const float* parts, int64_t num_parts, int64_t head_dim, int64_t group, T* out) {
+void join(const float* parts, int64_t num_parts, int64_t head_dim, int64_t group, const float* sinks, T* out) {
     int64_t part_size = group * (head_dim + 2);
     for (int64_t g = 0; g < group; ++g) {
-        float top = -INFINITY, total = 0.0f;
+        float top = sinks ? sinks[g] : -INFINITY;
         for (int64_t i = 0; i < num_parts; ++i) top = std::max(top, parts[i * part_size + group * head_dim + g]);
+        float total = sinks ? std::exp(sinks[g] - top) : 0.0f;
         float sums[MAX_HEAD_DIM] = {};
         for (int64_t i = 0; i < num_parts; ++i) {
             const float* part = parts + i * part_size;

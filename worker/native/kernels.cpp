@@ -49,11 +49,12 @@ void penstock_gate(int is_bf16, const void* gate_up, void* out, int64_t rows, in
 }
 
 // Writes all rows' keys and values, then attends for the step's decodes and chunks. head_dim is a multiple of 16, at most 1024.
-// stored: a StoredType, of the caches; scales are those of int8, or null.
+// stored: a StoredType, of the caches; scales are those of int8, or null; sinks [num_heads] or null.
 void penstock_attend(int is_bf16, int stored, const Step* step, const void* queries, const void* keys, const void* values,
-                     void* key_cache, void* value_cache, float* key_scales, float* value_scales, int64_t window, void* out) {
+                     void* key_cache, void* value_cache, float* key_scales, float* value_scales, int64_t window,
+                     const float* sinks, void* out) {
     EACH_TYPE(attend_over(stored, *step, (const T*)queries, (const T*)keys, (const T*)values,
-                          {key_cache, value_cache, key_scales, value_scales}, window, (T*)out))
+                          {key_cache, value_cache, key_scales, value_scales}, window, sinks, (T*)out))
 }
 
 // The largest of each half tile of logits [rows, vocab_size] (see maxima.h), NaN where one is.

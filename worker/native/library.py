@@ -12,7 +12,7 @@ from worker.native.packed import PackedInt4, PackedInt8, PackedMatrix
 from worker.native.whole import Following, Network, Pass, Turning
 
 MAX_HEAD_DIM = 1024
-ACTIVATIONS = {"silu": 0, "gelu": 1, "gelu_tanh": 2, "relu": 3}
+ACTIVATIONS = {"silu": 0, "gelu": 1, "gelu_tanh": 2, "relu": 3, "clamped_swiglu": 4}
 DTYPES = (torch.bfloat16, torch.float32)
 STORED_TYPES = {torch.bfloat16: 1, torch.int8: 2}
 """What a pool may hold that is not of the queries' type."""
@@ -90,7 +90,7 @@ class Library:
         self._gate = loaded.penstock_gate
         self._gate.argtypes = (c_int, c_void_p, c_void_p, c_int64, c_int64, c_int, c_int)
         self._attend = loaded.penstock_attend
-        self._attend.argtypes = (c_int, c_int, c_void_p, *(c_void_p,) * 7, c_int64, c_void_p)
+        self._attend.argtypes = (c_int, c_int, c_void_p, *(c_void_p,) * 7, c_int64, c_void_p, c_void_p)
         self._linear_int8, self._linear_int4 = loaded.penstock_linear_int8, loaded.penstock_linear_int4
         for function in (self._linear_int8, self._linear_int4):
             function.argtypes = (c_int, c_void_p, c_int64, c_void_p, c_int, c_void_p, c_int)
@@ -335,12 +335,13 @@ class Library:
         out: Tensor,
         key_scales: Tensor | None = None,
         value_scales: Tensor | None = None,
+        sinks: Tensor | None = None,
     ) -> None:
         """Writes all rows' keys and values into the caches, then fills the rows of out, the decodes' and the chunks'.
 
         queries, keys and values are [num_tokens, heads, head_dim] with ``step.row_stride`` elements between rows; out
         is [num_tokens, num_heads * head_dim]. Caches are of the queries' type, or of ``STORED_TYPES``; those of int8
-        have scales [num_kv_heads, num_slots] f32.
+        have scales [num_kv_heads, num_slots] f32. sinks [num_heads] f32: see Scores.
         """
         own = key_cache.dtype
         self._attend(
@@ -355,5 +356,6 @@ class Library:
             None if key_scales is None else key_scales.data_ptr(),
             None if value_scales is None else value_scales.data_ptr(),
             window,
+            None if sinks is None else sinks.data_ptr(),
             out.data_ptr(),
         )

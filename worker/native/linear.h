@@ -135,7 +135,7 @@ class Finish {
             // Of the rounded numbers, as when the two were columns of y.
             const int64_t size = matrix_.columns / 2;
             store((bf16*)output_.y + (output_.is_laid ? Laid::place(row, column_, size) : row * size + column_),
-                  activate<bf16>(widened(low), output_.activation) * widened(high));
+                  gated<bf16>(widened(low), widened(high), output_.activation));
         } else if (RESULT != WIDE) {
             bf16* y = (bf16*)output_.y + at;
             if (RESULT == ADDED) both = added_to(y, low, high);

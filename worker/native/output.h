@@ -24,7 +24,7 @@ struct Output {
                                          Floats high) const {
         if (result == GATED) {
             // Of the rounded numbers, as when the two were columns of y.
-            return store((bf16*)y + row * (columns / 2) + left, activate<bf16>(as_stored(low), activation) * as_stored(high));
+            return store((bf16*)y + row * (columns / 2) + left, gated<bf16>(as_stored(low), as_stored(high), activation));
         }
         if (result == WIDE || left + apart + WIDTH > columns) return put_some(row, columns, left, apart, low, high);
         bf16* to = (bf16*)y + row * columns + left;

@@ -81,7 +81,9 @@ void turn(const Turning& how, T* queries, const float* cos, const float* sin, co
     }
 }
 
-enum Activation { SILU, GELU, GELU_TANH, RELU };
+enum Activation { SILU, GELU, GELU_TANH, RELU, CLAMPED_SWIGLU };
+
+constexpr float SWIGLU_ALPHA = 1.702f, SWIGLU_LIMIT = 7.0f;  // of the clamped one, as gpt-oss has them
 
 // x / (1 + e to the -x), for a result that is stored as T.
 template <typename T>
@@ -120,12 +122,21 @@ template <typename T>
     }
 }
 
-// out [size] = activation(opened[:size]) * opened[size:]
+// activation(opened) * up; the clamped one is not only a function of what is opened.
+template <typename T>
+[[gnu::always_inline]] inline Floats gated(Floats opened, Floats up, int activation) {
+    if (activation != CLAMPED_SWIGLU) return activate<T>(opened, activation) * up;
+    const Floats limit = Floats{} + SWIGLU_LIMIT;
+    opened = lesser(limit, opened), up = greater(-limit, lesser(limit, up));  // what is no number stays none
+    return sigmoid_times<T>(SWIGLU_ALPHA * opened) * (1.0f / SWIGLU_ALPHA) * (up + 1.0f);
+}
+
+// out [size] = opened[:size] times opened[size:], see ``gated``.
 template <typename T>
 void gate(const T* opened, T* out, int64_t size, int activation) {
     sweep<T>(size, [&](auto place) {
         Floats up = place.get_from(opened + size);
-        place.put_into(out, activate<T>(place.get_from(opened), activation) * up);
+        place.put_into(out, gated<T>(place.get_from(opened), up, activation));
     });
 }
 

@@ -247,7 +247,7 @@ class Whole {
         adapted_product(team, adapted_, {index, 0}, normed, rows, layer.qkv, {own_.qkv, ROUNDED, 0});
         const bf16* keys = own_.qkv + turning.num_heads * head_dim;
         Attention<bf16, Form> attention(step_, *cut_of(layer.window), own_.qkv, keys, keys + turning.num_kv_heads * head_dim,
-                                        layer.pool.template as<Stored>(), own_.mixed);
+                                        layer.pool.template as<Stored>(), nullptr, own_.mixed);
         each_row(team, rows, [&](int64_t row) {
             const float *cosines = pass_.cosines[layer.rope], *sines = pass_.sines[layer.rope];
             const int64_t angles = row * turning.rotary_dim;

@@ -94,19 +94,19 @@ def _seen(
 
 @triton.jit
 def attend(
-    queries, keys, values, key_scales, value_scales, out, partial, sums, items, extents, tables, table_stride,
+    queries, keys, values, key_scales, value_scales, sinks, out, partial, sums, items, extents, tables, table_stride,
     query_stride, head_stride, scale_stride, scale, value_scale,
     MULTIPLY: tl.constexpr, FLOAT8: tl.constexpr, PER_TOKEN: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_M: tl.constexpr,
+    SINKS: tl.constexpr, BLOCK_SIZE: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """Grid (items, KV heads).
 
     queries: rows query_stride apart, heads HEAD_DIM; keys, values: one layer, heads head_stride apart, slots HEAD_DIM;
-    key_scales, value_scales (PER_TOKEN): heads scale_stride apart, a number each slot; out [rows, heads, HEAD_DIM];
-    partial [n, HEAD_DIM] f32 and sums [n, 2] f32: the scratch, read by ``reduce``; items [num_items, ITEM_FIELDS];
-    extents [num_extents, EXTENT_FIELDS]; tables: rows table_stride apart. MULTIPLY: the type that tensor cores are
-    given.
+    key_scales, value_scales (PER_TOKEN): heads scale_stride apart, a number each slot; sinks (SINKS) [heads] f32: see
+    Scores; out [rows, heads, HEAD_DIM]; partial [n, HEAD_DIM] f32 and sums [n, 2] f32: the scratch, read by
+    ``reduce``; items [num_items, ITEM_FIELDS]; extents [num_extents, EXTENT_FIELDS]; tables: rows table_stride apart.
+    MULTIPLY: the type that tensor cores are given.
     """
     item, head = tl.program_id(0), tl.program_id(1)
     TOKENS: tl.constexpr = BLOCK_M // GROUP
@@ -161,6 +161,8 @@ def attend(
     num_heads = tl.num_programs(1) * GROUP
     mixed *= value_scale
     if num_splits == 1:
+        if SINKS:
+            total += tl.exp2(tl.load(sinks + query_head) * _LOG2_E - high)
         mixed = mixed / tl.where(total > 0, total, 1.0)[:, None]
         to = ((row + token).to(tl.int64) * num_heads + query_head)[:, None] * HEAD_DIM + d[None, :]
         tl.store(out + to, mixed.to(out.dtype.element_ty), mask=is_number)
@@ -174,9 +176,9 @@ def attend(
 
 @triton.jit
 def reduce(
-    out, partial, sums, items, extents,
-    WINDOW: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK_D: tl.constexpr, ROWS: tl.constexpr,
+    sinks, out, partial, sums, items, extents,
+    WINDOW: tl.constexpr, SINKS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """Grid (items, KV heads, BLOCK_M / ROWS): the splits of ``attend`` into out.
 
@@ -216,6 +218,8 @@ def reduce(
         total = total * ours + other_total * theirs
         mixed = mixed * ours[:, None] + other_mixed * theirs[:, None]
         high = higher
+    if SINKS:
+        total += tl.exp2(tl.load(sinks + query_head) * _LOG2_E - high)
     mixed = mixed / tl.where(total > 0, total, 1.0)[:, None]
     to = ((row + token).to(tl.int64) * num_heads + query_head)[:, None] * HEAD_DIM + d[None, :]
     tl.store(out + to, mixed.to(out.dtype.element_ty), mask=is_number)

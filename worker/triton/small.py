@@ -10,6 +10,8 @@ import triton
 import triton.language as tl
 
 _LOG2_E = tl.constexpr(1.4426950408889634)
+_ALPHA, _LIMIT = tl.constexpr(1.702), tl.constexpr(7.0)
+"""Of the clamped SwiGLU."""
 
 
 @triton.jit
@@ -39,7 +41,7 @@ def add_norm(
 
 @triton.jit
 def gate(gate_up, out, size, row_stride, ACTIVATION: tl.constexpr, BLOCK: tl.constexpr):
-    """Grid (rows, size / BLOCK, rounded up): out [rows, size] = activation(first half) * second half."""
+    """Grid (rows, size / BLOCK, rounded up): out [rows, size] = activation(first half) * second half, see Ops."""
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     here = at < size
@@ -53,6 +55,10 @@ def gate(gate_up, out, size, row_stride, ACTIVATION: tl.constexpr, BLOCK: tl.con
         # 1 + tanh(y) is 2 / (1 + exp(-2 y)).
         inner = 0.7978845608028654 * (x + 0.044715 * x * x * x)
         opened = x / (1.0 + tl.exp2(inner * (-2.0 * _LOG2_E)))
+    elif ACTIVATION == "clamped_swiglu":
+        x = tl.where(x > _LIMIT, _LIMIT, x)
+        up = tl.where(up > _LIMIT, _LIMIT, tl.where(up < -_LIMIT, -_LIMIT, up)) + 1.0
+        opened = x / (1.0 + tl.exp2(x * (-_ALPHA * _LOG2_E)))
     else:
         tl.static_assert(ACTIVATION == "relu")
         opened = tl.maximum(x, 0.0)

@@ -18,9 +18,10 @@ from worker.models.importers.awq import Awq
 from worker.models.importers.compressed_tensors import CompressedTensors
 from worker.models.importers.finegrained_fp8 import FinegrainedFp8
 from worker.models.importers.gptq import Gptq
+from worker.models.importers.mxfp4 import Mxfp4
 from worker.models.weights import Checkpoint
 
-__all__ = ["NOT_NEEDED", "Importer", "importer_of"]
+__all__ = ["NOT_NEEDED", "Importer", "Mxfp4", "importer_of"]
 
 NOT_NEEDED = tuple(
     f".{which}_{what}"
@@ -64,4 +65,5 @@ _METHODS: dict[str, Callable[[Fields], Importer]] = {
     "awq": Awq,
     "gptq": Gptq,
     "fp8": FinegrainedFp8,
+    "mxfp4": Mxfp4,
 }

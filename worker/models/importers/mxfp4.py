@@ -1,0 +1,45 @@
+"""MXFP4 (OCP Microscaling Formats 1.0, section 5) as gpt-oss publishes its experts: numbers of four bits, e2m1, two a
+byte, the first in its lower half, and a power of two for each 32 of an output's inputs.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from worker.models.fields import Fields
+from worker.models.forms import Form
+from worker.models.weights import Checkpoint
+
+GROUP = 32
+VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+"""Of the codes from 0 on; those from 8 on are the same below zero."""
+ONE = 127
+"""The exponent of a scale of 1."""
+
+
+class Mxfp4:
+    """See Importer; experts become floats when they are loaded."""
+
+    def __init__(self, fields: Fields) -> None:
+        """What is packed is told by the tensors' names."""
+
+    def matrix(self, checkpoint: Checkpoint, name: str, shape: tuple[int, int], dtype: torch.dtype) -> Form | None:
+        """See Importer: none but those of experts are packed."""
+        return None
+
+    def stack(self, checkpoint: Checkpoint, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor | None:
+        """Matrices of all experts, [num_experts, in, out] in ``dtype``; None where these are floats. Raises
+        ModelError."""
+        if f"{name}_blocks" not in checkpoint:
+            return None
+        num_experts, num_inputs, num_outputs = shape
+        groups = (num_experts, num_outputs, -(-num_inputs // GROUP))
+        blocks = checkpoint.take(f"{name}_blocks", (*groups, GROUP // 2), dtypes=(torch.uint8,))
+        scales = checkpoint.take(f"{name}_scales", groups, dtypes=(torch.uint8,))
+        values = torch.tensor((*VALUES, *(-value for value in VALUES)))
+        experts = torch.empty((num_experts, num_outputs, num_inputs), dtype=dtype)
+        for expert, codes, exponents in zip(experts, blocks, scales, strict=True):
+            numbers = values[torch.stack((codes & 15, codes >> 4), -1).flatten(-2).int()]
+            expert.copy_(torch.ldexp(numbers, exponents[..., None].int() - ONE).flatten(1)[:, :num_inputs])
+        return experts.transpose(1, 2)
