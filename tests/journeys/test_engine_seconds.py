@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from gateway.reply import account
 from policies import settings
 from tests import house as houses
+from tests.builders import PATIENCE_S
 from tests.failing_worker import CURSED_PROMPT
 
 COMPUTED = {"cache-control": "no-store"}
@@ -52,7 +54,8 @@ async def cursed(http, house):
         return response.status
 
 
-async def test_the_seconds_of_all_rows_are_the_seconds_that_the_worker_was_busy(tmp_path: Path):
+async def test_the_seconds_of_all_rows_are_the_seconds_that_the_worker_was_busy(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(account, "LAST_WORD_S", PATIENCE_S)
     chance = random.Random(4)
     command = (sys.executable, "-m", "tests.failing_worker")
     with houses.running(tmp_path, command=command, models={"demo": settings.Model(engine=ENGINE)}) as house:
