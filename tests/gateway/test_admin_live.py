@@ -9,6 +9,7 @@ import pytest
 
 from policies import settings, wire
 from tests.builders import until
+from tests.conftest import PATIENT_MS
 from tests.gateway.desk import Desk
 
 LIMITED = {"limits": {"requests_per_minute": 5}}
@@ -157,7 +158,7 @@ async def test_the_limits_of_nobody_are_not_there_and_those_of_a_narrowed_key_ar
 
 
 async def test_limits_that_cannot_be_reached_are_not_made_up(open_front, fragile_redis):
-    async with open_front(redis=settings.Redis(url=fragile_redis.url)) as front:
+    async with open_front(redis=settings.Redis(url=fragile_redis.url, timeout_ms=PATIENT_MS)) as front:
         desk = Desk(front)
         assert (await desk("PUT", "policies/default", {"document": LIMITED}, if_match="*")).status == 200
         (tenant,) = (await desk.got("tenants"))["data"]

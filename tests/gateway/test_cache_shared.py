@@ -12,6 +12,7 @@ from gateway.redis import Redis, RedisAway
 from policies import settings
 from policies.policy import Cache as Rules
 from tests.builders import PATIENCE_S, HandClock
+from tests.conftest import PATIENT_MS
 from tests.gateway.test_cache_runs import Engine, asking, read_all, tokens_of, turns
 
 SCOPE = ("ten_1", Rules())
@@ -71,7 +72,8 @@ async def test_a_flush_holds_for_all_gateways_and_for_one_scope(redis):
 
 async def test_a_prefix_with_signs_in_it_is_taken_as_it_stands(redis_server):
     redises = [
-        Redis(settings.Redis(url=redis_server.url, prefix=prefix), Clock()) for prefix in ("a[b]*?\\:", "ab*?\\:")
+        Redis(settings.Redis(url=redis_server.url, prefix=prefix, timeout_ms=PATIENT_MS), Clock())
+        for prefix in ("a[b]*?\\:", "ab*?\\:")
     ]
     try:
         one, other = map(Shared, redises)
