@@ -37,6 +37,7 @@ from gateway.ledger import Ledger, Writer, open_chain, writer_for
 from gateway.ledger.closing import Closing
 from gateway.ledger.marks import Marks
 from gateway.ledger.marks.recovery import Recovery
+from gateway.ledger.recent import Recent
 from gateway.ledger.spool import SpooledWriter
 from gateway.ledger.sums import Rollup
 from gateway.ledger.tally import Tally
@@ -160,9 +161,8 @@ async def opened(
         marked_in = rooms.data_dir / "marks"
         marks = await stack.enter_async_context(Marks(marked_in, config.ledger.mark_tokens, clock).opened())
         chain = await open_chain(rooms)
-        ledger = Ledger(
-            writer, config.store, clock, chain, lambda: house_doors.num_inside, marks, Tally(config.classes)
-        )
+        recent, tally = Recent(config.console.recent_requests), Tally(config.classes)
+        ledger = Ledger(writer, config.store, clock, chain, lambda: house_doors.num_inside, marks, tally, recent)
         stack.push_async_callback(ledger.close, LEDGER_S)
         await stack.enter_async_context(Recovery(marked_in, rooms, ledger, spool, clock).watched())
         await stack.enter_async_context(Closing(rooms, clock, config.ledger.close_after_s).watched())
@@ -234,7 +234,7 @@ async def opened(
             live,
             upstreams,
             Sessions(config, rooms, directory, clock),
-            await stack.enter_async_context(traces(config, environ, clock)),
+            await stack.enter_async_context(traces(config, environ, clock, recent)),
             Metrics(config, ledger, clock, house_doors, spool, rooms.data_dir / "metrics")
             if config.metrics.enabled
             else None,
@@ -249,7 +249,9 @@ async def opened(
 
 
 @contextlib.asynccontextmanager
-async def traces(config: Settings, environ: Mapping[str, str], clock: Clock) -> AsyncIterator[Tracing | None]:
+async def traces(
+    config: Settings, environ: Mapping[str, str], clock: Clock, recent: Recent
+) -> AsyncIterator[Tracing | None]:
     """As the settings and OpenTelemetry's variables ask for them; None: not at all. Raises TracingInvalid."""
     order = order_of(config, environ)
     if order is None:
@@ -257,7 +259,7 @@ async def traces(config: Settings, environ: Mapping[str, str], clock: Clock) -> 
         return
     from gateway.tracing.tracer import Tracing
 
-    tracing = Tracing(config, order, environ, clock)
+    tracing = Tracing(config, order, environ, clock, recent)
     async with tracing.opened():
         yield tracing
 

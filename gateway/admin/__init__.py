@@ -21,6 +21,7 @@ from gateway.admin import (
     policies,
     prices,
     queues,
+    requests,
     service_accounts,
     session,
     sinks,
@@ -39,7 +40,7 @@ ENDPOINTS: list[Endpoint] = [
     endpoint
     for resource in (
         *(organizations, tenants, service_accounts, keys, admin_keys, limits, policies, prices, trial),
-        *(models, adapters, upstreams, usage, workers, live, queues, caches, ledger, audit),
+        *(models, adapters, upstreams, usage, workers, live, queues, caches, ledger, requests, audit),
         *(exports, sinks, session, organization),
     )
     for endpoint in resource.ENDPOINTS

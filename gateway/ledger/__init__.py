@@ -20,6 +20,7 @@ from gateway.errors import LedgerBehind
 from gateway.ledger.chains import Chain, open_chain
 from gateway.ledger.entry import Entry, WriteError, Writer
 from gateway.ledger.marks import Mark, Marks
+from gateway.ledger.recent import Recent
 from gateway.ledger.tally import Tally
 from gateway.ledger.writers import writer_for
 from gateway.telemetry import Times, about
@@ -47,6 +48,7 @@ class Ledger:
         num_open: Callable[[], int] = lambda: 1,
         marks: Marks | None = None,
         tally: Tally | None = None,
+        recent: Recent | None = None,
         wall: Callable[[], float] = time.time,
     ) -> None:
         """``chain``: nobody else's. ``num_open``: requests that have not been answered; as many rows may still
@@ -63,6 +65,7 @@ class Ledger:
         """How long answers waited for their rows."""
         self.tally = tally or Tally({})
         """Has them counted when they are durable."""
+        self.recent = recent or Recent(0)
         self._pending: list[tuple[Entry, asyncio.Future[None], float]] = []
         self._timer: Timer | None = None
         self._writing: asyncio.Task[None] | None = None

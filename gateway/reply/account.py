@@ -64,7 +64,7 @@ class Account:
         self._journey = noted.journey
         self.request_id, self.trace_id = noted.request_id, noted.trace_id
         self._ledger = ledger
-        self._started_at = noted.started_at
+        self._started_at, self._queue_at = noted.started_at, time.monotonic()
         self._caller = caller
         self._answer = answer
         self._flights = flights
@@ -77,6 +77,7 @@ class Account:
         """Completion tokens of a stream that were handed to its client's connection."""
         self._mark: Mark | None = None
         self._settled = False
+        self._spent = UNSPENT
         self._written: Entry | None = None
         """The row, once it is settled."""
 
@@ -142,10 +143,13 @@ class Account:
             if self.keeper is not None and status == 200:
                 await self.keeper.keep(self._written, body)
             await self._ledger.settle(self._written, self._mark)
+            times = self._started_at, self._queue_at, time.monotonic()
+            self._ledger.recent.note((self._written, self._spent, self._journey, *times))
 
     def _row(self, status: int, usage: terms.Usage | None, at: float) -> Entry:
         """``usage``: what is owed; None: nothing."""
-        spent, cost_micros = self._flights.spent, 0
+        spent = self._spent = self._flights.spent
+        cost_micros = 0
         if usage is not None:
             cost_micros = self._ticket.settle(usage, self._flights.outcome, _engine_us(spent))
         entry = self._entry(status, usage or NOTHING, at, spent, cost_micros)

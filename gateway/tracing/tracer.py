@@ -12,6 +12,7 @@ from gateway import head
 from gateway.clock import Clock
 from gateway.head import Head
 from gateway.ledger.entry import Entry
+from gateway.ledger.recent import Recent
 from gateway.protocol import Timed
 from gateway.traceparent import baggage_of, state_of
 from gateway.tracing.content import completion_of, prompt_of
@@ -31,8 +32,10 @@ TRACE_RESPONSE = "traceresponse"
 class Tracing:
     """Of one gateway."""
 
-    def __init__(self, config: Settings, order: Order, environ: Mapping[str, str], clock: Clock) -> None:
-        """Raises TracingInvalid."""
+    def __init__(
+        self, config: Settings, order: Order, environ: Mapping[str, str], clock: Clock, recent: Recent
+    ) -> None:
+        """``recent`` holds on to what is kept. Raises TracingInvalid."""
         self._config = config.tracing
         try:
             self._keeping = Keeping(config.tracing, config.classes, environ)
@@ -40,6 +43,7 @@ class Tracing:
             raise TracingInvalid(str(error)) from None
         self._below, self._kept_for = self._keeping.below, self._keeping.kept_for
         self.sender = Sender(order, environ, clock)
+        self._recent = recent
         self._lag = Lag(clock)
         self.num_kept = 0
 
@@ -114,7 +118,7 @@ class Tracing:
             if journey.shows_content and self._config.content:
                 most = self._config.max_content_bytes
                 prompt, completion = prompt_of(answer.call, most), completion_of(answer, most)
-        self.sender.send(
+        self._send(
             Kept(
                 trace_id=journey.trace_id,
                 span_id=journey.span_id,
@@ -153,6 +157,10 @@ class Tracing:
                 follows=journey.follows,
             )
         )
+
+    def _send(self, kept: Kept) -> None:
+        self.sender.send(kept)
+        self._recent.keep(kept)
 
 
 def _row(entry: Entry) -> Row:

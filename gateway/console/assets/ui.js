@@ -36,11 +36,11 @@ export async function shown(place, fetched, draw) {
   }
 }
 
-/** A table; ``columns``: {title, cell(item), num, row (the header of its row), cut}. */
+/** A table; ``columns``: {title, cell(item), num, row (the header of its row), cut, nowrap, wide}. */
 export function table(caption, columns, items, options = {}) {
   const body = h("tbody", {}, items.map((item) => h("tr", { class: options.chosen?.(item) ? "chosen" : undefined }, columns.map((column) => h(
     column.row ? "th" : "td",
-    { class: [column.num && "num", column.cut && "cut", column.nowrap && "nowrap"].filter(Boolean).join(" ") || undefined, scope: column.row && "row" },
+    { class: [column.num && "num", column.cut && "cut", column.nowrap && "nowrap", column.wide && "wide"].filter(Boolean).join(" ") || undefined, scope: column.row && "row" },
     column.cell(item),
   )))));
   return h("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": caption },

@@ -1,36 +1,15 @@
 // The ledger: searched, and one request as a waterfall with its receipt.
 
 import { all, get, query } from "../api.js";
-import { h, put, s } from "../dom.js";
+import { h, put } from "../dom.js";
 import * as format from "../format.js";
 import { button, card, empty, facts, field, form, input, link, note, page, select, shown, submit, table, tag } from "../ui.js";
+import { waterfall } from "../waterfall.js";
 
 const SPANS = [["", "at any time"], ["3600", "in the last hour"], ["86400", "in the last day"], ["604800", "in the last week"]];
 const NUM = 50;
 
 const status = (row) => (row.corrects ? tag("correction", "warn") : row.status === 200 ? tag("200", "good") : tag(String(row.status), row.status === 499 ? "warn" : "bad"));
-
-/** Where a request's time went. */
-function waterfall(row) {
-  const first = row.ttft_ms ?? row.duration_ms;
-  const queue = Math.min(row.queue_ms, first);
-  const parts = [["Waited for a worker", 0, queue, "s3"], ["Until the first token", queue, first, "s4"], ["Further tokens", first, row.duration_ms, "s1"]]
-    .filter(([, from, to], index) => to > from || index === 1);
-  const all = row.duration_ms || 1;
-  const [left, width, step] = [168, 480, 32];
-  const text = parts.map(([name, from, to]) => `${name}: ${format.ms(to - from)}`).join(", ");
-  const x = (ms) => left + (width * ms) / all;
-  return h("figure", {}, s("svg", { class: "fall", viewBox: `0 0 744 ${parts.length * step + 24}`, role: "img", "aria-label": `${text}, ${format.ms(all)} in all` },
-    [0, 0.25, 0.5, 0.75, 1].map((share) => [
-      s("line", { x1: x(share * all), x2: x(share * all), y1: 0, y2: parts.length * step, stroke: "var(--grid)" }),
-      s("text", { class: "soft", x: x(share * all), y: parts.length * step + 18, "text-anchor": "middle" }, format.ms(share * all)),
-    ]).flat(),
-    parts.map(([name, from, to, kind], index) => [
-      s("text", { x: 0, y: index * step + 20 }, name),
-      s("rect", { class: kind, x: x(from), y: index * step + 8, width: Math.max(2, x(to) - x(from)), height: 16, rx: 3 }),
-      s("text", { class: "soft", x: Math.min(x(to) + 8, 744), y: index * step + 20, "text-anchor": x(to) + 8 > 690 ? "end" : "start" }, x(to) + 8 > 690 ? "" : format.ms(to - from)),
-    ]).flat()));
-}
 
 function receipt(row, names) {
   const tpot = row.ttft_ms !== null && row.num_completion_tokens > row.num_sequences ? (row.duration_ms - row.ttft_ms) / (row.num_completion_tokens / row.num_sequences - 1) : null;
@@ -41,7 +20,7 @@ function receipt(row, names) {
     ["Completion", format.plural(row.num_completion_tokens, "token")], ["of it reasoning", format.plural(row.num_reasoning_tokens, "token")],
     ["Drafts accepted", row.num_drafted_tokens ? `${format.count(row.num_accepted_tokens)} of ${format.count(row.num_drafted_tokens)}` : format.NONE],
     ["TTFT", format.ms(row.ttft_ms)], ["TPOT", format.ms(tpot)], ["In all", format.ms(row.duration_ms)],
-    ["Engine", format.ms(row.engine_us / 1000)], ["KV blocks held", `${format.compact(row.kv_block_ms / 1000)} block s`],
+    ["Engine", format.ms(row.engine_us / 1000)], ["KV blocks held", `${format.rate(row.kv_block_ms / 1000)} block s`],
     ["Cost", format.money(row.cost_micros, row.currency)], ["Price version", row.price_version || format.NONE],
     ["Settled", format.at(row.settled_at)], ["End user", row.end_user || format.NONE], ["Trace", row.trace_id ? h("code", {}, row.trace_id) : format.NONE],
     ["Chain", `${row.chain}, position ${format.count(row.position)}`], ...Object.entries(row.metadata || {}).map(([name, value]) => [`metadata ${name}`, value]),
@@ -100,7 +79,9 @@ export async function open({ values }) {
 
   function detail(row) {
     const title = h("code", {}, row.request_id);
-    const shownCard = card("One request", [status(row), button("Close", () => put(one), "quiet")], h("p", {}, title), waterfall(row), h("h3", {}, "Receipt"), receipt(row, names));
+    const parts = h("div");
+    const shownCard = card("One request", [status(row), button("Close", () => put(one), "quiet")], h("p", {}, title), parts, h("h3", {}, "Receipt"), receipt(row, names));
+    if (!row.corrects) shown(parts, () => get(`requests/${row.request_id}/parts`), waterfall);
     shownCard.setAttribute("tabindex", "-1");
     put(one, shownCard);
     shownCard.scrollIntoView({ block: "nearest" });

@@ -1,0 +1,163 @@
+"""Where the time of those requests went that were settled last, for whoever looks into one of them.
+
+What is held on to of each was made anyway: its row, what its worker has told and, where traces are made, its journey;
+of a request that was worth a trace all that goes into it. It is put in order only when somebody asks. Other gateways
+have their own.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+import msgspec
+
+from gateway.ledger.entry import Entry
+from gateway.spent import Spent
+from gateway.tracing import names
+
+if TYPE_CHECKING:
+    from gateway.tracing.journey import Journey
+    from gateway.tracing.kept import Kept
+
+Fact = str | bool | int | float | list[str]
+Noted = tuple[Entry, Spent, "Journey | None", float, float, float]
+"""The last three are monotonic seconds: when it came, when it was handed to the line, and when its row was durable."""
+
+
+class Moment(msgspec.Struct, frozen=True):
+    """Something that happened at one instant."""
+
+    name: str
+    at_ms: float
+    facts: dict[str, Fact]
+
+
+class Part(msgspec.Struct, frozen=True, kw_only=True):
+    """Of a request's time, by the name that its span has in a trace; ``prepare`` is all before the line, where no
+    journey was noted. ``at_ms`` is from the request's beginning."""
+
+    name: str
+    at_ms: float
+    duration_ms: float
+    level: int = 0
+    """1: it lies within the last one of level 0, beside others."""
+    facts: dict[str, Fact] = {}
+    moments: list[Moment] = []
+
+
+class Way(NamedTuple):
+    """The parts of one request, and who knows them so: its trace, this gateway, or only the ledger."""
+
+    source: Literal["trace", "gateway", "ledger"]
+    parts: list[Part]
+
+
+class Recent:
+    """Of one gateway."""
+
+    def __init__(self, num_requests: int) -> None:
+        """``num_requests``: that it holds on to, and as many of those with a trace."""
+        self._noted: deque[Noted] = deque(maxlen=num_requests)
+        self._kept: deque[Kept] = deque(maxlen=num_requests)
+        self.note = self._noted.append
+        """Of every request that has a row, when it is durable."""
+
+    def keep(self, kept: Kept) -> None:
+        """It goes into a trace. What was asked and answered is nothing that is looked up here."""
+        if kept.row is not None:
+            has_content = kept.prompt or kept.completion
+            self._kept.append(msgspec.structs.replace(kept, prompt="", completion="") if has_content else kept)
+
+    def way(self, request_id: str) -> Way | None:
+        """None: it is not among them, or another gateway's."""
+        for kept in reversed(self._kept):
+            if kept.request_id == request_id:
+                return Way("trace", list(_traced(kept)))
+        for noted in reversed(self._noted):
+            if noted[0].request_id == request_id:
+                return Way("gateway", list(_noted(*noted)))
+        return None
+
+
+def way_of(queue_ms: float, ttft_ms: float | None, duration_ms: float) -> Way:
+    """All that the ledger says of it."""
+    first_ms = duration_ms if ttft_ms is None else ttft_ms
+    bounds = [0.0, min(queue_ms, first_ms), first_ms, duration_ms]
+    parts = [
+        Part(name=name, at_ms=at, duration_ms=until - at)
+        for name, (at, until) in zip((names.QUEUE, names.FIRST_TOKEN, names.STREAM), pairwise(bounds), strict=True)
+    ]
+    return Way("ledger", [part for part in parts if part.duration_ms > 0 or part.name == names.FIRST_TOKEN])
+
+
+def _traced(kept: Kept) -> Iterator[Part]:
+    from gateway.tracing.spans import spans_of
+
+    root, *spans = spans_of(kept, {})
+    for span in spans:
+        yield Part(
+            name=span.name,
+            at_ms=(span.start_ns - root.start_ns) / 1e6,
+            duration_ms=(span.end_ns - span.start_ns) / 1e6,
+            level=int(span.parent_id != root.span_id),
+            facts=dict(span.attributes),
+            moments=[
+                Moment(each.name, (each.at_ns - root.start_ns) / 1e6, dict(each.attributes)) for each in span.events
+            ],
+        )
+
+
+def _noted(
+    row: Entry, spent: Spent, journey: Journey | None, came_at: float, queue_at: float, durable_at: float
+) -> Iterator[Part]:
+    """End to end. What the worker told are durations, which are laid out around its first token."""
+    settle_at = came_at + row.duration_ms / 1e3
+    first_at = None if row.ttft_ms is None else came_at + row.ttft_ms / 1e3
+    begins = [(came_at, names.PREPARE)] if journey is None else list(_before(journey))
+    facts: dict[str, Fact] = {}
+    moments: list[tuple[str, float]] = []
+    if row.cache in ("hit", "shared"):
+        begins.append((queue_at, names.SHARED if row.cache == "shared" else names.STREAM))
+    else:
+        begins.append((queue_at, names.QUEUE))
+        if row.queue_ms or row.upstream is not None:  # else nobody got it
+            begins.append((queue_at + row.queue_ms / 1e3, names.WORKER_SPAN))
+        if row.upstream is not None:
+            facts[names.WORKER] = row.upstream
+        if first_at is not None:
+            began_at, last_at = first_at - spent.prefill_s, first_at + spent.decode_s
+            begins.append((last_at, names.STREAM))
+            moments = [(names.SCHEDULED, began_at), (names.FIRST_TOKEN, first_at), (names.LAST_TOKEN, last_at)]
+    begins += [(settle_at, names.SETTLE), (durable_at, "")]
+    from_at = at = begins[0][0]
+    for (_, name), (until, _) in pairwise(begins):
+        until = max(at, until if name == names.SETTLE else min(until, settle_at))
+        is_worker = name == names.WORKER_SPAN
+        yield Part(
+            name=name,
+            at_ms=1e3 * (at - from_at),
+            duration_ms=1e3 * (until - at),
+            facts=facts if is_worker else {},
+            moments=[
+                Moment(what, 1e3 * (min(max(then, at), until) - from_at), {}) for what, then in moments if is_worker
+            ],
+        )
+        at = until
+
+
+def _before(journey: Journey) -> Iterator[tuple[float, str]]:
+    """Until it is handed to the line."""
+    yield journey.received_at, names.RECEIVE
+    yield journey.started_at, names.AUTH
+    for at, name in (
+        (journey.parse_at, names.PARSE),
+        (journey.load_at, names.LOAD),
+        (journey.render_at, names.RENDER),
+        (journey.cache_at, names.CACHE_LOOK),
+        (journey.admit_at, names.ADMIT),
+    ):
+        if at:
+            yield at, name

@@ -1,0 +1,105 @@
+"""Where a request's time went, as the administration tells it: by its trace, by what was noted of it, or by its row."""
+
+from __future__ import annotations
+
+import asyncio
+from itertools import pairwise
+
+import pytest
+from msgspec.structs import asdict
+
+from gateway.ledger.recent import Recent
+from gateway.spent import Spent
+from policies import settings
+from tests.builders import an_entry
+from tests.gateway.conftest import HELLO
+from tests.gateway.desk import Desk
+
+BEFORE = ["receive", "auth", "parse", "render", "cache", "admit"]
+LINE = ["queue", "worker", "stream", "settle"]
+DEAF = "http://127.0.0.1:9"
+
+
+async def asked(front, **others):
+    """A chat that is answered; its id."""
+    call = asyncio.create_task(front.post("/v1/chat/completions", {"model": "demo", "messages": HELLO, **others}))
+    submit = await front.peer.submitted()
+    front.peer.say(submit, [*front.ids("Hi"), 3], "stop", queue_s=0.0, prefill_s=1e-4, decode_s=1e-4)
+    status, _, headers = await call
+    assert status == 200
+    return headers["x-request-id"]
+
+
+async def parts_of(front, request_id):
+    return await Desk(front).got(f"requests/{request_id}/parts")
+
+
+def lies_end_to_end(parts):
+    outer = [part for part in parts if part["level"] == 0]
+    assert outer[0]["at_ms"] == 0
+    for before, after in pairwise(outer):
+        assert before["at_ms"] + before["duration_ms"] == pytest.approx(after["at_ms"], abs=1e-3)
+    return [part["name"] for part in outer]
+
+
+@pytest.mark.parametrize(
+    ("tracing", "source", "names"),
+    [
+        (settings.Tracing(), "gateway", ["prepare", *LINE]),
+        (settings.Tracing(endpoint=DEAF, sample_ratio=0.0, keep_missed=False), "gateway", [*BEFORE, *LINE]),
+        (settings.Tracing(endpoint=DEAF, sample_ratio=1.0), "trace", [*BEFORE, "queue", "route", *LINE[1:]]),
+    ],
+    ids=["no traces", "not sampled", "sampled"],
+)
+async def test_its_parts_lie_end_to_end_and_the_worker_says_what_it_did(open_front, tracing, source, names):
+    async with open_front(tracing=tracing) as front:
+        request_id = await asked(front)
+        told = await parts_of(front, request_id)
+        (row,) = await front.settled(1)
+    assert (told["source"], told["num_gateways"]) == (source, 1)
+    assert lies_end_to_end(told["parts"]) == names
+    worker = told["parts"][names.index("worker")]
+    assert {"scheduled", "first token", "last token"} <= {moment["name"] for moment in worker["moments"]}
+    for moment in worker["moments"]:
+        assert 0 <= moment["at_ms"] - worker["at_ms"] <= worker["duration_ms"] + 1e-3
+    settle = told["parts"][-1]
+    assert settle["at_ms"] == pytest.approx(row["duration_ms"], abs=5 if source == "gateway" else 50)
+
+
+async def test_of_those_that_are_no_longer_held_on_to_the_ledger_says_what_it_knows(open_front):
+    async with open_front(console=settings.Console(recent_requests=1)) as front:
+        first, last = [await asked(front, seed=number) for number in range(2)]
+        rows = await front.settled(2)
+        old, new = await parts_of(front, first), await parts_of(front, last)
+        absent = await Desk(front)("GET", "requests/req_of_nobody/parts")
+    assert (old["source"], new["source"], absent.status) == ("ledger", "gateway", 404)
+    assert sum(part["duration_ms"] for part in old["parts"]) == pytest.approx(rows[0]["duration_ms"])
+    assert lies_end_to_end(old["parts"])[-1] == "stream"
+
+
+async def test_what_was_asked_and_answered_is_not_held_on_to_with_a_trace(open_front):
+    tracing = settings.Tracing(endpoint=DEAF, sample_ratio=1.0)
+    async with open_front(tracing=tracing) as front:
+        await asked(front)
+        (kept,) = front.gw.ledger.recent._kept
+        front.gw.ledger.recent.keep(type(kept)(**{**asdict(kept), "prompt": "secret", "completion": "answer"}))
+        assert [(each.prompt, each.completion) for each in front.gw.ledger.recent._kept] == [("", "")] * 2
+
+
+@pytest.mark.parametrize(
+    ("row", "names"),
+    [
+        ({"cache": "hit", "ttft_ms": 1.0, "duration_ms": 2.0}, ["prepare", "stream", "settle"]),
+        ({"cache": "shared", "ttft_ms": 1.0, "duration_ms": 2.0}, ["prepare", "shared", "settle"]),
+        ({"status": 503, "ttft_ms": None, "queue_ms": 0.0}, ["prepare", "queue", "settle"]),
+        ({"status": 502, "ttft_ms": None, "queue_ms": 0.1}, ["prepare", "queue", "worker", "settle"]),
+        ({"upstream": "far", "ttft_ms": 2.0, "queue_ms": 0.0}, ["prepare", "queue", "worker", "stream", "settle"]),
+    ],
+)
+def test_each_way_through_the_house_has_its_own_parts(row, names):
+    recent, entry = Recent(1), an_entry(**{"duration_ms": 9.0, **row})
+    recent.note((entry, Spent(prefill_s=99.0, decode_s=99.0), None, 100.0, 100.001, 100.1))
+    way = recent.way(entry.request_id)
+    assert [part.name for part in way.parts] == names
+    assert sum(part.duration_ms for part in way.parts) == pytest.approx(100)
+    assert all(part.duration_ms >= 0 for part in way.parts)
