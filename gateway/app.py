@@ -45,6 +45,7 @@ from gateway.ledger.usage import Usage
 from gateway.limits import Limits, days
 from gateway.limits.budgets import Budgets
 from gateway.live import Live
+from gateway.log_level import switch_by_signal
 from gateway.memory import Need, need_of
 from gateway.metrics import Metrics
 from gateway.posted import Posted
@@ -55,7 +56,6 @@ from gateway.redis import Redis, RedisUrlError
 from gateway.sinks import SinkInvalid
 from gateway.source import place_of
 from gateway.store import StoreError
-from gateway.telemetry import switch_by_signal
 from gateway.text import Text, TextInvalid
 from gateway.tracing.order import TracingInvalid, order_of
 from gateway.trials import Trials

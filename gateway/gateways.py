@@ -10,9 +10,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import os
 import secrets
 import socket
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
 
@@ -23,6 +25,7 @@ from gateway.clock import Clock
 from gateway.dispatch import Dispatch
 from gateway.lanes import LaneView
 from gateway.live import Recent
+from gateway.log_level import Asked, AskedFor
 from gateway.redis import Redis, RedisAway, Script
 from gateway.workers import Worker
 
@@ -40,10 +43,11 @@ local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
 redis.call('ZADD', KEYS[1], string.format('%d', now_ms), ARGV[1])
 redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', string.format('(%d', now_ms - ARGV[2]))
 redis.call('SET', KEYS[2], ARGV[3], 'PX', ARGV[2])
-return {redis.call('ZCARD', KEYS[1]), redis.call('SMEMBERS', KEYS[3])}
+return {redis.call('ZCARD', KEYS[1]), redis.call('SMEMBERS', KEYS[3]), redis.call('GET', KEYS[4])}
 """)
-"""By Redis's own clock, as the gateways' may differ. KEYS: the living, this one's report, the workers that rest. ARGV:
-its name, how long it counts in ms, what it reports. Returns how many live, and who rests."""
+"""By Redis's own clock, as the gateways' may differ. KEYS: the living, this one's report, the workers that rest, the
+log's level. ARGV: its name, how long it counts in ms, what it reports. Returns how many live, who rests, and the
+level."""
 
 
 class Report(msgspec.Struct, frozen=True):
@@ -82,6 +86,8 @@ class Gateways:
         self._resting: frozenset[str] = frozenset()
         self._num_rests = 0
         self._put_to_rest: dict[Worker, bool] = {}
+        self.log_level = AskedFor(clock)
+        self._num_asked = 0
         self._due = asyncio.Event()
         """It is time for a beat."""
         self._tasks: list[asyncio.Task[None]] = []
@@ -103,14 +109,16 @@ class Gateways:
         """Says that this one lives, and counts those who do."""
         if self._redis is None:
             return
-        keys = [self._redis.key(name) for name in ("gateways", f"gateway:{self.name}", "resting")]
+        keys = [self._redis.key(name) for name in ("gateways", f"gateway:{self.name}", "resting", "log-level")]
         report = msgspec.json.encode(self.report())
         with contextlib.suppress(RedisAway):
-            num_rests = self._num_rests
-            num_living, resting = await self._redis.run(BEAT, keys, [self.name, int(1e3 * LIVE_S), report])
+            num_rests, num_asked = self._num_rests, self._num_asked
+            num_living, resting, asked = await self._redis.run(BEAT, keys, [self.name, int(1e3 * LIVE_S), report])
             self.num_gateways = max(1, num_living)
             if num_rests == self._num_rests:  # else this is from before what was said here meanwhile
                 self._resting = frozenset(name.decode() for name in resting)
+            if num_asked == self._num_asked:
+                self.log_level.take(None if asked is None else msgspec.json.decode(asked, type=Asked))
         self._see_to_rest()
 
     @property
@@ -125,6 +133,19 @@ class Gateways:
         self._num_rests += 1
         self._resting = self._resting | {worker_name} if is_resting else self._resting - {worker_name}
         self._see_to_rest()
+        await self.tell()
+
+    async def log_from(self, asked: Asked | None) -> None:
+        """Has all gateways tell from this level on. Raises RedisAway."""
+        if self._redis is not None:
+            key = self._redis.key("log-level")
+            if asked is None:
+                await self._redis.call("DEL", key)
+            else:
+                left_ms = math.ceil(1e3 * (asked.until - time.time()))
+                await self._redis.call("SET", key, msgspec.json.encode(asked), "PX", left_ms)
+        self._num_asked += 1
+        self.log_level.take(asked)
         await self.tell()
 
     async def tell(self) -> None:

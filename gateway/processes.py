@@ -19,7 +19,7 @@ import click
 import msgspec
 import uvloop
 
-from gateway import app, doors, store, telemetry, webhooks, workers
+from gateway import app, doors, log_level, store, telemetry, webhooks, workers
 from gateway.bootstrap import bootstrap
 from gateway.clock import Clock
 from gateway.crew import Crew
@@ -64,7 +64,7 @@ async def serve(config: settings.Settings, environ: Mapping[str, str], announce:
         server = msgspec.structs.replace(config.server, port=reserved[0].getsockname()[1])
         family = Family(msgspec.structs.replace(config, server=server, models=crew.models()), clock, announce, give_up)
         stack.push_async_callback(family.close, stop.urgent)
-        telemetry.switch_by_signal(family.pids)
+        log_level.switch_by_signal(family.pids)
         if await doors.before(stop.asked, family.start()):
             announce(f"{READY}{doors.url_of(server, reserved[0])}")
             await stop.asked.wait()
@@ -115,8 +115,8 @@ class Family:
         await asyncio.gather(*(member.kill() for member in self._members))
 
     def pids(self) -> list[int]:
-        """Of those that live."""
-        return [member.pid for member in self._members if member.pid is not None]
+        """Of those that are ready, and so hear signals."""
+        return [member.pid for member in self._members if member.pid is not None and member.is_ready]
 
     async def _gone(self) -> None:
         await asyncio.gather(*(member.gone() for member in self._members))
@@ -143,8 +143,8 @@ class Member:
         self._give_up = give_up
         self._command = command
         self._process: asyncio.subprocess.Process | None = None
-        self._is_ready = False
-        """The one that fills it at the moment."""
+        self.is_ready = False
+        """The process that fills it at the moment."""
         self._stopping = False
         self._lives: asyncio.Task[None] | None = None
 
@@ -188,7 +188,7 @@ class Member:
                     log.error("gateway %d given up: it %s before it was ever ready", self._number, reason)
                 return self._give_up()
             lasted_s = self._clock.now() - started_at
-            fresh = self._is_ready and lasted_s > limits.max_restart_backoff_s
+            fresh = self.is_ready and lasted_s > limits.max_restart_backoff_s
             num_failures = 1 if fresh else num_failures + 1
             delay_s = workers.backoff_s(num_failures, limits)
             log.error("gateway %d lost: it %s; the next starts in %.3g s", self._number, reason, delay_s)
@@ -196,7 +196,7 @@ class Member:
 
     async def _one_life(self) -> int:
         """From start to end: the exit status."""
-        self._is_ready = False
+        self.is_ready = False
         process = self._process = await asyncio.create_subprocess_exec(
             *self._command,
             stdin=asyncio.subprocess.PIPE,
@@ -210,8 +210,10 @@ class Member:
             process.stdin.write(msgspec.json.encode(self._config) + b"\n")
             async for line in process.stdout:
                 if line.startswith(READY.encode()):
-                    self._is_ready = True
+                    self.is_ready = True
                     self.ready.set()
+                    if log_level.is_switched():
+                        process.send_signal(signal.SIGUSR1)
                 else:
                     self._announce(line.decode().rstrip())
             return await process.wait()

@@ -14,11 +14,9 @@ import bisect
 import contextlib
 import functools
 import logging
-import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterable
 from typing import TextIO
 
 import msgspec
@@ -331,7 +329,7 @@ class Lines(logging.Handler):
 
 _handler: Lines | None = None
 _events: Lines | None = None
-_usual = logging.INFO
+_usual = "info"
 """The level of the settings."""
 
 
@@ -348,32 +346,16 @@ def log_to_stderr(config: settings.Log) -> None:
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     logging._srcfile = None
     _handler = Lines(sys.stderr, Fields(config.format == "json"))
-    _usual = logging.getLevelNamesMapping()[config.level.upper()]
+    _usual = config.level
     logging.root.handlers[:] = [_handler]
     for noisy in NOISY:
         logging.getLogger(noisy).setLevel(logging.WARNING)
-    _log_from(_usual)
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # until somebody hears it: else it ends the process
+    log_from(None)
 
 
-def switch_level() -> None:
-    """Everything is told from now on; or again from the level of the settings up."""
-    _log_from(logging.DEBUG if logging.root.level != logging.DEBUG else _usual)
-    log.warning("log: from %s up", logging.getLevelName(logging.root.level).lower())
-
-
-def switch_by_signal(others: Callable[[], Iterable[int]] = tuple) -> None:
-    """SIGUSR1 does, while the loop runs. ``others``: processes that are told as well."""
-
-    def heard() -> None:
-        switch_level()
-        for pid in others():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGUSR1)
-
-    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, heard)
-
-
-def _log_from(level: int) -> None:
+def log_from(level: str | None) -> None:
+    """Up; None: from that of the settings."""
     global _events
-    logging.root.setLevel(level)
+    logging.root.setLevel((level or _usual).upper())
     _events = _handler if log.isEnabledFor(logging.INFO) else None

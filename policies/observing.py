@@ -17,7 +17,7 @@ class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
 
 class Log(Section, frozen=True):
-    """Logs on stderr. SIGUSR1 switches to debug while the gateway runs, and back to ``level``."""
+    """Logs on stderr. While it runs, SIGUSR1 switches to debug and back, and /admin/v1/logging asks for any level."""
 
     level: Literal["debug", "info", "warning", "error"] = "info"
     format: Literal["console", "json"] = "console"

@@ -50,6 +50,7 @@ def main() -> int:
             level=logging.INFO,
             format=f"penstock worker {settings.name.replace('%', '%%')}: %(message)s",
         )
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # it is the gateway's, and may be sent to all of a service
         # The terminal's interrupt reaches the whole process group; with a parent, it is the parent who decides.
         signal.signal(signal.SIGINT, signal.SIG_IGN if settings.exit_with_stdin else _leave)
         signal.signal(signal.SIGTERM, _leave)

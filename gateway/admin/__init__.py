@@ -15,6 +15,7 @@ from gateway.admin import (
     ledger,
     limits,
     live,
+    logging,
     models,
     organization,
     organizations,
@@ -40,7 +41,7 @@ ENDPOINTS: list[Endpoint] = [
     endpoint
     for resource in (
         *(organizations, tenants, service_accounts, keys, admin_keys, limits, policies, prices, trial),
-        *(models, adapters, upstreams, usage, workers, live, queues, caches, ledger, requests, audit),
+        *(models, adapters, upstreams, usage, workers, live, queues, caches, ledger, requests, logging, audit),
         *(exports, sinks, session, organization),
     )
     for endpoint in resource.ENDPOINTS

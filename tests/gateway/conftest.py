@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import socket
 import sqlite3
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,7 @@ import msgspec
 import openai
 import pytest
 
-from gateway import app, doors
+from gateway import app, doors, log_level, telemetry
 from gateway.house import Gateway
 from gateway.text import Text
 from policies import settings
@@ -144,3 +145,13 @@ def open_front(tmp_path: Path) -> OpenFront:
 async def front(open_front: OpenFront) -> AsyncIterator[Front]:
     async with open_front() as opened:
         yield opened
+
+
+@pytest.fixture
+def level_afterwards() -> Iterator[None]:
+    """The log is told from the level that it was, afterwards."""
+    level, events = logging.root.level, telemetry._events
+    yield
+    log_level.ask(None)
+    logging.root.setLevel(level)
+    telemetry._events = events

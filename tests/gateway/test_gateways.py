@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 
 from gateway import gateways
 from gateway.clock import Clock
 from gateway.dispatch import Dispatch
 from gateway.gateways import LIVE_S
+from gateway.log_level import Asked
 from gateway.redis import Redis
 from policies import settings
 from tests.builders import PATIENCE_S, a_submit, answer, dispatching, send, until
@@ -70,6 +72,17 @@ async def test_a_change_is_heard_by_all(redis_settings):
         await until(lambda: all(ear.num_heard == 1 for ear in ears))  # each has looked when it began to listen
         await teller.tell()
         await until(lambda: all(ear.num_heard == 2 for ear in ears))
+
+
+async def test_all_tell_their_log_from_the_level_that_one_is_asked_for(redis_settings, level_afterwards):
+    async with gathered(redis_settings, Ears(), Ears()) as (one, other):
+        asked = Asked("error", time.time() + 600)
+        await one.log_from(asked)
+        await until(lambda: one.log_level.asked == other.log_level.asked == asked)
+        async with gathered(redis_settings, Ears()) as (late,):
+            await until(lambda: late.log_level.asked == asked)
+        await other.log_from(None)
+        await until(lambda: one.log_level.asked is other.log_level.asked is None)
 
 
 async def test_reports_tell_of_all_queues_with_the_own_first(redis_settings):

@@ -11,7 +11,7 @@ import signal
 
 import pytest
 
-from gateway import telemetry
+from gateway import log_level, telemetry
 from gateway.telemetry import Fields, Lines
 from policies import settings, wire
 from policies.terms import Sampling
@@ -140,7 +140,9 @@ def test_the_level_holds_for_requests_too(loggers, capsys, level, num_lines):
 
 async def test_a_signal_switches_to_debug_and_back(loggers, capsys):
     telemetry.log_to_stderr(settings.Log(level="warning"))
-    telemetry.switch_by_signal()
+    signal.raise_signal(signal.SIGUSR1)  # nobody hears it yet
+    assert not logging.root.isEnabledFor(logging.DEBUG)
+    log_level.switch_by_signal()
     logger = logging.getLogger("gateway.somewhere")
     try:
         signal.raise_signal(signal.SIGUSR1)

@@ -58,6 +58,25 @@ async def test_a_gateway_that_is_shot_is_replaced_while_the_others_go_on(tmp_pat
         assert await house.end() == 0
 
 
+async def test_a_signal_has_all_tell_everything_those_that_start_among_them_and_ends_none(
+    tmp_path, shared, scripted_demo
+):
+    async with family(tmp_path, **shared, **scripted_demo) as house:
+
+        def num_told(level: str) -> int:
+            return sum(line.endswith(f"log: from {level} up") for line in house.told)
+
+        shot, *_ = house.gateways()
+        os.kill(shot, signal.SIGKILL)
+        await until(lambda: not is_alive(shot))
+        house.process.send_signal(signal.SIGUSR1)
+        await until(lambda: num_told("debug") == 4)  # the first process, two gateways, and the third when it is ready
+        house.process.send_signal(signal.SIGUSR1)
+        await until(lambda: num_told("info") == 4)
+        assert sum("gateway" in line and "lost: it was killed" in line for line in house.told) == 1
+        assert await house.end() == 0
+
+
 async def test_whichever_gateway_is_asked_tells_the_metrics_of_all_and_of_the_dead(tmp_path, shared, scripted_demo):
     async with family(tmp_path, **shared, **scripted_demo, PENSTOCK_METRICS__ACCESS="open") as house:
 
