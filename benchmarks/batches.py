@@ -43,6 +43,7 @@ async def batch_s(house: House, some: Iterable[dict[str, Any]]) -> tuple[float, 
             batch = await client.batches.retrieve(batch.id)
         took_s = time.monotonic() - began_at
     assert batch.status == "completed", batch
+    assert batch.request_counts is not None
     assert not batch.request_counts.failed, batch
     return took_s, batch
 

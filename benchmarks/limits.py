@@ -18,6 +18,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import uvloop
@@ -54,7 +55,7 @@ def caller(policy: Policy, number: int = 0) -> Caller:
 
 
 @asynccontextmanager
-async def limits_over(url: str, prefix: str):
+async def limits_over(url: str, prefix: str) -> AsyncIterator[Limits]:
     """Patient, because what is measured is the time."""
     redis_settings = settings.Redis(url=url, prefix=prefix, timeout_ms=10_000.0)
     clock = Clock()
@@ -140,6 +141,7 @@ async def in_redis() -> None:
             ]
             took_ms = sorted(took for outcome in outcomes for took in outcome["took_ms"])
             async with limits_over(server.url, "") as limits:
+                assert limits.shared is not None
                 stats = await limits.shared._redis.client.info("commandstats")
                 await limits.shared._redis.client.config_resetstat()
             print(

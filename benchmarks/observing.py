@@ -182,7 +182,7 @@ async def receive() -> None:
     os.nice(19)  # it stands for another machine
     num_spans = 0
 
-    class Service(services.TraceServiceServicer):  # type: ignore[misc]
+    class Service(services.TraceServiceServicer):
         def Export(self, request: Any, context: Any) -> Any:
             nonlocal num_spans
             num_spans += sum(len(scope.spans) for each in request.resource_spans for scope in each.scope_spans)

@@ -83,7 +83,9 @@ class Run:
         self._dispatch = dispatch
         self._in_one_line = in_one_line
         self._chance = random.Random(seed)
-        self._vocab_size = dispatch.ready(MODEL).vocab_size
+        facts = dispatch.ready(MODEL)
+        assert facts is not None
+        self._vocab_size = facts.vocab_size
         self._clock = Clock()
 
     async def go(self, lasts_s: float) -> None:

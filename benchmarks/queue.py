@@ -108,14 +108,14 @@ def at_length(length: int, chance: random.Random) -> Figures:
 class Everything(Worker):
     """A place at the table where every frame is taken and nothing is computed."""
 
-    def send(self, message: wire.Submit | wire.Cancel) -> None:
+    def send(self, message: wire.Submit | wire.Cancel | wire.LoadAdapter | wire.UnloadAdapter) -> None:
         pass
 
 
 def past_the_line(num_tokens: int) -> tuple[float, float]:
     """Microseconds for a request that finds nobody waiting and has one token, and for each further token."""
     model = settings.Model()
-    line = Line("demo", model, settings.CLASSES, Clock(), lambda: None)
+    line = Line("demo", model, settings.CLASSES, Clock(), lambda: None, settings.Workers())
     worker = Everything("demo-0", "unix:/nowhere", line, settings.Workers(), Clock())
     worker.facts = wire.Ready("demo", 8192, 32_000, [0], 32, 4096, 256, "cpu", "float32", 1)
     line.seats[worker] = Seat(worker, line.priorities, line.shares)

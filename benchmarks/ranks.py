@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from worker.process import prepare
@@ -48,11 +49,11 @@ def line(name: str, runner: Runner | ParallelRunner) -> str:
     for length in PROMPTS:
         token_ids = [chance.randrange(runner.vocab_size) for _ in range(length)]
         prompt = [Span(token_ids, 0, list(range(-(-length // runner.block_size))), 1)]
-        figures.append(median_ms(lambda prompt=prompt: runner.forward(prompt), 3))
+        figures.append(median_ms(partial(runner.forward, prompt), 3))
     for count in BATCHES:
         blocks = [list(range(BLOCKS * place, BLOCKS * (place + 1))) for place in range(count)]
         decodes = [Span([5], CONTEXT, block_ids, 1) for block_ids in blocks]
-        figures.append(median_ms(lambda decodes=decodes: runner.forward(decodes), 12))
+        figures.append(median_ms(partial(runner.forward, decodes), 12))
     return f"{name:24}" + "".join(f"{figure:9.1f}" for figure in figures)
 
 

@@ -32,7 +32,8 @@ from worker.grammar.vocabulary import read_vocabulary, spelt
 from worker.probe import probe
 from worker.process import prepare
 from worker.runner import Runner
-from worker.sampler import Masks, Pending, Row, Sampler
+from worker.sampler import Pending, Row, Sampler
+from worker.sampling.masks import Masks
 from worker.speculation import Speculation, StoreDrafter, SuffixDrafter
 from worker.speculation.forced import ForcedDrafter
 from worker.speculation.load import draft_model

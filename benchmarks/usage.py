@@ -32,7 +32,7 @@ from gateway.ledger.entry import Entry
 from gateway.ledger.sums import Rollup
 from gateway.ledger.usage import Question, Usage
 from gateway.store import Store
-from policies import pricing, settings
+from policies import pricing, settings, terms
 from policies.policy import Price
 from policies.pricing import Rates
 from tests import postgres
@@ -119,8 +119,8 @@ async def fill_postgres(url: str) -> int:
 def questions() -> dict[str, tuple[Question, int]]:
     """With the lines of a page."""
     month: dict[str, Any] = {"since": MONTH, "until": END, "width_s": DAY_S}
-    week = {"since": END - 7 * DAY_S, "until": END, "width_s": HOUR_S}
-    one = {"only": {"tenant_id": ["ten_00500"]}}
+    week: dict[str, Any] = {"since": END - 7 * DAY_S, "until": END, "width_s": HOUR_S}
+    one: dict[str, Any] = {"only": {"tenant_id": ["ten_00500"]}}
     return {
         "the month by days": (Question(**month), 100),
         "the month by days and model": (Question(**month, group_by=("model",)), 1000),
@@ -170,7 +170,7 @@ async def roll(rooms: Store) -> None:
 
 def a_row(number: int) -> Entry:
     tenant, key, model = number % NUM_TENANTS, number // 7 % NUM_KEYS, number // 3 % NUM_MODELS
-    usage = pricing.Usage(400, 90, 150)
+    usage = terms.Usage(400, 90, 150)
     return an_entry(
         tenant_id=f"ten_{tenant:05}",
         key_id=f"key_{tenant:05}_{key}",

@@ -6,14 +6,14 @@ import asyncio
 import json
 from collections.abc import Callable, Iterable
 from decimal import Decimal
-from typing import Any
+from typing import Any, Final
 
 import openai
 
 from policies.policy import Price
 from tests.builders import PATIENCE_S
 
-CHAT = "/v1/chat/completions"
+CHAT: Final = "/v1/chat/completions"
 PRICE = Price(prompt=Decimal(10), completion=Decimal(40))
 OVER = ("completed", "failed", "expired", "cancelled")
 

@@ -83,8 +83,8 @@ def emitted_in(files: Sequence[Path]) -> dict[str, int]:
     ends: dict[tuple[str, str], int] = {}
     for path in files:
         for line in path.read_text().splitlines():
-            request_id, index, start, num_tokens = line.split(" ")
-            ends[request_id, index] = max(ends.get((request_id, index), 0), int(start) + int(num_tokens))
+            request_id, index, start, num_more = line.split(" ")
+            ends[request_id, index] = max(ends.get((request_id, index), 0), int(start) + int(num_more))
     emitted: dict[str, int] = {}
     for (request_id, _), num_tokens in ends.items():
         emitted[request_id] = emitted.get(request_id, 0) + num_tokens

@@ -55,10 +55,10 @@ def prefill(runner: Runner, num_tokens: int, num_heads: int) -> PrefillAttention
     with torch.inference_mode():
         plan = runner.attention.plan([Extent(0, num_tokens, 0, table)], slots)
         call_s = seconds(lambda: plan.attend(0, queries, keys, values), device, 20)
-        rows = [tensor.transpose(0, 1)[None].contiguous() for tensor in (queries, keys, values)]
+        q, k, v = (tensor.transpose(0, 1)[None].contiguous() for tensor in (queries, keys, values))
         with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.FLASH_ATTENTION):
             flash_s = seconds(
-                lambda: F.scaled_dot_product_attention(*rows, is_causal=True, enable_gqa=True), device, 20
+                lambda: F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True), device, 20
             )
     return PrefillAttention(call_s, flash_s)
 

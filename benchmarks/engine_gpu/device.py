@@ -21,7 +21,7 @@ def seconds(call: Callable[[], object], device: torch.device, times: int) -> flo
         call()
     if device.type != "cuda":
         return median(_one_s(call) for _ in range(times))
-    pairs = []
+    pairs: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
     for _ in range(times):
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         begin.record()
@@ -29,7 +29,8 @@ def seconds(call: Callable[[], object], device: torch.device, times: int) -> flo
         end.record()
         pairs.append((begin, end))
     finish(device)
-    return median(begin.elapsed_time(end) for begin, end in pairs) / 1e3
+    took_ms: list[float] = [begin.elapsed_time(end) for begin, end in pairs]
+    return median(took_ms) / 1e3
 
 
 def _one_s(call: Callable[[], object]) -> float:
@@ -70,7 +71,7 @@ class Busy:
         spans = [
             (event.time_range.start, event.time_range.end)
             for event in self._profile.events()
-            if event.device_type == torch.autograd.DeviceType.CUDA
+            if event.device_type == torch.autograd.DeviceType.CUDA  # type: ignore[attr-defined]
         ]
         self.share = covered(spans) / 1e6 / duration_s
 

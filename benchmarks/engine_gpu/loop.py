@@ -63,7 +63,7 @@ class CompiledLoop:
         self._cos, self._sin = Rotary(each.ropes[0], max_tokens, device).at(self._places)
         step: Callable[[Tensor, Tensor], Tensor] = self._step
         if compiles:
-            torch._inductor.config.coordinate_descent_tuning = True  # type: ignore[attr-defined]
+            torch._inductor.config.coordinate_descent_tuning = True
             step = torch.compile(step, mode="reduce-overhead", fullgraph=True)
         self._decode = step
 

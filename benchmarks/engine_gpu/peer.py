@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from time import perf_counter
+from typing import Any
 
 import torch
 
@@ -20,7 +21,8 @@ class ContinuousBatching:
         self._transformers = transformers
         self._model = transformers_model(architecture, device)
         # Left to itself it takes what the device has free; elsewhere than on a GPU it has to be told.
-        self._sizes = {} if device.type == "cuda" else {"page_size": 256, "num_blocks": 64, "max_batch_tokens": 2048}
+        told = {"page_size": 256, "num_blocks": 64, "max_batch_tokens": 2048}
+        self._sizes: dict[str, Any] = {} if device.type == "cuda" else told
         self.version = str(transformers.__version__)
 
     def tokens_per_s(self, prompts: list[list[int]], num_output_tokens: int) -> float:

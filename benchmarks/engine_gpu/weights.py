@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from policies.settings import Quantization
 from worker.models import SHAPES, Architecture, Decoder
 from worker.models.architecture import Rope
-from worker.models.load import Quantization, build_decoder
+from worker.models.load import build_decoder
 from worker.models.shard import Shard
 from worker.models.sources import PlainSource
 
