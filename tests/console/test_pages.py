@@ -3,31 +3,68 @@ markup."""
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
+import random
+import re
+import threading
 import urllib.request
 
 import pytest
-
-from benchmarks.console_soak import fed
 
 PAGES = ("Overview", "Tenants and keys", "Policies", "Usage and cost", "Requests", "Workers", "Playground")
 
 
 def asked(house, text: str, key: str = "", **more: object) -> None:
     body = {"model": "demo", "messages": [{"role": "user", "content": text}], "max_tokens": 24, **more}
-    request = urllib.request.Request(
-        f"{house.url}/v1/chat/completions",
-        json.dumps(body).encode(),
-        {"authorization": f"Bearer {key or house.key}", "content-type": "application/json"},
-    )
+    posted(house, "/v1/chat/completions", body, key or house.key)
+
+
+def posted(house, path: str, body: object, key: str) -> dict:
+    headers = {"authorization": f"Bearer {key}", "content-type": "application/json"}
+    request = urllib.request.Request(house.url + path, json.dumps(body).encode(), headers)
     with urllib.request.urlopen(request) as answer:
-        answer.read()
+        return json.load(answer)
+
+
+@pytest.fixture(scope="module")
+def teams(house) -> list[str]:
+    """The keys of a few tenants."""
+    found = []
+    for name in ("Search", "Support", "Research", "Translation"):
+        tenant = posted(house, "/admin/v1/tenants", {"name": name}, house.admin_key)
+        asked_for = {"tenant_id": tenant["id"], "name": f"{name.lower()}, production"}
+        found.append(posted(house, "/admin/v1/keys", asked_for, house.admin_key)["key"])
+    return found
+
+
+@contextlib.contextmanager
+def busy(house, keys: list[str], num_clients: int = 8):
+    """As many ask all the time."""
+    stopped = threading.Event()
+
+    def ask(seed: int) -> None:
+        rng = random.Random(seed)
+        for number in itertools.takewhile(lambda _: not stopped.is_set(), itertools.count()):
+            story = f"Tell me a long story about fox {seed} and hen {number}."
+            asked(house, story, key=keys[seed % len(keys)], max_tokens=rng.randrange(16, 240))
+
+    threads = [threading.Thread(target=ask, args=(seed,)) for seed in range(num_clients)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        stopped.set()
+        for thread in threads:
+            thread.join()
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_no_page_keeps_anybody_from_using_it(open_console, house, theme):
-    for number in range(4):
-        asked(house, f"Tell me a story about fox {number}.", user="ann")
+def test_no_page_keeps_anybody_from_using_it(open_console, house, teams, theme):
+    for number, key in enumerate(teams):
+        asked(house, f"Tell me a story about fox {number}.", key=key, user="ann")
     console = open_console(theme)
     console.page.goto(f"{house.url}/console")
     console.page.get_by_label("Admin key").wait_for()
@@ -35,24 +72,36 @@ def test_no_page_keeps_anybody_from_using_it(open_console, house, theme):
     console.picture(f"sign-in-{theme}")
     console.sign_in()
     found = {}
-    for title in PAGES:
-        console.open(title)
-        if title == "Overview":
-            console.page.get_by_text("Live", exact=True).wait_for()
-            console.page.locator(".chart canvas").nth(5).wait_for()
-            if console.takes_pictures:
-                with fed(house, 60):
-                    console.page.wait_for_timeout(20_000)
-        elif title == "Tenants and keys":
-            console.page.get_by_role("link", name="default").first.click()
-            console.page.get_by_text("Limits used now").wait_for()
-        elif title == "Requests":
-            console.page.get_by_role("button", name="Show request").first.click()
-            console.page.get_by_role("heading", name="Receipt").wait_for()
-        elif title == "Workers":
-            console.page.locator(".blocks").wait_for()
-        console.settled()
-        found[title] = console.serious()
-        console.picture(f"{title.lower().replace(' ', '-')}-{theme}")
+    with contextlib.ExitStack() as stack:
+        if console.takes_pictures:
+            stack.enter_context(busy(house, teams))
+        for title in PAGES:
+            console.open(title)
+            shown(console, title)
+            found[title] = console.serious()
+            console.picture(f"{title.lower().replace(' ', '-')}-{theme}")
     assert [f"{title}: {each}" for title, what in found.items() for each in what] == []
     assert console.wrong == []
+
+
+def shown(console, title: str) -> None:
+    """What a page has to show is there."""
+    page = console.page
+    if title == "Overview":
+        page.get_by_text("Live", exact=True).wait_for()
+        page.locator(".chart canvas").nth(5).wait_for()
+        if console.takes_pictures:
+            page.wait_for_timeout(30_000)
+    elif title == "Tenants and keys":
+        page.get_by_role("link", name="Search", exact=True).click()
+        page.get_by_text("Limits used now").wait_for()
+    elif title == "Requests":
+        page.get_by_label("End user").fill("ann")
+        console.button("Search").click()
+        page.wait_for_url(re.compile("end_user=ann"))
+        console.settled()
+        console.button(re.compile("Show request")).first.click()
+        page.get_by_role("rowheader", name="Written into the ledger").wait_for()
+    elif title == "Workers":
+        page.locator(".blocks").wait_for()
+    console.settled()

@@ -43,8 +43,10 @@ export async function open({ closing }) {
   };
   const classPlaces = { queue: h("div"), kept: h("div") };
   let classCharts = null;
-  const workers = h("div", {}, empty("No worker yet", "Models are being loaded."));
-  const tenants = h("div", {}, empty("Nobody asks at the moment", "Tenants with requests in the last minute are listed here."));
+  const noWorker = () => empty("No worker at the moment", "Models are being loaded, or their workers start again.");
+  const nobody = () => empty("Nobody asks at the moment", "Tenants with requests in the last minute are listed here.");
+  const workers = h("div", {}, noWorker());
+  const tenants = h("div", {}, nobody());
   const live = h("span", { class: "tag" }, "Connecting");
   let tablesAt = 0;
 
@@ -91,8 +93,8 @@ export async function open({ closing }) {
     if (last.at < tablesAt + 1) return;
     tablesAt = last.at;
     const isRead = (place) => place.contains(document.activeElement) || (getSelection().type === "Range" && place.contains(getSelection().anchorNode));
-    if (last.workers.length && !isRead(workers)) {
-      put(workers, table("Workers", [
+    if (!isRead(workers)) {
+      put(workers, !last.workers.length ? noWorker() : table("Workers", [
         { title: "Worker", row: true, cut: true, cell: (each) => each.name },
         { title: "State", cell: (each) => tag(each.state, each.state === "ready" ? "good" : "warn") },
         { title: "Running", num: true, cell: (each) => format.count(each.num_running) },
@@ -101,8 +103,8 @@ export async function open({ closing }) {
         { title: "KV use", cell: kvBar },
       ], last.workers));
     }
-    if (last.tenants.length && !isRead(tenants)) {
-      put(tenants, table("Tenants", [
+    if (!isRead(tenants)) {
+      put(tenants, !last.tenants.length ? nobody() : table("Tenants", [
         { title: "Tenant", row: true, cut: true, cell: (each) => h("a", { href: link("requests", { tenant_id: each.tenant_id }) }, each.name) },
         { title: "Under way", num: true, cell: (each) => format.count(each.num_open) },
         { title: "Ended", num: true, cell: (each) => format.count(each.num_ended) },

@@ -121,5 +121,5 @@ export async function open({ me, closing }) {
     h("div", { class: "row" }, field("Period", span), field("Grouped by", group)),
     result,
     card("Export", [], h("p", { class: "soft" }, "A closed day is the same bytes whenever it is exported."),
-      h("div", { class: "row" }, field("What", what), field("Format", kinds), field("From", from), field("Up to, left out", to), h("div", { class: "buttons" }, file, note))));
+      h("div", { class: "row" }, field("What", what), field("Format", kinds), field("From", from), field("Up to, not included", to), h("div", { class: "buttons" }, file, note))));
 }
