@@ -34,7 +34,7 @@ class RealServer:
     def __init__(self, place: Path, kind: str, gguf: Path, log: Path) -> None:
         self.port = free_port()
         self.kind = kind
-        self._log = log
+        self._place, self._gguf, self._log = place, gguf, log
         python, port = place / kind.partition("-")[0] / "bin" / "python", str(self.port)
         self._command = {
             "xllamacpp": [python, PROGRAMS / "xllamacpp_server.py", gguf, port],
@@ -57,6 +57,10 @@ class RealServer:
         environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": str(hub), "OMP_NUM_THREADS": "1"}
         with self._log.open("ab") as log:
             self.process = subprocess.Popen(list(map(str, self._command)), stdout=log, stderr=log, env=environment)
+
+    def another(self, log: Path) -> RealServer:
+        """Of the same kind, on a port of its own."""
+        return RealServer(self._place, self.kind, self._gguf, log)
 
     def kill(self) -> None:
         self.process.kill()
@@ -97,6 +101,17 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Real
     finally:
         for server in started.values():
             server.kill()
+
+
+@pytest.fixture
+def mortal(servers: dict[str, RealServer], tmp_path: Path) -> Iterator[RealServer]:
+    """One that a test may end and start again."""
+    server = servers["xllamacpp"].another(tmp_path / "log")
+    try:
+        server.until_there()
+        yield server
+    finally:
+        server.kill()
 
 
 @pytest.fixture(scope="session")

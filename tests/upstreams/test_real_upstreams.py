@@ -3,7 +3,9 @@ ledger says is what the clients were told."""
 
 from __future__ import annotations
 
+import contextlib
 import json
+from collections.abc import AsyncIterator
 
 import pytest
 
@@ -175,31 +177,30 @@ async def test_a_refusal_is_named_and_is_nobodys_failure(front):
     assert front.gw.upstreams.view("xllamacpp").state == "closed"
 
 
-async def test_one_that_is_killed_ends_its_streams_opens_its_breaker_and_is_asked_again_when_it_is_back(
-    front, servers, tmp_path
-):
-    before = servers["xllamacpp"]
-    place = before._command[0].parents[2]
-    server = RealServer(place, "xllamacpp", before._command[2], tmp_path / "log")
-    try:
-        server.until_there()
-        terms = {"breaker_failures": 2, "breaker_open_s": 0.2, "max_retries": 0, "probe_s": 0}
-        body = {"name": "mortal", "model": "mortal", "url": f"http://127.0.0.1:{server.port}/v1", **terms}
-        async with front.http(front.admin_key) as admin, admin.post("/admin/v1/upstreams", json=body) as made:
+@contextlib.asynccontextmanager
+async def added(house, server: RealServer, **terms: object) -> AsyncIterator[None]:
+    """While this lasts the house has it as an upstream, "mortal", for a model of that name."""
+    body = {"name": "mortal", "model": "mortal", "url": f"http://127.0.0.1:{server.port}/v1", "probe_s": 0}
+    async with house.http(house.admin_key) as admin:
+        async with admin.post("/admin/v1/upstreams", json={**body, **terms}) as made:
             assert made.status == 201, await made.text()
-        asked = {"model": "mortal", "messages": ASKED, "temperature": 0, "ignore_eos": True, "max_tokens": 4000}
-        failure, text = None, ""
-        async with (
-            front.http() as session,
-            session.post("/v1/chat/completions", json={**asked, "stream": True}) as answer,
-        ):
+        yield
+        async with admin.delete("/admin/v1/upstreams/mortal") as deleted:
+            assert deleted.status == 200, await deleted.text()
+
+
+async def test_one_that_is_killed_ends_its_streams_opens_its_breaker_and_is_asked_again_when_it_is_back(front, mortal):
+    asked = {"model": "mortal", "messages": ASKED, "temperature": 0, "ignore_eos": True, "max_tokens": 4000}
+    failure, text = None, ""
+    async with added(front, mortal, breaker_failures=2, breaker_open_s=2, max_retries=0), front.http() as session:
+        async with session.post("/v1/chat/completions", json={**asked, "stream": True}) as answer:
             async for line in answer.content:
                 if line.startswith(b"data: {"):
                     said = json.loads(line[6:])
                     failure = said.get("error")
                     text += "" if failure else said["choices"][0]["delta"].get("content") or ""
-                    if len(text) > 20 and server.process.poll() is None:
-                        server.kill()
+                    if len(text) > 20 and mortal.process.poll() is None:
+                        mortal.kill()
         assert text.startswith(SAYS[:20])
         assert failure["code"] in ("upstream_failed", "upstream_unreachable")
         (row,) = await front.ledger_rows(model="mortal")
@@ -207,19 +208,42 @@ async def test_one_that_is_killed_ends_its_streams_opens_its_breaker_and_is_aske
         assert 0 < row.num_completion_tokens < 4000
 
         async def status() -> int:
-            async with (
-                front.http() as session,
-                session.post("/v1/chat/completions", json={**asked, "max_tokens": 3}) as answer,
-            ):
+            async with session.post("/v1/chat/completions", json={**asked, "max_tokens": 3}) as answer:
                 return answer.status
 
         assert await status() == 502
         assert front.gw.upstreams.view("mortal").state == "open"
         assert await status() == 503
-        server.start()
-        server.until_there()
+        mortal.start()
+        mortal.until_there()
         await until(lambda: front.gw.upstreams.view("mortal").state == "half_open")
         assert await status() == 200
         assert front.gw.upstreams.view("mortal").state == "closed"
-    finally:
-        server.kill()
+
+
+async def test_while_one_is_away_a_worker_here_answers_its_chats_and_when_it_is_back_it_does(house, mortal):
+    async with added(house, mortal, fallbacks=["demo"], breaker_failures=1, breaker_open_s=0.2):
+        chat = {"model": "mortal", "messages": ASKED, **GREEDY}
+
+        async def answered_by() -> tuple[str | None, bool]:
+            """The upstream, and whether a worker computed it; whoever does, its client hears the same."""
+            before = await house.ledger_rows(model="mortal")
+            chunks = await streamed(house, "/v1/chat/completions", chat)
+            assert "".join(each["choices"][0]["delta"].get("content") or "" for each in chunks) == SAYS
+            *others, row = await house.ledger_rows(model="mortal")
+            assert (len(others), row.status) == (len(before), 200)
+            assert row.num_completion_tokens >= 5
+            return row.upstream, row.engine_us > 0
+
+        def breaker() -> str:
+            return house.gw.upstreams.view("mortal").state
+
+        assert await answered_by() == ("mortal", False)
+        mortal.kill()
+        assert [await answered_by() for _ in range(3)] == [(None, True)] * 3
+        assert breaker() in ("open", "half_open")
+        mortal.start()
+        mortal.until_there()
+        await until(lambda: breaker() == "half_open")
+        assert await answered_by() == ("mortal", False)
+        assert breaker() == "closed"
