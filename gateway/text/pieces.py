@@ -24,6 +24,10 @@ MAX_TEMPLATE_CHARS = 32
 """Pieces no longer than this are mostly the template's own."""
 MAX_PIECE_CHARS = 64 << 10
 """Longer pieces are documents; they would drive out everything else."""
+MAX_READ_AT_ONCE = 1024
+"""Pieces. The library's results are freed together, and no other thread runs meanwhile: where they are several hundred
+thousand, which a body of 10 MB may have, every stream would stand still for half a second."""
+
 
 _SAMPLES = (
     "{0}user\nhello, world{1}\n{0}assistant\n",
@@ -95,7 +99,10 @@ class Pieces:
         Raises what the tokenizer raises.
         """
         found = self.find(prompt, tenant_id)
-        return self.join(found, self.read(found.missing) if found.missing else [])
+        read: list[list[int]] = []
+        for begin in range(0, len(found.missing), MAX_READ_AT_ONCE):
+            read += self.read(found.missing[begin : begin + MAX_READ_AT_ONCE])
+        return self.join(found, read)
 
     def find(self, prompt: str, tenant_id: str) -> Found:
         """``prompt`` in pieces, some of them known."""

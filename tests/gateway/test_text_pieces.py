@@ -54,6 +54,21 @@ def test_what_stands_around_the_newest_turn_is_not_cut_again():
     assert len(memory.find(f"<|im_start|>{question}<|im_end|>\n", "tenant").known) == 4
 
 
+def test_a_conversation_of_many_turns_is_read_in_portions(monkeypatch):
+    class Noted(Pieces):
+        def read(self, texts):
+            portions.append(len(texts))
+            return super().read(texts)
+
+    portions: list[int] = []
+    memory = Noted(DEMO)
+    portions.clear()
+    monkeypatch.setattr(pieces, "MAX_READ_AT_ONCE", 4)
+    prompt = "".join(f"<|im_start|>user\nturn number {number}<|im_end|>" for number in range(10))
+    assert memory.encode(prompt, "tenant") == DEMO.encode(prompt, add_special_tokens=False).ids
+    assert portions == [4, 4, 2]
+
+
 def test_a_tokenizer_that_treats_the_first_word_apart_is_read_at_once():
     words = {"<s>": 0, "▁": 1, "a": 2, "▁a": 3, "[UNK]": 4}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
