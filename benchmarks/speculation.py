@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -34,7 +34,7 @@ from worker.process import prepare
 from worker.runner import Runner
 from worker.sampler import Pending, Row, Sampler
 from worker.sampling.masks import Masks
-from worker.speculation import Speculation, StoreDrafter, SuffixDrafter
+from worker.speculation import Drafter, Speculation, StoreDrafter, SuffixDrafter
 from worker.speculation.forced import ForcedDrafter
 from worker.speculation.load import draft_model
 from worker.speculation.twins import Twins
@@ -51,8 +51,6 @@ STORIES = [
     "Tell me a long story about a rabbit.",
     "Can you tell me a story about a horse?",
 ]
-NUM_TOLD = 160
-"""Tokens of an answer that is asked for again: what stands in the text already is copied."""
 LUCK = 8
 """Times as many tokens as all have on average, that none of several answers reaches."""
 NUM_RECORDS = 10
@@ -109,8 +107,9 @@ class Dictation(Sampler):
 class Bench:
     """Engines with different drafters on one model."""
 
-    def __init__(self) -> None:
-        engine = settings.Engine(prefix_cache=False)  # the engines write to the same blocks
+    def __init__(self, speculation: settings.Speculation) -> None:
+        # The engines write to the same blocks.
+        engine = settings.Engine(prefix_cache=False, speculation=speculation)
         self._runner = Runner.load("demo", engine)
         self._sampler = Dictation(self._runner.vocab_size, self._runner.eos_token_ids)
         make = partial(Engine, self._runner, self._sampler, engine, perf_counter)
@@ -119,13 +118,15 @@ class Bench:
         assert model is not None
         num = engine.speculation.max_draft_tokens
         twins = Twins(spelt(DRAFT_DIR))
-        self._engine = {
-            "suffix": make(costs, Speculation([SuffixDrafter(twins)], num)),
-            "model": make(costs, Speculation([model], num)),
-            "all": make(costs, Speculation([SuffixDrafter(twins), StoreDrafter(), model], num)),
-            "grammar": make(costs, Speculation([ForcedDrafter()], num)),
-            "suffix and grammar": make(costs, Speculation([SuffixDrafter(twins), ForcedDrafter()], num)),
+        drafters: dict[str, list[Drafter]] = {
+            "suffix": [SuffixDrafter(twins)],
+            "store": [StoreDrafter()],
+            "model": [model],
+            "all": [SuffixDrafter(twins), StoreDrafter(), model],
+            "grammar": [ForcedDrafter()],
+            "suffix and grammar": [SuffixDrafter(twins), ForcedDrafter()],
         }
+        self._engine = {name: make(costs, Speculation(own, num)) for name, own in drafters.items()}
         ends = frozenset(self._runner.eos_token_ids)
         vocabulary = read_vocabulary(DRAFT_DIR, self._runner.vocab_size, ends)
         self._grammars = Grammars(
@@ -147,12 +148,19 @@ class Bench:
             text += f"<|im_start|>{'assistant' if place % 2 else 'user'}\n{turn}<|im_end|>\n"
         return self.tokens(text + "<|im_start|>assistant\n")
 
-    def twice_told(self, question: str) -> Case:
-        """A conversation in which an answer is asked for again, and the answer once more behind it, in part: the model
-        goes on copying."""
-        answer = self.write("suffix", False, Case([self.chat(question)], NUM_TOLD)).answers[0]
-        again = [*self.chat(question), *answer, *self.chat(question), *answer[: NUM_TOLD // 8]]
-        return Case([again], NUM_TOLD * 3 // 4)
+    def told_again(self, rng: random.Random) -> Case:
+        """A conversation in which a story is asked for again. Left to itself the demo model tells another one, and how
+        much of that stood there before is a matter of how a processor rounds, so it is dictated."""
+        text = tell(rng, "fox", "basket", 3)
+        answer = self.tokens(text)
+        return Case([self.chat(STORIES[1], text, STORIES[1])], len(answer), 0.0, [answer])
+
+    def asked_again(self, rng: random.Random) -> Case:
+        """A question that was answered before, in another request."""
+        answer = self.tokens(tell(rng, "fox", "basket", 3))
+        case = Case([self.chat(STORIES[1])], len(answer), 0.0, [answer])
+        self.write("store", True, case)
+        return case
 
     def rewritten(self, rng: random.Random) -> Case:
         """A story that is to be told again of somebody else. The demo model cannot do that, so it is dictated."""
@@ -283,13 +291,9 @@ def pairs_of(bench: Bench) -> dict[str, list[Pairs]]:
         while True:
             yield case
 
-    def rewritten() -> Iterable[Case]:
+    def anew(case_of: Callable[[random.Random], Case]) -> Iterable[Case]:
         while True:
-            yield bench.rewritten(rng)
-
-    def extracted() -> Iterable[Case]:
-        while True:
-            yield bench.extracted(rng)
+            yield case_of(rng)
 
     def random_prompts(num: int, temperature: float) -> Iterable[Case]:
         while True:  # new ones in each round, lest the answers be known
@@ -300,11 +304,12 @@ def pairs_of(bench: Bench) -> dict[str, list[Pairs]]:
     people = [bench.chat(f"Tell me of {name} and friends, as JSON.") for name in NAMES[:8]]
     return {
         "copies": [
-            Pairs("an answer asked for again, by suffix", "suffix", forever(bench.twice_told(STORIES[0]))),
-            Pairs("a text rewritten, by suffix", "suffix", rewritten()),
-            Pairs("a text rewritten, by all", "all", rewritten()),
-            Pairs("JSON extracted, by suffix", "suffix", extracted()),
-            Pairs("JSON extracted, by all", "all", extracted()),
+            Pairs("an answer asked for again, by suffix", "suffix", anew(bench.told_again)),
+            Pairs("the same in another request, by store", "store", anew(bench.asked_again)),
+            Pairs("a text rewritten, by suffix", "suffix", anew(bench.rewritten)),
+            Pairs("a text rewritten, by all", "all", anew(bench.rewritten)),
+            Pairs("JSON extracted, by suffix", "suffix", anew(bench.extracted)),
+            Pairs("JSON extracted, by all", "all", anew(bench.extracted)),
         ],
         "stories": [
             Pairs("a story, by the draft model", "model", forever(Case(stories[:1], 400))),
@@ -328,16 +333,22 @@ def pairs_of(bench: Bench) -> dict[str, list[Pairs]]:
 
 @click.command()
 @click.option("--seconds", type=click.FloatRange(1), default=50.0, show_default=True, help="Rounds begin for so long.")
-@click.option(
-    "--kind", "kinds", multiple=True, type=click.Choice(["copies", "stories", "forced", "random"]), help="Only these."
-)
+@click.option("--kind", "kinds", multiple=True, type=click.Choice(KINDS), help="Only these.")
 @click.option("--only", default="", help="Only those with this in their title.")
-@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Write the figures there as JSON, too.")
-@click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), help="Draw them there as a PNG.")
-def main(seconds: float, kinds: tuple[str, ...], only: str, out: Path | None, plot: Path | None) -> None:
+@click.option("--most", type=click.IntRange(1, 64), help="Tokens of a draft, if not what is set where nothing is said.")
+@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Add the figures to a JSON file.")
+@click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), help="Draw all that is in it as a PNG.")
+def main(
+    seconds: float,
+    kinds: tuple[str, ...],
+    only: str,
+    most: int | None,
+    out: Path | None,
+    plot: Path | None,
+) -> None:
     """Prints the figures."""
     prepare()
-    bench = Bench()
+    bench = Bench(settings.Speculation(max_draft_tokens=most) if most else settings.Speculation())
     every = pairs_of(bench)
     pairs = [each for kind in kinds or every for each in every[kind] if only in each.title]
     began_at = perf_counter()
@@ -352,12 +363,18 @@ def main(seconds: float, kinds: tuple[str, ...], only: str, out: Path | None, pl
             f" {told_of['plain_tokens_per_s']:.0f} -> {told_of['tokens_per_s']:.0f} tokens/s,"
             f" {told_of['num_accepted']:.0f} of {told_of['num_drafted']:.0f} right"
         )
+    known = json.loads(out.read_text()) if out and out.exists() else {}
+    known |= figures
     if out:
-        known = json.loads(out.read_text()) if out.exists() else {}
-        out.write_text(json.dumps(known | figures, indent=1))
+        out.write_text(json.dumps(known, indent=1))
     if plot:
-        shown = {kind: [each.title for each in every[kind] if each in pairs] for kind in kinds or every}
-        draw({kind: {title: figures[title] for title in titles} for kind, titles in shown.items()}, plot)
+        draw(
+            {
+                kind: {each.title: known[each.title] for each in own if each.title in known}
+                for kind, own in every.items()
+            },
+            plot,
+        )
 
 
 if __name__ == "__main__":
