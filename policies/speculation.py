@@ -20,6 +20,8 @@ _OWN_MEMORY = 32.0
 _OWN_PRIOR = 4.0
 """Trials of a request after which it counts as much as all others together."""
 
+_LEAST_CHANCE = 0.01
+"""Of a token of a draft: what comes behind one that is less likely is not looked at."""
 _KNOWN = 8.0
 """Trials."""
 
@@ -103,12 +105,14 @@ class Survival:
         return Chance(_OWN_MEMORY)
 
     def expected(self, strength: int, num_tokens: int, own: Chance) -> list[float]:
-        """The chance of each of a draft's tokens that it and all before it are right."""
+        """The chance of each of a draft's tokens that it and all before it are right; ends where hardly any is."""
         chances = []
         survival = 1.0
         for place in range(strength, strength + num_tokens):
             survival *= own.mean(_OWN_PRIOR * self._kinds[kind_of(place)].mean(), _OWN_PRIOR)
             chances.append(survival)
+            if survival < _LEAST_CHANCE:
+                break
         return chances
 
     def refuse(self, strength: int, own: Chance) -> None:

@@ -62,6 +62,16 @@ def test_survival_is_learned_from_what_survived(strength, num_tokens, chance, se
     assert all(0.0 < each <= 1.0 for each in expected)
 
 
+def test_nothing_is_looked_at_behind_a_token_that_is_unlikely():
+    survival = Survival()
+    own = survival.own()
+    for number in range(64):
+        survival.tell(1, 1, number % 2, own)
+    *likely, last = survival.expected(1, 48, own)
+    assert 1 < len(likely) < 16
+    assert last < 0.01 <= min(likely)
+
+
 def test_a_request_of_its_own_kind_is_soon_known_for_it():
     survival = Survival()
     for _ in range(200):
