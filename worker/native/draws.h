@@ -32,6 +32,7 @@ struct Draws {
 constexpr float SLACK = 1e-3f;  // how far roughness may put a bound below what it bounds, and more
 constexpr float LOG_LOGITS = 4.1588830833596715f;
 constexpr int64_t FETCHED = 8;  // tiles ahead
+constexpr int MOST_AT_ONCE = 16;  // tiles opened before it is asked again what there is to beat
 
 // A bit for each lane that is not zero.
 inline uint32_t bits_of(Lanes lanes) {
@@ -271,14 +272,21 @@ class Contest {
         std::iter_swap(std::max_element(left.begin(), left.end()), left.end() - 1);
         enter(left.back().second, podium);
         left.pop_back();
+        auto is_late = [&](const auto& tile) { return tile.first + SLACK < podium.last(); };
+        left.erase(std::remove_if(left.begin(), left.end(), is_late), left.end());
+        // The most promising of them first, two, four, eight at a time: soon there is more to beat.
+        std::make_heap(left.begin(), left.end());
         static thread_local std::vector<Runner> runners;
-        runners.clear();
-        for (const auto& [bound, tile] : left) {
-            if (podium.last() == -INFINITY) enter(tile, podium);
-            else if (bound + SLACK >= podium.last()) find_runners(tile, podium.last(), runners);
+        for (int at_once = 2; !left.empty() && !is_late(left.front()); at_once = std::min(2 * at_once, MOST_AT_ONCE)) {
+            runners.clear();
+            for (int nth = 0; nth < at_once && !left.empty() && !is_late(left.front()); ++nth) {
+                find_runners(left.front().second, podium.last(), runners);
+                std::pop_heap(left.begin(), left.end());
+                left.pop_back();
+            }
+            for (const Runner& runner : runners) __builtin_prefetch(logits_ + runner.token);
+            for (const Runner& runner : runners) finish(runner, podium);
         }
-        for (const Runner& runner : runners) __builtin_prefetch(logits_ + runner.token);
-        for (const Runner& runner : runners) finish(runner, podium);
     }
 
     // A token that may win, as far as its noise says.
