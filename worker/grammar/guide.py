@@ -195,12 +195,13 @@ class Guide:
 
     @property
     def is_wayward(self) -> bool:
-        """What the model would say is hardly ever allowed, so that masks had better be there before; once in a while it
-        is tried again."""
-        if self._trust > 0:
-            return False
+        """What the model would say is hardly ever allowed, so that masks had better be there before."""
+        return self._trust <= 0
+
+    def is_due(self) -> bool:
+        """Of a wayward one: once in a while it is tried again."""
         self._trust -= 1
-        return self._trust > -RETRY_EVERY
+        return self._trust <= -RETRY_EVERY
 
     def tried(self, is_allowed: bool) -> None:
         """A token was drawn without a mask."""
@@ -214,10 +215,10 @@ class Guide:
                 return False
         return bool(self._probes)
 
-    def pick(self, token_ids: list[int]) -> bool:
+    def pick(self, token_ids: list[int], is_telling: bool) -> bool:
         """``token_ids``: one that was drawn without a mask, and behind it those that would have come without it. Puts
         the first one that the grammar allows in front, or the only one that it does. False: it is none of them, and
-        there is more than one."""
+        there is more than one. ``is_telling``: where there was a choice, that is what counts as tried."""
         if token_ids[0] < 0:
             return True
         matcher = self._matcher
@@ -225,13 +226,17 @@ class Guide:
         if forced:
             token_ids[0] = forced[0]
             return True
+        is_found = False
         for token_id in token_ids:
             if token_id < 0:
                 break
             if matcher.validate_tokens([token_id]) or (token_id in self._stops and matcher.is_accepting()):
                 token_ids[0] = token_id
-                return True
-        return False
+                is_found = True
+                break
+        if is_telling:
+            self.tried(is_found)
+        return is_found
 
     # An end in time
 

@@ -46,6 +46,8 @@ class _Held:
     guide: Guide
     is_tried: bool
     """Drawn without masks at first."""
+    is_telling: bool
+    """Whether that goes well says whether it would elsewhere."""
     row: int = -1
     """Of the batch: where its next token is drawn, and behind it what follows each token of its draft."""
     num_left: int | None = None
@@ -140,11 +142,15 @@ class MaskMaker:
         return Masks(rows, bits, check, ending)
 
     def _held(self, sequence: Sequence, guide: Guide) -> _Held:
-        is_tried = not self._is_pinned and _is_unfiltered(sequence) and (not guide.is_wayward or guide.is_wide())
+        if self._is_pinned or not _is_unfiltered(sequence):
+            return _Held(sequence, guide, False, False)
+        is_wayward = guide.is_wayward
+        is_wide = is_wayward and guide.is_wide()
+        is_tried = not is_wayward or is_wide or guide.is_due()
         if is_tried and sequence.draft_token_ids:
             # What the grammar itself has drafted is hardly ever what would come without.
             is_tried = guide.forced() != sequence.draft_token_ids[:1]
-        return _Held(sequence, guide, is_tried)
+        return _Held(sequence, guide, is_tried, not is_wide)
 
     def _begin(self, held: list[_Held]) -> None:
         """With a new batch."""
@@ -239,10 +245,7 @@ class _Check:
                 continue
             if each.is_tried and each.num_left is None and not each.sequence.draft_token_ids:
                 guide = each.guide
-                is_picked = guide.pick(ranked[each.row])
-                if not each.is_ranked:
-                    guide.tried(is_picked)
-                if not is_picked:
+                if not guide.pick(ranked[each.row], each.is_telling and not each.is_ranked):
                     each.is_free = True
                     if not each.is_ranked and guide.is_wide():
                         each.is_ranked = True
@@ -273,7 +276,7 @@ class _Check:
         """The first place of its run whose token will not do, and that one; below 0: all will."""
         run = _run(each, ranked)
         nth = each.guide.num_held_to(run, each.masks) if run[-1] >= 0 else len(run)
-        if each.is_tried and not each.masks:
+        if each.is_tried and each.is_telling and not each.masks:
             each.guide.tried(nth == len(run))
         if nth == len(run):
             nth -= 1

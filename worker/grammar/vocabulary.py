@@ -10,6 +10,7 @@ import json
 import mmap
 import re
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ from worker.grammar.errors import NoVocabulary
 
 _CONTROL, _USER_DEFINED = 3, 4
 """Kinds of tokens in a GGUF file."""
+_MAX_TEXTS = 4096
+"""Whose tokens are remembered."""
 _SPECIAL = b"\xff"
 """With this, llguidance has the name of a special token begin."""
 
@@ -72,9 +75,13 @@ class _Greedy:
         self.special_token_ids = [i for i, token in enumerate(tokens) if token.startswith(_SPECIAL)]
         self._ids = {token: i for i, token in enumerate(tokens) if token and not token.startswith(_SPECIAL)}
         self._longest = max(map(len, self._ids), default=0)
+        # A grammar forces the same few texts again and again.
+        self._known = lru_cache(_MAX_TEXTS)(self._cut)
 
     def __call__(self, text: bytes | str) -> list[int]:
-        data = text.encode() if isinstance(text, str) else text
+        return self._known(text.encode() if isinstance(text, str) else text)
+
+    def _cut(self, data: bytes) -> list[int]:
         token_ids: list[int] = []
         at = 0
         while at < len(data):
