@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from policies.terms import Sampling
 from tests.worker import sampling_oracle as oracle
 from tests.worker.sampling_oracle import row
-from worker.native import library
+from worker.native import MAX_TRIES, library
 from worker.sampler import UNUSABLE, Row, Sampler
+from worker.sampling.wishes import Wishes
 
 VOCAB_SIZE = 300
 """Not a multiple of the tile's width."""
@@ -108,6 +109,21 @@ def test_draws_are_right_for_flat_and_steep_logits_and_any_vocabulary(vocab_size
     for sampling in ({}, {"top_p": 0.3}, {"top_k": 3}, {"min_p": 0.5}):
         rows = [row(seed=seed, prompt=(), **sampling) for seed in range(50)]
         assert sample(x, rows) == [oracle.token(x[i].numpy(), r) for i, r in enumerate(rows)]
+
+
+@pytest.mark.parametrize("vocab_size", [10, 300, 20_000])
+@pytest.mark.parametrize("temperature", [0.0, 0.3, 1.0])
+def test_the_tokens_behind_a_drawn_one_are_those_that_would_have_come_without_it(vocab_size, temperature):
+    kernels = library()
+    if kernels is None:
+        pytest.skip("no compiled kernels")
+    x = logits(8, vocab_size, scale=1.0, seed=9)
+    asked = Wishes.of([Sampling(1, temperature=temperature)] * 8, [(seed, 5) for seed in range(8)], x.device)
+    wishes = (asked.starts, asked.temperatures, asked.top_ks, asked.top_ps, asked.min_ps)
+    ranked = kernels.draw(x, kernels.maxima(x), *wishes, MAX_TRIES)
+    for tokens in ranked.T:
+        assert torch.equal(kernels.draw(x, kernels.maxima(x), *wishes)[:, 0], tokens)
+        x[torch.arange(8), tokens] = -torch.inf
 
 
 def test_the_processed_distribution_is_that_of_transformers():

@@ -23,7 +23,7 @@ GATED = 2
 
 TILE_LOGITS = 64
 """Of a tile of the sampler's."""
-MAX_TRIES = 16
+MAX_TRIES = 32
 """Of a row of the sampler's."""
 
 
