@@ -41,15 +41,16 @@ _RARE = (
     "end_user",
     "safety_identifier",
     "metadata",
-    "trace_id",
     "corrects",
     "reason",
     "upstream",
     "counted_by",
 )
 """Columns that mostly say nothing, which is what the table says by itself."""
-_USUAL = tuple(name for name in Entry.__struct_fields__ if name not in _RARE)
-_rare, _usual = (itemgetter(*map(Entry.__struct_fields__.index, names)) for names in (_RARE, _USUAL))
+_TRACED = tuple(name for name in Entry.__struct_fields__ if name not in _RARE)
+_USUAL = tuple(name for name in _TRACED if name != "trace_id")
+"""Where no traces are made."""
+_rare, _traced, _usual = (itemgetter(*map(Entry.__struct_fields__.index, names)) for names in (_RARE, _TRACED, _USUAL))
 _NOTHING = tuple(field.default for field in msgspec.structs.fields(Entry) if field.name in _RARE)
 
 
@@ -153,7 +154,9 @@ def _insert_rows(connection: sqlite3.Connection, entries: Sequence[Entry]) -> in
     """How many were not there before."""
     rows = list(map(msgspec.structs.astuple, entries))
     if set(map(_rare, rows)) == {_NOTHING}:  # columns that say nothing would be a third of what a row costs
-        statement, rows = _insert(len(rows), _USUAL), list(map(_usual, rows))
+        has_traces = any(entry.trace_id is not None for entry in entries)
+        columns, told = (_TRACED, _traced) if has_traces else (_USUAL, _usual)
+        statement, rows = _insert(len(rows), columns), list(map(told, rows))
     else:
         statement = _insert(len(rows), Entry.__struct_fields__)
     cursor = connection.execute(statement, list(itertools.chain.from_iterable(rows)))
