@@ -156,8 +156,18 @@ def tokens(deltas: list[wire.Delta], index: int = 0) -> list[int]:
 
 
 async def quiet(dispatch: Dispatch) -> None:
-    """Until the workers report that they hold nothing."""
-    await until(lambda: all(worker.stats and not worker.stats.num_running for worker in dispatch.workers()))
+    """Until the workers have let go of all that they were given, and then report that they hold nothing."""
+    await until(lambda: not any(flights for *_, flights in dispatch.seated()))
+    before = [worker.stats for worker in dispatch.workers()]
+
+    def all_report() -> bool:
+        reports = [worker.stats for worker in dispatch.workers()]
+        return all(
+            report is not None and report is not old and not report.num_running and not report.num_waiting
+            for report, old in zip(reports, before, strict=True)
+        )
+
+    await until(all_report)
 
 
 def a_caller(policy: Policy | None = None, tenant_id: str = "ten_1", key_id: str = "key_1") -> Caller:

@@ -22,7 +22,7 @@ from gateway.doors import Doors
 from gateway.house import Gateway
 from gateway.workers import COMMAND
 from policies import settings
-from tests.builders import PATIENCE_S, until
+from tests.builders import PATIENCE_S, quiet, until
 
 T = TypeVar("T")
 
@@ -70,16 +70,7 @@ class House:
     async def quiet(self) -> None:
         """Until no request is inside and the workers report, after that, that nothing is left with them."""
         await until(lambda: not self._doors.num_inside)
-        before = [worker.stats for worker in self.gw.dispatch.workers()]
-
-        def all_done() -> bool:
-            reports = [worker.stats for worker in self.gw.dispatch.workers()]
-            return all(
-                report is not None and report is not old and not report.num_running and not report.num_waiting
-                for report, old in zip(reports, before, strict=True)
-            )
-
-        await until(all_done)
+        await quiet(self.gw.dispatch)
 
     async def num_used_blocks(self) -> int:
         """KV blocks that sequences hold, by the workers' last report."""
