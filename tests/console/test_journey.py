@@ -200,6 +200,7 @@ def test_a_session_that_ends_elsewhere_leads_back_to_signing_in(open_console, ho
 
 
 def test_a_key_that_is_none_is_refused_in_words_and_a_narrow_screen_suffices(open_console, house):
+    asked(house, "Hello")
     console = open_console("dark", width=390)
     page = console.page
     page.goto(f"{house.url}/console")
