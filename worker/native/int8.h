@@ -15,7 +15,7 @@ namespace {
 
 namespace int8 {
 
-constexpr int FEW = 4;                 // rows that VNNI multiplies at once
+constexpr int MANY = 8;                // rows that VNNI multiplies at once: half a tile
 constexpr int64_t NO_TILES = 1;        // rows for which VNNI is no slower than tiles
 constexpr int64_t STREAMED = 64;       // rows for which the matrix is what takes its time to arrive
 constexpr int TASK_PANELS = 8;         // of many rows
@@ -97,15 +97,11 @@ struct Product {
         }
     }
 
-    // R rows from ``first`` of a panel, as it lies in memory.
-    template <int R>
-    void few(int64_t first, int64_t panel) const {
-        constexpr int LANES = R == 1 ? 2 : 1;  // sums side by side, since each takes some cycles to be added to
-        const int8_t* from[R];
-        for (int row = 0; row < R; ++row) from[row] = x.row(first + row);
+    // One row of a panel, as it lies in memory.
+    void one(int64_t panel) const {
+        const int8_t* from = x.row(0);
         const uint8_t* tile = matrix.panel_at(panel);
-        __m512i sums[R][2][LANES];
-        for (auto& of_row : sums) for (auto& half : of_row) for (auto& sum : half) sum = _mm512_setzero_si512();
+        __m512i sums[2][2] = {};  // of each half two side by side, since each takes some cycles to be added to
         for (int64_t step = 0; step < steps(); ++step) {
 #pragma GCC unroll 2
             for (int half = 0; half < 2; ++half, tile += TILE_BYTES) {
@@ -113,31 +109,67 @@ struct Product {
                 for (int quad = 0; quad < SIDE; ++quad) {
                     fetch(tile + AHEAD + quad * 64);
                     __builtin_prefetch(tile + NEAR + quad * 64);
-                    __m512i line = _mm512_load_si512(tile + quad * 64);
-                    for (int row = 0; row < R; ++row) {
-                        int32_t four;
-                        std::memcpy(&four, from[row] + step * TILE_BYTES + quad * 4, 4);
-                        __m512i& sum = sums[row][half][quad % LANES];
-                        sum = _mm512_dpbusd_epi32(sum, line, _mm512_set1_epi32(four));
-                    }
+                    __m512i& sum = sums[half][quad % 2];
+                    sum = _mm512_dpbusd_epi32(sum, _mm512_load_si512(tile + quad * 64), four_of(from + step * TILE_BYTES + quad * 4));
                 }
             }
         }
-        put_out(first, R, panel, [&](int64_t row, int half) {
-            __m512i sum = sums[row][half][0];
-            for (int lane = 1; lane < LANES; ++lane) sum = _mm512_add_epi32(sum, sums[row][half][lane]);
-            return sum;
-        });
+        put_out(0, 1, panel, [&](int64_t, int half) { return _mm512_add_epi32(sums[half][0], sums[half][1]); });
     }
 
-    void few(int64_t panel) const {
-        int64_t first = 0;
-        for (; first + FEW <= rows; first += FEW) few<FEW>(first, panel);
-        switch (rows - first) {
-            case 3: return few<3>(first, panel);
-            case 2: return few<2>(first, panel);
-            case 1: return few<1>(first, panel);
+    static __m512i four_of(const int8_t* codes) {
+        int32_t four;
+        std::memcpy(&four, codes, 4);
+        return _mm512_set1_epi32(four);
+    }
+
+    // R rows of a tile of x: what is read of the matrix serves all of them, and what is read of x both halves of the panel.
+    // ARRIVES: the panel comes from memory, not from a cache.
+    template <int R, bool ARRIVES>
+    void some(int64_t first, int64_t panel) const {
+        const int8_t* from = x.row(first);
+        const uint8_t* tile = matrix.panel_at(panel);
+        __m512i sums[R][2];
+        for (auto& of_row : sums) of_row[0] = of_row[1] = _mm512_setzero_si512();
+        for (int64_t step = 0; step < steps(); ++step, from += TILE_BYTES, tile += 2 * TILE_BYTES) {
+#pragma GCC unroll 4
+            for (int quad = 0; quad < SIDE; ++quad) {
+                if (ARRIVES) fetch(tile + AHEAD + quad * 128), fetch(tile + AHEAD + quad * 128 + 64);
+                const __m512i left = _mm512_load_si512(tile + quad * 64), right = _mm512_load_si512(tile + TILE_BYTES + quad * 64);
+#pragma GCC unroll 8
+                for (int row = 0; row < R; ++row) {
+                    const __m512i four = four_of(from + row * DEEP + quad * 4);
+                    sums[row][0] = _mm512_dpbusd_epi32(sums[row][0], left, four);
+                    sums[row][1] = _mm512_dpbusd_epi32(sums[row][1], right, four);
+                }
+            }
         }
+        // Sums that are asked for by number would never have been in registers.
+        alignas(64) int32_t held[R][2][SIDE];
+#pragma GCC unroll 8
+        for (int row = 0; row < R; ++row) {
+            _mm512_store_si512(held[row][0], sums[row][0]);
+            _mm512_store_si512(held[row][1], sums[row][1]);
+        }
+        put_out(first, std::min<int64_t>(R, rows - first), panel,
+                [&](int64_t row, int half) { return _mm512_load_si512(held[row][half]); });
+    }
+
+    // All rows of a panel, by VNNI.
+    void all(int64_t panel) const {
+        switch (rows) {
+            case 1: return one(panel);
+            case 2: return some<2, true>(0, panel);
+            case 3: return some<3, true>(0, panel);
+            case 4: return some<4, true>(0, panel);
+        }
+        each_some(0, rows, panel);
+    }
+
+    // Rows [first, last), of which the first begins a tile.
+    void each_some(int64_t first, int64_t last, int64_t panel) const {
+        some<MANY, true>(first, panel);
+        while ((first += MANY) < last) some<MANY, false>(first, panel);
     }
 
 #if defined(HAVE_TILES)
@@ -310,7 +342,7 @@ struct Product {
             return team.each_apart(panels, at_once, [&](int64_t panel) { stream(panel); });
         }
 #endif
-        team.each_apart(panels, at_once, [&](int64_t panel) { few(panel); });
+        team.each_apart(panels, at_once, [&](int64_t panel) { all(panel); });
     }
 };
 

@@ -12,14 +12,10 @@ namespace {
 
 namespace int4 {
 
-#if defined(HAVE_TILES)
-
 constexpr int64_t WIDENED = 64;      // rows beyond which it pays
 constexpr int64_t AT_ONCE = 2;       // panels
 
-inline bool is_widened(const Matrix& matrix, int64_t rows) {
-    return matrix.may_widen && rows > WIDENED && may_use_tiles();
-}
+inline bool is_widened(const Matrix& matrix, int64_t rows) { return matrix.may_widen && rows > WIDENED; }
 
 // One half of a panel, on its way to int8::Matrix's codes.
 class Widening {
@@ -109,26 +105,30 @@ struct WidenedProduct {
             const int8::Matrix wide = {codes - left * panel_bytes, scales - left * COLUMNS, matrix.bias,
                                        matrix.size, matrix.columns, matrix.apart};
             const int8::Product product = {wide, x, rows, output};
-            product.block(first, last, left, right, product.slice_of(block_tiles), sums);
+#if defined(HAVE_TILES)
+            if (may_use_tiles()) return product.block(first, last, left, right, product.slice_of(block_tiles), sums);
+#else
+            (void)sums;
+#endif
+            for (int64_t panel = left; panel < right; ++panel) product.each_some(first * SIDE, std::min(last * SIDE, rows), panel);
         });
     }
 };
-#endif
 
 template <typename T>
 void linear(const Matrix& matrix, const T* x, int64_t rows, Output output, int threads) {
     static std::vector<char> held;
     const int64_t size = matrix.size, work = size * matrix.columns / 2, at_once = std::max<int64_t>(1, 16384 / size);
-#if defined(HAVE_TILES)
     if (is_widened(matrix, rows)) {
         const int8::Tokens tokens(rows, size, int8::room(held, int8::Tokens::bytes(rows, size)));
         return Team::run(threads, [&](Team& team) {
+#if defined(HAVE_TILES)
             Tiles session(true);
+#endif
             team.each(rows, at_once, [&](int64_t row) { tokens.take(row, x + row * size, size); });
             WidenedProduct{matrix, tokens, rows, output}.run(team);
         });
     }
-#endif
     const Tokens tokens(rows, size, matrix.group, int8::room(held, Tokens::bytes(rows, size, matrix.group)));
     Team::run(work + work / 32 * rows < int8::ALONE ? 1 : threads, [&](Team& team) {
 #if defined(HAVE_TILES)
