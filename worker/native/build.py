@@ -24,7 +24,7 @@ FLAGS = (
     "-shared",
     "-fPIC",
 )
-TIMEOUT_S = 60.0
+TIMEOUT_S = 180.0
 
 
 class BuildError(Exception):
