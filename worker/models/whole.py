@@ -101,7 +101,7 @@ class Whole:
         for layer in decoder.layers:
             linears += (layer.qkv, layer.output, layer.gate_up, layer.down)
         return (
-            library.has_tiles
+            library.has_whole
             and decoder.dtype is torch.bfloat16
             and decoder.shard.layout.num_ranks == 1
             and architecture.head_dim % HEAD_STEP == 0

@@ -1,11 +1,13 @@
-// A packed matrix of any form, and what it is multiplied with.
+// A packed matrix of any form, and what it is multiplied with. Nobody packs bfloat16 where there are no tiles.
 
 #pragma once
 
+#include "expansion.h"
 #include "linear.h"
 #include "widened.h"
 
-#if defined(HAVE_TILES)
+#if defined(__AVX512BF16__) && defined(HAVE_INT8)
+#define HAVE_WHOLE 1
 
 namespace {
 
@@ -48,10 +50,15 @@ struct AnyMatrix {
             int4::WidenedProduct{int4_matrix(), {rows, size, rounded}, rows, output}.run(team);
         } else if (form == INT4) {
             int4::Product{int4_matrix(), {rows, size, int4_matrix().group, rounded}, rows, output}.run(team);
-        } else {
+        }
+#if defined(HAVE_TILES)
+        if (form == PLAIN) {
             const bool is_laid = rows > FEW_ROWS;
             Product{is_laid ? (const bf16*)rounded : x, nullptr, rows, *(const Matrix*)matrix, output, is_laid, expansion}.run(team);
         }
+#else
+        (void)x, (void)expansion;
+#endif
     }
 };
 

@@ -7,7 +7,7 @@
 
 #include "narrow.h"
 
-#if defined(HAVE_TILES)
+#if defined(__AVX512BF16__)
 
 namespace {
 
@@ -47,11 +47,13 @@ class Expansion {
         }
     }
 
+#if defined(HAVE_TILES)
     // The same to the sums of two tiles that still are in the tiles' registers 0 to 3; 4 and 6 are used.
     void add_held(int64_t tile, bool is_first, bool is_second, int64_t left, int64_t right) const {
         if (is_first) add_at<0>(tile, left), add_at<1>(tile, right);
         if (is_second) add_at<2>(tile + 1, left), add_at<3>(tile + 1, right);
     }
+#endif
 
   private:
     Columns find(const Factor* factors, int64_t column) const {
@@ -63,6 +65,7 @@ class Expansion {
         return {nullptr, 0, 0};
     }
 
+#if defined(HAVE_TILES)
     template <int SUMS>
     void add_at(int64_t tile, int64_t column) const {
         const Columns columns = find(owners_.factors(tile * TILE), column);
@@ -78,6 +81,7 @@ class Expansion {
             if constexpr (SUMS == 3) _tile_dpbf16ps(3, 4, 6);
         }
     }
+#endif
 };
 
 }  // namespace

@@ -4,7 +4,7 @@
 
 #include "whole.h"
 
-#if defined(HAVE_TILES)
+#if defined(HAVE_WHOLE)
 
 #include <vector>
 

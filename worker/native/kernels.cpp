@@ -94,6 +94,19 @@ void penstock_linear(const void* x, int64_t rows, const Matrix* matrix, int resu
     linear({(const bf16*)x, nullptr, rows, *matrix, {y, Result(result), activation, maxima}}, threads);
 }
 
+#endif
+
+// Whether there is ``penstock_whole``, and what belongs to it.
+int penstock_has_whole() {
+#if defined(HAVE_WHOLE)
+    return 1;
+#else
+    return 0;
+#endif
+}
+
+#if defined(HAVE_WHOLE)
+
 // Bytes of memory that a step of so many tokens computes in, some with adapters of such a rank at most; 0: there are none.
 int64_t penstock_whole_bytes(const Network* network, int64_t num_tokens, int64_t rank) {
     return Activations(*network, num_tokens, rank, nullptr).num_bytes;

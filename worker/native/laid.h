@@ -8,6 +8,8 @@
 
 namespace {
 
+constexpr int FEW_ROWS = 64;  // for which it does not pay
+
 // Rows that are laid out: [pairs of row tiles][steps][2][16 rows][32].
 struct Laid {
     static constexpr int64_t ROWS = 2 * TILE;

@@ -107,11 +107,14 @@ class Library:
         for function in (self._add_norm, self._turn, self._gate, self._attend, *linears, *draws):
             function.restype = None
         self.has_tiles = bool(loaded.penstock_has_tiles())
-        """Whether there are ``linear``, ``gated`` and ``whole``."""
+        """Whether there are ``linear`` and ``gated``."""
         if self.has_tiles:
             self._linear = loaded.penstock_linear
             self._linear.argtypes = (c_void_p, c_int64, c_void_p, c_int, c_int, c_void_p, c_void_p, c_int)
             self._linear.restype = None
+        self.has_whole = bool(loaded.penstock_has_whole())
+        """Whether there are ``whole`` and ``follow``."""
+        if self.has_whole:
             self._whole = loaded.penstock_whole
             self._whole.argtypes = (c_void_p,) * 3
             self._whole.restype = None

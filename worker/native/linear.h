@@ -19,7 +19,6 @@
 
 namespace {
 
-constexpr int FEW_ROWS = 64;
 constexpr int PANEL = 2 * TILE;          // columns of y that one panel of the matrix makes: two tiles side by side
 constexpr int AHEAD_BYTES = 512;
 constexpr int MAX_RUN = 8;               // panels that one task takes of few rows

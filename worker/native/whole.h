@@ -9,7 +9,7 @@
 #include "attend.h"
 #include "any.h"
 
-#if defined(HAVE_TILES)
+#if defined(HAVE_WHOLE)
 
 #include <deque>
 
