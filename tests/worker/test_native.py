@@ -64,6 +64,9 @@ def test_kernels_that_compute_something_else_are_found_out(cache, tmp_path, monk
     monkeypatch.setattr(build, "SOURCE", wrong_source / "kernels.cpp")
     monkeypatch.setattr(build, "FLAGS", tuple("-O0" if flag == "-O3" else flag for flag in build.FLAGS))
     library = Library(str(built()))
+    of_int8 = dict.fromkeys(("int8.h", "int4.h", "widened.h"), library.has_int8)
+    if not {"forms.h": library.has_adapt, **of_int8}.get(name, True):
+        pytest.skip("nothing here uses it")
     assert not agrees_with_torch(library)
 
 
