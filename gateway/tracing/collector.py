@@ -87,7 +87,7 @@ class Collector:
         stand_back()
         exporting = threading.Thread(target=self._export_forever, args=(exporter,), daemon=True)
         exporting.start()
-        decoder, buffer = msgspec.msgpack.Decoder(list[Kept]), bytearray()
+        decoder, buffer = msgspec.msgpack.Decoder(Kept), bytearray()
         while data := self._receive():
             buffer += data
             start = 0
@@ -96,8 +96,7 @@ class Collector:
                 end = start + LENGTH.size + num_bytes
                 if end > len(buffer):
                     break
-                for kept in decoder.decode(buffer[start + LENGTH.size : end]):
-                    self._add(kept)
+                self._add(decoder.decode(buffer[start + LENGTH.size : end]))
                 start = end
             del buffer[:start]
         with self._changed:

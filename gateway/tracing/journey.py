@@ -21,11 +21,8 @@ class Journey(msgspec.Struct, gc=False):
     """An instant that is 0 has not come, or the request did not go that way. Nothing that it holds leads back to it, so
     the collector of cycles need not look at it."""
 
-    request_id: str
     trace_id: str
     span_id: str
-    traceparent: str
-    """For whoever it asks."""
     received_at: float
     """When its first bytes were read from the socket."""
     started_at: float
@@ -61,11 +58,11 @@ class Journey(msgspec.Struct, gc=False):
     kind: str = "request"
     """As ``Kept`` has it."""
     batch: str = ""
-    ended_at: float = 0.0
-    method: str = ""
-    route: str = ""
-    """As ``Kept`` has it."""
-    status: int = 0
+
+    @property
+    def traceparent(self) -> str:
+        """For whoever it asks."""
+        return f"00-{self.trace_id}-{self.span_id}-{'01' if self.is_sampled else '00'}"
 
     def outgoing(self) -> dict[str, str]:
         """Headers for whoever it asks by HTTP."""

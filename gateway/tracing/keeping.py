@@ -41,7 +41,8 @@ class Keeping:
         return trace_id[TAIL:] < self.below
 
     def kept_for(self, status: int, error: str, entry: Entry | None, seconds: float) -> str:
-        """For what became of it; empty: it is like the others. This is asked of every request, in one go."""
+        """For what became of it; empty: it is like the others. This is asked of every request, in one go: a call of
+        another function costs more here than what it would do."""
         if self._keeps_errors and (error or status >= 400 or (entry is not None and entry.status >= 400)):
             return "error"
         if seconds > self._slower_s:

@@ -1,8 +1,4 @@
-"""Of every request when it begins and ends: whether it is worth a trace, and what is told of it then.
-
-Those that have ended are looked through together: what is done for many in one go takes a fraction of what it would
-between the other work of each.
-"""
+"""Of every request when it begins and ends: whether it is worth a trace, and what is told of it then."""
 
 from __future__ import annotations
 
@@ -13,12 +9,12 @@ from collections.abc import AsyncIterator, Mapping
 from aiohttp import web
 
 from gateway import head
-from gateway.clock import Clock, Timer
+from gateway.clock import Clock
 from gateway.head import Head
 from gateway.ledger.entry import Entry
 from gateway.ledger.recent import Recent
 from gateway.protocol import Timed
-from gateway.traceparent import baggage_of, state_of, traceparent
+from gateway.traceparent import baggage_of, state_of
 from gateway.tracing.content import completion_of, prompt_of
 from gateway.tracing.journey import Journey
 from gateway.tracing.keeping import TAIL, Keeping, SamplerUnknown
@@ -31,9 +27,6 @@ from policies.settings import Settings
 
 TRACE_RESPONSE = "traceresponse"
 """Trace Context level 2: what the span is called that a kept request has here."""
-GATHER_S, MAX_GATHERED = 0.05, 64
-"""Requests that have ended wait so long for others, and no more of them: where all are kept, they take half a
-millisecond."""
 
 
 class Tracing:
@@ -52,17 +45,13 @@ class Tracing:
         self.sender = Sender(order, environ, clock)
         self._recent = recent
         self._lag = Lag(clock)
-        self._clock = clock
-        self._over: list[Journey] = []
-        """Those that have ended and have not been looked at."""
-        self._timer: Timer | None = None
+        self.num_kept = 0
 
     @contextlib.asynccontextmanager
     async def opened(self) -> AsyncIterator[None]:
         async with self.sender.opened():
             with self._lag.measured():
                 yield
-            self.look_through()
 
     # A request's beginning and its end
 
@@ -77,20 +66,18 @@ class Tracing:
         trace_id, span_id = request_id[4:36], request_id[20:36]
         if parent is None:
             is_sampled = trace_id[TAIL:] < self._below
-            told = f"00-{trace_id}-{span_id}-01" if is_sampled else f"00-{trace_id}-{span_id}-00"
-            journey = Journey(request_id, trace_id, span_id, told, received_at, started_at, is_sampled)
+            journey = Journey(trace_id, span_id, received_at, started_at, is_sampled)
             noted.trace_id = trace_id
         else:
             trace_id = parent.trace_id
             is_sampled = self._keeping.is_sampled(trace_id, parent.is_sampled)
-            told = traceparent(trace_id, span_id, is_sampled)
-            journey = Journey(request_id, trace_id, span_id, told, received_at, started_at, is_sampled, parent.span_id)
+            journey = Journey(trace_id, span_id, received_at, started_at, is_sampled, parent.span_id)
             journey.state, journey.baggage = state_of(request.headers), baggage_of(request.headers)
         # Of all others the trace's id is told only if they fail: who has the request's id has it, too.
         if is_sampled:
             also = noted.also
             also[head.TRACE_ID] = trace_id
-            also[TRACE_RESPONSE] = told
+            also[TRACE_RESPONSE] = journey.traceparent
         noted.journey = journey
         return journey
 
@@ -98,53 +85,31 @@ class Tracing:
         """What goes on behind a request has a span of its own below that request's, in the same trace."""
         before, now = noted.journey, time.monotonic()
         assert before is not None
-        trace_id, span_id = before.trace_id, f"{int(before.span_id, 16) ^ (1 << 63):016x}"
-        told = traceparent(trace_id, span_id, before.is_sampled)
-        journey = Journey(
-            before.request_id, trace_id, span_id, told, now, now, before.is_sampled, before.span_id, before.state
-        )
+        span_id = f"{int(before.span_id, 16) ^ (1 << 63):016x}"
+        journey = Journey(before.trace_id, span_id, now, now, before.is_sampled, before.span_id, before.state)
         journey.kind = kind
         noted.journey = journey
         return journey
 
     def end(self, journey: Journey, noted: Head, request: web.Request, status: int) -> None:
         """Its answer's last byte was written, or nobody waits for it any more."""
-        journey.ended_at, journey.status = time.monotonic(), status
-        journey.method, journey.route = request.method, noted.route
-        over = self._over
-        over.append(journey)
-        if len(over) >= MAX_GATHERED:
-            self.look_through()
-        elif self._timer is None:
-            self._timer = self._clock.call_later(GATHER_S, self._time_is_over)
+        ended_at = time.monotonic()
+        if journey.is_sampled:
+            why = "parent" if journey.parent_id and journey.kind == "request" else "sampled"
+        else:
+            why = self._kept_for(status, journey.error, journey.entry, ended_at - journey.received_at)
+        if why:
+            self._tell(journey, noted, request, status, ended_at, why)
+        # A request lives as long as its connection waits for the next one; what it was answered need not.
+        journey.entry = journey.answer = journey.flights = None
 
-    def _time_is_over(self) -> None:
-        self._timer = None
-        self.look_through()
-
-    def look_through(self) -> None:
-        """At those that have ended. It is done now and then; whoever asks for one of them has it done first."""
-        over, self._over = self._over, []
-        kept, unix_s = [], time.time() - time.monotonic()
-        for journey in over:
-            if journey.is_sampled:
-                why = "parent" if journey.parent_id and journey.kind == "request" else "sampled"
-            else:
-                seconds = journey.ended_at - journey.received_at
-                why = self._kept_for(journey.status, journey.error, journey.entry, seconds)
-            if why:
-                told = self._told(journey, why, unix_s)
-                kept.append(told)
-                self._recent.keep(told)
-            # A request lives as long as its connection waits for the next one; what it was answered need not.
-            journey.entry = journey.answer = journey.flights = None
-        if kept:
-            self.sender.send(kept)
-
-    def _told(self, journey: Journey, why: str, unix_s: float) -> Kept:
-        """What is told of one that is worth a trace."""
+    def _tell(
+        self, journey: Journey, noted: Head, request: web.Request, status: int, ended_at: float, why: str
+    ) -> None:
+        """It is worth a trace."""
         entry: Entry | None = journey.entry
         answer, flights = journey.answer, journey.flights
+        self.num_kept += 1
         prompt = completion = fingerprint = response_id = ""
         sampling = None
         if answer is not None:
@@ -153,43 +118,49 @@ class Tracing:
             if journey.shows_content and self._config.content:
                 most = self._config.max_content_bytes
                 prompt, completion = prompt_of(answer.call, most), completion_of(answer, most)
-        return Kept(
-            trace_id=journey.trace_id,
-            span_id=journey.span_id,
-            parent_id=journey.parent_id,
-            state=journey.state,
-            kept_for=why,
-            unix_s=unix_s,
-            received_at=journey.received_at,
-            started_at=journey.started_at,
-            ended_at=journey.ended_at,
-            parse_at=journey.parse_at,
-            load_at=journey.load_at,
-            render_at=journey.render_at,
-            cache_at=journey.cache_at,
-            admit_at=journey.admit_at,
-            queue_at=journey.queue_at,
-            settle_at=journey.settle_at,
-            replay_at=journey.replay_at,
-            kind=journey.kind,
-            method=journey.method,
-            route=journey.route,
-            status=journey.status,
-            request_id=journey.request_id,
-            error=journey.error,
-            lag_ms=self._lag.ms,
-            num_flights=0 if flights is None else len(flights),
-            rides=rides_of(flights),
-            streams=answer is not None and bool(answer.call.stream),
-            sampling=sampling,
-            row=None if entry is None else _row(entry),
-            response_id=response_id,
-            fingerprint=fingerprint,
-            batch=journey.batch,
-            prompt=prompt,
-            completion=completion,
-            follows=journey.follows,
+        self._send(
+            Kept(
+                trace_id=journey.trace_id,
+                span_id=journey.span_id,
+                parent_id=journey.parent_id,
+                state=journey.state,
+                kept_for=why,
+                unix_s=time.time() - time.monotonic(),
+                received_at=journey.received_at,
+                started_at=journey.started_at,
+                ended_at=ended_at,
+                parse_at=journey.parse_at,
+                load_at=journey.load_at,
+                render_at=journey.render_at,
+                cache_at=journey.cache_at,
+                admit_at=journey.admit_at,
+                queue_at=journey.queue_at,
+                settle_at=journey.settle_at,
+                replay_at=journey.replay_at,
+                kind=journey.kind,
+                method=request.method,
+                route=noted.route,
+                status=status,
+                request_id=noted.request_id,
+                error=journey.error,
+                lag_ms=self._lag.ms,
+                num_flights=0 if flights is None else len(flights),
+                rides=rides_of(flights),
+                streams=answer is not None and bool(answer.call.stream),
+                sampling=sampling,
+                row=None if entry is None else _row(entry),
+                response_id=response_id,
+                fingerprint=fingerprint,
+                batch=journey.batch,
+                prompt=prompt,
+                completion=completion,
+                follows=journey.follows,
+            )
         )
+
+    def _send(self, kept: Kept) -> None:
+        self.sender.send(kept)
+        self._recent.keep(kept)
 
 
 def _row(entry: Entry) -> Row:
