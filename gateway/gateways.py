@@ -101,6 +101,7 @@ class Gateways:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        self.log_level.take(None)
         if self._redis is not None:
             with contextlib.suppress(RedisAway):
                 await self._redis.call("ZREM", self._redis.key("gateways"), self.name)

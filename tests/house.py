@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import threading
 from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
 from pathlib import Path
@@ -160,6 +161,7 @@ def running(data_dir: Path, command: Sequence[str] = COMMAND, **sections: Any) -
             opened.append(error)
         told.set()
 
+    level = logging.root.level  # which the administration may change
     thread = threading.Thread(target=run, name="house")
     thread.start()
     told.wait()
@@ -172,5 +174,6 @@ def running(data_dir: Path, command: Sequence[str] = COMMAND, **sections: Any) -
         with contextlib.suppress(RuntimeError):  # it has ended by itself
             loop.call_soon_threadsafe(gone.set)
         thread.join()
+        logging.root.setLevel(level)
         for failure in opened[1:]:
             raise failure
