@@ -213,7 +213,7 @@ def test_an_answer_and_its_logprobs_are_the_same_alone_and_in_any_crowd(models, 
     for _, submit in arrivals:
         expected |= answers_of(runner, [(0, submit)], prefix_cache=False)
     known = {key: [token_id for token_id, _ in said] for key, said in expected.items()}
-    drafts = Speculation([Hindsight(known, random.Random(seed), wrong)], 9, everything)
+    drafts = Speculation([Hindsight(known, random.Random(seed), wrong)], 9, everything, float)
     assert answers_of(runner, arrivals, drafts=drafts, **changes) == expected
 
 

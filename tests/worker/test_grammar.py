@@ -153,8 +153,9 @@ def test_what_the_grammar_leaves_no_choice_about_is_a_draft_that_is_always_right
     told = []
     for speculates in (True, False):
         guided = Guided(path, max_sequences=16)
-        spec = Speculation([ForcedDrafter()], 12, allot=lambda chances, *rest: [len(each) for each in chances])
-        guided.engine = Engine(guided.runner, guided.sampler, guided.settings, time.monotonic, speculation=spec)
+        # No time passes: guessing is never too dear, however slow the machine is.
+        spec = Speculation([ForcedDrafter()], 12, lambda chances, *rest: [len(each) for each in chances], float)
+        guided.engine = Engine(guided.runner, guided.sampler, guided.settings, float, speculation=spec)
         guided.engine.speculates = speculates
         guided.boarding = Boarding(guided.engine, None, time.monotonic, guided.grammars)
         for seed in range(6):

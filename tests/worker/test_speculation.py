@@ -112,7 +112,7 @@ def test_answers_with_speculation_are_those_without(families, family, schedule, 
     rng = random.Random(seed)
     guessing = families.engine(family, **changes)
     drafters = [SuffixDrafter(max_text=24), Hindsight(expected, rng, wrong=rng.choice([0.0, 0.1, 0.5]))]
-    guessing._speculation = Speculation(drafters, max_draft_tokens=rng.choice([1, 4, 9]), allot=everything)
+    guessing._speculation = Speculation(drafters, max_draft_tokens=rng.choice([1, 4, 9]), allot=everything, now=float)
     answers, finishes, guessed_logprobs = told(guessing, arrivals)
     assert answers == expected
     for key, finish in finishes.items():
@@ -128,7 +128,7 @@ def test_a_good_draft_saves_steps(families):
     submit = wire.Submit("one", prompt, Sampling(max_tokens=13, temperature=0.0, ignore_eos=True))
     whole = families.generated("llama", tuple(prompt))[:13]
     engine = families.engine("llama")
-    engine._speculation = Speculation([Hindsight({("one", 0): whole}, random.Random(1), 0.0)], 40, everything)
+    engine._speculation = Speculation([Hindsight({("one", 0): whole}, random.Random(1), 0.0)], 40, everything, float)
     engine.add(submit)
     num_steps = 0
     while engine.has_work:

@@ -102,7 +102,7 @@ def test_of_one_salt_the_oldest_texts_make_room():
 
 
 def test_an_answer_that_is_asked_for_again_takes_fewer_steps_for_the_same_salt_and_adapter_only():
-    speculation = Speculation([StoreDrafter()], 8, everything)
+    speculation = Speculation([StoreDrafter()], 8, everything, float)
     engine = Engine(ScriptedRunner(num_blocks=64), ScriptedSampler(), EngineSettings(), float, None, speculation)
     nums = {}
     for request_id, salt, adapter in (("1", b"a", ""), ("2", b"b", ""), ("3", b"a", "x"), ("4", b"a", "")):
