@@ -31,10 +31,10 @@ from gateway.clock import Clock
 from gateway.dispatch import Dispatch
 from gateway.errors import GatewayError
 from gateway.flight import Flight
-from gateway.source import place_of
 from gateway.text import Text
 from policies import settings, terms, wire
 from policies.priority import Order
+from sources import place_of
 
 MODEL = "demo"
 NUM_TO_FILL = 6000

@@ -54,7 +54,6 @@ from gateway.prices import PriceHistory, Prices
 from gateway.protocol import Server, TimedServer
 from gateway.redis import Redis, RedisUrlError
 from gateway.sinks import SinkInvalid
-from gateway.source import place_of
 from gateway.store import StoreError
 from gateway.text import Text, TextInvalid
 from gateway.tracing.order import TracingInvalid, order_of
@@ -65,6 +64,7 @@ from gateway.workers import COMMAND
 from policies.admission import Alert
 from policies.model_source import SourceError
 from policies.settings import Settings
+from sources import place_of
 
 if TYPE_CHECKING:
     from gateway.tracing.tracer import Tracing

@@ -26,13 +26,12 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 
 from gateway.fetch import File, PullError, digest_of, fetch_large
 from gateway.settings_file import fail
-from gateway.source import TEXT_FILES
 from policies import gguf, safetensors
+from sources import TEXT_FILES, WEIGHTS
 
 if TYPE_CHECKING:
     from huggingface_hub.hf_api import ModelInfo
 
-WEIGHTS = "*.safetensors"
 MAX_SHOWN = 12
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 

@@ -1,6 +1,6 @@
 """What the operator calls a model: which of what lies there is meant, and what is said where there is none.
 
-Looking and downloading are for whoever calls: the gateway wants a model's text, a worker its weights.
+Looking and downloading are for whoever calls (``sources``).
 """
 
 from __future__ import annotations

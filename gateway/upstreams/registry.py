@@ -18,7 +18,6 @@ from gateway.dispatch import Dispatch, ServedModel
 from gateway.flight import Flight
 from gateway.lanes import LaneView
 from gateway.residence import State
-from gateway.source import place_of
 from gateway.text import Text, TextInvalid
 from gateway.upstreams.call import Call
 from gateway.upstreams.client import Client
@@ -29,6 +28,7 @@ from policies import settings, wire
 from policies.model_source import SourceError
 from policies.priority import Order
 from policies.upstreams.terms import Upstream, fault_of
+from sources import place_of
 
 if TYPE_CHECKING:
     from gateway.upstreams.asking import Asked

@@ -49,7 +49,7 @@ def run(hub: Hub, tmp_path: Path) -> Run:
     return run_it
 
 
-PLACE = "import sys; from gateway.source import place_of; print(place_of(sys.argv[1]))"
+PLACE = "import sys; from sources import place_of; print(place_of(sys.argv[1]))"
 
 
 def test_a_model_is_pulled_verified_and_found_by_its_hub_id(hub, run, tmp_path):
@@ -193,8 +193,8 @@ def test_one_gguf_is_pulled_by_its_quantisation_and_found_by_the_hub_id(hub, run
     assert done.returncode == 0, done.stderr
     path = Path(json.loads(done.stdout)["path"])
     environ = {**os.environ, "HF_HOME": str(tmp_path / "hf"), "HF_HUB_OFFLINE": "1"}
-    for module, function in (("gateway.source", "place_of"), ("worker.models.place", "path_of")):
-        code = PLACE.replace("gateway.source", module).replace("place_of", function)
+    for module, function in (("sources", "place_of"), ("worker.models.place", "path_of")):
+        code = PLACE.replace("sources", module).replace("place_of", function)
         found = subprocess.run(
             [sys.executable, "-c", code, "org/model"],
             cwd=ROOT,

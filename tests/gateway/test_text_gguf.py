@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
 
 from gateway.openai import Message
-from gateway.source import place_of
 from gateway.text import Text, TextInvalid
 from gateway.text.gguf import _CUTS, described
 from policies.model_source import SourceError
+from sources import place_of
 from tests.gateway.texts import CHATML, SENTENCES
 
 TEXTS = (

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from sources import is_gguf
 from worker.models.errors import ModelError
 from worker.models.foreign import Facts
-from worker.models.place import is_gguf
 from worker.models.weights import read_json
 
 _FROM_PADDING = {

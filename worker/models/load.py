@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from policies.settings import Quantization
+from sources import is_gguf
 from worker.models.architecture import Architecture, Mixture
 from worker.models.decoder import Decoder, Layer
 from worker.models.experts import Experts
@@ -18,7 +19,6 @@ from worker.models.forms import Form, Plain
 from worker.models.gguf import GgufFile, GgufSource, architecture_of_gguf, stored_bytes
 from worker.models.importers import NOT_NEEDED, Mxfp4, importer_of
 from worker.models.linear import ALONE, Linear, Means, linear_of
-from worker.models.place import is_gguf
 from worker.models.quantize import quantized
 from worker.models.quantized_cache import LEAST_PARAMETERS, QuantizingSource
 from worker.models.shard import Shard

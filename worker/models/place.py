@@ -1,61 +1,17 @@
-"""Where a model is: what the operator calls it, to a path."""
+"""Where a model's weights are, and what is wrong where there are none."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from policies.gguf import SUFFIX
-from policies.model_source import HubModel, SourceError, gguf_in, hub_model, pulled_gguf, refusal
+from policies.model_source import SourceError
+from sources import WEIGHTS, place_of
 from worker.models.errors import ModelError
-
-FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model"]
 
 
 def path_of(source: str) -> Path:
-    """A GGUF file, or a directory in Hugging Face layout: as it stands, the bundled model for "demo", a hub id's
-    snapshot, main or as in "OWNER/NAME@REVISION". Raises ModelError.
-    """
-    if source == "demo":
-        import demo
-
-        return Path(demo.MODEL_DIR)
-    path = Path(source).expanduser()
+    """As ``place_of``, with the weights. Raises ModelError."""
     try:
-        if path.is_dir():
-            return path / (gguf_in(str(path), (file.name for file in path.iterdir())) or "")
-        return path if is_gguf(path) else _snapshot(hub_model(source, path.exists()))
+        return place_of(source, WEIGHTS)
     except SourceError as error:
         raise ModelError(str(error)) from None
-
-
-def is_gguf(path: Path) -> bool:
-    return path.suffix == SUFFIX and path.is_file()
-
-
-def _snapshot(model: HubModel) -> Path:
-    # Slow to import, and not needed for a directory.
-    import huggingface_hub
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-
-    try:
-        revision = model.revision or None
-        return _pulled(model) or Path(
-            huggingface_hub.snapshot_download(model.hub_id, revision=revision, allow_patterns=FILES)
-        )
-    except (HFValidationError, LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
-        raise refusal(model, error) from None
-
-
-def _pulled(model: HubModel) -> Path | None:
-    """The GGUF file of this repository in the cache."""
-    from huggingface_hub import constants
-    from huggingface_hub.file_download import repo_folder_name
-
-    folder = Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=model.hub_id, repo_type="model")
-    try:
-        commit = (folder / "refs" / (model.revision or constants.DEFAULT_REVISION)).read_text().strip()
-    except OSError:
-        return None
-    snapshot = folder / "snapshots" / commit
-    name = pulled_gguf(model, (file.name for file in snapshot.glob("*")))
-    return snapshot / name if name else None

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from policies.wire import Pooling
-from worker.models.place import is_gguf
+from sources import is_gguf
 
 KINDS = {"cls": "first", "cls_token": "first", "mean": "mean", "mean_tokens": "mean", "lasttoken": "last"}
 """Their names for what is pooled, and ours."""

@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch import nn
 
+from sources import is_gguf
 from worker.models.errors import ModelError
 from worker.models.families import FAMILIES, computes, token_ids
 from worker.models.foreign.check import NUM_TRIED, check, expected_of
 from worker.models.foreign.interface import register
 from worker.models.foreign.manners import InTurn, Together
 from worker.models.foreign.model import Facts, Foreign
-from worker.models.place import is_gguf
 from worker.models.weights import read_json
 
 STATES = re.compile(r"Mamba|Rwkv|LSTM|LinearAttention|ShortConv|DeltaNet|Lightning|Recurrent|SSM")

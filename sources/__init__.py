@@ -1,4 +1,4 @@
-"""Where a model's text lies: its tokenizer and chat template. The weights are the worker's to find."""
+"""Where a model's files are: what the operator calls it, to a path. A gateway looks for the text, a worker for all."""
 
 from __future__ import annotations
 
@@ -8,24 +8,28 @@ import demo
 from policies.gguf import SUFFIX
 from policies.model_source import HubModel, gguf_in, hub_model, pulled_gguf, refusal
 
-TEXT_FILES = ["*.json", "*.jinja", "tokenizer.model"]
+TEXT_FILES = ("*.json", "*.jinja", "tokenizer.model")
+WEIGHTS = "*.safetensors"
 
 
-def place_of(source: str) -> Path:
-    """A GGUF file, or a directory: as it stands, the bundled model for "demo", a hub id's snapshot, main or as in
-    "OWNER/NAME@REVISION". May wait for a download. Raises SourceError.
+def place_of(source: str, *more: str) -> Path:
+    """A GGUF file, or a directory in Hugging Face layout: as it stands, the bundled model for "demo", a hub id's
+    snapshot, main or as in "OWNER/NAME@REVISION". ``more``: patterns of files that are fetched beside those of its
+    text. May wait for a download. Raises SourceError.
     """
     if source == "demo":
         return demo.MODEL_DIR
     path = Path(source).expanduser()
     if path.is_dir():
         return path / (gguf_in(str(path), (file.name for file in path.iterdir())) or "")
-    if path.suffix == SUFFIX and path.is_file():
-        return path
-    return _snapshot(hub_model(source, path.exists()))
+    return path if is_gguf(path) else _snapshot(hub_model(source, path.exists()), [*TEXT_FILES, *more])
 
 
-def _snapshot(model: HubModel) -> Path:
+def is_gguf(path: Path) -> bool:
+    return path.suffix == SUFFIX and path.is_file()
+
+
+def _snapshot(model: HubModel, patterns: list[str]) -> Path:
     # Slow to import, and not needed for a directory.
     import huggingface_hub
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
@@ -33,7 +37,7 @@ def _snapshot(model: HubModel) -> Path:
     try:
         revision = model.revision or None
         return _pulled(model) or Path(
-            huggingface_hub.snapshot_download(model.hub_id, revision=revision, allow_patterns=TEXT_FILES)
+            huggingface_hub.snapshot_download(model.hub_id, revision=revision, allow_patterns=patterns)
         )
     except (HFValidationError, LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
         raise refusal(model, error) from None
