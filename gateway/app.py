@@ -175,7 +175,7 @@ async def opened(
         directory.upstreams_changed = lambda: upstreams.follow(directory)
         upstreams.follow(directory)
         live = Live(dispatch, directory, ledger, config.classes, clock, upstreams, house_doors.aside)
-        num_expected, told = config.server.processes, (live.recent, upstreams.queues)
+        num_expected, told = config.server.processes, (live.own, upstreams.queues)
         others = await stack.enter_async_context(
             gateways.opened(redis, clock, num_expected, dispatch, directory.notice, *told)
         )

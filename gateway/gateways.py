@@ -24,7 +24,7 @@ from redis.exceptions import RedisError
 from gateway.clock import Clock
 from gateway.dispatch import Dispatch
 from gateway.lanes import LaneView
-from gateway.live import Recent
+from gateway.live import GatewayLive
 from gateway.log_level import Asked, AskedFor
 from gateway.redis import Redis, RedisAway, Script
 from gateway.workers import Worker
@@ -56,7 +56,7 @@ class Report(msgspec.Struct, frozen=True):
     name: str
     """ "host:process:random", unlike that of any other gateway."""
     queues: list[LaneView]
-    recent: Recent | None = None
+    live: GatewayLive | None = None
 
 
 class Gateways:
@@ -69,10 +69,10 @@ class Gateways:
         num_expected: int,
         dispatch: Dispatch,
         changed: Callable[[], None],
-        recent: Callable[[], Recent | None] = lambda: None,
+        live: Callable[[], GatewayLive | None] = lambda: None,
         elsewhere: Callable[[], list[LaneView]] = list,
     ) -> None:
-        """``changed`` is called when another made a change. ``recent``: what this one tells of the last minute;
+        """``changed`` is called when another made a change. ``live``: what this one tells of the last minute;
         ``elsewhere``: of the lines for upstreams."""
         self.name = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
         self.num_gateways = num_expected
@@ -81,7 +81,7 @@ class Gateways:
         self._clock = clock
         self._dispatch = dispatch
         self._changed = changed
-        self._recent = recent
+        self._live = live
         self._elsewhere = elsewhere
         self._resting: frozenset[str] = frozenset()
         self._num_rests = 0
@@ -168,7 +168,7 @@ class Gateways:
 
     def report(self) -> Report:
         """This one's, as of now."""
-        return Report(self.name, [*self._dispatch.queues(), *self._elsewhere()], self._recent())
+        return Report(self.name, [*self._dispatch.queues(), *self._elsewhere()], self._live())
 
     def _see_to_rest(self) -> None:
         for worker in self._dispatch.workers():
@@ -218,11 +218,11 @@ async def opened(
     num_expected: int,
     dispatch: Dispatch,
     changed: Callable[[], None],
-    recent: Callable[[], Recent | None] = lambda: None,
+    live: Callable[[], GatewayLive | None] = lambda: None,
     elsewhere: Callable[[], list[LaneView]] = list,
 ) -> AsyncIterator[Gateways]:
     """This gateway among the others, until it closes."""
-    gateways = Gateways(redis, clock, num_expected, dispatch, changed, recent, elsewhere)
+    gateways = Gateways(redis, clock, num_expected, dispatch, changed, live, elsewhere)
     gateways.start()
     try:
         yield gateways

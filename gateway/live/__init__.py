@@ -71,7 +71,7 @@ class WorkerLive(msgspec.Struct, frozen=True, kw_only=True):
     decode_tokens_per_s: float = 0.0
 
 
-class Recent(msgspec.Struct, frozen=True, kw_only=True):
+class GatewayLive(msgspec.Struct, frozen=True, kw_only=True):
     """What one gateway tells the others of itself."""
 
     second: Counts
@@ -201,7 +201,7 @@ class Live:
         told = list(self._history)[:-1]
         return told[-num_seconds:] if num_seconds else []
 
-    def recent(self) -> Recent:
+    def own(self) -> GatewayLive:
         """This gateway alone, as of the last tick."""
         second = self._seconds[-1] if self._seconds else Counts()
         open_by_tenant: dict[str, int] = {}
@@ -209,7 +209,7 @@ class Live:
         for _, flight in flights:
             tenant_id = flight.order.tenant_id
             open_by_tenant[tenant_id] = open_by_tenant.get(tenant_id, 0) + 1
-        return Recent(
+        return GatewayLive(
             second=second,
             minute=self._minute,
             workers=self._workers,
@@ -242,13 +242,13 @@ class Live:
         """Of these gateways together."""
         second, minute, open_by_tenant = Counts(), Counts(), dict[str, int]()
         workers: dict[str, WorkerLive] = {}
-        recents = [report.recent for report in reports if report.recent is not None]
-        for recent in recents:
-            second.add(recent.second)
-            minute.add(recent.minute)
-            for tenant_id, num in recent.num_open.items():
+        gateways = [report.live for report in reports if report.live is not None]
+        for gateway in gateways:
+            second.add(gateway.second)
+            minute.add(gateway.minute)
+            for tenant_id, num in gateway.num_open.items():
                 open_by_tenant[tenant_id] = open_by_tenant.get(tenant_id, 0) + num
-            for worker in recent.workers:
+            for worker in gateway.workers:
                 # One at an address is seen by each gateway that uses it.
                 known = worker.name if "@" in worker.name else f"{worker.gateway} {worker.name}"
                 workers.setdefault(known, worker)
@@ -267,7 +267,7 @@ class Live:
             classes=self._class_views(minute, reports),
             workers=list(workers.values()),
             tenants=self._tenant_views(minute, open_by_tenant),
-            streams=of_all(recent.streams for recent in recents),
+            streams=of_all(gateway.streams for gateway in gateways),
         )
 
     def _class_views(self, minute: Counts, reports: Sequence[Report]) -> list[ClassLive]:

@@ -250,7 +250,7 @@ async def test_more_than_it_may_be_sent_waits_in_line(open_front, far):
             ((gateway),) = (await answer.json())["data"]
         standard = next(queue for queue in gateway["queues"] if queue["sla_class"] == "standard")
         assert (standard["served_by"], standard["num_waiting"], standard["num_sent"]) == ("upstreams", 2, 1)
-        live = front.gw.live.recent()
+        live = front.gw.live.own()
         assert list(live.num_open.values()) == [3]
         assert [(each.upstream, each.state == "waiting") for each in live.streams] == [
             ("far-1", False),

@@ -227,7 +227,7 @@ async def test_whoever_hangs_up_on_workers_in_an_upstreams_place_owes_what_they_
             submit = await front.peer.submitted()
             front.peer.say(submit, front.ids("One two "))
             await answer.content.readline()
-            (flight,) = front.gw.live.recent().streams
+            (flight,) = front.gw.live.own().streams
             assert (flight.model, flight.worker is None, flight.upstream) == ("demo", False, None)
         assert (await front.peer.cancelled()).request_id == submit.request_id
         if is_over:
