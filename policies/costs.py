@@ -193,11 +193,6 @@ class StepCosts:
         return tuple(map(truediv, self._weights, _UNITS))
 
     @property
-    def draft_token_s(self) -> float:
-        """What one more draft token adds to a step."""
-        return self._weights[7] / _UNITS[7]
-
-    @property
     def chunk_price(self) -> ChunkPrice:
         """What prompt tokens add to a step."""
         weights = [weight / unit for weight, unit in zip(self._weights, _UNITS, strict=True)]

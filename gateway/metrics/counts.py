@@ -147,7 +147,7 @@ class Counts:
 
     def __init__(self, classes: Mapping[str, SlaClass], max_models: int, max_tenants: int) -> None:
         self._classes = classes
-        self._models, self._classes_seen = Names(max_models), Names(len(classes) + 16)
+        self._models, self._classes_seen = Names(max_models), Names(len(classes) + MAX_FORMER_CLASSES)
         self.tenants = Names(max_tenants)
         self._series: dict[Kind, Series] = {}
         self._by_tenant: dict[str, list[int]] = {}

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Mapping
-from urllib.parse import urlsplit
 
 import aiohttp
 
@@ -182,8 +181,3 @@ def _headers(upstream: Known) -> dict[str, str]:
 
 def _shown(error: BaseException) -> str:
     return " ".join(str(error).split())[:200] or type(error).__name__
-
-
-def host_of(url: str) -> str:
-    """For logs."""
-    return urlsplit(url).netloc
