@@ -15,6 +15,7 @@ from compressed_tensors.entrypoints.convert.converters.autoawq import AutoAWQCon
 from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from policies import settings
 from tests.worker.tiny import BLOCK_SIZE, checkpoint
@@ -253,6 +254,25 @@ def write(directory: Path, method: Method, architecture: str = "LlamaForCausalLM
             module.weight.data.copy_(meant)
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, directory / "model.safetensors")
     rewrite(directory, quantization_config=method.config)
+    return model
+
+
+def write_mxfp4(directory: Path, **changes: Any) -> Any:
+    """A gpt-oss of four experts in MXFP4, and the model of transformers with the weights that it means."""
+    experts = {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 9}
+    model = checkpoint(directory, "GptOssForCausalLM", **experts, **changes)
+    tensors = load_file(directory / "model.safetensors")
+    for name, parameter in model.named_parameters():
+        if name.endswith(("experts.gate_up_proj", "experts.down_proj")):
+            num_experts, num_inputs, num_outputs = tensors.pop(name).shape
+            groups = (num_experts, num_outputs, num_inputs // 32)
+            blocks = torch.randint(256, (*groups, 16), dtype=torch.uint8)
+            scales = torch.randint(121, 127, groups, dtype=torch.uint8)
+            tensors |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
+            parameter.data.copy_(convert_moe_packed_tensors(blocks, scales, dtype=torch.float32))
+    save_file(tensors, directory / "model.safetensors")
+    unpacked = ["model.layers.*.self_attn"]
+    rewrite(directory, quantization_config={"quant_method": "mxfp4", "modules_to_not_convert": unpacked})
     return model
 
 

@@ -31,6 +31,7 @@ FAMILIES = {
     "gemma3": ("Gemma3ForCausalLM", {"head_dim": 16, "sliding_window": 9, "query_pre_attn_scalar": 24}),
     "phi3": ("Phi3ForCausalLM", {"partial_rotary_factor": 0.5}),
     "olmo2": ("Olmo2ForCausalLM", {}),
+    "mixtral": ("MixtralForCausalLM", {"num_local_experts": 4, "sliding_window": 9}),
     "gpt-oss": (
         "GptOssForCausalLM",
         {"head_dim": 16, "sliding_window": 9, "num_local_experts": 4, "num_experts_per_tok": 2},

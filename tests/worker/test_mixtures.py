@@ -8,14 +8,17 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
-from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from policies import settings
+from tests.worker.quantised_files import write_mxfp4
 from tests.worker.tiny import BLOCK_SIZE, VOCAB_SIZE, Walk, checkpoint, oracle_logits
 from worker.foreign import ForeignRunner
-from worker.models import Layout, ModelError, Shard, read_architecture
-from worker.runner import Runner
+from worker.models import Layout, ModelError
+from worker.models.importers import importer_of
+from worker.models.shard import Part
+from worker.models.sources import CheckpointSource
+from worker.models.weights import Checkpoint
+from worker.runner import Runner, load_model
 
 SIZES: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16}
 GPT_OSS: dict[str, Any] = {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 9}
@@ -45,15 +48,6 @@ def test_rounded_experts_say_nearly_what_they_say_in_full(tmp_path, family, chan
     assert float(off.median()) < most
 
 
-def test_experts_are_not_cut_for_ranks(tmp_path):
-    checkpoint(tmp_path, "Qwen3MoeForCausalLM", **SIZES, **QWEN)
-    architecture = read_architecture(tmp_path)
-    with pytest.raises(ModelError, match="the experts of this Qwen3MoeForCausalLM are not shared among ranks"):
-        Shard.of(architecture, Layout(tensor=2, pipeline=1), 0)
-    parts = [Shard.of(architecture, Layout(tensor=1, pipeline=3), rank) for rank in range(3)]
-    assert sum(part.num_parameters for part in parts) == architecture.num_parameters
-
-
 @pytest.mark.parametrize(
     ("architecture", "changes"),
     [
@@ -81,21 +75,34 @@ def test_more_experts_for_a_token_than_there_are_is_refused(tmp_path):
 
 
 def test_experts_in_mxfp4_are_read_as_transformers_reads_them(tmp_path):
-    oracle = checkpoint(tmp_path, "GptOssForCausalLM", **SIZES, **GPT_OSS)
-    packed = load_file(tmp_path / "model.safetensors")
-    with torch.no_grad():
-        for name, parameter in oracle.named_parameters():
-            if not name.endswith(("experts.gate_up_proj", "experts.down_proj")):
-                continue
-            num_experts, num_inputs, num_outputs = packed.pop(name).shape
-            groups = (num_experts, num_outputs, num_inputs // 32)
-            blocks = torch.randint(256, (*groups, 16), dtype=torch.uint8)
-            scales = torch.randint(121, 127, groups, dtype=torch.uint8)
-            packed |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
-            parameter.copy_(convert_moe_packed_tensors(blocks, scales, dtype=torch.float32))
-    save_file(packed, tmp_path / "model.safetensors")
-    config = json.loads((tmp_path / "config.json").read_text())
-    config["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn"]}
-    (tmp_path / "config.json").write_text(json.dumps(config))
+    oracle = write_mxfp4(tmp_path, **SIZES)
     prompt = [random.Random(place).randrange(VOCAB_SIZE) for place in range(30)]
     torch.testing.assert_close(logits_of(load(tmp_path), prompt), oracle_logits(oracle, prompt), atol=2e-4, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("matrix", "shape", "part"),
+    [
+        ("gate_up_proj", (4, 64, 192), Part((range(4),), range(32, 80), 2)),
+        ("down_proj", (4, 96, 64), Part((range(4),), range(32, 64))),
+    ],
+)
+def test_a_rank_reads_no_more_of_experts_in_mxfp4_than_its_part(tmp_path, matrix, shape, part):
+    write_mxfp4(tmp_path, **SIZES)
+
+    def read(part):
+        with Checkpoint(tmp_path) as files:
+            source = CheckpointSource(files, "model.", torch.float32, torch.device("cpu"), importer)
+            return source.tensor(f"layers.1.mlp.experts.{matrix}", shape, part), files.num_bytes_taken
+
+    importer = importer_of(json.loads((tmp_path / "config.json").read_text()))
+    (whole, num_bytes), (own, num_own_bytes) = read(None), read(part)
+    assert torch.equal(own, whole.narrow(part.dim, part.columns.start, len(part.columns)))
+    assert num_own_bytes / num_bytes == len(part.columns) / shape[part.dim]
+
+
+def test_a_group_of_mxfp4_that_ranks_would_share_is_refused(tmp_path):
+    write_mxfp4(tmp_path, **SIZES)
+    reason = r"layers\.0\.mlp\.experts\.down_proj cannot be shared among 2 ranks: columns 48 to 96 cut a group of 32"
+    with pytest.raises(ModelError, match=reason):
+        load_model(str(tmp_path), settings.Engine(device="cpu"), 0, Layout(2), 1)

@@ -33,8 +33,6 @@ from worker.runner import Runner, load_model
 from worker.sampler import Sampler
 
 NUMBERS = {family: number for number, family in enumerate(FAMILIES)}
-MIXTURES = {"gpt-oss"}
-"""Stages share their layers; ranks do not share their experts."""
 LAYOUTS = [Layout(2), Layout(4), Layout(pipeline=2), Layout(2, 2)]
 ENGINE = EngineSettings(device="cpu", dtype="float32", num_threads=1, block_size=BLOCK_SIZE, max_kv_bytes=8 << 20)
 
@@ -135,8 +133,6 @@ def engine_on(runner, num_blocks=NUM_BLOCKS, **changes):
 @settings(max_examples=3, deadline=None)
 @given(schedule=schedules())
 def test_greedy_answers_of_several_ranks_are_those_of_one_on_any_schedule(families, troop, family, schedule):
-    if family in MIXTURES and troop.layout.tensor > 1:
-        return
     arrivals, changes = schedule
     alone, _ = run(engine_on(families.runner(family), **changes), arrivals)
     together, _ = run(engine_on(troop.runner(NUMBERS[family]), **changes), arrivals)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.worker import gguf_files
-from tests.worker.quantised_files import ENGINE, METHODS, TOKEN_IDS, write
+from tests.worker.quantised_files import ENGINE, METHODS, SIZES, TOKEN_IDS, write, write_mxfp4
 from tests.worker.tiny import BLOCK_SIZE
 from tests.worker.troop import Troop
 from worker.inputs import Span
@@ -58,6 +58,12 @@ def test_a_matrix_whose_columns_are_in_an_order_of_their_own_is_refused(tmp_path
     write(tmp_path, METHODS[name], intermediate_size=512)
     with pytest.raises(ModelError, match="cannot be shared among 2 ranks: columns in another order"):
         load_model(str(tmp_path), ENGINE, 0, Layout(2), 1)
+
+
+def test_experts_in_mxfp4(troop, directory):
+    number = len(METHODS) + len(KINDS)
+    write_mxfp4(directory / str(number), **SIZES, head_dim=16)
+    assert_alike(troop, directory, number)
 
 
 @pytest.mark.parametrize("name", KINDS)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tests.worker import tiny
 from worker.models import ModelError, read_architecture
-from worker.models.architecture import Architecture, Rope
+from worker.models.architecture import Architecture, Mixture, Rope
 from worker.models.forms import Form, Int8, Plain
 from worker.models.load import build_decoder, load_decoder
 from worker.models.quantize import int4_of, int8_of
@@ -42,6 +42,11 @@ def architecture(**changes: object) -> Architecture:
     return Architecture(**{**facts, **changes})  # type: ignore[arg-type]
 
 
+MIXTURES = [
+    Mixture(3, 2, True, "block_sparse_moe.gate", "block_sparse_moe.experts", "w1", "w3", "w2"),
+    Mixture(3, 2, False),
+    Mixture(3, 2, True, "mlp.router", is_stacked=True),
+]
 layouts = st.builds(Layout, st.sampled_from((1, 2, 4, 8)), st.integers(1, 5))
 
 
@@ -112,12 +117,15 @@ class Whole(PlainSource):
     fused=st.booleans(),
     bias=st.booleans(),
     qk_norm=st.sampled_from(("none", "head", "width")),
+    mixture=st.sampled_from((None, *MIXTURES)),
 )
-def test_all_ranks_together_have_the_model(layout, num_kv_heads, tied, fused, bias, qk_norm):
+def test_all_ranks_together_have_the_model(layout, num_kv_heads, tied, fused, bias, qk_norm, mixture):
     model = architecture(
         num_kv_heads=num_kv_heads,
         tied=tied,
-        fused=fused,
+        fused=fused and mixture is None,
+        mixture=mixture,
+        sinks=mixture is not None,
         qkv_bias=bias,
         output_bias=bias,
         mlp_bias=bias,
@@ -132,7 +140,7 @@ def test_all_ranks_together_have_the_model(layout, num_kv_heads, tied, fused, bi
         build_decoder(shard, own, torch.float32, cpu, 16)
         assert not any(shard.misses(name) for name in own.tensors)
         assert all(shard.misses(name) for name in alone.tensors if name not in own.tensors)
-        matrices = [name for name in own.taken if name.endswith(".weight") and "norm" not in name]
+        matrices = [name for name in own.taken if name.endswith((".weight", "_proj")) and "norm" not in name]
         assert sum(own.taken[name][0].numel() for name in matrices) == shard.num_parameters
         for name, tensors in own.taken.items():
             assert len(tensors) == 1
@@ -172,13 +180,30 @@ def test_what_cannot_be_divided_is_said_with_the_numbers(layout, reason):
         Shard.of(architecture(**changes), layout)
 
 
-def test_only_one_rank_adds_a_bias_after_the_sum():
-    model = architecture(output_bias=True, mlp_bias=True)
+@pytest.mark.parametrize(
+    ("name", "shape", "is_summed"),
+    [
+        ("self_attn.o_proj.bias", (24,), True),
+        ("mlp.down_proj.bias", (24,), True),
+        ("mlp.up_proj.bias", (20,), False),
+        ("mlp.experts.down_proj_bias", (3, 24), True),
+        ("mlp.experts.gate_up_proj_bias", (3, 40), False),
+        ("mlp.router.bias", (3,), False),
+    ],
+)
+def test_only_one_rank_adds_a_bias_after_the_sum(name, shape, is_summed):
+    model = architecture(output_bias=True, mlp_bias=True, mixture=MIXTURES[-1] if "experts" in name else None)
     for rank in range(2):
         source = ShardSource(PlainSource(lambda name, shape: torch.ones(shape)), Shard.of(model, Layout(2), rank))
-        for name, size in (("self_attn.o_proj", 24), ("mlp.down_proj", 24), ("mlp.up_proj", 20)):
-            bias = source.tensor(f"layers.0.{name}.bias", (size,))
-            assert bias.tolist() == [float(rank == 0 or name == "mlp.up_proj")] * size
+        bias = source.tensor(f"layers.0.{name}", shape)
+        assert torch.equal(bias, torch.full(shape, float(rank == 0 or not is_summed)))
+
+
+def test_a_stack_of_experts_is_cut_between_a_gate_with_what_it_opens_and_the_next():
+    shard = Shard.of(architecture(mixture=MIXTURES[-1]), Layout(4), 1)
+    source = ShardSource(PlainSource(lambda name, shape: torch.arange(shape[-1]).expand(shape)), shard)
+    assert source.tensor("layers.0.mlp.experts.gate_up_proj", (3, 24, 20))[2, 5].tolist() == list(range(20, 40))
+    assert source.tensor("layers.0.mlp.experts.gate_up_proj_bias", (3, 20))[2].tolist() == list(range(20, 40))
 
 
 def tensors_of(form: Form) -> list[torch.Tensor]:
@@ -200,11 +225,12 @@ class Quantised(PlainSource):
 
 
 @pytest.mark.parametrize("kind", ["int8", "int4"])
-def test_a_quantised_matrix_is_cut_as_it_is_stored(kind):
+@pytest.mark.parametrize("down", ["layers.0.mlp.down_proj", "layers.0.block_sparse_moe.experts.2.w2"])
+def test_a_quantised_matrix_is_cut_as_it_is_stored(kind, down):
     model = architecture(hidden_size=64, head_dim=16, intermediate_size=256)
     source = Quantised(kind)
-    inner = ShardSource(source, Shard.of(model, Layout(2), 1)).matrix("layers.0.mlp.down_proj", (64, 128))
-    whole = source.matrix("layers.0.mlp.down_proj", (64, 256))
+    inner = ShardSource(source, Shard.of(model, Layout(2), 1)).matrix(down, (64, 128))
+    whole = source.matrix(down, (64, 256))
     assert torch.equal(inner.dense(torch.float32), whole.dense(torch.float32)[:, 128:])
     assert isinstance(inner, Int8) == (kind == "int8")
     assert all(tensor.untyped_storage().nbytes() == tensor.nbytes for tensor in tensors_of(inner))
@@ -220,8 +246,9 @@ def test_a_group_of_four_bit_codes_that_ranks_would_share_is_refused():
         source.matrix("layers.0.self_attn.o_proj", (64, 16))
 
 
-def test_a_rank_takes_no_more_of_the_files_than_its_part(tmp_path, monkeypatch):
-    tiny.checkpoint(tmp_path, "LlamaForCausalLM", num_key_value_heads=4, vocab_size=96)
+@pytest.mark.parametrize("family", ["LlamaForCausalLM", "MixtralForCausalLM"])
+def test_a_rank_takes_no_more_of_the_files_than_its_part(tmp_path, monkeypatch, family):
+    tiny.checkpoint(tmp_path, family, num_key_value_heads=4, vocab_size=96)
     model = read_architecture(tmp_path)
     taken: list[int] = []
     finish = Checkpoint.finish

@@ -1,7 +1,8 @@
 """A mixture of experts in place of a layer's MLP (Shazeer et al. 2017; Switch, Fedus et al. 2021): a router chooses a
 few experts for each token, and what they say is summed by its weights.
 
-Tokens are sorted by expert, so each expert multiplies its own at once, and reads its matrices once a step.
+Tokens are sorted by expert, so each expert multiplies its own at once, and reads its matrices once a step. Ranks that
+share the experts have the same sums before them, so that all choose alike.
 """
 
 from __future__ import annotations

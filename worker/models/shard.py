@@ -2,7 +2,8 @@
 
 Pure arithmetic over names and shapes. Matrices are cut as in Megatron-LM (Shoeybi et al. 2019): those that enter a half
 layer by their rows, those that leave it by their columns, so that what the ranks compute apart has to be summed once a
-half layer. Embedding and head are cut by the vocabulary. Layers go to stages in contiguous ranges.
+half layer. Each expert of a mixture is cut so, and its router is whole on every rank. Embedding and head are cut by the
+vocabulary. Layers go to stages in contiguous ranges.
 """
 
 from __future__ import annotations
@@ -52,12 +53,16 @@ class Part:
     """Taken below each other."""
     columns: range | None = None
     """None: all."""
+    dim: int = 1
+    """The columns' own."""
 
     def of(self, whole: Tensor) -> Tensor:
         """Contiguous; one range of rows is no copy."""
         rows = [whole[rows.start : rows.stop] for rows in self.rows]
         below = rows[0] if len(rows) == 1 else torch.cat(rows)
-        return below if self.columns is None else below[:, self.columns.start : self.columns.stop].contiguous()
+        if self.columns is None:
+            return below
+        return below.narrow(self.dim, self.columns.start, len(self.columns)).contiguous()
 
     def of_form(self, whole: Form) -> Form:
         """For matrices that are stored quantised; what is in no part is not kept. Raises ValueError where a group of
@@ -93,11 +98,6 @@ class Shard:
         layout = layout or Layout()
         num_ranks = layout.tensor
         name, num_heads, num_kv_heads = architecture.name, architecture.num_heads, architecture.num_kv_heads
-        if num_ranks > 1 and architecture.mixture is not None:
-            raise ModelError(
-                f"engine.tensor_parallel is {num_ranks}, but the experts of this {name} are not shared among ranks;"
-                " engine.pipeline_parallel shares its layers"
-            )
         for what, count, divides in (
             ("attention heads", num_heads, num_heads % num_ranks == 0),
             ("KV heads", num_kv_heads, num_kv_heads % num_ranks == 0 or num_ranks % num_kv_heads == 0),
@@ -178,6 +178,9 @@ class Shard:
         """Own ``shape`` of a matrix, bias or norm -> the shape of the whole, and what of it is its own; None: all."""
         if self.layout.tensor == 1:
             return shape, None
+        mixture = self.whole.mixture
+        if mixture is not None and mixture.is_stacked and f".{mixture.experts}." in name:
+            return self._stacked_part(name, shape)
         module = name.removesuffix(".weight").removesuffix(".bias").rpartition(".")[2]
         entering = self._rows(module)
         if entering is not None:
@@ -191,8 +194,18 @@ class Shard:
 
     def adds_bias(self, name: str) -> bool:
         """Of a matrix that is cut by columns, one rank adds the bias, or the sum would have it several times."""
-        module = name.removesuffix(".bias").rpartition(".")[2]
+        module = name.removesuffix(".bias").removesuffix("_bias").rpartition(".")[2]
         return self.index == 0 or self._columns(module) is None
+
+    def _stacked_part(self, name: str, shape: tuple[int, ...]) -> tuple[tuple[int, ...], Part | None]:
+        """As ``part``, of [num_experts, in, out] or [num_experts, out]; a gate and what it opens are neighbours."""
+        inner, experts = self.whole.intermediate_size, (range(shape[0]),)
+        match name.rpartition(".")[2]:
+            case "gate_up_proj" | "gate_up_proj_bias":
+                return (*shape[:-1], 2 * inner), Part(experts, _scaled(self.inner, 2), len(shape) - 1)
+            case "down_proj":
+                return (shape[0], inner, shape[2]), Part(experts, self.inner)
+        return shape, None
 
     def _rows(self, module: str) -> tuple[int, tuple[range, ...]] | None:
         whole = self.whole
@@ -207,10 +220,12 @@ class Shard:
             case "qkv_proj":
                 below = (queries, _moved(keys, num_queries), _moved(keys, num_queries + num_keys))
                 return num_queries + 2 * num_keys, below
-            case "gate_proj" | "up_proj":
+            case "gate_proj" | "up_proj" | "w1" | "w3":  # the latter are Mixtral's
                 return inner, (self.inner,)
             case "gate_up_proj":
                 return 2 * inner, (self.inner, _moved(self.inner, inner))
+            case "sinks":
+                return whole.num_heads, (self.query_heads,)
             case "embed_tokens" | "lm_head":
                 return whole.vocab_size, (self.vocabulary,)
             case "q_norm" if whole.qk_norm == "width":
@@ -224,7 +239,7 @@ class Shard:
             case "o_proj":
                 size = self.whole.head_dim
                 return self.whole.num_heads * size, _scaled(self.query_heads, size)
-            case "down_proj":
+            case "down_proj" | "w2":
                 return self.whole.intermediate_size, self.inner
         return None
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Protocol
 
 import torch
@@ -23,7 +24,7 @@ class Source(Protocol):
 
     def tensor(self, name: str, shape: tuple[int, ...], part: Part | None = None) -> Tensor:
         """In the engine's type, on its device; ``shape`` is that of the whole, of which only the part is wanted. Raises
-        ModelError."""
+        ModelError, and ValueError where it would cut a group of codes."""
         ...
 
     def matrix(self, name: str, shape: tuple[int, int], part: Part | None = None) -> Form:
@@ -76,9 +77,8 @@ class CheckpointSource:
         """See Source."""
         name = self._whole_name(name)
         if isinstance(self._importer, Mxfp4):
-            stack = self._importer.stack(self._checkpoint, name, shape, self._dtype)
+            stack = self._importer.stack(self._checkpoint, name, shape, part, self._dtype)
             if stack is not None:
-                assert part is None, "experts are not cut for ranks"
                 return stack.to(self.device)
         return self._checkpoint.take(name, shape, part).to(self.device, self._dtype)
 
@@ -113,23 +113,30 @@ class ShardSource:
         """See Source."""
         assert part is None
         name = self._shard.whole_name(name)
-        tensor = self._source.tensor(name, *self._shard.part(name, shape))
-        return tensor if not name.endswith(".bias") or self._shard.adds_bias(name) else torch.zeros_like(tensor)
+        with self._named(name):
+            tensor = self._source.tensor(name, *self._shard.part(name, shape))
+        is_bias = name.endswith((".bias", "_bias"))
+        return torch.zeros_like(tensor) if is_bias and not self._shard.adds_bias(name) else tensor
 
     def matrix(self, name: str, shape: tuple[int, int], part: Part | None = None) -> Form:
         """See Source."""
         assert part is None
         name = self._shard.whole_name(name)
         (num_rows, num_columns), own = self._shard.part(name, shape)
-        try:
+        with self._named(name):
             return self._source.matrix(name, (num_rows, num_columns), own)
-        except ValueError as error:
-            raise ModelError(
-                f"matrix {name} cannot be shared among {self._shard.layout.tensor} ranks: {error}"
-            ) from None
 
     def tied(self, name: str, shape: tuple[int, int], table: Tensor, part: Part | None = None) -> Form:
         """See Source."""
         assert part is None
         whole, own = self._shard.part(name, shape)
         return self._source.tied(name, (whole[0], whole[1]), table, own)
+
+    @contextmanager
+    def _named(self, name: str) -> Iterator[None]:
+        """What cannot be cut is refused by this name."""
+        try:
+            yield
+        except ValueError as error:
+            num_ranks = self._shard.layout.tensor
+            raise ModelError(f"matrix {name} cannot be shared among {num_ranks} ranks: {error}") from None

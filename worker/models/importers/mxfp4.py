@@ -4,11 +4,14 @@ byte, the first in its lower half, and a power of two for each 32 of an output's
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
 from worker.models.fields import Fields
 from worker.models.forms import Form
+from worker.models.shard import Part
 from worker.models.weights import Checkpoint
 
 GROUP = 32
@@ -28,18 +31,35 @@ class Mxfp4:
         """See Importer: none but those of experts are packed."""
         return None
 
-    def stack(self, checkpoint: Checkpoint, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor | None:
-        """Matrices of all experts, [num_experts, in, out] in ``dtype``; None where these are floats. Raises
-        ModelError."""
+    def stack(
+        self, checkpoint: Checkpoint, name: str, shape: tuple[int, ...], part: Part | None, dtype: torch.dtype
+    ) -> Tensor | None:
+        """Matrices of all experts, [num_experts, in, out] in ``dtype``, or their part; None where these are floats.
+        Raises ModelError, and ValueError where a group would be cut."""
         if f"{name}_blocks" not in checkpoint:
             return None
         num_experts, num_inputs, num_outputs = shape
         groups = (num_experts, num_outputs, -(-num_inputs // GROUP))
-        blocks = checkpoint.take(f"{name}_blocks", (*groups, GROUP // 2), dtypes=(torch.uint8,))
-        scales = checkpoint.take(f"{name}_scales", groups, dtypes=(torch.uint8,))
+        if part is not None:
+            num_inputs, part = _in_groups(part, num_inputs)
+        blocks = checkpoint.take(f"{name}_blocks", (*groups, GROUP // 2), part, dtypes=(torch.uint8,))
+        scales = checkpoint.take(f"{name}_scales", groups, part, dtypes=(torch.uint8,))
         values = torch.tensor((*VALUES, *(-value for value in VALUES)))
-        experts = torch.empty((num_experts, num_outputs, num_inputs), dtype=dtype)
+        experts = torch.empty((*blocks.shape[:2], num_inputs), dtype=dtype)
         for expert, codes, exponents in zip(experts, blocks, scales, strict=True):
             numbers = values[torch.stack((codes & 15, codes >> 4), -1).flatten(-2).int()]
             expert.copy_(torch.ldexp(numbers, exponents[..., None].int() - ONE).flatten(1)[:, :num_inputs])
         return experts.transpose(1, 2)
+
+
+def _in_groups(part: Part, num_inputs: int) -> tuple[int, Part]:
+    """Of [num_experts, in, out] -> how many inputs it has, and the part of [num_experts, out, in / 32, ...] that it is.
+    Raises ValueError where it would cut a group.
+    """
+    columns = part.columns
+    assert columns is not None
+    if part.dim == 2:
+        return num_inputs, replace(part, dim=1)
+    if columns.start % GROUP or (columns.stop % GROUP and columns.stop < num_inputs):
+        raise ValueError(f"columns {columns.start} to {columns.stop} cut a group of {GROUP}")
+    return len(columns), Part(part.rows, range(columns.start // GROUP, -(-columns.stop // GROUP)), 2)
