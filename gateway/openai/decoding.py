@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from gateway.openai.failures import Malformed
+from gateway.openai.keys import check_keys
 
 T = TypeVar("T")
 
@@ -15,7 +16,9 @@ T = TypeVar("T")
 def decoded(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
     """What is in ``body``. Raises Malformed."""
     try:
-        return decoder.decode(body)
+        value = decoder.decode(body)
+        check_keys(body)
+        return value
     except msgspec.ValidationError as error:
         raise _named(str(error)) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

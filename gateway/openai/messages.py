@@ -10,6 +10,9 @@ from msgspec import UNSET, UnsetType
 from gateway.openai.failures import Malformed
 from gateway.parsers.custom import ARGUMENT
 
+WRITTEN = frozenset(("system", "developer", "user"))
+"""Roles of those who write for the model."""
+
 
 class TextPart(msgspec.Struct, frozen=True):
     """One part of a message's content: text, or an assistant's refusal, which are what a text model reads."""
@@ -96,9 +99,18 @@ class Message(msgspec.Struct, frozen=True):
         return "\n".join(part.said for part in self.content)
 
 
+def check_text(text: str, path: str) -> None:
+    """Of what somebody wrote for the model. Tools may say anything, and so may the model that read it. Raises
+    Malformed."""
+    if "\0" in text:
+        raise Malformed(f"Invalid '{path}': a NUL character is in it.", path, "invalid_value")
+
+
 def check_message(message: Message, path: str) -> None:
     """Raises Malformed for what its shape alone does not say."""
     content = message.content
+    if message.role in WRITTEN:
+        check_text(message.text, f"{path}.content")
     if isinstance(content, list):
         for i, part in enumerate(content):
             where = f"{path}.content[{i}]"

@@ -16,7 +16,7 @@ from msgspec import Meta
 from gateway.openai.decoding import decoded
 from gateway.openai.failures import Malformed
 from gateway.openai.grammars import Choices, asked_grammar
-from gateway.openai.messages import Message, TextPart, check_message
+from gateway.openai.messages import Message, TextPart, check_message, check_text
 from gateway.openai.tools import Tooling, tooling
 from policies.terms import Sampling
 
@@ -257,6 +257,8 @@ def check_chat(call: ChatRequest) -> ChatRequest:
     for i, message in enumerate(call.messages):
         if not message.is_plain:
             check_message(message, f"messages[{i}]")
+        elif "\0" in message.text:
+            check_text(message.text, f"messages[{i}].content")
     return call
 
 
@@ -264,6 +266,8 @@ def parse_completion(body: bytes) -> CompletionRequest:
     """The request in ``body``. Raises Malformed."""
     call = decoded(_completion, body)
     _check(call)
+    for text in call.texts:
+        check_text(text, "prompt")
     if call.suffix and not call.texts:
         raise Malformed("'suffix' needs a 'prompt' of text", "suffix")
     if call.suffix and call.echo:

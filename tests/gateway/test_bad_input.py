@@ -60,6 +60,8 @@ REFUSED = [
     (CHAT, b"{", None, "invalid_json"),
     (CHAT, b"\xff\xfe", None, "invalid_json"),
     (CHAT, b'{"model": "\xff"}', None, "invalid_json"),
+    (CHAT, b'{"model": "other", "model": "demo", "messages": [{"role": "user"}]}', "model", "duplicate_key"),
+    (CHAT, b'{"model": "demo", "messages": [{"role": "user", "role": "user"}]}', "messages[0].role", "duplicate_key"),
     (CHAT, b'{"model": "\\ud800"}', None, "invalid_json"),
     (CHAT, b'{"temperature": NaN}', None, "invalid_json"),
     (CHAT, b'{"temperature": Infinity}', None, "invalid_json"),
@@ -203,7 +205,13 @@ async def test_unknown_fields_and_nulls_are_tolerated(front: Front):
         chat(metadata={"a": "b"}, store=True, reasoning_effort="low", tool_choice="auto", something=[1, {"x": None}]),
         chat(**dict.fromkeys(fields)),
         chat(response_format={"type": "text"}, modalities=["text"], user="me"),
-        b'{"model": "other", "model": "demo", "messages": [{"role": "user", "content": "Hello"}]}',
+        chat(
+            messages=[
+                *HELLO,
+                {"role": "assistant", "content": "\0"},
+                {"role": "tool", "tool_call_id": "a", "content": "\0"},
+            ]
+        ),
     ):
         call = asyncio.create_task(front.post(CHAT, body))
         front.peer.say(await front.peer.submitted(), [3], "stop")

@@ -18,6 +18,7 @@ def broken(good: Mapping[str, object]) -> list[Case]:
     inside = text[1:-1]
     name = text.index(b'": "') + 4
     start, end = text[:name], text[name:]
+    first = next(iter(good))
     return [
         Case(None, b""),
         Case(None, b" \n\t"),
@@ -69,6 +70,8 @@ def broken(good: Mapping[str, object]) -> list[Case]:
         Case(None, start + b"\xc0\x80" + end),
         Case(None, start + b"\xf0\x9f\x98" + end),
         Case(None, b"{" + inside + b', "a": "open}'),
+        Case(first, b"{" + inside + f', "{first}":'.encode() + json.dumps(good[first]).encode() + b"}"),
+        Case("a.b[1].c", b"{" + inside + b', "a": {"b": [{}, {"c": 1, "\\u0063": "\\"", "d": ""}]}}'),
         Case(None, b"{" + inside + b', "a": ' + nested_text(b"[", b"]") + b"}"),
         Case(None, b"{" + inside + b', "a": ' + nested_text(b'{"a":', b"}") + b"}"),
         Case(None, nested_text(b"[", b"")),

@@ -38,6 +38,7 @@ CASES = [
     bad("prompt", prompt=[5, [6]]),
     bad("prompt", prompt=["Hello", [5]]),
     bad("prompt", prompt=[[5], []]),
+    bad("prompt", prompt=["Hello", "Hel\0lo"]),
     bad("prompt", prompt=["Hello", ""]),
     bad("prompt[0]", prompt=[None]),
     bad("prompt[0]", prompt=[{"text": "Hello"}]),

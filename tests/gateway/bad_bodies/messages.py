@@ -72,6 +72,7 @@ CASES = [
     said("messages[0].content", {"role": "user"}),
     said("messages[0].content", {"role": "user", "content": None}),
     said("messages[0].content", {"role": "user", "content": 5}),
+    said("messages[0].content", {"role": "user", "content": "Hel\0lo"}),
     said("messages[0].content", {"role": "user", "content": {}}),
     said("messages[0].content", {"role": "user", "content": ""}),
     said("messages[0].content", {"role": "user", "content": []}),

@@ -34,6 +34,7 @@ def of(path: str, param: str | None, status: int = 400, **fields: Any) -> Case:
 
 CASES = [
     # A conversation
+    said("messages[0].content", {"role": "user", "content": "Hel\0lo"}),
     Case("model", {"messages": HELLO}, PATH),
     chat("model", model=None),
     chat("model", model=5),

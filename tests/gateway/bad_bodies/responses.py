@@ -66,6 +66,7 @@ CASES = [
     given("input[0].type", {"type": ["message"]}),
     given("input[0].role", {"content": "x"}),
     given("input[0].content", {"role": "user"}),
+    given("input", {"role": "user", "content": "Hel\0lo"}),
     given("input[0].content", {"type": "message", "role": "user", "content": None}),
     given("input[1].type", {"role": "user", "content": "x"}, {"type": "file"}),
     message("input[0].role", "x", role="king"),
