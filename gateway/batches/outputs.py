@@ -35,7 +35,7 @@ _json = msgspec.json.encode
 def line(
     batch_id: str,
     number: int,
-    custom_id: str,
+    custom_id: str | None,
     *,
     response: openai.LineResponse | None = None,
     error: openai.LineError | None = None,
@@ -91,9 +91,9 @@ async def finish(gw: Gateway, book: Book, batch: Batch, journal: Journal, index:
 def _unasked(batch: Batch, journal: Journal, index: Index, ending: Ending) -> Iterator[bytes]:
     code, message = REASONS[ending]
     error = openai.LineError(code=code, message=message)
-    for number, custom_id in enumerate(index.custom_ids()):
-        if journal.states[number] == WAITING:
-            yield line(batch.id, number, custom_id, error=error)
+    waiting = (number for number, state in enumerate(journal.states) if state == WAITING)
+    for number, custom_id in index.custom_ids(waiting):
+        yield line(batch.id, number, custom_id, error=error)
 
 
 async def _write(staged: Staged, outputs: Iterator[bytes]) -> None:

@@ -19,6 +19,9 @@ from policies.lines import likeness
 MAX_ERRORS = 1000
 """Named one by one; how many more there are is said."""
 NEWLINE = b"\n"
+UNREADABLE = ("invalid_json_line", "duplicate_key")
+NO_KEY = ("", b"", b"")
+"""Of a line that is not asked."""
 MAX_LINES_READ, MAX_BYTES_READ = 64, 4 << 20
 """At once, when it is their turn."""
 
@@ -33,6 +36,9 @@ class Index:
         self.errors: list[openai.BatchError] = []
         """With anything in it, no line is asked."""
         self.num_errors = 0
+        self.unread: list[tuple[int, str | None, openai.LineError]] = []
+        """Lines that are no JSON, or no clear one, with their custom ids where they have any. Each of them fails
+        alone."""
         self.models: set[str] = set()
         self.order: list[int] = []
         """The lines in the order in which they are best asked."""
@@ -54,14 +60,28 @@ class Index:
         if self.num_errors <= MAX_ERRORS:
             self.errors.append(openai.BatchError(code=code, message=message, param=param, line=line))
 
+    def malformed(self, raw: bytes, error: openai.Malformed, line: int, param: str | None) -> None:
+        """The line that was added last."""
+        code = "invalid_json_line" if error.code == "invalid_json" else error.code or "invalid_line"
+        if code in UNREADABLE:
+            try:
+                custom_id = _line.decode(raw).custom_id
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+                custom_id = None
+            told = openai.LineError(code=code, message=f"Line {line}: {error}")
+            self.unread.append((len(self) - 1, custom_id, told))
+        self.wrong(code, str(error), line, param)
+
     def close(self) -> None:
         """No more is found wrong."""
-        if self.num_errors > MAX_ERRORS:
+        if self.num_errors == len(self.unread) < len(self):
+            self.errors.clear()
+        elif self.num_errors > MAX_ERRORS:
             more = self.num_errors - MAX_ERRORS
             self.errors.append(openai.BatchError(code="too_many_errors", message=f"{more} more lines are wrong."))
 
     def sort(self, keys: Sequence[tuple[str, bytes, bytes]], groups: bool) -> None:
-        """All lines are good, and these are theirs."""
+        """All lines that were read are good, and these are theirs."""
         self._models = [key[0] for key in keys]
         self.order = sorted(range(len(keys)), key=keys.__getitem__) if groups else list(range(len(keys)))
 
@@ -84,12 +104,12 @@ class Index:
             os.close(reading)
         return found
 
-    def custom_ids(self) -> Iterator[str]:
-        """Of every line. Runs on a thread; raises OSError."""
+    def custom_ids(self, numbers: Iterable[int]) -> Iterator[tuple[int, str]]:
+        """Of these lines, which were read. Runs on a thread; raises OSError."""
         with self._path.open("rb") as reading:
-            for offset, size in zip(self._offsets, self._sizes, strict=True):
-                reading.seek(offset)
-                yield _line.decode(reading.read(size)).custom_id
+            for number in numbers:
+                reading.seek(self._offsets[number])
+                yield number, _line.decode(reading.read(self._sizes[number])).custom_id
 
 
 def read(
@@ -140,8 +160,8 @@ def _look(
     try:
         line = openai.decoded(_line, raw)
     except openai.Malformed as error:
-        code = "invalid_json_line" if error.code == "invalid_json" else error.code or "invalid_line"
-        return index.wrong(code, str(error), number, error.param)
+        keys.append(NO_KEY)
+        return index.malformed(raw, error, number, error.param)
     first = custom_ids.setdefault(line.custom_id, number)
     if first != number:
         what = f"The custom_id {line.custom_id[:64]!r} is that of line {first} already."
@@ -155,7 +175,8 @@ def _look(
         body = openai.decoded(_body, bytes(line.body))
     except openai.Malformed as error:
         param = "body" if error.param is None else f"body.{error.param}"
-        return index.wrong(error.code or "invalid_body", str(error), number, param)
+        keys.append(NO_KEY)
+        return index.malformed(raw, error, number, param)
     for name, wanted in (("stream", body.stream), ("background", body.background)):
         if wanted:
             index.wrong("invalid_value", f"A line is answered in a file: leave '{name}' out.", number, f"body.{name}")

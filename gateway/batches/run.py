@@ -48,7 +48,7 @@ MAX_LOSSES = 3
 """Workers that may be lost with one line, beyond those that others go on for, before it fails."""
 LONGEST_WAIT_S = 30.0
 LOOK_UP = 500
-"""Rows of the ledger that are looked for at once."""
+"""Rows of the ledger that are looked for at once, and results that are written."""
 LINE_ROOM_BYTES = 4096
 """Of a line, around its body."""
 
@@ -147,6 +147,7 @@ class Run:
                 models = self._index.models
                 model = next(iter(models)) if len(models) == 1 else None
                 self.batch = await book.begin(batch.id, num_lines=len(self._index), model=model)
+            await self._note_unread()
             states = self.journal.states
             self._todo.extend(number for number in self._index.order if states[number] == WAITING)
             ending = await self._all_lines()
@@ -190,6 +191,16 @@ class Run:
                 query = sa.select(ids).where(ids.in_([entry.request_id for entry in some]))
                 known = set((await connection.execute(query)).scalars())
             await asyncio.gather(*(self._gw.ledger.settle(entry) for entry in some if entry.request_id not in known))
+
+    async def _note_unread(self) -> None:
+        """Lines that could not be read fail before the others begin."""
+        failed = [
+            Record(number, False, None, msgspec.Raw(outputs.line(self.batch.id, number, custom_id, error=error)))
+            for number, custom_id, error in self._index.unread
+            if self.journal.states[number] == WAITING
+        ]
+        for start in range(0, len(failed), LOOK_UP):
+            await asyncio.gather(*map(self.journal.add, failed[start : start + LOOK_UP]))
 
     # Lines
 

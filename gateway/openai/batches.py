@@ -161,6 +161,7 @@ class BatchOutput(msgspec.Struct, frozen=True, kw_only=True):
     """One line of the output, or of the errors."""
 
     id: str
-    custom_id: str
+    custom_id: str | None
+    """Null where the line could not be read."""
     response: LineResponse | None
     error: LineError | None

@@ -104,6 +104,28 @@ async def test_a_line_that_fails_is_in_the_other_file_and_stops_nobody(house):
         assert one["response"]["body"]["error"]["param"] == param
 
 
+async def test_a_line_that_is_no_json_fails_alone(house):
+    twice = json.dumps(line("twice"))[:-2] + ', "max_tokens": 5}}'
+    unread = [
+        ("hello", None, "invalid_json_line", "Line 3: The body could not be read as JSON"),
+        ('{"custom_id": "a"', None, "invalid_json_line", "Line 4: "),
+        ('{"custom_id": "\\ud800"}', None, "invalid_json_line", "Line 5: "),
+        (json.dumps(line("name", model="\ud800")), None, "invalid_json_line", "Line 6: "),
+        (twice, "twice", "duplicate_key", "Line 7: Invalid body: 'body.max_tokens' is there twice."),
+    ]
+    asked = ["", json.dumps(line("first")), *[text for text, *_ in unread], json.dumps(line("last"))]
+    async with house.client() as client:
+        batch = await over(client, await begun(client, asked))
+        good, bad = await outputs(client, batch.output_file_id), await outputs(client, batch.error_file_id)
+    counts = batch.request_counts
+    assert (batch.status, batch.errors, batch.model) == ("completed", None, "demo")
+    assert (counts.total, counts.completed, counts.failed) == (7, 2, 5)
+    assert [one["custom_id"] for one in good] == ["first", "last"]
+    for one, (_, custom_id, code, message) in zip(bad, unread, strict=True):
+        assert (one["custom_id"], one["response"], one["error"]["code"]) == (custom_id, None, code)
+        assert one["error"]["message"].startswith(message)
+
+
 WRONG: list[tuple[str | dict[str, Any], str, str | None]] = [
     ("hello", "invalid_json_line", None),
     ('{"custom_id": "a"', "invalid_json_line", None),
