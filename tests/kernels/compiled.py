@@ -21,6 +21,7 @@ from worker.kv_cache import KVCache, KVShape
 from worker.models.forms import Fp8, Int4, Int8
 from worker.models.linear.on_cuda import CudaInt4Linear, to_float8
 from worker.models.linear.scaled_on_cuda import ROUNDED_TOKENS, CudaScaledLinear
+from worker.models.ops import Turning
 from worker.models.shapes import SHAPES
 from worker.models.triton_ops import TritonOps
 from worker.sampling.on_device import Wishes, draw
@@ -99,7 +100,8 @@ def test_heads_on_their_way_into_the_pool(compiled, dtype, kept, qk_norm):
     extents = [Extent(0, 1, 400, range(270))]
     plan = TritonAttention(cache, Scores(0.1, (0,)), 24, num_processors=132).plan(extents, slots_of(extents, 16))
     norms = (None, None) if qk_norm == "none" else (torch.zeros(24 * 128), torch.zeros(4 * 128))
-    TritonOps().attend(plan, 0, torch.zeros(1, 4096, dtype=dtype), architecture, *torch.zeros(2, 1, 64), *norms)
+    turning = Turning(*torch.zeros(2, 1, 64), *norms)
+    TritonOps().attend(plan, 0, torch.zeros(1, 4096, dtype=dtype), architecture, turning)
     assert {name for name, _ in compiled} == {"turn_and_write", "attend", "reduce"}
 
 
@@ -176,7 +178,7 @@ def test_small_operations(compiled, dtype):
     for qk_norm in ("head", "width"):
         architecture = replace(SHAPES["S"], num_heads=24, num_kv_heads=4, head_dim=128, qk_norm=qk_norm)
         size = 128 if qk_norm == "head" else 4096
-        ops.turn(x, architecture, *torch.zeros(2, 2, 64), torch.zeros(size), torch.zeros(size))
+        ops.turn(x, architecture, Turning(*torch.zeros(2, 2, 64), torch.zeros(size), torch.zeros(size)))
     to_float8(x)
 
 

@@ -18,7 +18,7 @@ from worker.attention.base import Scores
 from worker.attention.paged import TritonAttention
 from worker.kv_cache import KVCache, KVShape
 from worker.models.load import load_decoder, read_architecture
-from worker.models.ops import TorchOps
+from worker.models.ops import TorchOps, Turning
 from worker.models.rope import Rotary
 from worker.models.shapes import SHAPES
 from worker.models.triton_ops import TritonOps
@@ -78,13 +78,13 @@ def test_norming_and_turning_heads_agrees(num_tokens, group, num_kv_heads, dims,
         SHAPES["S"], num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, qk_norm=qk_norm
     )
     rope = replace(architecture.ropes[0], rotary_dim=rotary_dim)
-    cos, sin = Rotary(rope, 1000, DEVICE).at(torch.randint(0, 900, (num_tokens,), device=DEVICE))
+    angles = Rotary(rope, 1000, DEVICE).at(torch.randint(0, 900, (num_tokens,), device=DEVICE))
     widths = (num_heads * head_dim, num_kv_heads * head_dim) if qk_norm == "width" else (head_dim, head_dim)
     norms = (None, None) if qk_norm == "none" else (noise(widths[0]), noise(widths[1]))
     qkv = noise(num_tokens, (num_heads + 2 * num_kv_heads) * head_dim, dtype=dtype)
     ours, torchs = qkv.clone(), qkv.clone()
-    TritonOps().turn(ours, architecture, cos, sin, *norms)
-    TorchOps().turn(torchs, architecture, cos, sin, *norms)
+    for ops, heads in ((TritonOps(), ours), (TorchOps(), torchs)):
+        ops.turn(heads, architecture, Turning(*angles, *norms))
     torch.testing.assert_close(ours, torchs, **TOLERANCES[dtype])
     values_at = (num_heads + num_kv_heads) * head_dim
     assert torch.equal(ours[:, values_at:], qkv[:, values_at:])

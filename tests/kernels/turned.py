@@ -15,7 +15,7 @@ from tests.worker.pools import extents_of, held, slots_of
 from worker.attention.base import Scores
 from worker.attention.paged import TritonAttention
 from worker.kv_cache import KVCache, KVShape
-from worker.models.ops import TurnsFirst
+from worker.models.ops import Turning, TurnsFirst
 from worker.models.rope import Rotary
 from worker.models.shapes import SHAPES
 from worker.models.triton_ops import TritonOps
@@ -65,7 +65,8 @@ def test_one_launch_leaves_what_two_leave(
             tensor_scales=[(0.5, 0.25)] * 2 if kept == (FLOAT8, False) else (),
         )  # fmt: skip
         plan, heads = attention.plan(extents, slots), qkv.clone()
-        outputs.append(attend(TritonOps(), plan, 1, heads, architecture, *angles, *norms)[: len(slots) - padding])
+        out = attend(TritonOps(), plan, 1, heads, architecture, Turning(*angles, *norms))
+        outputs.append(out[: len(slots) - padding])
         left.append([heads[:, : num_heads * head_dim], *(tensor.view(torch.uint8) for tensor in held(cache))])
     torch.testing.assert_close(*outputs, atol=0, rtol=0)
     for ours, twice in zip(*left, strict=True):
@@ -82,7 +83,7 @@ def test_a_layer_has_one_launch_fewer():
     for attend in (TritonOps.attend, TurnsFirst.attend):
         for _ in range(2):
             with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-                attend(TritonOps(), plan, 0, torch.zeros(1, 512, device=DEVICE), architecture, *angles, None, None)
+                attend(TritonOps(), plan, 0, torch.zeros(1, 512, device=DEVICE), architecture, Turning(*angles))
                 torch.cuda.synchronize()
         names = ("turn", "turn_and_write", "write", "attend", "reduce")
         counts.append(sum(event.name in names for event in profile.events()))

@@ -19,7 +19,7 @@ from worker.models.additions import Additions
 from worker.models.experts import Experts
 from worker.models.linear import Linear
 from worker.models.link import Alone, Link
-from worker.models.ops import Ops, softcapped
+from worker.models.ops import Ops, Turning, softcapped
 from worker.models.rope import Rotary
 from worker.models.shard import Shard
 
@@ -230,7 +230,7 @@ class Decoder:
         if self._norms_apart and query_norm is not None and key_norm is not None:
             self._norm_with_others(qkv, query_norm, key_norm)
             query_norm = key_norm = None
-        return ops.attend(plan, index, qkv, self.architecture, *angles, query_norm, key_norm)
+        return ops.attend(plan, index, qkv, self.architecture, Turning(*angles, query_norm, key_norm))
 
     def _norm_with_others(self, qkv: Tensor, query_norm: Tensor, key_norm: Tensor) -> None:
         """RMSNorm of queries and keys over the heads of all ranks, in place: the squares are summed among them."""

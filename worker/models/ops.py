@@ -6,7 +6,7 @@ Sums and angles are float32 whatever the type.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -22,6 +22,16 @@ _VECTOR = 64
 """Numbers in some whole vectors, of any type."""
 
 
+class Turning(NamedTuple):
+    """What becomes of queries and keys: they are normed, where there are weights, and turned."""
+
+    cos: Tensor
+    """[num_tokens, rotary_dim], as is ``sin``; both as Rotary gives them."""
+    sin: Tensor
+    query_norm: Tensor | None = None
+    key_norm: Tensor | None = None
+
+
 class Ops(Protocol):
     """Norm weights are float32."""
 
@@ -30,20 +40,8 @@ class Ops(Protocol):
         ``pre``, or x itself where there is none. RMSNorm (Zhang and Sennrich 2019)."""
         ...
 
-    def attend(
-        self,
-        plan: Plan,
-        layer: int,
-        qkv: Tensor,
-        architecture: Architecture,
-        cos: Tensor,
-        sin: Tensor,
-        query_norm: Tensor | None,
-        key_norm: Tensor | None,
-    ) -> Tensor:
-        """qkv [num_tokens, all heads * head_dim], overwritten -> what the plan makes of its heads, after queries and
-        keys are normed, where there are weights, and turned; cos and sin [num_tokens, rotary_dim] as Rotary gives
-        them."""
+    def attend(self, plan: Plan, layer: int, qkv: Tensor, architecture: Architecture, turning: Turning) -> Tensor:
+        """qkv [num_tokens, all heads * head_dim], overwritten -> what the plan makes of its heads."""
         ...
 
     def gate(self, gate_up: Tensor, activation: Activation) -> Tensor:
@@ -56,30 +54,12 @@ class TurnsFirst(ABC):
     """Attends to heads that it has turned in place."""
 
     @abstractmethod
-    def turn(
-        self,
-        qkv: Tensor,
-        architecture: Architecture,
-        cos: Tensor,
-        sin: Tensor,
-        query_norm: Tensor | None,
-        key_norm: Tensor | None,
-    ) -> None:
+    def turn(self, qkv: Tensor, architecture: Architecture, turning: Turning) -> None:
         """The query and key heads of qkv, as for ``attend``."""
 
-    def attend(
-        self,
-        plan: Plan,
-        layer: int,
-        qkv: Tensor,
-        architecture: Architecture,
-        cos: Tensor,
-        sin: Tensor,
-        query_norm: Tensor | None,
-        key_norm: Tensor | None,
-    ) -> Tensor:
+    def attend(self, plan: Plan, layer: int, qkv: Tensor, architecture: Architecture, turning: Turning) -> Tensor:
         """See Ops."""
-        self.turn(qkv, architecture, cos, sin, query_norm, key_norm)
+        self.turn(qkv, architecture, turning)
         heads = qkv.view(len(qkv), -1, architecture.head_dim)
         keys_at, values_at = architecture.num_heads, architecture.num_heads + architecture.num_kv_heads
         return plan.attend(layer, heads[:, :keys_at], heads[:, keys_at:values_at], heads[:, values_at:])
@@ -94,17 +74,10 @@ class TorchOps(TurnsFirst):
             x += delta if post is None else _rms_norm(delta, post, eps)
         return x if pre is None else _rms_norm(x, pre, eps)
 
-    def turn(
-        self,
-        qkv: Tensor,
-        architecture: Architecture,
-        cos: Tensor,
-        sin: Tensor,
-        query_norm: Tensor | None,
-        key_norm: Tensor | None,
-    ) -> None:
+    def turn(self, qkv: Tensor, architecture: Architecture, turning: Turning) -> None:
         """See TurnsFirst."""
         num_heads, num_kv_heads, head_dim = architecture.num_heads, architecture.num_kv_heads, architecture.head_dim
+        cos, sin, query_norm, key_norm = turning
         if query_norm is not None and key_norm is not None:
             for part, weight in (
                 (qkv[:, : num_heads * head_dim], query_norm),
@@ -113,9 +86,9 @@ class TorchOps(TurnsFirst):
                 wide = part if architecture.qk_norm == "width" else part.unflatten(1, (-1, head_dim))  # type: ignore[no-untyped-call]
                 wide.copy_(_rms_norm(wide, weight, architecture.norm_eps))
         rotary_dim = cos.shape[1]
-        turning = qkv.view(len(qkv), -1, head_dim)[:, : num_heads + num_kv_heads, :rotary_dim]
-        wide = turning.float()
-        turning.copy_(torch.addcmul(wide * cos[:, None], wide.roll(rotary_dim // 2, -1), sin[:, None]))
+        heads = qkv.view(len(qkv), -1, head_dim)[:, : num_heads + num_kv_heads, :rotary_dim]
+        wide = heads.float()
+        heads.copy_(torch.addcmul(wide * cos[:, None], wide.roll(rotary_dim // 2, -1), sin[:, None]))
 
     def gate(self, gate_up: Tensor, activation: Activation) -> Tensor:
         """See Ops."""
@@ -161,25 +134,14 @@ class NativeOps(TurnsFirst):
         """Whether the kernels compute this model's type and heads."""
         return dtype in DTYPES and architecture.head_dim <= MAX_HEAD_DIM
 
-    def turn(
-        self,
-        qkv: Tensor,
-        architecture: Architecture,
-        cos: Tensor,
-        sin: Tensor,
-        query_norm: Tensor | None,
-        key_norm: Tensor | None,
-    ) -> None:
+    def turn(self, qkv: Tensor, architecture: Architecture, turning: Turning) -> None:
         """See TurnsFirst."""
         self._library.turn(
             qkv,
             architecture.num_heads,
             architecture.num_kv_heads,
             architecture.head_dim,
-            cos,
-            sin,
-            query_norm,
-            key_norm,
+            *turning,
             architecture.qk_norm == "width",
             architecture.norm_eps,
         )

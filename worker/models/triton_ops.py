@@ -8,7 +8,7 @@ from torch import Tensor
 from worker.attention import Plan
 from worker.attention.paged_plan import TritonPlan
 from worker.models.architecture import Activation, Architecture
-from worker.models.ops import TurnsFirst
+from worker.models.ops import Turning, TurnsFirst
 from worker.triton import small as kernels
 from worker.triton import turned as turned_kernels
 
@@ -32,18 +32,11 @@ class TritonOps(TurnsFirst):
         )  # fmt: skip
         return out
 
-    def turn(
-        self,
-        qkv: Tensor,
-        architecture: Architecture,
-        cos: Tensor,
-        sin: Tensor,
-        query_norm: Tensor | None,
-        key_norm: Tensor | None,
-    ) -> None:
+    def turn(self, qkv: Tensor, architecture: Architecture, turning: Turning) -> None:
         """See TurnsFirst."""
         if not len(qkv):
             return
+        cos, sin, query_norm, key_norm = turning
         norm = 0
         if query_norm is not None and key_norm is not None:
             norm = 2 if architecture.qk_norm == "width" else 1
@@ -58,22 +51,11 @@ class TritonOps(TurnsFirst):
             num_warps=min(16, max(4, block_h * triton.next_power_of_2(head_dim) // 1024)),
         )  # fmt: skip
 
-    def attend(
-        self,
-        plan: Plan,
-        layer: int,
-        qkv: Tensor,
-        architecture: Architecture,
-        cos: Tensor,
-        sin: Tensor,
-        query_norm: Tensor | None,
-        key_norm: Tensor | None,
-    ) -> Tensor:
+    def attend(self, plan: Plan, layer: int, qkv: Tensor, architecture: Architecture, turning: Turning) -> Tensor:
         """See Ops."""
         if not isinstance(plan, TritonPlan):
-            return super().attend(plan, layer, qkv, architecture, cos, sin, query_norm, key_norm)
-        together, eps = architecture.qk_norm == "width", architecture.norm_eps
-        return plan.attend_turning(layer, qkv, cos, sin, query_norm, key_norm, together, eps)
+            return super().attend(plan, layer, qkv, architecture, turning)
+        return plan.attend_turning(layer, qkv, *turning, architecture.qk_norm == "width", architecture.norm_eps)
 
     def gate(self, gate_up: Tensor, activation: Activation) -> Tensor:
         """See Ops."""
