@@ -112,36 +112,15 @@ async def absent(gw: Gateway, request: web.Request) -> web.StreamResponse:
 async def tags(request: web.Request) -> web.Response:
     """The models that the key may use."""
     gw = request.app[GATEWAY]
-    caller = gw.auth.local_caller_of(request)
-    caller.check_endpoint("models")
-    listed = [
-        ollama.ModelTag(
-            name=model.name,
-            model=model.name,
-            modified_at=instant(model.created),
-            digest=_digest(model.name),
-            details=_details(gw, model.name),
-        )
-        for model in _served(gw, caller)
-    ]
-    return _json(ollama.ModelList(listed))
+    return _json(ollama.ModelList([ollama.ModelTag(**_told(gw, model)) for model in _listed(gw, request)]))
 
 
 async def running(request: web.Request) -> web.Response:
     """Those of them that are loaded."""
     gw = request.app[GATEWAY]
-    caller = gw.auth.local_caller_of(request)
-    caller.check_endpoint("models")
     listed = [
-        ollama.RunningModel(
-            name=model.name,
-            model=model.name,
-            modified_at=instant(model.created),
-            digest=_digest(model.name),
-            details=_details(gw, model.name),
-            context_length=facts.max_model_tokens,
-        )
-        for model in _served(gw, caller)
+        ollama.RunningModel(**_told(gw, model), context_length=facts.max_model_tokens)
+        for model in _listed(gw, request)
         if gw.upstreams.of(model.name) is None and (facts := gw.dispatch.ready(model.name)) is not None
     ]
     return _json(ollama.RunningList(listed))
@@ -177,6 +156,23 @@ def _now() -> str:
 def _served(gw: Gateway, caller: Caller) -> list[ServedModel]:
     served = gw.upstreams.models() + gw.dispatch.adapters()
     return [model for model in served if caller.policy.may_use(model.name)]
+
+
+def _listed(gw: Gateway, request: web.Request) -> list[ServedModel]:
+    caller = gw.auth.local_caller_of(request)
+    caller.check_endpoint("models")
+    return _served(gw, caller)
+
+
+def _told(gw: Gateway, model: ServedModel) -> dict[str, Any]:
+    """What both lists say of a model."""
+    return {
+        "name": model.name,
+        "model": model.name,
+        "modified_at": instant(model.created),
+        "digest": _digest(model.name),
+        "details": _details(gw, model.name),
+    }
 
 
 def _details(gw: Gateway, name: str) -> ollama.Details:

@@ -64,6 +64,12 @@ class OllamaAnswer(Answer):
         **end: Any,
     ) -> bytes:
         """One object, without the end of the line."""
+        model, created_at = self.call.model, instant(time.time())
+        return encode(self._shaped(text, thinking, calls, model=model, created_at=created_at, done=done, **end))
+
+    def _shaped(
+        self, text: str, thinking: str | UnsetType, calls: list[Call] | UnsetType, **others: Any
+    ) -> ChatBody | GenerateBody:
         raise NotImplementedError
 
 
@@ -73,19 +79,8 @@ class ChatAnswer(OllamaAnswer):
     endpoint = "/api/chat"
     _continues = False
 
-    def line(
-        self,
-        text: str,
-        thinking: str | UnsetType = UNSET,
-        calls: list[Call] | UnsetType = UNSET,
-        *,
-        done: bool = False,
-        **end: Any,
-    ) -> bytes:
-        message = Message(content=text, thinking=thinking, tool_calls=calls)
-        return encode(
-            ChatBody(model=self.call.model, created_at=instant(time.time()), message=message, done=done, **end)
-        )
+    def _shaped(self, text: str, thinking: str | UnsetType, calls: list[Call] | UnsetType, **others: Any) -> ChatBody:
+        return ChatBody(message=Message(content=text, thinking=thinking, tool_calls=calls), **others)
 
 
 class GenerateAnswer(OllamaAnswer):
@@ -94,25 +89,10 @@ class GenerateAnswer(OllamaAnswer):
     endpoint = "/api/generate"
     _continues = False
 
-    def line(
-        self,
-        text: str,
-        thinking: str | UnsetType = UNSET,
-        calls: list[Call] | UnsetType = UNSET,
-        *,
-        done: bool = False,
-        **end: Any,
-    ) -> bytes:
-        return encode(
-            GenerateBody(
-                model=self.call.model,
-                created_at=instant(time.time()),
-                response=text,
-                thinking=thinking,
-                done=done,
-                **end,
-            )
-        )
+    def _shaped(
+        self, text: str, thinking: str | UnsetType, calls: list[Call] | UnsetType, **others: Any
+    ) -> GenerateBody:
+        return GenerateBody(response=text, thinking=thinking, **others)
 
 
 class RawAnswer(GenerateAnswer):

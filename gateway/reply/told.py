@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import msgspec
 
 from gateway import openai
-from gateway.parsers import Content, Event, Parser, Reasoning, Said, ToolCallBegin, gathered
+from gateway.parsers import Content, Event, Reasoning, Said, ToolCallBegin, gathered
 from gateway.pieces import Counted, Piece, events_of
 from gateway.reply.answers import Part
-from gateway.reply.choices import ChatLogprobs, Choice, Logprobs
-from gateway.text import Decoder
+from gateway.reply.choices import ChatLogprobs, Choice
 from policies import terms, wire
 from policies.answers import Word
 from policies.priority import Order
@@ -80,25 +78,17 @@ class ToldChoice(Choice):
         "upstream",
     )
 
-    def __init__(
-        self,
-        index: int,
-        decoder: Decoder,
-        stops: Sequence[str] = (),
-        logprobs: Logprobs | None = None,
-        preamble: str = "",
-        at_once: bool = False,
-        parser: Parser | None = None,
-    ) -> None:
-        super().__init__(index, decoder, stops, logprobs, preamble)
-        self.is_plain = False
+    def __init__(self, *parts: Any) -> None:
+        """As ``Choice``."""
+        super().__init__(*parts)
+        self.is_plain = self.has_text_alone and self.logprobs is None
         self.counted: Counted | None = None
         self.upstream = ""
         """Which one answers."""
         self._events: list[Event] = []
         self._entries: list[tuple[bytes, int]] = []
         """Log-probabilities that were not taken, each with where its text begins."""
-        self._num_chars = len(preamble)
+        self._num_chars = len(self.pending)
         self._num_calls = self._num_reasoning_tokens = 0
         self._whole: list[str] = []
 
@@ -189,19 +179,6 @@ class ToldText(ToldChoice):
     """One sequence of a text that is gone on with: all of it is content."""
 
     __slots__ = ()
-
-    def __init__(
-        self,
-        index: int,
-        decoder: Decoder,
-        stops: Sequence[str] = (),
-        logprobs: Logprobs | None = None,
-        preamble: str = "",
-        at_once: bool = False,
-        parser: Parser | None = None,
-    ) -> None:
-        super().__init__(index, decoder, stops, logprobs, preamble)
-        self.is_plain = logprobs is None
 
     @property
     def has_text_alone(self) -> bool:
