@@ -65,6 +65,11 @@ class ContextLengthExceeded(InvalidRequest):
 
     code = "context_length_exceeded"
 
+    @classmethod
+    def of(cls, max_tokens: int, found: str, param: str) -> ContextLengthExceeded:
+        what = f"This model's maximum context length is {max_tokens} tokens, prompt and completion together. However, "
+        return cls(f"{what}your {param} resulted in {found} tokens. Please reduce their length.", param=param)
+
 
 class InvalidApiKey(GatewayError):
     """No key, or one that is not known or no longer valid."""

@@ -15,7 +15,7 @@ from gateway import openai, reply
 from gateway.api import elsewhere
 from gateway.api.answer import give
 from gateway.api.held import held_of
-from gateway.api.request import fingerprint, loaded, room_for, taken_body_of
+from gateway.api.request import fingerprint, loaded, parsed, room_for, taken_body_of
 from gateway.auth import Caller
 from gateway.chats.answer import KeptAnswer
 from gateway.chats.shelf import Kept
@@ -27,8 +27,12 @@ from gateway.reply.storing import Storing
 from gateway.shelving import ShelfAway
 from gateway.telemetry import about
 from gateway.text import Text
+from gateway.text.length import CHARS_A_TOKEN
 from policies import wire
 from policies.priority import Order
+
+MAX_COUNTED = 1 << 20
+"""Tokens of a prompt that is only counted, or shown as tokens."""
 
 A = TypeVar("A", bound=reply.Answer)
 log = logging.getLogger(__name__)
@@ -37,7 +41,7 @@ log = logging.getLogger(__name__)
 async def complete(gw: Gateway, request: web.Request) -> web.StreamResponse:
     caller = gw.auth.caller_of(request)
     body = await taken_body_of(gw, request)
-    call = openai.parse_chat(body)
+    call = await parsed(openai.parse_chat, body)
     caller.check(call.model, "chat.completions")
     return await gw.idempotency.once(request, caller, body, lambda: answered(gw, request, caller, call))
 
@@ -99,7 +103,7 @@ async def prepared(
     held = None if tools is None else await held_of(gw, tools, content, text.tongue)
     if facts is None:
         facts = await loaded(gw, caller, call, journey)
-    prompt = await _read(text, caller, call, tools)
+    prompt = await _read(text, caller, call, tools, facts.max_model_tokens)
     room = room_for(len(prompt), facts, "messages")
     sampling = openai.sampling(call, min(call.asked_tokens or room, room), facts.vocab_size)
     salt = gw.cache.salt_of(caller.tenant_id, caller.policy.cache)
@@ -112,7 +116,8 @@ async def prepared(
         noted.request_id, prompt, sampling, call.num_choices, priority, salt, traceparent, grammar=grammar
     )
     if call.prediction is not None and call.prediction.text:
-        (predicted,) = await text.encode([call.prediction.text], with_specials=False)
+        likely = call.prediction.text[: CHARS_A_TOKEN * facts.max_model_tokens]
+        (predicted,) = await text.encode([likely], with_specials=False)
         submit = msgspec.structs.replace(submit, predicted_token_ids=predicted[: facts.max_model_tokens])
     model = fingerprint(facts, gw.dispatch.adapter_id(call.model))
     wanted = None
@@ -128,9 +133,11 @@ async def prompt_of(gw: Gateway, caller: Caller, call: openai.ChatRequest) -> li
     pool = gw.upstreams.of(call.model)
     if pool is not None and not pool.is_overflow:
         return (await elsewhere.prompt_of(pool, caller, call))[0]
-    return await _read(gw.dispatch.text(call.model), caller, call, call.tooling())
+    return await _read(gw.dispatch.text(call.model), caller, call, call.tooling(), MAX_COUNTED)
 
 
-def _read(text: Text, caller: Caller, call: openai.ChatRequest, tools: openai.Tooling | None) -> Awaitable[list[int]]:
+def _read(
+    text: Text, caller: Caller, call: openai.ChatRequest, tools: openai.Tooling | None, max_tokens: int
+) -> Awaitable[list[int]]:
     shown = None if tools is None else tools.shown
-    return text.encode_chat(call.messages, shown, call.template_switches, caller.tenant_id)
+    return text.encode_chat(call.messages, shown, call.template_switches, caller.tenant_id, max_tokens)

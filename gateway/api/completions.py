@@ -13,7 +13,7 @@ from aiohttp import web
 from gateway import openai, reply
 from gateway.api import elsewhere
 from gateway.api.answer import give
-from gateway.api.request import fingerprint, loaded, room_for, taken_body_of
+from gateway.api.request import fingerprint, loaded, parsed, room_for, taken_body_of
 from gateway.auth import Caller
 from gateway.head import HEAD
 from gateway.house import Gateway
@@ -32,7 +32,7 @@ MAX_SCORES = 1_000_000
 async def complete(gw: Gateway, request: web.Request) -> web.StreamResponse:
     caller = gw.auth.caller_of(request)
     body = await taken_body_of(gw, request)
-    call = openai.parse_completion(body)
+    call = await parsed(openai.parse_completion, body)
     caller.check(call.model, "completions")
     return await gw.idempotency.once(request, caller, body, lambda: _answered(gw, request, caller, call))
 
@@ -96,12 +96,15 @@ async def _prompts(
 ) -> tuple[list[list[int]], tuple[int, ...]]:
     """Token ids of each prompt, and those that end an answer besides the model's own."""
     if call.suffix:
-        return await text.encode_infill(call.texts, call.suffix)
+        return await text.encode_infill(call.texts, call.suffix, facts.max_model_tokens)
     if call.texts:
-        prompts = await text.encode(call.texts)
+        prompts = await text.encode(call.texts, max_tokens=facts.max_model_tokens)
         if not all(prompts):
             raise openai.Malformed("Invalid 'prompt': there is not one token in it", "prompt", "empty_string")
         return prompts, ()
-    if any(token_id >= facts.vocab_size for prompt in call.token_ids for token_id in prompt):
-        raise openai.Malformed(f"Invalid 'prompt': the vocabulary has {facts.vocab_size} tokens", "prompt")
-    return call.token_ids, ()
+    prompts = call.token_ids
+    for prompt in prompts:
+        room_for(len(prompt), facts, "prompt")
+        if max(prompt) >= facts.vocab_size:
+            raise openai.Malformed(f"Invalid 'prompt': the vocabulary has {facts.vocab_size} tokens", "prompt")
+    return prompts, ()

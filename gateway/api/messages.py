@@ -11,7 +11,7 @@ from multidict import istr
 from gateway import anthropic, head, openai
 from gateway.api import chat
 from gateway.api.answer import give
-from gateway.api.request import taken_body_of
+from gateway.api.request import parsed, taken_body_of
 from gateway.auth import Caller
 from gateway.errors import InvalidRequest
 from gateway.head import HEAD
@@ -24,7 +24,7 @@ async def create(gw: Gateway, request: web.Request) -> web.StreamResponse:
     _begin(request)
     caller = gw.auth.caller_of(request)
     body = await taken_body_of(gw, request)
-    call = anthropic.parse_message(body)
+    call = await parsed(anthropic.parse_message, body)
     caller.check(call.model, "chat.completions")
     return await gw.idempotency.once(request, caller, body, lambda: _answered(gw, request, caller, call))
 
@@ -33,7 +33,7 @@ async def count(gw: Gateway, request: web.Request) -> web.StreamResponse:
     """How long the prompt would be; nothing is computed and nothing is owed."""
     _begin(request)
     caller = gw.auth.caller_of(request)
-    call = anthropic.parse_count(await taken_body_of(gw, request))
+    call = await parsed(anthropic.parse_count, await taken_body_of(gw, request))
     caller.check(call.model, "chat.completions")
     prompt = await chat.prompt_of(gw, caller, call)
     return head.Whole(msgspec.json.encode(anthropic.TokenCount(len(prompt))))

@@ -18,7 +18,7 @@ from gateway import head, ollama, openai
 from gateway.api import chat as chats
 from gateway.api import completions, vectors
 from gateway.api.answer import give
-from gateway.api.request import taken_body_of
+from gateway.api.request import parsed, taken_body_of
 from gateway.auth import Caller
 from gateway.dispatch import ServedModel
 from gateway.errors import ModelNotFound, NotServedHere
@@ -31,7 +31,7 @@ ABSENT = ("/api/pull", "/api/push", "/api/create", "/api/copy")
 
 async def chat(gw: Gateway, request: web.Request) -> web.StreamResponse:
     caller = gw.auth.local_caller_of(request)
-    call = ollama.parse_chat(await taken_body_of(gw, request, of_any_type=True))
+    call = await parsed(ollama.parse_chat, await taken_body_of(gw, request, of_any_type=True))
     if isinstance(call, str):
         await _load(gw, caller, call)
         message = Message(content="")
@@ -44,7 +44,7 @@ async def chat(gw: Gateway, request: web.Request) -> web.StreamResponse:
 
 async def generate(gw: Gateway, request: web.Request) -> web.StreamResponse:
     caller = gw.auth.local_caller_of(request)
-    call = ollama.parse_generate(await taken_body_of(gw, request, of_any_type=True))
+    call = await parsed(ollama.parse_generate, await taken_body_of(gw, request, of_any_type=True))
     if isinstance(call, str):
         await _load(gw, caller, call)
         return _whole(GenerateBody(model=call, created_at=_now(), response="", done=True, done_reason="load"))
@@ -62,7 +62,7 @@ async def generate(gw: Gateway, request: web.Request) -> web.StreamResponse:
 
 async def embed(gw: Gateway, request: web.Request) -> web.StreamResponse:
     caller = gw.auth.local_caller_of(request)
-    call = ollama.parse_embed(await taken_body_of(gw, request, of_any_type=True))
+    call = await parsed(ollama.parse_embed, await taken_body_of(gw, request, of_any_type=True))
     caller.check(call.model, "embeddings")
     shape = partial(ollama.EmbedAnswer, started_at=request[HEAD].started_at)
     return await vectors.embedded(gw, request, caller, call, shape)
@@ -70,7 +70,7 @@ async def embed(gw: Gateway, request: web.Request) -> web.StreamResponse:
 
 async def embeddings(gw: Gateway, request: web.Request) -> web.StreamResponse:
     caller = gw.auth.local_caller_of(request)
-    call = ollama.parse_embeddings(await taken_body_of(gw, request, of_any_type=True))
+    call = await parsed(ollama.parse_embeddings, await taken_body_of(gw, request, of_any_type=True))
     caller.check(call.model, "embeddings")
     return await vectors.embedded(gw, request, caller, call, ollama.EmbeddingsAnswer)
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from typing import TYPE_CHECKING, TypeVar
 
@@ -15,6 +17,7 @@ from gateway import openai
 from gateway.errors import BodyTimeout, ContextLengthExceeded, InvalidRequest, UnsupportedMediaType
 from gateway.head import HEAD
 from gateway.openai import ChatRequest, CompletionRequest, Reading
+from gateway.openai.keys import LONG_BYTES
 from policies import wire
 
 if TYPE_CHECKING:
@@ -31,6 +34,8 @@ PIECE_BYTES = 64 << 10
 """Of a body, that have to come within ``server.stall_s``: who sends a byte now and then would else be waited for for
 days."""
 RECEIPT = istr("x-penstock-receipt")
+
+_beside = ThreadPoolExecutor(1, thread_name_prefix="bodies")
 
 
 async def body_of(gw: Gateway, request: web.Request) -> bytes:
@@ -75,6 +80,13 @@ async def _arriving(content: StreamReader, max_bytes: int, stall_s: float) -> by
     except TimeoutError:
         raise BodyTimeout() from None
     return bytes(body)
+
+
+async def parsed(parse: Callable[[bytes], T], body: bytes) -> T:
+    """What ``parse`` makes of it; of a long one beside the event loop, one at a time. Raises what ``parse`` raises."""
+    if len(body) <= LONG_BYTES:
+        return parse(body)
+    return await asyncio.get_running_loop().run_in_executor(_beside, parse, body)
 
 
 def _check_type(request: web.Request) -> None:
@@ -124,11 +136,7 @@ def room_for(num_prompt_tokens: int, facts: wire.Ready, param: str) -> int:
         raise InvalidRequest("This model writes nothing: ask it for vectors, at /v1/embeddings.", param="model")
     room = facts.max_model_tokens - num_prompt_tokens
     if room < 1:
-        raise ContextLengthExceeded(
-            f"This model's maximum context length is {facts.max_model_tokens} tokens, prompt and completion together. "
-            f"However, your {param} resulted in {num_prompt_tokens} tokens. Please reduce their length.",
-            param=param,
-        )
+        raise ContextLengthExceeded.of(facts.max_model_tokens, f"{num_prompt_tokens}", param)
     return room
 
 

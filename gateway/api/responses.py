@@ -13,7 +13,7 @@ from aiohttp import web
 from gateway import errors, head, openai
 from gateway.api.answer import give
 from gateway.api.chat import prepared, prompt_of
-from gateway.api.request import taken_body_of
+from gateway.api.request import parsed, taken_body_of
 from gateway.api.traced import behind
 from gateway.auth import Caller
 from gateway.head import HEAD
@@ -43,7 +43,7 @@ SCOPE = "responses"
 async def create(gw: Gateway, request: web.Request) -> web.StreamResponse:
     caller = gw.auth.caller_of(request)
     body = await taken_body_of(gw, request)
-    call = requests.parse(body)
+    call = await parsed(requests.parse, body)
     caller.check(call.model, SCOPE)
     return await gw.idempotency.once(request, caller, body, lambda: _answered(gw, request, caller, call))
 
@@ -51,7 +51,7 @@ async def create(gw: Gateway, request: web.Request) -> web.StreamResponse:
 async def count(gw: Gateway, request: web.Request) -> web.StreamResponse:
     """POST /v1/responses/input_tokens: how long the prompt would be."""
     caller = gw.auth.caller_of(request)
-    call = requests.parse_count(await taken_body_of(gw, request))
+    call = await parsed(requests.parse_count, await taken_body_of(gw, request))
     caller.check_endpoint(SCOPE)
     before, given = await _items(gw, caller, call)
     chat = requests.counted_chat_of(call, messages_of(call.instructions, before + given))

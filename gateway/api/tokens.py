@@ -6,21 +6,21 @@ import msgspec
 from aiohttp import web
 
 from gateway import head, openai
-from gateway.api.chat import prompt_of
-from gateway.api.request import taken_body_of
+from gateway.api.chat import MAX_COUNTED, prompt_of
+from gateway.api.request import parsed, taken_body_of
 from gateway.auth import Caller
 from gateway.house import Gateway
 
 
 async def tokenize(gw: Gateway, request: web.Request) -> web.StreamResponse:
     caller = gw.auth.caller_of(request)
-    asked = openai.parse_tokenize(await taken_body_of(gw, request))
+    asked = await parsed(openai.parse_tokenize, await taken_body_of(gw, request))
     model = _model_of(gw, caller, asked.model)
     text, facts = gw.dispatch.text(model), gw.dispatch.ready(model)
     if asked.prompt is None:
         token_ids = await prompt_of(gw, caller, msgspec.structs.replace(asked.chat, model=model))
     else:
-        (token_ids,) = await text.encode([asked.prompt], asked.add_special_tokens is not False)
+        (token_ids,) = await text.encode([asked.prompt], asked.add_special_tokens is not False, MAX_COUNTED)
     body = openai.TokenizeBody(
         count=len(token_ids),
         max_model_len=None if facts is None else facts.max_model_tokens,
@@ -32,7 +32,7 @@ async def tokenize(gw: Gateway, request: web.Request) -> web.StreamResponse:
 
 async def detokenize(gw: Gateway, request: web.Request) -> web.StreamResponse:
     caller = gw.auth.caller_of(request)
-    asked = openai.parse_detokenize(await taken_body_of(gw, request))
+    asked = await parsed(openai.parse_detokenize, await taken_body_of(gw, request))
     text = gw.dispatch.text(_model_of(gw, caller, asked.model))
     return head.Whole(msgspec.json.encode(openai.DetokenizeBody(text.decode(asked.tokens))))
 

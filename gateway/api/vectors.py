@@ -12,7 +12,7 @@ from aiohttp import web
 from gateway import openai, reply
 from gateway.api import elsewhere
 from gateway.api.answer import give
-from gateway.api.request import fingerprint, loaded, taken_body_of
+from gateway.api.request import fingerprint, loaded, parsed, taken_body_of
 from gateway.auth import Caller
 from gateway.errors import ContextLengthExceeded, InvalidRequest
 from gateway.head import HEAD
@@ -51,7 +51,7 @@ async def _begun(
 ) -> web.StreamResponse:
     caller = gw.auth.caller_of(request)
     body = await taken_body_of(gw, request)
-    call = parse(body)
+    call = await parsed(parse, body)
     caller.check(call.model, endpoint)
     return await gw.idempotency.once(request, caller, body, lambda: answered(gw, request, caller, call))
 
@@ -83,10 +83,10 @@ async def _embedding(
             f"Invalid 'dimensions': this model's vectors have {facts.num_dimensions}", param="dimensions"
         )
     if call.texts:
-        prompts = await text.encode(call.texts)
+        prompts = await text.encode(call.texts, max_tokens=facts.max_model_tokens, param="input")
     else:
         prompts = call.token_ids
-        if any(token_id >= facts.vocab_size for prompt in prompts for token_id in prompt):
+        if any(max(prompt, default=0) >= facts.vocab_size for prompt in prompts):
             raise openai.Malformed(f"Invalid 'input': the vocabulary has {facts.vocab_size} tokens", "input")
     pooling = wire.Pooling(pooling.kind, pooling.is_normalized, num_dimensions)
     asked = [(prompt, pooling) for prompt in prompts]
@@ -126,7 +126,7 @@ async def _ranking(
         pairs: Sequence[tuple[str, str]] = [(call.query, each) for each in texts]
     else:
         pairs, param = call.pairs, "text_2"
-    asked, places = await _of_pairs(pairs, text, facts)
+    asked, places = await _of_pairs(pairs, text, facts, param)
     return _answer(gw, request, caller, call, text, facts, asked, param, partial(shaped, pairs=places))
 
 
@@ -148,16 +148,17 @@ def _pooling(facts: wire.Ready) -> wire.Pooling:
 
 
 async def _of_pairs(
-    pairs: Sequence[tuple[str, str]], text: Text, facts: wire.Ready
+    pairs: Sequence[tuple[str, str]], text: Text, facts: wire.Ready, param: str
 ) -> tuple[list[Asked], list[tuple[int, int]] | None]:
     """For the model's own head, both texts in one prompt. Where it has none, each text once, and the places of a
     pair's: their vectors are compared."""
     if facts.scores:
-        encoded = await text.encode_pairs(pairs)
+        encoded = await text.encode_pairs(pairs, facts.max_model_tokens, param)
         return [(prompt, wire.Pooling("score", second_at=second_at)) for prompt, second_at in encoded], None
     pooling = wire.Pooling(_pooling(facts).kind)
     place = {each: number for number, each in enumerate(dict.fromkeys(each for pair in pairs for each in pair))}
-    asked = [(prompt, pooling) for prompt in await text.encode(list(place))]
+    prompts = await text.encode(list(place), max_tokens=facts.max_model_tokens, param=param)
+    asked = [(prompt, pooling) for prompt in prompts]
     return asked, [(place[first], place[second]) for first, second in pairs]
 
 

@@ -19,7 +19,7 @@ from policies.lines import likeness
 MAX_ERRORS = 1000
 """Named one by one; how many more there are is said."""
 NEWLINE = b"\n"
-UNREADABLE = ("invalid_json_line", "duplicate_key")
+UNREADABLE = ("invalid_json_line", "duplicate_key", "too_many_parts")
 NO_KEY = ("", b"", b"")
 """Of a line that is not asked."""
 MAX_LINES_READ, MAX_BYTES_READ = 64, 4 << 20

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from gateway.openai.failures import Malformed
-from gateway.openai.keys import check_keys
+from gateway.openai.keys import check_keys, count_quotes
 
 T = TypeVar("T")
 
@@ -16,8 +16,9 @@ T = TypeVar("T")
 def decoded(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
     """What is in ``body``. Raises Malformed."""
     try:
+        num_quotes = count_quotes(body)
         value = decoder.decode(body)
-        check_keys(body)
+        check_keys(body, num_quotes)
         return value
     except msgspec.ValidationError as error:
         raise _named(str(error)) from None

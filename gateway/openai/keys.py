@@ -3,6 +3,9 @@
 A decoder keeps one of them and does not tell. What it keeps has as many strings, keys and values together, as the body,
 unless a key was there twice; those of a body are counted by their quotes. Only where the numbers differ is the body
 read again, for the place.
+
+Long bodies are counted slice by slice on a thread, before they are decoded: what has very many parts would hold up
+every stream while they are made.
 """
 
 from __future__ import annotations
@@ -16,25 +19,51 @@ import msgspec
 
 from gateway.openai.failures import Malformed
 
+LONG_BYTES = 64 << 10
+"""Of a body that is read beside the event loop."""
+MAX_PARTS, MAX_VALUES = 100_000, 1_250_000
+"""Strings, lists and objects of a long body, and its commas; a prompt of a million token ids is let in."""
+SLICE_BYTES = 128 << 10
+
 _plain = msgspec.json.Decoder()
 
 
-def check_keys(body: bytes) -> None:
+def check_keys(body: bytes, num_quotes: int) -> None:
     """Of an object or a list. Raises Malformed where an object in it has a key twice, and RecursionError."""
     try:
         kept = _plain.decode(body)
     except msgspec.DecodeError:  # numbers that no field takes, in one that nobody reads
         kept = []
-    if 2 * _num_strings(kept) != _num_quotes(body):
+    if 2 * _num_strings(kept) != num_quotes:
         _find(body)
 
 
-def _num_quotes(body: bytes) -> int:
-    """Around strings."""
+def count_quotes(body: bytes) -> int:
+    """Around strings. Raises Malformed where a long body has more parts than are read."""
+    if len(body) > LONG_BYTES:
+        return _count_slices(body)
     num = body.count(b'"')
     if b"\\" in body and rb"\"" in body:
         num -= body.replace(rb"\\", b"").count(rb"\"")  # a backslash that is escaped escapes nothing
     return num
+
+
+def _count_slices(body: bytes) -> int:
+    num_quotes = num_parts = num_commas = begin = 0
+    while begin < len(body):
+        end = begin + SLICE_BYTES
+        while body[end - 1 : end] == b"\\":  # no escape is cut
+            end += 1
+        pieces = body[begin:end].replace(rb"\\", b"").replace(rb"\"", b"").split(b'"')
+        outside = b"".join(pieces[num_quotes % 2 :: 2])
+        num_quotes += len(pieces) - 1
+        num_parts += outside.count(b"{") + outside.count(b"[")
+        num_commas += outside.count(b",")
+        if num_quotes // 2 + num_parts > MAX_PARTS or num_commas > MAX_VALUES:
+            most = f"{MAX_PARTS} strings, lists and objects, or than {MAX_VALUES} values in all"
+            raise Malformed(f"The body has more parts than are read: more than {most}.", code="too_many_parts")
+        begin = end
+    return num_quotes
 
 
 def _num_strings(value: Any) -> int:
@@ -56,9 +85,14 @@ class _Twice(NamedTuple):
 
 
 def _find(body: bytes) -> None:
-    found = json.loads(body, object_pairs_hook=_object, parse_int=str)
+    # Functions of ours, as other threads run between their calls.
+    found = json.loads(body, object_pairs_hook=_object, parse_int=_no_number, parse_float=_no_number)
     for path in _paths(found, ""):
         raise Malformed(f"Invalid body: '{path}' is there twice.", path, "duplicate_key")
+
+
+def _no_number(_: str) -> None:
+    return None
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any] | _Twice:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 import msgspec
 from msgspec import Meta
@@ -220,15 +220,15 @@ class CompletionRequest(Generation, frozen=True, kw_only=True):
         """The prompts, when they are text."""
         if isinstance(self.prompt, str):
             return [self.prompt]
-        return [item for item in self.prompt if isinstance(item, str)]
+        return cast(list[str], self.prompt) if isinstance(self.prompt[0], str) else []
 
     @property
     def token_ids(self) -> list[list[int]]:
         """The prompts, when they are token ids."""
-        if isinstance(self.prompt, str):
+        if self.texts:
             return []
-        flat = [item for item in self.prompt if isinstance(item, int)]
-        return [flat] if flat else [item for item in self.prompt if isinstance(item, list)]
+        prompts = [self.prompt] if isinstance(self.prompt[0], int) else self.prompt
+        return cast(list[list[int]], prompts)
 
 
 _chat = msgspec.json.Decoder(ChatRequest)
@@ -266,6 +266,12 @@ def parse_completion(body: bytes) -> CompletionRequest:
     """The request in ``body``. Raises Malformed."""
     call = decoded(_completion, body)
     _check(call)
+    if not isinstance(call.prompt, str):
+        kinds = {type(item) for item in call.prompt}
+        if len(kinds) > 1:
+            raise Malformed("Invalid 'prompt': strings, token ids and lists of token ids cannot be mixed", "prompt")
+        if kinds == {list} and not all(call.prompt):
+            raise Malformed("Invalid 'prompt': a list of token ids is empty", "prompt", "empty_array")
     for text in call.texts:
         check_text(text, "prompt")
     if call.suffix and not call.texts:
@@ -278,12 +284,6 @@ def parse_completion(body: bytes) -> CompletionRequest:
         raise Malformed("'best_of' cannot be streamed, as the best one is known at the end", "best_of")
     if call.max_tokens == 0 and not call.echo:
         raise Malformed("'max_tokens' may be 0 only with 'echo'", "max_tokens", "integer_below_min_value")
-    if not isinstance(call.prompt, str):
-        kinds = {type(item) for item in call.prompt}
-        if len(kinds) > 1:
-            raise Malformed("Invalid 'prompt': strings, token ids and lists of token ids cannot be mixed", "prompt")
-        if kinds == {list} and not all(call.prompt):
-            raise Malformed("Invalid 'prompt': a list of token ids is empty", "prompt", "empty_array")
     if (len(call.texts) or len(call.token_ids)) * call.num_sequences > MAX_CHOICES:
         raise Malformed(f"'n' times the number of prompts may be {MAX_CHOICES} at most", "n")
     return call

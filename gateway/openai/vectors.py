@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
@@ -60,15 +60,15 @@ class EmbeddingRequest(Reading, frozen=True, kw_only=True):
         """The inputs, when they are text."""
         if isinstance(self.input, str):
             return [self.input]
-        return [item for item in self.input if isinstance(item, str)]
+        return cast(list[str], self.input) if isinstance(self.input[0], str) else []
 
     @property
     def token_ids(self) -> list[list[int]]:
         """The inputs, when they are token ids."""
-        if isinstance(self.input, str):
+        if self.texts or not self.input:
             return []
-        flat = [item for item in self.input if isinstance(item, int)]
-        return [flat] if flat else [item for item in self.input if isinstance(item, list)]
+        inputs = [self.input] if isinstance(self.input[0], int) else self.input
+        return cast(list[list[int]], inputs)
 
 
 class Document(msgspec.Struct, frozen=True):

@@ -19,12 +19,13 @@ from typing import Any, TypeVar
 from tokenizers import Tokenizer
 
 from gateway import openai
-from gateway.errors import InvalidRequest, ServiceUnavailable
+from gateway.errors import ContextLengthExceeded, InvalidRequest, ServiceUnavailable
 from gateway.parsers.tongue import tongue_of
 from gateway.text import untold
 from gateway.text.detokenize import Decoder, Vocabulary
 from gateway.text.gguf import Described, described
 from gateway.text.infill import Infill
+from gateway.text.length import TooLong
 from gateway.text.pieces import Pieces, freeze_words
 from gateway.text.stops import StopStrings
 from gateway.text.template import ChatTemplate, TemplateFailure, TemplateInvalid
@@ -102,12 +103,14 @@ class Text:
         tools: Sequence[dict[str, Any]] | None = None,
         switches: Mapping[str, Any] | None = None,
         tenant_id: str = "",
+        max_tokens: int | None = None,
     ) -> list[int]:
         """Token ids of the conversation as the model was trained to read it.
 
         A special token's name in a message's text becomes that token, as it does in transformers. The template writes
         the beginning-of-text token where the model wants one, so none is added. ``switches`` are the template's own.
-        What this tenant's conversations held before is not read again. Raises InvalidRequest.
+        What this tenant's conversations held before is not read again, and what is certainly longer than
+        ``max_tokens`` is not read to its end. Raises InvalidRequest, also ContextLengthExceeded.
         """
         template = self._templates.get("tool_use") if tools else None
         template = template or self._templates.get("default")
@@ -134,15 +137,15 @@ class Text:
                 try:
                     read = await self._together.read(found.missing)
                 except Exception as error:
-                    raise _untokenisable(error) from None
+                    raise _unread(error, "messages") from None
             return self._pieces.join(found, read)
 
         def render_and_encode() -> list[int]:
             prompt = rendered()
             try:
-                return self._pieces.encode(prompt, tenant_id)
+                return self._pieces.encode(prompt, tenant_id, max_tokens)
             except Exception as error:
-                raise _untokenisable(error) from None
+                raise _unread(error, "messages") from None
 
         return await self._on_thread(render_and_encode)
 
@@ -152,22 +155,41 @@ class Text:
             return False
         return self.tongue.is_thinking(self._tokenizer.decode(prompt[-8:], skip_special_tokens=False))
 
-    async def encode(self, prompts: Sequence[str], with_specials: bool = True) -> list[list[int]]:
-        """Token ids of bare prompts, by default with the special tokens that the tokenizer puts around a text. Raises
-        InvalidRequest."""
-        if not self._is_long(sum(20 + len(prompt) for prompt in prompts)):
-            return self._encode(prompts, with_specials)
-        return await self._on_thread(lambda: self._encode(prompts, with_specials))
+    async def encode(
+        self,
+        prompts: Sequence[str],
+        with_specials: bool = True,
+        max_tokens: int | None = None,
+        param: str = "prompt",
+    ) -> list[list[int]]:
+        """Token ids of bare prompts, by default with the special tokens that the tokenizer puts around a text.
+        ``max_tokens`` of each, as in ``encode_chat``. Raises InvalidRequest, also ContextLengthExceeded."""
 
-    async def encode_pairs(self, pairs: Sequence[tuple[str, str]]) -> list[tuple[list[int], int]]:
+        def encode() -> list[list[int]]:
+            try:
+                for prompt in prompts:
+                    self._pieces.check_length(prompt, max_tokens)
+                return self._pieces.read(prompts, max_tokens, with_specials)
+            except Exception as error:
+                raise _unread(error, param) from None
+
+        if not self._is_long(sum(20 + len(prompt) for prompt in prompts)):
+            return encode()
+        return await self._on_thread(encode)
+
+    async def encode_pairs(
+        self, pairs: Sequence[tuple[str, str]], max_tokens: int, param: str
+    ) -> list[tuple[list[int], int]]:
         """Token ids of two texts in one, as the tokenizer joins them, and where the second begins; 0 where the
-        tokenizer does not say. Raises InvalidRequest."""
+        tokenizer does not say. ``max_tokens`` of either, as in ``encode_chat``. Raises InvalidRequest."""
 
         def read() -> list[tuple[list[int], int]]:
             try:
+                for text in {text for pair in pairs for text in pair}:
+                    self._pieces.check_length(text, max_tokens)
                 encodings = self._tokenizer.encode_batch(list(pairs), add_special_tokens=True)
             except Exception as error:
-                raise _untokenisable(error) from None
+                raise _unread(error, param) from None
             return [(each.ids, each.type_ids.index(1) if 1 in each.type_ids else 0) for each in encodings]
 
         if not self._is_long(sum(40 + len(first) + len(second) for first, second in pairs)):
@@ -181,7 +203,7 @@ class Text:
             try:
                 encodings = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
             except Exception as error:
-                raise _untokenisable(error) from None
+                raise _unread(error, "prompt") from None
             return [
                 text[: each.offsets[max_tokens - 1][1]] if len(each.ids) > max_tokens else text
                 for text, each in zip(texts, encodings, strict=True)
@@ -189,14 +211,17 @@ class Text:
 
         return await self._on_thread(cut)
 
-    async def encode_infill(self, prompts: Sequence[str], suffix: str) -> tuple[list[list[int]], tuple[int, ...]]:
-        """Token ids of prompts that end where something is to be filled in before ``suffix``, and what ends that.
-        Raises InvalidRequest, also where the model has no tokens for it."""
+    async def encode_infill(
+        self, prompts: Sequence[str], suffix: str, max_tokens: int | None = None
+    ) -> tuple[list[list[int]], tuple[int, ...]]:
+        """Token ids of prompts that end where something is to be filled in before ``suffix``, and what ends that;
+        ``max_tokens`` of each part, as in ``encode_chat``. Raises InvalidRequest, also where the model has no tokens
+        for it."""
         infill = self._infill
         if infill is None:
             what = "this model has no tokens for filling in the middle"
             raise InvalidRequest(f"'suffix' is not supported: {what}", param="suffix", code="unsupported_parameter")
-        *before, after = await self.encode([*prompts, suffix], with_specials=False)
+        *before, after = await self.encode([*prompts, suffix], False, max_tokens)
         ((*lead,),) = await self.encode([""])
         # Whatever comes behind a text has no place here.
         lead = lead if len(lead) == 1 else []
@@ -210,14 +235,6 @@ class Text:
         """For one answer, fed as its tokens arrive. ``continues``: the answer goes on from the prompt's own text, so
         that a first space is part of it."""
         return self.vocabulary.decoder(continues)
-
-    def _encode(self, prompts: Sequence[str], with_specials: bool) -> list[list[int]]:
-        try:
-            # As in Pieces.
-            encodings = self._tokenizer.encode_batch_fast(prompts, add_special_tokens=with_specials)
-        except Exception as error:
-            raise _untokenisable(error) from None
-        return [encoding.ids for encoding in encodings]
 
     def _is_long(self, num_chars: int) -> bool:
         """Short texts are read on the loop; a long one would hold up every stream, so it goes to a thread."""
@@ -255,8 +272,10 @@ def _of_directory(directory: Path) -> Described:
     return Described(tokenizer, variables, _sources(directory, config))
 
 
-def _untokenisable(error: Exception) -> InvalidRequest:
+def _unread(error: Exception, param: str) -> InvalidRequest:
     """A tokenizer without an unknown token refuses some texts, with no exception narrower than Exception."""
+    if isinstance(error, TooLong):
+        return ContextLengthExceeded.of(error.max_tokens, f"{error.num_tokens} or more", param)
     return InvalidRequest(f"The prompt cannot be tokenised: {error}")
 
 

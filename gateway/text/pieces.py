@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import re
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from tokenizers import AddedToken, Tokenizer
 
+from gateway.text.length import TooLong, check_length
 from gateway.text.words import Words
 
 MAX_REMEMBERED_CHARS = 2 << 20
@@ -93,16 +94,25 @@ class Pieces:
         if self._cut is not None and not self._agrees(longest_first):
             self._cut = None
 
-    def encode(self, prompt: str, tenant_id: str) -> list[int]:
+    def encode(self, prompt: str, tenant_id: str, max_tokens: int | None = None) -> list[int]:
         """Token ids of ``prompt``, without the special tokens that the tokenizer would put around it.
 
-        Raises what the tokenizer raises.
+        Raises what the tokenizer raises, and TooLong where there are more than ``max_tokens``; a few more may pass.
         """
+        self.check_length(prompt, max_tokens)
         found = self.find(prompt, tenant_id)
         read: list[list[int]] = []
         for begin in range(0, len(found.missing), MAX_READ_AT_ONCE):
-            read += self.read(found.missing[begin : begin + MAX_READ_AT_ONCE])
+            read += self.read(found.missing[begin : begin + MAX_READ_AT_ONCE], max_tokens)
         return self.join(found, read)
+
+    def check_length(self, text: str, max_tokens: int | None) -> None:
+        """Raises TooLong where ``text`` certainly has more tokens, and what the tokenizer raises."""
+        if max_tokens is not None:
+            check_length(text, max_tokens, self._num_tokens)
+
+    def _num_tokens(self, text: str) -> int:
+        return len(self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0])
 
     def find(self, prompt: str, tenant_id: str) -> Found:
         """``prompt`` in pieces, some of them known."""
@@ -157,10 +167,13 @@ class Pieces:
             read.append(token_ids)
         return read
 
-    def read(self, texts: list[str]) -> list[list[int]]:
-        """Token ids of each text, by the tokenizer. Raises what it raises."""
+    def read(self, texts: Sequence[str], max_tokens: int | None = None, with_specials: bool = False) -> list[list[int]]:
+        """Token ids of each text, by the tokenizer. Raises what it raises, and TooLong where one text has more than
+        ``max_tokens``."""
         # This variant keeps no character offsets and, unlike encode(), lets other threads run.
-        encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+        encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=with_specials)
+        if max_tokens is not None and (longest := max(map(len, encodings), default=0)) > max_tokens:
+            raise TooLong(longest, max_tokens)
         return [encoding.ids for encoding in encodings]
 
     def join(self, found: Found, read: list[list[int]]) -> list[int]:

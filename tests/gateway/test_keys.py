@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.openai import Malformed
-from gateway.openai.keys import check_keys
+from gateway.openai import Malformed, keys
 
 TEXT = st.text(st.sampled_from('"\\:{},n\n\0u0é🙂 '), max_size=8)
 VALUE = st.recursive(
@@ -27,9 +26,13 @@ WRITTEN = st.fixed_dictionaries(
 )
 
 
+def checked(body: bytes) -> None:
+    keys.check_keys(body, keys.count_quotes(body))
+
+
 @given(VALUE, WRITTEN)
 def test_what_has_each_key_once_passes(value: Any, written: dict[str, Any]):
-    check_keys(json.dumps([value], **written).encode())
+    checked(json.dumps([value], **written).encode())
 
 
 @given(st.dictionaries(TEXT, VALUE, min_size=1, max_size=3), VALUE, VALUE, WRITTEN)
@@ -38,10 +41,33 @@ def test_a_key_that_is_there_twice_is_named(value: dict[str, Any], other: Any, b
     inside = json.dumps(value, **written).rstrip()[:-1] + f",{json.dumps(key)}:{json.dumps(other)}}}"
     body = f'{{"": {json.dumps(beside)}, "a": [0, {inside}]}}'.encode()
     with pytest.raises(Malformed) as refused:
-        check_keys(body)
+        checked(body)
     assert (refused.value.param, refused.value.code) == (f"a[1].{key}", "duplicate_key")
 
 
 def test_a_key_may_be_spelled_in_two_ways():
     with pytest.raises(Malformed, match=r"'a\.b' is there twice"):
-        check_keys(rb'{"a": {"b": 1, "\u0062": 2}}')
+        checked(rb'{"a": {"b": 1, "\u0062": 2}}')
+
+
+@given(VALUE, WRITTEN, st.integers(1, 9))
+def test_a_long_body_is_counted_in_slices(value: Any, written: dict[str, Any], slice_bytes: int):
+    body = json.dumps([value, "\\" * 9, '"'], **written).encode()
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(keys, "LONG_BYTES", 0)
+        patched.setattr(keys, "SLICE_BYTES", slice_bytes)
+        in_slices = keys.count_quotes(body)
+    assert in_slices == keys.count_quotes(body)
+
+
+@pytest.mark.parametrize("value", [[[]], [{}], ["a"], ["\\", '"'], {"a": "b"}, [None]])
+def test_a_long_body_has_so_many_parts_and_no_more(value: Any):
+    inside = json.dumps(value)[1:-1]
+    most = keys.MAX_VALUES if value == [None] else keys.MAX_PARTS // len(value) // (1 + isinstance(value, dict))
+    outside = b'{"a": "%s", "b": ' % (b"[{,:" * keys.MAX_VALUES)  # in a string they are none
+    few, many = (f"{', '.join([inside] * number)}".encode() for number in (most - 10, most + 10))
+    opening, closing = (b"{", b"}") if isinstance(value, dict) else (b"[", b"]")
+    assert keys.count_quotes(outside + opening + few + closing + b"}") > 0
+    with pytest.raises(Malformed) as refused:
+        keys.count_quotes(outside + opening + many + closing + b"}")
+    assert refused.value.code == "too_many_parts"

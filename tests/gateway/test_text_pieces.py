@@ -56,9 +56,9 @@ def test_what_stands_around_the_newest_turn_is_not_cut_again():
 
 def test_a_conversation_of_many_turns_is_read_in_portions(monkeypatch):
     class Noted(Pieces):
-        def read(self, texts):
+        def read(self, texts, *others):
             portions.append(len(texts))
-            return super().read(texts)
+            return super().read(texts, *others)
 
     portions: list[int] = []
     memory = Noted(DEMO)
@@ -82,7 +82,7 @@ def test_a_tenant_finds_only_what_it_brought(monkeypatch):
     memory = Pieces(DEMO)
     read = []
     by_tokenizer = memory.read
-    monkeypatch.setattr(memory, "read", lambda texts: read.append(texts) or by_tokenizer(texts))
+    monkeypatch.setattr(memory, "read", lambda texts, *_: read.append(texts) or by_tokenizer(texts))
     first, second = "user\n" + "a long question " * 4, "user\n" + "and a longer one " * 4
     memory.encode(f"<|im_start|>{first}<|im_end|>\n", "one")
     memory.encode(f"<|im_start|>{first}<|im_end|>\n<|im_start|>{second}<|im_end|>\n", "one")
