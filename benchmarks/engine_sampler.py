@@ -73,7 +73,7 @@ def main() -> None:
                 times = f"{known:8.3f} {unknown:8.3f} {theirs:8.2f} {theirs / known:6.1f} x"
                 print(f"{vocab_size:7,} x {num_rows:2}  {name:20} {times}", flush=True)
     kernels = library()
-    if kernels is not None and kernels.has_tiles:
+    if kernels is not None and kernels.has_linear:
         for num_rows in (1, 32):
             alone, fused, apart = medians(head(kernels, num_rows, 151_936, 896), 25)
             print(

@@ -50,6 +50,7 @@ def test_kernels_are_compiled_once_and_then_found(cache):
         ("forms.h", "dim % TILE * DEPTH;", "(dim ^ 1) % TILE * DEPTH;"),
         ("maxima.h", "(a > b) |", "(a < b) |"),
         ("noise.h", "z >> 27", "z >> 28"),
+        ("pairs.h", "TILE_SIZE + pair * LANES", "TILE_SIZE"),
         ("int8.h", "= 128 * rounded", "= 127 * rounded"),
         ("int4.h", "srli_epi16(line, 4)", "srli_epi16(line, 5)"),
         ("widened.h", "srli_epi16(codes, 4)", "srli_epi16(codes, 5)"),
@@ -65,7 +66,8 @@ def test_kernels_that_compute_something_else_are_found_out(cache, tmp_path, monk
     monkeypatch.setattr(build, "FLAGS", tuple("-O0" if flag == "-O3" else flag for flag in build.FLAGS))
     library = Library(str(built()))
     of_int8 = dict.fromkeys(("int8.h", "int4.h", "widened.h"), library.has_int8)
-    if not {"forms.h": library.has_adapt, **of_int8}.get(name, True):
+    has_pairs = library.has_linear and not library.has_tiles
+    if not {"forms.h": library.has_adapt, "pairs.h": has_pairs, **of_int8}.get(name, True):
         pytest.skip("nothing here uses it")
     assert not agrees_with_torch(library)
 
@@ -108,8 +110,8 @@ def test_a_cache_that_others_can_write_is_not_trusted(cache):
 @pytest.mark.parametrize("num_tokens", [1, 16, 23, 64, 65, 200, 300, 530])
 def test_a_packed_matrix_multiplies_as_torch_does_and_each_row_for_itself(num_tokens, gated, dtype):
     library = Library(str(built()))
-    if not library.has_tiles:
-        pytest.skip("no tiles here")
+    if not library.has_linear:
+        pytest.skip("the processor does not multiply bfloat16")
     torch.manual_seed(num_tokens)
     for columns, size in ((40, 96), (608, 96), (608, 2400)):
         x, bias = torch.randn(num_tokens, size).bfloat16(), torch.randn(columns).bfloat16()

@@ -121,7 +121,7 @@ def steps_of(adapters: Sequence[Adapter | None]) -> list[list[Span]]:
 def test_a_step_at_once_is_the_same_operations_in_the_same_order(family, form, kv_dtype):
     runner = runner_of(FAMILIES[family], form, kv_dtype=kv_dtype)
     if runner.whole is None:
-        pytest.skip("no tiles here")
+        pytest.skip("no step in one call here")
     steps = steps_of([None] * 3)
     at_once = []
     for step in steps:
@@ -150,7 +150,7 @@ def test_with_adapters_it_is_the_same_too(family, form):
     runner = runner_of(FAMILIES[family], form)
     whole = runner.whole
     if whole is None:
-        pytest.skip("no tiles here")
+        pytest.skip("no step in one call here")
     plain = [runner.forward(step) for step in steps_of([None] * 3)]
     for company in COMPANIES:
         steps = steps_with(adapters_of(FAMILIES[family], torch.bfloat16), company)
@@ -177,7 +177,7 @@ def test_with_adapters_of_bfloat16_it_rounds_as_little_as_without(family):
     runner, exact = runner_of(architecture, "none"), runner_of(architecture, "none", dtype="float32", attention="torch")
     whole = runner.whole
     if whole is None:
-        pytest.skip("no tiles here")
+        pytest.skip("no step in one call here")
     errors: list[float] = []
     adapted: list[float] = []
     moved: list[float] = []
@@ -207,7 +207,7 @@ def test_with_adapters_of_bfloat16_it_rounds_as_little_as_without(family):
 def test_it_leaves_behind_what_trained_drafters_read(family, form):
     runner = runner_of(FAMILIES[family], form)
     if runner.whole is None:
-        pytest.skip("no tiles here")
+        pytest.skip("no step in one call here")
     model = runner.keep_hidden()
     model.taps = (0, 2)
 

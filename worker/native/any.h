@@ -1,4 +1,4 @@
-// A packed matrix of any form, and what it is multiplied with. Nobody packs bfloat16 where there are no tiles.
+// A packed matrix of any form, and what it is multiplied with.
 
 #pragma once
 
@@ -50,15 +50,10 @@ struct AnyMatrix {
             int4::WidenedProduct{int4_matrix(), {rows, size, rounded}, rows, output}.run(team);
         } else if (form == INT4) {
             int4::Product{int4_matrix(), {rows, size, int4_matrix().group, rounded}, rows, output}.run(team);
-        }
-#if defined(HAVE_TILES)
-        if (form == PLAIN) {
+        } else {
             const bool is_laid = rows > FEW_ROWS;
             Product{is_laid ? (const bf16*)rounded : x, nullptr, rows, *(const Matrix*)matrix, output, is_laid, expansion}.run(team);
         }
-#else
-        (void)x, (void)expansion;
-#endif
     }
 };
 

@@ -76,7 +76,7 @@ void penstock_mask(float* logits, float* maxima, int64_t vocab_size, const int64
 // A token for each row.
 void penstock_draw(const Draws* draws, int threads) { draw(*draws, threads); }
 
-// Whether ``penstock_linear`` computes anything here.
+// Whether bfloat16 is multiplied in tiles here.
 int penstock_has_tiles() {
 #if defined(HAVE_TILES)
     return may_use_tiles();
@@ -85,7 +85,16 @@ int penstock_has_tiles() {
 #endif
 }
 
-#if defined(HAVE_TILES)
+// Whether there is ``penstock_linear``.
+int penstock_has_linear() {
+#if defined(__AVX512BF16__)
+    return 1;
+#else
+    return 0;
+#endif
+}
+
+#if defined(__AVX512BF16__)
 
 // y = x [rows, size] times the matrix (see linear.h): [rows, columns] bfloat16, the same values as float32, or, gated,
 // [rows, columns / 2]. maxima: of what is float32 (see maxima.h), or null.

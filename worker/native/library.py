@@ -107,8 +107,10 @@ class Library:
         for function in (self._add_norm, self._turn, self._gate, self._attend, *linears, *draws):
             function.restype = None
         self.has_tiles = bool(loaded.penstock_has_tiles())
+        """Whether they multiply bfloat16 in tiles."""
+        self.has_linear = bool(loaded.penstock_has_linear())
         """Whether there are ``linear`` and ``gated``."""
-        if self.has_tiles:
+        if self.has_linear:
             self._linear = loaded.penstock_linear
             self._linear.argtypes = (c_void_p, c_int64, c_void_p, c_int, c_int, c_void_p, c_void_p, c_int)
             self._linear.restype = None

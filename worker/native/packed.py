@@ -107,7 +107,8 @@ class _Packed:
 
 
 class PackedMatrix(_Packed):
-    """A bfloat16 matrix [columns, size], for the tiles of AMX: rows of a tile are pairs of inputs, columns outputs."""
+    """A bfloat16 matrix [columns, size], in the tiles of AMX, which vectors read as well: rows of a tile are pairs of
+    inputs, columns outputs."""
 
     FORM = 0
 

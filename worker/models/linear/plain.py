@@ -15,8 +15,8 @@ from worker.native import Library, PackedMatrix
 class PlainLinear:
     """A Linear over weight [out, in] in x's dtype.
 
-    On the CPU a bfloat16 weight is repacked, and the plain copy is not kept: for our own kernels where they have tiles
-    to multiply with, else for oneDNN's blocked layout, which reads it at close to memory bandwidth where F.linear
+    On the CPU a bfloat16 weight is repacked, and the plain copy is not kept: for our own kernels where the processor
+    multiplies bfloat16, else for oneDNN's blocked layout, which reads it at close to memory bandwidth where F.linear
     repacks in every call.
     """
 
@@ -35,7 +35,7 @@ class PlainLinear:
         """For our own kernels."""
         if weight.device.type != "cpu" or weight.dtype is not torch.bfloat16:
             return
-        if kernels is not None and kernels.has_tiles and self.in_features % 32 == 0:
+        if kernels is not None and kernels.has_linear and self.in_features % 32 == 0:
             self._kernels = kernels
             self.packed, self._weight = PackedMatrix(weight, bias, gated), None
         elif packs_bfloat16():

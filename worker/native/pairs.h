@@ -1,0 +1,91 @@
+// y = x times the transpose of a packed matrix where there are no tiles: by vectors, which multiply pairs of bfloat16.
+//
+// Each sum is of all inputs in their order, so a row has the same bits in any company.
+
+#pragma once
+
+#include "finish.h"
+#include "team.h"
+
+#if defined(__AVX512BF16__)
+
+namespace {
+
+struct PairProduct {
+    static constexpr int MANY = 8;        // rows that are multiplied at once: sixteen sums, so that none waits for another
+    static constexpr int NEAR = 4096;     // bytes by which a panel is fetched before it is multiplied, in the order of memory
+    static constexpr int64_t RUNS = 16;   // that each thread reads the matrix in
+    static constexpr int64_t MAX_RUN = 8;
+
+    const bf16* x;  // [rows, size], or laid out
+    int64_t rows;
+    const Matrix& matrix;
+    const Output& output;
+    bool is_laid;
+    const Expansion* expansion;  // what is added to the sums, or null
+
+    // Every thread of the team calls it.
+    void run(Team& team) const {
+        const int64_t panels = matrix.num_panels(), at_once = std::clamp<int64_t>(panels / (RUNS * team.size()), 1, MAX_RUN);
+        team.each_apart(panels, at_once, [&](int64_t panel) { all(panel); });
+    }
+
+  private:
+    // All rows of a panel, a tile at a time.
+    void all(int64_t panel) const {
+        alignas(64) float sums[2 * TILE * TILE];
+        Finish finish(matrix, output, expansion);
+        for (int64_t first = 0; first < rows; first += TILE) {
+            const int64_t count = std::min<int64_t>(TILE, rows - first);
+            if (first) some<MANY, false>(first, panel, sums);
+            else if (count == 1) some<1, true>(first, panel, sums);
+            else if (count == 2) some<2, true>(first, panel, sums);
+            else if (count <= 4) some<4, true>(first, panel, sums);
+            else some<MANY, true>(first, panel, sums);
+            if (count > MANY) some<MANY, false>(first + MANY, panel, sums + MANY * TILE);
+            if (expansion && expansion->is_tile(first / TILE)) {
+                expansion->add_tile(first / TILE, matrix.left(panel), matrix.left(panel) + matrix.apart, sums);
+            }
+            finish.begin(first, count, panel, sums);
+            finish.some(count);
+        }
+    }
+
+    // R rows, into their part of the sums [2][16][16] of a tile; the last one as often as there are too few. ARRIVES: the panel
+    // comes from memory, not from a cache.
+    template <int R, bool ARRIVES>
+    void some(int64_t first, int64_t panel, float* to) const {
+        const bf16 *from[R], *tile = matrix.panel_at(panel);
+        for (int row = 0; row < R; ++row) from[row] = row_at(std::min(first + row, rows - 1));
+        const int64_t steps = matrix.size / DEPTH, step_size = is_laid ? 2 * TILE_SIZE : DEPTH;
+        __m512 sums[R][2];
+        for (auto& of_row : sums) of_row[0] = of_row[1] = _mm512_setzero_ps();
+        for (int64_t step = 0; step < steps; ++step, tile += 2 * TILE_SIZE) {
+#pragma GCC unroll 16
+            for (int pair = 0; pair < TILE; ++pair) {
+                if (ARRIVES) fetch(tile, 2 * pair), fetch(tile, 2 * pair + 1);
+                const __m512bh left = line_at(tile + pair * LANES), right = line_at(tile + TILE_SIZE + pair * LANES);
+#pragma GCC unroll 8
+                for (int row = 0; row < R; ++row) {
+                    const __m512bh both = pair_of(from[row] + 2 * pair);
+                    sums[row][0] = _mm512_dpbf16_ps(sums[row][0], left, both);
+                    sums[row][1] = _mm512_dpbf16_ps(sums[row][1], right, both);
+                }
+            }
+            for (const bf16*& at : from) at += step_size;
+        }
+#pragma GCC unroll 8
+        for (int row = 0; row < R; ++row) {
+            _mm512_store_ps(to + row * TILE, sums[row][0]);
+            _mm512_store_ps(to + (TILE + row) * TILE, sums[row][1]);
+        }
+    }
+
+    const bf16* row_at(int64_t row) const { return x + (is_laid ? Laid::place(row, 0, matrix.size) : row * matrix.size); }
+
+    static void fetch(const bf16* tile, int line) { __builtin_prefetch((const char*)tile + NEAR + line * 64); }
+};
+
+}  // namespace
+
+#endif
