@@ -67,6 +67,7 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[houses.House]:
         tmp_path_factory.mktemp("console"),
         models={"demo": settings.Model(engine=engine)},
         policies={"default": policy},
+        console=settings.Console(recent_requests=20_000),  # a picture's minute has thousands
         tracing=settings.Tracing(endpoint="http://127.0.0.1:9", sample_ratio=1.0),  # where nobody collects them
     ) as house:
         yield house

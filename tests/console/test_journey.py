@@ -213,7 +213,9 @@ def test_a_key_that_is_none_is_refused_in_words_and_a_narrow_screen_suffices(ope
     page.get_by_role("heading", level=1, name="Overview").wait_for()
     for title in ("Overview", "Requests", "Playground"):
         console.open(title)
-        if title == "Requests":
+        if title == "Overview":
+            page.locator(".chart canvas").nth(5).wait_for()
+        elif title == "Requests":
             console.button(re.compile("Show request")).first.click()
             page.get_by_role("rowheader", name="Written into the ledger").wait_for()
         assert page.evaluate(TOO_WIDE) == [], title

@@ -97,8 +97,8 @@ def shown(console, title: str) -> None:
         page.get_by_text("Limits used now").wait_for()
     elif title == "Requests":
         page.get_by_label("End user").fill("ann")
-        console.button("Search").click()
-        page.wait_for_url(re.compile("end_user=ann"))
+        with page.expect_response(re.compile(r"ledger/rows\?.*end_user=ann")):
+            console.button("Search").click()
         console.settled()
         console.button(re.compile("Show request")).first.click()
         page.get_by_role("rowheader", name="Written into the ledger").wait_for()

@@ -104,6 +104,7 @@ async function show() {
     else each.removeAttribute("aria-current");
   }
   document.title = `${title} · Penstock`;
+  main.setAttribute("aria-busy", "true");
   if (isOther) put(main, h("h1", {}, title), loading());
   shownPage = name;
   const closers = [];
@@ -121,6 +122,8 @@ async function show() {
   } catch (error) {
     closers.forEach((work) => work());
     if (show.latest === token && me) put(main, h("h1", {}, title), card("This page could not be shown", [], note(error.message, "bad"), h("div", { class: "buttons" }, h("button", { type: "button", class: "button", onclick: show }, "Try again"))));
+  } finally {
+    if (show.latest === token) main.removeAttribute("aria-busy");
   }
 }
 

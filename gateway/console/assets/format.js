@@ -12,10 +12,13 @@ export const compact = (value) => (is(value) ? (Math.abs(value) < 10000 ? whole.
 export const rate = (value) => (is(value) ? (Math.abs(value) < 100 ? tenths.format(value) : compact(value)) : NONE);
 export const percent = (share) => (is(share) ? `${tenths.format(100 * share)} %` : NONE);
 
+/** With the same digits in each row of a column; nothing is just 0. */
+const tenth = (value) => Number(value).toFixed(Number(value) ? 1 : 0);
+
 /** Milliseconds, in the unit that reads best. */
 export function ms(value) {
   if (!is(value)) return NONE;
-  if (value < 10) return `${Number(value).toFixed(1)} ms`;
+  if (value < 10) return `${tenth(value)} ms`;
   if (value < 1000) return `${Math.round(value)} ms`;
   if (value < 60000) return `${(value / 1000).toFixed(value < 10000 ? 2 : 1)} s`;
   return span(value / 1000);
@@ -24,9 +27,9 @@ export function ms(value) {
 /** Seconds, roughly. */
 export function span(seconds) {
   if (!is(seconds)) return NONE;
-  if (seconds < 60) return `${tenths.format(seconds)} s`;
-  if (seconds < 3600) return `${Math.round(seconds / 60)} min`;
-  if (seconds < 172800) return `${tenths.format(seconds / 3600)} h`;
+  if (seconds < 100) return `${tenth(seconds)} s`;
+  if (seconds < 3600) return `${tenth(seconds / 60)} min`;
+  if (seconds < 172800) return `${tenth(seconds / 3600)} h`;
   return `${Math.round(seconds / 86400)} days`;
 }
 
