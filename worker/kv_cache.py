@@ -28,11 +28,18 @@ class KVShape:
     num_layers: int
     num_kv_heads: int
     head_dim: int
+    is_shared: bool = False
+    """A key is its own value, and kept once."""
+
+    @property
+    def num_kept(self) -> int:
+        """K and V, or what is both."""
+        return 1 if self.is_shared else 2
 
     def block_bytes(self, block_size: int, dtype: torch.dtype, scaled: bool = False) -> int:
         """Of one block, K and V of all layers."""
         row_bytes = self.head_dim * dtype.itemsize + (SCALE_BYTES if scaled else 0)
-        return 2 * self.num_layers * self.num_kv_heads * block_size * row_bytes
+        return self.num_kept * self.num_layers * self.num_kv_heads * block_size * row_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,13 +70,13 @@ class KVCache:
     ) -> None:
         """``scaled``: numbers are multiples of a scale that each token and head has of its own."""
         self.num_blocks, self.block_size = num_blocks, block_size
-        size = (2, shape.num_layers, shape.num_kv_heads, num_blocks * block_size, shape.head_dim)
+        size = (shape.num_kept, shape.num_layers, shape.num_kv_heads, num_blocks * block_size, shape.head_dim)
         # Elsewhere than on the CPU, attention pads its gathers with slots that may never have been written: NaN must
         # not be there.
         on_cpu = device.type == "cpu"
         self._pool = huge_empty(size, dtype) if on_cpu else torch.zeros(size, dtype=dtype, device=device)
         self.keys: list[Tensor] = list(self._pool[0])
-        self.values: list[Tensor] = list(self._pool[1])
+        self.values: list[Tensor] = list(self._pool[-1])
         self._scales: Tensor | None = None
         if scaled:
             scales = size[:-1]
@@ -78,7 +85,7 @@ class KVCache:
         """A layer, [num_kv_heads, num_slots] f32."""
         self.value_scales: list[Tensor | None] = [None] * shape.num_layers
         if self._scales is not None:
-            self.key_scales, self.value_scales = list(self._scales[0]), list(self._scales[1])
+            self.key_scales, self.value_scales = list(self._scales[0]), list(self._scales[-1])
 
     def keeps(self, dtype: torch.dtype) -> bool:
         """Numbers of this type are kept as they are."""

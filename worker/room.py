@@ -35,7 +35,8 @@ def kv_type_of(engine: settings.Engine, dtype: torch.dtype, device: torch.device
 
 
 def kv_shape_of(architecture: Architecture) -> KVShape:
-    return KVShape(architecture.num_layers, architecture.num_kv_heads, architecture.head_dim)
+    is_shared = architecture.latent is not None
+    return KVShape(architecture.num_layers, architecture.num_kv_heads, architecture.head_dim, is_shared)
 
 
 def max_model_tokens_of(engine: settings.Engine, architecture: Architecture | Facts) -> int:

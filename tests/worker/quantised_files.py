@@ -238,7 +238,7 @@ METHODS: dict[str, Method] = {
     "fp8, by blocks that fit nowhere": fp8((48, 80)),
     "fp8, by tensor": fp8(None),
 }
-LINEAR = re.compile(r"model\.layers\.\d+\.(self_attn|mlp)\.\w+_proj")
+LINEAR = re.compile(r"model\.layers\.\d+\.(self_attn|mlp)\.\w+_proj(_with_mqa)?")
 
 
 def write(directory: Path, method: Method, architecture: str = "LlamaForCausalLM", **changes: Any) -> Any:

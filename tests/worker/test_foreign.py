@@ -14,26 +14,13 @@ from hypothesis import strategies as st
 
 from policies import settings as config
 from policies.settings import WorkerSettings
+from tests.worker.test_models import LATENT
 from tests.worker.tiny import BLOCK_SIZE, VOCAB_SIZE, Walk, checkpoint, oracle_logits
 from worker.adapters import AdapterError
 from worker.models import ModelError
 from worker.parallel.runner import ParallelRunner
 from worker.runner import Runner
 
-LATENT: dict[str, Any] = {
-    "num_key_value_heads": 4,
-    "q_lora_rank": 16,
-    "kv_lora_rank": 16,
-    "qk_nope_head_dim": 8,
-    "qk_rope_head_dim": 8,
-    "v_head_dim": 12,
-    "n_routed_experts": 4,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 24,
-    "first_k_dense_replace": 1,
-    "n_group": 1,
-    "topk_group": 1,
-}
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("GPT2LMHeadModel", {"scale_attn_by_inverse_layer_idx": True}),
     "gpt-neox": ("GPTNeoXForCausalLM", {}),
@@ -44,7 +31,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         "GptOssForCausalLM",
         {"sliding_window": 9, "head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2, "swiglu_limit": 6.0},
     ),
-    "deepseek-v3, latent": ("DeepseekV3ForCausalLM", LATENT),
+    "deepseek-v2, latent, biased": ("DeepseekV2ForCausalLM", {**LATENT, "mlp_bias": True}),
     "bloom, in turn": ("BloomForCausalLM", {"seq_length": 128}),
     "gpt-j, in turn": ("GPTJForCausalLM", {"rotary_dim": 4}),
     "doge, masks of its own, in turn": ("DogeForCausalLM", {}),

@@ -22,6 +22,20 @@ def rope(kind: str, **fields: Any) -> dict[str, Any]:
 
 
 FACTORS = {"short_factor": [1.0, 1.1, 1.2, 1.3], "long_factor": [2.0, 2.5, 3.0, 4.0]}
+LATENT: dict[str, Any] = {
+    "num_key_value_heads": 4,
+    "q_lora_rank": 16,
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 12,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+    "first_k_dense_replace": 1,
+    "n_group": 1,
+    "topk_group": 1,
+}
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("LlamaForCausalLM", {}),
     "llama, tied, biased, one KV head, wide heads": (
@@ -100,6 +114,23 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt-oss": (
         "GptOssForCausalLM",
         {"head_dim": 16, "sliding_window": 9, "num_local_experts": 4, "num_experts_per_tok": 2},
+    ),
+    "deepseek-v2": ("DeepseekV2ForCausalLM", {**LATENT, "q_lora_rank": None, "kv_lora_rank": 24}),
+    "deepseek-v2, groups of experts": (
+        "DeepseekV2ForCausalLM",
+        {**LATENT, "topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 2, "routed_scaling_factor": 1.7},
+    ),
+    "deepseek-v3": ("DeepseekV3ForCausalLM", {**LATENT, "n_group": 2, "topk_group": 1}),
+    "deepseek-v3, in halves, yarn": (
+        "DeepseekV3ForCausalLM",
+        {
+            **LATENT,
+            **rope("yarn", factor=4.0, original_max_position_embeddings=32, mscale=0.7, mscale_all_dim=0.9),
+            "rope_interleave": False,
+            "attention_bias": True,
+            "norm_topk_prob": False,
+            "kv_lora_rank": 24,
+        },
     ),
 }
 

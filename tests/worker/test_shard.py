@@ -103,8 +103,10 @@ class Whole(PlainSource):
         assert known.shape == shape, "the ranks agree on what the whole is"
         return known
 
-    def tensor(self, name: str, shape: tuple[int, ...], part: Part | None = None) -> torch.Tensor:
-        tensor = super().tensor(name, shape, part)
+    def tensor(
+        self, name: str, shape: tuple[int, ...], part: Part | None = None, dtype: torch.dtype | None = None
+    ) -> torch.Tensor:
+        tensor = super().tensor(name, shape, part, dtype)
         self.taken.setdefault(name, []).append(tensor)
         return tensor
 

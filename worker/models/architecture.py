@@ -56,6 +56,35 @@ class Mixture:
     is_stacked: bool = field(default=False, kw_only=True)
     """All experts are in one tensor, [num_experts, in, out]: ``gate_up_proj``, gates and what they open in turns, and
     ``down_proj``; they and the router have biases."""
+    num_dense: int = field(default=0, kw_only=True)
+    """Layers before the first with experts; theirs is an MLP ``dense_size`` wide inside."""
+    dense_size: int = field(default=0, kw_only=True)
+    shared_size: int = field(default=0, kw_only=True)
+    """Inner width of ``mlp.shared_experts``, an MLP that every token goes through besides; 0: there is none."""
+    scores: Literal["softmax", "sigmoid"] = field(default="softmax", kw_only=True)
+    """Sigmoids have a bias beside the router that is for choosing alone."""
+    num_groups: int = field(default=1, kw_only=True)
+    """Of experts; a token's are of ``num_chosen_groups`` of them."""
+    num_chosen_groups: int = field(default=1, kw_only=True)
+    scale: float = field(default=1.0, kw_only=True)
+    """Of the weights."""
+
+
+@dataclass(frozen=True, slots=True)
+class Latent:
+    """Attention to one KV head, ``rope_dim`` that turn and a latent of ``rank``, of which ``worker.models.latent``
+    makes the keys and values of all heads.
+    """
+
+    rank: int
+    rope_dim: int
+    key_dim: int
+    """Of each head, what does not turn."""
+    value_dim: int
+    query_rank: int
+    """Of the vector that queries are made of; 0: they are made of the activations."""
+    is_interleaved: bool
+    """The two that turn together are neighbours in the checkpoint."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,21 +140,41 @@ class Architecture:
     """The checkpoint's own, as config.json says."""
     mixture: Mixture | None = None
     """``intermediate_size`` is then that of one expert."""
+    latent: Latent | None = None
+    """``head_dim`` and ``num_kv_heads`` are then those of what is kept."""
+    num_extra_layers: int = 0
+    """Of the checkpoint, behind the last: they guess tokens ahead, and are not needed."""
     tensor_roots: tuple[str, ...] = ("model.",)
     """What tensor names may begin with, one of them in any one checkpoint; not "model." for a language model that is
     part of something larger, whose other tensors do not matter."""
 
+    def num_layer_parameters(self, layer: int) -> int:
+        """Of its matrices; norms and biases are too small to count."""
+        return self._num_attention_parameters + self.hidden_size * self._num_inner(layer)
+
     @property
-    def num_layer_parameters(self) -> int:
-        """Of one layer's matrices; norms and biases are too small to count."""
-        heads = 2 * (self.num_heads + self.num_kv_heads) * self.head_dim
-        if self.mixture is None:
-            return self.hidden_size * (heads + 3 * self.intermediate_size)
-        num_experts = self.mixture.num_experts
-        return self.hidden_size * (heads + num_experts + 3 * num_experts * self.intermediate_size)
+    def _num_attention_parameters(self) -> int:
+        latent, hidden = self.latent, self.hidden_size
+        if latent is None:
+            return 2 * hidden * (self.num_heads + self.num_kv_heads) * self.head_dim
+        queries = self.num_heads * (latent.key_dim + latent.rope_dim)
+        of_queries = latent.query_rank * (hidden + queries) if latent.query_rank else hidden * queries
+        of_latent = self.num_heads * latent.rank * (latent.key_dim + latent.value_dim)
+        return of_queries + of_latent + hidden * (self.head_dim + self.num_heads * latent.value_dim)
+
+    def _num_inner(self, layer: int) -> int:
+        """Rows of ``hidden_size`` parameters in a layer's MLP, or in its router and experts."""
+        mixture = self.mixture
+        if mixture is None:
+            return 3 * self.intermediate_size
+        if layer < mixture.num_dense:
+            return 3 * mixture.dense_size
+        num_experts = mixture.num_experts
+        return num_experts + 3 * (num_experts * self.intermediate_size + mixture.shared_size)
 
     @property
     def num_parameters(self) -> int:
         """Of all matrices."""
         tables = 1 if self.tied else 2
-        return self.num_layers * self.num_layer_parameters + tables * self.vocab_size * self.hidden_size
+        layers = sum(self.num_layer_parameters(layer) for layer in range(self.num_layers))
+        return layers + tables * self.vocab_size * self.hidden_size

@@ -17,6 +17,7 @@ from torch import Tensor
 from worker.attention import Plan
 from worker.models.additions import Additions
 from worker.models.experts import Experts
+from worker.models.latent import LatentAttention
 from worker.models.linear import Linear
 from worker.models.link import Alone, Link
 from worker.models.ops import Ops, Turning, softcapped
@@ -30,13 +31,15 @@ class Layer:
     already added.
     """
 
-    qkv: Linear
+    qkv: Linear | None
     """Rows: all query heads, all key heads, all value heads."""
     output: Linear
     gate_up: Linear | None
     down: Linear | None
     experts: Experts | None = None
     """In place of the two before."""
+    latent: LatentAttention | None = None
+    """In place of ``qkv``."""
     attention_pre_norm: Tensor | None = None
     attention_post_norm: Tensor | None = None
     mlp_pre_norm: Tensor | None = None
@@ -222,7 +225,10 @@ class Decoder:
         ops: Ops,
         additions: Additions | None,
     ) -> Tensor:
-        """[num_tokens, hidden_size] -> [num_tokens, num_heads * head_dim]"""
+        """[num_tokens, hidden_size] -> [num_tokens, num_heads * head_dim], or as wide as values are"""
+        if layer.latent is not None:
+            return layer.latent(normed, plan, index, ops, self.architecture, Turning(*angles))
+        assert layer.qkv is not None
         qkv = layer.qkv(normed)
         if additions is not None:
             additions.add(index, "qkv", normed, qkv)

@@ -26,13 +26,16 @@ class Experts:
     """Rows: experts."""
     gate_up: list[Linear]
     down: list[Linear]
+    correction: Tensor | None = None
+    """[num_experts] f32, added to scores for choosing alone."""
+    shared_gate_up: Linear | None = None
+    """Of what every token goes through."""
+    shared_down: Linear | None = None
 
     def __call__(self, x: Tensor, ops: Ops, activation: Activation) -> Tensor:
         """[num_tokens, hidden_size] -> the same."""
         mixture = self.mixture
-        weights, chosen = self.router.wide(x).softmax(-1).topk(mixture.num_chosen, dim=-1)
-        if mixture.is_normed:
-            weights = weights / weights.sum(-1, keepdim=True)
+        weights, chosen = self._choose(self.router.wide(x))
         by_expert = chosen.flatten().argsort(stable=True)
         tokens = by_expert // mixture.num_chosen
         counts = torch.bincount(chosen.flatten(), minlength=mixture.num_experts).tolist()
@@ -43,4 +46,25 @@ class Experts:
         weighted = torch.cat(outs).float() * weights.flatten()[by_expert][:, None]
         # Back in the order of the tokens, so that a token's sum does not depend on who was beside it.
         sums = torch.empty_like(weighted).index_copy_(0, by_expert, weighted)
-        return sums.view(len(x), mixture.num_chosen, -1).sum(1).to(x.dtype)
+        mixed = sums.view(len(x), mixture.num_chosen, -1).sum(1).to(x.dtype)
+        if self.shared_gate_up is not None and self.shared_down is not None:
+            mixed += self.shared_down(ops.gate(self.shared_gate_up(x), activation))
+        return mixed
+
+    def _choose(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """[num_tokens, num_experts] f32 -> weights and experts, [num_tokens, num_chosen]."""
+        mixture = self.mixture
+        scores = logits.sigmoid() if mixture.scores == "sigmoid" else logits.softmax(-1)
+        ranked = scores if self.correction is None else scores + self.correction
+        if mixture.num_groups > 1:
+            groups = ranked.view(len(ranked), mixture.num_groups, -1)
+            # As they were trained: DeepSeek-V3 adds up the best two of a group, V2 takes the best.
+            best = groups.topk(2, -1).values.sum(-1) if mixture.scores == "sigmoid" else groups.amax(-1)
+            others = torch.ones_like(best, dtype=torch.bool)
+            others.scatter_(1, best.topk(mixture.num_chosen_groups).indices, False)
+            ranked = groups.masked_fill(others[..., None], -torch.inf).flatten(1)
+        chosen = ranked.topk(mixture.num_chosen).indices
+        weights = scores.gather(1, chosen)
+        if mixture.is_normed:
+            weights = weights / weights.sum(-1, keepdim=True)
+        return weights * mixture.scale, chosen

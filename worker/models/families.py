@@ -8,19 +8,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from worker.models.architecture import SWIGLU_ALPHA, SWIGLU_LIMIT, Activation, Architecture, Mixture
+from worker.models.architecture import SWIGLU_ALPHA, SWIGLU_LIMIT, Architecture
+from worker.models.deepseek import deepseek
 from worker.models.errors import ModelError
+from worker.models.facts import common, layer_kinds, mixture_of, one_rope
 from worker.models.fields import Fields
 from worker.models.rope import reach, rope_of
-
-_ACTIVATIONS: dict[str, Activation] = {
-    "silu": "silu",
-    "swish": "silu",
-    "gelu": "gelu",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "gelu_new": "gelu_tanh",
-    "relu": "relu",
-}
 
 
 def architecture_of(config: dict[str, Any]) -> Architecture:
@@ -38,8 +31,8 @@ def architecture_of(config: dict[str, Any]) -> Architecture:
 
 def llama(fields: Fields) -> Architecture:
     return Architecture(
-        **_common(fields),
-        **_one_rope(fields),
+        **common(fields),
+        **one_rope(fields),
         qkv_bias=fields.flag("attention_bias", False),
         output_bias=fields.flag("attention_bias", False),
         mlp_bias=fields.flag("mlp_bias", False),
@@ -49,19 +42,19 @@ def llama(fields: Fields) -> Architecture:
 def mistral(fields: Fields) -> Architecture:
     fields = fields.over(num_key_value_heads=8, max_position_embeddings=131_072)
     window = fields.integer("sliding_window", 0)
-    return Architecture(**_common(fields, windows=(window,) * fields.num_layers()), **_one_rope(fields))
+    return Architecture(**common(fields, windows=(window,) * fields.num_layers()), **one_rope(fields))
 
 
 def qwen2(fields: Fields) -> Architecture:
     fields = fields.over(num_key_value_heads=32, max_position_embeddings=32_768)
-    return Architecture(**_common(fields, windows=_qwen_windows(fields)), **_one_rope(fields), qkv_bias=True)
+    return Architecture(**common(fields, windows=_qwen_windows(fields)), **one_rope(fields), qkv_bias=True)
 
 
 def qwen3(fields: Fields) -> Architecture:
     fields = fields.over(num_key_value_heads=32, max_position_embeddings=32_768, head_dim=128)
     return Architecture(
-        **_common(fields, windows=_qwen_windows(fields)),
-        **_one_rope(fields),
+        **common(fields, windows=_qwen_windows(fields)),
+        **one_rope(fields),
         qkv_bias=fields.flag("attention_bias", False),
         output_bias=fields.flag("attention_bias", False),
         qk_norm="head",
@@ -76,14 +69,14 @@ def gemma2(fields: Fields) -> Architecture:
         attn_logit_softcapping=50.0,
         final_logit_softcapping=30.0,
     )
-    kinds = _layer_kinds(fields, lambda layer: layer % 2 == 0)
-    return Architecture(**_gemma(fields, kinds), **_one_rope(fields))
+    kinds = layer_kinds(fields, lambda layer: layer % 2 == 0)
+    return Architecture(**_gemma(fields, kinds), **one_rope(fields))
 
 
 def gemma3(fields: Fields) -> Architecture:
     fields = fields.over(**_GEMMA_SIZES, vocab_size=262_208, max_position_embeddings=131_072)
     pattern = fields.positive("sliding_window_pattern", 6)
-    kinds = _layer_kinds(fields, lambda layer: (layer + 1) % pattern != 0)
+    kinds = layer_kinds(fields, lambda layer: (layer + 1) % pattern != 0)
     max_positions = fields.positive("max_position_embeddings")
     nested = fields.table("rope_parameters")
     if nested:
@@ -120,8 +113,8 @@ def phi3(fields: Fields) -> Architecture:
     )
     window = fields.integer("sliding_window", 0)
     return Architecture(
-        **_common(fields, windows=(window,) * fields.num_layers()),
-        **_one_rope(fields, is_phi3=True),
+        **common(fields, windows=(window,) * fields.num_layers()),
+        **one_rope(fields, is_phi3=True),
         fused=True,
     )
 
@@ -129,8 +122,8 @@ def phi3(fields: Fields) -> Architecture:
 def olmo2(fields: Fields) -> Architecture:
     fields = fields.over(rms_norm_eps=1e-5)
     return Architecture(
-        **_common(fields),
-        **_one_rope(fields),
+        **common(fields),
+        **one_rope(fields),
         qkv_bias=fields.flag("attention_bias", False),
         output_bias=fields.flag("attention_bias", False),
         qk_norm="width",
@@ -143,7 +136,7 @@ def olmo2(fields: Fields) -> Architecture:
 
 def mixtral(fields: Fields) -> Architecture:
     fields = fields.over(num_local_experts=8, num_experts_per_tok=2, rms_norm_eps=1e-5)
-    mixture = _mixture(
+    mixture = mixture_of(
         fields, "num_local_experts", True, "block_sparse_moe.gate", "block_sparse_moe.experts", "w1", "w3", "w2"
     )
     return replace(mistral(fields), mixture=mixture)
@@ -163,7 +156,7 @@ def qwen3_moe(fields: Fields) -> Architecture:
         dense,
         intermediate_size=fields.positive("moe_intermediate_size"),
         windows=(window,) * dense.num_layers,
-        mixture=_mixture(fields, "num_experts", fields.flag("norm_topk_prob", False)),
+        mixture=mixture_of(fields, "num_experts", fields.flag("norm_topk_prob", False)),
     )
 
 
@@ -173,12 +166,12 @@ def olmoe(fields: Fields) -> Architecture:
     )
     bias = fields.flag("attention_bias", False)
     return Architecture(
-        **_common(fields),
-        **_one_rope(fields),
+        **common(fields),
+        **one_rope(fields),
         qkv_bias=bias,
         output_bias=bias,
         qk_norm="width",
-        mixture=_mixture(fields, "num_experts", fields.flag("norm_topk_prob", False)),
+        mixture=mixture_of(fields, "num_experts", fields.flag("norm_topk_prob", False)),
     )
 
 
@@ -196,15 +189,15 @@ def gpt_oss(fields: Fields) -> Architecture:
         num_experts_per_tok=4,
     )
     window, bias = fields.positive("sliding_window"), fields.flag("attention_bias", True)
-    kinds = _layer_kinds(fields, lambda layer: layer % 2 == 0)
-    common = _common(fields, windows=tuple(window if kind == "sliding_attention" else 0 for kind in kinds))
+    kinds = layer_kinds(fields, lambda layer: layer % 2 == 0)
+    facts = common(fields, windows=tuple(window if kind == "sliding_attention" else 0 for kind in kinds))
     return Architecture(
-        **{**common, "activation": "clamped_swiglu"},
-        **_one_rope(fields),
+        **{**facts, "activation": "clamped_swiglu"},
+        **one_rope(fields),
         qkv_bias=bias,
         output_bias=bias,
         sinks=True,
-        mixture=replace(_mixture(fields, "num_local_experts", True, "mlp.router"), is_stacked=True),
+        mixture=replace(mixture_of(fields, "num_local_experts", True, "mlp.router"), is_stacked=True),
     )
 
 
@@ -217,10 +210,14 @@ def computes(config: dict[str, Any], name: str) -> bool:
     clamps = config.get("swiglu_alpha") or SWIGLU_ALPHA, config.get("swiglu_limit") or SWIGLU_LIMIT
     odd = odd or clamps != (SWIGLU_ALPHA, SWIGLU_LIMIT)
     name = HEADLESS.get(name, name)
+    if FAMILIES.get(name) is deepseek:
+        return not config.get("mlp_bias")
     return name in FAMILIES and not (odd and FAMILIES[name] in (qwen3_moe, olmoe, gpt_oss))
 
 
 FAMILIES: dict[str, Callable[[Fields], Architecture]] = {
+    "DeepseekV2ForCausalLM": deepseek,
+    "DeepseekV3ForCausalLM": deepseek,
     "Gemma2ForCausalLM": gemma2,
     "Gemma3ForCausalLM": gemma3,
     "Gemma3ForConditionalGeneration": gemma3_multimodal,
@@ -251,54 +248,13 @@ _GEMMA_SIZES: dict[str, Any] = {
 """Published Gemma files leave out what equals these."""
 
 
-def _common(fields: Fields, windows: tuple[int, ...] = ()) -> dict[str, Any]:
-    """What every family has."""
-    hidden_size, num_heads = fields.positive("hidden_size"), fields.positive("num_attention_heads")
-    num_layers = fields.num_layers()
-    num_kv_heads = fields.positive("num_key_value_heads", num_heads)
-    if num_heads % num_kv_heads:
-        raise ModelError(
-            f"the {num_heads} attention heads of this {fields.architecture}"
-            f" cannot share {num_kv_heads} key-value heads evenly"
-        )
-    head_dim = fields.positive("head_dim", hidden_size // num_heads)
-    activation = fields.text("hidden_activation", fields.text("hidden_act", "silu"))
-    if activation not in _ACTIVATIONS:
-        raise ModelError(f"the activation {activation} of this {fields.architecture} is not supported")
-    return {
-        "name": fields.architecture,
-        "vocab_size": fields.positive("vocab_size"),
-        "hidden_size": hidden_size,
-        "intermediate_size": fields.positive("intermediate_size"),
-        "num_layers": num_layers,
-        "num_heads": num_heads,
-        "num_kv_heads": num_kv_heads,
-        "head_dim": head_dim,
-        "norm_eps": fields.number("rms_norm_eps", 1e-6),
-        "attention_scale": head_dim**-0.5,
-        "windows": windows or (0,) * num_layers,
-        "activation": _ACTIVATIONS[activation],
-        "tied": fields.flag("tie_word_embeddings", False),
-        "eos_token_ids": token_ids(fields.raw.get("eos_token_id")),
-        "dtype": _dtype(fields),
-    }
-
-
-def _mixture(fields: Fields, count: str, is_normed: bool, *names: str) -> Mixture:
-    """``names``: of its tensors, where they are not the usual ones."""
-    num_experts, num_chosen = fields.positive(count), fields.positive("num_experts_per_tok")
-    if num_chosen > num_experts:
-        raise fields.wrong("num_experts_per_tok", num_chosen)
-    return Mixture(num_experts, num_chosen, is_normed, *names)
-
-
 def _gemma(fields: Fields, kinds: list[str]) -> dict[str, Any]:
     """What Gemma 2 and 3 share."""
     if fields.flag("use_bidirectional_attention", False):
         raise ModelError(f"this {fields.architecture} attends in both directions, which does not generate text")
     window = fields.positive("sliding_window")
     return {
-        **_common(fields, windows=tuple(window if kind == "sliding_attention" else 0 for kind in kinds)),
+        **common(fields, windows=tuple(window if kind == "sliding_attention" else 0 for kind in kinds)),
         "attention_scale": fields.positive("query_pre_attn_scalar") ** -0.5,
         "attention_softcap": fields.number("attn_logit_softcapping", 0.0),
         "logits_softcap": fields.number("final_logit_softcapping", 0.0),
@@ -316,40 +272,8 @@ def _qwen_windows(fields: Fields) -> tuple[int, ...]:
     window = fields.integer("sliding_window", 4096) if fields.flag("use_sliding_window", False) else 0
     first = fields.integer("max_window_layers", 28)
     return tuple(
-        window if kind == "sliding_attention" else 0 for kind in _layer_kinds(fields, lambda layer: layer >= first)
+        window if kind == "sliding_attention" else 0 for kind in layer_kinds(fields, lambda layer: layer >= first)
     )
-
-
-def _layer_kinds(fields: Fields, is_sliding: Callable[[int], bool]) -> list[str]:
-    """``layer_types`` where the file has it, else the family's rule."""
-    num_layers = fields.num_layers()
-    kinds = fields.raw.get("layer_types")
-    if kinds is None:
-        return ["sliding_attention" if is_sliding(layer) else "full_attention" for layer in range(num_layers)]
-    known = ("sliding_attention", "full_attention")
-    if not isinstance(kinds, list) or len(kinds) != num_layers or not all(kind in known for kind in kinds):
-        raise fields.wrong("layer_types", kinds)
-    return kinds
-
-
-def token_ids(value: object) -> tuple[int, ...]:
-    """``eos_token_id`` of config.json or generation_config.json: absent, one, or a list."""
-    if isinstance(value, list):
-        return tuple(item for item in value if isinstance(item, int))
-    return (value,) if isinstance(value, int) else ()
-
-
-def _dtype(fields: Fields) -> str:
-    dtype = fields.raw.get("dtype") or fields.raw.get("torch_dtype")
-    return dtype.removeprefix("torch.") if isinstance(dtype, str) else "float32"
-
-
-def _one_rope(fields: Fields, is_phi3: bool = False) -> dict[str, Any]:
-    """``ropes``, ``layer_ropes`` and ``max_positions`` of a family that turns all layers alike."""
-    max_positions = fields.positive("max_position_embeddings", 2048)
-    scaling = fields.table("rope_parameters") or fields.table("rope_scaling")
-    rope = rope_of(fields, scaling, max_positions, 10_000.0, is_phi3)
-    return {"ropes": (rope,), "layer_ropes": (0,) * fields.num_layers(), "max_positions": reach(rope)}
 
 
 HEADLESS = {

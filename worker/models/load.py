@@ -10,14 +10,16 @@ from torch import Tensor
 
 from policies.settings import Quantization
 from sources import is_gguf
-from worker.models.architecture import Architecture, Mixture
+from worker.models.architecture import Architecture, Latent, Mixture
 from worker.models.decoder import Decoder, Layer
 from worker.models.experts import Experts
-from worker.models.families import architecture_of, token_ids
+from worker.models.facts import token_ids
+from worker.models.families import architecture_of
 from worker.models.fitting import together
 from worker.models.forms import Form, Plain
 from worker.models.gguf import GgufFile, GgufSource, architecture_of_gguf, stored_bytes
 from worker.models.importers import NOT_NEEDED, Mxfp4, importer_of
+from worker.models.latent import LatentAttention
 from worker.models.linear import ALONE, Linear, Means, linear_of
 from worker.models.quantize import quantized
 from worker.models.quantized_cache import LEAST_PARAMETERS, QuantizingSource
@@ -120,7 +122,7 @@ def build_decoder(
     needs_embedding = shard.is_first or (shard.is_last and own.tied)
     embedding = source.tensor("embed_tokens.weight", size) if needs_embedding else None
     builder = _Builder(own, source, means, quantization, dtype)
-    layers = [builder.layer(f"layers.{index}.") for index in range(own.num_layers)]
+    layers = [builder.layer(index) for index in range(own.num_layers)]
     norm = head = None
     if shard.is_last:
         norm = builder.norm("norm.weight", own.hidden_size)
@@ -154,7 +156,8 @@ class _Builder:
     def norm(self, name: str, size: int) -> Tensor:
         return self._source.tensor(name, (size,)).float() + self._architecture.norm_offset
 
-    def layer(self, prefix: str) -> Layer:
+    def layer(self, layer: int) -> Layer:
+        prefix = f"layers.{layer}."
         architecture = self._architecture
         hidden, inner = architecture.hidden_size, architecture.intermediate_size
         queries = architecture.num_heads * architecture.head_dim
@@ -171,28 +174,41 @@ class _Builder:
         def norm(name: str, size: int) -> Tensor | None:
             return self.norm(f"{prefix}{name}.weight", size) if name else None
 
+        def mlp(at: str, size: int, bias: bool) -> tuple[Linear, Linear]:
+            gate_up = linear(GATE_UP, {f"{at}.gate_proj": size, f"{at}.up_proj": size}, hidden, bias)
+            return gate_up, linear("", {f"{at}.down_proj": hidden}, size, bias)
+
         has_qk_norm = architecture.qk_norm != "none"
         over_width = architecture.qk_norm == "width"
-        experts = gate_up = down = None
-        mixture = architecture.mixture
-        if mixture is None:
-            mlp = {"mlp.gate_proj": inner, "mlp.up_proj": inner}
-            gate_up = linear(GATE_UP, mlp, hidden, architecture.mlp_bias)
-            down = linear("", {"mlp.down_proj": hidden}, inner, architecture.mlp_bias)
+        experts = gate_up = down = qkv = attention = None
+        mixture, latent = architecture.mixture, architecture.latent
+        if mixture is None or layer < mixture.num_dense:
+            gate_up, down = mlp("mlp", inner if mixture is None else mixture.dense_size, architecture.mlp_bias)
         elif mixture.is_stacked:
             experts = self._stacked(prefix, mixture)
         else:
-            router = self._source.matrix(prefix + mixture.router, (mixture.num_experts, hidden))
             below = [f"{mixture.experts}.{expert}." for expert in range(mixture.num_experts)]
             experts = Experts(
                 mixture,
-                linear_of(router, None, self._means),  # small, and what it chooses is worth exactness
+                self._router(prefix, mixture, None),
                 [linear(GATE_UP, {at + mixture.gate: inner, at + mixture.up: inner}, hidden, False) for at in below],
                 [linear("", {at + mixture.down: hidden}, inner, False) for at in below],
+                self._source.tensor(
+                    f"{prefix}{mixture.router}.e_score_correction_bias", (mixture.num_experts,), dtype=torch.float32
+                )
+                if mixture.scores == "sigmoid"
+                else None,
+                *(mlp("mlp.shared_experts", mixture.shared_size, False) if mixture.shared_size else ()),
             )
-        attention = {"self_attn.q_proj": queries, "self_attn.k_proj": keys, "self_attn.v_proj": keys}
+        if latent is None:
+            parts = {"self_attn.q_proj": queries, "self_attn.k_proj": keys, "self_attn.v_proj": keys}
+            qkv = linear("self_attn.qkv_proj", parts, hidden, architecture.qkv_bias)
+        else:
+            attention = self._latent(f"{prefix}self_attn.", latent)
+            queries = architecture.num_heads * latent.value_dim
         return Layer(
-            qkv=linear("self_attn.qkv_proj", attention, hidden, architecture.qkv_bias),
+            qkv=qkv,
+            latent=attention,
             output=linear("", {"self_attn.o_proj": hidden}, queries, architecture.output_bias),
             gate_up=gate_up,
             down=down,
@@ -210,6 +226,35 @@ class _Builder:
             else None,
         )
 
+    def _latent(self, prefix: str, latent: Latent) -> LatentAttention:
+        architecture, source = self._architecture, self._source
+        hidden, num_heads = architecture.hidden_size, architecture.num_heads
+
+        def linear(name: str, num_outputs: int, num_inputs: int, bias: bool = False) -> Linear:
+            form = source.matrix(prefix + name, (num_outputs, num_inputs))
+            return self._linear(form, source.tensor(f"{prefix}{name}.bias", (num_outputs,)) if bias else None)
+
+        num_queries = num_heads * (latent.key_dim + latent.rope_dim)
+        compressed_queries = query_norm = None
+        if latent.query_rank:
+            compressed_queries = linear("q_a_proj", latent.query_rank, hidden, architecture.qkv_bias)
+            query_norm = self.norm(f"{prefix}q_a_layernorm.weight", latent.query_rank)
+        of_heads = source.matrix(f"{prefix}kv_b_proj", (num_heads * (latent.key_dim + latent.value_dim), latent.rank))
+        by_head = of_heads.dense(self._dtype).view(num_heads, -1, latent.rank)
+        keys, values = torch.split(by_head, [latent.key_dim, latent.value_dim], 1)
+        return LatentAttention(
+            latent,
+            linear("q_b_proj", num_queries, latent.query_rank)
+            if latent.query_rank
+            else linear("q_proj", num_queries, hidden),
+            linear("kv_a_proj_with_mqa", latent.rank + latent.rope_dim, hidden, architecture.qkv_bias),
+            self.norm(f"{prefix}kv_a_layernorm.weight", latent.rank),
+            keys.contiguous(),
+            values.mT.contiguous(),
+            compressed_queries,
+            query_norm,
+        )
+
     def _stacked(self, prefix: str, mixture: Mixture) -> Experts:
         num_experts, source = mixture.num_experts, self._source
         hidden, inner = self._architecture.hidden_size, self._architecture.intermediate_size
@@ -221,15 +266,19 @@ class _Builder:
             forms = [Plain(weight.T[outputs].contiguous()) for weight in weights]
             return [self._linear(form, bias[outputs], gated) for form, bias in zip(forms, biases, strict=True)]
 
-        router = source.matrix(prefix + mixture.router, (num_experts, hidden))
         bias = source.tensor(f"{prefix}{mixture.router}.bias", (num_experts,))
         gates_first = torch.arange(2 * inner).view(inner, 2).T.flatten()
         return Experts(
             mixture,
-            linear_of(router, bias, self._means),
+            self._router(prefix, mixture, bias),
             matrices("gate_up_proj", hidden, gates_first, True),
             matrices("down_proj", inner, torch.arange(hidden), False),
         )
+
+    def _router(self, prefix: str, mixture: Mixture, bias: Tensor | None) -> Linear:
+        """It is small, and what it chooses is worth exactness: none is quantised, here or by others."""
+        shape = mixture.num_experts, self._architecture.hidden_size
+        return linear_of(Plain(self._source.tensor(f"{prefix}{mixture.router}.weight", shape)), bias, self._means)
 
     def _linear(self, form: Form, bias: Tensor | None, gated: bool = False) -> Linear:
         if self._quantization != "none":

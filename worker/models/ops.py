@@ -44,6 +44,10 @@ class Ops(Protocol):
         """qkv [num_tokens, all heads * head_dim], overwritten -> what the plan makes of its heads."""
         ...
 
+    def turn(self, qkv: Tensor, architecture: Architecture, turning: Turning) -> None:
+        """The query and key heads of qkv, in place, as ``attend`` does."""
+        ...
+
     def gate(self, gate_up: Tensor, activation: Activation) -> Tensor:
         """gate_up [num_tokens, 2 * size] -> activation(first half) * second half; the clamped one clamps both, and the
         second grows by 1."""

@@ -58,9 +58,11 @@ class QuantizingSource:
         except OSError as error:
             log.info("quantised weights are not kept on disk: %s", error)
 
-    def tensor(self, name: str, shape: tuple[int, ...], part: Part | None = None) -> Tensor:
+    def tensor(
+        self, name: str, shape: tuple[int, ...], part: Part | None = None, dtype: torch.dtype | None = None
+    ) -> Tensor:
         """See Source."""
-        return self._source.tensor(name, shape, part)
+        return self._source.tensor(name, shape, part, dtype)
 
     def matrix(self, name: str, shape: tuple[int, int], part: Part | None = None) -> Form:
         """See Source; ``part`` is None."""

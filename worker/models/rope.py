@@ -197,11 +197,15 @@ def _factor(scaling: Fields, default: float | None = None) -> float:
 
 
 def _yarn_attention(scaling: Fields, factor: float) -> float:
-    """The growth of attention's temperature, YaRN section 3.4; DeepSeek's mscale pair divides two of them."""
-
-    def growth(mscale: float) -> float:
-        return 0.1 * mscale * math.log(factor) + 1.0 if factor > 1 else 1.0
-
+    """DeepSeek's mscale pair divides two temperatures."""
     mscale, mscale_all = scaling.number("mscale", 0.0), scaling.number("mscale_all_dim", 0.0)
     both = bool(mscale and mscale_all)
-    return scaling.number("attention_factor", growth(mscale) / growth(mscale_all) if both else growth(1.0))
+    return scaling.number(
+        "attention_factor",
+        temperature(factor, mscale) / temperature(factor, mscale_all) if both else temperature(factor),
+    )
+
+
+def temperature(factor: float, mscale: float = 1.0) -> float:
+    """How much attention's grows where the context does by ``factor``: YaRN, section 3.4."""
+    return 0.1 * mscale * math.log(factor) + 1.0 if factor > 1 else 1.0

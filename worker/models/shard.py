@@ -98,6 +98,11 @@ class Shard:
         layout = layout or Layout()
         num_ranks = layout.tensor
         name, num_heads, num_kv_heads = architecture.name, architecture.num_heads, architecture.num_kv_heads
+        if num_ranks > 1 and architecture.latent is not None:
+            raise ModelError(
+                f"engine.tensor_parallel is {num_ranks}, but the latent attention of this {name} is not shared among"
+                " ranks; engine.pipeline_parallel shares its layers"
+            )
         for what, count, divides in (
             ("attention heads", num_heads, num_heads % num_ranks == 0),
             ("KV heads", num_kv_heads, num_kv_heads % num_ranks == 0 or num_ranks % num_kv_heads == 0),
@@ -119,8 +124,10 @@ class Shard:
         num_own = max(1, num_kv_heads // num_ranks)
         kv_heads = range(index * num_kv_heads // num_ranks, index * num_kv_heads // num_ranks + num_own)
         inner = cut(architecture.intermediate_size, num_ranks)[index]
+        mixture = architecture.mixture
         own = replace(
             architecture,
+            mixture=mixture and replace(mixture, num_dense=max(0, mixture.num_dense - layers.start)),
             num_layers=len(layers),
             num_heads=len(query_heads),
             num_kv_heads=len(kv_heads),
@@ -156,7 +163,8 @@ class Shard:
     def num_parameters(self) -> int:
         """Of its matrices; norms and biases are too small to count."""
         tables = self.is_first + (self.is_last and not (self.is_first and self.whole.tied))
-        return self.own.num_layer_parameters * len(self.layers) + tables * len(self.vocabulary) * self.own.hidden_size
+        layers = sum(self.own.num_layer_parameters(layer) for layer in range(len(self.layers)))
+        return layers + tables * len(self.vocabulary) * self.own.hidden_size
 
     def whole_name(self, name: str) -> str:
         """Of "layers.0.mlp.up_proj", the first of its own: the name in the checkpoint."""
@@ -168,8 +176,8 @@ class Shard:
     def misses(self, name: str) -> bool:
         """Whether a tensor of the checkpoint belongs to other stages alone."""
         if name.startswith("layers."):
-            index = name.split(".", 2)[1]
-            return index.isdecimal() and int(index) < self.whole.num_layers and int(index) not in self.layers
+            index, num_layers = name.split(".", 2)[1], self.whole.num_layers + self.whole.num_extra_layers
+            return index.isdecimal() and int(index) < num_layers and int(index) not in self.layers
         if name == "embed_tokens.weight":
             return not (self.is_first or (self.is_last and self.whole.tied))
         return name in ("norm.weight", "lm_head.weight") and not self.is_last
@@ -281,7 +289,7 @@ def stages(sizes: Sequence[int], num_stages: int) -> list[range]:
 
 def _layer_bytes(architecture: Architecture) -> list[int]:
     """As parameters; the tables at both ends count with the layer beside them."""
-    sizes = [architecture.num_layer_parameters] * architecture.num_layers
+    sizes = [architecture.num_layer_parameters(layer) for layer in range(architecture.num_layers)]
     table = architecture.vocab_size * architecture.hidden_size
     sizes[0] += table
     sizes[-1] += table

@@ -22,9 +22,11 @@ _HEAD_MODULE = "lm_head"
 class Source(Protocol):
     """One of them."""
 
-    def tensor(self, name: str, shape: tuple[int, ...], part: Part | None = None) -> Tensor:
-        """In the engine's type, on its device; ``shape`` is that of the whole, of which only the part is wanted. Raises
-        ModelError, and ValueError where it would cut a group of codes."""
+    def tensor(
+        self, name: str, shape: tuple[int, ...], part: Part | None = None, dtype: torch.dtype | None = None
+    ) -> Tensor:
+        """In ``dtype``, None: the engine's type; on its device. ``shape`` is that of the whole, of which only the part
+        is wanted. Raises ModelError, and ValueError where it would cut a group of codes."""
         ...
 
     def matrix(self, name: str, shape: tuple[int, int], part: Part | None = None) -> Form:
@@ -44,9 +46,11 @@ class PlainSource:
         """``take``: name and shape to a tensor in the engine's type, on its device."""
         self._take = take
 
-    def tensor(self, name: str, shape: tuple[int, ...], part: Part | None = None) -> Tensor:
+    def tensor(
+        self, name: str, shape: tuple[int, ...], part: Part | None = None, dtype: torch.dtype | None = None
+    ) -> Tensor:
         """See Source."""
-        tensor = self._take(name, shape)
+        tensor = self._take(name, shape).to(dtype)
         return tensor if part is None else part.of(tensor)
 
     def matrix(self, name: str, shape: tuple[int, int], part: Part | None = None) -> Plain:
@@ -73,14 +77,16 @@ class CheckpointSource:
         self._checkpoint, self._root, self._dtype, self.device = checkpoint, root, dtype, device
         self._importer = importer
 
-    def tensor(self, name: str, shape: tuple[int, ...], part: Part | None = None) -> Tensor:
+    def tensor(
+        self, name: str, shape: tuple[int, ...], part: Part | None = None, dtype: torch.dtype | None = None
+    ) -> Tensor:
         """See Source."""
         name = self._whole_name(name)
         if isinstance(self._importer, Mxfp4):
             stack = self._importer.stack(self._checkpoint, name, shape, part, self._dtype)
             if stack is not None:
                 return stack.to(self.device)
-        return self._checkpoint.take(name, shape, part).to(self.device, self._dtype)
+        return self._checkpoint.take(name, shape, part).to(self.device, dtype or self._dtype)
 
     def skip(self, name: str) -> None:
         """This tensor is had from elsewhere."""
@@ -109,12 +115,14 @@ class ShardSource:
     def __init__(self, source: Source, shard: Shard) -> None:
         self._source, self._shard = source, shard
 
-    def tensor(self, name: str, shape: tuple[int, ...], part: Part | None = None) -> Tensor:
+    def tensor(
+        self, name: str, shape: tuple[int, ...], part: Part | None = None, dtype: torch.dtype | None = None
+    ) -> Tensor:
         """See Source."""
         assert part is None
         name = self._shard.whole_name(name)
         with self._named(name):
-            tensor = self._source.tensor(name, *self._shard.part(name, shape))
+            tensor = self._source.tensor(name, *self._shard.part(name, shape), dtype)
         is_bias = name.endswith((".bias", "_bias"))
         return torch.zeros_like(tensor) if is_bias and not self._shard.adds_bias(name) else tensor
 

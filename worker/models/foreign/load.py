@@ -12,7 +12,8 @@ from torch import nn
 
 from sources import is_gguf
 from worker.models.errors import ModelError
-from worker.models.families import FAMILIES, computes, token_ids
+from worker.models.facts import token_ids
+from worker.models.families import FAMILIES, computes
 from worker.models.foreign.check import NUM_TRIED, check, expected_of
 from worker.models.foreign.interface import register
 from worker.models.foreign.manners import InTurn, Together

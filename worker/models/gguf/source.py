@@ -61,15 +61,18 @@ class GgufSource:
         self._taken: set[str] = set()
         self._is_permuted = file.header.text("general.architecture") in PERMUTED
 
-    def tensor(self, name: str, shape: tuple[int, ...], part: Part | None = None) -> Tensor:
+    def tensor(
+        self, name: str, shape: tuple[int, ...], part: Part | None = None, dtype: torch.dtype | None = None
+    ) -> Tensor:
         """See Source."""
+        dtype = dtype or self._dtype
         kind, raw = self._raw(name, shape)
         if len(shape) == 1:
-            whole = values_of(kind, raw)[0].to(self._device, self._dtype)
+            whole = values_of(kind, raw)[0].to(self._device, dtype)
             return whole if part is None else part.of(whole)
         raw = raw if part is None else Part(part.rows).of(raw)
         assert part is None or part.columns is None
-        weight = dense_of((len(raw), shape[1]), lambda start, stop: values_of(kind, raw[start:stop]), self._dtype)
+        weight = dense_of((len(raw), shape[1]), lambda start, stop: values_of(kind, raw[start:stop]), dtype)
         return weight.to(self._device)
 
     def matrix(self, name: str, shape: tuple[int, int], part: Part | None = None) -> Form:
