@@ -44,7 +44,7 @@ async def give(
         async with gw.limits.admit(
             caller, call.model, num_prompt_tokens, most, request_id, num_sequences, found.outcome, order.sla_class
         ) as ticket:
-            head.also(request, answer.limit_headers(ticket.headers()))
+            noted.also.update(answer.limit_headers(ticket.headers()))
             parts, dispatch = answer.parts, gw.dispatch
             if journey is None:
                 source = found.launch(lambda each: parts[each.request_id].launch(dispatch, call.model, each, order))
@@ -54,7 +54,7 @@ async def give(
                 if journey.flights is None:  # another's, or a kept one
                     journey.follows = found.followed
             source = metered(source, ticket, submits)
-            async with reply.Account(gw.ledger, request, caller, answer, source, ticket, order.sla_class) as account:
+            async with reply.Account(gw.ledger, noted, caller, answer, source, ticket, order.sla_class) as account:
                 return await reply.send(request, answer, source, account, gw, has_receipt)
 
 

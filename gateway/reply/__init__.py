@@ -53,7 +53,7 @@ def send(
 
     Raises GatewayError while nothing has been sent; afterwards the failure is the stream's last event.
     """
-    head.also(request, {"x-penstock-cache": flights.outcome})
+    request[head.HEAD].also["x-penstock-cache"] = flights.outcome
     currency = gw.settings.billing.currency if has_receipt else None
     if not answer.call.stream:
         return _send_body(answer, flights, account, currency)

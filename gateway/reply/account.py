@@ -7,12 +7,11 @@ import time
 from types import TracebackType
 
 import msgspec
-from aiohttp import web
 
-from gateway import errors, head, openai
+from gateway import errors, openai
 from gateway.auth import Caller
 from gateway.flights import Source
-from gateway.head import HUNG_UP
+from gateway.head import HUNG_UP, Head
 from gateway.ledger import Entry, Ledger
 from gateway.ledger.marks import Mark, Progress
 from gateway.limits import Ticket
@@ -52,7 +51,7 @@ class Account:
     def __init__(
         self,
         ledger: Ledger,
-        request: web.Request,
+        noted: Head,
         caller: Caller,
         answer: Answer,
         flights: Source,
@@ -60,7 +59,7 @@ class Account:
         sla_class: str,
     ) -> None:
         """``sla_class``: the one that serves it."""
-        self._noted = noted = request[head.HEAD]
+        self._noted = noted
         self._journey = noted.journey
         self.request_id, self.trace_id = noted.request_id, noted.trace_id
         self._ledger = ledger

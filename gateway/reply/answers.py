@@ -295,7 +295,7 @@ class ChatAnswer(Answer):
         return choice.said()
 
     def _logprobs_of(self, choice: Choice) -> openai.ChatLogprobs | None:
-        return cast(openai.ChatLogprobs | None, choice.take_logprobs())
+        return cast("openai.ChatLogprobs | None", choice.take_logprobs())
 
 
 class TextAnswer(Answer):

@@ -131,9 +131,11 @@ class Encoder:
                 _KIND_SERVER if span.span_id == whole_id else _KIND_INTERNAL,
                 _AT(0x39, span.start_ns),
                 _AT(0x41, span.end_ns),
-                *_pairs(9, span.attributes),
-                *map(_event, span.events),
             )
+            if span.attributes:
+                parts += _pairs(9, span.attributes)
+            if span.events:
+                parts += map(_event, span.events)
             if span.link:
                 parts.append(_link(span.link))
             if span.failed:

@@ -66,7 +66,7 @@ def parts_of(kept: Kept) -> list[Part]:
     limit = min(ended_at, kept.settle_at or ended_at)
     for part in _noted(kept):
         at = min(max(part.at, parts[-1].at if parts else kept.received_at), limit)
-        parts.append(part._replace(at=at))
+        parts.append(Part(at, part.name, part.stay))
     if kept.settle_at:
         parts.append(Part(max(limit, parts[-1].at), names.SETTLE))
     return parts
