@@ -36,7 +36,7 @@ class Settling:
         self._queue_at = time.monotonic()
         self._spent = self._flights_spent
         times = self._started_at, self._queue_at, time.monotonic()
-        self._recent.note((self._written, self._spent, self._journey, *times))
+        self._recent.note(self._written, self._spent, self._journey, *times)
 
 
 def per_call_us(settling: Settling) -> float:
@@ -60,7 +60,7 @@ def bytes_each(num_requests: int) -> float:
     before, _ = tracemalloc.get_traced_memory()
     for number in range(num_requests):
         at = float(number)
-        recent.note((row(number), Spent(at + 0.1, at + 0.2, 0, 0, at + 0.3, at + 0.4, at + 0.5), None, at, at, at))
+        recent.note(row(number), Spent(at + 0.1, at + 0.2, 0, 0, at + 0.3, at + 0.4, at + 0.5), None, at, at, at)
     after, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     return (after - before) / num_requests

@@ -1,8 +1,9 @@
 """Where the time of those requests went that were settled last, for whoever looks into one of them.
 
-What is held on to of each was made anyway: its row, what its worker has told and, where traces are made, its journey;
-of a request that was worth a trace all that goes into it. It is put in order only when somebody asks. Other gateways
-have their own.
+What is held on to of each are a few figures of its row and of what its worker has told, and no more than that: several
+hundred whole rows drive what the next request needs out of the processor's cache. Where traces are made its journey is
+with them; of a request that was worth a trace all that goes into it. It is put in order only when somebody asks. Other
+gateways have their own.
 """
 
 from __future__ import annotations
@@ -17,14 +18,33 @@ import msgspec
 from gateway.ledger.entry import Entry
 from gateway.spent import Spent
 from gateway.tracing import names
+from policies.answers import Outcome
 
 if TYPE_CHECKING:
     from gateway.tracing.journey import Journey
     from gateway.tracing.kept import Kept
 
 Fact = str | bool | int | float | list[str]
-Noted = tuple[Entry, Spent, "Journey | None", float, float, float]
-"""The last three are monotonic seconds: when it came, when it was handed to the line, and when its row was durable."""
+
+
+class Noted(msgspec.Struct, frozen=True, gc=False):
+    """Of one request, what its parts are made of. Instants are monotonic seconds."""
+
+    request_id: str
+    cache: Outcome
+    upstream: str | None
+    queue_ms: float
+    ttft_ms: float | None
+    duration_ms: float
+    """These are its row's."""
+    prefill_s: float
+    decode_s: float
+    journey: Journey | None
+    came_at: float
+    queue_at: float
+    """It was handed to the line."""
+    durable_at: float
+    """Its row was."""
 
 
 class Moment(msgspec.Struct, frozen=True):
@@ -62,8 +82,27 @@ class Recent:
         """``num_requests``: that it holds on to, and as many of those with a trace."""
         self._noted: deque[Noted] = deque(maxlen=num_requests)
         self._kept: deque[Kept] = deque(maxlen=num_requests)
-        self.note = self._noted.append
-        """Of every request that has a row, when it is durable."""
+
+    def note(
+        self, row: Entry, spent: Spent, journey: Journey | None, came_at: float, queue_at: float, durable_at: float
+    ) -> None:
+        """Of every request that has a row, when it is durable. Instants as ``Noted`` has them."""
+        self._noted.append(
+            Noted(
+                row.request_id,
+                row.cache,
+                row.upstream,
+                row.queue_ms,
+                row.ttft_ms,
+                row.duration_ms,
+                spent.prefill_s,
+                spent.decode_s,
+                journey,
+                came_at,
+                queue_at,
+                durable_at,
+            )
+        )
 
     def keep(self, kept: Kept) -> None:
         """It goes into a trace. What was asked and answered is nothing that is looked up here."""
@@ -77,8 +116,8 @@ class Recent:
             if kept.request_id == request_id:
                 return Way("trace", list(_traced(kept)))
         for noted in reversed(self._noted):
-            if noted[0].request_id == request_id:
-                return Way("gateway", list(_noted(*noted)))
+            if noted.request_id == request_id:
+                return Way("gateway", list(_parts(noted)))
         return None
 
 
@@ -110,28 +149,27 @@ def _traced(kept: Kept) -> Iterator[Part]:
         )
 
 
-def _noted(
-    row: Entry, spent: Spent, journey: Journey | None, came_at: float, queue_at: float, durable_at: float
-) -> Iterator[Part]:
+def _parts(noted: Noted) -> Iterator[Part]:
     """End to end. What the worker told are durations, which are laid out around its first token."""
-    settle_at = came_at + row.duration_ms / 1e3
-    first_at = None if row.ttft_ms is None else came_at + row.ttft_ms / 1e3
-    begins = [(came_at, names.PREPARE)] if journey is None else list(_before(journey))
+    came_at, queue_at, upstream = noted.came_at, noted.queue_at, noted.upstream
+    settle_at = came_at + noted.duration_ms / 1e3
+    first_at = None if noted.ttft_ms is None else came_at + noted.ttft_ms / 1e3
+    begins = [(came_at, names.PREPARE)] if noted.journey is None else list(_before(noted.journey))
     facts: dict[str, Fact] = {}
     moments: list[tuple[str, float]] = []
-    if row.cache in ("hit", "shared"):
-        begins.append((queue_at, names.SHARED if row.cache == "shared" else names.STREAM))
+    if noted.cache in ("hit", "shared"):
+        begins.append((queue_at, names.SHARED if noted.cache == "shared" else names.STREAM))
     else:
         begins.append((queue_at, names.QUEUE))
-        if row.queue_ms or row.upstream is not None:  # else nobody got it
-            begins.append((queue_at + row.queue_ms / 1e3, names.WORKER_SPAN))
-        if row.upstream is not None:
-            facts[names.WORKER] = row.upstream
+        if noted.queue_ms or upstream is not None:  # else nobody got it
+            begins.append((queue_at + noted.queue_ms / 1e3, names.WORKER_SPAN))
+        if upstream is not None:
+            facts[names.WORKER] = upstream
         if first_at is not None:
-            began_at, last_at = first_at - spent.prefill_s, first_at + spent.decode_s
+            began_at, last_at = first_at - noted.prefill_s, first_at + noted.decode_s
             begins.append((last_at, names.STREAM))
             moments = [(names.SCHEDULED, began_at), (names.FIRST_TOKEN, first_at), (names.LAST_TOKEN, last_at)]
-    begins += [(settle_at, names.SETTLE), (durable_at, "")]
+    begins += [(settle_at, names.SETTLE), (noted.durable_at, "")]
     from_at = at = begins[0][0]
     for (_, name), (until, _) in pairwise(begins):
         until = max(at, until if name == names.SETTLE else min(until, settle_at))

@@ -143,7 +143,7 @@ class Account:
                 await self.keeper.keep(self._written, body)
             await self._ledger.settle(self._written, self._mark)
             times = self._started_at, self._queue_at, time.monotonic()
-            self._ledger.recent.note((self._written, self._spent, self._journey, *times))
+            self._ledger.recent.note(self._written, self._spent, self._journey, *times)
 
     def _row(self, status: int, usage: terms.Usage | None, at: float) -> Entry:
         """``usage``: what is owed; None: nothing."""

@@ -98,7 +98,7 @@ async def test_what_was_asked_and_answered_is_not_held_on_to_with_a_trace(open_f
 )
 def test_each_way_through_the_house_has_its_own_parts(row, names):
     recent, entry = Recent(1), an_entry(**{"duration_ms": 9.0, **row})
-    recent.note((entry, Spent(prefill_s=99.0, decode_s=99.0), None, 100.0, 100.001, 100.1))
+    recent.note(entry, Spent(prefill_s=99.0, decode_s=99.0), None, 100.0, 100.001, 100.1)
     way = recent.way(entry.request_id)
     assert [part.name for part in way.parts] == names
     assert sum(part.duration_ms for part in way.parts) == pytest.approx(100)
