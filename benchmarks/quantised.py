@@ -113,6 +113,7 @@ def divergence(source: str, texts: list[Text], form: dict[str, Any]) -> Divergen
         following, learned = torch.tensor(text.token_ids[1:]), torch.tensor(text.learned[1:])
         losses.append(-other[:-1].gather(1, following[:, None])[:, 0][learned])
     share_same_top, loss = float(torch.cat(same).float().mean()), float(torch.cat(losses).mean())
+    assert isinstance(runner.cache, KVCache)
     return Divergence(torch.cat(nats), share_same_top, loss, kv_bytes_of(runner.cache))
 
 

@@ -118,7 +118,7 @@ def _serve(settings: WorkerSettings, listener: socket.socket) -> int:
     engine = settings.engine
     try:
         if engine.tensor_parallel * engine.pipeline_parallel == 1:
-            alone = Runner.load(settings.source, engine, settings.replica)
+            alone = Runner.load(settings.source, engine, settings.replica, may_part=True)
             return _run(settings, listener, alone, others, started_at)
         with closing(ParallelRunner.load(settings, others.lost)) as runner:
             return _run(settings, listener, runner, others, started_at)

@@ -72,6 +72,10 @@ class Pool:
         """Tables that hold the block."""
         return self._num_users[block_id]
 
+    def is_named(self, block_id: int) -> bool:
+        """A prompt could find it."""
+        return self._links[block_id] is not None
+
     # Taking and giving back
 
     def allocate(self, num_wanted: int, after: int = NO_PARENT) -> list[int]:

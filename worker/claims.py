@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from policies.batching import Claim, Limits, Place
 from worker.blocks import NO_PARENT, Pool
 from worker.sequence import Sequence
+from worker.windows import Windows
 
 NUM_BLOCKS_WORTH_WAITING_FOR = 4
 """A prompt lets another one compute the beginning they share from this many blocks up; for less, a step's delay costs
@@ -34,9 +35,12 @@ def num_slots(sequence: Sequence, limits: Limits) -> int:
 class Claims:
     """The claims of one step after the other. ``begin``, then those who run in order, then some of those who wait."""
 
-    def __init__(self, pool: Pool, block_size: int, catch_up: Callable[[Sequence], None]) -> None:
-        """``catch_up``: has a sequence step over what others have computed for it."""
+    def __init__(
+        self, pool: Pool, windows: Windows, block_size: int, catch_up: Callable[[Sequence, list[int]], None]
+    ) -> None:
+        """``catch_up``: has a sequence step over blocks that another has filled with the same tokens since."""
         self._pool = pool
+        self._windows = windows
         self._block_size = block_size
         self._catch_up = catch_up
         self._limits: Limits | None = None
@@ -61,8 +65,11 @@ class Claims:
         if num_tokens - num_computed > 1:
             if num_missing:
                 return self._of_cut(sequence, num_missing)
-            self._catch_up(sequence)
-            num_computed = sequence.num_computed
+            if num_computed // self._block_size == sequence.num_sealed:
+                found = self._found(sequence, sequence.num_sealed)
+                if found:
+                    self._catch_up(sequence, found)
+                    num_computed = sequence.num_computed
             num_pending = 0 if self._waits(sequence, num_computed) else num_tokens - num_computed
             return self._claim(sequence, num_pending, 0, num_computed)
         if sequence.may_share_tail and not num_missing:
@@ -138,13 +145,15 @@ class Claims:
         return sequence.num_preemptions >= self._limits.max_preemptions
 
     def _found(self, sequence: Sequence, num_held: int) -> list[int]:
-        """The cached blocks that go on behind its first ``num_held``, which have names."""
+        """The cached blocks that go on behind its first ``num_held``, which have names, as far as they are of use."""
         chain = sequence.chain
         if chain is None:
             return []
         links = chain.extend(sequence.token_ids)
-        parent = sequence.block_ids[num_held - 1] if num_held else NO_PARENT
-        return self._pool.match(links, chain.key, (len(sequence.token_ids) - 1) // self._block_size, num_held, parent)
+        held = sequence.block_ids[:num_held]
+        parent = held[-1] if held else NO_PARENT
+        found = self._pool.match(links, chain.key, (len(sequence.token_ids) - 1) // self._block_size, num_held, parent)
+        return found[: max(0, self._windows.reach(held + found) - num_held)] if found else found
 
     def _waits(self, sequence: Sequence, num_computed: int) -> bool:
         """Whether one before it in order is computing the same next blocks; if not, others may wait for this one."""

@@ -60,13 +60,13 @@ class Engine:
         """``costs``: what is known of this runner's steps already. ``speculation``: else it is as configured."""
         self._runner = runner
         self._now = now
-        self._limits = limits_of(engine, 0 if runner.writes else runner.max_model_tokens)
+        limits = self._limits = limits_of(engine, 0 if runner.writes else runner.max_model_tokens)
         self._prefix_cache, self._kv_dtype = engine.prefix_cache and runner.writes, engine.kv_dtype
         self._eos_token_ids = frozenset(runner.eos_token_ids)
-        self._pool = Pool(runner.num_blocks)
+        pool = self._pool = Pool(runner.num_blocks)
         self._vectors = vectors.Vectors()
         self._budget = Budget(self._limits)
-        self._scheduler = Scheduler(self._pool, runner.block_size, self._limits, runner.copy_block, runner.window)
+        self._scheduler = Scheduler(pool, runner.block_size, limits, runner.copy_block, runner.window, runner.apart)
         self._requests: dict[str, Request] = {}
         self._drawing = Drawing(sampler, runner.maxima_of, lambda sequence: self._scheduler.preempt(sequence, now()))
         self._flight: Flight | None = None

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from policies import settings
-from worker.kv_cache import KVShape, KVType, budget_bytes
+from policies.batching import limits_of
+from policies.batching.room import MAX_PARKED
+from worker.attention.windowed import TwoPools, layers_apart
+from worker.kv_cache import KVCache, KVShape, KVType, budget_bytes
 from worker.models import Architecture, Decoder, Facts, ModelError
+from worker.windows import num_blocks_for
 
 MIN_MODEL_TOKENS = 1024
 """A pool that cannot hold one sequence of so many tokens (or of the model's own context, if shorter) is not worth
@@ -56,6 +62,43 @@ def room(model: Decoder, engine: settings.Engine) -> int:
     return num_blocks_of(engine, size, max_model_tokens, model.device, model.shard.layout.num_ranks)
 
 
+def kv_of(
+    model: Decoder, engine: settings.Engine, num_blocks: int | None = None, may_part: bool = False
+) -> KVCache | TwoPools:
+    """Empty; ``num_blocks`` None: as many as free memory allows, and in two pools where these ``may_part`` and it pays.
+    Raises ModelError.
+    """
+    num_windowed_blocks = 0
+    if num_blocks is None:
+        num_blocks, num_windowed_blocks = rooms(model, engine) if may_part else (room(model, engine), 0)
+    shape, size, device = kv_shape_of(model.architecture), engine.block_size, model.device
+    kv_type = kv_type_of(engine, model.dtype, device)
+    if num_windowed_blocks:
+        return TwoPools(shape, model.windows, (num_blocks, num_windowed_blocks), size, kv_type, device)
+    return KVCache(shape, num_blocks, size, kv_type.dtype, device, kv_type.is_scaled)
+
+
+def rooms(model: Decoder, engine: settings.Engine) -> tuple[int, int]:
+    """As num_blocks_of, and the blocks of a pool apart for the layers that have windows where others see everything; 0:
+    they are in the same. They have one where that leaves the others more blocks than one pool for all has. Raises
+    ModelError.
+    """
+    num_blocks, windows, layout = room(model, engine), model.windows, model.shard.layout
+    # Steps of the other kinds, and those that must come to the same bits however they are cut, know one pool.
+    if model.device.type != "cpu" or layout.num_ranks > 1 or engine.deterministic or min(windows) or not max(windows):
+        return num_blocks, 0
+    num_sequences = MAX_PARKED * limits_of(engine).max_sequences
+    num_windowed = num_blocks_for(num_sequences, max(windows), engine.max_step_tokens, engine.block_size)
+    kv_type, shape = kv_type_of(engine, model.dtype, model.device), kv_shape_of(model.architecture)
+    full, windowed = (
+        replace(shape, num_layers=len(layers)).block_bytes(engine.block_size, kv_type.dtype, kv_type.is_scaled)
+        for layers in layers_apart(windows)
+    )
+    num_full = (budget_bytes(engine, model.device) - num_windowed * windowed) // full
+    num_full = min(num_full, _most(engine, max_model_tokens_of(engine, model.architecture)))
+    return (num_full, num_windowed) if num_full > num_blocks else (num_blocks, 0)
+
+
 def num_blocks_of(
     engine: settings.Engine, size: int, max_model_tokens: int, device: torch.device, num_ranks: int = 1
 ) -> int:
@@ -70,7 +113,12 @@ def num_blocks_of(
             f"KV for {least * engine.block_size} tokens takes {mib(least * size)} MiB, but engine.kv_memory_share and"
             f" engine.max_kv_bytes leave {mib(budget)} MiB of free memory"
         )
-    return min(num_blocks, 2 * engine.max_sequences * -(-max_model_tokens // engine.block_size))
+    return min(num_blocks, _most(engine, max_model_tokens))
+
+
+def _most(engine: settings.Engine, max_model_tokens: int) -> int:
+    """Of blocks that are of use."""
+    return 2 * engine.max_sequences * -(-max_model_tokens // engine.block_size)
 
 
 def mib(num_bytes: float) -> str:

@@ -18,11 +18,13 @@ from worker.attention import (
     Backend,
     GatheredAttention,
     NativeAttention,
-    NativePlan,
     ReferenceAttention,
     RepeatableAttention,
     Scores,
     SegmentAttention,
+    TwoPools,
+    WindowedAttention,
+    steps_of,
 )
 from worker.budget import OutOfMemory
 from worker.device import is_out_of_memory, refuse_unrepeatable
@@ -52,8 +54,9 @@ from worker.models import (
 )
 from worker.models.additions import Additions
 from worker.native import Library, library
-from worker.room import kv_shape_of, kv_type_of, max_model_tokens_of, mib, room
+from worker.room import kv_of, kv_type_of, max_model_tokens_of, mib
 from worker.triton import has_triton
+from worker.windows import Apart
 
 if TYPE_CHECKING:
     from worker.graphs import DecodeGraphs
@@ -69,7 +72,7 @@ class Runner:
     def __init__(
         self,
         model: Decoder,
-        cache: KVCache,
+        cache: KVCache | TwoPools,
         attention: Backend,
         ops: Ops,
         max_model_tokens: int,
@@ -94,16 +97,19 @@ class Runner:
         windows = model.windows
         self.window = max(windows) if min(windows) > 0 else 0
         """See Scheduler."""
+        two = cache if isinstance(cache, TwoPools) else None
+        self.apart = Apart(two.num_windowed_blocks, two.window, two.companions.numpy()) if two else None
         self.device = str(model.device)
         self.overlaps = model.device.type == "cuda"
         """The device computes a step while the host plans the next one."""
         self.dtype = str(model.dtype).removeprefix("torch.")
 
     @classmethod
-    def load(cls, source: str, engine: settings.Engine, replica: int = 0) -> Runner:
+    def load(cls, source: str, engine: settings.Engine, replica: int = 0, may_part: bool = False) -> Runner:
         """From a directory in Hugging Face layout, a GGUF file, a hub id, or "demo". Raises ModelError, a sentence.
 
-        ``replica``: on a CPU with several memory nodes, this process keeps to the one that is its turn.
+        ``replica``: on a CPU with several memory nodes, this process keeps to the one that is its turn; ``may_part``:
+        the steps come from an Engine, and layers with windows may have a pool apart.
         """
         path = path_of(source)
         if is_encoder(path):
@@ -111,7 +117,7 @@ class Runner:
 
             return EncoderRunner.load_from(path, engine, replica)
         if is_native(path):
-            runner = cls.of(load_model(source, engine, replica), engine)
+            runner = cls.of(load_model(source, engine, replica), engine, may_part=may_part)
             runner.pooling = pooling_of(path, Pooling("last"))
             return runner
         from worker.foreign import ForeignRunner
@@ -119,16 +125,14 @@ class Runner:
         return ForeignRunner.load_from(path, engine, replica)
 
     @classmethod
-    def of(cls, model: Decoder, engine: settings.Engine, num_blocks: int | None = None) -> Runner:
+    def of(
+        cls, model: Decoder, engine: settings.Engine, num_blocks: int | None = None, may_part: bool = False
+    ) -> Runner:
         """From a decoder in memory; ``num_blocks`` None sizes the pool from free memory. Raises ModelError."""
-        architecture = model.architecture
-        max_model_tokens = max_model_tokens_of(engine, architecture)
-        if num_blocks is None:
-            num_blocks = room(model, engine)
-        kv_type, shape = kv_type_of(engine, model.dtype, model.device), kv_shape_of(architecture)
-        cache = KVCache(shape, num_blocks, engine.block_size, kv_type.dtype, model.device, kv_type.is_scaled)
+        max_model_tokens = max_model_tokens_of(engine, model.architecture)
+        cache = kv_of(model, engine, num_blocks, may_part)
         attention, ops = _means(engine, model, cache)
-        max_model_tokens = min(max_model_tokens, num_blocks * engine.block_size)
+        max_model_tokens = min(max_model_tokens, cache.num_blocks * engine.block_size)
         graphs = _graphs(engine, model, attention, ops, max_model_tokens)
         kernels = kernels_of(engine, model.device)
         whole, is_repeatable = _whole(engine, model, cache), engine.deterministic
@@ -163,9 +167,10 @@ class Runner:
         if whole is not None and whole.adds_to_sums and additions and self._is_repeatable:
             # Where a neighbour wants hidden states it does not serve, and an adapter's row would have other bits.
             whole = None
-        if whole is not None and not num_hidden and isinstance(plan, NativePlan):
+        steps = steps_of(plan)
+        if whole is not None and not num_hidden and steps:
             assert additions is None or isinstance(additions, NativeAdditions)
-            logits, maxima = whole.forward(inputs.token_ids, inputs.positions, inputs.rows, plan, additions)
+            logits, maxima = whole.forward(inputs.token_ids, inputs.positions, inputs.rows, steps, additions)
             self._found = weakref.ref(logits), maxima
             return logits
         return self._model.forward(
@@ -311,11 +316,21 @@ def kernels_of(engine: settings.Engine, device: torch.device) -> Library | None:
     return library() if device.type == "cpu" and engine.attention == "auto" else None
 
 
-def _means(engine: settings.Engine, model: Decoder, cache: KVCache) -> tuple[Backend, Ops]:
-    """Attention and small operations: the compiled ones where they serve, torch's elsewhere and for comparison."""
+def _means(engine: settings.Engine, model: Decoder, cache: KVCache | TwoPools) -> tuple[Backend, Ops]:
+    """Attention, of each pool its own, and small operations."""
     architecture = model.architecture
     sinks = tuple(layer.sinks for layer in model.layers if layer.sinks is not None)
     scores = Scores(architecture.attention_scale, architecture.windows, architecture.attention_softcap, sinks)
+    if not isinstance(cache, TwoPools):
+        return _means_of(engine, model, cache, scores)
+    pairs = zip(cache.caches, cache.layers, strict=True)
+    (full, ops), (windowed, _) = (_means_of(engine, model, pool, scores.of(layers)) for pool, layers in pairs)
+    return WindowedAttention(full, windowed, cache), ops
+
+
+def _means_of(engine: settings.Engine, model: Decoder, cache: KVCache, scores: Scores) -> tuple[Backend, Ops]:
+    """Attention and small operations: the compiled ones where they serve, torch's elsewhere and for comparison."""
+    architecture = model.architecture
     if engine.deterministic:
         return _repeatable_means(engine, model, cache, scores)
     if engine.attention == "reference":
@@ -376,8 +391,9 @@ def _graphs(
     return DecodeGraphs(model, ops, attention, max_model_tokens, engine.max_sequences, CudaRecord())
 
 
-def _whole(engine: settings.Engine, model: Decoder, cache: KVCache) -> Whole | None:
+def _whole(engine: settings.Engine, model: Decoder, cache: KVCache | TwoPools) -> Whole | None:
     kernels = kernels_of(engine, model.device)
-    if kernels is None or not NativeAttention.serves(cache, model.dtype) or not Whole.serves(model, kernels):
+    pool = cache.caches[0] if isinstance(cache, TwoPools) else cache
+    if kernels is None or not NativeAttention.serves(pool, model.dtype) or not Whole.serves(model, kernels):
         return None
     return Whole(model, cache, kernels)

@@ -7,7 +7,8 @@ earlier one has filled.
 
 Where every layer has a window, a sequence lets go of the blocks that lie before all of them each time that it takes a
 new one. What has a name goes at once or not at all, since whoever uses a block uses its ancestors; so that this is
-soon, only the prompt's blocks and those of the first window get names.
+soon, only the prompt's blocks and those of the first window get names. Where only some layers have windows, what these
+need lies in a pool apart (``worker.windows``), and what was computed is of use as far as their windows reach there.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from policies.costs import StepCosts
 from worker.blocks import NO_PARENT, Pool
 from worker.claims import Claims, followers, num_slots
 from worker.sequence import Sequence
+from worker.windows import Apart, Windows
 
 AGE_EVERY_S = 1.0
 """How often it is looked whether somebody has waited too long."""
@@ -42,8 +44,10 @@ class Scheduler:
         limits: Limits,
         copy_block: Callable[[int, int], None],
         window: int = 0,
+        apart: Apart | None = None,
     ) -> None:
-        """``window``: the tokens, its own among them, that a token looks back on in any layer; 0: all."""
+        """``window``: the tokens, its own among them, that a token looks back on in any layer; 0: all. ``apart``: the
+        pool of layers that have windows where others have none."""
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         self.num_preemptions = 0
@@ -61,7 +65,8 @@ class Scheduler:
         self._copy_block = copy_block
         self._window = window
         self._by_arrival: dict[int, Sequence] = {}
-        self._claims = Claims(pool, block_size, self._catch_up)
+        self._windows = Windows(apart, pool, block_size)
+        self._claims = Claims(pool, self._windows, block_size, self._catch_up)
         self._turns = Turns()
         self._ages_at = 0.0
 
@@ -111,6 +116,8 @@ class Scheduler:
         self._carry_out(plan, now)
         grants = [(self._by_arrival[arrival], num_tokens) for arrival, num_tokens in plan.grants]
         self._take_tails(grants, now)
+        for sequence, num_tokens in grants:
+            self._windows.hold(sequence, num_tokens)
         self.num_paused = len(plan.paused)
         for sequence, num_tokens in grants:
             if num_tokens > 1:
@@ -120,6 +127,10 @@ class Scheduler:
     def commit(self, sequence: Sequence, num_tokens: int) -> None:
         """``num_tokens`` more are computed; blocks filled by known ones get their names."""
         sequence.num_computed += num_tokens
+        self._seal(sequence)
+        self._windows.hold(sequence, len(sequence.draft_token_ids))
+
+    def _seal(self, sequence: Sequence) -> None:
         num_tokens = min(sequence.num_computed, sequence.num_known)
         if self._window:
             num_tokens = min(num_tokens, max(sequence.num_prompt_tokens, self._window))
@@ -134,7 +145,9 @@ class Scheduler:
             if sealed is None:
                 sequence.chain = None
                 return
-            block_ids[position] = sealed
+            if sealed != block_ids[position]:
+                self._windows.replace(sequence, position, sealed)
+                block_ids[position] = sealed
             sequence.num_sealed += 1
 
     def make_room(self, sequence: Sequence, num_tokens: int, now: float) -> int:
@@ -148,13 +161,16 @@ class Scheduler:
                 sequence.held(now)
                 sequence.block_ids += self._pool.allocate(num_more, sequence.block_ids[-1])
                 num_free += num_more * self._block_size
-        return min(num_tokens, num_free)
+        num_tokens = min(num_tokens, num_free)
+        self._windows.hold(sequence, 1 + num_tokens)
+        return num_tokens
 
     def end_draft(self, sequence: Sequence, num_accepted: int, now: float) -> None:
         """So many tokens of its draft have become its own; what the others were computed in is given back."""
         sequence.draft_token_ids = []
         if num_accepted:
             self.commit(sequence, num_accepted)
+        self._windows.hold(sequence)
         num_needed = -(-len(sequence.token_ids) // self._block_size)
         if len(sequence.block_ids) > num_needed:
             sequence.held(now)
@@ -179,6 +195,7 @@ class Scheduler:
             sequence.num_cached_tokens = leader.num_cached_tokens
             sequence.started_at = leader.started_at
             sequence.may_share_tail = True
+            self._windows.hold(sequence)
             insort(self.running, sequence, key=_place)
         leader.may_share_tail = bool(forks)
         return forks
@@ -213,6 +230,7 @@ class Scheduler:
     def audit(self) -> None:
         """Every block and every queue entry accounted for. Raises AssertionError."""
         self._pool.audit(sequence.held_block_ids for sequence in self.running)
+        self._windows.audit(self.running)
         assert not any(sequence.block_ids for sequence in self.waiting), "a waiting sequence holds blocks"
         queued = {sequence.arrival for sequence in self.waiting} | {sequence.arrival for sequence in self.running}
         assert queued == self._by_arrival.keys()
@@ -231,7 +249,8 @@ class Scheduler:
         grown = [by_arrival[arrival] for arrival in plan.grown]
         admitted = [by_arrival[arrival] for arrival in plan.admitted]
         for sequence in (*grown, *admitted):  # before anything is allocated, which may evict
-            self._pool.acquire(sequence.hits)
+            if sequence.hits:
+                self._take_hits(sequence, now)
         for sequence in grown:
             self._grow(sequence, now)
         for sequence in admitted:
@@ -262,6 +281,8 @@ class Scheduler:
 
     def _shorten(self, sequence: Sequence, num_kept: int, now: float) -> None:
         block_ids = sequence.block_ids
+        if num_kept * self._block_size < sequence.num_computed:
+            num_kept = self._windows.reach(block_ids[:num_kept])
         # Before the end that it lost, it has nothing to look back on; and what is pooled is pooled from its beginning.
         if num_kept == 0 or sequence.num_gone or sequence.pooling is not None:
             return self.preempt(sequence, now)
@@ -269,10 +290,11 @@ class Scheduler:
             sequence.preempted(now)
             self.num_tail_frees += 1
         sequence.held(now)
-        self._pool.release(block_ids[num_kept:])
-        del block_ids[num_kept:]
         sequence.num_computed = min(sequence.num_computed, num_kept * self._block_size)
         sequence.num_sealed = min(sequence.num_sealed, num_kept)
+        self._windows.hold(sequence)
+        self._pool.release(block_ids[num_kept:])
+        del block_ids[num_kept:]
         sequence.may_share_tail = False
         return None
 
@@ -286,15 +308,22 @@ class Scheduler:
                     each.place = place
                 queue.sort(key=_place)
 
+    def _take_hits(self, sequence: Sequence, now: float) -> None:
+        """What the cache has of it becomes the end of its table."""
+        sequence.held(now)
+        self._pool.acquire(sequence.hits)
+        sequence.block_ids += sequence.hits
+        sequence.hits = []
+        sequence.num_sealed = len(sequence.block_ids)
+        sequence.num_computed = sequence.num_sealed * self._block_size
+        self._windows.hold(sequence)
+
     def _admit(self, sequence: Sequence, now: float) -> None:
         self._take_from(self.waiting, sequence)
-        hits = sequence.hits
-        num_missing = -(-len(sequence.token_ids) // self._block_size) - len(hits)
+        block_ids = sequence.block_ids
+        num_missing = -(-len(sequence.token_ids) // self._block_size) - len(block_ids)
         sequence.held(now)
-        sequence.block_ids = hits + self._pool.allocate(num_missing, hits[-1] if hits else NO_PARENT)
-        sequence.hits = []
-        sequence.num_sealed = len(hits)
-        sequence.num_computed = len(hits) * self._block_size
+        block_ids += self._pool.allocate(num_missing, block_ids[-1] if block_ids else NO_PARENT)
         if sequence.started_at is None:
             sequence.started_at = now
             self._credit(sequence, sequence.num_computed)
@@ -304,21 +333,18 @@ class Scheduler:
 
     def _grow(self, sequence: Sequence, now: float) -> None:
         """A block to write the next token in, or all that it has lost; or a copy of a tail that others still read."""
-        block_ids, hits = sequence.block_ids, sequence.hits
+        block_ids = sequence.block_ids
         num_missing = -(-len(sequence.token_ids) // self._block_size) - len(block_ids)
         if num_missing:
             self._let_go(sequence, now)
             sequence.held(now)
-            if hits:
-                block_ids += hits
-                sequence.num_sealed = len(block_ids)
-                sequence.num_computed = len(block_ids) * self._block_size
-                sequence.hits = []
-            block_ids += self._pool.allocate(num_missing - len(hits), block_ids[-1])
+            block_ids += self._pool.allocate(num_missing, block_ids[-1])
         else:
             shared = block_ids[-1]
             (own,) = self._pool.allocate(1, block_ids[-2] if len(block_ids) > 1 else NO_PARENT)
+            self._windows.use(own)
             self._copy_block(shared, own)
+            self._windows.drop(shared)
             self._pool.release((shared,))
             block_ids[-1] = own
         sequence.may_share_tail = False
@@ -336,25 +362,18 @@ class Scheduler:
             # So that whoever reads the whole table reads nobody else's: the first of its own stands for what is gone.
             sequence.block_ids[:num_gone] = [sequence.block_ids[num_gone]] * num_gone
 
-    def _catch_up(self, sequence: Sequence) -> None:
+    def _catch_up(self, sequence: Sequence, found: list[int]) -> None:
         """Step over blocks that another sequence has filled with the same tokens since."""
-        chain, size = sequence.chain, self._block_size
-        if chain is None or sequence.num_computed // size != sequence.num_sealed:
-            return
-        links = chain.extend(sequence.token_ids)
-        block_ids = sequence.block_ids
-        for position in range(sequence.num_sealed, (len(sequence.token_ids) - 1) // size):
-            parent = block_ids[position - 1] if position else NO_PARENT
-            found = self._pool.find(links[position], parent, chain.key)
-            if found is None:
-                break
-            self._pool.acquire((found,))
-            self._pool.release((block_ids[position],))
-            block_ids[position] = found
-            sequence.num_sealed = position + 1
-            if sequence.num_preemptions == 0:
-                self._credit(sequence, (position + 1) * size - sequence.num_computed)
-            sequence.num_computed = (position + 1) * size
+        first, num_sealed = sequence.num_sealed, sequence.num_sealed + len(found)
+        self._windows.release(sequence)
+        self._pool.acquire(found)
+        self._pool.release(sequence.block_ids[first:num_sealed])
+        sequence.block_ids[first:num_sealed] = found
+        num_tokens = num_sealed * self._block_size
+        if sequence.num_preemptions == 0:
+            self._credit(sequence, num_tokens - sequence.num_computed)
+        sequence.num_sealed, sequence.num_computed = num_sealed, num_tokens
+        self._windows.hold(sequence)
 
     # Small things
 
@@ -365,6 +384,7 @@ class Scheduler:
 
     def _release(self, sequence: Sequence, now: float) -> None:
         sequence.held(now)
+        self._windows.release(sequence)
         self._pool.release(sequence.held_block_ids)
         sequence.block_ids = []
         sequence.num_gone = 0

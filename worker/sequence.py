@@ -65,6 +65,7 @@ class Sequence:
         "arrival",
         "block_ids",
         "chain",
+        "companions",
         "draft_token_ids",
         "engine_s",
         "first_token_at",
@@ -160,6 +161,8 @@ class Sequence:
         """Leading blocks of the table that are not its own any more, since no layer looks so far back."""
         self.num_sealed = 0
         """Leading blocks that have their names."""
+        self.companions = range(0)
+        """Places in the table of blocks whose companions it uses, see ``worker.windows``."""
         self.may_share_tail = False
         """The block that it writes next may be another's too, and is then copied first."""
         self.num_cached_tokens = 0

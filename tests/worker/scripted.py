@@ -3,13 +3,15 @@
 Each slot of the memory holds the rolling hash of the history up to its token. A forward pass digests all slots that it
 reads; the sampler, which knows each row's own tokens, computes the same digest from them. They agree only if every
 slot that was read held exactly that sequence's own history: so a block shared wrongly, written while shared, evicted
-or reused while in use is found in the first step that reads it.
+or reused while in use is found in the first step that reads it. Layers with windows, where they have a pool apart, must
+find there what the others find in theirs.
 """
 
 import numpy as np
 
 from worker.sampler import Sampled
 from worker.sequence import UNKNOWN
+from worker.windows import NONE
 
 MULTIPLIER = 6364136223846793005
 MASK = (1 << 64) - 1
@@ -22,16 +24,25 @@ def following(history: int, token_id: int) -> int:
 
 class ScriptedRunner:
     def __init__(
-        self, num_blocks=32, block_size=4, vocab_size=50, max_model_tokens=10_000, eos_token_ids=(0,), overlaps=False
+        self,
+        num_blocks=32,
+        block_size=4,
+        vocab_size=50,
+        max_model_tokens=10_000,
+        eos_token_ids=(0,),
+        overlaps=False,
+        apart=None,
     ):
         self.num_blocks, self.block_size, self.vocab_size = num_blocks, block_size, vocab_size
         self.max_model_tokens, self.eos_token_ids = max_model_tokens, eos_token_ids
         self.device, self.dtype = "cpu", "float32"
         self.overlaps = overlaps
         self.writes, self.scores, self.pooling, self.num_dimensions = True, False, None, 0
-        self.window = 0
+        self.window, self.apart = 0, apart
         rng = np.random.default_rng(0)
         self.memory = rng.integers(0, MASK, size=(num_blocks, block_size), dtype=np.uint64)
+        if apart is not None:
+            self.memory_apart = rng.integers(0, MASK, size=(apart.num_blocks, block_size), dtype=np.uint64)
         self.weights = np.arange(1, 2 * num_blocks * block_size, 2, dtype=np.uint64)
         self.steps = []
         """Of each step, the (start, number of tokens) of its spans."""
@@ -60,12 +71,35 @@ class ScriptedRunner:
                 assert slot not in written, "two sequences write to one slot in one step"
                 written.add(slot)
                 self.memory[slot] = history
+        if self.apart is not None:
+            self._look_back(spans)
         for span in spans:
             end = span.start + len(span.token_ids)
             for num_tokens in range(end - span.num_logits + 1, end + 1):
                 slots = self.memory[np.array(span.block_ids)].reshape(-1)[:num_tokens]
                 digests.append(np.sum(slots * self.weights[:num_tokens], dtype=np.uint64))
         return np.array(digests, dtype=np.uint64).reshape(-1, 1)
+
+    def _look_back(self, spans):
+        """The same in the layers with windows."""
+        written = set()
+        for span in spans:
+            end = span.start + len(span.token_ids)
+            for position in range(span.start, end):
+                slot = self._slot_apart(span, position)
+                assert slot not in written, "two sequences write to one slot in one step"
+                written.add(slot)
+                self.memory_apart[slot] = self.memory[self._slot(span, position)]
+        for span in spans:
+            for position in range(max(0, span.start - self.apart.window + 1), span.start + len(span.token_ids)):
+                held = self.memory_apart[self._slot_apart(span, position)]
+                assert held == self.memory[self._slot(span, position)], "a window shows what is not its sequence's"
+
+    def _slot_apart(self, span, position):
+        block_id, place = self._slot(span, position)
+        companion = self.apart.companions[block_id]
+        assert companion != NONE, "a window shows nothing"
+        return companion, place
 
     def _slot(self, span, position):
         return span.block_ids[position // self.block_size], position % self.block_size
@@ -76,6 +110,10 @@ class ScriptedRunner:
     def copy_block(self, source, target):
         assert source != target
         self.memory[target] = self.memory[source]
+        if self.apart is not None:
+            copied, copy = self.apart.companions[[source, target]]
+            assert NONE not in (copied, copy)
+            self.memory_apart[copy] = self.memory_apart[copied]
         self.num_copies += 1
 
 

@@ -5,10 +5,11 @@ import os
 import random
 
 import msgspec
+import numpy as np
 import pytest
 
 from policies import wire
-from policies.batching import MAX_OVERTAKES
+from policies.batching import MAX_OVERTAKES, limits_of
 from policies.batching.room import MAX_PARKED
 from policies.costs import StepCosts
 from policies.settings import Engine as EngineSettings
@@ -16,6 +17,7 @@ from policies.terms import Sampling
 from tests.worker.scripted import ScriptedRunner, ScriptedSampler, answer
 from worker.engine import Engine
 from worker.speculation import Draft, Speculation, StoreDrafter, SuffixDrafter
+from worker.windows import NONE, Apart, num_blocks_for
 
 NUM_OPERATIONS = 100_000
 NUM_WALKS = 8
@@ -63,8 +65,12 @@ class Walk:
             max_preemptions=rng.choice([0, 1, 3]),
             prefix_cache=rng.random() < 0.8,
         )
+        num_blocks = rng.choice([10, 24, 60])
         self.runner = ScriptedRunner(
-            num_blocks=rng.choice([10, 24, 60]), block_size=self.block_size, overlaps=rng.random() < 0.5
+            num_blocks=num_blocks,
+            block_size=self.block_size,
+            overlaps=rng.random() < 0.5,
+            apart=self.apart(num_blocks) if rng.random() < 0.5 else None,
         )
         self.runner.fault = self.maybe_break_forward
         self.sampler = ScriptedSampler()
@@ -89,6 +95,13 @@ class Walk:
         """Of all that has ended, as it was told."""
         self.first = None
         self.patience = 0
+
+    def apart(self, num_blocks):
+        """As small a pool for layers with windows as may be."""
+        window, engine = self.rng.choice([1, 3, 8, 19]), self.settings
+        num_sequences = MAX_PARKED * limits_of(engine).max_sequences
+        num_apart = num_blocks_for(num_sequences, window, engine.max_step_tokens, self.block_size)
+        return Apart(num_apart, window, np.full(num_blocks, NONE))
 
     def tokens(self, number):
         return [self.rng.randrange(1, 50) for _ in range(number)]

@@ -10,6 +10,7 @@ from worker.attention.native import NativeAttention, NativePlan
 from worker.attention.reference import ReferenceAttention
 from worker.attention.repeatable import RepeatableAttention
 from worker.attention.segments import SegmentAttention
+from worker.attention.windowed import TwoPools, WindowedAttention, steps_of
 
 __all__ = [
     "Backend",
@@ -22,4 +23,7 @@ __all__ = [
     "RepeatableAttention",
     "Scores",
     "SegmentAttention",
+    "TwoPools",
+    "WindowedAttention",
+    "steps_of",
 ]

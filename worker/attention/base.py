@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from torch import Tensor
@@ -26,6 +26,11 @@ class Scores:
     def sinks_of(self, layer: int) -> Tensor | None:
         """None: there are none."""
         return self.sinks[layer] if self.sinks else None
+
+    def of(self, layers: Sequence[int]) -> Scores:
+        """Those of these layers only."""
+        sinks = tuple(self.sinks[layer] for layer in layers) if self.sinks else ()
+        return replace(self, windows=tuple(self.windows[layer] for layer in layers), sinks=sinks)
 
 
 @dataclass(frozen=True, slots=True)

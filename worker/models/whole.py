@@ -7,12 +7,14 @@ adapters add to a product of bfloat16 is rounded once with it, not after it.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from ctypes import c_int64, c_void_p
 
 import torch
 from torch import Tensor
 
-from worker.attention import NativePlan
+from worker.attention import NativePlan, TwoPools
+from worker.attention.windowed import FULL, WINDOWED
 from worker.kv_cache import KVCache
 from worker.models.additions import Grouped
 from worker.models.decoder import Decoder
@@ -43,7 +45,7 @@ HEAD_STEP = 32
 class Whole:
     """One decoder over one pool; not safe for two threads."""
 
-    def __init__(self, decoder: Decoder, cache: KVCache, library: Library) -> None:
+    def __init__(self, decoder: Decoder, cache: KVCache | TwoPools, library: Library) -> None:
         """Only where it ``serves``."""
         architecture = decoder.architecture
         self._decoder, self._library = decoder, library
@@ -117,11 +119,11 @@ class Whole:
         token_ids: Tensor,
         positions: Tensor,
         rows: Tensor,
-        plan: NativePlan,
+        steps: Sequence[Step],
         additions: Grouped | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """See Decoder.forward, which leaves as much behind; beside the logits the largest of each 32, as Library.maxima
-        has them, where they were found. ``rows`` ascend.
+        has them, where they were found. ``rows`` ascend; ``steps`` as ``steps_of`` a plan.
         """
         decoder, architecture = self._decoder, self._decoder.architecture
         angles = [rotary.at(positions) for rotary in decoder.rotaries]
@@ -142,6 +144,8 @@ class Whole:
             maxima=None if maxima is None else maxima.data_ptr(),
             memory=self._room_for(len(token_ids), 0 if additions is None else additions.rank),
         )
+        if len(steps) > 1:
+            whole.windowed = ctypes.addressof(steps[WINDOWED])
         if additions is not None:
             last = additions.only(rows, len(token_ids))
             whole.groups, whole.num_groups = additions.groups.data_ptr(), len(additions.groups)
@@ -155,7 +159,7 @@ class Whole:
             tapped = torch.empty((len(taps), len(token_ids), architecture.hidden_size), dtype=decoder.dtype)
             whole.taps, whole.num_taps, whole.tapped = ctypes.addressof(taps), len(taps), tapped.data_ptr()
             decoder.tapped = list(tapped)
-        self._library.whole(self._network, plan.step, whole)
+        self._library.whole(self._network, steps[FULL], whole)
         return softcapped(logits, cap), maxima
 
     @torch.inference_mode()
@@ -209,7 +213,7 @@ def _matrix(linear: Linear | None) -> AnyMatrix | None:
     return None if packed is None else packed.any_matrix
 
 
-def _layer(weights: Weights, cache: KVCache, number: int, window: int, rope: int) -> Layer:
+def _layer(weights: Weights, cache: KVCache | TwoPools, number: int, window: int, rope: int) -> Layer:
     def pointer(tensor: Tensor | None) -> int | None:
         return None if tensor is None else tensor.data_ptr()
 

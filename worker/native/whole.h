@@ -52,6 +52,7 @@ struct Pass {
     int64_t num_taps;
     bf16* tapped;          // [num_taps, num_tokens, hidden_size]
     int64_t rank;          // the largest of the adapters
+    const Step* windowed;  // of the pool that layers with windows have to themselves, or null
 };
 
 // [rows, size] each; after the last row there is room for what fills two tiles, whatever it holds.
@@ -109,7 +110,8 @@ class Whole {
         : network_(network), step_(step), pass_(pass), own_(network, step.num_tokens, pass.rank, pass.memory),
           adapted_(pass.adapted, step.num_tokens, true), adapted_last_(pass.adapted_last, pass.num_logits, true) {
         for (int64_t index = 0; index < network.num_layers; ++index) {
-            if (!cut_of(network.layers[index].window)) cuts_.emplace_back(step, network.layers[index].window);
+            const Layer& layer = network.layers[index];
+            if (!cut_of(layer.window)) cuts_.emplace_back(step_of(layer), layer.window);
         }
     }
 
@@ -166,6 +168,8 @@ class Whole {
     }
 
   private:
+    const Step& step_of(const Layer& layer) const { return layer.window && pass_.windowed ? *pass_.windowed : step_; }
+
     Cut<bf16, Form>* cut_of(int64_t window) {
         for (Cut<bf16, Form>& cut : cuts_) {
             if (cut.window == window) return &cut;
@@ -246,8 +250,9 @@ class Whole {
         const bf16* normed = layer.attention_pre_norm ? own_.normed : own_.x;
         adapted_product(team, adapted_, {index, 0}, normed, rows, layer.qkv, {own_.qkv, ROUNDED, 0});
         const bf16* keys = own_.qkv + turning.num_heads * head_dim;
-        Attention<bf16, Form> attention(step_, *cut_of(layer.window), own_.qkv, keys, keys + turning.num_kv_heads * head_dim,
-                                        layer.pool.template as<Stored>(), nullptr, own_.mixed);
+        Attention<bf16, Form> attention(step_of(layer), *cut_of(layer.window), own_.qkv, keys,
+                                        keys + turning.num_kv_heads * head_dim, layer.pool.template as<Stored>(), nullptr,
+                                        own_.mixed);
         each_row(team, rows, [&](int64_t row) {
             const float *cosines = pass_.cosines[layer.rope], *sines = pass_.sines[layer.rope];
             const int64_t angles = row * turning.rotary_dim;

@@ -77,6 +77,7 @@ class Pass(ctypes.Structure):
         ("num_taps", c_int64),
         ("tapped", c_void_p),
         ("rank", c_int64),
+        ("windowed", c_void_p),
     )
 
 

@@ -51,7 +51,7 @@ class ParallelRunner:
         self.max_model_tokens = runner.max_model_tokens
         self.num_blocks, self.block_size = runner.num_blocks, runner.block_size
         self.vocab_size, self.eos_token_ids = runner.vocab_size, runner.eos_token_ids
-        self.window = runner.window
+        self.window, self.apart = runner.window, runner.apart
         self.device, self.dtype = runner.device, runner.dtype
 
     @classmethod
