@@ -43,8 +43,9 @@ def count_quotes(body: bytes) -> int:
     if len(body) > LONG_BYTES:
         return _count_slices(body)
     num = body.count(b'"')
-    if b"\\" in body and rb"\"" in body:
-        num -= body.replace(rb"\\", b"").count(rb"\"")  # a backslash that is escaped escapes nothing
+    if b"\\" in body and (num_escaped := body.count(rb"\"")):
+        bare = body.replace(rb"\\", b"")  # a backslash that is escaped escapes nothing
+        num -= num_escaped if len(bare) == len(body) else bare.count(rb"\"")
     return num
 
 

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, cast
 
 import msgspec
 from msgspec import Meta
+from msgspec.structs import astuple
 
 from gateway.openai.decoding import decoded
 from gateway.openai.failures import Malformed
@@ -237,7 +238,15 @@ _completion = msgspec.json.Decoder(CompletionRequest)
 
 def parse_chat(body: bytes) -> ChatRequest:
     """The request in ``body``. Raises Malformed."""
-    return check_chat(decoded(_chat, body))
+    return check_chat(decoded(_chat, body, _least_strings))
+
+
+def _least_strings(call: ChatRequest) -> int:
+    """Of the bodies that ask for this: most have no more than a key for each field, the model's name, and four to each
+    message."""
+    num_fields = len(call.__struct_fields__) - astuple(call).count(None)
+    num_texts = [type(message.content) for message in call.messages].count(str)
+    return num_fields + 1 + (call.stream_options is not None) + 2 * len(call.messages) + 2 * num_texts
 
 
 def check_chat(call: ChatRequest) -> ChatRequest:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.openai import Malformed, keys
+from gateway.openai import Malformed, keys, parse_chat
 
 TEXT = st.text(st.sampled_from('"\\:{},n\n\0u0é🙂 '), max_size=8)
 VALUE = st.recursive(
@@ -48,6 +48,44 @@ def test_a_key_that_is_there_twice_is_named(value: dict[str, Any], other: Any, b
 def test_a_key_may_be_spelled_in_two_ways():
     with pytest.raises(Malformed, match=r"'a\.b' is there twice"):
         checked(rb'{"a": {"b": 1, "\u0062": 2}}')
+
+
+MESSAGE = st.fixed_dictionaries(
+    {"role": st.just("assistant"), "content": TEXT | st.just([{"type": "text", "text": "x"}])},
+    optional={"name": TEXT, "refusal": st.none(), "reasoning_content": TEXT},
+)
+CHAT = st.fixed_dictionaries(
+    {"model": TEXT, "messages": st.lists(MESSAGE, min_size=1, max_size=3)},
+    optional={
+        "temperature": st.none() | st.floats(0, 2),
+        "stop": st.none() | st.lists(st.just("x"), max_size=2) | st.just("x"),
+        "stream": st.just(True),
+        "stream_options": st.sampled_from([None, {}, {"include_usage": True}]),
+        "metadata": st.none() | st.just({"a": "b"}),
+        "tools": st.sampled_from([None, []]),
+        "nobody_reads": VALUE,
+    },
+)
+
+
+def with_more(value: dict[str, Any], more: str, written: dict[str, Any]) -> str:
+    return f"{json.dumps(value, **written).rstrip()[:-1]}, {more}}}"
+
+
+@given(CHAT, MESSAGE, st.booleans(), WRITTEN, st.data())
+def test_a_chat_passes_unless_a_key_of_it_is_there_twice(
+    chat: dict[str, Any], message: dict[str, Any], is_within: bool, written: dict[str, Any], data: Any
+):
+    chat["stream"] = True
+    parse_chat(json.dumps(chat, **written).encode())
+    key, value = data.draw(st.sampled_from([*(message if is_within else chat).items()]))
+    again = f"{json.dumps(key)}: {json.dumps(value)}"
+    if is_within:
+        del chat["messages"]
+        again = f'"messages": [{with_more(message, again, written)}]'
+    with pytest.raises(Malformed) as refused:
+        parse_chat(with_more(chat, again, written).encode())
+    assert (refused.value.param, refused.value.code) == (f"messages[0].{key}" if is_within else key, "duplicate_key")
 
 
 @given(VALUE, WRITTEN, st.integers(1, 9))
