@@ -243,6 +243,9 @@ OURS = (
     _gauge("penstock_store_away", "1: PostgreSQL is away, and rows go to the spool.", merge="max"),
     _gauge("penstock_spool_rows", "Rows in the spool."),
     _gauge("penstock_redis_away", "1: Redis cannot be reached.", merge="max"),
+    _counter("penstock_traces_total", "Requests that were worth a trace."),
+    _counter("penstock_traces_lost_total", "Of these: nobody was there, or had time, to make their spans."),
+    _counter("penstock_spans_total", "By outcome: exported, dropped for want of room, or failed to export.", "outcome"),
     _histogram("penstock_event_loop_lag_seconds", "How late the event loop's timers are.", buckets=LAG_S),
     _gauge(
         "penstock_workers", "Places for workers by state: starting, ready or resting.", "model", "state", merge="one"

@@ -32,7 +32,21 @@ async def samples(gw: Gateway, spool: SpooledWriter | None, num_inside: int) -> 
         held = await gw.cache.held_in_all()
         said.append(Sample("penstock_answer_cache_entries", (), held.num_entries))
         said.append(Sample("penstock_answer_cache_bytes", (), held.num_bytes))
-    return [*said, *_grammars(gw), *_queues(gw), *_workers(gw), *_upstreams(gw)]
+    return [*said, *_traces(gw), *_grammars(gw), *_queues(gw), *_workers(gw), *_upstreams(gw)]
+
+
+def _traces(gw: Gateway) -> Iterator[Sample]:
+    if gw.tracing is None:
+        return
+    sender = gw.tracing.sender
+    yield Sample("penstock_traces_total", (), gw.tracing.num_kept)
+    yield Sample("penstock_traces_lost_total", (), sender.num_lost)
+    for outcome, num in (
+        ("exported", sender.count.num_exported),
+        ("dropped", sender.count.num_dropped),
+        ("failed", sender.count.num_failed),
+    ):
+        yield Sample("penstock_spans_total", (outcome,), num)
 
 
 def _grammars(gw: Gateway) -> Iterator[Sample]:

@@ -28,7 +28,6 @@ GATHER_S, MAX_GATHERED = 0.05, 256
 RESTART_S, MAX_RESTART_S = 1.0, 60.0
 TELL_EVERY_S = 60.0
 """So often a collector that takes nothing is spoken of."""
-MAX_COUNT_BYTES = 4096
 
 log = logging.getLogger(__name__)
 

@@ -46,6 +46,7 @@ class Tracing:
         self._recent = recent
         self._lag = Lag(clock)
         self.num_kept = 0
+        """Requests that were worth a trace."""
 
     @contextlib.asynccontextmanager
     async def opened(self) -> AsyncIterator[None]:

@@ -32,11 +32,11 @@ from gateway.metrics import limits, names, otlp, shared
 from gateway.metrics.counts import OTHER, Counts, Names, Sample, Spread
 from gateway.metrics.exposition import Exposition
 from gateway.metrics.families import Families, gathered, merged
-from policies.observing import Metrics
+from policies.observing import Metrics, Tracing
 from policies.policy import Budget, Policy, Price
 from policies.policy import Limits as Ceilings
 from policies.settings import CLASSES
-from tests.builders import PATIENCE_S, an_entry
+from tests.builders import PATIENCE_S, an_entry, until
 from tests.gateway.conftest import ADMIN_KEY, Front
 
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
@@ -81,6 +81,22 @@ async def test_grammars_are_counted_by_what_became_of_them(front: Front):
     outcomes = {outcome: told["penstock_grammars_total", outcome] for outcome in ("read", "known", "refused")}
     assert outcomes == {"read": 2, "known": 1, "refused": 1}
     assert told["penstock_grammar_read_seconds_total",] > 0
+
+
+async def test_traces_are_counted_by_what_became_of_them(open_front):
+    nobody = Tracing(endpoint="http://127.0.0.1:9", protocol="http/protobuf", sample_ratio=1.0)
+    async with open_front(tracing=nobody) as front:
+        sender = front.gw.tracing.sender
+        await until(lambda: sender.is_there)
+        await answered(front)
+        await until(lambda: sender.count.num_failed > 0)
+        sender.process.kill()
+        await until(lambda: not sender.is_there)
+        sender.send(None)  # whatever it is, it is not looked at
+        told = values((await scraped(front))[1])
+    assert told["penstock_traces_total",] == told["penstock_traces_lost_total",] == 1
+    assert told["penstock_spans_total", "failed"] == sender.count.num_failed
+    assert told["penstock_spans_total", "exported"] == told["penstock_spans_total", "dropped"] == 0
 
 
 async def test_what_was_asked_and_answered_is_counted_in_every_vocabulary(front: Front):
