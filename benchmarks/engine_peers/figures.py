@@ -6,7 +6,7 @@ from statistics import median
 
 import msgspec
 
-from benchmarks.engine_peers.limits import Limits
+from benchmarks.engine_peers.limits import Limits, best
 
 BYTES_PER_WEIGHT = {"bf16": 2.0, "int8": 1.0, "int4": 0.5 + 4 / 64}
 """Of a matrix of ours; int4: codes, and a scale and an offset of two bytes each for each 64 of them."""
@@ -51,6 +51,8 @@ class Point(msgspec.Struct):
     """Of each round: the whole batch, all output tokens."""
     ttfts_s: list[float] = []
     """Of each round, for one prompt at a time: a request for a single token."""
+    limits: list[Limits] = []
+    """Of each round, for one prompt at a time: what the machine could do before or behind it."""
     others: list[float] = []
     """Of each round: CPUs that everything else on the machine had meanwhile."""
     weight_bytes: int | None = None
@@ -75,10 +77,13 @@ class Point(msgspec.Struct):
     @property
     def decode_tokens_per_s(self) -> float | None:
         """After the first token, for one prompt at a time."""
-        if not self.ttfts_s:
-            return None
-        pairs = zip(self.durations_s, self.ttfts_s, strict=True)
-        return median((self.output_tokens - 1) / (whole - first) for whole, first in pairs)
+        return median(self.decode_rates) if self.ttfts_s else None
+
+    @property
+    def decode_rates(self) -> list[float]:
+        """Of each round, tokens a second after the first token, for one prompt at a time."""
+        pairs = zip(self.durations_s, self.ttfts_s, strict=False)
+        return [(self.output_tokens - 1) / (whole - first) for whole, first in pairs]
 
 
 class Report(msgspec.Struct):
@@ -97,28 +102,35 @@ class Report(msgspec.Struct):
     """Who could not be measured, by shape, prompts at a time and name, and why."""
 
     def limit(self, shape: str, name: str) -> float | None:
-        """The best of all rounds: a limit is what the machine can do, not what it did beside something else."""
-        values = [getattr(each, name) for each in self.limits.get(shape, [])]
-        return max((value for value in values if value is not None), default=None)
+        """The best of all rounds."""
+        return best(self.limits.get(shape, []), name)
 
     def decode_share(self, point: Point) -> float | None:
         """Of the bandwidth measured, that decoding one sequence used: weights and its keys and values, once a token."""
-        rate = point.decode_tokens_per_s
-        model = self.models[point.shape]
-        # A small model's weights stay in the cache: its limit is how fast as many bytes can be read there.
-        bandwidth = self.limit(point.shape, "weights_gb_per_s")
         weight_bytes = self.weight_bytes(point)
-        if rate is None or bandwidth is None or weight_bytes is None:
+        if weight_bytes is None:
             return None
-        context = point.input_tokens + point.output_tokens / 2
-        return rate * (weight_bytes + model.kv_bytes(context)) / (bandwidth * 1e9)
+        bytes_per_token = weight_bytes + self.models[point.shape].kv_bytes(point.input_tokens + point.output_tokens / 2)
+        # A small model's weights stay in the cache: its limit is how fast as many bytes can be read there.
+        shares = [
+            rate * bytes_per_token / (limits.weights_gb_per_s * 1e9)
+            for rate, limits in zip(point.decode_rates, point.limits, strict=False)
+            if limits.weights_gb_per_s is not None
+        ]
+        return median(shares) if shares else None
 
     def prefill_share(self, point: Point) -> float | None:
         """Of the rate of matrix products measured, that one prompt used until its first token."""
-        rate = self.limit(point.shape, "bf16_tflop_per_s" if point.form.startswith("bf16") else "int8_tflop_per_s")
-        if rate is None or point.ttft_s is None or "4" in point.form:
+        if "4" in point.form:
             return None
-        return self.models[point.shape].prefill_flop(point.input_tokens) / point.ttft_s / (rate * 1e12)
+        name = "bf16_tflop_per_s" if point.form.startswith("bf16") else "int8_tflop_per_s"
+        flop = self.models[point.shape].prefill_flop(point.input_tokens)
+        shares = [
+            flop / ttft_s / (rate * 1e12)
+            for ttft_s, limits in zip(point.ttfts_s, point.limits, strict=False)
+            if (rate := getattr(limits, name)) is not None
+        ]
+        return median(shares) if shares else None
 
     def weight_bytes(self, point: Point) -> float | None:
         if point.weight_bytes:
@@ -147,6 +159,7 @@ def merged(reports: list[Report]) -> Report:
                 places[key].durations_s += point.durations_s
                 places[key].ttfts_s += point.ttfts_s
                 places[key].others += point.others
+                places[key].limits += point.limits
             else:
                 places[key] = point
     whole.points = sorted(places.values(), key=lambda point: (point.shape, point.concurrency))

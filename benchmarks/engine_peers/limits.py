@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from time import perf_counter
 
@@ -36,6 +36,17 @@ class Limits(msgspec.Struct):
     bf16_tflop_per_s: float | None
     int8_tflop_per_s: float | None
     """oneDNN's, through torch; 2 x multiplications a second."""
+
+
+def best(limits: Sequence[Limits], name: str) -> float | None:
+    """The greatest of one of them: a limit is what the machine can do, not what it did beside something else."""
+    values = [getattr(each, name) for each in limits]
+    return max((value for value in values if value is not None), default=None)
+
+
+def best_of(limits: Sequence[Limits]) -> Limits:
+    """The greatest of each."""
+    return Limits(**{name: best(limits, name) for name in Limits.__struct_fields__})
 
 
 def measure(num_threads: int, weight_bytes: int) -> Limits:

@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from benchmarks.engine_peers import figures
 from benchmarks.engine_peers.__main__ import main
 from benchmarks.engine_peers.figures import Model, Point, Report
-from benchmarks.engine_peers.limits import Limits
+from benchmarks.engine_peers.limits import Limits, best_of
 from worker.models import SHAPES
 
 TINY = dataclasses.replace(
@@ -94,24 +94,30 @@ def point(engine: str, form: str, durations_s: list[float], ttfts_s: list[float]
 
 def test_figures_are_those_of_their_definitions():
     ran = point("penstock", "bf16", [1.2, 5.0, 1.0], [0.2, 1.0, 0.2])
+    ran.limits = [best_of(LIMITS), Limits(2.0, 2.0, 0.1, None), LIMITS[1]]
     report = Report("now", "abc", {}, 2, {"X": MODEL}, [ran], {"X": LIMITS})
     assert ran.tokens_per_s == pytest.approx(5 / 1.2)
     assert ran.ttft_s == 0.2
     assert ran.decode_tokens_per_s == pytest.approx(4 / 1.0)
-    # 12.5 tokens behind each, 2 x 2 layers x 2 heads x 8 values of two bytes; the best of both rounds counts.
-    assert report.decode_share(ran) == pytest.approx(4 * (6_000_000 + 12.5 * 128) / 20e9)
+    # 12.5 tokens behind each, 2 x 2 layers x 2 heads x 8 values of two bytes; 4, 1 and 5 tokens a second, of as many
+    # as 20, 2 and 18 GB/s allow: each round is held against what the machine could do then, and the median counts.
+    assert report.decode_share(ran) == pytest.approx(5 * (6_000_000 + 12.5 * 128) / 18e9)
     flop = 2 * 2_000_000 * 10 + 2 * 1_000_000 + 2 * 2 * 4 * 8 * 2 * (10 * 11 / 2)
     assert report.prefill_share(ran) == pytest.approx(flop / 0.2 / 2e12)
+    assert report.limit("X", "weights_gb_per_s") == 20.0
 
 
 def test_what_was_not_measured_has_no_share():
     alone = point("llama", "q4_0", [1.0], [0.5])
+    alone.limits = LIMITS[:1]
     several = Point("X", 8, "penstock", "int8", "1", 10, 5, [1.0])
     report = Report("now", "abc", {}, 2, {"X": MODEL}, [alone, several], {"X": LIMITS})
     assert report.decode_share(alone) is None  # it does not say how large its weights are
     assert report.prefill_share(alone) is None
     assert (several.ttft_s, several.decode_tokens_per_s) == (None, None)
     assert report.decode_share(several) is None
+    no_limits = point("penstock", "bf16", [1.0], [0.5])
+    assert (report.decode_share(no_limits), report.prefill_share(no_limits)) == (None, None)
 
 
 def test_reports_of_one_commit_merge_their_rounds_and_others_are_refused(tmp_path):
