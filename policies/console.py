@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import msgspec
 from msgspec import Meta
 
+from policies.section import Section
 
-class Console(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+
+class Console(Section, frozen=True):
     """The pages at /console."""
 
     enabled: bool = True

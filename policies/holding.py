@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-import msgspec
-from msgspec import Meta
-
-Positive = Annotated[int, Meta(ge=1)]
-Seconds = Annotated[float, Meta(gt=0)]
+from policies.section import Positive, Seconds, Section
 
 
-class Grammars(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class Grammars(Section, frozen=True):
     """What answers are held to: schemas and other grammars, as requests bring them."""
 
     max_bytes: Positive = 1 << 20
@@ -26,7 +20,7 @@ class Grammars(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """That read them."""
 
 
-class KeptGrammars(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class KeptGrammars(Section, frozen=True):
     """Grammars that a worker has compiled, and keeps for the next request; the one used longest ago goes first."""
 
     max_kept: Positive = 256

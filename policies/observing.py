@@ -7,13 +7,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-Positive = Annotated[int, Meta(ge=1)]
-NonNegative = Annotated[int, Meta(ge=0)]
-Seconds = Annotated[float, Meta(gt=0)]
-
-
-class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Base of these tables."""
+from policies.section import NonNegative, Positive, Seconds, Section
 
 
 class Log(Section, frozen=True):
@@ -31,7 +25,7 @@ class Tracing(Section, frozen=True):
     OTEL_EXPORTER_OTLP_TRACES_ENDPOINT or OTEL_EXPORTER_OTLP_ENDPOINT names, and without them there are no traces."""
     protocol: Literal["", "grpc", "http/protobuf"] = ""
     """Empty: as OTEL_EXPORTER_OTLP_TRACES_PROTOCOL or OTEL_EXPORTER_OTLP_PROTOCOL says, else gRPC."""
-    headers: dict[str, str] = {}
+    headers: dict[str, str] = msgspec.field(default_factory=dict)
     """Sent with each export, beside those of OTEL_EXPORTER_OTLP_HEADERS, which is the place for secrets."""
     sample_ratio: Annotated[float, Meta(ge=0, le=1)] = 0.1
     """Of the requests that nobody upstream has decided about, those that are kept, by their trace id.

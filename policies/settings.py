@@ -7,27 +7,23 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from policies import holding
-from policies.console import Console
-from policies.observing import Log as Log  # of the whole, as is the next
+from policies.console import Console as Console  # of the whole, as are those named like it
+from policies.engine import Engine as Engine
+from policies.engine import Quantization as Quantization
+from policies.engine import Speculation as Speculation
+from policies.holding import Grammars
+from policies.observing import Log as Log
 from policies.observing import Metrics as Metrics
 from policies.observing import Tracing as Tracing
 from policies.policy import Policy
 from policies.pricelist import Proposed
+from policies.section import NonNegative, Positive, Seconds, Section
 from policies.sinks import Sink
 from policies.upstreams.terms import Upstream
 
-Positive = Annotated[int, Meta(ge=1)]
-NonNegative = Annotated[int, Meta(ge=0)]
-Seconds = Annotated[float, Meta(gt=0)]
 Port = Annotated[int, Meta(ge=0, le=65535)]
-Share = Annotated[float, Meta(gt=0, le=0.95)]
 ToolParser = Literal["auto", "hermes", "llama", "mistral", "deepseek", "kimi", "tagged", "glm", "harmony", "json"]
 Origin = Annotated[str, Meta(pattern=r"^(\*|https?://[A-Za-z0-9.\-\[\]:]+)$(?!\n)")]
-
-
-class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Base of all sections."""
 
 
 class Server(Section, frozen=True):
@@ -218,83 +214,6 @@ class Text(Section, frozen=True):
     num_threads: Positive = 1
 
 
-Quantization = Literal["none", "int8", "int4", "fp8"]
-
-
-class Speculation(Section, frozen=True):
-    """Tokens that are guessed and verified several in a step; never at the cost of an answer."""
-
-    enabled: bool = True
-    drafters: tuple[Literal["suffix", "store", "grammar", "model"], ...] = ("suffix", "store", "grammar", "model")
-    """Who guesses: from the same text, recent answers, what a schema leaves no choice about, a small model's say."""
-    draft_model: str = ""
-    """Of that small model: a directory, a GGUF file or a hub id, as for ``source``; or a directory of Medusa heads or
-    an EAGLE-3 head that were trained on the model. Empty: the demo model has one of its own, others have none."""
-    max_draft_tokens: Annotated[int, Meta(ge=1, le=64)] = 48
-    """Guessed for one sequence in one step, at most; how many pay is measured."""
-
-
-class Engine(Section, frozen=True):
-    """One worker's engine; ``[models.NAME.engine]`` overrides single keys for one model."""
-
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """auto: cuda when there is one."""
-    dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
-    """auto: bfloat16 where the device computes it natively, float32 elsewhere."""
-    quantize: Quantization = "none"
-    """What the matrices of a model that is not quantised become when it is loaded: a half or a quarter of the bytes to
-    read for a token, at a small loss (benchmarks/quantised.md). fp8 pays only where the device multiplies it."""
-    kv_dtype: Literal["auto", "bf16", "int8", "fp8"] = "auto"
-    """How keys and values are kept. auto: in the type that the model computes in; int8, or on CUDA devices fp8: about
-    half of that, each token and KV head with a scale of its own, at a small loss."""
-    quantize_activations: bool = True
-    """What multiplies int8 or int4 matrices may round their inputs to int8 as well, by token or by group, which is much
-    faster where the processor multiplies integers; false: only weights are rounded."""
-    tensor_parallel: Annotated[int, Meta(ge=1, le=64)] = 1
-    """Processes that share each matrix of the model, each with a device of its own, or with its part of the CPU's
-    cores; the model's heads must be divisible by it."""
-    pipeline_parallel: Annotated[int, Meta(ge=1, le=64)] = 1
-    """Stages that the model's layers are divided into, one after the other; each of them has ``tensor_parallel``
-    processes."""
-    num_threads: NonNegative = 0
-    """CPU threads of each process; 0: one a physical core, less one for the gateway from four cores up."""
-    kv_memory_share: Share = 0.3
-    """Share of the memory free after the weights are loaded that becomes KV blocks."""
-    max_kv_bytes: NonNegative = 0
-    """Upper bound of the same; 0: none."""
-    block_size: Annotated[int, Meta(ge=8, le=256)] = 32
-    """Tokens a KV block."""
-    max_model_tokens: NonNegative = 0
-    """Prompt and completion together; 0: what the model's files say."""
-    max_sequences: Positive = 256
-    """Sequences in one batch."""
-    max_step_tokens: Positive = 2048
-    """Tokens of one step, prefill and decode together."""
-    max_prefill_tokens_beside_decodes: Positive = 2048
-    """Of those, prompt tokens beside answers being written: fewer keep streams smoother, more start answers sooner."""
-    max_slowdown: Annotated[float, Meta(ge=0)] = 1.8
-    """Fewer still, so that a step takes at most so many times as long as its answers alone would (more where several
-    prompts wait beside few answers, or where a first token would be late and the answers are ahead of what their
-    classes promise for a token; less where that promise is tighter); 0: no such limit."""
-    max_preemptions: NonNegative = 3
-    """So often a sequence is put back for others, and has to compute again what it lost of its KV; then no more, unless
-    nobody could move otherwise."""
-    prefix_cache: bool = True
-    max_adapter_bytes: NonNegative = 1 << 30
-    """That adapters may take in memory, beside model and KV; those used least recently make room; 0: none are
-    served."""
-    deterministic: bool = False
-    """The same request has the same tokens and log-probabilities, to the bit, whatever else is in the batch, however
-    prompts are cut into chunks, whoever loses blocks and whatever is found in the prefix cache. It costs speed
-    (benchmarks/deterministic.md)."""
-    attention: Literal["auto", "torch", "reference"] = "auto"
-    """auto: the fastest that works here; torch: without compiled kernels; reference: the plain one, for comparison."""
-    cuda_graphs: bool = True
-    """On CUDA, steps of decodes are recorded and replayed as one launch, batch sizes that recur first."""
-    speculation: Speculation = Speculation()
-    grammars: holding.KeptGrammars = holding.KeptGrammars()
-
-
 class Model(Section, frozen=True):
     """One served model, named as clients ask for it."""
 
@@ -310,7 +229,7 @@ class Model(Section, frozen=True):
     """Unused for so long it is unloaded, and loaded again when somebody asks for it; 0: never."""
     pinned: bool = False
     """Not unloaded to make room for others."""
-    adapters: dict[str, str] = {}
+    adapters: dict[str, str] = msgspec.field(default_factory=dict)
     """Directories in PEFT's layout, where the workers run, by the names that clients ask for; served when the store has
     never had an adapter of that name, from then on the store's word counts."""
     tool_parser: ToolParser = "auto"
@@ -359,7 +278,7 @@ class Settings(Section, frozen=True):
     """Made in the store when it has none of that name; from then on the store's word counts."""
     prices: tuple[Proposed, ...] = ()
     """Put on the price list when it has never had one of that model and class; from then on the list's word counts."""
-    sinks: dict[str, Sink] = {}
+    sinks: dict[str, Sink] = msgspec.field(default_factory=dict)
     """Who is sent the ledger's rows as events."""
     limits: Limits = Limits()
     files: Files = Files()
@@ -372,12 +291,12 @@ class Settings(Section, frozen=True):
     workers: Workers = Workers()
     memory: Memory = Memory()
     text: Text = Text()
-    grammars: holding.Grammars = holding.Grammars()
+    grammars: Grammars = Grammars()
     log: Log = Log()
     tracing: Tracing = Tracing()
     metrics: Metrics = Metrics()
     engine: Engine = Engine()
-    models: dict[str, Model] = {}
+    models: dict[str, Model] = msgspec.field(default_factory=dict)
     """Empty: the demo model under the name "demo", unless there are upstreams."""
     upstreams: tuple[Upstream, ...] = ()
     """Servers elsewhere; those of the admin API come to these."""

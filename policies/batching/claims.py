@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from policies.settings import Engine
+from policies.engine import Engine
 
 Place = tuple[int, float, int]
 """A sequence's (priority, instant at which its first token is due, arrival): smaller goes first, everywhere. The

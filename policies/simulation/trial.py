@@ -8,9 +8,10 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from policies.engine import Engine
 from policies.policy import Document, Policy
 from policies.pricelist import Listed
-from policies.settings import CLASSES, Engine, SlaClass
+from policies.settings import CLASSES, SlaClass
 
 MAX_ARRIVALS = 20_000
 Seconds = Annotated[float, Meta(ge=0, le=1e9)]

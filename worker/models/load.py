@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from policies.settings import Quantization
+from policies.engine import Quantization
 from sources import is_gguf
 from worker.models.architecture import Architecture, Latent, Mixture
 from worker.models.decoder import Decoder, Layer

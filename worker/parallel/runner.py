@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 import msgspec
 from torch import Tensor
 
-from policies.settings import Engine, WorkerSettings
+from policies.engine import Engine
+from policies.settings import WorkerSettings
 from worker.adapters import Adapter
 from worker.budget import OutOfMemory
 from worker.inputs import Span
