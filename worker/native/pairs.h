@@ -61,7 +61,8 @@ struct PairProduct {
         __m512 sums[R][2];
         for (auto& of_row : sums) of_row[0] = of_row[1] = _mm512_setzero_ps();
         for (int64_t step = 0; step < steps; ++step, tile += 2 * TILE_SIZE) {
-#pragma GCC unroll 16
+            // No more of them at once: the compiler would ask for the lines of all in one go, and wait for them.
+#pragma GCC unroll 2
             for (int pair = 0; pair < TILE; ++pair) {
                 if (ARRIVES) fetch(tile, 2 * pair), fetch(tile, 2 * pair + 1);
                 const __m512bh left = line_at(tile + pair * LANES), right = line_at(tile + TILE_SIZE + pair * LANES);
