@@ -119,6 +119,7 @@ class Entrance:
         response = shape(failure, request[head.HEAD].request_id)
         if request.content.exception() is not None:  # the rest of what was sent cannot be told from a next request
             response.force_close()
+            request.content.feed_eof()  # nor is it waited for
         return response
 
 

@@ -159,6 +159,8 @@ class Whole(web.StreamResponse):
         if request.version != HttpVersion11:
             self.content_type, self.content_length = "application/json", len(self.body)
             add_headers(request, self)
+            if request.method == hdrs.METH_HEAD:
+                self.body = b""
             return await super().prepare(request)
         self._stays = request.keep_alive and super().keep_alive is not False  # None: nobody has said anything
         self._is_written = True
@@ -174,7 +176,7 @@ class Whole(web.StreamResponse):
             f"Date: {_date(int(time.time()))}\r\nServer: {SERVER}\r\nx-request-id: {shown_id}\r\n"
             f"openai-processing-ms: {_processing_ms(noted)}\r\nopenai-version: {API_VERSION}\r\n{more}\r\n"
         )
-        transport.write(head.encode() + self.body)
+        transport.write(head.encode() + (b"" if request.method == hdrs.METH_HEAD else self.body))
         if request.protocol.writing_paused:
             await request.writer.drain()
         return None

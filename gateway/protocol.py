@@ -7,9 +7,15 @@ import asyncio
 import logging
 from time import monotonic
 
-from aiohttp import web
+from aiohttp import hdrs, web
+from aiohttp.http_exceptions import ContentEncodingError
 
-from gateway import errors
+from gateway import errors, head
+
+ENCODINGS = frozenset(("identity", "gzip", "deflate", "br"))
+"""That a body may have come in. It is unpacked as it is read, and what is longer than ``server.max_body_bytes`` then is
+refused no less."""
+UNKNOWN_ENCODING = f"Unsupported content encoding: send one of {', '.join(sorted(ENCODINGS))}"
 
 log = logging.getLogger("penstock.gateway")
 
@@ -36,13 +42,16 @@ class Protocol(web.RequestHandler):
         if request.writer.output_size > 0:
             raise ConnectionError("a part of the answer has been sent")
         failure: errors.GatewayError
-        if status < 500:
+        if isinstance(exc, ContentEncodingError):
+            failure = errors.UnsupportedMediaType(UNKNOWN_ENCODING)
+        elif status < 500:
             first = (message or "").strip().partition("\n")[0]
             failure = errors.InvalidRequest(f"The request could not be read as HTTP: {first}")
         else:
             log.error("a connection failed", exc_info=exc)
             failure = errors.InternalError()
         response = errors.shaped(failure, "")
+        response.headers[hdrs.SERVER] = head.SERVER
         response.force_close()
         return response
 

@@ -18,6 +18,7 @@ from gateway.errors import BodyTimeout, ContextLengthExceeded, InvalidRequest, U
 from gateway.head import HEAD
 from gateway.openai import ChatRequest, CompletionRequest, Reading
 from gateway.openai.keys import LONG_BYTES
+from gateway.protocol import ENCODINGS, UNKNOWN_ENCODING
 from policies import wire
 
 if TYPE_CHECKING:
@@ -27,9 +28,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-ENCODINGS = frozenset(("identity", "gzip", "deflate", "br"))
-"""That a body may have come in. It is unpacked as it is read, and what is longer than ``server.max_body_bytes`` then is
-refused no less."""
 PIECE_BYTES = 64 << 10
 """Of a body, that have to come within ``server.stall_s``: who sends a byte now and then would else be waited for for
 days."""
@@ -95,7 +93,7 @@ def _check_type(request: web.Request) -> None:
         raise UnsupportedMediaType(f"Unsupported content type '{request.content_type}': send application/json")
     packed = request.headers.get(hdrs.CONTENT_ENCODING)
     if packed is not None and packed.lower() not in ENCODINGS:
-        raise UnsupportedMediaType(f"Unsupported content encoding: send one of {', '.join(sorted(ENCODINGS))}")
+        raise UnsupportedMediaType(UNKNOWN_ENCODING)
 
 
 def query_of(request: web.Request, type_: type[T]) -> T:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 import msgspec
-from aiohttp import web
+from aiohttp import hdrs, web
 from msgspec import Meta
 
 from gateway import errors, head, openai
@@ -38,11 +38,9 @@ class ItemsQuery(msgspec.Struct, frozen=True, kw_only=True):
 async def retrieve(request: web.Request) -> web.StreamResponse:
     gw, _, kept = await _found(request)
     query = openai.converted(dict(request.query), RetrieveQuery, "", strict=False)
-    if not query.stream:
-        if query.starting_after is not None:
-            raise errors.InvalidRequest(
-                "'starting_after' is allowed only when 'stream' is true", param="starting_after"
-            )
+    if query.starting_after is not None and not query.stream:
+        raise errors.InvalidRequest("'starting_after' is allowed only when 'stream' is true", param="starting_after")
+    if not query.stream or request.method == hdrs.METH_HEAD:
         return head.Whole(kept.body)
     if not kept.is_background:
         raise errors.InvalidRequest("Only a response in the background can be streamed again", param="stream")
