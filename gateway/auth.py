@@ -19,6 +19,7 @@ from policies.policy import Policy
 OWNER, OPERATOR, BILLING_READER = "owner", "operator", "billing_reader"
 API_KEY = istr("x-api-key")
 NOT_LOCAL = (hdrs.AUTHORIZATION, API_KEY, hdrs.ORIGIN, hdrs.FORWARDED, hdrs.X_FORWARDED_FOR)
+ORGANIZATION = "openai-organization"
 LOOPBACK = (ipaddress.ip_network("127.0.0.0/8"), ipaddress.ip_network("::1/128"))
 TENANT = "tenant"
 """No role of the administration: a tenant's own key, where it may read what is the tenant's."""
@@ -72,13 +73,15 @@ class Auth:
         self._local_key = local_key
 
     def caller_of(self, request: web.Request) -> Caller:
-        """Raises InvalidApiKey, and PermissionDenied when the key may not be used from there."""
+        """The answer names the organization. Raises InvalidApiKey, and PermissionDenied when the key may not be used
+        from there."""
         noted = request[HEAD]
         if noted.caller is not None:
             return noted.caller
         caller = self.caller(presented(request), noted.address)
         if caller is None:
             raise InvalidApiKey("Incorrect API key provided.")
+        noted.also[ORGANIZATION] = caller.organization_id
         return caller
 
     def local_caller_of(self, request: web.Request) -> Caller:

@@ -18,11 +18,11 @@ from gateway.head import HEAD
 from gateway.house import Gateway
 
 VERSION = istr("anthropic-version")
+ORGANIZATION = "anthropic-organization-id"
 
 
 async def create(gw: Gateway, request: web.Request) -> web.StreamResponse:
-    _begin(request)
-    caller = gw.auth.caller_of(request)
+    caller = _begin(gw, request)
     body = await taken_body_of(gw, request)
     call = await parsed(anthropic.parse_message, body)
     caller.check(call.model, "chat.completions")
@@ -31,8 +31,7 @@ async def create(gw: Gateway, request: web.Request) -> web.StreamResponse:
 
 async def count(gw: Gateway, request: web.Request) -> web.StreamResponse:
     """How long the prompt would be; nothing is computed and nothing is owed."""
-    _begin(request)
-    caller = gw.auth.caller_of(request)
+    caller = _begin(gw, request)
     call = await parsed(anthropic.parse_count, await taken_body_of(gw, request))
     caller.check(call.model, "chat.completions")
     prompt = await chat.prompt_of(gw, caller, call)
@@ -44,8 +43,11 @@ async def _answered(gw: Gateway, request: web.Request, caller: Caller, call: ope
     return await give(gw, request, caller, answer, order)
 
 
-def _begin(request: web.Request) -> None:
+def _begin(gw: Gateway, request: web.Request) -> Caller:
     head.also(request, {"request-id": request[HEAD].request_id})
+    caller = gw.auth.caller_of(request)
+    head.also(request, {ORGANIZATION: caller.organization_id})
     version = request.headers.get(VERSION)
     if version is not None and not re.fullmatch(r"\d{4}-\d{2}-\d{2}", version):
         raise InvalidRequest("anthropic-version: it is a date, such as 2023-06-01", param="anthropic-version")
+    return caller

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from gateway import store
 from policies import settings, wire
 from tests.builders import an_entry
-from tests.gateway.conftest import HELLO, Front
+from tests.gateway.conftest import HELLO, KEY, Front
 
 
 async def test_an_answer_has_text_usage_and_a_row_in_the_ledger(front: Front):
@@ -250,9 +250,14 @@ async def test_every_answer_is_named_and_timed(front: Front):
     assert body["id"] == "chatcmpl-" + submit.request_id.removeprefix("req_")
     assert headers["openai-version"] == "2020-10-01"
     assert int(headers["openai-processing-ms"]) >= 0
-    status, _, headers = await front.post("/v1/chat/completions", {})
+    status, _, refused = await front.post("/v1/chat/completions", {})
     assert status == 400
-    assert headers["x-request-id"].startswith("req_")
+    assert refused["x-request-id"].startswith("req_")
+    caller = front.gw.auth.caller(KEY)
+    assert caller is not None
+    assert headers["openai-organization"] == refused["openai-organization"] == caller.organization_id
+    status, _, unknown = await front.post("/v1/chat/completions", {}, authorization="Bearer sk-wrong")
+    assert (status, "openai-organization" in unknown) == (401, False)
 
 
 async def test_the_worker_may_refuse_before_the_stream_begins(front: Front):

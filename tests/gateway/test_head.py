@@ -57,6 +57,7 @@ async def test_a_whole_answer_says_the_same_on_every_kind_of_connection(front, v
                 assert line == status
                 assert body["object"] == "chat.completion"
                 assert headers.pop("x-request-id").startswith("req_")
+                assert headers.pop("openai-organization").startswith("org_")
                 assert headers.pop("openai-processing-ms").isdigit()
                 assert parsedate_to_datetime(headers.pop("date"))
                 assert headers.pop("content-length")

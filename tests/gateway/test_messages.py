@@ -240,6 +240,7 @@ async def test_a_bad_message_is_refused_in_anthropics_words(front: Front, body, 
         assert answer["error"]["type"] == "invalid_request_error"
         assert re.search(says, answer["error"]["message"]), answer
         assert headers["request-id"] == answer["request_id"]
+        assert headers["anthropic-organization-id"].startswith("org_")
     assert front.peer.is_quiet()
 
 
