@@ -35,6 +35,8 @@ from gateway.api.request import body_of
 from gateway.auth import BILLING_READER, OPERATOR, OWNER, AdminCaller
 from gateway.errors import StoreUnavailable
 from gateway.house import GATEWAY, Gateway
+from gateway.openai.failures import Malformed
+from gateway.openai.keys import check_keys, quotes_in
 from gateway.store import is_away
 
 Q = TypeVar("Q")
@@ -131,7 +133,10 @@ class Endpoint:
         return (inspect.getdoc(self.handler) or "").partition("\n")[0].rstrip(".")
 
     def route(self) -> web.RouteDef:
-        return web.get(self.path, self.serve) if self.method == "GET" else web.route(self.method, self.path, self.serve)
+        if self.method == "GET":
+            # A handler that writes its answer itself would write the body to a HEAD, too.
+            return web.get(self.path, self.serve, allow_head=not self.files)
+        return web.route(self.method, self.path, self.serve)
 
     async def serve(self, request: web.Request) -> web.StreamResponse:
         """Answers a request. Raises GatewayError."""
@@ -204,7 +209,11 @@ class Endpoint:
         if not body and self.body is Nothing:
             return Nothing()
         try:
-            return msgspec.json.decode(body, type=self.body)
+            asked = msgspec.json.decode(body, type=self.body)
+            check_keys(body, quotes_in(body))
+            return asked
+        except Malformed as error:
+            raise Invalid.of([(error.param or "body", "is there twice")]) from None
         except msgspec.ValidationError as error:
             raise of_validation(error) from None
         except (msgspec.DecodeError, UnicodeDecodeError) as error:

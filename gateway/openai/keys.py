@@ -40,8 +40,11 @@ def check_keys(body: bytes, num_quotes: int) -> None:
 
 def count_quotes(body: bytes) -> int:
     """Around strings. Raises Malformed where a long body has more parts than are read."""
-    if len(body) > LONG_BYTES:
-        return _count_slices(body)
+    return _count_slices(body) if len(body) > LONG_BYTES else quotes_in(body)
+
+
+def quotes_in(body: bytes) -> int:
+    """Around strings, however many parts there are."""
     num = body.count(b'"')
     if b"\\" in body and (num_escaped := body.count(rb"\"")):
         bare = body.replace(rb"\\", b"")  # a backslash that is escaped escapes nothing

@@ -43,6 +43,8 @@ REFUSED: list[tuple[str, str, object, str]] = [
     ("POST", "tenants", b"\xff\xfe", "body"),
     ("POST", "tenants", b'{"name": "\\ud800"}', "body"),
     ("POST", "tenants", b'{"metadata": ' + b"[" * 50_000 + b"]" * 50_000 + b"}", "metadata"),
+    ("POST", "tenants", b'{"name": "a", "name": "b"}', "name"),
+    ("POST", "tenants", b'{"name": "a", "metadata": {"b": "1", "b": "2"}}', "metadata.b"),
     ("POST", "tenants", [], "body"),
     ("POST", "tenants", None, "body"),
     ("DELETE", "keys/key_1", {"why": "not"}, "why"),

@@ -321,6 +321,7 @@ async def test_the_audit_log_speaks_openais_words(front, organization):
         ("POST", "projects", {"name": "a", "geography": "EU"}, 400, "geography"),
         ("POST", "projects", {"name": "default"}, 409, "name"),
         ("POST", "projects", b"{", 400, "body"),
+        ("POST", "projects", b'{"name": "a", "name": "b"}', 400, "name"),
         ("GET", "projects?limit=0", None, 400, "limit"),
         ("GET", "projects?limit=101", None, 400, "limit"),
         ("GET", "projects?limit=1&limit=2", None, 400, "limit"),
