@@ -121,7 +121,7 @@ async def _ranking(
     text, facts = await _opened(gw, request, caller, call)
     if isinstance(call, openai.RerankRequest):
         texts, param = call.texts, "documents"
-        if call.max_tokens_per_doc is not None:
+        if call.max_tokens_per_doc is not None and call.max_tokens_per_doc <= facts.max_model_tokens:
             texts = await text.cut(texts, call.max_tokens_per_doc)
         pairs: Sequence[tuple[str, str]] = [(call.query, each) for each in texts]
     else:

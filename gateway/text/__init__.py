@@ -25,7 +25,7 @@ from gateway.text import untold
 from gateway.text.detokenize import Decoder, Vocabulary
 from gateway.text.gguf import Described, described
 from gateway.text.infill import Infill
-from gateway.text.length import TooLong
+from gateway.text.length import TooLong, beginnings
 from gateway.text.pieces import Pieces, freeze_words
 from gateway.text.stops import StopStrings
 from gateway.text.template import ChatTemplate, TemplateFailure, TemplateInvalid
@@ -201,13 +201,9 @@ class Text:
 
         def cut() -> list[str]:
             try:
-                encodings = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
+                return beginnings(texts, max_tokens, self._tokenizer)
             except Exception as error:
                 raise _unread(error, "prompt") from None
-            return [
-                text[: each.offsets[max_tokens - 1][1]] if len(each.ids) > max_tokens else text
-                for text, each in zip(texts, encodings, strict=True)
-            ]
 
         return await self._on_thread(cut)
 

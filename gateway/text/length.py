@@ -6,13 +6,17 @@ calls, in which no other thread runs. Text that is certainly too long is read no
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+
+from tokenizers import Tokenizer
 
 CHARS_A_TOKEN = 5
 """Prompts with fewer are read at once: most of them fit."""
 PIECE_CHARS = 64 << 10
 DOUBT = 0.02
 """Of the tokens that pieces have: a cut may make some more of them than the whole would have."""
+DOUBTFUL_CHARS = 256
+"""At the end of a piece: they may be read otherwise than in the whole."""
 
 
 class TooLong(Exception):
@@ -34,3 +38,20 @@ def check_length(text: str, max_tokens: int, count: Callable[[str], int]) -> Non
         num_tokens += count(text[begin : begin + PIECE_CHARS])
         if (certain := int(num_tokens * (1 - DOUBT))) > max_tokens:
             raise TooLong(certain, max_tokens)
+
+
+def beginnings(texts: Sequence[str], max_tokens: int, tokenizer: Tokenizer) -> list[str]:
+    """Of each text what has so many tokens. No more of it is read than is needed, and nothing ends close to a place
+    where it was cut."""
+    found, unfound, num_chars = list(texts), list(range(len(texts))), CHARS_A_TOKEN * max_tokens + DOUBTFUL_CHARS
+    while unfound:
+        pieces = [texts[number][:num_chars] for number in unfound]
+        encodings, longer = tokenizer.encode_batch(pieces, add_special_tokens=False), []
+        for number, piece, encoding in zip(unfound, pieces, encodings, strict=True):
+            end = encoding.offsets[max_tokens - 1][1] if len(encoding) > max_tokens else len(piece)
+            if len(piece) == len(texts[number]) or end <= len(piece) - DOUBTFUL_CHARS:
+                found[number] = piece[:end]
+            else:
+                longer.append(number)
+        unfound, num_chars = longer, 2 * num_chars
+    return found

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from tokenizers import Encoding, Tokenizer
 
 from gateway.errors import ContextLengthExceeded
 from gateway.openai import Message
 from gateway.text import Text, length
 from policies import settings
-from tests.gateway.texts import SENTENCES, a_text, byte_fallback, byte_level, model_directory
+from tests.gateway.texts import KINDS, SENTENCES, a_text, byte_fallback, byte_level, model_directory
 
 
 @pytest.mark.parametrize("tokenizer", [byte_level(), byte_fallback()], ids=["byte level", "byte fallback"])
@@ -52,3 +53,35 @@ async def test_a_prompt_that_is_too_long_is_refused_with_the_number_of_its_token
     chats = a_text(tmp_path, template="{{ messages[0].content }}")
     with pytest.raises(ContextLengthExceeded, match="your messages resulted in"):
         await chats.encode_chat([Message("user", words * 10)], max_tokens=50)
+
+
+class Watched:
+    """A tokenizer that remembers how much it has read."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self.num_chars = 0
+
+    def encode_batch(self, texts: list[str], add_special_tokens: bool) -> list[Encoding]:
+        self.num_chars += sum(map(len, texts))
+        return self._tokenizer.encode_batch(texts, add_special_tokens=add_special_tokens)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("words", [*SENTENCES, "x", "x " * 99 + "y" * 300, "stone \n\t  "])
+def test_a_text_begins_alike_whether_or_not_it_is_read_to_its_end(kind, words):
+    tokenizer = KINDS[kind]()
+    texts = [words * (num_chars // len(words) + 1) for num_chars in (10, 1000, 20_000)]
+    for max_tokens in (1, 7, 150):
+        for text, beginning in zip(texts, length.beginnings(texts, max_tokens, tokenizer), strict=True):
+            ends = [end for _, end in tokenizer.encode(text, add_special_tokens=False).offsets]
+            assert beginning == (text[: ends[max_tokens - 1]] if len(ends) > max_tokens else text)
+
+
+def test_only_so_much_of_a_text_is_read_as_its_beginning_needs():
+    watched, stones = Watched(byte_level()), "stone " * 500_000
+    few, many, short = length.beginnings([stones, "x" * 3_000_000, "stone"], 100, watched)
+    assert len(byte_level().encode(few).ids) == 100
+    assert (stones.startswith(few), short) == (True, "stone")
+    assert many == "x" * len(many)
+    assert watched.num_chars < 10_000
