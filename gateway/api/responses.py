@@ -75,7 +75,7 @@ async def _answered(gw: Gateway, request: web.Request, caller: Caller, call: Res
     given = named(given, response_id, 0)
     messages = messages_of(call.instructions, before + given)
     chat = requests.chat_of(call, messages)
-    events = Events(begun(call, response_id, int(time.time()), stores), len(given))
+    events = Events(begun(call, response_id, int(time.time()), stores), len(given), call.obfuscates)
     if call.background:
         return await _in_background(gw, request, caller, call, chat, messages, events, given)
 

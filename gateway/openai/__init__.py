@@ -21,7 +21,7 @@ from gateway.openai.batches import (
     LineResponse,
     OutputTokensDetails,
 )
-from gateway.openai.chunks import DONE, KEEP_ALIVE, ChatChunks, Chunks, CompletionChunks
+from gateway.openai.chunks import DONE, KEEP_ALIVE, ChatChunks, Chunks, CompletionChunks, obfuscation
 from gateway.openai.decoding import converted, decoded
 from gateway.openai.failures import ErrorBody, ErrorDetail, Malformed
 from gateway.openai.files import (
@@ -169,6 +169,7 @@ __all__ = [
     "check_chat",
     "converted",
     "decoded",
+    "obfuscation",
     "parse_chat",
     "parse_completion",
     "parse_detokenize",

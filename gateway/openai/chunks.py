@@ -6,6 +6,7 @@ token costs one small JSON string and a join.
 
 from __future__ import annotations
 
+import secrets
 from typing import ClassVar
 
 import msgspec
@@ -19,8 +20,15 @@ from policies.terms import Usage
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
 """A comment: proxies see traffic, clients see nothing."""
+PADDED_TO = 32
+"""Bytes: of what a piece of a stream says, with ``obfuscation``, a multiple of these."""
 
 _json = msgspec.json.encode
+
+
+def obfuscation(num_bytes: int) -> str:
+    """Random characters beside so many bytes, which make most tokens alike in length."""
+    return secrets.token_hex(PADDED_TO // 2)[: -num_bytes % PADDED_TO]
 
 
 class Chunks:
@@ -41,8 +49,10 @@ class Chunks:
         fingerprint: str,
         num_choices: int,
         usage: bool,
+        obfuscates: bool = False,
     ) -> None:
-        """``usage``: every chunk says ``"usage":null``, until the last one gives it."""
+        """``usage``: every chunk says ``"usage":null``, until the last one gives it. ``obfuscates``: pieces of the
+        answer are padded."""
         self._start = b'data: {"id":%b,"object":%b,"created":%d,"model":%b,%b"system_fingerprint":%b,"choices":[' % (
             _json(id),
             _json(self._object),
@@ -54,6 +64,8 @@ class Chunks:
         self._end = b'],"usage":null}\n\n' if usage else b"]}\n\n"
         self._heads = [self._head(index) for index in range(num_choices)]
         self._tail = self._after_text() + b'"logprobs":null,"finish_reason":null}' + self._end
+        self._num_around = len(self._heads[0]) + len(_json("")) + len(self._tail)
+        self._obfuscates = obfuscates
 
     def _head(self, index: int) -> bytes:
         """All of a chunk with text that comes before the text."""
@@ -78,19 +90,25 @@ class Chunks:
 
     def text(self, index: int, text: str) -> bytes:
         """One chunk with text."""
-        return self._heads[index] + _json(text) + self._tail
+        chunk = self._heads[index] + _json(text) + self._tail
+        return self._padded(chunk) if self._obfuscates else chunk
 
     def piece(self, index: int, event: Event, logprobs: Logprobs | None) -> bytes:
         """One chunk with a piece of the answer, and log-probabilities of the tokens that came until then."""
         if logprobs is None and isinstance(event, Content):
             return self.text(index, event.text)
-        return b'%b{"index":%d,%b"logprobs":%b,"finish_reason":null}%b' % (
+        chunk = b'%b{"index":%d,%b"logprobs":%b,"finish_reason":null}%b' % (
             self._start,
             index,
             self._of(event),
             _json(logprobs),
             self._end,
         )
+        return self._padded(chunk) if self._obfuscates else chunk
+
+    def _padded(self, chunk: bytes) -> bytes:
+        padding = obfuscation(len(chunk) - self._num_around)
+        return b'data: {"obfuscation":%b,%b' % (_json(padding), chunk.removeprefix(b"data: {"))
 
     def only_logprobs(self, index: int, logprobs: Logprobs) -> bytes:
         """One chunk for tokens without text."""

@@ -32,9 +32,11 @@ StopString = Annotated[str, Meta(min_length=1, max_length=1024)]
 
 
 class StreamOptions(msgspec.Struct, frozen=True):
-    """``include_usage``: one more chunk at the end, with the usage and no choices."""
+    """``include_usage``: one more chunk at the end, with the usage and no choices. ``include_obfuscation``: the lengths
+    of pieces do not tell those of tokens to whoever sees the packets pass."""
 
     include_usage: bool | None = None
+    include_obfuscation: bool | None = None
 
 
 class PenstockOptions(msgspec.Struct, frozen=True):
@@ -105,6 +107,11 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
     def includes_usage(self) -> bool:
         """The stream ends with the usage."""
         return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    @property
+    def obfuscates(self) -> bool:
+        """The pieces of the stream are padded."""
+        return self.stream_options is not None and bool(self.stream_options.include_obfuscation)
 
 
 class Prediction(msgspec.Struct, frozen=True):

@@ -38,6 +38,11 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True):
         return False
 
     @property
+    def obfuscates(self) -> bool:
+        """As above."""
+        return False
+
+    @property
     def stops(self) -> tuple[str, ...]:
         """None."""
         return ()

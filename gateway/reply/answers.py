@@ -233,6 +233,7 @@ class Answer:
             fingerprint=self.fingerprint,
             num_choices=len(self.choices),
             usage=self.call.includes_usage,
+            obfuscates=self.call.obfuscates,
         )
 
     def limit_headers(self, headers: Mapping[str, str]) -> Mapping[str, str]:

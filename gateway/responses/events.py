@@ -37,12 +37,14 @@ replace = msgspec.structs.replace
 class Events:
     """A ``reply.Shaper``; all that it says is kept in ``body`` as well."""
 
-    def __init__(self, body: ResponseBody, num_input_items: int) -> None:
+    def __init__(self, body: ResponseBody, num_input_items: int, obfuscates: bool = False) -> None:
+        """``obfuscates``: deltas are padded."""
         self.body = body
         """The response so far."""
         self.usage: Callable[[], terms.Usage] | None = None
         """None until there is a prompt."""
         self._num_input_items = num_input_items
+        self._obfuscates = obfuscates
         self._number = 0
         """Of the next event."""
         self._has_begun = False
@@ -219,6 +221,8 @@ class Events:
 
     def _say(self, kind: str, **fields: Any) -> None:
         said = {"type": kind, "sequence_number": self._number, **fields}
+        if self._obfuscates and "delta" in fields:
+            said["obfuscation"] = openai.obfuscation(len(_json(fields["delta"])) - 2)  # without its quotes
         self._number += 1
         self._said.append(b"event: %b\ndata: %b\n\n" % (kind.encode(), _json(said)))
 

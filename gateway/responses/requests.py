@@ -14,7 +14,7 @@ from msgspec import Meta
 
 from gateway import openai
 from gateway.openai import Malformed
-from gateway.openai.requests import Metadata, Named, Penalty, PenstockOptions
+from gateway.openai.requests import Metadata, Named, Penalty, PenstockOptions, StreamOptions
 from gateway.responses.conversation import Message
 
 Include = Literal[
@@ -118,6 +118,7 @@ class ResponseRequest(Asked, frozen=True, kw_only=True):
 
     model: str
     stream: bool | None = None
+    stream_options: StreamOptions | None = None
     background: bool | None = None
     """The answer is written whether or not the client stays."""
     store: bool | None = None
@@ -150,6 +151,11 @@ class ResponseRequest(Asked, frozen=True, kw_only=True):
     @property
     def wants_logprobs(self) -> bool:
         return LOGPROBS in (self.include or ()) or bool(self.top_logprobs)
+
+    @property
+    def obfuscates(self) -> bool:
+        """The deltas of the stream are padded."""
+        return self.stream_options is not None and bool(self.stream_options.include_obfuscation)
 
 
 _decoder, _count = msgspec.json.Decoder(ResponseRequest), msgspec.json.Decoder(CountRequest)

@@ -144,3 +144,31 @@ async def test_the_ledger_has_the_row_before_the_client_has_the_end(front: Front
     async for chunk in await call:
         if chunk.choices[0].finish_reason is not None:
             assert len(front.rows()) == 1
+
+
+@pytest.mark.parametrize("obfuscates", [True, False])
+@pytest.mark.parametrize(
+    ("path", "asked"),
+    [
+        ("/v1/chat/completions", {"messages": HELLO}),
+        ("/v1/chat/completions", {"messages": HELLO, "store": True}),
+        ("/v1/completions", {"prompt": "Hello"}),
+        ("/v1/responses", {"input": "Hello"}),
+    ],
+)
+async def test_pieces_are_of_one_length_where_a_client_asks_for_obfuscation(front: Front, path, asked, obfuscates):
+    body = {"model": "demo", **asked, "stream": True, "stream_options": {"include_obfuscation": obfuscates}}
+    asking = asyncio.create_task(front.http.post(front.url + path, json=body))
+    submit = await front.peer.submitted()
+    events = []
+    async with asyncio.timeout(PATIENCE_S):
+        for text in ("stone", ' "seven"\n', "é", " "):
+            front.peer.say(submit, front.ids(text))
+            content = (await asking).content
+            while msgspec.json.encode(text) not in (event := await content.readuntil(b"\n\n")):
+                assert b'"obfuscation"' not in event
+            events.append(event)
+        front.peer.say(submit, [3], "stop")
+        await content.read()
+    assert [b'"obfuscation"' in event for event in events] == [obfuscates] * 4
+    assert len({len(event) for event in events}) == (1 if obfuscates else 4)
