@@ -26,7 +26,21 @@ CHAT_TEMPLATE = """\
 {%- if tools %}
 {{- ('\\n\\n' if system else '') + 'Tools:' }}
 {%- for tool in tools %}
-{{- '\\n' + (tool | tojson) }}
+{%- set function = tool.function %}
+{%- set parameters = function.parameters or {} %}
+{{- '\\n{"type": "function", "function": {"name": ' + (function.name | tojson) }}
+{{- ', "description": ' + (function.description | tojson) if function.description else '' }}
+{{- ', "parameters": {"type": "object", "properties": {' }}
+{%- for name, value in (parameters.properties or {}) | items %}
+{{- ('' if loop.first else ', ') + (name | tojson) + ': ' }}
+{%- set is_named = value is mapping and value.type is string %}
+{%- if is_named and not ('enum' in value or 'properties' in value or 'items' in value) %}
+{{- '{"type": ' + (value.type | tojson) + '}' }}
+{%- else %}
+{{- value | tojson }}
+{%- endif %}
+{%- endfor %}
+{{- '}, "required": ' + ((parameters.required or []) | tojson) + '}}}' }}
 {%- endfor %}
 {%- endif %}
 {{- '<|im_end|>\\n' }}

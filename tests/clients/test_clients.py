@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 SAYS = "The capital of France is Paris."
+CALLED = ["get_weather", "city"]
+"""A tool that is called, and what it is given."""
 
 
 @pytest.mark.parametrize("run", ["python", "node"])
@@ -14,11 +16,14 @@ def test_the_official_client(clients, run):
     assert found["usage"]
     assert found["vector"] == 256
     if run == "python":
+        assert found["typed"] == [True] * 4
+        assert (found["called"], found["pieces"]) == (["Weather"] * 2, True)
         assert found["asynchronous"] == found["kept"] == SAYS
         assert found["models"] == ["demo"]
         assert found["refused"] == ["AuthenticationError", "NotFoundError", "BadRequestError", "NotFoundError"]
     else:
         assert found["refused"] == ["NotFoundError"]
+        assert found["called"] == CALLED
 
 
 def test_anthropics_client(clients):
@@ -26,6 +31,8 @@ def test_anthropics_client(clients):
     assert found["whole"] == found["streamed"] == SAYS
     assert found["usage"]
     assert found["counted"]
+    assert (found["called"], found["pieces"]) == (["tool_use", *CALLED], True)
+    assert found["told"] == "end_turn"
     assert found["refused"] == ["AuthenticationError"]
     assert found["models"] == ["demo"]
 
@@ -35,23 +42,28 @@ def test_langchain(clients):
     assert {found["whole"], found["streamed"], found["anthropic"], *found["batch"]} == {SAYS}
     assert found["usage"]
     assert found["vectors"] == [256, 256]
+    assert found["called"] == [["city"]] * 2
+    assert (found["pieces"], found["typed"]) == (["city"], [True] * 2)
 
 
 def test_llama_index(clients):
-    assert clients.python("llama_index_client.py", "llama_index") == {"whole": SAYS, "streamed": SAYS, "vector": 256}
+    found = clients.python("llama_index_client.py", "llama_index")
+    assert found == {"whole": SAYS, "streamed": SAYS, "called": [CALLED], "vector": 256}
 
 
 def test_litellm(clients):
     found = clients.python("litellm_client.py")
-    assert found == {"whole": SAYS, "streamed": SAYS, "usage": True, "refused": ["NotFoundError"]}
+    called = [CALLED] * 2
+    assert found == {"whole": SAYS, "streamed": SAYS, "called": called, "usage": True, "refused": ["NotFoundError"]}
 
 
 def test_the_agents_sdk(clients):
-    assert clients.python("openai_agents.py") == {"whole": SAYS, "streamed": SAYS, "chat": SAYS}
+    assert clients.python("openai_agents.py") == {"whole": SAYS, "streamed": SAYS, "chat": SAYS, "called": 2}
 
 
 def test_pydantic_ai(clients):
-    assert clients.python("pydantic_ai_agent.py") == {"whole": SAYS, "streamed": SAYS, "typed": True}
+    found = clients.python("pydantic_ai_agent.py")
+    assert found == {"whole": SAYS, "streamed": SAYS, "typed": True, "called": True}
 
 
 def test_instructor(clients):
@@ -63,4 +75,14 @@ def test_the_llm_command(clients):
 
 
 def test_ollamas_client(clients):
-    assert clients.python("ollama_client.py") == {"whole": SAYS, "streamed": SAYS, "models": ["demo"]}
+    assert clients.python("ollama_client.py") == {
+        "whole": SAYS,
+        "streamed": SAYS,
+        "called": [CALLED] * 2,
+        "typed": True,
+        "written": ["length", 5],
+        "vectors": [256, 256],
+        "models": ["demo"],
+        "capabilities": ["completion", "tools"],
+        "refused": 404,
+    }

@@ -135,6 +135,21 @@ def test_the_template_renders_tools_calls_and_results(model):
     )
 
 
+def test_a_tool_is_shown_as_the_model_has_learned_it_whatever_else_its_schema_says(model):
+    """Clients that make a schema of a function or a type say more than those that write one."""
+    city = {"type": "string", "title": "City", "description": "The city", "maxLength": 20}
+    parameters = {"type": "object", "properties": {"city": city}, "required": ["city"], "additionalProperties": False}
+    plain = TOOLS["get_weather"]
+    rich = {"type": "function", "function": {**plain["function"], "parameters": {**parameters, "title": "Weather"}}}
+    how = {"name": "go", "parameters": {"properties": {"how": {"type": "string", "enum": ["up", "down"]}, "far": True}}}
+    shown = [
+        model.tokenizer.apply_chat_template([{"role": "user", "content": "?"}], tools=[tool], tokenize=False)
+        for tool in (plain, rich, {"type": "function", "function": how})
+    ]
+    assert shown[0] == shown[1]
+    assert '{"how": {"type": "string", "enum": ["up", "down"]}, "far": true}, "required": []' in shown[2]
+
+
 def test_arguments_given_as_a_json_string_render_like_an_object(model):
     """OpenAI's clients send them back as a string."""
     texts = [

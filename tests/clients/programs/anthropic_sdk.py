@@ -17,6 +17,23 @@ whole = client.messages.create(**call)
 with client.messages.stream(**call) as stream:
     streamed = "".join(stream.text_stream)
     final = stream.get_final_message()
+weather = {
+    "name": "get_weather",
+    "description": "Get the weather in a city",
+    "input_schema": {
+        "type": "object",
+        "properties": {"city": {"type": "string", "maxLength": 12}},
+        "required": ["city"],
+    },
+}
+calls = {"tools": [weather], "tool_choice": {"type": "any", "disable_parallel_tool_use": True}}
+with client.messages.stream(**call, **calls) as stream:
+    kinds = {event.type for event in stream}
+    called = stream.get_final_message()
+(use,) = called.content
+result = {"type": "tool_result", "tool_use_id": use.id, "content": json.dumps({"city": "Paris", "weather": "sunny"})}
+messages = [*call["messages"], {"role": "assistant", "content": called.content}, {"role": "user", "content": [result]}]
+told = client.messages.create(**{**call, "messages": messages}, tools=[weather])
 counted = client.messages.count_tokens(model="demo", messages=call["messages"])
 try:
     anthropic.Anthropic(api_key="sk-wrong", max_retries=0).messages.create(**call)
@@ -28,6 +45,9 @@ print(
         {
             "whole": whole.content[0].text,
             "streamed": streamed,
+            "called": [called.stop_reason, use.name, *use.input],
+            "pieces": "input_json" in kinds,
+            "told": told.stop_reason,
             "usage": final.usage.output_tokens == whole.usage.output_tokens,
             "counted": counted.input_tokens == whole.usage.input_tokens + whole.usage.cache_read_input_tokens,
             "refused": [refused],

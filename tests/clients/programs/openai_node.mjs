@@ -13,6 +13,15 @@ const events = await client.responses.create({ model: "demo", input: "What is th
 for await (const event of events) {
   if (event.type === "response.output_text.delta") response += event.delta;
 }
+const weather = {
+  name: "get_weather",
+  description: "Get the weather in a city",
+  strict: true,
+  parameters: { type: "object", properties: { city: { type: "string", maxLength: 12 } }, required: ["city"], additionalProperties: false },
+};
+const asked = { ...call, tools: [{ type: "function", function: weather }], tool_choice: "required", parallel_tool_calls: false };
+const { message } = (await client.chat.completions.stream(asked).finalChatCompletion()).choices[0];
+const { function: called } = message.tool_calls[0];
 const vectors = await client.embeddings.create({ model: "demo", input: "The fox" });
 let refused = "";
 try {
@@ -24,6 +33,7 @@ const found = {
   whole: whole.choices[0].message.content,
   streamed,
   response,
+  called: [called.name, ...Object.keys(JSON.parse(called.arguments))],
   usage: whole.usage.total_tokens > 0,
   vector: vectors.data[0].embedding.length,
   refused: [refused],

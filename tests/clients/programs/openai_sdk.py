@@ -6,6 +6,7 @@ import asyncio
 import json
 
 import openai
+from pydantic import BaseModel, Field
 
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
 
@@ -29,6 +30,37 @@ def sync() -> dict[str, object]:
         "kept": again.output_text,
         "vector": len(vector),
         "models": [model.id for model in client.models.list()],
+    }
+
+
+class Weather(BaseModel):
+    """Get the weather in a city."""
+
+    city: str = Field(max_length=12)
+
+
+def helped() -> dict[str, object]:
+    """By what it has to read types, and to put the pieces of a stream together."""
+    client = openai.OpenAI(max_retries=0)
+    asked, weather = "What is the weather in Paris?", openai.pydantic_function_tool(Weather)
+    chat = {"model": "demo", "messages": [{"role": "user", "content": asked}], "temperature": 0}
+    response = {"model": "demo", "input": asked, "temperature": 0}
+    calls = {"tool_choice": "required", "parallel_tool_calls": False}
+    with client.chat.completions.stream(**chat, **calls, tools=[weather]) as stream:
+        kinds = {event.type for event in stream}
+        (call,) = stream.get_final_completion().choices[0].message.tool_calls
+    with client.responses.stream(**response, **calls, tools=[{"type": "function", **weather["function"]}]) as stream:
+        (item,) = stream.get_final_response().output
+    typed = (
+        client.chat.completions.parse(**chat, response_format=Weather).choices[0].message.parsed,
+        client.responses.parse(**response, text_format=Weather).output_parsed,
+        call.function.parsed_arguments,
+        Weather.model_validate_json(item.arguments),
+    )
+    return {
+        "typed": [isinstance(each, Weather) for each in typed],
+        "called": [call.function.name, item.name],
+        "pieces": "tool_calls.function.arguments.delta" in kinds,
     }
 
 
@@ -56,4 +88,4 @@ def refused() -> list[str]:
     return found
 
 
-print(json.dumps({**sync(), "asynchronous": asyncio.run(asynchronous()), "refused": refused()}))
+print(json.dumps({**sync(), **helped(), "asynchronous": asyncio.run(asynchronous()), "refused": refused()}))
