@@ -116,9 +116,9 @@ class Drawing:
         drafts = [sequence.draft_token_ids for sequence in sequences]
         draws.append(Draw(sequences, [sequence.expect() for sequence in sequences], drafts, pending))
 
-    def _masks(self, sequences: list[Sequence], is_pinned: bool) -> Masks | None:
+    def _masks(self, sequences: list[Sequence], is_for_device: bool) -> Masks | None:
         if self._mask_maker is None:
             from worker.grammar.masks import MaskMaker
 
-            self._mask_maker = MaskMaker(is_pinned)
+            self._mask_maker = MaskMaker(is_for_device)
         return self._mask_maker.make(sequences)

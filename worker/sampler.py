@@ -11,7 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -24,6 +26,7 @@ from worker.sampling.filters import mass_above, mass_from, min_p_threshold, top_
 from worker.sampling.masks import Masks
 from worker.sampling.tiles import Tiles
 from worker.sampling.wishes import Wishes
+from worker.transfer import Arriving, sent
 from worker.triton import has_triton
 
 UNUSABLE = -1
@@ -65,22 +68,15 @@ class Pending:
         self.token_ids = token_ids
         """[n] i64, where they were sampled; UNUSABLE ones too."""
         self._logprobs = logprobs
-        self._host = token_ids
-        self._arrived: torch.cuda.Event | None = None
-        if token_ids.is_cuda:
-            self._host = torch.empty(token_ids.shape, dtype=token_ids.dtype, pin_memory=True)
-            self._host.copy_(token_ids, non_blocking=True)
-            self._arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            self._arrived.record()
+        self._arriving = Arriving([token_ids, *(logprobs.tensors if logprobs is not None else ())])
 
     def take(self) -> Sampled:
         """Waits for them."""
-        if self._arrived is not None:
-            self._arrived.synchronize()
-        token_ids: list[int] = self._host.tolist()
+        arrived, *others = self._arriving.take()
+        token_ids: list[int] = arrived.tolist()
         logprobs: list[TokenLogprob | None] = [None] * len(token_ids)
         if self._logprobs is not None:
-            self._logprobs.fill(logprobs, token_ids)
+            self._logprobs.fill(logprobs, token_ids, others)
         return Sampled(token_ids, logprobs)
 
 
@@ -127,11 +123,12 @@ class Sampler:
                 row.state = notes = _Notes(adjustments)
             if notes.adjustments is not None and (masks is None or i not in masks.ending):
                 adjusted.append((i, notes.adjustments, row.output_token_ids, row.draft_token_ids))
-        model_logits = None
+        model_logits = asking_at = None
         if asking:
+            asking_at = sent(np.array(asking), logits.device)
             # What follows writes into the rows that are adjusted.
             whole = len(asking) == len(rows) and not adjusted and masks is None
-            model_logits = logits if whole else logits.index_select(0, torch.tensor(asking, device=logits.device))
+            model_logits = logits if whole else logits.index_select(0, asking_at)
         changed = adjust(logits, adjusted) if adjusted else None
 
         kernels = library() if self._is_compiled and logits.device.type == "cpu" else None
@@ -165,8 +162,8 @@ class Sampler:
         else:
             chosen = chosen[:, 0]
         logprobs = None
-        if model_logits is not None:
-            own = chosen if len(asking) == len(rows) else chosen[torch.tensor(asking, device=chosen.device)]
+        if model_logits is not None and asking_at is not None:
+            own = chosen if len(asking) == len(rows) else chosen.index_select(0, asking_at)
             nums = [rows[i].sampling.num_logprobs or 0 for i in asking]
             logprobs = _Logprobs.of(asking, nums, model_logits, own, self._by_row)
         return Pending(chosen, logprobs)
@@ -265,11 +262,9 @@ class _Logprobs:
     rows: list[int]
     nums: list[int]
     """How many of the likeliest each of them wants."""
-    own: Tensor
-    """[m] f32"""
-    top_ids: Tensor | None
-    top: Tensor | None
-    """[m, most of nums], likeliest first; none where nobody wants any."""
+    tensors: tuple[Tensor, ...]
+    """Of the tokens that were sampled, [m] f32; where anybody wants any, also the ids of the likeliest, the likeliest
+    first, and theirs, [m, most of nums]."""
 
     @classmethod
     def of(cls, rows: list[int], nums: list[int], logits: Tensor, token_ids: Tensor, by_row: bool = False) -> _Logprobs:
@@ -279,16 +274,16 @@ class _Logprobs:
         total = torch.cat([part.logsumexp(-1, keepdim=True) for part in parts])
         own = (logits.gather(1, token_ids.clamp(min=0)[:, None]) - total)[:, 0]
         if not num:
-            return cls(rows, nums, own, None, None)
+            return cls(rows, nums, (own,))
         values, ids = Tiles(logits).likeliest(num)
-        return cls(rows, nums, own, ids, values - total)
+        return cls(rows, nums, (own, ids, values - total))
 
-    def fill(self, logprobs: list[TokenLogprob | None], token_ids: list[int]) -> None:
-        """Of a whole batch, in its order."""
-        none: list[list[float]] = [[]] * len(self.rows)
-        top_ids: list[list[int]] = [[]] * len(self.rows) if self.top_ids is None else self.top_ids.tolist()
-        top = none if self.top is None else self.top.tolist()
-        own = self.own.tolist()
+    def fill(self, logprobs: list[TokenLogprob | None], token_ids: list[int], tensors: Sequence[Tensor]) -> None:
+        """Of a whole batch, in its order. ``tensors``: as its own, on the host."""
+        none: list[list[Any]] = [[]] * len(self.rows)
+        own, top_ids, top = (
+            [tensor.tolist() for tensor in tensors] if len(tensors) > 1 else [tensors[0].tolist(), none, none]
+        )
         for i, (row, num) in enumerate(zip(self.rows, self.nums, strict=True)):
             if token_ids[row] != UNUSABLE:
                 logprobs[row] = TokenLogprob(own[i], top_ids[i][:num], top[i][:num])

@@ -69,9 +69,9 @@ class _Held:
 class MaskMaker:
     """Makes them, several at a time on threads of llguidance's. What it gave out last is overwritten by the next."""
 
-    def __init__(self, is_pinned: bool) -> None:
-        """``is_pinned``: the masks go to a device."""
-        self._is_pinned = is_pinned
+    def __init__(self, is_for_device: bool) -> None:
+        """``is_for_device``: the masks go there."""
+        self._is_for_device = is_for_device
         self._num_spare = len(cores(allowed())) - torch.get_num_threads()
         """Cores that the forward pass leaves alone."""
         num_threads = self._num_spare if self._num_spare > 0 else torch.get_num_threads()
@@ -142,7 +142,7 @@ class MaskMaker:
         return Masks(rows, bits, check, ending)
 
     def _held(self, sequence: Sequence, guide: Guide) -> _Held:
-        if self._is_pinned or not _is_unfiltered(sequence):
+        if self._is_for_device or not _is_unfiltered(sequence):
             return _Held(sequence, guide, False, False)
         is_wayward = guide.is_wayward
         is_wide = is_wayward and guide.is_wide()
@@ -218,7 +218,7 @@ class MaskMaker:
             guide.matcher.rollback(num)
 
     def _room(self, num_rows: int, num_words: int) -> torch.Tensor:
-        return torch.empty((num_rows, num_words), dtype=torch.int32, pin_memory=self._is_pinned)
+        return torch.empty((num_rows, num_words), dtype=torch.int32)
 
 
 class _Check:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from policies.terms import Sampling
+from worker.transfer import sent
 
 
 class Counts:
@@ -151,4 +152,4 @@ def adjust(logits: Tensor, rows: Sequence[tuple[int, Adjustments, Sequence[int],
 
 
 def _on(logits: Tensor, values: npt.NDArray[np.generic]) -> Tensor:
-    return torch.from_numpy(values).to(logits.device)
+    return sent(values, logits.device)

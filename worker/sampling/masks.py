@@ -9,10 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from worker.native import Library
+from worker.transfer import sent
 from worker.triton import has_triton
 
 BITS = 32
@@ -52,8 +54,7 @@ class Masks:
             assert maxima is not None
             kernels.mask(logits, maxima, torch.tensor(self.rows), self.bits)
             return
-        rows = torch.tensor(self.rows, device=logits.device)
-        bits = self.bits.to(logits.device, non_blocking=True)
+        rows, bits = sent(np.array(self.rows), logits.device), sent(self.bits.numpy(), logits.device)
         if has_triton(logits.device):
             from worker.sampling.on_device import mask
 

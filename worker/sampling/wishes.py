@@ -11,6 +11,7 @@ from torch import Tensor
 
 from policies.terms import Sampling
 from worker.sampling import race
+from worker.transfer import sent
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,7 @@ class Wishes:
         top_ks = np.array([min(s.top_k, 2**31 - 1) for s in asked], dtype=np.int32)
         starts = race.streams(keys, torch.device("cpu")).numpy()
         packed = np.concatenate([part.ravel().view(np.uint8) for part in (starts, numbers, top_ks)])
-        sent = torch.from_numpy(packed).to(device, non_blocking=True)
-        floats = sent[8 * num : 20 * num].view(torch.float32).view(3, num)
-        top = sent[20 * num :].view(torch.int32)
-        return cls(sent[: 8 * num].view(torch.int64), floats[0], top, floats[1], floats[2])
+        there = sent(packed, device)
+        floats = there[8 * num : 20 * num].view(torch.float32).view(3, num)
+        top = there[20 * num :].view(torch.int32)
+        return cls(there[: 8 * num].view(torch.int64), floats[0], top, floats[1], floats[2])
