@@ -14,7 +14,7 @@ from policies import settings
 from policies.wire import Pooling
 from worker import placement
 from worker.adapters import Adapter, AdapterError
-from worker.inputs import Inputs, Span
+from worker.inputs import Laid, Span
 from worker.models import Encoder, Layout, ModelError, TorchOps, load_encoder, pooling_of, read_encoder
 from worker.room import max_model_tokens_of
 from worker.runner import Runner, device_of, dtype_of, refuse_too_large, set_num_threads
@@ -76,7 +76,7 @@ class EncoderRunner(Runner):
     def copy_block(self, source: int, target: int) -> None:
         """There is nothing in them."""
 
-    def _compute(self, spans: Sequence[Span], inputs: Inputs) -> Tensor:
+    def _compute(self, spans: Sequence[Span], laid: Laid, sampled_before: Tensor | None) -> Tensor:
         texts = [span.token_ids for span in spans]
         seconds_at = [span.pooling.second_at if span.pooling else 0 for span in spans]
         scored = [span.pooling is not None and span.pooling.kind == "score" for span in spans]

@@ -15,7 +15,7 @@ from worker.adapters import Adapter, AdapterError
 from worker.attention import Backend, GatheredAttention, NativeAttention, ReferenceAttention, SegmentAttention
 from worker.attention.grouped import Group, GroupedAttention, Pools, groups_of
 from worker.attention.kept import Kept
-from worker.inputs import Inputs, Span
+from worker.inputs import Laid, Span, planned
 from worker.kv_cache import KVCache
 from worker.models import Foreign, Layout, ModelError, TorchOps, load_foreign, read_facts
 from worker.room import kv_type_of, max_model_tokens_of, num_blocks_of
@@ -37,7 +37,7 @@ class ForeignRunner(Runner):
         # What the base does with these, it does through what they have in common with its own.
         alike: tuple[Any, Any, Any] = model, pools, attention
         super().__init__(*alike, TorchOps(), max_model_tokens)
-        self._foreign, self._means = model, attention
+        self._foreign = model
         self.pooling, self.scores_prompts = None, False
 
     @classmethod
@@ -97,8 +97,8 @@ class ForeignRunner(Runner):
             f"adapter {adapter_id}: {name} is served by way of transformers, which adapters do not reach"
         )
 
-    def _compute(self, spans: Sequence[Span], inputs: Inputs) -> Tensor:
-        plan = self._means.plan(inputs.extents, inputs.slots)
+    def _compute(self, spans: Sequence[Span], laid: Laid, sampled_before: Tensor | None) -> Tensor:
+        inputs, plan = planned(laid, self.attention, self._foreign.device, sampled_before)
         return self._foreign.forward(inputs.token_ids, inputs.positions, inputs.rows, plan)
 
 

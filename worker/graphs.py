@@ -1,10 +1,10 @@
-"""Steps of decodes as CUDA graphs: launched as one, where launching each kernel would take the host longer than the
-device takes to compute it.
+"""Steps of decodes, and of drafts to verify, as CUDA graphs: launched as one, where launching each kernel would take
+the host longer than the device takes to compute it.
 
-A graph is recorded for a bucket of batch sizes once that bucket has been met a few times, between two steps, so a
-worker serves from its first second and the sizes that matter come first. It reads and writes the same memory each
-time; a step is copied in, replayed, and its logits lie where the last ones lay. Whatever is no pure decode, or has no
-graph yet, is computed as ever.
+A graph is recorded for a bucket, so many rows and so many of them of one sequence, once that bucket has been met a few
+times, between two steps, so a worker serves from its first second and the sizes that matter come first. It reads and
+writes the same memory each time; a step is copied in, once, and replayed, and its logits lie where the last ones lay.
+Whatever else there is, or has no graph yet, is computed as ever.
 """
 
 from __future__ import annotations
@@ -15,11 +15,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from worker.inputs import Inputs
+from policies import settings
+from worker.attention import Backend
+from worker.inputs import Laid, fill_in
 from worker.models import Decoder, Ops
+from worker.transfer import send_into
 
 if TYPE_CHECKING:
     from worker.attention.paged import TritonAttention
@@ -28,8 +32,17 @@ if TYPE_CHECKING:
 NUM_STEPS_BEFORE = 4
 """Of a bucket, computed as ever before it is worth a graph."""
 _SIZES = (1, 2, 4, 8, 12, *range(16, 257, 16), *range(288, 1025, 32))
+"""Rows of steps of decodes."""
+_VERIFIED = (2, 4, 8, 16, 32, 64, 128, 256)
+"""Of steps with drafts: fewer, as each is one for every size of draft as well."""
+_EACH = (4, 16, 64)
+"""Rows of one sequence that has a draft."""
+_WIDE = 5
+"""Numbers of 64 bits a row: token, position and slot, and where it comes from if it is not known yet."""
 
 Replay = Callable[[], object]
+Bucket = tuple[int, int]
+"""Rows of a step, and at most so many of one sequence."""
 
 log = logging.getLogger(__name__)
 
@@ -45,30 +58,32 @@ class CudaRecord:
 
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
+        self._beside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
     def __call__(self, run: Callable[[], None]) -> Replay:
         """See Record."""
-        beside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        beside.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(beside):
+        stream = torch.cuda.current_stream()
+        self._beside.wait_stream(stream)
+        with torch.cuda.stream(self._beside):
             run()  # whatever is compiled or allocated once only
-        torch.cuda.current_stream().wait_stream(beside)
+        stream.wait_stream(self._beside)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        # Other threads may use the device meanwhile; and where recording fails, torch leaves its own stream current.
+        with torch.cuda.stream(stream), torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             run()
         return graph.replay
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Recording:
-    token_ids: Tensor
-    positions: Tensor
+    wide: Tensor
+    """[_WIDE, rows] i64"""
     plan: TritonPlan
     replay: Replay
 
 
-class DecodeGraphs:
-    """The recordings of one model."""
+class StepGraphs:
+    """For one model; ``run`` in place of its ``forward``."""
 
     def __init__(
         self,
@@ -77,59 +92,104 @@ class DecodeGraphs:
         attention: TritonAttention,
         max_model_tokens: int,
         max_sequences: int,
+        max_verified: int,
         record: Record,
     ) -> None:
+        """``max_verified``: rows of a step that has drafts; 0: none has."""
+        from worker.attention.paged_plan import EXTENT_FIELDS
+
         self._model, self._ops, self._attention, self._record = model, ops, attention, record
-        self._table_width = -(-max_model_tokens // attention.cache.block_size)
-        self._buckets = [size for size in _SIZES if size <= max_sequences]
+        self._max_sequences = max_sequences
+        self._decoded = [size for size in _SIZES if size <= max_sequences]
+        self._verified = [size for size in _VERIFIED if size <= max_verified]
         # One for all: each is read before the next step is replayed.
-        size = (self._buckets[-1], model.architecture.vocab_size)
-        self._logits = torch.empty(size, device=model.device)
-        self._num_met: Counter[int] = Counter()
-        self._recordings: dict[int, _Recording] = {}
-        self._refused: set[int] = set()
+        largest, device = max(self._decoded + self._verified), model.device
+        self._logits = torch.empty((largest, model.architecture.vocab_size), device=device)
+        num_blocks = max_sequences * (1 + max_model_tokens // attention.cache.block_size)
+        self._step = torch.zeros(largest * (2 * _WIDE + EXTENT_FIELDS) + num_blocks, dtype=torch.int32, device=device)
+        self._num_met: Counter[Bucket] = Counter()
+        self._recordings: dict[Bucket, _Recording] = {}
+        self._gives_up = False
+
+    @classmethod
+    def of(
+        cls, engine: settings.Engine, model: Decoder, attention: Backend, ops: Ops, max_model_tokens: int
+    ) -> StepGraphs | None:
+        """Where the device is CUDA, its attention can be recorded, and no other process is waited for in between."""
+        if model.device.type != "cuda" or not engine.cuda_graphs or model.shard.layout.num_ranks > 1:
+            return None
+        if model.architecture.mixture is not None:  # which tokens an expert has is read by the host
+            return None
+        from worker.attention.paged import TritonAttention
+
+        if not isinstance(attention, TritonAttention):
+            return None
+        speculation, most = engine.speculation, engine.max_sequences
+        max_verified = most * (1 + speculation.max_draft_tokens) if speculation.enabled else 0
+        return cls(model, ops, attention, max_model_tokens, most, max_verified, CudaRecord())
 
     @property
-    def recorded(self) -> list[int]:
+    def recorded(self) -> list[Bucket]:
         """The buckets that have a graph."""
         return sorted(self._recordings)
 
-    def run(self, inputs: Inputs) -> Tensor | None:
-        """[num_logits, vocab_size] f32, until the next call; None where there is no graph for such a step."""
-        num = len(inputs.extents)
-        if len(inputs.token_ids) != num or len(inputs.rows) != num:
-            return None
-        bucket = next((size for size in self._buckets if size >= num), None)
-        if bucket is None or bucket in self._refused:
+    def run(self, laid: Laid, sampled_before: Tensor | None = None) -> Tensor | None:
+        """[num_logits, vocab_size] f32, until the next call; None where there is no graph for such a step.
+        ``sampled_before`` as for ``Laid.sent``."""
+        bucket = self._bucket(laid)
+        if bucket is None:
             return None
         recording = self._recordings.get(bucket)
         if recording is None:
             self._num_met[bucket] += 1
-            if self._num_met[bucket] <= NUM_STEPS_BEFORE:
+            if self._num_met[bucket] <= NUM_STEPS_BEFORE or self._gives_up:
                 return None
             recording = self._make(bucket)
             if recording is None:
                 return None
-        recording.plan.refill(inputs.extents, inputs.slots)
-        recording.token_ids[:num].copy_(inputs.token_ids)
-        recording.positions[:num].copy_(inputs.positions)
+        num, num_unknown, wide = len(laid.token_ids), len(laid.unknown), np.zeros((_WIDE, bucket[0]), dtype=np.int64)
+        wide[0, :num], wide[1, :num] = laid.token_ids, laid.positions
+        wide[2, :num], wide[2, num:] = laid.slots, -1
+        wide[3, :num_unknown], wide[4, :num_unknown] = laid.unknown, laid.sources
+        step = np.concatenate((wide.ravel().view(np.int32), recording.plan.numbers(laid.extents)))
+        send_into(self._step[: len(step)], step)
+        if num_unknown:
+            token_ids, _, _, unknown, sources = recording.wide
+            fill_in(token_ids, unknown[:num_unknown], sources[:num_unknown], sampled_before)
         recording.replay()
         return self._logits[:num]
 
-    def _make(self, bucket: int) -> _Recording | None:
-        """None, once and for all, where it cannot be recorded; serving goes on without."""
-        plan = self._attention.fixed(bucket, 1, self._table_width)
-        rows = torch.arange(bucket, device=self._model.device)
-        token_ids, positions = torch.zeros_like(rows), torch.zeros_like(rows)
+    def _bucket(self, laid: Laid) -> Bucket | None:
+        num, num_extents = len(laid.token_ids), len(laid.extents)
+        if len(laid.rows) != num or num_extents > self._max_sequences:
+            return None
+        sizes, each = self._decoded, 1
+        if num > num_extents:
+            most = max(extent.num_tokens for extent in laid.extents)
+            sizes, each = self._verified, next((each for each in _EACH if each >= most), 0)
+        size = next((size for size in sizes if size >= num), 0)
+        return (size, each) if size and each else None
+
+    def _make(self, bucket: Bucket) -> _Recording | None:
+        """None where it cannot be recorded; serving goes on without, and nothing more is recorded."""
+        num_rows, each = bucket
+        num_wide = 2 * _WIDE * num_rows
+        wide = self._step[:num_wide].view(torch.int64).view(_WIDE, num_rows)
+        plan = self._attention.fixed(each, wide[2], self._step[num_wide:])
+        rows = torch.arange(num_rows, device=self._model.device)
+        # Nobody's tokens, for the first runs: each row is padding.
+        wide.zero_()
+        plan.slots.fill_(-1)
+        plan.extents.zero_()
 
         def run() -> None:
-            self._logits[:bucket].copy_(self._model.forward(token_ids, positions, rows, plan, self._ops))
+            self._logits[:num_rows].copy_(self._model.forward(wide[0], wide[1], rows, plan, self._ops))
 
         try:
             replay = self._record(run)
         except RuntimeError as error:
-            self._refused.add(bucket)
-            log.warning("steps of %d decodes go without a graph: %s", bucket, str(error).partition("\n")[0])
+            self._gives_up = True
+            log.warning("steps of %d rows go without a graph: %s", num_rows, str(error).partition("\n")[0])
             return None
-        recording = self._recordings[bucket] = _Recording(token_ids, positions, plan, replay)
+        recording = self._recordings[bucket] = _Recording(wide, plan, replay)
         return recording

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 import torch
@@ -13,7 +14,10 @@ from torch import Tensor
 
 from policies.wire import Pooling
 from worker.adapters import Adapter
-from worker.attention import Extent
+from worker.attention import Backend, Extent, Numbers, Outlining, Plan
+from worker.transfer import sent
+
+NONE: Numbers = np.empty(0, dtype=np.int32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,17 +67,51 @@ class Inputs:
     rows: Tensor
     """[num_logits + num_hidden] i64: the rows whose logits are wanted, and behind them those whose hidden states
     are."""
+    beside: Tensor
+    """i32: what has come along."""
+
+
+@dataclass(frozen=True, slots=True)
+class Laid:
+    """One step, flattened, while it is on the host."""
+
+    token_ids: list[int]
+    positions: list[int]
+    slots: list[int]
+    rows: list[int]
+    """These four as in Inputs."""
     extents: list[Extent]
-    num_hidden: int = 0
+    num_hidden: int
+    unknown: list[int]
+    """Rows whose tokens the step before has sampled, in its rows ``sources``."""
+    sources: list[int]
+
+    def sent(self, device: torch.device, sampled_before: Tensor | None = None, beside: Numbers = NONE) -> Inputs:
+        """To the device, all in one upload, ``beside`` [n] i32 too.
+
+        ``sampled_before`` [n] i64, on the device: the tokens of the step before, where a span refers to one.
+        """
+        parts = (self.token_ids, self.positions, self.slots, self.rows, self.unknown, self.sources)
+        wide = np.array(list(chain.from_iterable(parts)), dtype=np.int64)
+        numbers = sent(np.concatenate((wide.view(np.int32), beside)), device)
+        token_ids, positions, slots, rows, unknown, sources = torch.split(
+            numbers[: 2 * len(wide)].view(torch.int64), [len(part) for part in parts]
+        )
+        if self.unknown:
+            fill_in(token_ids, unknown, sources, sampled_before)
+        return Inputs(token_ids, positions, slots, rows, numbers[2 * len(wide) :])
 
 
-def flatten(
-    spans: Sequence[Span], block_size: int, device: torch.device, sampled_before: Tensor | None = None
-) -> Inputs:
-    """One upload for the whole step. Spans must not be empty.
+def fill_in(token_ids: Tensor, unknown: Tensor, sources: Tensor, sampled_before: Tensor | None) -> None:
+    """What the step before has sampled in rows ``sources`` into rows ``unknown``."""
+    assert sampled_before is not None, "a token of the step before is asked for, and there was none"
+    # Where its logits were unusable there is none, and a device that is asked for the embedding of token -1 is lost to
+    # everybody: until that sequence is seen to have failed, any token will do.
+    token_ids[unknown] = sampled_before[sources].clamp_(min=0)
 
-    ``sampled_before`` [n] i64, on the device: the tokens of the step before, where a span refers to one.
-    """
+
+def lay_out(spans: Sequence[Span], block_size: int) -> Laid:
+    """Spans must not be empty."""
     token_ids: list[int] = []
     positions: list[int] = []
     slots: list[int] = []
@@ -102,23 +140,16 @@ def flatten(
         if span.source >= 0:
             unknown.append(row + num_tokens - 1)
             sources.append(span.source)
-    rows += hidden
-    num_tokens = len(token_ids)
-    packed = torch.tensor(token_ids + positions + slots + rows + unknown + sources)
-    if device.type == "cuda":
-        packed = packed.pin_memory()  # else the upload would wait for the step that is under way
-    packed = packed.to(device, non_blocking=True)
-    ids_end, positions_end, slots_end = num_tokens, 2 * num_tokens, 3 * num_tokens
-    rows_end = slots_end + len(rows)
-    if unknown:
-        assert sampled_before is not None, "a token of the step before is asked for, and there was none"
-        sources_at = rows_end + len(unknown)
-        packed[:ids_end][packed[rows_end:sources_at]] = sampled_before[packed[sources_at:]]
-    return Inputs(
-        token_ids=packed[:ids_end],
-        positions=packed[ids_end:positions_end],
-        slots=packed[positions_end:slots_end],
-        rows=packed[slots_end:rows_end],
-        extents=extents,
-        num_hidden=len(hidden),
-    )
+    return Laid(token_ids, positions, slots, rows + hidden, extents, len(hidden), unknown, sources)
+
+
+def planned(
+    laid: Laid, attention: Backend, device: torch.device, sampled_before: Tensor | None = None
+) -> tuple[Inputs, Plan]:
+    """A step on the device, and its attention: in one upload where that has something to send, too. See Laid."""
+    if not isinstance(attention, Outlining):
+        inputs = laid.sent(device, sampled_before)
+        return inputs, attention.plan(laid.extents, inputs.slots)
+    outline = attention.outline(laid.extents)
+    inputs = laid.sent(device, sampled_before, outline.numbers)
+    return inputs, outline.plan(inputs.slots, inputs.beside)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -28,7 +27,8 @@ from worker.attention import (
 )
 from worker.budget import OutOfMemory
 from worker.device import is_out_of_memory, refuse_unrepeatable
-from worker.inputs import Inputs, Span, flatten
+from worker.graphs import StepGraphs
+from worker.inputs import Laid, Span, lay_out, planned
 from worker.kv_cache import KVCache, free_bytes
 from worker.models import (
     Architecture,
@@ -58,9 +58,6 @@ from worker.room import kv_of, kv_type_of, max_model_tokens_of, mib
 from worker.triton import has_triton
 from worker.windows import Apart
 
-if TYPE_CHECKING:
-    from worker.graphs import DecodeGraphs
-
 
 class Runner:
     """One model on one device; not safe for two threads."""
@@ -76,7 +73,7 @@ class Runner:
         attention: Backend,
         ops: Ops,
         max_model_tokens: int,
-        graphs: DecodeGraphs | None = None,
+        graphs: StepGraphs | None = None,
         whole: Whole | None = None,
         kernels: Library | None = None,
         is_repeatable: bool = False,
@@ -133,7 +130,7 @@ class Runner:
         cache = kv_of(model, engine, num_blocks, may_part)
         attention, ops = _means(engine, model, cache)
         max_model_tokens = min(max_model_tokens, cache.num_blocks * engine.block_size)
-        graphs = _graphs(engine, model, attention, ops, max_model_tokens)
+        graphs = StepGraphs.of(engine, model, attention, ops, max_model_tokens)
         kernels = kernels_of(engine, model.device)
         whole, is_repeatable = _whole(engine, model, cache), engine.deterministic
         return cls(model, cache, attention, ops, max_model_tokens, graphs, whole, kernels, is_repeatable)
@@ -143,11 +140,11 @@ class Runner:
         """One step over all spans: their keys and values are written, and the logits they ask for come back, in span
         order.
 
-        ``sampled_before`` as for flatten. Returns [sum of num_logits, vocab_size] f32 on the device. Raises
+        ``sampled_before`` as for ``Laid.sent``. Returns [sum of num_logits, vocab_size] f32 on the device. Raises
         OutOfMemory.
         """
         try:
-            return self._compute(spans, flatten(spans, self.block_size, self._model.device, sampled_before))
+            return self._compute(spans, lay_out(spans, self.block_size), sampled_before)
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
@@ -157,12 +154,12 @@ class Runner:
             torch.cuda.empty_cache()
         raise OutOfMemory(f"a step of {sum(len(span.token_ids) for span in spans)} tokens ran out of memory: {reason}")
 
-    def _compute(self, spans: Sequence[Span], inputs: Inputs) -> Tensor:
-        additions, num_hidden = self._additions(spans), inputs.num_hidden
-        logits = None if self._graphs is None or additions or num_hidden else self._graphs.run(inputs)
+    def _compute(self, spans: Sequence[Span], laid: Laid, sampled_before: Tensor | None) -> Tensor:
+        additions, num_hidden = self._additions(spans), laid.num_hidden
+        logits = None if self._graphs is None or additions or num_hidden else self._graphs.run(laid, sampled_before)
         if logits is not None:
             return logits
-        plan = self.attention.plan(inputs.extents, inputs.slots)
+        inputs, plan = planned(laid, self.attention, self._model.device, sampled_before)
         whole = self.whole
         if whole is not None and whole.adds_to_sums and additions and self._is_repeatable:
             # Where a neighbour wants hidden states it does not serve, and an adapter's row would have other bits.
@@ -373,22 +370,6 @@ def _repeatable_means(engine: settings.Engine, model: Decoder, cache: KVCache, s
         else RepeatableAttention(cache, scores),
         NativeOps(kernels) if kernels is not None and operates else RepeatableOps(),
     )
-
-
-def _graphs(
-    engine: settings.Engine, model: Decoder, attention: Backend, ops: Ops, max_model_tokens: int
-) -> DecodeGraphs | None:
-    """Where the device is CUDA, its attention can be recorded, and no other process is waited for in between."""
-    if model.device.type != "cuda" or not engine.cuda_graphs or model.shard.layout.num_ranks > 1:
-        return None
-    if model.architecture.mixture is not None:  # which tokens an expert has is read by the host
-        return None
-    from worker.attention.paged import TritonAttention
-    from worker.graphs import CudaRecord, DecodeGraphs
-
-    if not isinstance(attention, TritonAttention):
-        return None
-    return DecodeGraphs(model, ops, attention, max_model_tokens, engine.max_sequences, CudaRecord())
 
 
 def _whole(engine: settings.Engine, model: Decoder, cache: KVCache | TwoPools) -> Whole | None:

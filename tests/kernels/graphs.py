@@ -12,8 +12,8 @@ from tests.worker.pools import extents_of, slots_of
 from worker.attention.base import Scores
 from worker.attention.gathered import GatheredAttention
 from worker.attention.paged import TritonAttention
-from worker.graphs import NUM_STEPS_BEFORE, CudaRecord, DecodeGraphs
-from worker.inputs import Span, flatten
+from worker.graphs import NUM_STEPS_BEFORE, CudaRecord, StepGraphs
+from worker.inputs import Span, lay_out, planned
 from worker.kv_cache import KVCache, KVShape
 from worker.models import Decoder, TorchOps
 from worker.models.architecture import Architecture, Rope
@@ -77,7 +77,7 @@ def decoder() -> Decoder:
 class Pair:
     """The same model over two pools of the same content: one computes, one replays."""
 
-    def __init__(self, record, max_sequences=5):
+    def __init__(self, record, max_sequences=5, max_verified=0):
         self.model, self.ops = decoder(), TritonOps()
         shape = KVShape(2, 2, 16)
         self.plain, self.graphed = (KVCache(shape, NUM_BLOCKS, BLOCK_SIZE, torch.float32, DEVICE) for _ in range(2))
@@ -86,28 +86,40 @@ class Pair:
         scores = Scores(ARCHITECTURE.attention_scale, ARCHITECTURE.windows)
         self.plain_attention = GatheredAttention(self.plain, scores)
         self.attention = attention = TritonAttention(self.graphed, scores, ARCHITECTURE.num_heads, num_processors=8)
-        self.graphs = DecodeGraphs(self.model, self.ops, attention, MAX_TOKENS, max_sequences, record)
+        self.graphs = StepGraphs(
+            self.model, self.ops, attention, MAX_TOKENS, max_sequences, max_verified, record
+        )  # fmt: skip
 
     @staticmethod
     def tensors(cache):
         return [*cache.keys, *cache.values]
 
-    def compute(self, attention, inputs, ops):
-        plan = attention.plan(inputs.extents, inputs.slots)
+    def compute(self, attention, laid, ops, before):
+        inputs, plan = planned(laid, attention, DEVICE, before)
         return self.model.forward(inputs.token_ids, inputs.positions, inputs.rows, plan, ops)
 
     @torch.inference_mode()
-    def step(self, lengths, seed):
-        """One decode a length; what each side says. The second is None where there was no graph."""
+    def step(self, lengths, seed, drafts=None):
+        """One decode a length, with so many tokens of a draft each; what each side says. The second is None where there
+        was no graph."""
         chance = random.Random(seed)
-        extents, _ = extents_of([(length, 1, False) for length in lengths], BLOCK_SIZE, chance, NUM_BLOCKS)
-        spans = [Span([chance.randrange(61)], extent.start, extent.block_ids, 1) for extent in extents]
-        inputs = flatten(spans, BLOCK_SIZE, DEVICE)
-        assert inputs.slots.tolist() == slots_of(extents, BLOCK_SIZE).tolist()
-        expected = self.compute(self.plain_attention, inputs, TorchOps())
-        got = self.graphs.run(inputs)
+        counts = [1 + num for num in drafts or [0] * len(lengths)]
+        each = [(length, count, False) for length, count in zip(lengths, counts, strict=True)]
+        extents, _ = extents_of(each, BLOCK_SIZE, chance, NUM_BLOCKS)
+        # Of some the last token is the one that was sampled a step ago, in a batch of another order.
+        before = torch.tensor([chance.randrange(61) for _ in extents], device=DEVICE)
+        before[0] = -1
+        spans = []
+        for at, (extent, count) in enumerate(zip(extents, counts, strict=True)):
+            source = len(extents) - 1 - at if count == 1 and chance.random() < 0.7 else -1
+            token_ids = [chance.randrange(61) for _ in range(count)]
+            spans.append(Span(token_ids, extent.start, extent.block_ids, count, source))
+        laid = lay_out(spans, BLOCK_SIZE)
+        assert laid.slots == slots_of(extents, BLOCK_SIZE).tolist()
+        expected = self.compute(self.plain_attention, laid, TorchOps(), before)
+        got = self.graphs.run(laid, before)
         if got is None:
-            self.compute(self.attention, inputs, self.ops)
+            self.compute(self.attention, laid, self.ops, before)
         for tensor, other in zip(self.tensors(self.plain), self.tensors(self.graphed), strict=True):
             torch.testing.assert_close(tensor, other, atol=2e-5, rtol=2e-5)
         return expected, got
@@ -125,7 +137,7 @@ def test_a_bucket_is_recorded_once_it_recurs_and_says_the_same():
         assert (got is None) == (step < NUM_STEPS_BEFORE)
         if got is not None:
             torch.testing.assert_close(got, expected, atol=1e-4, rtol=1e-4)
-    assert pair.graphs.recorded == [4]
+    assert pair.graphs.recorded == [(4, 1)]
 
 
 def test_sizes_of_one_bucket_share_its_recording_and_padding_is_never_seen():
@@ -137,29 +149,42 @@ def test_sizes_of_one_bucket_share_its_recording_and_padding_is_never_seen():
         if got is not None:
             assert got.shape == (num, 61)
             torch.testing.assert_close(got, expected, atol=1e-4, rtol=1e-4)
-    assert pair.graphs.recorded == [4]
+    assert pair.graphs.recorded == [(4, 1)]
+
+
+def test_drafts_to_verify_are_replayed_too_whoever_has_one():
+    pair = Pair(record(), max_verified=8)
+    chance = random.Random(3)
+    for step in range(2 * (NUM_STEPS_BEFORE + 2)):
+        # Of the same bucket, whose rows are dealt out otherwise each time.
+        drafts = [[0, 3, 1], [2, 0], [5], [0, 0, 1]][step % 4]
+        expected, got = pair.step([chance.randrange(80) for _ in drafts], step, drafts)
+        assert (got is None) == (step < 2 * NUM_STEPS_BEFORE if step % 4 != 2 else True)
+        if got is not None:
+            torch.testing.assert_close(got, expected, atol=1e-4, rtol=1e-4)
+    assert pair.graphs.recorded == [(4, 4), (8, 4)]
 
 
 @torch.inference_mode()
 def test_whatever_is_no_pure_decode_is_not_replayed():
     pair = Pair(record())
     for _ in range(2 * NUM_STEPS_BEFORE):
-        chunk = flatten([Span([1, 2, 3], 0, [4], 1)], BLOCK_SIZE, DEVICE)
+        chunk = lay_out([Span([1, 2, 3], 0, [4], 1)], BLOCK_SIZE)
         assert pair.graphs.run(chunk) is None
-        unsampled = flatten([Span([1], 0, [4], 0)], BLOCK_SIZE, DEVICE)
+        unsampled = lay_out([Span([1], 0, [4], 0)], BLOCK_SIZE)
         assert pair.graphs.run(unsampled) is None
-        too_many = flatten([Span([1], 0, [block], 1) for block in range(5)], BLOCK_SIZE, DEVICE)
+        too_many = lay_out([Span([1], 0, [block], 1) for block in range(5)], BLOCK_SIZE)
         assert pair.graphs.run(too_many) is None
     assert pair.graphs.recorded == []
 
 
-def test_a_step_that_cannot_be_recorded_is_computed(caplog):
+def test_a_step_that_cannot_be_recorded_is_computed_and_no_other_is_tried(caplog):
     pair = Pair(Refuse())
-    for step in range(2 * NUM_STEPS_BEFORE):
-        _, got = pair.step([5], step)
+    for step in range(4 * NUM_STEPS_BEFORE):
+        _, got = pair.step([5, 7][: 1 + step % 2], step)
         assert got is None
     assert [record.message for record in caplog.records] == [
-        "steps of 1 decodes go without a graph: operation not permitted when stream is capturing"
+        "steps of 1 rows go without a graph: operation not permitted when stream is capturing"
     ]
 
 

@@ -4,7 +4,7 @@ A ``Backend`` knows the pool and the layers; once a step its ``plan`` sees where
 ``attend`` then runs layer by layer. The reference is the oracle of the others.
 """
 
-from worker.attention.base import Backend, Extent, Plan, Scores
+from worker.attention.base import Backend, Extent, Numbers, Outlining, Plan, Scores
 from worker.attention.gathered import GatheredAttention
 from worker.attention.native import NativeAttention, NativePlan
 from worker.attention.reference import ReferenceAttention
@@ -18,6 +18,8 @@ __all__ = [
     "GatheredAttention",
     "NativeAttention",
     "NativePlan",
+    "Numbers",
+    "Outlining",
     "Plan",
     "ReferenceAttention",
     "RepeatableAttention",

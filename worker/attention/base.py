@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
+import numpy as np
+import numpy.typing as npt
 from torch import Tensor
+
+Numbers = npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,3 +67,23 @@ class Backend(Protocol):
     def plan(self, extents: Sequence[Extent], slots: Tensor) -> Plan:
         """slots [num_tokens] i64: where in the pool each row's key and value go. No two rows share one."""
         ...
+
+
+class Outline(Protocol):
+    """A Plan as far as the host makes it."""
+
+    @property
+    def numbers(self) -> Numbers:
+        """[n]: what it wants on the device."""
+        ...
+
+    def plan(self, slots: Tensor, numbers: Tensor) -> Plan:
+        """``slots`` as for a Backend; ``numbers`` [n] i32 are there."""
+        ...
+
+
+@runtime_checkable
+class Outlining(Protocol):
+    """A Backend that lets what it wants on the device travel with the rest of a step."""
+
+    def outline(self, extents: Sequence[Extent]) -> Outline: ...

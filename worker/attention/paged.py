@@ -16,15 +16,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from worker.attention.base import Extent, Scores
-from worker.attention.paged_plan import Dense, Numbers, Scratch, Tile, TritonPlan, sent
+from worker.attention.base import Extent, Numbers, Scores
+from worker.attention.dense import may_be_dense
+from worker.attention.paged_plan import EXTENT_FIELDS, Scratch, Tile, TritonOutline, TritonPlan, numbers_of
 from worker.kv_cache import KVCache
+from worker.transfer import sent
 from worker.triton import attention as kernels
 from worker.triton.device import num_processors as processors_of
 
 MIN_DENSE_TOKENS = 512
-"""A chunk of so many tokens goes through torch's scaled-dot-product attention (flash or cuDNN), over keys and values
-copied out of the pool: the copy is read once for hundreds of rows. A guess: not measured yet.
+"""A chunk of so many tokens goes through torch's flash kernel (``worker.attention.dense``), over keys and values copied
+out of the pool: the copy is read once for hundreds of rows. A guess: not measured yet.
 """
 MAX_SPLITS = 64
 MAX_GROUP = 128
@@ -54,7 +56,9 @@ class TritonAttention:
         however its sequence is cut into steps.
         """
         if is_repeatable:
-            max_splits, min_dense_tokens = 1, UNLIMITED
+            max_splits = 1
+        if is_repeatable or not may_be_dense(cache.keys[0]):
+            min_dense_tokens = UNLIMITED
         self._is_repeatable = is_repeatable
         self.cache, self.scores, self.num_heads = cache, scores, num_heads
         self.num_kv_heads, _, self.head_dim = cache.keys[0].shape
@@ -75,51 +79,39 @@ class TritonAttention:
 
     def plan(self, extents: Sequence[Extent], slots: Tensor) -> TritonPlan:
         """See Backend. One upload."""
+        outline = self.outline(extents)
+        return outline.plan(slots, sent(outline.numbers, slots.device))
+
+    def outline(self, extents: Sequence[Extent]) -> TritonOutline:
+        """See Outlining."""
         dense = [extent for extent in extents if self._is_dense(extent)]
         paged = [extent for extent in extents if not self._is_dense(extent)]
         tile = self._tile(max((extent.num_tokens for extent in paged), default=1))
         splits = self._splits(paged, tile)
-        items, numbers = _items(paged, splits, tile), _numbers(paged, splits, self.num_heads)
-        width = max((len(extent.block_ids) for extent in paged), default=0)
-        tables = np.zeros((len(paged), width), dtype=np.int32)
-        for table, extent in zip(tables, paged, strict=True):
-            table[: len(extent.block_ids)] = extent.block_ids
-        device = slots.device
-        packed = sent(np.concatenate((items.ravel(), numbers.ravel(), tables.ravel())), device)
-        places = (
-            packed[: items.size].view(items.shape),
-            packed[items.size : items.size + numbers.size].view(numbers.shape),
-            packed[items.size + numbers.size :].view(tables.shape),
-        )
-        scratch = self._room(int(splits @ [extent.num_tokens for extent in paged]) if splits.max(initial=1) > 1 else 0)
-        return TritonPlan(self, tile, slots, *places, scratch, [self._dense(extent, device) for extent in dense])
+        items = _items(paged, splits, tile)
+        num_rows = int(splits @ [extent.num_tokens for extent in paged]) if splits.max(initial=1) > 1 else 0
+        numbers = numbers_of(paged, splits, self.num_heads)
+        return TritonOutline(self, tile, items, len(paged), numbers, num_rows, dense)
 
-    def fixed(self, num_sequences: int, num_tokens: int, table_width: int) -> TritonPlan:
-        """A plan to capture: up to so many sequences of up to num_tokens each (a decode 1, a draft to verify one more
-        than it has), and block tables of up to table_width blocks. Attends to nothing before its first ``refill``.
+    def fixed(self, num_tokens: int, slots: Tensor, places: Tensor) -> TritonPlan:
+        """A plan to capture: up to so many tokens of each of some sequences (a decode 1, a draft to verify one more
+        than it has), and in all no more than there are ``slots``. A step is what lies in slots [any] i64 (below 0: the
+        row is padding, its key and value are not kept) and in places [any] i32 (what ``TritonPlan.numbers`` says) when
+        it is replayed.
 
-        The launches depend on these three numbers alone. Programs without work leave at once.
+        The launches depend on num_tokens and the number of slots alone. Programs without work leave at once.
         """
-        device = self.cache.keys[0].device
+        num_rows = len(slots)
         tile = self._tile(num_tokens)
-        tiles = num_sequences * -(-num_tokens // tile.tokens)
+        tiles = -(-num_rows // num_tokens) * -(-num_tokens // tile.tokens)
         most = max(1, min(self._max_splits, round(WAVES * self._num_processors / (tiles * self.num_kv_heads))))
-        rows = range(0, num_sequences * num_tokens, num_tokens)
-        extents = [Extent(row, num_tokens, 0, ()) for row in rows]
-        splits = np.full(num_sequences, most, dtype=np.int32)
-        numbers = _numbers(extents, splits, self.num_heads)
-        items = torch.from_numpy(_items(extents, splits, tile)).to(device)
-        numbers[:, 1] = 0
-        return TritonPlan(
-            self,
-            tile,
-            torch.full((num_sequences * num_tokens,), -1, device=device),
-            items,
-            torch.from_numpy(numbers).to(device),
-            torch.zeros((num_sequences, table_width), dtype=torch.int32, device=device),
-            self._fresh(num_sequences * num_tokens * most if most > 1 else 0),
-            [],
-        )
+        # There may be as many sequences as rows.
+        extents = [Extent(0, num_tokens, 0, ())] * num_rows
+        items = torch.from_numpy(_items(extents, np.full(num_rows, most, dtype=np.int32), tile)).to(slots.device)
+        numbers = places[: num_rows * EXTENT_FIELDS].view(num_rows, EXTENT_FIELDS)
+        tables = places[num_rows * EXTENT_FIELDS :]
+        scratch = self.room(num_rows * most if most > 1 else 0)
+        return TritonPlan(self, tile, slots, items, numbers, tables, scratch, [], most)
 
     def _tile(self, num_tokens: int) -> Tile:
         # Of another shape it would be another kernel, which may add up otherwise.
@@ -139,16 +131,7 @@ class TritonAttention:
             and not scores.softcap
             and not scores.sinks
             and all(not window or window >= end for window in scores.windows)
-            and self.cache.keys[0].dtype.itemsize > 1
         )
-
-    def _dense(self, extent: Extent, device: torch.device) -> Dense:
-        rows, end = slice(extent.row, extent.row + extent.num_tokens), extent.start + extent.num_tokens
-        if not extent.start:
-            return Dense(rows, end, None)
-        size = self.cache.block_size
-        blocks = sent(np.array(extent.block_ids, dtype=np.int32), device).long()
-        return Dense(rows, end, (blocks[:, None] * size + torch.arange(size, device=device)).flatten()[:end])
 
     def _splits(self, extents: Sequence[Extent], tile: Tile) -> Numbers:
         """For each extent, in how many parts a tile's keys are read: so that all programs have about equally much to
@@ -164,8 +147,8 @@ class TritonAttention:
         share = max(share, int(kernels.LEAST_BLOCKS.value))
         return np.clip(np.rint(blocks / share), 1, self._max_splits).astype(np.int32)
 
-    def _room(self, num_rows: int) -> Scratch:
-        """Kept from step to step: kernels of one stream use it one after the other."""
+    def room(self, num_rows: int) -> Scratch:
+        """For so many rows of each head. Kept from step to step: kernels of one stream use it one after the other."""
         if len(self._scratch.sums) < num_rows * self.num_heads:
             self._scratch = self._fresh(num_rows)
         return self._scratch if num_rows else self._none
@@ -189,14 +172,3 @@ def _items(extents: Sequence[Extent], splits: Numbers, tile: Tile) -> Numbers:
     work = (starts[extent] + first) / splits[extent]
     items = np.stack((extent, first, within % splits[extent]), 1).astype(np.int32)
     return items[np.argsort(-work, kind="stable")]
-
-
-def _numbers(extents: Sequence[Extent], splits: Numbers, num_heads: int) -> Numbers:
-    """[num_extents, EXTENT_FIELDS]"""
-    numbers = np.zeros((len(extents), int(kernels.EXTENT_FIELDS.value)), dtype=np.int32)
-    for at, extent in enumerate(extents):
-        numbers[at, :4] = extent.row, extent.num_tokens, extent.start, at
-    numbers[:, 4] = splits
-    scratch = numbers[:, 1] * splits * num_heads * (splits > 1)
-    numbers[:, 5] = scratch.cumsum() - scratch
-    return numbers

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
-import torch.nn.functional as F
 import triton
 from torch import Tensor
-from torch.nn.attention.bias import causal_lower_right
 
-from worker.attention.base import Extent
+from worker.attention.base import Extent, Numbers
+from worker.attention.dense import Dense
 from worker.triton import attention as kernels
 from worker.triton.device import float8_as, multiplies
 from worker.triton.turned import turn_and_write
@@ -22,7 +21,7 @@ from worker.triton.turned import turn_and_write
 if TYPE_CHECKING:
     from worker.attention.paged import TritonAttention
 
-Numbers = npt.NDArray[np.int32]
+EXTENT_FIELDS = int(kernels.EXTENT_FIELDS.value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,17 +58,6 @@ class Scratch:
 
 
 @dataclass(frozen=True, slots=True)
-class Dense:
-    """A chunk of a prompt for torch."""
-
-    rows: slice
-    end: int
-    """Of its positions."""
-    places: Tensor | None
-    """[end]: slots; None where the chunk is all there is, and nothing need be copied."""
-
-
-@dataclass(frozen=True, slots=True)
 class Part:
     """A layer's part of the pool, as kernels write it."""
 
@@ -100,18 +88,67 @@ class Part:
         return max(16, int(triton.next_power_of_2(self.head_dim)))
 
 
-def sent(numbers: Numbers, device: torch.device) -> Tensor:
-    """On their way to the device, in its order."""
-    on_host = torch.from_numpy(numbers)
-    if device.type == "cuda":
-        on_host = on_host.pin_memory()  # else the upload would wait for the step that is under way
-    return on_host.to(device, non_blocking=True)
+def numbers_of(extents: Sequence[Extent], splits: Numbers, num_heads: int, num_padded: int = 0) -> Numbers:
+    """Of each extent EXTENT_FIELDS numbers, and of empty ones up to num_padded in all; then all block tables, end to
+    end. splits: the most that a tile of the extent is cut into."""
+    num_extents = len(extents)
+    fields = np.zeros((max(num_extents, num_padded), EXTENT_FIELDS), dtype=np.int32)
+    tables = [extent.block_ids for extent in extents]
+    lengths = np.array([len(table) for table in tables], dtype=np.int64)
+    own = fields[:num_extents]
+    for at, extent in enumerate(extents):
+        own[at, :3] = extent.row, extent.num_tokens, extent.start
+    own[:, 3] = lengths.cumsum() - lengths
+    own[:, 4] = splits
+    scratch = own[:, 1] * splits * num_heads * (splits > 1)
+    own[:, 5] = scratch.cumsum() - scratch
+    return np.concatenate((fields.ravel(), np.array(list(chain.from_iterable(tables)), dtype=np.int32)))
+
+
+@dataclass(frozen=True, slots=True)
+class TritonOutline:
+    """See Outline."""
+
+    attention: TritonAttention
+    tile: Tile
+    items: Numbers
+    """[num_items, ITEM_FIELDS]"""
+    num_extents: int
+    extents: Numbers
+    """[any]: see ``numbers_of``."""
+    num_rows: int
+    """Of the scratch; 0: nothing is split."""
+    dense: list[Extent]
+
+    @property
+    def numbers(self) -> Numbers:
+        """See Outline."""
+        tables = [np.array(extent.block_ids, dtype=np.int32) for extent in self.dense]
+        return np.concatenate((self.items.ravel(), self.extents, *tables))
+
+    def plan(self, slots: Tensor, numbers: Tensor) -> TritonPlan:
+        """See Outline."""
+        num_fields = self.num_extents * EXTENT_FIELDS
+        sizes = [self.items.size, num_fields, len(self.extents) - num_fields]
+        sizes += [len(extent.block_ids) for extent in self.dense]
+        items, extents, tables, *dense = torch.split(numbers, sizes)
+        attention, size = self.attention, self.attention.cache.block_size
+        return TritonPlan(
+            attention,
+            self.tile,
+            slots,
+            items.view(self.items.shape),
+            extents.view(self.num_extents, EXTENT_FIELDS),
+            tables,
+            attention.room(self.num_rows),
+            [Dense.of(extent, block_ids, size) for extent, block_ids in zip(self.dense, dense, strict=True)],
+        )
 
 
 @dataclass(slots=True)
 class TritonPlan:
     """A step, on the device. What ``attend`` launches depends on the shapes of these tensors, not on what is in them:
-    captured once, it can be replayed after ``refill``, or after a kernel has moved the lengths on.
+    captured once, it can be replayed over other numbers.
     """
 
     attention: TritonAttention
@@ -123,33 +160,17 @@ class TritonPlan:
     extents: Tensor
     """[num_extents, EXTENT_FIELDS] i32; one of 0 tokens is padding."""
     tables: Tensor
-    """[any, width] i32: block tables, found by a field of the extent, so that rows may outlive a step."""
+    """[any] i32: block tables end to end."""
     scratch: Scratch
     """Empty: nothing is split."""
     dense: list[Dense]
+    most: int = 1
+    """Splits of a tile, where it is ``fixed``."""
 
-    def refill(self, extents: Sequence[Extent], slots: Tensor) -> None:
-        """Another step into a plan made by ``fixed``: no more extents, tokens each or blocks than it was made for.
-
-        slots [n] i64, on the device. One upload.
-        """
-        num_extents, width = len(self.extents), self.tables.shape[1]
-        each = len(self.slots) // num_extents
-        assert len(extents) <= num_extents
-        assert len(slots) <= len(self.slots)
-        numbers = np.zeros((num_extents, 4), dtype=np.int32)
-        longest = max((len(extent.block_ids) for extent in extents), default=0)
-        tables = np.zeros((len(extents), longest), dtype=np.int32)
-        assert longest <= width
-        for at, extent in enumerate(extents):
-            assert extent.num_tokens <= each
-            numbers[at] = extent.row, extent.num_tokens, extent.start, at
-            tables[at, : len(extent.block_ids)] = extent.block_ids
-        packed = sent(np.concatenate((numbers.ravel(), tables.ravel())), self.slots.device)
-        self.extents[:, :4].copy_(packed[: numbers.size].view(numbers.shape))
-        self.tables[: len(extents), :longest].copy_(packed[numbers.size :].view(tables.shape))
-        self.slots[: len(slots)].copy_(slots)
-        self.slots[len(slots) :].fill_(-1)
+    def numbers(self, extents: Sequence[Extent]) -> Numbers:
+        """Of a plan that is ``fixed``: what these have to lie in its places."""
+        splits = np.full(len(extents), self.most, dtype=np.int32)
+        return numbers_of(extents, splits, self.attention.num_heads, len(self.extents))
 
     def attend(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         """See Plan."""
@@ -230,13 +251,13 @@ class TritonPlan:
             "BLOCK_M": tile.rows,
             "BLOCK_N": tile.keys,
             "BLOCK_D": part.block_d,
-            "num_warps": 8 if tile.rows == 128 else 4,
+            "num_warps": 8 if tile.rows * part.block_d >= 1 << 14 else 4,
         }
         if len(self.items):
             kernels.attend[(len(self.items), num_kv_heads)](
                 queries, pool_keys, pool_values, part.key_scales, part.value_scales, beside, out, self.scratch.partial,
-                self.scratch.sums, self.items, self.extents, self.tables, self.tables.stride(0), queries.stride(0),
-                pool_keys.stride(0), part.key_scales.stride(0),
+                self.scratch.sums, self.items, self.extents, self.tables, queries.stride(0), pool_keys.stride(0),
+                part.key_scales.stride(0),
                 attention.scores.scale * (1.0 if part.per_token else part.key_scale),
                 1.0 if part.per_token else part.value_scale, MULTIPLY=multiplies(queries), FLOAT8=part.float8,
                 PER_TOKEN=part.per_token, SOFTCAP=attention.scores.softcap, BLOCK_SIZE=cache.block_size,
@@ -247,21 +268,6 @@ class TritonPlan:
                 beside, out, self.scratch.partial, self.scratch.sums, self.items, self.extents, ROWS=16, **shape
             )
         for chunk in self.dense:
-            out[chunk.rows] = self._densely(chunk, layer, queries, keys, values)
+            own = cache.keys[layer], cache.values[layer]
+            out[chunk.rows] = chunk.attend(queries, keys, values, *own, attention.scores.scale)
         return out
-
-    def _densely(self, chunk: Dense, layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        cache, rows = self.attention.cache, chunk.rows
-        if chunk.places is None:
-            k, v = keys[rows].transpose(0, 1), values[rows].transpose(0, 1)
-        else:
-            k, v = cache.keys[layer][:, chunk.places], cache.values[layer][:, chunk.places]
-        mixed = F.scaled_dot_product_attention(
-            queries[rows].transpose(0, 1)[None],
-            k[None],
-            v[None],
-            attn_mask=causal_lower_right(rows.stop - rows.start, chunk.end),
-            scale=self.attention.scores.scale,
-            enable_gqa=True,
-        )
-        return mixed[0].transpose(0, 1).flatten(1)

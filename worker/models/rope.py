@@ -68,8 +68,8 @@ def inverse_frequencies(rope: Rope, max_model_tokens: int) -> Tensor:
             return frequencies
 
 
-def _exponents(dim: int) -> Tensor:
-    return torch.arange(0, dim, 2, dtype=torch.float32) / dim
+def _exponents(dim: int, device: torch.device | None = None) -> Tensor:
+    return torch.arange(0, dim, 2, dtype=torch.float32, device=device) / dim
 
 
 def _plain(rope: Rope) -> Tensor:
@@ -82,7 +82,8 @@ def _dynamic(rope: Rope, positions: Tensor) -> Tensor:
     lengths = (positions + 1).clamp(min=rope.max_positions).double()
     stretch = rope.factor * lengths / rope.max_positions - (rope.factor - 1)
     theta = rope.theta * stretch ** (dim / (dim - 2))
-    return 1.0 / (theta.float()[:, None] ** _exponents(dim).to(positions.device)[None, :])
+    # Made there: what a graph records must not wait for the host.
+    return 1.0 / (theta.float()[:, None] ** _exponents(dim, positions.device)[None, :])
 
 
 def _llama3(rope: Rope) -> Tensor:

@@ -21,10 +21,13 @@ from worker.triton.stored import coded, scale_of
 ITEM_FIELDS = tl.constexpr(3)
 """Numbers an item of work: extent (-1: no work), the tile's first token in it, split."""
 EXTENT_FIELDS = tl.constexpr(6)
-"""Numbers an extent: first row, number of tokens, position of the first, row of the tables, most splits of a tile,
-where in the scratch its partial results begin."""
+"""Numbers an extent: first row, number of tokens, position of the first, where in the tables its blocks begin, most
+splits of a tile, where in the scratch its partial results begin."""
 LEAST_BLOCKS = tl.constexpr(4)
 """A split is at least so many blocks of BLOCK_N keys: fewer are read sooner than they are merged."""
+
+STEP = ("items", "extents", "tables")
+"""Parts of one upload, aligned anyhow: else the kernels would be compiled anew for some steps."""
 
 _LOG2_E = tl.constexpr(1.4426950408889634)
 
@@ -92,10 +95,10 @@ def _seen(
     return higher, total, mixed
 
 
-@triton.jit
+@triton.jit(do_not_specialize=STEP)
 def attend(
-    queries, keys, values, key_scales, value_scales, sinks, out, partial, sums, items, extents, tables, table_stride,
-    query_stride, head_stride, scale_stride, scale, value_scale,
+    queries, keys, values, key_scales, value_scales, sinks, out, partial, sums, items, extents, tables, query_stride,
+    head_stride, scale_stride, scale, value_scale,
     MULTIPLY: tl.constexpr, FLOAT8: tl.constexpr, PER_TOKEN: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr,
     SINKS: tl.constexpr, BLOCK_SIZE: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
@@ -105,7 +108,7 @@ def attend(
     queries: rows query_stride apart, heads HEAD_DIM; keys, values: one layer, heads head_stride apart, slots HEAD_DIM;
     key_scales, value_scales (PER_TOKEN): heads scale_stride apart, a number each slot; sinks (SINKS) [heads] f32: see
     Scores; out [rows, heads, HEAD_DIM]; partial [n, HEAD_DIM] f32 and sums [n, 2] f32: the scratch, read by
-    ``reduce``; items [num_items, ITEM_FIELDS]; extents [num_extents, EXTENT_FIELDS]; tables: rows table_stride apart.
+    ``reduce``; items [num_items, ITEM_FIELDS]; extents [num_extents, EXTENT_FIELDS]; tables [any].
     MULTIPLY: the type that tensor cores are given.
     """
     item, head = tl.program_id(0), tl.program_id(1)
@@ -116,7 +119,7 @@ def attend(
     first, split = tl.load(items + item * ITEM_FIELDS + 1), tl.load(items + item * ITEM_FIELDS + 2)
     extent = extents + number * EXTENT_FIELDS
     begin, end, num_blocks, per_split, num_splits = _reach(extent, first, WINDOW, TOKENS, BLOCK_N)
-    row, num_tokens, start, table_row = tl.load(extent), tl.load(extent + 1), tl.load(extent + 2), tl.load(extent + 3)
+    row, num_tokens, start, table = tl.load(extent), tl.load(extent + 1), tl.load(extent + 2), tl.load(extent + 3)
     low = split * per_split
     # A graph's extents may have become shorter than when its items were made, or empty.
     if (low >= num_blocks) | (first >= num_tokens):
@@ -133,7 +136,7 @@ def attend(
         mask=is_number, other=0.0,
     ).to(MULTIPLY)  # fmt: skip
     positions = start + token
-    table = tables + table_row.to(tl.int64) * table_stride
+    tables += table
     keys += head.to(tl.int64) * head_stride
     values += head.to(tl.int64) * head_stride
     if PER_TOKEN:
@@ -149,12 +152,12 @@ def attend(
         whole = tl.minimum(tl.maximum((start + first + 1) // BLOCK_N, low), stop)
         for i in range(low, whole):
             high, total, mixed = _seen(
-                q, high, total, mixed, keys, values, key_scales, value_scales, table, positions, i * BLOCK_N, end,
+                q, high, total, mixed, keys, values, key_scales, value_scales, tables, positions, i * BLOCK_N, end,
                 scale, MULTIPLY, FLOAT8, PER_TOKEN, False, WINDOW, SOFTCAP, BLOCK_SIZE, HEAD_DIM, BLOCK_N, BLOCK_D,
             )  # fmt: skip
     for i in range(whole, stop):
         high, total, mixed = _seen(
-            q, high, total, mixed, keys, values, key_scales, value_scales, table, positions, begin + i * BLOCK_N, end,
+            q, high, total, mixed, keys, values, key_scales, value_scales, tables, positions, begin + i * BLOCK_N, end,
             scale, MULTIPLY, FLOAT8, PER_TOKEN, True, WINDOW, SOFTCAP, BLOCK_SIZE, HEAD_DIM, BLOCK_N, BLOCK_D,
         )  # fmt: skip
 
@@ -174,7 +177,7 @@ def attend(
         tl.store(sums + place * 2 + 1, total, mask=is_row)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=STEP)
 def reduce(
     sinks, out, partial, sums, items, extents,
     WINDOW: tl.constexpr, SINKS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_M: tl.constexpr,

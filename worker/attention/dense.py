@@ -1,0 +1,71 @@
+"""Long chunks of prompts by torch's own flash kernel (Dao 2023, "FlashAttention-2"), over keys and values copied out of
+the pool.
+
+The kernel is named, where torch would choose: on Hopper, with CUDA 13, it prefers cuDNN's, whose plans are made for one
+length each (aten/src/ATen/native/cudnn/MHA.cpp), in tens of milliseconds, and prompts have all lengths.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.bias import causal_lower_right
+
+from worker.attention.base import Extent
+
+_KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+"""The first that can."""
+
+
+def may_be_dense(keys: Tensor) -> bool:
+    """Whether flash takes such keys, [num_kv_heads, num_slots, head_dim]; others write down a number for each pair of a
+    chunk's tokens."""
+    if not keys.is_cuda:
+        return keys.dtype.itemsize > 1
+    is_half = keys.dtype in (torch.float16, torch.bfloat16)
+    return is_half and keys.shape[2] % 8 == 0 and torch.backends.cuda.is_flash_attention_available()
+
+
+@dataclass(frozen=True, slots=True)
+class Dense:
+    """A chunk of a prompt."""
+
+    rows: slice
+    end: int
+    """Of its positions."""
+    places: Tensor | None
+    """[end]: slots; None where the chunk is all there is, and nothing need be copied."""
+
+    @classmethod
+    def of(cls, extent: Extent, block_ids: Tensor, block_size: int) -> Dense:
+        """``block_ids`` [any] i32: its own, where it has a past."""
+        rows, end = slice(extent.row, extent.row + extent.num_tokens), extent.start + extent.num_tokens
+        if not extent.start:
+            return cls(rows, end, None)
+        within = torch.arange(block_size, device=block_ids.device)
+        return cls(rows, end, (block_ids.long()[:, None] * block_size + within).flatten()[:end])
+
+    def attend(
+        self, queries: Tensor, keys: Tensor, values: Tensor, pool_keys: Tensor, pool_values: Tensor, scale: float
+    ) -> Tensor:
+        """queries [num_tokens, num_heads, head_dim], keys and values [num_tokens, num_kv_heads, head_dim] of a step:
+        its own rows, [num_tokens, num_heads * head_dim]. New ones are in the pool, [num_kv_heads, num_slots, head_dim].
+        """
+        if self.places is None:
+            k, v = keys[self.rows].transpose(0, 1), values[self.rows].transpose(0, 1)
+        else:
+            k, v = pool_keys.index_select(1, self.places), pool_values.index_select(1, self.places)
+        with sdpa_kernel(_KERNELS):
+            mixed = F.scaled_dot_product_attention(
+                queries[self.rows].transpose(0, 1)[None],
+                k[None],
+                v[None],
+                attn_mask=causal_lower_right(self.rows.stop - self.rows.start, self.end),
+                scale=scale,
+                enable_gqa=True,
+            )
+        return mixed[0].transpose(0, 1).flatten(1)
