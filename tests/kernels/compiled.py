@@ -4,6 +4,8 @@ brings its own assembler.
 
 from __future__ import annotations
 
+import re
+import subprocess
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +19,7 @@ from policies.terms import Sampling
 from tests.worker.pools import slots_of
 from worker.attention.base import Extent, Scores
 from worker.attention.paged import TritonAttention
+from worker.inputs import Laid, planned
 from worker.kv_cache import KVCache, KVShape
 from worker.models.forms import Fp8, Int4, Int8
 from worker.models.linear.on_cuda import CudaInt4Linear, to_float8
@@ -24,11 +27,15 @@ from worker.models.linear.scaled_on_cuda import ROUNDED_TOKENS, CudaScaledLinear
 from worker.models.ops import Turning
 from worker.models.shapes import SHAPES
 from worker.models.triton_ops import TritonOps
-from worker.sampling.on_device import Wishes, draw
+from worker.sampling.on_device import Wishes, draw, mask
 
 CPU = torch.device("cpu")
 SHARED_BYTES = {80: 163 << 10, 89: 99 << 10, 90: 227 << 10}
 """What one program may have, by device."""
+REGISTERS = 65536
+"""What a processor has, and so the largest program."""
+MOST_STACK_BYTES = {"attend": 80, "multiply": 16}
+"""By kernel; of the others none. float32, which tensor cores do not multiply, may have any."""
 
 
 class OnPaper:
@@ -51,20 +58,35 @@ class OnPaper:
 def compiled(request, monkeypatch):
     """All that was compiled, by name; checked at the end."""
     kernels: list[tuple[str, Any]] = []
+    wide: set[int] = set()
     run = JITFunction.run
 
     def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
         kernel = run(self, *args, grid=grid, warmup=True, **kwargs)
         kernels.append((self.__name__, kernel))
+        if kwargs.get("MULTIPLY") is triton.language.float32:
+            wide.add(id(kernel))
         return kernel
 
     monkeypatch.setattr(JITFunction, "run", compile_only)
     triton.runtime.driver.set_active(OnPaper(request.param))
     yield kernels
     assert kernels
-    for name, kernel in kernels:
+    for name, kernel in {id(kernel): (name, kernel) for name, kernel in kernels}.values():
         assert kernel.metadata.shared <= SHARED_BYTES[request.param], name
-        assert kernel.asm["cubin"], name
+        registers, stack_bytes = used_by(kernel)
+        assert registers * 32 * kernel.metadata.num_warps <= REGISTERS, name
+        assert id(kernel) in wide or stack_bytes <= MOST_STACK_BYTES.get(name, 0), (name, stack_bytes)
+
+
+def used_by(kernel: Any) -> tuple[int, int]:
+    """Registers, and bytes of the stack, where what finds no register goes, of each thread."""
+    (path,) = [path for name, path in kernel.metadata_group.items() if name.endswith(".cubin")]
+    command = [triton.knobs.nvidia.cuobjdump.path, "--dump-resource-usage", str(path)]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    found = re.search(rf"Function {kernel.metadata.name}:\s*REG:(\d+) STACK:(\d+)", said)
+    assert found, said
+    return int(found[1]), int(found[2])
 
 
 @pytest.mark.parametrize(
@@ -185,3 +207,39 @@ def test_small_operations(compiled, dtype):
 def test_draws(compiled):
     asked = [Sampling(max_tokens=1, temperature=0.7, top_k=5, top_p=0.9)]
     draw(torch.zeros(1, 151_936), Wishes.of(asked, [(1, 2)], CPU))
+    mask(torch.zeros(1, 151_936), torch.zeros(1, dtype=torch.int64), torch.zeros(1, 4748, dtype=torch.int32))
+    assert [name for name, _ in compiled] == ["survey", "draw", "mask"]
+
+
+@pytest.mark.parametrize("compiled", [90], indirect=True)
+def test_one_kv_head_for_all_and_a_repeatable_row(compiled):
+    architecture = replace(SHAPES["S"], num_heads=8, num_kv_heads=1, head_dim=128, qk_norm="head")
+    cache = KVCache(KVShape(1, 1, 128), 300, 16, torch.bfloat16, CPU)
+    backend = TritonAttention(cache, Scores(0.1, (0,)), 8, num_processors=132, is_repeatable=True)
+    extents = [Extent(0, 3, 4000, range(270))]
+    turning = Turning(*torch.zeros(2, 3, 128), torch.zeros(128), torch.zeros(128))
+    plan = backend.plan(extents, slots_of(extents, 16))
+    TritonOps().attend(plan, 0, torch.zeros(3, 1280, dtype=torch.bfloat16), architecture, turning)
+    assert {name for name, _ in compiled} == {"turn_and_write", "attend"}
+
+
+@pytest.mark.parametrize("compiled", [90], indirect=True)
+def test_nothing_is_compiled_anew_for_another_number_of_rows_blocks_or_splits(compiled):
+    """A worker would stand still for seconds in the middle of serving."""
+    cache = KVCache(KVShape(1, 2, 64), 600, 16, torch.bfloat16, CPU)
+    backend = TritonAttention(cache, Scores(0.1, (0,)), 8, num_processors=132)
+    codes, scales = torch.zeros(192, 2048, dtype=torch.int8), torch.ones(192)
+    one_byte = CudaScaledLinear(Int8(codes, scales), None, rounds_inputs=False)
+    four_bits = CudaInt4Linear(Int4(codes[:, :1024].view(torch.uint8), *torch.zeros(2, 192, 32), 64), None)
+    for num in (1, 2, 3, 4, 5, 16):
+        rows = range(num)
+        asked = [Sampling(max_tokens=1, temperature=0.7, top_p=0.9)] * num
+        draw(torch.zeros(num, 1000), Wishes.of(asked, [(row, 0) for row in rows], CPU))
+        extents = [Extent(row, 1, 1000 + 16 * num, range(64 + num)) for row in rows]
+        laid = Laid([0] * num, [0] * num, list(rows), list(rows)[: num // 2], extents, 0, [], [])
+        _, plan = planned(laid, backend, CPU)
+        plan.attend(0, *torch.zeros(num, 12, 64, dtype=torch.bfloat16).split((8, 2, 2), 1))
+        for linear in (one_byte, four_bits):
+            linear(torch.zeros(num, 2048, dtype=torch.bfloat16))
+    names = [name for name, _ in {id(kernel): (name, kernel) for name, kernel in compiled}.values()]
+    assert sorted(names) == ["add_up", "attend", "draw", "multiply", "multiply", "reduce", "survey", "write"]

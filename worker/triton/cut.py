@@ -34,6 +34,11 @@ class Cut:
         """Of the loop's loads, under way at once: smaller tiles leave memory for more."""
         return 4 if self.block_m < 64 else 3
 
+    @property
+    def num_warps(self) -> int:
+        """A large tile's numbers do not fit into the registers of four."""
+        return 4 if self.block_m < 64 else 8
+
     @classmethod
     def of(cls, num_tokens: int, num_outputs: int, num_steps: int, least_steps: int, device: torch.device) -> Cut:
         """Where there are too few tiles to keep the device busy, their inputs are dealt to several programs, of at

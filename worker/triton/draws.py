@@ -19,6 +19,9 @@ WIDTH = tl.constexpr(64)
 OPEN = tl.constexpr(32)
 """Tiles at once."""
 
+STEP = ("masses", "starts", "temperatures", "top_ks", "top_ps", "min_ps")
+"""Parts of larger pieces, aligned anyhow: else the kernels would be compiled anew for some numbers of rows."""
+
 _GAMMA = tl.constexpr(0x9E3779B97F4A7C15)
 _MIX_1 = tl.constexpr(0xBF58476D1CE4E5B9)
 _MIX_2 = tl.constexpr(0x94D049BB133111EB)
@@ -106,7 +109,7 @@ def mask(logits, rows, bits, vocab_size, num_words, row_stride, WORDS: tl.conste
     tl.store(at, -float("inf"), mask=goes & (token < vocab_size) & (x < float("inf")))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=STEP)
 def survey(logits, temperatures, maxima, masses, vocab_size, num_tiles, row_stride, TILES: tl.constexpr):
     """Grid (rows, num_tiles / TILES, rounded up): of each tile its largest logit (inf where one is NaN) and what its
     tokens weigh, the largest weighing 1. maxima and masses [rows, num_tiles] f32; temperatures [rows] f32.
@@ -125,7 +128,7 @@ def survey(logits, temperatures, maxima, masses, vocab_size, num_tiles, row_stri
     tl.store(masses + row * num_tiles + tile, mass, mask=tile < num_tiles)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=STEP)
 def draw(
     logits, maxima, masses, starts, temperatures, top_ks, top_ps, min_ps, notes, chosen, vocab_size, num_tiles,
     row_stride, BLOCK_T: tl.constexpr,

@@ -16,7 +16,8 @@ import triton
 import triton.language as tl
 
 
-@triton.jit
+# These change from step to step, and the kernel is the same: 1 or a multiple of 16 is nothing to it.
+@triton.jit(do_not_specialize=("num_tokens", "groups_each"))
 def multiply(
     codes, scales, offsets, x, bias, y, num_tokens, num_outputs, num_inputs, x_stride, groups_each,
     GROUP: tl.constexpr, MULTIPLY: tl.constexpr, HAS_BIAS: tl.constexpr, SPLIT: tl.constexpr, BLOCK_N: tl.constexpr,
@@ -64,7 +65,7 @@ def multiply(
     tl.store(y + row[None, :] * num_outputs + n[:, None], total.to(y.dtype.element_ty), mask=here)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("num_numbers", "num_splits"))
 def add_up(parts, bias, y, num_numbers, num_outputs, num_splits, HAS_BIAS: tl.constexpr, BLOCK: tl.constexpr):
     """Grid (num_numbers / BLOCK, rounded up): parts [num_splits, num_numbers] f32 and bias into y [num_numbers]."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)

@@ -15,7 +15,8 @@ import triton.language as tl
 from worker.triton.float8 import decoded
 
 
-@triton.jit
+# These change from step to step, and the kernel is the same: 1 or a multiple of 16 is nothing to it.
+@triton.jit(do_not_specialize=("num_tokens", "blocks_each"))
 def multiply(
     codes, scales, x, bias, y, num_tokens, num_outputs, num_inputs, x_stride, blocks_each,
     MULTIPLY: tl.constexpr, FLOAT8: tl.constexpr, HAS_BIAS: tl.constexpr, SPLIT: tl.constexpr, BLOCK_N: tl.constexpr,
@@ -52,7 +53,7 @@ def multiply(
     tl.store(y + row[None, :] * num_outputs + n[:, None], total.to(y.dtype.element_ty), mask=here)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("x_scales",))
 def rescale(sums, x_scales, scales, bias, y, num_outputs, HAS_BIAS: tl.constexpr, BLOCK: tl.constexpr):
     """Grid (rows, num_outputs / BLOCK, rounded up): sums [rows, num_outputs] i32 into y, each times the scale of its
     row, x_scales [rows], and of its output, scales [num_outputs].

@@ -78,7 +78,7 @@ class CudaInt4Linear:
             form.codes, form.scales, form.offsets, x, bias, parts, num_tokens, num_outputs, self.in_features,
             x.stride(0), cut.steps_each, GROUP=form.group, MULTIPLY=multiplies(x),
             HAS_BIAS=self._bias is not None and not joins, SPLIT=joins, BLOCK_N=cut.block_n, BLOCK_M=cut.block_m,
-            num_stages=cut.num_stages,
+            num_stages=cut.num_stages, num_warps=cut.num_warps,
         )  # fmt: skip
         return added_up(parts, y, self._bias)
 

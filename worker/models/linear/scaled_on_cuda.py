@@ -67,6 +67,7 @@ class CudaScaledLinear:
             self._codes, self._scales, x, bias, parts, num_tokens, num_outputs, self.in_features, x.stride(0),
             cut.steps_each, MULTIPLY=multiplies(x), FLOAT8=self._kind, HAS_BIAS=self._bias is not None and not joins,
             SPLIT=joins, BLOCK_N=cut.block_n, BLOCK_M=cut.block_m, BLOCK_K=block_k, num_stages=cut.num_stages,
+            num_warps=cut.num_warps,
         )  # fmt: skip
         return added_up(parts, y, self._bias)
 
