@@ -8,7 +8,7 @@ import click
 
 from gateway.terminal import tables
 from gateway.terminal.administration import Administration, Thing
-from gateway.terminal.options import administers, json_option, tenant_named, told, unix_s, yes_option
+from gateway.terminal.options import administers, by_name, json_option, tenant_named, told, unix_s, yes_option
 from gateway.terminal.tenants import stand
 
 COLUMNS = [
@@ -37,7 +37,7 @@ def list_(admin: Administration, tenant: str | None, revoked: bool | None, as_js
     """List keys."""
     owner = None if tenant is None else tenant_named(admin, tenant)["id"]
     found = list(admin.every("keys", tenant_id=owner, revoked=revoked))
-    told(found) if as_json else tables.shown(found, COLUMNS, "There are no keys like that.")
+    told(found) if as_json else tables.shown(by_name(admin, found), COLUMNS, "There are no keys like that.")
 
 
 @keys.command()

@@ -102,6 +102,17 @@ def pairs(given: tuple[str, ...]) -> dict[str, str]:
     return found
 
 
+def tenant_names(admin: Administration) -> dict[str, str]:
+    """By their ids. Raises CallFailed."""
+    return {found["id"]: found["name"] for found in admin.every("tenants")}
+
+
+def by_name(admin: Administration, things: list[Thing]) -> list[Thing]:
+    """The same, with tenants called by their names, for people. Raises CallFailed."""
+    names = tenant_names(admin) if things else {}
+    return [{**each, "tenant_id": names.get(each["tenant_id"], each["tenant_id"])} for each in things]
+
+
 def tenant_named(admin: Administration, tenant: str) -> Thing:
     """By its name, or by its id. Raises CallFailed."""
     for found in admin.every("tenants", name=tenant):

@@ -8,7 +8,7 @@ import click
 
 from gateway.terminal import tables
 from gateway.terminal.administration import Administration, Thing
-from gateway.terminal.options import administers, busy, json_option, tenant_named, told, unix_s
+from gateway.terminal.options import administers, busy, by_name, json_option, tenant_named, tenant_names, told, unix_s
 
 WORDS = {
     "tenant": "tenant_id",
@@ -90,7 +90,7 @@ def usage(
     }
     with busy("Adding up"):
         lines = _added_up(admin, asked, bool(spans))
-        names = {one["id"]: one["name"] for one in admin.every("tenants")} if "tenant" in words else {}
+        names = tenant_names(admin) if "tenant" in words else {}
     for line in lines:
         if "tenant" in words:
             line["tenant_name"] = names.get(line["group"]["tenant_id"])
@@ -167,7 +167,7 @@ def requests(
     if as_json:
         told(found)
     elif request_id is None or not found:
-        tables.shown(found, ROWS, "The ledger has no such request.")
+        tables.shown(by_name(admin, found), ROWS, "The ledger has no such request.")
     else:
         for row in found:
             tables.facts(row, [tables.text(name, name) for name in row])

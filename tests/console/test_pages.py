@@ -89,7 +89,7 @@ def shown(console, title: str) -> None:
     page = console.page
     if title == "Overview":
         page.get_by_text("Live", exact=True).wait_for()
-        page.locator(".chart canvas").nth(5).wait_for()
+        page.locator(".chart canvas").nth(6).wait_for()
         if console.takes_pictures:
             page.wait_for_timeout(30_000)
     elif title == "Tenants and keys":

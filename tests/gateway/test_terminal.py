@@ -94,7 +94,9 @@ async def test_a_key_is_alone_on_standard_output_and_opens_until_it_is_revoked(f
     assert await status() == 200
     ((kept),) = await operator.read("keys", "list", "--tenant", "blue")
     assert kept["scopes"] == {"endpoints": ["models"]}
-    assert key not in (await operator("keys", "list")).stdout
+    listed = (await operator("keys", "list")).stdout
+    assert key not in listed
+    assert " blue " in listed
 
     again = await operator.read("keys", "rotate", kept["id"], "--overlap", 60)
     assert again["rotated_from"] == kept["id"]
@@ -163,6 +165,7 @@ async def test_usage_and_requests_say_what_the_ledger_has(front, operator):
 
     listed = await operator.read("requests", "--limit", 2)
     assert [one["request_id"] for one in listed] == [row["request_id"] for row in reversed(rows)][:2]
+    assert " default " in (await operator("requests", "--limit", 2)).stdout
     one = await operator("requests", rows[0]["request_id"])
     assert f"{rows[0]['num_prompt_tokens']}" in one.stdout
     assert "price_version" in one.stdout

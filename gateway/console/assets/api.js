@@ -23,7 +23,7 @@ async function failure(response) {
   return new Failure(response.status, detail, body.fields || [], response.headers.get("retry-after"));
 }
 
-/** A call; ``options``: body, etag (If-Match), key (signs in), signal. Returns {body, etag}. */
+/** A call; ``options``: body, etag (If-Match), key (signs in), signal, keepalive (the window may close meanwhile). Returns {body, etag}. */
 export async function call(method, path, options = {}) {
   const headers = { accept: "application/json" };
   if (options.body !== undefined) headers["content-type"] = "application/json";
@@ -33,7 +33,7 @@ export async function call(method, path, options = {}) {
   let response;
   try {
     response = await fetch(ROOT + path, {
-      method, headers, signal: options.signal, credentials: "same-origin", cache: "no-store",
+      method, headers, signal: options.signal, keepalive: options.keepalive, credentials: "same-origin", cache: "no-store",
       body: options.body === undefined ? undefined : JSON.stringify(options.body),
     });
   } catch (error) {

@@ -64,6 +64,8 @@ function signIn(reason) {
 }
 
 async function signOut() {
+  await close();
+  close = () => {};
   try { await call("DELETE", "session", { quiet: true }); } catch { /* it is over in any case */ }
   signIn("");
   say("You have signed out.");
@@ -113,7 +115,7 @@ async function show() {
   try {
     const page = await import(`./pages/${name}.js`);
     const content = await page.open({ me, values: Object.fromEntries(new URLSearchParams(said || "")), closing: (work) => closers.push(work), again: show });
-    const closed = () => closers.forEach((work) => work());
+    const closed = () => Promise.all(closers.map((work) => work()));
     if (show.latest !== token || !me) return closed();
     close = closed;
     put(main, content);

@@ -10,7 +10,13 @@ const is = (value) => value !== null && value !== undefined && Number.isFinite(N
 export const count = (value) => (is(value) ? whole.format(value) : NONE);
 export const compact = (value) => (is(value) ? (Math.abs(value) < 10000 ? whole.format(value) : short.format(value)) : NONE);
 export const rate = (value) => (is(value) ? (Math.abs(value) < 100 ? tenths.format(value) : compact(value)) : NONE);
-export const percent = (share) => (is(share) ? `${tenths.format(100 * share)} %` : NONE);
+/** Little is not nothing, and almost all is not all. */
+export function percent(share) {
+  if (!is(share)) return NONE;
+  if (share > 0 && share < 0.0005) return "< 0.1 %";
+  if (share < 1 && share >= 0.9995) return "> 99.9 %";
+  return `${tenths.format(100 * share)} %`;
+}
 
 /** With the same digits in each row of a column; nothing is just 0. */
 const tenth = (value) => Number(value).toFixed(Number(value) ? 1 : 0);

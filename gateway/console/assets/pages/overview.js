@@ -6,6 +6,8 @@ import * as format from "../format.js";
 import { watch } from "../live.js";
 import { card, empty, link, page, swatch, table, tag } from "../ui.js";
 
+const NUM_COLOURS = 5;
+const SHARE = { live: true, max: 1.05, axis: (each) => (each > 1 ? "" : `${Math.round(100 * each)} %`) };
 const PER_S = (text) => (value) => `${format.rate(value)} ${text}`;
 
 function tile(title, unit) {
@@ -17,6 +19,19 @@ function tile(title, unit) {
     if (more.textContent !== below) more.textContent = below;
   };
   return { element, set };
+}
+
+const share = (worker) => (worker ? worker.num_used_blocks / (worker.num_blocks || 1) : null);
+
+/** KV in use, as lines: one for each worker or, of more than there are colours, the fullest, the middle and the emptiest. */
+function kvInUse(snapshots) {
+  const names = snapshots[snapshots.length - 1].workers.map((each) => each.name);
+  if (names.length <= NUM_COLOURS) {
+    return names.map((name, index) => ({ name, colour: 1 + index, values: snapshots.map(({ workers }) => share(workers.find((each) => each.name === name))) }));
+  }
+  const sorted = snapshots.map(({ workers }) => workers.map(share).sort((one, other) => one - other));
+  const lines = [["fullest worker", 3, (all) => all[all.length - 1]], ["middle", 4, (all) => all[all.length >> 1]], ["emptiest", 1, (all) => all[0]]];
+  return lines.map(([name, colour, pick]) => ({ name, colour, values: sorted.map((all) => pick(all) ?? null) }));
 }
 
 /** Used, cached and free blocks of one worker. */
@@ -43,6 +58,8 @@ export async function open({ closing }) {
   };
   const classPlaces = { queue: h("div"), kept: h("div") };
   let classCharts = null;
+  const kvPlace = h("div");
+  let kvChart = null;
   const noWorker = () => empty("No worker at the moment", "Models are being loaded, or their workers start again.");
   const nobody = () => empty("Nobody asks at the moment", "Tenants with requests in the last minute are listed here.");
   const workers = h("div", {}, noWorker());
@@ -69,17 +86,17 @@ export async function open({ closing }) {
     tiles.open.set(format.count(last.num_open), `${format.count(waiting)} in line`);
     tiles.ttft.set(format.ms(last.ttft_ms.p50), `p99 ${format.ms(last.ttft_ms.p99)}`);
     tiles.tpot.set(format.ms(last.tpot_ms.p50), `p99 ${format.ms(last.tpot_ms.p99)}`);
-    tiles.kept.set(ended ? format.percent(kept / ended) : format.NONE, `of ${format.count(ended)} in a minute`);
+    tiles.kept.set(ended ? format.percent(kept / ended) : format.NONE, `of ${format.compact(ended)} a minute`);
     charts.requests.set([times, list((each) => each.requests_per_s), list((each) => each.failures_per_s)]);
     charts.tokens.set([times, list((each) => each.decode_tokens_per_s), list((each) => each.prefill_tokens_per_s)]);
     for (const name of ["ttft", "tpot"]) {
       charts[name].set([times, ...["p50", "p90", "p99"].map((share) => list((each) => each[`${name}_ms`][share]))]);
     }
     if (!classCharts) {
-      const series = last.classes.map((each, index) => ({ name: each.sla_class, colour: 1 + (index % 5) }));
+      const series = last.classes.map((each, index) => ({ name: each.sla_class, colour: 1 + (index % NUM_COLOURS) }));
       classCharts = {
         queue: new TimeChart("Requests in line, by class", series, format.count, { live: true, axis: (number) => (Number.isInteger(number) ? format.compact(number) : "") }),
-        kept: new TimeChart("Promises kept in the last minute, by class", series, format.percent, { live: true, max: 1.05, axis: (share) => (share > 1 ? "" : `${Math.round(100 * share)} %`) }),
+        kept: new TimeChart("Promises kept in the last minute, by class", series, format.percent, SHARE),
       };
       for (const name of Object.keys(classCharts)) put(classPlaces[name], classCharts[name].element);
     }
@@ -90,6 +107,13 @@ export async function open({ closing }) {
     }));
     classCharts.queue.set([times, ...byClass((each) => each.num_waiting)]);
     classCharts.kept.set([times, ...byClass((each) => each.attainment)]);
+    const lines = kvInUse(snapshots);
+    if (kvChart?.series.map((each) => each.name).join() !== lines.map((each) => each.name).join()) {
+      kvChart?.close();
+      kvChart = new TimeChart("KV blocks in use, by worker", lines, format.percent, SHARE);
+      put(kvPlace, lines.length > 0 && kvChart.element);
+    }
+    kvChart.set([times, ...lines.map((each) => each.values)]);
     if (last.at < tablesAt + 1) return;
     tablesAt = last.at;
     const isRead = (place) => place.contains(document.activeElement) || (getSelection().type === "Range" && place.contains(getSelection().anchorNode));
@@ -113,7 +137,7 @@ export async function open({ closing }) {
     }
   });
   closing(stop);
-  closing(() => [...Object.values(charts), ...Object.values(classCharts || {})].forEach((chart) => chart.close()));
+  closing(() => [...Object.values(charts), ...Object.values(classCharts || {}), kvChart].forEach((chart) => chart?.close()));
 
   return page("Overview", "", [live],
     h("dl", { class: "tiles" }, Object.values(tiles).map((each) => each.element)),
@@ -124,6 +148,7 @@ export async function open({ closing }) {
       card("Time per further token", [], charts.tpot.element),
       card("Queue by class", [], classPlaces.queue),
       card("Promises kept by class", [], classPlaces.kept),
-      card("Workers", [h("ul", { class: "legend" }, h("li", {}, swatch(1), "in use"), h("li", {}, swatch(2), "cached prefixes"))], workers),
-      card("Busiest tenants of the last minute", [], tenants)));
+      card("KV in use by worker", [], kvPlace),
+      card("Busiest tenants of the last minute", [], tenants),
+      h("div", { class: "whole" }, card("Workers", [h("ul", { class: "legend" }, h("li", {}, swatch(1), "in use"), h("li", {}, swatch(2), "cached prefixes"))], workers))));
 }

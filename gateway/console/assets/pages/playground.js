@@ -1,7 +1,7 @@
 // A chat with any model, or with two beside each other: what each token was worth, and what each answer cost.
 
 import { all, call, get, infer, post } from "../api.js";
-import { h, put, say } from "../dom.js";
+import { h, newId, put, s, say } from "../dom.js";
 import * as format from "../format.js";
 import { button, card, check, empty, field, form, input, link, note, page, select, submit } from "../ui.js";
 
@@ -22,11 +22,51 @@ async function* events(response) {
   }
 }
 
-/** One token, with how likely it was and what else could have been. */
+/** Of each token that is shown, what the model said of it. */
+const entries = new WeakMap();
+
 function token(entry) {
   const kind = entry.logprob < LOW ? "low" : entry.logprob < MID ? "mid" : "high";
-  const others = (entry.top_logprobs || []).map((each) => `${JSON.stringify(each.token)} ${format.percent(Math.exp(each.logprob))}`).join(", ");
-  return h("span", { "data-p": kind, title: `${format.percent(Math.exp(entry.logprob))}, log-probability ${entry.logprob.toFixed(3)}${others ? `\nMost likely: ${others}` : ""}` }, entry.token);
+  const made = h("span", { "data-p": kind, tabindex: "-1" }, entry.token);
+  entries.set(made, entry);
+  return made;
+}
+
+/** How likely a token was, and what else could have been. */
+function likelihood({ token: written, logprob, top_logprobs: top }) {
+  const line = (each) => h("div", { class: each.token === written ? "this" : undefined }, h("code", {}, JSON.stringify(each.token)),
+    s("svg", { viewBox: "0 0 100 8", preserveAspectRatio: "none", "aria-hidden": "true" }, s("rect", { class: "s0", width: 100, height: 8 }), s("rect", { class: "s1", width: 100 * Math.exp(each.logprob), height: 8 })),
+    h("span", { class: "num" }, format.percent(Math.exp(each.logprob))));
+  const others = (top || []).filter((each) => each.token !== written);
+  return [line({ token: written, logprob }), h("span", { class: "soft" }, `log-probability ${logprob.toPrecision(3)}${others.length ? "; most likely besides:" : ""}`), others.map(line)];
+}
+
+/** ``answer``, whose tokens tell how likely they were when they are pointed at, or reached by the arrow keys. */
+function explained(answer) {
+  const tip = h("div", { class: "likely", role: "tooltip", id: newId("tip"), hidden: true });
+  const hide = () => { tip.hidden = true; };
+  const show = (each) => {
+    const entry = entries.get(each);
+    if (!entry) return hide();
+    put(tip, likelihood(entry));
+    tip.hidden = false;
+    tip.style.left = `${Math.max(0, Math.min(each.offsetLeft, answer.clientWidth - tip.offsetWidth))}px`;
+    tip.style.top = `${each.offsetTop + each.offsetHeight + 4}px`;
+    return each.setAttribute("aria-describedby", tip.id);
+  };
+  answer.addEventListener("pointerover", (event) => show(event.target));
+  answer.addEventListener("pointerleave", hide);
+  answer.addEventListener("focusin", (event) => show(event.target));
+  answer.addEventListener("focusout", hide);
+  answer.addEventListener("keydown", (event) => {
+    const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+    if (event.key === "Escape") hide();
+    if (!step) return;
+    event.preventDefault();
+    const all = [...answer.querySelectorAll("[data-p]")];
+    all[Math.max(0, Math.min(all.length - 1, all.indexOf(document.activeElement) + step))]?.focus();
+  });
+  return h("div", { class: "told" }, answer, tip);
 }
 
 function pane(number, models) {
@@ -36,7 +76,7 @@ function pane(number, models) {
   const below = h("div", {});
   put(answer, h("span", { class: "soft" }, "The answer appears here."));
   let history = [];
-  const element = card(number === 1 ? "Answer" : "Second answer", [], field(number === 1 ? "Model" : "Model to compare", choice), talk, answer, below);
+  const element = card(number === 1 ? "Answer" : "Second answer", [], field(number === 1 ? "Model" : "Model to compare", choice), talk, explained(answer), below);
 
   async function ask(text, values, key, signal) {
     const messages = [...(values.system ? [{ role: "system", content: values.system }] : []), ...history, { role: "user", content: text }];
@@ -77,7 +117,7 @@ function pane(number, models) {
   function told(receipt, first) {
     if (!receipt) return h("p", { class: "small soft" }, `First token after ${format.ms(first)}.`);
     return h("dl", { class: "facts small" }, [
-      ["Cost", `${receipt.cost.value} ${receipt.cost.currency}`], ["Tokens", `${format.count(receipt.prompt_tokens)} in, ${format.count(receipt.completion_tokens)} out`],
+      ["Cost", format.money(1e6 * receipt.cost.value, receipt.cost.currency)], ["Tokens", `${format.count(receipt.prompt_tokens)} in, ${format.count(receipt.completion_tokens)} out`],
       ["Waited", format.ms(receipt.queue_ms)], ["Prefill", format.ms(receipt.prefill_ms)], ["Decode", format.ms(receipt.decode_ms)],
       ["Receipt", h("a", { href: link("requests", { request_id: receipt.request_id, show: "1" }) }, "in the ledger")],
     ].map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value))));
@@ -101,7 +141,13 @@ export async function open({ closing }) {
   if (!models.length) return page("Playground", "", [], card("No model", [], empty("No model is served", "The settings name none.")));
   if (!tenants.length) return page("Playground", "", [], card("No tenant", [], empty("No tenant yet", "Answers are given in the name of a tenant.", h("a", { class: "button main", href: link("tenants") }, "Tenants"))));
   const keys = new Map();
-  closing(() => { for (const key of keys.values()) call("DELETE", `keys/${key.id}`, { quiet: true }).catch(() => {}); });
+  const revoke = () => {
+    const made = [...keys.values()];
+    keys.clear();
+    return Promise.all(made.map((key) => call("DELETE", `keys/${key.id}`, { quiet: true, keepalive: true }).catch(() => {})));
+  };
+  addEventListener("pagehide", revoke);
+  closing(() => { removeEventListener("pagehide", revoke); return revoke(); });
 
   async function keyOf(tenantId, pasted) {
     if (pasted) return pasted;
@@ -154,6 +200,6 @@ export async function open({ closing }) {
   prompt.addEventListener("keydown", (event) => {
     if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) { event.preventDefault(); asked.requestSubmit(); }
   });
-  return page("Playground", "Answers are computed, limited and billed as any others of the tenant. Point at a token to see how likely it was.", [],
+  return page("Playground", "Answers are computed, limited and billed as any others of the tenant. Point at a token, or go there by the arrow keys, to see how likely it was.", [],
     place, card("Ask", [], asked));
 }

@@ -8,6 +8,10 @@ import * as format from "../format.js";
 import { attempt, button, card, dialog, empty, field, form, input, link, loading, note, page, select, shown, submit, table, tag, toast } from "../ui.js";
 
 const SPANS = [["3600", "the last hour"], ["86400", "the last day"], ["604800", "the last week"]];
+const REASONS = {
+  model_not_found: "no such model", context_length_exceeded: "too long", requests: "requests a minute", tokens: "tokens a minute or a day",
+  concurrent_requests: "requests at once", budget: "budget", queue_full: "line full", slow_down: "first token too late", queue_timeout: "waited too long",
+};
 
 export async function open({ me, values }) {
   const canChange = me.role !== "billing_reader";
@@ -120,7 +124,7 @@ export async function open({ me, values }) {
     return h("section", { class: "grid one", "aria-label": "Result of the trial" },
       h("h3", {}, `Of ${format.plural(now.num_requests, "recorded request")}`),
       h("div", { class: "grid" },
-        pairs("Requests", [["Admitted", now.num_admitted, then.num_admitted], ["Refused", refused(now), refused(then)], ...reasons.map((reason) => [`Refused: ${reason.replaceAll("_", " ")}`, now.refused[reason] || 0, then.refused[reason] || 0])], format.count),
+        pairs("Requests", [["Admitted", now.num_admitted, then.num_admitted], ["Refused", refused(now), refused(then)], ...reasons.map((reason) => [`Refused: ${REASONS[reason]}`, now.refused[reason] || 0, then.refused[reason] || 0])], format.count),
         pairs("Cost", [["All", now.cost_micros, then.cost_micros]], money),
         pairs("Time to first token", percentiles("ttft_ms"), format.ms),
         pairs("Time per further token", percentiles("tpot_ms"), format.ms),

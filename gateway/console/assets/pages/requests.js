@@ -37,7 +37,7 @@ export async function open({ values }) {
   let cursor = null;
 
   const tenant = select("tenant_id", [["", "any"], ...tenants.map((each) => [each.id, each.name])], values.tenant_id || "");
-  const search = form([h("div", { class: "row" },
+  const search = form([h("div", { class: "fields" },
     field("Tenant", tenant),
     field("Model", input("model", { value: values.model || "" })),
     field("Ended", select("failed", [["", "anyhow"], ["false", "well"], ["true", "badly"]], values.failed || "")),

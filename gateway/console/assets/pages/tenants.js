@@ -10,6 +10,9 @@ const LIMITS = {
   tokens_per_day: "Tokens a day", concurrent_requests: "Requests at once",
 };
 
+/** More tenants than one sees at a glance can be looked for. */
+const NUM_SEEN = 10;
+
 export async function open({ me, values, closing }) {
   const canChange = me.role !== "billing_reader";
   const list = h("div");
@@ -22,15 +25,20 @@ export async function open({ me, values, closing }) {
     return tenants;
   }, draw);
 
+  const find = input("find", { type: "search", placeholder: "Name or id", "aria-label": "Find a tenant", oninput: () => put(list, draw()) });
+
   function draw() {
     if (!tenants.length) return empty("No tenant yet", "A tenant is a team that requests are made for, and who pays.", canChange && button("New tenant", create, "main"));
+    const word = find.value.trim().toLowerCase();
+    const found = tenants.filter((each) => each.name.toLowerCase().includes(word) || each.id === word);
+    if (!found.length) return empty("No such tenant", "None of them is called so.");
     return table("Tenants", [
       { title: "Name", row: true, cut: true, cell: (each) => h("a", { href: link("tenants", { id: each.id }), "aria-current": each.id === values.id ? "true" : undefined }, each.name) },
       { title: "State", cell: (each) => (each.disabled_at ? tag("disabled", "bad") : tag("active", "good")) },
       { title: "Policy", cell: (each) => h("a", { href: link("policies", { name: each.policy }) }, each.policy) },
       { title: "Id", cell: (each) => h("code", { class: "soft" }, each.id) },
       { title: "Made", nowrap: true, cell: (each) => format.at(each.created_at) },
-    ], tenants, { chosen: (each) => each.id === values.id });
+    ], found, { chosen: (each) => each.id === values.id });
   }
 
   const policyChoice = (value) => select("policy", policies.map((each) => [each.name, each.name]), value);
@@ -107,8 +115,8 @@ export async function open({ me, values, closing }) {
     const state = (key) => (key.revoked_at ? tag("revoked", "bad") : key.expires_at && key.expires_at <= now ? tag("expired", "warn") : key.expires_at ? tag(`until ${format.at(key.expires_at)}`, "warn") : tag("active", "good"));
     return table("Keys", [
       { title: "Name", row: true, cut: true, cell: (key) => key.name },
-      { title: "Key", cell: (key) => (key.last_four ? h("code", {}, `${key.prefix}…${key.last_four}`) : h("span", { class: "soft" }, "not kept")) },
       { title: "State", cell: state },
+      { title: "Key", nowrap: true, cell: (key) => (key.last_four ? h("code", {}, `${key.prefix}…${key.last_four}`) : h("span", { class: "soft" }, "not kept")) },
       { title: "Made", nowrap: true, cell: (key) => format.at(key.created_at) },
       { title: "Actions", unseen: true, cell: (key) => canChange && !key.revoked_at && h("div", { class: "buttons" },
         button("Rotate", () => rotate(key, read), "quiet", { "aria-label": `Rotate ${key.name}` }),
@@ -155,5 +163,5 @@ export async function open({ me, values, closing }) {
   await read();
   await detail();
   return page("Tenants and keys", "Teams that requests are made for, the keys they ask with, and what they have used of their limits.",
-    canChange && button("New tenant", create, "main"), card(`Tenants (${format.count(tenants.length)})`, [], list), chosen);
+    canChange && button("New tenant", create, "main"), card(`Tenants (${format.count(tenants.length)})`, tenants.length > NUM_SEEN && find, list), chosen);
 }
