@@ -105,3 +105,26 @@ def shown(console, title: str) -> None:
     elif title == "Workers":
         page.locator(".blocks").wait_for()
     console.settled()
+
+
+def test_a_fleet_with_more_workers_than_colours_is_drawn_as_three_lines(open_console, house):
+    console = open_console()
+    console.page.route(re.compile("/admin/v1/live"), lambda route: route.fulfill(**fleet_of_seven(house)))
+    console.sign_in()
+    kv = console.page.get_by_role("region", name="KV in use by worker")
+    kv.locator("canvas").wait_for()
+    assert kv.get_by_role("listitem").all_inner_texts() == ["fullest worker\n70 %", "middle\n40 %", "emptiest\n10 %"]
+    assert console.wrong == []
+
+
+def fleet_of_seven(house) -> dict:
+    """One snapshot as it came, but with workers that have a tenth to seven tenths of their blocks in use."""
+    request = urllib.request.Request(
+        f"{house.url}/admin/v1/live?history=0", headers={"authorization": f"Bearer {house.admin_key}"}
+    )
+    with urllib.request.urlopen(request) as stream:
+        snapshot = next(json.loads(line[6:]) for line in stream if line.startswith(b"data: "))
+    (worker,) = snapshot["workers"]
+    shares = [{"name": f"demo-{number}", "num_blocks": 10, "num_used_blocks": number} for number in range(1, 8)]
+    snapshot["workers"] = [{**worker, **each} for each in shares]
+    return {"content_type": "text/event-stream", "body": f"data: {json.dumps(snapshot)}\n\n"}
