@@ -84,7 +84,7 @@ def baggage_of(headers: CIMultiDictProxy[str]) -> str:
 
 def traceparent(trace_id: str, span_id: str, is_sampled: bool) -> str:
     """Of a span of ours, for whoever it asks."""
-    return f"00-{trace_id}-{span_id}-0{int(is_sampled)}"
+    return f"00-{trace_id}-{span_id}-{'01' if is_sampled else '00'}"
 
 
 def _members(headers: CIMultiDictProxy[str], name: istr) -> list[str]:

@@ -36,7 +36,10 @@ async def give(
     noted = request[head.HEAD]
     journey = noted.journey
     if journey is not None:
-        journey.looks_in_cache(answer, caller.policy.trace_content and gw.settings.tracing.content)
+        journey.cache_at, journey.answer = time.monotonic(), answer
+        if caller.policy.trace_content and gw.settings.tracing.content:
+            journey.shows_content = True
+            answer.remember()
     async with gw.cache.look(caller.tenant_id, caller.policy.cache, asked, control_of(request), rank) as found:
         if journey is not None:
             journey.admit_at = time.monotonic()

@@ -30,9 +30,10 @@ class Keeping:
         ratio, self._follows_parent = sampler_of(config, environ)
         self.below = "g" if ratio == 1.0 else f"{round(ratio * (1 << BITS)):014x}"
         """A trace is chosen whose id has at its TAIL what is less than this."""
-        self._keeps_errors, self._keeps_missed = config.keep_errors, config.keep_missed
+        self._keeps_errors = config.keep_errors
         self._slower_s = config.keep_slower_s or math.inf
-        self._promised = {name: (each.ttft_ms, each.tpot_ms) for name, each in classes.items()}
+        self._promised = {name: (each.ttft_ms, each.tpot_ms) for name, each in classes.items() if config.keep_missed}
+        """TTFT and TPOT of each class, where it matters that they were kept."""
 
     def is_sampled(self, trace_id: str, parent_is_sampled: bool | None) -> bool:
         """At its beginning. ``parent_is_sampled``: None: nobody upstream has a trace of it."""
@@ -43,14 +44,14 @@ class Keeping:
     def kept_for(self, status: int, error: str, entry: Entry | None, seconds: float) -> str:
         """For what became of it; empty: it is like the others. This is asked of every request, in one go: a call of
         another function costs more here than what it would do."""
-        if self._keeps_errors and (error or status >= 400 or (entry is not None and entry.status >= 400)):
+        if (status >= 400 or error or (entry is not None and entry.status >= 400)) and self._keeps_errors:
             return "error"
         if seconds > self._slower_s:
             return "slow"
-        if not self._keeps_missed or entry is None:
+        if entry is None or (ttft_ms := entry.ttft_ms) is None:
             return ""
-        ttft_ms, promised = entry.ttft_ms, self._promised.get(entry.sla_class)
-        if ttft_ms is None or promised is None:
+        promised = self._promised.get(entry.sla_class)
+        if promised is None:
             return ""
         if ttft_ms > promised[0]:
             return "missed"

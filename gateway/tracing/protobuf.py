@@ -22,8 +22,10 @@ _HAS_IS_REMOTE, _IS_REMOTE = 0x100, 0x200
 MAX_KNOWN_BYTES = 256
 """Longer texts are not kept for the next span that says the same."""
 
-_DOUBLE, _AT, _FLAGS = struct.Struct("<d").pack, struct.Struct("<BQ").pack, struct.Struct("<2sI").pack
+_DOUBLE, _AT, _FROM_TO = struct.Struct("<d").pack, struct.Struct("<BQ").pack, struct.Struct("<BQBQ").pack
 _LINK_FLAGS = struct.Struct("<BI").pack
+_FROM_HERE, _FROM_ELSEWHERE = (struct.pack("<2sI", b"\x85\x01", _HAS_IS_REMOTE | bit) for bit in (0, _IS_REMOTE))
+"""Flags of a span, a whole field."""
 
 
 def _varint(number: int) -> bytes:
@@ -62,8 +64,8 @@ def _pair(number: int, name: str, value: Value) -> bytes:
     return _field(number, _field(1, name.encode()) + _field(2, _value(value)))
 
 
-_known_pair = lru_cache(4096, typed=True)(_pair)
-"""Most of what spans say they have said before."""
+_known_words, _known_count = lru_cache(4096)(_pair), lru_cache(4096)(_pair)
+"""Most of what spans say they have said before. For texts, and for integers: True and 1 would be the same to one."""
 
 
 @lru_cache(1024)
@@ -76,12 +78,14 @@ def _pairs(number: int, attributes: Mapping[str, Value]) -> list[bytes]:
     told = []
     for name, value in attributes.items():
         kind = value.__class__
-        if kind is float:
+        if kind is str and len(value) <= MAX_KNOWN_BYTES:
+            told.append(_known_words(number, name, value))
+        elif kind is int:
+            told.append(_known_count(number, name, value))
+        elif kind is float:
             told.append(_before_double(number, name) + _DOUBLE(value))
-        elif kind is list or (kind is str and len(value) > MAX_KNOWN_BYTES):
-            told.append(_pair(number, name, value))
         else:
-            told.append(_known_pair(number, name, value))
+            told.append(_pair(number, name, value))
     return told
 
 
@@ -90,10 +94,22 @@ def _known_text(number: int, text: str) -> bytes:
     return _field(number, text.encode())
 
 
+@lru_cache(1024)
+def _named(name: str, is_whole: bool) -> bytes:
+    return _field(5, name.encode()) + (_KIND_SERVER if is_whole else _KIND_INTERNAL)
+
+
+@lru_cache(1024)
+def _failed(error: str) -> bytes:
+    """``error``: what it is called; empty: nobody knows."""
+    return _field(15, (_field(2, error.encode()) if error else b"") + _STATUS_ERROR)
+
+
 def _event(event: Event) -> bytes:
-    body = _AT(0x09, event.at_ns) + _known_text(2, event.name)
-    if event.attributes:
-        body += b"".join(_pairs(3, event.attributes))
+    name, at_ns, attributes = event
+    body = _AT(0x09, at_ns) + _known_text(2, name)
+    if attributes:
+        body += b"".join(_pairs(3, attributes))
     return _field(11, body)
 
 
@@ -121,26 +137,23 @@ class Encoder:
         is its trace's, ``error`` what its failure is called."""
         trace = _field(1, bytes.fromhex(trace_id)) + b"\x12\x08"
         in_state = _known_text(3, state) if state else b""
-        said = []
-        for span in spans:
-            parts = [trace, span.span_id.to_bytes(8, "big"), in_state]
-            if span.parent_id:
-                parts += (b"\x22\x08", span.parent_id.to_bytes(8, "big"))
-            parts += (
-                _known_text(5, span.name),
-                _KIND_SERVER if span.span_id == whole_id else _KIND_INTERNAL,
-                _AT(0x39, span.start_ns),
-                _AT(0x41, span.end_ns),
+        said: list[bytes] = []
+        for name, span_id, parent_id, start_ns, end_ns, attributes, events, is_remote, failed, link in spans:
+            body = b"".join(
+                (
+                    trace,
+                    span_id.to_bytes(8, "big"),
+                    in_state,
+                    b"\x22\x08" + parent_id.to_bytes(8, "big") if parent_id else b"",
+                    _named(name, span_id == whole_id),
+                    _FROM_TO(0x39, start_ns, 0x41, end_ns),
+                    b"".join(_pairs(9, attributes)) if attributes else b"",
+                    b"".join(map(_event, events)) if events else b"",
+                    _link(link) if link else b"",
+                    _failed(error) if failed else b"",
+                    _FROM_ELSEWHERE if is_remote else _FROM_HERE,
+                )
             )
-            if span.attributes:
-                parts += _pairs(9, span.attributes)
-            if span.events:
-                parts += map(_event, span.events)
-            if span.link:
-                parts.append(_link(span.link))
-            if span.failed:
-                why = _known_text(2, error) if error else b""
-                parts.append(_field(15, why + _STATUS_ERROR))
-            parts.append(_FLAGS(b"\x85\x01", _HAS_IS_REMOTE | (_IS_REMOTE if span.is_remote else 0)))
-            said.append(_field(2, b"".join(parts)))
+            size = len(body)
+            said += (b"\x12", _LENGTHS[size] if size < 4096 else _varint(size), body)
         return b"".join(said)

@@ -8,7 +8,8 @@ gateway knows, and cut to them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from gateway.stays import Stay
@@ -46,40 +47,39 @@ class Span(NamedTuple):
     """W3C trace context of a span of another request, on which this one leans; empty: of none."""
 
 
-class Part(NamedTuple):
-    """Of the way: from ``at`` until the next one begins."""
-
-    at: float
-    name: str
-    stay: Stay | None = None
+Part = tuple[float, str, Stay | None]
+"""Of the way: its name, from when on, and with which worker, if it is about one."""
 
 
 def spans_of(kept: Kept, gen_ai: Mapping[str, str]) -> list[Span]:
     """The request's own comes first. ``gen_ai``: names by our words (``names.gen_ai``)."""
-    return list(_Build(kept, gen_ai).spans())
+    build = _Build(kept, gen_ai)
+    build.run()
+    return build.spans
 
 
 def parts_of(kept: Kept) -> list[Part]:
     """In order, the first from the first byte on; none begins before the one before it, nor after the end."""
     parts: list[Part] = []
-    ended_at = kept.ended_at
-    limit = min(ended_at, kept.settle_at or ended_at)
-    for part in _noted(kept):
-        at = min(max(part.at, parts[-1].at if parts else kept.received_at), limit)
-        parts.append(Part(at, part.name, part.stay))
+    limit = min(kept.ended_at, kept.settle_at or kept.ended_at)
+    before = min(kept.received_at, limit)
+    for at, name, stay in _noted(kept):
+        before = limit if at > limit else at if at > before else before
+        parts.append((before, name, stay))
     if kept.settle_at:
-        parts.append(Part(max(limit, parts[-1].at), names.SETTLE))
+        parts.append((max(limit, before), names.SETTLE, None))
     return parts
 
 
-def _noted(kept: Kept) -> Iterator[Part]:
+def _noted(kept: Kept) -> list[Part]:
     """All but the last, as they were noted."""
+    noted: list[Part] = []
     if kept.kind == "request":
-        yield Part(kept.received_at, names.RECEIVE)
+        noted.append((kept.received_at, names.RECEIVE, None))
     if kept.route not in names.OPERATIONS:
-        yield Part(kept.started_at, names.ANSWER)
-        return
-    yield Part(kept.started_at, names.RENDER if kept.kind == "background" else names.AUTH)
+        noted.append((kept.started_at, names.ANSWER, None))
+        return noted
+    noted.append((kept.started_at, names.RENDER if kept.kind == "background" else names.AUTH, None))
     for at, name in (
         (kept.parse_at, names.PARSE),
         (kept.load_at, names.LOAD),
@@ -88,34 +88,36 @@ def _noted(kept: Kept) -> Iterator[Part]:
         (kept.admit_at, names.ADMIT),
     ):
         if at:
-            yield Part(at, name)
+            noted.append((at, name, None))
     if kept.replay_at:
-        yield Part(kept.replay_at, names.REPLAY)
+        noted.append((kept.replay_at, names.REPLAY, None))
     elif kept.queue_at:
-        yield from _flown(kept)
+        noted += _flown(kept)
+    return noted
 
 
 def _flown(kept: Kept) -> Iterator[Part]:
+    queue_at = kept.queue_at
     if not kept.rides:
         # Of one whose payer has left, the row says "miss", but it was another that began.
         is_shared = bool(kept.follows) or (kept.row is not None and kept.row.cache == "shared")
-        yield Part(kept.queue_at, names.SHARED if is_shared else names.STREAM)
+        yield queue_at, names.SHARED if is_shared else names.STREAM, None
         return
-    yield Part(kept.queue_at, names.QUEUE)
+    yield queue_at, names.QUEUE, None
     if len(kept.rides) == 1:
         (ride,) = kept.rides
         for number, stay in enumerate(ride.stays):
-            yield Part(stay.routed_at, names.ROUTING, stay)
-            yield Part(stay.sent_at, names.WORKER_SPAN, stay)
+            yield stay.routed_at, names.ROUTING, stay
+            yield stay.sent_at, names.WORKER_SPAN, stay
             if stay.left_at:
                 is_last = number == len(ride.stays) - 1 and not stay.left
-                yield Part(stay.left_at, names.STREAM if is_last else names.QUEUE)
+                yield stay.left_at, names.STREAM if is_last else names.QUEUE, None
         return
     stays = [stay for ride in kept.rides for stay in ride.stays]
     if stays:
-        yield Part(min(stay.sent_at for stay in stays), names.WORKER_SPAN)
+        yield min(stay.sent_at for stay in stays), names.WORKER_SPAN, None
         if all(ride.stays and ride.stays[-1].left_at for ride in kept.rides):
-            yield Part(max(stay.left_at for stay in stays), names.STREAM)
+            yield max(stay.left_at for stay in stays), names.STREAM, None
 
 
 class _Build:
@@ -124,28 +126,30 @@ class _Build:
         self._gen_ai = gen_ai
         self._root = self._last_id = int(kept.span_id, 16)
         self._unix_ns = round(1e9 * kept.unix_s)
+        self.spans: list[Span] = []
 
-    def spans(self) -> Iterator[Span]:
+    def run(self) -> None:
         kept = self._kept
-        begins, ends = self._ns(kept.received_at), self._ns(kept.ended_at)
         parent_id = int(kept.parent_id, 16) if kept.parent_id else 0
         failed = kept.status >= 500 or (kept.row is not None and kept.row.status >= 500)
-        yield Span(
-            self._name(),
-            self._root,
-            parent_id,
-            begins,
-            ends,
-            self._whole(),
-            tuple(self._moments()),
-            bool(parent_id) and kept.kind != "background",
-            failed,
+        self.spans.append(
+            Span(
+                self._name(),
+                self._root,
+                parent_id,
+                self._ns(kept.received_at),
+                self._ns(kept.ended_at),
+                self._whole(),
+                tuple(self._moments()),
+                bool(parent_id) and kept.kind != "background",
+                failed,
+            )
         )
-        parts = parts_of(kept)
-        for number, part in enumerate(parts):
-            is_last = number == len(parts) - 1
-            ends_at = kept.ended_at if is_last else parts[number + 1].at
-            yield from self._part(part, ends_at, failed and is_last)
+        end = (kept.ended_at, "", None)
+        parts = [*parts_of(kept), end]
+        bounds_ns = [self._ns(at) for at, _, _ in parts]
+        for (part, start_ns), (after, end_ns) in pairwise(zip(parts, bounds_ns, strict=True)):
+            self._part(part, after[0], start_ns, end_ns, failed and after is end)
 
     def _name(self) -> str:
         kept = self._kept
@@ -177,8 +181,8 @@ class _Build:
             told |= {
                 "request_model": row.model,
                 "response_model": row.model,
-                "response_id": kept.response_id,
-                "fingerprint": kept.fingerprint,
+                "response_id": kept.response_id or None,
+                "fingerprint": kept.fingerprint or None,
                 "response_tier": row.service_tier,
                 "finish_reasons": row.finish_reason.split(",") if row.finish_reason else None,
                 "input_tokens": row.num_prompt_tokens,
@@ -188,8 +192,8 @@ class _Build:
                 "num_choices": row.num_sequences if row.num_sequences > 1 else None,
                 "stream": kept.streams,
                 "time_to_first_chunk": None if row.ttft_ms is None else row.ttft_ms / 1e3,
-                "input_messages": kept.prompt,
-                "output_messages": kept.completion,
+                "input_messages": kept.prompt or None,
+                "output_messages": kept.completion or None,
             }
             said |= {
                 names.TENANT_ID: row.tenant_id,
@@ -212,8 +216,8 @@ class _Build:
                 "presence_penalty": sampling.presence_penalty or None,
             }
         for ours, value in told.items():
-            if value is not None and value != "" and ours in gen_ai:
-                said[gen_ai[ours]] = value
+            if value is not None and (name := gen_ai.get(ours)) is not None:
+                said[name] = value
         return said
 
     def _moments(self) -> Iterator[Event]:
@@ -228,41 +232,31 @@ class _Build:
                     told = {names.WORKER: stay.worker, names.NUM_TOKENS: ride.num_tokens}
                     yield Event(names.LOST, self._ns(min(stay.left_at, kept.ended_at)), told)
 
-    def _part(self, part: Part, ends_at: float, failed: bool) -> Iterator[Span]:
-        kept, stay, said = self._kept, part.stay, dict[str, Value]()
-        if part.name == names.RECEIVE:
-            said[names.LOOP_LAG_MS] = kept.lag_ms
-        elif part.name == names.CACHE_LOOK and kept.row is not None:
-            said[names.CACHE] = kept.row.cache
+    def _part(self, part: Part, ends_at: float, start_ns: int, end_ns: int, failed: bool) -> None:
+        kept, (_, name, stay), said = self._kept, part, dict[str, Value]()
         if failed and kept.error:
             said[names.ERROR_TYPE] = kept.error
-        below: list[Span] = []
         events: tuple[Event, ...] = ()
         span_id = self._next_id()
-        if part.name == names.ROUTING and stay is not None:
+        below: Iterable[Span] = ()
+        if name == names.RECEIVE:
+            said[names.LOOP_LAG_MS] = kept.lag_ms
+        elif name == names.CACHE_LOOK and kept.row is not None:
+            said[names.CACHE] = kept.row.cache
+        elif name == names.ROUTING and stay is not None:
             said[names.WORKER] = stay.worker
-        elif part.name == names.WORKER_SPAN:
-            if stay is not None:
-                is_last = stay is kept.rides[0].stays[-1]
-                worked, events = self._stay(stay, kept.rides[0], ends_at, is_last)
-                said |= worked
-            else:
-                below = list(self._rides(span_id, ends_at))
-                if kept.num_flights > len(kept.rides):
-                    said[names.NUM_LEFT_OUT] = kept.num_flights - len(kept.rides)
-        lost = stay is not None and part.name == names.WORKER_SPAN and stay.left == "lost"
-        yield Span(
-            part.name,
-            span_id,
-            self._root,
-            self._ns(part.at),
-            self._ns(ends_at),
-            said,
-            events,
-            failed=failed or lost,
-            link=kept.follows if part.name == names.SHARED else "",
-        )
-        yield from below
+        elif name == names.WORKER_SPAN and stay is not None:
+            is_last = stay is kept.rides[0].stays[-1]
+            worked, events = self._stay(stay, kept.rides[0], ends_at, is_last)
+            said |= worked
+            failed = failed or stay.left == "lost"
+        elif name == names.WORKER_SPAN:
+            below = self._rides(span_id, ends_at)
+            if kept.num_flights > len(kept.rides):
+                said[names.NUM_LEFT_OUT] = kept.num_flights - len(kept.rides)
+        link = kept.follows if name == names.SHARED else ""
+        self.spans.append(Span(name, span_id, self._root, start_ns, end_ns, said, events, False, failed, link))
+        self.spans += below
 
     def _rides(self, parent_id: int, ends_at: float) -> Iterator[Span]:
         """Prompts that were computed beside each other."""

@@ -14,7 +14,7 @@ from gateway.head import Head
 from gateway.ledger.entry import Entry
 from gateway.ledger.recent import Recent
 from gateway.protocol import Timed
-from gateway.traceparent import baggage_of, state_of
+from gateway.traceparent import baggage_of, state_of, traceparent
 from gateway.tracing.content import completion_of, prompt_of
 from gateway.tracing.journey import Journey
 from gateway.tracing.keeping import TAIL, Keeping, SamplerUnknown
@@ -64,20 +64,20 @@ class Tracing:
         if connection.__class__ is Timed and connection.received_at:  # else it came by no connection, or with another
             received_at, connection.received_at = connection.received_at, 0.0
         # A request's id is random where those of a trace and a span have to be, so whoever has the one has the others.
-        trace_id, span_id = request_id[4:36], request_id[20:36]
         if parent is None:
+            noted.trace_id = trace_id = request_id[4:]
             is_sampled = trace_id[TAIL:] < self._below
-            journey = Journey(trace_id, span_id, received_at, started_at, is_sampled)
-            noted.trace_id = trace_id
+            journey = Journey(traceparent(trace_id, trace_id[16:], is_sampled), received_at, started_at, is_sampled)
         else:
-            trace_id = parent.trace_id
-            is_sampled = self._keeping.is_sampled(trace_id, parent.is_sampled)
-            journey = Journey(trace_id, span_id, received_at, started_at, is_sampled, parent.span_id)
+            is_sampled = self._keeping.is_sampled(parent.trace_id, parent.is_sampled)
+            own = traceparent(parent.trace_id, request_id[20:], is_sampled)
+            journey = Journey(own, received_at, started_at, is_sampled)
+            journey.parent_id = parent.span_id
             journey.state, journey.baggage = state_of(request.headers), baggage_of(request.headers)
         # Of all others the trace's id is told only if they fail: who has the request's id has it, too.
         if is_sampled:
             also = noted.also
-            also[head.TRACE_ID] = trace_id
+            also[head.TRACE_ID] = journey.trace_id
             also[TRACE_RESPONSE] = journey.traceparent
         noted.journey = journey
         return journey
@@ -87,8 +87,8 @@ class Tracing:
         before, now = noted.journey, time.monotonic()
         assert before is not None
         span_id = f"{int(before.span_id, 16) ^ (1 << 63):016x}"
-        journey = Journey(before.trace_id, span_id, now, now, before.is_sampled, before.span_id, before.state)
-        journey.kind = kind
+        journey = Journey(traceparent(before.trace_id, span_id, before.is_sampled), now, now, before.is_sampled)
+        journey.parent_id, journey.state, journey.kind = before.span_id, before.state, kind
         noted.journey = journey
         return journey
 
@@ -108,8 +108,7 @@ class Tracing:
         self, journey: Journey, noted: Head, request: web.Request, status: int, ended_at: float, why: str
     ) -> None:
         """It is worth a trace."""
-        entry: Entry | None = journey.entry
-        answer, flights = journey.answer, journey.flights
+        entry, answer, flights = journey.entry, journey.answer, journey.flights
         self.num_kept += 1
         prompt = completion = fingerprint = response_id = ""
         sampling = None
