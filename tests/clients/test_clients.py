@@ -32,7 +32,7 @@ def test_anthropics_client(clients):
     assert found["usage"]
     assert found["counted"]
     assert (found["called"], found["pieces"]) == (["tool_use", *CALLED], True)
-    assert found["told"] == "end_turn"
+    assert "sunny" in found["told"]
     assert found["refused"] == ["AuthenticationError"]
     assert found["models"] == ["demo"]
 
@@ -58,7 +58,7 @@ def test_litellm(clients):
 
 
 def test_the_agents_sdk(clients):
-    assert clients.python("openai_agents.py") == {"whole": SAYS, "streamed": SAYS, "chat": SAYS, "called": 2}
+    assert clients.python("openai_agents.py") == {"whole": SAYS, "streamed": SAYS, "chat": SAYS, "called": [True] * 2}
 
 
 def test_pydantic_ai(clients):

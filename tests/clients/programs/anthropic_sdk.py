@@ -26,14 +26,16 @@ weather = {
         "required": ["city"],
     },
 }
-calls = {"tools": [weather], "tool_choice": {"type": "any", "disable_parallel_tool_use": True}}
-with client.messages.stream(**call, **calls) as stream:
+asked = {**call, "tools": [weather], "messages": [{"role": "user", "content": "What is the weather in Paris?"}]}
+has_to = {"type": "any", "disable_parallel_tool_use": True}
+with client.messages.stream(**asked, tool_choice=has_to) as stream:
     kinds = {event.type for event in stream}
     called = stream.get_final_message()
 (use,) = called.content
-result = {"type": "tool_result", "tool_use_id": use.id, "content": json.dumps({"city": "Paris", "weather": "sunny"})}
-messages = [*call["messages"], {"role": "assistant", "content": called.content}, {"role": "user", "content": [result]}]
-told = client.messages.create(**{**call, "messages": messages}, tools=[weather])
+found = json.dumps({"city": "Paris", "weather": "sunny", "temperature": 21})
+result = {"type": "tool_result", "tool_use_id": use.id, "content": found}
+turns = [{"role": "assistant", "content": called.content}, {"role": "user", "content": [result]}]
+told = client.messages.create(**{**asked, "messages": [*asked["messages"], *turns]})
 counted = client.messages.count_tokens(model="demo", messages=call["messages"])
 try:
     anthropic.Anthropic(api_key="sk-wrong", max_retries=0).messages.create(**call)
@@ -47,7 +49,7 @@ print(
             "streamed": streamed,
             "called": [called.stop_reason, use.name, *use.input],
             "pieces": "input_json" in kinds,
-            "told": told.stop_reason,
+            "told": told.content[0].text,
             "usage": final.usage.output_tokens == whole.usage.output_tokens,
             "counted": counted.input_tokens == whole.usage.input_tokens + whole.usage.cache_read_input_tokens,
             "refused": [refused],

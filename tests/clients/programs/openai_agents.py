@@ -32,15 +32,18 @@ async def main() -> None:
         if event.type == "raw_response_event" and event.data.type == "response.output_text.delta":
             text += event.data.delta
     caller = ModelSettings(temperature=0, max_tokens=100, tool_choice="required", parallel_tool_calls=False)
+    called = []
     for model in ("demo", chats.model):
+        ASKED.clear()
         agent = Agent(name="caller", model=model, model_settings=caller, tools=[get_weather])
         await Runner.run(agent, "What is the weather in Paris?", max_turns=5)
+        called.append(bool(ASKED))
     print(
         json.dumps(
             {
                 "whole": (await Runner.run(responses, QUESTION)).final_output,
                 "streamed": text,
-                "called": len(ASKED),
+                "called": called,
                 "chat": (await Runner.run(chats, QUESTION)).final_output,
             }
         )
