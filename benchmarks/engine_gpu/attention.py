@@ -11,6 +11,7 @@ from torch import Tensor
 from benchmarks.engine_gpu.device import seconds
 from worker.attention import Extent
 from worker.runner import Runner
+from worker.triton import has_triton
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +25,8 @@ class DecodeAttention:
 @dataclass(frozen=True, slots=True)
 class PrefillAttention:
     call_s: float
+    kernel_s: float | None
+    """By our own kernel; None: it is not for this device."""
     flash_s: float
 
 
@@ -53,14 +56,28 @@ def prefill(runner: Runner, num_tokens: int, num_heads: int) -> PrefillAttention
     slots = torch.arange(num_tokens, device=device)
     queries, keys, values = _rows(runner, num_tokens, num_heads)
     with torch.inference_mode():
-        plan = runner.attention.plan([Extent(0, num_tokens, 0, table)], slots)
+        extent = Extent(0, num_tokens, 0, table)
+        plan = runner.attention.plan([extent], slots)
         call_s = seconds(lambda: plan.attend(0, queries, keys, values), device, 20)
+        kernel_s = _kernel_s(runner, extent, slots, (queries, keys, values))
         q, k, v = (tensor.transpose(0, 1)[None].contiguous() for tensor in (queries, keys, values))
         with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.FLASH_ATTENTION):
             flash_s = seconds(
                 lambda: F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True), device, 20
             )
-    return PrefillAttention(call_s, flash_s)
+    return PrefillAttention(call_s, kernel_s, flash_s)
+
+
+def _kernel_s(runner: Runner, extent: Extent, slots: Tensor, heads: tuple[Tensor, Tensor, Tensor]) -> float | None:
+    if not slots.is_cuda or not has_triton(slots.device):
+        return None
+    from worker.attention.paged import UNLIMITED, TritonAttention
+
+    served = runner.attention
+    assert isinstance(served, TritonAttention)
+    ours = TritonAttention(served.cache, served.scores, served.num_heads, min_dense_tokens=UNLIMITED)
+    plan = ours.plan([extent], slots)
+    return seconds(lambda: plan.attend(0, *heads), slots.device, 20)
 
 
 def _rows(runner: Runner, num_tokens: int, num_heads: int) -> list[Tensor]:

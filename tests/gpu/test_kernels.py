@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from importlib.util import find_spec
 
 import pytest
@@ -18,10 +20,24 @@ pytestmark = [
         reason="no device for Triton's kernels here",
     ),
 ]
+FILES = ("attention", "draws", "graphs", "matrices", "small", "turned")
+
+Done = subprocess.CompletedProcess[str]
 
 
-@pytest.mark.parametrize("file", ["attention", "draws", "graphs", "matrices", "small", "turned"])
-def test_kernels_agree_with_torch(file):
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", f"tests/kernels/{file}.py"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+@pytest.fixture(scope="module")
+def running() -> Iterator[dict[str, Future[Done]]]:
+    """All at once: most of what they do is to compile, on a core each."""
+
+    def run(file: str) -> Done:
+        command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", f"tests/kernels/{file}.py"]
+        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+    with ThreadPoolExecutor(len(FILES)) as pool:
+        yield {file: pool.submit(run, file) for file in FILES}
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_kernels_agree_with_torch(running, file):
+    done = running[file].result()
     assert done.returncode == 0, done.stdout + done.stderr

@@ -10,7 +10,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.kernels.device import DEVICE
+from tests.kernels.device import DEVICE, examples
 from tests.worker.pools import extents_of, filled, slots_of
 from worker.attention.base import Extent, Scores
 from worker.attention.gathered import GatheredAttention
@@ -82,7 +82,7 @@ def assert_agrees(
         assert torch.equal(tensor.nan_to_num(7.0), left.nan_to_num(7.0))
 
 
-@settings(max_examples=24, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(24), deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 @given(
     sequences=st.lists(
         st.tuples(st.integers(0, 200), st.sampled_from((1, 1, 1, 2, 3, 5, 17, 33)), st.booleans()),

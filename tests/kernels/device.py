@@ -13,6 +13,11 @@ import torch
 DEVICE = torch.device("cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda")
 
 
+def examples(num: int) -> int:
+    """So many, or a third on a device, where each shape is compiled."""
+    return num if DEVICE.type == "cpu" else num // 3
+
+
 def prepare_once() -> None:
     """Whenever one function calls another, the interpreter replaces the language's functions by its own again, though
     it has done so where the kernel was launched. That takes a third of the time of these tests, so here it is done

@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from policies.terms import Sampling
-from tests.kernels.device import DEVICE
+from tests.kernels.device import DEVICE, examples
 from tests.worker import sampling_oracle
 from worker.sampler import Row, Sampler
 from worker.sampling.on_device import draw
@@ -22,7 +22,7 @@ def drawn(logits: torch.Tensor, rows: list[Row]) -> list[int]:
     return draw(logits.to(DEVICE), wishes).tolist()
 
 
-@settings(max_examples=12, **EASY)
+@settings(max_examples=examples(12), **EASY)
 @given(
     vocab_size=st.sampled_from((5, 64, 1000, 5000)),
     spread=st.sampled_from((0.5, 3.0, 12.0)),

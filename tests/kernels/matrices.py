@@ -7,7 +7,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.kernels.device import DEVICE
+from tests.kernels.device import DEVICE, examples
 from worker.models.forms import Fp8, Int4, Int8
 from worker.models.linear import on_cuda, scaled_on_cuda
 from worker.models.linear.on_cuda import CudaFp8Linear, CudaInt4Linear, to_float8
@@ -30,7 +30,7 @@ def int4(num_outputs: int, num_inputs: int, group: int, ordered: bool) -> Int4:
     )
 
 
-@settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(25), deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 @given(
     num_tokens=st.sampled_from((0, 1, 2, 16, 17, 33, 70, 300)),
     num_outputs=st.sampled_from((1, 50, 64, 200)),
@@ -78,7 +78,7 @@ def scaled(kind: type[Int8 | Fp8], num_outputs: int, num_inputs: int) -> Int8 | 
     return Fp8((torch.randn(num_outputs, num_inputs) * 50).to(torch.float8_e4m3fn).to(DEVICE), scales)
 
 
-@settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(25), deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 @given(
     kind=st.sampled_from((Int8, Int8, Fp8)),
     num_tokens=st.sampled_from((0, 1, 2, 16, 17, 33, 70, 150)),

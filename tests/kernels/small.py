@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from policies.settings import Engine
-from tests.kernels.device import DEVICE
+from tests.kernels.device import DEVICE, examples
 from tests.worker import tiny
 from worker.attention.base import Scores
 from worker.attention.paged import TritonAttention
@@ -37,7 +37,7 @@ def noise(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.randn(shape).to(DEVICE, dtype)
 
 
-@settings(max_examples=20, **EASY)
+@settings(max_examples=examples(20), **EASY)
 @given(
     num_tokens=st.integers(0, 4),
     size=st.sampled_from((8, 48, 100, 1000)),
@@ -60,7 +60,7 @@ def test_adding_and_norming_agrees(num_tokens, size, has_delta, has_post, has_pr
     assert (got is ours) == (expected is torchs)
 
 
-@settings(max_examples=20, **EASY)
+@settings(max_examples=examples(20), **EASY)
 @given(
     num_tokens=st.integers(1, 3),
     group=st.integers(1, 5),
@@ -90,7 +90,7 @@ def test_norming_and_turning_heads_agrees(num_tokens, group, num_kv_heads, dims,
     assert torch.equal(ours[:, values_at:], qkv[:, values_at:])
 
 
-@settings(max_examples=20, **EASY)
+@settings(max_examples=examples(20), **EASY)
 @given(
     num_tokens=st.integers(0, 3),
     size=st.sampled_from((1, 48, 1024, 1500)),

@@ -10,7 +10,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.kernels.device import DEVICE
+from tests.kernels.device import DEVICE, examples
 from tests.worker.pools import extents_of, held, slots_of
 from worker.attention.base import Scores
 from worker.attention.paged import TritonAttention
@@ -24,7 +24,7 @@ FLOAT8 = torch.float8_e4m3fn
 EASY = {"deadline": None, "derandomize": True, "suppress_health_check": [HealthCheck.too_slow]}
 
 
-@settings(max_examples=24, **EASY)
+@settings(max_examples=examples(24), **EASY)
 @given(
     lengths=st.lists(st.tuples(st.integers(0, 30), st.sampled_from((1, 1, 3, 9))), min_size=1, max_size=2),
     padding=st.integers(0, 1),

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import subprocess
+from pathlib import Path
 
 import pytest
 import torch
 from click.testing import CliRunner
 
 from benchmarks.engine_gpu.__main__ import main
+from benchmarks.engine_gpu.bench import PARTS
 from benchmarks.engine_gpu.device import covered
+from benchmarks.engine_gpu.report import Report, read
 
 
 def test_every_part_measures_something_on_a_cpu(tmp_path):
@@ -26,7 +30,8 @@ def test_every_part_measures_something_on_a_cpu(tmp_path):
     assert report["ours_tokens_per_s"].keys() == report["transformers_tokens_per_s"].keys() == {"16/4"}
     assert report["forms_decode_tokens_per_s"].keys() == {"int8", "int4", "fp8"}
     assert "ours is" in done.output
-    assert f"## {report['date']}, {report['commit']}, " in notes.read_text()
+    assert notes.read_text().count(f"## {report['date']}, {report['commit']}, ") == 1
+    assert report["done"] == list(PARTS)
 
 
 def test_what_would_begin_too_late_is_named_instead(tmp_path):
@@ -46,3 +51,38 @@ def test_without_a_device_it_says_so():
 def test_kernels_beside_each_other_count_once():
     assert covered([(0.0, 2.0), (5.0, 6.0), (1.0, 3.0), (1.5, 2.5)]) == pytest.approx(4.0)
     assert covered([]) == 0.0
+
+
+def test_a_part_whose_process_ends_is_named_and_the_others_are_measured(tmp_path, monkeypatch):
+    """As where an error of CUDA has ended it."""
+    run, died = subprocess.run, []
+
+    def run_until_it_dies(command, **how):
+        if command[1:3] != ["-m", "benchmarks.engine_gpu"] or died:
+            return run(command, **how)
+        died.append(command)
+        path = Path(command[command.index("--into") + 1])
+        report = read(path)
+        report.doing, report.done = "single", ["correct"]
+        report.save(path)
+        return subprocess.CompletedProcess(command, -6)
+
+    monkeypatch.setattr(subprocess, "run", run_until_it_dies)
+    parts = ["--part", "correct", "--part", "single", "--part", "attention"]
+    done = CliRunner().invoke(main, ["--device", "cpu", "--shape", "tiny", *parts], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    assert "not measured: single: its process ended with -6" in done.output
+    assert "attention of decode" in done.output
+
+
+def test_notes_are_written_anew_and_what_stood_before_them_stays(tmp_path):
+    path = tmp_path / "notes.md"
+    path.write_text("Words.\n")
+    report = Report("today", "abc", "cpu", "2", "tiny", "none", 8)
+    for rate in (1.0, 2.0):
+        report.copy_gb_per_s = rate
+        report.note(path)
+    assert (
+        path.read_text()
+        == "Words.\n\n## today, abc, cpu, torch 2, tiny, quantize none\n\n- copy: 2 GB/s read and written\n"
+    )
