@@ -185,6 +185,14 @@ def test_the_chart_renders_to_what_kubernetes_knows(storage_class, is_monitored)
     assert claim["spec"].get("storageClassName", "") == storage_class
 
 
+def test_kubernetes_schemas_know_every_field_of_the_chart():
+    kubernetes = pytest.importorskip("kubernetes_validate")  # .ci/run installs it where it can be had
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+    for path in (CHART / "templates").glob("*.yaml"):
+        for each in rendered(path, values):
+            kubernetes.validate(each, kubernetes.latest_version(), strict=True)
+
+
 def test_values_that_nobody_reads_are_not_offered():
     templates = "".join(path.read_text() for path in (CHART / "templates").glob("*.yaml"))
     read = set(re.findall(r"\.Values\.([\w.]+)", templates))
