@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from worker.attention.base import Extent, Numbers, Scores
+from worker.attention.base import Extent, Numbers, Outlining, Scores
 from worker.attention.dense import may_be_dense
 from worker.attention.paged_plan import EXTENT_FIELDS, Scratch, Tile, TritonOutline, TritonPlan, numbers_of
 from worker.kv_cache import KVCache
@@ -36,7 +36,7 @@ WAVES = 2
 """Programs wanted for each processor: two fit at once, and their loads hide each other's waits."""
 
 
-class TritonAttention:
+class TritonAttention(Outlining):
     """A Backend for CUDA devices from sm_80 on; see ``serves`` for which pools."""
 
     def __init__(
