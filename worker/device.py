@@ -1,4 +1,4 @@
-"""What a device can keep, and when it is out of memory."""
+"""What a device can keep, and when it is out of memory, or lost."""
 
 from __future__ import annotations
 
@@ -30,3 +30,18 @@ def refuse_unrepeatable(engine: settings.Engine, device: torch.device, architect
 def is_out_of_memory(error: BaseException) -> bool:
     """torch has a type for it on CUDA; on the CPU its allocator says so in words only."""
     return isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+
+
+class DeviceLost(AssertionError):
+    """The device computes nothing any more in this process."""
+
+
+def is_lost(device: torch.device) -> bool:
+    """Whether an error that has come up is CUDA's own: those last as long as the process."""
+    if device.type != "cuda":
+        return False
+    try:
+        torch.cuda.synchronize(device)
+    except RuntimeError:
+        return True
+    return False

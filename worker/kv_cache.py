@@ -151,6 +151,7 @@ def free_bytes(device: torch.device) -> int:
     limit.
     """
     if device.type == "cuda":
+        torch.cuda.empty_cache()  # what torch keeps for later, of what loading took, is free as well
         return int(torch.cuda.mem_get_info(device)[0])
     return max(
         0, min(_available(Path("/proc/meminfo")), _cgroup_room(Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")))

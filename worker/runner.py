@@ -26,7 +26,7 @@ from worker.attention import (
     steps_of,
 )
 from worker.budget import OutOfMemory
-from worker.device import is_out_of_memory, refuse_unrepeatable
+from worker.device import DeviceLost, is_lost, is_out_of_memory, refuse_unrepeatable
 from worker.graphs import StepGraphs
 from worker.inputs import Laid, Span, lay_out, planned
 from worker.kv_cache import KVCache, free_bytes
@@ -141,12 +141,14 @@ class Runner:
         order.
 
         ``sampled_before`` as for ``Laid.sent``. Returns [sum of num_logits, vocab_size] f32 on the device. Raises
-        OutOfMemory.
+        OutOfMemory, and DeviceLost where nothing can be computed any more.
         """
         try:
             return self._compute(spans, lay_out(spans, self.block_size), sampled_before)
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
+                if is_lost(self._model.device):
+                    raise DeviceLost(f"the device is lost: {error}") from error
                 raise
             reason = str(error).strip().partition("\n")[0] or type(error).__name__
         # Outside of the handler, whose traceback would keep the pass's tensors alive.

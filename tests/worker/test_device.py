@@ -1,0 +1,37 @@
+"""An error of CUDA's own lasts as long as the process: the worker stops, and no request is blamed."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from policies.settings import Engine
+from tests.worker import tiny
+from worker import runner as runners
+from worker.device import DeviceLost, is_lost
+from worker.inputs import Span
+from worker.runner import Runner
+
+
+def fail(*_: object) -> None:
+    raise RuntimeError("CUDA error: an illegal memory access was encountered\nand more")
+
+
+@pytest.mark.parametrize(("device", "lost"), [("cpu", False), ("cuda", True)])
+def test_a_device_is_lost_where_it_cannot_even_be_waited_for(device, lost, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "synchronize", fail)
+    assert is_lost(torch.device(device)) is lost
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    assert not is_lost(torch.device(device))
+
+
+@pytest.mark.parametrize(("lost", "raised"), [(True, DeviceLost), (False, RuntimeError)])
+def test_a_step_tells_a_lost_device_from_its_own_fault(lost, raised, tmp_path, monkeypatch):
+    tiny.checkpoint(tmp_path, "LlamaForCausalLM")
+    engine = Engine(block_size=tiny.BLOCK_SIZE, attention="reference", device="cpu", dtype="float32")
+    runner = Runner.load(str(tmp_path), engine)
+    model = runner.keep_hidden()
+    monkeypatch.setattr(type(model), "forward", fail)
+    monkeypatch.setattr(runners, "is_lost", lambda device: lost)
+    with pytest.raises(raised, match="illegal memory access"):
+        runner.forward([Span([1, 2], 0, [0], 1)])
