@@ -107,9 +107,11 @@ class Survival:
     def expected(self, strength: int, num_tokens: int, own: Chance) -> list[float]:
         """The chance of each of a draft's tokens that it and all before it are right; ends where hardly any is."""
         chances = []
-        survival = 1.0
+        survival, kind, right = 1.0, -1, 0.0
         for place in range(strength, strength + num_tokens):
-            survival *= own.mean(_OWN_PRIOR * self._kinds[kind_of(place)].mean(), _OWN_PRIOR)
+            if (at := kind_of(place)) != kind:
+                kind, right = at, own.mean(_OWN_PRIOR * self._kinds[at].mean(), _OWN_PRIOR)
+            survival *= right
             chances.append(survival)
             if survival < _LEAST_CHANCE:
                 break
@@ -261,6 +263,8 @@ def best_length(
         rate = (worth + survivors) / (step_s + num * num_sequences * token_s + draft_s(num))
         if rate > best_rate:
             best, best_rate = num, rate
+        elif best:
+            break  # each further token is less likely, and takes as long as the one before
     return best
 
 

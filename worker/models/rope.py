@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -40,10 +41,16 @@ class Rotary:
         """
         frequencies = _dynamic(self._rope, positions) if self._stretches else self._frequencies
         angles = positions.float()[:, None] * frequencies
-        cos, sin = angles.cos(), angles.sin()
+        cos, sin = (angles.cos(), angles.sin()) if angles.is_cuda else _cos_and_sin(angles)
         if self._rope.attention_factor != 1.0:
             cos, sin = cos * self._rope.attention_factor, sin * self._rope.attention_factor
         return torch.cat((cos, cos), 1), torch.cat((-sin, sin), 1)
+
+
+def _cos_and_sin(angles: Tensor) -> tuple[Tensor, Tensor]:
+    """By numpy: from four tokens on torch wakes its threads for them, which takes longer than the functions do."""
+    on_host = angles.numpy()
+    return torch.from_numpy(np.cos(on_host)), torch.from_numpy(np.sin(on_host))
 
 
 def inverse_frequencies(rope: Rope, max_model_tokens: int) -> Tensor:

@@ -163,34 +163,39 @@ class Whole:
         return softcapped(logits, cap), maxima
 
     @torch.inference_mode()
-    def follow(self, token_ids: Tensor, positions: Tensor, slots: Tensor, lengths: Tensor, plan: NativePlan) -> Tensor:
-        """Each sequence's likeliest tokens after ``token_ids`` [n] i64, one step after the other.
+    def follow(
+        self, token_ids: Tensor, positions: Tensor, rows: Tensor, first: NativePlan, later: NativePlan, lengths: Tensor
+    ) -> Tensor:
+        """A step of ``token_ids``, then several of what is likeliest after each of its ``rows`` [n], and so on.
 
-        positions and slots [num_steps * n] i64 and lengths [num_steps * n] i32, step by step; ``plan``: of the first.
-        Returns [num_steps, n] i64.
+        positions i64: of the first step's tokens, and behind them [num_later, n] of the later ones'; ``later``: their
+        plan, with slots for them all; lengths [num_later, n] i32. Returns [1 + num_later, n] i64.
         """
-        architecture, num = self._decoder.architecture, len(token_ids)
-        chosen = torch.empty((len(positions) // num, num), dtype=torch.int64)
+        architecture, num, num_tokens = self._decoder.architecture, len(rows), len(token_ids)
+        chosen = torch.empty((1 + len(lengths), num), dtype=torch.int64)
         angles = [rotary.at(positions) for rotary in self._decoder.rotaries]
         pointers = c_void_p * len(angles)
-        cosines = pointers(*(cos.data_ptr() for cos, _ in angles))
-        sines = pointers(*(sin.data_ptr() for _, sin in angles))
-        rows = torch.arange(num)
+        cosines = [pointers(*(cos[at:].data_ptr() for cos, _ in angles)) for at in (0, num_tokens)]
+        sines = [pointers(*(sin[at:].data_ptr() for _, sin in angles)) for at in (0, num_tokens)]
         logits = torch.empty((num, architecture.vocab_size), dtype=torch.float32)
-        whole = Pass(
-            token_ids=token_ids.data_ptr(),
-            rows=rows.data_ptr(),
-            num_logits=num,
-            cosines=ctypes.addressof(cosines),
-            sines=ctypes.addressof(sines),
-            logits=logits.data_ptr(),
-            maxima=None,
-            memory=self._room_for(num),
+        every = torch.arange(num)
+        own, more = (
+            Pass(
+                token_ids=token_ids.data_ptr(),
+                rows=own_rows.data_ptr(),
+                num_logits=num,
+                cosines=ctypes.addressof(own_cosines),
+                sines=ctypes.addressof(own_sines),
+                logits=logits.data_ptr(),
+                maxima=None,
+                memory=self._room_for(num_tokens),
+            )
+            for own_rows, own_cosines, own_sines in zip((rows, every), cosines, sines, strict=True)
         )
-        following = Following(len(chosen), architecture.vocab_size, len(angles), chosen.data_ptr())
-        step = Step.from_buffer_copy(plan.step)
-        step.slots, step.lengths = slots.data_ptr(), lengths.data_ptr()
-        self._library.follow(self._network, step, whole, following)
+        step = Step.from_buffer_copy(later.step)
+        step.num_tokens, step.lengths = num, lengths.data_ptr()
+        following = Following(len(lengths), architecture.vocab_size, len(angles), chosen.data_ptr())
+        self._library.follow(self._network, first.step, own, step, more, following)
         return chosen
 
     def _room_for(self, num_tokens: int, rank: int = 0) -> int:

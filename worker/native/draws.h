@@ -33,6 +33,7 @@ constexpr float SLACK = 1e-3f;  // how far roughness may put a bound below what 
 constexpr float LOG_LOGITS = 4.1588830833596715f;
 constexpr int64_t FETCHED = 8;  // tiles ahead
 constexpr int MOST_AT_ONCE = 16;  // tiles opened before it is asked again what there is to beat
+constexpr int64_t FEW_LOGITS = 1 << 17;  // that one thread has drawn from before another has woken
 
 // A bit for each lane that is not zero.
 inline uint32_t bits_of(Lanes lanes) {
@@ -384,7 +385,7 @@ class Contest {
 };
 
 inline void draw(const Draws& draws, int threads) {
-    Team::run(draws.rows > 1 ? threads : 1, [&](Team& team) {
+    Team::run(draws.rows == 1 || draws.rows * draws.vocab_size < FEW_LOGITS ? 1 : threads, [&](Team& team) {
         static thread_local std::vector<float> memory;
         const size_t needed = Contest::padded(draws.vocab_size);
         if (memory.size() < needed) memory.resize(needed);

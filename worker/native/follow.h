@@ -10,10 +10,11 @@
 
 namespace {
 
-// Beside the first step and its pass, whose arrays over tokens (slots, lengths, angles) go on with those of the later steps.
+// What comes after a first step, which catches up with the sequences: a token for each row of its logits, and steps of those. Their
+// pass has angles as many as there are slots and lengths in their step; the first one's memory is theirs, too.
 struct Following {
     int64_t num_steps, vocab_size, num_ropes;
-    int64_t* chosen;  // [num_steps, num_tokens]
+    int64_t* chosen;  // [1 + num_steps, num_logits]
 };
 
 inline int64_t likeliest(const float* logits, int64_t size) {
@@ -23,23 +24,62 @@ inline int64_t likeliest(const float* logits, int64_t size) {
     return std::find(logits, logits + size - 1, top) - logits;
 }
 
-inline void follow(const Network& network, const Step& first, const Pass& pass, const Following& following) {
-    Step step = first;
-    Pass own = pass;
-    std::vector<const float*> cosines(pass.cosines, pass.cosines + following.num_ropes);
-    std::vector<const float*> sines(pass.sines, pass.sines + following.num_ropes);
-    own.cosines = cosines.data(), own.sines = sines.data();
-    for (int64_t index = 0; index < following.num_steps; ++index) {
-        run_whole(network, step, own);
-        int64_t* chosen = following.chosen + index * step.num_tokens;
-        for (int64_t row = 0; row < step.num_tokens; ++row) {
-            chosen[row] = likeliest(own.logits + row * following.vocab_size, following.vocab_size);
-        }
-        own.token_ids = chosen;
-        step.slots += step.num_tokens, step.lengths += step.num_tokens;
-        for (const float*& angles : cosines) angles += step.num_tokens * network.turning.rotary_dim;
-        for (const float*& angles : sines) angles += step.num_tokens * network.turning.rotary_dim;
+// One of the steps that follow, with arrays of its own part.
+struct Later {
+    std::vector<const float*> cosines, sines;
+    Step step;
+    Pass pass;
+
+    Later(const Network& network, const Step& all, const Pass& of_all, const Following& following, int64_t index)
+        : cosines(of_all.cosines, of_all.cosines + following.num_ropes),
+          sines(of_all.sines, of_all.sines + following.num_ropes), step(all), pass(of_all) {
+        const int64_t at = index * step.num_tokens;
+        step.slots += at, step.lengths += at;
+        for (const float*& angles : cosines) angles += at * network.turning.rotary_dim;
+        for (const float*& angles : sines) angles += at * network.turning.rotary_dim;
+        pass.cosines = cosines.data(), pass.sines = sines.data(), pass.token_ids = following.chosen + at;
     }
+};
+
+constexpr int64_t FEW_PRODUCTS = 1 << 22;  // of a step that one thread has computed before another has woken
+
+inline int64_t num_products(const Network& network) {
+    int64_t num = network.head.size * network.head.columns;
+    for (int64_t index = 0; index < network.num_layers; ++index) {
+        const Layer& layer = network.layers[index];
+        for (const AnyMatrix* matrix : {&layer.qkv, &layer.output, &layer.gate_up, &layer.down}) num += matrix->size * matrix->columns;
+    }
+    return num;
+}
+
+// By one team, since to wake one takes as long as a step of a small model; where that is small enough, by one thread.
+template <typename Stored>
+void follow_in(const Network& network, const Step& first, const Pass& pass, const Step& step, const Pass& more,
+               const Following& following) {
+    std::deque<Later> later;
+    std::deque<Whole<Stored>> wholes;
+    wholes.emplace_back(network, first, pass);
+    for (int64_t index = 0; index < following.num_steps; ++index) {
+        later.emplace_back(network, step, more, following, index);
+        wholes.emplace_back(network, later.back().step, later.back().pass);
+    }
+    const bool is_small = num_products(network) * first.num_tokens < FEW_PRODUCTS;
+    Team::run(is_small ? 1 : first.threads, [&](Team& team) {
+        int64_t* chosen = following.chosen;
+        for (Whole<Stored>& whole : wholes) {
+            whole.run(team);
+            team.each(pass.num_logits, 1, [&](int64_t row) {
+                chosen[row] = likeliest(pass.logits + row * following.vocab_size, following.vocab_size);
+            });
+            chosen += pass.num_logits;
+        }
+    });
+}
+
+inline void follow(const Network& network, const Step& first, const Pass& pass, const Step& step, const Pass& more,
+                   const Following& following) {
+    if (network.stored == AS_INT8) follow_in<int8_t>(network, first, pass, step, more, following);
+    else follow_in<bf16>(network, first, pass, step, more, following);
 }
 
 }  // namespace

@@ -126,9 +126,10 @@ void penstock_whole(const Network* network, const Step* step, const Pass* pass) 
     run_whole(*network, *step, *pass);
 }
 
-// Several such steps of one token each, every token the likeliest after the one before.
-void penstock_follow(const Network* network, const Step* step, const Pass* pass, const Following* following) {
-    follow(*network, *step, *pass, *following);
+// Such a step, and several of one token each, every token the likeliest after what is before.
+void penstock_follow(const Network* network, const Step* first, const Pass* pass, const Step* step, const Pass* more,
+                     const Following* following) {
+    follow(*network, *first, *pass, *step, *more, *following);
 }
 
 #endif

@@ -121,7 +121,7 @@ class Library:
             self._whole.argtypes = (c_void_p,) * 3
             self._whole.restype = None
             self._follow = loaded.penstock_follow
-            self._follow.argtypes = (c_void_p,) * 4
+            self._follow.argtypes = (c_void_p,) * 6
             self._follow.restype = None
             self._whole_bytes = loaded.penstock_whole_bytes
             self._whole_bytes.argtypes = (c_void_p, c_int64, c_int64)
@@ -294,9 +294,9 @@ class Library:
         """A step from token ids to logits. Head_dim is a multiple of 32, and the gate-up matrices are gated."""
         self._whole(ctypes.addressof(network), ctypes.addressof(step), ctypes.addressof(whole))
 
-    def follow(self, network: Network, step: Step, whole: Pass, following: Following) -> None:
+    def follow(self, network: Network, first: Step, whole: Pass, step: Step, more: Pass, following: Following) -> None:
         """Several such steps, see follow.h."""
-        addresses = (ctypes.addressof(each) for each in (network, step, whole, following))
+        addresses = (ctypes.addressof(each) for each in (network, first, whole, step, more, following))
         self._follow(*addresses)
 
     def linear_rounded(self, x: Tensor, matrix: PackedInt8 | PackedInt4, dtype: torch.dtype) -> Tensor:

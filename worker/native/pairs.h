@@ -37,18 +37,25 @@ struct PairProduct {
         Finish finish(matrix, output, expansion);
         for (int64_t first = 0; first < rows; first += TILE) {
             const int64_t count = std::min<int64_t>(TILE, rows - first);
-            if (first) some<MANY, false>(first, panel, sums);
-            else if (count == 1) some<1, true>(first, panel, sums);
-            else if (count == 2) some<2, true>(first, panel, sums);
-            else if (count <= 4) some<4, true>(first, panel, sums);
-            else some<MANY, true>(first, panel, sums);
-            if (count > MANY) some<MANY, false>(first + MANY, panel, sums + MANY * TILE);
+            if (first) up_to<false>(first, count, panel, sums);
+            else up_to<true>(first, count, panel, sums);
+            if (count > MANY) up_to<false>(first + MANY, count - MANY, panel, sums + MANY * TILE);
             if (expansion && expansion->is_tile(first / TILE)) {
                 expansion->add_tile(first / TILE, matrix.left(panel), matrix.left(panel) + matrix.apart, sums);
             }
             finish.begin(first, count, panel, sums);
             finish.some(count);
         }
+    }
+
+    // As many as there are, or one more, and at most MANY.
+    template <bool ARRIVES>
+    void up_to(int64_t first, int64_t count, int64_t panel, float* sums) const {
+        if (count == 1) some<1, ARRIVES>(first, panel, sums);
+        else if (count == 2) some<2, ARRIVES>(first, panel, sums);
+        else if (count <= 4) some<4, ARRIVES>(first, panel, sums);
+        else if (count <= 6) some<6, ARRIVES>(first, panel, sums);
+        else some<MANY, ARRIVES>(first, panel, sums);
     }
 
     // R rows, into their part of the sums [2][16][16] of a tile; the last one as often as there are too few. ARRIVES: the panel

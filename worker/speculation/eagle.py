@@ -151,8 +151,7 @@ class EagleDrafter:
         began_at = self._now()
         drafts = [self._draft(sequence, num) for sequence, num in zip(sequences, num_tokens, strict=True)]
         num = max(num_tokens)
-        each_s = (self._now() - began_at) / num
-        self._durations.tell(len(sequences), num, each_s, (num - 1) * each_s)
+        self._durations.tell(len(sequences), num, self._now() - began_at)
         return drafts
 
     def _draft(self, sequence: Sequence, num_tokens: int) -> Draft:

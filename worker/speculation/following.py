@@ -4,45 +4,55 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Run
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from worker.attention import Extent, NativePlan
-from worker.inputs import Span
+from worker.inputs import Span, lay_out
+from worker.models import Whole
 from worker.runner import Runner
 
 
 @torch.inference_mode()
-def follow(runner: Runner, token_ids: Tensor, starts: Run[int], tables: Run[Run[int]], num_steps: int) -> Tensor:
-    """``token_ids`` [n] i64 at positions ``starts`` are computed, then what is likeliest after them, and so on; all but
-    the last ones are in their slots then. In one call where the compiled kernels compute whole steps.
+def follow(runner: Runner, spans: Run[Span], num_steps: int) -> Tensor:
+    """The spans are computed, then what is likeliest after each that wants logits, and so on; all but the last ones are
+    in their slots then. In one call where the compiled kernels compute whole steps.
 
-    ``tables``: block tables, which cover it all. Returns [num_steps, n] i64 on the device.
+    Their block tables cover it all, and some want logits, of one token each. Returns [num_steps, n] i64 on the device.
     """
-    if runner.whole is None:
-        return _step_by_step(runner, token_ids, starts, tables, num_steps)
-    positions = torch.arange(num_steps)[:, None] + torch.tensor(starts)
+    whole = runner.whole
+    return _step_by_step(runner, spans, num_steps) if whole is None else _at_once(runner, whole, spans, num_steps)
+
+
+def _at_once(runner: Runner, whole: Whole, spans: Run[Span], num_steps: int) -> Tensor:
     size = runner.block_size
-    slots = torch.tensor(
-        [
-            [table[at // size] * size + at % size for at, table in zip(row, tables, strict=True)]
-            for row in positions.tolist()
-        ]
-    )
-    extents = [Extent(row, 1, start, table) for row, (start, table) in enumerate(zip(starts, tables, strict=True))]
-    plan = runner.attention.plan(extents, slots[0])
-    assert isinstance(plan, NativePlan)
-    lengths = (positions + 1).to(torch.int32)
-    return runner.whole.follow(token_ids, positions.flatten(), slots, lengths, plan)
+    laid = lay_out(spans, size)
+    inputs = laid.sent(torch.device("cpu"))
+    later = [
+        Extent(row, 1, span.start + len(span.token_ids), span.block_ids)
+        for row, span in enumerate([span for span in spans if span.num_logits])
+    ]
+    positions = np.arange(num_steps - 1)[:, None] + [extent.start for extent in later]
+    slots = np.empty_like(positions)
+    for own, at, extent in zip(slots.T, positions.T, later, strict=True):
+        own[:] = np.array(extent.block_ids)[at // size] * size + at % size
+    first = runner.attention.plan(laid.extents, inputs.slots)
+    more = runner.attention.plan(later, torch.from_numpy(slots))
+    assert isinstance(first, NativePlan)
+    assert isinstance(more, NativePlan)
+    every = torch.cat((inputs.positions, torch.from_numpy(positions.ravel())))
+    lengths = torch.from_numpy((positions + 1).astype(np.int32))
+    return whole.follow(inputs.token_ids, every, inputs.rows, first, more, lengths)
 
 
-def _step_by_step(runner: Runner, token_ids: Tensor, starts: Run[int], tables: Run[Run[int]], num_steps: int) -> Tensor:
-    chosen = []
-    for step in range(num_steps):
-        spans = [
-            Span([token_id], start + step, table, 1)
-            for token_id, start, table in zip(token_ids.tolist(), starts, tables, strict=True)
+def _step_by_step(runner: Runner, spans: Run[Span], num_steps: int) -> Tensor:
+    chosen = [runner.forward(spans).argmax(-1)]
+    ready = [span for span in spans if span.num_logits]
+    for step in range(num_steps - 1):
+        following = [
+            Span([token_id], span.start + len(span.token_ids) + step, span.block_ids, 1)
+            for token_id, span in zip(chosen[-1].tolist(), ready, strict=True)
         ]
-        token_ids = runner.forward(spans).argmax(-1)
-        chosen.append(token_ids)
+        chosen.append(runner.forward(following).argmax(-1))
     return torch.stack(chosen)

@@ -95,8 +95,7 @@ class MedusaDrafter:
         chosen = self._choose(torch.stack(rows), num)
         for place, token_ids in zip(places, chosen, strict=True):
             drafts[place] = Draft(token_ids[: num_tokens[place]], 0)
-        each_s = (self._now() - began_at) / num
-        self._durations.tell(len(rows), num, each_s, (num - 1) * each_s)
+        self._durations.tell(len(rows), num, self._now() - began_at)
         return drafts
 
     @torch.inference_mode()

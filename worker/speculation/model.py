@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as Run
+from statistics import median
 
 from worker.inputs import Span
 from worker.runner import Runner
@@ -19,6 +20,12 @@ from worker.speculation.following import follow
 MAX_CATCH_UP = 512
 """Tokens computed at once before a draft; a longer text is caught up with over several steps, without drafts."""
 _LATEST = 8
+_REHEARSED, _REHEARSED_DRAFT = 16, 9
+"""Tokens of a text, and of a draft, before there is anybody to draft for."""
+_NUM_REHEARSALS = 3
+"""Of which the middle one counts."""
+_SURPRISE = 4.0
+"""A draft so many times as long as expected teaches only as much as this."""
 
 
 class _Text:
@@ -38,29 +45,30 @@ class Durations:
     """What one draft takes: to catch up, and for each further token; by the size of the batch."""
 
     def __init__(self) -> None:
-        self._first: dict[int, float] = {}
-        self._each: dict[int, float] = {}
+        self._known: dict[int, tuple[float, float]] = {}
 
-    def tell(self, num_sequences: int, num_tokens: int, first_s: float, rest_s: float) -> None:
-        """It took so long until there was a first token for each, and for all the others."""
-        kind = num_sequences.bit_length()
-        self._note(self._first, kind, first_s)
-        if num_tokens > 1:
-            self._note(self._each, kind, rest_s / (num_tokens - 1))
+    def begin(self, num_sequences: int, first_s: float, each_s: float) -> None:
+        """It was tried how long it takes until there is a first token for each, and for each one more."""
+        self._known[num_sequences.bit_length()] = first_s, each_s
+
+    def tell(self, num_sequences: int, num_tokens: int, seconds: float) -> None:
+        """So many tokens for each took so long."""
+        expected_s = self.expected_s(num_sequences, num_tokens)
+        if expected_s <= 0.0:
+            return self.begin(num_sequences, seconds / num_tokens, seconds / num_tokens)
+        first_s, each_s = self._nearest(num_sequences)
+        share = 1 / _LATEST if num_sequences.bit_length() in self._known else 1.0
+        scale = 1.0 + (min(seconds / expected_s, _SURPRISE) - 1.0) * share
+        self.begin(num_sequences, scale * first_s, scale * each_s)
 
     def expected_s(self, num_sequences: int, num_tokens: int) -> float:
         """Nothing, as long as nothing is known."""
+        first_s, each_s = self._nearest(num_sequences)
+        return first_s + (num_tokens - 1) * each_s
+
+    def _nearest(self, num_sequences: int) -> tuple[float, float]:
         kind = num_sequences.bit_length()
-        return self._nearest(self._first, kind) + (num_tokens - 1) * self._nearest(self._each, kind)
-
-    @staticmethod
-    def _note(means: dict[int, float], kind: int, seconds: float) -> None:
-        mean = means.get(kind, seconds)
-        means[kind] = mean + (min(seconds, 4.0 * mean) - mean) / _LATEST
-
-    @staticmethod
-    def _nearest(means: dict[int, float], kind: int) -> float:
-        return means[min(means, key=lambda known: abs(known - kind))] if means else 0.0
+        return self._known[min(self._known, key=lambda known: abs(known - kind))] if self._known else (0.0, 0.0)
 
 
 class ModelDrafter:
@@ -76,6 +84,27 @@ class ModelDrafter:
         self._texts: dict[Sequence, _Text] = {}
         self._free = list(range(runner.num_blocks))
         self._durations = Durations()
+
+    def rehearse(self) -> None:
+        """Begin to know what a draft takes; whatever is made on first use is made now."""
+        size = self._runner.block_size
+        num_blocks = -(-(_REHEARSED + _REHEARSED_DRAFT) // size)
+        if num_blocks > len(self._free):
+            return
+        block_ids = self._free[:num_blocks]
+        text = Span([0] * _REHEARSED, 0, block_ids, 1)
+        follow(self._runner, [text], 1)
+        follow(self._runner, [text], _REHEARSED_DRAFT)
+        last = Span([0], _REHEARSED - 1, block_ids, 1)
+        first_s, all_s = (
+            median([self._duration_s(last, num) for _ in range(_NUM_REHEARSALS)]) for num in (1, _REHEARSED_DRAFT)
+        )
+        self._durations.begin(1, first_s, max(0.0, all_s - first_s) / (_REHEARSED_DRAFT - 1))
+
+    def _duration_s(self, span: Span, num_tokens: int) -> float:
+        began_at = self._now()
+        follow(self._runner, [span], num_tokens)
+        return self._now() - began_at
 
     def expected_s(self, num_sequences: int, num_tokens: int) -> float:
         """See Drafter."""
@@ -107,20 +136,16 @@ class ModelDrafter:
                 ready.append((place, text))
         if not spans:
             return drafts
-        first = self._runner.forward(spans).argmax(-1)
         if not ready:
+            self._runner.forward(spans)
             return drafts
-        first_at = self._now()
-        rows = [first.tolist()]
-        if num > 1:
-            starts = [text.num_computed for _, text in ready]
-            rows += follow(self._runner, first, starts, [text.block_ids for _, text in ready], num - 1).tolist()
+        rows = follow(self._runner, spans, num).tolist()
         for (place, text), *token_ids in zip(ready, *rows, strict=True):
             text.ahead = token_ids[:-1]
             drafts[place] = Draft(token_ids[: num_tokens[place]], 0)
         # A long text that is met for the first time says nothing of what the next draft takes.
         if len(spans) == len(ready) and num_left > self._max_catch_up - 16 * len(spans):
-            self._durations.tell(len(ready), num, first_at - began_at, self._now() - first_at)
+            self._durations.tell(len(ready), num, self._now() - began_at)
         return drafts
 
     def learn(self, sequence: Sequence) -> None:
