@@ -1,10 +1,16 @@
-"""What watching costs the gateway: its throughput with tracing and without, in interleaved rounds.
+"""What watching costs the gateway: its throughput with metrics and without, with traces and without, in one run.
 
-    python -m benchmarks.observing [--rounds 6] [--seconds 2] [--ratio 0.1] [--together]
+    python -m benchmarks.observing [--seconds 60] [--times 2] [--ratio 0.1]
 
-Two gateways share one core and take turns: one as it is, one whose traces go to a real OTLP receiver in a process of
-its own. A scripted worker on the real wire, the load and the receiver have the other core, and so has the process that
-makes the spans, unless ``--together`` leaves it on the gateway's. Needs wrk and two cores.
+Three gateways share one core and take turns of a fraction of a second: one that measures nothing, one with metrics,
+and one that hands traces besides to a real OTLP receiver in a process of its own. A scripted worker on the real wire
+and the load have the other core, and so have the receiver and the process that makes the spans, if there is no third
+one. Each gateway has its own load, which is stopped while it is another's turn, and so is the process that makes
+spans: whatever it has to do falls into the turns of its own gateway. All of them start anew ``--times`` times, as two
+processes of the same code differ for as long as they live. Needs wrk and two cores.
+
+What changes on a machine that others use, too, changes within seconds, so turns are short and many. Ratios are of all
+requests of one gateway's turns and of another's; how firm they are is told by drawing rounds again (bootstrap).
 """
 
 from __future__ import annotations
@@ -13,12 +19,15 @@ import asyncio
 import contextlib
 import json
 import os
+import signal
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Mapping
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from statistics import median
+from random import Random
+from statistics import fmean
 from typing import Any
 
 import aiohttp
@@ -33,12 +42,17 @@ from benchmarks.gateway.processes import BenchmarkError, Server
 from benchmarks.gateway.rounds import CONNECTIONS, KEY, MESSAGES, MODEL_NAME, NUM_COMPLETION_TOKENS
 from policies.wire import Ready
 
-REQUIRED = 0.97
+REQUIRED_TRACED, REQUIRED_METERED = 0.97, 0.98
 """Of the throughput without."""
+TURN_S, SETTLING_S = 0.2, 0.02
+"""Of a turn the first part does not count: the load has just been woken."""
+ANSWERED_S = 0.005
+"""So long after it its last requests are answered, and the next turn begins."""
+NUM_DRAWS, CONFIDENCE = 1000, 0.95
 
 
-class Run(msgspec.Struct):
-    """One run of wrk against one gateway."""
+class Turn(msgspec.Struct):
+    """One of one gateway."""
 
     requests_per_s: float
     cpu_us: float
@@ -47,49 +61,98 @@ class Run(msgspec.Struct):
     """Of the process beside it, for one request of all, kept or not."""
 
 
-class Result(msgspec.Struct):
-    """Medians over the rounds; ratios are medians of each round's own."""
+class Ratio(msgspec.Struct):
+    mean: float
+    least: float
+    most: float
+    """It lies between these with the probability CONFIDENCE."""
 
-    throughput: float
-    cpu: float
-    """The gateway's CPU for a request with tracing, over that without."""
+    def __str__(self) -> str:
+        return f"{self.mean:.3f} ({self.least:.3f} to {self.most:.3f})"
+
+
+class Result(msgspec.Struct):
+    traced: Ratio
+    """Throughput with traces and metrics, of that with metrics."""
+    metered: Ratio
+    """Throughput with metrics, of that with nothing."""
+    traced_cpu: Ratio
+    metered_cpu: Ratio
+    """CPU of the gateway for a request, likewise."""
     num_requests: int
+    """That had a chance to be kept as traces."""
     num_spans: int
     """That the receiver has got."""
-    plain: list[Run]
-    traced: list[Run]
+    turns: dict[str, list[Turn]]
 
 
 class Side:
-    """One gateway."""
+    """One gateway and its load."""
 
-    def __init__(self, server: Server, exporter: int | None) -> None:
+    def __init__(self, server: Server, worker: peer.Worker, exporter: int | None) -> None:
         self.server = server
+        self._worker = worker
         self._exporter = Server("", exporter) if exporter is not None else None
-        self.num_requests = 0
+        self._others = [] if exporter is None else [exporter]
+        """Processes that work in its turns alone."""
 
-    async def run(self, seconds: int, core: int, body: Path) -> Run:
-        before, before_exporter = self.server.cpu_s(), self._exporter_s()
+    @property
+    def num_requests(self) -> int:
+        return self._worker.num_answered
+
+    @contextlib.asynccontextmanager
+    async def loaded(self, seconds: int, core: int, body: Path) -> AsyncIterator[None]:
+        """By wrk, but only in its turns."""
+        before = _children()
         url = f"{self.server.url}/v1/chat/completions"
-        figures = await processes.wrk(url, CONNECTIONS, seconds, core, body, KEY, self.num_requests)
-        self.num_requests += figures.num_requests
-        return Run(
-            figures.requests_per_s,
-            1e6 * (self.server.cpu_s() - before) / figures.num_requests,
-            1e6 * (self._exporter_s() - before_exporter) / figures.num_requests,
-        )
+        load = asyncio.create_task(processes.wrk(url, CONNECTIONS, seconds, core, body, KEY, 0))
+        while not (started := _children() - before):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        (wrk,) = started
+        await asyncio.sleep(1.0)  # what is made once is made
+        self._others.append(wrk)
+        self.signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self.signal(signal.SIGCONT)
+            await load
 
-    def _exporter_s(self) -> float:
-        return 0.0 if self._exporter is None else self._exporter.cpu_s()
+    def signal(self, number: signal.Signals) -> None:
+        for pid in self._others:
+            os.kill(pid, number)
+
+    async def turn(self) -> Turn:
+        self.signal(signal.SIGCONT)
+        await asyncio.sleep(SETTLING_S)
+        before = self._now()
+        await asyncio.sleep(TURN_S - SETTLING_S)
+        seconds, cpu_s, exporter_s, num = (then - now for now, then in zip(before, self._now(), strict=True))
+        self.signal(signal.SIGSTOP)
+        if not num:
+            raise BenchmarkError("nothing was answered for a whole turn: this machine has too much other work")
+        await asyncio.sleep(ANSWERED_S)
+        return Turn(num / seconds, 1e6 * cpu_s / num, 1e6 * exporter_s / num)
+
+    def _now(self) -> tuple[float, float, float, int]:
+        """Seconds of the clock, of the gateway's CPU and of the one beside it, and requests so far."""
+        exporter_s = 0.0 if self._exporter is None else self._exporter.cpu_s()
+        return time.perf_counter(), self.server.cpu_s(), exporter_s, self.num_requests
+
+
+def _children() -> set[int]:
+    """Of this process, that are wrk by now."""
+    told = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+    return {int(pid) for pid in told if Path(f"/proc/{pid}/comm").read_text() == "wrk\n"}
 
 
 @contextlib.asynccontextmanager
 async def side(
-    name: str, folder: Path, place: Path | None, core: int, variables: Mapping[str, str], other_core: int | None
+    name: str, folder: Path, core: int, other_core: int, variables: Mapping[str, str], has_metrics: bool
 ) -> AsyncIterator[Side]:
-    """A gateway of its own ledger; its exporter, if it has one, on ``other_core``; None: where the gateway is."""
+    """A gateway of its own ledger; its exporter, if it has one, on ``other_core``."""
     with contextlib.ExitStack() as stack:
-        data = stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-", dir=place))
+        data = stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-", dir=_memory()))
         tokenizer = Tokenizer.from_file(str(MODEL / "tokenizer.json"))
         ready = Ready(MODEL_NAME, 8192, tokenizer.get_vocab_size(), [0, 2], 32, 4096, 256, "none", "none", os.getpid())
         token_ids = tokenizer.encode(TEXT, add_special_tokens=False).ids
@@ -99,13 +162,14 @@ async def side(
         config.write_text(CONFIG.format(data_dir=json.dumps(data), socket=folder / f"{name}.socket"))
         arguments = [sys.executable, "-m", "gateway", "serve", "--config", str(config)]
         environ = {"PENSTOCK_API_KEY": KEY, "PENSTOCK_ADMIN_KEY": f"{KEY}-admin", **variables}
+        environ["PENSTOCK_METRICS__ENABLED"] = str(has_metrics).lower()
         async with processes.server(arguments, core, folder / f"{name}.log", environ) as server:
             async with asyncio.timeout(10.0):
-                await connected
+                worker = await connected
             exporter = _exporter_of(server.pid)
-            if exporter is not None and other_core is not None:
+            if exporter is not None:
                 _pin(exporter, other_core)
-            yield Side(server, exporter)
+            yield Side(server, worker, exporter)
 
 
 def _pin(pid: int, core: int) -> None:
@@ -121,80 +185,99 @@ def _exporter_of(pid: int) -> int | None:
     return None
 
 
-async def measure(num_rounds: int, seconds: int, ratio: float, together: bool) -> Result:
+async def measure(seconds: int, num_times: int, ratio: float) -> Result:
     """Raises BenchmarkError."""
     core, load_core = processes.check()
+    other_core = max(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {load_core})
-    place = _memory()
+    turns: dict[str, list[Turn]] = {"bare": [], "metered": [], "traced": []}
+    num_requests = 0
     async with contextlib.AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-")))
         body = folder / "request.json"
         body.write_text(json.dumps({"model": MODEL_NAME, "messages": MESSAGES, "max_tokens": NUM_COMPLETION_TOKENS}))
         receiving = [sys.executable, "-m", "benchmarks.observing", "--receive"]
-        receiver = await stack.enter_async_context(processes.server(receiving, load_core, folder / "receiver.log"))
-        endpoint, counts = receiver.url, receiver.url.replace("http://", "").split("/")[1]
+        receiver = await stack.enter_async_context(processes.server(receiving, other_core, folder / "receiver.log"))
+        endpoint, _, counts = receiver.url.rpartition("/")
         variables = {
-            "PENSTOCK_TRACING__ENDPOINT": endpoint.rsplit("/", 1)[0],
+            "PENSTOCK_TRACING__ENDPOINT": endpoint,
             "PENSTOCK_TRACING__SAMPLE_RATIO": str(ratio),
             "PENSTOCK_TRACING__MAX_QUEUED_SPANS": "200000",
         }
-        plain = await stack.enter_async_context(side("plain", folder, place, core, {}, None))
-        traced = await stack.enter_async_context(
-            side("traced", folder, place, core, variables, None if together else load_core)
-        )
-        for each in (plain, traced):  # what is made once is made
-            await each.run(1, load_core, body)
-        runs: dict[Side, list[Run]] = {plain: [], traced: []}
-        for number in range(num_rounds):
-            order = (plain, traced) if number % 2 == 0 else (traced, plain)
-            for each in order:
-                runs[each].append(await each.run(seconds, load_core, body))
-            click.echo(f"round {number + 1}: {_line(runs[plain][-1], runs[traced][-1])}", err=True)
-        await asyncio.sleep(2.0)  # the last spans are on their way
+        for time_ in range(num_times):
+            async with contextlib.AsyncExitStack() as gateways:
+                sides = [
+                    await gateways.enter_async_context(
+                        side(f"{name}-{time_}", folder, core, other_core, variables if name == "traced" else {}, is_on)
+                    )
+                    for name, is_on in (("bare", False), ("metered", True), ("traced", True))
+                ]
+                async with contextlib.AsyncExitStack() as loads:
+                    for each in sides:
+                        await loads.enter_async_context(
+                            each.loaded(seconds + len(sides) + 1, core=load_core, body=body)
+                        )
+                    there = list(zip(turns.values(), sides, strict=True))
+                    until = time.monotonic() + seconds
+                    while time.monotonic() < until:
+                        for told, each in there:
+                            told.append(await each.turn())
+                        there.reverse()
+                num_requests += sides[-1].num_requests
         async with aiohttp.ClientSession() as session, session.get(f"http://127.0.0.1:{counts}/") as answer:
             num_spans = int(await answer.text())
-    pairs = list(zip(runs[plain], runs[traced], strict=True))
+    bare, metered, traced = turns.values()
     return Result(
-        throughput=median(with_.requests_per_s / without.requests_per_s for without, with_ in pairs),
-        cpu=median(with_.cpu_us / without.cpu_us for without, with_ in pairs),
-        num_requests=traced.num_requests,
+        traced=compared([each.requests_per_s for each in traced], [each.requests_per_s for each in metered]),
+        metered=compared([each.requests_per_s for each in metered], [each.requests_per_s for each in bare]),
+        traced_cpu=compared([each.cpu_us for each in traced], [each.cpu_us for each in metered]),
+        metered_cpu=compared([each.cpu_us for each in metered], [each.cpu_us for each in bare]),
+        num_requests=num_requests,
         num_spans=num_spans,
-        plain=runs[plain],
-        traced=runs[traced],
+        turns=turns,
     )
 
 
-def _line(without: Run, with_: Run) -> str:
-    return (
-        f"{without.requests_per_s:,.0f} and {with_.requests_per_s:,.0f} requests/s "
-        f"({with_.requests_per_s / without.requests_per_s:.3f}), {without.cpu_us:.1f} and {with_.cpu_us:.1f} us "
-        f"of the gateway's CPU ({with_.cpu_us / without.cpu_us:.3f}), {with_.exporter_cpu_us:.1f} us beside it"
-    )
+def compared(with_: Sequence[float], without: Sequence[float]) -> Ratio:
+    """Each with the other of its round."""
+    pairs, random = list(zip(with_, without, strict=True)), Random(0)
+    drawn = sorted(_ratio(random.choices(pairs, k=len(pairs))) for _ in range(NUM_DRAWS))
+    outside = round(NUM_DRAWS * (1 - CONFIDENCE) / 2)
+    return Ratio(_ratio(pairs), drawn[outside], drawn[-1 - outside])
+
+
+def _ratio(pairs: Sequence[tuple[float, float]]) -> float:
+    with_, without = map(sum, zip(*pairs, strict=True))
+    return float(with_ / without)
 
 
 async def receive() -> None:
-    """An OTLP receiver over gRPC, and its count of spans over HTTP."""
+    """An OTLP receiver over gRPC, and its count of spans over HTTP. It stands for another machine: what it was sent is
+    looked into when somebody asks."""
     import grpc
     from aiohttp import web
     from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as messages
-    from opentelemetry.proto.collector.trace.v1 import trace_service_pb2_grpc as services
 
-    os.nice(19)  # it stands for another machine
-    num_spans = 0
+    os.nice(19)
+    received: list[bytes] = []
 
-    class Service(services.TraceServiceServicer):
-        def Export(self, request: Any, context: Any) -> Any:
-            nonlocal num_spans
-            num_spans += sum(len(scope.spans) for each in request.resource_spans for scope in each.scope_spans)
-            return messages.ExportTraceServiceResponse()
+    def export(request: bytes, context: Any) -> Any:
+        received.append(request)
+        return messages.ExportTraceServiceResponse()
 
+    handler = grpc.unary_unary_rpc_method_handler(
+        export, response_serializer=messages.ExportTraceServiceResponse.SerializeToString
+    )
+    service = "opentelemetry.proto.collector.trace.v1.TraceService"
     server = grpc.server(ThreadPoolExecutor(1))
-    services.add_TraceServiceServicer_to_server(Service(), server)
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {"Export": handler}),))
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
 
     async def count(_: web.Request) -> web.Response:
-        return web.Response(text=str(num_spans))
+        requests = map(messages.ExportTraceServiceRequest.FromString, received)
+        scopes = (scope for request in requests for each in request.resource_spans for scope in each.scope_spans)
+        return web.Response(text=str(sum(len(scope.spans) for scope in scopes)))
 
     application = web.Application()
     application.router.add_get("/", count)
@@ -208,28 +291,33 @@ async def receive() -> None:
 
 
 @click.command()
-@click.option("--rounds", "num_rounds", type=click.IntRange(1, 100), default=6, show_default=True)
-@click.option("--seconds", type=click.IntRange(1, 60), default=2, show_default=True, help="Of each run of wrk.")
+@click.option("--seconds", type=click.IntRange(1, 3600), default=60, show_default=True, help="Each time.")
+@click.option("--times", "num_times", type=click.IntRange(1, 100), default=2, show_default=True, help="Started anew.")
 @click.option("--ratio", type=click.FloatRange(0, 1), default=0.1, show_default=True, help="Of requests, kept.")
-@click.option("--together", is_flag=True, help="Spans are made on the gateway's core, too.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @click.option("--receive", "receives", is_flag=True, hidden=True)
-def main(num_rounds: int, seconds: int, ratio: float, together: bool, as_json: bool, receives: bool) -> None:
-    """What tracing costs the gateway's throughput, in interleaved rounds."""
+def main(seconds: int, num_times: int, ratio: float, as_json: bool, receives: bool) -> None:
+    """What metrics and traces cost the gateway's throughput, in interleaved turns."""
     if receives:
         uvloop.run(receive())
         return
     try:
-        result = uvloop.run(measure(num_rounds, seconds, ratio, together))
+        result = uvloop.run(measure(seconds, num_times, ratio))
     except BenchmarkError as error:
         raise click.ClickException(str(error)) from error
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(result), indent=2))
+    for name, told in result.turns.items():
+        per_s, cpu_us = fmean(each.requests_per_s for each in told), fmean(each.cpu_us for each in told)
+        beside_us = fmean(each.exporter_cpu_us for each in told)
+        click.echo(f"{name}: {per_s:,.0f} requests/s, {cpu_us:.1f} us of CPU for one, {beside_us:.1f} us beside it")
     click.echo(
-        f"throughput with tracing is {result.throughput:.3f} of that without (at least {REQUIRED}), CPU for a request "
-        f"{result.cpu:.3f}; {result.num_spans:,} spans came of {result.num_requests:,} requests"
+        f"requests/s with traces are {result.traced} of those without (at least {REQUIRED_TRACED}), CPU for one "
+        f"{result.traced_cpu}; with metrics {result.metered} of those with nothing (at least {REQUIRED_METERED}), CPU "
+        f"{result.metered_cpu}; {result.num_spans:,} spans came of {result.num_requests:,} requests"
     )
-    sys.exit(0 if result.throughput >= REQUIRED else 1)
+    holds = result.traced.mean >= REQUIRED_TRACED and result.metered.mean >= REQUIRED_METERED
+    sys.exit(0 if holds else 1)
 
 
 if __name__ == "__main__":

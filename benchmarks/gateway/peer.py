@@ -35,6 +35,8 @@ class Worker(asyncio.Protocol):
         self._streams: list[Submit] = []
         self._num_expected = 0
         self._all_here: asyncio.Future[list[Submit]]
+        self.num_answered = 0
+        """Whole answers so far."""
 
     def expect_streams(self, num_streams: int) -> asyncio.Future[list[Submit]]:
         """The next so many requests are the streams of one run and wait for it to begin; done with the last of them."""
@@ -72,6 +74,7 @@ class Worker(asyncio.Protocol):
                     token_ids = [self._token(i) for i in range(message.sampling.max_tokens)]
                     whole.append(Delta(message.request_id, 0, token_ids, None, _FINISH))
         if whole:
+            self.num_answered += len(whole)
             self._send(StepOutput(whole))
 
     async def flood(self, group: Sequence[Submit], num_tokens: int) -> None:
