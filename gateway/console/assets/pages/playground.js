@@ -55,7 +55,7 @@ function explained(answer) {
     return each.setAttribute("aria-describedby", tip.id);
   };
   answer.addEventListener("pointerover", (event) => show(event.target));
-  answer.addEventListener("pointerleave", hide);
+  answer.addEventListener("pointerleave", () => show(answer.querySelector(":focus")));
   answer.addEventListener("focusin", (event) => show(event.target));
   answer.addEventListener("focusout", hide);
   answer.addEventListener("keydown", (event) => {
