@@ -108,8 +108,6 @@ struct Part {
     void score_pairs(const Places& places, int64_t count, bf16* held_keys, float* scores) const {
         const int64_t *offsets = places.offsets, head_dim = step.head_dim;
         for (int64_t first = 0; first < count; first += WIDTH) {
-            for (int i = 0; i < WIDTH; ++i) fetch(values + offsets[first + i]);
-            if (first + AHEAD < count) for (int i = 0; i < WIDTH; ++i) fetch(keys + offsets[first + AHEAD + i]);
             if constexpr (!IS_OWN) {
                 for (int i = 0; i < WIDTH; ++i) {
                     for (int64_t d = 0; d < head_dim; d += 2 * WIDTH) {
@@ -122,6 +120,11 @@ struct Part {
                 else return held_keys + i * head_dim;
             };
             for (int64_t g = 0; g < group; ++g) {
+                // A part of them with each head: all at once are more than the processor waits for without standing still.
+                for (int64_t i = WIDTH * g / group; i < WIDTH * (g + 1) / group; ++i) {
+                    fetch(values + offsets[first + i]);
+                    if (first + AHEAD < count) fetch(keys + offsets[first + AHEAD + i]);
+                }
                 __m512 sums[WIDTH];
                 for (int i = 0; i < WIDTH; ++i) sums[i] = _mm512_setzero_ps();
                 for (int64_t d = 0; d < head_dim; d += 2 * WIDTH) {

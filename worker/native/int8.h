@@ -22,6 +22,7 @@ constexpr int TASK_PANELS = 8;         // of many rows
 constexpr int STEPS = 7;               // of a panel, that stay in the first cache
 constexpr int AHEAD = 4096;            // bytes by which a panel is fetched before it is multiplied, into the second cache
 constexpr int NEAR = 512;              // the same, into the first
+constexpr int SOME_AHEAD = 4096;       // the same, where several rows are multiplied by vectors
 constexpr int TILES_AHEAD = 1024;      // the same, by tiles
 
 // x by token: codes in tiles [rows / 16][size / 64][16][64], what to multiply by, and 128 times the sum of the codes.
@@ -132,9 +133,13 @@ struct Product {
         __m512i sums[R][2];
         for (auto& of_row : sums) of_row[0] = of_row[1] = _mm512_setzero_si512();
         for (int64_t step = 0; step < steps(); ++step, from += TILE_BYTES, tile += 2 * TILE_BYTES) {
-#pragma GCC unroll 4
+            // No more of them at once, as in pairs.h.
+#pragma GCC unroll 2
             for (int quad = 0; quad < SIDE; ++quad) {
-                if (ARRIVES) fetch(tile + AHEAD + quad * 128), fetch(tile + AHEAD + quad * 128 + 64);
+                if (ARRIVES) {
+                    __builtin_prefetch(tile + SOME_AHEAD + quad * 128);
+                    __builtin_prefetch(tile + SOME_AHEAD + quad * 128 + 64);
+                }
                 const __m512i left = _mm512_load_si512(tile + quad * 64), right = _mm512_load_si512(tile + TILE_BYTES + quad * 64);
 #pragma GCC unroll 8
                 for (int row = 0; row < R; ++row) {
