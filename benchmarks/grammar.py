@@ -35,7 +35,8 @@ from policies.terms import Sampling
 from worker.engine import Engine
 from worker.grammar.store import Grammars
 from worker.grammar.vocabulary import made, read_vocabulary, tokens_of
-from worker.models import random_decoder
+from worker.models import Means, random_decoder
+from worker.native import library
 from worker.process import prepare
 from worker.runner import Runner
 from worker.sampler import Pending, Row, Sampler
@@ -164,7 +165,7 @@ class Bench:
             self.runner = Runner.load("demo", asked)
             tokens = read_vocabulary(Path(MODEL_DIR), self.runner.vocab_size, [EOS])
         else:
-            model = random_decoder(shape, torch.bfloat16, torch.device("cpu"))
+            model = random_decoder(shape, torch.bfloat16, torch.device("cpu"), means=Means(library()))
             self.runner = Runner.of(model, asked, max(num_streams * 32, 2 * ROOM // asked.block_size))
             tokens = made(words_of(self.runner.vocab_size), self.runner.vocab_size, [EOS])
         self._sampler = Helped(self.runner.vocab_size)
