@@ -150,7 +150,7 @@ class Sampler:
                 some: list[list[int]]
                 if kernels is not None:
                     num = MAX_TRIES if again.more else 1
-                    some = self._chosen(logits, rows, maxima, kernels, wishes, num, torch.tensor(redrawn)).tolist()
+                    some = self._chosen(logits, rows, maxima, kernels, wishes, num, redrawn).tolist()
                 else:
                     # All of them, since nobody else's token changes: it saves copies of the rows.
                     every = self._chosen(logits, rows, maxima, kernels, wishes).tolist()
@@ -176,10 +176,10 @@ class Sampler:
         kernels: Library | None,
         asked: Wishes | None,
         num_tries: int = 1,
-        some: Tensor | None = None,
+        some: Sequence[int] | None = None,
     ) -> Tensor:
         """Token ids [n, at most num_tries] i64, UNUSABLE ones too, by the fastest way there is, see Library.draw;
-        ``some`` [m] i64: of these rows alone."""
+        ``some``: of these rows alone."""
         if kernels is not None:
             assert maxima is not None
             assert asked is not None

@@ -240,7 +240,7 @@ def test_compiled_masks_are_those_of_torch(vocab_size):
     bits = torch.randint(-(2**31), 2**31, (3, words), generator=generator).to(torch.int32)
     bits[:, ::3] = 0
     bits[1, 1::3] = -1
-    masks = Masks([0, 2, 4], bits)
+    masks = Masks([0, 2, 4], bits.numpy())
     expected, maxima = logits.clone(), kernels.maxima(logits)
     masks.apply(expected, None, None)
     masks.apply(logits, maxima, kernels)

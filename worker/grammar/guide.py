@@ -22,8 +22,9 @@ MAX_MASKS = 200
 """Of a search for an end in the middle of an answer, where all others wait."""
 MAX_TRUST = 3
 """Draws whose tokens the grammar forbids, one after the other, before it is expected of the next one, too."""
-PROBES = (b"q", b"z")
-"""Texts that may come next where nearly every one may, and that hardly anything begins with by chance."""
+PROBES = (b"que", b"zen")
+"""Texts whose first tokens may come next where nearly every one may, and that hardly anything begins with by chance.
+Where a letter or two has room, and no more, a mask is soon made, and hardly any token is allowed."""
 RETRY_EVERY = 8
 """Tokens after which one is drawn without again."""
 MAX_REFUSED = 3
@@ -58,10 +59,14 @@ class Reach:
             return None
         return bound.of(num_levels + self.ends.most_levels)
 
+    @property
+    def is_deep(self) -> bool:
+        """It depends on how deep an answer is in itself."""
+        return self.bound is not None and self.bound.total is None
+
     def scan(self) -> Scan | None:
         """Where what has been read of an answer counts."""
-        is_deep = self.bound is not None and self.bound.total is None
-        return Scan() if is_deep or self.expressions else None
+        return Scan() if self.is_deep or self.expressions else None
 
 
 class Guide:
@@ -80,6 +85,7 @@ class Guide:
         "_scan",
         "_stops",
         "_trust",
+        "_unread",
         "is_cut",
         "vocabulary",
     )
@@ -108,6 +114,8 @@ class Guide:
         self._looks_from = 1 << 62
         """Tokens that are left when an end is looked for again."""
         self._scan = None if reach is None else reach.scan()
+        self._unread: list[int] = []
+        """Tokens that it has not read yet: as a rule nobody asks it before the end."""
         self._found: tuple[int, list[int]] | None = None
         """A token that was accepted, and the end after it."""
         self._num_refused = 0
@@ -245,7 +253,8 @@ class Guide:
         reach = self._reach
         if reach is None or self._is_endless:
             return False
-        far = reach.far(0 if self._scan is None else self._scan.num_levels)
+        scan = self._read() if reach.is_deep else None
+        far = reach.far(0 if scan is None else scan.num_levels)
         num_free = num_left - num_drafted
         if far is None or num_free <= far:
             return self._has_end(num_left)
@@ -287,7 +296,7 @@ class Guide:
         if not self._is_fresh:
             assert self._reach is not None
             if self._end is None or not self._leads_to_end(self._end):
-                self._end = self._search(num_left, self._scan)
+                self._end = self._search(num_left, self._read())
             if self._end is None:
                 return False
             self._is_fresh = True
@@ -312,7 +321,9 @@ class Guide:
             return None
         after: list[int] | None = end
         if len(end) > max_tokens or not self._leads_to_end(end):
-            scan = None if self._scan is None else self._scan.after(self.vocabulary.decode_bytes([token_id]))
+            scan = self._read()
+            if scan is not None:
+                scan = scan.after(self.vocabulary.decode_bytes([token_id]))
             after = self._search(max_tokens, scan)
         matcher.rollback(1)
         return after
@@ -323,10 +334,17 @@ class Guide:
         self._matcher.rollback(num)
         return leads
 
+    def _read(self) -> Scan | None:
+        """What has been read of the answer, all of it."""
+        if self._unread and self._scan is not None:
+            self._scan.feed(self.vocabulary.decode_bytes(self._unread))
+            self._unread.clear()
+        return self._scan
+
     def _moved(self, token_id: int) -> None:
         found, self._found, self._num_refused = self._found, None, 0
         if self._scan is not None:
-            self._scan.feed(self.vocabulary.decode_bytes([token_id]))
+            self._unread.append(token_id)
         if found is not None and found[0] == token_id:
             self._end = found[1]
         elif self._is_fresh and self._end and self._end[0] == token_id:

@@ -31,7 +31,7 @@ from worker.sequence import Sequence
 
 Words = npt.NDArray[np.int32]
 
-NONE = torch.empty((0, 0), dtype=torch.int32)
+NONE: Words = np.empty((0, 0), dtype=np.int32)
 WORTH_THREADS = 4
 """So few threads take longer to wake than the masks that they would make meanwhile."""
 FIRST_ROWS = 64
@@ -56,8 +56,6 @@ class _Held:
     """By the number of draft tokens before: those of its rows that are made."""
     ending: set[int] = field(default_factory=set)
     """Of those, the ones that let it do nothing but end, though it is shorter than it should be."""
-    is_free: bool = False
-    """It is known that there is more than one token that may come next."""
     is_ranked: bool = False
     """More than one token that it would have come to has been asked for."""
 
@@ -80,7 +78,7 @@ class MaskMaker:
         self._buffer = self._room(0, 0)
         self._num_used = 0
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="masks")
-        self._foreseen: tuple[dict[Sequence, _Held], Future[torch.Tensor]] | None = None
+        self._foreseen: tuple[dict[Sequence, _Held], Future[Words]] | None = None
         self.faults: dict[Sequence, Exception] = {}
         """Those sequences of the last batch that cannot go on, once it is drawn."""
         self.num_masks = 0
@@ -159,7 +157,7 @@ class MaskMaker:
             num_words = -(-held[0].guide.vocabulary.vocab_size // 32)  # one model has one vocabulary
             self._buffer = self._room(FIRST_ROWS, num_words)
 
-    def fill(self, asked: list[tuple[_Held, int]]) -> torch.Tensor:
+    def fill(self, asked: list[tuple[_Held, int]]) -> Words:
         """Makes rows of some sequences, each behind so many tokens of its draft; all of one sequence, or one."""
         if not asked:
             return NONE
@@ -168,12 +166,11 @@ class MaskMaker:
         if self._num_used > len(self._buffer):
             # What was given out of the old one stays where it is.
             self._buffer = self._room(2 * self._num_used, self._buffer.shape[1])
-        made = self._buffer[begin : self._num_used]
-        words: Words = made.numpy()
+        words = self._buffer[begin : self._num_used]
         self.num_masks += len(asked)
         self._fill(asked, words)
         eos_token_id = asked[0][0].guide.vocabulary.eos_token
-        may_end: list[int] = (words[:, eos_token_id >> 5] >> (eos_token_id & 31) & 1).tolist()
+        may_end = [word >> (eos_token_id & 31) & 1 for word in words[:, eos_token_id >> 5].tolist()]
         for (each, nth), row, is_end in zip(asked, words, may_end, strict=True):
             each.masks[nth] = row
             matcher = each.guide.matcher
@@ -183,7 +180,7 @@ class MaskMaker:
                 self.faults[each.sequence] = GuideLost(f"its grammar cannot be followed any further: {reason}")
             elif is_end and _finish(each.sequence, each.guide, row, nth):
                 each.ending.add(nth)
-        return made
+        return words
 
     def _fill(self, asked: list[tuple[_Held, int]], words: Words) -> None:
         plain = []
@@ -197,11 +194,7 @@ class MaskMaker:
                 continue
             if nth:
                 behind.append((each.guide, matcher.try_consume_tokens(draft[:nth])))
-            if not each.is_free and (forced := matcher.compute_ff_tokens()):
-                words[place] = 0
-                allow(words[place], forced[0])
-            else:
-                plain.append((matcher, place))
+            plain.append((matcher, place))
         row_bytes = 4 * words.shape[1]
         if plain and self._is_alone:
             begin = words.ctypes.data
@@ -217,8 +210,9 @@ class MaskMaker:
         for guide, num in behind:
             guide.matcher.rollback(num)
 
-    def _room(self, num_rows: int, num_words: int) -> torch.Tensor:
-        return torch.empty((num_rows, num_words), dtype=torch.int32)
+    def _room(self, num_rows: int, num_words: int) -> Words:
+        # An operation on a tensor, however small, takes as long as a mask.
+        return np.empty((num_rows, num_words), dtype=np.int32)
 
 
 class _Check:
@@ -246,7 +240,6 @@ class _Check:
             if each.is_tried and each.num_left is None and not each.sequence.draft_token_ids:
                 guide = each.guide
                 if not guide.pick(ranked[each.row], each.is_telling and not each.is_ranked):
-                    each.is_free = True
                     if not each.is_ranked and guide.is_wide():
                         each.is_ranked = True
                         wide.append(each)
@@ -289,8 +282,8 @@ def _rows_of(held: list[_Held]) -> list[tuple[_Held, int]]:
     return [(each, nth) for each in held for nth in range(each.num_rows)]
 
 
-def _stacked(asked: list[tuple[_Held, int]]) -> torch.Tensor:
-    return torch.from_numpy(np.stack([each.masks[nth] for each, nth in asked])) if asked else NONE
+def _stacked(asked: list[tuple[_Held, int]]) -> Words:
+    return np.stack([each.masks[nth] for each, nth in asked]) if asked else NONE
 
 
 def _run(each: _Held, ranked: Run[list[int]]) -> list[int]:

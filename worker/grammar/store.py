@@ -228,7 +228,7 @@ class Grammars:
                 except NoVocabulary as error:
                     raise Unguided(f"this model's answers cannot be held to a grammar: {error}") from error
                 probes = [self._vocabulary.tokenize_bytes(probe) for probe in PROBES]
-                self._probes = [found[0] for found in probes] if all(len(found) == 1 for found in probes) else []
+                self._probes = [found[0] for found in probes] if all(probes) else []
             return self._vocabulary
 
     def _ends_of(self, vocabulary: LLTokenizer) -> Ends:

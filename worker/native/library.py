@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from ctypes import c_float, c_int, c_int32, c_int64, c_void_p
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -23,7 +26,7 @@ GATED = 2
 
 TILE_LOGITS = 64
 """Of a tile of the sampler's."""
-MAX_TRIES = 32
+MAX_TRIES = 64
 """Of a row of the sampler's."""
 
 
@@ -235,16 +238,16 @@ class Library:
         """``maxima``, after the logits at ``places`` [count] i64, of all rows end to end, have changed."""
         self._refresh_maxima(logits.data_ptr(), logits.shape[1], maxima.data_ptr(), places.data_ptr(), len(places))
 
-    def mask(self, logits: Tensor, maxima: Tensor, rows: Tensor, bits: Tensor) -> None:
-        """Logits [num_rows, vocab_size] f32 whose ``maxima`` these are, in place: of rows [count] i64 only the tokens
-        are left whose bits [count, words] i32 are set. A tile that has none left is not written, as nothing opens it.
+    def mask(self, logits: Tensor, maxima: Tensor, rows: Sequence[int], bits: npt.NDArray[np.int32]) -> None:
+        """Logits [num_rows, vocab_size] f32 whose ``maxima`` these are, in place: of ``rows`` only the tokens are left
+        whose bits [len(rows), words] are set. A tile that has none left is not written, as nothing opens it.
         """
         self._mask(
             logits.data_ptr(),
             maxima.data_ptr(),
             logits.shape[1],
-            rows.data_ptr(),
-            bits.data_ptr(),
+            _array(rows),
+            bits.ctypes.data,
             bits.shape[1],
             len(rows),
             torch.get_num_threads(),
@@ -260,15 +263,16 @@ class Library:
         top_ps: Tensor,
         min_ps: Tensor,
         num_tries: int = 1,
-        rows: Tensor | None = None,
+        rows: Sequence[int] | None = None,
     ) -> Tensor:
         """Tokens from each row of logits [rows, vocab_size] f32, whose ``maxima`` these are: [rows, num_tries] i64, at
         most MAX_TRIES, in the order in which they would be drawn without those before them; of a row that cuts the
-        unlikely off the first one alone. -1 where there are none, or the logits are no distribution. ``rows`` [m] i64:
-        of these alone. The rest is as ``worker.sampling.wishes`` has it.
+        unlikely off the first one alone. -1 where there are none, or the logits are no distribution. ``rows``: of
+        these alone. The rest is as ``worker.sampling.wishes`` has it.
         """
         num = len(logits) if rows is None else len(rows)
         chosen = torch.empty((num, num_tries), dtype=torch.int64)
+        at = None if rows is None else _array(rows)
         draws = Draws(
             rows=num,
             vocab_size=logits.shape[1],
@@ -281,7 +285,7 @@ class Library:
             min_ps=min_ps.data_ptr(),
             chosen=chosen.data_ptr(),
             tries=num_tries,
-            at=None if rows is None else rows.data_ptr(),
+            at=None if at is None else ctypes.addressof(at),
         )
         self._draw(ctypes.addressof(draws), torch.get_num_threads())
         return chosen
@@ -364,3 +368,8 @@ class Library:
             None if sinks is None else sinks.data_ptr(),
             out.data_ptr(),
         )
+
+
+def _array(numbers: Sequence[int]) -> ctypes.Array[c_int64]:
+    """For a call; sooner made than a tensor."""
+    return (c_int64 * len(numbers))(*numbers)

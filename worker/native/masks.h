@@ -26,16 +26,29 @@ struct Masks {
         const uint64_t kept = uint64_t(high) << 32 | low;
         if (!(tops[0] < INFINITY && tops[1] < INFINITY)) return;  // no distribution, whatever is taken from it
         if (kept == ~uint64_t(0)) return;
-        if (kept != 0) {
-            for (int64_t i = 0; i < some; ++i) x[i] = kept >> i & 1 ? x[i] : -INFINITY;
+        if (kept == 0) {
+            tops[0] = tops[1] = -INFINITY;
+            return;
         }
-        for (int half = 0; half < 2; ++half) {
-            float top = -INFINITY;
-            if (kept != 0) {
-                for (int64_t i = half * HALF_TILE; i < std::min<int64_t>(some, (half + 1) * HALF_TILE); ++i) top = std::max(top, x[i]);
-            }
-            tops[half] = top;
+        float held[LOGITS];
+        float* all = x;
+        if (some < LOGITS) {
+            all = held;
+            std::fill(std::copy(x, x + some, held), held + LOGITS, -INFINITY);
         }
+        tops[0] = keep(all, low), tops[1] = keep(all + HALF_TILE, high);
+        if (some < LOGITS) std::copy(held, held + some, x);
+    }
+
+  private:
+    // Of half a tile; returns the largest that is left.
+    static float keep(float* x, uint32_t kept) {
+        const Words places = Words{1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768};
+        const Floats none = Floats{} - INFINITY;
+        const Floats low = (places & kept) != 0 ? load(x) : none;
+        const Floats high = (places & kept >> WIDTH) != 0 ? load(x + WIDTH) : none;
+        store(x, low), store(x + WIDTH, high);
+        return largest(low, high);
     }
 };
 

@@ -8,7 +8,7 @@
 
 namespace {
 
-constexpr int64_t MAX_TRIES = 32;
+constexpr int64_t MAX_TRIES = 64;
 
 // The best of those who entered, of equals the one that came first.
 class Podium {

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -36,9 +37,9 @@ class Masks:
     """Of some rows of a batch."""
 
     rows: list[int]
-    bits: Tensor
-    """[len(rows), words] i32 on the host: token t may come where bit t % 32 of word t // 32 is set. A row may have more
-    words than its logits need."""
+    bits: npt.NDArray[np.int32]
+    """[len(rows), words]: token t may come where bit t % 32 of word t // 32 is set. A row may have more words than its
+    logits need."""
     check: Check | None = None
     """Of what is drawn by them, or without."""
     ending: frozenset[int] = frozenset()
@@ -52,9 +53,9 @@ class Masks:
             return
         if kernels is not None:
             assert maxima is not None
-            kernels.mask(logits, maxima, torch.tensor(self.rows), self.bits)
+            kernels.mask(logits, maxima, self.rows, self.bits)
             return
-        rows, bits = sent(np.array(self.rows), logits.device), sent(self.bits.numpy(), logits.device)
+        rows, bits = sent(np.array(self.rows), logits.device), sent(self.bits, logits.device)
         if has_triton(logits.device):
             from worker.sampling.on_device import mask
 
