@@ -42,7 +42,7 @@ class Protocol(web.RequestHandler):
         if request.writer.output_size > 0:
             raise ConnectionError("a part of the answer has been sent")
         failure: errors.GatewayError
-        if isinstance(exc, ContentEncodingError):
+        if isinstance(exc, ContentEncodingError) and exc.message.rpartition(" ")[2] not in ENCODINGS:
             failure = errors.UnsupportedMediaType(UNKNOWN_ENCODING)
         elif status < 500:
             first = (message or "").strip().partition("\n")[0]

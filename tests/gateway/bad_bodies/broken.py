@@ -90,7 +90,7 @@ def broken(good: Mapping[str, object]) -> list[Case]:
         Case(None, text, status=415, headers={"content-type": "multipart/form-data; boundary=x"}),
         Case(None, text, status=415, headers={"content-type": "application/xml"}),
         Case(None, text, status=415, headers={"content-type": "json"}),
-        Case(None, text, headers={"content-encoding": "zstd"}, is_unread=True),
+        Case(None, text, status=415, headers={"content-encoding": "zstd"}, is_unread=True),
         Case(None, text, status=415, headers={"content-encoding": "gzip, gzip"}),
         Case(None, text, headers={"content-encoding": "gzip"}),
         Case(None, gzip.compress(text)[:30], headers={"content-encoding": "gzip"}),
