@@ -122,6 +122,14 @@ class Survival:
         self._kinds[kind_of(strength)].fade()
         own.fade()
 
+    def forgive(self, own: Chance) -> None:
+        """Nobody was asked for a draft, for what that takes. Only what was bad is forgotten: to think less of who is
+        right often would be to ask no more."""
+        kind = self._kinds[0]
+        for chance, otherwise in ((own, kind.mean()), (kind, _PRIOR_RIGHT / _PRIOR_TRIALS)):
+            if chance.num_right < otherwise * chance.num_trials:
+                chance.fade()
+
     @property
     def is_known(self) -> bool:
         """A few drafts at least were tried."""
@@ -180,10 +188,6 @@ class Effort:
     def wants_plain(self) -> bool:
         """It is time for a step without drafts: the more they gain, the seldomer."""
         return self._num_since_plain >= PLAIN_EVERY * self._gain * self._gain
-
-    def skip(self) -> None:
-        """There was a step without drafts, of which nothing more is told."""
-        self._num_since_drafted += 1
 
     def tell(self, fitted_s: float, seconds: float, num_draft_tokens: int, num_requests: int, num_right: int) -> None:
         """Of a step that would have taken ``fitted_s`` without drafts."""

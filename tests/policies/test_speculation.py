@@ -152,19 +152,6 @@ def test_what_came_into_doubt_comes_back_only_as_far_as_the_next_trial_confirms_
     assert dear.token_s == pytest.approx(3e-4)
 
 
-def test_steps_of_which_nothing_is_told_count_as_steps():
-    told_all, told_few = Effort(), Effort()
-    for effort in (told_all, told_few):
-        told(effort, 8, 1e-3)
-        told(effort, 8, 5e-3, num_draft_tokens=10)
-    told(told_all, 40, 1e-3)
-    for _ in range(10):
-        told(told_few, 1, 1e-3)
-        for _ in range(3):
-            told_few.skip()
-    assert told_few.token_s == pytest.approx(told_all.token_s)
-
-
 def test_so_few_tokens_do_not_teach_what_many_take():
     effort = Effort()
     told(effort, 8, 1e-3)
@@ -180,6 +167,19 @@ def test_a_draft_that_is_refused_for_long_gets_another_chance():
     for _ in range(400):
         survival.refuse(2, survival.own())
     assert survival.expected(2, 1, survival.own())[0] > 0.4 > 0.1 > before
+
+
+@pytest.mark.parametrize("is_right", [True, False])
+def test_who_is_not_asked_is_thought_of_as_before_or_better(is_right):
+    survival = Survival()
+    own = survival.own()
+    for _ in range(100):
+        survival.tell(0, 1, is_right, own)
+    before = survival.expected(0, 1, own)
+    for _ in range(400):
+        survival.forgive(own)
+    (after,) = survival.expected(0, 1, own)
+    assert before == [after] if is_right else after > 0.4 > 0.1 > before[0]
 
 
 class Machine:

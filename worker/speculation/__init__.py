@@ -15,8 +15,9 @@ from typing import NamedTuple, Self
 
 from policies import settings
 from policies.costs import StepCosts, Work
-from policies.speculation import BEHIND_WEIGHT, Chance, Effort, Purse, Survival, allot, best_length
+from policies.speculation import BEHIND_WEIGHT, Chance, Survival, allot, best_length
 from worker.sequence import Sequence
+from worker.speculation.account import Account
 from worker.speculation.drafter import NO_DRAFT, Draft, Drafter, Watcher
 from worker.speculation.forced import ForcedDrafter
 from worker.speculation.store import StoreDrafter
@@ -28,13 +29,10 @@ __all__ = ["NO_DRAFT", "Allot", "Draft", "Drafter", "Speculation", "StoreDrafter
 Allot = Callable[[Run[Run[float]], Run[float], int, float, float, int], list[int]]
 """As policies.speculation.allot."""
 
-NEVER = 1 << 62
 MIN_RESTING, MAX_RESTING = 2, 16
 """Once in so many steps a sequence is looked at for which there was long nothing, the more the larger the batch."""
 MAX_STRANGERS = 4
 """Sequences for which a drafter is asked that takes time, as long as next to nothing is known of it."""
-MAX_DEAR_RESTING = 64
-"""It is considered anew whether such a drafter is worth its time once in so many steps, where for long it was not."""
 SATURATED_RESTING = 8
 """Steps for which nobody is looked at where verifying anything takes too long."""
 MAX_SIZE = 10
@@ -102,17 +100,12 @@ class Speculation:
         self.watches = bool(self._watchers)
         self._max_draft_tokens = max_draft_tokens
         self._allot = allot
-        self._num_refused = [0] * len(self._drafters)
-        """Times in a row that a drafter which takes time was not worth it."""
-        self._dear_rest_until = [0 if not drafter.is_free else NEVER for drafter in self._drafters]
-        """The step in which that is considered again."""
         self._step = 0
         self._num_decodes = 1  # in this step
         self._rests_until = 0
         """The step in which anybody is looked at again."""
         self._survivals = [Survival() for _ in self._drafters]
-        self._effort = Effort()
-        self._purses = [Purse(1 << max(0, bits - 1)) for bits in range(MAX_SIZE + 1)]
+        self._accounts = [Account(1 << max(0, bits - 1), self._drafters) for bits in range(MAX_SIZE + 1)]
         """By the size of the batch, in bits."""
         self._notes: dict[Sequence, _Notes] = {}
         self._promising: set[Sequence] = set()
@@ -142,8 +135,7 @@ class Speculation:
         there; only for those who decode, and all of whose tokens are known. At most ``max_tokens`` in all."""
         self._drafting_s = 0.0
         self._step, self._num_decodes = self._step + 1, work.num_decodes
-        purse = self._purse(work)
-        if self._step < self._rests_until or purse.is_empty:
+        if self._step < self._rests_until or self._account(work).purse.is_empty:
             return []
         self._began_at = self._now()
         taken = self._look(batch, work, max_tokens, costs, now)
@@ -154,12 +146,9 @@ class Speculation:
         self, batch: Run[tuple[Sequence, int]], work: Work, max_tokens: int, costs: StepCosts, now: float
     ) -> list[tuple[int, list[int]]]:
         # Where little is left, one of the others is looked at, each in turn.
-        is_low, turn = self._purse(work).is_low, self._step % len(batch)
-        dear = [
-            index
-            for index, drafter in enumerate(self._drafters)
-            if not drafter.is_free and self._step >= self._dear_rest_until[index]
-        ]
+        account = self._account(work)
+        effort, is_low, turn = account.effort, account.purse.is_low, self._step % len(batch)
+        dear = account.due(self._step)
         wakes_at = self._step + MAX_RESTING
         awake: dict[Sequence, int] = {}
         nums: dict[Sequence, int] = {}
@@ -185,21 +174,21 @@ class Speculation:
                 wakes_at = self._step + 1
         if not nums or max_tokens < 1:
             if batch and not nums:
-                self._rests_until = min(wakes_at, *self._dear_rest_until)
+                self._rests_until = min(wakes_at, account.next_due())
             return []
         step_s, token_s = 1.0, 0.0
         if costs.known:
-            step_s, token_s = self._effort.step_s(costs.predict(work)), self._effort.token_s
-            if self._effort.wants_plain:
+            step_s, token_s = effort.step_s(costs.predict(work)), effort.token_s
+            if effort.wants_plain:
                 return []
             if step_s <= work.num_decodes * token_s:
                 # Even a guess that is always right takes longer than what it saves.
                 self._rests_until = self._step + SATURATED_RESTING
                 return []
-            max_tokens = min(max_tokens, self._effort.max_tokens(step_s))
+            max_tokens = min(max_tokens, effort.max_tokens(step_s))
         chosen = self._from_the_free(awake)
         for index in dear:
-            self._from_the_dear(index, nums, chosen, step_s, token_s)
+            self._from_the_dear(index, account, nums, chosen, step_s, token_s)
         if not chosen:
             return []
         sequence_chances = [each.chances for each in chosen.values()]
@@ -242,21 +231,22 @@ class Speculation:
 
     def spent(self, work: Work, seconds: float, num_right: int, costs: StepCosts) -> None:
         """A step of this work took so long, and so many tokens of its drafts were right."""
-        purse = self._purse(work)
+        account = self._account(work)
+        purse, effort = account.purse, account.effort
         purse.pass_step()
-        if not (self._drafting_s or work.num_draft_tokens or not self._step % 8 or self._effort.wants_plain):
+        if not (self._drafting_s or work.num_draft_tokens or not self._step % 8 or effort.wants_plain):
             return
         if not costs.known or work.num_prefill_tokens:
             return
         fitted_s, alone_s = costs.predict(work._replace(num_draft_tokens=0)), seconds - self._drafting_s
-        plain_s = self._effort.step_s(fitted_s)
+        plain_s = effort.step_s(fitted_s)
         if self._drafting_s and plain_s > 0.0 and work.num_decodes:
             more_s = self._drafting_s + (alone_s - plain_s if work.num_draft_tokens else 0.0)
             purse.tell(plain_s, more_s, num_right, work.num_decodes)
-        self._effort.tell(fitted_s, alone_s, work.num_draft_tokens, work.num_decodes, num_right)
+        effort.tell(fitted_s, alone_s, work.num_draft_tokens, work.num_decodes, num_right)
 
-    def _purse(self, work: Work) -> Purse:
-        return self._purses[min(work.num_decodes.bit_length(), MAX_SIZE)]
+    def _account(self, work: Work) -> Account:
+        return self._accounts[min(work.num_decodes.bit_length(), MAX_SIZE)]
 
     def counts(self) -> dict[str, int]:
         """What a worker's ``Stats`` say of it, by field."""
@@ -306,7 +296,13 @@ class Speculation:
         return best
 
     def _from_the_dear(
-        self, index: int, nums: dict[Sequence, int], best: dict[Sequence, _Offer], step_s: float, token_s: float
+        self,
+        index: int,
+        account: Account,
+        nums: dict[Sequence, int],
+        best: dict[Sequence, _Offer],
+        step_s: float,
+        token_s: float,
     ) -> None:
         """Adds to ``best`` what one drafter proposes for those for whom it is worth its time."""
         drafter, survival = self._drafters[index], self._survivals[index]
@@ -334,16 +330,21 @@ class Speculation:
         others = [each for sequence, each in best.items() if sequence not in expected]
         worth = self._num_decodes + sum([sum(each.chances) for each in others])
         with_others_s = step_s + token_s * sum([len(each.chances) for each in others])
+        believed = account.believed(index)
         num = best_length(
-            chances, len(asked), worth, with_others_s, token_s, lambda num: drafter.expected_s(len(asked), num)
+            chances,
+            len(asked),
+            worth,
+            with_others_s,
+            token_s,
+            lambda num: believed * drafter.expected_s(len(asked), num),
         )
         if not num:
-            self._num_refused[index] += 1
-            self._dear_rest_until[index] = self._step + min(MAX_DEAR_RESTING, 1 << self._num_refused[index])
+            account.refuse(index, self._step)
             for sequence in asked:
-                survival.refuse(0, self._notes[sequence].own[index])
+                survival.forgive(self._notes[sequence].own[index])
             return
-        self._num_refused[index] = 0
+        account.take(index)
         self._take_better(index, {sequence: min(num, nums[sequence]) for sequence in asked}, best)
 
     def _take_better(self, index: int, nums: dict[Sequence, int], best: dict[Sequence, _Offer]) -> None:
