@@ -8,8 +8,8 @@ from policies.speculation import Effort, Purse
 from worker.speculation.drafter import Drafter
 
 NEVER = 1 << 62
-MAX_DEAR_RESTING = 64
-"""A drafter that takes time, and was long not worth it, is considered anew once in so many steps."""
+MAX_DOUBLINGS = 6
+"""A drafter that takes time, and was long not worth it, is considered anew once in 2 to the power of so many steps."""
 DOUBT = 0.9
 """What is left, of the time that such a drafter is said to take, with each time in a row that it was not worth that."""
 
@@ -38,7 +38,7 @@ class Account:
     def refuse(self, index: int, step: int) -> None:
         """It was not worth its time."""
         self._num_refused[index] += 1
-        self._rests_until[index] = step + min(MAX_DEAR_RESTING, 1 << self._num_refused[index])
+        self._rests_until[index] = step + (1 << min(MAX_DOUBLINGS, self._num_refused[index]))
 
     def take(self, index: int) -> None:
         """It is asked."""
