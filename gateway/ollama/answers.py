@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -13,7 +13,7 @@ from gateway.errors import GatewayError
 from gateway.ollama import failures
 from gateway.ollama.responses import Call, CalledFunction, ChatBody, GenerateBody, Message, instant
 from gateway.parsers import Content, Reasoning, ToolArguments, ToolCallBegin
-from gateway.reply import Answer, Choice, Shaper
+from gateway.reply import Answer, ChatLogprobs, Choice, Shaper
 
 encode = msgspec.json.encode
 
@@ -23,6 +23,7 @@ class OllamaAnswer(Answer):
 
     content_type = "application/x-ndjson"
     keep_alive = b""
+    _logprobs = ChatLogprobs
     _id_prefix = "ollama-"
 
     def __init__(self, *parts: Any, started_at: float) -> None:
@@ -37,7 +38,8 @@ class OllamaAnswer(Answer):
         (choice,) = self.choices
         said = choice.said()
         calls = [_call(call.id, call.name, call.arguments) for call in said.calls]
-        return self.line(said.content or "", said.reasoning or UNSET, calls or UNSET, **self.end())
+        told = logprobs_of(choice)
+        return self.line(said.content or "", said.reasoning or UNSET, calls or UNSET, logprobs=told, **self.end())
 
     def end(self) -> dict[str, Any]:
         """What the last line has and no other."""
@@ -129,9 +131,11 @@ class Lines:
         if choice.ended_as is not None and not choice.closed:
             choice.closed = True
             calls += self._whole()
-        if not (text or thoughts or calls):
+        is_told = bool(text or thoughts or calls)
+        logprobs = logprobs_of(choice) if is_told or choice.closed else UNSET
+        if not (is_told or logprobs):
             return b""
-        return self._answer.line(text, thoughts or UNSET, calls or UNSET) + b"\n"
+        return self._answer.line(text, thoughts or UNSET, calls or UNSET, logprobs=logprobs) + b"\n"
 
     def last(self, extras: openai.PenstockExtras | None) -> bytes:
         return self._answer.line("", **self._answer.end()) + b"\n"
@@ -142,6 +146,12 @@ class Lines:
     def _whole(self) -> list[Call]:
         call, self._call = self._call, None
         return [] if call is None else [_call(call[0], call[1], "".join(call[2]))]
+
+
+def logprobs_of(choice: Choice) -> list[openai.ChatLogprob] | UnsetType:
+    """Of the tokens whose text may be told and that were not told of yet."""
+    taken = cast("openai.ChatLogprobs | None", choice.take_logprobs())
+    return UNSET if taken is None else taken.content
 
 
 def _call(id: str, name: str, arguments: str) -> Call:

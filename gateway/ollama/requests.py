@@ -47,6 +47,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     think: Think | None = None
     keep_alive: float | str | None = None
     logprobs: bool | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
 
 
 class CalledFunction(msgspec.Struct, frozen=True):
@@ -132,7 +133,8 @@ def parse_generate(body: bytes) -> openai.ChatRequest | CompletionRequest | str:
         return _as_chat(asked, fields)
     if asked.format:
         raise Malformed("'format' needs a conversation: it is not taken with 'raw' or 'suffix'", "format")
-    fields |= {"prompt": asked.prompt, "suffix": asked.suffix}
+    num_logprobs = (asked.top_logprobs or 0) if asked.logprobs else None
+    fields |= {"prompt": asked.prompt, "suffix": asked.suffix, "logprobs": num_logprobs}
     fields.setdefault("max_tokens", 2**31 - 1)
     del fields["reasoning_effort"]
     return _with_stops(openai.parse_completion(_encoded(fields)), asked)
@@ -140,8 +142,8 @@ def parse_generate(body: bytes) -> openai.ChatRequest | CompletionRequest | str:
 
 def _fields(asked: Asked) -> dict[str, Any]:
     """Of a chat request and of a completion alike."""
-    if asked.logprobs:
-        raise _not_here("logprobs")
+    if asked.top_logprobs and not asked.logprobs:
+        raise Malformed("'top_logprobs' needs 'logprobs' to be true", "top_logprobs")
     options = asked.options or Options()
     fields: dict[str, Any] = {
         "model": name_of(asked.model),
@@ -162,6 +164,8 @@ def _fields(asked: Asked) -> dict[str, Any]:
 
 
 def _as_chat(asked: Asked, fields: dict[str, Any]) -> openai.ChatRequest:
+    if asked.logprobs:
+        fields |= {"logprobs": True, "top_logprobs": asked.top_logprobs}
     if asked.format == "json":
         fields["response_format"] = {"type": "json_object"}
     elif isinstance(asked.format, dict):

@@ -8,6 +8,8 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from gateway.openai import ChatLogprob
+
 
 class CalledFunction(msgspec.Struct, frozen=True):
     name: str
@@ -34,6 +36,8 @@ class Body(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     created_at: str
     done: bool
+    logprobs: list[ChatLogprob] | UnsetType = UNSET
+    """One entry for each token that was said since the last line, where they were asked for; OpenAI's entries."""
     done_reason: str | UnsetType = UNSET
     total_duration: int | UnsetType = UNSET
     load_duration: int | UnsetType = UNSET

@@ -14,7 +14,7 @@ from gateway.house import Gateway
 from gateway.pressure import Pressure
 from gateway.reply.account import Account, Keeper
 from gateway.reply.answers import Answer, ChatAnswer, Part, TextAnswer
-from gateway.reply.choices import Choice
+from gateway.reply.choices import ChatLogprobs, Choice
 from gateway.reply.events import OUTLET, EventStream, Outlet
 from gateway.reply.shapers import Shaper
 from gateway.reply.vectors import EmbeddingAnswer, RerankAnswer, ScoreAnswer, Scored, VectorAnswer
@@ -24,6 +24,7 @@ __all__ = [
     "Account",
     "Answer",
     "ChatAnswer",
+    "ChatLogprobs",
     "Choice",
     "EmbeddingAnswer",
     "Keeper",

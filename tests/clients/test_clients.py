@@ -81,6 +81,7 @@ def test_ollamas_client(clients):
         "called": [CALLED] * 2,
         "typed": True,
         "written": ["length", 5],
+        "scored": [2] * 5,
         "vectors": [256, 256],
         "models": ["demo"],
         "capabilities": ["completion", "tools"],

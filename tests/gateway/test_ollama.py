@@ -27,9 +27,9 @@ async def client(front: Front) -> AsyncIterator[ollama.AsyncClient]:
         yield opened
 
 
-async def read(client: ollama.AsyncClient) -> list[ollama.ChatResponse]:
+async def read(client: ollama.AsyncClient, **asked: Any) -> list[ollama.ChatResponse]:
     """All lines of a streamed chat."""
-    return [line async for line in await client.chat("demo", HELLO, stream=True)]
+    return [line async for line in await client.chat("demo", HELLO, stream=True, **asked)]
 
 
 async def test_a_chat_is_answered_in_lines_unless_it_wants_one_body(front: Front, client):
@@ -84,6 +84,33 @@ async def test_a_prompt_is_a_users_message_unless_it_is_raw(front: Front, client
         front.peer.say(submit, [*front.ids("Good day."), END], "stop")
         answer = await task
         assert (answer.response.strip(), answer.done_reason) == ("Good day.", "stop")
+
+
+async def test_what_a_token_was_likely_to_be_is_told_beside_its_text(front: Front, client):
+    tokens = front.ids("Good day.")
+
+    def scored(told: list[int]) -> list[wire.TokenLogprob]:
+        return [wire.TokenLogprob(-0.5, [token, 300], [-0.5, float("-inf")]) for token in told]
+
+    async def said(asking: asyncio.Task[Any], *, pieces: int) -> Any:
+        submit = await front.peer.submitted()
+        assert submit.sampling.num_logprobs == 2
+        if pieces == 2:
+            front.peer.say(submit, tokens[:1], logprobs=scored(tokens[:1]))
+        rest = [*tokens[pieces - 1 :], END]
+        front.peer.say(submit, rest, "stop", logprobs=scored(rest))
+        return await asking
+
+    asked = {"logprobs": True, "top_logprobs": 2}
+    whole = await said(asyncio.create_task(client.chat("demo", HELLO, **asked)), pieces=1)
+    raw = await said(asyncio.create_task(client.generate("demo", "Hi", raw=True, **asked)), pieces=1)
+    lines = await said(asyncio.create_task(read(client, **asked)), pieces=2)
+    assert [line.done for line in lines] == [False] * (len(lines) - 1) + [True]
+    told = [entry for line in lines for entry in line.logprobs or ()]
+    assert told == list(whole.logprobs) == list(raw.logprobs)
+    assert "".join(entry.token for entry in told) == whole.message.content == "Good day."
+    assert [entry.logprob for entry in told] == [-0.5] * len(tokens)
+    assert [top.logprob for top in told[0].top_logprobs] == [-0.5, -9999.0]
 
 
 async def test_a_request_without_a_question_loads_the_model(front: Front, client):
@@ -154,7 +181,8 @@ REFUSED = [
     ("/api/chat", {"model": "demo", "messages": HELLO, "options": {"temperature": "hot"}}, 400, "temperature"),
     ("/api/chat", {"model": "demo", "messages": HELLO, "options": {"top_p": 2}}, 400, "top_p"),
     ("/api/chat", {"model": "demo", "messages": HELLO, "format": "xml"}, 400, "format"),
-    ("/api/chat", {"model": "demo", "messages": HELLO, "logprobs": True}, 400, "logprobs"),
+    ("/api/chat", {"model": "demo", "messages": HELLO, "top_logprobs": 2}, 400, "needs 'logprobs'"),
+    ("/api/chat", {"model": "demo", "messages": HELLO, "logprobs": True, "top_logprobs": 21}, 400, "top_logprobs"),
     ("/api/generate", {"model": "demo", "prompt": "x", "context": [1]}, 400, "context"),
     ("/api/generate", {"model": "demo", "prompt": "x", "template": "x"}, 400, "template"),
     ("/api/generate", {"model": "demo", "prompt": "x", "raw": True, "format": "json"}, 400, "format"),

@@ -33,7 +33,7 @@ calls = [*(client.chat(**asked).message.tool_calls or ())]
 for part in client.chat(**asked, stream=True):
     calls += part.message.tool_calls or ()
 typed = client.chat(**call, format=City.model_json_schema()).message.content
-written = client.generate("demo", "Tell me a story.", options={"num_predict": 5})
+written = client.generate("demo", "Tell me a story.", options={"num_predict": 5}, logprobs=True, top_logprobs=2)
 try:
     client.chat(**{**call, "model": "nobody"})
     refused = 0
@@ -47,6 +47,7 @@ print(
             "called": [[each.function.name, *each.function.arguments] for each in calls],
             "typed": bool(City.model_validate_json(typed)),
             "written": [written.done_reason, written.eval_count],
+            "scored": [len(entry.top_logprobs or ()) for entry in written.logprobs or ()],
             "vectors": [len(vector) for vector in client.embed("demo", ["The fox", "The hen"]).embeddings],
             "models": [model.model for model in client.list().models],
             "capabilities": client.show("demo").capabilities,
