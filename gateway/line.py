@@ -178,7 +178,7 @@ class Line:
             if is_end:
                 has_freed = True
                 is_gone = not flight.num_here
-                seat.ended(flight, 1, is_gone)
+                seat.ended(flight, 1, is_gone, delta.finish)
                 if is_gone:
                     self._let_go(flight, seat)
         if seat.suspects and seat.clear():

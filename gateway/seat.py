@@ -207,8 +207,11 @@ class Seat:
         self.num_pending_tokens -= flight.num_missing_tokens
         self.num_pending_pairs -= flight.num_missing_pairs
 
-    def ended(self, flight: Flight, num_sequences: int, is_over: bool) -> None:
-        """So many more of its sequences are over; if the whole flight is, its memory is free."""
+    def ended(self, flight: Flight, num_sequences: int, is_over: bool, finish: wire.Finish | None = None) -> None:
+        """So many more of its sequences are over, as ``finish`` tells of one; if the whole flight is, its memory is
+        free."""
+        if finish is not None:
+            self.worker.phases.ended(finish)
         assert self._room is not None
         order = flight.order
         num_tokens = flight.num_held_tokens if is_over else 0

@@ -21,6 +21,7 @@ import msgspec
 
 from gateway.channel import Channel
 from gateway.clock import Clock, Timer
+from gateway.phases import Phases
 from policies import settings, wire
 
 log = logging.getLogger(__name__)
@@ -90,6 +91,8 @@ class Worker:
         """What it said of itself; None while it is not ready."""
         self.stats: wire.Stats | None = None
         self.num_lives = 0
+        self.phases = Phases()
+        """Of what was sent there from here."""
         self._address = address
         self._host = host
         self._limits = limits

@@ -17,6 +17,7 @@ import msgspec
 
 from gateway.ledger.tally import Alike, Columns, Kind
 from gateway.metrics import names
+from gateway.tracing.names import OPERATIONS, PROVIDER
 from policies.settings import SlaClass
 
 OTHER = "other"
@@ -26,15 +27,6 @@ TICK_S = 10.0
 """Windows move by so much."""
 WINDOWS = {"5m": 30, "1h": 360}
 """In ticks."""
-OPERATIONS = {
-    "/v1/chat/completions": "chat",
-    "/v1/messages": "chat",
-    "/v1/responses": "chat",
-    "/api/chat": "chat",
-    "/v1/completions": "text_completion",
-    "/api/generate": "text_completion",
-    "/v1/embeddings": "embeddings",
-}
 
 
 class Sample(msgspec.Struct, frozen=True, array_like=True):
@@ -210,7 +202,7 @@ class Counts:
 
     def _of_gen_ai(self) -> Iterator[Sample]:
         for (model, endpoint, _, status, _), series in self._series.items():
-            who = (OPERATIONS.get(endpoint, endpoint.rpartition("/")[2]), "penstock", model)
+            who = (OPERATIONS.get(endpoint, endpoint), PROVIDER, model)
             error = "" if status == 200 else str(status)
             for name in ("gen_ai_server_request_duration_seconds", "gen_ai_client_operation_duration_seconds"):
                 yield _spread(name, (*who, error), series.duration)

@@ -110,9 +110,23 @@ VLLM = (
     _gauge("vllm:num_requests_running", "Sequences that a worker computes.", *_ENGINE, merge="one"),
     _gauge("vllm:num_requests_waiting", "Sequences that wait within a worker.", *_ENGINE, merge="one"),
     _gauge("vllm:kv_cache_usage_perc", "KV blocks in use, 1 being all of them.", *_ENGINE, merge="one"),
+    _gauge(
+        "vllm:cache_config_info",
+        "1; its labels are how many KV blocks there are, and the tokens of one.",
+        *(*_ENGINE, "block_size", "num_gpu_blocks"),
+        merge="one",
+    ),
     _gauge("vllm:gpu_cache_usage_perc", "The same under its older name.", *_ENGINE, merge="one"),
     _counter("vllm:num_preemptions_total", "Sequences that lost all their KV for others.", *_ENGINE, merge="one"),
-    _counter("vllm:prompt_tokens_total", "Tokens of prompts that were computed.", *_ENGINE, merge="one"),
+    _counter("vllm:prompt_tokens_total", "Tokens of prompts, cached or not.", *_ENGINE, merge="one"),
+    _counter("vllm:prompt_tokens_cached_total", "Of these, those that were found.", *_ENGINE, merge="one"),
+    _counter(
+        "vllm:prompt_tokens_by_source_total",
+        "All of them by source: local_compute or local_cache_hit.",
+        *_ENGINE,
+        "source",
+        merge="one",
+    ),
     _counter("vllm:generation_tokens_total", "Tokens that were decoded.", *_ENGINE, merge="one"),
     _counter("vllm:prefix_cache_queries_total", "Tokens of prompts, cached or not.", *_ENGINE, merge="one"),
     _counter("vllm:prefix_cache_hits_total", "Tokens of prompts that were found.", *_ENGINE, merge="one"),
@@ -155,6 +169,16 @@ VLLM = (
         "model_name",
         buckets=VLLM_LATENCY_S,
     ),
+    _histogram(
+        "vllm:request_prefill_time_seconds",
+        "From when a worker began with a sequence to its first token.",
+        *_ENGINE,
+        buckets=VLLM_LATENCY_S,
+    ),
+    _histogram(
+        "vllm:request_decode_time_seconds", "From its first token to its last.", *_ENGINE, buckets=VLLM_LATENCY_S
+    ),
+    _histogram("vllm:request_inference_time_seconds", "Both together.", *_ENGINE, buckets=VLLM_LATENCY_S),
     _histogram(
         "vllm:request_prompt_tokens",
         "Tokens of a request's prompt.",

@@ -67,8 +67,9 @@ def _exporter(config: Metrics) -> Any:
 def data_of(families: Families, began_ns: int, now_ns: int) -> MetricsData:
     """As the library's exporters take it; instants are Unix nanoseconds."""
     from opentelemetry.sdk.metrics.export import MetricsData, ResourceMetrics, ScopeMetrics
-    from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+
+    from gateway.resource import resource_of
 
     own = version()
     told = [
@@ -76,9 +77,8 @@ def data_of(families: Families, began_ns: int, now_ns: int) -> MetricsData:
         for name, metric in METRICS.items()
         if (series := families.get(name))
     ]
-    resource = Resource.create({"service.name": "penstock", "service.version": own})
     scope = ScopeMetrics(InstrumentationScope("penstock", own), told, "")
-    return MetricsData([ResourceMetrics(resource, [scope], "")])
+    return MetricsData([ResourceMetrics(resource_of(own), [scope], "")])
 
 
 def _told(metric: Metric, samples: Iterable[Sample], began_ns: int, now_ns: int) -> Any:

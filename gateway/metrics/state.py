@@ -88,8 +88,16 @@ def _workers(gw: Gateway) -> Iterator[Sample]:
         yield Sample("penstock_workers", (model, state), 1)
         who = (model, worker.name)
         yield Sample("penstock_worker_lives_total", who, worker.num_lives)
+        for name, times in (
+            ("vllm:request_prefill_time_seconds", worker.phases.prefill),
+            ("vllm:request_decode_time_seconds", worker.phases.decode),
+            ("vllm:request_inference_time_seconds", worker.phases.inference),
+        ):
+            yield _times(name, who, times.view().buckets, times.sum_ms)
         if facts is None or stats is None:
             continue
+        yield Sample("vllm:cache_config_info", (*who, str(facts.block_size), str(facts.num_blocks)), 1)
+        num_prompt_tokens = stats.num_prefill_tokens + stats.num_cached_tokens
         used = stats.num_used_blocks / max(1, stats.num_blocks)
         for name, value in (
             ("vllm:num_requests_running", stats.num_running),
@@ -97,9 +105,10 @@ def _workers(gw: Gateway) -> Iterator[Sample]:
             ("vllm:kv_cache_usage_perc", used),
             ("vllm:gpu_cache_usage_perc", used),
             ("vllm:num_preemptions_total", stats.num_preemptions),
-            ("vllm:prompt_tokens_total", stats.num_prefill_tokens),
+            ("vllm:prompt_tokens_total", num_prompt_tokens),
+            ("vllm:prompt_tokens_cached_total", stats.num_cached_tokens),
             ("vllm:generation_tokens_total", stats.num_decode_tokens),
-            ("vllm:prefix_cache_queries_total", stats.num_prefill_tokens + stats.num_cached_tokens),
+            ("vllm:prefix_cache_queries_total", num_prompt_tokens),
             ("vllm:prefix_cache_hits_total", stats.num_cached_tokens),
             ("vllm:spec_decode_num_draft_tokens_total", stats.num_drafted_tokens),
             ("vllm:spec_decode_num_accepted_tokens_total", stats.num_accepted_tokens),
@@ -115,6 +124,11 @@ def _workers(gw: Gateway) -> Iterator[Sample]:
             ("penstock_worker_mask_seconds_total", stats.mask_s),
         ):
             yield Sample(name, who, value)
+        for source, num in (
+            ("local_compute", stats.num_prefill_tokens),
+            ("local_cache_hit", stats.num_cached_tokens),
+        ):
+            yield Sample("vllm:prompt_tokens_by_source_total", (*who, source), num)
         for state, num in (
             ("used", stats.num_used_blocks),
             ("cached", stats.num_cached_blocks),
@@ -152,5 +166,5 @@ def _upstreams(gw: Gateway) -> Iterator[Sample]:
 
 
 def _times(name: str, labels: tuple[str, ...], buckets: list[Bucket], sum_ms: float) -> Sample:
-    bounds = tuple(1e-3 * bucket.max_ms for bucket in buckets if bucket.max_ms is not None)
+    bounds = tuple(bucket.max_ms / 1e3 for bucket in buckets if bucket.max_ms is not None)
     return Sample(name, labels, 1e-3 * sum_ms, tuple(bucket.num for bucket in buckets), bounds)

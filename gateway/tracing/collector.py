@@ -22,9 +22,9 @@ from typing import Any, NamedTuple
 
 import msgspec
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
-from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
+from gateway.resource import resource_of
 from gateway.tracing import names
 from gateway.tracing.kept import LENGTH, SHUTDOWN_S, Count, Kept
 from gateway.tracing.order import Order
@@ -82,7 +82,7 @@ class Collector:
         self._order = order
         self._connection = connection
         self._gen_ai = names.gen_ai(order.is_latest)
-        self._encoder = Encoder(resource_of(order.version), SCOPE, order.version)
+        self._encoder = Encoder(resource_of(order.version).attributes, SCOPE, order.version)
         self._waiting: deque[Made] = deque()
         self._num_waiting = 0
         self._changed = threading.Condition()
@@ -236,15 +236,3 @@ def _exported(exporter: SpanExporter, batch: Any) -> str:
     except Exception as error:
         return f"{type(error).__name__}: {error}"[:200]
     return f"the collector took nothing within {time.monotonic() - began_at:.1f} s"
-
-
-def resource_of(version: str) -> dict[str, Any]:
-    """Whose spans they are."""
-    told = {"service.version": version}
-    if not _is_named():  # OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES go before what is ours
-        told["service.name"] = "penstock"
-    return dict(Resource.create(told).attributes)
-
-
-def _is_named() -> bool:
-    return bool(os.environ.get("OTEL_SERVICE_NAME")) or "service.name" in os.environ.get("OTEL_RESOURCE_ATTRIBUTES", "")

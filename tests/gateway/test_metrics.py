@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import os
 import queue
 import shutil
 import subprocess
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -32,6 +35,8 @@ from gateway.metrics import limits, names, otlp, shared
 from gateway.metrics.counts import OTHER, Counts, Names, Sample, Spread
 from gateway.metrics.exposition import Exposition
 from gateway.metrics.families import Families, gathered, merged
+from gateway.tracing.names import OPERATIONS
+from policies import wire
 from policies.observing import Metrics, Tracing
 from policies.policy import Budget, Policy, Price
 from policies.policy import Limits as Ceilings
@@ -116,6 +121,30 @@ async def test_what_was_asked_and_answered_is_counted_in_every_vocabulary(front:
     assert told["penstock_sla_attainment_ratio", "standard", "5m"] == 1.0
     assert told["penstock_workers", "demo", "ready"] == 1
     assert told["penstock_queue_sent_total", "demo", "standard"] == 1
+
+
+async def test_what_a_worker_does_is_told_as_dashboards_for_vllm_read_it(front: Front):
+    asked = front.chat()
+    submit = await front.peer.submitted()
+    front.peer.say(submit, [5, 3], "stop", queue_s=9.0, prefill_s=0.4, decode_s=2.0)
+    await asked
+    stats = wire.Stats(0, 0, 64, 0, 0, 64, 100, 0, 40, 0, 0, 0.0)
+    front.peer.send(stats)
+    (_, worker, _), *_ = front.gw.dispatch.seated()
+    await until(lambda: worker.stats == stats)
+    told = values((await scraped(front))[1])
+    who = (worker.name, "demo")
+    for phase, seconds in (("prefill", 0.4), ("decode", 2.0), ("inference", 2.4)):
+        assert told[f"vllm:request_{phase}_time_seconds_sum", *who] == pytest.approx(seconds)
+        assert told[f"vllm:request_{phase}_time_seconds_count", *who] == 1
+    assert told["vllm:request_prefill_time_seconds_bucket", worker.name, "0.3", "demo"] == 0
+    assert told["vllm:request_prefill_time_seconds_bucket", worker.name, "0.5", "demo"] == 1
+    assert told["vllm:prompt_tokens_total", *who] == 140
+    assert told["vllm:prompt_tokens_cached_total", *who] == 40
+    assert told["vllm:prompt_tokens_by_source_total", *who, "local_compute"] == 100
+    assert told["vllm:prompt_tokens_by_source_total", *who, "local_cache_hit"] == 40
+    facts = worker.facts
+    assert told["vllm:cache_config_info", str(facts.block_size), *who, str(facts.num_blocks)] == 1
 
 
 async def test_how_much_of_its_limits_a_tenant_has_used_is_read_where_they_are_held(open_front):
@@ -370,6 +399,26 @@ async def test_a_collector_is_told_by_grpc_and_one_that_hangs_costs_no_request(o
         server.stop(None)
     names_told = {metric.name for each in first.resource_metrics for of in each.scope_metrics for metric in of.metrics}
     assert "penstock_build_info" in names_told
+
+
+def test_an_operation_is_called_in_metrics_as_it_is_in_traces():
+    counts = Counts(CLASSES, 10, 10)
+    counts.take(Columns([an_entry(endpoint=endpoint) for endpoint in OPERATIONS], CLASSES))
+    told = gathered(counts.samples("USD", 0.99))["gen_ai_server_request_duration_seconds"]
+    assert {labels[0] for labels in told} == set(OPERATIONS.values())
+
+
+def test_whoever_sends_is_told_apart_and_named_as_the_operator_says():
+    def told(**environ: str) -> dict[str, str]:
+        program = "import json; from gateway.resource import resource_of as of; assert of('1') is of('1'); print(json"
+        command = [sys.executable, "-c", f"{program}.dumps(dict(of('1').attributes)))"]
+        done = subprocess.run(command, env={**os.environ, **environ}, capture_output=True, text=True, check=True)
+        return json.loads(done.stdout)
+
+    one, other = told(), told(OTEL_SERVICE_NAME="ours", OTEL_RESOURCE_ATTRIBUTES="service.version=9,zone=a")
+    assert (one["service.name"], one["service.version"]) == ("penstock", "1")
+    assert (other["service.name"], other["service.version"], other["zone"]) == ("ours", "9", "a")
+    assert one["service.instance.id"] != other["service.instance.id"]
 
 
 def test_what_is_sent_has_every_kind():
