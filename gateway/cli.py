@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import click
+import msgspec
 
 from gateway.settings_file import BAD_START, config_option, data_dir_option, fail, load
 from policies import settings
@@ -146,14 +147,23 @@ def migrate(config: Path | None, data_dir: str | None) -> None:
 @click.option("--name", help="As clients name the model [the last part of --model].")
 @click.option("--listen", required=True, help='Where gateways find it: "unix:/path" or "tcp:host:port".')
 @quantize_option
-def worker(config: Path | None, model: str, name: str | None, listen: str, quantize: str | None) -> None:
+@click.option(
+    "--device",
+    "devices",
+    type=click.IntRange(0),
+    multiple=True,
+    help="Index of the CUDA device, once for each of its ranks [engine.devices].",
+)
+def worker(
+    config: Path | None, model: str, name: str | None, listen: str, quantize: str | None, devices: tuple[int, ...]
+) -> None:
     """Start one worker by itself, for a gateway that names it under models.NAME.addresses."""
     name = name or served_name(model)
     loaded = load(config, {} if quantize is None else {"engine.quantize": quantize})
     engine = loaded.models[name].engine if name in loaded.models else loaded.engine
+    if devices:
+        engine = msgspec.structs.replace(engine, devices=devices)
     told = settings.WorkerSettings(name=f"{name}@{listen}", model=name, source=model, listen=listen, engine=engine)
-    import msgspec
-
     from gateway.workers import COMMAND, environment
 
     os.execve(COMMAND[0], [*COMMAND, msgspec.json.encode(told).decode()], environment())

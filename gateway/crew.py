@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from gateway.clock import Clock
-from gateway.workers import COMMAND, Worker, child_of, socket_directory
+from gateway.workers import COMMAND, Worker, child_of, claims_of, socket_directory
 from policies import settings, wire
 
 LISTEN_S = 10.0
@@ -35,11 +35,12 @@ class Crew:
         self._places: dict[str, list[str]] = {name: [] for name in config.models}
         self._workers: list[Worker] = []
         self._give_up = give_up
+        claims = claims_of(config.models)
         for name, model in config.models.items():
             for index in range(model.replicas):
                 address = f"unix:{self._directory.name}/{len(self._workers)}"
                 self._places[name].append(address)
-                child = child_of(name, model, index, address)
+                child = child_of(name, model, index, address, claims)
                 self._workers.append(
                     Worker(child.name, address, self, config.workers, clock, child, command, asks=False)
                 )

@@ -23,7 +23,7 @@ from gateway.memory import Need
 from gateway.residence import Residence, State
 from gateway.resident import unavailable
 from gateway.seat import Seat
-from gateway.workers import COMMAND, Worker, child_of, socket_directory
+from gateway.workers import COMMAND, Worker, child_of, claims_of, socket_directory
 from policies import settings, wire
 from policies.priority import Order
 from policies.terms import Sampling
@@ -313,7 +313,7 @@ class Dispatch:
                 self._sockets = socket_directory()
             address = f"unix:{self._sockets.name}/{self._num_sockets}"
             self._num_sockets += 1
-            child = child_of(name, model, index, address)
+            child = child_of(name, model, index, address, claims_of(self._config.models))
             self._seat(name, child.name, address, child)
         for address in model.addresses:
             self._seat(name, f"{name}@{address}", address, None)

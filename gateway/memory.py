@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 
 from policies import safetensors, settings
+from policies.engine import KV_MEMORY_SHARES
 from policies.gguf import SUFFIX
 
 PROCESS_BYTES = 384 << 20
@@ -52,7 +53,8 @@ def need_of(place: Path, engine: settings.Engine) -> Need:
         weights_bytes = _size(place)
     else:
         weights_bytes = sum(_loaded_bytes(file, engine) for file in place.glob("*.safetensors"))
-    return Need(weights_bytes, engine.max_kv_bytes, engine.kv_memory_share)
+    share = engine.kv_memory_share or KV_MEMORY_SHARES["cuda" if engine.device == "cuda" else "cpu"]
+    return Need(weights_bytes, engine.max_kv_bytes, share)
 
 
 def budget_of(config: settings.Settings) -> int | None:

@@ -13,7 +13,7 @@ import os
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -23,6 +23,7 @@ from gateway.channel import Channel
 from gateway.clock import Clock, Timer
 from gateway.phases import Phases
 from policies import settings, wire
+from policies.devices import Claim, devices_of
 
 log = logging.getLogger(__name__)
 
@@ -297,8 +298,23 @@ class Worker:
         return status if by_itself else None
 
 
-def child_of(model: str, config: settings.Model, index: int, address: str) -> settings.WorkerSettings:
-    """What the process is told that computes a model's ``index``-th replica at ``address``."""
+def claims_of(models: Mapping[str, settings.Model]) -> tuple[Claim, ...]:
+    """What the workers that are started here ask for of the machine's CUDA devices."""
+    claims = []
+    for name, model in models.items():
+        engine = model.engine
+        num_ranks = engine.tensor_parallel * engine.pipeline_parallel
+        for replica in range(model.replicas if engine.device != "cpu" else 0):
+            named = devices_of(engine.devices, replica, num_ranks)
+            claims.append(Claim(model=name, replica=replica, num_devices=num_ranks, devices=named))
+    return tuple(claims)
+
+
+def child_of(
+    model: str, config: settings.Model, index: int, address: str, claims: tuple[Claim, ...]
+) -> settings.WorkerSettings:
+    """What the process is told that computes a model's ``index``-th replica at ``address``; ``claims``: see
+    ``claims_of``."""
     return settings.WorkerSettings(
         name=f"{model}-{index}",
         model=model,
@@ -306,6 +322,7 @@ def child_of(model: str, config: settings.Model, index: int, address: str) -> se
         listen=address,
         exit_with_stdin=True,
         replica=index,
+        claims=claims,
         engine=config.engine,
     )
 

@@ -17,7 +17,7 @@ from typing import Any, get_type_hints
 
 import msgspec
 
-from policies import faults
+from policies import devices, faults
 from policies.policy import Policy
 from policies.pricelist import Proposed
 from policies.settings import CLASSES, Model, Server, Settings, SlaClass
@@ -63,6 +63,7 @@ def load(text: str, environ: Mapping[str, str], overrides: Mapping[str, Any] | N
             what = "has neither replicas nor addresses, so nothing can answer for it"
             raise SettingsError(f"config.toml: models.{name} {what}")
     _check_server(settings.server)
+    _check_devices(settings)
     _check_residency(settings)
     _check_adapters(settings)
     _check_classes(settings)
@@ -82,6 +83,15 @@ def _check_server(server: Server) -> None:
             ipaddress.ip_network(network)
         except ValueError as error:
             raise SettingsError(f"config.toml: server.trusted_proxies: {error}") from None
+
+
+def _check_devices(settings: Settings) -> None:
+    for name, served in settings.models.items():
+        engine = served.engine
+        num_ranks = engine.tensor_parallel * engine.pipeline_parallel
+        fault = None if engine.device == "cpu" else devices.fault_of(engine.devices, served.replicas, num_ranks)
+        if fault is not None:
+            raise SettingsError(f"config.toml: models.{name}.engine.devices: {fault}")
 
 
 def _check_residency(settings: Settings) -> None:

@@ -9,7 +9,9 @@ from msgspec import Meta
 from policies.holding import KeptGrammars
 from policies.section import NonNegative, Positive, Section
 
-Share = Annotated[float, Meta(gt=0, le=0.95)]
+Share = Annotated[float, Meta(ge=0, le=0.95)]
+KV_MEMORY_SHARES = {"cpu": 0.3, "cuda": 0.9}
+"""By kind of device: on the CPU others need memory, too; on a CUDA device the rest is for what a step leaves behind."""
 Quantization = Literal["none", "int8", "int4", "fp8"]
 
 
@@ -31,6 +33,9 @@ class Engine(Section, frozen=True):
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto: cuda when there is one."""
+    devices: tuple[NonNegative, ...] = ()
+    """Indexes of the CUDA devices that the model's replicas take in turn, each as many as it has ranks; empty: of all,
+    those that fewest workers started here have."""
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
     """auto: bfloat16 where the device computes it natively, float32 elsewhere."""
     quantize: Quantization = "none"
@@ -50,8 +55,9 @@ class Engine(Section, frozen=True):
     processes."""
     num_threads: NonNegative = 0
     """CPU threads of each process; 0: one a physical core, less one for the gateway from four cores up."""
-    kv_memory_share: Share = 0.3
-    """Share of the memory free after the weights are loaded that becomes KV blocks."""
+    kv_memory_share: Share = 0
+    """Share of the memory free after the weights are loaded that becomes KV blocks; 0: 0.3 on the CPU; 0.9 on a CUDA
+    device, divided by the number of the workers started here that share it, a draft model counted as one."""
     max_kv_bytes: NonNegative = 0
     """Upper bound of the same; 0: none."""
     block_size: Annotated[int, Meta(ge=8, le=256)] = 32

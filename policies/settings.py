@@ -8,6 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from policies.console import Console as Console  # of the whole, as are those named like it
+from policies.devices import Claim
 from policies.engine import Engine as Engine
 from policies.engine import Quantization as Quantization
 from policies.engine import Speculation as Speculation
@@ -316,4 +317,6 @@ class WorkerSettings(Section, frozen=True):
     """The end of standard input means that the parent is gone: stop."""
     replica: NonNegative = 0
     """Which of its model's workers on this machine it is: they take the memory nodes of a large CPU in turn."""
+    claims: tuple[Claim, ...] = ()
+    """What all workers that were started together ask for of the CUDA devices; empty: it is by itself."""
     engine: Engine = Engine()

@@ -109,14 +109,16 @@ class _Others:
 
 def _serve(settings: WorkerSettings, listener: socket.socket) -> int:
     prepare()
+    from worker.devices import placed
     from worker.models import ModelError
     from worker.parallel.runner import ParallelRunner
     from worker.runner import Runner
 
     started_at = time.monotonic()
     others = _Others()
-    engine = settings.engine
     try:
+        settings = placed(settings)
+        engine = settings.engine
         if engine.tensor_parallel * engine.pipeline_parallel == 1:
             alone = Runner.load(settings.source, engine, settings.replica, may_part=True)
             return _run(settings, listener, alone, others, started_at)

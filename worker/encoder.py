@@ -14,10 +14,11 @@ from policies import settings
 from policies.wire import Pooling
 from worker import placement
 from worker.adapters import Adapter, AdapterError
+from worker.devices import device_of
 from worker.inputs import Laid, Span
 from worker.models import Encoder, Layout, ModelError, TorchOps, load_encoder, pooling_of, read_encoder
 from worker.room import max_model_tokens_of
-from worker.runner import Runner, device_of, dtype_of, refuse_too_large, set_num_threads
+from worker.runner import Runner, dtype_of, refuse_too_large, set_num_threads
 
 
 class EncoderRunner(Runner):

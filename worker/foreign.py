@@ -15,13 +15,13 @@ from worker.adapters import Adapter, AdapterError
 from worker.attention import Backend, GatheredAttention, NativeAttention, ReferenceAttention, SegmentAttention
 from worker.attention.grouped import Group, GroupedAttention, Pools, groups_of
 from worker.attention.kept import Kept
+from worker.devices import device_of
 from worker.inputs import Laid, Span, planned
 from worker.kv_cache import KVCache
 from worker.models import Foreign, Layout, ModelError, TorchOps, load_foreign, read_facts
 from worker.room import kv_type_of, max_model_tokens_of, num_blocks_of
 from worker.runner import (
     Runner,
-    device_of,
     dtype_of,
     kernels_of,
     refuse_too_large,

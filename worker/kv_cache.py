@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from policies import settings
+from policies.engine import KV_MEMORY_SHARES
 from worker.native import huge_empty
 
 SCALE_BYTES = 4
@@ -142,7 +143,7 @@ def budget_bytes(engine: settings.Engine, device: torch.device, num_ranks: int =
     them all. On the CPU what is free is theirs together, elsewhere each has a device.
     """
     free = free_bytes(device) // num_ranks if device.type == "cpu" else free_bytes(device)
-    budget = int(free * engine.kv_memory_share)
+    budget = int(free * (engine.kv_memory_share or KV_MEMORY_SHARES[device.type]))
     return min(budget, engine.max_kv_bytes // num_ranks) if engine.max_kv_bytes else budget
 
 

@@ -27,6 +27,7 @@ from worker.attention import (
 )
 from worker.budget import OutOfMemory
 from worker.device import DeviceLost, is_lost, is_out_of_memory, refuse_unrepeatable
+from worker.devices import device_of
 from worker.graphs import StepGraphs
 from worker.inputs import Laid, Span, lay_out, planned
 from worker.kv_cache import KVCache, free_bytes
@@ -280,21 +281,6 @@ def set_num_threads(engine: settings.Engine, num_sharing: int = 1) -> int:
     num_threads = engine.num_threads or max(1, placement.num_threads() // num_sharing)
     torch.set_num_threads(num_threads)
     return num_threads
-
-
-def device_of(engine: settings.Engine, layout: Layout, rank: int) -> torch.device:
-    if engine.device == "cpu" or (engine.device == "auto" and not torch.cuda.is_available()):
-        return torch.device("cpu")
-    if not torch.cuda.is_available():
-        raise ModelError("engine.device is cuda, but torch finds no CUDA device here")
-    if layout.num_ranks > torch.cuda.device_count():
-        raise ModelError(
-            f"engine.tensor_parallel times engine.pipeline_parallel is {layout.num_ranks},"
-            f" but torch finds {torch.cuda.device_count()} CUDA devices here"
-        )
-    if layout.num_ranks > 1:
-        torch.cuda.set_device(rank)
-    return torch.device("cuda", torch.cuda.current_device())
 
 
 def dtype_of(engine: settings.Engine, device: torch.device, architecture: Architecture | Facts) -> torch.dtype:

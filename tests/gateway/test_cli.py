@@ -161,6 +161,16 @@ async def test_a_worker_started_by_itself_serves_a_gateway_that_names_it(tmp_pat
         await worker.wait()
 
 
+def test_a_worker_is_told_its_devices(tmp_path):
+    address = f"unix:{tmp_path / 'worker'}"
+    told = ("worker", "--model", "demo", "--listen", address, "--device", 1, "--device", 0)
+    done = penstock(*told, cwd=tmp_path, CUDA_VISIBLE_DEVICES="")
+    assert (done.returncode, done.stderr) == (
+        2,
+        "penstock worker: engine.devices names some, but torch finds no CUDA device here\n",
+    )
+
+
 async def test_a_second_gateway_on_the_same_data_is_refused(tmp_path):
     async with serving(cwd=tmp_path):
         done = await asyncio.to_thread(penstock, "serve", "--port", 0, cwd=tmp_path)

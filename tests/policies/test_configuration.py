@@ -113,6 +113,15 @@ def test_money_is_exactly_what_was_written():
     assert loaded.policies["a"].discount == Decimal("0.1234")
 
 
+def test_devices_that_are_named_are_enough_for_all_ranks_of_all_replicas():
+    named = "[models.m]\nreplicas = 2\n[models.m.engine]\ntensor_parallel = 2\ndevices = "
+    assert configuration.load(named + "[0, 1, 0, 1]", {}).models["m"].engine.devices == (0, 1, 0, 1)
+    few = r"models\.m\.engine\.devices: 2 replicas of 2 ranks take 4 CUDA devices, but 3 are named"
+    with pytest.raises(configuration.SettingsError, match=few):
+        configuration.load(named + "[0, 1, 2]", {})
+    assert configuration.load(named + '[0]\ndevice = "cpu"', {}).models["m"].engine.devices == (0,)
+
+
 def test_a_model_comes_and_goes_only_where_its_workers_are_this_gateways_own():
     elsewhere = '[models.m]\nidle_unload_s = 60\naddresses = ["unix:/w"]'
     with pytest.raises(configuration.SettingsError, match=r"models\.m\.idle_unload_s: it has workers elsewhere"):
