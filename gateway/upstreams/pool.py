@@ -1,9 +1,8 @@
-"""One model's upstreams: the line in front of them, and what happens when the one that is asked does not answer.
+"""One model's upstreams: the line in front of them, and the workers of this gateway that may answer in their place.
 
 The line is that of workers: by class, fair between tenants, by deadline. Each upstream is sent no more than its terms
-say at a time, and one whose breaker is open nothing. A request that got no answer at all is sent again, after a pause
-and within a budget; once its first word is out it ends where its upstream does. Workers of this gateway may come before
-them all, or after them (``here``).
+say at a time, and one whose breaker is open nothing. Workers of this gateway may come before them all, or after them
+(``here``).
 """
 
 from __future__ import annotations
@@ -11,8 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import random
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -22,23 +20,16 @@ from gateway import errors, telemetry
 from gateway.clock import Clock
 from gateway.flight import Flight
 from gateway.lanes import LaneView, WaitingLine
-from gateway.pieces import Counted, Piece
-from gateway.upstreams import failures
+from gateway.upstreams.answering import Answering, end
 from gateway.upstreams.asking import Asked
-from gateway.upstreams.billing import counted_of
-from gateway.upstreams.call import Asking, Call
+from gateway.upstreams.call import Call
 from gateway.upstreams.client import Client
-from gateway.upstreams.failures import Trouble
 from gateway.upstreams.here import TO_UPSTREAMS, Here
-from gateway.upstreams.reading import Reader, vectors_of
 from gateway.upstreams.server import Server
 from gateway.upstreams.servers import Servers
 from policies import settings, wire
-from policies.answers import Word
 from policies.priority import Order
 from policies.promise import Pace
-from policies.terms import FinishReason
-from policies.upstreams.retries import pause_s
 
 if TYPE_CHECKING:
     from gateway.text import Text
@@ -140,7 +131,7 @@ class Pool(Servers):
     def stopped(self, call: Call, index: int) -> None:
         if call.source is not None:  # workers look for the same stop strings
             return
-        self._end(call, index, "cancelled")
+        end(call, index, "cancelled", self._clock.now())
         if call.finished and call.task is not None:
             call.task.cancel()
 
@@ -182,8 +173,8 @@ class Pool(Servers):
     def _send(self, call: Call, server: Server) -> None:
         call.sent(self._clock.now())
         self._waiting.sent(call)
-        call.asking = Asking(self._client, server, call, self._clock, is_first=True)
-        self._begin(call, self._answer(call, call.asking), self._ended)
+        answering = Answering(call, server, self, self._client, self._clock, self.text)
+        self._begin(call, self._answer(call, answering), self._ended)
 
     def _begin(
         self, call: Call, work: Coroutine[Any, Any, None], ended: Callable[[Call, asyncio.Task[None]], None]
@@ -203,6 +194,14 @@ class Pool(Servers):
         self._open.discard(call)
         self._waiting.ended(call)
         self._advance()
+
+    async def _answer(self, call: Call, answering: Answering) -> None:
+        trouble = await answering.trouble()
+        if trouble is None:
+            return None
+        if call.here is None or call.first_token_at is not None or not trouble.elsewhere:
+            return call.fail(trouble.error)
+        return await self._answer_here(call, trouble.error)
 
     # The workers here
 
@@ -257,138 +256,6 @@ class Pool(Servers):
         if not call.is_over:
             call.fail(error or _cancelled())
         return None
-
-    # What is answered
-
-    async def _answer(self, call: Call, asking: Asking) -> None:
-        tried: list[Server] = []
-        while True:
-            server = asking.server
-            tried.append(server)
-            try:
-                return await self._heard(call, asking, tried)
-            except Trouble as trouble:
-                following = await self._again(call, server, trouble, tried)
-                if following is None:
-                    log.info("upstream %s: %s", server.name, trouble, extra=telemetry.about_sent(call.request))
-                    if call.here is None or call.first_token_at is not None or not trouble.elsewhere:
-                        return call.fail(trouble.error)
-                    return await self._answer_here(call, trouble.error)
-                asking = call.asking = Asking(self._client, following, call, self._clock, is_first=False)
-
-    async def _again(self, call: Call, server: Server, trouble: Trouble, tried: Sequence[Server]) -> Server | None:
-        """Who is asked next; None: nobody."""
-        num_retries = len(tried) - 1
-        terms = server.known.terms
-        if call.first_token_at is not None or not trouble.elsewhere or num_retries >= terms.max_retries:
-            return None
-        is_other = self.pick(call.asked, tried) is not None
-        if not is_other and not trouble.again:
-            return None
-        pause = pause_s(num_retries, random.random(), None if is_other else trouble.retry_after_s)
-        if pause is None or not server.may_send_again():
-            return None
-        server.num_retries += 1
-        await self._clock.sleep(pause)
-        following = self.pick(call.asked, tried)
-        if following is None and trouble.again and server.admits:
-            return server
-        return following
-
-    async def _heard(self, call: Call, asking: Asking, tried: list[Server]) -> None:
-        """Raises Trouble."""
-        both = [asking]
-        try:
-            hedge_s = asking.server.hedge_s(call.asked.streams)
-            if hedge_s is not None:
-                asking = await self._sooner(call, asking, hedge_s, both, tried)
-            await self._read(call, asking)
-        finally:
-            for each in both:
-                await each.close()
-
-    async def _sooner(
-        self, call: Call, asking: Asking, hedge_s: float, both: list[Asking], tried: list[Server]
-    ) -> Asking:
-        """After so long without a word another one is asked as well; who begins to answer first. The other one is hung
-        up on."""
-        timer = asyncio.create_task(self._clock.sleep(hedge_s))
-        try:
-            await asyncio.wait([asking.first, timer], return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            timer.cancel()
-        server = asking.server
-        rival_at = None if asking.first.done() else self.pick(call.asked, tried)
-        if rival_at is None or not server.may_send_again():
-            return asking
-        server.num_hedges += 1
-        tried.append(rival_at)
-        rival = Asking(self._client, rival_at, call, self._clock, is_first=False)
-        both.append(rival)
-        await asyncio.wait([asking.first, rival.first], return_when=asyncio.FIRST_COMPLETED)
-        for one, other in ((asking, rival), (rival, asking)):
-            if one.first.done():
-                winner = one if one.first.exception() is None else other
-                break
-        loser = rival if winner is asking else asking
-        if not loser.first.done():
-            await loser.close()
-        return winner
-
-    async def _read(self, call: Call, asking: Asking) -> None:
-        """Raises Trouble."""
-        asked = call.asked
-        try:
-            if asked.kind in ("embeddings", "rerank"):
-                async for text in asking.texts():
-                    vectors, usage = vectors_of(asked, text)
-                    counted = await counted_of(call, asking.server, self.text, usage, [])
-                    for index, vector in enumerate(vectors):
-                        self._end(call, index, "stop", asking, counted, vector)
-                    return asking.succeeded()
-                raise failures.garbage("nothing")
-            reader = Reader(asked)
-            async for text in asking.texts():
-                for index, words in reader.read(text):
-                    self._bring(call, index, words, asking.server.name)
-            if not reader.is_whole:
-                raise (
-                    failures.cut("the answer ended in the middle") if any(reader.said) else failures.garbage("nothing")
-                )
-            counted = await counted_of(call, asking.server, self.text, reader.usage, reader.said)
-            for index in call.open_indices:
-                self._end(call, index, reader.end_of(index), asking, counted)
-            asking.succeeded()
-        except Trouble as trouble:
-            asking.failed(trouble)
-            raise
-
-    def _bring(self, call: Call, index: int, words: list[Word], upstream: str) -> None:
-        if call.is_open(index):
-            piece = Piece(call.request.request_id, index, [0] * len(words), words=words, upstream=upstream)
-            call.arrive(piece, self._clock.now())
-
-    def _end(
-        self,
-        call: Call,
-        index: int,
-        reason: FinishReason,
-        asking: Asking | None = None,
-        counted: Counted | None = None,
-        vector: bytes = b"",
-    ) -> None:
-        now, usage = self._clock.now(), None if counted is None else counted.usage
-        began_at = now if asking is None else asking.began_at
-        first_at = call.first_token_at or now
-        prefill_s, decode_s = max(0.0, first_at - began_at), max(0.0, now - max(first_at, began_at))
-        finish = wire.Finish(reason, 0 if usage is None else usage.num_cached_tokens, 0, 0.0, prefill_s, decode_s)
-        upstream = "" if asking is None else asking.server.name
-        request_id = call.request.request_id
-        is_last = call.num_open == 1
-        piece = Piece(
-            request_id, index, [], finish=finish, vector=vector, upstream=upstream, counted=counted if is_last else None
-        )
-        call.arrive(piece, now)
 
 
 def _unpaced() -> tuple[Pace | None, float]:

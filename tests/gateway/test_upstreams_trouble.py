@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from gateway.upstreams import pool as pools
+from gateway.upstreams import answering
 from tests.builders import PATIENCE_S, until
 from tests.gateway.conftest import HELLO, Front, OpenFront
 from tests.gateway.elsewhere import (
@@ -320,7 +320,7 @@ async def test_an_unexpected_failure_on_the_way_is_an_internal_error(front: Fron
     def wrong(*_: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(pools, "Reader", wrong)
+    monkeypatch.setattr(answering, "Reader", wrong)
     async with elsewhere() as far:
         from gateway.upstreams.known import Key, Known
 
