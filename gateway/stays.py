@@ -1,4 +1,4 @@
-"""How long a request was with each worker that had it."""
+"""How long a request was with each worker or upstream that had it."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ from typing import Literal
 
 import msgspec
 
-Left = Literal["", "lost", "moved"]
+Left = Literal["", "lost", "moved", "failed"]
 
 
 class Stay(msgspec.Struct, array_like=True, gc=False):
     """With one of them. Instants are monotonic seconds."""
 
     worker: str
+    """Or the upstream."""
     routed_at: float
     """It was its turn, and a worker was chosen."""
     sent_at: float
@@ -22,4 +23,8 @@ class Stay(msgspec.Struct, array_like=True, gc=False):
     left_at: float = 0.0
     """0: not yet."""
     left: Left = ""
-    """Lost: the worker was; moved: another one goes on with it. Empty: it ended there."""
+    """Lost: the worker was; moved: another one goes on with it; failed: the upstream has. Empty: it ended there."""
+    span_id: str = ""
+    """Of its own span, as the upstream was told, in hex; empty: it is a worker."""
+    failure: str = ""
+    """What an upstream's is called."""

@@ -87,6 +87,11 @@ def traceparent(trace_id: str, span_id: str, is_sampled: bool) -> str:
     return f"00-{trace_id}-{span_id}-{'01' if is_sampled else '00'}"
 
 
+def below(parent: str, span_id: str) -> str:
+    """Of another span of ours in the same trace, by the traceparent of the one above it."""
+    return parent[:36] + span_id + parent[52:]
+
+
 def _members(headers: CIMultiDictProxy[str], name: istr) -> list[str]:
     told = ",".join(headers.getall(name, ()))
     return [member for each in told.split(",") if (member := each.strip(" \t"))]

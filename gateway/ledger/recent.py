@@ -162,9 +162,10 @@ def _parts(noted: Noted) -> Iterator[Part]:
     else:
         begins.append((queue_at, names.QUEUE))
         if noted.queue_ms or upstream is not None:  # else nobody got it
-            begins.append((queue_at + noted.queue_ms / 1e3, names.WORKER_SPAN))
+            name = names.WORKER_SPAN if upstream is None else names.UPSTREAM_SPAN
+            begins.append((queue_at + noted.queue_ms / 1e3, name))
         if upstream is not None:
-            facts[names.WORKER] = upstream
+            facts[names.UPSTREAM] = upstream
         if first_at is not None:
             began_at, last_at = first_at - noted.prefill_s, first_at + noted.decode_s
             begins.append((last_at, names.STREAM))
@@ -173,7 +174,7 @@ def _parts(noted: Noted) -> Iterator[Part]:
     from_at = at = begins[0][0]
     for (_, name), (until, _) in pairwise(begins):
         until = max(at, until if name == names.SETTLE else min(until, settle_at))
-        is_worker = name == names.WORKER_SPAN
+        is_worker = name in (names.WORKER_SPAN, names.UPSTREAM_SPAN)
         yield Part(
             name=name,
             at_ms=1e3 * (at - from_at),

@@ -13,9 +13,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Final
 
+from gateway.tracing.names import UPSTREAM_SPAN
 from gateway.tracing.spans import Event, Span, Value
 
-_KIND_INTERNAL, _KIND_SERVER, _STATUS_ERROR = b"\x30\x01", b"\x30\x02", b"\x18\x02"
+_KIND_INTERNAL, _KIND_SERVER, _KIND_CLIENT, _STATUS_ERROR = b"\x30\x01", b"\x30\x02", b"\x30\x03", b"\x18\x02"
 """Whole fields."""
 _HAS_IS_REMOTE, _IS_REMOTE = 0x100, 0x200
 """Bits of a span's flags: it is known whether its parent is somebody else's, and it is."""
@@ -96,7 +97,8 @@ def _known_text(number: int, text: str) -> bytes:
 
 @lru_cache(1024)
 def _named(name: str, is_whole: bool) -> bytes:
-    return _field(5, name.encode()) + (_KIND_SERVER if is_whole else _KIND_INTERNAL)
+    kind = _KIND_SERVER if is_whole else _KIND_CLIENT if name == UPSTREAM_SPAN else _KIND_INTERNAL
+    return _field(5, name.encode()) + kind
 
 
 @lru_cache(1024)

@@ -107,17 +107,23 @@ def _flown(kept: Kept) -> Iterator[Part]:
     if len(kept.rides) == 1:
         (ride,) = kept.rides
         for number, stay in enumerate(ride.stays):
-            yield stay.routed_at, names.ROUTING, stay
-            yield stay.sent_at, names.WORKER_SPAN, stay
+            if not stay.span_id:
+                yield stay.routed_at, names.ROUTING, stay
+            yield stay.sent_at, _with(stay), stay
             if stay.left_at:
-                is_last = number == len(ride.stays) - 1 and not stay.left
+                is_last = number == len(ride.stays) - 1 and stay.left in ("", "failed")
                 yield stay.left_at, names.STREAM if is_last else names.QUEUE, None
         return
     stays = [stay for ride in kept.rides for stay in ride.stays]
     if stays:
-        yield min(stay.sent_at for stay in stays), names.WORKER_SPAN, None
+        yield min(stay.sent_at for stay in stays), _with(stays[0]), None
         if all(ride.stays and ride.stays[-1].left_at for ride in kept.rides):
             yield max(stay.left_at for stay in stays), names.STREAM, None
+
+
+def _with(stay: Stay) -> str:
+    """What the part is called that was spent there."""
+    return names.UPSTREAM_SPAN if stay.span_id else names.WORKER_SPAN
 
 
 class _Build:
@@ -245,12 +251,13 @@ class _Build:
             said[names.CACHE] = kept.row.cache
         elif name == names.ROUTING and stay is not None:
             said[names.WORKER] = stay.worker
-        elif name == names.WORKER_SPAN and stay is not None:
+        elif name in (names.WORKER_SPAN, names.UPSTREAM_SPAN) and stay is not None:
             is_last = stay is kept.rides[0].stays[-1]
             worked, events = self._stay(stay, kept.rides[0], ends_at, is_last)
             said |= worked
-            failed = failed or stay.left == "lost"
-        elif name == names.WORKER_SPAN:
+            span_id = int(stay.span_id, 16) if stay.span_id else span_id
+            failed = failed or stay.left in ("lost", "failed")
+        elif name in (names.WORKER_SPAN, names.UPSTREAM_SPAN):
             below = self._rides(span_id, ends_at)
             if kept.num_flights > len(kept.rides):
                 said[names.NUM_LEFT_OUT] = kept.num_flights - len(kept.rides)
@@ -265,20 +272,24 @@ class _Build:
                 until = min(stay.left_at or ends_at, ends_at)
                 said, events = self._stay(stay, ride, until, number == len(ride.stays) - 1)
                 yield Span(
-                    names.WORKER_SPAN,
-                    self._next_id(),
+                    _with(stay),
+                    int(stay.span_id, 16) if stay.span_id else self._next_id(),
                     parent_id,
                     self._ns(min(stay.sent_at, until)),
                     self._ns(until),
                     said,
                     events,
-                    failed=stay.left == "lost",
+                    failed=stay.left in ("lost", "failed"),
                 )
 
     def _stay(
         self, stay: Stay, ride: Ride, ends_at: float, is_last: bool
     ) -> tuple[dict[str, Value], tuple[Event, ...]]:
-        """With one worker: what is said of it, and what happened."""
+        """With one worker or upstream: what is said of it, and what happened. What goes on within an upstream nobody
+        knows but itself, and its own spans."""
+        if stay.span_id:
+            told_of = {names.UPSTREAM: stay.worker, names.UPSTREAM_LEFT: stay.left, names.ERROR_TYPE: stay.failure}
+            return {name: value for name, value in told_of.items() if value}, ()
         said: dict[str, Value] = {names.WORKER: stay.worker, names.NUM_PROMPT_TOKENS: ride.num_prompt_tokens}
         if ride.has_grammar:
             said[names.HAS_GRAMMAR] = True

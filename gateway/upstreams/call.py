@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Protocol, cast
 
@@ -12,6 +13,7 @@ from gateway.flight import Flight, Keeper
 from gateway.flights import Source
 from gateway.spent import Spent
 from gateway.stays import Stay
+from gateway.traceparent import below
 from gateway.upstreams.asking import PATHS, Asked
 from gateway.upstreams.client import Client
 from gateway.upstreams.failures import Trouble
@@ -81,12 +83,14 @@ class Call(Flight):
         if index in self._open:
             cast(CallKeeper, self._keeper).stopped(self, index)
 
-    def stay(self, upstream: str, now: float) -> None:
+    def stay(self, upstream: str, now: float) -> Stay:
         """For its trace: this one is asked."""
         stays = self.stays = self.stays or []
         if stays and not stays[-1].left_at:
             stays[-1].left_at, stays[-1].left = now, "moved"
-        stays.append(Stay(upstream, now, now, self.num_tokens))
+        stay = Stay(upstream, now, now, self.num_tokens, span_id=f"{random.getrandbits(64) or 1:016x}")
+        stays.append(stay)
+        return stay
 
     def is_open(self, index: int) -> bool:
         """The sequence has not ended."""
@@ -115,9 +119,11 @@ class Asking:
         server.asked(is_first)
         terms = server.known.terms
         body = asked.body(terms.upstream_model or terms.model)
-        self._texts = client.ask(server.known, PATHS[asked.kind], body, asked.streams, asked.context)
-        if asked.context:
-            call.stay(server.name, self.began_at)
+        context, self._stay = asked.context, None
+        if context:
+            self._stay = call.stay(server.name, self.began_at)
+            context = {**context, "traceparent": below(context["traceparent"], self._stay.span_id)}
+        self._texts = client.ask(server.known, PATHS[asked.kind], body, asked.streams, context)
         self.first: asyncio.Task[bytes | None] = asyncio.create_task(self._first())
 
     async def texts(self) -> AsyncIterator[bytes]:
@@ -138,6 +144,11 @@ class Asking:
         if not self._is_judged:
             self._is_judged = True
             self.server.failed(trouble)
+            stay = self._stay
+            if stay is not None:
+                stay.failure = trouble.error.code or trouble.error.type
+                if not stay.left_at:  # else another one is asked already
+                    stay.left_at, stay.left = self._clock.now(), "failed"
 
     def succeeded(self) -> None:
         """All of the answer is there."""

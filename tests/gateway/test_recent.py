@@ -93,7 +93,7 @@ async def test_what_was_asked_and_answered_is_not_held_on_to_with_a_trace(open_f
         ({"cache": "shared", "ttft_ms": 1.0, "duration_ms": 2.0}, ["prepare", "shared", "settle"]),
         ({"status": 503, "ttft_ms": None, "queue_ms": 0.0}, ["prepare", "queue", "settle"]),
         ({"status": 502, "ttft_ms": None, "queue_ms": 0.1}, ["prepare", "queue", "worker", "settle"]),
-        ({"upstream": "far", "ttft_ms": 2.0, "queue_ms": 0.0}, ["prepare", "queue", "worker", "stream", "settle"]),
+        ({"upstream": "far", "ttft_ms": 2.0, "queue_ms": 0.0}, ["prepare", "queue", "upstream", "stream", "settle"]),
     ],
 )
 def test_each_way_through_the_house_has_its_own_parts(row, names):

@@ -127,23 +127,6 @@ async def test_whoever_asks_within_a_trace_has_it_go_on_here(open_front, collect
         assert [span.kind for span in collector.spans].count(2) == 1
 
 
-async def test_an_upstream_is_told_which_trace_it_belongs_to(open_front, collector):
-    async with (
-        elsewhere() as far,
-        open_front(tracing=tracing(collector), upstreams=(far.upstream(upstream_model="theirs"),)) as front,
-    ):
-        asked = {"traceparent": f"00-{TRACE}-{SPAN}-01", "tracestate": "congo=t61", "baggage": "user=1"}
-        body = {"model": "far", "messages": HELLO}
-        status, _, headers = await front.post("/v1/chat/completions", body, **asked)
-        assert status == 200
-        told = far.heard[0].request.headers
-        assert (told["traceparent"], told["tracestate"], told["baggage"]) == (
-            headers["traceresponse"],
-            "congo=t61",
-            "user=1",
-        )
-
-
 @pytest.mark.parametrize(
     ("environ", "there", "absent"),
     [

@@ -31,7 +31,7 @@ ATTRIBUTES = st.dictionaries(TEXTS.filter(bool), VALUES, max_size=6)
 SPANS = st.lists(
     st.builds(
         Span,
-        TEXTS,
+        TEXTS | st.just("upstream"),
         st.sampled_from([WHOLE_ID, 1, 2**64 - 1]),
         st.sampled_from([0, WHOLE_ID, 2**63]),
         INSTANTS,
@@ -47,6 +47,12 @@ SPANS = st.lists(
 
 
 TRACE, STATE, ERROR = "4bf92f3577b34da6a3ce929d0e0e4736", "congo=t61,rojo=1", "rate_limit_exceeded"
+
+
+def kind_of(span: Span) -> SpanKind:
+    if span.span_id == WHOLE_ID:
+        return SpanKind.SERVER
+    return SpanKind.CLIENT if span.name == "upstream" else SpanKind.INTERNAL
 
 
 def by_opentelemetry(spans: list[Span]) -> ExportTraceServiceRequest:
@@ -66,7 +72,7 @@ def by_opentelemetry(spans: list[Span]) -> ExportTraceServiceRequest:
                 dict(span.attributes),
                 [SdkEvent(event.name, dict(event.attributes), event.at_ns) for event in span.events],
                 links=[SdkLink(SpanContext(int("7c" * 16, 16), int("0d" * 8, 16), False))] if span.link else [],
-                kind=SpanKind.SERVER if span.span_id == WHOLE_ID else SpanKind.INTERNAL,
+                kind=kind_of(span),
                 status=Status(StatusCode.ERROR, ERROR) if span.failed else None,
                 start_time=span.start_ns,
                 end_time=span.end_ns,

@@ -6,7 +6,7 @@ import { note, swatch, table } from "./ui.js";
 
 const WORDS = {
   receive: "Waited to be handled", auth: "Whose key it is", parse: "Body read", load: "Model loaded", render: "Prompt made", cache: "Looked for in the cache",
-  admit: "Limits checked", prepare: "Read, checked and let in", queue: "Waited in line", route: "Worker chosen", worker: "With the worker",
+  admit: "Limits checked", prepare: "Read, checked and let in", queue: "Waited in line", route: "Worker chosen", worker: "With the worker", upstream: "With another server",
   shared: "Read along with an equal one", replay: "Told what was told before", stream: "Last words sent", settle: "Written into the ledger", "first token": "Until the first token",
 };
 const KINDS = [["the gateway", 2], ["waiting", 3], ["prefill", 4], ["decode", 1]];
@@ -28,7 +28,7 @@ function pieces(part, source) {
     return bounds.length < 4 ? [[from, to, 1]] : bounds.map((at, index) => [at, bounds[index + 1] ?? to, [3, 4, 1, 2][index]]);
   }
   if (source === "ledger" && part.name === "stream") return [[from, to, 1]];
-  return [[from, to, { queue: 3, receive: 3, "first token": 4, shared: 1 }[part.name] || 2]];
+  return [[from, to, { queue: 3, receive: 3, "first token": 4, shared: 1, upstream: 1 }[part.name] || 2]];
 }
 
 function bar(part, source, whole) {
@@ -45,8 +45,8 @@ function said({ facts, moments }) {
   const chunks = moments.filter(({ name }) => name === "prefill chunk").length;
   const drafted = fact("speculation.num_drafted_tokens");
   return [
-    facts["error.type"], fact("worker"), fact("cache"),
-    fact("worker.left") === "lost" && "the worker was lost", fact("worker.left") === "moved" && "it went on elsewhere",
+    facts["error.type"], fact("worker"), fact("upstream"), fact("cache"),
+    fact("worker.left") === "lost" && "the worker was lost", [fact("worker.left"), fact("upstream.left")].includes("moved") && "it went on elsewhere",
     fact("event_loop.lag_ms") > 1 && `event loop late by ${format.ms(fact("event_loop.lag_ms"))}`,
     fact("num_prompt_tokens") !== undefined && `${format.plural(fact("num_prompt_tokens"), "token")} of prompt`,
     fact("num_cached_tokens") > 0 && `${format.count(fact("num_cached_tokens"))} of them cached`,
