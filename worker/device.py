@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 
 from policies import settings
-from worker.models import Architecture, ModelError
+from worker.models import ModelError
 from worker.triton import has_triton
 
 
-def refuse_unrepeatable(engine: settings.Engine, device: torch.device, architecture: Architecture) -> None:
+def refuse_unrepeatable(engine: settings.Engine, device: torch.device) -> None:
     """Raises ModelError where ``engine.deterministic`` is asked for and cannot be kept."""
     if not engine.deterministic:
         return
@@ -17,11 +17,6 @@ def refuse_unrepeatable(engine: settings.Engine, device: torch.device, architect
         raise ModelError(
             f"engine.deterministic is on and engine.tensor_parallel {engine.tensor_parallel}, but among more than two"
             " processes numbers are added up in an order that depends on how many there are"
-        )
-    if architecture.latent is not None:
-        raise ModelError(
-            f"engine.deterministic is on, but the latent attention of this {architecture.name} adds up numbers in an"
-            " order that depends on how many tokens there are"
         )
     if device.type == "cuda" and (engine.attention != "auto" or not has_triton(device)):
         raise ModelError("engine.deterministic needs Triton and engine.attention = auto on CUDA devices")

@@ -250,7 +250,7 @@ def load_model(
     architecture = read_architecture(path)
     shard = Shard.of(architecture, layout, rank)
     device = device_of(engine, layout, rank)
-    refuse_unrepeatable(engine, device, architecture)
+    refuse_unrepeatable(engine, device)
     num_nodes = placement.num_nodes()
     if device.type == "cpu":
         placement.keep_to_a_node(replica * layout.num_ranks + rank)

@@ -23,6 +23,7 @@ from worker.engine import Engine
 from worker.inputs import Span
 from worker.kv_cache import KVCache, KVShape
 from worker.models import ModelError
+from worker.models.ops import sigmoids
 from worker.native import library
 from worker.runner import Runner
 from worker.sampler import Sampler
@@ -38,15 +39,34 @@ SIZES = {
     "max_position_embeddings": 4096,
 }
 CAPPED = {"sliding_window": 40, "query_pre_attn_scalar": 24, "final_logit_softcapping": 5.0}
+OF_LATENTS = {
+    **SIZES,
+    "num_key_value_heads": 6,
+    "kv_lora_rank": 24,
+    "qk_nope_head_dim": 24,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 20,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 88,
+    "first_k_dense_replace": 1,
+}
 MODELS = {
     "llama": ("LlamaForCausalLM", SIZES),
     "qwen3, odd widths": ("Qwen3ForCausalLM", {**SIZES, "hidden_size": 96, "intermediate_size": 200, "head_dim": 16}),
     "gemma2": ("Gemma2ForCausalLM", {**SIZES, **CAPPED}),
 }
+LATENTS = {
+    "deepseek-v2": ("DeepseekV2ForCausalLM", {**OF_LATENTS, "q_lora_rank": None, "kv_lora_rank": 20}),
+    "deepseek-v3": ("DeepseekV3ForCausalLM", {**OF_LATENTS, "q_lora_rank": 40, "n_group": 2, "topk_group": 1}),
+}
 WAYS = [
     *itertools.product(MODELS, ("float32", "bfloat16"), ("none",), ("auto", "torch")),
     *itertools.product(("llama",), ("float32", "bfloat16"), ("int8", "int4"), ("auto", "torch")),
     *itertools.product(("llama", "gemma2"), ("float32", "bfloat16"), ("none",), ("auto", "torch"), ("int8",)),
+    ("deepseek-v2", "float32", "none", "auto"),
+    ("deepseek-v3", "float32", "none", "auto"),
+    ("deepseek-v3", "bfloat16", "int8", "auto", "int8"),
 ]
 BLOCK_SIZE = 8
 LENGTHS = (1, 7, 16, 40, 90, 260)
@@ -61,7 +81,7 @@ class Models:
         self.runner = cache(self._runner)
 
     def _write(self, model):
-        architecture, changes = MODELS[model]
+        architecture, changes = {**MODELS, **LATENTS}[model]
         directory = self._directory / model
         checkpoint(directory, architecture, **changes)
         return directory
@@ -106,6 +126,14 @@ def test_a_token_has_the_same_logits_however_steps_are_cut_and_mixed(models, way
         assert all(torch.equal(bits(a), bits(b)) for a, b in zip(other.logits, whole.logits, strict=True))
     alone = walked(runner, prompts[3:4], 3)
     assert torch.equal(bits(alone.logits[0]), bits(whole.logits[3]))
+
+
+@pytest.mark.parametrize("shape", [(7, 12), (300, 250), (1000, 256)])
+def test_experts_are_scored_row_by_row(shape):
+    logits = 3 * torch.randn(shape, generator=torch.Generator().manual_seed(1))
+    together = sigmoids(logits)
+    torch.testing.assert_close(together, logits.sigmoid())
+    assert torch.equal(together, torch.cat([sigmoids(row[None]) for row in logits]))
 
 
 @pytest.mark.parametrize("window", [0, 40, 700])

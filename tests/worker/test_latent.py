@@ -104,17 +104,12 @@ def test_layers_that_guess_ahead_are_not_needed(tmp_path):
         load(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("layout", "engine", "reason"),
-    [
-        (Layout(2), {}, "engine.tensor_parallel is 2, but the latent attention of this DeepseekV2ForCausalLM is not"),
-        (Layout(), {"deterministic": True}, "engine.deterministic is on, but the latent attention of this DeepseekV2"),
-    ],
-)
-def test_what_does_not_go_with_it_is_refused_by_name(tmp_path, layout, engine, reason):
-    checkpoint(tmp_path, "DeepseekV2ForCausalLM", **LATENT)
-    with pytest.raises(ModelError, match=reason):
-        load_model(str(tmp_path), settings.Engine(device="cpu", **engine), 0, layout)
+@pytest.mark.parametrize("family", ["DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM"])
+@pytest.mark.parametrize("attention", ["auto", "torch"])
+def test_answers_that_repeat_to_the_bit_are_those_of_transformers(tmp_path, family, attention):
+    oracle = checkpoint(tmp_path, family, **LATENT)
+    logits = logits_of(load(tmp_path, attention=attention, deterministic=True))
+    torch.testing.assert_close(logits, oracle_logits(oracle, PROMPT), atol=1e-4, rtol=0)
 
 
 def test_groups_that_experts_do_not_fill_are_refused(tmp_path):

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from worker.models.architecture import Activation, Mixture
 from worker.models.linear import Linear
-from worker.models.ops import Ops
+from worker.models.ops import Ops, sigmoids
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class Experts:
     def _choose(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """[num_tokens, num_experts] f32 -> weights and experts, [num_tokens, num_chosen]."""
         mixture = self.mixture
-        scores = logits.sigmoid() if mixture.scores == "sigmoid" else logits.softmax(-1)
+        scores = sigmoids(logits) if mixture.scores == "sigmoid" else logits.softmax(-1)
         ranked = scores if self.correction is None else scores + self.correction
         if mixture.num_groups > 1:
             groups = ranked.view(len(ranked), mixture.num_groups, -1)

@@ -32,10 +32,10 @@ class LatentAttention:
     """Rows: the latent, and what turns of the key."""
     norm: Tensor
     """Of the latent."""
-    keys: Tensor
-    """[num_heads, key_dim, rank]"""
-    values: Tensor
-    """[num_heads, rank, value_dim]"""
+    keys: Linear
+    """Of each head, key_dim -> rank."""
+    values: Linear
+    """Of each head, rank -> value_dim."""
     compressed_queries: Linear | None
     query_norm: Tensor | None
 
@@ -49,13 +49,13 @@ class LatentAttention:
         heads = x.new_empty((len(x), num_heads + 2, architecture.head_dim))
         queries, key, value = heads[:, :num_heads], heads[:, num_heads:-1], heads[:, -1:]
         queries[..., : facts.rope_dim] = self._in_halves(turning)
-        queries[..., facts.rope_dim :] = torch.bmm(own.transpose(0, 1), self.keys).transpose(0, 1)
+        queries[..., facts.rope_dim :] = self.keys(own.flatten(1)).view(len(x), num_heads, -1)
         key[:, 0, : facts.rope_dim] = self._in_halves(turning_key)
         key[:, 0, facts.rope_dim :] = ops.add_norm(latent.contiguous(), None, None, self.norm, NORM_EPS)
         ops.turn(heads.view(len(x), -1), architecture, angles)
         value.copy_(key)
         mixed = plan.attend(layer, queries, key, value).view(len(x), num_heads, -1)[..., facts.rope_dim :]
-        return torch.bmm(mixed.transpose(0, 1), self.values).transpose(0, 1).flatten(1)
+        return self.values(mixed.flatten(1))
 
     def _queries(self, x: Tensor, ops: Ops) -> Tensor:
         """[num_tokens, num_heads, key_dim + rope_dim]"""

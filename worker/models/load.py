@@ -20,7 +20,7 @@ from worker.models.forms import Form, Plain
 from worker.models.gguf import GgufFile, GgufSource, architecture_of_gguf, stored_bytes
 from worker.models.importers import NOT_NEEDED, Mxfp4, importer_of
 from worker.models.latent import LatentAttention
-from worker.models.linear import ALONE, Linear, Means, linear_of
+from worker.models.linear import ALONE, Linear, Means, linear_by_head, linear_of
 from worker.models.quantize import quantized
 from worker.models.quantized_cache import LEAST_PARAMETERS, QuantizingSource
 from worker.models.shard import Shard
@@ -249,8 +249,8 @@ class _Builder:
             else linear("q_proj", num_queries, hidden),
             linear("kv_a_proj_with_mqa", latent.rank + latent.rope_dim, hidden, architecture.qkv_bias),
             self.norm(f"{prefix}kv_a_layernorm.weight", latent.rank),
-            keys.contiguous(),
-            values.mT.contiguous(),
+            linear_by_head(keys.contiguous(), self._means),
+            linear_by_head(values.mT.contiguous(), self._means),
             compressed_queries,
             query_norm,
         )

@@ -162,5 +162,16 @@ def softcapped(logits: Tensor, cap: float) -> Tensor:
     return logits
 
 
+def sigmoids(x: Tensor) -> Tensor:
+    """x [num_rows, size] -> sigmoid(x), a row with the same bits in any company: see RepeatableOps."""
+    if x.device.type != "cpu":
+        return x.sigmoid()
+    size = x.shape[1]
+    whole = F.pad(x, (0, -size % _VECTOR))
+    for rows in torch.split(whole, max(1, _ALONE // whole.shape[1])):
+        rows.sigmoid_()
+    return whole[:, :size]
+
+
 def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return F.rms_norm(x.float(), weight.shape, weight, eps).to(x.dtype)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from worker.models.forms import Form, Fp8, Int4, Int8, Plain
 from worker.models.linear.base import Linear, Means
+from worker.models.linear.by_head import HeadLinear
 from worker.models.linear.int4 import Int4Linear, PackedInt4Linear
 from worker.models.linear.int8 import Int8Linear
 from worker.models.linear.plain import PlainLinear, packs_bfloat16
@@ -16,7 +17,7 @@ from worker.models.linear.repeatable import RepeatableLinear
 from worker.models.linear.scaled import ScaledLinear
 from worker.triton import has_triton
 
-__all__ = ["Linear", "Means", "linear_of", "packs_bfloat16"]
+__all__ = ["Linear", "Means", "linear_by_head", "linear_of", "packs_bfloat16"]
 
 
 ALONE = Means()
@@ -29,6 +30,12 @@ def linear_of(form: Form, bias: Tensor | None = None, means: Means = ALONE, gate
     if means.is_repeatable and not _is_packed(linear):
         return RepeatableLinear(linear)
     return linear
+
+
+def linear_by_head(weight: Tensor, means: Means = ALONE) -> Linear:
+    """``weight`` [num_heads, in, out]: see HeadLinear."""
+    linear = HeadLinear(weight)
+    return RepeatableLinear(linear) if means.is_repeatable else linear
 
 
 def _is_packed(linear: Linear) -> bool:

@@ -58,7 +58,8 @@ class RepeatableLinear:
 @torch.inference_mode()
 def sizes_of(inner: Linear, device: torch.device, dtype: torch.dtype) -> tuple[int, ...]:
     """Numbers of rows with which each row has the same bits in any place, largest first."""
-    kind = (type(inner), inner.in_features, inner.out_features, device, dtype, torch.get_num_threads())
+    num_heads = getattr(inner, "num_heads", 1)
+    kind = (type(inner), num_heads, inner.in_features, inner.out_features, device, dtype, torch.get_num_threads())
     if kind not in _found:
         _found[kind] = _alike(inner, device, dtype)
     return _found[kind]
