@@ -15,6 +15,7 @@ from policies import wire
 from policies.settings import Engine as EngineSettings
 from policies.settings import Speculation
 from policies.terms import Sampling
+from tests.worker.test_models import LATENT
 from tests.worker.tiny import VOCAB_SIZE, checkpoint
 from worker.engine import Engine
 from worker.runner import Runner
@@ -36,6 +37,7 @@ FAMILIES = {
         "GptOssForCausalLM",
         {"head_dim": 16, "sliding_window": 9, "num_local_experts": 4, "num_experts_per_tok": 2},
     ),
+    "deepseek-v3": ("DeepseekV3ForCausalLM", {**LATENT, "n_routed_experts": 4}),
 }
 STEMS = [[random.Random(seed).randrange(3, VOCAB_SIZE) for _ in range(60)] for seed in range(3)]
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tests.worker import tiny
 from worker.models import ModelError, read_architecture
-from worker.models.architecture import Architecture, Mixture, Rope
+from worker.models.architecture import Architecture, Latent, Mixture, Rope
 from worker.models.forms import Form, Int8, Plain
 from worker.models.load import build_decoder, load_decoder
 from worker.models.quantize import int4_of, int8_of
@@ -47,6 +47,11 @@ MIXTURES = [
     Mixture(3, 2, False),
     Mixture(3, 2, True, "mlp.router", is_stacked=True),
 ]
+LATENT = {
+    "mixture": Mixture(3, 2, True, num_dense=2, dense_size=48, shared_size=24, scores="sigmoid"),
+    "num_kv_heads": 1,
+    "head_dim": 10,
+}
 layouts = st.builds(Layout, st.sampled_from((1, 2, 4, 8)), st.integers(1, 5))
 
 
@@ -133,6 +138,10 @@ def test_all_ranks_together_have_the_model(layout, num_kv_heads, tied, fused, bi
         mlp_bias=bias,
         qk_norm=qk_norm,
     )
+    ranks_share(model, layout)
+
+
+def ranks_share(model: Architecture, layout: Layout) -> None:
     alone, together = Whole(), Whole()
     cpu = torch.device("cpu")
     build_decoder(Shard.of(model), alone, torch.float32, cpu, 16)
@@ -152,6 +161,13 @@ def test_all_ranks_together_have_the_model(layout, num_kv_heads, tied, fused, bi
     for name, whole in alone.tensors.items():
         values = torch.cat([tensor.flatten() for tensor in together.taken[name]]).unique()
         assert torch.equal(values, whole.flatten()), name
+
+
+@settings(deadline=None)
+@given(layout=layouts, query_rank=st.sampled_from((0, 9)), bias=st.booleans())
+def test_all_ranks_together_have_a_model_with_latent_attention(layout, query_rank, bias):
+    latent = Latent(8, 2, key_dim=4, value_dim=3, query_rank=query_rank, is_interleaved=True)
+    ranks_share(architecture(**LATENT, latent=latent, qkv_bias=bias, output_bias=bias), layout)
 
 
 def test_one_rank_alone_has_the_architecture_as_it_is():

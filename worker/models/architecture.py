@@ -69,6 +69,11 @@ class Mixture:
     scale: float = field(default=1.0, kw_only=True)
     """Of the weights."""
 
+    @property
+    def other_sizes(self) -> tuple[int, int]:
+        """Inner widths of what is no expert, 0 where there is none."""
+        return self.dense_size, self.shared_size
+
 
 @dataclass(frozen=True, slots=True)
 class Latent:

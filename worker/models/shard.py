@@ -2,8 +2,9 @@
 
 Pure arithmetic over names and shapes. Matrices are cut as in Megatron-LM (Shoeybi et al. 2019): those that enter a half
 layer by their rows, those that leave it by their columns, so that what the ranks compute apart has to be summed once a
-half layer. Each expert of a mixture is cut so, and its router is whole on every rank. Embedding and head are cut by the
-vocabulary. Layers go to stages in contiguous ranges.
+half layer. Each expert of a mixture is cut so, and its router is whole on every rank; so is what makes the latent of
+latent attention, which every rank keeps, where what heads make of it is cut by the heads. Embedding and head are cut by
+the vocabulary. Layers go to stages in contiguous ranges.
 """
 
 from __future__ import annotations
@@ -98,11 +99,6 @@ class Shard:
         layout = layout or Layout()
         num_ranks = layout.tensor
         name, num_heads, num_kv_heads = architecture.name, architecture.num_heads, architecture.num_kv_heads
-        if num_ranks > 1 and architecture.latent is not None:
-            raise ModelError(
-                f"engine.tensor_parallel is {num_ranks}, but the latent attention of this {name} is not shared among"
-                " ranks; engine.pipeline_parallel shares its layers"
-            )
         for what, count, divides in (
             ("attention heads", num_heads, num_heads % num_ranks == 0),
             ("KV heads", num_kv_heads, num_kv_heads % num_ranks == 0 or num_ranks % num_kv_heads == 0),
@@ -125,9 +121,13 @@ class Shard:
         kv_heads = range(index * num_kv_heads // num_ranks, index * num_kv_heads // num_ranks + num_own)
         inner = cut(architecture.intermediate_size, num_ranks)[index]
         mixture = architecture.mixture
+        if mixture is not None:
+            dense, shared = (cut(size, num_ranks)[index] if size else () for size in mixture.other_sizes)
+            num_dense = max(0, mixture.num_dense - layers.start)
+            mixture = replace(mixture, num_dense=num_dense, dense_size=len(dense), shared_size=len(shared))
         own = replace(
             architecture,
-            mixture=mixture and replace(mixture, num_dense=max(0, mixture.num_dense - layers.start)),
+            mixture=mixture,
             num_layers=len(layers),
             num_heads=len(query_heads),
             num_kv_heads=len(kv_heads),
@@ -189,12 +189,11 @@ class Shard:
         mixture = self.whole.mixture
         if mixture is not None and mixture.is_stacked and f".{mixture.experts}." in name:
             return self._stacked_part(name, shape)
-        module = name.removesuffix(".weight").removesuffix(".bias").rpartition(".")[2]
-        entering = self._rows(module)
+        entering = self._rows(name)
         if entering is not None:
             size, rows = entering
             return (size, *shape[1:]), Part(rows)
-        leaving = self._columns(module) if len(shape) > 1 else None
+        leaving = self._columns(name) if len(shape) > 1 else None
         if leaving is not None:
             size, columns = leaving
             return (shape[0], size), Part((range(shape[0]),), columns)
@@ -202,8 +201,7 @@ class Shard:
 
     def adds_bias(self, name: str) -> bool:
         """Of a matrix that is cut by columns, one rank adds the bias, or the sum would have it several times."""
-        module = name.removesuffix(".bias").removesuffix("_bias").rpartition(".")[2]
-        return self.index == 0 or self._columns(module) is None
+        return self.index == 0 or self._columns(name.removesuffix("_bias")) is None
 
     def _stacked_part(self, name: str, shape: tuple[int, ...]) -> tuple[tuple[int, ...], Part | None]:
         """As ``part``, of [num_experts, in, out] or [num_experts, out]; a gate and what it opens are neighbours."""
@@ -215,23 +213,39 @@ class Shard:
                 return (shape[0], inner, shape[2]), Part(experts, self.inner)
         return shape, None
 
-    def _rows(self, module: str) -> tuple[int, tuple[range, ...]] | None:
-        whole = self.whole
-        size = whole.head_dim
-        queries, keys = _scaled(self.query_heads, size), _scaled(self.kv_heads, size)
-        num_queries, num_keys, inner = whole.num_heads * size, whole.num_kv_heads * size, whole.intermediate_size
-        match module:
-            case "q_proj":
+    def _inner(self, name: str) -> tuple[int, range]:
+        """Of the MLP that a matrix is of, the width inside, and which of it is this rank's."""
+        mixture = self.whole.mixture
+        if mixture is not None and ".shared_experts." in name:
+            size = mixture.shared_size
+        elif mixture is not None and int(name.split(".", 2)[1]) < mixture.num_dense:
+            size = mixture.dense_size
+        else:
+            return self.whole.intermediate_size, self.inner
+        return size, cut(size, self.layout.tensor)[self.index]
+
+    def _rows(self, name: str) -> tuple[int, tuple[range, ...]] | None:
+        whole, latent = self.whole, self.whole.latent
+        size = whole.head_dim if latent is None else latent.key_dim + latent.rope_dim
+        queries, keys = _scaled(self.query_heads, size), _scaled(self.kv_heads, whole.head_dim)
+        num_queries, num_keys = whole.num_heads * size, whole.num_kv_heads * whole.head_dim
+        match _module(name):
+            case "q_proj" | "q_b_proj":
                 return num_queries, (queries,)
+            case "kv_b_proj" if latent is not None:
+                each = latent.key_dim + latent.value_dim
+                return whole.num_heads * each, (_scaled(self.query_heads, each),)
             case "k_proj" | "v_proj":
                 return num_keys, (keys,)
             case "qkv_proj":
                 below = (queries, _moved(keys, num_queries), _moved(keys, num_queries + num_keys))
                 return num_queries + 2 * num_keys, below
             case "gate_proj" | "up_proj" | "w1" | "w3":  # the latter are Mixtral's
-                return inner, (self.inner,)
+                width, own = self._inner(name)
+                return width, (own,)
             case "gate_up_proj":
-                return 2 * inner, (self.inner, _moved(self.inner, inner))
+                width, own = self._inner(name)
+                return 2 * width, (own, _moved(own, width))
             case "sinks":
                 return whole.num_heads, (self.query_heads,)
             case "embed_tokens" | "lm_head":
@@ -242,14 +256,19 @@ class Shard:
                 return num_keys, (keys,)
         return None
 
-    def _columns(self, module: str) -> tuple[int, range] | None:
-        match module:
+    def _columns(self, name: str) -> tuple[int, range] | None:
+        match _module(name):
             case "o_proj":
-                size = self.whole.head_dim
+                latent = self.whole.latent
+                size = self.whole.head_dim if latent is None else latent.value_dim
                 return self.whole.num_heads * size, _scaled(self.query_heads, size)
             case "down_proj" | "w2":
-                return self.whole.intermediate_size, self.inner
+                return self._inner(name)
         return None
+
+
+def _module(name: str) -> str:
+    return name.removesuffix(".weight").removesuffix(".bias").rpartition(".")[2]
 
 
 def cut(size: int, num_parts: int) -> list[range]:
