@@ -206,7 +206,8 @@ def _database(url: sa.URL) -> Path | None:
 
 @contextlib.asynccontextmanager
 async def _engine_of(url: sa.URL) -> AsyncIterator[AsyncEngine]:
-    engine = create_async_engine(url, pool_pre_ping=not _is_sqlite(url))
+    # What a statement that failed was given, an answer to be kept for one, is nothing for the log.
+    engine = create_async_engine(url, pool_pre_ping=not _is_sqlite(url), hide_parameters=True)
     if _is_sqlite(url):
         sa.event.listen(engine.sync_engine, "connect", _set_up_sqlite)
         sa.event.listen(engine.sync_engine, "begin", _begin_sqlite)

@@ -233,9 +233,10 @@ class _Build:
         if firsts and min(firsts) <= kept.ended_at:
             yield Event(names.FIRST_TOKEN, self._ns(min(firsts)), {})
         for ride in kept.rides:
-            for stay in ride.stays:
+            came_with = [*(stay.num_tokens for stay in ride.stays), ride.num_tokens]
+            for number, stay in enumerate(ride.stays):
                 if stay.left == "lost":
-                    told = {names.WORKER: stay.worker, names.NUM_TOKENS: ride.num_tokens}
+                    told = {names.WORKER: stay.worker, names.NUM_TOKENS: came_with[number + 1]}
                     yield Event(names.LOST, self._ns(min(stay.left_at, kept.ended_at)), told)
 
     def _part(self, part: Part, ends_at: float, start_ns: int, end_ns: int, failed: bool) -> None:

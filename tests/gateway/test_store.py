@@ -196,6 +196,14 @@ async def test_a_key_is_nowhere_in_the_store(store_settings):
         assert "short" not in repr(row)
 
 
+async def test_what_fails_does_not_tell_what_was_to_be_stored(store_settings):
+    async with store.opened(store_settings) as rooms, rooms.engine.connect() as connection:
+        with pytest.raises(sa.exc.SQLAlchemyError) as failure:
+            await connection.execute(sa.text("INSERT INTO nowhere VALUES (:said)"), {"said": "SECRET"})
+    assert "nowhere" in str(failure.value)
+    assert "SECRET" not in str(failure.value)
+
+
 async def test_a_revoked_key_and_a_disabled_tenant_open_nothing(store_settings):
     async with store.opened(store_settings) as rooms:
         born = await bootstrap(rooms, {})

@@ -108,6 +108,8 @@ async def test_every_way_of_asking_has_its_trace_and_a_lost_worker_is_in_it(tmp_
             assert second.attributes["penstock.worker"] != lost.name
             assert second.attributes["penstock.num_continued_tokens"] >= 1
             assert [event[0] for event in whole.events] == ["first token", "worker lost"]
+            num_tokens = second.attributes["penstock.num_continued_tokens"]
+            assert whole.events[1][2] == {"penstock.worker": lost.name, "penstock.num_tokens": num_tokens}
             assert not whole.is_error
 
 
