@@ -88,13 +88,21 @@ class Expression:
         """Bytes of the shortest text."""
         return self._costs[self._begin]
 
+    def begin(self) -> frozenset[int]:
+        """The states before any text."""
+        return self._closed({self._begin})
+
+    def after(self, states: frozenset[int], char: str) -> frozenset[int]:
+        """Those that one more character leads to; none where it has no place."""
+        return self._closed(
+            {to for state in states for chars, to in self._edges[state] if chars is not None and chars.has(char)}
+        )
+
     def ending(self, text: str) -> str | None:
         """A short way from there to an end; None: it is no beginning."""
-        states = self._closed({self._begin})
+        states = self.begin()
         for char in text:
-            states = self._closed(
-                {to for state in states for chars, to in self._edges[state] if chars is not None and chars.has(char)}
-            )
+            states = self.after(states, char)
         state = min(states, key=self._costs.__getitem__, default=None)
         if state is None or self._costs[state] == _ENDLESS:
             return None
@@ -104,14 +112,14 @@ class Expression:
             found.append("" if chars is None else _cheapest(chars) or "")
         return "".join(found)
 
-    def _closed(self, states: set[int]) -> set[int]:
+    def _closed(self, states: set[int]) -> frozenset[int]:
         left = list(states)
         while left:
             for chars, to in self._edges[left.pop()]:
                 if chars is None and to not in states:
                     states.add(to)
                     left.append(to)
-        return states
+        return frozenset(states)
 
     def _distances(self) -> list[int]:
         before: list[list[tuple[int, int, _Chars | None]]] = [[] for _ in self._edges]
@@ -301,6 +309,8 @@ class Expression:
                 last = self._escape() if (char := self._take()) == "\\" else _Chars(((ord(char), ord(char)),))
                 found = _Chars(((found.ranges[0][0], last.ranges[-1][1]),))
             ranges += found.ranges
+        if not ranges:
+            raise NotRead("a class that begins with its end")
         return _Chars(tuple(ranges), is_negated)
 
 

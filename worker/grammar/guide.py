@@ -10,12 +10,12 @@ from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 from llguidance import LLMatcher, LLTokenizer
 
 from policies.expressions import Expression
 from policies.schemas import Bound
 from worker.grammar.closing import Ends, find_end
+from worker.grammar.places import NOWHERE, Places, Words
 from worker.grammar.scan import Scan
 
 MAX_MASKS = 200
@@ -80,6 +80,8 @@ class Guide:
         "_looks_from",
         "_matcher",
         "_num_refused",
+        "_place",
+        "_places",
         "_probes",
         "_reach",
         "_scan",
@@ -98,15 +100,18 @@ class Guide:
         reach: Reach | None = None,
         end: list[int] | None = None,
         probes: Sequence[int] = (),
+        places: Places | None = None,
     ) -> None:
         """``stop_token_ids``: any of them ends the answer, the model's own among them; ``reach``: of a strict grammar,
         with an end from its beginning, if it needs one; where none was found that fits, none is promised. ``probes``:
-        the tokens of PROBES, if there are such."""
+        the tokens of PROBES, if there are such. ``places``: of an expression whose masks are kept."""
         self._matcher = matcher
         self.vocabulary = vocabulary
         self._reach = reach
         self._stops = stop_token_ids
         self._probes = probes
+        self._places = places
+        self._place = NOWHERE if places is None else places.begin
         self._end = end
         """Tokens that would make it whole, from here if it is fresh, else from where it was a while ago."""
         self._is_fresh = end is not None
@@ -191,13 +196,29 @@ class Guide:
             matcher.rollback(num)
         return place
 
+    def _forced(self) -> list[int]:
+        # To know the bytes that must come takes a tenth of what their tokens take.
+        return self._matcher.compute_ff_tokens() if self._matcher.compute_ff_bytes() else []
+
     def _lets_through(self, token_id: int) -> bool:
-        forced = self.forced()
+        forced = self._forced()
         if forced:
             return forced[0] == token_id
         if token_id in self._stops and self._matcher.is_accepting():
             return True
         return bool(self._matcher.validate_tokens([token_id]))
+
+    @property
+    def kept_mask(self) -> Words | None:
+        """Of what may come next, if it is known from another answer. Whether a token must come, and which, depends on
+        what was before, too."""
+        mask = None if self._places is None else self._places.mask(self._place)
+        return None if mask is None or self._forced() else mask
+
+    def keep_mask(self, mask: Words) -> None:
+        """As llguidance made it."""
+        if self._places is not None and self._places.mask(self._place) is None and not self._forced():
+            self._places.keep(self._place, mask)
 
     # Whether the model keeps to it by itself
 
@@ -216,8 +237,10 @@ class Guide:
         self._trust = MAX_TRUST if is_allowed else max(0, self._trust - 1)
 
     def is_wide(self) -> bool:
-        """Much may come next, as within a text: a mask takes long there, and some of the tokens that the model would
-        say one after the other is allowed."""
+        """Much may come next, as within a text: a mask that is not known takes long there, and some of the tokens that
+        the model would say one after the other is allowed."""
+        if self.kept_mask is not None:
+            return False
         for token_id in self._probes:
             if not self._matcher.validate_tokens([token_id]):
                 return False
@@ -230,7 +253,7 @@ class Guide:
         if token_ids[0] < 0:
             return True
         matcher = self._matcher
-        forced = matcher.compute_ff_tokens()
+        forced = self._forced()
         if forced:
             token_ids[0] = forced[0]
             return True
@@ -276,7 +299,7 @@ class Guide:
         self._found = token_id, end
         return True
 
-    def narrow(self, mask: npt.NDArray[np.int32], token_id: int) -> None:
+    def narrow(self, mask: Words, token_id: int) -> None:
         """Takes a token that was not accepted out of the row of a mask; after too many of them leaves the known end."""
         if self._num_refused <= MAX_REFUSED:
             mask.view(np.uint32)[token_id >> 5] &= np.uint32(~(1 << (token_id & 31)) & 0xFFFFFFFF)
@@ -345,6 +368,8 @@ class Guide:
         found, self._found, self._num_refused = self._found, None, 0
         if self._scan is not None:
             self._unread.append(token_id)
+        if self._places is not None:
+            self._place = self._places.after(self._place, token_id)
         if found is not None and found[0] == token_id:
             self._end = found[1]
         elif self._is_fresh and self._end and self._end[0] == token_id:
@@ -353,7 +378,7 @@ class Guide:
             self._is_fresh = False
 
 
-def allow(mask: npt.NDArray[np.int32], token_id: int) -> None:
+def allow(mask: Words, token_id: int) -> None:
     """One more token, in the row of a mask."""
     mask.view(np.uint32)[token_id >> 5] |= np.uint32(1 << (token_id & 31))
 

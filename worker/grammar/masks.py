@@ -18,18 +18,16 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from llguidance import LLExecutor
 
 from policies.terms import Sampling
 from worker.grammar.errors import GuideLost
 from worker.grammar.guide import Guide, allow, first_line
+from worker.grammar.places import Words
 from worker.placement import allowed, cores
 from worker.sampling.masks import Masks
 from worker.sequence import Sequence
-
-Words = npt.NDArray[np.int32]
 
 NONE: Words = np.empty((0, 0), dtype=np.int32)
 WORTH_THREADS = 4
@@ -167,7 +165,6 @@ class MaskMaker:
             # What was given out of the old one stays where it is.
             self._buffer = self._room(2 * self._num_used, self._buffer.shape[1])
         words = self._buffer[begin : self._num_used]
-        self.num_masks += len(asked)
         self._fill(asked, words)
         eos_token_id = asked[0][0].guide.vocabulary.eos_token
         may_end = [word >> (eos_token_id & 31) & 1 for word in words[:, eos_token_id >> 5].tolist()]
@@ -178,7 +175,10 @@ class MaskMaker:
                 row.fill(-1)
                 reason = first_line(matcher.get_error())
                 self.faults[each.sequence] = GuideLost(f"its grammar cannot be followed any further: {reason}")
-            elif is_end and _finish(each.sequence, each.guide, row, nth):
+                continue
+            if not nth:
+                each.guide.keep_mask(row)
+            if is_end and _finish(each.sequence, each.guide, row, nth):
                 each.ending.add(nth)
         return words
 
@@ -194,7 +194,11 @@ class MaskMaker:
                 continue
             if nth:
                 behind.append((each.guide, matcher.try_consume_tokens(draft[:nth])))
+            elif (kept := each.guide.kept_mask) is not None:
+                words[place] = kept
+                continue
             plain.append((matcher, place))
+        self.num_masks += len(plain) + sum(1 + len(draft) for _, _, draft in drafted)
         row_bytes = 4 * words.shape[1]
         if plain and self._is_alone:
             begin = words.ctypes.data

@@ -24,6 +24,7 @@ from policies.schemas import bound, patterns_of
 from worker.grammar.closing import MAX_MASKS, Ends, find_end
 from worker.grammar.errors import NoVocabulary, Unguided
 from worker.grammar.guide import PROBES, Guide, Reach, first_line
+from worker.grammar.places import Places, places_of
 
 MAX_SOURCE_CHARS = 4 << 20
 MAX_END_TOKENS = 4096
@@ -45,6 +46,7 @@ class _Compiled:
     """At its beginning; only ever copied."""
     vocabulary: LLTokenizer
     reach: Reach | None
+    places: Places | None
     end: list[int] | None = None
     """Of a strict one: tokens that are a whole answer."""
     is_searched: bool = False
@@ -165,6 +167,7 @@ class Grammars:
                 compiled.reach,
                 None if end is None else list(end),
                 self._probes,
+                compiled.places,
             )
             for index in submit.indices
         }
@@ -211,14 +214,14 @@ class Grammars:
             tried.compute_bitmask()
         if tried.is_error():
             raise Unguided(f"the grammar cannot be compiled: {first_line(tried.get_error())}")
-        reach = None
+        reach, places = None, places_of(grammar, vocabulary)
         if grammar.is_strict:
             expressions = read(patterns_of(json.loads(grammar.source))) if grammar.kind == "json_schema" else []
             reach = Reach(self._ends_of(vocabulary), bound(grammar), expressions)
         with self._lock:
             self.num_compiled += 1
             self.compile_s += time.monotonic() - began_at
-        return _Compiled(matcher, vocabulary, reach)
+        return _Compiled(matcher, vocabulary, reach, places)
 
     def _tokens(self) -> LLTokenizer:
         with self._lock:
