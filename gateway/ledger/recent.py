@@ -1,16 +1,19 @@
 """Where the time of those requests went that were settled last, for whoever looks into one of them.
 
-What is held on to of each are a few figures of its row and of what its worker has told, and no more than that: several
-hundred whole rows drive what the next request needs out of the processor's cache. Where traces are made its journey is
-with them; of a request that was worth a trace all that goes into it. It is put in order only when somebody asks. Other
-gateways have their own.
+What is held on to of each are a few figures of its row and of what its worker has told, as bytes, and no more than
+that: several hundred whole rows drive what the next request needs out of the processor's cache. Where traces are made
+the instants of its journey are with them; of a request that was worth a trace, what was sent of it. It is put in order
+only when somebody asks. Other gateways have their own.
 """
 
 from __future__ import annotations
 
+import math
+import struct
 from collections import deque
 from collections.abc import Iterator
 from itertools import pairwise
+from operator import attrgetter
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import msgspec
@@ -22,29 +25,49 @@ from policies.answers import Outcome
 
 if TYPE_CHECKING:
     from gateway.tracing.journey import Journey
-    from gateway.tracing.kept import Kept
 
 Fact = str | bool | int | float | list[str]
 
 
-class Noted(msgspec.Struct, frozen=True, gc=False):
+class Times(NamedTuple):
     """Of one request, what its parts are made of. Instants are monotonic seconds."""
 
-    request_id: str
-    cache: Outcome
-    upstream: str | None
     queue_ms: float
-    ttft_ms: float | None
+    ttft_ms: float
+    """NaN: there was no first token."""
     duration_ms: float
     """These are its row's."""
     prefill_s: float
     decode_s: float
-    journey: Journey | None
     came_at: float
     queue_at: float
     """It was handed to the line."""
     durable_at: float
     """Its row was."""
+
+
+BEFORE = (
+    ("received_at", names.RECEIVE),
+    ("started_at", names.AUTH),
+    ("parse_at", names.PARSE),
+    ("load_at", names.LOAD),
+    ("render_at", names.RENDER),
+    ("cache_at", names.CACHE_LOOK),
+    ("admit_at", names.ADMIT),
+)
+"""Instants of a journey until it is handed to the line, and what begins then."""
+_instants = attrgetter(*(instant for instant, _ in BEFORE))
+_ALONE, _WITH_JOURNEY = struct.Struct(f"{len(Times._fields)}d"), struct.Struct(f"{len(Times._fields) + len(BEFORE)}d")
+
+
+class Noted(msgspec.Struct, frozen=True, gc=False):
+    """Of one request, in little room."""
+
+    request_id: str
+    cache: Outcome
+    upstream: str | None
+    times: bytes
+    """``Times``, and behind them the instants of its journey, if it was noted."""
 
 
 class Moment(msgspec.Struct, frozen=True):
@@ -81,39 +104,25 @@ class Recent:
     def __init__(self, num_requests: int) -> None:
         """``num_requests``: that it holds on to, and as many of those with a trace."""
         self._noted: deque[Noted] = deque(maxlen=num_requests)
-        self._kept: deque[Kept] = deque(maxlen=num_requests)
+        self._kept: deque[tuple[str, bytes]] = deque(maxlen=num_requests)
 
     def note(
         self, row: Entry, spent: Spent, journey: Journey | None, came_at: float, queue_at: float, durable_at: float
     ) -> None:
-        """Of every request that has a row, when it is durable. Instants as ``Noted`` has them."""
-        self._noted.append(
-            Noted(
-                row.request_id,
-                row.cache,
-                row.upstream,
-                row.queue_ms,
-                row.ttft_ms,
-                row.duration_ms,
-                spent.prefill_s,
-                spent.decode_s,
-                journey,
-                came_at,
-                queue_at,
-                durable_at,
-            )
-        )
+        """Of every request that has a row, when it is durable. Instants as ``Times`` has them."""
+        ttft_ms = math.nan if row.ttft_ms is None else row.ttft_ms
+        own = row.queue_ms, ttft_ms, row.duration_ms, spent.prefill_s, spent.decode_s, came_at, queue_at, durable_at
+        times = _ALONE.pack(*own) if journey is None else _WITH_JOURNEY.pack(*own, *_instants(journey))
+        self._noted.append(Noted(row.request_id, row.cache, row.upstream, times))
 
-    def keep(self, kept: Kept) -> None:
-        """It goes into a trace. What was asked and answered is nothing that is looked up here."""
-        if kept.row is not None:
-            has_content = kept.prompt or kept.completion
-            self._kept.append(msgspec.structs.replace(kept, prompt="", completion="") if has_content else kept)
+    def keep(self, request_id: str, kept: bytes) -> None:
+        """It goes into a trace: as the process that makes spans gets it, but without what was asked and answered."""
+        self._kept.append((request_id, kept))
 
     def way(self, request_id: str) -> Way | None:
         """None: it is not among them, or another gateway's."""
-        for kept in reversed(self._kept):
-            if kept.request_id == request_id:
+        for own_id, kept in reversed(self._kept):
+            if own_id == request_id:
                 return Way("trace", list(_traced(kept)))
         for noted in reversed(self._noted):
             if noted.request_id == request_id:
@@ -132,10 +141,11 @@ def way_of(queue_ms: float, ttft_ms: float | None, duration_ms: float) -> Way:
     return Way("ledger", [part for part in parts if part.duration_ms > 0 or part.name == names.FIRST_TOKEN])
 
 
-def _traced(kept: Kept) -> Iterator[Part]:
+def _traced(kept: bytes) -> Iterator[Part]:
+    from gateway.tracing.kept import Kept
     from gateway.tracing.spans import spans_of
 
-    root, *spans = spans_of(kept, {})
+    root, *spans = spans_of(msgspec.msgpack.decode(kept, type=Kept), {})
     for span in spans:
         yield Part(
             name=span.name,
@@ -151,26 +161,28 @@ def _traced(kept: Kept) -> Iterator[Part]:
 
 def _parts(noted: Noted) -> Iterator[Part]:
     """End to end. What the worker told are durations, which are laid out around its first token."""
-    came_at, queue_at, upstream = noted.came_at, noted.queue_at, noted.upstream
-    settle_at = came_at + noted.duration_ms / 1e3
-    first_at = None if noted.ttft_ms is None else came_at + noted.ttft_ms / 1e3
-    begins = [(came_at, names.PREPARE)] if noted.journey is None else list(_before(noted.journey))
+    instants = [at for (at,) in struct.iter_unpack("d", noted.times)]
+    own, before, upstream = Times(*instants[: len(Times._fields)]), instants[len(Times._fields) :], noted.upstream
+    came_at, queue_at = own.came_at, own.queue_at
+    settle_at = came_at + own.duration_ms / 1e3
+    first_at = None if math.isnan(own.ttft_ms) else came_at + own.ttft_ms / 1e3
+    begins = [(at, name) for at, (_, name) in zip(before, BEFORE, strict=False) if at] or [(came_at, names.PREPARE)]
     facts: dict[str, Fact] = {}
     moments: list[tuple[str, float]] = []
     if noted.cache in ("hit", "shared"):
         begins.append((queue_at, names.SHARED if noted.cache == "shared" else names.STREAM))
     else:
         begins.append((queue_at, names.QUEUE))
-        if noted.queue_ms or upstream is not None:  # else nobody got it
+        if own.queue_ms or upstream is not None:  # else nobody got it
             name = names.WORKER_SPAN if upstream is None else names.UPSTREAM_SPAN
-            begins.append((queue_at + noted.queue_ms / 1e3, name))
+            begins.append((queue_at + own.queue_ms / 1e3, name))
         if upstream is not None:
             facts[names.UPSTREAM] = upstream
         if first_at is not None:
-            began_at, last_at = first_at - noted.prefill_s, first_at + noted.decode_s
+            began_at, last_at = first_at - own.prefill_s, first_at + own.decode_s
             begins.append((last_at, names.STREAM))
             moments = [(names.SCHEDULED, began_at), (names.FIRST_TOKEN, first_at), (names.LAST_TOKEN, last_at)]
-    begins += [(settle_at, names.SETTLE), (noted.durable_at, "")]
+    begins += [(settle_at, names.SETTLE), (own.durable_at, "")]
     from_at = at = begins[0][0]
     for (_, name), (until, _) in pairwise(begins):
         until = max(at, until if name == names.SETTLE else min(until, settle_at))
@@ -185,18 +197,3 @@ def _parts(noted: Noted) -> Iterator[Part]:
             ],
         )
         at = until
-
-
-def _before(journey: Journey) -> Iterator[tuple[float, str]]:
-    """Until it is handed to the line."""
-    yield journey.received_at, names.RECEIVE
-    yield journey.started_at, names.AUTH
-    for at, name in (
-        (journey.parse_at, names.PARSE),
-        (journey.load_at, names.LOAD),
-        (journey.render_at, names.RENDER),
-        (journey.cache_at, names.CACHE_LOOK),
-        (journey.admit_at, names.ADMIT),
-    ):
-        if at:
-            yield at, name

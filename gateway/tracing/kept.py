@@ -20,7 +20,7 @@ SHUTDOWN_S = 2.0
 
 
 class Row(msgspec.Struct, array_like=True):
-    """Of its ledger row, what a trace tells."""
+    """Of its ledger row, what a trace tells, under the names of ``Entry``."""
 
     tenant_id: str
     key_id: str
@@ -37,7 +37,8 @@ class Row(msgspec.Struct, array_like=True):
     sla_class: str
     service_tier: str
     cache: str
-    policy: str
+    policy_name: str
+    policy_version: int
     cost_micros: int
     engine_us: int
     kv_block_ms: int
@@ -56,19 +57,14 @@ class Ride(msgspec.Struct, array_like=True):
     """What workers said at the end of its sequences."""
 
 
-class Kept(msgspec.Struct, array_like=True, kw_only=True):
-    """Instants are monotonic seconds; one that is 0 has not come."""
+class OfJourney(msgspec.Struct, array_like=True):
+    """What a ``Journey`` has noted, under its names."""
 
-    trace_id: str
-    span_id: str
+    traceparent: str
     parent_id: str
     state: str
-    kept_for: str
-    unix_s: float
-    """Of the monotonic instant 0."""
     received_at: float
     started_at: float
-    ended_at: float
     parse_at: float
     load_at: float
     render_at: float
@@ -79,13 +75,28 @@ class Kept(msgspec.Struct, array_like=True, kw_only=True):
     replay_at: float
     kind: str
     """request, line (of a batch) or background."""
+    error: str
+    """What the failure is called; empty: there was none."""
+    batch: str
+    follows: str
+
+
+Noted = tuple[str, str, str, float, float, float, float, float, float, float, float, float, float, str, str, str, str]
+"""Its fields."""
+
+
+class Kept(OfJourney, array_like=True):
+    """Instants are monotonic seconds; one that is 0 has not come."""
+
+    kept_for: str
+    unix_s: float
+    """Of the monotonic instant 0."""
+    ended_at: float
     method: str
     route: str
     """As it is served here; empty: nothing is."""
     status: int
     request_id: str
-    error: str
-    """What the failure is called; empty: there was none."""
     lag_ms: float
     """How late the event loop was about then."""
     num_flights: int
@@ -96,11 +107,16 @@ class Kept(msgspec.Struct, array_like=True, kw_only=True):
     row: Row | None
     response_id: str
     fingerprint: str
-    batch: str
     prompt: str
     completion: str
-    follows: str
-    """As ``Journey`` has it."""
+
+    @property
+    def trace_id(self) -> str:
+        return self.traceparent[3:35]
+
+    @property
+    def span_id(self) -> str:
+        return self.traceparent[36:52]
 
 
 class Count(msgspec.Struct, array_like=True, frozen=True):

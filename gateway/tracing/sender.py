@@ -17,7 +17,7 @@ import msgspec
 
 from gateway.background import alongside
 from gateway.clock import Clock, Timer
-from gateway.tracing.kept import LENGTH, SHUTDOWN_S, Count, Kept
+from gateway.tracing.kept import LENGTH, SHUTDOWN_S, Count
 from gateway.tracing.order import Order
 from gateway.workers import environment
 
@@ -61,7 +61,6 @@ class Sender:
         self._variables = {name: value for name, value in environ.items() if name.startswith("OTEL_")}
         self._clock = clock
         self._transport: asyncio.WriteTransport | None = None
-        self._encoder = msgspec.msgpack.Encoder()
         self._frames: list[bytes] = []
         """Lengths and messages, to be written together."""
         self._timer: Timer | None = None
@@ -91,16 +90,15 @@ class Sender:
         """What is sent now is heard."""
         return self._transport is not None
 
-    def send(self, kept: Kept) -> None:
-        """Never waits."""
+    def send(self, kept: bytes) -> None:
+        """One that was, as MessagePack. Never waits."""
         transport = self._transport
         if transport is None or transport.get_write_buffer_size() > MAX_BUFFER_BYTES:
             self.num_lost += 1
             return
-        body = self._encoder.encode(kept)
         if not self._frames:
             self._timer = self._clock.call_later(GATHER_S, self._flush)
-        self._frames += (LENGTH.pack(len(body)), body)
+        self._frames += (LENGTH.pack(len(kept)), kept)
         if len(self._frames) >= 2 * MAX_GATHERED:
             self._flush()
 

@@ -205,7 +205,7 @@ class _Build:
                 names.TENANT_ID: row.tenant_id,
                 names.KEY_ID: row.key_id,
                 names.SLA_CLASS: row.sla_class,
-                names.POLICY: row.policy,
+                names.POLICY: f"{row.policy_name}@{row.policy_version}",
                 names.CACHE: row.cache,
                 names.COST_MICROS: row.cost_micros,
                 names.ENGINE_S: row.engine_us / 1e6,

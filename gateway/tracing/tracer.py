@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from operator import attrgetter
+from typing import Any
 
+import msgspec
 from aiohttp import web
 
 from gateway import head
@@ -18,7 +21,7 @@ from gateway.traceparent import baggage_of, state_of, traceparent
 from gateway.tracing.content import completion_of, prompt_of
 from gateway.tracing.journey import Journey
 from gateway.tracing.keeping import TAIL, Keeping, SamplerUnknown
-from gateway.tracing.kept import Kept, Row
+from gateway.tracing.kept import Kept, Noted, OfJourney, Row
 from gateway.tracing.lag import Lag
 from gateway.tracing.order import Order, TracingInvalid
 from gateway.tracing.rides import rides_of
@@ -27,6 +30,8 @@ from policies.settings import Settings
 
 TRACE_RESPONSE = "traceresponse"
 """Trace Context level 2: what the span is called that a kept request has here."""
+_of_journey: Callable[[Journey], Noted] = attrgetter(*OfJourney.__struct_fields__)
+_of_entry: Callable[[Entry], Any] = attrgetter(*Row.__struct_fields__)
 
 
 class Tracing:
@@ -44,6 +49,7 @@ class Tracing:
         self._below, self._kept_for = self._keeping.below, self._keeping.kept_for
         self.sender = Sender(order, environ, clock)
         self._recent = recent
+        self._encoder = msgspec.msgpack.Encoder()
         self._lag = Lag(clock)
         self.num_kept = 0
         """Requests that were worth a trace."""
@@ -118,70 +124,29 @@ class Tracing:
             if journey.shows_content and self._config.content:
                 most = self._config.max_content_bytes
                 prompt, completion = prompt_of(answer.call, most), completion_of(answer, most)
-        self._send(
-            Kept(
-                trace_id=journey.trace_id,
-                span_id=journey.span_id,
-                parent_id=journey.parent_id,
-                state=journey.state,
-                kept_for=why,
-                unix_s=time.time() - time.monotonic(),
-                received_at=journey.received_at,
-                started_at=journey.started_at,
-                ended_at=ended_at,
-                parse_at=journey.parse_at,
-                load_at=journey.load_at,
-                render_at=journey.render_at,
-                cache_at=journey.cache_at,
-                admit_at=journey.admit_at,
-                queue_at=journey.queue_at,
-                settle_at=journey.settle_at,
-                replay_at=journey.replay_at,
-                kind=journey.kind,
-                method=request.method,
-                route=noted.route,
-                status=status,
-                request_id=noted.request_id,
-                error=journey.error,
-                lag_ms=self._lag.ms,
-                num_flights=0 if flights is None else len(flights),
-                rides=rides_of(flights),
-                streams=answer is not None and bool(answer.call.stream),
-                sampling=sampling,
-                row=None if entry is None else _row(entry),
-                response_id=response_id,
-                fingerprint=fingerprint,
-                batch=journey.batch,
-                prompt=prompt,
-                completion=completion,
-                follows=journey.follows,
-            )
+        kept = Kept(
+            *_of_journey(journey),
+            kept_for=why,
+            unix_s=time.time() - time.monotonic(),
+            ended_at=ended_at,
+            method=request.method,
+            route=noted.route,
+            status=status,
+            request_id=noted.request_id,
+            lag_ms=self._lag.ms,
+            num_flights=0 if flights is None else len(flights),
+            rides=rides_of(flights),
+            streams=answer is not None and bool(answer.call.stream),
+            sampling=sampling,
+            row=None if entry is None else Row(*_of_entry(entry)),
+            response_id=response_id,
+            fingerprint=fingerprint,
+            prompt=prompt,
+            completion=completion,
         )
-
-    def _send(self, kept: Kept) -> None:
-        self.sender.send(kept)
-        self._recent.keep(kept)
-
-
-def _row(entry: Entry) -> Row:
-    return Row(
-        entry.tenant_id,
-        entry.key_id,
-        entry.model,
-        entry.endpoint,
-        entry.status,
-        entry.finish_reason,
-        entry.num_prompt_tokens,
-        entry.num_cached_tokens,
-        entry.num_completion_tokens,
-        entry.num_reasoning_tokens,
-        entry.num_sequences,
-        entry.ttft_ms,
-        entry.sla_class,
-        entry.service_tier,
-        entry.cache,
-        f"{entry.policy_name}@{entry.policy_version}",
-        entry.cost_micros,
-        entry.engine_us,
-        entry.kv_block_ms,
-    )
+        body = self._encoder.encode(kept)
+        self.sender.send(body)
+        if entry is not None:
+            if prompt or completion:
+                body = self._encoder.encode(msgspec.structs.replace(kept, prompt="", completion=""))
+            self._recent.keep(noted.request_id, body)

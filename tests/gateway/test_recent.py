@@ -6,11 +6,13 @@ import asyncio
 from itertools import pairwise
 
 import pytest
-from msgspec.structs import asdict
+from msgspec.msgpack import Decoder
 
 from gateway.ledger.recent import Recent
 from gateway.spent import Spent
+from gateway.tracing.kept import Kept
 from policies import settings
+from policies.policy import Policy
 from tests.builders import an_entry
 from tests.gateway.conftest import HELLO
 from tests.gateway.desk import Desk
@@ -77,13 +79,16 @@ async def test_of_those_that_are_no_longer_held_on_to_the_ledger_says_what_it_kn
     assert lies_end_to_end(old["parts"])[-1] == "stream"
 
 
-async def test_what_was_asked_and_answered_is_not_held_on_to_with_a_trace(open_front):
-    tracing = settings.Tracing(endpoint=DEAF, sample_ratio=1.0)
-    async with open_front(tracing=tracing) as front:
+async def test_what_was_asked_and_answered_is_not_held_on_to_with_a_trace(open_front, monkeypatch):
+    tracing = settings.Tracing(endpoint=DEAF, sample_ratio=1.0, content=True)
+    async with open_front(tracing=tracing, policies={"default": Policy(trace_content=True)}) as front:
+        sent: list[bytes] = []
+        monkeypatch.setattr(front.gw.tracing.sender, "send", sent.append)
         await asked(front)
-        (kept,) = front.gw.ledger.recent._kept
-        front.gw.ledger.recent.keep(type(kept)(**{**asdict(kept), "prompt": "secret", "completion": "answer"}))
-        assert [(each.prompt, each.completion) for each in front.gw.ledger.recent._kept] == [("", "")] * 2
+        ((_, kept),) = front.gw.ledger.recent._kept
+        (told,) = sent
+        contents = [(each.prompt != "", each.completion != "") for each in map(Decoder(Kept).decode, (told, kept))]
+        assert contents == [(True, True), (False, False)]
 
 
 @pytest.mark.parametrize(
