@@ -28,7 +28,7 @@ def hub_model(source: str, is_there: bool) -> HubModel:
         raise SourceError(f"{source} is a file; a model is a directory in Hugging Face layout, or a GGUF file")
     hub_id, _, revision = source.partition("@")
     if source.startswith((".", "/", "~")) or hub_id.count("/") != 1:
-        raise SourceError(f"there is no directory {source}, and it is no hub id (OWNER/NAME) either")
+        raise SourceError(f"{_nothing(source)}, and it is no hub id (OWNER/NAME) either")
     return HubModel(hub_id, revision)
 
 
@@ -65,6 +65,10 @@ def refusal(model: HubModel, error: Exception) -> SourceError:
     if "RepositoryNotFoundError" in names:
         return SourceError(f"the hub has no model {model.hub_id} that is open to this machine")
     if "HFValidationError" in names:
-        return SourceError(f"there is no directory {model.hub_id}, and it is no hub id (OWNER/NAME) either")
+        return SourceError(f"{_nothing(model.hub_id)}, and it is no hub id (OWNER/NAME) either")
     reason = str(error).strip().partition("\n")[0] or type(error).__name__
-    return SourceError(f"there is no directory {model.hub_id}, and the hub cannot be reached: {reason}")
+    return SourceError(f"{_nothing(model.hub_id)}, and the hub cannot be reached: {reason}")
+
+
+def _nothing(source: str) -> str:
+    return f"there is no {'file' if source.endswith(SUFFIX) else 'directory'} {source}"

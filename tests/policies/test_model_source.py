@@ -28,6 +28,12 @@ def test_what_is_neither_a_directory_nor_a_hub_id_is_named(source):
         hub_model(source, False)
 
 
+def test_what_is_called_like_a_gguf_is_missed_as_a_file():
+    with pytest.raises(SourceError, match=r"there is no file ./models/a\.gguf, and"):
+        hub_model("./models/a.gguf", False)
+    assert "there is no file models/a.gguf, and the hub" in str(refusal(HubModel("models/a.gguf", ""), TimeoutError()))
+
+
 def test_a_file_that_is_no_model_is_called_a_file():
     with pytest.raises(SourceError, match=r"notes\.txt is a file"):
         hub_model("notes.txt", True)
