@@ -31,20 +31,27 @@ from worker.runner import Runner
 NUM_TOKENS_AT_ONCE = 256
 """A row of logits of a large vocabulary is more than half a megabyte."""
 
+WEIGHTS_ALONE = {"quantize_activations": False}
 FORMS: dict[str, dict[str, Any]] = {
     "bfloat16": {},
     "float32": {"dtype": "float32"},
     "int8": {"quantize": "int8"},
-    "int8, weights alone": {"quantize": "int8", "attention": "torch"},
+    "int8, weights alone": {"quantize": "int8", **WEIGHTS_ALONE},
     "int4": {"quantize": "int4"},
-    "int4, weights alone": {"quantize": "int4", "attention": "torch"},
-    "fp8, weights alone": {"quantize": "fp8"},
+    "int4, weights alone": {"quantize": "int4", **WEIGHTS_ALONE},
+    "fp8, weights alone": {"quantize": "fp8", **WEIGHTS_ALONE},
     "bfloat16, KV in int8": {"kv_dtype": "int8"},
     "int8, KV in int8": {"quantize": "int8", "kv_dtype": "int8"},
 }
-"""As engine settings. With attention by torch the compiled kernels are not used, and inputs stay as they are."""
+"""As engine settings."""
+ON_CUDA: dict[str, dict[str, Any]] = {
+    "fp8": {"quantize": "fp8"},
+    "bfloat16, KV in fp8": {"kv_dtype": "fp8"},
+    "fp8, KV in fp8": {"quantize": "fp8", "kv_dtype": "fp8"},
+}
+"""Besides, on such a device alone."""
 SLOW = ("fp8, weights alone",)
-"""On a CPU, so for the bundled model only."""
+"""On a CPU, so there for the bundled model only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,10 +86,10 @@ def noise(vocab_size: int, number: int, num_tokens: int, seed: int = 0) -> list[
     return [Text(row, [True] * num_tokens) for row in rows]
 
 
-def runner_of(source: str, texts: list[Text], form: dict[str, Any]) -> Runner:
+def runner_of(source: str, texts: list[Text], form: dict[str, Any], device: str) -> Runner:
     longest = max(len(text.token_ids) for text in texts)
-    engine = settings.Engine(**{"dtype": "bfloat16", "max_model_tokens": longest, "max_sequences": 1, **form})
-    return Runner.load(source, engine)
+    told = {"device": device, "dtype": "bfloat16", "max_model_tokens": longest, "max_sequences": 1}
+    return Runner.load(source, settings.Engine(**{**told, **form}))
 
 
 def kv_bytes_of(cache: KVCache) -> float:
@@ -103,10 +110,10 @@ def distributions(runner: Runner, texts: list[Text]) -> Iterator[torch.Tensor]:
         yield torch.cat(parts)
 
 
-def divergence(source: str, texts: list[Text], form: dict[str, Any]) -> Divergence:
+def divergence(source: str, texts: list[Text], form: dict[str, Any], device: str) -> Divergence:
     """From bfloat16, both computed text by text so that neither is held as a whole."""
     nats, same, losses = [], [], []
-    base, runner = (runner_of(source, texts, each) for each in (FORMS["bfloat16"], form))
+    base, runner = (runner_of(source, texts, each, device) for each in (FORMS["bfloat16"], form))
     for text, plain, other in zip(texts, distributions(base, texts), distributions(runner, texts), strict=True):
         nats.append((plain.exp() * (plain - other)).sum(-1))
         same.append(plain.argmax(-1) == other.argmax(-1))
@@ -115,6 +122,19 @@ def divergence(source: str, texts: list[Text], form: dict[str, Any]) -> Divergen
     share_same_top, loss = float(torch.cat(same).float().mean()), float(torch.cat(losses).mean())
     assert isinstance(runner.cache, KVCache)
     return Divergence(torch.cat(nats), share_same_top, loss, kv_bytes_of(runner.cache))
+
+
+def forms_on(device: str, model: str) -> dict[str, dict[str, Any]]:
+    if device == "cuda":
+        return {**FORMS, **ON_CUDA}
+    return {name: form for name, form in FORMS.items() if model == "demo" or name not in SLOW}
+
+
+def computed_by(device: str) -> str:
+    if device == "cuda":
+        return torch.cuda.get_device_name()
+    kernels = library()
+    return f"compiled kernels for few bits: {'yes' if kernels is not None and kernels.has_int8 else 'no'}"
 
 
 @contextmanager
@@ -130,24 +150,22 @@ def directory_of(model: str) -> Iterator[str]:
 @click.command()
 @click.option("--model", type=click.Choice(["demo", *sorted(SHAPES)]), default="demo", show_default=True)
 @click.option("--number", type=click.IntRange(0), default=0, help="Of texts; 0: 200 conversations, or 4 of 256 tokens.")
-def main(model: str, number: int) -> None:
+@click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True)
+def main(model: str, number: int, device: str) -> None:
     """Print the table of one model."""
     torch.set_grad_enabled(False)
     texts = conversations(number or 200) if model == "demo" else noise(SHAPES[model].vocab_size, number or 4, 256)
-    kernels = library()
     click.echo(
         f"{model}: {len(texts)} texts, {sum(len(text.token_ids) for text in texts)} tokens, torch {torch.__version__},"
-        f" compiled kernels for few bits: {'yes' if kernels is not None and kernels.has_int8 else 'no'}\n"
+        f" {computed_by(device)}\n"
     )
     click.echo(
         "| form | divergence, nats a token: mean | 99th of 100 | same likeliest token | loss | KV, bytes a token |"
     )
     click.echo("|---|---|---|---|---|---|")
     with directory_of(model) as source:
-        for name, form in FORMS.items():
-            if model != "demo" and name in SLOW:
-                continue
-            found = divergence(source, texts, form)
+        for name, form in forms_on(device, model).items():
+            found = divergence(source, texts, form, device)
             click.echo(
                 f"| {name} | {float(found.nats.mean()):.6f} | {float(found.nats.quantile(0.99)):.5f}"
                 f" | {found.share_same_top:.2%} | {found.loss:.4f} | {found.kv_bytes:.0f} |"
