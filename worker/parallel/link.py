@@ -102,15 +102,21 @@ class ProcessLink:
         return x
 
     def meet(self) -> None:
-        """Waits for all ranks of the model."""
+        """``settle`` then waits for all ranks of the model."""
         dist.all_reduce(torch.zeros(1, device=self._device))
 
     def settle(self) -> None:
-        """Waits until all that was sent is on its way and its memory may be used again."""
+        """Waits until all that was sent is on its way and its memory may be used again, and the others have taken part
+        in all that came before.
+        """
         for work, _ in self._on_the_way:
             if work is not None:
                 work.wait()
         self._on_the_way.clear()
+        if self._device.type == "cuda":
+            # There calls only queue up, and the host is at the end of a step before the others have begun it: what
+            # they have to say of it would come after rank 0 has asked.
+            torch.cuda.current_stream(self._device).synchronize()
 
     def close(self) -> None:
         """Leaves the others; they are to do the same."""
