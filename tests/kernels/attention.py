@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -127,6 +128,50 @@ def test_long_chunks_go_through_torch_and_agree():
     assert_agrees(sequences, 3, 2, 32, 16, (0, 0), 0.0, torch.float32, seed=4, min_dense_tokens=30)
     assert_agrees(sequences, 3, 2, 32, 16, (0, 64), 0.0, torch.float32, seed=4, min_dense_tokens=30)
     assert_agrees(sequences, 3, 2, 32, 16, (0, 0), 0.0, torch.float32, seed=4, min_dense_tokens=30, has_sinks=True)
+
+
+def each_alone(
+    queries: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    bounds: torch.Tensor,
+    *_: Any,
+    scale: float,
+    **how: Any,
+) -> torch.Tensor:
+    """As torch's varlen_attn, which the CPU has not."""
+    assert how == {"window_size": (-1, 0), "enable_gqa": True}
+    heads = (each.transpose(0, 1) for each in (queries, keys, values))
+    parts = zip(*(torch.tensor_split(each, bounds[1:-1].long(), dim=1) for each in heads), strict=True)
+    mixed = [F.scaled_dot_product_attention(*part, is_causal=True, scale=scale, enable_gqa=True) for part in parts]
+    return torch.cat(mixed, 1).transpose(0, 1)
+
+
+IN_ONE: dict[str, Any] = {"varlen_attn": each_alone if DEVICE.type == "cpu" else None, "min_dense_tokens": 40}
+
+
+@pytest.mark.parametrize(
+    "sequences",
+    [
+        [(60, 1, True), (0, 40, False), (0, 3, True)],
+        [(0, 30, True), (60, 1, True), (0, 12, False), (100, 45, False), (0, 1, True)],
+    ],
+    ids=["side by side", "apart"],
+)
+def test_whole_prompts_go_through_torch_in_one_launch_and_agree(sequences):
+    dtype = torch.float32 if DEVICE.type == "cpu" else torch.bfloat16
+    assert_agrees(sequences, 3, 2, 32, 16, (0, 0), 0.0, dtype, seed=4, **IN_ONE)
+    extents, num_blocks = extents_of(sequences, 16, random.Random(4))
+    cache = filled(2, 32, num_blocks, 16, dtype, DEVICE)
+    whole = [extent for extent in extents if not extent.start]
+
+    def together(extents: list[Extent], windows: tuple[int, int] = (0, 0)) -> list[Extent]:
+        return TritonAttention(cache, Scores(0.2, windows), 6, num_processors=4, **IN_ONE).outline(extents).together
+
+    assert together(extents) == whole
+    assert together(extents, (0, 64)) == whole
+    assert together(extents, (0, 16)) == []  # some see less than all before them
+    assert together(whole[1:]) == []  # too few to pay
 
 
 def test_with_one_split_company_does_not_change_a_row_by_a_bit():

@@ -10,6 +10,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.kernels.attention import each_alone
 from tests.kernels.device import DEVICE, examples
 from tests.worker.pools import extents_of, held, slots_of
 from worker.attention.base import Scores
@@ -35,10 +36,11 @@ EASY = {"deadline": None, "derandomize": True, "suppress_health_check": [HealthC
     dtype=st.sampled_from((torch.float32, torch.float16, torch.bfloat16)),
     kept=st.sampled_from(((None, False), (torch.int8, True), (FLOAT8, True), (FLOAT8, False))),
     min_dense_tokens=st.sampled_from((2, 1000)),
+    in_one=st.booleans(),
     seed=st.integers(0, 99),
 )
 def test_one_launch_leaves_what_two_leave(
-    lengths, padding, group, num_kv_heads, dims, qk_norm, dtype, kept, min_dense_tokens, seed
+    lengths, padding, group, num_kv_heads, dims, qk_norm, dtype, kept, min_dense_tokens, in_one, seed
 ):
     torch.manual_seed(seed)
     head_dim, rotary_dim = dims
@@ -62,6 +64,7 @@ def test_one_launch_leaves_what_two_leave(
             tensor.view(torch.uint8).zero_()
         attention = TritonAttention(
             cache, Scores(0.2, (0, 0)), num_heads, num_processors=4, min_dense_tokens=min_dense_tokens,
+            varlen_attn=each_alone if in_one else None,
             tensor_scales=[(0.5, 0.25)] * 2 if kept == (FLOAT8, False) else (),
         )  # fmt: skip
         plan, heads = attention.plan(extents, slots), qkv.clone()

@@ -1,5 +1,5 @@
-"""Long chunks of prompts by torch's own flash kernel (Dao 2023, "FlashAttention-2"), over keys and values copied out of
-the pool.
+"""Prompts by torch's own flash kernel (Dao 2023, "FlashAttention-2"): whole ones of a step in one launch, as they come;
+long chunks of others one by one, over keys and values copied out of the pool.
 
 The kernel is named, where torch would choose: on Hopper, with CUDA 13, it prefers cuDNN's, whose plans are made for one
 length each (aten/src/ATen/native/cudnn/MHA.cpp), in tens of milliseconds, and prompts have all lengths.
@@ -7,15 +7,19 @@ length each (aten/src/ATen/native/cudnn/MHA.cpp), in tens of milliseconds, and p
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from inspect import signature
+from typing import cast
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.bias import causal_lower_right
 
-from worker.attention.base import Extent
+from worker.attention.base import Extent, Numbers
 
 _KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 """The first that can."""
@@ -28,6 +32,55 @@ def may_be_dense(keys: Tensor) -> bool:
         return keys.dtype.itemsize > 1
     is_half = keys.dtype in (torch.float16, torch.bfloat16)
     return is_half and keys.shape[2] % 8 == 0 and torch.backends.cuda.is_flash_attention_available()
+
+
+Varlen = Callable[..., Tensor]
+"""torch.nn.attention.varlen.varlen_attn, or what does the same."""
+
+
+def varlen() -> Varlen | None:
+    """Where this torch has one that takes fewer heads of keys than of queries, and their scale."""
+    try:
+        from torch.nn.attention.varlen import varlen_attn
+    except ImportError:
+        return None
+    is_enough = {"enable_gqa", "scale", "window_size"} <= signature(varlen_attn).parameters.keys()
+    return cast(Varlen, varlen_attn) if is_enough else None
+
+
+@dataclass(frozen=True, slots=True)
+class Together:
+    """Whole prompts of a step."""
+
+    rows: Tensor | slice
+    """Theirs; [num_rows] i64 where others lie between them."""
+    bounds: Tensor
+    """[num_prompts + 1] i32: where among these each begins, and the last ends."""
+    longest: int
+
+    @staticmethod
+    def numbers(extents: Sequence[Extent]) -> Numbers:
+        """What ``of`` wants on the device."""
+        counts = [extent.num_tokens for extent in extents]
+        rows = [np.arange(extent.row, extent.row + extent.num_tokens) for extent in extents]
+        return np.concatenate(([0], np.cumsum(counts), *rows)).astype(np.int32)
+
+    @classmethod
+    def of(cls, extents: Sequence[Extent], numbers: Tensor) -> Together:
+        """``extents`` as for ``numbers``, at least one."""
+        bounds, rows = numbers[: len(extents) + 1], numbers[len(extents) + 1 :]
+        first, last = extents[0], extents[-1]
+        end = last.row + last.num_tokens
+        is_run = end - first.row == len(rows)  # in order of rows
+        longest = max(extent.num_tokens for extent in extents)
+        return cls(slice(first.row, end) if is_run else rows.long(), bounds, longest)
+
+    def attend(self, launch: Varlen, queries: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
+        """queries [num_tokens, num_heads, head_dim], keys and values [num_tokens, num_kv_heads, head_dim] of a step:
+        of ``rows``, [num_rows, num_heads * head_dim]."""
+        of_prompts = (each[self.rows] for each in (queries, keys, values))
+        sizes = self.bounds, self.bounds, self.longest, self.longest
+        return launch(*of_prompts, *sizes, scale=scale, window_size=(-1, 0), enable_gqa=True).flatten(1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from worker.attention.base import Extent, Numbers, Outlining, Scores
-from worker.attention.dense import may_be_dense
+from worker.attention.dense import Varlen, may_be_dense, varlen
 from worker.attention.paged_plan import EXTENT_FIELDS, Scratch, Tile, TritonOutline, TritonPlan, numbers_of
 from worker.kv_cache import KVCache
 from worker.transfer import sent
@@ -26,7 +26,8 @@ from worker.triton.device import num_processors as processors_of
 
 MIN_DENSE_TOKENS = 512
 """A chunk of so many tokens goes through torch's flash kernel (``worker.attention.dense``), over keys and values copied
-out of the pool: the copy is read once for hundreds of rows. A guess: not measured yet.
+out of the pool: the copy is read once for hundreds of rows. So do prompts that are whole and as long together, which
+need no copy. A guess: not measured yet.
 """
 MAX_SPLITS = 64
 MAX_GROUP = 128
@@ -48,10 +49,12 @@ class TritonAttention(Outlining):
         num_processors: int = 0,
         max_splits: int = MAX_SPLITS,
         min_dense_tokens: int = MIN_DENSE_TOKENS,
+        varlen_attn: Varlen | None = None,
         tensor_scales: Sequence[tuple[float, float]] = (),
         is_repeatable: bool = False,
     ) -> None:
-        """num_processors: of the device (0: as it says itself). tensor_scales: by layer, of keys and of values, for a
+        """num_processors: of the device (0: as it says itself). varlen_attn: computes whole prompts in one launch
+        (None: torch's does, on the devices that it is for). tensor_scales: by layer, of keys and of values, for a
         float8 pool without scales of its own. is_repeatable: a row gets the same bits whatever else is in the step, and
         however its sequence is cut into steps.
         """
@@ -66,6 +69,7 @@ class TritonAttention(Outlining):
         self.tensor_scales = list(tensor_scales) or [(1.0, 1.0)] * len(cache.keys)
         self._num_processors = num_processors or processors_of(cache.keys[0].device)
         self._max_splits, self._min_dense_tokens = max_splits, min_dense_tokens
+        self.varlen = varlen() if varlen_attn is None and cache.keys[0].is_cuda else varlen_attn
         self._scratch = self._none = self._fresh(0)
 
     @staticmethod
@@ -84,14 +88,16 @@ class TritonAttention(Outlining):
 
     def outline(self, extents: Sequence[Extent]) -> TritonOutline:
         """See Outlining."""
-        dense = [extent for extent in extents if self._is_dense(extent)]
-        paged = [extent for extent in extents if not self._is_dense(extent)]
+        together = self._together(extents)
+        others = [extent for extent in extents if extent.start or not together]
+        dense = [extent for extent in others if self._is_dense(extent)]
+        paged = [extent for extent in others if not self._is_dense(extent)]
         tile = self._tile(max((extent.num_tokens for extent in paged), default=1))
         splits = self._splits(paged, tile)
         items = _items(paged, splits, tile)
         num_rows = int(splits @ [extent.num_tokens for extent in paged]) if splits.max(initial=1) > 1 else 0
         numbers = numbers_of(paged, splits, self.num_heads)
-        return TritonOutline(self, tile, items, len(paged), numbers, num_rows, dense)
+        return TritonOutline(self, tile, items, len(paged), numbers, num_rows, dense, together)
 
     def fixed(self, num_tokens: int, slots: Tensor, places: Tensor) -> TritonPlan:
         """A plan to capture: up to so many tokens of each of some sequences (a decode 1, a draft to verify one more
@@ -124,14 +130,22 @@ class TritonAttention(Outlining):
         # Else blocks that a whole tile sees go without a mask, by other instructions than the same blocks with one.
         return UNLIMITED if self._is_repeatable and not window else window
 
+    def _together(self, extents: Sequence[Extent]) -> list[Extent]:
+        """The whole prompts among them, in order of rows; none where that does not pay, or not all can."""
+        whole = sorted((extent for extent in extents if not extent.start), key=lambda extent: extent.row)
+        num_tokens = sum(extent.num_tokens for extent in whole)
+        if self.varlen is None or num_tokens < self._min_dense_tokens:
+            return []
+        return whole if self._is_plain(max(extent.num_tokens for extent in whole)) else []
+
     def _is_dense(self, extent: Extent) -> bool:
-        scores, end = self.scores, extent.start + extent.num_tokens
-        return (
-            extent.num_tokens >= self._min_dense_tokens
-            and not scores.softcap
-            and not scores.sinks
-            and all(not window or window >= end for window in scores.windows)
-        )
+        end = extent.start + extent.num_tokens
+        return extent.num_tokens >= self._min_dense_tokens and self._is_plain(end)
+
+    def _is_plain(self, end: int) -> bool:
+        """What comes before a position below ``end`` counts by its score alone."""
+        scores = self.scores
+        return not scores.softcap and not scores.sinks and all(not window or window >= end for window in scores.windows)
 
     def _splits(self, extents: Sequence[Extent], tile: Tile) -> Numbers:
         """For each extent, in how many parts a tile's keys are read: so that all programs have about equally much to

@@ -13,7 +13,7 @@ import triton
 from torch import Tensor
 
 from worker.attention.base import Extent, Numbers
-from worker.attention.dense import Dense
+from worker.attention.dense import Dense, Together
 from worker.triton import attention as kernels
 from worker.triton.device import float8_as, multiplies
 from worker.triton.turned import turn_and_write
@@ -119,19 +119,22 @@ class TritonOutline:
     num_rows: int
     """Of the scratch; 0: nothing is split."""
     dense: list[Extent]
+    together: list[Extent]
 
     @property
     def numbers(self) -> Numbers:
         """See Outline."""
         tables = [np.array(extent.block_ids, dtype=np.int32) for extent in self.dense]
-        return np.concatenate((self.items.ravel(), self.extents, *tables))
+        together = [Together.numbers(self.together)] if self.together else []
+        return np.concatenate((self.items.ravel(), self.extents, *tables, *together))
 
     def plan(self, slots: Tensor, numbers: Tensor) -> TritonPlan:
         """See Outline."""
         num_fields = self.num_extents * EXTENT_FIELDS
         sizes = [self.items.size, num_fields, len(self.extents) - num_fields]
         sizes += [len(extent.block_ids) for extent in self.dense]
-        items, extents, tables, *dense = torch.split(numbers, sizes)
+        sizes.append(len(numbers) - sum(sizes))
+        items, extents, tables, *dense, together = torch.split(numbers, sizes)
         attention, size = self.attention, self.attention.cache.block_size
         return TritonPlan(
             attention,
@@ -142,6 +145,7 @@ class TritonOutline:
             tables,
             attention.room(self.num_rows),
             [Dense.of(extent, block_ids, size) for extent, block_ids in zip(self.dense, dense, strict=True)],
+            together=Together.of(self.together, together) if self.together else None,
         )
 
 
@@ -166,6 +170,7 @@ class TritonPlan:
     dense: list[Dense]
     most: int = 1
     """Splits of a tile, where it is ``fixed``."""
+    together: Together | None = None
 
     def numbers(self, extents: Sequence[Extent]) -> Numbers:
         """Of a plan that is ``fixed``: what these have to lie in its places."""
@@ -204,13 +209,14 @@ class TritonPlan:
         part, attention = self._part(layer), self.attention
         num_heads, num_kv_heads, head_dim = attention.num_heads, attention.num_kv_heads, attention.head_dim
         rotary_dim, block_h = cos.shape[1], triton.next_power_of_2(num_heads)
+        keeps = self.together is not None or any(chunk.places is None for chunk in self.dense)
         assert len(qkv) == len(self.slots)
         turn_and_write[(len(qkv), 3)](
             qkv, cos, sin, cos if query_norm is None else query_norm, cos if key_norm is None else key_norm,
             part.keys, part.values, part.key_scales, part.value_scales, self.slots, qkv.stride(0), cos.stride(0),
             part.keys.stride(0), part.key_scales.stride(0), num_heads, num_kv_heads, eps, part.key_scale,
             part.value_scale, NORM=0 if key_norm is None else 2 if is_normed_together else 1,
-            KEEP=any(chunk.places is None for chunk in self.dense), PLAIN=part.is_plain, FLOAT8=part.float8,
+            KEEP=keeps, PLAIN=part.is_plain, FLOAT8=part.float8,
             PER_TOKEN=part.per_token, HEAD_DIM=head_dim, ROTARY_DIM=rotary_dim, BLOCK_H=block_h,
             BLOCK_KV=triton.next_power_of_2(num_kv_heads), BLOCK_D=part.block_d,
             BLOCK_HALF=triton.next_power_of_2(rotary_dim // 2),
@@ -267,6 +273,9 @@ class TritonPlan:
             kernels.reduce[(len(self.items), num_kv_heads, tile.rows // 16)](
                 beside, out, self.scratch.partial, self.scratch.sums, self.items, self.extents, ROWS=16, **shape
             )
+        if self.together is not None and attention.varlen is not None:
+            prompts, scale = self.together, attention.scores.scale
+            out[prompts.rows] = prompts.attend(attention.varlen, queries, keys, values, scale)
         for chunk in self.dense:
             own = cache.keys[layer], cache.values[layer]
             out[chunk.rows] = chunk.attend(queries, keys, values, *own, attention.scores.scale)
