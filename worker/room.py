@@ -84,8 +84,9 @@ def rooms(model: Decoder, engine: settings.Engine) -> tuple[int, int]:
     ModelError.
     """
     num_blocks, windows, layout = room(model, engine), model.windows, model.shard.layout
-    # Steps of the other kinds, and those that must come to the same bits however they are cut, know one pool.
-    if model.device.type != "cpu" or layout.num_ranks > 1 or engine.deterministic or min(windows) or not max(windows):
+    # Steps of the other kinds know one pool; and a window within a block may show nothing but the block that is being
+    # filled, of which not every slot holds numbers.
+    if model.device.type != "cpu" or layout.num_ranks > 1 or min(windows) or max(windows) < engine.block_size:
         return num_blocks, 0
     num_sequences = MAX_PARKED * limits_of(engine).max_sequences
     num_windowed = num_blocks_for(num_sequences, max(windows), engine.max_step_tokens, engine.block_size)

@@ -310,7 +310,7 @@ def _means(engine: settings.Engine, model: Decoder, cache: KVCache | TwoPools) -
         return _means_of(engine, model, cache, scores)
     pairs = zip(cache.caches, cache.layers, strict=True)
     (full, ops), (windowed, _) = (_means_of(engine, model, pool, scores.of(layers)) for pool, layers in pairs)
-    return WindowedAttention(full, windowed, cache), ops
+    return WindowedAttention(full, windowed, cache, engine.deterministic), ops
 
 
 def _means_of(engine: settings.Engine, model: Decoder, cache: KVCache, scores: Scores) -> tuple[Backend, Ops]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -18,10 +19,17 @@ from tests.worker.peer import WorkerProcess
 from tests.worker.peft_files import adapter_files
 from tests.worker.test_speculation import Hindsight, everything
 from tests.worker.tiny import Walk, checkpoint
-from worker.attention import Extent, NativeAttention, RepeatableAttention, Scores
+from worker.attention import (
+    Extent,
+    NativeAttention,
+    RepeatableAttention,
+    Scores,
+    TwoPools,
+    WindowedAttention,
+)
 from worker.engine import Engine
 from worker.inputs import Span
-from worker.kv_cache import KVCache, KVShape
+from worker.kv_cache import KVCache, KVShape, KVType
 from worker.models import ModelError
 from worker.models.ops import sigmoids
 from worker.native import library
@@ -86,7 +94,7 @@ class Models:
         checkpoint(directory, architecture, **changes)
         return directory
 
-    def _runner(self, model, dtype, quantize, attention, kv_dtype="auto", deterministic=True):
+    def _runner(self, model, dtype, quantize, attention, kv_dtype="auto", deterministic=True, **changes):
         engine = EngineSettings(
             device="cpu",
             dtype=dtype,
@@ -97,8 +105,9 @@ class Models:
             block_size=BLOCK_SIZE,
             max_kv_bytes=8 << 20,
             deterministic=deterministic,
+            **changes,
         )
-        return Runner.load(str(self._written(model)), engine)
+        return Runner.load(str(self._written(model)), engine, may_part=bool(changes))
 
 
 @pytest.fixture(scope="module")
@@ -136,41 +145,51 @@ def test_experts_are_scored_row_by_row(shape):
     assert torch.equal(together, torch.cat([sigmoids(row[None]) for row in logits]))
 
 
-@pytest.mark.parametrize("window", [0, 40, 700])
+@pytest.mark.parametrize(("window", "is_apart"), [(0, False), (40, False), (700, False), (40, True)])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("stored", [None, torch.int8])
 @pytest.mark.parametrize("backend", ["native", "torch"])
-def test_long_histories_are_attended_to_alike_from_any_chunk(window, dtype, stored, backend):
+def test_long_histories_are_attended_to_alike_from_any_chunk(window, is_apart, dtype, stored, backend):
+    """And where layers with windows have a pool apart, as in one pool."""
     num_heads, num_kv_heads, head_dim, length = 6, 2, 32, 4500
     generator = torch.Generator().manual_seed(1)
     chance = random.Random(2)
-    cache_ = KVCache(
-        KVShape(1, num_kv_heads, head_dim), 600, BLOCK_SIZE, stored or dtype, torch.device("cpu"), stored is not None
-    )
-    scores = Scores(0.3, (window,))
+    shape, kv_type = KVShape(1, num_kv_heads, head_dim), KVType(stored or dtype, stored is not None)
+    cpu = torch.device("cpu")
     kernels = library()
-    if backend == "native":
-        if kernels is None:
-            pytest.skip("the kernels cannot be built here")
-        attention = NativeAttention(cache_, scores, kernels, num_heads, is_repeatable=True)
-    else:
-        attention = RepeatableAttention(cache_, scores)
+    if backend == "native" and kernels is None:
+        pytest.skip("the kernels cannot be built here")
+
+    def over(pool, window):
+        scores = Scores(0.3, (window,))
+        if backend == "native":
+            return NativeAttention(pool, scores, kernels, num_heads, is_repeatable=True)
+        return RepeatableAttention(pool, scores)
+
+    attention = over(KVCache(shape, 600, BLOCK_SIZE, kv_type.dtype, cpu, kv_type.is_scaled), window)
     blocks = chance.sample(range(600), -(-length // BLOCK_SIZE))
     slots = torch.tensor([blocks[at // BLOCK_SIZE] * BLOCK_SIZE + at % BLOCK_SIZE for at in range(length)])
     rows = torch.randn((length, num_heads + 2 * num_kv_heads, head_dim), generator=generator).to(dtype)
     expected = torch.empty(length, num_heads * head_dim, dtype=dtype)
 
-    def attend(start, stop):
+    def attend(start, stop, layer=0):
         part = rows[start:stop].contiguous()
         plan = attention.plan([Extent(0, stop - start, start, blocks[: -(-stop // BLOCK_SIZE)])], slots[start:stop])
-        return plan.attend(0, part[:, :num_heads], part[:, num_heads:-num_kv_heads], part[:, -num_kv_heads:])
+        return plan.attend(layer, part[:, :num_heads], part[:, num_heads:-num_kv_heads], part[:, -num_kv_heads:])
 
     for start in range(0, length, 1500):
         expected[start : start + 1500] = attend(start, start + 1500)
+    if is_apart:
+        two = TwoPools(replace(shape, num_layers=2), (0, window), (600, 600), BLOCK_SIZE, kv_type, cpu)
+        two.companions.copy_(torch.randperm(600, generator=generator))
+        attention = WindowedAttention(over(two.caches[0], 0), over(two.caches[1], window), two, is_repeatable=True)
+        for start in range(0, length, 1500):
+            attend(start, start + 1500, layer=1)
     for _ in range(25):
         start = chance.choice((0, 250, 2040, 4090, chance.randrange(length - 1)))
         stop = min(length, start + chance.choice((1, 2, 5, 17, 130, 700)))
-        assert torch.equal(attend(start, stop).view(torch.int16), expected[start:stop].view(torch.int16)), (start, stop)
+        found = attend(start, stop, int(is_apart))
+        assert torch.equal(found.view(torch.int16), expected[start:stop].view(torch.int16)), (start, stop)
 
 
 @st.composite
@@ -243,6 +262,21 @@ def test_an_answer_and_its_logprobs_are_the_same_alone_and_in_any_crowd(models, 
     known = {key: [token_id for token_id, _ in said] for key, said in expected.items()}
     drafts = Speculation([Hindsight(known, random.Random(seed), wrong)], 9, everything, float)
     assert answers_of(runner, arrivals, drafts=drafts, **changes) == expected
+
+
+@pytest.mark.parametrize(("dtype", "attention"), [("bfloat16", "auto"), ("float32", "torch")])
+@settings(max_examples=6, deadline=None)
+@given(crowd=crowds())
+def test_it_is_also_the_same_where_layers_with_windows_have_a_pool_apart(models, dtype, attention, crowd):
+    one = models.runner("gemma2", dtype, "none", attention)
+    two = models.runner("gemma2", dtype, "none", attention, max_sequences=8, max_step_tokens=200)
+    assert one.apart is None
+    assert two.apart is not None
+    arrivals, changes = crowd
+    expected = {}
+    for _, submit in arrivals:
+        expected |= answers_of(one, [(0, submit)], prefix_cache=False)
+    assert answers_of(two, arrivals, **changes) == expected
 
 
 @pytest.mark.parametrize("attention", ["auto", "torch"])

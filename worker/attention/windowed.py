@@ -2,11 +2,13 @@
 
 A block of the pool of those that see everything may have a *companion* in the other one, with the same tokens in it
 (``worker.windows`` says when). Attention with windows is given a sequence as if it began with the first block that any
-window reaches: its keys have been turned by their positions before, and only how far they lie apart matters.
+window reaches: its keys have been turned by their positions before, and only how far they lie apart matters. Where a
+sum's order depends on positions and must not change, it begins at a multiple of REPEATS_EVERY at most so many before.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -19,6 +21,8 @@ from worker.kv_cache import KVCache, KVShape, KVType
 from worker.native import Step
 
 FULL, WINDOWED = 0, 1
+REPEATS_EVERY = 2048
+"""Positions. Backends that repeat themselves cut keys at multiples of this or of what divides it."""
 
 
 class TwoPools:
@@ -32,12 +36,13 @@ class TwoPools:
         block_size: int,
         kv_type: KVType,
         device: torch.device,
+        window: int = 0,
     ) -> None:
-        """``shape``: of all layers; ``windows`` of each, as in Scores; ``num_blocks`` of the full pool and of the
-        windowed one."""
+        """``shape``: of all layers here; ``windows`` of each, as in Scores; ``num_blocks`` of the full pool and of the
+        windowed one; ``window``: the largest in any layer of the model, 0: they are all here."""
         self.num_blocks, self.num_windowed_blocks = num_blocks
         self.block_size = block_size
-        self.window = max(windows)
+        self.window = window or max(windows)
         self.layers = layers_apart(windows)
         self.places = {layer: (kind, at) for kind in (FULL, WINDOWED) for at, layer in enumerate(self.layers[kind])}
         """A layer: which pool, and its place there."""
@@ -72,8 +77,11 @@ def layers_apart(windows: Sequence[int]) -> tuple[list[int], list[int]]:
 class WindowedAttention:
     """A Backend, of one for each pool."""
 
-    def __init__(self, full: Backend, windowed: Backend, cache: TwoPools) -> None:
+    def __init__(self, full: Backend, windowed: Backend, cache: TwoPools, is_repeatable: bool = False) -> None:
+        """``is_repeatable``: as the backends are."""
         self._full, self._windowed, self._cache = full, windowed, cache
+        self._unit = math.lcm(REPEATS_EVERY, cache.block_size) // cache.block_size if is_repeatable else 1
+        """Blocks, of a multiple of which a sequence may seem to begin later than it does."""
 
     def plan(self, extents: Sequence[Extent], slots: Tensor) -> WindowedPlan:
         """See Backend."""
@@ -89,7 +97,10 @@ class WindowedAttention:
         end = -(-(start + extent.num_tokens) // size)
         block_ids = self._cache.companions.numpy()[extent.block_ids[first:end]].tolist()
         assert min(block_ids) >= 0, "a window shows a block that has no companion"
-        return Extent(extent.row, extent.num_tokens, start - first * size, block_ids)
+        # What is read in front of the window does not count, but must be numbers, and nobody else's.
+        num_before = first % self._unit
+        block_ids = [block_ids[0]] * num_before + block_ids
+        return Extent(extent.row, extent.num_tokens, start - (first - num_before) * size, block_ids)
 
 
 @dataclass(frozen=True, slots=True)
