@@ -88,6 +88,11 @@ class KVCache:
         if self._scales is not None:
             self.key_scales, self.value_scales = list(self._scales[0]), list(self._scales[-1])
 
+    @property
+    def caches(self) -> list[KVCache]:
+        """All pools that there are."""
+        return [self]
+
     def keeps(self, dtype: torch.dtype) -> bool:
         """Numbers of this type are kept as they are."""
         return self._scales is None and self._pool.dtype is dtype

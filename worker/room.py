@@ -11,7 +11,7 @@ from policies.batching import limits_of
 from policies.batching.room import MAX_PARKED
 from worker.attention.windowed import TwoPools, layers_apart
 from worker.kv_cache import KVCache, KVShape, KVType, budget_bytes
-from worker.models import Architecture, Decoder, Facts, ModelError
+from worker.models import Architecture, Decoder, Facts, ModelError, Shard
 from worker.windows import num_blocks_for
 
 MIN_MODEL_TOKENS = 1024
@@ -63,41 +63,53 @@ def room(model: Decoder, engine: settings.Engine) -> int:
 
 
 def kv_of(
-    model: Decoder, engine: settings.Engine, num_blocks: int | None = None, may_part: bool = False
+    model: Decoder,
+    engine: settings.Engine,
+    num_blocks: int | None = None,
+    num_windowed_blocks: int = 0,
+    may_part: bool = False,
 ) -> KVCache | TwoPools:
     """Empty; ``num_blocks`` None: as many as free memory allows, and in two pools where these ``may_part`` and it pays.
     Raises ModelError.
     """
-    num_windowed_blocks = 0
     if num_blocks is None:
-        num_blocks, num_windowed_blocks = rooms(model, engine) if may_part else (room(model, engine), 0)
+        num_blocks, apart = room(model, engine), rooms_apart(model, engine) if may_part else (0, 0)
+        num_blocks, num_windowed_blocks = larger(num_blocks, apart)
     shape, size, device = kv_shape_of(model.architecture), engine.block_size, model.device
     kv_type = kv_type_of(engine, model.dtype, device)
     if num_windowed_blocks:
-        return TwoPools(shape, model.windows, (num_blocks, num_windowed_blocks), size, kv_type, device)
+        windows, nums = model.architecture.windows, (num_blocks, num_windowed_blocks)
+        return TwoPools(shape, windows, nums, size, kv_type, device, max(model.windows))
     return KVCache(shape, num_blocks, size, kv_type.dtype, device, kv_type.is_scaled)
 
 
-def rooms(model: Decoder, engine: settings.Engine) -> tuple[int, int]:
-    """As num_blocks_of, and the blocks of a pool apart for the layers that have windows where others see everything; 0:
-    they are in the same. They have one where that leaves the others more blocks than one pool for all has. Raises
-    ModelError.
+def larger(num_blocks: int, apart: tuple[int, int]) -> tuple[int, int]:
+    """The blocks of one pool for all layers, and 0; or as ``rooms_apart``, where these leave the layers that see
+    everything more blocks."""
+    return apart if apart[0] > num_blocks else (num_blocks, 0)
+
+
+def rooms_apart(model: Decoder, engine: settings.Engine) -> tuple[int, int]:
+    """As num_blocks_of, of two pools: for the layers that see everything, and for those that have windows; 0: there are
+    none such on this rank or on another. Raises ModelError.
     """
-    num_blocks, windows, layout = room(model, engine), model.windows, model.shard.layout
-    # Steps of the other kinds know one pool; and a window within a block may show nothing but the block that is being
+    windows, shard = model.windows, model.shard
+    layout = shard.layout
+    stages = [Shard.of(shard.whole, layout, rank).own.windows for rank in range(0, layout.num_ranks, layout.tensor)]
+    is_mixed = all(min(own) == 0 < max(own) for own in stages)
+    # Steps on other devices know one pool; and a window within a block may show nothing but the block that is being
     # filled, of which not every slot holds numbers.
-    if model.device.type != "cpu" or layout.num_ranks > 1 or min(windows) or max(windows) < engine.block_size:
-        return num_blocks, 0
+    if model.device.type != "cpu" or not is_mixed or max(windows) < engine.block_size:
+        return 0, 0
     num_sequences = MAX_PARKED * limits_of(engine).max_sequences
     num_windowed = num_blocks_for(num_sequences, max(windows), engine.max_step_tokens, engine.block_size)
     kv_type, shape = kv_type_of(engine, model.dtype, model.device), kv_shape_of(model.architecture)
     full, windowed = (
         replace(shape, num_layers=len(layers)).block_bytes(engine.block_size, kv_type.dtype, kv_type.is_scaled)
-        for layers in layers_apart(windows)
+        for layers in layers_apart(model.architecture.windows)
     )
-    num_full = (budget_bytes(engine, model.device) - num_windowed * windowed) // full
-    num_full = min(num_full, _most(engine, max_model_tokens_of(engine, model.architecture)))
-    return (num_full, num_windowed) if num_full > num_blocks else (num_blocks, 0)
+    num_full = (budget_bytes(engine, model.device, layout.num_ranks) - num_windowed * windowed) // full
+    return min(num_full, _most(engine, max_model_tokens_of(engine, model.architecture))), num_windowed
 
 
 def num_blocks_of(

@@ -124,11 +124,17 @@ class Runner:
 
     @classmethod
     def of(
-        cls, model: Decoder, engine: settings.Engine, num_blocks: int | None = None, may_part: bool = False
+        cls,
+        model: Decoder,
+        engine: settings.Engine,
+        num_blocks: int | None = None,
+        num_windowed_blocks: int = 0,
+        may_part: bool = False,
     ) -> Runner:
-        """From a decoder in memory; ``num_blocks`` None sizes the pool from free memory. Raises ModelError."""
+        """From a decoder in memory; ``num_blocks`` None sizes the pool, or both, from free memory. Raises
+        ModelError."""
         max_model_tokens = max_model_tokens_of(engine, model.architecture)
-        cache = kv_of(model, engine, num_blocks, may_part)
+        cache = kv_of(model, engine, num_blocks, num_windowed_blocks, may_part)
         attention, ops = _means(engine, model, cache)
         max_model_tokens = min(max_model_tokens, cache.num_blocks * engine.block_size)
         graphs = StepGraphs.of(engine, model, attention, ops, max_model_tokens)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import select
@@ -15,14 +16,19 @@ import torch
 from policies import wire
 from policies.settings import Engine as EngineSettings
 from policies.settings import WorkerSettings
+from policies.terms import Sampling
 from tests.worker.peer import PATIENCE_S, WorkerProcess
 from tests.worker.peft_files import adapter_files
+from tests.worker.test_engine_models import run
 from tests.worker.test_worker import PROMPT, run_worker, settings
 from tests.worker.tiny import checkpoint
+from worker.engine import Engine
 from worker.inputs import Span
+from worker.kv_cache import KVShape
 from worker.models import Layout
 from worker.parallel.runner import ParallelRunner
 from worker.runner import Runner
+from worker.sampler import Sampler
 
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
@@ -72,6 +78,38 @@ class Watched:
         finally:
             for file in self._files:
                 os.close(file)
+
+
+def test_layers_with_windows_have_a_pool_apart_on_every_rank_where_it_pays(tmp_path):
+    changes = {"num_hidden_layers": 4, "sliding_window": 9, "head_dim": 16}
+    oracle = checkpoint(tmp_path, "Gemma2ForCausalLM", **changes)
+    engine = EngineSettings(
+        device="cpu",
+        dtype="float32",
+        num_threads=1,
+        pipeline_parallel=2,
+        block_size=8,
+        max_sequences=2,
+        max_step_tokens=16,
+        max_kv_bytes=1 << 18,
+    )
+    runner = ParallelRunner.load(WorkerSettings("w", "tiny", str(tmp_path), "nowhere", engine=engine), pytest.fail)
+    try:
+        assert runner.apart is not None
+        own_layers = KVShape(2, 2, 16)
+        assert runner.num_blocks > engine.max_kv_bytes // 2 // own_layers.block_bytes(8, torch.float32)
+        sampler = Sampler(runner.vocab_size, runner.eos_token_ids)
+        prompt, ticks = [7 * place % 97 for place in range(50)], itertools.count()
+        asked = wire.Submit("a", prompt, Sampling(max_tokens=12, temperature=0.0, ignore_eos=True))
+        answers, _ = run(Engine(runner, sampler, engine, lambda: float(next(ticks))), [(0, asked)])
+        assert (
+            answers["a", 0]
+            == oracle.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=12, eos_token_id=None)[
+                0, 50:
+            ].tolist()
+        )
+    finally:
+        runner.close()
 
 
 def test_two_ranks_answer_as_one_does_and_say_that_they_are_two(alone, pair):

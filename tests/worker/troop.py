@@ -23,6 +23,7 @@ from worker.parallel.plan import decoded
 from worker.parallel.rank import Rank, layout_of
 from worker.parallel.ranks import Ranks
 from worker.parallel.runner import ParallelRunner
+from worker.room import rooms_apart
 from worker.runner import load_model
 
 NUM_BLOCKS = 64
@@ -83,14 +84,15 @@ class Troop:
         self._ranks.tell(Begin(meeting.port, 0))
         self._ranks.watch(self.lost.append)
         self._link = ProcessLink.between(layout, 0, CPU, meeting)
-        self._number: int | None = None
+        self._begun: Begin | None = None
 
-    def runner(self, number: int) -> ParallelRunner:
-        """Of model ``number``; the one before is no more."""
-        if self._number != number:
-            self._ranks.tell(Begin(0, number))
-            rank = rank_of(self._directory, number, self.engine, 0, self._link)
-            self._number, self._runner = number, ParallelRunner(rank, self._ranks, self._link)
+    def runner(self, number: int, may_part: bool = False) -> ParallelRunner:
+        """Of model ``number``; the one before is no more. ``may_part``: see Runner.load."""
+        begin = Begin(0, number, NUM_BLOCKS if may_part else 0)
+        if self._begun != begin:
+            self._ranks.tell(begin)
+            rank = rank_of(self._directory, begin, self.engine, 0, self._link)
+            self._begun, self._runner = begin, ParallelRunner(rank, self._ranks, self._link)
         return self._runner
 
     def limit(self, memory: Memory) -> None:
@@ -108,10 +110,11 @@ class Troop:
         return [sys.executable, "-m", "tests.worker.troop", msgspec.json.encode(duty).decode()]
 
 
-def rank_of(directory: Path, number: int, engine: Engine, rank: int, link: ProcessLink) -> Rank:
-    """Any rank, of model ``number``."""
-    model = load_model(str(directory / str(number)), engine, 0, layout_of(engine), rank)
-    found = Rank(model, engine, NUM_BLOCKS, link, LEAST_PART_TOKENS)
+def rank_of(directory: Path, begin: Begin, engine: Engine, rank: int, link: ProcessLink) -> Rank:
+    """Any rank, of the model whose number stands for that of its blocks."""
+    model = load_model(str(directory / str(begin.num_blocks)), engine, 0, layout_of(engine), rank)
+    num_windowed_blocks = begin.num_windowed_blocks if any(rooms_apart(model, engine)) else 0
+    found = Rank(model, engine, NUM_BLOCKS, num_windowed_blocks, link, LEAST_PART_TOKENS)
     found.runner._ops = ScarceOps(directory / "memory.json", rank)
     return found
 
@@ -135,7 +138,7 @@ def main() -> None:
     threading.Thread(target=read_beside, args=(reading, read), daemon=True).start()
     while (message := control.hear()) is not None:
         if isinstance(message, Begin):
-            rank = rank_of(directory, message.num_blocks, engine, duty.rank, link)
+            rank = rank_of(directory, message, engine, duty.rank, link)
             shelf = Shelf(rank.runner)
         else:
             assert isinstance(message, Step)

@@ -55,7 +55,7 @@ def _compute(duty: Duty, control: Control) -> int:
     from worker.parallel.adapters import Shelf, read_beside
     from worker.parallel.link import ProcessLink, store
     from worker.parallel.rank import Rank, layout_of, serve
-    from worker.room import room
+    from worker.room import room, rooms_apart
     from worker.runner import load_model
 
     engine = duty.settings.engine
@@ -65,12 +65,12 @@ def _compute(duty: Duty, control: Control) -> int:
         control.tell(Loaded())
         if not isinstance(control.hear(), Measure):
             return 0
-        control.tell(Room(room(model, engine)))
+        control.tell(Room(room(model, engine), rooms_apart(model, engine)))
         begin = control.hear()
         if not isinstance(begin, Begin):
             return 0
         link = ProcessLink.between(layout, duty.rank, model.device, store(begin.port))
-        rank = Rank(model, engine, begin.num_blocks, link)
+        rank = Rank(model, engine, begin.num_blocks, begin.num_windowed_blocks, link)
     except ModelError as error:
         control.tell(Failed(str(error)))
         return CANNOT_START

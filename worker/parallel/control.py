@@ -27,6 +27,8 @@ class Begin(Message, frozen=True):
 
     port: int
     num_blocks: int
+    num_windowed_blocks: int = 0
+    """In a pool apart; 0: there is none."""
 
 
 class Step(Message, frozen=True):
@@ -58,9 +60,11 @@ class Loaded(Message, frozen=True):
 
 
 class Room(Message, frozen=True):
-    """There is room for so many blocks."""
+    """There is room for so many blocks in one pool, or in two."""
 
     num_blocks: int
+    apart: tuple[int, int]
+    """See ``rooms_apart``."""
 
 
 class Failed(Message, frozen=True):

@@ -12,8 +12,10 @@ import numpy as np
 from worker.adapters import Adapter
 from worker.inputs import Span
 
-Copy = tuple[int, int]
-"""From block to block."""
+Copy = tuple[int, int, int]
+"""In which pool, from block to block."""
+Companion = tuple[int, int]
+"""A block and its own, see ``worker.windows``."""
 
 LEAST_PART_TOKENS = 256
 """With fewer, a stage would rather read its weights once: about so many tokens cost as much in multiplying as in
@@ -22,11 +24,11 @@ reading. Two parts of 256 pay on a CPU (benchmarks/ranks.md); not measured on CU
 _FIELDS = 5
 
 
-def encoded(copies: Sequence[Copy], spans: Sequence[Span]) -> bytes:
+def encoded(copies: Sequence[Copy], spans: Sequence[Span], companions: Sequence[Companion] = ()) -> bytes:
     """Copies come before the pass over the spans."""
-    numbers = array("i", (len(copies), len(spans)))
-    for copy in copies:
-        numbers.extend(copy)
+    numbers = array("i", (len(copies), len(companions), len(spans)))
+    for fields in (*copies, *companions):
+        numbers.extend(fields)
     for span in spans:
         number = 0 if span.adapter is None else span.adapter.number
         numbers.extend((len(span.token_ids), span.start, len(span.block_ids), span.num_logits, number))
@@ -37,13 +39,15 @@ def encoded(copies: Sequence[Copy], spans: Sequence[Span]) -> bytes:
     return numbers.tobytes()
 
 
-def decoded(data: bytes, adapters: Mapping[int, Adapter]) -> tuple[list[Copy], list[Span]]:
+def decoded(data: bytes, adapters: Mapping[int, Adapter]) -> tuple[list[Copy], list[Span], list[Companion]]:
     """What ``encoded`` was given; ``adapters``: by their numbers, all that steps have."""
     numbers = np.frombuffer(data, dtype=np.intc)
-    num_copies, num_spans = numbers[:2].tolist()
-    heads_at = 2 + 2 * num_copies
+    num_copies, num_companions, num_spans = numbers[:3].tolist()
+    companions_at = 3 + 3 * num_copies
+    heads_at = companions_at + 2 * num_companions
     place = heads_at + _FIELDS * num_spans
-    copies = numbers[2:heads_at].reshape(-1, 2).tolist()
+    copies = [(pool, source, target) for pool, source, target in numbers[3:companions_at].reshape(-1, 3).tolist()]
+    companions = [(block_id, own) for block_id, own in numbers[companions_at:heads_at].reshape(-1, 2).tolist()]
     spans = []
     for num_tokens, start, num_blocks, num_logits, number in numbers[heads_at:place].reshape(-1, _FIELDS).tolist():
         blocks_at = place + num_tokens
@@ -52,7 +56,7 @@ def decoded(data: bytes, adapters: Mapping[int, Adapter]) -> tuple[list[Copy], l
         adapter = adapters[number] if number else None
         spans.append(Span(token_ids, start, numbers[blocks_at:place].tolist(), num_logits, adapter=adapter))
     assert place == len(numbers)
-    return [(source, target) for source, target in copies], spans
+    return copies, spans, companions
 
 
 def in_parts(spans: Sequence[Span], most: int, least_tokens: int = LEAST_PART_TOKENS) -> list[list[Span]]:

@@ -15,7 +15,7 @@ from worker.models import Decoder, Layout
 from worker.parallel.adapters import Shelf
 from worker.parallel.control import Control, Step, Unable
 from worker.parallel.link import ProcessLink
-from worker.parallel.plan import LEAST_PART_TOKENS, Copy, decoded, in_parts
+from worker.parallel.plan import LEAST_PART_TOKENS, Companion, Copy, decoded, in_parts
 from worker.runner import Runner
 
 log = logging.getLogger("penstock.worker")
@@ -34,25 +34,35 @@ class Rank:
         model: Decoder,
         engine: settings.Engine,
         num_blocks: int,
+        num_windowed_blocks: int,
         link: ProcessLink,
         least_part_tokens: int = LEAST_PART_TOKENS,
     ) -> None:
         """Raises ModelError."""
         model.join(link)
-        self.runner = Runner.of(model, engine, num_blocks)
+        self.runner = Runner.of(model, engine, num_blocks, num_windowed_blocks)
         self._link = link
         self._num_stages, self._least_part_tokens = model.shard.layout.pipeline, least_part_tokens
 
     def step(
-        self, copies: Sequence[Copy], spans: Sequence[Span], tell: Callable[[Unable], None] | None = None
+        self,
+        copies: Sequence[Copy],
+        spans: Sequence[Span],
+        companions: Sequence[Companion] = (),
+        tell: Callable[[Unable], None] | None = None,
     ) -> Tensor | Unable:
         """The copies, then the pass: logits as ``Runner.forward`` gives them on rank 0, none elsewhere.
+        ``companions``: of blocks that have got others, or lost them, since the step before.
 
         Where this rank cannot compute, it tells so and then does what the others wait for, so that all of them come to
         the step's end; whoever sees it there can know of every rank that could not.
         """
-        for source, target in copies:
-            self.runner.copy_block(source, target)
+        with torch.inference_mode():
+            for pool, source, target in copies:
+                self.runner.cache.caches[pool].copy_block(source, target)
+        if self.runner.apart is not None:
+            for block_id, companion in companions:
+                self.runner.apart.companions[block_id] = companion
         parts = in_parts(spans, self._num_stages, self._least_part_tokens)
         logits: list[Tensor] = []
         unable: Unable | None = None

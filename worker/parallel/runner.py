@@ -10,6 +10,7 @@ from torch import Tensor
 from policies.engine import Engine
 from policies.settings import WorkerSettings
 from worker.adapters import Adapter
+from worker.attention.windowed import FULL, WINDOWED
 from worker.budget import OutOfMemory
 from worker.inputs import Span
 from worker.models import Decoder, Layout, ModelError, Shard, path_of, read_architecture, refuse_foreign
@@ -17,10 +18,10 @@ from worker.parallel.adapters import Shared
 from worker.parallel.control import Begin, Loaded, Measure, Room, Step, Unable
 from worker.parallel.duty import Duty
 from worker.parallel.link import ProcessLink, store
-from worker.parallel.plan import Copy, encoded
+from worker.parallel.plan import Companion, Copy, encoded
 from worker.parallel.rank import Rank, layout_of
 from worker.parallel.ranks import Ranks
-from worker.room import room
+from worker.room import larger, room, rooms_apart
 from worker.runner import load_model
 
 
@@ -53,6 +54,8 @@ class ParallelRunner:
         self.num_blocks, self.block_size = runner.num_blocks, runner.block_size
         self.vocab_size, self.eos_token_ids = runner.vocab_size, runner.eos_token_ids
         self.window, self.apart = runner.window, runner.apart
+        self._known_companions = None if runner.apart is None else runner.apart.companions.copy()
+        """By all ranks."""
         self.device, self.dtype = runner.device, runner.dtype
 
     @classmethod
@@ -83,15 +86,16 @@ class ParallelRunner:
         try:
             ranks.hear(Loaded)
             ranks.tell(Measure())
-            num_blocks = min(room(model, engine), *(each.num_blocks for each in ranks.hear(Room)))
+            rooms = [Room(room(model, engine), rooms_apart(model, engine)), *ranks.hear(Room)]
+            nums = larger(min(each.num_blocks for each in rooms), min(each.apart for each in rooms))
             meeting = store(num_ranks=layout.num_ranks)
-            ranks.tell(Begin(meeting.port, num_blocks))
+            ranks.tell(Begin(meeting.port, *nums))
             ranks.watch(lost)
             link = ProcessLink.between(layout, 0, model.device, meeting)
         except (OSError, RuntimeError) as error:
             reason = str(error).strip().partition("\n")[0]
             raise ModelError(f"the ranks of the model cannot be connected: {reason}") from None
-        return cls(Rank(model, engine, num_blocks, link), ranks, link)
+        return cls(Rank(model, engine, *nums, link), ranks, link)
 
     @property
     def pids(self) -> list[int]:
@@ -106,7 +110,7 @@ class ParallelRunner:
         assert sampled_before is None
         copies, self._copies = self._copies, []
         try:
-            self._ranks.tell(Step(encoded(copies, spans), self._adapters.gone()))
+            self._ranks.tell(Step(encoded(copies, spans, self._new_companions()), self._adapters.gone()))
             made = self._rank.step(copies, spans)
             unable = self._ranks.unable()
         except Exception as error:
@@ -139,7 +143,20 @@ class ParallelRunner:
 
     def copy_block(self, source: int, target: int) -> None:
         """Keys and values of all layers: before the next step, on all ranks."""
-        self._copies.append((source, target))
+        self._copies.append((FULL, source, target))
+        if self.apart is not None:
+            # Until then their blocks may have others.
+            own, others = self.apart.companions[[source, target]].tolist()
+            self._copies.append((WINDOWED, own, others))
+
+    def _new_companions(self) -> list[Companion]:
+        """What the other ranks do not know yet."""
+        if self.apart is None:
+            return []
+        companions = self.apart.companions
+        (changed,) = (companions != self._known_companions).nonzero()
+        self._known_companions = companions.copy()
+        return list(zip(changed.tolist(), companions[changed].tolist(), strict=True))
 
     def close(self) -> None:
         """Ends the other ranks."""
