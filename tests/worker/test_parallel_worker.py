@@ -93,23 +93,21 @@ def test_layers_with_windows_have_a_pool_apart_on_every_rank_where_it_pays(tmp_p
         max_step_tokens=16,
         max_kv_bytes=1 << 18,
     )
-    runner = ParallelRunner.load(WorkerSettings("w", "tiny", str(tmp_path), "nowhere", engine=engine), pytest.fail)
+    prompt, ticks = [7 * place % 97 for place in range(1, 51)], itertools.count()
+    whole = oracle.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=12, eos_token_id=None)
+    lost: list[str] = []
+    runner = ParallelRunner.load(WorkerSettings("w", "tiny", str(tmp_path), "nowhere", engine=engine), lost.append)
     try:
         assert runner.apart is not None
         own_layers = KVShape(2, 2, 16)
         assert runner.num_blocks > engine.max_kv_bytes // 2 // own_layers.block_bytes(8, torch.float32)
         sampler = Sampler(runner.vocab_size, runner.eos_token_ids)
-        prompt, ticks = [7 * place % 97 for place in range(50)], itertools.count()
         asked = wire.Submit("a", prompt, Sampling(max_tokens=12, temperature=0.0, ignore_eos=True))
         answers, _ = run(Engine(runner, sampler, engine, lambda: float(next(ticks))), [(0, asked)])
-        assert (
-            answers["a", 0]
-            == oracle.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=12, eos_token_id=None)[
-                0, 50:
-            ].tolist()
-        )
+        assert answers["a", 0] == whole[0, 50:].tolist()
     finally:
         runner.close()
+    assert not lost
 
 
 def test_two_ranks_answer_as_one_does_and_say_that_they_are_two(alone, pair):
