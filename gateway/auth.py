@@ -82,6 +82,7 @@ class Auth:
         if caller is None:
             raise InvalidApiKey("Incorrect API key provided.")
         noted.also[ORGANIZATION] = caller.organization_id
+        noted.caller = caller
         return caller
 
     def local_caller_of(self, request: web.Request) -> Caller:
@@ -91,9 +92,8 @@ class Auth:
         machine speaks for without being trusted: then the address would be the proxy's own.
         """
         if self._local_key and self.is_local(request):
-            caller = self.caller(self._local_key, request[HEAD].address)
-            if caller is not None:
-                return caller
+            noted = request[HEAD]
+            noted.caller = self.caller(self._local_key, noted.address)
         return self.caller_of(request)
 
     def is_local(self, request: web.Request) -> bool:

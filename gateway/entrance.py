@@ -107,7 +107,19 @@ class Entrance:
             tracing.end(journey, noted, request, status)
         if not noted.is_told and (status >= 400 or noted.route not in QUIET):
             duration_ms = 1e3 * (time.monotonic() - noted.started_at)
-            tell(Ended(noted.request_id, request.method, noted.route or None, status, duration_ms, noted.trace_id))
+            caller = noted.caller
+            tell(
+                Ended(
+                    noted.request_id,
+                    None if caller is None else caller.tenant_id,
+                    None if caller is None else caller.key_id,
+                    request.method,
+                    noted.route or None,
+                    status,
+                    duration_ms,
+                    noted.trace_id,
+                )
+            )
 
     def _refusal(self, request: web.Request, failure: GatewayError) -> web.Response:
         path, shapes = request.path, self._shapes

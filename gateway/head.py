@@ -72,7 +72,7 @@ class Head:
         self.also = also
         """The headers that its journey adds to its answer, whatever becomes of it; ``also`` adds some."""
         self.caller: Caller | None = None
-        """Whoever asks, where it came by no connection."""
+        """Whoever asks, once that is known; from the beginning, where it came by no connection."""
         self.keeper: Keeper | None = None
         """Who keeps its answer, where somebody does."""
         self.parent = parent

@@ -58,6 +58,9 @@ class Ended(msgspec.Struct, frozen=True):
     """A request that has no row in the ledger: it was refused before, or asked for nothing that is counted."""
 
     request_id: str
+    tenant_id: str | None
+    """None: nobody knows who asked."""
+    key_id: str | None
     method: str
     route: str | None
     """As it is written here, so that nothing of what a client put into it is told; None: nothing is served there."""

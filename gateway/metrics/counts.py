@@ -206,8 +206,9 @@ class Counts:
             error = "" if status == 200 else str(status)
             for name in ("gen_ai_server_request_duration_seconds", "gen_ai_client_operation_duration_seconds"):
                 yield _spread(name, (*who, error), series.duration)
-            yield _spread("gen_ai_server_time_to_first_token_seconds", who, series.ttft)
-            yield _spread("gen_ai_server_time_per_output_token_seconds", who, series.tpot)
+            if status == 200:
+                yield _spread("gen_ai_server_time_to_first_token_seconds", who, series.ttft)
+                yield _spread("gen_ai_server_time_per_output_token_seconds", who, series.tpot)
             yield _spread("gen_ai_client_token_usage", (*who, "input"), series.prompt)
             yield _spread("gen_ai_client_token_usage", (*who, "output"), series.completion)
 

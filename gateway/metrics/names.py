@@ -77,14 +77,14 @@ GEN_AI = (
     ),
     _histogram(
         "gen_ai_server_time_to_first_token_seconds",
-        "From a request's arrival to its first token.",
+        "From the arrival of a request that was answered to its first token.",
         *_GEN_AI,
         buckets=TTFT_S,
         otel_name="gen_ai.server.time_to_first_token",
     ),
     _histogram(
         "gen_ai_server_time_per_output_token_seconds",
-        "Time for each token behind the first, a mean for each request.",
+        "Time for each token behind the first, a mean for each request that was answered.",
         *_GEN_AI,
         buckets=TPOT_S,
         otel_name="gen_ai.server.time_per_output_token",

@@ -1,6 +1,8 @@
-"""What was asked and what was answered, as a trace may tell it where both the operator and the tenant's policy say so.
+"""What was asked, as every trace tells it; and in what words, and what was answered, as a trace may tell it where both
+the operator and the tenant's policy say so.
 
-In the shape that the conventions give ``gen_ai.input.messages``: a list of messages, each with a role and parts.
+Words are in the shape that the conventions give ``gen_ai.input.messages``: a list of messages, each with a role and
+parts.
 """
 
 from __future__ import annotations
@@ -10,9 +12,22 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from gateway.openai import ChatRequest, CompletionRequest
+from gateway.tracing.kept import Asked
 
 if TYPE_CHECKING:
     from gateway.reply import Answer
+
+
+OUTPUT_TYPES = {"text": "text", "json_object": "json", "json_schema": "json"}
+"""By ``response_format``."""
+
+
+def asked_of(call: Any) -> Asked:
+    """Not in what words."""
+    output_type = None
+    if isinstance(call, (ChatRequest, CompletionRequest)) and call.response_format is not None:
+        output_type = OUTPUT_TYPES.get(call.response_format.get("type", ""))
+    return Asked(call.model, bool(call.stream), call.seed, call.service_tier, output_type)
 
 
 def prompt_of(call: Any, max_bytes: int) -> str:

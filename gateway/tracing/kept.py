@@ -22,9 +22,6 @@ SHUTDOWN_S = 2.0
 class Row(msgspec.Struct, array_like=True):
     """Of its ledger row, what a trace tells, under the names of ``Entry``."""
 
-    tenant_id: str
-    key_id: str
-    model: str
     endpoint: str
     status: int
     finish_reason: str | None
@@ -42,6 +39,19 @@ class Row(msgspec.Struct, array_like=True):
     cost_micros: int
     engine_us: int
     kv_block_ms: int
+    upstream: str | None
+
+
+class Asked(msgspec.Struct, array_like=True):
+    """What a client wants of a model, beside how it is sampled."""
+
+    model: str
+    """That is served here."""
+    streams: bool
+    seed: int | None
+    service_tier: str | None
+    output_type: str | None
+    """As the conventions call it; None: nothing was said of it."""
 
 
 class Ride(msgspec.Struct, array_like=True):
@@ -102,7 +112,11 @@ class Kept(OfJourney, array_like=True):
     num_flights: int
     """Rides that there were; the first of them are told of."""
     rides: list[Ride]
-    streams: bool
+    tenant_id: str
+    """Whoever asked, as is the next; empty: nobody knows."""
+    key_id: str
+    asked: Asked | None
+    """None: it did not come so far."""
     sampling: Sampling | None
     row: Row | None
     response_id: str

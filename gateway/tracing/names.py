@@ -21,7 +21,6 @@ GEN_AI: Final[Mapping[str, tuple[str, str]]] = {
     "operation": ("gen_ai.operation.name", "gen_ai.operation.name"),
     "provider": ("gen_ai.system", "gen_ai.provider.name"),
     "output_type": ("gen_ai.output.type", "gen_ai.output.type"),
-    "conversation_id": ("gen_ai.conversation.id", "gen_ai.conversation.id"),
     "request_model": ("gen_ai.request.model", "gen_ai.request.model"),
     "stream": ("", "gen_ai.request.stream"),
     "seed": ("gen_ai.request.seed", "gen_ai.request.seed"),

@@ -162,11 +162,11 @@ class _Build:
         operation = names.OPERATIONS.get(kept.route)
         if operation is None:
             return f"{kept.method} {kept.route}".rstrip()
-        # A model that nobody serves has no row, and its name is whatever a client made up.
-        return operation if kept.row is None else f"{operation} {kept.row.model}"
+        # A request for a model that nobody serves does not come so far, and its name is whatever a client made up.
+        return operation if kept.asked is None else f"{operation} {kept.asked.model}"
 
     def _whole(self) -> dict[str, Value]:
-        kept, row, gen_ai = self._kept, self._kept.row, self._gen_ai
+        kept, row, asked, gen_ai = self._kept, self._kept.row, self._kept.asked, self._gen_ai
         said: dict[str, Value] = {
             names.METHOD: kept.method,
             names.STATUS: kept.status,
@@ -179,14 +179,23 @@ class _Build:
             said[names.ERROR_TYPE] = kept.error
         if kept.batch:
             said[names.BATCH] = kept.batch
+        if kept.tenant_id:
+            said |= {names.TENANT_ID: kept.tenant_id, names.KEY_ID: kept.key_id}
         told: dict[str, Value] = {}
         operation = names.OPERATIONS.get(kept.route)
         if operation is not None:
             told |= {"operation": operation, "provider": names.PROVIDER, "api_type": names.API_TYPES.get(kept.route)}
+        if asked is not None:
+            told |= {
+                "request_model": asked.model,
+                "response_model": None if row is None else asked.model,
+                "stream": asked.streams,
+                "seed": asked.seed,
+                "request_tier": asked.service_tier,
+                "output_type": asked.output_type,
+            }
         if row is not None:
             told |= {
-                "request_model": row.model,
-                "response_model": row.model,
                 "response_id": kept.response_id or None,
                 "fingerprint": kept.fingerprint or None,
                 "response_tier": row.service_tier,
@@ -196,14 +205,11 @@ class _Build:
                 "cached_tokens": row.num_cached_tokens,
                 "reasoning_tokens": row.num_reasoning_tokens or None,
                 "num_choices": row.num_sequences if row.num_sequences > 1 else None,
-                "stream": kept.streams,
                 "time_to_first_chunk": None if row.ttft_ms is None else row.ttft_ms / 1e3,
                 "input_messages": kept.prompt or None,
                 "output_messages": kept.completion or None,
             }
             said |= {
-                names.TENANT_ID: row.tenant_id,
-                names.KEY_ID: row.key_id,
                 names.SLA_CLASS: row.sla_class,
                 names.POLICY: f"{row.policy_name}@{row.policy_version}",
                 names.CACHE: row.cache,
@@ -211,6 +217,8 @@ class _Build:
                 names.ENGINE_S: row.engine_us / 1e6,
                 names.KV_BLOCK_S: row.kv_block_ms / 1e3,
             }
+            if row.upstream is not None:
+                said[names.UPSTREAM] = row.upstream
         if kept.sampling is not None and operation in ("chat", "text_completion"):
             sampling = kept.sampling
             told |= {

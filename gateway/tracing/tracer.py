@@ -18,7 +18,7 @@ from gateway.ledger.entry import Entry
 from gateway.ledger.recent import Recent
 from gateway.protocol import Timed
 from gateway.traceparent import baggage_of, state_of, traceparent
-from gateway.tracing.content import completion_of, prompt_of
+from gateway.tracing.content import asked_of, completion_of, prompt_of
 from gateway.tracing.journey import Journey
 from gateway.tracing.keeping import TAIL, Keeping, SamplerUnknown
 from gateway.tracing.kept import Kept, Noted, OfJourney, Row
@@ -117,8 +117,9 @@ class Tracing:
         entry, answer, flights = journey.entry, journey.answer, journey.flights
         self.num_kept += 1
         prompt = completion = fingerprint = response_id = ""
-        sampling = None
+        caller, sampling, asked = noted.caller, None, None
         if answer is not None:
+            asked = asked_of(answer.call)
             fingerprint, response_id = answer.fingerprint, answer.id
             sampling = next(iter(answer.parts.values())).submit.sampling
             if journey.shows_content and self._config.content:
@@ -136,7 +137,9 @@ class Tracing:
             lag_ms=self._lag.ms,
             num_flights=0 if flights is None else len(flights),
             rides=rides_of(flights),
-            streams=answer is not None and bool(answer.call.stream),
+            tenant_id="" if caller is None else caller.tenant_id,
+            key_id="" if caller is None else caller.key_id,
+            asked=asked,
             sampling=sampling,
             row=None if entry is None else Row(*_of_entry(entry)),
             response_id=response_id,

@@ -130,13 +130,14 @@ async def test_whoever_asks_within_a_trace_has_it_go_on_here(open_front, collect
 @pytest.mark.parametrize(
     ("environ", "there", "absent"),
     [
-        ({}, {"gen_ai.system": "penstock"}, "gen_ai.provider.name"),
+        ({}, {"gen_ai.system": "penstock", "gen_ai.openai.request.service_tier": "auto"}, "gen_ai.provider.name"),
         (
             LATEST,
             {
                 "gen_ai.provider.name": "penstock",
                 "gen_ai.usage.cache_read.input_tokens": 0,
                 "openai.api.type": "chat_completions",
+                "openai.request.service_tier": "auto",
                 "openai.response.service_tier": "default",
             },
             "gen_ai.system",
@@ -146,13 +147,17 @@ async def test_whoever_asks_within_a_trace_has_it_go_on_here(open_front, collect
 async def test_names_are_those_that_the_operator_asks_for(open_front, collector, environ, there, absent):
     sampled = {"OTEL_TRACES_SAMPLER": "always_on", "OTEL_SERVICE_NAME": "ours"}
     async with open_front(tracing=tracing(collector), environ={**sampled, **environ}) as front:
-        headers, _ = await answered(front, temperature=0.5, max_tokens=9)
+        asked = {"seed": 7, "service_tier": "auto", "response_format": {"type": "text"}}
+        headers, _ = await answered(front, temperature=0.5, max_tokens=9, **asked)
         whole, *_ = await collector.trace(headers["x-trace-id"])
         common = {
             "gen_ai.operation.name": "chat",
             "gen_ai.request.model": "demo",
             "gen_ai.request.temperature": 0.5,
             "gen_ai.request.max_tokens": 9,
+            "gen_ai.request.seed": 7,
+            "gen_ai.output.type": "text",
+            "gen_ai.response.model": "demo",
             "gen_ai.response.finish_reasons": ["stop"],
             "http.route": CHAT,
             "http.response.status_code": 200,
@@ -310,9 +315,11 @@ async def test_the_log_names_the_trace_of_every_request(open_front, collector, c
             root.handlers[0].flush()
         lines = [json.loads(line) for line in capsys.readouterr().err.splitlines() if line.startswith("{")]
         told = {line["request_id"]: line for line in lines if "request_id" in line}
-        assert told[fine["x-request-id"]]["trace_id"] == fine["x-trace-id"] == front.rows()[0]["trace_id"]
-        assert told[refused["x-request-id"]]["trace_id"] == refused["x-trace-id"]
-        assert told[refused["x-request-id"]]["status"] == 400
+        (row,) = front.rows()
+        assert told[fine["x-request-id"]]["trace_id"] == fine["x-trace-id"] == row["trace_id"]
+        line = told[refused["x-request-id"]]
+        assert (line["status"], line["trace_id"]) == (400, refused["x-trace-id"])
+        assert (line["tenant_id"], line["key_id"]) == (row["tenant_id"], row["key_id"])
     finally:
         root.handlers[:], telemetry._events = handlers, events
         root.setLevel(level)

@@ -56,7 +56,7 @@ async def test_every_upstream_that_was_asked_has_a_span_that_says_how_it_failed(
         status, _, headers = await front.post("/v1/chat/completions", body, traceparent=f"00-{TRACE}-{SPAN}-01")
         assert status == 200
         whole, *below = await collector.trace(headers["x-trace-id"])
-        assert not whole.is_error
+        assert (whole.is_error, whole.attributes["penstock.upstream"]) == (False, "b")
         failed, answered = [span for span in below if span.name == "upstream"]
         assert failed.is_error
         assert failed.attributes == {
