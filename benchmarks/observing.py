@@ -2,15 +2,16 @@
 
     python -m benchmarks.observing [--seconds 60] [--times 2] [--ratio 0.1]
 
-Three gateways share one core and take turns of a fraction of a second: one that measures nothing, one with metrics,
-and one that hands traces besides to a real OTLP receiver in a process of its own. A scripted worker on the real wire
-and the load have the other core, and so have the receiver and the process that makes the spans, if there is no third
-one. Each gateway has its own load, which is stopped while it is another's turn, and so is the process that makes
-spans: whatever it has to do falls into the turns of its own gateway. All of them start anew ``--times`` times, as two
-processes of the same code differ for as long as they live. Needs wrk and two cores.
+One gateway on a core of its own (``observed``), in which metrics and traces are switched on and off while it runs:
+two processes of the same code differ by more than either costs. It takes turns of a fraction of a second: with nothing,
+with metrics, and with traces besides, which go to a real OTLP receiver in a process of its own. A scripted worker on
+the real wire and the load have the other core, and so has, on two cores, the process that makes the spans. What that
+takes of the load's core is no cost of the gateway's, so there are two turns with traces: "traced", while it is stopped
+and makes its spans between two turns, and "beside", while it works as well. The load is stopped between turns. All of
+it starts anew ``--times`` times. Needs wrk and two cores.
 
 What changes on a machine that others use, too, changes within seconds, so turns are short and many. Ratios are of all
-requests of one gateway's turns and of another's; how firm they are is told by drawing rounds again (bootstrap).
+requests of one kind of turns and of another's; how firm they are is told by drawing rounds again (bootstrap).
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ from benchmarks.gateway import peer, processes
 from benchmarks.gateway.__main__ import CONFIG, MODEL, TEXT, _memory
 from benchmarks.gateway.processes import BenchmarkError, Server
 from benchmarks.gateway.rounds import CONNECTIONS, KEY, MESSAGES, MODEL_NAME, NUM_COMPLETION_TOKENS
+from benchmarks.observed import SIGNALS
 from policies.wire import Ready
 
 REQUIRED_TRACED, REQUIRED_METERED = 0.97, 0.98
@@ -47,7 +49,9 @@ REQUIRED_TRACED, REQUIRED_METERED = 0.97, 0.98
 TURN_S, SETTLING_S = 0.2, 0.02
 """Of a turn the first part does not count: the load has just been woken."""
 ANSWERED_S = 0.005
-"""So long after it its last requests are answered, and the next turn begins."""
+"""So long after it its last requests are answered."""
+CATCH_UP_S = 0.03
+"""For the spans of a turn, before the next one begins."""
 NUM_DRAWS, CONFIDENCE = 1000, 0.95
 
 
@@ -72,12 +76,9 @@ class Ratio(msgspec.Struct):
 
 
 class Result(msgspec.Struct):
-    traced: Ratio
-    """Throughput with traces and metrics, of that with metrics."""
-    metered: Ratio
-    """Throughput with metrics, of that with nothing."""
-    traced_cpu: Ratio
-    metered_cpu: Ratio
+    ratios: dict[str, Ratio]
+    """By kind of turn, the throughput of that without what it adds."""
+    cpu_ratios: dict[str, Ratio]
     """CPU of the gateway for a request, likewise."""
     num_requests: int
     """That had a chance to be kept as traces."""
@@ -86,15 +87,18 @@ class Result(msgspec.Struct):
     turns: dict[str, list[Turn]]
 
 
-class Side:
-    """One gateway and its load."""
+COMPARED = {"metered": "bare", "traced": "metered", "beside": "metered"}
+REQUIRED = {"metered": REQUIRED_METERED, "traced": REQUIRED_TRACED}
 
-    def __init__(self, server: Server, worker: peer.Worker, exporter: int | None) -> None:
-        self.server = server
+
+class Side:
+    """The gateway and its load."""
+
+    def __init__(self, server: Server, worker: peer.Worker, exporter: int) -> None:
+        self._server = server
         self._worker = worker
-        self._exporter = Server("", exporter) if exporter is not None else None
-        self._others = [] if exporter is None else [exporter]
-        """Processes that work in its turns alone."""
+        self._exporter = Server("", exporter)
+        self._wrk = 0
 
     @property
     def num_requests(self) -> int:
@@ -102,42 +106,44 @@ class Side:
 
     @contextlib.asynccontextmanager
     async def loaded(self, seconds: int, core: int, body: Path) -> AsyncIterator[None]:
-        """By wrk, but only in its turns."""
-        before = _children()
-        url = f"{self.server.url}/v1/chat/completions"
+        """By wrk, but only in turns."""
+        url = f"{self._server.url}/v1/chat/completions"
         load = asyncio.create_task(processes.wrk(url, CONNECTIONS, seconds, core, body, KEY, 0))
-        while not (started := _children() - before):  # noqa: ASYNC110
+        while not (started := _children()):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
-        (wrk,) = started
+        (self._wrk,) = started
         await asyncio.sleep(1.0)  # what is made once is made
-        self._others.append(wrk)
-        self.signal(signal.SIGSTOP)
+        os.kill(self._wrk, signal.SIGSTOP)
+        os.kill(self._exporter.pid, signal.SIGSTOP)
         try:
             yield
         finally:
-            self.signal(signal.SIGCONT)
+            os.kill(self._server.pid, SIGNALS["bare"])
+            os.kill(self._exporter.pid, signal.SIGCONT)
+            os.kill(self._wrk, signal.SIGCONT)
             await load
 
-    def signal(self, number: signal.Signals) -> None:
-        for pid in self._others:
-            os.kill(pid, number)
-
-    async def turn(self) -> Turn:
-        self.signal(signal.SIGCONT)
+    async def turn(self, kind: str) -> Turn:
+        os.kill(self._server.pid, SIGNALS[kind])
+        if kind == "beside":
+            os.kill(self._exporter.pid, signal.SIGCONT)
+        os.kill(self._wrk, signal.SIGCONT)
         await asyncio.sleep(SETTLING_S)
         before = self._now()
         await asyncio.sleep(TURN_S - SETTLING_S)
         seconds, cpu_s, exporter_s, num = (then - now for now, then in zip(before, self._now(), strict=True))
-        self.signal(signal.SIGSTOP)
+        os.kill(self._wrk, signal.SIGSTOP)
         if not num:
             raise BenchmarkError("nothing was answered for a whole turn: this machine has too much other work")
         await asyncio.sleep(ANSWERED_S)
+        os.kill(self._exporter.pid, signal.SIGCONT)
+        await asyncio.sleep(CATCH_UP_S)
+        os.kill(self._exporter.pid, signal.SIGSTOP)
         return Turn(num / seconds, 1e6 * cpu_s / num, 1e6 * exporter_s / num)
 
     def _now(self) -> tuple[float, float, float, int]:
         """Seconds of the clock, of the gateway's CPU and of the one beside it, and requests so far."""
-        exporter_s = 0.0 if self._exporter is None else self._exporter.cpu_s()
-        return time.perf_counter(), self.server.cpu_s(), exporter_s, self.num_requests
+        return time.perf_counter(), self._server.cpu_s(), self._exporter.cpu_s(), self.num_requests
 
 
 def _children() -> set[int]:
@@ -148,9 +154,9 @@ def _children() -> set[int]:
 
 @contextlib.asynccontextmanager
 async def side(
-    name: str, folder: Path, core: int, other_core: int, variables: Mapping[str, str], has_metrics: bool
+    name: str, folder: Path, core: int, other_core: int, variables: Mapping[str, str]
 ) -> AsyncIterator[Side]:
-    """A gateway of its own ledger; its exporter, if it has one, on ``other_core``."""
+    """A gateway with a ledger of its own; what makes its spans is on ``other_core``."""
     with contextlib.ExitStack() as stack:
         data = stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-", dir=_memory()))
         tokenizer = Tokenizer.from_file(str(MODEL / "tokenizer.json"))
@@ -160,15 +166,13 @@ async def side(
         stack.callback(listening.close)
         config = folder / f"{name}.toml"
         config.write_text(CONFIG.format(data_dir=json.dumps(data), socket=folder / f"{name}.socket"))
-        arguments = [sys.executable, "-m", "gateway", "serve", "--config", str(config)]
+        arguments = [sys.executable, "-m", "benchmarks.observed", "serve", "--config", str(config)]
         environ = {"PENSTOCK_API_KEY": KEY, "PENSTOCK_ADMIN_KEY": f"{KEY}-admin", **variables}
-        environ["PENSTOCK_METRICS__ENABLED"] = str(has_metrics).lower()
         async with processes.server(arguments, core, folder / f"{name}.log", environ) as server:
             async with asyncio.timeout(10.0):
                 worker = await connected
             exporter = _exporter_of(server.pid)
-            if exporter is not None:
-                _pin(exporter, other_core)
+            _pin(exporter, other_core)
             yield Side(server, worker, exporter)
 
 
@@ -177,12 +181,13 @@ def _pin(pid: int, core: int) -> None:
         os.sched_setaffinity(int(task.name), {core})
 
 
-def _exporter_of(pid: int) -> int | None:
+def _exporter_of(pid: int) -> int:
+    """Raises BenchmarkError."""
     for task in Path(f"/proc/{pid}/task").iterdir():
         for child in (task / "children").read_text().split():
             if b"gateway.tracing" in Path(f"/proc/{child}/cmdline").read_bytes():
                 return int(child)
-    return None
+    raise BenchmarkError("the gateway has started no process that makes spans")
 
 
 async def measure(seconds: int, num_times: int, ratio: float) -> Result:
@@ -190,7 +195,7 @@ async def measure(seconds: int, num_times: int, ratio: float) -> Result:
     core, load_core = processes.check()
     other_core = max(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {load_core})
-    turns: dict[str, list[Turn]] = {"bare": [], "metered": [], "traced": []}
+    turns: dict[str, list[Turn]] = {kind: [] for kind in SIGNALS}
     num_requests = 0
     async with contextlib.AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-")))
@@ -205,33 +210,27 @@ async def measure(seconds: int, num_times: int, ratio: float) -> Result:
             "PENSTOCK_TRACING__MAX_QUEUED_SPANS": "200000",
         }
         for time_ in range(num_times):
-            async with contextlib.AsyncExitStack() as gateways:
-                sides = [
-                    await gateways.enter_async_context(
-                        side(f"{name}-{time_}", folder, core, other_core, variables if name == "traced" else {}, is_on)
-                    )
-                    for name, is_on in (("bare", False), ("metered", True), ("traced", True))
-                ]
-                async with contextlib.AsyncExitStack() as loads:
-                    for each in sides:
-                        await loads.enter_async_context(
-                            each.loaded(seconds + len(sides) + 1, core=load_core, body=body)
-                        )
-                    there = list(zip(turns.values(), sides, strict=True))
-                    until = time.monotonic() + seconds
-                    while time.monotonic() < until:
-                        for told, each in there:
-                            told.append(await each.turn())
-                        there.reverse()
-                num_requests += sides[-1].num_requests
+            async with (
+                side(f"gateway-{time_}", folder, core, other_core, variables) as one,
+                one.loaded(seconds + 2, core=load_core, body=body),
+            ):
+                num_requests += one.num_requests  # all is on from the beginning
+                kinds = list(SIGNALS)
+                until = time.monotonic() + seconds
+                while time.monotonic() < until:
+                    for kind in kinds:
+                        num_before = one.num_requests
+                        turns[kind].append(await one.turn(kind))
+                        if kind in ("traced", "beside"):
+                            num_requests += one.num_requests - num_before
+                    kinds.reverse()
         async with aiohttp.ClientSession() as session, session.get(f"http://127.0.0.1:{counts}/") as answer:
             num_spans = int(await answer.text())
-    bare, metered, traced = turns.values()
+    per_s = {kind: [each.requests_per_s for each in told] for kind, told in turns.items()}
+    cpu_us = {kind: [each.cpu_us for each in told] for kind, told in turns.items()}
     return Result(
-        traced=compared([each.requests_per_s for each in traced], [each.requests_per_s for each in metered]),
-        metered=compared([each.requests_per_s for each in metered], [each.requests_per_s for each in bare]),
-        traced_cpu=compared([each.cpu_us for each in traced], [each.cpu_us for each in metered]),
-        metered_cpu=compared([each.cpu_us for each in metered], [each.cpu_us for each in bare]),
+        ratios={kind: compared(per_s[kind], per_s[without]) for kind, without in COMPARED.items()},
+        cpu_ratios={kind: compared(cpu_us[kind], cpu_us[without]) for kind, without in COMPARED.items()},
         num_requests=num_requests,
         num_spans=num_spans,
         turns=turns,
@@ -311,13 +310,11 @@ def main(seconds: int, num_times: int, ratio: float, as_json: bool, receives: bo
         per_s, cpu_us = fmean(each.requests_per_s for each in told), fmean(each.cpu_us for each in told)
         beside_us = fmean(each.exporter_cpu_us for each in told)
         click.echo(f"{name}: {per_s:,.0f} requests/s, {cpu_us:.1f} us of CPU for one, {beside_us:.1f} us beside it")
-    click.echo(
-        f"requests/s with traces are {result.traced} of those without (at least {REQUIRED_TRACED}), CPU for one "
-        f"{result.traced_cpu}; with metrics {result.metered} of those with nothing (at least {REQUIRED_METERED}), CPU "
-        f"{result.metered_cpu}; {result.num_spans:,} spans came of {result.num_requests:,} requests"
-    )
-    holds = result.traced.mean >= REQUIRED_TRACED and result.metered.mean >= REQUIRED_METERED
-    sys.exit(0 if holds else 1)
+    for kind, without in COMPARED.items():
+        required = f" (at least {REQUIRED[kind]})" if kind in REQUIRED else ""
+        click.echo(f"{kind} of {without}: requests/s {result.ratios[kind]}{required}, CPU {result.cpu_ratios[kind]}")
+    click.echo(f"{result.num_spans:,} spans came of {result.num_requests:,} requests")
+    sys.exit(0 if all(result.ratios[kind].mean >= least for kind, least in REQUIRED.items()) else 1)
 
 
 if __name__ == "__main__":
