@@ -39,7 +39,7 @@ from worker.models import Means, random_decoder
 from worker.native import library
 from worker.process import prepare
 from worker.runner import Runner
-from worker.sampler import Pending, Row, Sampler
+from worker.sampler import Pending, Row, Sampled, Sampler
 from worker.sampling.masks import Masks
 
 EOS = 2
@@ -140,7 +140,7 @@ class Helped(Sampler):
     @torch.inference_mode()
     def start(
         self, logits: Tensor, rows: Sequence[Row], maxima: Tensor | None = None, masks: Masks | None = None
-    ) -> Pending:
+    ) -> Pending | Sampled:
         for place, row in enumerate(rows) if self.answers else ():
             answer, length = self.answers[row.seed], len(row.output_token_ids) + len(row.draft_token_ids)
             if length < len(answer):

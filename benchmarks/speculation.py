@@ -32,7 +32,7 @@ from worker.grammar.vocabulary import read_vocabulary, spelt
 from worker.probe import probe
 from worker.process import prepare
 from worker.runner import Runner
-from worker.sampler import Pending, Row, Sampler
+from worker.sampler import Pending, Row, Sampled, Sampler
 from worker.sampling.masks import Masks
 from worker.speculation import Drafter, Speculation, StoreDrafter, SuffixDrafter
 from worker.speculation.forced import ForcedDrafter
@@ -95,7 +95,7 @@ class Dictation(Sampler):
     @torch.inference_mode()
     def start(
         self, logits: Tensor, rows: Sequence[Row], maxima: Tensor | None = None, masks: Masks | None = None
-    ) -> Pending:
+    ) -> Pending | Sampled:
         pending = super().start(logits, rows, maxima, masks)
         for number, row in enumerate(rows) if self.texts else ():
             text, place = self.texts[row.seed], len(row.output_token_ids) + len(row.draft_token_ids)

@@ -171,7 +171,7 @@ class Engine:
         if self.speculates:
             work = self._draft(batch, spans, work, started_at)
         self._drawing.foresee(sequence for sequence, num in batch if sequence.may_be_drawn(num))
-        sampled_before = before.draws[0].pending.token_ids if sources and before is not None else None
+        sampled_before = before.sampled() if sources and before is not None else None
         try:
             logits = self._runner.forward(spans, sampled_before)
         except AssertionError:

@@ -12,10 +12,11 @@ from torch import Tensor
 from policies.costs import Work, pairs
 from policies.wire import TokenLogprob
 from worker.inputs import Span
+from worker.sampler import Sampled
 from worker.sequence import Sequence
 
 if TYPE_CHECKING:
-    from worker.sampler import Pending, Sampled
+    from worker.sampler import Pending
 
 
 NO_WORK = Work(0, 0, 0)
@@ -42,7 +43,7 @@ class Draw:
     positions: list[int]
     """Of the first of each one's tokens."""
     drafts: list[list[int]]
-    pending: Pending
+    pending: Pending | Sampled
 
     def runs(self, sampled: Sampled) -> Iterator[Gain]:
         """What came of it."""
@@ -81,6 +82,12 @@ class Flight:
             for draw in self.draws
             for sequence, draft in zip(draw.sequences, draw.drafts, strict=True)
         )
+
+    def sampled(self) -> Tensor:
+        """The tokens of its one draw, on the device, which has not been waited for."""
+        pending = self.draws[0].pending
+        assert not isinstance(pending, Sampled), "a device that computes by itself has its tokens on the host"
+        return pending.token_ids
 
     def sources(self) -> dict[Sequence, int]:
         """The row in which each sequence's token was sampled; of a flight that may be overtaken."""

@@ -21,11 +21,11 @@ from policies.terms import Sampling
 from policies.wire import TokenLogprob
 from worker.native import MAX_TRIES, Library, library
 from worker.sampling import race
-from worker.sampling.adjust import Adjustments, adjust
+from worker.sampling.adjust import Adjusted, Adjustments, adjust
 from worker.sampling.filters import mass_above, mass_from, min_p_threshold, top_k_threshold
 from worker.sampling.masks import Masks
 from worker.sampling.tiles import Tiles
-from worker.sampling.wishes import Wishes
+from worker.sampling.wishes import NO_NOISE, Wishes, wish_of
 from worker.transfer import Arriving, sent
 from worker.triton import has_triton
 
@@ -60,6 +60,10 @@ class Sampled:
     """UNUSABLE for a row whose logits are no distribution: that request has failed, its neighbours have not."""
     logprobs: list[TokenLogprob | None]
 
+    def take(self) -> Sampled:
+        """As Pending has it: they are here."""
+        return self
+
 
 class Pending:
     """A step's tokens, on their way from the device: to be had there at once, and here when they have arrived."""
@@ -83,6 +87,7 @@ class Pending:
 @dataclass(slots=True)
 class _Notes:
     adjustments: Adjustments | None
+    wish: bytes
 
 
 class Sampler:
@@ -103,10 +108,9 @@ class Sampler:
         """``start``, and what came of it."""
         return self.start(logits, rows, maxima, masks).take()
 
-    @torch.inference_mode()
     def start(
         self, logits: Tensor, rows: Sequence[Row], maxima: Tensor | None = None, masks: Masks | None = None
-    ) -> Pending:
+    ) -> Pending | Sampled:
         """logits [n, vocab_size] f32, overwritten; n rows -> n tokens, and the log-probabilities of those that ask.
         maxima: of each 32 of them (see Library.maxima), if they are known; overwritten too. ``masks``: of the rows that
         may not have any token; where what they leave is checked, the tokens are waited for.
@@ -115,14 +119,32 @@ class Sampler:
         """
         assert logits.shape == (len(rows), self.vocab_size), (logits.shape, len(rows), self.vocab_size)
         asking = [i for i, row in enumerate(rows) if row.sampling.num_logprobs is not None]
-        adjusted = []
+        adjusted: list[Adjusted] = []
         for i, row in enumerate(rows):
             notes = row.state
             if not isinstance(notes, _Notes):
                 adjustments = Adjustments.of(row.sampling, row.prompt_token_ids, self.eos_token_ids, self.vocab_size)
-                row.state = notes = _Notes(adjustments)
+                row.state = notes = _Notes(adjustments, wish_of(row.sampling))
             if notes.adjustments is not None and (masks is None or i not in masks.ending):
                 adjusted.append((i, notes.adjustments, row.output_token_ids, row.draft_token_ids))
+        kernels = library() if self._is_compiled and (maxima is not None or logits.device.type == "cpu") else None
+        if kernels is not None and maxima is not None and not (asking or adjusted or masks):
+            # Mostly so, and nothing of torch's: behind a step that has read all weights its code is far away.
+            return _sampled(kernels.draw(logits, maxima, _wishes(rows)))
+        with torch.inference_mode():
+            return self._start(logits, rows, maxima, masks, kernels, asking, adjusted)
+
+    def _start(
+        self,
+        logits: Tensor,
+        rows: Sequence[Row],
+        maxima: Tensor | None,
+        masks: Masks | None,
+        kernels: Library | None,
+        asking: list[int],
+        adjusted: list[Adjusted],
+    ) -> Pending | Sampled:
+        """``asking`` for log-probabilities, rows; ``adjusted``: see ``adjust``."""
         model_logits = asking_at = None
         if asking:
             asking_at = sent(np.array(asking), logits.device)
@@ -131,7 +153,6 @@ class Sampler:
             model_logits = logits if whole else logits.index_select(0, asking_at)
         changed = adjust(logits, adjusted) if adjusted else None
 
-        kernels = library() if self._is_compiled and logits.device.type == "cpu" else None
         if kernels is not None:
             if maxima is None:
                 maxima = kernels.maxima(logits)
@@ -139,28 +160,21 @@ class Sampler:
                 kernels.refresh_maxima(logits, maxima, changed)
         if masks is not None:
             masks.apply(logits, maxima, kernels)
-        wishes = self._wishes(rows, logits.device) if kernels is not None or has_triton(logits.device) else None
         check = None if masks is None else masks.check
-        chosen = self._chosen(logits, rows, maxima, kernels, wishes)
-        if check is not None:
-            ranked: list[list[int]] = chosen.tolist()
+        if kernels is None and check is None:
+            chosen = self._chosen(logits, rows)
+        else:
+            ranked = self._ranked(logits, rows, maxima, kernels)
             while check is not None and (again := check.refused(ranked)) is not None:
                 again.apply(logits, maxima, kernels)
                 redrawn = [*again.rows, *again.more]
-                some: list[list[int]]
-                if kernels is not None:
-                    num = MAX_TRIES if again.more else 1
-                    some = self._chosen(logits, rows, maxima, kernels, wishes, num, redrawn).tolist()
-                else:
-                    # All of them, since nobody else's token changes: it saves copies of the rows.
-                    every = self._chosen(logits, rows, maxima, kernels, wishes).tolist()
-                    some = [every[row] for row in redrawn]
+                some = self._ranked(logits, rows, maxima, kernels, MAX_TRIES if again.more else 1, redrawn)
                 for at, tokens in zip(redrawn, some, strict=True):
                     ranked[at] = tokens
                 check = again.check
-            chosen = torch.tensor([tokens[0] for tokens in ranked], device=chosen.device)
-        else:
-            chosen = chosen[:, 0]
+            if kernels is not None and model_logits is None:
+                return _sampled(ranked)
+            chosen = torch.tensor([tokens[0] for tokens in ranked], device=logits.device)
         logprobs = None
         if model_logits is not None and asking_at is not None:
             own = chosen if len(asking) == len(rows) else chosen.index_select(0, asking_at)
@@ -168,43 +182,32 @@ class Sampler:
             logprobs = _Logprobs.of(asking, nums, model_logits, own, self._by_row)
         return Pending(chosen, logprobs)
 
-    def _chosen(
+    def _ranked(
         self,
         logits: Tensor,
         rows: Sequence[Row],
         maxima: Tensor | None,
         kernels: Library | None,
-        asked: Wishes | None,
         num_tries: int = 1,
         some: Sequence[int] | None = None,
-    ) -> Tensor:
-        """Token ids [n, at most num_tries] i64, UNUSABLE ones too, by the fastest way there is, see Library.draw;
-        ``some``: of these rows alone."""
+    ) -> list[list[int]]:
+        """See Library.draw; by another way than the compiled kernels one token of each row."""
         if kernels is not None:
             assert maxima is not None
-            assert asked is not None
-            return kernels.draw(
-                logits,
-                maxima,
-                asked.starts,
-                asked.temperatures,
-                asked.top_ks,
-                asked.top_ps,
-                asked.min_ps,
-                num_tries,
-                some,
-            )
-        if asked is not None:
+            return kernels.draw(logits, maxima, _wishes(rows), num_tries, some)
+        # All of them, since nobody else's token changes: it saves copies of the rows.
+        every: list[list[int]] = self._chosen(logits, rows)[:, None].tolist()
+        return every if some is None else [every[row] for row in some]
+
+    def _chosen(self, logits: Tensor, rows: Sequence[Row]) -> Tensor:
+        """Token ids [n] i64, UNUSABLE ones too, where there are no compiled kernels."""
+        if has_triton(logits.device):
             from worker.sampling.on_device import draw
 
-            return draw(logits, asked)[:, None]
+            return draw(logits, Wishes.of([row.sampling for row in rows], [_key(row) for row in rows], logits.device))
         each = zip(torch.split(logits, 1), rows, strict=True) if self._by_row else ()
         alone = [self._choose(one, [row]) for one, row in each]
-        return (torch.cat(alone) if alone else self._choose(logits, rows))[:, None]
-
-    @staticmethod
-    def _wishes(rows: Sequence[Row], device: torch.device) -> Wishes:
-        return Wishes.of([row.sampling for row in rows], [_key(row) for row in rows], device)
+        return torch.cat(alone) if alone else self._choose(logits, rows)
 
     def _choose(self, logits: Tensor, rows: Sequence[Row]) -> Tensor:
         """Token ids [n] i64, UNUSABLE ones too."""
@@ -253,6 +256,20 @@ class Sampler:
 def _key(row: Row) -> tuple[int, int]:
     """Of the noise: the seed, and the position of the token to sample."""
     return row.seed, len(row.prompt_token_ids) + len(row.output_token_ids) + len(row.draft_token_ids)
+
+
+def _wishes(rows: Sequence[Row]) -> bytes:
+    """As Library.draw reads them; the rows have their notes."""
+    wishes = []
+    for row in rows:
+        assert isinstance(row.state, _Notes)
+        wishes += [race.start(*_key(row)) if row.sampling.temperature else NO_NOISE, row.state.wish]
+    return b"".join(wishes)
+
+
+def _sampled(ranked: list[list[int]]) -> Sampled:
+    """The first of each row."""
+    return Sampled([tokens[0] for tokens in ranked], [None] * len(ranked))
 
 
 @dataclass(slots=True)

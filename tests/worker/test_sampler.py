@@ -15,7 +15,8 @@ from tests.worker import sampling_oracle as oracle
 from tests.worker.sampling_oracle import row
 from worker.native import MAX_TRIES, library
 from worker.sampler import UNUSABLE, Row, Sampler
-from worker.sampling.wishes import Wishes
+from worker.sampling import race
+from worker.sampling.wishes import wish_of
 
 VOCAB_SIZE = 300
 """Not a multiple of the tile's width."""
@@ -118,11 +119,10 @@ def test_the_tokens_behind_a_drawn_one_are_those_that_would_have_come_without_it
     if kernels is None:
         pytest.skip("no compiled kernels")
     x = logits(8, vocab_size, scale=1.0, seed=9)
-    asked = Wishes.of([Sampling(1, temperature=temperature)] * 8, [(seed, 5) for seed in range(8)], x.device)
-    wishes = (asked.starts, asked.temperatures, asked.top_ks, asked.top_ps, asked.min_ps)
-    ranked = kernels.draw(x, kernels.maxima(x), *wishes, MAX_TRIES)
+    wishes = b"".join(race.start(seed, 5) + wish_of(Sampling(1, temperature=temperature)) for seed in range(8))
+    ranked = torch.tensor(kernels.draw(x, kernels.maxima(x), wishes, MAX_TRIES))
     for tokens in ranked.T:
-        assert torch.equal(kernels.draw(x, kernels.maxima(x), *wishes)[:, 0], tokens)
+        assert kernels.draw(x, kernels.maxima(x), wishes) == tokens[:, None].tolist()
         x[torch.arange(8), tokens] = -torch.inf
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import struct
 from collections.abc import Callable
 from functools import cache
 
@@ -102,10 +103,9 @@ def _agrees(library: Library, dtype: torch.dtype, generator: torch.Generator) ->
 def _draws(library: Library) -> bool:
     """Known answers: what ``worker.sampling.race`` draws among 300 tokens by streams 0 to 7, half with top-k."""
     logits = torch.arange(300).remainder(7).float().div(2).repeat(8, 1)
-    starts, ones, none = torch.arange(8), torch.ones(8), torch.zeros(8)
-    top_ks = torch.tensor([0] * 4 + [42] * 4, dtype=torch.int32)
-    drawn = library.draw(logits, library.maxima(logits), starts, ones, top_ks, ones, none)[:, 0]
-    return drawn.tolist() == [136, 179, 109, 58, 167, 118, 237, 76]
+    wishes = b"".join(struct.pack("=Qfffi", stream, 1.0, 1.0, 0.0, 42 * (stream >= 4)) for stream in range(8))
+    drawn = library.draw(logits, library.maxima(logits), wishes)
+    return drawn == [[136], [179], [109], [58], [167], [118], [237], [76]]
 
 
 def _multiplies(library: Library, dtype: torch.dtype, random: Callable[..., Tensor]) -> bool:

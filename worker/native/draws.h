@@ -15,15 +15,18 @@ namespace {
 
 typedef double Doubles __attribute__((vector_size(64)));
 
-// A batch; temperature 0 takes the likeliest token, top_k 0, top_p 1 and min_p 0 leave all of them.
+// What is asked of a row: temperature 0 takes the likeliest token, top_k 0, top_p 1 and min_p 0 leave all of them.
+struct Wish {
+    uint64_t start;  // of its noise
+    float temperature, top_p, min_p;
+    int32_t top_k;
+};
+
 struct Draws {
     int64_t rows, vocab_size;
     const float* logits;   // [rows, vocab_size]
     const float* maxima;   // see Maxima
-    const uint64_t* starts;
-    const float* temperatures;
-    const int32_t* top_ks;
-    const float *top_ps, *min_ps;
+    const Wish* wishes;
     int64_t* chosen;       // [rows, tries], -1 where the logits are no distribution, or nobody is left
     int64_t tries;         // so many in their order: who would have won without those before it; of a row that is filtered the first
     const int64_t* at;     // which rows of all these arrays they are; null: they are all
@@ -69,6 +72,7 @@ inline T* put_those(uint32_t bits, Values values, T* to) {
 class Contest {
     const Draws& all_;
     const int64_t row_, num_tiles_, padded_;
+    const Wish& wish_;
     const float* logits_;
     const uint64_t start_;
     float* const maxima_;  // [padded_]
@@ -82,14 +86,14 @@ class Contest {
     // ``memory``: so many floats.
     Contest(const Draws& all, int64_t row, float* memory)
         : all_(all), row_(row), num_tiles_(tiles_of(all.vocab_size)), padded_(padded(all.vocab_size)),
-          logits_(all.logits + row * all.vocab_size), start_(all.starts[row]), maxima_(memory) {}
+          wish_(all.wishes[row]), logits_(all.logits + row * all.vocab_size), start_(wish_.start), maxima_(memory) {}
 
     // Into [tries].
     void winners(int64_t* chosen) {
         std::fill(chosen, chosen + all_.tries, -1);
         join_halves();
         if (!(std::abs(largest_) < INFINITY)) return;
-        temperature_ = all_.temperatures[row_];
+        temperature_ = wish_.temperature;
         if (temperature_ <= 0.0f) {
             if (all_.tries == 1) *chosen = likeliest();
             else rank(chosen);
@@ -97,8 +101,8 @@ class Contest {
         }
         temperature_ = std::max(temperature_, 1e-30f);  // smaller ones are zero in float32
         inverse_ = 1.0f / temperature_;
-        const int32_t top_k = all_.top_ks[row_];
-        const float top_p = all_.top_ps[row_], min_p = all_.min_ps[row_];
+        const int32_t top_k = wish_.top_k;
+        const float top_p = wish_.top_p, min_p = wish_.min_p;
         if (top_k > 0 && top_k < all_.vocab_size) threshold_ = last_of(top_k);
         const float kept = threshold_;
         const bool is_filtered = top_k > 0 || top_p < 1.0f || min_p > 0.0f;

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from ctypes import c_float, c_int, c_int32, c_int64, c_void_p
+from ctypes import c_char_p, c_float, c_int, c_int32, c_int64, c_void_p
 
 import numpy as np
 import numpy.typing as npt
@@ -38,11 +38,7 @@ class Draws(ctypes.Structure):
         ("vocab_size", c_int64),
         ("logits", c_void_p),
         ("maxima", c_void_p),
-        ("starts", c_void_p),
-        ("temperatures", c_void_p),
-        ("top_ks", c_void_p),
-        ("top_ps", c_void_p),
-        ("min_ps", c_void_p),
+        ("wishes", c_char_p),
         ("chosen", c_void_p),
         ("tries", c_int64),
         ("at", c_void_p),
@@ -50,7 +46,10 @@ class Draws(ctypes.Structure):
 
 
 class Step(ctypes.Structure):
-    """kernels.cpp's struct of the same name; whoever fills it keeps the arrays alive."""
+    """step.h's struct of the same name."""
+
+    held: tuple[object, ...]
+    """What it points into."""
 
     _fields_ = (
         ("num_tokens", c_int64),
@@ -257,38 +256,33 @@ class Library:
         self,
         logits: Tensor,
         maxima: Tensor,
-        starts: Tensor,
-        temperatures: Tensor,
-        top_ks: Tensor,
-        top_ps: Tensor,
-        min_ps: Tensor,
+        wishes: bytes,
         num_tries: int = 1,
         rows: Sequence[int] | None = None,
-    ) -> Tensor:
-        """Tokens from each row of logits [rows, vocab_size] f32, whose ``maxima`` these are: [rows, num_tries] i64, at
-        most MAX_TRIES, in the order in which they would be drawn without those before them; of a row that cuts the
-        unlikely off the first one alone. -1 where there are none, or the logits are no distribution. ``rows``: of
-        these alone. The rest is as ``worker.sampling.wishes`` has it.
+    ) -> list[list[int]]:
+        """Tokens from each row of logits [rows, vocab_size] f32, whose ``maxima`` these are: of each row as many as
+        ``num_tries``, at most MAX_TRIES, in the order in which they would be drawn without those before them; of a row
+        that cuts the unlikely off the first one alone. -1 where there are none, or the logits are no distribution.
+        ``wishes``: of each row one, see ``worker.sampling.wishes``; ``rows``: of these alone.
         """
-        num = len(logits) if rows is None else len(rows)
-        chosen = torch.empty((num, num_tries), dtype=torch.int64)
+        num_rows, vocab_size = logits.shape
+        num = num_rows if rows is None else len(rows)
+        chosen = (c_int64 * (num * num_tries))()
         at = None if rows is None else _array(rows)
         draws = Draws(
             rows=num,
-            vocab_size=logits.shape[1],
+            vocab_size=vocab_size,
             logits=logits.data_ptr(),
             maxima=maxima.data_ptr(),
-            starts=starts.data_ptr(),
-            temperatures=temperatures.data_ptr(),
-            top_ks=top_ks.data_ptr(),
-            top_ps=top_ps.data_ptr(),
-            min_ps=min_ps.data_ptr(),
-            chosen=chosen.data_ptr(),
+            wishes=wishes,
+            chosen=ctypes.addressof(chosen),
             tries=num_tries,
             at=None if at is None else ctypes.addressof(at),
         )
-        self._draw(ctypes.addressof(draws), torch.get_num_threads())
-        return chosen
+        # Nothing of torch's, whose code is far away behind a step that has read all weights.
+        self._draw(ctypes.addressof(draws), 1 if num == 1 else torch.get_num_threads())
+        tokens = chosen[:]
+        return [tokens[first : first + num_tries] for first in range(0, len(tokens), num_tries)]
 
     def whole_bytes(self, network: Network, num_tokens: int, rank: int = 0) -> int:
         """Of memory that ``whole`` computes so many tokens in, with adapters of such a rank at most."""

@@ -108,9 +108,12 @@ class Adjustments:
         )
 
 
-def adjust(logits: Tensor, rows: Sequence[tuple[int, Adjustments, Sequence[int], Sequence[int]]]) -> Tensor:
-    """In place, for (row of logits, what it does, its output so far, the draft that the row takes for granted):
-    penalties, then bias, then forbidden tokens.
+Adjusted = tuple[int, Adjustments, Sequence[int], Sequence[int]]
+"""A row of logits, what it does, its output so far, and the draft that it takes for granted."""
+
+
+def adjust(logits: Tensor, rows: Sequence[Adjusted]) -> Tensor:
+    """In place: penalties, then bias, then forbidden tokens.
 
     -> [count] i64: which have changed, of all rows end to end, some more than once.
     """

@@ -48,9 +48,14 @@ _KEY = struct.Struct("<QQ")
 _WORD = struct.Struct("<q")
 
 
+def start(seed: int, position: int) -> bytes:
+    """Of the noise of both, in [0, 2**64): a word of 8 bytes."""
+    return blake2b(_KEY.pack(seed, position), digest_size=8).digest()
+
+
 def streams(keys: Sequence[tuple[int, int]], device: torch.device) -> Tensor:
-    """The start of the noise of each (seed, position), both in [0, 2**64) -> [n] i64."""
-    starts = [_WORD.unpack(blake2b(_KEY.pack(*key), digest_size=8).digest())[0] for key in keys]
+    """The start of the noise of each (seed, position) -> [n] i64."""
+    starts = [_WORD.unpack(start(*key))[0] for key in keys]
     return torch.tensor(starts, dtype=torch.int64, device=device)
 
 
