@@ -17,6 +17,7 @@ with drafts and with neither are remembered apart, since hours of the one kind s
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from itertools import zip_longest
 from operator import mul, truediv
 from typing import NamedTuple
@@ -138,9 +139,12 @@ class StepCosts:
 
     def __init__(self) -> None:
         self._weights = [0.0] * _NUM
-        self._memories = [_Memory(), _Memory(), _Memory()]
-        """Of steps of single tokens, of steps with prompts, and of those with drafts."""
+        self._memories = [_Memory((0, 2, 3)), _Memory(range(_NUM)), _Memory((0, 2, 3, 7))]
+        """Of steps of single tokens, of steps with prompts, and of those with drafts, each of the terms that such steps
+        have."""
         self._num_observed = 0
+        self._latest: list[tuple[Work, float]] = []
+        """Steps, and what they took, that the next fit is told of: all at once is sooner done."""
 
     @classmethod
     def of(cls, weights: Weights) -> StepCosts:
@@ -159,23 +163,34 @@ class StepCosts:
         """One step of this work took so long."""
         if not (math.isfinite(seconds) and seconds > 0):
             return
+        self._latest.append((work, seconds))
+        num_observed = self._num_observed + len(self._latest)
+        if num_observed < _NUM_FITTED_EACH or not num_observed % _FIT_EVERY:
+            for each in self._latest:
+                self._remember(*each)
+            self._latest.clear()
+            self._fit()
+
+    def _remember(self, work: Work, seconds: float) -> None:
         amounts = _amounts(work)
         predicted = sum(map(mul, self._weights, amounts))
         if self.known and predicted > 0:
             seconds = min(seconds, predicted * _SURPRISE)
         kind = 1 if work.num_prefill_tokens else 2 if work.num_draft_tokens else 0
-        self._memories[kind].add([amount / seconds for amount in amounts])
+        memory = self._memories[kind]
+        memory.add([amounts[term] / seconds for term in memory.terms])
         self._num_observed += 1
-        if self._num_observed < _NUM_FITTED_EACH or not self._num_observed % _FIT_EVERY:
-            self._fit()
 
     def _fit(self) -> None:
         """Least squares by coordinate descent, which makes staying above zero a matter of stopping there."""
         weights = self._weights
-        one, two, three = self._memories
-        rows = zip(one.products, two.products, three.products, strict=True)
-        products = [[a + b + c for a, b, c in zip(*row, strict=True)] for row in rows]
-        sums = [a + b + c for a, b, c in zip(one.sums, two.sums, three.sums, strict=True)]
+        single, prompts, drafts = self._memories
+        products, sums = [list(row) for row in prompts.products], list(prompts.sums)
+        for memory in (single, drafts):
+            for term, row, value in zip(memory.terms, memory.products, memory.sums, strict=True):
+                sums[term] += value
+                for other, product in zip(memory.terms, row, strict=True):
+                    products[term][other] += product
         for _ in range(_NUM_SWEEPS):
             for i, row in enumerate(products):
                 change = (sums[i] - sum(map(mul, row, weights))) / (row[i] + _INERTIA)
@@ -202,9 +217,10 @@ class StepCosts:
 class _Memory:
     """Steps of one kind, the latest ones most, each as its amounts over its seconds: what the weights should make 1."""
 
-    def __init__(self) -> None:
-        self.products = [[0.0] * _NUM for _ in range(_NUM)]
-        self.sums = [0.0] * _NUM
+    def __init__(self, terms: Sequence[int]) -> None:
+        self.terms = terms
+        self.products = [[0.0] * len(terms) for _ in terms]
+        self.sums = [0.0] * len(terms)
 
     def add(self, x: list[float]) -> None:
         self.products = [

@@ -57,6 +57,24 @@ class Claims:
         self._tails.clear()
         self._led.clear()
 
+    def are_plain(self, running: list[Sequence], limits: Limits) -> bool:
+        """Whether there is nothing to plan while nobody waits: all write on, there is room for it, and nobody is more
+        important, for whom another would pause."""
+        return (
+            0 < len(running) <= min(limits.max_sequences, limits.max_step_tokens)
+            and running[0].place[0] == running[-1].place[0]
+            and all(self._is_plain(sequence) for sequence in running)
+        )
+
+    def _is_plain(self, sequence: Sequence) -> bool:
+        num_tokens = len(sequence.token_ids)
+        return (
+            num_tokens - sequence.num_computed == 1
+            and num_tokens <= len(sequence.block_ids) * self._block_size
+            and not sequence.may_share_tail
+            and not sequence.is_complete
+        )
+
     def of_running(self, sequence: Sequence) -> Claim:
         num_tokens, num_computed = len(sequence.token_ids), sequence.num_computed
         if sequence.is_complete:

@@ -34,8 +34,7 @@ _place = attrgetter("place")
 
 class Scheduler:
     """``waiting`` and ``running`` are in order; a waiting sequence holds no blocks. ``limits`` may change between
-    steps.
-    """
+    steps."""
 
     def __init__(
         self,
@@ -90,17 +89,23 @@ class Scheduler:
 
     def schedule(self, now: float, costs: StepCosts | None = None) -> list[tuple[Sequence, int]]:
         """The sequences of this step, each with a number of pending tokens; all blocks that they will write are theirs
-        alone. ``costs`` as for batching.plan.
-        """
+        alone. ``costs`` as for batching.plan."""
         if now >= self._ages_at:
             self._age(now)
+        if self.waiting or not self._claims.are_plain(self.running, self.limits):
+            return self._planned(now, costs)
+        self.num_paused = 0
+        for sequence in self.running:
+            self._windows.hold(sequence, 1)
+        return [(sequence, 1) for sequence in self.running]
+
+    def _planned(self, now: float, costs: StepCosts | None) -> list[tuple[Sequence, int]]:
         of_running, running, waiting = self._claims.of_running, self.running, self.waiting
         self._claims.begin(self.limits)
         claims = [of_running(sequence) for sequence in running]
-        if waiting or any(claim.num_pending > 1 for claim in claims):
-            tenants = {claim.tenant for claim in claims if claim.num_pending > 1}
-            tenants.update([sequence.tenant for sequence in waiting])
-            self._turns.begin(tenants)
+        prompts = [claim for claim in claims if claim.num_pending > 1]
+        if waiting or prompts:
+            self._turns.begin({claim.tenant for claim in prompts} | {each.tenant for each in waiting})
         plan = batching.plan(
             claims,
             waiting,
@@ -116,10 +121,9 @@ class Scheduler:
         self._carry_out(plan, now)
         grants = [(self._by_arrival[arrival], num_tokens) for arrival, num_tokens in plan.grants]
         self._take_tails(grants, now)
-        for sequence, num_tokens in grants:
-            self._windows.hold(sequence, num_tokens)
         self.num_paused = len(plan.paused)
         for sequence, num_tokens in grants:
+            self._windows.hold(sequence, num_tokens)
             if num_tokens > 1:
                 self._turns.charge(sequence.tenant, num_tokens, sequence.num_computed, costs, sequence.weight)
         return grants
