@@ -77,6 +77,7 @@ class EncoderRunner(Runner):
     def copy_block(self, source: int, target: int) -> None:
         """There is nothing in them."""
 
+    @torch.inference_mode()
     def _compute(self, spans: Sequence[Span], laid: Laid, sampled_before: Tensor | None) -> Tensor:
         texts = [span.token_ids for span in spans]
         seconds_at = [span.pooling.second_at if span.pooling else 0 for span in spans]

@@ -97,6 +97,7 @@ class ForeignRunner(Runner):
             f"adapter {adapter_id}: {name} is served by way of transformers, which adapters do not reach"
         )
 
+    @torch.inference_mode()
     def _compute(self, spans: Sequence[Span], laid: Laid, sampled_before: Tensor | None) -> Tensor:
         inputs, plan = planned(laid, self.attention, self._foreign.device, sampled_before)
         return self._foreign.forward(inputs.token_ids, inputs.positions, inputs.rows, plan)

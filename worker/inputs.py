@@ -4,6 +4,7 @@ sample.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -71,15 +72,15 @@ class Inputs:
     """i32: what has come along."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Laid:
     """One step, flattened, while it is on the host."""
 
-    token_ids: list[int]
-    positions: list[int]
-    slots: list[int]
-    rows: list[int]
-    """These four as in Inputs."""
+    token_ids: array[int]
+    positions: array[int]
+    slots: array[int]
+    rows: array[int]
+    """These four as in Inputs: i64."""
     extents: list[Extent]
     num_hidden: int
     unknown: list[int]
@@ -112,10 +113,7 @@ def fill_in(token_ids: Tensor, unknown: Tensor, sources: Tensor, sampled_before:
 
 def lay_out(spans: Sequence[Span], block_size: int) -> Laid:
     """Spans must not be empty."""
-    token_ids: list[int] = []
-    positions: list[int] = []
-    slots: list[int] = []
-    rows: list[int] = []
+    token_ids, positions, slots, rows = array("q"), array("q"), array("q"), array("q")
     hidden: list[int] = []
     extents: list[Extent] = []
     unknown: list[int] = []
@@ -125,22 +123,23 @@ def lay_out(spans: Sequence[Span], block_size: int) -> Laid:
         assert num_tokens >= 1
         assert len(block_ids) * block_size >= start + num_tokens
         extents.append(Extent(row, num_tokens, start, block_ids))
-        token_ids += span.token_ids
+        token_ids.extend(span.token_ids)
         if num_tokens == 1:
             positions.append(start)
             slots.append(block_ids[start // block_size] * block_size + start % block_size)
         else:
             places = np.arange(start, start + num_tokens)
-            positions += places.tolist()
+            positions.extend(places.tolist())
             blocks = np.array(block_ids, dtype=np.int64)[places // block_size]
-            slots += (blocks * block_size + places % block_size).tolist()
-        rows += range(row + num_tokens - span.num_logits, row + num_tokens)
+            slots.extend((blocks * block_size + places % block_size).tolist())
+        rows.extend(range(row + num_tokens - span.num_logits, row + num_tokens))
         if span.num_hidden:
             hidden += range(row + num_tokens - span.num_hidden, row + num_tokens)
         if span.source >= 0:
             unknown.append(row + num_tokens - 1)
             sources.append(span.source)
-    return Laid(token_ids, positions, slots, rows + hidden, extents, len(hidden), unknown, sources)
+    rows.extend(hidden)
+    return Laid(token_ids, positions, slots, rows, extents, len(hidden), unknown, sources)
 
 
 def planned(

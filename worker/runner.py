@@ -23,7 +23,6 @@ from worker.attention import (
     SegmentAttention,
     TwoPools,
     WindowedAttention,
-    steps_of,
 )
 from worker.budget import OutOfMemory
 from worker.device import DeviceLost, is_lost, is_out_of_memory, refuse_unrepeatable
@@ -142,7 +141,6 @@ class Runner:
         whole, is_repeatable = _whole(engine, model, cache), engine.deterministic
         return cls(model, cache, attention, ops, max_model_tokens, graphs, whole, kernels, is_repeatable)
 
-    @torch.inference_mode()
     def forward(self, spans: Sequence[Span], sampled_before: Tensor | None = None) -> Tensor:
         """One step over all spans: their keys and values are written, and the logits they ask for come back, in span
         order.
@@ -164,21 +162,33 @@ class Runner:
         raise OutOfMemory(f"a step of {sum(len(span.token_ids) for span in spans)} tokens ran out of memory: {reason}")
 
     def _compute(self, spans: Sequence[Span], laid: Laid, sampled_before: Tensor | None) -> Tensor:
-        additions, num_hidden = self._additions(spans), laid.num_hidden
+        additions = self._additions(spans)
+        logits = self._compute_at_once(laid, additions)
+        return self._compute_one_by_one(laid, additions, sampled_before) if logits is None else logits
+
+    def _compute_at_once(self, laid: Laid, additions: Additions | None) -> Tensor | None:
+        """None where that is not possible."""
+        whole, attention = self.whole, self.attention
+        if whole is None or laid.num_hidden or not isinstance(attention, NativeAttention | WindowedAttention):
+            return None
+        if whole.adds_to_sums and additions and self._is_repeatable:
+            # Where a neighbour wants hidden states it does not serve, and an adapter's row would have other bits.
+            return None
+        steps = attention.steps(laid.extents, laid.slots)
+        if not steps:
+            return None
+        assert additions is None or isinstance(additions, NativeAdditions)
+        logits, maxima = whole.forward(laid.token_ids, laid.positions, laid.rows, steps, additions)
+        self._found = weakref.ref(logits), maxima
+        return logits
+
+    @torch.inference_mode()
+    def _compute_one_by_one(self, laid: Laid, additions: Additions | None, sampled_before: Tensor | None) -> Tensor:
+        num_hidden = laid.num_hidden
         logits = None if self._graphs is None or additions or num_hidden else self._graphs.run(laid, sampled_before)
         if logits is not None:
             return logits
         inputs, plan = planned(laid, self.attention, self._model.device, sampled_before)
-        whole = self.whole
-        if whole is not None and whole.adds_to_sums and additions and self._is_repeatable:
-            # Where a neighbour wants hidden states it does not serve, and an adapter's row would have other bits.
-            whole = None
-        steps = steps_of(plan)
-        if whole is not None and not num_hidden and steps:
-            assert additions is None or isinstance(additions, NativeAdditions)
-            logits, maxima = whole.forward(inputs.token_ids, inputs.positions, inputs.rows, steps, additions)
-            self._found = weakref.ref(logits), maxima
-            return logits
         return self._model.forward(
             inputs.token_ids, inputs.positions, inputs.rows, plan, self._ops, additions, num_hidden
         )

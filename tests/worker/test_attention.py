@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -63,7 +62,7 @@ def assert_agree(
     extents, num_blocks = extents_of(sequences, block_size, random.Random(seed))
     for index in range(1, num_alike):
         alike = (*extents[0].block_ids[:num_shared_blocks], *extents[index].block_ids[num_shared_blocks:])
-        extents[index] = replace(extents[index], block_ids=alike)
+        extents[index] = extents[index]._replace(block_ids=alike)
     cache = filled(num_kv_heads, head_dim, num_blocks, block_size, stored or dtype, scaled=stored is torch.int8)
     num_heads, num_tokens = group * num_kv_heads, sum(extent.num_tokens for extent in extents)
     sinks = tuple(4 * torch.randn(2, num_heads)) if has_sinks else ()

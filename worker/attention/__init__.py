@@ -10,7 +10,7 @@ from worker.attention.native import NativeAttention, NativePlan
 from worker.attention.reference import ReferenceAttention
 from worker.attention.repeatable import RepeatableAttention
 from worker.attention.segments import SegmentAttention
-from worker.attention.windowed import TwoPools, WindowedAttention, steps_of
+from worker.attention.windowed import TwoPools, WindowedAttention
 
 __all__ = [
     "Backend",
@@ -27,5 +27,4 @@ __all__ = [
     "SegmentAttention",
     "TwoPools",
     "WindowedAttention",
-    "steps_of",
 ]

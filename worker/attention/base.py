@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -38,8 +38,7 @@ class Scores:
         return replace(self, windows=tuple(self.windows[layer] for layer in layers), sinks=sinks)
 
 
-@dataclass(frozen=True, slots=True)
-class Extent:
+class Extent(NamedTuple):
     """One sequence's part of a step: rows [row, row + num_tokens) of the batch are its positions [start, start +
     num_tokens).
     """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -37,6 +38,18 @@ class NativeAttention:
         self._cache, self._scores, self._library, self._num_heads = cache, scores, library, num_heads
         self._is_repeatable = is_repeatable
         is_tiled = library.has_tiles and cache.keys[0].dtype in (torch.bfloat16, torch.int8)
+        num_kv_heads, num_slots, head_dim = cache.keys[0].shape
+        self._always = Step(
+            row_stride=(num_heads + 2 * num_kv_heads) * head_dim,
+            num_slots=num_slots,
+            num_heads=num_heads,
+            num_kv_heads=num_kv_heads,
+            head_dim=head_dim,
+            block_size=cache.block_size,
+            scale=scores.scale,
+            softcap=scores.softcap,
+            is_repeatable=is_repeatable,
+        )
         self._max_decode_tokens = 0 if is_repeatable else MAX_TILED_DECODE_TOKENS if is_tiled else MAX_DECODE_TOKENS
 
     @staticmethod
@@ -47,53 +60,50 @@ class NativeAttention:
         return is_known and head_dim % 16 == 0 and head_dim <= MAX_HEAD_DIM
 
     def plan(self, extents: Sequence[Extent], slots: Tensor) -> NativePlan:
+        step = self._step_of(extents, slots.data_ptr(), len(slots))
+        step.held = slots, step.held
+        return NativePlan(self._cache, self._scores, self._library, step)
+
+    def steps(self, extents: Sequence[Extent], slots: array[int]) -> list[Step]:
+        """What the kernels are told of a plan, of each pool."""
+        step = self._step_of(extents, *slots.buffer_info())
+        step.held = slots, step.held
+        return [step]
+
+    def _step_of(self, extents: Sequence[Extent], slots_at: int, num_tokens: int) -> Step:
+        """All but the slots, which are at that address, it holds. Without chunks, and where nothing is shared, there is
+        nothing of numpy's or torch's: behind a step that has read all weights their code is far away."""
         decodes = [extent for extent in extents if extent.num_tokens <= self._max_decode_tokens]
-        chunks = [extent for extent in extents if extent.num_tokens > self._max_decode_tokens]
-        count = sum(extent.num_tokens for extent in decodes)
-        rows = np.empty(count, dtype=np.int32)
-        lengths = np.empty(count, dtype=np.int32)
-        tables = np.empty((count, _width(decodes)), dtype=np.int32)
-        at = 0
-        for extent in decodes:
-            for place in range(extent.num_tokens):
-                rows[at] = extent.row + place
-                lengths[at] = extent.start + place + 1
-                tables[at, : len(extent.block_ids)] = extent.block_ids
-                at += 1
-        shares, sharers = beginnings(tables, lengths, self._cache.block_size)
-        places = np.array([(chunk.row, chunk.num_tokens, chunk.start) for chunk in chunks], dtype=np.int32)
-        chunk_tables = np.empty((len(chunks), _width(chunks)), dtype=np.int32)
-        for table, chunk in zip(chunk_tables, chunks, strict=True):
-            table[: len(chunk.block_ids)] = chunk.block_ids
-        num_kv_heads, num_slots, head_dim = self._cache.keys[0].shape
-        step = Step(
-            num_tokens=len(slots),
-            slots=slots.data_ptr(),
-            row_stride=(self._num_heads + 2 * num_kv_heads) * head_dim,
-            num_slots=num_slots,
-            num_heads=self._num_heads,
-            num_kv_heads=num_kv_heads,
-            head_dim=head_dim,
-            block_size=self._cache.block_size,
-            num_decodes=count,
-            rows=rows.ctypes.data,
-            lengths=lengths.ctypes.data,
-            tables=tables.ctypes.data,
-            table_stride=tables.shape[1],
-            num_shares=len(shares),
-            shares=shares.ctypes.data,
-            sharers=sharers.ctypes.data,
-            num_chunks=len(chunks),
-            chunks=places.ctypes.data,
-            chunk_tables=chunk_tables.ctypes.data,
-            chunk_table_stride=chunk_tables.shape[1],
-            scale=self._scores.scale,
-            softcap=self._scores.softcap,
-            threads=torch.get_num_threads(),
-            is_repeatable=self._is_repeatable,
-        )
-        held = (slots, rows, lengths, tables, shares, sharers, places, chunk_tables)
-        return NativePlan(self._cache, self._scores, self._library, step, held)
+        rows, lengths, tables = array("i"), array("i"), array("i")
+        width = _width(decodes)
+        for row, count, start, block_ids in decodes:
+            unused = bytes(tables.itemsize * (width - len(block_ids)))
+            for place in range(count):
+                rows.append(row + place)
+                lengths.append(start + place + 1)
+                tables.extend(block_ids)
+                tables.frombytes(unused)
+        step = Step.from_buffer_copy(self._always)
+        step.num_tokens, step.slots = num_tokens, slots_at
+        step.num_decodes, step.rows, step.lengths = len(rows), rows.buffer_info()[0], lengths.buffer_info()[0]
+        step.tables, step.table_stride = tables.buffer_info()[0], width
+        step.threads = torch.get_num_threads()
+        step.held = rows, lengths, tables
+        if len(rows) >= MIN_SHARERS:
+            of_decodes = np.frombuffer(tables, dtype=np.int32).reshape(len(rows), width)
+            shares, sharers = beginnings(of_decodes, np.frombuffer(lengths, dtype=np.int32), self._cache.block_size)
+            step.num_shares, step.shares, step.sharers = len(shares), shares.ctypes.data, sharers.ctypes.data
+            step.held += shares, sharers
+        if len(decodes) < len(extents):
+            chunks = [extent for extent in extents if extent.num_tokens > self._max_decode_tokens]
+            places = np.array([(chunk.row, chunk.num_tokens, chunk.start) for chunk in chunks], dtype=np.int32)
+            chunk_tables = np.empty((len(chunks), _width(chunks)), dtype=np.int32)
+            for table, chunk in zip(chunk_tables, chunks, strict=True):
+                table[: len(chunk.block_ids)] = chunk.block_ids
+            step.num_chunks, step.chunks = len(chunks), places.ctypes.data
+            step.chunk_tables, step.chunk_table_stride = chunk_tables.ctypes.data, chunk_tables.shape[1]
+            step.held += places, chunk_tables
+        return step
 
 
 def beginnings(tables: Numbers, lengths: Numbers, block_size: int) -> tuple[Numbers, Numbers]:
@@ -125,7 +135,7 @@ def beginnings(tables: Numbers, lengths: Numbers, block_size: int) -> tuple[Numb
 
 
 def _width(extents: Sequence[Extent]) -> int:
-    return max((len(extent.block_ids) for extent in extents), default=0)
+    return max([len(extent.block_ids) for extent in extents], default=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,8 +144,6 @@ class NativePlan:
     scores: Scores
     library: Library
     step: Step
-    held: tuple[object, ...]
-    """What ``step`` points into."""
 
     def attend(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         """See Plan."""

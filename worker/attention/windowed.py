@@ -9,14 +9,16 @@ sum's order depends on positions and must not change, it begins at a multiple of
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from worker.attention.base import Backend, Extent, Plan
-from worker.attention.native import NativePlan
+from worker.attention.native import NativeAttention
 from worker.kv_cache import KVCache, KVShape, KVType
 from worker.native import Step
 
@@ -85,10 +87,22 @@ class WindowedAttention:
 
     def plan(self, extents: Sequence[Extent], slots: Tensor) -> WindowedPlan:
         """See Backend."""
-        size, companions = self._cache.block_size, self._cache.companions
-        slots_apart = companions[slots // size] * size + slots % size
-        windowed = self._windowed.plan([self._seen(extent) for extent in extents], slots_apart)
+        windowed = self._windowed.plan([self._seen(extent) for extent in extents], self._apart(slots))
         return WindowedPlan((self._full.plan(extents, slots), windowed), self._cache.places)
+
+    def steps(self, extents: Sequence[Extent], slots: array[int]) -> list[Step]:
+        """As NativeAttention's; none where the kernels do not serve."""
+        full, windowed = self._full, self._windowed
+        if not (isinstance(full, NativeAttention) and isinstance(windowed, NativeAttention)):
+            return []
+        slots_apart = array("q", self._apart(torch.from_numpy(np.array(slots))).tolist())
+        seen = [self._seen(extent) for extent in extents]
+        return full.steps(extents, slots) + windowed.steps(seen, slots_apart)
+
+    def _apart(self, slots: Tensor) -> Tensor:
+        """Of the pool of layers that have windows."""
+        size = self._cache.block_size
+        return self._cache.companions[slots // size] * size + slots % size
 
     def _seen(self, extent: Extent) -> Extent:
         """What windows show of it."""
@@ -112,9 +126,3 @@ class WindowedPlan:
         """See Plan."""
         kind, place = self.places[layer]
         return self.plans[kind].attend(place, queries, keys, values)
-
-
-def steps_of(plan: Plan) -> list[Step]:
-    """What the compiled kernels are told of each pool; nothing where they do not serve."""
-    plans = plan.plans if isinstance(plan, WindowedPlan) else (plan,)
-    return [each.step for each in plans if isinstance(each, NativePlan)]

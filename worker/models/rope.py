@@ -8,6 +8,7 @@ Gemma's proportional form.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -18,10 +19,12 @@ from worker.models.architecture import Rope
 from worker.models.errors import ModelError
 from worker.models.fields import Fields
 
+PAGE = 64
+"""Positions of a table that are filled in at once."""
+
 
 class Rotary:
-    """cos and sin of a step's positions, computed once a step: a table of every position would cost start time and
-    memory.
+    """cos and sin of positions.
 
     A position's angles never depend on who else is in the batch or on how a prompt was cut. Two kinds make them depend
     on the length of the sequence, which no paged cache can follow exactly: for the dynamic kind, position p turns as in
@@ -31,6 +34,7 @@ class Rotary:
 
     def __init__(self, rope: Rope, max_model_tokens: int, device: torch.device) -> None:
         self._rope = rope
+        self._max_model_tokens = max_model_tokens
         self._frequencies = inverse_frequencies(rope, max_model_tokens).to(device)
         self._stretches = rope.kind == "dynamic" and max_model_tokens > rope.max_positions
 
@@ -45,6 +49,34 @@ class Rotary:
         if self._rope.attention_factor != 1.0:
             cos, sin = cos * self._rope.attention_factor, sin * self._rope.attention_factor
         return torch.cat((cos, cos), 1), torch.cat((-sin, sin), 1)
+
+    def angles(self) -> Angles:
+        """Of all positions."""
+        return Angles(self, -(-self._max_model_tokens // PAGE), self._rope.rotary_dim)
+
+
+class Angles:
+    """Tables on the host of what Rotary says, as far as it has been asked for: to be told all positions at the start
+    would take time, and what nobody has written to is no memory yet.
+    """
+
+    def __init__(self, rotary: Rotary, num_pages: int, rotary_dim: int) -> None:
+        self._rotary = rotary
+        self._is_known = bytearray(num_pages)
+        self.cos, self.sin = (torch.empty((num_pages * PAGE, rotary_dim)) for _ in range(2))
+        """[positions, rotary_dim] f32"""
+
+    def learn(self, positions: Iterable[int]) -> None:
+        """From now on the tables have these."""
+        is_known = self._is_known
+        for position in positions:
+            if not is_known[position // PAGE]:
+                self._fill(position // PAGE)
+
+    def _fill(self, page: int) -> None:
+        rows = slice(page * PAGE, (page + 1) * PAGE)
+        self.cos[rows], self.sin[rows] = self._rotary.at(torch.arange(rows.start, rows.stop))
+        self._is_known[page] = True
 
 
 def _cos_and_sin(angles: Tensor) -> tuple[Tensor, Tensor]:

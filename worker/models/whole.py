@@ -7,9 +7,11 @@ adapters add to a product of bfloat16 is rounded once with it, not after it.
 from __future__ import annotations
 
 import ctypes
+from array import array
 from collections.abc import Sequence
 from ctypes import c_int64, c_void_p
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -63,6 +65,10 @@ class Whole:
             )
         )
         self._cache = cache
+        self._angles = [rotary.angles() for rotary in decoder.rotaries]
+        pointers = c_void_p * len(self._angles)
+        self._cosines = pointers(*(angles.cos.data_ptr() for angles in self._angles))
+        self._sines = pointers(*(angles.sin.data_ptr() for angles in self._angles))
         head = _matrix(decoder.head)
         assert head is not None
         assert decoder.embedding is not None
@@ -87,7 +93,8 @@ class Whole:
             head=head,
             stored=0 if cache.keeps(decoder.dtype) else STORED_TYPES[cache.keys[0].dtype],
         )
-        self._memory = torch.empty(0, dtype=torch.uint8)
+        self._memory, self._room = torch.empty(0, dtype=torch.uint8), (0, 0, 0)
+        """And for how many tokens, with adapters of which rank, it was last asked for, and its address."""
         self.adds_to_sums = any(
             isinstance(linear, PlainLinear)
             for layer in decoder.layers
@@ -113,33 +120,31 @@ class Whole:
             and not architecture.sinks
         )
 
-    @torch.inference_mode()
     def forward(
         self,
-        token_ids: Tensor,
-        positions: Tensor,
-        rows: Tensor,
+        token_ids: array[int],
+        positions: array[int],
+        rows: array[int],
         steps: Sequence[Step],
         additions: Grouped | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """See Decoder.forward, which leaves as much behind; beside the logits the largest of each 32, as Library.maxima
-        has them, where they were found. ``rows`` ascend; ``steps`` as ``steps_of`` a plan.
+        has them, where they were found. ``rows`` ascend; ``steps``: of each pool.
         """
         decoder, architecture = self._decoder, self._decoder.architecture
-        angles = [rotary.at(positions) for rotary in decoder.rotaries]
-        pointers = c_void_p * len(angles)
-        cosines = pointers(*(cos.data_ptr() for cos, _ in angles))
-        sines = pointers(*(sin.data_ptr() for _, sin in angles))
+        for angles in self._angles:
+            angles.learn(positions)
         logits = torch.empty((len(rows), architecture.vocab_size), dtype=torch.float32)
         cap = architecture.logits_softcap
         # Capped logits would have other ones.
         maxima = None if cap else torch.empty((len(rows), -(-architecture.vocab_size // TILE_LOGITS), 2))
         whole = Pass(
-            token_ids=token_ids.data_ptr(),
-            rows=rows.data_ptr(),
+            token_ids=token_ids.buffer_info()[0],
+            rows=rows.buffer_info()[0],
             num_logits=len(rows),
-            cosines=ctypes.addressof(cosines),
-            sines=ctypes.addressof(sines),
+            positions=positions.buffer_info()[0],
+            cosines=ctypes.addressof(self._cosines),
+            sines=ctypes.addressof(self._sines),
             logits=logits.data_ptr(),
             maxima=None if maxima is None else maxima.data_ptr(),
             memory=self._room_for(len(token_ids), 0 if additions is None else additions.rank),
@@ -147,7 +152,7 @@ class Whole:
         if len(steps) > 1:
             whole.windowed = ctypes.addressof(steps[WINDOWED])
         if additions is not None:
-            last = additions.only(rows, len(token_ids))
+            last = additions.only(torch.from_numpy(np.array(rows)), len(token_ids))
             whole.groups, whole.num_groups = additions.groups.data_ptr(), len(additions.groups)
             whole.last_groups, whole.num_last_groups = last.groups.data_ptr(), len(last.groups)
             whole.rank = additions.rank
@@ -162,7 +167,6 @@ class Whole:
         self._library.whole(self._network, steps[FULL], whole)
         return softcapped(logits, cap), maxima
 
-    @torch.inference_mode()
     def follow(
         self, token_ids: Tensor, positions: Tensor, rows: Tensor, first: NativePlan, later: NativePlan, lengths: Tensor
     ) -> Tensor:
@@ -173,10 +177,8 @@ class Whole:
         """
         architecture, num, num_tokens = self._decoder.architecture, len(rows), len(token_ids)
         chosen = torch.empty((1 + len(lengths), num), dtype=torch.int64)
-        angles = [rotary.at(positions) for rotary in self._decoder.rotaries]
-        pointers = c_void_p * len(angles)
-        cosines = [pointers(*(cos[at:].data_ptr() for cos, _ in angles)) for at in (0, num_tokens)]
-        sines = [pointers(*(sin[at:].data_ptr() for _, sin in angles)) for at in (0, num_tokens)]
+        for angles in self._angles:
+            angles.learn(positions.tolist())
         logits = torch.empty((num, architecture.vocab_size), dtype=torch.float32)
         every = torch.arange(num)
         own, more = (
@@ -184,26 +186,29 @@ class Whole:
                 token_ids=token_ids.data_ptr(),
                 rows=own_rows.data_ptr(),
                 num_logits=num,
-                cosines=ctypes.addressof(own_cosines),
-                sines=ctypes.addressof(own_sines),
+                positions=own_positions.data_ptr(),
+                cosines=ctypes.addressof(self._cosines),
+                sines=ctypes.addressof(self._sines),
                 logits=logits.data_ptr(),
                 maxima=None,
                 memory=self._room_for(num_tokens),
             )
-            for own_rows, own_cosines, own_sines in zip((rows, every), cosines, sines, strict=True)
+            for own_rows, own_positions in ((rows, positions), (every, positions[num_tokens:]))
         )
         step = Step.from_buffer_copy(later.step)
         step.num_tokens, step.lengths = num, lengths.data_ptr()
-        following = Following(len(lengths), architecture.vocab_size, len(angles), chosen.data_ptr())
+        following = Following(len(lengths), architecture.vocab_size, chosen.data_ptr())
         self._library.follow(self._network, first.step, own, step, more, following)
         return chosen
 
     def _room_for(self, num_tokens: int, rank: int = 0) -> int:
         """Memory for a pass of so many tokens, with adapters of such a rank at most; its address."""
-        num_bytes = self._library.whole_bytes(self._network, num_tokens, rank)
-        if len(self._memory) < num_bytes:
-            self._memory = huge_empty((num_bytes,), torch.uint8)
-        return self._memory.data_ptr()
+        if self._room[:2] != (num_tokens, rank):
+            num_bytes = self._library.whole_bytes(self._network, num_tokens, rank)
+            if len(self._memory) < num_bytes:
+                self._memory = huge_empty((num_bytes,), torch.uint8)
+            self._room = num_tokens, rank, self._memory.data_ptr()
+        return self._room[2]
 
 
 def _packed(linear: Linear | None) -> PackedMatrix | PackedInt8 | PackedInt4 | None:

@@ -6,14 +6,12 @@
 
 #if defined(HAVE_WHOLE)
 
-#include <vector>
-
 namespace {
 
 // What comes after a first step, which catches up with the sequences: a token for each row of its logits, and steps of those. Their
-// pass has angles as many as there are slots and lengths in their step; the first one's memory is theirs, too.
+// pass has positions as many as there are slots and lengths in their step; the first one's memory is theirs, too.
 struct Following {
-    int64_t num_steps, vocab_size, num_ropes;
+    int64_t num_steps, vocab_size;
     int64_t* chosen;  // [1 + num_steps, num_logits]
 };
 
@@ -24,20 +22,15 @@ inline int64_t likeliest(const float* logits, int64_t size) {
     return std::find(logits, logits + size - 1, top) - logits;
 }
 
-// One of the steps that follow, with arrays of its own part.
+// One of the steps that follow.
 struct Later {
-    std::vector<const float*> cosines, sines;
     Step step;
     Pass pass;
 
-    Later(const Network& network, const Step& all, const Pass& of_all, const Following& following, int64_t index)
-        : cosines(of_all.cosines, of_all.cosines + following.num_ropes),
-          sines(of_all.sines, of_all.sines + following.num_ropes), step(all), pass(of_all) {
+    Later(const Step& all, const Pass& of_all, const Following& following, int64_t index) : step(all), pass(of_all) {
         const int64_t at = index * step.num_tokens;
         step.slots += at, step.lengths += at;
-        for (const float*& angles : cosines) angles += at * network.turning.rotary_dim;
-        for (const float*& angles : sines) angles += at * network.turning.rotary_dim;
-        pass.cosines = cosines.data(), pass.sines = sines.data(), pass.token_ids = following.chosen + at;
+        pass.positions += at, pass.token_ids = following.chosen + at;
     }
 };
 
@@ -60,7 +53,7 @@ void follow_in(const Network& network, const Step& first, const Pass& pass, cons
     std::deque<Whole<Stored>> wholes;
     wholes.emplace_back(network, first, pass);
     for (int64_t index = 0; index < following.num_steps; ++index) {
-        later.emplace_back(network, step, more, following, index);
+        later.emplace_back(step, more, following, index);
         wholes.emplace_back(network, later.back().step, later.back().pass);
     }
     const bool is_small = num_products(network) * first.num_tokens < FEW_PRODUCTS;

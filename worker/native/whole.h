@@ -41,7 +41,8 @@ struct Pass {
     const int64_t* token_ids;  // [num_tokens]
     const int64_t* rows;       // [num_logits], ascending: the rows whose logits are wanted
     int64_t num_logits;
-    const float* const* cosines;  // for each rope [num_tokens, rotary_dim]
+    const int64_t* positions;     // [num_tokens]
+    const float* const* cosines;  // for each rope [positions, rotary_dim]
     const float* const* sines;
     float* logits;  // [num_logits, vocab_size]
     float* maxima;  // of them, for each half tile (see Maxima), or null
@@ -255,7 +256,7 @@ class Whole {
                                         own_.mixed);
         each_row(team, rows, [&](int64_t row) {
             const float *cosines = pass_.cosines[layer.rope], *sines = pass_.sines[layer.rope];
-            const int64_t angles = row * turning.rotary_dim;
+            const int64_t angles = pass_.positions[row] * turning.rotary_dim;
             turn(turning, own_.qkv + row * stride, cosines + angles, sines + angles, layer.query_norm, layer.key_norm);
             attention.write(row);
         });

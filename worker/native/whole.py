@@ -63,6 +63,7 @@ class Pass(ctypes.Structure):
         ("token_ids", c_void_p),
         ("rows", c_void_p),
         ("num_logits", c_int64),
+        ("positions", c_void_p),
         ("cosines", c_void_p),
         ("sines", c_void_p),
         ("logits", c_void_p),
@@ -85,6 +86,5 @@ class Following(ctypes.Structure):
     _fields_ = (
         ("num_steps", c_int64),
         ("vocab_size", c_int64),
-        ("num_ropes", c_int64),
         ("chosen", c_void_p),
     )
