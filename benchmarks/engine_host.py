@@ -70,7 +70,8 @@ class Stopwatch:
 
 
 def measure(directory: str, form: Any, num_sequences: int, num_input: int, num_output: int) -> dict[str, float | None]:
-    """Of the median step, in ms or as shares of it. ``of_forward``: None where no one call of the kernels is a step."""
+    """Of the median step, in ms or as shares of it. ``of_forward`` and ``beside_ms``, what is not the one call of the
+    kernels: None where there is no such call."""
     settings = EngineSettings(
         dtype="bfloat16",
         device="cpu",
@@ -113,6 +114,7 @@ def measure(directory: str, form: Any, num_sequences: int, num_input: int, num_o
         "planner": parts["schedule"] / step_s,
         "draw_ms": 1e3 * parts["draw"],
         "of_forward": (parts["forward"] - in_kernels) / step_s if in_kernels else None,
+        "beside_ms": 1e3 * (step_s - in_kernels) if in_kernels else None,
         "num_steps": len(steps),
     }
 
