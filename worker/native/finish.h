@@ -31,13 +31,15 @@ class Finish {
     const Matrix& matrix_;
     const Output& output_;
     const Expansion* const expansion_;
+    const bool passes_caches_;
     const float* sums_ = nullptr;  // [row tiles, 2, 16, 16]
     Floats low_bias_, high_bias_, tops_[TILE];
     int64_t row_ = 0, column_ = 0, width_ = 0, next_ = 0, count_ = 0;
 
   public:
-    Finish(const Matrix& matrix, const Output& output, const Expansion* expansion)
-        : matrix_(matrix), output_(output), expansion_(expansion) {}
+    // ``passes_caches``: whole lines of y do, which is WIDE; they are there for others behind a fence.
+    Finish(const Matrix& matrix, const Output& output, const Expansion* expansion, bool passes_caches = false)
+        : matrix_(matrix), output_(output), expansion_(expansion), passes_caches_(passes_caches) {}
 
     int64_t left() const { return count_ - next_; }
 
@@ -117,13 +119,11 @@ class Finish {
             float* y = (float*)output_.y + at;
             const Floats values[] = {widened(low), widened(high)};
             if (apart != TILE) store(y, values[0]), store(y + apart, values[1]);
-            else if (width_ == PANEL) store(y, values[0]), store(y + TILE, values[1]);
-            else std::memcpy(y, values, width_ * sizeof(float));
+            else if (width_ != PANEL) std::memcpy(y, values, width_ * sizeof(float));
+            else if (passes_caches_) _mm512_stream_ps(y, (__m512)values[0]), _mm512_stream_ps(y + TILE, (__m512)values[1]);
+            else store(y, values[0]), store(y + TILE, values[1]);
             if (!output_.maxima) return;
-            float seen[PANEL];
-            for (int i = 0; i < PANEL; ++i) seen[i] = -INFINITY;
-            std::memcpy(seen, values, width_ * sizeof(float));
-            tops_[next_ % TILE] = larger(load(seen), load(seen + TILE));
+            tops_[next_ % TILE] = larger(first_of(values[0], width_), first_of(values[1], width_ - TILE));
         }
     }
 };

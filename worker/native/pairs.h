@@ -1,6 +1,7 @@
 // y = x times the transpose of a packed matrix where there are no tiles: by vectors, which multiply pairs of bfloat16.
 //
-// Each sum is of all inputs in their order, so a row has the same bits in any company.
+// Each sum is of all inputs in their order, so a row has the same bits in any company. Where rows are multiplied in several goes,
+// each of them fetches its part of the next panel: memory is as busy then as the multipliers are.
 
 #pragma once
 
@@ -27,41 +28,63 @@ struct PairProduct {
     // Every thread of the team calls it.
     void run(Team& team) const {
         const int64_t panels = matrix.num_panels(), at_once = std::clamp<int64_t>(panels / (RUNS * team.size()), 1, MAX_RUN);
-        team.each_apart(panels, at_once, [&](int64_t panel) { all(panel); });
+        const bool ahead = rows > MANY && rows <= FEW_ROWS;
+        team.each_apart(panels, at_once, [&](int64_t panel) { ahead ? all<true>(panel) : all<false>(panel); });
     }
 
   private:
-    // All rows of a panel, a tile at a time.
+    // The next panel, on its way into the second cache: a line with every so many pairs, a power of two.
+    struct Ahead {
+        const char* at;
+        int64_t every;
+
+        void fetch(int pair) {
+            if (pair & (every - 1)) return;
+            __builtin_prefetch(at, 0, 2);
+            at += 64;
+        }
+    };
+
+    // All rows of a panel, a tile at a time; AHEAD: while the next one is fetched.
+    template <bool AHEAD>
     void all(int64_t panel) const {
         alignas(64) float sums[2 * TILE * TILE];
-        Finish finish(matrix, output, expansion);
+        Ahead ahead{(const char*)matrix.panel_at(panel + 1), 1};
+        while (AHEAD && 4 * MANY * ahead.every <= rows) ahead.every *= 2;
+        Finish finish(matrix, output, expansion, passes_caches());
         for (int64_t first = 0; first < rows; first += TILE) {
             const int64_t count = std::min<int64_t>(TILE, rows - first);
-            if (first) up_to<false>(first, count, panel, sums);
-            else up_to<true>(first, count, panel, sums);
-            if (count > MANY) up_to<false>(first + MANY, count - MANY, panel, sums + MANY * TILE);
+            if (first) up_to<false, AHEAD>(first, count, panel, ahead, sums);
+            else up_to<true, AHEAD>(first, count, panel, ahead, sums);
+            if (count > MANY) up_to<false, AHEAD>(first + MANY, count - MANY, panel, ahead, sums + MANY * TILE);
             if (expansion && expansion->is_tile(first / TILE)) {
                 expansion->add_tile(first / TILE, matrix.left(panel), matrix.left(panel) + matrix.apart, sums);
             }
             finish.begin(first, count, panel, sums);
             finish.some(count);
         }
+        if (passes_caches()) _mm_sfence();
+    }
+
+    // Whether y is written past the caches, in whole lines: more logits than they hold would be read only to be overwritten.
+    bool passes_caches() const {
+        return output.result == WIDE && rows > MANY && matrix.columns % TILE == 0 && (uintptr_t)output.y % 64 == 0;
     }
 
     // As many as there are, or one more, and at most MANY.
-    template <bool ARRIVES>
-    void up_to(int64_t first, int64_t count, int64_t panel, float* sums) const {
-        if (count == 1) some<1, ARRIVES>(first, panel, sums);
-        else if (count == 2) some<2, ARRIVES>(first, panel, sums);
-        else if (count <= 4) some<4, ARRIVES>(first, panel, sums);
-        else if (count <= 6) some<6, ARRIVES>(first, panel, sums);
-        else some<MANY, ARRIVES>(first, panel, sums);
+    template <bool ARRIVES, bool AHEAD>
+    void up_to(int64_t first, int64_t count, int64_t panel, Ahead& ahead, float* sums) const {
+        if (count == 1) some<1, ARRIVES, AHEAD>(first, panel, ahead, sums);
+        else if (count == 2) some<2, ARRIVES, AHEAD>(first, panel, ahead, sums);
+        else if (count <= 4) some<4, ARRIVES, AHEAD>(first, panel, ahead, sums);
+        else if (count <= 6) some<6, ARRIVES, AHEAD>(first, panel, ahead, sums);
+        else some<MANY, ARRIVES, AHEAD>(first, panel, ahead, sums);
     }
 
     // R rows, into their part of the sums [2][16][16] of a tile; the last one as often as there are too few. ARRIVES: the panel
     // comes from memory, not from a cache.
-    template <int R, bool ARRIVES>
-    void some(int64_t first, int64_t panel, float* to) const {
+    template <int R, bool ARRIVES, bool AHEAD>
+    void some(int64_t first, int64_t panel, Ahead& ahead, float* to) const {
         const bf16 *from[R], *tile = matrix.panel_at(panel);
         for (int row = 0; row < R; ++row) from[row] = row_at(std::min(first + row, rows - 1));
         const int64_t steps = matrix.size / DEPTH, step_size = is_laid ? 2 * TILE_SIZE : DEPTH;
@@ -72,6 +95,7 @@ struct PairProduct {
 #pragma GCC unroll 2
             for (int pair = 0; pair < TILE; ++pair) {
                 if (ARRIVES) fetch(tile, 2 * pair), fetch(tile, 2 * pair + 1);
+                if (AHEAD) ahead.fetch(pair);
                 const __m512bh left = line_at(tile + pair * LANES), right = line_at(tile + TILE_SIZE + pair * LANES);
 #pragma GCC unroll 8
                 for (int row = 0; row < R; ++row) {
