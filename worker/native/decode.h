@@ -15,17 +15,26 @@ constexpr int AHEAD = 32;     // positions by which keys are fetched before they
 constexpr int MAX_GROUP = 8;  // query heads that share one pass over the values
 constexpr int PADDING = 2 * WIDTH;
 constexpr int TILED_AHEAD = 64;  // positions, by tiles; into the second cache
+constexpr float LOG2_E = 1.44269504088896341f;  // of weights as powers of two
 
-// Lane i of the result is the sum of all lanes of sums[i].
+// Lane i of the result is the sum of all lanes of sums[i]. Halves of ever smaller pieces change places and are added, first
+// where no lane leaves its quarter of a vector for that.
 inline Floats sums_across(Floats* sums) {
-    const Lanes even = {0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30};
-    const Lanes odd = {1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31};
-    for (int left = WIDTH / 2; left > 0; left /= 2) {
-        for (int i = 0; i < left; ++i) {
-            Floats a = sums[2 * i], b = sums[2 * i + 1];
-            sums[i] = __builtin_shuffle(a, b, even) + __builtin_shuffle(a, b, odd);
-        }
-    }
+    const Lanes own = {0, 1, 18, 19, 4, 5, 22, 23, 8, 9, 26, 27, 12, 13, 30, 31};
+    const Lanes other = {2, 3, 16, 17, 6, 7, 20, 21, 10, 11, 24, 25, 14, 15, 28, 29};
+    const Lanes even = {0, 2, 16, 18, 4, 6, 20, 22, 8, 10, 24, 26, 12, 14, 28, 30};
+    const Lanes odd = {1, 3, 17, 19, 5, 7, 21, 23, 9, 11, 25, 27, 13, 15, 29, 31};
+    const Lanes near = {0, 1, 2, 3, 4, 5, 6, 7, 24, 25, 26, 27, 28, 29, 30, 31};
+    const Lanes far = {8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23};
+    const Lanes first = {0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27};
+    const Lanes second = {4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31};
+    auto add = [&](int to, int a, int b, Lanes some, Lanes rest) {
+        sums[to] = __builtin_shuffle(sums[a], sums[b], some) + __builtin_shuffle(sums[a], sums[b], rest);
+    };
+    for (int i = 0; i < 8; ++i) add(i, 2 * i, 2 * i + 1, own, other);
+    for (int i = 0; i < 4; ++i) add(i, 2 * i, 2 * i + 1, even, odd);
+    for (int i = 0; i < 2; ++i) add(i, 2 * i, 2 * i + 1, near, far);
+    add(0, 0, 1, first, second);
     return sums[0];
 }
 
@@ -278,14 +287,15 @@ struct Part {
         for (int64_t i = 0; i < group * head_dim; ++i) held_queries[i] = get(queries[i]);
         std::fill(out, out + group * head_dim, 0.0f);
         score(places, count, held_queries, held_keys, scores);
-        auto natural = [](Floats x) { return exponential(x); };
 #if defined(__AVX512BF16__)
         if constexpr (sizeof(T) == 2) {
             if (head_dim % (2 * WIDTH) == 0) {
-                return mix_all(places.offsets, count, weigh<bf16>(places, count, scores, 1.0f, natural, greatest, total), out);
+                auto rough = [](Floats x) { return rough_power_of_two(x); };
+                return mix_all(places.offsets, count, weigh<bf16>(places, count, scores, LOG2_E, rough, greatest, total), out);
             }
         }
 #endif
+        auto natural = [](Floats x) { return exponential(x); };
         mix_all(places.offsets, count, weigh<float>(places, count, scores, 1.0f, natural, greatest, total), out);
     }
 
@@ -323,8 +333,7 @@ struct Part {
             });
         }
         auto rough = [](Floats x) { return rough_power_of_two(x); };
-        const bf16* weights =
-            weigh<bf16>(places, count, scores, 1.44269504088896341f, rough, greatest, total);
+        const bf16* weights = weigh<bf16>(places, count, scores, LOG2_E, rough, greatest, total);
         const int64_t padded = (count + PADDING - 1) / PADDING * PADDING;
         for (int64_t head = 0; head < group; head += TILE) {
             auto value_at = [&](int64_t key, int64_t d) { return thirty_two(values + offsets[key] + d); };
