@@ -62,6 +62,14 @@ class Front:
         call: dict[str, Any] = {"model": "demo", "messages": HELLO, **others}
         return asyncio.create_task(self.client.chat.completions.create(**call))
 
+    async def answered(self) -> None:
+        """A chat, computed and settled."""
+        asked = self.chat()
+        submit = await self.peer.submitted()
+        self.peer.say(submit, [5, 6])
+        self.peer.say(submit, [7, 3], "stop")
+        await asked
+
     def rows(self) -> list[dict[str, Any]]:
         """The ledger."""
         with contextlib.closing(sqlite3.connect(self.data_dir / self._database)) as connection:

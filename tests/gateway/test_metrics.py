@@ -3,35 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import os
-import queue
 import shutil
 import subprocess
-import sys
-import threading
-import time
-from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
-from http.server import BaseHTTPRequestHandler, HTTPServer
-from threading import Thread
 
 import aiohttp
-import grpc
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2_grpc as services
-from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
-    ExportMetricsServiceRequest,
-    ExportMetricsServiceResponse,
-)
 from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.ledger.tally import Columns
-from gateway.metrics import limits, names, otlp, shared
+from gateway.metrics import limits, names, shared
 from gateway.metrics.counts import OTHER, Counts, Names, Sample, Spread
 from gateway.metrics.exposition import Exposition
 from gateway.metrics.families import Families, gathered, merged
@@ -41,7 +26,7 @@ from policies.observing import Metrics, Tracing
 from policies.policy import Budget, Policy, Price
 from policies.policy import Limits as Ceilings
 from policies.settings import CLASSES
-from tests.builders import PATIENCE_S, an_entry, until
+from tests.builders import an_entry, until
 from tests.gateway.conftest import ADMIN_KEY, Front
 
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
@@ -54,15 +39,6 @@ async def scraped(front: Front, accept: str = "", **headers: str) -> tuple[int, 
         http.get(front.url + "/metrics", headers={"accept": accept, **headers}) as answer,
     ):
         return answer.status, await answer.text()
-
-
-async def answered(front: Front) -> None:
-    """A request, computed and settled."""
-    asked = front.chat()
-    submit = await front.peer.submitted()
-    front.peer.say(submit, [5, 6])
-    front.peer.say(submit, [7, 3], "stop")
-    await asked
 
 
 def values(text: str) -> dict[tuple[str, ...], float]:
@@ -93,7 +69,7 @@ async def test_traces_are_counted_by_what_became_of_them(open_front):
     async with open_front(tracing=nobody) as front:
         sender = front.gw.tracing.sender
         await until(lambda: sender.is_there)
-        await answered(front)
+        await front.answered()
         await until(lambda: sender.count.num_failed > 0)
         sender.process.kill()
         await until(lambda: not sender.is_there)
@@ -105,7 +81,7 @@ async def test_traces_are_counted_by_what_became_of_them(open_front):
 
 
 async def test_what_was_asked_and_answered_is_counted_in_every_vocabulary(front: Front):
-    await answered(front)
+    await front.answered()
     status, text = await scraped(front)
     assert status == 200
     told = values(text)
@@ -184,7 +160,7 @@ async def test_how_much_of_its_limits_a_tenant_has_used_is_read_where_they_are_h
 
 
 async def test_both_formats_are_read_by_their_own_parsers_and_promtool(front: Front):
-    await answered(front)
+    await front.answered()
     await front.post("/v1/chat/completions", {"model": "nobody", "messages": []})
     _, plain = await scraped(front)
     _, open_ = await scraped(front, OPENMETRICS)
@@ -220,7 +196,7 @@ async def test_who_may_read_is_configured(open_front, access, headers, expected)
 
 
 async def test_what_a_process_says_of_itself_is_read_by_the_others(front: Front, tmp_path, monkeypatch):
-    await answered(front)
+    await front.answered()
     assert front.gw.metrics is not None
     own = await front.gw.metrics.families(front.gw)
     (tmp_path / "metrics").mkdir()
@@ -328,100 +304,8 @@ def test_every_metric_is_in_the_reference_with_its_meaning():
         assert metric.name.endswith("_total") == (metric.kind == "counter"), metric.name
 
 
-async def test_a_collector_is_told_the_same(open_front):
-    received: asyncio.Queue[bytes] = asyncio.Queue()
-    loop = asyncio.get_running_loop()
-
-    class Collector(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["content-length"]))
-            loop.call_soon_threadsafe(received.put_nowait, body)
-            self.send_response(200)
-            self.end_headers()
-
-        def log_message(self, *_: object) -> None: ...
-
-    collector = HTTPServer(("127.0.0.1", 0), Collector)
-    Thread(target=collector.serve_forever, daemon=True).start()
-    try:
-        config = Metrics(otlp_endpoint=f"http://127.0.0.1:{collector.server_port}", otlp_interval_s=0.05)
-        limited = {"default": Policy(limits=Ceilings(requests_per_minute=10))}
-        async with open_front(metrics=config, policies=limited) as front:
-            await answered(front)
-            async with asyncio.timeout(PATIENCE_S):
-                while True:
-                    told = ExportMetricsServiceRequest.FromString(await received.get())
-                    by_name = {
-                        metric.name: metric
-                        for resource in told.resource_metrics
-                        for scope in resource.scope_metrics
-                        for metric in scope.metrics
-                    }
-                    if "gen_ai.server.request.duration" in by_name:
-                        break
-    finally:
-        collector.shutdown()
-        collector.server_close()
-    (point,) = by_name["gen_ai.server.request.duration"].histogram.data_points
-    assert (point.count, sum(point.bucket_counts)) == (1, 1)
-    assert {pair.key for pair in point.attributes} >= {"gen_ai.operation.name", "gen_ai.provider.name"}
-    assert by_name["penstock_requests_total"].sum.is_monotonic
-    assert by_name["gen_ai.server.request.duration"].unit == "s"
-    assert [point.as_double for point in by_name["penstock_limit_used_ratio"].gauge.data_points] == [0.1]
-
-
-async def test_a_collector_is_told_by_grpc_and_one_that_hangs_costs_no_request(open_front):
-    told: queue.Queue[ExportMetricsServiceRequest] = queue.Queue()
-    lets_go = threading.Event()
-
-    class Service(services.MetricsServiceServicer):
-        def Export(self, request, context):
-            told.put(request)
-            lets_go.wait(PATIENCE_S)
-            return ExportMetricsServiceResponse()
-
-    server = grpc.server(ThreadPoolExecutor(1))
-    services.add_MetricsServiceServicer_to_server(Service(), server)
-    endpoint = f"http://127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
-    server.start()
-    try:
-        config = Metrics(otlp_endpoint=endpoint, otlp_protocol="grpc", otlp_interval_s=0.05)
-        async with open_front(metrics=config) as front:
-            await answered(front)
-            first = await asyncio.to_thread(told.get, timeout=PATIENCE_S)
-            await answered(front)  # while it hangs
-            assert (await scraped(front))[0] == 200
-            assert told.empty()  # nothing piles up behind it
-            began_at = time.monotonic()
-        assert time.monotonic() - began_at < otlp.TIMEOUT_S  # nor is it waited for
-    finally:
-        lets_go.set()
-        server.stop(None)
-    names_told = {metric.name for each in first.resource_metrics for of in each.scope_metrics for metric in of.metrics}
-    assert "penstock_build_info" in names_told
-
-
 def test_an_operation_is_called_in_metrics_as_it_is_in_traces():
     counts = Counts(CLASSES, 10, 10)
     counts.take(Columns([an_entry(endpoint=endpoint) for endpoint in OPERATIONS], CLASSES))
     told = gathered(counts.samples("USD", 0.99))["gen_ai_server_request_duration_seconds"]
     assert {labels[0] for labels in told} == set(OPERATIONS.values())
-
-
-def test_whoever_sends_is_told_apart_and_named_as_the_operator_says():
-    def told(**environ: str) -> dict[str, str]:
-        program = "import json; from gateway.resource import resource_of as of; assert of('1') is of('1'); print(json"
-        command = [sys.executable, "-c", f"{program}.dumps(dict(of('1').attributes)))"]
-        done = subprocess.run(command, env={**os.environ, **environ}, capture_output=True, text=True, check=True)
-        return json.loads(done.stdout)
-
-    one, other = told(), told(OTEL_SERVICE_NAME="ours", OTEL_RESOURCE_ATTRIBUTES="service.version=9,zone=a")
-    assert (one["service.name"], one["service.version"]) == ("penstock", "1")
-    assert (other["service.name"], other["service.version"], other["zone"]) == ("ours", "9", "a")
-    assert one["service.instance.id"] != other["service.instance.id"]
-
-
-def test_what_is_sent_has_every_kind():
-    families = gathered([Sample("penstock_workers", ("m", "ready"), 1), Sample("penstock_ledger_up", (), 1)])
-    ((scope,),) = [each.scope_metrics for each in otlp.data_of(families, 1, 2).resource_metrics]
-    assert [metric.name for metric in scope.metrics] == ["penstock_ledger_up", "penstock_workers"]

@@ -1,0 +1,121 @@
+"""Metrics by OTLP: the same as at /metrics, from whoever the operator says, and nobody waits for a collector."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import queue
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from threading import Thread
+
+import grpc
+from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2_grpc as services
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
+    ExportMetricsServiceRequest,
+    ExportMetricsServiceResponse,
+)
+
+from gateway.metrics import otlp
+from gateway.metrics.counts import Sample
+from gateway.metrics.families import gathered
+from policies.observing import Metrics
+from policies.policy import Limits as Ceilings
+from policies.policy import Policy
+from tests.builders import PATIENCE_S
+
+
+async def test_a_collector_is_told_the_same(open_front):
+    received: asyncio.Queue[bytes] = asyncio.Queue()
+    loop = asyncio.get_running_loop()
+
+    class Collector(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["content-length"]))
+            loop.call_soon_threadsafe(received.put_nowait, body)
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None: ...
+
+    collector = HTTPServer(("127.0.0.1", 0), Collector)
+    Thread(target=collector.serve_forever, daemon=True).start()
+    try:
+        config = Metrics(otlp_endpoint=f"http://127.0.0.1:{collector.server_port}", otlp_interval_s=0.05)
+        limited = {"default": Policy(limits=Ceilings(requests_per_minute=10))}
+        async with open_front(metrics=config, policies=limited) as front:
+            await front.answered()
+            async with asyncio.timeout(PATIENCE_S):
+                while True:
+                    told = ExportMetricsServiceRequest.FromString(await received.get())
+                    by_name = {
+                        metric.name: metric
+                        for resource in told.resource_metrics
+                        for scope in resource.scope_metrics
+                        for metric in scope.metrics
+                    }
+                    if "gen_ai.server.request.duration" in by_name:
+                        break
+    finally:
+        collector.shutdown()
+        collector.server_close()
+    (point,) = by_name["gen_ai.server.request.duration"].histogram.data_points
+    assert (point.count, sum(point.bucket_counts)) == (1, 1)
+    assert {pair.key for pair in point.attributes} >= {"gen_ai.operation.name", "gen_ai.provider.name"}
+    assert by_name["penstock_requests_total"].sum.is_monotonic
+    assert by_name["gen_ai.server.request.duration"].unit == "s"
+    assert [point.as_double for point in by_name["penstock_limit_used_ratio"].gauge.data_points] == [0.1]
+
+
+async def test_a_collector_is_told_by_grpc_and_one_that_hangs_costs_no_request(open_front):
+    told: queue.Queue[ExportMetricsServiceRequest] = queue.Queue()
+    lets_go = threading.Event()
+
+    class Service(services.MetricsServiceServicer):
+        def Export(self, request, context):
+            told.put(request)
+            lets_go.wait(PATIENCE_S)
+            return ExportMetricsServiceResponse()
+
+    server = grpc.server(ThreadPoolExecutor(1))
+    services.add_MetricsServiceServicer_to_server(Service(), server)
+    endpoint = f"http://127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    server.start()
+    try:
+        config = Metrics(otlp_endpoint=endpoint, otlp_protocol="grpc", otlp_interval_s=0.05)
+        async with open_front(metrics=config) as front:
+            await front.answered()
+            first = await asyncio.to_thread(told.get, timeout=PATIENCE_S)
+            await front.answered()  # while it hangs
+            assert told.empty()  # nothing piles up behind it
+            began_at = time.monotonic()
+        assert time.monotonic() - began_at < otlp.TIMEOUT_S  # nor is it waited for
+    finally:
+        lets_go.set()
+        server.stop(None)
+    names_told = {metric.name for each in first.resource_metrics for of in each.scope_metrics for metric in of.metrics}
+    assert "penstock_build_info" in names_told
+
+
+def test_whoever_sends_is_told_apart_and_named_as_the_operator_says():
+    def told(**environ: str) -> dict[str, str]:
+        program = "import json; from gateway.resource import resource_of as of; assert of('1') is of('1'); print(json"
+        command = [sys.executable, "-c", f"{program}.dumps(dict(of('1').attributes)))"]
+        done = subprocess.run(command, env={**os.environ, **environ}, capture_output=True, text=True, check=True)
+        return json.loads(done.stdout)
+
+    one, other = told(), told(OTEL_SERVICE_NAME="ours", OTEL_RESOURCE_ATTRIBUTES="service.version=9,zone=a")
+    assert (one["service.name"], one["service.version"]) == ("penstock", "1")
+    assert (other["service.name"], other["service.version"], other["zone"]) == ("ours", "9", "a")
+    assert one["service.instance.id"] != other["service.instance.id"]
+
+
+def test_what_is_sent_has_every_kind():
+    families = gathered([Sample("penstock_workers", ("m", "ready"), 1), Sample("penstock_ledger_up", (), 1)])
+    ((scope,),) = [each.scope_metrics for each in otlp.data_of(families, 1, 2).resource_metrics]
+    assert [metric.name for metric in scope.metrics] == ["penstock_ledger_up", "penstock_workers"]
