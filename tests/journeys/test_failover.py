@@ -30,8 +30,9 @@ async def test_streams_whose_worker_is_shot_go_on(tmp_path, num_workers):
 async def test_a_worker_that_an_operator_drains_or_the_system_stops_lets_its_streams_go(tmp_path):
     with running(tmp_path, **failover.sections(2)) as house:
         dispatch = house.gw.dispatch
-        # Long, and with little in it that could be guessed, so that it is still under way when all this has happened.
-        wanted = {"max_tokens": 1500, "temperature": 1, "seed": 1, "ignore_eos": True}
+        # As long as its context allows, and with little in it that could be guessed, so that it is still under way when
+        # all this has happened.
+        wanted = {"max_tokens": 3900, "temperature": 1, "seed": 1, "ignore_eos": True}
         async with house.stream("Tell me a story.", **wanted) as answer:
             undisturbed = await answer.text()
         async with house.stream("Tell me a story.", **wanted) as answer:
