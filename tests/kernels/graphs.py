@@ -115,7 +115,7 @@ class Pair:
             token_ids = [chance.randrange(61) for _ in range(count)]
             spans.append(Span(token_ids, extent.start, extent.block_ids, count, source))
         laid = lay_out(spans, BLOCK_SIZE)
-        assert laid.slots == slots_of(extents, BLOCK_SIZE).tolist()
+        assert laid.slots.tolist() == slots_of(extents, BLOCK_SIZE).tolist()
         expected = self.compute(self.plain_attention, laid, TorchOps(), before)
         got = self.graphs.run(laid, before)
         if got is None:
