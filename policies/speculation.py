@@ -48,7 +48,7 @@ _SURPRISE = 4.0
 
 _ALLOWANCE = 0.005
 """Of every step, what guessing may cost even where nothing comes of it."""
-_SAVINGS, _CHANCES = 1.0, 12.0
+_SAVINGS, _CHANCES = 1.0, 24.0
 """Steps' time that it may have in hand, at most: what it gained an hour ago is no reason to lose now. The second one,
 shared by the requests of a step, where that is more: of a few requests each guess counts for much."""
 _SEEN = 0.9
@@ -58,6 +58,10 @@ _DEBT = 1 / 3
 _WORST = 2 / 3
 """Of the savings, that is owed at most, and that one step can be charged with: a long text is met once, and may pay
 later."""
+
+_ENOUGH = 1 / 2
+"""Of the savings, what there must be again once they are gone: a draft model has to catch up with a text before it
+gains anything, and with less would be stopped as soon as it has."""
 
 BEHIND_WEIGHT = 2.0
 """What a token is worth to a request that is behind the pace it was promised, to others 1."""
@@ -224,26 +228,27 @@ class Purse:
     def __init__(self, num_requests: int) -> None:
         """For batches of about so many."""
         self._most = self._level = max(_SAVINGS, _CHANCES / num_requests)
+        self.is_empty = False
+        """Nobody should be looked at, until there is enough again for one step that is charged with most."""
 
     @property
     def is_low(self) -> bool:
         """Hardly anybody should be looked at but those whose latest guess was right."""
         return self._level <= 0.0
 
-    @property
-    def is_empty(self) -> bool:
-        """Nobody should be."""
-        return self._level <= -_DEBT * self._most
-
     def pass_step(self) -> None:
         """One more, whatever was in it."""
         self._level = min(self._most, self._level + _ALLOWANCE)
+        if self._level >= _ENOUGH * self._most:
+            self.is_empty = False
 
     def tell(self, plain_s: float, more_s: float, num_right: int, num_requests: int) -> None:
         """Of a step that would have taken ``plain_s`` for a token each, and took so much longer, looking included."""
         worst = _WORST * self._most
         change = _SEEN * num_right / num_requests - min(worst, more_s / plain_s)
         self._level = min(self._most, max(-worst, self._level + change))
+        if self._level <= -_DEBT * self._most:
+            self.is_empty = True
 
 
 def best_length(

@@ -260,6 +260,19 @@ def test_a_purse_that_guesses_fill_is_never_empty_and_holds_little():
     for _ in range(1000):
         purse.tell(1.0, 0.3, 4, 8)
         assert not purse.is_low
-    for _ in range(6):
+    for _ in range(9):
         purse.tell(1.0, 0.5, 0, 8)
     assert purse.is_empty
+
+
+def test_a_purse_that_was_empty_is_filled_before_anybody_catches_up_with_a_text_again():
+    purse = Purse(1)
+    while not purse.is_empty:
+        purse.tell(1.0, 100.0, 0, 1)
+    num_steps = 0
+    while purse.is_empty:
+        purse.pass_step()
+        num_steps += 1
+    assert num_steps > 1000
+    purse.tell(1.0, 100.0, 0, 1)
+    assert not purse.is_empty, "what it has caught up for is given a chance to pay"
