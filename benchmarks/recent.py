@@ -11,6 +11,7 @@ import time
 import timeit
 import tracemalloc
 
+from gateway.journey import Journey
 from gateway.ledger import Entry
 from gateway.ledger.recent import Recent
 from gateway.spent import Spent
@@ -26,17 +27,22 @@ class Settling:
 
     def __init__(self, recent: Recent) -> None:
         self._recent = recent
-        self._started_at = time.monotonic()
-        self._flights_spent, self._written, self._journey = Spent(), an_entry(), None
+        self._journey = Journey()
+        self._flights_spent, self._written = Spent(), an_entry()
 
     def nothing(self) -> None:
         pass
 
     def noted(self) -> None:
-        self._queue_at = time.monotonic()
+        journey = self._journey
+        journey.parse_at = time.monotonic()
+        journey.render_at = time.monotonic()
+        journey.cache_at = time.monotonic()
+        journey.admit_at = time.monotonic()
+        journey.queue_at = time.monotonic()
+        journey.settle_at = time.monotonic()
         self._spent = self._flights_spent
-        times = self._started_at, self._queue_at, time.monotonic()
-        self._recent.note(self._written, self._spent, self._journey, *times)
+        self._recent.note(self._written, self._spent, journey, time.monotonic())
 
 
 def per_call_us(settling: Settling) -> float:
@@ -54,13 +60,14 @@ def row(number: int) -> Entry:
 
 
 def bytes_each(num_requests: int) -> float:
-    recent = Recent(num_requests)
     gc.collect()
     tracemalloc.start()
     before, _ = tracemalloc.get_traced_memory()
+    recent = Recent(num_requests)
     for number in range(num_requests):
         at = float(number)
-        recent.note(row(number), Spent(at + 0.1, at + 0.2, 0, 0, at + 0.3, at + 0.4, at + 0.5), None, at, at, at)
+        spent = Spent(at + 0.1, at + 0.2, 0, 0, at + 0.3, at + 0.4, at + 0.5)
+        recent.note(row(number), spent, Journey(), at)
     after, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     return (after - before) / num_requests

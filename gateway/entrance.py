@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from typing import TYPE_CHECKING
 
 from aiohttp import hdrs, web
 from aiohttp.typedefs import Handler
@@ -23,9 +22,6 @@ from gateway.house import Gateway
 from gateway.origins import Origins
 from gateway.proxies import Proxies
 from gateway.telemetry import Ended, tell
-
-if TYPE_CHECKING:
-    from gateway.tracing.journey import Journey
 
 Endpoint = Callable[[Gateway, web.Request], Awaitable[web.StreamResponse]]
 
@@ -62,7 +58,8 @@ class Entrance:
         is_counted = doors.enter()
         noted = head.begin(request, self._proxies.address_of(request), self._origins.headers(request))
         tracing = self._gw.tracing
-        journey = None if tracing is None else tracing.begin(noted, request)
+        if tracing is not None:
+            tracing.begin(noted, request)
         try:
             endpoint = self._endpoints.get(request.raw_path)
             # Who expects "100 Continue" before the body is told so by the application.
@@ -75,7 +72,9 @@ class Entrance:
             else:
                 response = await self._application(request)
         except asyncio.CancelledError:
-            self._ended(request, noted, journey, HUNG_UP)
+            self._ended(request, noted, HUNG_UP)
+            if tracing is not None:
+                tracing.end(noted, request, HUNG_UP)
             raise
         except web.HTTPException as error:
             if error.status < 400:
@@ -92,19 +91,17 @@ class Entrance:
         answered[status] = answered.get(status, 0) + 1
         if doors.are_closed:
             response.force_close()
-        if tracing is not None and journey is not None and noted.is_told and noted.route:
-            tracing.end(journey, noted, request, status)
-        elif journey is not None or not noted.is_told:
-            self._ended(request, noted, journey, status)
+        if not noted.is_told or not noted.route:
+            self._ended(request, noted, status)
+        if tracing is not None:
+            tracing.end(noted, request, status)
         return response
 
-    def _ended(self, request: web.Request, noted: Head, journey: Journey | None, status: int) -> None:
+    def _ended(self, request: web.Request, noted: Head, status: int) -> None:
         """Its answer is written, but for what is written at once behind this. What has no row in the ledger has its
         line in the log from here."""
         if not noted.route and (match := request.match_info) is not None and match.route.resource is not None:
             noted.route = match.route.resource.canonical
-        if (tracing := self._gw.tracing) is not None and journey is not None:
-            tracing.end(journey, noted, request, status)
         if not noted.is_told and (status >= 400 or noted.route not in QUIET):
             duration_ms = 1e3 * (time.monotonic() - noted.started_at)
             caller = noted.caller
@@ -124,11 +121,13 @@ class Entrance:
     def _refusal(self, request: web.Request, failure: GatewayError) -> web.Response:
         path, shapes = request.path, self._shapes
         self._doors.refuse(failure.code or failure.type)
-        if (journey := request[head.HEAD].journey) is not None:
-            journey.failed(failure)
-            head.also(request, {head.TRACE_ID: journey.trace_id})
+        noted = request[head.HEAD]
+        noted.failed(failure)
+        if noted.traceparent:
+            assert noted.trace_id is not None
+            noted.also[head.TRACE_ID] = noted.trace_id
         shape = next((shapes[root] for root in shapes if path.startswith(root)), errors.shaped)
-        response = shape(failure, request[head.HEAD].request_id)
+        response = shape(failure, noted.request_id)
         if request.content.exception() is not None:  # the rest of what was sent cannot be told from a next request
             response.force_close()
             request.content.feed_eof()  # nor is it waited for

@@ -19,12 +19,12 @@ from aiohttp.abc import AbstractStreamWriter
 from aiohttp.web import BaseRequest
 from multidict import istr
 
+from gateway.journey import Journey
 from gateway.traceparent import TRACEPARENT, Parent, parent_in
 
 if TYPE_CHECKING:
     from gateway.auth import Caller
     from gateway.reply.account import Keeper
-    from gateway.tracing.journey import Journey
 
 _ids = random.Random()
 """Seeded by the system at start. An id must be unlike all others and need not be secret, so it costs no system call."""
@@ -40,23 +40,17 @@ _AN_ID = re.compile(r"[A-Za-z0-9._:~+/=@-]{1,128}")
 """What a client may call its request; anything else is not repeated."""
 
 
-class Head:
-    """What is noted of one request."""
+class Head(Journey):
+    """What is noted of one request, its journey included."""
 
-    __slots__ = (
-        "address",
-        "also",
-        "caller",
-        "is_told",
-        "journey",
-        "keeper",
-        "parent",
-        "request_id",
-        "route",
-        "shown_id",
-        "started_at",
-        "trace_id",
-    )
+    caller: Caller | None = None
+    """Whoever asks, once that is known; from the beginning, where it came by no connection."""
+    keeper: Keeper | None = None
+    """Who keeps its answer, where somebody does."""
+    route = ""
+    """Where it went, as that is written here; empty: not known yet, or nowhere."""
+    is_told = False
+    """There is a line of it in the log."""
 
     def __init__(
         self, address: str | None, shown_id: str | None, also: dict[str, str], parent: Parent | None = None
@@ -71,20 +65,18 @@ class Head:
         """When it reached us, in seconds."""
         self.also = also
         """The headers that its journey adds to its answer, whatever becomes of it; ``also`` adds some."""
-        self.caller: Caller | None = None
-        """Whoever asks, once that is known; from the beginning, where it came by no connection."""
-        self.keeper: Keeper | None = None
-        """Who keeps its answer, where somebody does."""
         self.parent = parent
         """Of its span, by its traceparent; None: it came with none that is one."""
         self.trace_id = None if parent is None else parent.trace_id
         """Of the trace that it belongs to; None: it came with none, and none are made here."""
-        self.route = ""
-        """Where it went, as that is written here; empty: not known yet, or nowhere."""
-        self.journey: Journey | None = None
-        """Where its time goes; None: no traces are made here."""
-        self.is_told = False
-        """There is a line of it in the log."""
+
+    def behind(self) -> Head:
+        """Of what goes on behind its answer: the same request, whose way begins anew."""
+        noted = Head(self.address, self.shown_id, self.also, self.parent)
+        noted.request_id, noted.trace_id, noted.started_at = self.request_id, self.trace_id, self.started_at
+        noted.caller, noted.keeper = self.caller, self.keeper
+        noted.route, noted.is_told = self.route, self.is_told
+        return noted
 
 
 HEAD = web.RequestKey("head", Head)

@@ -3,24 +3,16 @@
 from __future__ import annotations
 
 import time
-from functools import partial
-from typing import TYPE_CHECKING
 
-import msgspec
 from aiohttp import web
 
 from gateway import head, reply
 from gateway.api.request import control_of, wants_receipt
 from gateway.auth import Caller
-from gateway.flight import Flight
 from gateway.house import Gateway
 from gateway.limits import metered
-from policies import wire
 from policies.answers import Asked
 from policies.priority import Order
-
-if TYPE_CHECKING:
-    from gateway.tracing.journey import Journey
 
 
 async def give(
@@ -34,41 +26,23 @@ async def give(
     asked = Asked(call.model, answer.fingerprint, submits, answer.ends, call.seed is not None)
     rank = gw.dispatch.priority_of(order)
     noted = request[head.HEAD]
-    journey = noted.journey
-    if journey is not None:
-        journey.cache_at, journey.answer = time.monotonic(), answer
+    noted.cache_at = time.monotonic()
+    if noted.traceparent:
+        noted.answer = answer
         if caller.policy.trace_content and gw.settings.tracing.content:
-            journey.shows_content = True
+            noted.shows_content = True
             answer.remember()
     async with gw.cache.look(caller.tenant_id, caller.policy.cache, asked, control_of(request), rank) as found:
-        if journey is not None:
-            journey.admit_at = time.monotonic()
+        noted.admit_at = time.monotonic()
         most, request_id = found.max_completion_tokens, noted.request_id
         async with gw.limits.admit(
             caller, call.model, num_prompt_tokens, most, request_id, num_sequences, found.outcome, order.sla_class
         ) as ticket:
             noted.also.update(answer.limit_headers(ticket.headers()))
             parts, dispatch = answer.parts, gw.dispatch
-            if journey is None:
-                source = found.launch(lambda each: parts[each.request_id].launch(dispatch, call.model, each, order))
-            else:
-                journey.queue_at = time.monotonic()
-                source = found.launch(partial(_departed, gw, journey, answer, order))
-                if journey.flights is None:  # another's, or a kept one
-                    journey.follows = found.followed
+            noted.queue_at = time.monotonic()
+            source = found.launch(lambda each: parts[each.request_id].launch(dispatch, call.model, each, order))
+            noted.follows = found.followed
             source = metered(source, ticket, submits)
             async with reply.Account(gw.ledger, noted, caller, answer, source, ticket, order.sla_class) as account:
                 return await reply.send(request, answer, source, account, gw, has_receipt)
-
-
-def _departed(gw: Gateway, journey: Journey, answer: reply.Answer, order: Order, submit: wire.Submit) -> Flight:
-    """On its way, and noted."""
-    if not submit.traceparent:
-        submit = msgspec.structs.replace(submit, traceparent=journey.traceparent)
-    flight = answer.parts[submit.request_id].launch(gw.dispatch, answer.call.model, submit, order)
-    flights = journey.flights
-    if flights is None:
-        journey.flights = [flight]
-    else:
-        flights.append(flight)
-    return flight

@@ -87,9 +87,7 @@ async def prepared(
     line has to know of it: so far for every dialect in which a conversation may be asked for. ``is_here``: no upstream
     is to be asked."""
     noted = request[HEAD]
-    journey = noted.journey
-    if journey is not None:
-        journey.render_at = time.monotonic()
+    noted.render_at = time.monotonic()
     if not is_here and gw.upstreams.of(call.model) is not None:
         way = elsewhere.taken(gw, caller, call, "chat", call.messages)
         if way is not None:
@@ -102,7 +100,7 @@ async def prepared(
     tools = call.tooling()
     held = None if tools is None else await held_of(gw, tools, content, text.tongue)
     if facts is None:
-        facts = await loaded(gw, caller, call, journey)
+        facts = await loaded(gw, caller, call, noted)
     prompt = await _read(text, caller, call, tools, facts.max_model_tokens)
     room = room_for(len(prompt), facts, "messages")
     sampling = openai.sampling(call, min(call.asked_tokens or room, room), facts.vocab_size)
@@ -111,9 +109,8 @@ async def prepared(
     priority = gw.dispatch.priority_of(order)
     is_thinking = text.is_thinking(prompt)
     grammar = None if held is None and content is None else text.tongue.grammar(held, content, is_thinking)
-    traceparent = "" if journey is None else journey.traceparent
     submit = wire.Submit(
-        noted.request_id, prompt, sampling, call.num_choices, priority, salt, traceparent, grammar=grammar
+        noted.request_id, prompt, sampling, call.num_choices, priority, salt, noted.traceparent, grammar=grammar
     )
     if call.prediction is not None and call.prediction.text:
         likely = call.prediction.text[: CHARS_A_TOKEN * facts.max_model_tokens]

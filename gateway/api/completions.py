@@ -54,9 +54,7 @@ async def prepared(
 ) -> tuple[A, Order]:
     """As that of chats: so far for every dialect in which a text may be gone on with."""
     noted = request[HEAD]
-    journey = noted.journey
-    if journey is not None:
-        journey.render_at = time.monotonic()
+    noted.render_at = time.monotonic()
     if not is_here and gw.upstreams.of(call.model) is not None:
         way = elsewhere.taken(gw, caller, call, "completions", call.prompt, not call.echo)
         if way is not None:
@@ -66,7 +64,7 @@ async def prepared(
     gw.ledger.check_room()
     grammar = await gw.grammars.checked(openai.asked_grammar(call))
     if facts is None:
-        facts = await loaded(gw, caller, call, journey)
+        facts = await loaded(gw, caller, call, noted)
     texts, (prompts, end_ids) = call.texts, await _prompts(call, text, facts)
     asked_tokens = DEFAULT_MAX_TOKENS if call.max_tokens is None else max(1, call.max_tokens)
     salt = gw.cache.salt_of(caller.tenant_id, caller.policy.cache)
@@ -82,7 +80,9 @@ async def prepared(
         request_id = noted.request_id
         if len(prompts) > 1:
             request_id = f"{request_id}-{number}"
-        submit = wire.Submit(request_id, prompt, sampling, call.num_sequences, cache_salt=salt, grammar=grammar)
+        submit = wire.Submit(
+            request_id, prompt, sampling, call.num_sequences, 0, salt, noted.traceparent, grammar=grammar
+        )
         preamble = (texts[number] if texts else text.decode(prompt)) if call.echo else ""
         parts.append(reply.Part(submit, preamble))
     most = max(part.submit.sampling.max_tokens for part in parts)

@@ -250,9 +250,14 @@ def _shaped(
     order: Order,
     choice_type: type[ToldChoice],
 ) -> A:
-    if (journey := request[HEAD].journey) is not None:
-        context = journey.outgoing()
-        asked = [(submit, msgspec.structs.replace(each, context=context), here) for submit, each, here in asked]
+    noted = request[HEAD]
+    if noted.traceparent:
+        context = noted.outgoing()
+        replace, traceparent = msgspec.structs.replace, noted.traceparent
+        asked = [
+            (replace(submit, traceparent=traceparent), replace(each, context=context), here)
+            for submit, each, here in asked
+        ]
     parts = [
         ToldPart(submit, partial(_send, gw, way, each, here), each.identity, choice_type)
         for submit, each, here in asked

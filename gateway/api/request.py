@@ -15,7 +15,7 @@ from multidict import istr
 
 from gateway import openai
 from gateway.errors import BodyTimeout, ContextLengthExceeded, InvalidRequest, UnsupportedMediaType
-from gateway.head import HEAD
+from gateway.head import HEAD, Head
 from gateway.openai import ChatRequest, CompletionRequest, Reading
 from gateway.openai.keys import LONG_BYTES
 from gateway.protocol import ENCODINGS, UNKNOWN_ENCODING
@@ -24,7 +24,6 @@ from policies import wire
 if TYPE_CHECKING:
     from gateway.auth import Caller
     from gateway.house import Gateway
-    from gateway.tracing.journey import Journey
 
 T = TypeVar("T")
 
@@ -50,8 +49,7 @@ async def body_of(gw: Gateway, request: web.Request) -> bytes:
 async def taken_body_of(gw: Gateway, request: web.Request, of_any_type: bool = False) -> bytes:
     """As ``body_of``, for one caller: the request has it no more. What came together with its head is there by now,
     and needs none of the ways that aiohttp waits for more. ``of_any_type``: it may say that it is something else."""
-    if (journey := request[HEAD].journey) is not None:
-        journey.parse_at = time.monotonic()
+    request[HEAD].parse_at = time.monotonic()
     if not of_any_type:
         _check_type(request)
     content, max_bytes = request.content, request.client_max_size
@@ -116,14 +114,12 @@ def wants_receipt(request: web.Request, call: ChatRequest | CompletionRequest | 
 
 
 async def loaded(
-    gw: Gateway, caller: Caller, call: ChatRequest | CompletionRequest | Reading, journey: Journey | None
+    gw: Gateway, caller: Caller, call: ChatRequest | CompletionRequest | Reading, noted: Head
 ) -> wire.Ready:
     """As ``Dispatch.loaded``: a part of the way of its own, and a long one."""
-    if journey is not None:
-        journey.load_at = time.monotonic()
+    noted.load_at = time.monotonic()
     facts = await gw.dispatch.loaded(call.model, caller, call.service_tier)
-    if journey is not None:
-        journey.render_at = time.monotonic()
+    noted.render_at = time.monotonic()
     return facts
 
 

@@ -17,10 +17,11 @@ from gateway.house import Gateway
 def behind(gw: Gateway, request: web.Request) -> Iterator[None]:
     """What this request has left to be done behind its answer: a span of its own, below the request's."""
     tracing, noted = gw.tracing, request[HEAD]
-    if tracing is None or noted.journey is None:
+    if tracing is None:
         yield
         return
-    journey, status = tracing.beside(noted, "background"), 200
+    behind = request[HEAD] = tracing.beside(noted, "background")
+    status = 200
     try:
         yield
     except asyncio.CancelledError:
@@ -28,8 +29,9 @@ def behind(gw: Gateway, request: web.Request) -> Iterator[None]:
         raise
     except Exception as error:
         failure = error if isinstance(error, errors.GatewayError) else errors.InternalError()
-        journey.failed(failure)
+        behind.failed(failure)
         status = failure.status
         raise
     finally:
-        tracing.end(journey, noted, request, status)
+        noted.is_told = behind.is_told
+        tracing.end(behind, request, status)

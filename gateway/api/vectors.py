@@ -131,13 +131,12 @@ async def _ranking(
 
 
 async def _opened(gw: Gateway, request: web.Request, caller: Caller, call: openai.Reading) -> tuple[Text, wire.Ready]:
-    journey = request[HEAD].journey
-    if journey is not None:
-        journey.render_at = time.monotonic()
+    noted = request[HEAD]
+    noted.render_at = time.monotonic()
     text, facts = gw.dispatch.text(call.model), gw.dispatch.ready(call.model)
     gw.ledger.check_room()
     if facts is None:
-        facts = await loaded(gw, caller, call, journey)
+        facts = await loaded(gw, caller, call, noted)
     return text, facts
 
 
@@ -174,7 +173,7 @@ def _answer(
     shaped: Callable[..., A],
 ) -> tuple[A, Order]:
     """The rest of the way is that of all answers."""
-    request_id = request[HEAD].request_id
+    noted = request[HEAD]
     salt = gw.cache.salt_of(caller.tenant_id, caller.policy.cache)
     parts = []
     for number, (prompt, pooling) in enumerate(asked):
@@ -186,8 +185,9 @@ def _answer(
                 f" {param} (number {number}) resulted in {len(prompt)} tokens. Please reduce its length.",
                 param=param,
             )
-        part_id = request_id if len(asked) == 1 else f"{request_id}-{number}"
-        parts.append(reply.Part(wire.Submit(part_id, prompt, NOTHING_WRITTEN, cache_salt=salt, pooling=pooling)))
+        part_id = noted.request_id if len(asked) == 1 else f"{noted.request_id}-{number}"
+        submit = wire.Submit(part_id, prompt, NOTHING_WRITTEN, 1, 0, salt, noted.traceparent, pooling=pooling)
+        parts.append(reply.Part(submit))
     order = gw.dispatch.order(caller, call.service_tier, len(asked[0][0]), 0)
     model = fingerprint(facts, gw.dispatch.adapter_id(call.model))
     return shaped(call, parts, text, model, gw.dispatch.tier_of(order)), order

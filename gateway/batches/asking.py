@@ -39,6 +39,7 @@ class Nowhere:
     """What a request has for a connection that came by none."""
 
     ssl_context = peername = sockname = transport = None
+    received_at = 0.0
 
 
 async def ask(
@@ -83,14 +84,14 @@ def traced(tracing: Tracing | None, request: web.Request, batch_id: str) -> Iter
     if tracing is None:
         yield became
         return
-    journey = tracing.begin(noted, request)
-    journey.kind, journey.batch = "line", batch_id
+    tracing.begin(noted, request)
+    noted.kind, noted.batch = "line", batch_id
     try:
         yield became
     finally:
         if became.failure is not None:
-            journey.failed(became.failure)
-        tracing.end(journey, noted, request, became.status)
+            noted.failed(became.failure)
+        tracing.end(noted, request, became.status)
 
 
 def _request(path: str, body: bytes, max_body_bytes: int) -> web.Request:

@@ -116,10 +116,13 @@ class Found:
         self._ttl_s = ttl_s
         self._rank = rank
         self._source: Source | None = None
+        self.followed = ""
+        """W3C trace context of the request whose computation it reads along with; empty: of none, or that has no
+        trace."""
 
     async def __aenter__(self) -> Found:
         if self._key is not None and self._reads:
-            self._source = self._cache.join(self._key, self._asked, self._rank)
+            self._join(self._key)
             if self._source is None:
                 self._source = await self._cache.replay(self._key, self._asked, self._ttl_s)
         return self
@@ -136,12 +139,6 @@ class Found:
         return "miss" if self._source is None else self._source.outcome
 
     @property
-    def followed(self) -> str:
-        """W3C trace context of the request whose computation it reads along with; empty: of none, or that has no
-        trace."""
-        return self._source.followed if isinstance(self._source, Reader) else ""
-
-    @property
     def max_completion_tokens(self) -> int:
         """Of all sequences together. A kept answer has exactly so many."""
         if isinstance(self._source, Replay):
@@ -155,9 +152,14 @@ class Found:
         key, cache = self._key, self._cache
         if self._source is None and key is not None and self._reads:
             # Somebody else may have come while this one was being admitted.
-            self._source = cache.join(key, self._asked, self._rank)
+            self._join(key)
         if self._source is None:
             self._source = launched(submit, self._asked.submits)
             if key is not None:
                 self._source = cache.launch(key, self._asked, self._rank, self._ttl_s, self._source)
         return self._source
+
+    def _join(self, key: Key) -> None:
+        reader = self._cache.join(key, self._asked, self._rank)
+        if reader is not None:
+            self._source, self.followed = reader, reader.followed

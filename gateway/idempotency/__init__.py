@@ -127,15 +127,13 @@ class Idempotency:
 
     async def _relay(self, request: web.Request, record: Record) -> web.StreamResponse:
         """What the record says, to one client."""
-        journey = request[HEAD].journey
-        if journey is not None and record.request_id != request[HEAD].request_id:
-            journey.replay_at = time.monotonic()
+        noted = request[HEAD]
+        if record.request_id != noted.request_id:
+            noted.replay_at = time.monotonic()
         await record.begun()
-        if record.request_id != request[HEAD].request_id:
-            noted = request[HEAD]
+        if record.request_id != noted.request_id:
             noted.request_id = record.request_id
-            if journey is not None:
-                journey.replay_at = journey.replay_at or time.monotonic()
+            noted.replay_at = noted.replay_at or time.monotonic()
             head.also(request, {REPLAYED: "true"})
         if not record.is_stream:
             return head.Whole(b"".join(record.chunks))

@@ -1,9 +1,9 @@
 """Where the time of those requests went that were settled last, for whoever looks into one of them.
 
-What is held on to of each are a few figures of its row and of what its worker has told, as bytes, and no more than
-that: several hundred whole rows drive what the next request needs out of the processor's cache. Where traces are made
-the instants of its journey are with them; of a request that was worth a trace, what was sent of it. It is put in order
-only when somebody asks. Other gateways have their own.
+What is held on to of each are the instants of its journey and a few figures of its row and of what its worker has told,
+in places that are used again and again: several hundred whole rows drive what the next request needs out of the
+processor's cache. Of a request that was worth a trace it is what was sent of it. It is put in order only when somebody
+asks. Other gateways have their own.
 """
 
 from __future__ import annotations
@@ -14,17 +14,15 @@ from collections import deque
 from collections.abc import Iterator
 from itertools import pairwise
 from operator import attrgetter
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import msgspec
 
+from gateway.journey import Journey
 from gateway.ledger.entry import Entry
 from gateway.spent import Spent
 from gateway.tracing import names
 from policies.answers import Outcome
-
-if TYPE_CHECKING:
-    from gateway.tracing.journey import Journey
 
 Fact = str | bool | int | float | list[str]
 
@@ -39,11 +37,17 @@ class Times(NamedTuple):
     """These are its row's."""
     prefill_s: float
     decode_s: float
-    came_at: float
-    queue_at: float
-    """It was handed to the line."""
     durable_at: float
     """Its row was."""
+    received_at: float
+    """These are its journey's, as there."""
+    started_at: float
+    parse_at: float
+    load_at: float
+    render_at: float
+    cache_at: float
+    admit_at: float
+    queue_at: float
 
 
 BEFORE = (
@@ -56,18 +60,12 @@ BEFORE = (
     ("admit_at", names.ADMIT),
 )
 """Instants of a journey until it is handed to the line, and what begins then."""
-_instants = attrgetter(*(instant for instant, _ in BEFORE))
-_ALONE, _WITH_JOURNEY = struct.Struct(f"{len(Times._fields)}d"), struct.Struct(f"{len(Times._fields) + len(BEFORE)}d")
-
-
-class Noted(msgspec.Struct, frozen=True, gc=False):
-    """Of one request, in little room."""
-
-    request_id: str
-    cache: Outcome
-    upstream: str | None
-    times: bytes
-    """``Times``, and behind them the instants of its journey, if it was noted."""
+_instants = attrgetter(*Times._fields[Times._fields.index("received_at") :])
+ID_BYTES = 36
+PLACE = struct.Struct(f"{ID_BYTES}s{len(Times._fields)}d")
+"""A request's id and its ``Times``."""
+NOBODY = b"\xff"
+"""An empty place has bytes that are in no id."""
 
 
 class Moment(msgspec.Struct, frozen=True):
@@ -79,8 +77,7 @@ class Moment(msgspec.Struct, frozen=True):
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True):
-    """Of a request's time, by the name that its span has in a trace; ``prepare`` is all before the line, where no
-    journey was noted. ``at_ms`` is from the request's beginning."""
+    """Of a request's time, by the name that its span has in a trace. ``at_ms`` is from the request's beginning."""
 
     name: str
     at_ms: float
@@ -103,17 +100,35 @@ class Recent:
 
     def __init__(self, num_requests: int) -> None:
         """``num_requests``: that it holds on to, and as many of those with a trace."""
-        self._noted: deque[Noted] = deque(maxlen=num_requests)
+        self._num_places = num_requests
+        self._next = 0
+        """The place that is used next."""
+        self._times = bytearray(NOBODY * num_requests * PLACE.size)
+        self._outcomes: list[Outcome] = ["bypass"] * num_requests
+        self._upstreams: list[str | None] = [None] * num_requests
         self._kept: deque[tuple[str, bytes]] = deque(maxlen=num_requests)
 
-    def note(
-        self, row: Entry, spent: Spent, journey: Journey | None, came_at: float, queue_at: float, durable_at: float
-    ) -> None:
-        """Of every request that has a row, when it is durable. Instants as ``Times`` has them."""
-        ttft_ms = math.nan if row.ttft_ms is None else row.ttft_ms
-        own = row.queue_ms, ttft_ms, row.duration_ms, spent.prefill_s, spent.decode_s, came_at, queue_at, durable_at
-        times = _ALONE.pack(*own) if journey is None else _WITH_JOURNEY.pack(*own, *_instants(journey))
-        self._noted.append(Noted(row.request_id, row.cache, row.upstream, times))
+    def note(self, row: Entry, spent: Spent, journey: Journey, durable_at: float) -> None:
+        """Of every request that has a row, when it is durable."""
+        place = self._next
+        if place == self._num_places:
+            if not place:
+                return
+            place = 0
+        self._next = place + 1
+        PLACE.pack_into(
+            self._times,
+            place * PLACE.size,
+            row.request_id.encode(),
+            row.queue_ms,
+            math.nan if row.ttft_ms is None else row.ttft_ms,
+            row.duration_ms,
+            spent.prefill_s,
+            spent.decode_s,
+            durable_at,
+            *_instants(journey),
+        )
+        self._outcomes[place], self._upstreams[place] = row.cache, row.upstream
 
     def keep(self, request_id: str, kept: bytes) -> None:
         """It goes into a trace: as the process that makes spans gets it, but without what was asked and answered."""
@@ -124,10 +139,11 @@ class Recent:
         for own_id, kept in reversed(self._kept):
             if own_id == request_id:
                 return Way("trace", list(_traced(kept)))
-        for noted in reversed(self._noted):
-            if noted.request_id == request_id:
-                return Way("gateway", list(_parts(noted)))
-        return None
+        place, rest = divmod(self._times.find(request_id.encode().ljust(ID_BYTES, b"\0")), PLACE.size)
+        if place < 0 or rest:
+            return None
+        times = Times(*PLACE.unpack_from(self._times, place * PLACE.size)[1:])
+        return Way("gateway", list(_parts(times, self._outcomes[place], self._upstreams[place])))
 
 
 def way_of(queue_ms: float, ttft_ms: float | None, duration_ms: float) -> Way:
@@ -159,18 +175,16 @@ def _traced(kept: bytes) -> Iterator[Part]:
         )
 
 
-def _parts(noted: Noted) -> Iterator[Part]:
+def _parts(own: Times, cache: Outcome, upstream: str | None) -> Iterator[Part]:
     """End to end. What the worker told are durations, which are laid out around its first token."""
-    instants = [at for (at,) in struct.iter_unpack("d", noted.times)]
-    own, before, upstream = Times(*instants[: len(Times._fields)]), instants[len(Times._fields) :], noted.upstream
-    came_at, queue_at = own.came_at, own.queue_at
+    came_at, queue_at = own.started_at, own.queue_at
     settle_at = came_at + own.duration_ms / 1e3
     first_at = None if math.isnan(own.ttft_ms) else came_at + own.ttft_ms / 1e3
-    begins = [(at, name) for at, (_, name) in zip(before, BEFORE, strict=False) if at] or [(came_at, names.PREPARE)]
+    begins = [(at, name) for instant, name in BEFORE if (at := getattr(own, instant))]
     facts: dict[str, Fact] = {}
     moments: list[tuple[str, float]] = []
-    if noted.cache in ("hit", "shared"):
-        begins.append((queue_at, names.SHARED if noted.cache == "shared" else names.STREAM))
+    if cache in ("hit", "shared"):
+        begins.append((queue_at, names.SHARED if cache == "shared" else names.STREAM))
     else:
         begins.append((queue_at, names.QUEUE))
         if own.queue_ms or upstream is not None:  # else nobody got it

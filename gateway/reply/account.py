@@ -60,10 +60,9 @@ class Account:
     ) -> None:
         """``sla_class``: the one that serves it."""
         self._noted = noted
-        self._journey = noted.journey
         self.request_id, self.trace_id = noted.request_id, noted.trace_id
         self._ledger = ledger
-        self._started_at, self._queue_at = noted.started_at, time.monotonic()
+        self._started_at = noted.started_at
         self._caller = caller
         self._answer = answer
         self._flights = flights
@@ -116,8 +115,7 @@ class Account:
     async def settle_failure(self, error: errors.GatewayError) -> None:
         """As ``settle``, except that a refusal for want of room in the ledger does not wait for a row that could be
         long in coming, and owes nothing."""
-        if self._journey is not None:
-            self._journey.failed(error)
+        self._noted.failed(error)
         if not isinstance(error, errors.LedgerBehind) or self.num_delivered:
             await self.settle(error.status)
         elif not self._settled:
@@ -132,8 +130,7 @@ class Account:
         self._settled = True
         # What was delivered until now is what is owed, however long the worker's last word takes.
         flights, usage, at = self._flights, self._owed(status), time.monotonic()
-        if self._journey is not None:
-            self._journey.settle_at = at
+        self._noted.settle_at = at
         try:
             if not flights.is_over:
                 await self._last_word()
@@ -142,8 +139,7 @@ class Account:
             if self.keeper is not None and status == 200:
                 await self.keeper.keep(self._written, body)
             await self._ledger.settle(self._written, self._mark)
-            times = self._started_at, self._queue_at, time.monotonic()
-            self._ledger.recent.note(self._written, self._spent, self._journey, *times)
+            self._ledger.recent.note(self._written, self._spent, self._noted, time.monotonic())
 
     def _row(self, status: int, usage: terms.Usage | None, at: float) -> Entry:
         """``usage``: what is owed; None: nothing."""
@@ -153,9 +149,7 @@ class Account:
             cost_micros = self._ticket.settle(usage, self._flights.outcome, _engine_us(spent))
         entry = self._entry(status, usage or NOTHING, at, spent, cost_micros)
         tell(entry)
-        self._noted.is_told = True
-        if self._journey is not None:
-            self._journey.entry = entry
+        self._noted.is_told, self._noted.entry = True, entry
         return entry
 
     def receipt(self, currency: str) -> openai.PenstockExtras:

@@ -44,6 +44,8 @@ class Part:
         """``preamble``: the prompt's text where it is part of the answer (``echo``)."""
         self.submit = submit
         self.preamble = preamble
+        self.flight: Flight | None = None
+        """The one that computes it; None: another request's does, or none."""
         self.choices: list[Choice] = []
 
     def num_cached_tokens(self) -> int:
@@ -55,7 +57,8 @@ class Part:
 
     def launch(self, dispatch: Dispatch, model: str, submit: wire.Submit, order: Order) -> Flight:
         """As ``Dispatch.submit``."""
-        return dispatch.submit(model, submit, order)
+        flight = self.flight = dispatch.submit(model, submit, order)
+        return flight
 
     def usage(self) -> terms.Usage:
         """So far, where an upstream tells it."""

@@ -44,7 +44,8 @@ class ToldPart(Part):
         self._send = send
 
     def launch(self, dispatch: Dispatch, model: str, submit: wire.Submit, order: Order) -> Flight:
-        return self._send(submit, order)
+        flight = self.flight = self._send(submit, order)
+        return flight
 
     def usage(self) -> terms.Usage:
         """As billed so far."""

@@ -93,8 +93,6 @@ RECEIVE, AUTH, PARSE, LOAD, RENDER = "receive", "auth", "parse", "load", "render
 CACHE_LOOK, ADMIT, QUEUE, ROUTING, WORKER_SPAN = "cache", "admit", "queue", "route", "worker"
 UPSTREAM_SPAN: Final = "upstream"
 """In the place of the two before."""
-PREPARE: Final = "prepare"
-"""All of them before the line, where they were not noted one by one; in no trace."""
 SHARED, REPLAY, STREAM, SETTLE, ANSWER = "shared", "replay", "stream", "settle", "answer"
 # What happens within one.
 TAKEN_IN, SCHEDULED, CHUNK, PREEMPTED = "taken in", "scheduled", "prefill chunk", "preempted"

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from gateway.flight import Flight
 from gateway.tracing.kept import Ride
 from policies import wire
+
+if TYPE_CHECKING:
+    from gateway.reply import Answer
 
 MAX_TOLD = 16
 """Sequences of one prompt of which it is told what the worker said."""
@@ -14,9 +19,9 @@ MAX_RIDES = 16
 """Prompts of one request that are told of, one by one."""
 
 
-def rides_of(flights: list[Flight] | None) -> list[Ride]:
-    """The first of them."""
-    return [] if flights is None else [ride_of(flight) for flight in flights[:MAX_RIDES]]
+def flights_of(answer: Answer) -> list[Flight]:
+    """One for each prompt that was sent for this answer."""
+    return [part.flight for part in answer.parts.values() if part.flight is not None]
 
 
 def ride_of(flight: Flight) -> Ride:

@@ -11,20 +11,18 @@ import contextlib
 import logging
 import socket
 import sys
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 
 import msgspec
 
 from gateway.background import alongside
-from gateway.clock import Clock, Timer
+from gateway.clock import Clock
 from gateway.tracing.kept import LENGTH, SHUTDOWN_S, Count
 from gateway.tracing.order import Order
 from gateway.workers import environment
 
 COMMAND = (sys.executable, "-P", "-m", "gateway.tracing")
 MAX_BUFFER_BYTES = 4 << 20
-GATHER_S, MAX_GATHERED = 0.05, 256
-"""Requests wait so long for others, and are written together."""
 RESTART_S, MAX_RESTART_S = 1.0, 60.0
 TELL_EVERY_S = 60.0
 """So often a collector that takes nothing is spoken of."""
@@ -61,9 +59,6 @@ class Sender:
         self._variables = {name: value for name, value in environ.items() if name.startswith("OTEL_")}
         self._clock = clock
         self._transport: asyncio.WriteTransport | None = None
-        self._frames: list[bytes] = []
-        """Lengths and messages, to be written together."""
-        self._timer: Timer | None = None
         self._is_closing = False
         self.process: asyncio.subprocess.Process | None = None
         """The one that runs now."""
@@ -90,26 +85,14 @@ class Sender:
         """What is sent now is heard."""
         return self._transport is not None
 
-    def send(self, kept: bytes) -> None:
-        """One that was, as MessagePack. Never waits."""
+    def send(self, kept: Sequence[bytes]) -> None:
+        """Some that were, each as MessagePack; together, so that the process is woken no more often than need be.
+        Never waits."""
         transport = self._transport
         if transport is None or transport.get_write_buffer_size() > MAX_BUFFER_BYTES:
-            self.num_lost += 1
+            self.num_lost += len(kept)
             return
-        if not self._frames:
-            self._timer = self._clock.call_later(GATHER_S, self._flush)
-        self._frames += (LENGTH.pack(len(kept)), kept)
-        if len(self._frames) >= 2 * MAX_GATHERED:
-            self._flush()
-
-    def _flush(self) -> None:
-        """To the process; it is woken no more often than need be."""
-        frames, self._frames = self._frames, []
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        if self._transport is not None and frames:
-            self._transport.writelines(frames)
+        transport.writelines([frame for each in kept for frame in (LENGTH.pack(len(each)), each)])
 
     def heard(self, count: Count) -> None:
         """From the process that runs now."""
@@ -131,7 +114,6 @@ class Sender:
         async with alongside(self._keep_running()):
             yield
             self._is_closing = True
-            self._flush()
             if self._transport is not None:
                 transport, self._transport = self._transport, None
                 transport.close()

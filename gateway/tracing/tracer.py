@@ -6,32 +6,45 @@ import contextlib
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from aiohttp import web
 
 from gateway import head
-from gateway.clock import Clock
+from gateway.clock import Clock, Timer
+from gateway.flight import Flight
 from gateway.head import Head
 from gateway.ledger.entry import Entry
 from gateway.ledger.recent import Recent
-from gateway.protocol import Timed
-from gateway.traceparent import baggage_of, state_of, traceparent
+from gateway.traceparent import Parent, baggage_of, below, state_of, traceparent
 from gateway.tracing.content import asked_of, completion_of, prompt_of
-from gateway.tracing.journey import Journey
 from gateway.tracing.keeping import TAIL, Keeping, SamplerUnknown
 from gateway.tracing.kept import Kept, Noted, OfJourney, Row
 from gateway.tracing.lag import Lag
 from gateway.tracing.order import Order, TracingInvalid
-from gateway.tracing.rides import rides_of
+from gateway.tracing.rides import MAX_RIDES, flights_of, ride_of
 from gateway.tracing.sender import Sender
 from policies.settings import Settings
 
 TRACE_RESPONSE = "traceresponse"
 """Trace Context level 2: what the span is called that a kept request has here."""
-_of_journey: Callable[[Journey], Noted] = attrgetter(*OfJourney.__struct_fields__)
+GATHER_S, AT_ONCE = 0.05, 16
+"""Those that are worth a trace wait so long for others, and are told together: the first of them finds nothing of what
+that takes in the processor's caches. More at once would keep what they were answered from being used again while it is
+there."""
+_of_journey: Callable[[Head], Noted] = attrgetter(*OfJourney.__struct_fields__)
 _of_entry: Callable[[Entry], Any] = attrgetter(*Row.__struct_fields__)
+
+
+class Over(NamedTuple):
+    """A request that is over and worth a trace."""
+
+    noted: Head
+    method: str
+    status: int
+    ended_at: float
+    kept_for: str
 
 
 class Tracing:
@@ -48,9 +61,13 @@ class Tracing:
             raise TracingInvalid(str(error)) from None
         self._below, self._kept_for = self._keeping.below, self._keeping.kept_for
         self.sender = Sender(order, environ, clock)
+        self._clock = clock
         self._recent = recent
         self._encoder = msgspec.msgpack.Encoder()
         self._lag = Lag(clock)
+        self._over: list[Over] = []
+        self._timer: Timer | None = None
+        """They are told then."""
         self.num_kept = 0
         """Requests that were worth a trace."""
 
@@ -58,85 +75,102 @@ class Tracing:
     async def opened(self) -> AsyncIterator[None]:
         async with self.sender.opened():
             with self._lag.measured():
-                yield
+                try:
+                    yield
+                finally:
+                    self.flush()
 
     # A request's beginning and its end
 
-    def begin(self, noted: Head, request: web.Request) -> Journey:
+    def begin(self, noted: Head, request: web.Request) -> None:
         """Its handler runs."""
-        request_id, parent = noted.request_id, noted.parent
-        received_at = started_at = noted.started_at
-        connection = request.protocol
-        if connection.__class__ is Timed and connection.received_at:  # else it came by no connection, or with another
-            received_at, connection.received_at = connection.received_at, 0.0
+        request_id = noted.request_id
+        connection: Any = request.protocol
+        noted.received_at = connection.received_at or noted.started_at  # 0: it came with the one before it, or by none
+        connection.received_at = 0.0
         # A request's id is random where those of a trace and a span have to be, so whoever has the one has the others.
-        if parent is None:
+        if noted.parent is None:
             noted.trace_id = trace_id = request_id[4:]
-            is_sampled = trace_id[TAIL:] < self._below
-            journey = Journey(traceparent(trace_id, trace_id[16:], is_sampled), received_at, started_at, is_sampled)
+            noted.is_sampled = is_sampled = trace_id[TAIL:] < self._below
+            noted.traceparent = traceparent(trace_id, trace_id[16:], is_sampled)
         else:
-            is_sampled = self._keeping.is_sampled(parent.trace_id, parent.is_sampled)
-            own = traceparent(parent.trace_id, request_id[20:], is_sampled)
-            journey = Journey(own, received_at, started_at, is_sampled)
-            journey.parent_id = parent.span_id
-            journey.state, journey.baggage = state_of(request.headers), baggage_of(request.headers)
+            is_sampled = self._go_on(noted, noted.parent, request)
         # Of all others the trace's id is told only if they fail: who has the request's id has it, too.
         if is_sampled:
             also = noted.also
-            also[head.TRACE_ID] = journey.trace_id
-            also[TRACE_RESPONSE] = journey.traceparent
-        noted.journey = journey
-        return journey
+            also[head.TRACE_ID] = noted.traceparent[3:35]
+            also[TRACE_RESPONSE] = noted.traceparent
 
-    def beside(self, noted: Head, kind: str) -> Journey:
+    def _go_on(self, noted: Head, parent: Parent, request: web.Request) -> bool:
+        """With a trace that has begun elsewhere; whether it is sampled."""
+        noted.is_sampled = self._keeping.is_sampled(parent.trace_id, parent.is_sampled)
+        noted.traceparent = traceparent(parent.trace_id, noted.request_id[20:], noted.is_sampled)
+        noted.parent_id = parent.span_id
+        noted.state, noted.baggage = state_of(request.headers), baggage_of(request.headers)
+        return noted.is_sampled
+
+    def beside(self, before: Head, kind: str) -> Head:
         """What goes on behind a request has a span of its own below that request's, in the same trace."""
-        before, now = noted.journey, time.monotonic()
-        assert before is not None
+        noted = before.behind()
         span_id = f"{int(before.span_id, 16) ^ (1 << 63):016x}"
-        journey = Journey(traceparent(before.trace_id, span_id, before.is_sampled), now, now, before.is_sampled)
-        journey.parent_id, journey.state, journey.kind = before.span_id, before.state, kind
-        noted.journey = journey
-        return journey
+        noted.traceparent = below(before.traceparent, span_id)
+        noted.received_at, noted.is_sampled = time.monotonic(), before.is_sampled
+        noted.parent_id, noted.state, noted.kind = before.span_id, before.state, kind
+        return noted
 
-    def end(self, journey: Journey, noted: Head, request: web.Request, status: int) -> None:
+    def end(self, noted: Head, request: web.Request, status: int) -> None:
         """Its answer's last byte was written, or nobody waits for it any more."""
         ended_at = time.monotonic()
-        if journey.is_sampled:
-            why = "parent" if journey.parent_id and journey.kind == "request" else "sampled"
+        if noted.is_sampled:
+            why = "parent" if noted.parent_id and noted.kind == "request" else "sampled"
         else:
-            why = self._kept_for(status, journey.error, journey.entry, ended_at - journey.received_at)
-        if why:
-            self._tell(journey, noted, request, status, ended_at, why)
-        # A request lives as long as its connection waits for the next one; what it was answered need not.
-        journey.entry = journey.answer = journey.flights = None
-
-    def _tell(
-        self, journey: Journey, noted: Head, request: web.Request, status: int, ended_at: float, why: str
-    ) -> None:
-        """It is worth a trace."""
-        entry, answer, flights = journey.entry, journey.answer, journey.flights
+            why = self._kept_for(status, noted.error, noted.entry, ended_at - noted.received_at)
+            if not why:
+                # A request lives as long as its connection waits for the next one; what it was answered need not.
+                noted.answer = None
+                return
         self.num_kept += 1
+        over = self._over
+        over.append(Over(noted, request.method, status, ended_at, why))
+        if len(over) == AT_ONCE:
+            self.flush()
+        elif len(over) == 1:
+            self._timer = self._clock.call_later(GATHER_S, self.flush)
+
+    def flush(self) -> None:
+        """Those that are over are told, before anybody looks for one of them."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        over, self._over = self._over, []
+        unix_s = time.time() - time.monotonic()
+        self.sender.send([self._told(*each, unix_s) for each in over])
+
+    def _told(self, noted: Head, method: str, status: int, ended_at: float, kept_for: str, unix_s: float) -> bytes:
+        """As it is sent; ``recent`` has it by then."""
+        entry, answer, caller = noted.entry, noted.answer, noted.caller
+        noted.answer = None  # as in ``end``
         prompt = completion = fingerprint = response_id = ""
-        caller, sampling, asked = noted.caller, None, None
+        sampling, asked, flights = None, None, list[Flight]()
         if answer is not None:
-            asked = asked_of(answer.call)
+            asked, flights = asked_of(answer.call), flights_of(answer)
             fingerprint, response_id = answer.fingerprint, answer.id
             sampling = next(iter(answer.parts.values())).submit.sampling
-            if journey.shows_content and self._config.content:
+            if noted.shows_content and self._config.content:
                 most = self._config.max_content_bytes
                 prompt, completion = prompt_of(answer.call, most), completion_of(answer, most)
         kept = Kept(
-            *_of_journey(journey),
-            kept_for=why,
-            unix_s=time.time() - time.monotonic(),
+            *_of_journey(noted),
+            kept_for=kept_for,
+            unix_s=unix_s,
             ended_at=ended_at,
-            method=request.method,
+            method=method,
             route=noted.route,
             status=status,
             request_id=noted.request_id,
             lag_ms=self._lag.ms,
-            num_flights=0 if flights is None else len(flights),
-            rides=rides_of(flights),
+            num_flights=len(flights),
+            rides=[ride_of(flight) for flight in flights[:MAX_RIDES]],
             tenant_id="" if caller is None else caller.tenant_id,
             key_id="" if caller is None else caller.key_id,
             asked=asked,
@@ -147,9 +181,9 @@ class Tracing:
             prompt=prompt,
             completion=completion,
         )
-        body = self._encoder.encode(kept)
-        self.sender.send(body)
+        body = held = self._encoder.encode(kept)
         if entry is not None:
             if prompt or completion:
-                body = self._encoder.encode(msgspec.structs.replace(kept, prompt="", completion=""))
-            self._recent.keep(noted.request_id, body)
+                held = self._encoder.encode(msgspec.structs.replace(kept, prompt="", completion=""))
+            self._recent.keep(noted.request_id, held)
+        return body

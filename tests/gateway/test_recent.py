@@ -8,6 +8,7 @@ from itertools import pairwise
 import pytest
 from msgspec.msgpack import Decoder
 
+from gateway.journey import Journey
 from gateway.ledger.recent import Recent
 from gateway.spent import Spent
 from gateway.tracing.kept import Kept
@@ -47,7 +48,7 @@ def lies_end_to_end(parts):
 @pytest.mark.parametrize(
     ("tracing", "source", "names"),
     [
-        (settings.Tracing(), "gateway", ["prepare", *LINE]),
+        (settings.Tracing(), "gateway", [*BEFORE[1:], *LINE]),
         (settings.Tracing(endpoint=DEAF, sample_ratio=0.0, keep_missed=False), "gateway", [*BEFORE, *LINE]),
         (settings.Tracing(endpoint=DEAF, sample_ratio=1.0), "trace", [*BEFORE, "queue", "route", *LINE[1:]]),
     ],
@@ -83,8 +84,9 @@ async def test_what_was_asked_and_answered_is_not_held_on_to_with_a_trace(open_f
     tracing = settings.Tracing(endpoint=DEAF, sample_ratio=1.0, content=True)
     async with open_front(tracing=tracing, policies={"default": Policy(trace_content=True)}) as front:
         sent: list[bytes] = []
-        monkeypatch.setattr(front.gw.tracing.sender, "send", sent.append)
+        monkeypatch.setattr(front.gw.tracing.sender, "send", sent.extend)
         await asked(front)
+        front.gw.tracing.flush()
         ((_, kept),) = front.gw.ledger.recent._kept
         (told,) = sent
         contents = [(each.prompt != "", each.completion != "") for each in map(Decoder(Kept).decode, (told, kept))]
@@ -94,16 +96,17 @@ async def test_what_was_asked_and_answered_is_not_held_on_to_with_a_trace(open_f
 @pytest.mark.parametrize(
     ("row", "names"),
     [
-        ({"cache": "hit", "ttft_ms": 1.0, "duration_ms": 2.0}, ["prepare", "stream", "settle"]),
-        ({"cache": "shared", "ttft_ms": 1.0, "duration_ms": 2.0}, ["prepare", "shared", "settle"]),
-        ({"status": 503, "ttft_ms": None, "queue_ms": 0.0}, ["prepare", "queue", "settle"]),
-        ({"status": 502, "ttft_ms": None, "queue_ms": 0.1}, ["prepare", "queue", "worker", "settle"]),
-        ({"upstream": "far", "ttft_ms": 2.0, "queue_ms": 0.0}, ["prepare", "queue", "upstream", "stream", "settle"]),
+        ({"cache": "hit", "ttft_ms": 1.0, "duration_ms": 2.0}, ["auth", "stream", "settle"]),
+        ({"cache": "shared", "ttft_ms": 1.0, "duration_ms": 2.0}, ["auth", "shared", "settle"]),
+        ({"status": 503, "ttft_ms": None, "queue_ms": 0.0}, ["auth", "queue", "settle"]),
+        ({"status": 502, "ttft_ms": None, "queue_ms": 0.1}, ["auth", "queue", "worker", "settle"]),
+        ({"upstream": "far", "ttft_ms": 2.0, "queue_ms": 0.0}, ["auth", "queue", "upstream", "stream", "settle"]),
     ],
 )
 def test_each_way_through_the_house_has_its_own_parts(row, names):
-    recent, entry = Recent(1), an_entry(**{"duration_ms": 9.0, **row})
-    recent.note(entry, Spent(prefill_s=99.0, decode_s=99.0), None, 100.0, 100.001, 100.1)
+    recent, entry, journey = Recent(1), an_entry(**{"duration_ms": 9.0, **row}), Journey()
+    journey.started_at, journey.queue_at = 100.0, 100.001
+    recent.note(entry, Spent(prefill_s=99.0, decode_s=99.0), journey, 100.1)
     way = recent.way(entry.request_id)
     assert [part.name for part in way.parts] == names
     assert sum(part.duration_ms for part in way.parts) == pytest.approx(100)

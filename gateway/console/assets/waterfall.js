@@ -6,7 +6,7 @@ import { note, swatch, table } from "./ui.js";
 
 const WORDS = {
   receive: "Waited to be handled", auth: "Whose key it is", parse: "Body read", load: "Model loaded", render: "Prompt made", cache: "Looked for in the cache",
-  admit: "Limits checked", prepare: "Read, checked and let in", queue: "Waited in line", route: "Worker chosen", worker: "With the worker", upstream: "With another server",
+  admit: "Limits checked", queue: "Waited in line", route: "Worker chosen", worker: "With the worker", upstream: "With another server",
   shared: "Read along with an equal one", replay: "Told what was told before", stream: "Last words sent", settle: "Written into the ledger", "first token": "Until the first token",
 };
 const KINDS = [["the gateway", 2], ["waiting", 3], ["prefill", 4], ["decode", 1]];
