@@ -113,7 +113,8 @@ class Survival:
         chances = []
         survival, kind, right = 1.0, -1, 0.0
         for place in range(strength, strength + num_tokens):
-            if (at := kind_of(place)) != kind:
+            at = _KINDS[place] if place < len(_KINDS) else _KINDS[-1]
+            if at != kind:
                 kind, right = at, own.mean(_OWN_PRIOR * self._kinds[at].mean(), _OWN_PRIOR)
             survival *= right
             chances.append(survival)

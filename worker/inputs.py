@@ -128,10 +128,12 @@ def lay_out(spans: Sequence[Span], block_size: int) -> Laid:
             positions.append(start)
             slots.append(block_ids[start // block_size] * block_size + start % block_size)
         else:
-            places = np.arange(start, start + num_tokens)
-            positions.extend(places.tolist())
-            blocks = np.array(block_ids, dtype=np.int64)[places // block_size]
-            slots.extend((blocks * block_size + places % block_size).tolist())
+            end = start + num_tokens
+            positions.extend(range(start, end))
+            for block in range(start // block_size, -(-end // block_size)):
+                begin = block * block_size
+                at = block_ids[block] * block_size - begin  # of position 0, if the block were as long
+                slots.extend(range(at + max(start, begin), at + min(end, begin + block_size)))
         rows.extend(range(row + num_tokens - span.num_logits, row + num_tokens))
         if span.num_hidden:
             hidden += range(row + num_tokens - span.num_hidden, row + num_tokens)

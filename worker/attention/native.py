@@ -71,18 +71,16 @@ class NativeAttention:
         return [step]
 
     def _step_of(self, extents: Sequence[Extent], slots_at: int, num_tokens: int) -> Step:
-        """All but the slots, which are at that address, it holds. Without chunks, and where nothing is shared, there is
-        nothing of numpy's or torch's: behind a step that has read all weights their code is far away."""
+        """All but the slots, which are at that address, it holds. Where nothing is shared, there is nothing of numpy's
+        or torch's: behind a step that has read all weights their code is far away."""
         decodes = [extent for extent in extents if extent.num_tokens <= self._max_decode_tokens]
         rows, lengths, tables = array("i"), array("i"), array("i")
         width = _width(decodes)
         for row, count, start, block_ids in decodes:
-            unused = bytes(tables.itemsize * (width - len(block_ids)))
             for place in range(count):
                 rows.append(row + place)
                 lengths.append(start + place + 1)
-                tables.extend(block_ids)
-                tables.frombytes(unused)
+                _add_table(tables, block_ids, width)
         step = Step.from_buffer_copy(self._always)
         step.num_tokens, step.slots = num_tokens, slots_at
         step.num_decodes, step.rows, step.lengths = len(rows), rows.buffer_info()[0], lengths.buffer_info()[0]
@@ -96,12 +94,12 @@ class NativeAttention:
             step.held += shares, sharers
         if len(decodes) < len(extents):
             chunks = [extent for extent in extents if extent.num_tokens > self._max_decode_tokens]
-            places = np.array([(chunk.row, chunk.num_tokens, chunk.start) for chunk in chunks], dtype=np.int32)
-            chunk_tables = np.empty((len(chunks), _width(chunks)), dtype=np.int32)
-            for table, chunk in zip(chunk_tables, chunks, strict=True):
-                table[: len(chunk.block_ids)] = chunk.block_ids
-            step.num_chunks, step.chunks = len(chunks), places.ctypes.data
-            step.chunk_tables, step.chunk_table_stride = chunk_tables.ctypes.data, chunk_tables.shape[1]
+            places, chunk_tables, width = array("i"), array("i"), _width(chunks)
+            for row, count, start, block_ids in chunks:
+                places.extend((row, count, start))
+                _add_table(chunk_tables, block_ids, width)
+            step.num_chunks, step.chunks = len(chunks), places.buffer_info()[0]
+            step.chunk_tables, step.chunk_table_stride = chunk_tables.buffer_info()[0], width
             step.held += places, chunk_tables
         return step
 
@@ -136,6 +134,11 @@ def beginnings(tables: Numbers, lengths: Numbers, block_size: int) -> tuple[Numb
 
 def _width(extents: Sequence[Extent]) -> int:
     return max([len(extent.block_ids) for extent in extents], default=0)
+
+
+def _add_table(tables: array[int], block_ids: Sequence[int], width: int) -> None:
+    tables.extend(block_ids)
+    tables.frombytes(bytes(tables.itemsize * (width - len(block_ids))))
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from worker.attention import NativePlan, TwoPools
+from worker.attention import TwoPools
 from worker.attention.windowed import FULL, WINDOWED
 from worker.kv_cache import KVCache
 from worker.models.additions import Grouped
@@ -95,6 +95,8 @@ class Whole:
         )
         self._memory, self._room = torch.empty(0, dtype=torch.uint8), (0, 0, 0)
         """And for how many tokens, with adapters of which rank, it was last asked for, and its address."""
+        self._logits = torch.empty((0, architecture.vocab_size))
+        """Where ``follow`` computes them."""
         self.adds_to_sums = any(
             isinstance(linear, PlainLinear)
             for layer in decoder.layers
@@ -168,38 +170,44 @@ class Whole:
         return softcapped(logits, cap), maxima
 
     def follow(
-        self, token_ids: Tensor, positions: Tensor, rows: Tensor, first: NativePlan, later: NativePlan, lengths: Tensor
-    ) -> Tensor:
+        self,
+        token_ids: array[int],
+        positions: array[int],
+        rows: array[int],
+        first: Step,
+        later: Step,
+        lengths: array[int],
+    ) -> list[int]:
         """A step of ``token_ids``, then several of what is likeliest after each of its ``rows`` [n], and so on.
 
-        positions i64: of the first step's tokens, and behind them [num_later, n] of the later ones'; ``later``: their
-        plan, with slots for them all; lengths [num_later, n] i32. Returns [1 + num_later, n] i64.
+        positions: of the first step's tokens, and behind them [num_later, n] of the later ones'; ``later``: of the
+        first of these, with slots for them all; lengths [num_later, n] i32. Returns [1 + num_later, n], end to end.
         """
-        architecture, num, num_tokens = self._decoder.architecture, len(rows), len(token_ids)
-        chosen = torch.empty((1 + len(lengths), num), dtype=torch.int64)
+        vocab_size, num, num_tokens = self._decoder.architecture.vocab_size, len(rows), len(token_ids)
+        chosen = (c_int64 * (num + len(lengths)))()
         for angles in self._angles:
-            angles.learn(positions.tolist())
-        logits = torch.empty((num, architecture.vocab_size), dtype=torch.float32)
-        every = torch.arange(num)
-        own, more = (
-            Pass(
-                token_ids=token_ids.data_ptr(),
-                rows=own_rows.data_ptr(),
-                num_logits=num,
-                positions=own_positions.data_ptr(),
-                cosines=ctypes.addressof(self._cosines),
-                sines=ctypes.addressof(self._sines),
-                logits=logits.data_ptr(),
-                maxima=None,
-                memory=self._room_for(num_tokens),
-            )
-            for own_rows, own_positions in ((rows, positions), (every, positions[num_tokens:]))
+            angles.learn(positions)
+        if len(self._logits) < num:
+            self._logits = torch.empty((num, vocab_size))
+        own = Pass(
+            token_ids=token_ids.buffer_info()[0],
+            rows=rows.buffer_info()[0],
+            num_logits=num,
+            positions=positions.buffer_info()[0],
+            cosines=ctypes.addressof(self._cosines),
+            sines=ctypes.addressof(self._sines),
+            logits=self._logits.data_ptr(),
+            maxima=None,
+            memory=self._room_for(num_tokens),
         )
-        step = Step.from_buffer_copy(later.step)
-        step.num_tokens, step.lengths = num, lengths.data_ptr()
-        following = Following(len(lengths), architecture.vocab_size, chosen.data_ptr())
-        self._library.follow(self._network, first.step, own, step, more, following)
-        return chosen
+        every = array("q", range(num))
+        more = Pass.from_buffer_copy(own)
+        more.rows, more.positions = every.buffer_info()[0], own.positions + positions.itemsize * num_tokens
+        step = Step.from_buffer_copy(later)
+        step.num_tokens, step.lengths = num, lengths.buffer_info()[0]
+        following = Following(len(lengths) // num, vocab_size, ctypes.addressof(chosen))
+        self._library.follow(self._network, first, own, step, more, following)
+        return chosen[:]
 
     def _room_for(self, num_tokens: int, rank: int = 0) -> int:
         """Memory for a pass of so many tokens, with adapters of such a rank at most; its address."""

@@ -16,10 +16,9 @@ struct Following {
 };
 
 inline int64_t likeliest(const float* logits, int64_t size) {
-    float top = logits[0];
-#pragma omp simd reduction(max : top)
-    for (int64_t i = 0; i < size; ++i) top = std::max(top, logits[i]);
-    return std::find(logits, logits + size - 1, top) - logits;
+    Floats tops = Floats{} - INFINITY;
+    sweep<float>(size, [&](auto place) { tops = larger(first_of(place.get_from(logits), place.count), tops); });
+    return std::find(logits, logits + size - 1, largest(tops, tops)) - logits;
 }
 
 // One of the steps that follow.

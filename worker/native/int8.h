@@ -22,6 +22,7 @@ constexpr int TASK_PANELS = 8;         // of many rows
 constexpr int STEPS = 7;               // of a panel, that stay in the first cache
 constexpr int AHEAD = 4096;            // bytes by which a panel is fetched before it is multiplied, into the second cache
 constexpr int NEAR = 512;              // the same, into the first
+constexpr int64_t KEPT = 1 << 20;      // bytes of a matrix that one thread finds in its second cache again
 constexpr int SOME_AHEAD = 4096;       // the same, where several rows are multiplied by vectors
 constexpr int TILES_AHEAD = 1024;      // the same, by tiles
 
@@ -98,7 +99,8 @@ struct Product {
         }
     }
 
-    // One row of a panel, as it lies in memory.
+    // One row of a panel, as it lies in memory. ARRIVES: from there, not from a cache.
+    template <bool ARRIVES>
     void one(int64_t panel) const {
         const int8_t* from = x.row(0);
         const uint8_t* tile = matrix.panel_at(panel);
@@ -108,8 +110,7 @@ struct Product {
             for (int half = 0; half < 2; ++half, tile += TILE_BYTES) {
 #pragma GCC unroll 16
                 for (int quad = 0; quad < SIDE; ++quad) {
-                    fetch(tile + AHEAD + quad * 64);
-                    __builtin_prefetch(tile + NEAR + quad * 64);
+                    if (ARRIVES) fetch(tile + AHEAD + quad * 64), __builtin_prefetch(tile + NEAR + quad * 64);
                     __m512i& sum = sums[half][quad % 2];
                     sum = _mm512_dpbusd_epi32(sum, _mm512_load_si512(tile + quad * 64), four_of(from + step * TILE_BYTES + quad * 4));
                 }
@@ -163,7 +164,7 @@ struct Product {
     // All rows of a panel, by VNNI.
     void all(int64_t panel) const {
         switch (rows) {
-            case 1: return one(panel);
+            case 1: return one<true>(panel);
             case 2: return some<2, true>(0, panel);
             case 3: return some<3, true>(0, panel);
             case 4: return some<4, true>(0, panel);
@@ -347,7 +348,8 @@ struct Product {
             return team.each_apart(panels, at_once, [&](int64_t panel) { stream(panel); });
         }
 #endif
-        team.each_apart(panels, at_once, [&](int64_t panel) { all(panel); });
+        const bool is_kept = team.size() == 1 && matrix.deep() * matrix.columns <= KEPT;
+        team.each_apart(panels, at_once, [&](int64_t panel) { rows == 1 && is_kept ? one<false>(panel) : all(panel); });
     }
 };
 

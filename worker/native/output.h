@@ -26,7 +26,13 @@ struct Output {
             // Of the rounded numbers, as when the two were columns of y.
             return store((bf16*)y + row * (columns / 2) + left, gated<bf16>(as_stored(low), as_stored(high), activation));
         }
-        if (result == WIDE || left + apart + WIDTH > columns) return put_some(row, columns, left, apart, low, high);
+        if (left + apart + WIDTH > columns) return put_some(row, columns, left, apart, low, high);
+        if (result == WIDE) {
+            float* to = (float*)y + row * columns + left;
+            store(to, low), store(to + apart, high);
+            if (maxima) put_maximum(row, columns, left, largest(low, high));
+            return;
+        }
         bf16* to = (bf16*)y + row * columns + left;
         if (result == ADDED) low = load(to) + as_stored(low), high = load(to + apart) + as_stored(high);
         store(to, low), store(to + apart, high);

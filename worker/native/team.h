@@ -55,6 +55,10 @@ class Team {
     // All tasks [0, count), up to ``at_once`` in a row; returns when all are done.
     template <typename Body>
     void each(int64_t count, int64_t at_once, const Body& body) {
+        if (size_ == 1) {
+            for (int64_t task = 0; task < count; ++task) body(task);
+            return;
+        }
         const int64_t begin = begin_, end = begin_ += count;
         for (int64_t at = shared_.next.load(); at < end;) {
             const int64_t stop = std::min(at + at_once, end);

@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Run
+from itertools import zip_longest
 from typing import NamedTuple, Self
 
 from policies import settings
@@ -324,9 +325,8 @@ class Speculation:
         asked = list(expected)
         if not survival.is_known:
             asked = asked[:MAX_STRANGERS]
-        longest = max(nums[sequence] for sequence in asked)
-        rows = [expected[sequence] for sequence in asked]
-        chances = [sum([row[place] for row in rows if place < len(row)]) / len(asked) for place in range(longest)]
+        together = zip_longest(*[expected[sequence] for sequence in asked], fillvalue=0.0)
+        chances = [sum(each) / len(asked) for each in together]
         others = [each for sequence, each in best.items() if sequence not in expected]
         worth = self._num_decodes + sum([sum(each.chances) for each in others])
         with_others_s = step_s + token_s * sum([len(each.chances) for each in others])

@@ -67,8 +67,10 @@ class Durations:
         return first_s + (num_tokens - 1) * each_s
 
     def _nearest(self, num_sequences: int) -> tuple[float, float]:
-        kind = num_sequences.bit_length()
-        return self._known[min(self._known, key=lambda known: abs(known - kind))] if self._known else (0.0, 0.0)
+        kind, known = num_sequences.bit_length(), self._known
+        if kind not in known and known:
+            kind = min(known, key=lambda other: abs(other - kind))
+        return known.get(kind, (0.0, 0.0))
 
 
 class ModelDrafter:
@@ -139,7 +141,7 @@ class ModelDrafter:
         if not ready:
             self._runner.forward(spans)
             return drafts
-        rows = follow(self._runner, spans, num).tolist()
+        rows = follow(self._runner, spans, num)
         for (place, text), *token_ids in zip(ready, *rows, strict=True):
             text.ahead = token_ids[:-1]
             drafts[place] = Draft(token_ids[: num_tokens[place]], 0)
