@@ -72,8 +72,8 @@ class Engine(Section, frozen=True):
     """Of those, prompt tokens beside answers being written: fewer keep streams smoother, more start answers sooner."""
     max_slowdown: Annotated[float, Meta(ge=0)] = 1.8
     """Fewer still, so that a step takes at most so many times as long as its answers alone would (more where several
-    prompts wait beside few answers, or where a first token would be late and the answers are ahead of what their
-    classes promise for a token; less where that promise is tighter); 0: no such limit."""
+    prompts wait, or where a first token would be late and the answers are ahead of what their classes promise for a
+    token; less where that promise is tighter); 0: no such limit."""
     max_preemptions: NonNegative = 3
     """So often a sequence is put back for others, and has to compute again what it lost of its KV; then no more, unless
     nobody could move otherwise."""

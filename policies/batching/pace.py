@@ -19,8 +19,11 @@ from policies.costs import StepCosts
 
 MIN_CHUNK = 16
 """Tokens that the first prompt in its turn gets in any step, however dear: it must arrive one day."""
-BURST_WEIGHT = 8
+BURST_WEIGHT = 32
 """Of several who wait for a first token, each but the first counts as much as so many who wait for their next one."""
+BURST_S, BURST_SLOWDOWN = 0.3, 4.0
+"""That is what prompts get for it at most, or so many times what the answers alone take: longer steps make nothing
+sooner, and streams uneven."""
 MARGIN = 0.9
 """Of a promised gap: who may pause does where a step would take longer, since some take longer than predicted."""
 RESERVE = 0.25
@@ -136,9 +139,12 @@ class Pace:
         self._most_s = min(self._most_s, max(least_s, latest_s - alone_s))
         self._usual_s = min(self._most_s, max(least_s, smooth_s - alone_s))
         if limits.max_slowdown:
-            # One prompt keeps to its share; sparing a few streams from a burst of prompts would make the many wait.
-            patience = max(1.0, BURST_WEIGHT * (num_prompts - 1) / num_decodes)
-            self._usual_s = min(self._usual_s, alone_s * (limits.max_slowdown - 1.0) * patience)
+            # One prompt keeps to its share. Were several spread over many steps, the first would have ended before the
+            # last begin; and a step of few answers takes hardly less than one of many.
+            share_s = alone_s * (limits.max_slowdown - 1.0)
+            burst_s = share_s * BURST_WEIGHT * (num_prompts - 1) / num_decodes
+            most_s = max(BURST_S, BURST_SLOWDOWN * alone_s)
+            self._usual_s = min(self._usual_s, max(share_s, min(burst_s, most_s)))
             if not is_promised:
                 self._most_s = self._usual_s
 

@@ -48,18 +48,19 @@ def test_a_first_token_in_danger_may_have_all_that_the_streams_are_ahead_of_thei
 
 
 def test_a_burst_of_prompts_gets_the_longer_share_beside_few_streams_but_breaks_no_promise():
-    costs = a_machine_that_takes(decode_s=1e-3, token_s=1e-4)
-
-    def num_tokens(num_decodes, num_waiting, **promise):
+    def num_tokens(num_decodes, num_waiting, token_s=1e-4, **promise):
+        costs = a_machine_that_takes(decode_s=1e-3, token_s=token_s)
         running = [*(decoding(arrival, **promise) for arrival in range(num_decodes)), prefilling(98, 5000)]
         waiting = [newcomer(99 + number, 5000, blocks=999) for number in range(num_waiting)]
         return chunk_of(plan(running, waiting, 10, PACED, costs, due=99.0), 98)
 
     assert num_tokens(1, 0) < 20
     assert 75 <= num_tokens(8, 0) <= 85
-    assert 75 <= num_tokens(8, 1) <= 85
-    assert 230 <= num_tokens(8, 3) <= 250
-    assert 110 <= num_tokens(8, 3, tpot_s=0.02) <= 125
+    assert 310 <= num_tokens(8, 1) <= 330  # 32 ms, four times their share
+    assert 310 <= num_tokens(32, 1) <= 330  # no more than that share
+    assert 950 <= num_tokens(8, 3) <= 990
+    assert 290 <= num_tokens(8, 15, token_s=1e-3) <= 300  # the longest step of a burst
+    assert 110 <= num_tokens(8, 15, tpot_s=0.02) <= 125
 
 
 def test_the_farther_into_a_prompt_the_shorter_its_chunks():
