@@ -100,7 +100,7 @@ OpenFront = Callable[..., AbstractAsyncContextManager[Front]]
 
 
 @pytest.fixture
-def open_front(tmp_path: Path) -> OpenFront:
+def open_front(tmp_path: Path, data_dir: Path) -> OpenFront:
     """``async with open_front(server=..., peer=...)``: a gateway with settings of its own."""
 
     @contextlib.asynccontextmanager
@@ -116,7 +116,6 @@ def open_front(tmp_path: Path) -> OpenFront:
         peer = peer or Peer()
         source = model_directory(tmp_path / "model", **(model or {}))
         server = msgspec.structs.replace(sections.pop("server", settings.Server()), port=0)
-        data_dir = tmp_path / "data"
         config = settings.Settings(
             server=server,
             store=sections.pop("store", settings.Store(data_dir=str(data_dir))),

@@ -24,19 +24,19 @@ from tests.residents import visiting
 REVISIONS = sorted(path.name[:4] for path in migrations.DIRECTORY.glob("0*.py"))
 
 
-async def test_an_empty_database_is_brought_up_to_date_and_a_second_start_changes_nothing(store_settings):
-    async with store.opened(store_settings) as rooms:
+async def test_an_empty_database_is_brought_up_to_date_and_a_second_start_changes_nothing(new_store):
+    async with store.opened(new_store) as rooms:
         assert rooms.applied == REVISIONS
-    async with store.opened(store_settings) as rooms:
+    async with store.opened(new_store) as rooms:
         assert rooms.applied == []
 
 
-async def test_the_migrated_schema_is_the_one_that_the_code_knows(store_settings):
+async def test_the_migrated_schema_is_the_one_that_the_code_knows(new_store):
     def differences(connection: sa.Connection) -> list[object]:
         context = MigrationContext.configure(connection, opts={"compare_type": True, "compare_server_default": True})
         return compare_metadata(context, store.metadata)
 
-    async with store.opened(store_settings) as rooms, rooms.engine.connect() as connection:
+    async with store.opened(new_store) as rooms, rooms.engine.connect() as connection:
         assert await connection.run_sync(differences) == []
         assert await connection.run_sync(checks) == {
             "install": {"install_is_one_row"},
@@ -74,10 +74,10 @@ async def test_the_migrated_schema_is_the_one_that_the_code_knows(store_settings
         }
 
 
-async def test_tenants_and_keys_of_an_older_store_come_along(store_settings):
+async def test_tenants_and_keys_of_an_older_store_come_along(new_store):
     """They are in an organization then, and have the policy that the settings call "default"."""
     secret = b"s" * 32
-    os.makedirs(store_settings.data_dir)
+    os.makedirs(new_store.data_dir)
 
     def fill(connection: sa.Connection) -> None:
         command.upgrade(migrations.config_of(connection), "0002")
@@ -93,10 +93,10 @@ async def test_tenants_and_keys_of_an_older_store_come_along(store_settings):
             text = "INSERT INTO keys VALUES (:id, :tenant, :kind, 'a name', :hash, '', '', 5, :revoked)"
             connection.execute(sa.text(text), row)
 
-    async with visiting(store_settings) as old, old.engine.begin() as connection:
+    async with visiting(new_store) as old, old.engine.begin() as connection:
         await connection.run_sync(fill)
     limits = Limits(requests_per_minute=7)
-    async with store.opened(store_settings) as rooms:
+    async with store.opened(new_store) as rooms:
         assert rooms.applied[0] == "0003"
         assert await bootstrap(rooms, {}, {"default": Policy(limits=limits), "gold": Policy()}) is None
         directory = await Directory.load(rooms, Clock())

@@ -57,14 +57,14 @@ def rows_of(connection: sa.Connection) -> Tables:
 
 
 @pytest.mark.parametrize("revision", ["0001", "0002", "0003", "0004", "0005"])
-async def test_every_row_comes_along_with_all_that_it_had(store_settings, revision):
-    os.makedirs(store_settings.data_dir)
-    async with visiting(store_settings) as old, old.engine.begin() as connection:
+async def test_every_row_comes_along_with_all_that_it_had(new_store, revision):
+    os.makedirs(new_store.data_dir)
+    async with visiting(new_store) as old, old.engine.begin() as connection:
         before = await connection.run_sync(fill, revision)
     assert {name: len(rows) for name, rows in before.items() if name not in ("install", "changes")} == {
         name: NUM_ROWS - 1 for name in before if name not in ("install", "changes")
     }
-    async with store.opened(store_settings) as rooms, rooms.engine.begin() as connection:
+    async with store.opened(new_store) as rooms, rooms.engine.begin() as connection:
         assert min(rooms.applied) > revision
         after = await connection.run_sync(rows_of)
     for name, rows in before.items():
@@ -73,12 +73,12 @@ async def test_every_row_comes_along_with_all_that_it_had(store_settings, revisi
         assert [row for row in rows if row not in kept] == [], name
 
 
-async def test_a_ledger_that_knew_no_chains_goes_on_in_one(store_settings):
+async def test_a_ledger_that_knew_no_chains_goes_on_in_one(new_store):
     """Its rows count, are followed, and stay what cannot be verified."""
-    os.makedirs(store_settings.data_dir)
-    async with visiting(store_settings) as old, old.engine.begin() as connection:
+    os.makedirs(new_store.data_dir)
+    async with visiting(new_store) as old, old.engine.begin() as connection:
         before = (await connection.run_sync(fill, "0002"))["ledger"]
-    async with store.opened(store_settings) as rooms:
+    async with store.opened(new_store) as rooms:
         writer, chain = writer_for(rooms), await open_chain(rooms)
         await writer.write([chain.extend(an_entry(), 5) for _ in range(3)])
         await writer.close()
