@@ -7,12 +7,14 @@ from urllib.parse import quote
 
 import pytest
 
+from gateway import trials
 from policies import settings, wire
 from tests.builders import until
 from tests.conftest import PATIENT_MS
 from tests.gateway.desk import Desk
 
 LIMITED = {"limits": {"requests_per_minute": 5}}
+NO_STEPS = "from gateway import trials; trials.simulation.MAX_STEPS = 0; trials.main()"
 
 
 @pytest.fixture
@@ -237,12 +239,22 @@ async def test_a_trial_that_cannot_be_run_names_what_is_wrong(desk):
         reply = await desk("POST", "policies/default/trial", body)
         assert (reply.status, reply.fields()) == (400, fields), body
     assert (await desk("POST", "policies/none/trial", {"arrivals": [arrival]})).status == 404
-    long = arrival | {"num_completion_tokens": 10_000_000}
-    slow = {"demo": {"num_blocks": 100_000_000, "max_step_tokens": 1}}
-    reply = await desk(
-        "POST", "policies/default/trial", {"arrivals": [long | {"at_s": i} for i in range(9)], "workers": slow}
-    )
-    assert reply.status in (200, 400)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [
+        ("LIMIT_S", 0.01, "More than 0.01 s"),  # its process has not even begun by then
+        ("COMMAND", (*trials.COMMAND[:-2], "-c", NO_STEPS), "More than 0 steps"),
+    ],
+)
+async def test_a_trial_that_takes_too_long_is_given_up(desk, monkeypatch, name, value, says):
+    monkeypatch.setattr(trials, name, value)
+    arrival = {"at_s": 0, "tenant": "a", "model": "demo", "num_prompt_tokens": 1, "num_completion_tokens": 100}
+    reply = await desk("POST", "policies/default/trial", {"arrivals": [arrival]})
+    assert (reply.status, reply.fields()) == (400, ["arrivals"])
+    assert says in reply.body["detail"]
+    assert not desk.front.gw.trials.is_busy
 
 
 async def test_a_trial_ends_when_nobody_waits_for_it(desk):
