@@ -244,7 +244,7 @@ class _Reader:
             value = words[alone]
             if alone == "$ref":
                 part.refers = schema
-                part.one_of = [self._part(self._found(value))]
+                part.one_of = [self._part(self._referred(value))]
             elif not isinstance(value, list) or not value or (alone == "allOf" and len(value) > 1):
                 raise _NotKnown
             else:
@@ -343,19 +343,27 @@ class _Reader:
             raise _NotKnown
         return num + _QUOTES + (_FORMAT if "format" in words else 0)
 
-    def _found(self, reference: Any) -> Any:
-        if not isinstance(reference, str) or not (reference == "#" or reference.startswith("#/")):
-            raise _NotKnown
-        node = self._root
-        for step in reference[2:].split("/") if len(reference) > 1 else ():
-            step = step.replace("~1", "/").replace("~0", "~")
-            if "%" in step:
-                raise _NotKnown
-            try:
-                node = node[int(step)] if isinstance(node, list) else node[step]
-            except (LookupError, ValueError, TypeError):
-                raise _NotKnown from None
-        return node
+    def _referred(self, reference: Any) -> Any:
+        try:
+            return referred(self._root, reference)
+        except LookupError:
+            raise _NotKnown from None
+
+
+def referred(root: Any, reference: Any) -> Any:
+    """What a schema's ``$ref`` stands for. Raises LookupError where that is not known."""
+    if not isinstance(reference, str) or not (reference == "#" or reference.startswith("#/")):
+        raise LookupError(reference)
+    node = root
+    for step in reference[2:].split("/") if len(reference) > 1 else ():
+        step = step.replace("~1", "/").replace("~0", "~")
+        if "%" in step:
+            raise LookupError(reference)
+        try:
+            node = node[int(step)] if isinstance(node, list) else node[step]
+        except (ValueError, TypeError):
+            raise LookupError(reference) from None
+    return node
 
 
 def patterns_of(schema: Any) -> list[str]:

@@ -1,5 +1,6 @@
-"""Masks that are kept by where in an expression an answer is."""
+"""Masks that are kept by where in its grammar an answer is."""
 
+import json
 import random
 
 import numpy as np
@@ -9,8 +10,9 @@ from llguidance import LLMatcher
 from policies import wire
 from policies.grammar import spelled
 from tests.worker.guided import EOS, VOCAB_SIZE, Guided, guided_model
+from tests.worker.schemas import a_schema
 from worker.grammar import places, store
-from worker.grammar.places import NOWHERE, places_of
+from worker.grammar.places import NOWHERE, KeptMasks, places_of
 from worker.grammar.vocabulary import read_vocabulary
 
 SOURCES = [
@@ -19,6 +21,26 @@ SOURCES = [
     r"(naïve|[a-f]{2,9}[0-9 ]+|東京.*|forced words)+",
     "(a?){12}b|[-a-]+/",
 ]
+SCHEMA = {
+    "$defs": {"tag": {"type": "string", "pattern": "^[a-z]{1,4}(-[0-9]{1,3})?$"}},
+    "type": "array",
+    "maxItems": 3,
+    "items": {
+        "type": "object",
+        "properties": {
+            "kind": {"enum": ["a", "bc", "bd", 7, None]},
+            "name": {"type": "string", "minLength": 2, "maxLength": 6},
+            "size": {"type": "integer", "minimum": 0, "maximum": 150},
+            "tags": {"type": "array", "items": {"$ref": "#/$defs/tag"}, "minItems": 1},
+            "more": {"anyOf": [{"type": "null"}, {"type": "string"}, {"$ref": "#/properties/none"}]},
+        },
+        "required": ["kind", "tags"],
+        "additionalProperties": False,
+    },
+    "properties": {"none": {"type": "object", "additionalProperties": {"type": "number"}}},
+}
+MARKS = (b'"', b"]", b"}", b":", b",")
+NUM_SCHEMAS = 100
 NUM_WALKS, NUM_TOKENS = 40, 60
 
 
@@ -27,45 +49,67 @@ def path(tmp_path_factory):
     return guided_model(tmp_path_factory.mktemp("guided"))
 
 
-@pytest.mark.parametrize("source", SOURCES)
-def test_wherever_two_answers_are_at_one_place_the_same_may_follow(path, source):
-    vocabulary = read_vocabulary(path, VOCAB_SIZE, [EOS])
-    grammar = wire.Grammar("regex", source)
-    beginning, known = LLMatcher(vocabulary, spelled(grammar), log_level=0), places_of(grammar, vocabulary)
+@pytest.fixture
+def vocabulary(path):
+    return read_vocabulary(path, VOCAB_SIZE, [EOS])
+
+
+def num_met_again(vocabulary, grammar, num_walks=NUM_WALKS):
+    """Answers by chance, each of whose places has the mask that it had in the answers before."""
+    beginning, known = LLMatcher(vocabulary, spelled(grammar), log_level=0), places_of(grammar, vocabulary, KeptMasks())
+    assert known is not None
     masks: dict[int, bytes] = {}
     num_again = 0
-    for seed in range(NUM_WALKS):
+    for seed in range(num_walks):
         chance, matcher, place = random.Random(seed), beginning.deep_copy(), known.begin
         for _ in range(NUM_TOKENS):
             forced, mask = matcher.compute_ff_tokens(), matcher.compute_bitmask()
             if matcher.is_stopped():
                 break
             # How what must come is cut depends on what was before.
-            if place != NOWHERE and not forced:
+            if known.tells(place) and not forced:
                 num_again += place in masks
-                assert masks.setdefault(place, mask) == mask, (source, seed)
+                assert masks.setdefault(place, mask) == mask, (grammar, seed)
             bits = np.unpackbits(np.frombuffer(mask, dtype=np.uint8), bitorder="little")
-            token_id = chance.choice(np.flatnonzero(bits).tolist())
+            may_come = np.flatnonzero(bits).tolist()
+            # Texts end sooner than by chance.
+            marks = [each for each in may_come if vocabulary.decode_bytes([each])[:1] in MARKS] or may_come
+            token_id = chance.choice(marks if chance.random() < 0.3 else may_come)
             if token_id == EOS:
                 break
             assert matcher.consume_token(token_id)
-            place = known.after(place, token_id)
-    assert num_again > 100
+            place = known.after(place, [token_id])
+    return num_again
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_wherever_two_answers_are_at_one_place_the_same_may_follow(vocabulary, source):
+    assert num_met_again(vocabulary, wire.Grammar("regex", source)) > 100
+
+
+def test_and_so_it_is_in_schemas(vocabulary):
+    num_again = num_met_again(vocabulary, wire.Grammar("json_schema", json.dumps(SCHEMA), True))
+    assert num_again > 200
+    for seed in range(NUM_SCHEMAS):
+        grammar = wire.Grammar("json_schema", json.dumps(a_schema(random.Random(seed))), seed % 2 == 0)
+        num_again += num_met_again(vocabulary, grammar, 4)
+    assert num_again > 1500
 
 
 @pytest.mark.parametrize("top_k", [0, VOCAB_SIZE])
 def test_answers_are_the_same_with_masks_that_are_kept_few_that_are_and_none(path, monkeypatch, top_k):
     told, num_made = [], []
-    for max_masks in (32, 2, None):
-        if max_masks is None:
+    for max_bytes in (1 << 20, 128, None):
+        if max_bytes is None:
             monkeypatch.setattr(store, "places_of", lambda *grammar: None)
         else:
-            monkeypatch.setattr(places, "MAX_MASKS", max_masks)
+            monkeypatch.setattr(places, "MAX_MASK_BYTES", max_bytes)
         guided = Guided(path, max_sequences=16, deterministic=True)
         guided.engine.speculates = False
         for seed in range(12):
             asked = {"max_tokens": 50, "seed": seed, "temperature": seed % 3 / 2, "min_tokens": seed, "top_k": top_k}
             guided.submit(f"s{seed}", "regex", SOURCES[seed % len(SOURCES)], **asked)
+            guided.submit(f"j{seed}", "json_schema", json.dumps(SCHEMA), is_strict=seed % 2 == 0, **asked)
         guided.run()
         guided.close()
         assert not guided.failures
@@ -75,21 +119,57 @@ def test_answers_are_the_same_with_masks_that_are_kept_few_that_are_and_none(pat
     assert num_made[0] < num_made[2]
 
 
-def test_what_is_not_read_or_has_too_many_states_is_nowhere(path, monkeypatch):
-    vocabulary = read_vocabulary(path, VOCAB_SIZE, [EOS])
-    for kind, source in (("regex", "[]a]b"), ("regex", "(?i)a"), ("regex", "a^b"), ("choice", '["a"]')):
-        assert places_of(wire.Grammar(kind, source), vocabulary) is None
-    known = places_of(wire.Grammar("regex", "[a-zé]+"), vocabulary)
+def test_what_is_not_read_or_has_too_many_states_is_nowhere(vocabulary, monkeypatch):
+    kinds = ("regex", "[]a]b"), ("regex", "(?i)a"), ("regex", "a^b"), ("choice", '["a"]'), ("json_schema", "{}")
+    for kind, source in kinds:
+        assert places_of(wire.Grammar(kind, source), vocabulary, KeptMasks()) is None
+    known = places_of(wire.Grammar("regex", "[a-zé]+"), vocabulary, KeptMasks())
     plain, other = (vocabulary.tokenize_str(text)[0] for text in "aé")
-    assert known.after(known.begin, plain) != NOWHERE
-    assert known.after(known.after(known.begin, plain), other) == NOWHERE
-    monkeypatch.setattr(places, "MAX_STATES", 40)
-    known = places_of(wire.Grammar("regex", "(a?){30}"), vocabulary)
-    assert known.after(known.begin, plain) == NOWHERE
+    assert known.after(known.begin, [plain]) != NOWHERE
+    assert known.after(known.begin, [plain, other]) == NOWHERE
+    monkeypatch.setattr(places, "MAX_WEIGHT", 60)
+    known = places_of(wire.Grammar("regex", "(a?){30}"), vocabulary, KeptMasks())
+    assert known.after(known.begin, [plain]) == NOWHERE
 
 
-def test_tokens_that_must_come_have_bytes_that_must(path):
-    vocabulary = read_vocabulary(path, VOCAB_SIZE, [EOS])
+@pytest.mark.parametrize(
+    ("before", "other", "is_same"),
+    [
+        ('[{"kind":"a"', '[{"kind":"bc"', True),
+        ('[{"kind":"a","tags":["ab-1"]},', '[{"kind":7,"tags":["x", "yz"]},', True),
+        ('[{"kind":"a","tags":["ab', '[{"kind":"a","tags":["cd', True),
+        ('[{"kind":"a","name":"ab', '[{"kind":"a","name":"é東', True),
+        ('[{"kind":"a","name":"ab', '[{"kind":"a","name":"abc', False),
+        ('[{"kind":"b', '[{"kind":"a', False),
+        ('[{"kind":"a","size":12', '[{"kind":"a","size":15', False),
+        ('[{"kind":"a","name":"abc"', '[{"kind":"a"', False),
+        ('[{"kind":"a","tags":["x"],"more":null}', '[{"kind":"a","tags":["x"],"more":"text"}', True),
+        ('[{"kind":"a","tags":["x"]},{"kind":"a","tags":["x"]}', '[{"kind":"a","tags":["x"]}', False),
+        ('[{"kind":"a","tags":["x"],"more":{"b', '[{"kind":"a","tags":["x"],"more":{"c', None),
+        ('[{"kind":"a","name":"ab\\u00e', '[{"kind":"a","name":"a\\', None),
+    ],
+)
+def test_of_values_that_are_over_a_place_has_no_more_than_counts(vocabulary, before, other, is_same):
+    known = places_of(wire.Grammar("json_schema", json.dumps(SCHEMA)), vocabulary, KeptMasks())
+    one, two = (known.after(known.begin, vocabulary.tokenize_str(text)) for text in (before, other))
+    assert NOWHERE not in (one, two)
+    assert known.tells(one) is known.tells(two) is (is_same is not None)
+    assert is_same is None or (one == two) is is_same
+
+
+def test_lists_in_one_another_have_places_as_far_as_a_few_levels_and_are_found_again_after_them(vocabulary):
+    lists = {"type": "array", "items": {"$ref": "#"}}
+    known = places_of(wire.Grammar("json_schema", json.dumps(lists)), vocabulary, KeptMasks())
+    opening, closing, comma = (vocabulary.tokenize_str(text) for text in "[],")
+    within = known.after(known.begin, opening)
+    far = known.after(within, opening * 2000)
+    assert NOWHERE != far != within
+    assert not known.tells(far)
+    assert known.after(far, closing * 2000 + comma) == known.after(within, opening + closing + comma)
+    assert known.tells(known.after(far, closing * 2000))
+
+
+def test_tokens_that_must_come_have_bytes_that_must(vocabulary):
     num_forced = 0
     for source in (*SOURCES, "(first word|first letter){3}"):
         beginning = LLMatcher(vocabulary, spelled(wire.Grammar("regex", source)), log_level=0)

@@ -29,8 +29,6 @@ RETRY_EVERY = 8
 """Tokens after which one is drawn without again."""
 MAX_REFUSED = 3
 """Tokens of one place that may turn out to lead too far; then it is the known end's turn."""
-
-
 RETRY_SEARCH_EVERY = 8
 """Tokens after which an end is looked for again that was not found before it had to be."""
 EARLY_TOKENS = 64
@@ -73,6 +71,7 @@ class Guide:
     """Of one sequence. ``num_left`` is always what it may still have, the token in question included."""
 
     __slots__ = (
+        "_ahead",
         "_end",
         "_found",
         "_is_endless",
@@ -104,7 +103,7 @@ class Guide:
     ) -> None:
         """``stop_token_ids``: any of them ends the answer, the model's own among them; ``reach``: of a strict grammar,
         with an end from its beginning, if it needs one; where none was found that fits, none is promised. ``probes``:
-        the tokens of PROBES, if there are such. ``places``: of an expression whose masks are kept."""
+        the tokens of PROBES, if there are such. ``places``: of a grammar whose masks are kept."""
         self._matcher = matcher
         self.vocabulary = vocabulary
         self._reach = reach
@@ -112,6 +111,8 @@ class Guide:
         self._probes = probes
         self._places = places
         self._place = NOWHERE if places is None else places.begin
+        self._ahead: list[int] = []
+        """Tokens behind that place: nobody asks where those answers are that are never refused a token."""
         self._end = end
         """Tokens that would make it whole, from here if it is fresh, else from where it was a while ago."""
         self._is_fresh = end is not None
@@ -196,6 +197,10 @@ class Guide:
             matcher.rollback(num)
         return place
 
+    def must_go_on(self) -> bool:
+        """There is no choice, and the token that must come is known without a mask."""
+        return bool(self._matcher.compute_ff_bytes())
+
     def _forced(self) -> list[int]:
         # To know the bytes that must come takes a tenth of what their tokens take.
         return self._matcher.compute_ff_tokens() if self._matcher.compute_ff_bytes() else []
@@ -204,21 +209,28 @@ class Guide:
         forced = self._forced()
         if forced:
             return forced[0] == token_id
-        if token_id in self._stops and self._matcher.is_accepting():
-            return True
-        return bool(self._matcher.validate_tokens([token_id]))
+        is_end = token_id in self._stops and self._matcher.is_accepting()
+        return is_end or bool(self._matcher.validate_tokens([token_id]))
 
     @property
     def kept_mask(self) -> Words | None:
         """Of what may come next, if it is known from another answer. Whether a token must come, and which, depends on
         what was before, too."""
-        mask = None if self._places is None else self._places.mask(self._place)
+        mask = None if self._places is None else self._places.mask(self._follow())
         return None if mask is None or self._forced() else mask
 
     def keep_mask(self, mask: Words) -> None:
         """As llguidance made it."""
-        if self._places is not None and self._places.mask(self._place) is None and not self._forced():
-            self._places.keep(self._place, mask)
+        places = self._places
+        if places is not None and places.tells(self._follow()) and not (self._forced() or self._matcher.is_error()):
+            places.keep(self._place, mask)
+
+    def _follow(self) -> int:
+        """Its place."""
+        if self._ahead and self._places is not None:
+            self._place = self._places.after(self._place, self._ahead)
+            self._ahead.clear()
+        return self._place
 
     # Whether the model keeps to it by itself
 
@@ -237,9 +249,9 @@ class Guide:
         self._trust = MAX_TRUST if is_allowed else max(0, self._trust - 1)
 
     def is_wide(self) -> bool:
-        """Much may come next, as within a text: a mask that is not known takes long there, and some of the tokens that
-        the model would say one after the other is allowed."""
-        if self.kept_mask is not None:
+        """Much may come next, as within a text: a mask takes long there, and some of the tokens that the model would
+        say one after the other is allowed. Not where a mask serves other answers, too."""
+        if self._places is not None and self._places.tells(self._follow()):
             return False
         for token_id in self._probes:
             if not self._matcher.validate_tokens([token_id]):
@@ -369,7 +381,7 @@ class Guide:
         if self._scan is not None:
             self._unread.append(token_id)
         if self._places is not None:
-            self._place = self._places.after(self._place, token_id)
+            self._ahead.append(token_id)
         if found is not None and found[0] == token_id:
             self._end = found[1]
         elif self._is_fresh and self._end and self._end[0] == token_id:

@@ -141,7 +141,8 @@ class MaskMaker:
         if self._is_for_device or not _is_unfiltered(sequence):
             return _Held(sequence, guide, False, False)
         is_wayward = guide.is_wayward
-        is_wide = is_wayward and guide.is_wide()
+        # Where a token must come it is put in place of whichever is drawn.
+        is_wide = is_wayward and (guide.must_go_on() or guide.is_wide())
         is_tried = not is_wayward or is_wide or guide.is_due()
         if is_tried and sequence.draft_token_ids:
             # What the grammar itself has drafted is hardly ever what would come without.
@@ -176,14 +177,13 @@ class MaskMaker:
                 reason = first_line(matcher.get_error())
                 self.faults[each.sequence] = GuideLost(f"its grammar cannot be followed any further: {reason}")
                 continue
-            if not nth:
-                each.guide.keep_mask(row)
             if is_end and _finish(each.sequence, each.guide, row, nth):
                 each.ending.add(nth)
         return words
 
     def _fill(self, asked: list[tuple[_Held, int]], words: Words) -> None:
         plain = []
+        fresh: list[int] = []
         drafted = []
         behind: list[tuple[Guide, int]] = []
         for place, (each, nth) in enumerate(asked):
@@ -197,6 +197,8 @@ class MaskMaker:
             elif (kept := each.guide.kept_mask) is not None:
                 words[place] = kept
                 continue
+            else:
+                fresh.append(place)
             plain.append((matcher, place))
         self.num_masks += len(plain) + sum(1 + len(draft) for _, _, draft in drafted)
         row_bytes = 4 * words.shape[1]
@@ -211,6 +213,8 @@ class MaskMaker:
             for _, place, draft in drafted:
                 words[place + 1 : place + 1 + len(draft)] = -1
             self._executor.unsafe_compute_mask_ptr_with_draft_token(drafted, words.ctypes.data, row_bytes, len(words))
+        for place in fresh:
+            asked[place][0].guide.keep_mask(words[place])
         for guide, num in behind:
             guide.matcher.rollback(num)
 

@@ -24,7 +24,7 @@ from policies.schemas import bound, patterns_of
 from worker.grammar.closing import MAX_MASKS, Ends, find_end
 from worker.grammar.errors import NoVocabulary, Unguided
 from worker.grammar.guide import PROBES, Guide, Reach, first_line
-from worker.grammar.places import Places, places_of
+from worker.grammar.places import KeptMasks, Places, places_of
 
 MAX_SOURCE_CHARS = 4 << 20
 MAX_END_TOKENS = 4096
@@ -76,6 +76,7 @@ class Grammars:
         self._vocabulary: LLTokenizer | None = None
         self._probes: list[int] = []
         self._ends: Ends | None = None
+        self._masks = KeptMasks()
         self._kept: OrderedDict[wire.Grammar, Future[_Compiled]] = OrderedDict()
         self._num_kept_bytes = 0
         self._begun: dict[str, Future[Guides]] = {}
@@ -214,7 +215,7 @@ class Grammars:
             tried.compute_bitmask()
         if tried.is_error():
             raise Unguided(f"the grammar cannot be compiled: {first_line(tried.get_error())}")
-        reach, places = None, places_of(grammar, vocabulary)
+        reach, places = None, places_of(grammar, vocabulary, self._masks)
         if grammar.is_strict:
             expressions = read(patterns_of(json.loads(grammar.source))) if grammar.kind == "json_schema" else []
             reach = Reach(self._ends_of(vocabulary), bound(grammar), expressions)
