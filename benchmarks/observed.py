@@ -3,7 +3,7 @@
     python -m benchmarks.observed ARGUMENTS
 
 ``ARGUMENTS`` are those of ``penstock``. What stays whatever is switched off, and so is in no difference: connections
-note when a request's first bytes came, and the timers of metrics and traces tick.
+note when a request's first bytes came, requests their journey, and the timers of metrics and traces tick.
 """
 
 from __future__ import annotations

@@ -84,30 +84,29 @@ class Tracing:
 
     def begin(self, noted: Head, request: web.Request) -> None:
         """Its handler runs."""
-        request_id = noted.request_id
         connection: Any = request.protocol
         noted.received_at = connection.received_at or noted.started_at  # 0: it came with the one before it, or by none
         connection.received_at = 0.0
-        # A request's id is random where those of a trace and a span have to be, so whoever has the one has the others.
         if noted.parent is None:
-            noted.trace_id = trace_id = request_id[4:]
-            noted.is_sampled = is_sampled = trace_id[TAIL:] < self._below
-            noted.traceparent = traceparent(trace_id, trace_id[16:], is_sampled)
+            # A request's id is random where a trace's and a span's have to be: whoever has the one has the others.
+            noted.trace_id = trace_id = noted.request_id[4:]
+            if trace_id[TAIL:] >= self._below:
+                noted.traceparent = f"00-{trace_id}-{trace_id[16:]}-00"  # as ``traceparent``, without a call
+                return
+            noted.is_sampled, noted.traceparent = True, traceparent(trace_id, trace_id[16:], True)
         else:
-            is_sampled = self._go_on(noted, noted.parent, request)
+            self._go_on(noted, noted.parent, request)
         # Of all others the trace's id is told only if they fail: who has the request's id has it, too.
-        if is_sampled:
-            also = noted.also
-            also[head.TRACE_ID] = noted.traceparent[3:35]
-            also[TRACE_RESPONSE] = noted.traceparent
+        if noted.is_sampled:
+            noted.also[head.TRACE_ID] = noted.traceparent[3:35]
+            noted.also[TRACE_RESPONSE] = noted.traceparent
 
-    def _go_on(self, noted: Head, parent: Parent, request: web.Request) -> bool:
-        """With a trace that has begun elsewhere; whether it is sampled."""
+    def _go_on(self, noted: Head, parent: Parent, request: web.Request) -> None:
+        """With a trace that has begun elsewhere."""
         noted.is_sampled = self._keeping.is_sampled(parent.trace_id, parent.is_sampled)
         noted.traceparent = traceparent(parent.trace_id, noted.request_id[20:], noted.is_sampled)
         noted.parent_id = parent.span_id
         noted.state, noted.baggage = state_of(request.headers), baggage_of(request.headers)
-        return noted.is_sampled
 
     def beside(self, before: Head, kind: str) -> Head:
         """What goes on behind a request has a span of its own below that request's, in the same trace."""
