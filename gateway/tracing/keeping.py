@@ -6,10 +6,10 @@ are random by the second level of Trace Context), so all who see the same trace 
 
 from __future__ import annotations
 
-import math
+import time
 from collections.abc import Mapping
 
-from gateway.ledger.entry import Entry
+from gateway.journey import Journey
 from policies.observing import Tracing
 from policies.settings import SlaClass
 
@@ -31,7 +31,7 @@ class Keeping:
         self.below = "g" if ratio == 1.0 else f"{round(ratio * (1 << BITS)):014x}"
         """A trace is chosen whose id has at its TAIL what is less than this."""
         self._keeps_errors = config.keep_errors
-        self._slower_s = config.keep_slower_s or math.inf
+        self._slower_s = config.keep_slower_s
         self._promised = {name: (each.ttft_ms, each.tpot_ms) for name, each in classes.items() if config.keep_missed}
         """TTFT and TPOT of each class, where it matters that they were kept."""
 
@@ -41,12 +41,13 @@ class Keeping:
             return parent_is_sampled
         return trace_id[TAIL:] < self.below
 
-    def kept_for(self, status: int, error: str, entry: Entry | None, seconds: float) -> str:
+    def kept_for(self, noted: Journey, status: int) -> str:
         """For what became of it; empty: it is like the others. This is asked of every request, in one go: a call of
         another function costs more here than what it would do."""
-        if (status >= 400 or error or (entry is not None and entry.status >= 400)) and self._keeps_errors:
+        entry = noted.entry
+        if (status >= 400 or noted.error or (entry is not None and entry.status >= 400)) and self._keeps_errors:
             return "error"
-        if seconds > self._slower_s:
+        if self._slower_s and time.monotonic() - noted.received_at > self._slower_s:
             return "slow"
         if entry is None or (ttft_ms := entry.ttft_ms) is None:
             return ""

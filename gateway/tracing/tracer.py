@@ -119,18 +119,17 @@ class Tracing:
 
     def end(self, noted: Head, request: web.Request, status: int) -> None:
         """Its answer's last byte was written, or nobody waits for it any more."""
-        ended_at = time.monotonic()
         if noted.is_sampled:
             why = "parent" if noted.parent_id and noted.kind == "request" else "sampled"
         else:
-            why = self._kept_for(status, noted.error, noted.entry, ended_at - noted.received_at)
+            why = self._kept_for(noted, status)
             if not why:
                 # A request lives as long as its connection waits for the next one; what it was answered need not.
                 noted.answer = None
                 return
         self.num_kept += 1
         over = self._over
-        over.append(Over(noted, request.method, status, ended_at, why))
+        over.append(Over(noted, request.method, status, time.monotonic(), why))
         if len(over) == AT_ONCE:
             self.flush()
         elif len(over) == 1:

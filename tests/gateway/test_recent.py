@@ -93,6 +93,30 @@ async def test_what_was_asked_and_answered_is_not_held_on_to_with_a_trace(open_f
         assert contents == [(True, True), (False, False)]
 
 
+async def test_those_that_go_into_a_trace_are_told_together_and_the_last_at_the_end(open_front, monkeypatch):
+    monkeypatch.setattr("gateway.tracing.tracer.GATHER_S", 3600.0)
+    monkeypatch.setattr("gateway.tracing.tracer.AT_ONCE", 2)
+    async with open_front(tracing=settings.Tracing(endpoint=DEAF, sample_ratio=1.0)) as front:
+        sent: list[list[bytes]] = []
+        monkeypatch.setattr(front.gw.tracing.sender, "send", sent.append)
+        ids = [await asked(front, seed=number) for number in range(3)]
+        assert [len(together) for together in sent] == [2]
+    assert [Decoder(Kept).decode(each).request_id for together in sent for each in together] == ids
+
+
+def test_a_request_s_times_are_held_on_to_until_so_many_others_have_come():
+    recent, journey = Recent(3), Journey()
+    journey.started_at = journey.queue_at = 100.0
+    ids = [f"req_{number:032x}" for number in range(7)]
+    for request_id in ids:
+        recent.note(an_entry(request_id=request_id), Spent(), journey, 100.1)
+    assert [request_id for request_id in ids if recent.way(request_id) is not None] == ids[-3:]
+    assert recent.way("") is recent.way("req_") is recent.way("\0" * 36) is None
+    nobody = Recent(0)
+    nobody.note(an_entry(), Spent(), journey, 100.1)
+    assert nobody.way(an_entry().request_id) is None
+
+
 @pytest.mark.parametrize(
     ("row", "names"),
     [

@@ -105,6 +105,13 @@ async def test_what_missed_its_promise_is_kept(open_front, collector, missed):
         assert not spans[0].is_error
 
 
+async def test_what_took_longer_than_the_operator_says_is_kept(open_front, collector):
+    async with open_front(tracing=tracing(collector, keep_slower_s=1e-6, keep_missed=False)) as front:
+        headers, _ = await answered(front)
+        whole, *_ = await collector.trace(headers["x-request-id"].removeprefix("req_"))
+        assert whole.attributes["penstock.trace.kept_for"] == "slow"
+
+
 async def test_whoever_asks_within_a_trace_has_it_go_on_here(open_front, collector):
     async with open_front(tracing=tracing(collector)) as front:
         asked = {"traceparent": f"00-{TRACE}-{SPAN}-01", "tracestate": "congo=t61, rojo=1", "baggage": "user=1"}
