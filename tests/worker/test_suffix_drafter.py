@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from worker.speculation import NO_DRAFT, Draft, SuffixDrafter
 from worker.speculation.automaton import ROOT, SuffixAutomaton
 from worker.speculation.origins import MAX_LOST, MAX_WRONG, Origins
+from worker.speculation.suffix import MAX_BEGUN
 from worker.speculation.twins import Twins
 
 
@@ -201,6 +202,15 @@ def test_memory_is_bounded_and_drafts_come_from_what_is_left(text, max_text):
     assert drafter._num_tokens <= max_text
     drafter.forget(sequence)
     assert drafter._num_tokens == 0
+
+
+def test_of_many_texts_that_come_together_a_few_begin_in_each_step():
+    drafter = SuffixDrafter()
+    sequences = [Asked([1, 2, 3, 4] * (MAX_BEGUN // 8)) for _ in range(5)]
+    nums = [sum(bool(draft.token_ids) for draft in drafter.propose(sequences, [4] * 5)) for _ in range(4)]
+    assert nums == [2, 4, 5, 5]
+    (draft,) = SuffixDrafter().propose([Asked([1, 2, 3, 4] * MAX_BEGUN)], [4])
+    assert draft.token_ids == [1, 2, 3, 4]
 
 
 def test_when_too_much_is_remembered_newcomers_go_without():

@@ -29,6 +29,8 @@ MIN_LONGER = 8
 """So many more tokens are the same at another place before that is copied instead."""
 MAX_GLIMPSED = 1024
 """Tokens of a text that is only looked through for three that come again; longer ones have them."""
+MAX_BEGUN = 512
+"""Tokens of texts that begin to be followed in one step; whoever is in front may have more."""
 MAX_TEXT = 8192
 """Tokens of one text that are remembered, or the last half of them at least: some 500 bytes each."""
 MAX_TEXTS = 1 << 18
@@ -57,12 +59,15 @@ class SuffixDrafter:
         """See Drafter."""
         texts = self._texts
         drafts = []
+        num_begun = 0
         for sequence, num in zip(sequences, num_tokens, strict=True):
             text = texts.get(sequence)
             if text is None:
-                if self._num_tokens >= self._max_texts or not self._begins(sequence):
+                has_room = num_begun < MAX_BEGUN and self._num_tokens < self._max_texts
+                if not has_room or not self._begins(sequence):
                     drafts.append(NO_DRAFT)
                     continue
+                num_begun += len(sequence.token_ids)
                 # As if it had been said before all else.
                 predicted = sequence.predicted_token_ids[: self._max_text // 2]
                 text = texts[sequence] = _Text(self._twins, predicted, sequence.num_prompt_tokens)
