@@ -58,6 +58,9 @@ _DEBT = 1 / 3
 _WORST = 2 / 3
 """Of the savings, that is owed at most, and that one step can be charged with: a long text is met once, and may pay
 later."""
+_LONGEST = 8.0
+"""Steps' time that one step is charged with, at most: what takes longer was mostly not its drafts, but whoever else
+wanted the processor."""
 
 _ENOUGH = 1 / 2
 """Of the savings, what there must be again once they are gone: a draft model has to catch up with a text before it
@@ -246,7 +249,7 @@ class Purse:
     def tell(self, plain_s: float, more_s: float, num_right: int, num_requests: int) -> None:
         """Of a step that would have taken ``plain_s`` for a token each, and took so much longer, looking included."""
         worst = _WORST * self._most
-        change = _SEEN * num_right / num_requests - min(worst, more_s / plain_s)
+        change = _SEEN * num_right / num_requests - min(worst, _LONGEST, more_s / plain_s)
         self._level = min(self._most, max(-worst, self._level + change))
         if self._level <= -_DEBT * self._most:
             self.is_empty = True

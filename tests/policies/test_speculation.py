@@ -276,3 +276,13 @@ def test_a_purse_that_was_empty_is_filled_before_anybody_catches_up_with_a_text_
     assert num_steps > 1000
     purse.tell(1.0, 100.0, 0, 1)
     assert not purse.is_empty, "what it has caught up for is given a chance to pay"
+
+
+def test_steps_that_others_hold_up_do_not_end_what_pays():
+    purse = Purse(1)
+    for _ in range(100):
+        for _ in range(9):
+            purse.tell(1.0, 0.8, 3, 1)
+        for _ in range(2):
+            purse.tell(1.0, 100.0, 0, 1)
+        assert not purse.is_empty
