@@ -80,9 +80,10 @@ class PostgresServer:
             assert self._process.poll() is None, (self._folder / "log").read_text()
 
     def stop(self) -> None:
-        """For good: nothing is put in order."""
+        """For good: nothing is put in order, and if it is stalled, it hears of it all the same."""
         assert self._process is not None
         self._process.send_signal(signal.SIGQUIT)
+        self.resume()
         self._process.wait()
 
     def kill(self) -> None:

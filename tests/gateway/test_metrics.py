@@ -73,7 +73,7 @@ async def test_traces_are_counted_by_what_became_of_them(open_front):
         await until(lambda: sender.count.num_failed > 0)
         sender.process.kill()
         await until(lambda: not sender.is_there)
-        sender.send(None)  # whatever it is, it is not looked at
+        sender.send([b""])  # whatever it is, it is not looked at
         told = values((await scraped(front))[1])
     assert told["penstock_traces_total",] == told["penstock_traces_lost_total",] == 1
     assert told["penstock_spans_total", "failed"] == sender.count.num_failed
