@@ -116,7 +116,7 @@ class Survival:
         chances = []
         survival, kind, right = 1.0, -1, 0.0
         for place in range(strength, strength + num_tokens):
-            at = _KINDS[place] if place < len(_KINDS) else _KINDS[-1]
+            at = _KINDS[place] if place < len(_KINDS) else _KINDS[-1]  # as ``kind_of``, without a call
             if at != kind:
                 kind, right = at, own.mean(_OWN_PRIOR * self._kinds[at].mean(), _OWN_PRIOR)
             survival *= right
