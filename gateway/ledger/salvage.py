@@ -28,7 +28,7 @@ def is_damage(error: sqlite3.Error) -> bool:
 def salvage(path: Path, schema: str) -> None:
     """Puts the file aside and what it held into a new one; does nothing where another has done so. Raises sqlite3.Error
     and OSError."""
-    with _alone(path):
+    with alone(path):
         if _is_whole(path):
             return
         number = 1
@@ -76,8 +76,8 @@ def _is_whole(path: Path) -> bool:
 
 
 @contextlib.contextmanager
-def _alone(path: Path) -> Iterator[None]:
-    """Of the gateways that share the file."""
+def alone(path: Path) -> Iterator[None]:
+    """Of the gateways that share the file. Raises OSError."""
     lock = os.open(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)

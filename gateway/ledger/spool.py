@@ -18,7 +18,7 @@ import msgspec
 
 from gateway.clock import Clock
 from gateway.ledger.entry import Entry, WriteError, Writer
-from gateway.ledger.salvage import is_damage, salvage
+from gateway.ledger.salvage import alone, is_damage, salvage
 from gateway.store import PRAGMAS
 
 log = logging.getLogger(__name__)
@@ -157,7 +157,7 @@ class Spool:
                 connection = self._open()
                 with connection:
                     connection.executemany("INSERT OR IGNORE INTO spool VALUES (?, ?)", rows)
-            except sqlite3.Error as error:
+            except (sqlite3.Error, OSError) as error:
                 raise WriteError(f"{self._path}: {error}") from error
             self.num_rows += len(rows)
 
@@ -223,16 +223,19 @@ class Spool:
         return self._connection
 
     def _opened(self) -> sqlite3.Connection:
-        connection = sqlite3.connect(self._path, check_same_thread=False)
-        try:
-            for pragma in PRAGMAS:
-                connection.execute(f"PRAGMA {pragma}").close()
-            connection.execute(SCHEMA)
-            (self.num_rows,) = connection.execute("SELECT count(*) FROM spool").fetchone()
-        except sqlite3.Error:
-            connection.close()
-            raise
-        return connection
+        """Gateways that lose their database make the file at the same instant. SQLite would tell all but one of them
+        that it is locked, at once: it has nobody wait while the mode of a file changes."""
+        with alone(self._path):
+            connection = sqlite3.connect(self._path, check_same_thread=False)
+            try:
+                for pragma in PRAGMAS:
+                    connection.execute(f"PRAGMA {pragma}").close()
+                connection.execute(SCHEMA)
+                (self.num_rows,) = connection.execute("SELECT count(*) FROM spool").fetchone()
+            except sqlite3.Error:
+                connection.close()
+                raise
+            return connection
 
 
 def _key_of(entry: Entry) -> str:

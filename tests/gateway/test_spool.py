@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 import pytest
@@ -97,6 +99,23 @@ async def test_gateways_of_one_directory_share_a_spool(config, fragile_postgres)
         kept = await asyncio.gather(settled(first, 50), settled(second, 50))
         fragile_postgres.start()
         await arrived(config, kept[0] | kept[1])
+
+
+def test_gateways_that_make_their_spool_at_the_same_instant_all_keep_their_rows(tmp_path):
+    """A round without their taking turns fails once in five."""
+    with ThreadPoolExecutor(3) as gateways:
+        for number in range(40):
+            path, begin = tmp_path / f"spool-{number}.db", threading.Barrier(3)
+
+            def keep(entry, path=path, begin=begin):
+                mine = Spool(path)
+                begin.wait()
+                mine.keep([entry])
+                mine.close()
+
+            entries = [an_entry() for _ in range(3)]
+            list(gateways.map(keep, entries))
+            assert Spool(path).kept([entry.request_id for entry in entries]) == {each.request_id for each in entries}
 
 
 def test_a_row_is_kept_once_and_forgotten_when_it_came_over(tmp_path):
