@@ -6,12 +6,12 @@ quantities once. Whoever is named in a label is one of at most so many; who come
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import accumulate
-from operator import sub
+from operator import mul, sub
 
 import msgspec
 
@@ -71,15 +71,27 @@ class Spread:
         self.counts = [0] * (len(bounds) + 1)
         self.sum = 0.0
 
-    def add(self, value: float, num: int = 1) -> None:
-        self.counts[bisect_left(self.bounds, value)] += num
-        self.sum += value * num
+    def add(self, value: float) -> None:
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.sum += value
 
     def add_all(self, values: Sequence[float]) -> None:
-        counts, bounds = self.counts, self.bounds
-        for value in values:
-            counts[bisect_left(bounds, value)] += 1
+        """Bucket by bucket, those that fall into the same one together: mostly many do."""
+        counts, bounds, ordered = self.counts, self.bounds, sorted(values)
+        at, num = 0, len(ordered)
+        while at < num:
+            place = bisect_left(bounds, ordered[at])
+            until = num if place == len(bounds) else bisect_right(ordered, bounds[place], at)
+            counts[place] += until - at
+            at = until
         self.sum += sum(values)
+
+    def add_each(self, values: Sequence[float], nums: Sequence[int]) -> None:
+        """So often each."""
+        counts, bounds = self.counts, self.bounds
+        for value, num in zip(values, nums, strict=True):
+            counts[bisect_left(bounds, value)] += num
+        self.sum += sum(map(mul, values, nums))
 
     def within(self, bounds: tuple[float, ...]) -> tuple[int, ...]:
         """The counts for these bounds, each of which is one of its own."""
@@ -130,8 +142,7 @@ class Series:
         self.ttft.add_all([1e-3 * ms for ms in alike.ttft_ms])
         tpots = [1e-3 * ms for ms in alike.tpot_ms]
         self.tpot.add_all(tpots)
-        for tpot, num in zip(tpots, alike.num_gaps, strict=True):
-            self.gaps.add(tpot, num)
+        self.gaps.add_each(tpots, alike.num_gaps)
 
 
 class Counts:

@@ -262,6 +262,19 @@ def test_one_count_gives_each_histogram_what_it_would_have_counted_itself(seen):
         assert fine.within(bounds) == tuple(own.counts)
 
 
+@given(st.lists(st.tuples(st.floats(0, 1e5) | st.sampled_from(names.LAG_S), st.integers(1, 4)), max_size=60))
+def test_quantities_are_counted_together_as_one_by_one(seen):
+    one_by_one, repeated, together, each = (Spread(names.LAG_S) for _ in range(4))
+    for value, num in seen:
+        one_by_one.add(value)
+        for _ in range(num):
+            repeated.add(value)
+    together.add_all([value for value, _ in seen])
+    each.add_each([value for value, _ in seen], [num for _, num in seen])
+    assert (together.counts, together.sum) == (one_by_one.counts, pytest.approx(one_by_one.sum))
+    assert (each.counts, each.sum) == (repeated.counts, pytest.approx(repeated.sum))
+
+
 def test_processes_are_added_up_as_each_metric_says():
     def process(num: int, longest: float) -> Families:
         return gathered(
