@@ -82,7 +82,7 @@ class Entrance:
             response = _said(request, error) or self._refusal(request, errors.of_http(error, request))
         except Exception as error:
             known = request[head.HEAD]
-            response = self._refusal(request, errors.described(error, known.request_id, known.trace_id))
+            response = self._refusal(request, errors.described(error, known.request_id, known.trace_if_it_fails))
         finally:
             if is_counted:
                 doors.leave()
@@ -94,7 +94,10 @@ class Entrance:
         if not noted.is_told or not noted.route:
             self._ended(request, noted, status)
         if tracing is not None:
-            tracing.end(noted, request, status)
+            if noted.keeping is None or tracing.keeps_slow:
+                tracing.end(noted, request, status)
+            else:  # as ``end``, without a call
+                noted.answer = None
         return response
 
     def _ended(self, request: web.Request, noted: Head, status: int) -> None:
@@ -102,6 +105,8 @@ class Entrance:
         line in the log from here."""
         if not noted.route and (match := request.match_info) is not None and match.route.resource is not None:
             noted.route = match.route.resource.canonical
+        if status >= 400 and noted.keeping is not None:
+            noted.keep(noted.keeping.failures)
         if not noted.is_told and (status >= 400 or noted.route not in QUIET):
             duration_ms = 1e3 * (time.monotonic() - noted.started_at)
             caller = noted.caller
@@ -123,9 +128,6 @@ class Entrance:
         self._doors.refuse(failure.code or failure.type)
         noted = request[head.HEAD]
         noted.failed(failure)
-        if noted.traceparent:
-            assert noted.trace_id is not None
-            noted.also[head.TRACE_ID] = noted.trace_id
         shape = next((shapes[root] for root in shapes if path.startswith(root)), errors.shaped)
         response = shape(failure, noted.request_id)
         if request.content.exception() is not None:  # the rest of what was sent cannot be told from a next request

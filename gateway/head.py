@@ -24,6 +24,7 @@ from gateway.traceparent import TRACEPARENT, Parent, parent_in
 
 if TYPE_CHECKING:
     from gateway.auth import Caller
+    from gateway.errors import GatewayError
     from gateway.reply.account import Keeper
 
 _ids = random.Random()
@@ -68,7 +69,25 @@ class Head(Journey):
         self.parent = parent
         """Of its span, by its traceparent; None: it came with none that is one."""
         self.trace_id = None if parent is None else parent.trace_id
-        """Of the trace that it belongs to; None: it came with none, and none are made here."""
+        """By which its row, its line in the log and its answer tell of its trace; None: it came with none, and has none
+        here so far."""
+
+    def failed(self, failure: GatewayError) -> None:
+        """What its client hears. Not in what words: they may quote the request."""
+        self.error = failure.code or failure.type
+        if self.keeping is not None:
+            self.keep(self.keeping.failures)
+
+    def keep(self, why: str) -> None:
+        """It has a trace, if there is a reason, and is told of by that from now on."""
+        if why:
+            self.kept_for, self.keeping = why, None
+            self.trace_id = self.also[TRACE_ID] = self.traceparent[3:35]
+
+    @property
+    def trace_if_it_fails(self) -> str | None:
+        """The id of the trace that it has then; None: it has none."""
+        return self.trace_id or self.traceparent[3:35] or None
 
     def behind(self) -> Head:
         """Of what goes on behind its answer: the same request, whose way begins anew."""

@@ -11,9 +11,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from gateway.errors import GatewayError
     from gateway.ledger.entry import Entry
     from gateway.reply import Answer
+    from gateway.tracing.keeping import Keeping
 
 
 class Journey:
@@ -44,8 +44,10 @@ class Journey:
     parent_id = ""
     """Of whoever asked; empty: the trace begins here."""
     state = baggage = ""
-    is_sampled = False
-    """By the ratio, or by whoever asked; else it is kept only for what becomes of it."""
+    kept_for = ""
+    """Why it has a trace: it was chosen at its beginning, or for what became of it; empty: it has none so far."""
+    keeping: Keeping | None = None
+    """By whose rules it may still come to have one; None: that is decided, or no traces are made here."""
     answer: Answer | None = None
     """What it is answered, until that is told."""
     shows_content = False
@@ -61,7 +63,3 @@ class Journey:
         """Headers for whoever it asks by HTTP."""
         said = {"traceparent": self.traceparent, "tracestate": self.state, "baggage": self.baggage}
         return {name: value for name, value in said.items() if value}
-
-    def failed(self, failure: GatewayError) -> None:
-        """What its client hears. Not in what words: they may quote the request."""
-        self.error = failure.code or failure.type

@@ -61,7 +61,7 @@ async def ask(
         except web.HTTPException as error:
             failure = errors.of_http(error, request)
         except Exception as error:
-            failure = errors.described(error, request_id, noted.trace_id)
+            failure = errors.described(error, request_id, noted.trace_if_it_fails)
         else:
             became.status = response.status
             said = response.body if isinstance(response, head.Whole | web.Response) else None

@@ -81,7 +81,7 @@ async def _send_stream(
             if stream.response is None:
                 raise
             flights.close()
-            failure = errors.described(error, account.request_id, account.trace_id)
+            failure = errors.described(error, account.request_id, account.noted.trace_if_it_fails)
             await account.settle_failure(failure)
             return await stream.fail(shaper.failed(failure))
 

@@ -59,8 +59,8 @@ class Account:
         sla_class: str,
     ) -> None:
         """``sla_class``: the one that serves it."""
-        self._noted = noted
-        self.request_id, self.trace_id = noted.request_id, noted.trace_id
+        self.noted = noted
+        self.request_id = noted.request_id
         self._ledger = ledger
         self._started_at = noted.started_at
         self._caller = caller
@@ -115,7 +115,7 @@ class Account:
     async def settle_failure(self, error: errors.GatewayError) -> None:
         """As ``settle``, except that a refusal for want of room in the ledger does not wait for a row that could be
         long in coming, and owes nothing."""
-        self._noted.failed(error)
+        self.noted.failed(error)
         if not isinstance(error, errors.LedgerBehind) or self.num_delivered:
             await self.settle(error.status)
         elif not self._settled:
@@ -130,7 +130,7 @@ class Account:
         self._settled = True
         # What was delivered until now is what is owed, however long the worker's last word takes.
         flights, usage, at = self._flights, self._owed(status), time.monotonic()
-        self._noted.settle_at = at
+        self.noted.settle_at = at
         try:
             if not flights.is_over:
                 await self._last_word()
@@ -139,7 +139,7 @@ class Account:
             if self.keeper is not None and status == 200:
                 await self.keeper.keep(self._written, body)
             await self._ledger.settle(self._written, self._mark)
-            self._ledger.recent.note(self._written, self._spent, self._noted, time.monotonic())
+            self._ledger.recent.note(self._written, self._spent, self.noted, time.monotonic())
 
     def _row(self, status: int, usage: terms.Usage | None, at: float) -> Entry:
         """``usage``: what is owed; None: nothing."""
@@ -147,9 +147,13 @@ class Account:
         cost_micros = 0
         if usage is not None:
             cost_micros = self._ticket.settle(usage, self._flights.outcome, _engine_us(spent))
-        entry = self._entry(status, usage or NOTHING, at, spent, cost_micros)
+        entry, noted = self._entry(status, usage or NOTHING, at, spent, cost_micros), self.noted
+        keeping = noted.keeping
+        if keeping is not None and (why := keeping.became(entry)):
+            noted.keep(why)
+            entry = msgspec.structs.replace(entry, trace_id=noted.trace_id)
         tell(entry)
-        self._noted.is_told, self._noted.entry = True, entry
+        noted.is_told, noted.entry = True, entry
         return entry
 
     def receipt(self, currency: str) -> openai.PenstockExtras:
@@ -207,7 +211,7 @@ class Account:
             end_user=_storable(call.user),
             safety_identifier=_storable(call.safety_identifier),
             metadata=_as_json(call.metadata) if call.metadata else None,
-            trace_id=self.trace_id,
+            trace_id=self.noted.trace_id,
             upstream=answer.upstream,
             counted_by=answer.counted_by,
         )

@@ -145,7 +145,7 @@ class Background:
                 closing = errors.Draining("This server is shutting down.")
                 await running.log.end(events.cancelled() if running.is_unwanted else events.failed(closing))
             elif (error := work.exception()) is not None:
-                failure = errors.described(error, running.noted.request_id, running.noted.trace_id)
+                failure = errors.described(error, running.noted.request_id, running.noted.trace_if_it_fails)
                 await running.log.end(events.failed(failure))
             async with running.storing:
                 flushing.cancel()

@@ -6,16 +6,18 @@ are random by the second level of Trace Context), so all who see the same trace 
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping
 
 from gateway.journey import Journey
+from gateway.ledger.entry import Entry
 from policies.observing import Tracing
 from policies.settings import SlaClass
 
 BITS = 56
-TAIL = 32 - BITS // 4
-"""Where those begin in a trace's id."""
+TAIL = slice(-BITS // 4, None)
+"""Of a trace's id, those."""
 
 
 class SamplerUnknown(ValueError):
@@ -30,36 +32,47 @@ class Keeping:
         ratio, self._follows_parent = sampler_of(config, environ)
         self.below = "g" if ratio == 1.0 else f"{round(ratio * (1 << BITS)):014x}"
         """A trace is chosen whose id has at its TAIL what is less than this."""
-        self._keeps_errors = config.keep_errors
-        self._slower_s = config.keep_slower_s
-        self._promised = {name: (each.ttft_ms, each.tpot_ms) for name, each in classes.items() if config.keep_missed}
+        self.failures = "error" if config.keep_errors else ""
+        """Why they are kept; empty: they are not, as such."""
+        self.slower_s = config.keep_slower_s
+        """What takes longer is kept; 0: no such rule."""
+        self._promised = {
+            name: (each.ttft_ms, each.tpot_ms) if config.keep_missed else (math.inf, math.inf)
+            for name, each in classes.items()
+        }
         """TTFT and TPOT of each class, where it matters that they were kept."""
 
     def is_sampled(self, trace_id: str, parent_is_sampled: bool | None) -> bool:
         """At its beginning. ``parent_is_sampled``: None: nobody upstream has a trace of it."""
         if parent_is_sampled is not None and self._follows_parent:
             return parent_is_sampled
-        return trace_id[TAIL:] < self.below
+        return trace_id[TAIL] < self.below
 
-    def kept_for(self, noted: Journey, status: int) -> str:
-        """For what became of it; empty: it is like the others. This is asked of every request, in one go: a call of
-        another function costs more here than what it would do."""
-        entry = noted.entry
-        if (status >= 400 or noted.error or (entry is not None and entry.status >= 400)) and self._keeps_errors:
-            return "error"
-        if self._slower_s and time.monotonic() - noted.received_at > self._slower_s:
+    def became(self, row: Entry) -> str:
+        """Why a request that nobody has chosen is kept, now that it has its row; empty: it is like the others. This is
+        asked of every request, in one go: a call of another function costs more here than what it would do."""
+        if row.status >= 400:
+            return self.failures
+        ttft_ms, duration_ms = row.ttft_ms, row.duration_ms
+        if self.slower_s and duration_ms > 1e3 * self.slower_s:
             return "slow"
-        if entry is None or (ttft_ms := entry.ttft_ms) is None:
+        if ttft_ms is None:
             return ""
-        promised = self._promised.get(entry.sla_class)
-        if promised is None:
-            return ""
-        if ttft_ms > promised[0]:
+        most_ttft_ms, most_tpot_ms = self._promised[row.sla_class]
+        num_sequences = row.num_sequences
+        num_gaps = row.num_completion_tokens - num_sequences
+        if ttft_ms > most_ttft_ms or (
+            (duration_ms - ttft_ms) * num_sequences > num_gaps * most_tpot_ms and num_gaps > 0
+        ):
             return "missed"
-        num_sequences = entry.num_sequences
-        num_gaps = entry.num_completion_tokens - num_sequences
-        if num_gaps > 0 and (entry.duration_ms - ttft_ms) * num_sequences > num_gaps * promised[1]:
-            return "missed"
+        return ""
+
+    def at_last(self, noted: Journey, status: int) -> str:
+        """The same when it is over: whatever has no row, and what came after that."""
+        if status >= 400:
+            return self.failures
+        if self.slower_s and time.monotonic() - noted.received_at > self.slower_s:
+            return "slow"
         return ""
 
 

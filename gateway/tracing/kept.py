@@ -89,16 +89,18 @@ class OfJourney(msgspec.Struct, array_like=True):
     """What the failure is called; empty: there was none."""
     batch: str
     follows: str
+    kept_for: str
 
 
-Noted = tuple[str, str, str, float, float, float, float, float, float, float, float, float, float, str, str, str, str]
+Noted = tuple[
+    str, str, str, float, float, float, float, float, float, float, float, float, float, str, str, str, str, str
+]
 """Its fields."""
 
 
 class Kept(OfJourney, array_like=True):
     """Instants are monotonic seconds; one that is 0 has not come."""
 
-    kept_for: str
     unix_s: float
     """Of the monotonic instant 0."""
     ended_at: float

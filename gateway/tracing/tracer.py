@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import msgspec
 from aiohttp import web
 
-from gateway import head
 from gateway.clock import Clock, Timer
 from gateway.flight import Flight
 from gateway.head import Head
@@ -33,6 +32,8 @@ GATHER_S, AT_ONCE = 0.05, 16
 """Those that are worth a trace wait so long for others, and are told together: the first of them finds nothing of what
 that takes in the processor's caches. More at once would keep what they were answered from being used again while it is
 there."""
+TRACE, SPAN = slice(4, None), slice(20, None)
+"""Of a request's id, what is that of a trace that begins with it, and of its span."""
 _of_journey: Callable[[Head], Noted] = attrgetter(*OfJourney.__struct_fields__)
 _of_entry: Callable[[Entry], Any] = attrgetter(*Row.__struct_fields__)
 
@@ -44,7 +45,6 @@ class Over(NamedTuple):
     method: str
     status: int
     ended_at: float
-    kept_for: str
 
 
 class Tracing:
@@ -59,7 +59,9 @@ class Tracing:
             self._keeping = Keeping(config.tracing, config.classes, environ)
         except SamplerUnknown as error:
             raise TracingInvalid(str(error)) from None
-        self._below, self._kept_for = self._keeping.below, self._keeping.kept_for
+        self._below = self._keeping.below
+        self.keeps_slow = self._keeping.slower_s > 0
+        """Whoever has no trace when it is over may still come to have one."""
         self.sender = Sender(order, environ, clock)
         self._clock = clock
         self._recent = recent
@@ -87,49 +89,50 @@ class Tracing:
         connection: Any = request.protocol
         noted.received_at = connection.received_at or noted.started_at  # 0: it came with the one before it, or by none
         connection.received_at = 0.0
-        if noted.parent is None:
-            # A request's id is random where a trace's and a span's have to be: whoever has the one has the others.
-            noted.trace_id = trace_id = noted.request_id[4:]
-            if trace_id[TAIL:] >= self._below:
-                noted.traceparent = f"00-{trace_id}-{trace_id[16:]}-00"  # as ``traceparent``, without a call
-                return
-            noted.is_sampled, noted.traceparent = True, traceparent(trace_id, trace_id[16:], True)
-        else:
+        noted.keeping = self._keeping
+        if noted.parent is not None:
             self._go_on(noted, noted.parent, request)
-        # Of all others the trace's id is told only if they fail: who has the request's id has it, too.
-        if noted.is_sampled:
-            noted.also[head.TRACE_ID] = noted.traceparent[3:35]
-            noted.also[TRACE_RESPONSE] = noted.traceparent
+            return
+        # A request's id is random where a trace's and a span's have to be: whoever has the one has the others.
+        request_id = noted.request_id
+        if request_id[TAIL] >= self._below:
+            noted.traceparent = f"00-{request_id[TRACE]}-{request_id[SPAN]}-00"  # as ``traceparent``, without a call
+            return
+        noted.traceparent = noted.also[TRACE_RESPONSE] = traceparent(request_id[TRACE], request_id[SPAN], True)
+        noted.keep("sampled")
 
     def _go_on(self, noted: Head, parent: Parent, request: web.Request) -> None:
         """With a trace that has begun elsewhere."""
-        noted.is_sampled = self._keeping.is_sampled(parent.trace_id, parent.is_sampled)
-        noted.traceparent = traceparent(parent.trace_id, noted.request_id[20:], noted.is_sampled)
+        is_sampled = self._keeping.is_sampled(parent.trace_id, parent.is_sampled)
+        noted.traceparent = traceparent(parent.trace_id, noted.request_id[SPAN], is_sampled)
         noted.parent_id = parent.span_id
         noted.state, noted.baggage = state_of(request.headers), baggage_of(request.headers)
+        if is_sampled:
+            noted.also[TRACE_RESPONSE] = noted.traceparent
+            noted.keep("parent")
 
     def beside(self, before: Head, kind: str) -> Head:
         """What goes on behind a request has a span of its own below that request's, in the same trace."""
         noted = before.behind()
         span_id = f"{int(before.span_id, 16) ^ (1 << 63):016x}"
         noted.traceparent = below(before.traceparent, span_id)
-        noted.received_at, noted.is_sampled = time.monotonic(), before.is_sampled
+        noted.received_at, noted.keeping = time.monotonic(), self._keeping
+        if before.kept_for:
+            noted.keep("sampled")
         noted.parent_id, noted.state, noted.kind = before.span_id, before.state, kind
         return noted
 
     def end(self, noted: Head, request: web.Request, status: int) -> None:
         """Its answer's last byte was written, or nobody waits for it any more."""
-        if noted.is_sampled:
-            why = "parent" if noted.parent_id and noted.kind == "request" else "sampled"
-        else:
-            why = self._kept_for(noted, status)
-            if not why:
+        if not noted.kept_for:
+            noted.keep(self._keeping.at_last(noted, status))
+            if not noted.kept_for:
                 # A request lives as long as its connection waits for the next one; what it was answered need not.
                 noted.answer = None
                 return
         self.num_kept += 1
         over = self._over
-        over.append(Over(noted, request.method, status, time.monotonic(), why))
+        over.append(Over(noted, request.method, status, time.monotonic()))
         if len(over) == AT_ONCE:
             self.flush()
         elif len(over) == 1:
@@ -144,7 +147,7 @@ class Tracing:
         unix_s = time.time() - time.monotonic()
         self.sender.send([self._told(*each, unix_s) for each in over])
 
-    def _told(self, noted: Head, method: str, status: int, ended_at: float, kept_for: str, unix_s: float) -> bytes:
+    def _told(self, noted: Head, method: str, status: int, ended_at: float, unix_s: float) -> bytes:
         """As it is sent; ``recent`` has it by then."""
         entry, answer, caller = noted.entry, noted.answer, noted.caller
         noted.answer = None  # as in ``end``
@@ -159,7 +162,6 @@ class Tracing:
                 prompt, completion = prompt_of(answer.call, most), completion_of(answer, most)
         kept = Kept(
             *_of_journey(noted),
-            kept_for=kept_for,
             unix_s=unix_s,
             ended_at=ended_at,
             method=method,

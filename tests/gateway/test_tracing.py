@@ -84,7 +84,7 @@ async def test_of_all_that_are_not_sampled_every_failure_is_kept_and_nothing_els
         assert spans[0].is_error
         assert spans[0].attributes["penstock.trace.kept_for"] == "error"
         assert spans[0].attributes["error.type"] == "internal_error"
-        assert trace_id == front.rows()[0]["trace_id"]
+        assert front.rows()[0]["trace_id"] is None
         assert not collector.of(trace_id)
         assert "SECRET" not in repr(collector.spans)
         assert "script" not in repr(collector.spans)
@@ -93,16 +93,20 @@ async def test_of_all_that_are_not_sampled_every_failure_is_kept_and_nothing_els
 @pytest.mark.parametrize("missed", [{"ttft_ms": 0.001}, {"tpot_ms": 0.001}])
 async def test_what_missed_its_promise_is_kept(open_front, collector, missed):
     async with open_front(tracing=tracing(collector), classes=builders.classes(**missed)) as front:
-        call = front.chat(max_tokens=8)
+        call = asyncio.create_task(front.post(CHAT, {**ASK, "max_tokens": 8}))
         submit = await front.peer.submitted()
         for _ in range(3):
             front.peer.say(submit, front.ids("Hi"))
-        front.peer.say(submit, [3], "stop")
-        await call
+        timeline = wire.Timeline([wire.Chunk(0.001, 0.002, 7)], [])
+        front.peer.say(submit, [3], "stop", timeline=timeline)
+        _, _, headers = await call
         (row,) = front.rows()
-        spans = await collector.trace(row["trace_id"])
+        spans = await collector.trace(headers["x-trace-id"])
+        assert row["trace_id"] == headers["x-trace-id"] == row["request_id"].removeprefix("req_")
         assert spans[0].attributes["penstock.trace.kept_for"] == "missed"
         assert not spans[0].is_error
+        (worker,) = [span for span in spans if span.name == "worker"]
+        assert "prefill chunk" in [event[0] for event in worker.events]
 
 
 async def test_what_took_longer_than_the_operator_says_is_kept(open_front, collector):
@@ -110,6 +114,29 @@ async def test_what_took_longer_than_the_operator_says_is_kept(open_front, colle
         headers, _ = await answered(front)
         whole, *_ = await collector.trace(headers["x-request-id"].removeprefix("req_"))
         assert whole.attributes["penstock.trace.kept_for"] == "slow"
+
+
+async def test_a_client_that_leaves_has_its_trace_in_its_row(open_front, collector):
+    async with open_front(tracing=tracing(collector)) as front:
+        call = asyncio.create_task(front.post(CHAT, ASK))
+        await front.peer.submitted()
+        call.cancel()
+        (row,) = await front.settled(1)
+        assert row["status"] == 499
+        whole, *_ = await collector.trace(row["trace_id"])
+        assert whole.attributes["penstock.trace.kept_for"] == "error"
+
+
+async def test_failures_that_nobody_keeps_are_told_without_a_trace(open_front, collector):
+    async with open_front(tracing=tracing(collector, keep_errors=False)) as front:
+        status, _, headers = await front.post(CHAT, {**ASK, "model": "nobody's"})
+        assert (status, "x-trace-id" in headers) == (404, False)
+        call = asyncio.create_task(front.post(CHAT, ASK))
+        submit = await front.peer.submitted()
+        front.peer.send(wire.Failed(submit.request_id, "internal", "broken"))
+        assert (await call)[0] == 500
+        assert [row["trace_id"] for row in front.rows()] == [None]
+        assert front.gw.tracing.num_kept == 0
 
 
 async def test_whoever_asks_within_a_trace_has_it_go_on_here(open_front, collector):
@@ -130,7 +157,7 @@ async def test_whoever_asks_within_a_trace_has_it_go_on_here(open_front, collect
         assert front.rows()[1]["trace_id"] == TRACE[::-1]
         # A forged one is none.
         await answered(front, {"traceparent": f"00-{TRACE}-{'0' * 16}-01"}, seed=2)
-        assert front.rows()[2]["trace_id"] == front.rows()[2]["request_id"].removeprefix("req_")
+        assert front.rows()[2]["trace_id"] is None
         assert [span.kind for span in collector.spans].count(2) == 1
 
 
