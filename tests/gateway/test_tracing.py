@@ -4,6 +4,7 @@ becomes of spans that nobody takes."""
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import logging
 import socket
@@ -12,6 +13,7 @@ import time
 import pytest
 
 from gateway import telemetry
+from gateway.head import Head
 from gateway.tracing.keeping import SamplerUnknown, sampler_of
 from gateway.tracing.order import TracingInvalid, order_of
 from policies import settings, wire
@@ -125,6 +127,16 @@ async def test_a_client_that_leaves_has_its_trace_in_its_row(open_front, collect
         assert row["status"] == 499
         whole, *_ = await collector.trace(row["trace_id"])
         assert whole.attributes["penstock.trace.kept_for"] == "error"
+
+
+async def test_what_is_noted_of_a_request_takes_no_dictionary(open_front, collector, monkeypatch):
+    begun = [Head(None, None, {}) for _ in range(100)]
+    async with open_front(tracing=tracing(collector)) as front:
+        monkeypatch.setattr(front.gw.tracing, "end", lambda noted, *_: begun.append(noted))
+        await answered(front, {"traceparent": f"00-{TRACE}-{SPAN}-01", "tracestate": "congo=1", "baggage": "user=1"})
+    noted = begun[-1]
+    assert noted.entry is not None
+    assert not [held for held in gc.get_referents(noted) if isinstance(held, dict) and "request_id" in held]
 
 
 async def test_failures_that_nobody_keeps_are_told_without_a_trace(open_front, collector):
