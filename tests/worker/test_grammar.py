@@ -31,7 +31,7 @@ PERSON = {
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory):
-    return guided_model(tmp_path_factory.mktemp("guided"))
+    return guided_model(tmp_path_factory.mktemp("guided"), num_hidden_layers=1)
 
 
 @pytest.fixture
