@@ -33,6 +33,7 @@ from gateway.files import Files
 from gateway.grammars import Grammars
 from gateway.house import GATEWAY, Gateway
 from gateway.idempotency import Idempotency
+from gateway.leases import Owner
 from gateway.ledger import Ledger, Writer, open_chain, writer_for
 from gateway.ledger.closing import Closing
 from gateway.ledger.marks import Marks
@@ -84,11 +85,13 @@ WORKERS_S = 5.0
 """How long workers that hold nothing more may take to leave."""
 
 
-async def serve(config: Settings, environ: Mapping[str, str], announce: Callable[[str], None]) -> None:
+async def serve(
+    config: Settings, environ: Mapping[str, str], announce: Callable[[str], None], owner: Owner | None = None
+) -> None:
     """Answers requests until a signal asks it to stop, then lets the running ones finish.
 
-    ``announce`` gets the lines for standard output. Raises one of BAD_STARTS, and NothingToServe when what is wrong has
-    been said on standard error already.
+    ``announce`` gets the lines for standard output; ``owner``: as for ``Dispatch``. Raises one of BAD_STARTS, and
+    NothingToServe when what is wrong has been said on standard error already.
     """
     stop, house_doors = Stop(), Doors()
     switch_by_signal()
@@ -96,7 +99,7 @@ async def serve(config: Settings, environ: Mapping[str, str], announce: Callable
         sockets = doors.listen(config.server)
         for bound in sockets:
             stack.enter_context(bound)
-        async with opened(config, environ, announce, house_doors, sockets) as gw:
+        async with opened(config, environ, announce, house_doors, sockets, owner=owner) as gw:
             if await doors.before(stop.asked, gw.dispatch.until_ready()):
                 calm_collector()
                 announce(f"Penstock ready on {doors.url_of(config.server, sockets[0])}")
@@ -138,8 +141,9 @@ async def opened(
     house_doors: Doors,
     sockets: Sequence[socket.socket],
     command: Sequence[str] = COMMAND,
+    owner: Owner | None = None,
 ) -> AsyncIterator[Gateway]:
-    """Everything open, while the models load. ``command`` starts a worker."""
+    """Everything open, while the models load. ``command`` and ``owner``: as for ``Dispatch``."""
     async with contextlib.AsyncExitStack() as stack:
         clock = Clock()
         redis = Redis(config.redis, clock) if config.redis.url else None
@@ -167,7 +171,7 @@ async def opened(
         await stack.enter_async_context(Recovery(marked_in, rooms, ledger, spool, clock).watched())
         await stack.enter_async_context(Closing(rooms, clock, config.ledger.close_after_s).watched())
         await stack.enter_async_context(sinks.watched(config, environ, rooms, clock))
-        dispatch = Dispatch(config, clock, command)
+        dispatch = Dispatch(config, clock, command, owner)
         stack.push_async_callback(dispatch.close, WORKERS_S)
         directory.adapters_changed = lambda: dispatch.follow(directory)
         dispatch.follow(directory)

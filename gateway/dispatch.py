@@ -18,12 +18,14 @@ from gateway.adapters import Adapter, Board
 from gateway.clock import Clock
 from gateway.flight import Flight
 from gateway.lanes import LaneView
+from gateway.leases import Owner
 from gateway.line import Line
+from gateway.lodging import Lodging
 from gateway.memory import Need
-from gateway.residence import Residence, State
-from gateway.resident import unavailable
+from gateway.residence import Residence
+from gateway.resident import State, unavailable
 from gateway.seat import Seat
-from gateway.workers import COMMAND, Worker, child_of, claims_of, socket_directory
+from gateway.workers import COMMAND, LEAVE_S, Worker, child_of, socket_directory
 from policies import settings, wire
 from policies.priority import Order
 from policies.terms import Sampling
@@ -38,8 +40,6 @@ __all__ = ["Dispatch", "Flight", "NothingToServe", "ServedModel"]
 SAME_AS = {"fast": "priority", "scale": "default"}
 """Tiers by the names that OpenAI also takes."""
 DEFAULT_TIER = "default"
-LEAVE_S = 5.0
-"""How long a worker that holds nothing may take to leave; then it is ended."""
 
 
 class NothingToServe(Exception):
@@ -63,8 +63,15 @@ class ServedModel(msgspec.Struct, frozen=True):
 class Dispatch:
     """All models that are served here, by name."""
 
-    def __init__(self, config: settings.Settings, clock: Clock, command: Sequence[str] = COMMAND) -> None:
-        """``command`` starts a worker process; its settings follow as JSON."""
+    def __init__(
+        self,
+        config: settings.Settings,
+        clock: Clock,
+        command: Sequence[str] = COMMAND,
+        owner: Owner | None = None,
+    ) -> None:
+        """``command`` starts a worker process; its settings follow as JSON. ``owner``: of all the workers; None: this
+        gateway."""
         self.draining = False
         """New requests are refused; running ones finish."""
         self._config = config
@@ -78,8 +85,6 @@ class Dispatch:
         self._adapters: dict[str, Adapter] = {}
         """By name; of models that are served."""
         self._texts: dict[str, Text] = {}
-        self.residence = Residence(config, clock, self._lines, self._seat_all, self._unseat_all, self._look_around)
-        """Which of them are in memory."""
         self._workers: dict[Worker, str] = {}
         """Each with its model's name."""
         self._resting: set[str] = set()
@@ -87,6 +92,13 @@ class Dispatch:
         self._num_sockets = 0
         self._sockets: tempfile.TemporaryDirectory[str] | None = None
         self._first: asyncio.Future[None] | None = None
+        common = self._unseat_all, self._look_around
+        self.residence: Residence | Lodging
+        """Which of them are in memory."""
+        if owner is None:
+            self.residence = Residence(config, clock, self._lines, self._seat_all, *common)
+        else:
+            self.residence = Lodging(config, clock, self._lines, owner, self._seat_at, *common)
 
     def serve(self, name: str, text: Text, need: Need | None = None, measure: Callable[[], Need] | None = None) -> None:
         """From now on requests can be read for this model of the settings. Its workers are started or connected to, or
@@ -304,19 +316,20 @@ class Dispatch:
     def _seat_all(self, name: str, max_kv_bytes: int) -> None:
         """Starts, or connects to, the workers of a model, each with at most so many bytes of KV; 0: as its settings
         say."""
-        model = self._config.models[name]
-        if max_kv_bytes:
-            engine = msgspec.structs.replace(model.engine, max_kv_bytes=max_kv_bytes)
-            model = msgspec.structs.replace(model, engine=engine)
-        for index in range(model.replicas):
+        models = self._config.models
+        for index in range(models[name].replicas):
             if self._sockets is None:
                 self._sockets = socket_directory()
             address = f"unix:{self._sockets.name}/{self._num_sockets}"
             self._num_sockets += 1
-            child = child_of(name, model, index, address, claims_of(self._config.models))
+            child = child_of(name, models, index, address, max_kv_bytes)
             self._seat(name, child.name, address, child)
-        for address in model.addresses:
-            self._seat(name, f"{name}@{address}", address, None)
+        for address in models[name].addresses:
+            self._seat_at(name, address)
+
+    def _seat_at(self, name: str, address: str) -> None:
+        """Connects to a worker of a model that is not ours."""
+        self._seat(name, f"{name}@{address}", address, None)
 
     def _seat(self, model: str, name: str, address: str, child: settings.WorkerSettings | None) -> None:
         line = self._lines[model]
@@ -342,7 +355,7 @@ class Dispatch:
         await asyncio.gather(*(worker.close(LEAVE_S) for worker in leaving))
         for worker in leaving:
             line.unseat(worker)
-            del self._workers[worker]
+            self._workers.pop(worker, None)
 
     def _look_around(self) -> None:
         """Something changed: can anybody answer now, or will nobody ever?"""

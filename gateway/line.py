@@ -17,7 +17,7 @@ from gateway.adapters import Adapters
 from gateway.clock import Clock
 from gateway.flight import Flight
 from gateway.lanes import LaneView, WaitingLine
-from gateway.returning import Returning
+from gateway.returning import Returning, lost, why
 from gateway.seat import Seat, opaque, soonest_s, speed
 from gateway.workers import Worker
 from policies import settings, wire
@@ -51,6 +51,8 @@ class Line:
             self.shares[terms.priority] = self.shares.get(terms.priority, 0.0) + terms.share
         self.adapters = Adapters(self.seats, self.flights)
         self.adapter = self.adapters.heard
+        self._is_leased = True
+        """Its workers stay: requests may go there."""
         self._classes = classes
         self._first = min(classes.values(), key=lambda terms: terms.priority)
         """What goes on its class's guarantee goes as one of these: it is not put back for anybody."""
@@ -85,7 +87,11 @@ class Line:
         if len(self.seats) > 1 and self._has_prefix_cache and (facts := self.ready()) is not None:
             flight.name_blocks(facts.block_size, facts.kv_dtype)
         back = self._first_back()
-        if not self._waiting.lanes.num_waiting and (back is None or priority < self._returning.priority(back)):
+        if (
+            self._is_leased
+            and not self._waiting.lanes.num_waiting
+            and (back is None or priority < self._returning.priority(back))
+        ):
             seat = self._seat_for(flight, priority)
             if seat is not None:
                 if order.sla_class in self._bounded and seat.pace is not None:
@@ -123,6 +129,10 @@ class Line:
             for flight in list(seat.flights.values()):
                 self.abandon(flight)
                 flight.cut(error)
+        self.fail(error)
+
+    def fail(self, error: errors.GatewayError) -> None:
+        """Every flight ends here that no worker has."""
         self._waiting.fail(error)
         self._fail_returning(error)
 
@@ -130,7 +140,12 @@ class Line:
         """The workers are about to end: what they have finishes there, or not at all."""
         self._is_closing = True
         self._has_leaving = False
-        self._fail_returning(_lost("The worker that computed this answer was lost."))
+        self._fail_returning(lost("The worker that computed this answer was lost."))
+
+    def lease(self, is_leased: bool) -> None:
+        """Whether requests may go to its workers; meanwhile they wait."""
+        self._is_leased = is_leased
+        self._advance()
 
     def rest(self, worker: Worker, is_resting: bool) -> None:
         """One that rests is given nothing; what it has goes on elsewhere as soon as there is room, or ends there."""
@@ -238,16 +253,13 @@ class Line:
     def gave_up(self, worker: Worker) -> None:
         del self.seats[worker]
         if not self.seats:
-            error = errors.ModelUnavailable(f"The model '{self.name}' cannot be loaded.")
-            self._waiting.fail(error)
-            self._fail_returning(error)
+            self.fail(errors.ModelUnavailable(f"The model '{self.name}' cannot be loaded."))
         self._changed()
 
     def flights(self) -> list[Flight]:
         """All that have not ended."""
-        waiting = [turn.item for lane in self._waiting.lanes for turn in lane.waiting]
         return [
-            *waiting,
+            *(turn.item for lane in self._waiting.lanes for turn in lane.waiting),
             *self._returning.all(),
             *(each for seat in self.seats.values() for each in seat.flights.values()),
         ]
@@ -262,7 +274,7 @@ class Line:
         """Sends whose turn it is while there is room for it; a wide request waits for it, and nobody overtakes. Of a
         class, those go first whose worker was lost, then those whose worker leaves."""
         waiting, returning = self._waiting, self._returning
-        while True:
+        while self._is_leased:
             turn = waiting.next() if waiting.lanes.num_waiting else None
             ceiling = math.inf if turn is None else turn[0].lane.terms.priority
             back = self._first_back()
@@ -325,17 +337,9 @@ class Line:
             if flight.num_open and self._returning.may_return(flight) and not self._is_closing:
                 return self._returning.add(flight)
         if flight.num_open:
-            flight.fail(self._why(flight))
+            flight.fail(why(flight))
         self._waiting.ended(flight)
         return None
-
-    def _why(self, flight: Flight) -> errors.GatewayError:
-        """A flight that lost its worker ends."""
-        if not flight.suspicion.is_proven:
-            return _lost("The worker that computed this answer was lost.")
-        log.error("this request has ended a worker that had no other", extra=telemetry.about_sent(flight.request))
-        num_losses = flight.suspicion.num_losses
-        return errors.EndsWorkers(f"{num_losses} workers were lost over this request, of which the last had no other.")
 
     def _first_back(self) -> Flight | None:
         """Who goes on next, of those that a worker admits."""
@@ -349,7 +353,7 @@ class Line:
             return errors.RequestFailed.of(failed, flight.request)
         # It was right when it was let in: whoever cannot go on with it is another kind of worker.
         log.error("this request cannot go on elsewhere: %s", failed.reason, extra=telemetry.about_sent(flight.request))
-        return _lost("The worker that computed this answer was lost, and the next one could not go on with it.")
+        return lost("The worker that computed this answer was lost, and the next one could not go on with it.")
 
     def _move_one(self, ceiling: float) -> bool:
         """Has a worker that leaves let go of a flight, if another one has room for it and its class is important
@@ -383,7 +387,7 @@ class Line:
     def _gave_up_waiting(self, flight: Flight) -> None:
         """No worker went on with it in time."""
         self._waiting.ended(flight)
-        flight.fail(_lost("The worker that computed this answer was lost, and no other could go on with it in time."))
+        flight.fail(lost("The worker that computed this answer was lost, and no other could go on with it in time."))
         self._advance()
 
     def _fail_returning(self, error: errors.GatewayError) -> None:
@@ -394,7 +398,3 @@ class Line:
 
     def _speed(self) -> tuple[Pace | None, float]:
         return speed(self.seats.values())
-
-
-def _lost(what: str) -> errors.WorkerLost:
-    return errors.WorkerLost(f"{what} Please try again.", retry_after_s=1.0)

@@ -2,7 +2,8 @@
 
 The first process listens to nobody. It brings the store up to date, starts the workers, and then as many gateways as
 the settings say; each binds the port for itself, so that the kernel deals the connections out among those that live.
-A gateway is told its settings, with their secrets, over its standard input, whose end tells it that it is alone.
+A gateway is told its settings, with their secrets, over its standard input, and then how the models stand; its end
+tells it that it is alone. What it asks for stands on its standard output, among the lines for everybody (``leases``).
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ from gateway.clock import Clock
 from gateway.crew import Crew
 from gateway.dispatch import NothingToServe
 from gateway.doors import Stop
+from gateway.leases import ToGateway, ToOwner
+from gateway.memory import Need
 from gateway.redis import Redis
 from gateway.settings_file import BAD_START, fail
 from policies import settings
@@ -57,12 +60,12 @@ async def serve(config: settings.Settings, environ: Mapping[str, str], announce:
             stack.enter_context(bound)
         async with store.opened(config.store) as rooms:
             app.show(await bootstrap(rooms, environ, config.policies, config.prices, config.billing.currency), announce)
-        config = await _that_can_be_served(config)
+        config, needs = await _that_can_be_served(config)
         crew = Crew(config, clock, give_up)
         stack.push_async_callback(crew.close, app.WORKERS_S)
-        await doors.before(stop.asked, crew.start())
+        await crew.start(needs)
         server = msgspec.structs.replace(config.server, port=reserved[0].getsockname()[1])
-        family = Family(msgspec.structs.replace(config, server=server, models=crew.models()), clock, announce, give_up)
+        family = Family(msgspec.structs.replace(config, server=server), clock, crew, announce, give_up)
         stack.push_async_callback(family.close, stop.urgent)
         log_level.switch_by_signal(family.pids)
         if await doors.before(stop.asked, family.start()):
@@ -72,13 +75,14 @@ async def serve(config: settings.Settings, environ: Mapping[str, str], announce:
         raise NothingToServe
 
 
-async def _that_can_be_served(config: settings.Settings) -> settings.Settings:
-    """Without the models whose files are no good, which one process says rather than all. Raises NothingToServe."""
+async def _that_can_be_served(config: settings.Settings) -> tuple[settings.Settings, dict[str, Callable[[], Need]]]:
+    """Without the models whose files are no good, which one process says rather than all, and what the others need.
+    Raises NothingToServe."""
     found = await asyncio.gather(*(app.files_of(config, name) for name in config.models))
-    models = {name: model for (name, model), one in zip(config.models.items(), found, strict=True) if one is not None}
-    if not models:
+    needs = {name: one[1] for name, one in zip(config.models, found, strict=True) if one is not None}
+    if not needs and not config.upstreams:
         raise NothingToServe
-    return msgspec.structs.replace(config, models=models)
+    return msgspec.structs.replace(config, models={name: config.models[name] for name in needs}), needs
 
 
 class Family:
@@ -88,6 +92,7 @@ class Family:
         self,
         config: settings.Settings,
         clock: Clock,
+        crew: Crew,
         announce: Callable[[str], None],
         give_up: Callable[[], None],
         command: Sequence[str] = COMMAND,
@@ -95,7 +100,7 @@ class Family:
         """``give_up`` is called when a gateway cannot be started at all; why is on standard error."""
         self._drain_s = config.server.drain_s
         self._members = [
-            Member(number, config, clock, announce, give_up, command) for number in range(config.server.processes)
+            Member(number, config, clock, crew, announce, give_up, command) for number in range(config.server.processes)
         ]
 
     async def start(self) -> None:
@@ -130,6 +135,7 @@ class Member:
         number: int,
         config: settings.Settings,
         clock: Clock,
+        crew: Crew,
         announce: Callable[[str], None],
         give_up: Callable[[], None],
         command: Sequence[str],
@@ -139,6 +145,7 @@ class Member:
         self._number = number
         self._config = config
         self._clock = clock
+        self._crew = crew
         self._announce = announce
         self._give_up = give_up
         self._command = command
@@ -206,18 +213,26 @@ class Member:
         )
         assert process.stdin is not None
         assert process.stdout is not None
+        told = process.stdin
+        told.write(msgspec.json.encode(self._config) + b"\n")
+        lessee = self._crew.admit(lambda message: told.write(msgspec.json.encode(message) + b"\n"))
         try:
-            process.stdin.write(msgspec.json.encode(self._config) + b"\n")
             async for line in process.stdout:
                 if line.startswith(READY.encode()):
                     self.is_ready = True
                     self.ready.set()
                     if log_level.is_switched():
                         process.send_signal(signal.SIGUSR1)
-                else:
+                    continue
+                try:
+                    message = msgspec.json.decode(line, type=ToOwner)
+                except msgspec.DecodeError:  # a line for everybody
                     self._announce(line.decode().rstrip())
+                else:
+                    self._crew.heard(lessee, message)
             return await process.wait()
         finally:
+            self._crew.leave(lessee)
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
             await process.wait()
@@ -229,19 +244,43 @@ class Member:
 
 
 class Parent(asyncio.Protocol):
-    """Standard input, once the settings are read: it ends with the process that started us."""
+    """The process that started us, by standard input, once the settings are read, and output: the models' ``Owner``."""
+
+    def __init__(self) -> None:
+        self._unread = b""
+        self._heard: Callable[[ToGateway], None] | None = None
+
+    def send(self, message: ToOwner) -> None:
+        with contextlib.suppress(BrokenPipeError):  # it is gone, and so are we in a moment
+            click.echo(msgspec.json.encode(message))
+
+    def follow(self, heard: Callable[[ToGateway], None]) -> None:
+        self._heard = heard
+        self._read()
+
+    def data_received(self, data: bytes) -> None:
+        self._unread += data
+        self._read()
+
+    def _read(self) -> None:
+        if self._heard is not None:
+            *lines, self._unread = self._unread.split(b"\n")
+            for line in lines:
+                self._heard(msgspec.json.decode(line, type=ToGateway))
 
     def connection_lost(self, error: Exception | None) -> None:
         os.kill(os.getpid(), signal.SIGTERM)  # running answers may finish
 
 
 async def _serve_as_one_of_several(config: settings.Settings) -> None:
-    await asyncio.get_running_loop().connect_read_pipe(Parent, sys.stdin)
-    await app.serve(config, os.environ, click.echo)
+    parent = Parent()
+    await asyncio.get_running_loop().connect_read_pipe(lambda: parent, sys.stdin)
+    await app.serve(config, os.environ, click.echo, parent)
 
 
 def main() -> None:
-    config = msgspec.json.decode(sys.stdin.buffer.readline(), type=settings.Settings)
+    with open(sys.stdin.fileno(), "rb", buffering=0, closefd=False) as unbuffered:  # what follows is not ours to read
+        config = msgspec.json.decode(unbuffered.readline(), type=settings.Settings)
     telemetry.log_to_stderr(config.log)
     try:
         uvloop.run(_serve_as_one_of_several(config))

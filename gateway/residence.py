@@ -9,45 +9,30 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Mapping
-from typing import Any, Literal
+from typing import Any
 
-from gateway import errors
-from gateway.clock import Clock, Timer
-from gateway.line import Line
+from gateway.clock import Clock
+from gateway.leases import Standing, Verb
 from gateway.memory import PROCESS_BYTES, Need, budget_of
-from gateway.resident import Model, Waiter, unavailable
-from policies import settings, wire
+from gateway.resident import SETTLE_S, InUse, Model, NotOurs, Occupancy, Residents
+from policies import settings
 from policies.residency import GIBIBYTE, NoRoom, Resident, room_for
 
 log = logging.getLogger(__name__)
 
-State = Literal["starting", "ready", "unloading", "unloaded", "failed"]
-"""starting: its workers are, or are replaced; failed: it could not be loaded when somebody asked, and is tried again
-when somebody asks after a while."""
-
-SETTLE_S = 0.5
-"""What was asked for so recently is not idle: who asked may be on the way from here to its line."""
 ROOM_POLL_S = 0.25
 """How often it is looked for room that somebody waits for."""
 MAX_IDLE_POLL_S = 5.0
 
 
-class NotOurs(Exception):
-    """Its workers are not this gateway's alone, so they stay as they are."""
-
-
-class InUse(Exception):
-    """It answers somebody."""
-
-
-class Residence:
+class Residence(Residents[Model]):
     """All models that are served here."""
 
     def __init__(
         self,
         config: settings.Settings,
         clock: Clock,
-        lines: Mapping[str, Line],
+        lines: Mapping[str, Occupancy],
         seat: Callable[[str, int], None],
         unseat: Callable[[str], Coroutine[Any, Any, None]],
         changed: Callable[[], None],
@@ -55,20 +40,15 @@ class Residence:
         """``seat`` starts a model's workers, each with at most so many bytes of KV (0: as its settings say);
         ``unseat`` gives them nothing more, and what it returns ends them; ``changed`` is called when a model was
         unloaded."""
-        self._config = config
-        self._clock = clock
+        super().__init__(config, clock)
         self._lines = lines
         self._seat = seat
         self._unseat = unseat
         self._changed = changed
-        self._models: dict[str, Model] = {}
         self._budget = budget_of(config)
         num_own = sum(model.replicas > 0 for model in config.models.values())
         self._divides_kv = self._budget is not None and (num_own > 1 or config.memory.budget_bytes > 0)
         """Else a worker finds out by itself what it may take."""
-        self._timer: Timer | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._is_closing = False
 
     def add(self, name: str, need: Need | None, measure: Callable[[], Need] | None = None) -> None:
         """From now on it is served: loaded at once if the settings say so and it has room, else when it is asked for.
@@ -93,35 +73,6 @@ class Residence:
                 )
         return self._watch()
 
-    def state(self, name: str) -> State:
-        model = self._models.get(name)
-        if model is None:  # its files are being read
-            return "starting"
-        if model.stage == "in":
-            return "ready" if model.line.ready() is not None else "starting"
-        if model.stage == "leaving":
-            return "unloading"
-        return "starting" if model.is_wanted else "failed" if model.failed_at is not None else "unloaded"
-
-    def is_pinned(self, name: str) -> bool:
-        model = self._models.get(name)
-        return model is not None and model.is_pinned and model.is_ours
-
-    def num_bytes(self, name: str) -> int:
-        """As planned; 0 while it is not in memory."""
-        model = self._models.get(name)
-        return 0 if model is None else model.num_bytes
-
-    @property
-    def budget_bytes(self) -> int | None:
-        """Of all of them; None: nothing is planned."""
-        return self._budget
-
-    @property
-    def num_waiting(self) -> int:
-        """Requests that wait for a model to be loaded."""
-        return sum(len(model.waiters) for model in self._models.values())
-
     def is_hopeless(self, name: str) -> bool:
         """It was to be loaded at the start, and cannot be."""
         model = self._models.get(name)
@@ -137,37 +88,58 @@ class Residence:
             if model.stage != "in":
                 self._want(model)
 
-    async def ready(self, name: str, sla_class: str) -> wire.Ready:
-        """The facts of one of its workers, once it is loaded for this request. Raises ModelUnavailable, QueueFull and
-        QueueTimeout."""
-        model = self._models.get(name)
-        if model is None or (model.stage == "in" and not model.is_loading):
-            raise unavailable(name)
-        now, terms = self._clock.now(), self._config.classes[sla_class]
-        again_s = self._config.workers.max_restart_backoff_s
-        if model.failed_at is not None and now < model.failed_at + again_s:
-            raise errors.ModelUnavailable(
-                f"The model '{name}' cannot be loaded.", retry_after_s=max(1.0, model.failed_at + again_s - now)
-            )
-        if sum(waiter.sla_class == sla_class for waiter in model.waiters) >= terms.max_waiting:
-            raise errors.QueueFull(
-                f"{terms.max_waiting} requests of the class '{sla_class}' wait for the model '{name}' to be loaded.",
-                retry_after_s=model.left_s(now),
-            )
-        waiter = Waiter(sla_class)
-        limit_s = min(terms.max_wait_s, self._config.workers.start_timeout_s)
-        timer = self._clock.call_later(limit_s, lambda: waiter.fail(model.too_late(limit_s, self._clock.now())))
-        model.waiters.add(waiter)
-        try:
+    def unasked(self, model: Model) -> None:
+        if model.stage == "out" and not model.is_busy:
+            model.is_wanted = model.is_pinned and model.is_wanted
+
+    # What gateways do that are other processes
+
+    def leased(self, name: str) -> None:
+        """One is about to send requests there."""
+        if not self.failed_for_s(self._models[name]):
             self.used(name)
-            return await waiter.ready
-        finally:
-            timer.cancel()
-            model.waiters.discard(waiter)
-            if not model.waiters and model.stage == "out" and not model.line.num_waiting:
-                model.is_wanted = model.is_pinned and model.is_wanted
+
+    def returned(self, name: str) -> None:
+        """One has none left."""
+        model = self._models[name]
+        model.used_at = self._clock.now()
+        self.unasked(model)
+
+    def standing(self, name: str, lease: int, places: tuple[str, ...]) -> Standing:
+        """As it is told to one of them."""
+        model = self._models[name]
+        return Standing(
+            model=name,
+            lease=lease,
+            places=places,
+            stage=model.stage,
+            is_wanted=model.is_wanted,
+            is_first_start=model.is_first_start,
+            is_hopeless=self.is_hopeless(name),
+            is_pinned=model.is_pinned,
+            num_bytes=model.num_bytes,
+            budget_bytes=self._budget,
+            began_at=model.began_at,
+            load_s=model.load_s,
+            failed_at=model.failed_at,
+            no_room=model.no_room,
+        )
 
     # What operators do
+
+    async def change(self, name: str, verb: Verb) -> None:
+        """Raises NotOurs and InUse."""
+        self.do(name, verb)
+
+    def do(self, name: str, verb: Verb) -> None:
+        """Likewise."""
+        match verb:
+            case "load":
+                self.load(name)
+            case "unload":
+                self.unload(name)
+            case "pin" | "unpin":
+                self.pin(name, verb == "pin")
 
     def load(self, name: str) -> None:
         """As if somebody asked for it. Raises NotOurs."""
@@ -207,26 +179,13 @@ class Residence:
                     model.is_loading = False
                     model.load_s, model.used_at = now - model.began_at, now
                     model.failed_at = None
-                for waiter in model.waiters:
-                    if not waiter.ready.done():
-                        waiter.ready.set_result(facts)
-            elif not model.line.seats and not model.is_first_start:
+                model.serve(facts)
+            elif not model.line.seats and model.is_first_start:
+                model.num_bytes = 0
+            elif not model.line.seats:
                 model.failed_at = now
-                model.fail(errors.ModelUnavailable(f"The model '{model.name}' cannot be loaded."))
+                model.fail(model.cannot_be_loaded())
                 self._leave(model, "because it cannot be loaded")
-
-    def cut(self, error: errors.GatewayError) -> None:
-        """Nobody waits any more."""
-        for model in self._models.values():
-            model.fail(error)
-
-    async def close(self) -> None:
-        """Nothing is loaded from now on; what was leaving is gone."""
-        self._is_closing = True
-        if self._timer is not None:
-            self._timer.cancel()
-        self.cut(errors.Draining("This server is shutting down."))
-        await asyncio.gather(*self._tasks, return_exceptions=True)
 
     # Coming and going
 
@@ -293,16 +252,6 @@ class Residence:
         need = model.need = await asyncio.to_thread(measure)
         if model.stage != "out":
             model.num_bytes += model.config.replicas * need.weights_bytes
-
-    def _run(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._ended)
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("a model could not be unloaded, or not be measured", exc_info=error)
 
     def _watch(self) -> None:
         """Looks again when somebody may have become idle, if it matters."""

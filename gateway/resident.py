@@ -1,16 +1,53 @@
-"""One model of those that come and go: where it stands, what it needs, and who waits for it."""
+"""The models that come and go, as requests see them: where each stands, what it needs, and who waits for it.
+
+Which of them are in memory is decided by ``residence``; ``lodging`` follows what is decided in another process.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import Literal
+import logging
+from collections.abc import Callable, Collection, Coroutine
+from typing import Any, Generic, Literal, Protocol, TypeVar
 
 from gateway import errors
-from gateway.line import Line
+from gateway.clock import Clock, Timer
+from gateway.leases import Stage
 from gateway.memory import Need
 from policies import settings, wire
 from policies.residency import NoRoom
+
+log = logging.getLogger(__name__)
+
+State = Literal["starting", "ready", "unloading", "unloaded", "failed"]
+"""starting: its workers are, or are replaced; failed: it could not be loaded when somebody asked, and is tried again
+when somebody asks after a while."""
+
+SETTLE_S = 0.5
+"""What was asked for so recently is not idle: who asked may be on the way from here to its line."""
+
+
+class NotOurs(Exception):
+    """Its workers are not started here alone, so they stay as they are."""
+
+
+class InUse(Exception):
+    """It answers somebody."""
+
+
+class Occupancy(Protocol):
+    """The workers of a model, and who uses them."""
+
+    @property
+    def seats(self) -> Collection[object]:
+        """Places for workers; there are none when all were given up."""
+
+    @property
+    def num_flights(self) -> int:
+        """Users that have not ended."""
+
+    def ready(self) -> wire.Ready | None:
+        """The facts of a ready worker."""
 
 
 class Waiter:
@@ -26,9 +63,9 @@ class Waiter:
 
 
 class Model:
-    """One model of this residence."""
+    """One of them."""
 
-    def __init__(self, name: str, config: settings.Model, line: Line, need: Need | None, now: float) -> None:
+    def __init__(self, name: str, config: settings.Model, line: Occupancy, need: Need | None, now: float) -> None:
         self.name = name
         self.config = config
         self.line = line
@@ -36,7 +73,7 @@ class Model:
         self.measure: Callable[[], Need] | None = None
         self.is_ours = config.replicas > 0 and not config.addresses
         self.is_pinned = config.pinned
-        self.stage: Literal["out", "in", "leaving"] = "out"
+        self.stage: Stage = "out"
         self.is_wanted = False
         self.is_first_start = False
         """Loaded because the settings say so, and not ready yet: until then it is not waited for."""
@@ -61,6 +98,12 @@ class Model:
     def is_busy(self) -> bool:
         return bool(self.waiters) or self.line.num_flights > 0
 
+    def serve(self, facts: wire.Ready) -> None:
+        """Whoever waits for it goes on."""
+        for waiter in self.waiters:
+            if not waiter.ready.done():
+                waiter.ready.set_result(facts)
+
     def fail(self, error: errors.GatewayError) -> None:
         """Whoever waits for it hears this."""
         for waiter in self.waiters:
@@ -69,6 +112,9 @@ class Model:
     def left_s(self, now: float) -> float:
         """Until it should be ready, if it takes as long as the last time."""
         return max(1.0, self.began_at + self.load_s - now)
+
+    def cannot_be_loaded(self, again_s: float | None = None) -> errors.ModelUnavailable:
+        return errors.ModelUnavailable(f"The model '{self.name}' cannot be loaded.", retry_after_s=again_s)
 
     def too_large(self, answer: NoRoom) -> errors.ModelUnavailable:
         return errors.ModelUnavailable(f"There is no room for the model '{self.name}': {answer}.")
@@ -84,6 +130,114 @@ class Model:
             f"The model '{self.name}' is being loaded, and was not ready within {limit_s:g} s.",
             retry_after_s=self.left_s(now),
         )
+
+
+M = TypeVar("M", bound=Model)
+
+
+class Residents(Generic[M]):
+    """All of them, and the requests that wait for one to be loaded."""
+
+    def __init__(self, config: settings.Settings, clock: Clock) -> None:
+        self._config = config
+        self._clock = clock
+        self._models: dict[str, M] = {}
+        self._budget: int | None = None
+        self._timer: Timer | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._is_closing = False
+
+    def used(self, name: str) -> None:
+        """A request enters its line; it is loaded for that if it has to be."""
+        raise NotImplementedError
+
+    def unasked(self, model: M) -> None:
+        """A request has left that waited for it."""
+        raise NotImplementedError
+
+    def state(self, name: str) -> State:
+        model = self._models.get(name)
+        if model is None:  # its files are being read
+            return "starting"
+        if model.stage == "in":
+            return "ready" if model.line.ready() is not None else "starting"
+        if model.stage == "leaving":
+            return "unloading"
+        return "starting" if model.is_wanted else "failed" if model.failed_at is not None else "unloaded"
+
+    def is_pinned(self, name: str) -> bool:
+        model = self._models.get(name)
+        return model is not None and model.is_pinned and model.is_ours
+
+    def num_bytes(self, name: str) -> int:
+        """As planned; 0 while it is not in memory."""
+        model = self._models.get(name)
+        return 0 if model is None else model.num_bytes
+
+    @property
+    def budget_bytes(self) -> int | None:
+        """Of all of them; None: nothing is planned."""
+        return self._budget
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that wait for a model to be loaded."""
+        return sum(len(model.waiters) for model in self._models.values())
+
+    async def ready(self, name: str, sla_class: str) -> wire.Ready:
+        """The facts of one of its workers, once it is loaded for this request. Raises ModelUnavailable, QueueFull and
+        QueueTimeout."""
+        model = self._models.get(name)
+        if model is None or (model.stage == "in" and not model.is_loading):
+            raise unavailable(name)
+        now, terms = self._clock.now(), self._config.classes[sla_class]
+        if (again_s := self.failed_for_s(model)) > 0:
+            raise model.cannot_be_loaded(max(1.0, again_s))
+        if sum(waiter.sla_class == sla_class for waiter in model.waiters) >= terms.max_waiting:
+            raise errors.QueueFull(
+                f"{terms.max_waiting} requests of the class '{sla_class}' wait for the model '{name}' to be loaded.",
+                retry_after_s=model.left_s(now),
+            )
+        waiter = Waiter(sla_class)
+        limit_s = min(terms.max_wait_s, self._config.workers.start_timeout_s)
+        timer = self._clock.call_later(limit_s, lambda: waiter.fail(model.too_late(limit_s, self._clock.now())))
+        model.waiters.add(waiter)
+        try:
+            self.used(name)
+            return await waiter.ready
+        finally:
+            timer.cancel()
+            model.waiters.discard(waiter)
+            self.unasked(model)
+
+    def failed_for_s(self, model: M) -> float:
+        """Until it is tried again; 0: it may be now."""
+        if model.failed_at is None:
+            return 0.0
+        return max(0.0, model.failed_at + self._config.workers.max_restart_backoff_s - self._clock.now())
+
+    def cut(self, error: errors.GatewayError) -> None:
+        """Nobody waits any more."""
+        for model in self._models.values():
+            model.fail(error)
+
+    async def close(self) -> None:
+        """Nothing is loaded from now on; what was leaving is gone."""
+        self._is_closing = True
+        if self._timer is not None:
+            self._timer.cancel()
+        self.cut(errors.Draining("This server is shutting down."))
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _run(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("a model could not be unloaded, or not be measured", exc_info=error)
 
 
 def unavailable(model: str) -> errors.ModelUnavailable:

@@ -7,13 +7,17 @@ come is the only one that has nothing to do.
 
 from __future__ import annotations
 
+import logging
 import math
 from bisect import insort
 from collections.abc import Callable, Mapping
 
+from gateway import errors, telemetry
 from gateway.clock import Clock, Timer
 from gateway.flight import Flight
 from policies import settings
+
+log = logging.getLogger(__name__)
 
 
 class Returning:
@@ -71,3 +75,16 @@ class Returning:
     def _time_out(self, flight: Flight) -> None:
         self.remove(flight)
         self._timed_out(flight)
+
+
+def why(flight: Flight) -> errors.GatewayError:
+    """A flight that lost its worker ends."""
+    if not flight.suspicion.is_proven:
+        return lost("The worker that computed this answer was lost.")
+    log.error("this request has ended a worker that had no other", extra=telemetry.about_sent(flight.request))
+    num_losses = flight.suspicion.num_losses
+    return errors.EndsWorkers(f"{num_losses} workers were lost over this request, of which the last had no other.")
+
+
+def lost(what: str) -> errors.WorkerLost:
+    return errors.WorkerLost(f"{what} Please try again.", retry_after_s=1.0)

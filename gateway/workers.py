@@ -36,6 +36,8 @@ CANNOT_LOAD = 2
 MAX_FIRST_STARTS = 3
 """A child that ends so often before it was ever ready will not be: better to say so than to go on trying."""
 CONNECT_POLL_S = 0.02
+LEAVE_S = 5.0
+"""How long a worker that holds nothing may take to leave; then it is ended."""
 LAST_WORDS_S = 1.0
 """How long what a process wrote before it ended may take to be read."""
 EXIT_GRACE_S = 10.0
@@ -216,7 +218,7 @@ class Worker:
                 self._process = await self._spawn(self._child)
                 tasks.append(asyncio.create_task(self._watch_exit(self._process)))
             tasks.append(asyncio.create_task(self._connect()))
-            reason = await self._lost
+            reason = await asyncio.shield(self._lost)  # whoever ends this has still to lose it
         except OSError as error:
             reason = f"could not be started: {error.strerror or error}"
         finally:
@@ -311,10 +313,12 @@ def claims_of(models: Mapping[str, settings.Model]) -> tuple[Claim, ...]:
 
 
 def child_of(
-    model: str, config: settings.Model, index: int, address: str, claims: tuple[Claim, ...]
+    model: str, models: Mapping[str, settings.Model], index: int, address: str, max_kv_bytes: int
 ) -> settings.WorkerSettings:
-    """What the process is told that computes a model's ``index``-th replica at ``address``; ``claims``: see
-    ``claims_of``."""
+    """What the process is told that computes a model's ``index``-th replica at ``address``, with at most so many bytes
+    of KV (0: as its settings say)."""
+    config = models[model]
+    engine = msgspec.structs.replace(config.engine, max_kv_bytes=max_kv_bytes) if max_kv_bytes else config.engine
     return settings.WorkerSettings(
         name=f"{model}-{index}",
         model=model,
@@ -322,8 +326,8 @@ def child_of(
         listen=address,
         exit_with_stdin=True,
         replica=index,
-        claims=claims,
-        engine=config.engine,
+        claims=claims_of(models),
+        engine=engine,
     )
 
 

@@ -95,22 +95,12 @@ def _check_devices(settings: Settings) -> None:
 
 
 def _check_residency(settings: Settings) -> None:
-    if settings.memory.budget_bytes and settings.server.processes > 1:
-        raise SettingsError(
-            "config.toml: memory.budget_bytes: with server.processes above 1 all gateways share the workers, and none "
-            "of them may plan for the others"
-        )
     for name, served in settings.models.items():
         comes_and_goes = served.idle_unload_s > 0 or not served.load_at_start
         key = "load_at_start" if not served.load_at_start else "idle_unload_s"
         if comes_and_goes and served.addresses:
             raise SettingsError(
                 f"config.toml: models.{name}.{key}: it has workers elsewhere, which are not this gateway's to unload"
-            )
-        if comes_and_goes and settings.server.processes > 1:
-            raise SettingsError(
-                f"config.toml: models.{name}.{key}: with server.processes above 1 all gateways share the workers, and "
-                "none of them may unload a model"
             )
 
 

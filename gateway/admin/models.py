@@ -1,9 +1,7 @@
 """The models that are served: the settings say which; which of them are in memory, and stay there, can be changed while
-it runs. That is this gateway's alone, and until it starts anew."""
+it runs. That is for all gateway processes of this machine's port, and until they start anew."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 import msgspec
 
@@ -11,7 +9,8 @@ from gateway.admin.change import Change
 from gateway.admin.endpoint import OPERATORS, READERS, Ask, Endpoint, Nothing
 from gateway.admin.pages import Page
 from gateway.admin.problems import Conflict, NotThere
-from gateway.residence import InUse, NotOurs, State
+from gateway.leases import Verb
+from gateway.resident import InUse, NotOurs, State
 
 PATH = "/admin/v1/models"
 
@@ -49,33 +48,31 @@ async def one(ask: Ask[Nothing, Nothing]) -> Model:
 
 async def load(ask: Ask[Nothing, Nothing], change: Change) -> Model:
     """Have a model loaded as soon as there is room for it; idle ones leave for it."""
-    return await _changed(ask, change, "model.loaded", ask.gw.dispatch.residence.load)
+    return await _changed(ask, change, "model.loaded", "load")
 
 
 async def unload(ask: Ask[Nothing, Nothing], change: Change) -> Model:
     """Have a model that answers nobody unloaded until somebody asks for it."""
-    return await _changed(ask, change, "model.unloaded", ask.gw.dispatch.residence.unload)
+    return await _changed(ask, change, "model.unloaded", "unload")
 
 
 async def pin(ask: Ask[Nothing, Nothing], change: Change) -> Model:
     """Have a model stay loaded, whatever the others need."""
-    return await _changed(ask, change, "model.pinned", lambda name: ask.gw.dispatch.residence.pin(name, True))
+    return await _changed(ask, change, "model.pinned", "pin")
 
 
 async def unpin(ask: Ask[Nothing, Nothing], change: Change) -> Model:
     """Have a model leave when others need its room, or nobody uses it."""
-    return await _changed(ask, change, "model.unpinned", lambda name: ask.gw.dispatch.residence.pin(name, False))
+    return await _changed(ask, change, "model.unpinned", "unpin")
 
 
-async def _changed(ask: Ask[Nothing, Nothing], change: Change, action: str, do: Callable[[str], None]) -> Model:
+async def _changed(ask: Ask[Nothing, Nothing], change: Change, action: str, verb: Verb) -> Model:
     name = ask.named("name")
     before = _shaped(ask, name)
     try:
-        do(name)
+        await ask.gw.dispatch.residence.change(name, verb)
     except NotOurs:
-        raise Conflict(
-            f"The workers of the model {name} are not this gateway's alone, so they stay as they are."
-        ) from None
+        raise Conflict(f"The workers of the model {name} are not all started here, so they stay as they are.") from None
     except InUse:
         raise Conflict(f"The model {name} answers requests at the moment. Please try again when it is idle.") from None
     after = _shaped(ask, name)

@@ -17,7 +17,7 @@ from gateway.clock import Clock
 from gateway.dispatch import Dispatch, ServedModel
 from gateway.flight import Flight
 from gateway.lanes import LaneView
-from gateway.residence import State
+from gateway.resident import State
 from gateway.text import Text, TextInvalid
 from gateway.upstreams.call import Call
 from gateway.upstreams.client import Client

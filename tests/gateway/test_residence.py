@@ -16,7 +16,7 @@ from gateway import errors
 from gateway.clock import Clock
 from gateway.dispatch import Dispatch, NothingToServe
 from gateway.memory import PROCESS_BYTES, Need
-from gateway.residence import InUse, NotOurs
+from gateway.resident import InUse, NotOurs
 from policies import settings
 from tests import builders
 from tests.builders import NO_TEXT, answer, tokens, until

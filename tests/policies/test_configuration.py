@@ -126,9 +126,4 @@ def test_a_model_comes_and_goes_only_where_its_workers_are_this_gateways_own():
     elsewhere = '[models.m]\nidle_unload_s = 60\naddresses = ["unix:/w"]'
     with pytest.raises(configuration.SettingsError, match=r"models\.m\.idle_unload_s: it has workers elsewhere"):
         configuration.load(elsewhere, {})
-    shared = '[server]\nprocesses = 2\n[redis]\nurl = "redis://r"\n[store]\nurl = "postgresql+asyncpg://p"\n'
-    with pytest.raises(configuration.SettingsError, match=r"models\.m\.load_at_start: with server\.processes above 1"):
-        configuration.load(shared + "[models.m]\nload_at_start = false", {})
     assert configuration.load("[models.m]\nidle_unload_s = 60", {}).models["m"].idle_unload_s == 60
-    with pytest.raises(configuration.SettingsError, match=r"memory\.budget_bytes: with server\.processes above 1"):
-        configuration.load(shared + "[memory]\nbudget_bytes = 1", {})
