@@ -91,6 +91,8 @@ class House:
         self.lines = {name: Front(world, name) for name in world.config.models}
         self.up: deque[ToOwner] = deque()
         self.down: deque[ToGateway] = deque()
+        self.pace = world.chance.choice([0.05, 1.0])
+        """How soon it hears and is heard."""
         self.lessee = world.crew.admit(self.down.append)
         self.send = self.up.append
         self.lodging = Lodging(world.config, world.clock, self.lines, self, self._seat, self._unseat, lambda: None)  # type: ignore[arg-type]
@@ -146,6 +148,10 @@ class World:
                 house.ask(chance.choice("aabc"))
             case "end":
                 line.num_sent -= line.num_sent > 0
+            case "hang up":
+                line.num_waiting = 0
+            case "up" | "down" if not is_calm and chance.random() > house.pace:
+                pass
             case "up" if house.up:
                 self.crew.heard(house.lessee, house.up.popleft())
             case "down" if house.down:
@@ -185,7 +191,7 @@ class World:
         return sum(line.num_flights for house in self.houses for line in house.lines.values())
 
 
-STEPS = [*["ask"] * 2, *["end"] * 8, *["up", "down"] * 9, *["worker"] * 4, *["time"] * 5]
+STEPS = [*["ask"] * 2, *["end"] * 8, *["up", "down"] * 9, *["worker"] * 4, *["time"] * 5, "hang up"]
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -137,8 +137,7 @@ async def test_a_model_leaves_only_when_no_gateway_uses_it():
             assert houses.pids("a") == {pid}
             with pytest.raises(InUse):
                 await other.residence.change("a", "unload")
-        await until(lambda: states(one) == states(other) == {"a": "unloaded"})
-        assert not one.workers()
+        await until(lambda: states(one) == states(other) == {"a": "unloaded"} and not one.workers())
         assert await ask(other, "a") == 5
         assert houses.pids("a") != {pid}
 

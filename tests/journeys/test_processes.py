@@ -38,11 +38,14 @@ async def statuses(house: Family, num_requests: int, **others: object) -> list[i
         return await asyncio.gather(*(ask() for _ in range(num_requests)))
 
 
-async def test_several_gateways_answer_with_one_worker_and_all_leave_together(tmp_path, shared):
-    async with family(tmp_path, **shared) as house:
-        gateways, workers = house.gateways(), house.workers()
-        assert (len(gateways), len(workers)) == (3, 1)
+async def test_several_gateways_answer_with_one_worker_that_is_there_while_any_of_them_uses_it(tmp_path, shared):
+    on_demand = {"PENSTOCK_MODELS__DEMO__LOAD_AT_START": "false", "PENSTOCK_MODELS__DEMO__IDLE_UNLOAD_S": "0.5"}
+    async with family(tmp_path, **shared, **on_demand) as house:
+        assert (len(house.gateways()), house.workers()) == (3, [])
         assert await statuses(house, 24) == [200] * 24
+        await until(lambda: not house.workers())
+        assert await statuses(house, 4) == [200] * 4
+        gateways, workers = house.gateways(), house.workers()
         assert await house.end() == 0
         assert not any(map(is_alive, [*gateways, *workers]))
 
