@@ -10,14 +10,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway import errors
+from gateway import errors, processes
 from gateway.clock import Clock
 from gateway.crew import Crew
-from gateway.dispatch import Dispatch
+from gateway.dispatch import Dispatch, NothingToServe
 from gateway.leases import ToGateway, ToOwner
 from gateway.memory import PROCESS_BYTES, Need
 from gateway.resident import InUse, NotOurs
 from policies import settings
+from policies.upstreams.terms import Upstream
 from tests import builders
 from tests.builders import NO_TEXT, answer, tokens, until
 
@@ -233,3 +234,13 @@ async def test_operators_load_pin_and_unload_for_all_gateways(start_scripted_wor
         with pytest.raises(NotOurs):
             await one.change("far", "unload")
         assert await ask(houses.gateways[0], "far") == 5
+
+
+async def test_where_no_model_can_be_read_several_gateways_may_still_have_upstreams():
+    far = Upstream(name="far-1", model="far", url="https://host/v1")
+    nowhere = settings.Settings(models={"a": settings.Model(source="nowhere/at/all")})
+    for config in (nowhere, settings.Settings()):
+        served, needs = await processes._that_can_be_served(msgspec.structs.replace(config, upstreams=(far,)))
+        assert (served.models, needs) == ({}, {})
+        with pytest.raises(NothingToServe):
+            await processes._that_can_be_served(config)
