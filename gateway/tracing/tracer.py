@@ -152,7 +152,8 @@ class Tracing:
         entry, answer, caller = noted.entry, noted.answer, noted.caller
         noted.answer = None  # as in ``end``
         prompt = completion = fingerprint = response_id = ""
-        sampling, asked, flights = None, None, list[Flight]()
+        sampling, asked = None, None
+        flights: list[Flight] = []
         if answer is not None:
             asked, flights = asked_of(answer.call), flights_of(answer)
             fingerprint, response_id = answer.fingerprint, answer.id
@@ -160,26 +161,26 @@ class Tracing:
             if noted.shows_content and self._config.content:
                 most = self._config.max_content_bytes
                 prompt, completion = prompt_of(answer.call, most), completion_of(answer, most)
-        kept = Kept(
+        kept = Kept(  # by place: by name it takes twice as long
             *_of_journey(noted),
-            unix_s=unix_s,
-            ended_at=ended_at,
-            method=method,
-            route=noted.route,
-            status=status,
-            request_id=noted.request_id,
-            lag_ms=self._lag.ms,
-            num_flights=len(flights),
-            rides=[ride_of(flight) for flight in flights[:MAX_RIDES]],
-            tenant_id="" if caller is None else caller.tenant_id,
-            key_id="" if caller is None else caller.key_id,
-            asked=asked,
-            sampling=sampling,
-            row=None if entry is None else Row(*_of_entry(entry)),
-            response_id=response_id,
-            fingerprint=fingerprint,
-            prompt=prompt,
-            completion=completion,
+            unix_s,
+            ended_at,
+            method,
+            noted.route,
+            status,
+            noted.request_id,
+            self._lag.ms,
+            len(flights),
+            [ride_of(flight) for flight in flights[:MAX_RIDES]],
+            "" if caller is None else caller.tenant_id,
+            "" if caller is None else caller.key_id,
+            asked,
+            sampling,
+            None if entry is None else Row(*_of_entry(entry)),
+            response_id,
+            fingerprint,
+            prompt,
+            completion,
         )
         body = held = self._encoder.encode(kept)
         if entry is not None:
