@@ -18,7 +18,8 @@ from policies import settings, wire
 from policies.terms import Sampling
 from worker.adapters import Adapter
 from worker.adapters.adapter import Factor, Place
-from worker.adapters.files import assembled, targets_of
+from worker.adapters.files import assembled
+from worker.adapters.targets import targets_of
 from worker.engine import Engine
 from worker.models import Architecture, Means, random_decoder
 from worker.native import library
@@ -40,11 +41,11 @@ def random_adapter(
     """Small enough to leave the logits usable."""
     factors: dict[tuple[int, Place], list[Factor]] = {}
     for layer in range(architecture.num_layers):
-        for module, (place, left, num_out, num_in) in targets_of(architecture).items():
+        for module, target in targets_of(architecture).items():
             if modules is None or module in modules:
-                down = torch.randn((rank, num_in), generator=generator) * 0.02
-                up = torch.randn((num_out, rank), generator=generator) * 0.02
-                factors.setdefault((layer, place), []).append(Factor(down, up, left))
+                down = torch.randn((rank, target.num_in), generator=generator) * 0.02
+                up = torch.randn((target.num_out, rank), generator=generator) * 0.02
+                factors.setdefault((layer, target.product), []).append(Factor(down, up, target.left))
     return assembled(name, name, factors, architecture, torch.bfloat16, torch.device("cpu"), library())
 
 

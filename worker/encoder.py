@@ -24,7 +24,7 @@ from worker.runner import Runner, dtype_of, refuse_too_large, set_num_threads
 class EncoderRunner(Runner):
     """A Runner that has no KV: the blocks that its sequences hold stand for places in a step."""
 
-    writes = scores_prompts = False
+    writes = scores_prompts = takes_adapters = False
 
     def __init__(self, encoder: Encoder, pooling: Pooling | None, engine: settings.Engine) -> None:
         max_model_tokens = max_model_tokens_of(engine, encoder.architecture)
@@ -58,11 +58,6 @@ class EncoderRunner(Runner):
         refuse_too_large(str(path), in_files * dtype.itemsize / stored.itemsize, dtype, device)
         encoder = load_encoder(path, facts, dtype, device)
         return cls(encoder, pooling_of(path, Pooling("mean")), engine)
-
-    @property
-    def takes_adapters(self) -> bool:
-        """Never."""
-        return False
 
     def load_adapter(self, adapter_id: str, source: str, max_bytes: int, digest: str = "") -> Adapter:
         """Raises AdapterError, always."""

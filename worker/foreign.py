@@ -33,6 +33,8 @@ from worker.triton import has_triton
 class ForeignRunner(Runner):
     """A Runner whose model is a Foreign."""
 
+    takes_adapters = False
+
     def __init__(self, model: Foreign, pools: Pools, attention: GroupedAttention | Kept, max_model_tokens: int) -> None:
         # What the base does with these, it does through what they have in common with its own.
         alike: tuple[Any, Any, Any] = model, pools, attention
@@ -79,11 +81,6 @@ class ForeignRunner(Runner):
             else GroupedAttention(model.kinds, groups, pools, lambda group, cache: _backend(engine, group, cache))
         )
         return cls(model, pools, attention, min(max_model_tokens, num_blocks * engine.block_size))
-
-    @property
-    def takes_adapters(self) -> bool:
-        """Never."""
-        return False
 
     @property
     def attends_itself(self) -> bool:

@@ -65,6 +65,7 @@ class Runner:
     writes, scores, scores_prompts = True, False, True
     """Whether it continues texts, whether it has a head that scores them, and whether it says how likely a prompt's own
     tokens are."""
+    takes_adapters = True
 
     def __init__(
         self,
@@ -216,11 +217,6 @@ class Runner:
         num_tokens = sum(len(span.token_ids) for span in spans)
         self._model.keep_up(num_tokens, sum(span.num_logits for span in spans), num_done)
 
-    @property
-    def takes_adapters(self) -> bool:
-        """Those of experts are not read."""
-        return self._model.architecture.mixture is None
-
     def load_adapter(self, adapter_id: str, source: str, max_bytes: int, digest: str = "") -> Adapter:
         """From a directory in PEFT's layout; ``digest`` as for read_adapter. May run beside a step.
 
@@ -241,7 +237,7 @@ class Runner:
             # Of one row at a time it does not matter how many have the same adapter.
             groups = [(adapter, [row]) for adapter, rows in groups for row in rows]
         if self._kernels is not None and groups[0][0].packed is not None:
-            return NativeAdditions.of(groups, self._kernels)
+            return NativeAdditions.of(groups, self._kernels, self._model.architecture)
         return TorchAdditions.of(groups, self._model.device)
 
     def maxima_of(self, logits: Tensor) -> Tensor | None:

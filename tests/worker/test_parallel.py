@@ -34,6 +34,7 @@ from worker.sampler import Sampler
 
 MIXED = ("gemma2", "gpt-oss")
 """Some of its layers have windows, and others see everything; a stage of two has not both kinds."""
+WITH_EXPERTS = ("gpt-oss", "deepseek-v3")
 NUMBERS = {family: number for number, family in enumerate(FAMILIES)}
 LAYOUTS = [Layout(2), Layout(4), Layout(pipeline=2), Layout(2, 2)]
 ENGINE = EngineSettings(device="cpu", dtype="float32", num_threads=1, block_size=BLOCK_SIZE, max_kv_bytes=8 << 20)
@@ -45,6 +46,15 @@ KINDS = {
     "the last layer": {"target_modules": r".*layers\.2\..*o_proj", "r": 5},
 }
 """With several stages, some ranks have nothing of some of them."""
+KINDS_OF_EXPERTS = {
+    "every matrix": {
+        "target_modules": ["q_proj", "k_proj", "v_proj", "q_a_proj", "q_b_proj", "kv_b_proj", "o_proj"],
+        "target_parameters": [
+            *("experts.gate_up_proj", "experts.down_proj", "gate.weight", "router.weight"),
+            *("gate_proj.weight", "down_proj.weight"),
+        ],
+    },
+}
 
 lengths = st.integers(1, 40)
 spans = st.lists(
@@ -108,9 +118,10 @@ class Families:
 
     def _adapters(self, family: str) -> dict[str, Any]:
         """Directories of one of each kind, with the model as PEFT changes it."""
-        places = {kind: str(self.directory / f"{family}, {kind}") for kind in KINDS}
+        kinds = KINDS_OF_EXPERTS if family in WITH_EXPERTS else KINDS
+        places = {kind: str(self.directory / f"{family}, {kind}") for kind in kinds}
         return {
-            place: adapter_files(Path(place), self._bases[family], seed, **KINDS[kind])
+            place: adapter_files(Path(place), self._bases[family], seed, **kinds[kind])
             for seed, (kind, place) in enumerate(places.items())
         }
 
@@ -208,7 +219,7 @@ def ready(troop, family):
     return runner
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma2", "phi3"])
+@pytest.mark.parametrize("family", ["llama", "gemma2", "phi3", *WITH_EXPERTS])
 def test_adapters_of_several_ranks_say_what_those_of_one_and_peft_say(families, troop, family):
     made = families.adapters(family)
     runners = families.runner(family), ready(troop, family)

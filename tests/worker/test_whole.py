@@ -12,7 +12,8 @@ import torch
 from policies.settings import Engine, Quantization
 from worker.adapters import Adapter
 from worker.adapters.adapter import Factor, Place
-from worker.adapters.files import assembled, targets_of
+from worker.adapters.files import assembled
+from worker.adapters.targets import targets_of
 from worker.inputs import Span
 from worker.models import Architecture, Shard
 from worker.models.architecture import Rope
@@ -93,10 +94,10 @@ def adapters_of(architecture: Architecture, dtype: torch.dtype) -> tuple[Adapter
     for name, rank, modules in ("few", 5, ("self_attn.v_proj", "mlp.down_proj")), ("every", 16, None):
         factors: dict[tuple[int, Place], list[Factor]] = {}
         for layer in range(architecture.num_layers):
-            for module, (place, left, num_out, num_in) in targets_of(architecture).items():
+            for module, target in targets_of(architecture).items():
                 if modules is None or module in modules:
-                    factor = Factor(random(rank, num_in), random(num_out, rank), left)
-                    factors.setdefault((layer, place), []).append(factor)
+                    factor = Factor(random(rank, target.num_in), random(target.num_out, rank), target.left)
+                    factors.setdefault((layer, target.product), []).append(factor)
         made.append(assembled(name, name, factors, architecture, dtype, CPU, library()))
     few, every = made
     return few, every

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from worker.models.additions import PLACES, Place
+from worker.models.additions import PLACES, Place, Product
 from worker.native import PackedAdapter
 
-__all__ = ["PLACES", "Adapter", "Factor", "Place"]
+__all__ = ["PLACES", "Adapter", "Factor", "HeadFactor", "Place", "Product"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +28,30 @@ class Factor:
     """The first of the columns: queries, keys and values are one product of the decoder, and so are gate and up."""
 
     @property
+    def rank(self) -> int:
+        return self.down.shape[-2]
+
+    @property
     def num_bytes(self) -> int:
         return self.down.nbytes + self.up.nbytes
+
+    def of(self, x: Tensor) -> Tensor:
+        """x [num_rows, in] -> what is added, [num_rows, out]"""
+        return (x @ self.down.T) @ self.up.T
+
+
+@dataclass(frozen=True, slots=True)
+class HeadFactor(Factor):
+    """What is added to a product that each head has by itself: of ``down`` and ``up``, one is a matrix of all heads,
+    and the other has one for each, [num_heads, ...].
+    """
+
+    num_heads: int
+
+    def of(self, x: Tensor) -> Tensor:
+        """See Factor."""
+        heads = x.view(len(x), self.num_heads, -1).transpose(0, 1)
+        return (heads @ self.down.mT @ self.up.mT).transpose(0, 1).flatten(1)
 
 
 @dataclass(frozen=True, eq=False)

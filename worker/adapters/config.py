@@ -25,7 +25,10 @@ OF_TRAINING = frozenset(
 )
 """How the adapter was made or which matrices it was made for: its tensors say what is left of it."""
 READ = frozenset(
-    ("alpha_pattern", "bias", "init_lora_weights", "lora_alpha", "peft_type", "r", "rank_pattern", "use_rslora")
+    (
+        *("alpha_pattern", "bias", "init_lora_weights", "lora_alpha", "peft_type", "r", "rank_pattern"),
+        *("target_parameters", "use_rslora"),
+    )
 )
 KEEPS_BASE = (None, True, False, "gaussian", "eva", "orthogonal")
 """Ways to begin that leave the base's own weights as they are; the others are an addition to another matrix."""
@@ -42,6 +45,8 @@ class Scaling:
     alphas: Mapping[str, float]
     by_root: bool
     """alpha / sqrt(rank) (Kalajdzievski 2023, "rsLoRA") rather than alpha / rank (Hu et al. 2021)."""
+    parameters: tuple[str, ...]
+    """Ends of names of what is changed as a parameter of a module, rather than as a module."""
 
     def rank_of(self, module: str) -> int:
         return self.ranks.get(_pattern_for(self.ranks, module), self.rank)
@@ -74,12 +79,20 @@ def scaling_of(config: Mapping[str, Any], path: Path) -> Scaling:
         ranks={name: int(value) for name, value in _patterns(config, "rank_pattern", path).items()},
         alphas=_patterns(config, "alpha_pattern", path),
         by_root=bool(config.get("use_rslora")),
+        parameters=_names(config, "target_parameters", path),
     )
 
 
 def _pattern_for(patterns: Mapping[str, float], module: str) -> str:
     """As PEFT matches (``get_pattern_key``): a pattern is the end of a module's name, from a dot on."""
     return next((pattern for pattern in patterns if re.fullmatch(rf"(.*\.)?({pattern})", module)), "")
+
+
+def _names(config: Mapping[str, Any], name: str, path: Path) -> tuple[str, ...]:
+    names = config.get(name) or []
+    if not isinstance(names, list) or not all(isinstance(each, str) for each in names):
+        raise AdapterError(f"{path}: {name} is no list of names")
+    return tuple(names)
 
 
 def _number(config: Mapping[str, Any], name: str, path: Path) -> float:

@@ -11,7 +11,8 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,11 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from worker.adapters.adapter import Adapter, Factor, Place
+from worker.adapters.adapter import Adapter, Factor, HeadFactor, Place
 from worker.adapters.config import Scaling, scaling_of
 from worker.adapters.errors import AdapterError
 from worker.adapters.native import NativeAdditions, packed_adapter
+from worker.adapters.targets import Spot, Target, spot_of, targets_of
 from worker.models import Architecture, Shard
 from worker.native import Library
 
@@ -31,7 +33,6 @@ CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
 MAX_CONFIG_BYTES = 1 << 20
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 _NAME = re.compile(r"base_model\.model\.(.+)\.lora_([AB])(?:\.default)?\.weight")
-_MODULE = re.compile(r"layers\.(\d+)\.(self_attn|mlp)\.(\w+)")
 _NOT_SERVED = {
     "lora_embedding": "an adapted embedding",
     "lora_magnitude_vector": "DoRA",
@@ -86,15 +87,15 @@ def assembled(
     """In the engine's type, on its device, packed where the kernels take it."""
     placed = {
         place: tuple(
-            Factor(factor.down.to(device, dtype), factor.up.to(device, dtype), factor.left) for factor in parts
+            replace(factor, down=factor.down.to(device, dtype), up=factor.up.to(device, dtype)) for factor in parts
         )
         for place, parts in factors.items()
     }
     every = [factor for parts in placed.values() for factor in parts]
-    rank = max((len(factor.down) for factor in every), default=0)
+    rank = max((factor.rank for factor in every), default=0)
     if not every or kernels is None or not NativeAdditions.serves(kernels, architecture, dtype):
         return Adapter(adapter_id, digest, rank, placed, sum(factor.num_bytes for factor in every))
-    packed = packed_adapter(placed, architecture.num_layers)
+    packed = packed_adapter(placed, architecture)
     return Adapter(adapter_id, digest, rank, {}, packed.num_bytes, packed)
 
 
@@ -125,10 +126,9 @@ def _object(raw: bytes, path: Path) -> dict[str, Any]:
     return value
 
 
-def _factors(
-    tensors: dict[str, Tensor], scaling: Scaling, shard: Shard, path: Path
-) -> dict[tuple[int, Place], list[Factor]]:
-    pairs: dict[str, dict[str, Tensor]] = {}
+def _pairs(tensors: dict[str, Tensor], path: Path) -> dict[str, tuple[Tensor, Tensor]]:
+    """A and B of each module, as PEFT names it. Raises AdapterError."""
+    sides: dict[str, dict[str, Tensor]] = {}
     for name, tensor in sorted(tensors.items()):
         found = _NAME.fullmatch(name)
         if found is None:
@@ -138,78 +138,77 @@ def _factors(
             raise AdapterError(f"{path}: tensor {name} is {str(tensor.dtype).removeprefix('torch.')}, not a float")
         if not bool(torch.isfinite(tensor).all()):
             raise AdapterError(f"{path}: tensor {name} has values that are no finite numbers")
-        pairs.setdefault(found[1], {})[found[2]] = tensor
-    if not pairs:
+        sides.setdefault(found[1], {})[found[2]] = tensor
+    if not sides:
         raise AdapterError(f"{path} holds no tensors")
-    wholes, owns = targets_of(shard.whole), targets_of(shard.own)
-    factors: dict[tuple[int, Place], list[Factor]] = {}
-    for module, pair in pairs.items():
+    for module, pair in sides.items():
         for side in "AB":
             if side not in pair:
                 raise AdapterError(f"{path} has no tensor base_model.model.{module}.lora_{side}.weight")
-        layer, name = _target(module, shard.whole, path)
-        place, _, num_out, num_in = wholes[name]
-        down, up, rank = pair["A"], pair["B"], scaling.rank_of(module)
-        for side, tensor, shape in (("A", down, (rank, num_in)), ("B", up, (num_out, rank))):
+    return {module: (pair["A"], pair["B"]) for module, pair in sides.items()}
+
+
+def _factors(
+    tensors: dict[str, Tensor], scaling: Scaling, shard: Shard, path: Path
+) -> dict[tuple[int, Place], list[Factor]]:
+    factors: dict[tuple[int, Place], list[Factor]] = {}
+    for module, (down, up) in _pairs(tensors, path).items():
+        spot = spot_of(module, scaling.parameters, shard.whole, path)
+        target = targets_of(shard.whole, spot.layer)[spot.name]
+        width = scaling.rank_of(spot.key) * max(1, target.num_experts)
+        for side, tensor, shape in (("A", down, (width, target.num_in)), ("B", up, (target.num_out, width))):
             if tuple(tensor.shape) != shape:
                 raise AdapterError(
                     f"{path}: tensor base_model.model.{module}.lora_{side}.weight is {_dims(tuple(tensor.shape))}, and"
                     f" this base with the rank of {CONFIG} takes {_dims(shape)}; is the adapter for another base?"
                 )
-        if layer not in shard.layers:
-            continue
-        _, part = shard.part(f"{name}.weight", (num_out, num_in))
-        if part is not None and part.columns is not None:
-            down = down[:, part.columns.start : part.columns.stop].contiguous()
-        elif part is not None:
-            up = part.of(up)
-        factor = Factor(down.float(), up.float() * scaling.factor(module), owns[name][1])
-        factors.setdefault((layer - shard.layers.start, place), []).append(factor)
+        if spot.layer in shard.layers:
+            for place, factor in _own(spot, target, down.float(), up.float() * scaling.factor(spot.key), shard):
+                factors.setdefault((spot.layer - shard.layers.start, place), []).append(factor)
     return factors
 
 
-def _target(module: str, architecture: Architecture, path: Path) -> tuple[int, str]:
-    """Layer and module, one of ``targets_of``, of "model.layers.0.self_attn.q_proj". Raises AdapterError."""
-    root = next((root for root in architecture.tensor_roots if module.startswith(f"{root}layers.")), None)
-    found = _MODULE.fullmatch(module.removeprefix(root)) if root is not None else None
-    targets = targets_of(architecture)
-    if found is None or f"{found[2]}.{found[3]}" not in targets:
-        known = ", ".join(name.partition(".")[2] for name in targets)
-        raise AdapterError(
-            f"{path}: it changes {module}, which this {architecture.name} does not have or which is not served; served"
-            f" are {known}"
-        )
-    layer = int(found[1])
-    if layer >= architecture.num_layers:
-        raise AdapterError(
-            f"{path}: it changes {module}, and this {architecture.name} has {architecture.num_layers} layers; the"
-            " adapter is for another base"
-        )
-    return layer, f"{found[2]}.{found[3]}"
+def _own(spot: Spot, target: Target, down: Tensor, up: Tensor, shard: Shard) -> Iterator[tuple[Place, Factor]]:
+    """What this rank's part of the decoder takes of it."""
+    left = targets_of(shard.own, spot.layer - shard.layers.start)[spot.name].left
+    # An expert is cut as an MLP is, whatever holds it.
+    as_mlp = f"layers.{spot.layer}.{spot.name.replace('.experts', '')}.weight"
+    _, part = shard.part(as_mlp, (target.num_out, target.num_in))
+    for place, own_down, own_up in _matrices(spot, target, down, up):
+        if part is not None and part.columns is not None:
+            own_down = own_down[:, part.columns.start : part.columns.stop].contiguous()
+        elif part is not None:
+            own_up = part.of(own_up)
+        factor = Factor(own_down, own_up, left)
+        if place == "keys":
+            yield from _by_head(factor, shard.own)
+        else:
+            yield place, factor
 
 
-def targets_of(architecture: Architecture) -> dict[str, tuple[Place, int, int, int]]:
-    """Modules of a layer: the product they are part of, its first column that is theirs, outputs and inputs."""
-    hidden, inner = architecture.hidden_size, architecture.intermediate_size
-    queries, keys = architecture.num_heads * architecture.head_dim, architecture.num_kv_heads * architecture.head_dim
-    ends: dict[str, tuple[Place, int, int, int]] = {
-        "self_attn.o_proj": ("output", 0, hidden, queries),
-        "mlp.down_proj": ("down", 0, hidden, inner),
-    }
-    if architecture.fused:
-        return {
-            "self_attn.qkv_proj": ("qkv", 0, queries + 2 * keys, hidden),
-            "mlp.gate_up_proj": ("gate_up", 0, 2 * inner, hidden),
-            **ends,
-        }
-    return {
-        "self_attn.q_proj": ("qkv", 0, queries, hidden),
-        "self_attn.k_proj": ("qkv", queries, keys, hidden),
-        "self_attn.v_proj": ("qkv", queries + keys, keys, hidden),
-        "mlp.gate_proj": ("gate_up", 0, inner, hidden),
-        "mlp.up_proj": ("gate_up", inner, inner, hidden),
-        **ends,
-    }
+def _matrices(spot: Spot, target: Target, down: Tensor, up: Tensor) -> Iterator[tuple[Place, Tensor, Tensor]]:
+    """[rank, in] and [out, rank], gates before what they open, also of each expert of a parameter that holds them all:
+    PEFT has their rows of ``down`` one expert after the other, and their columns of ``up`` in turns.
+    """
+    if not target.num_experts:
+        yield target.product if spot.expert is None else (target.product, spot.expert), down, up
+        return
+    ups = up.view(len(up), -1, target.num_experts).permute(2, 0, 1).contiguous()
+    if target.is_in_turns:
+        ups = torch.cat((ups[:, 0::2], ups[:, 1::2]), 1)
+    downs = down.view(target.num_experts, -1, down.shape[1])
+    for expert, (own_down, own_up) in enumerate(zip(downs, ups, strict=True)):
+        yield (target.product, expert), own_down, own_up
+
+
+def _by_head(factor: Factor, own: Architecture) -> Iterator[tuple[Place, Factor]]:
+    """Of the matrix that makes keys and values of the latent; LatentAttention multiplies queries with that of keys, the
+    other way around."""
+    latent, num_heads = own.latent, own.num_heads
+    assert latent is not None
+    keys, values = torch.split(factor.up.view(num_heads, -1, factor.rank), [latent.key_dim, latent.value_dim], 1)
+    yield "keys", HeadFactor(keys.mT.contiguous(), factor.down.T.contiguous(), 0, num_heads)
+    yield "values", HeadFactor(factor.down, values.contiguous(), 0, num_heads)
 
 
 def _dims(shape: tuple[int, ...]) -> str:

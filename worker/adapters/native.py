@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 from itertools import chain
 
 import numpy as np
@@ -11,19 +12,29 @@ from torch import Tensor
 
 from worker.adapters.adapter import PLACES, Factor, Place
 from worker.adapters.step import Groups
-from worker.models import Architecture
+from worker.models.architecture import Architecture, Mixture
 from worker.native import MAX_FACTORS, Library, PackedAdapter
 
-_PRODUCT = {place: index for index, place in enumerate(PLACES)}
+
+@cache
+def numbers_of(mixture: Mixture | None) -> dict[Place, int]:
+    """By which the kernels know a layer's products; those that ``whole.h`` computes are the first."""
+    places: list[Place] = [*PLACES]
+    if mixture is not None:
+        places += ["router", "shared_gate_up", "shared_down"]
+        for expert in range(mixture.num_experts):
+            places += [("gate_up", expert), ("down", expert)]
+    return {place: number for number, place in enumerate(places)}
 
 
-def packed_adapter(factors: Mapping[tuple[int, Place], Sequence[Factor]], num_layers: int) -> PackedAdapter:
+def packed_adapter(factors: Mapping[tuple[int, Place], Sequence[Factor]], architecture: Architecture) -> PackedAdapter:
     """``factors`` in bfloat16 on the CPU."""
+    numbers = numbers_of(architecture.mixture)
     products = {
-        layer * len(PLACES) + _PRODUCT[place]: [(factor.down, factor.up, factor.left) for factor in parts]
-        for (layer, place), parts in sorted(factors.items(), key=lambda item: (item[0][0], _PRODUCT[item[0][1]]))
+        layer * len(numbers) + numbers[place]: [(factor.down, factor.up, factor.left) for factor in parts]
+        for (layer, place), parts in factors.items()
     }
-    return PackedAdapter(products, num_layers * len(PLACES))
+    return PackedAdapter(dict(sorted(products.items())), architecture.num_layers * len(numbers))
 
 
 class NativeAdditions:
@@ -36,10 +47,11 @@ class NativeAdditions:
         addresses: np.ndarray,
         rows: np.ndarray,
         counts: np.ndarray,
+        numbers: Mapping[Place, int],
     ) -> None:
         """``addresses`` [num_groups] i64 of the adapters; ``rows`` i32 of all of them, one behind the other, and how
-        many of each: ``counts`` [num_groups] i64."""
-        self._kernels, self._adapters, self._addresses = kernels, adapters, addresses
+        many of each: ``counts`` [num_groups] i64; ``numbers``: see numbers_of."""
+        self._kernels, self._adapters, self._addresses, self._numbers = kernels, adapters, addresses, numbers
         self._rows, self._counts = rows, counts
         begins = rows.ctypes.data + rows.itemsize * (np.cumsum(counts) - counts)
         self.groups = torch.from_numpy(np.stack((addresses, begins, counts), axis=1))
@@ -48,26 +60,35 @@ class NativeAdditions:
 
     @staticmethod
     def serves(kernels: Library, architecture: Architecture, dtype: torch.dtype) -> bool:
-        """Whether the kernels compute this type and these widths."""
+        """Whether the kernels compute this type and these widths; they know nothing of latent attention."""
         widths = (
             architecture.hidden_size,
             architecture.intermediate_size,
             architecture.num_heads * architecture.head_dim,
         )
-        return kernels.has_adapt and dtype is torch.bfloat16 and all(width % 2 == 0 for width in widths)
+        is_known = architecture.latent is None and dtype is torch.bfloat16
+        return kernels.has_adapt and is_known and all(width % 2 == 0 for width in widths)
 
     @classmethod
-    def of(cls, groups: Groups, kernels: Library) -> NativeAdditions:
-        """All of them packed."""
+    def of(cls, groups: Groups, kernels: Library, architecture: Architecture) -> NativeAdditions:
+        """All of them packed, for this architecture."""
         adapters = [adapter.packed for adapter, _ in groups if adapter.packed is not None]
         addresses = np.array([adapter.address for adapter in adapters])
         rows = np.fromiter(chain.from_iterable(rows for _, rows in groups), dtype=np.int32)
-        return cls(kernels, adapters, addresses, rows, np.array([len(rows) for _, rows in groups]))
+        counts = np.array([len(rows) for _, rows in groups])
+        return cls(kernels, adapters, addresses, rows, counts, numbers_of(architecture.mixture))
 
     def add(self, layer: int, place: Place, x: Tensor, y: Tensor) -> None:
         """See Additions."""
-        product = layer * len(PLACES) + _PRODUCT[place]
-        self._kernels.adapt(self.groups, self.rank, product * MAX_FACTORS, x, y)
+        if not len(self._rows):
+            return
+        first = (layer * len(self._numbers) + self._numbers[place]) * MAX_FACTORS
+        if y.dtype is x.dtype:
+            self._kernels.adapt(self.groups, self.rank, first, x, y)
+        else:
+            added = torch.zeros_like(y, dtype=x.dtype)
+            self._kernels.adapt(self.groups, self.rank, first, x, added)
+            y += added
 
     def only(self, rows: Tensor, num_rows: int) -> NativeAdditions:
         """See Additions; ``rows`` ascend."""
@@ -78,4 +99,4 @@ class NativeAdditions:
         moved = places[self._rows]
         owners = np.repeat(np.arange(len(self._counts)), self._counts)
         counts = np.bincount(owners[moved >= 0], minlength=len(self._counts))
-        return NativeAdditions(self._kernels, self._adapters, self._addresses, moved[moved >= 0], counts)
+        return NativeAdditions(self._kernels, self._adapters, self._addresses, moved[moved >= 0], counts, self._numbers)

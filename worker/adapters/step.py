@@ -41,13 +41,18 @@ def groups_of(spans: Iterable[Spans]) -> Groups:
 class TorchAdditions:
     """For any device and type: two products a group and matrix."""
 
-    def __init__(self, groups: Iterable[tuple[Adapter, Tensor]]) -> None:
-        """Each adapter with its rows, [num_rows] i64 on the device."""
-        self._groups = list(groups)
+    def __init__(self, adapters: Sequence[Adapter], rows: Tensor, owners: Tensor) -> None:
+        """``rows`` [num_rows] i64, and of each which of ``adapters`` it has, ascending; both on the device."""
+        self._adapters, self._rows, self._owners = adapters, rows, owners
+        present, counts = torch.unique_consecutive(owners, return_counts=True)
+        parts = torch.split(rows, counts.tolist())
+        self._groups = [(adapters[owner], own) for owner, own in zip(present.tolist(), parts, strict=True)]
 
     @classmethod
     def of(cls, groups: Groups, device: torch.device) -> TorchAdditions:
-        return cls((adapter, torch.tensor(rows, device=device)) for adapter, rows in groups)
+        pairs = [(row, owner) for owner, (_, rows) in enumerate(groups) for row in rows]
+        rows, owners = torch.tensor(pairs, device=device).T
+        return cls([adapter for adapter, _ in groups], rows, owners)
 
     def add(self, layer: int, place: Place, x: Tensor, y: Tensor) -> None:
         """See Additions."""
@@ -57,12 +62,13 @@ class TorchAdditions:
                 continue
             own = x[rows]
             for factor in factors:
-                delta = (own @ factor.down.T) @ factor.up.T
-                y[:, factor.left : factor.left + len(factor.up)].index_add_(0, rows, delta)
+                delta = factor.of(own).to(y.dtype)
+                y[:, factor.left : factor.left + delta.shape[1]].index_add_(0, rows, delta)
 
     def only(self, rows: Tensor, num_rows: int) -> Additions:
         """See Additions."""
         places = torch.full((num_rows,), -1, device=rows.device)
         places[rows] = torch.arange(len(rows), device=rows.device)
-        kept = [(adapter, places[own]) for adapter, own in self._groups]
-        return TorchAdditions((adapter, own[own >= 0]) for adapter, own in kept)
+        moved = places[self._rows]
+        kept = moved >= 0
+        return TorchAdditions(self._adapters, moved[kept], self._owners[kept])

@@ -6,9 +6,14 @@ from typing import Literal, Protocol
 
 from torch import Tensor
 
-Place = Literal["qkv", "output", "gate_up", "down"]
-"""The four products of a layer."""
-PLACES: tuple[Place, ...] = ("qkv", "output", "gate_up", "down")
+OfLayer = Literal["qkv", "output", "gate_up", "down"]
+OfExperts = Literal["router", "shared_gate_up", "shared_down"]
+OfLatent = Literal["compressed_queries", "queries", "compressed", "keys", "values"]
+Product = OfLayer | OfExperts | OfLatent
+"""The four products of a layer, those that one with experts has besides, and those of latent attention."""
+Place = Product | tuple[Product, int]
+"""A product of a layer, or of one of its experts."""
+PLACES: tuple[OfLayer, ...] = ("qkv", "output", "gate_up", "down")
 
 
 class Additions(Protocol):

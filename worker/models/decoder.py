@@ -20,6 +20,7 @@ from worker.models.experts import Experts
 from worker.models.latent import LatentAttention
 from worker.models.linear import Linear
 from worker.models.link import Alone, Link
+from worker.models.mlp import feed
 from worker.models.ops import Ops, Turning, softcapped
 from worker.models.rope import Rotary
 from worker.models.shard import Shard
@@ -152,17 +153,10 @@ class Decoder:
         """[num_tokens, hidden_size] -> the same: the MLP, or the experts."""
         activation = self.architecture.activation
         if layer.experts is not None:
-            return layer.experts(normed, ops, activation)
+            return layer.experts(normed, ops, activation, index, additions)
         assert layer.gate_up is not None
         assert layer.down is not None
-        gate_up = layer.gate_up(normed)
-        if additions is not None:
-            additions.add(index, "gate_up", normed, gate_up)
-        gated = ops.gate(gate_up, activation)
-        down = layer.down(gated)
-        if additions is not None:
-            additions.add(index, "down", gated, down)
-        return down
+        return feed(normed, layer.gate_up, layer.down, ops, activation, index, additions)
 
     @torch.inference_mode()
     def keep_up(self, num_tokens: int, num_logits: int, num_done: int) -> None:
@@ -227,7 +221,7 @@ class Decoder:
     ) -> Tensor:
         """[num_tokens, hidden_size] -> [num_tokens, num_heads * head_dim], or as wide as values are"""
         if layer.latent is not None:
-            return layer.latent(normed, plan, index, ops, self.architecture, Turning(*angles))
+            return layer.latent(normed, plan, index, ops, self.architecture, Turning(*angles), additions)
         assert layer.qkv is not None
         qkv = layer.qkv(normed)
         if additions is not None:

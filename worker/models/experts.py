@@ -12,8 +12,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from worker.models.additions import Additions
 from worker.models.architecture import Activation, Mixture
 from worker.models.linear import Linear
+from worker.models.mlp import Places, feed
 from worker.models.ops import Ops, sigmoids
 
 
@@ -32,23 +34,32 @@ class Experts:
     """Of what every token goes through."""
     shared_down: Linear | None = None
 
-    def __call__(self, x: Tensor, ops: Ops, activation: Activation) -> Tensor:
+    def __call__(
+        self, x: Tensor, ops: Ops, activation: Activation, layer: int, additions: Additions | None = None
+    ) -> Tensor:
         """[num_tokens, hidden_size] -> the same."""
         mixture = self.mixture
-        weights, chosen = self._choose(self.router.wide(x))
+        logits = self.router.wide(x)
+        if additions is not None:
+            additions.add(layer, "router", x, logits)
+        weights, chosen = self._choose(logits)
         by_expert = chosen.flatten().argsort(stable=True)
         tokens = by_expert // mixture.num_chosen
         counts = torch.bincount(chosen.flatten(), minlength=mixture.num_experts).tolist()
         outs = []
         for expert, own in enumerate(torch.split(tokens, counts)):
             if len(own):
-                outs.append(self.down[expert](ops.gate(self.gate_up[expert](x[own]), activation)))
+                added = None if additions is None else additions.only(own, len(x))
+                places: Places = ("gate_up", expert), ("down", expert)
+                gate_up, down = self.gate_up[expert], self.down[expert]
+                outs.append(feed(x[own], gate_up, down, ops, activation, layer, added, places))
         weighted = torch.cat(outs).float() * weights.flatten()[by_expert][:, None]
         # Back in the order of the tokens, so that a token's sum does not depend on who was beside it.
         sums = torch.empty_like(weighted).index_copy_(0, by_expert, weighted)
         mixed = sums.view(len(x), mixture.num_chosen, -1).sum(1).to(x.dtype)
         if self.shared_gate_up is not None and self.shared_down is not None:
-            mixed += self.shared_down(ops.gate(self.shared_gate_up(x), activation))
+            places = "shared_gate_up", "shared_down"
+            mixed += feed(x, self.shared_gate_up, self.shared_down, ops, activation, layer, additions, places)
         return mixed
 
     def _choose(self, logits: Tensor) -> tuple[Tensor, Tensor]:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from worker.attention import Plan
+from worker.models.additions import Additions
 from worker.models.architecture import Architecture, Latent
 from worker.models.linear import Linear
 from worker.models.ops import Ops, Turning
@@ -40,28 +41,51 @@ class LatentAttention:
     query_norm: Tensor | None
 
     def __call__(
-        self, x: Tensor, plan: Plan, layer: int, ops: Ops, architecture: Architecture, angles: Turning
+        self,
+        x: Tensor,
+        plan: Plan,
+        layer: int,
+        ops: Ops,
+        architecture: Architecture,
+        angles: Turning,
+        additions: Additions | None = None,
     ) -> Tensor:
         """[num_tokens, hidden_size] -> [num_tokens, num_heads * value_dim]"""
         facts, num_heads = self.facts, architecture.num_heads
-        own, turning = torch.split(self._queries(x, ops), [facts.key_dim, facts.rope_dim], 2)
-        latent, turning_key = torch.split(self.compressed(x), [facts.rank, facts.rope_dim], 1)
+        own, turning = torch.split(self._queries(x, layer, ops, additions), [facts.key_dim, facts.rope_dim], 2)
+        compressed = self.compressed(x)
+        if additions is not None:
+            additions.add(layer, "compressed", x, compressed)
+        latent, turning_key = torch.split(compressed, [facts.rank, facts.rope_dim], 1)
         heads = x.new_empty((len(x), num_heads + 2, architecture.head_dim))
         queries, key, value = heads[:, :num_heads], heads[:, num_heads:-1], heads[:, -1:]
         queries[..., : facts.rope_dim] = self._in_halves(turning)
-        queries[..., facts.rope_dim :] = self.keys(own.flatten(1)).view(len(x), num_heads, -1)
+        own = own.flatten(1)
+        as_latent = self.keys(own)
+        if additions is not None:
+            additions.add(layer, "keys", own, as_latent)
+        queries[..., facts.rope_dim :] = as_latent.view(len(x), num_heads, -1)
         key[:, 0, : facts.rope_dim] = self._in_halves(turning_key)
         key[:, 0, facts.rope_dim :] = ops.add_norm(latent.contiguous(), None, None, self.norm, NORM_EPS)
         ops.turn(heads.view(len(x), -1), architecture, angles)
         value.copy_(key)
-        mixed = plan.attend(layer, queries, key, value).view(len(x), num_heads, -1)[..., facts.rope_dim :]
-        return self.values(mixed.flatten(1))
+        mixed = plan.attend(layer, queries, key, value).view(len(x), num_heads, -1)[..., facts.rope_dim :].flatten(1)
+        values = self.values(mixed)
+        if additions is not None:
+            additions.add(layer, "values", mixed, values)
+        return values
 
-    def _queries(self, x: Tensor, ops: Ops) -> Tensor:
+    def _queries(self, x: Tensor, layer: int, ops: Ops, additions: Additions | None) -> Tensor:
         """[num_tokens, num_heads, key_dim + rope_dim]"""
         if self.compressed_queries is not None:
-            x = ops.add_norm(self.compressed_queries(x), None, None, self.query_norm, NORM_EPS)
-        return self.queries(x).view(len(x), -1, self.facts.key_dim + self.facts.rope_dim)
+            compressed = self.compressed_queries(x)
+            if additions is not None:
+                additions.add(layer, "compressed_queries", x, compressed)
+            x = ops.add_norm(compressed, None, None, self.query_norm, NORM_EPS)
+        queries = self.queries(x)
+        if additions is not None:
+            additions.add(layer, "queries", x, queries)
+        return queries.view(len(x), -1, self.facts.key_dim + self.facts.rope_dim)
 
     def _in_halves(self, turning: Tensor) -> Tensor:
         """[..., rope_dim], so that the two that turn together are half of it apart."""
