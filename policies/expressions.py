@@ -14,9 +14,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 MAX_STATES = 4000
-MAX_KEPT = 1 << 17
-"""States of the steps that an expression remembers, some megabytes: whoever looks for an end goes the same ones again
-and again."""
 _ENDLESS = 1 << 30
 _CLASSES = {
     "d": ((0x30, 0x39),),
@@ -80,9 +77,6 @@ class Expression:
         self._costs = self._distances()
         if self._costs[self._begin] == _ENDLESS:
             raise NotRead("it has no end")
-        self._start = self._closed({self._begin})
-        self._steps: dict[tuple[frozenset[int], str], frozenset[int]] = {}
-        self._num_kept = 0
 
     @property
     def farthest(self) -> int:
@@ -96,25 +90,17 @@ class Expression:
 
     def begin(self) -> frozenset[int]:
         """The states before any text."""
-        return self._start
+        return self._closed({self._begin})
 
     def after(self, states: frozenset[int], char: str) -> frozenset[int]:
         """Those that one more character leads to; none where it has no place."""
-        found = self._steps.get((states, char))
-        if found is None:
-            found = self._closed(
-                {to for state in states for chars, to in self._edges[state] if chars is not None and chars.has(char)}
-            )
-            self._num_kept += 1 + len(found)
-            if self._num_kept > MAX_KEPT:
-                self._steps.clear()
-                self._num_kept = 0
-            self._steps[states, char] = found
-        return found
+        return self._closed(
+            {to for state in states for chars, to in self._edges[state] if chars is not None and chars.has(char)}
+        )
 
     def ending(self, text: str) -> str | None:
         """A short way from there to an end; None: it is no beginning."""
-        states = self._start
+        states = self.begin()
         for char in text:
             states = self.after(states, char)
         state = min(states, key=self._costs.__getitem__, default=None)

@@ -9,8 +9,9 @@ device, and torch. The parts are in ``worker.sampling``; measurements in benchma
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -128,9 +129,9 @@ class Sampler:
             if notes.adjustments is not None and (masks is None or i not in masks.ending):
                 adjusted.append((i, notes.adjustments, row.output_token_ids, row.draft_token_ids))
         kernels = library() if self._is_compiled and (maxima is not None or logits.device.type == "cpu") else None
-        if kernels is not None and maxima is not None and not (asking or adjusted or masks):
+        if kernels is not None and maxima is not None and not (asking or adjusted):
             # Mostly so, and nothing of torch's: behind a step that has read all weights its code is far away.
-            return _sampled(kernels.draw(logits, maxima, _wishes(rows)))
+            return _sampled(self._checked(logits, rows, maxima, masks, kernels))
         with torch.inference_mode():
             return self._start(logits, rows, maxima, masks, kernels, asking, adjusted)
 
@@ -158,20 +159,12 @@ class Sampler:
                 maxima = kernels.maxima(logits)
             elif changed is not None:
                 kernels.refresh_maxima(logits, maxima, changed)
-        if masks is not None:
-            masks.apply(logits, maxima, kernels)
-        check = None if masks is None else masks.check
-        if kernels is None and check is None:
+        if kernels is None and (masks is None or not (masks.check or masks.forced)):
+            if masks is not None:
+                masks.apply(logits, maxima, kernels)
             chosen = self._chosen(logits, rows)
         else:
-            ranked = self._ranked(logits, rows, maxima, kernels)
-            while check is not None and (again := check.refused(ranked)) is not None:
-                again.apply(logits, maxima, kernels)
-                redrawn = [*again.rows, *again.more]
-                some = self._ranked(logits, rows, maxima, kernels, MAX_TRIES if again.more else 1, redrawn)
-                for at, tokens in zip(redrawn, some, strict=True):
-                    ranked[at] = tokens
-                check = again.check
+            ranked = self._checked(logits, rows, maxima, masks, kernels)
             if kernels is not None and model_logits is None:
                 return _sampled(ranked)
             chosen = torch.tensor([tokens[0] for tokens in ranked], device=logits.device)
@@ -182,22 +175,45 @@ class Sampler:
             logprobs = _Logprobs.of(asking, nums, model_logits, own, self._by_row)
         return Pending(chosen, logprobs)
 
-    def _ranked(
-        self,
-        logits: Tensor,
-        rows: Sequence[Row],
-        maxima: Tensor | None,
-        kernels: Library | None,
-        num_tries: int = 1,
-        some: Sequence[int] | None = None,
+    def _checked(
+        self, logits: Tensor, rows: Sequence[Row], maxima: Tensor | None, masks: Masks | None, kernels: Library | None
     ) -> list[list[int]]:
-        """See Library.draw; by another way than the compiled kernels one token of each row."""
+        """A token of each row by its mask, once whoever checks them has nothing more to say against any, and behind it
+        perhaps others. ``maxima``: there are some wherever there are kernels."""
+        draw = self._drawer(logits, rows, maxima, kernels)
+        if masks is None:
+            return draw(1, None)
+        masks.apply(logits, maxima, kernels)
+        forced, check = masks.forced, masks.check
+        if forced:
+            free = [row for row in range(len(rows)) if row not in forced]
+            drawn = iter(draw(1, free) if free else ())
+            ranked = [[forced[row]] if row in forced else next(drawn) for row in range(len(rows))]
+        else:
+            ranked = draw(1, None)
+        while check is not None and (again := check.refused(ranked)) is not None:
+            again.apply(logits, maxima, kernels)
+            redrawn = [*again.rows, *again.more]
+            for at, tokens in zip(redrawn, draw(MAX_TRIES if again.more else 1, redrawn), strict=True):
+                ranked[at] = tokens
+            check = again.check
+        return ranked
+
+    def _drawer(
+        self, logits: Tensor, rows: Sequence[Row], maxima: Tensor | None, kernels: Library | None
+    ) -> Callable[[int, Sequence[int] | None], list[list[int]]]:
+        """As Library.draw, by so many tries, of some of the rows; by another way than the compiled kernels one token of
+        each row."""
         if kernels is not None:
             assert maxima is not None
-            return kernels.draw(logits, maxima, _wishes(rows), num_tries, some)
-        # All of them, since nobody else's token changes: it saves copies of the rows.
-        every: list[list[int]] = self._chosen(logits, rows)[:, None].tolist()
-        return every if some is None else [every[row] for row in some]
+            return partial(kernels.draw, logits, maxima, _wishes(rows))
+
+        def draw(_: int, some: Sequence[int] | None) -> list[list[int]]:
+            # All of them, since nobody else's token changes: it saves copies of the rows.
+            every: list[list[int]] = self._chosen(logits, rows)[:, None].tolist()
+            return every if some is None else [every[row] for row in some]
+
+        return draw
 
     def _chosen(self, logits: Tensor, rows: Sequence[Row]) -> Tensor:
         """Token ids [n] i64, UNUSABLE ones too, where there are no compiled kernels."""

@@ -17,7 +17,7 @@ from worker.boarding import Boarding
 from worker.engine import Engine
 from worker.grammar.vocabulary import read_vocabulary
 from worker.native import library
-from worker.sampling.masks import Masks
+from worker.sampling.masks import Bits, Masks
 from worker.speculation import Speculation
 from worker.speculation.forced import ForcedDrafter
 
@@ -31,7 +31,7 @@ PERSON = {
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory):
-    return guided_model(tmp_path_factory.mktemp("guided"), num_hidden_layers=1)
+    return guided_model(tmp_path_factory.mktemp("guided"))
 
 
 @pytest.fixture
@@ -240,7 +240,7 @@ def test_compiled_masks_are_those_of_torch(vocab_size):
     bits = torch.randint(-(2**31), 2**31, (3, words), generator=generator).to(torch.int32)
     bits[:, ::3] = 0
     bits[1, 1::3] = -1
-    masks = Masks([0, 2, 4], bits.numpy())
+    masks = Masks([0, 2, 4], [Bits(row, row.ctypes.data) for row in bits.numpy()])
     expected, maxima = logits.clone(), kernels.maxima(logits)
     masks.apply(expected, None, None)
     masks.apply(logits, maxima, kernels)

@@ -1,5 +1,6 @@
 """Masks that are kept by where in its grammar an answer is."""
 
+import functools
 import json
 import random
 
@@ -11,7 +12,7 @@ from policies import wire
 from policies.grammar import spelled
 from tests.worker.guided import EOS, VOCAB_SIZE, Guided, guided_model
 from tests.worker.schemas import a_schema
-from worker.grammar import places, store
+from worker.grammar import guide, places, store
 from worker.grammar.places import NOWHERE, KeptMasks, places_of
 from worker.grammar.vocabulary import read_vocabulary
 
@@ -32,6 +33,7 @@ SCHEMA = {
             "name": {"type": "string", "minLength": 2, "maxLength": 6},
             "size": {"type": "integer", "minimum": 0, "maximum": 150},
             "tags": {"type": "array", "items": {"$ref": "#/$defs/tag"}, "minItems": 1},
+            "any": {},
             "more": {"anyOf": [{"type": "null"}, {"type": "string"}, {"$ref": "#/properties/none"}]},
         },
         "required": ["kind", "tags"],
@@ -54,22 +56,30 @@ def vocabulary(path):
     return read_vocabulary(path, VOCAB_SIZE, [EOS])
 
 
+def after(known, token_ids, place=None):
+    """Where an answer is with these, from there or from its beginning."""
+    return functools.reduce(known.after, token_ids, place or known.begin)
+
+
 def num_met_again(vocabulary, grammar, num_walks=NUM_WALKS):
     """Answers by chance, each of whose places has the mask that it had in the answers before."""
     beginning, known = LLMatcher(vocabulary, spelled(grammar), log_level=0), places_of(grammar, vocabulary, KeptMasks())
     assert known is not None
-    masks: dict[int, bytes] = {}
+    told: dict[object, object] = {}
     num_again = 0
     for seed in range(num_walks):
-        chance, matcher, place = random.Random(seed), beginning.deep_copy(), known.begin
+        chance, matcher, place, token_id = random.Random(seed), beginning.deep_copy(), known.begin, -1
         for _ in range(NUM_TOKENS):
-            forced, mask = matcher.compute_ff_tokens(), matcher.compute_bitmask()
-            if matcher.is_stopped():
+            must_go_on, forced = bool(matcher.compute_ff_bytes()), matcher.compute_ff_tokens()
+            mask, is_stopped = matcher.compute_bitmask(), matcher.is_stopped()
+            if place.tells:
+                # How what must come is cut depends on what was before.
+                facts = must_go_on, is_stopped, None if forced else mask
+                where = (place, token_id) if must_go_on else place
+                num_again += where in told
+                assert told.setdefault(where, facts) == facts, (grammar, seed)
+            if is_stopped:
                 break
-            # How what must come is cut depends on what was before.
-            if known.tells(place) and not forced:
-                num_again += place in masks
-                assert masks.setdefault(place, mask) == mask, (grammar, seed)
             bits = np.unpackbits(np.frombuffer(mask, dtype=np.uint8), bitorder="little")
             may_come = np.flatnonzero(bits).tolist()
             # Texts end sooner than by chance.
@@ -78,7 +88,7 @@ def num_met_again(vocabulary, grammar, num_walks=NUM_WALKS):
             if token_id == EOS:
                 break
             assert matcher.consume_token(token_id)
-            place = known.after(place, [token_id])
+            place = known.after(place, token_id)
     return num_again
 
 
@@ -87,7 +97,8 @@ def test_wherever_two_answers_are_at_one_place_the_same_may_follow(vocabulary, s
     assert num_met_again(vocabulary, wire.Grammar("regex", source)) > 100
 
 
-def test_and_so_it_is_in_schemas(vocabulary):
+def test_and_so_it_is_in_schemas_and_in_any_json(vocabulary):
+    assert num_met_again(vocabulary, wire.Grammar("json_object", "", True)) > 1000
     num_again = num_met_again(vocabulary, wire.Grammar("json_schema", json.dumps(SCHEMA), True))
     assert num_again > 200
     for seed in range(NUM_SCHEMAS):
@@ -97,39 +108,44 @@ def test_and_so_it_is_in_schemas(vocabulary):
 
 
 @pytest.mark.parametrize("top_k", [0, VOCAB_SIZE])
-def test_answers_are_the_same_with_masks_that_are_kept_few_that_are_and_none(path, monkeypatch, top_k):
+def test_answers_are_the_same_with_places_that_are_known_few_that_are_and_none(path, monkeypatch, top_k):
     told, num_made = [], []
-    for max_bytes in (1 << 20, 128, None):
-        if max_bytes is None:
+    for num_kept in (None, 1, 0):
+        if num_kept == 0:
             monkeypatch.setattr(store, "places_of", lambda *grammar: None)
-        else:
-            monkeypatch.setattr(places, "MAX_MASK_BYTES", max_bytes)
+        elif num_kept == 1:
+            # Of masks two, of steps from node to node a few, and llguidance hears of every third token at least.
+            monkeypatch.setattr(places, "MAX_MASK_BYTES", 128)
+            monkeypatch.setattr(places, "MAX_STEPS", 20)
+            monkeypatch.setattr(guide, "MAX_BEHIND", 3)
         guided = Guided(path, max_sequences=16, deterministic=True)
         guided.engine.speculates = False
         for seed in range(12):
             asked = {"max_tokens": 50, "seed": seed, "temperature": seed % 3 / 2, "min_tokens": seed, "top_k": top_k}
-            guided.submit(f"s{seed}", "regex", SOURCES[seed % len(SOURCES)], **asked)
-            guided.submit(f"j{seed}", "json_schema", json.dumps(SCHEMA), is_strict=seed % 2 == 0, **asked)
+            asked["stop_token_ids"] = [EOS, 97] if seed % 4 == 0 else []
+            guided.submit(f"r{seed}", "regex", SOURCES[seed % len(SOURCES)], **asked)
+            guided.submit(f"s{seed}", "json_schema", json.dumps(SCHEMA), is_strict=seed % 2 == 0, **asked)
+            guided.submit(f"j{seed}", "json_object", "", is_strict=seed % 2 == 0, **asked)
         guided.run()
         guided.close()
         assert not guided.failures
-        told.append({name: answer.token_ids for name, answer in guided.answers.items()})
+        told.append({name: (answer.token_ids, answer.reason) for name, answer in guided.answers.items()})
         num_made.append(guided.engine.stats().num_masks)
     assert told[0] == told[1] == told[2]
     assert num_made[0] < num_made[2]
 
 
 def test_what_is_not_read_or_has_too_many_states_is_nowhere(vocabulary, monkeypatch):
-    kinds = ("regex", "[]a]b"), ("regex", "(?i)a"), ("regex", "a^b"), ("choice", '["a"]'), ("json_schema", "{}")
+    kinds = ("regex", "[]a]b"), ("regex", "(?i)a"), ("regex", "a^b"), ("choice", '["a"]'), ("json_schema", '{"if": {}}')
     for kind, source in kinds:
         assert places_of(wire.Grammar(kind, source), vocabulary, KeptMasks()) is None
     known = places_of(wire.Grammar("regex", "[a-zé]+"), vocabulary, KeptMasks())
     plain, other = (vocabulary.tokenize_str(text)[0] for text in "aé")
-    assert known.after(known.begin, [plain]) != NOWHERE
-    assert known.after(known.begin, [plain, other]) == NOWHERE
+    assert known.after(known.begin, plain) is not NOWHERE
+    assert after(known, [plain, other]) is NOWHERE
     monkeypatch.setattr(places, "MAX_WEIGHT", 60)
     known = places_of(wire.Grammar("regex", "(a?){30}"), vocabulary, KeptMasks())
-    assert known.after(known.begin, [plain]) == NOWHERE
+    assert known.after(known.begin, plain) is NOWHERE
 
 
 @pytest.mark.parametrize(
@@ -146,27 +162,31 @@ def test_what_is_not_read_or_has_too_many_states_is_nowhere(vocabulary, monkeypa
         ('[{"kind":"a","tags":["x"],"more":null}', '[{"kind":"a","tags":["x"],"more":"text"}', True),
         ('[{"kind":"a","tags":["x"]},{"kind":"a","tags":["x"]}', '[{"kind":"a","tags":["x"]}', False),
         ('[{"kind":"a","tags":["x"],"more":{"b', '[{"kind":"a","tags":["x"],"more":{"c', None),
-        ('[{"kind":"a","name":"ab\\u00e', '[{"kind":"a","name":"a\\', None),
+        ('[{"kind":"a","name":"a\\n', '[{"kind":"a","name":"éb', True),
+        ('[{"kind":"a","name":"a\\u00', '[{"kind":"a","name":"a\\', False),
+        ('[{"kind":"a","name":"a\\ud83d', '[{"kind":"a","name":"a\\uD99', None),
+        ('[{"kind":"a","tags":["x"],"any":{"k":[1.5e', '[{"kind":"a","tags":["y"],"any":{"l":[-20E', True),
+        ('[{"kind":"a","tags":["x"],"any":{"k":[1.5e', '[{"kind":"a","tags":["x"],"any":{"k":[1.5', False),
+        ('[{"kind":"a","tags":["x"],"any":["', '[{"kind":"a","tags":["x"],"any":["long \\" text', True),
     ],
 )
 def test_of_values_that_are_over_a_place_has_no_more_than_counts(vocabulary, before, other, is_same):
     known = places_of(wire.Grammar("json_schema", json.dumps(SCHEMA)), vocabulary, KeptMasks())
-    one, two = (known.after(known.begin, vocabulary.tokenize_str(text)) for text in (before, other))
+    one, two = (after(known, vocabulary.tokenize_str(text)) for text in (before, other))
     assert NOWHERE not in (one, two)
-    assert known.tells(one) is known.tells(two) is (is_same is not None)
-    assert is_same is None or (one == two) is is_same
+    assert one.tells is two.tells is (is_same is not None)
+    assert is_same is None or (one is two) is is_same
 
 
 def test_lists_in_one_another_have_places_as_far_as_a_few_levels_and_are_found_again_after_them(vocabulary):
     lists = {"type": "array", "items": {"$ref": "#"}}
     known = places_of(wire.Grammar("json_schema", json.dumps(lists)), vocabulary, KeptMasks())
     opening, closing, comma = (vocabulary.tokenize_str(text) for text in "[],")
-    within = known.after(known.begin, opening)
-    far = known.after(within, opening * 2000)
-    assert NOWHERE != far != within
-    assert not known.tells(far)
-    assert known.after(far, closing * 2000 + comma) == known.after(within, opening + closing + comma)
-    assert known.tells(known.after(far, closing * 2000))
+    within, far = after(known, opening), after(known, opening * 2001)
+    assert NOWHERE is not far is not within
+    assert not far.tells
+    assert after(known, closing * 2000 + comma, far) is after(known, opening + closing + comma, within)
+    assert after(known, closing * 2000, far).tells
 
 
 def test_tokens_that_must_come_have_bytes_that_must(vocabulary):

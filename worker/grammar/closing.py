@@ -10,10 +10,10 @@ from __future__ import annotations
 import heapq
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from functools import lru_cache
 from itertools import compress, zip_longest
 
 import numpy as np
+import numpy.typing as npt
 from llguidance import LLMatcher, LLTokenizer
 
 from policies.expressions import Expression
@@ -27,8 +27,6 @@ _TURN = 2
 _MAX_DIVE = 200
 """Choices in a row; whoever has not come to an end by then has lost its way."""
 _LONG_TOKENS = 64
-MAX_KEPT = 128
-"""Masks of which is remembered what they allow: searches come to the same places again and again."""
 
 _BYTES = (*range(0x20, 0x7F), *range(0x80, 0xC0), *range(0xC2, 0xF5))
 """That JSON texts are made of."""
@@ -79,19 +77,17 @@ class Ends:
         ids = np.array([token_id for group in groups for token_id in group], dtype=np.int64)
         self._words, self._bits = ids >> 5, (ids & 31).astype(np.uint32)
         """Where a mask has them, one group after the other."""
-        self._allowed = lru_cache(MAX_KEPT)(self._found_allowed)
 
     def _ids_of(self, tokens: Iterable[bytes]) -> list[int]:
         return [self._by_bytes[token] for token in tokens if token in self._by_bytes]
 
-    def _found_allowed(self, mask: bytes) -> list[list[int]]:
+    def _allowed(self, mask: npt.NDArray[np.uint32]) -> Iterator[list[int]]:
         """Of each group the tokens that may come next, in their order. All at once, which takes as long as one."""
-        may_come: list[int] = (np.frombuffer(mask, dtype=np.uint32)[self._words] >> self._bits & 1).tolist()
-        found, at = [], 0
+        may_come: list[int] = (mask[self._words] >> self._bits & 1).tolist()
+        at = 0
         for num, group in self._groups:
-            found.append(list(compress(group, may_come[at : at + num])))
+            yield list(compress(group, may_come[at : at + num]))
             at += num
-        return found
 
     def spell(self, data: bytes) -> list[int]:
         """As few tokens as taking the longest each time makes; those before a byte that none begins with."""
@@ -111,7 +107,7 @@ class Ends:
         """What they say."""
         return self._vocabulary.decode_bytes(token_ids)
 
-    def likeliest(self, mask: bytes, path: list[int]) -> list[int]:
+    def likeliest(self, mask: npt.NDArray[np.uint32], path: list[int]) -> list[int]:
         """A few of the tokens that may come next, those first that lead to an end; what the path has already comes
         after what it has not."""
         used = set(path)
@@ -126,7 +122,7 @@ class Ends:
             groups = [sorted(kind, key=used.__contains__)[:_BRANCHES] for kind in kinds]
             found += [token_id for each in zip_longest(*groups) for token_id in each if token_id is not None]
         if not found:
-            bits = np.unpackbits(np.frombuffer(mask, dtype=np.uint8), bitorder="little")
+            bits = np.unpackbits(mask.view(np.uint8), bitorder="little")
             found = np.flatnonzero(bits)[:_BRANCHES].tolist()
         return found[:_BRANCHES]
 
@@ -150,7 +146,7 @@ def find_end(
         num_dived = 0
         for mask in way.walk(ends, max_tokens) if way.go(path) else ():
             num_masks, num_dived = num_masks + 1, num_dived + 1
-            state = hash(mask), len(way.path)
+            state = hash(mask.tobytes()), len(way.path)
             if state in seen or num_masks > max_masks or num_dived > _MAX_DIVE:
                 break
             seen.add(state)
@@ -224,7 +220,7 @@ class _Way:
         self.path += token_ids[:num]
         return num == len(token_ids)
 
-    def walk(self, ends: Ends, max_tokens: int) -> Iterator[bytes]:
+    def walk(self, ends: Ends, max_tokens: int) -> Iterator[npt.NDArray[np.uint32]]:
         """The mask at each place where there is a choice, until the answer is whole or too long."""
         while not self.is_whole and len(self.path) < max_tokens:
             forced = ends.spell(self._matcher.compute_ff_bytes())
@@ -234,7 +230,7 @@ class _Way:
                 continue
             if self._ends_string(ends):
                 continue
-            mask = self._matcher.compute_bitmask()
+            mask = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint32)
             if self._matcher.is_error():
                 return
             yield mask

@@ -21,15 +21,16 @@ import numpy as np
 import torch
 from llguidance import LLExecutor
 
-from policies.terms import Sampling
 from worker.grammar.errors import GuideLost
-from worker.grammar.guide import Guide, allow, first_line
-from worker.grammar.places import Words
+from worker.grammar.guide import Guide, first_line
+from worker.grammar.in_time import allow
+from worker.grammar.places import NONE
 from worker.placement import allowed, cores
-from worker.sampling.masks import Masks
+from worker.sampling.masks import Bits, Masks, Words
 from worker.sequence import Sequence
 
-NONE: Words = np.empty((0, 0), dtype=np.int32)
+UNMASKED, FORCED = Bits(np.empty(0, dtype=np.int32), 0), Bits(np.empty(0, dtype=np.int32), 0)
+"""In place of the mask of a row that is drawn without one, and looked at, or of which it is known what must come."""
 WORTH_THREADS = 4
 """So few threads take longer to wake than the masks that they would make meanwhile."""
 FIRST_ROWS = 64
@@ -50,7 +51,7 @@ class _Held:
     """Of the batch: where its next token is drawn, and behind it what follows each token of its draft."""
     num_left: int | None = None
     """Where its next token has to be one after which an end is known."""
-    masks: dict[int, Words] = field(default_factory=dict)
+    masks: dict[int, Bits] = field(default_factory=dict)
     """By the number of draft tokens before: those of its rows that are made."""
     ending: set[int] = field(default_factory=set)
     """Of those, the ones that let it do nothing but end, though it is shorter than it should be."""
@@ -73,10 +74,10 @@ class MaskMaker:
         num_threads = self._num_spare if self._num_spare > 0 else torch.get_num_threads()
         self._executor = LLExecutor(num_threads)
         self._is_alone = num_threads < WORTH_THREADS
-        self._buffer = self._room(0, 0)
+        self._buffer: Words = np.empty((0, 0), dtype=np.int32)
         self._num_used = 0
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="masks")
-        self._foreseen: tuple[dict[Sequence, _Held], Future[Words]] | None = None
+        self._foreseen: tuple[dict[Sequence, _Held], Future[None]] | None = None
         self.faults: dict[Sequence, Exception] = {}
         """Those sequences of the last batch that cannot go on, once it is drawn."""
         self.num_masks = 0
@@ -88,10 +89,11 @@ class MaskMaker:
         self.settle()
         if self._num_spare <= 0:
             return
-        held = [self._held(each, each.guide) for each in sequences if each.guide is not None and not each.has_ended]
+        asked = [each for each in sequences if each.guide is not None and not each.has_ended]
+        held = [self._held(each, each.guide) for each in asked if each.guide and self._known(each, each.guide) is None]
         held = [each for each in held if not each.is_tried]
         if held:
-            self._begin(held)
+            self.faults, self._num_used = {}, 0
             filled = self._thread.submit(self.fill, _rows_of(held))
             self._foreseen = {each.sequence: each for each in held}, filled
 
@@ -112,33 +114,63 @@ class MaskMaker:
         return masks
 
     def _make(self, sequences: Run[Sequence]) -> Masks | None:
-        known = self.settle()
+        foreseen = self.settle()
+        if not foreseen:
+            self.faults, self._num_used = {}, 0
+        rows: list[int] = []
+        bits: list[Bits] = []
+        forced: dict[int, int] = {}
+        drawn: list[tuple[int, Sequence, Guide]] = []
         held: list[_Held] = []
         at = 0
         for sequence in sequences:
             guide = sequence.guide
             if guide is not None and not sequence.has_ended:
-                each = known.get(sequence) or self._held(sequence, guide)
-                each.row = at
-                num_left = sequence.num_left
-                each.num_left = num_left if guide.is_careful(num_left) else None
-                held.append(each)
+                known = self._known(sequence, guide)
+                if known is FORCED:
+                    assert guide.node is not None
+                    forced[at] = guide.node.forced
+                elif known is UNMASKED:
+                    drawn.append((at, sequence, guide))
+                elif known is not None:
+                    rows.append(at)
+                    bits.append(known)
+                else:
+                    each = foreseen.get(sequence) or self._held(sequence, guide)
+                    each.row = at
+                    num_left = sequence.num_left
+                    each.num_left = num_left if guide.is_careful(num_left) else None
+                    held.append(each)
             at += 1 + len(sequence.draft_token_ids)
-        if not held:
+        ending = frozenset[int]()
+        if held:
+            asked = [each for each in held if not each.is_tried]
+            self.fill(_rows_of([each for each in asked if each.sequence not in foreseen]))
+            ending = frozenset(each.row + nth for each in asked for nth in each.ending)
+            rows += [each.row + nth for each in asked for nth in range(each.num_rows)]
+            bits += [each.masks[nth] for each, nth in _rows_of(asked)]
+            held = [each for each in held if each.is_tried or each.num_left is not None]
+        if not (rows or forced or drawn or held):
             return None
-        if not known:
-            self._begin(held)
-        asked = [each for each in held if not each.is_tried]
-        made = self.fill(_rows_of([each for each in asked if each.sequence not in known]))
-        check = _Check(self, held) if any(each.is_tried or each.num_left is not None for each in held) else None
-        ending = frozenset(each.row + nth for each in asked for nth in each.ending)
-        rows = [each.row + nth for each in asked for nth in range(each.num_rows)]
-        # They go on as they were made, unless some were made before the others.
-        bits = _stacked(_rows_of(asked)) if known else made
-        return Masks(rows, bits, check, ending)
+        return Masks(rows, bits, _Check(self, drawn, held) if drawn or held else None, ending, forced=forced)
+
+    def _known(self, sequence: Sequence, guide: Guide) -> Bits | None:
+        """The mask of its next token, FORCED or UNMASKED; None: llguidance has to be asked, or an end looked for."""
+        node = guide.node
+        if node is None or sequence.draft_token_ids or guide.is_careful(sequence.num_left):
+            return None
+        if self._is_for_device:
+            return None if node.forced != NONE else _own_mask(sequence, guide)
+        if node.forced != NONE:
+            return FORCED
+        place = node.place
+        is_likely = place.is_wide or (place.mask is None and not guide.is_wayward)
+        if is_likely and len(sequence.output_token_ids) >= guide.free_from:
+            return UNMASKED
+        return _own_mask(sequence, guide)
 
     def _held(self, sequence: Sequence, guide: Guide) -> _Held:
-        if self._is_for_device or not _is_unfiltered(sequence):
+        if self._is_for_device or len(sequence.output_token_ids) < guide.free_from:
             return _Held(sequence, guide, False, False)
         is_wayward = guide.is_wayward
         # Where a token must come it is put in place of whichever is drawn.
@@ -149,28 +181,24 @@ class MaskMaker:
             is_tried = guide.forced() != sequence.draft_token_ids[:1]
         return _Held(sequence, guide, is_tried, not is_wide)
 
-    def _begin(self, held: list[_Held]) -> None:
-        """With a new batch."""
-        self.faults, self._num_used = {}, 0
-        if not len(self._buffer):
-            num_words = -(-held[0].guide.vocabulary.vocab_size // 32)  # one model has one vocabulary
-            self._buffer = self._room(FIRST_ROWS, num_words)
-
-    def fill(self, asked: list[tuple[_Held, int]]) -> Words:
+    def fill(self, asked: list[tuple[_Held, int]]) -> None:
         """Makes rows of some sequences, each behind so many tokens of its draft; all of one sequence, or one."""
         if not asked:
-            return NONE
+            return
+        vocabulary = asked[0][0].guide.vocabulary  # one model has one
         begin = self._num_used
         self._num_used += len(asked)
         if self._num_used > len(self._buffer):
             # What was given out of the old one stays where it is.
-            self._buffer = self._room(2 * self._num_used, self._buffer.shape[1])
+            num_rows, num_words = max(FIRST_ROWS, 2 * self._num_used), -(-vocabulary.vocab_size // 32)
+            self._buffer = np.empty((num_rows, num_words), dtype=np.int32)
         words = self._buffer[begin : self._num_used]
         self._fill(asked, words)
-        eos_token_id = asked[0][0].guide.vocabulary.eos_token
+        eos_token_id = vocabulary.eos_token
         may_end = [word >> (eos_token_id & 31) & 1 for word in words[:, eos_token_id >> 5].tolist()]
-        for (each, nth), row, is_end in zip(asked, words, may_end, strict=True):
-            each.masks[nth] = row
+        address, row_bytes = words.ctypes.data, 4 * words.shape[1]
+        for place, ((each, nth), row, is_end) in enumerate(zip(asked, words, may_end, strict=True)):
+            each.masks[nth] = Bits(row, address + place * row_bytes)
             matcher = each.guide.matcher
             if matcher.is_error():
                 row.fill(-1)
@@ -179,7 +207,6 @@ class MaskMaker:
                 continue
             if is_end and _finish(each.sequence, each.guide, row, nth):
                 each.ending.add(nth)
-        return words
 
     def _fill(self, asked: list[tuple[_Held, int]], words: Words) -> None:
         plain = []
@@ -194,8 +221,8 @@ class MaskMaker:
                 continue
             if nth:
                 behind.append((each.guide, matcher.try_consume_tokens(draft[:nth])))
-            elif (kept := each.guide.kept_mask) is not None:
-                words[place] = kept
+            elif (node := each.guide.node) is not None and node.forced == NONE and node.place.mask is not None:
+                words[place] = node.place.mask.bits.words
                 continue
             else:
                 fresh.append(place)
@@ -218,17 +245,13 @@ class MaskMaker:
         for guide, num in behind:
             guide.matcher.rollback(num)
 
-    def _room(self, num_rows: int, num_words: int) -> Words:
-        # An operation on a tensor, however small, takes as long as a mask.
-        return np.empty((num_rows, num_words), dtype=np.int32)
-
 
 class _Check:
     """Of the tokens of a batch that were drawn without their masks, or must leave room for an end."""
 
-    def __init__(self, maker: MaskMaker, held: list[_Held]) -> None:
-        self._maker = maker
-        self._held = [each for each in held if each.is_tried or each.num_left is not None]
+    def __init__(self, maker: MaskMaker, drawn: list[tuple[int, Sequence, Guide]], held: list[_Held]) -> None:
+        """``drawn``: where a node is known, by row; ``held``: others."""
+        self._maker, self._drawn, self._held = maker, drawn, held
 
     def refused(self, ranked: Run[list[int]]) -> Masks | None:
         """See worker.sampling.masks.Check."""
@@ -239,6 +262,12 @@ class _Check:
 
     def _refused(self, ranked: Run[list[int]]) -> Masks | None:
         wrong: list[tuple[_Held, int]] = []
+        for row, sequence, guide in self._drawn:
+            if not guide.takes(ranked[row][0]):
+                own = _own_mask(sequence, guide)
+                masks = {} if own is None else {0: own}
+                wrong.append((_Held(sequence, guide, True, False, row, masks=masks), 0))
+        self._drawn = []
         wide: list[_Held] = []
         far: list[tuple[_Held, int, int]] = []
         faults = self._maker.faults
@@ -261,16 +290,16 @@ class _Check:
         if not wrong and not wide:
             return None
         bare = [(each, nth) for each, nth in wrong if nth not in each.masks]
-        made = self._maker.fill(bare)
+        self._maker.fill(bare)
         for each, nth, token_id in far:
             # What the mask itself forbids was never up for an end.
-            mask = each.masks[nth]
+            mask = each.masks[nth].words
             if each.num_left is not None and mask[token_id >> 5] >> (token_id & 31) & 1:
-                each.guide.narrow(mask, token_id)
+                assert each.guide.in_time is not None
+                each.guide.in_time.narrow(mask, token_id)
         # What nothing but a mask was missing is right once that is there.
         self._held = [each for each, _, _ in far] + wide
-        bits = made if len(bare) == len(wrong) else _stacked(wrong)
-        rows = [each.row + nth for each, nth in wrong]
+        rows, bits = [each.row + nth for each, nth in wrong], [each.masks[nth] for each, nth in wrong]
         return Masks(rows, bits, self if self._held else None, more=[each.row for each in wide])
 
     def _wrong(self, each: _Held, ranked: Run[list[int]]) -> tuple[int, int]:
@@ -281,17 +310,26 @@ class _Check:
             each.guide.tried(nth == len(run))
         if nth == len(run):
             nth -= 1
-            if nth or each.num_left is None or run[0] < 0 or each.guide.accepts(run[0], each.num_left):
+            in_time, num_left = each.guide.in_time, each.num_left
+            if nth or num_left is None or in_time is None or run[0] < 0 or in_time.accepts(run[0], num_left):
                 return -1, 0
         return nth, run[nth]
 
 
+def _own_mask(sequence: Sequence, guide: Guide) -> Bits | None:
+    """Of what may come where it is, if it is kept, and nothing of its own has to be added."""
+    place = guide.node.place if guide.node is not None else None
+    if place is None or place.mask is None:
+        return None
+    place.is_used = True
+    bits, may_end = place.mask
+    if may_end and (guide.has_own_stops or len(sequence.output_token_ids) < sequence.sampling.min_tokens):
+        return None
+    return bits
+
+
 def _rows_of(held: list[_Held]) -> list[tuple[_Held, int]]:
     return [(each, nth) for each in held for nth in range(each.num_rows)]
-
-
-def _stacked(asked: list[tuple[_Held, int]]) -> Words:
-    return np.stack([each.masks[nth] for each, nth in asked]) if asked else NONE
 
 
 def _run(each: _Held, ranked: Run[list[int]]) -> list[int]:
@@ -301,14 +339,6 @@ def _run(each: _Held, ranked: Run[list[int]]) -> list[int]:
     while num < len(draft) and ranked[each.row + num][0] == draft[num]:
         num += 1
     return [ranked[each.row + nth][0] for nth in range(num + 1)]
-
-
-def _is_unfiltered(sequence: Sequence) -> bool:
-    """What may come next has no say in which of it comes, and nothing is forbidden for its shortness."""
-    sampling: Sampling = sequence.sampling
-    if len(sequence.output_token_ids) < sampling.min_tokens:
-        return False
-    return sampling.temperature == 0 or (not sampling.top_k and sampling.top_p >= 1.0 and not sampling.min_p)
 
 
 def _finish(sequence: Sequence, guide: Guide, row: Words, num_drafted: int) -> bool:

@@ -1,32 +1,54 @@
 """Where an answer is in its schema: all that what may follow depends on, and of values that are over no more than that.
 
 Of open objects it is the names that they have so far, of open lists how many values as far as that counts, of a text
-that is under way how long it is, or where in its pattern, of any other short value its bytes. What may follow a value
-depends on the value itself only where alternatives have to be told apart by it; such values are lost, as are all that
-are not read here: nothing is known of an answer until they are over.
+that is under way how long it is, or where in its pattern, of a number without bounds its part, of any other short value
+its bytes. What may follow a value depends on the value itself only where alternatives have to be told apart by it; such
+values are lost, as are all that are not read here: nothing is known of an answer until they are over.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from policies.expressions import Expression, NotRead
 from policies.schemas import referred
+from worker.grammar.states import (
+    ESCAPE,
+    OPEN_OBJECT,
+    Above,
+    List,
+    Lost,
+    Matching,
+    Name,
+    Number,
+    Object,
+    Over,
+    Short,
+    State,
+    Text,
+    Value,
+    char_after,
+    number_after,
+)
 
 MAX_COUNTED = 256
 """Characters of a text whose length is bounded; longer ones are lost."""
 MAX_LEVELS = 32
 MAX_NUMBER_BYTES = 3
+"""Of one that has bounds."""
+MAX_WORD_BYTES = 5
 MAX_CHOICE_BYTES = 64
 _MAX_REFERENCES = 32
-_ANYTHING = -1
-"""In place of a schema: nothing is read of it."""
+_UNREAD = -1
+"""In place of a schema: nothing is known of its values."""
+_ANY = -2
+"""In place of one that says nothing: each value is one of its."""
 
 _BLANKS = b" \t\n\r"
-_QUOTE, _ESCAPE, _COMMA, _COLON = b'"\\,:'
-_OPEN_LIST, _CLOSE_LIST, _OPEN_OBJECT, _CLOSE_OBJECT = b"[]{}"
+_QUOTE, _COMMA, _COLON = b'",:'
+_OPEN_LIST, _CLOSE_LIST, _CLOSE_OBJECT = b"[]}"
 _NOTES = frozenset({"$schema", "$comment", "$defs", "definitions", "title", "description", "default", "examples"})
 _OF_LISTS = frozenset({"items", "minItems", "maxItems"})
 _OF_TEXTS = frozenset({"minLength", "maxLength", "pattern", "format"})
@@ -36,7 +58,7 @@ _READ = _OF_LISTS | _OF_TEXTS | _OF_OBJECTS | _OF_NUMBERS | {"type"}
 _TYPES: dict[int, tuple[str, ...]] = {
     _QUOTE: ("string",),
     _OPEN_LIST: ("array",),
-    _OPEN_OBJECT: ("object",),
+    OPEN_OBJECT: ("object",),
     ord("n"): ("null",),
     **dict.fromkeys(b"tf", ("boolean",)),
     **dict.fromkeys(b"-0123456789", ("number", "integer")),
@@ -44,91 +66,10 @@ _TYPES: dict[int, tuple[str, ...]] = {
 """By the first byte of a value."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Value:
-    """One is due."""
-
-    schema: int
-    above: _Above
-    num_blanks: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class _Object:
-    schema: int
-    above: _Above
-    names: tuple[bytes, ...] = ()
-    last: int = _OPEN_OBJECT
-    """What it has come to: its opening, a name's quote, the colon and the value behind it, or a comma."""
-    num_blanks: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class _Name:
-    """Of a property."""
-
-    within: _Object
-    said: bytes = b""
-
-
-@dataclass(frozen=True, slots=True)
-class _List:
-    schema: int
-    above: _Above
-    num_values: int = 0
-    """As far as it is counted."""
-    is_open: bool = True
-    """Nothing has come yet."""
-    num_blanks: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class _Text:
-    """Whose length is all that counts."""
-
-    schema: int
-    above: _Above
-    num_chars: int = 0
-    """As far as they are counted."""
-    begun: bytes = b""
-    """Of a character that is not whole."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Matching:
-    """A text that has to match an expression."""
-
-    pattern: str
-    above: _Above
-    states: frozenset[int]
-
-
-@dataclass(frozen=True, slots=True)
-class _Short:
-    """Another value."""
-
-    above: _Above
-    said: bytes
-    max_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Lost:
-    """In a value of which nothing is known but where it ends."""
-
-    above: _Above
-    num_levels: int = 0
-    is_text: bool = False
-    is_escaped: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class _Over:
-    num_blanks: int = 0
-
-
-_Above = _Object | _List | None
-State = _Value | _Object | _Name | _List | _Text | _Matching | _Short | _Lost | _Over
+EACH_BYTE = bytes(range(256))
+"""Those that lead to where each leads, where nothing is known of them: itself."""
+_OF_TEXT = bytes([byte if byte < 0x20 or byte in b'"\\' or byte >= 0xC0 else byte & 0x80 | 0x20 for byte in EACH_BYTE])
+"""In a text: of all ASCII that says nothing else, and of all bytes that do not come first in a character, one each."""
 
 
 class Outline:
@@ -144,134 +85,165 @@ class Outline:
     @property
     def is_read(self) -> bool:
         """Anything of it."""
-        return self._number(self._root) != _ANYTHING
+        return self._number(self._root) != _UNREAD
 
     def begin(self) -> State:
         """Before any byte."""
-        return _Value(self._number(self._root), None)
+        return Value(self._number(self._root), None)
 
     def weight(self, state: State) -> int:
         """Of memory, in numbers or so."""
-        return 8 + (len(state.states) if isinstance(state, _Matching) else 0)
+        return 8 + (len(state.states) if isinstance(state, Matching) else 0)
 
     def tells(self, state: State) -> bool:
         """What may follow depends on nothing else."""
-        return not isinstance(state, _Lost)
+        return not isinstance(state, Lost)
+
+    def kinds(self, state: State) -> bytes:
+        """Of each byte one of those that lead to where it does."""
+        match state:
+            case Text() if state.begun[:1] != b"\\":
+                return _OF_TEXT
+            case Lost() if state.is_text and not state.is_escaped:
+                return _OF_TEXT
+        return EACH_BYTE
 
     def after(self, state: State, byte: int) -> State | None:
         """With one more byte; None: no schema has it there."""
         match state:
-            case _Value() | _Object() | _List() | _Over() if byte in _BLANKS:
+            case Value() | Object() | List() | Over() if byte in _BLANKS:
                 return replace(state, num_blanks=state.num_blanks + 1)
-            case _Value():
+            case Value():
                 return self._begun(state, byte)
-            case _Object():
+            case Object():
                 return self._in_object(state, byte)
-            case _Name():
+            case Name():
                 return self._in_name(state, byte)
-            case _List():
+            case List():
                 return self._in_list(state, byte)
-            case _Text() | _Matching():
+            case Text():
                 return self._in_text(state, byte)
-            case _Short():
+            case Matching():
+                return self._in_matching(state, byte)
+            case Number():
+                return self._in_number(state, byte)
+            case Short():
                 return self._in_short(state, byte)
-            case _Lost():
+            case Lost():
                 return self._in_lost(state, byte)
             case _:
                 return None
 
-    def _begun(self, due: _Value, byte: int) -> State | None:
+    def _begun(self, due: Value, byte: int) -> State | None:
         """A value, by its first byte."""
         above, schema = due.above, self._alternative(due.schema, byte)
-        words = {} if schema == _ANYTHING else self._schemas[schema]
+        words = self._words(schema)
         if "enum" in words or "const" in words:
-            return _Short(above, bytes([byte]), MAX_CHOICE_BYTES) if byte not in b"[{" else _Lost(above, 1)
-        if byte in b"[{" and (schema == _ANYTHING or _num_levels(above) >= MAX_LEVELS):
-            return _Lost(above, 1)
-        if byte == _OPEN_OBJECT:
-            return _Object(schema, above)
+            return Short(above, bytes([byte]), MAX_CHOICE_BYTES) if byte not in b"[{" else Lost(above, 1)
+        if byte in b"[{" and (schema == _UNREAD or _num_levels(above) >= MAX_LEVELS):
+            return Lost(above, 1)
+        if byte == OPEN_OBJECT:
+            is_any = (
+                words.keys() <= {"type", "additionalProperties"} and words.get("additionalProperties", True) is True
+            )
+            return Object(_ANY if is_any else schema, above)
         if byte == _OPEN_LIST:
-            return _List(schema, above)
-        if byte != _QUOTE:
-            return _Short(above, bytes([byte]), MAX_NUMBER_BYTES) if byte in _TYPES else None
-        if schema == _ANYTHING or "format" in words:
-            return _Lost(above, is_text=True)
+            return List(schema, above)
+        if byte == _QUOTE:
+            return self._begun_text(schema, above)
+        part = None if schema == _UNREAD or words.keys() & _OF_NUMBERS else number_after("", byte)
+        if part is not None:
+            return Number("number" not in _types(words), above, part)
+        most = MAX_WORD_BYTES if byte in b"tfn" else MAX_NUMBER_BYTES
+        return Short(above, bytes([byte]), most) if byte in _TYPES else None
+
+    def _begun_text(self, schema: int, above: Above) -> State:
+        words = self._words(schema)
+        if schema == _UNREAD or "format" in words:
+            return Lost(above, is_text=True)
         if "pattern" not in words:
-            return _Text(schema, above)
+            return Text(schema, above)
         expression = self._expression(words["pattern"])
         if expression is None or words.keys() & {"minLength", "maxLength"}:
-            return _Lost(above, is_text=True)
-        return _Matching(words["pattern"], above, expression.begin())
+            return Lost(above, is_text=True)
+        return Matching(words["pattern"], above, expression.begin())
 
-    def _in_object(self, state: _Object, byte: int) -> State | None:
+    def _in_object(self, state: Object, byte: int) -> State | None:
         last, within = state.last, replace(state, num_blanks=0)
-        if byte == _QUOTE and last in (_OPEN_OBJECT, _COMMA):
-            return _Name(within)
+        is_any = state.schema == _ANY
+        if byte == _QUOTE and last in (OPEN_OBJECT, _COMMA):
+            return Text(_ANY, replace(within, last=_QUOTE)) if is_any else Name(within)
         if byte == _COLON and last == _QUOTE:
-            schema = self._schemas[state.schema]["properties"][state.names[-1].decode()]
-            return _Value(self._number(schema), replace(within, last=_COLON))
+            schema = True if is_any else self._schemas[state.schema]["properties"][state.names[-1].decode()]
+            return Value(self._number(schema), replace(within, last=_COLON))
         if byte == _COMMA and last == _COLON:
             return replace(within, last=_COMMA)
-        if byte == _CLOSE_OBJECT and last in (_OPEN_OBJECT, _COLON):
+        if byte == _CLOSE_OBJECT and last in (OPEN_OBJECT, _COLON):
             return _ended(state.above)
         return None
 
-    def _in_name(self, state: _Name, byte: int) -> State | None:
+    def _in_name(self, state: Name, byte: int) -> State | None:
         within, said = state.within, state.said
         names = [name.encode("utf-8", "surrogatepass") for name in self._schemas[within.schema].get("properties", {})]
         if byte == _QUOTE and said in names:
             return replace(within, names=(*within.names, said), last=_QUOTE)
         said += bytes([byte])
         if byte not in b'"\\' and any(name.startswith(said) for name in names):
-            return _Name(within, said)
+            return Name(within, said)
         # What else an object may have is not followed, nor is the object from there on.
-        return _Lost(within.above, 1, byte != _QUOTE, byte == _ESCAPE)
+        return Lost(within.above, 1, byte != _QUOTE, byte == ESCAPE)
 
-    def _in_list(self, state: _List, byte: int) -> State | None:
-        words, within = self._schemas[state.schema], replace(state, num_blanks=0)
+    def _in_list(self, state: List, byte: int) -> State | None:
+        words, within = self._words(state.schema), replace(state, num_blanks=0)
         if byte == _CLOSE_LIST:
             return _ended(state.above)
         if not state.is_open and byte != _COMMA:
             return None
         limit = words.get("maxItems", words.get("minItems", 0))
         more = replace(within, num_values=min(state.num_values + 1, limit), is_open=False)
-        due = _Value(self._number(words.get("items", True)), more)
+        due = Value(self._number(words.get("items", True)), more)
         return self.after(due, byte) if state.is_open else due
 
-    def _in_text(self, state: _Text | _Matching, byte: int) -> State | None:
+    def _in_text(self, state: Text, byte: int) -> State | None:
+        if byte == _QUOTE and not state.begun:
+            return _ended(state.above)
+        words = self._words(state.schema)
+        limit = words.get("maxLength", words.get("minLength", 0))
+        begun = char_after(state.begun, byte) if byte >= 0x20 and limit <= MAX_COUNTED else None
+        if begun is None:
+            return Lost(state.above, 0, True, byte == ESCAPE and not state.begun)
+        return Text(state.schema, state.above, state.num_chars if begun else min(state.num_chars + 1, limit), begun)
+
+    def _in_matching(self, state: Matching, byte: int) -> State | None:
         if byte == _QUOTE:
             return _ended(state.above)
-        if byte == _ESCAPE or byte < 0x20:
-            return _lost(state.above, _QUOTE, byte)
-        if isinstance(state, _Matching):
-            expression = self._expressions[state.pattern]
-            assert expression is not None
-            states = expression.after(state.states, chr(byte)) if byte < 0x80 else frozenset[int]()
-            return replace(state, states=states) if states else _lost(state.above, _QUOTE, byte)
-        words = self._schemas[state.schema]
-        limit = words.get("maxLength", words.get("minLength", 0))
-        if limit > MAX_COUNTED:
-            return _lost(state.above, _QUOTE, byte)
-        begun = state.begun + bytes([byte])
-        if byte >= 0x80 and len(begun) < _num_bytes(begun[0]):
-            return replace(state, begun=begun)
-        return replace(state, num_chars=min(state.num_chars + 1, limit), begun=b"")
+        expression = self._expressions[state.pattern]
+        assert expression is not None
+        is_read = 0x20 <= byte < 0x80 and byte != ESCAPE
+        states = expression.after(state.states, chr(byte)) if is_read else frozenset[int]()
+        return replace(state, states=states) if states else _lost(state.above, _QUOTE, byte)
 
-    def _in_short(self, state: _Short, byte: int) -> State | None:
+    def _in_number(self, state: Number, byte: int) -> State | None:
+        if _ends_word(byte):
+            return self.after(_ended(state.above), byte)
+        part = number_after(state.part, byte)
+        return None if part is None else Number(state.is_integer, state.above, part)
+
+    def _in_short(self, state: Short, byte: int) -> State | None:
         above, said = state.above, state.said
         if said[0] == _QUOTE == byte:
             return _ended(above)
         if said[0] != _QUOTE and _ends_word(byte):
             return self.after(_ended(above), byte)
-        if len(said) < state.max_bytes and byte != _ESCAPE:
+        if len(said) < state.max_bytes and byte != ESCAPE:
             return replace(state, said=said + bytes([byte]))
         return _lost(above, said[0], byte)
 
-    def _in_lost(self, state: _Lost, byte: int) -> State | None:
+    def _in_lost(self, state: Lost, byte: int) -> State | None:
         above, num_levels = state.above, state.num_levels
         if state.is_text:
             if state.is_escaped or byte != _QUOTE:
-                return replace(state, is_escaped=byte == _ESCAPE and not state.is_escaped)
+                return replace(state, is_escaped=byte == ESCAPE and not state.is_escaped)
             return replace(state, is_text=False) if num_levels else _ended(above)
         if not num_levels and _ends_word(byte):
             return self.after(_ended(above), byte)
@@ -284,24 +256,30 @@ class Outline:
     def _alternative(self, schema: int, byte: int) -> int:
         """The one that a value is of that begins so."""
         for _ in range(_MAX_REFERENCES):
-            if schema == _ANYTHING or "anyOf" not in self._schemas[schema]:
+            if "anyOf" not in self._words(schema):
                 return schema
             each = [self._number(alternative) for alternative in self._schemas[schema]["anyOf"]]
-            possible = [number for number in each if number == _ANYTHING or _may_begin(self._schemas[number], byte)]
-            schema = possible[0] if len(possible) == 1 else _ANYTHING
-        return _ANYTHING
+            possible = [number for number in each if number < 0 or _may_begin(self._schemas[number], byte)]
+            schema = possible[0] if len(possible) == 1 else _UNREAD
+        return _UNREAD
 
     def _number(self, schema: Any) -> int:
         number = self._numbers.get(id(schema))
         if number is None:
             words = self._read(schema)
-            number = self._numbers[id(schema)] = _ANYTHING if words is None else len(self._schemas)
-            self._schemas += () if words is None else (words,)
+            number = _UNREAD if words is None else len(self._schemas) if words else _ANY
+            self._numbers[id(schema)] = number
+            self._schemas += (words,) if words else ()
         return number
 
+    def _words(self, schema: int) -> dict[str, Any]:
+        return {} if schema < 0 else self._schemas[schema]
+
     def _read(self, schema: Any) -> dict[str, Any] | None:
-        """None: it says more than is read here, or nothing."""
+        """None: it says more than is read here."""
         for _ in range(_MAX_REFERENCES):
+            if schema is True:
+                return {}
             if not isinstance(schema, dict):
                 return None
             words = {word: value for word, value in schema.items() if word not in _NOTES}
@@ -329,8 +307,7 @@ def _is_read(words: dict[str, Any]) -> bool:
         return words.keys() <= {"enum", "const", "type"}
     counts = [words[word] for word in ("minItems", "maxItems", "minLength", "maxLength") if word in words]
     return (
-        bool(words)
-        and words.keys() <= _READ
+        words.keys() <= _READ
         and all(isinstance(count, int) for count in counts)
         and isinstance(words.get("properties", {}), dict)
         and isinstance(words.get("pattern", ""), str)
@@ -340,33 +317,33 @@ def _is_read(words: dict[str, Any]) -> bool:
 def _may_begin(words: dict[str, Any], byte: int) -> bool:
     """A value of this schema, with this byte."""
     if "type" in words:
-        asked = words["type"]
-        return any(name in (asked if isinstance(asked, list) else [asked]) for name in _TYPES.get(byte, ()))
+        return any(name in _types(words) for name in _TYPES.get(byte, ()))
     values = words["enum"] if "enum" in words else [words["const"]] if "const" in words else None
     return values is None or any(json.dumps(value).encode()[0] == byte for value in values)
 
 
-def _num_levels(above: _Above) -> int:
+def _types(words: dict[str, Any]) -> list[str]:
+    """That values may be of."""
+    asked = words.get("type", ["number"])
+    return asked if isinstance(asked, list) else [asked]
+
+
+def _num_levels(above: Above) -> int:
     num = 0
     while above is not None:
         num, above = num + 1, above.above
     return num
 
 
-def _ended(above: _Above) -> State:
+def _ended(above: Above) -> State:
     """After a value."""
-    return _Over() if above is None else above
+    return Over() if above is None else above
 
 
-def _lost(above: _Above, first: int, byte: int) -> _Lost:
+def _lost(above: Above, first: int, byte: int) -> Lost:
     """In a value with this first byte, and now this one."""
-    return _Lost(above, 0, first == _QUOTE, first == _QUOTE and byte == _ESCAPE)
+    return Lost(above, 0, first == _QUOTE, first == _QUOTE and byte == ESCAPE)
 
 
 def _ends_word(byte: int) -> bool:
     return byte in b",]} \t\n\r"
-
-
-def _num_bytes(first: int) -> int:
-    """Of a character that begins with this one."""
-    return 2 if first < 0xE0 else 3 if first < 0xF0 else 4

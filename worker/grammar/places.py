@@ -1,31 +1,36 @@
-"""Where answers are in their grammar: what may follow depends on nothing else, so a place's mask is made once.
+"""Where answers are in their grammar: what may follow depends on nothing else, so it is found out once.
 
 Of an expression a place is a set of states of its automaton (policies.expressions), of a schema what
-worker.grammar.outline makes of it, found byte by byte as tokens come. Both read less than llguidance does: an answer
-that goes another way is nowhere from then on, and gets masks of its own.
+worker.grammar.outline makes of it, found byte by byte. Both read less than llguidance does: an answer that goes another
+way is nowhere from then on, and is followed by llguidance alone. A node is a place and what must come there, which
+depends on the token before as well; nodes lead to one another by tokens, so that an answer that goes where others went
+is followed by one look into a dictionary, and llguidance hears of its tokens only when it is asked.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Hashable
+from collections import deque
+from collections.abc import Hashable, Sequence
 from threading import Lock
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
-import numpy.typing as npt
-from llguidance import LLTokenizer
+from llguidance import LLMatcher, LLTokenizer
 
 from policies import wire
 from policies.expressions import Expression, NotRead
 from policies.grammar import read_schema, unanchored
-from worker.grammar.outline import Outline
+from worker.grammar.outline import EACH_BYTE, Outline
+from worker.sampling.masks import Bits, Words
 
-Words = npt.NDArray[np.int32]
-
-NOWHERE = 0
+NONE = -1
+"""In place of a token: there is a choice."""
+WIDE_SHARE = 0.5
+"""Of all tokens."""
 MAX_WEIGHT = 50_000
 """Of all places of a grammar together, in numbers or so."""
+MAX_STEPS = 20_000
+"""Tokens that lead from one node of a grammar to another; with one more all are forgotten."""
 MAX_MASK_BYTES = 32 << 20
 """Of those that are kept, of all grammars together."""
 
@@ -43,84 +48,162 @@ class Reader(Protocol):
     def tells(self, state: Any) -> bool:
         """What may follow depends on nothing else."""
 
+    def kinds(self, state: Any) -> bytes:
+        """Of each byte one of those that lead to where it does."""
+
+
+class Mask(NamedTuple):
+    """Of the tokens that may come."""
+
+    bits: Bits
+    may_end: bool
+    """The answer, with the model's own end."""
+
+
+class Place:
+    """One of a grammar's."""
+
+    __slots__ = ("by_kind", "by_token", "is_used", "is_wide", "kinds", "mask", "node", "state", "tells")
+
+    def __init__(self, state: Hashable | None, tells: bool, kinds: bytes) -> None:
+        self.state = state
+        """None: nowhere."""
+        self.tells = tells
+        """Wherever two answers are here, the same may follow."""
+        self.kinds = kinds
+        """Of bytes."""
+        self.by_kind: dict[int, Place] = {}
+        self.node: Node | None = None
+        """Of all answers that are here, if no bytes must come."""
+        self.by_token: dict[int, Node] = {}
+        """If some must: by the token before."""
+        self.is_wide = False
+        """Much may come, as within a text; as far as is known before there is a mask."""
+        self.mask: Mask | None = None
+        """Of what may come where no token must."""
+        self.is_used = False
+        """The mask, since somebody looked for one to let go of."""
+
+
+NOWHERE = Place(None, False, bytes(256))
+"""From where no byte leads anywhere else."""
+
+
+class Node:
+    """A place, and what must come there."""
+
+    __slots__ = ("after", "forced", "is_whole", "place")
+
+    def __init__(self, place: Place, forced: int, is_whole: bool) -> None:
+        self.place = place
+        self.forced = forced
+        """The token that comes next in any case, or NONE."""
+        self.is_whole = is_whole
+        """Nothing can be added."""
+        self.after: dict[int, Node] = {}
+        """By token, as far as answers have gone."""
+
 
 class KeptMasks:
-    """The masks of places, those used longest ago go first. For the thread of the step loop."""
+    """The masks of places; who was not used for a while goes first. For the thread of the step loop."""
 
     def __init__(self) -> None:
-        self._masks: OrderedDict[tuple[Places, int], Words] = OrderedDict()
+        self._places: deque[Place] = deque()
         self._num_bytes = 0
 
-    def find(self, places: Places, place: int) -> Words | None:
-        """As it was kept."""
-        mask = self._masks.get((places, place))
-        if mask is not None:
-            self._masks.move_to_end((places, place))
-        return mask
-
-    def keep(self, places: Places, place: int, mask: Words) -> None:
-        """A copy of one that is not here."""
-        self._masks[places, place] = mask.copy()
-        self._num_bytes += mask.nbytes
+    def keep(self, place: Place, mask: Mask) -> None:
+        """Of one that has none."""
+        place.mask, place.is_used = mask, True
+        self._places.append(place)
+        self._num_bytes += mask.bits.words.nbytes
         while self._num_bytes > MAX_MASK_BYTES:
-            _, gone = self._masks.popitem(last=False)
-            self._num_bytes -= gone.nbytes
+            oldest = self._places.popleft()
+            if oldest.is_used:
+                oldest.is_used = False
+                self._places.append(oldest)
+            elif oldest.mask is not None:
+                self._num_bytes -= oldest.mask.bits.words.nbytes
+                oldest.mask = None
 
 
 class Places:
     """Of one grammar."""
 
-    def __init__(self, reader: Reader, vocabulary: LLTokenizer, masks: KeptMasks) -> None:
-        self._reader, self._vocabulary, self._masks = reader, vocabulary, masks
-        self._states: list[Hashable] = [None]
-        self._numbers: dict[Hashable, int] = {None: NOWHERE}
-        self._tells = [False]
-        self._after: list[dict[int, int]] = [{}]
-        """From each place, where a byte leads to."""
+    def __init__(self, reader: Reader, vocabulary: LLTokenizer, masks: KeptMasks, probes: Sequence[int]) -> None:
+        """``probes``: as Guide has them."""
+        self._reader, self._vocabulary, self._masks, self._probes = reader, vocabulary, masks, probes
+        self._places: dict[Hashable, Place] = {None: NOWHERE}
+        self._joined: list[Node] = []
+        """Nodes that lead to others, some more than once."""
         self._weight = 0
+        # An answer that comes from elsewhere is followed on another thread than the step loop's.
         self._lock = Lock()
-        self.begin = self._number(reader.begin())
+        self.begin = self._place(reader.begin())
 
-    def after(self, place: int, token_ids: list[int]) -> int:
-        """Where it is with these tokens, too."""
-        for byte in self._vocabulary.decode_bytes(token_ids):
-            following = self._after[place].get(byte)
-            place = self._follow(place, byte) if following is None else following
+    def after(self, place: Place, token_id: int) -> Place:
+        """Where it is with this token, too."""
+        for byte in self._vocabulary.decode_bytes([token_id]):
+            place = place.by_kind.get(place.kinds[byte]) or self._follow(place, byte)
         return place
 
-    def tells(self, place: int) -> bool:
-        """Wherever two answers are at this place, the same may follow."""
-        return self._tells[place]
+    def node(self, place: Place, token_id: int, matcher: LLMatcher) -> Node | None:
+        """Of an answer that is there with this token, as its matcher sees it, which has it. None: it cannot be followed
+        any further."""
+        if matcher.is_error():
+            return None
+        # To know the bytes that must come takes a tenth of what their tokens take.
+        must_go_on = bool(matcher.compute_ff_bytes())
+        forced = matcher.compute_ff_tokens() if must_go_on else []
+        node = Node(place, forced[0] if forced else NONE, matcher.is_stopped())
+        if not must_go_on:
+            place.is_wide = is_wide(matcher, self._probes)
+            place.node = node
+        else:
+            with self._lock:
+                if self._has_room(1):
+                    place.by_token[token_id] = node
+        return node
 
-    def mask(self, place: int) -> Words | None:
-        """As it was kept."""
-        return self._masks.find(self, place) if self._tells[place] else None
-
-    def keep(self, place: int, mask: Words) -> None:
-        """A copy of it, if it tells of others."""
-        if self._tells[place] and self._masks.find(self, place) is None:
-            self._masks.keep(self, place, mask)
-
-    def _follow(self, place: int, byte: int) -> int:
-        # An answer that comes from elsewhere is followed on another thread than the step loop's.
+    def join(self, node: Node, token_id: int, following: Node) -> None:
+        """That the one leads to the other."""
         with self._lock:
-            state = None if place == NOWHERE else self._reader.after(self._states[place], byte)
-            following = self._after[place][byte] = self._number(state)
+            if len(self._joined) >= MAX_STEPS:
+                for each in self._joined:
+                    each.after.clear()
+                self._joined.clear()
+            self._joined.append(node)
+            node.after[token_id] = following
+
+    def keep(self, place: Place, mask: Words) -> None:
+        """A copy of it, if it tells of others and has none."""
+        if place.tells and place.mask is None:
+            own, eos_token_id = mask.copy(), self._vocabulary.eos_token
+            may_end = bool(own[eos_token_id >> 5] >> (eos_token_id & 31) & 1)
+            num_tokens = np.unpackbits(own.view(np.uint8)).sum()
+            place.is_wide = bool(num_tokens > WIDE_SHARE * self._vocabulary.vocab_size)
+            self._masks.keep(place, Mask(Bits(own, own.ctypes.data), may_end))
+
+    def _follow(self, place: Place, byte: int) -> Place:
+        if place is NOWHERE:
+            return NOWHERE
+        with self._lock:
+            following = self._place(self._reader.after(place.state, byte))
+            place.by_kind[place.kinds[byte]] = following
         return following
 
-    def _number(self, state: Hashable | None) -> int:
-        found = self._numbers.get(state)
-        if found is not None:
-            return found
-        weight = self._reader.weight(state)
+    def _place(self, state: Hashable | None) -> Place:
+        found = self._places.get(state)
+        if found is None:
+            if not self._has_room(self._reader.weight(state)):
+                return NOWHERE
+            found = self._places[state] = Place(state, self._reader.tells(state), self._reader.kinds(state))
+        return found
+
+    def _has_room(self, weight: int) -> bool:
         if self._weight + weight > MAX_WEIGHT:
-            return NOWHERE
+            return False
         self._weight += weight
-        number = self._numbers[state] = len(self._states)
-        self._states.append(state)
-        self._tells.append(self._reader.tells(state))
-        self._after.append({})
-        return number
+        return True
 
 
 class _Text:
@@ -142,17 +225,30 @@ class _Text:
     def tells(self, state: frozenset[int]) -> bool:
         return True
 
+    def kinds(self, state: frozenset[int]) -> bytes:
+        return EACH_BYTE
 
-def places_of(grammar: wire.Grammar, vocabulary: LLTokenizer, masks: KeptMasks) -> Places | None:
+
+def is_wide(matcher: LLMatcher, probes: Sequence[int]) -> bool:
+    """Each of them may come."""
+    for token_id in probes:
+        if not matcher.validate_tokens([token_id]):
+            return False
+    return bool(probes)
+
+
+def places_of(
+    grammar: wire.Grammar, vocabulary: LLTokenizer, masks: KeptMasks, probes: Sequence[int] = ()
+) -> Places | None:
     """None: it is not read here."""
     match grammar.kind:
         case "regex":
             try:
-                return Places(_Text(grammar.source), vocabulary, masks)
+                return Places(_Text(grammar.source), vocabulary, masks, probes)
             except NotRead:
                 return None
-        case "json_schema":
-            outline = Outline(read_schema(grammar.source))
-            return Places(outline, vocabulary, masks) if outline.is_read else None
+        case "json_schema" | "json_object":
+            outline = Outline(read_schema(grammar.source) if grammar.kind == "json_schema" else {"type": "object"})
+            return Places(outline, vocabulary, masks, probes) if outline.is_read else None
         case _:
             return None

@@ -21,10 +21,13 @@ from policies.expressions import read
 from policies.grammar import NotReadable, spelled
 from policies.holding import KeptGrammars
 from policies.schemas import bound, patterns_of
+from policies.terms import Sampling
 from worker.grammar.closing import MAX_MASKS, Ends, find_end
 from worker.grammar.errors import NoVocabulary, Unguided
-from worker.grammar.guide import PROBES, Guide, Reach, first_line
+from worker.grammar.guide import NEVER, PROBES, Guide, first_line
+from worker.grammar.in_time import InTime, Reach
 from worker.grammar.places import KeptMasks, Places, places_of
+from worker.grammar.trail import Trail
 
 MAX_SOURCE_CHARS = 4 << 20
 MAX_END_TOKENS = 4096
@@ -159,19 +162,19 @@ class Grammars:
         return find_end(matcher.deep_copy(), reach.ends, max_tokens, MAX_MASKS, reach.scan(), reach.expressions)
 
     def _guides(self, compiled: _Compiled, submit: wire.Submit, end: list[int] | None) -> Guides:
-        stops = self._eos_token_ids | frozenset(submit.sampling.stop_token_ids)
-        return {
-            index: Guide(
-                compiled.matcher.deep_copy(),
-                compiled.vocabulary,
-                stops,
-                compiled.reach,
-                None if end is None else list(end),
-                self._probes,
-                compiled.places,
-            )
-            for index in submit.indices
-        }
+        return {index: self._guide(compiled, submit.sampling, end) for index in submit.indices}
+
+    def _guide(self, compiled: _Compiled, asked: Sampling, end: list[int] | None) -> Guide:
+        trail, vocabulary, reach = Trail(compiled.matcher.deep_copy()), compiled.vocabulary, compiled.reach
+        own_stops = frozenset(asked.stop_token_ids)
+        in_time = None
+        if reach is not None:
+            stops = self._eos_token_ids | own_stops
+            in_time = InTime(reach, None if end is None else list(end), trail, stops, vocabulary)
+        is_filtered = asked.temperature > 0 and (asked.top_k or asked.top_p < 1.0 or asked.min_p)
+        free_from = NEVER if is_filtered else asked.min_tokens
+        known = self._probes, compiled.places
+        return Guide(trail, vocabulary, self._eos_token_ids, own_stops, in_time, *known, free_from)
 
     def _compiled(self, grammar: wire.Grammar) -> _Compiled:
         """Kept, or compiled now by whoever asks first."""
@@ -215,7 +218,7 @@ class Grammars:
             tried.compute_bitmask()
         if tried.is_error():
             raise Unguided(f"the grammar cannot be compiled: {first_line(tried.get_error())}")
-        reach, places = None, places_of(grammar, vocabulary, self._masks)
+        reach, places = None, places_of(grammar, vocabulary, self._masks, self._probes)
         if grammar.is_strict:
             expressions = read(patterns_of(json.loads(grammar.source))) if grammar.kind == "json_schema" else []
             reach = Reach(self._ends_of(vocabulary), bound(grammar), expressions)

@@ -68,7 +68,7 @@ void penstock_refresh_maxima(const float* logits, int64_t vocab_size, float* max
 }
 
 // What may not come next of some rows, and their maxima (see masks.h).
-void penstock_mask(float* logits, float* maxima, int64_t vocab_size, const int64_t* rows, const uint32_t* bits, int64_t words,
+void penstock_mask(float* logits, float* maxima, int64_t vocab_size, const int64_t* rows, const uint32_t* const* bits, int64_t words,
                    int64_t count, int threads) {
     apply_masks({logits, maxima, vocab_size, rows, bits, words}, count, threads);
 }

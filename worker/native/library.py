@@ -6,8 +6,6 @@ import ctypes
 from collections.abc import Sequence
 from ctypes import c_char_p, c_float, c_int, c_int32, c_int64, c_void_p
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -237,17 +235,20 @@ class Library:
         """``maxima``, after the logits at ``places`` [count] i64, of all rows end to end, have changed."""
         self._refresh_maxima(logits.data_ptr(), logits.shape[1], maxima.data_ptr(), places.data_ptr(), len(places))
 
-    def mask(self, logits: Tensor, maxima: Tensor, rows: Sequence[int], bits: npt.NDArray[np.int32]) -> None:
+    def mask(
+        self, logits: Tensor, maxima: Tensor, rows: Sequence[int], addresses: Sequence[int], num_words: int
+    ) -> None:
         """Logits [num_rows, vocab_size] f32 whose ``maxima`` these are, in place: of ``rows`` only the tokens are left
-        whose bits [len(rows), words] are set. A tile that has none left is not written, as nothing opens it.
+        whose bits are set, of each row in so many words at an address. A tile that has none left is not written, as
+        nothing opens it.
         """
         self._mask(
             logits.data_ptr(),
             maxima.data_ptr(),
             logits.shape[1],
             _array(rows),
-            bits.ctypes.data,
-            bits.shape[1],
+            _array(addresses),
+            num_words,
             len(rows),
             torch.get_num_threads(),
         )

@@ -13,7 +13,7 @@ struct Masks {
     float* maxima;
     int64_t vocab_size;
     const int64_t* rows;
-    const uint32_t* bits;  // [count, words]
+    const uint32_t* const* bits;  // [count][words]
     int64_t words;
 
     // A tile of a masked row. One that keeps nothing is left as it is behind maxima of minus infinity, since nobody opens it.
@@ -22,7 +22,7 @@ struct Masks {
         float* tops = maxima + rows[place] * 2 * tiles + 2 * tile;
         float* x = logits + rows[place] * vocab_size + tile * LOGITS;
         const int64_t some = std::min<int64_t>(LOGITS, vocab_size - tile * LOGITS), first = 2 * tile;
-        const uint32_t low = bits[place * words + first], high = first + 1 < words ? bits[place * words + first + 1] : 0;
+        const uint32_t low = bits[place][first], high = first + 1 < words ? bits[place][first + 1] : 0;
         const uint64_t kept = uint64_t(high) << 32 | low;
         if (!(tops[0] < INFINITY && tops[1] < INFINITY)) return;  // no distribution, whatever is taken from it
         if (kept == ~uint64_t(0)) return;
@@ -52,9 +52,11 @@ struct Masks {
     }
 };
 
+constexpr int64_t FEW_MASKED = 1 << 19;  // logits that one thread has masked before another has woken, as most tiles keep none
+
 inline void apply_masks(Masks masks, int64_t count, int threads) {
     const int64_t tiles = tiles_of(masks.vocab_size), at_once = 256, tasks = (tiles + at_once - 1) / at_once;
-    Team::run(count * masks.vocab_size < 65536 ? 1 : threads, [&](Team& team) {
+    Team::run(count * masks.vocab_size <= FEW_MASKED ? 1 : threads, [&](Team& team) {
         team.each(count * tasks, 1, [&](int64_t task) {
             const int64_t first = task % tasks * at_once;
             for (int64_t tile = first; tile < std::min(first + at_once, tiles); ++tile) masks.apply(task / tasks, tile);

@@ -5,9 +5,9 @@ A tile none of whose tokens may come is only looked at as far as its largest log
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,17 @@ from worker.transfer import sent
 from worker.triton import has_triton
 
 BITS = 32
+
+Words = npt.NDArray[np.int32]
+
+
+class Bits(NamedTuple):
+    """Of one row: token t may come where bit t % 32 of word t // 32 is set."""
+
+    words: Words
+    """There may be more than its logits need."""
+    address: int
+    """Of the first; to ask numpy for it takes as long as to use it."""
 
 
 class Check(Protocol):
@@ -32,18 +43,19 @@ class Check(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Masks:
     """Of some rows of a batch."""
 
     rows: list[int]
-    bits: npt.NDArray[np.int32]
-    """[len(rows), words]: token t may come where bit t % 32 of word t // 32 is set. A row may have more words than its
-    logits need."""
+    bits: list[Bits]
+    """Of each of them, all of one length."""
     check: Check | None = None
     """Of what is drawn by them, or without."""
     ending: frozenset[int] = frozenset()
     """Rows of the batch that no token may follow but one that ends them, which their own wishes may forbid."""
+    forced: Mapping[int, int] = field(default_factory=dict)
+    """Other rows, of which it is known that this token comes, whatever their logits are."""
     more: Sequence[int] = ()
     """Of what a check has refused: other rows, of which it wants to know what would have come without their tokens."""
 
@@ -53,9 +65,10 @@ class Masks:
             return
         if kernels is not None:
             assert maxima is not None
-            kernels.mask(logits, maxima, self.rows, self.bits)
+            kernels.mask(logits, maxima, self.rows, [each.address for each in self.bits], len(self.bits[0].words))
             return
-        rows, bits = sent(np.array(self.rows), logits.device), sent(self.bits, logits.device)
+        every = np.stack([each.words for each in self.bits])
+        rows, bits = sent(np.array(self.rows), logits.device), sent(every, logits.device)
         if has_triton(logits.device):
             from worker.sampling.on_device import mask
 
