@@ -328,7 +328,7 @@ class Dispatch:
             self._seat_at(name, address)
 
     def _seat_at(self, name: str, address: str) -> None:
-        """Connects to a worker of a model that is not ours."""
+        """Connects to a worker of a model that was not started here."""
         self._seat(name, f"{name}@{address}", address, None)
 
     def _seat(self, model: str, name: str, address: str, child: settings.WorkerSettings | None) -> None:

@@ -1,7 +1,7 @@
 """Which models have workers at the moment: loaded at the start or when somebody asks, unloaded when nobody does.
 
-A model that comes and goes is one whose workers are all children of this gateway. Who leaves for whom is
-policies/residency.py's; how workers start and end is dispatch's.
+A model that comes and goes is one whose workers are all children of this process: the gateway, or what several gateways
+have in common. Who leaves for whom is policies/residency.py's; how workers start and end is dispatch's, or crew's.
 """
 
 from __future__ import annotations
