@@ -1,7 +1,7 @@
 """What holding answers to a grammar costs: a batch whose answers keep to one, against the same batch without.
 
     python -m benchmarks.grammar --shape S
-    python -m benchmarks.grammar --shape demo
+    python -m benchmarks.grammar --shape demo --warm 10
 
 No HTTP: distinct prompts, submitted at once to one engine on the CPU, until each answer has so many tokens; plain and
 held in turn, in one process. Weights are random, and so are prompts and what is said, as far as the grammar leaves a
@@ -253,6 +253,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--temperature", type=float, default=1.0)
     parser.add_argument("--drafts", action="store_true", help="held with the grammar's drafts, against held without")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--warm", type=int, default=1, help="rounds of each before, as a server has had by the hour")
     parser.add_argument("--threads", type=int, default=2)
     given = parser.parse_args(arguments)
     prepare()
@@ -270,7 +271,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 bench.engine.speculates = given.drafts and held is not None
                 return bench.round(given.input, given.output, grammar if given.drafts else held, sampling)
 
-            rate(None), rate(grammar)
+            for _ in range(given.warm):
+                rate(None), rate(grammar)
             num_masks = bench.num_masks
             pairs = []
             for nth in range(given.rounds):
