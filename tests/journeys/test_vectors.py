@@ -50,6 +50,8 @@ class Files:
     """A BERT for vectors and one that scores pairs, with their tokenizer."""
 
     def __init__(self, directory):
+        # Beside workers that compute too, several threads of so little would only wait for each other.
+        torch.set_num_threads(1)
         self.places = {"reader": directory / "reader", "judge": directory / "judge"}
         sizes = {
             "vocab_size": len(SPECIAL) + len(WORDS),

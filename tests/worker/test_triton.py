@@ -32,6 +32,7 @@ def run(files: Files, environment: dict[str, str]) -> subprocess.CompletedProces
     paths = [f"tests/kernels/{file}.py" for file in files]
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *paths]
     told = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "TRITON_INTERPRET"))}
+    told["OMP_NUM_THREADS"] = "1"  # threads of torch would only wait for each other
     return subprocess.run(command, cwd=ROOT, env=told | environment, capture_output=True, text=True, check=False)
 
 
