@@ -24,7 +24,7 @@ class Speculation(Section, frozen=True):
     draft_model: str = ""
     """Of that small model: a directory, a GGUF file or a hub id, as for ``source``; or a directory of Medusa heads or
     an EAGLE-3 head that were trained on the model. Empty: the demo model has one of its own, others have none."""
-    max_draft_tokens: Annotated[int, Meta(ge=1, le=64)] = 48
+    max_draft_tokens: Annotated[int, Meta(ge=1, le=64)] = 47
     """Guessed for one sequence in one step, at most; how many pay is measured."""
 
 

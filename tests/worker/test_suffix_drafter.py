@@ -144,7 +144,9 @@ def test_a_record_is_drafted_with_values_of_its_own_from_the_prompt():
         drafter.propose([sequence], [6])
         sequence.token_ids.append(token_id)
     # One word where the record before has two, and then two where that has one; the space in front of them has gone.
-    assert drafted(drafter, sequence, 9) == spelt("ed++=ed=+=")
+    assert drafted(drafter, sequence, 8) == spelt("ed++=ed=+=")
+    # Behind them the copy has reached what it has just foreseen, and goes on by that.
+    assert drafted(drafter, sequence, 12) == spelt("ed++=ed=+=ann bob++")
     sequence.token_ids += spelt("ed++=ed=+=")
     assert drafted(drafter, sequence, 4) == spelt("ann bob++")
     sequence.token_ids += spelt("ann")

@@ -29,14 +29,17 @@ MAX_ALIKE = 8
 """Times that a word stands in a prompt, and still says where it is from."""
 
 
-class _Guess(NamedTuple):
-    """Of one token."""
+class _Guesses(NamedTuple):
+    """Of the next tokens."""
 
-    token_id: int
-    copied: int
-    """The token in its place in what is copied."""
-    origin: int
-    """Of a value: its place in the prompt."""
+    token_ids: list[int]
+    copied: list[int]
+    """The tokens in their places in what is copied."""
+    origins: list[int]
+    """Of values: their places in the prompt."""
+
+
+NO_GUESSES = _Guesses([], [], [])
 
 
 class Origins:
@@ -56,7 +59,7 @@ class Origins:
         self._at = NOTHING
         """In the prompt, behind what was taken last; NOTHING: somewhere."""
         self._num_lost = 0
-        self._guesses: list[_Guess] = []
+        self._guesses = NO_GUESSES
         """The last ones."""
         self._trust = MAX_WRONG
 
@@ -71,20 +74,21 @@ class Origins:
         """The text has gone on."""
         if not self._from:
             return
-        guesses, self._guesses = self._guesses, []
+        (guessed, copied, origins), self._guesses = self._guesses, NO_GUESSES
+        num_guessed = len(guessed)
         new = self._text[len(self._from) :]
         self._trust = min(self._trust + len(new) / MAX_LOST, 2 * MAX_WRONG)
         for number, token_id in enumerate(new):
-            guess = guesses[number] if number < len(guesses) else None
-            if guess is not None and guess.origin != NOTHING:
-                self._trust += 1.0 if token_id == guess.token_id else -1.0
-            if guess is not None and token_id == guess.token_id:
-                origin = guess.origin
+            is_guessed = number < num_guessed
+            if is_guessed and origins[number] != NOTHING:
+                self._trust += 1.0 if token_id == guessed[number] else -1.0
+            if is_guessed and token_id == guessed[number]:
+                origin = origins[number]
             else:
                 # What would have been right as it was copied is no value.
-                is_value = guess is None or token_id != guess.copied
+                is_value = not is_guessed or token_id != copied[number]
                 origin = self._origin_of(token_id) if is_value else NOTHING
-                guesses = []
+                num_guessed = 0
             self._num_lost += 1
             if origin != NOTHING:
                 self._at, self._num_lost = origin + 1, 0
@@ -99,17 +103,20 @@ class Origins:
     def draft(self, source: int, num_tokens: int, changed: Mapping[int, int], ends: set[int]) -> list[int]:
         """What follows if the text is copied from ``source`` on, with other values: at most so many tokens.
         ``changed``: what else is changed, and to what; ``ends``: places where it is not known what comes."""
-        text, origins = self._text, self._from
-        guesses: list[_Guess] = []
+        # A copy that reaches the present goes on with what it has just foreseen.
+        text, origins, copied = self._text.copy(), self._from.copy(), list[int]()
+        begin_of_new = len(text)
         at, before = self._at, self._before(source)
         is_within = origins[source - 1] != NOTHING and origins[-1] != NOTHING
         """A value, which may go on."""
-        while len(guesses) < num_tokens and source < len(text):
+        while len(copied) < num_tokens and source < len(text):
             first, begin = before if is_within else origins[source], source
             if first == NOTHING:
                 if source in ends:
                     break
-                guesses.append(_Guess(changed.get(text[source], text[source]), text[source], NOTHING))
+                copied.append(text[source])
+                text.append(changed.get(text[source], text[source]))
+                origins.append(NOTHING)
                 source += 1
                 continue
             while source < len(text) and origins[source] == first + source - begin:
@@ -119,16 +126,20 @@ class Origins:
             if value is not None:
                 if value and not is_within:
                     value[0] = self._twins.alike(value[0], text[first], text[begin])
-                copied = text[begin:source] + [NOTHING] * len(value)
-                guesses += map(_Guess, value, copied, range(start, start + len(value)))
                 at, before = start + len(value), end
+                copied += (text[begin:source] + [NOTHING] * len(value))[: len(value)]
+                text += value
+                origins += range(start, at)
             elif begin not in ends:
-                guesses += [_Guess(token_id, token_id, NOTHING) for token_id in text[begin:source]]
+                copied += text[begin:source]
+                text += text[begin:source]
+                origins += [NOTHING] * (source - begin)
             else:
                 break
             is_within = False
-        self._guesses = guesses[:num_tokens]
-        return [guess.token_id for guess in self._guesses]
+        end = begin_of_new + num_tokens
+        self._guesses = _Guesses(text[begin_of_new:end], copied[:num_tokens], origins[begin_of_new:end])
+        return self._guesses.token_ids
 
     def _is_telling(self, place: int) -> bool:
         return 0 < len(self._places.get(self._twins.plain(self._text[place]), ())) <= MAX_ALIKE

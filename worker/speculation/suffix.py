@@ -21,6 +21,8 @@ MIN_MATCH = 2
 """A single token that has occurred before says next to nothing."""
 MIN_COPIED = 3
 """Tokens in a row, after which a text is taken to copy what it repeats."""
+MIN_TOLD = 4
+"""As strong as a copy of so many tokens at least is one of a record, with values of its own."""
 MAX_CHANGED = 4
 """Tokens in a row that a copy may change."""
 MAX_SKIPPED = 6
@@ -192,7 +194,8 @@ class _Text:
         text, source = self.automaton.text, self.source
         strength = max(1, length, self.num_copied)
         if self.origins is not None and self.origins.tells(source, num_tokens):
-            return Draft(self.origins.draft(source, num_tokens, self.changed, self.changed_at), strength)
+            drafted = self.origins.draft(source, num_tokens, self.changed, self.changed_at)
+            return Draft(drafted, max(MIN_TOLD, strength))
         token_ids = text[source : source + num_tokens]
         # Where the repetition runs into the present, it goes on in itself.
         while len(token_ids) < num_tokens:
