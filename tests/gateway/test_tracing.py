@@ -6,13 +6,11 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
-import logging
 import socket
 import time
 
 import pytest
 
-from gateway import telemetry
 from gateway.head import Head
 from gateway.tracing.keeping import SamplerUnknown, sampler_of
 from gateway.tracing.order import TracingInvalid, order_of
@@ -20,12 +18,8 @@ from policies import settings, wire
 from policies.policy import Policy
 from tests import builders, collectors
 from tests.builders import until
-from tests.gateway.conftest import HELLO
-from tests.gateway.elsewhere import elsewhere, fails
+from tests.gateway.traced import ASK, CHAT, SPAN, TRACE, answered, tracing
 
-TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
-CHAT = "/v1/chat/completions"
-ASK = {"model": "demo", "messages": HELLO}
 LATEST = {"OTEL_SEMCONV_STABILITY_OPT_IN": "http, gen_ai_latest_experimental"}
 
 
@@ -33,20 +27,6 @@ LATEST = {"OTEL_SEMCONV_STABILITY_OPT_IN": "http, gen_ai_latest_experimental"}
 def collector():
     with collectors.by_http() as opened:
         yield opened
-
-
-def tracing(collector, **others):
-    return settings.Tracing(endpoint=collector.endpoint, protocol="http/protobuf", **{"sample_ratio": 0.0, **others})
-
-
-async def answered(front, headers=None, **others):
-    """A chat that is answered "Hi"; its answer's headers."""
-    call = asyncio.create_task(front.post(CHAT, {**ASK, **others}, **(headers or {})))
-    submit = await front.peer.submitted()
-    front.peer.say(submit, [*front.ids("Hi"), 3], "stop", queue_s=0.001, prefill_s=0.002, decode_s=0.003)
-    status, _, told = await call
-    assert status == 200
-    return told, submit
 
 
 async def test_of_all_that_are_not_sampled_every_failure_is_kept_and_nothing_else(open_front, collector):
@@ -348,60 +328,6 @@ async def test_where_no_collector_is_spans_are_counted_and_the_next_process_goes
             await answered(front, seed=1)
             await until(lambda: sender.count.num_failed > failed)
             assert len(front.rows()) == 2
-
-
-async def test_the_log_names_the_trace_of_every_request(open_front, collector, capsys):
-    root, events = logging.root, telemetry._events
-    handlers, level = root.handlers[:], root.level
-    telemetry.log_to_stderr(settings.Log(format="json"))
-    try:
-        async with open_front(tracing=tracing(collector, sample_ratio=1.0)) as front:
-            fine, _ = await answered(front)
-            _, _, refused = await front.post(CHAT, {"model": "demo"})
-            root.handlers[0].flush()
-        lines = [json.loads(line) for line in capsys.readouterr().err.splitlines() if line.startswith("{")]
-        told = {line["request_id"]: line for line in lines if "request_id" in line}
-        (row,) = front.rows()
-        assert told[fine["x-request-id"]]["trace_id"] == fine["x-trace-id"] == row["trace_id"]
-        line = told[refused["x-request-id"]]
-        assert (line["status"], line["trace_id"]) == (400, refused["x-trace-id"])
-        assert (line["tenant_id"], line["key_id"]) == (row["tenant_id"], row["key_id"])
-    finally:
-        root.handlers[:], telemetry._events = handlers, events
-        root.setLevel(level)
-
-
-async def test_whatever_the_log_says_of_a_request_has_its_ids(open_front, collector, caplog):
-    def said(words: str) -> tuple[str, str]:
-        (record,) = [record for record in caplog.records if words in record.getMessage()]
-        return record.request_id, record.trace_id
-
-    caplog.set_level(logging.INFO, "gateway")
-    async with (
-        elsewhere(fails(401)) as far,
-        open_front(tracing=tracing(collector), upstreams=(far.upstream(),)) as front,
-    ):
-        call = asyncio.create_task(front.post(CHAT, ASK))
-        submit = await front.peer.submitted()
-        front.peer.send(wire.Failed(submit.request_id, "internal", "broken"))
-        status, _, headers = await call
-        assert status == 500
-        assert said("a worker failed this request: broken") == (headers["x-request-id"], headers["x-trace-id"])
-        status, _, headers = await front.post(CHAT, {**ASK, "model": "far"}, traceparent=f"00-{TRACE}-{SPAN}-01")
-        assert status >= 500
-        assert said("upstream far-1: ") == (headers["x-request-id"], TRACE)
-
-
-async def test_what_nobody_expected_is_logged_with_the_ids_of_its_request(open_front, collector, caplog, monkeypatch):
-    def wrong(*_: object) -> None:
-        raise ZeroDivisionError
-
-    monkeypatch.setattr("gateway.api.chat.taken_body_of", wrong)
-    async with open_front(tracing=tracing(collector)) as front:
-        status, _, headers = await front.post(CHAT, ASK)
-    assert status == 500
-    (record,) = [record for record in caplog.records if record.exc_info]
-    assert (record.request_id, record.trace_id) == (headers["x-request-id"], headers["x-trace-id"])
 
 
 def test_opentelemetry_s_own_variables_say_where_and_which():

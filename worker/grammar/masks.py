@@ -3,11 +3,12 @@
 A mask takes as long as some fifty tokens to look at, and within a text, where nearly all may come, many times that.
 Where the most likely of all tokens is taken, or each as likely as the model has it, a token that the grammar allows is
 the one that would have come with the mask, too: the race that it has won (worker.sampling.race) is between tokens that
-know nothing of each other. So on the host such a row is drawn without, and only one whose token is not allowed gets its
-mask, and is drawn again; within a text those who came next in the race are looked at before. Who is hardly ever allowed
-what it says gets its mask at once, but within a text. What cuts the unlikely off, top-k, top-p and min-p, depends on
-all that is allowed; and a device is not waited for more often than must be. Masks that are needed in any case are made
-beside the forward pass where it leaves a core to do so (benchmarks/grammar.md).
+know nothing of each other. So on the host a row whose mask is not known is drawn without, and only one whose token
+is not allowed gets its mask, and is drawn again; within a text those who came next in the race are looked at before.
+Who is hardly ever allowed what it says gets its mask at once, but within a text, and so does everybody where few tokens
+may come and the mask is known; a token that must come is not drawn (worker.grammar.places). What cuts the unlikely off,
+top-k, top-p and min-p, depends on all that is allowed; and a device is not waited for more often than must be. Masks
+that are needed in any case are made beside the forward pass where it leaves a core to do so (benchmarks/grammar.md).
 """
 
 from __future__ import annotations
