@@ -24,6 +24,7 @@ from gateway.chats.shelf import Chats
 from gateway.clock import Clock
 from gateway.console import pages
 from gateway.console.sessions import Sessions
+from gateway.conversations.shelf import Conversations
 from gateway.directory import Directory
 from gateway.dispatch import Dispatch
 from gateway.doors import Doors, DoorsError, Stop
@@ -210,6 +211,8 @@ async def opened(
         stored = await stack.enter_async_context(responses.opened(rooms, config.responses, clock, house_doors.inside))
         chats = Chats(rooms, config.responses, clock)
         await stack.enter_async_context(chats.watched())
+        conversations = Conversations(rooms, config.responses, clock)
+        await stack.enter_async_context(conversations.watched())
         gw = Gateway(
             config,
             clock,
@@ -234,6 +237,7 @@ async def opened(
             Pressure(clock, config.server.coalesce_ms / 1e3),
             stored,
             chats,
+            conversations,
             stack.enter_context(contextlib.closing(Grammars(config.grammars))),
             live,
             upstreams,

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from gateway.batches.book import Book
     from gateway.chats.shelf import Chats
     from gateway.console.sessions import Sessions
+    from gateway.conversations.shelf import Conversations
     from gateway.directory import Directory
     from gateway.exports.process import Exports
     from gateway.files import Files
@@ -67,6 +68,7 @@ class Gateway:
     pressure: Pressure
     responses: Responses
     chats: Chats
+    conversations: Conversations
     grammars: Grammars
     live: Live
     upstreams: Upstreams

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from gateway import anthropic, ollama, openai
-from gateway.api import chats, stored
+from gateway.api import chats, conversations, stored
 from gateway.chats.shapes import (
     ChatChange,
     ChatMessageQuery,
@@ -17,7 +17,17 @@ from gateway.chats.shapes import (
     KeptList,
     KeptMessages,
 )
+from gateway.conversations.shapes import (
+    Addition,
+    Change,
+    Conversation,
+    Creation,
+    DeletedConversation,
+    Including,
+    PageQuery,
+)
 from gateway.responses import requests, shapes
+from gateway.responses.items import AnyItem
 
 JSON = "application/json"
 
@@ -130,8 +140,33 @@ INFERENCE = (
         "response_input_items",
         "List what a response was given",
         shapes.ItemList,
-        query=stored.ItemsQuery,
+        query=shapes.ItemsQuery,
     ),
+    Inference("POST", conversations.ROOT, "conversation_creation", "Begin a conversation", Conversation, Creation),
+    Inference("GET", conversations.PATH, "conversation", "Read a conversation, apart from its items", Conversation),
+    Inference(
+        "POST", conversations.PATH, "conversation_change", "Change a conversation's metadata", Conversation, Change
+    ),
+    Inference("DELETE", conversations.PATH, "conversation_deletion", "Delete a conversation", DeletedConversation),
+    Inference(
+        "POST",
+        conversations.ITEMS,
+        "conversation_addition",
+        "Add items to a conversation",
+        shapes.ItemList,
+        Addition,
+        query=Including,
+    ),
+    Inference(
+        "GET",
+        conversations.ITEMS,
+        "conversation_items",
+        "List a conversation's items",
+        shapes.ItemList,
+        query=PageQuery,
+    ),
+    Inference("GET", conversations.ITEM, "conversation_item", "Read an item", AnyItem, query=Including),
+    Inference("DELETE", conversations.ITEM, "conversation_item_deletion", "Delete an item", Conversation),
     Inference(
         "POST",
         "/v1/embeddings",

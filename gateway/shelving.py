@@ -1,7 +1,8 @@
 """What the store keeps for tenants for a time, so that every gateway that shares it finds it, and a restart loses none.
 
 It is kept for so long and takes so much room as the settings say: what has expired is deleted, and of a tenant that
-has more than its bytes the oldest. What is kept, its shelf says (``responses.shelf``, ``chats.shelf``).
+has more than its bytes what would expire first. What is kept, its shelf says (``responses.shelf``, ``chats.shelf``,
+``conversations.shelf``).
 """
 
 from __future__ import annotations
@@ -110,7 +111,7 @@ class Shelving:
             query = query.having(sa.func.sum(rows.c.num_bytes) > max_bytes)
             tenant_ids = (await connection.execute(query)).scalars().all()
         for tenant_id in tenant_ids:
-            newest = rows.c.created_at.desc(), rows.c.id.desc()
+            newest = rows.c.expires_at.desc(), rows.c.id.desc()
             total = sa.func.sum(rows.c.num_bytes).over(order_by=newest).label("total")
             summed = sa.select(rows.c.id, total).where(rows.c.tenant_id == tenant_id).subquery()
             await self._delete(sa.select(summed.c.id).where(summed.c.total > max_bytes))
@@ -118,13 +119,16 @@ class Shelving:
     def _put(self, row: dict[str, Any], others: Sequence[Row] = ()) -> asyncio.Future[None]:
         """A new one, with rows that belong to it; durable when what is returned is done. Those that come at the same
         time share a commit."""
-        now = int(self._wall())
-        row = {**row, "created_at": now, "expires_at": now + int(self._config.retention_s)}
+        row = {"created_at": int(self._wall()), **row, "expires_at": self._expires_at()}
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append((((self.rows, row), *others), done))
         if self._writing is None or self._writing.done():
             self._writing = asyncio.create_task(self._write())
         return done
+
+    def _expires_at(self) -> int:
+        """Of what is kept from now on."""
+        return int(self._wall() + self._config.retention_s)
 
     async def _delete(self, query: sa.Select[tuple[str]]) -> None:
         async with self._engine.connect() as connection:

@@ -102,7 +102,7 @@ class Policy(Document, frozen=True):
     """Share of what is left of each price that the lines of a batch do not pay."""
     store_responses: bool = True
     """Responses and chats are kept as they ask; false: none is, so no response can be gone on from or be written in the
-    background."""
+    background, and there are no conversations."""
     trace_content: bool = False
     """Prompts and answers are in traces, where ``tracing.content`` says so, too."""
     without_redis: Literal["refuse", "divide"] = "divide"

@@ -143,14 +143,15 @@ class Cache(Section, frozen=True):
 
 
 class Responses(Section, frozen=True):
-    """What is kept of responses, and of chats that ask for it; and what is written without a client."""
+    """What is kept of responses, of chats that ask for it and of conversations; what is written without a client."""
 
     store: bool = True
     """false: none is kept, whatever requests and policies say."""
     retention_s: Seconds = 2_592_000.0
-    """So long one is kept, 30 days as at OpenAI."""
+    """So long one is kept, 30 days as at OpenAI; a conversation from when it was last added to."""
     max_bytes_per_tenant: Positive = 1 << 30
-    """What a tenant's kept responses may take, and as much its kept chats; past it the oldest are deleted."""
+    """What a tenant's kept responses may take, as much its kept chats, and as much its conversations; past it those are
+    deleted that would expire first."""
     max_background: Positive = 1024
     """Responses that this gateway writes in the background at once; one more is refused with 503."""
     max_background_per_tenant: Positive = 64

@@ -13,6 +13,7 @@ from gateway.api import (
     chat,
     chats,
     completions,
+    conversations,
     files,
     health,
     messages,
@@ -64,6 +65,7 @@ def routes() -> list[web.RouteDef]:
         *(web.post(path, _routed(endpoint)) for path, endpoint in endpoints().items()),
         *stored.routes(),
         *chats.routes(),
+        *conversations.routes(),
         web.get("/v1/models", models.every),
         # A hub id has a slash in it.
         web.get("/v1/models/{model:.+}", models.one),

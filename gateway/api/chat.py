@@ -15,7 +15,7 @@ from gateway import openai, reply
 from gateway.api import elsewhere
 from gateway.api.answer import give
 from gateway.api.held import held_of
-from gateway.api.request import fingerprint, loaded, parsed, room_for, taken_body_of
+from gateway.api.request import fingerprint, loaded, may_store, parsed, room_for, taken_body_of
 from gateway.auth import Caller
 from gateway.chats.answer import KeptAnswer
 from gateway.chats.shelf import Kept
@@ -47,8 +47,7 @@ async def complete(gw: Gateway, request: web.Request) -> web.StreamResponse:
 
 
 async def answered(gw: Gateway, request: web.Request, caller: Caller, call: openai.ChatRequest) -> web.StreamResponse:
-    stores = call.store and gw.settings.responses.store and caller.policy.store_responses
-    if stores:
+    if call.store and may_store(gw, caller):
         return await _kept(gw, request, caller, call)
     answer, order = await prepared(gw, request, caller, call, reply.ChatAnswer)
     return await give(gw, request, caller, answer, order)

@@ -95,8 +95,15 @@ def _check_type(request: web.Request) -> None:
 
 
 def query_of(request: web.Request, type_: type[T]) -> T:
-    """Its query as ``type_`` names it. Raises Malformed."""
-    return openai.converted(dict(request.query), type_, "", strict=False)
+    """Its query as ``type_`` names it; what ends with [] is a list. Raises Malformed."""
+    query = request.query
+    given = {name: query.getall(name) if name.endswith("[]") else value for name, value in query.items()}
+    return openai.converted(given, type_, "", strict=False)
+
+
+def may_store(gw: Gateway, caller: Caller) -> bool:
+    """Responses, chats and conversations of this caller."""
+    return gw.settings.responses.store and caller.policy.store_responses
 
 
 def control_of(request: web.Request) -> str:

@@ -11,9 +11,10 @@ import msgspec
 from aiohttp import web
 
 from gateway import errors, head, openai
+from gateway.api import items
 from gateway.api.answer import give
 from gateway.api.chat import prepared, prompt_of
-from gateway.api.request import parsed, taken_body_of
+from gateway.api.request import may_store, parsed, taken_body_of
 from gateway.api.traced import behind
 from gateway.auth import Caller
 from gateway.head import HEAD
@@ -24,10 +25,10 @@ from gateway.responses import requests
 from gateway.responses.answer import ResponseAnswer
 from gateway.responses.conversation import Message, messages_of, turns, without_oldest
 from gateway.responses.events import Events
-from gateway.responses.items import AnyItem, ItemReference, named, parse, response_of
+from gateway.responses.items import AnyItem, named
 from gateway.responses.outlets import Log
 from gateway.responses.reading import relay
-from gateway.responses.requests import Asked, ResponseRequest
+from gateway.responses.requests import ResponseRequest
 from gateway.responses.running import Running
 from gateway.responses.shapes import InputTokens, begun
 from gateway.responses.shelf import Kept
@@ -53,7 +54,8 @@ async def count(gw: Gateway, request: web.Request) -> web.StreamResponse:
     caller = gw.auth.caller_of(request)
     call = await parsed(requests.parse_count, await taken_body_of(gw, request))
     caller.check_endpoint(SCOPE)
-    before, given = await _items(gw, caller, call)
+    given = await items.given(gw, caller, call.input or [])
+    before = await items.before(gw, caller, call)
     chat = requests.counted_chat_of(call, messages_of(call.instructions, before + given))
     caller.check(chat.model, SCOPE)
     prompt = await prompt_of(gw, caller, chat)
@@ -65,14 +67,14 @@ async def _answered(gw: Gateway, request: web.Request, caller: Caller, call: Res
         raise errors.InvalidRequest(
             "A line of a batch has no 'background': it is answered in the batch", param="background"
         )
-    stores = call.store is not False and gw.settings.responses.store and caller.policy.store_responses
+    stores = call.store is not False and may_store(gw, caller)
     if call.background and not stores:
         raise errors.InvalidRequest(
             "Nothing is stored for this project, so there is no 'background'", param="background"
         )
-    before, given = await _items(gw, caller, call)
     response_id = request[HEAD].request_id.replace("req_", "resp_", 1)
-    given = named(given, response_id, 0)
+    given = named(await items.given(gw, caller, call.input or []), response_id)
+    before = await items.before(gw, caller, call)
     messages = messages_of(call.instructions, before + given)
     chat = requests.chat_of(call, messages)
     events = Events(begun(call, response_id, int(time.time()), stores), len(given), call.obfuscates)
@@ -182,44 +184,3 @@ def _shortened(
 ) -> openai.ChatRequest:
     shorter = requests.chat_of(call, without_oldest(messages, num_turns))
     return msgspec.structs.replace(shorter, stream=chat.stream)
-
-
-async def _items(gw: Gateway, caller: Caller, call: Asked) -> tuple[list[AnyItem], list[AnyItem]]:
-    """Those that it goes on from, and its own. Raises Malformed for what is not there, and ShelfAway."""
-    shelf, before = gw.responses.shelf, []
-    parsed = parse(call.input or [])
-    if call.previous_response_id is not None:
-        chain = await shelf.chain(caller.tenant_id, call.previous_response_id)
-        missing = chain[0].previous_id if chain else call.previous_response_id
-        if missing is not None:
-            raise openai.Malformed(
-                f"Previous response with id '{missing}' not found.",
-                "previous_response_id",
-                "previous_response_not_found",
-            )
-        if chain[-1].is_open:
-            raise openai.Malformed(
-                f"Previous response with id '{chain[-1].id}' has not ended yet.", "previous_response_id"
-            )
-        before = [item for kept in chain for item in (*kept.items(), *kept.response().output)]
-    found: dict[str, Kept | None] = {}
-    given: list[AnyItem] = []
-    for number, item in enumerate(parsed):
-        if isinstance(item, ItemReference):
-            given.append(await _referred(gw, caller, item.id, f"input[{number}].id", found))
-        else:
-            given.append(item)
-    return before, given
-
-
-async def _referred(gw: Gateway, caller: Caller, item_id: str, path: str, found: dict[str, Kept | None]) -> AnyItem:
-    """``found``: responses that were looked for already."""
-    response_id = response_of(item_id)
-    if response_id is not None:
-        if response_id not in found:
-            found[response_id] = await gw.responses.shelf.find(caller.tenant_id, response_id)
-        kept = found[response_id]
-        for item in [] if kept is None else [*kept.items(), *kept.response().output]:
-            if item.id == item_id:
-                return item
-    raise openai.Malformed(f"Item with id '{item_id[:80]}' not found.", path)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 import msgspec
 from aiohttp import hdrs, web
@@ -13,7 +13,7 @@ from gateway.auth import Caller
 from gateway.house import GATEWAY, Gateway
 from gateway.reply.events import EventStream
 from gateway.responses.reading import relay
-from gateway.responses.shapes import DeletedResponse, ItemList, ResponseBody
+from gateway.responses.shapes import DeletedResponse, ItemList, ItemsQuery, ResponseBody
 from gateway.responses.shelf import Kept, Shelf
 
 SCOPE = "responses"
@@ -25,14 +25,6 @@ class RetrieveQuery(msgspec.Struct, frozen=True, kw_only=True):
 
     stream: bool = False
     starting_after: Annotated[int, Meta(ge=0, le=2**63 - 1)] | None = None
-
-
-class ItemsQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """``after``: the id of an item; the page begins behind it."""
-
-    after: str | None = None
-    limit: Annotated[int, Meta(ge=1, le=100)] = 20
-    order: Literal["asc", "desc"] = "desc"
 
 
 async def retrieve(request: web.Request) -> web.StreamResponse:
@@ -88,9 +80,7 @@ async def input_items(request: web.Request) -> web.StreamResponse:
         if place is None:
             raise errors.InvalidRequest(f"Item with id '{query.after[:80]}' not found.", param="after")
         items = items[place:]
-    page = items[: query.limit]
-    first_id, last_id = (page[0].id, page[-1].id) if page else (None, None)
-    return _json(ItemList(data=page, first_id=first_id, last_id=last_id, has_more=len(items) > len(page)))
+    return _json(ItemList.of(items[: query.limit], len(items) > query.limit))
 
 
 def routes() -> list[web.RouteDef]:

@@ -12,11 +12,9 @@ from gateway.responses.items import (
     CustomToolCallOutputItem,
     FunctionCallItem,
     FunctionCallOutputItem,
-    InputText,
     MessageItem,
-    OutputRefusal,
-    OutputText,
     ReasoningItem,
+    text_of,
 )
 
 Message = dict[str, Any]
@@ -31,7 +29,7 @@ def messages_of(instructions: str | None, items: Sequence[AnyItem]) -> list[Mess
     for item in items:
         match item:
             case MessageItem(role="assistant"):
-                _turn(messages, "content", "tool_calls")["content"] = _text(item.content)
+                _turn(messages, "content", "tool_calls")["content"] = item.text
             case ReasoningItem():
                 parts = item.content or item.summary
                 _turn(messages, "reasoning_content", "content", "tool_calls")["reasoning_content"] = "\n".join(
@@ -55,10 +53,10 @@ def messages_of(instructions: str | None, items: Sequence[AnyItem]) -> list[Mess
                     raise Malformed(
                         f"No tool call found for {kind} call output with call_id {item.call_id[:64]}.", "input"
                     )
-                text = item.output if isinstance(item.output, str) else _text(item.output)
+                text = item.output if isinstance(item.output, str) else text_of(item.output)
                 messages.append({"role": "tool", "tool_call_id": item.call_id, "content": text})
             case MessageItem():
-                messages.append({"role": item.role, "content": _text(item.content)})
+                messages.append({"role": item.role, "content": item.text})
     for message in messages:
         if message["role"] == "assistant" and "content" not in message and "tool_calls" not in message:
             message["content"] = ""
@@ -96,7 +94,3 @@ def _instructed(instructions: str | None, messages: list[Message]) -> list[Messa
         first = {**messages[0], "content": f"{instructions}\n\n{messages[0]['content']}"}
         return [first, *messages[1:]]
     return [{"role": "system", "content": instructions}, *messages]
-
-
-def _text(parts: Sequence[InputText | OutputText | OutputRefusal]) -> str:
-    return "\n".join([part.refusal if isinstance(part, OutputRefusal) else part.text for part in parts])

@@ -6,6 +6,7 @@ An item that came in and one that went out have the same shape, so that an outpu
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -45,6 +46,10 @@ class SummaryText(Part, frozen=True, tag="summary_text"):
     text: str
 
 
+def text_of(parts: Sequence[InputText | OutputText | OutputRefusal]) -> str:
+    return "\n".join([part.refusal if isinstance(part, OutputRefusal) else part.text for part in parts])
+
+
 class Item(msgspec.Struct, frozen=True, tag_field="type", kw_only=True):
     """``id`` is empty until it is part of a response."""
 
@@ -57,6 +62,10 @@ class MessageItem(Item, frozen=True, tag="message", kw_only=True):
 
     role: Literal["user", "assistant", "system", "developer"]
     content: list[InputText | OutputText | OutputRefusal]
+
+    @property
+    def text(self) -> str:
+        return text_of(self.content)
 
 
 class ReasoningItem(Item, frozen=True, tag="reasoning", kw_only=True):
@@ -133,31 +142,35 @@ _TEXTS = ("input_text", "output_text", "refusal")
 _ID = re.compile(r"[a-z]+_([0-9a-f]{32})[0-9a-f]+")
 
 
-def parse(given: str | list[dict[str, Any]]) -> list[AnyItem | ItemReference]:
-    """The items of a request's ``input``. Raises Malformed."""
+def parse(given: str | list[dict[str, Any]], path: str = "input") -> list[AnyItem | ItemReference]:
+    """The items of a request, at ``path`` of it. Raises Malformed."""
     if isinstance(given, str):
         return [said_by_user(given)]
     if len(given) > MAX_ITEMS:
-        raise Malformed(f"Invalid 'input': there may be {MAX_ITEMS} items at most", "input", "array_above_max_length")
-    return [_parsed(item, f"input[{number}]") for number, item in enumerate(given)]
+        raise Malformed(f"Invalid '{path}': there may be {MAX_ITEMS} items at most", path, "array_above_max_length")
+    return [_parsed(item, f"{path}[{number}]") for number, item in enumerate(given)]
 
 
 def said_by_user(text: str) -> MessageItem:
     return MessageItem(role="user", content=[InputText(text)])
 
 
-def named(items: list[AnyItem], response_id: str, first: int) -> list[AnyItem]:
-    """With ids, where they had none, by which they are found again in that response; the ``first`` is its so manyth
-    item."""
+def named(items: list[AnyItem], made_with: str) -> list[AnyItem]:
+    """With ids, where they had none, by which they are found again in the response that they are ``made_with``."""
     return [
-        item if item.id else msgspec.structs.replace(item, id=id_of(type(item), response_id, number))
-        for number, item in enumerate(items, first)
+        item if item.id else msgspec.structs.replace(item, id=id_of(type(item), made_with, number))
+        for number, item in enumerate(items)
     ]
 
 
-def id_of(kind: type[AnyItem], response_id: str, number: int) -> str:
-    """Of the item of that number, those of the input first."""
-    return f"{PREFIXES[kind]}{response_id.partition('_')[2]}{number:04x}"
+def unnamed(items: list[AnyItem]) -> list[AnyItem]:
+    """Without the ids that they had elsewhere."""
+    return [msgspec.structs.replace(item, id="") for item in items]
+
+
+def id_of(kind: type[AnyItem], made_with: str, number: int) -> str:
+    """Of the item of that number, those of the input first. ``made_with``: the id of a response, or of a request."""
+    return f"{PREFIXES[kind]}{made_with.partition('_')[2]}{number:04x}"
 
 
 def response_of(item_id: str) -> str | None:

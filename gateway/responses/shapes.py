@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, Meta, UnsetType
 
 from gateway import errors, openai
 from gateway.responses.items import AnyItem
@@ -126,14 +126,27 @@ class DeletedResponse(msgspec.Struct, frozen=True):
     deleted: bool = True
 
 
+class ItemsQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """``after``: the id of an item; the page begins behind it."""
+
+    after: str | None = None
+    limit: Annotated[int, Meta(ge=1, le=100)] = 20
+    order: Literal["asc", "desc"] = "desc"
+
+
 class ItemList(msgspec.Struct, frozen=True, kw_only=True):
-    """Items that a response was given, those of the responses before it included."""
+    """A page of items."""
 
     object: str = "list"
     data: list[AnyItem]
     first_id: str | None
     last_id: str | None
     has_more: bool
+
+    @classmethod
+    def of(cls, page: list[AnyItem], has_more: bool) -> ItemList:
+        first_id, last_id = (page[0].id, page[-1].id) if page else (None, None)
+        return cls(data=page, first_id=first_id, last_id=last_id, has_more=has_more)
 
 
 class InputTokens(msgspec.Struct, frozen=True):

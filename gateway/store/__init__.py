@@ -23,6 +23,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_en
 import migrations
 from gateway.store.bulk import batches, files
 from gateway.store.chats import chat_labels, chats
+from gateway.store.conversations import conversation_items, conversations
 from gateway.store.responses import response_events, responses
 from gateway.store.sessions import sessions
 from gateway.store.tables import (
@@ -66,6 +67,8 @@ __all__ = [
     "changes",
     "chat_labels",
     "chats",
+    "conversation_items",
+    "conversations",
     "files",
     "idempotency",
     "install",

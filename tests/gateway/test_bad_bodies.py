@@ -18,6 +18,7 @@ from tests.gateway.bad_bodies import (
     batches,
     chat,
     completions,
+    conversations,
     embeddings,
     files,
     messages,
@@ -38,6 +39,7 @@ OPENAI = [
     pytest.param(rerank.CASES, broken(rerank.GOOD), rerank.PATH, id="rerank and score"),
     pytest.param(tokens.CASES, broken(tokens.GOOD), tokens.PATH, id="tokens"),
     pytest.param(responses.CASES, broken(responses.GOOD), responses.PATH, id="responses"),
+    pytest.param(conversations.CASES, broken(conversations.GOOD), conversations.PATH, id="conversations"),
 ]
 FAMILIES: dict[str, Sequence[Case]] = {
     "batches": batches.CASES,
@@ -48,7 +50,7 @@ FAMILIES: dict[str, Sequence[Case]] = {
     "messages": messages.CASES,
     "ollama": ollama.CASES,
     "rerank and score": rerank.CASES,
-    "responses": responses.CASES,
+    "responses": [*responses.CASES, *conversations.CASES],
     "tokens": tokens.CASES,
 }
 FEWEST = 200

@@ -58,6 +58,8 @@ async def test_the_migrated_schema_is_the_one_that_the_code_knows(new_store):
             "ledger_cursors": set(),
             "prices": set(),
             "adapters": set(),
+            "conversations": set(),
+            "conversation_items": set(),
             "files": set(),
             "batches": set(),
             "responses": set(),

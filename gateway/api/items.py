@@ -1,0 +1,56 @@
+"""What a request is given in items: its own, and those that it goes on from. Where they are stored, ShelfAway is raised
+as well."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gateway import openai
+from gateway.auth import Caller
+from gateway.house import Gateway
+from gateway.responses.items import AnyItem, ItemReference, parse, response_of
+from gateway.responses.requests import Asked
+from gateway.responses.shelf import Kept
+
+
+async def given(gw: Gateway, caller: Caller, said: str | list[dict[str, Any]], path: str = "input") -> list[AnyItem]:
+    """Its own, as they are ``said`` at ``path``, with what they refer to in the place of references. Raises
+    Malformed."""
+    looked_for: dict[str, Kept | None] = {}
+    items: list[AnyItem] = []
+    for number, item in enumerate(parse(said, path)):
+        if isinstance(item, ItemReference):
+            item = await _referred(gw, caller, item.id, f"{path}[{number}].id", looked_for)
+        items.append(item)
+    return items
+
+
+async def before(gw: Gateway, caller: Caller, call: Asked) -> list[AnyItem]:
+    """Those that it goes on from. Raises Malformed for what is not there."""
+    if call.previous_response_id is None:
+        return []
+    chain = await gw.responses.shelf.chain(caller.tenant_id, call.previous_response_id)
+    missing = chain[0].previous_id if chain else call.previous_response_id
+    if missing is not None:
+        raise openai.Malformed(
+            f"Previous response with id '{missing}' not found.",
+            "previous_response_id",
+            "previous_response_not_found",
+        )
+    if chain[-1].is_open:
+        raise openai.Malformed(f"Previous response with id '{chain[-1].id}' has not ended yet.", "previous_response_id")
+    return [item for kept in chain for item in (*kept.items(), *kept.response().output)]
+
+
+async def _referred(
+    gw: Gateway, caller: Caller, item_id: str, path: str, looked_for: dict[str, Kept | None]
+) -> AnyItem:
+    response_id = response_of(item_id)
+    if response_id is not None:
+        if response_id not in looked_for:
+            looked_for[response_id] = await gw.responses.shelf.find(caller.tenant_id, response_id)
+        kept = looked_for[response_id]
+        for item in [] if kept is None else [*kept.items(), *kept.response().output]:
+            if item.id == item_id:
+                return item
+    raise openai.Malformed(f"Item with id '{item_id[:80]}' not found.", path)
