@@ -31,6 +31,7 @@ from gateway.doors import Doors, DoorsError, Stop
 from gateway.entrance import Entrance
 from gateway.exports.process import Exports
 from gateway.files import Files
+from gateway.files.uploads import Uploads
 from gateway.grammars import Grammars
 from gateway.house import GATEWAY, Gateway
 from gateway.idempotency import Idempotency
@@ -208,6 +209,8 @@ async def opened(
         stack.push_async_callback(idempotency.close)
         files = Files(rooms, config.files, clock)
         await stack.enter_async_context(files.watched())
+        uploads = Uploads(rooms, files, clock)
+        await stack.enter_async_context(uploads.watched())
         stored = await stack.enter_async_context(responses.opened(rooms, config.responses, clock, house_doors.inside))
         chats = Chats(rooms, config.responses, clock)
         await stack.enter_async_context(chats.watched())
@@ -233,6 +236,7 @@ async def opened(
             price_history,
             Exports(),
             files,
+            uploads,
             batches.Book(rooms, config.batches, files, others.name, api.endpoints()),
             Pressure(clock, config.server.coalesce_ms / 1e3),
             stored,

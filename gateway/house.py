@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from gateway.directory import Directory
     from gateway.exports.process import Exports
     from gateway.files import Files
+    from gateway.files.uploads import Uploads
     from gateway.gateways import Gateways
     from gateway.grammars import Grammars
     from gateway.idempotency import Idempotency
@@ -64,6 +65,7 @@ class Gateway:
     price_history: PriceHistory
     exports: Exports
     files: Files
+    uploads: Uploads
     batches: Book
     pressure: Pressure
     responses: Responses

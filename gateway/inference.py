@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from gateway import anthropic, ollama, openai
-from gateway.api import chats, conversations, stored
+from gateway.api import chats, conversations, stored, uploads
 from gateway.chats.shapes import (
     ChatChange,
     ChatMessageQuery,
@@ -285,6 +285,27 @@ INFERENCE = (
     Inference("GET", "/v1/files/{file}", "file", "Read what is known of a file", openai.FileBody),
     Inference("GET", "/v1/files/{file}/content", "file_content", "Read a file, or a range of it", bytes),
     Inference("DELETE", "/v1/files/{file}", "file_deletion", "Delete a file", openai.FileDeleted),
+    Inference(
+        "POST", uploads.ROOT, "upload_creation", "Begin a file in parts", openai.UploadBody, openai.UploadRequest
+    ),
+    Inference(
+        "POST",
+        f"{uploads.PATH}/parts",
+        "upload_part",
+        "Upload one part of a file",
+        openai.UploadPartBody,
+        openai.UploadPartForm,
+        content_type="multipart/form-data",
+    ),
+    Inference(
+        "POST",
+        f"{uploads.PATH}/complete",
+        "upload_completion",
+        "Make a file of its parts",
+        openai.UploadBody,
+        openai.UploadCompletion,
+    ),
+    Inference("POST", f"{uploads.PATH}/cancel", "upload_cancellation", "Give up a file in parts", openai.UploadBody),
     Inference("POST", "/v1/batches", "batch_creation", "Begin a batch", openai.BatchBody, openai.BatchRequest),
     Inference("GET", "/v1/batches", "batches", "List batches", openai.BatchList, query=openai.BatchQuery),
     Inference("GET", "/v1/batches/{batch}", "batch", "Read how far a batch has come", openai.BatchBody),

@@ -251,6 +251,8 @@ class Files(Section, frozen=True):
     """Of all files of one tenant together."""
     batch_expires_s: Annotated[int, Meta(ge=3600)] = 2_592_000
     """How long a file for a batch, and what a batch has written, is kept where its client does not say."""
+    max_open_uploads: Positive = 100
+    """Of one tenant, that come in parts and are neither completed nor cancelled."""
 
 
 class Batches(Section, frozen=True):

@@ -22,6 +22,7 @@ from gateway.api import (
     responses,
     stored,
     tokens,
+    uploads,
     vectors,
 )
 from gateway.entrance import Endpoint
@@ -74,6 +75,7 @@ def routes() -> list[web.RouteDef]:
         web.get("/v1/files/{file}", files.one),
         web.get("/v1/files/{file}/content", files.content),
         web.delete("/v1/files/{file}", files.delete),
+        *uploads.routes(),
         web.get("/api/tags", ollama.tags),
         web.get("/api/ps", ollama.running),
         web.get("/api/version", ollama.version),

@@ -16,8 +16,9 @@ import msgspec
 import sqlalchemy as sa
 
 from gateway import errors, openai, store
-from gateway.files import OVER, File, Files, changing, reading
+from gateway.files import OVER, File, Files
 from gateway.store import Store, new_id
+from gateway.transactions import changing, reading
 from policies import settings
 
 WINDOW_S = {"24h": 86_400}

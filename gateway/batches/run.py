@@ -30,10 +30,10 @@ from gateway.batches.outputs import Ending
 from gateway.batches.pace import TICK_S, Course, Pace
 from gateway.batches.reading import Index, read
 from gateway.entrance import Endpoint
-from gateway.files import reading
 from gateway.house import Gateway
 from gateway.ledger import Entry
 from gateway.reply import Keeper
+from gateway.transactions import reading
 from policies.lines import policy_for_lines
 from policies.policy import Policy
 

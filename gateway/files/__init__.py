@@ -15,22 +15,23 @@ import logging
 import math
 import os
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
-from typing import IO
+from typing import IO, Any, Literal
 
 import msgspec
 import sqlalchemy as sa
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from gateway import errors, store
+from gateway import errors, openai, store
 from gateway.background import alongside
 from gateway.clock import Clock
-from gateway.store import Store, is_away, new_id
+from gateway.store import Store, new_id
+from gateway.transactions import changing, reading
 from policies import settings
 
-__all__ = ["File", "Files", "Staged", "changing", "reading"]
+__all__ = ["File", "Files", "Staged", "sweeping"]
 
 log = logging.getLogger(__name__)
 
@@ -40,10 +41,14 @@ FORGOTTEN_S = 86_400.0
 """After so long an upload that was never finished is nobody's, and neither is a file without a row."""
 ORPHANS_S = 3600.0
 """Between two looks for those, at all that is in the directory."""
+PIECE_BYTES = 1 << 20
+"""Read or written at once."""
 MAX_ASKED = 500
 """Ids in one statement."""
 MAX_ARRIVING = 64
 """Uploads at a time."""
+MAX_PART_BYTES = 64 << 20
+"""Of a file that comes in parts (``uploads``), one of them."""
 OVER = ("completed", "failed", "expired", "cancelled")
 """Statuses of batches that need their input no more."""
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -78,6 +83,10 @@ class Staged:
         """Raises OSError; on a thread, since a disk may take its time."""
         await asyncio.to_thread(self._write, data)
 
+    async def append(self, path: Path, also: Callable[[bytes], None]) -> None:
+        """All of another file; ``also`` is given it, too, on the same thread. Raises OSError."""
+        await asyncio.to_thread(self._append, path, also)
+
     async def finish(self) -> str:
         """All of it is on the disk: its SHA-256. Raises OSError."""
         await asyncio.to_thread(self._sync)
@@ -87,6 +96,12 @@ class Staged:
         self._writing.write(data)
         self._digest.update(data)
         self.num_bytes += len(data)
+
+    def _append(self, path: Path, also: Callable[[bytes], None]) -> None:
+        with path.open("rb") as other:
+            while data := other.read(PIECE_BYTES):
+                also(data)
+                self._write(data)
 
     def _sync(self) -> None:
         self._writing.flush()
@@ -106,6 +121,8 @@ class Files:
         """``wall``: Unix seconds. Raises StoreError when the directory cannot be written."""
         self.config = config
         self.directory = Path(config.directory) if config.directory else rooms.data_dir / "files"
+        self.parts = self.directory / "parts"
+        """Of files that come in parts (``uploads``)."""
         self.wall = wall
         self._rooms = rooms
         self._clock = clock
@@ -115,10 +132,16 @@ class Files:
         self._looked_at = -math.inf
         """For files without a row."""
         try:
-            for place in (self.directory, self._staging):
+            for place in (self.directory, self._staging, self.parts):
                 place.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
             raise store.StoreError(f"files.directory {self.directory} cannot be written: {error.strerror}") from None
+
+    def expires_s(self, terms: openai.FileTerms) -> int | None:
+        """How long it is kept; None: until it is deleted."""
+        if terms.expires_after is not None:
+            return terms.expires_after.seconds
+        return self.config.batch_expires_s if terms.purpose == "batch" else None
 
     @property
     def _staging(self) -> Path:
@@ -169,13 +192,13 @@ class Files:
     # Making
 
     @contextlib.asynccontextmanager
-    async def staged(self) -> AsyncIterator[Staged]:
-        """A new file to be written; without ``keep`` nothing is left of it. Raises StorageFull for what the disk does
-        not take."""
+    async def staged(self, place: Path | None = None) -> AsyncIterator[Staged]:
+        """A new file to be written, in ``place`` or where files arrive; without ``keep`` nothing is left of it. Raises
+        StorageFull for what the disk does not take."""
         if self._num_arriving >= MAX_ARRIVING:
             raise errors.ServiceUnavailable("Too many files are being uploaded. Please try again.", retry_after_s=1.0)
         self._num_arriving += 1
-        path = self._staging / new_id("arriving")
+        path = (place or self._staging) / new_id("arriving")
         try:
             with path.open("xb") as writing:
                 yield Staged(path, writing)
@@ -190,17 +213,20 @@ class Files:
                 path.unlink(missing_ok=True)
 
     @contextlib.asynccontextmanager
-    async def quota(self, tenant_id: str) -> AsyncIterator[Callable[[int], None]]:
-        """``check(num_bytes)`` says that an upload has come so far. It raises FileTooLarge and QuotaExceeded."""
+    async def quota(
+        self, tenant_id: str, what: Literal["file", "part"] = "file"
+    ) -> AsyncIterator[Callable[[int], None]]:
+        """``check(num_bytes)`` says that an upload has come so far. It raises BodyTooLarge and QuotaExceeded."""
         used, come = await self.num_bytes_of(tenant_id), 0
-        most, most_of_one = self.config.max_tenant_bytes, self.config.max_file_bytes
+        most = self.config.max_tenant_bytes
+        most_of_one = self.config.max_file_bytes if what == "file" else MAX_PART_BYTES
 
         def check(num_bytes: int) -> None:
             nonlocal come
             self._arriving[tenant_id] = self._arriving.get(tenant_id, 0) + num_bytes - come
             come = num_bytes
             if num_bytes > most_of_one:
-                raise errors.BodyTooLarge(f"The file is too large: this server takes at most {most_of_one} bytes")
+                raise errors.BodyTooLarge(f"The {what} is too large: this server takes at most {most_of_one} bytes")
             if used + self._arriving[tenant_id] > most:
                 raise errors.QuotaExceeded(
                     f"The files of this project may have {most} bytes together, and with this one they would have "
@@ -217,28 +243,36 @@ class Files:
                 self._arriving.pop(tenant_id, None)
 
     async def num_bytes_of(self, tenant_id: str) -> int:
-        """Of all the tenant's files."""
-        columns = store.files.c
-        query = sa.select(sa.func.coalesce(sa.func.sum(columns.num_bytes), 0)).where(
-            columns.tenant_id == tenant_id, self._is_there()
+        """Of all the tenant's files, and of the parts of those that are still coming."""
+        whole, parts, uploads = store.files.c, store.upload_parts.c, store.uploads.c
+        is_coming = sa.and_(uploads.id == parts.upload_id, uploads.tenant_id == tenant_id)
+        queries = (
+            sa.select(sa.func.sum(whole.num_bytes)).where(whole.tenant_id == tenant_id, self._is_there()),
+            sa.select(sa.func.sum(parts.num_bytes)).where(is_coming, uploads.expires_at > int(self.wall())),
         )
         async with reading(self._rooms) as connection:
-            return int((await connection.execute(query)).scalar_one())
+            return sum([int((await connection.execute(query)).scalar_one() or 0) for query in queries])
 
     async def keep(
         self, staged: Staged, tenant_id: str, filename: str, purpose: str, expires_s: int | None = None
     ) -> File:
         """From now on it is a file of the tenant's."""
         file = self.row_of(staged, await staged.finish(), tenant_id, filename, purpose, expires_s)
-        await self.place(staged, file)
+        async with self.placing(staged, self.path(file.id)) as connection:
+            await self.note(connection, file)
+        return file
+
+    @contextlib.asynccontextmanager
+    async def placing(self, staged: Staged, target: Path) -> AsyncIterator[AsyncConnection]:
+        """The transaction that says whose it is. It lies there when that is done, and nowhere when that fails."""
+        await asyncio.to_thread(_move, staged.path, target)
         try:
             async with changing(self._rooms) as connection:
-                await self.note(connection, file)
+                yield connection
         except BaseException:
             with contextlib.suppress(OSError):
-                self.path(file.id).unlink(missing_ok=True)
+                os.unlink(target)
             raise
-        return file
 
     def row_of(
         self, staged: Staged, sha256: str, tenant_id: str, filename: str, purpose: str, expires_s: int | None
@@ -261,16 +295,8 @@ class Files:
     @contextlib.asynccontextmanager
     async def watched(self) -> AsyncIterator[None]:
         """While this lasts, files go when their time is over."""
-        async with alongside(self._sweep_forever()):
+        async with alongside(sweeping(self.sweep, self._clock)):
             yield
-
-    async def _sweep_forever(self) -> None:
-        while True:
-            try:
-                await self.sweep()
-            except (SQLAlchemyError, OSError, errors.GatewayError) as error:
-                log.warning("files: cannot be swept now: %s", error)
-            await self._clock.sleep(SWEEP_S)
 
     async def sweep(self) -> None:
         """Deletes what has expired, and what was left behind by uploads that never ended and by gateways that were
@@ -326,34 +352,14 @@ class Files:
         return None if row is None else File(*row)
 
 
-_TO_WRITE = sa.update(store.files).where(sa.false()).values(filename=store.files.c.filename)
-"""Changes nothing, and waits for its turn to."""
-
-
-@contextlib.asynccontextmanager
-async def reading(rooms: Store) -> AsyncIterator[AsyncConnection]:
-    """Raises StoreUnavailable."""
-    try:
-        async with rooms.engine.connect() as connection:
-            yield connection
-    except (SQLAlchemyError, OSError) as error:
-        raise _unavailable(error, is_change=False) from error
-
-
-@contextlib.asynccontextmanager
-async def changing(rooms: Store) -> AsyncIterator[AsyncConnection]:
-    """A transaction. Raises StoreUnavailable."""
-    try:
-        async with rooms.engine.begin() as connection:
-            if rooms.database is not None:  # SQLite refuses to write where others have written since it has read
-                await connection.execute(_TO_WRITE)
-            yield connection
-    except (SQLAlchemyError, OSError) as error:
-        raise _unavailable(error, is_change=True) from error
-
-
-def _unavailable(error: SQLAlchemyError | OSError, is_change: bool) -> Exception:
-    return errors.StoreUnavailable(is_change=is_change) if is_away(error) else error
+async def sweeping(sweep: Callable[[], Coroutine[Any, Any, None]], clock: Clock) -> None:
+    """Again and again, whether or not it fails."""
+    while True:
+        try:
+            await sweep()
+        except (SQLAlchemyError, OSError, errors.GatewayError) as error:
+            log.warning("files: cannot be swept now: %s", error)
+        await clock.sleep(SWEEP_S)
 
 
 def _move(source: Path, target: Path) -> None:

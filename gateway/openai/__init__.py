@@ -25,6 +25,7 @@ from gateway.openai.chunks import DONE, KEEP_ALIVE, ChatChunks, Chunks, Completi
 from gateway.openai.decoding import converted, decoded
 from gateway.openai.failures import ErrorBody, ErrorDetail, Malformed
 from gateway.openai.files import (
+    MAX_PARTS,
     ExpiresAfter,
     FileBody,
     FileDeleted,
@@ -33,6 +34,12 @@ from gateway.openai.files import (
     FileQuery,
     FileTerms,
     FileUpload,
+    UploadBody,
+    UploadCompletion,
+    UploadPartBody,
+    UploadPartForm,
+    UploadRequest,
+    UploadStatus,
 )
 from gateway.openai.grammars import AskedGrammar, asked_grammar
 from gateway.openai.messages import FunctionCall, Message, TextPart, ToolCall
@@ -91,6 +98,7 @@ from gateway.openai.vectors import (
 __all__ = [
     "DONE",
     "KEEP_ALIVE",
+    "MAX_PARTS",
     "NO_PARAMETERS",
     "AnswerMessage",
     "AskedGrammar",
@@ -164,6 +172,12 @@ __all__ = [
     "ToolCall",
     "Tooling",
     "TopLogprob",
+    "UploadBody",
+    "UploadCompletion",
+    "UploadPartBody",
+    "UploadPartForm",
+    "UploadRequest",
+    "UploadStatus",
     "UsageBody",
     "asked_grammar",
     "check_chat",

@@ -12,6 +12,8 @@ Storable = r"^[^\x00]*$"
 Purpose = Literal["assistants", "batch", "fine-tune", "vision", "user_data", "evals"]
 """What a client may upload a file for; of those we act on ``batch`` alone, the others are kept."""
 
+UploadStatus = Literal["pending", "completed", "cancelled", "expired"]
+
 
 class FileExtras(msgspec.Struct, frozen=True, kw_only=True):
     """What OpenAI's files have not."""
@@ -80,3 +82,50 @@ class FileUpload(FileTerms, frozen=True, kw_only=True):
     ``expires_after[seconds]``."""
 
     file: bytes
+
+
+class UploadRequest(FileTerms, frozen=True, kw_only=True):
+    """A file that is to come in parts."""
+
+    bytes: Annotated[int, Meta(ge=0, le=2**63 - 1)]
+    filename: Annotated[str, Meta(min_length=1, max_length=255, pattern=Storable)]
+    mime_type: Annotated[str, Meta(min_length=1, max_length=255)]
+    """What a file is served as does not depend on it."""
+
+
+class UploadPartForm(msgspec.Struct, frozen=True, kw_only=True):
+    """The one field that brings a part."""
+
+    data: bytes
+
+
+class UploadPartBody(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    object: str = "upload.part"
+    created_at: int
+    upload_id: str
+
+
+MAX_PARTS = 10_000
+"""Of one upload."""
+
+
+class UploadCompletion(msgspec.Struct, frozen=True, kw_only=True):
+    """That all parts are there. ``md5``: of the whole file, in hexadecimal digits."""
+
+    part_ids: Annotated[list[str], Meta(max_length=MAX_PARTS)]
+    md5: Annotated[str, Meta(pattern=r"^[0-9a-fA-F]{32}$")] | None = None
+
+
+class UploadBody(msgspec.Struct, frozen=True, kw_only=True):
+    """An upload; times in Unix seconds."""
+
+    id: str
+    object: str = "upload"
+    bytes: int
+    created_at: int
+    expires_at: int
+    filename: str
+    purpose: str
+    status: UploadStatus
+    file: FileBody | None = None

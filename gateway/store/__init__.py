@@ -21,7 +21,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
 import migrations
-from gateway.store.bulk import batches, files
+from gateway.store.bulk import batches, files, upload_parts, uploads
 from gateway.store.chats import chat_labels, chats
 from gateway.store.conversations import conversation_items, conversations
 from gateway.store.responses import response_events, responses
@@ -96,6 +96,8 @@ __all__ = [
     "sink_skips",
     "sink_states",
     "tenants",
+    "upload_parts",
+    "uploads",
     "upstreams",
     "url_of",
     "usage",

@@ -1,5 +1,5 @@
-"""Tables of files and of batches, as the migrations leave them. Times are Unix seconds; the ids are in the order of
-making. What a file says lies in the directory of the files, under its id."""
+"""Tables of files, of uploads and of batches, as the migrations leave them. Times are Unix seconds; the ids are in the
+order of making. What a file, or a part of one, says lies in the directory of the files, under its id."""
 
 from __future__ import annotations
 
@@ -20,6 +20,29 @@ files = sa.Table(
     sa.Column("expires_at", sa.BigInteger, index=True),
 )
 """A row without its file is one that was being deleted; a file without its row was never finished."""
+uploads = sa.Table(
+    "uploads",
+    metadata,
+    sa.Column("id", sa.Text, primary_key=True),
+    sa.Column("tenant_id", sa.Text, sa.ForeignKey("tenants.id"), nullable=False, index=True),
+    sa.Column("filename", sa.Text, nullable=False),
+    sa.Column("purpose", sa.Text, nullable=False),
+    sa.Column("num_bytes", sa.BigInteger, nullable=False),
+    sa.Column("file_expires_s", sa.BigInteger),
+    sa.Column("status", sa.Text, nullable=False),
+    sa.Column("created_at", sa.BigInteger, nullable=False),
+    sa.Column("expires_at", sa.BigInteger, nullable=False, index=True),
+)
+"""``num_bytes`` and ``file_expires_s``: of the file that it is to be."""
+upload_parts = sa.Table(
+    "upload_parts",
+    metadata,
+    sa.Column("id", sa.Text, primary_key=True),
+    sa.Column("upload_id", sa.Text, sa.ForeignKey("uploads.id"), nullable=False, index=True),
+    sa.Column("num_bytes", sa.BigInteger, nullable=False),
+    sa.Column("created_at", sa.BigInteger, nullable=False),
+)
+"""Of uploads that are pending alone."""
 batches = sa.Table(
     "batches",
     metadata,

@@ -20,6 +20,8 @@ def test_the_official_client(clients, run):
         assert (found["called"], found["pieces"]) == (["Weather"] * 2, True)
         assert found["asynchronous"] == found["kept"] == SAYS
         assert found["models"] == ["demo"]
+        assert found["in parts"] == ["completed", "validating"]
+        assert (found["uploaded"], found["given up"]) == ("defabc", "cancelled")
         assert found["refused"] == ["AuthenticationError", "NotFoundError", "BadRequestError", "NotFoundError"]
     else:
         assert found["refused"] == ["NotFoundError"]

@@ -26,6 +26,7 @@ from tests.gateway.bad_bodies import (
     rerank,
     responses,
     tokens,
+    uploads,
 )
 from tests.gateway.bad_bodies.broken import broken
 from tests.gateway.bad_bodies.cases import Case, nested_text
@@ -52,6 +53,7 @@ FAMILIES: dict[str, Sequence[Case]] = {
     "rerank and score": rerank.CASES,
     "responses": [*responses.CASES, *conversations.CASES],
     "tokens": tokens.CASES,
+    "uploads": uploads.CASES,
 }
 FEWEST = 200
 Shape = Callable[[int, Any, str | None], bool]
@@ -154,6 +156,7 @@ async def test_what_is_stored_is_refused_by_either_store(open_front: OpenFront, 
     async with open_front(store=store_settings) as front:
         await each_refused(front, [*batches.CASES, *broken(batches.GOOD)], batches.PATH, as_openai)
         await each_refused(front, files.CASES, files.PATH, as_openai)
+        await each_refused(front, [*uploads.CASES, *broken(uploads.GOOD)], uploads.PATH, as_openai)
         await each_refused(front, responses.CASES, responses.PATH, as_openai)
         assert front.peer.is_quiet()
 

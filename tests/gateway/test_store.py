@@ -61,6 +61,8 @@ async def test_the_migrated_schema_is_the_one_that_the_code_knows(new_store):
             "conversations": set(),
             "conversation_items": set(),
             "files": set(),
+            "uploads": set(),
+            "upload_parts": set(),
             "batches": set(),
             "responses": set(),
             "response_events": set(),

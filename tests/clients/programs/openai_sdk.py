@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 
 import openai
@@ -31,6 +32,20 @@ def sync() -> dict[str, object]:
         "vector": len(vector),
         "models": [model.id for model in client.models.list()],
     }
+
+
+def in_parts() -> list[str]:
+    """A file, as its own loop sends it, and a batch of it."""
+    client = openai.OpenAI(max_retries=0)
+    asked = {"model": "demo", "prompt": "Once upon a time", "max_tokens": 5}
+    line = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": asked}
+    data = json.dumps(line).encode()
+    upload = client.uploads.upload_file_chunked(
+        **{"file": data, "filename": "a.jsonl", "bytes": len(data), "part_size": 50},
+        **{"mime_type": "application/jsonl", "purpose": "batch", "md5": hashlib.md5(data).hexdigest()},
+    )
+    batch = client.batches.create(input_file_id=upload.file.id, endpoint="/v1/completions", completion_window="24h")
+    return [upload.status, batch.status]
 
 
 class Weather(BaseModel):
@@ -64,12 +79,22 @@ def helped() -> dict[str, object]:
     }
 
 
-async def asynchronous() -> str:
+async def asynchronous() -> dict[str, object]:
     async with openai.AsyncOpenAI(max_retries=0) as client:
+        about = {"filename": "a", "mime_type": "text/plain", "purpose": "user_data"}
+        upload = await client.uploads.create(bytes=6, **about)
+        pieces = (client.uploads.parts.create(upload.id, data=piece) for piece in (b"abc", b"def"))
+        first, second = await asyncio.gather(*pieces)
+        done = await client.uploads.complete(upload.id, part_ids=[second.id, first.id])
+        given_up = await client.uploads.cancel((await client.uploads.create(bytes=6, **about)).id)
         stream = await client.responses.create(
             model="demo", input="What is the capital of France?", temperature=0, stream=True
         )
-        return "".join([event.delta async for event in stream if event.type == "response.output_text.delta"])
+        return {
+            "asynchronous": "".join([each.delta async for each in stream if each.type == "response.output_text.delta"]),
+            "uploaded": (await client.files.content(done.file.id)).text,
+            "given up": given_up.status,
+        }
 
 
 def refused() -> list[str]:
@@ -88,4 +113,4 @@ def refused() -> list[str]:
     return found
 
 
-print(json.dumps({**sync(), **helped(), "asynchronous": asyncio.run(asynchronous()), "refused": refused()}))
+print(json.dumps({**sync(), "in parts": in_parts(), **helped(), **asyncio.run(asynchronous()), "refused": refused()}))
