@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from gateway import errors, head
+from gateway import head
 from gateway.api import items
-from gateway.api.request import may_store, parsed, query_of, taken_body_of
+from gateway.api.request import parsed, query_of, taken_body_of
 from gateway.auth import Caller
 from gateway.conversations.shapes import Addition, Change, Creation, DeletedConversation, Including, PageQuery
 from gateway.conversations.shelf import Kept, missing
@@ -32,7 +32,7 @@ _addition = msgspec.json.Decoder(Addition)
 
 async def create(request: web.Request) -> web.StreamResponse:
     gw, caller = _asked(request)
-    check_kept(gw, caller)
+    items.check_kept(gw, caller)
     body = await taken_body_of(gw, request)
     asked = await parsed(partial(decoded, _creation), body)
 
@@ -67,7 +67,7 @@ async def delete(request: web.Request) -> web.StreamResponse:
 async def add(request: web.Request) -> web.StreamResponse:
     query_of(request, Including)
     gw, caller, kept = await _found(request)
-    check_kept(gw, caller)
+    items.check_kept(gw, caller)
     body = await taken_body_of(gw, request)
     asked = await parsed(partial(decoded, _addition), body)
 
@@ -107,12 +107,6 @@ def routes() -> list[web.RouteDef]:
         web.get(ITEM, item),
         web.delete(ITEM, remove),
     ]
-
-
-def check_kept(gw: Gateway, caller: Caller) -> None:
-    """Raises InvalidRequest where nothing may be added to a conversation."""
-    if not may_store(gw, caller):
-        raise errors.InvalidRequest("Nothing is stored for this project, so there are no conversations")
 
 
 async def _new(gw: Gateway, caller: Caller, request: web.Request, said: list[dict[str, Any]]) -> list[AnyItem]:

@@ -6,9 +6,11 @@ from __future__ import annotations
 from typing import Any
 
 from gateway import openai
+from gateway.api.request import may_store
 from gateway.auth import Caller
+from gateway.errors import InvalidRequest
 from gateway.house import Gateway
-from gateway.responses.items import AnyItem, ItemReference, parse, response_of
+from gateway.responses.items import MAX_ITEMS, AnyItem, ItemReference, parse, response_of
 from gateway.responses.requests import Asked
 from gateway.responses.shelf import Kept
 
@@ -25,8 +27,15 @@ async def given(gw: Gateway, caller: Caller, said: str | list[dict[str, Any]], p
     return items
 
 
-async def before(gw: Gateway, caller: Caller, call: Asked) -> list[AnyItem]:
-    """Those that it goes on from. Raises Malformed for what is not there."""
+async def before(gw: Gateway, caller: Caller, call: Asked, num_more: int = 0) -> list[AnyItem]:
+    """Those that it goes on from. ``num_more`` are to be added to its conversation. Raises Malformed for what is not
+    there, or has no room for them, and NotFound."""
+    if call.conversation_id is not None:
+        found = await gw.conversations.find(caller.tenant_id, call.conversation_id, "conversation")
+        items = await gw.conversations.items(found)
+        if len(items) + num_more > MAX_ITEMS:
+            raise openai.Malformed(f"A conversation may have {MAX_ITEMS} items at most.", "conversation")
+        return items
     if call.previous_response_id is None:
         return []
     chain = await gw.responses.shelf.chain(caller.tenant_id, call.previous_response_id)
@@ -39,7 +48,19 @@ async def before(gw: Gateway, caller: Caller, call: Asked) -> list[AnyItem]:
         )
     if chain[-1].is_open:
         raise openai.Malformed(f"Previous response with id '{chain[-1].id}' has not ended yet.", "previous_response_id")
-    return [item for kept in chain for item in (*kept.items(), *kept.response().output)]
+    said = [kept.response() for kept in chain]
+    if (conversation := said[0].conversation) is not None:
+        raise openai.Malformed(
+            f"Response '{said[0].id}' was written in conversation '{conversation.id}': go on from that one instead.",
+            "previous_response_id",
+        )
+    return [item for kept, body in zip(chain, said, strict=True) for item in (*kept.items(), *body.output)]
+
+
+def check_kept(gw: Gateway, caller: Caller) -> None:
+    """Raises InvalidRequest where nothing may be added to a conversation."""
+    if not may_store(gw, caller):
+        raise InvalidRequest("Nothing is stored for this project, so there are no conversations")
 
 
 async def _referred(

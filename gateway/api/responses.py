@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import logging
+import contextlib
 import time
-from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import msgspec
 from aiohttp import web
 
-from gateway import errors, head, openai
+from gateway import errors, head
 from gateway.api import items
 from gateway.api.answer import give
-from gateway.api.chat import prepared, prompt_of
+from gateway.api.chat import prompt_of
 from gateway.api.request import may_store, parsed, taken_body_of
 from gateway.api.traced import behind
+from gateway.api.turn import Question, Turn
 from gateway.auth import Caller
 from gateway.head import HEAD
 from gateway.house import Gateway
@@ -23,20 +24,15 @@ from gateway.reply.events import OUTLET, EventStream
 from gateway.reply.storing import Storing
 from gateway.responses import requests
 from gateway.responses.answer import ResponseAnswer
-from gateway.responses.conversation import Message, messages_of, turns, without_oldest
+from gateway.responses.conversation import messages_of
 from gateway.responses.events import Events
-from gateway.responses.items import AnyItem, named
+from gateway.responses.items import named, unnamed
 from gateway.responses.outlets import Log
 from gateway.responses.reading import relay
 from gateway.responses.requests import ResponseRequest
 from gateway.responses.running import Running
 from gateway.responses.shapes import InputTokens, begun
-from gateway.responses.shelf import Kept
-from gateway.shelving import ShelfAway
-from gateway.telemetry import about
 from policies.priority import Order
-
-log = logging.getLogger(__name__)
 
 SCOPE = "responses"
 
@@ -73,114 +69,62 @@ async def _answered(gw: Gateway, request: web.Request, caller: Caller, call: Res
             "Nothing is stored for this project, so there is no 'background'", param="background"
         )
     response_id = request[HEAD].request_id.replace("req_", "resp_", 1)
-    given = named(await items.given(gw, caller, call.input or []), response_id)
-    before = await items.before(gw, caller, call)
-    messages = messages_of(call.instructions, before + given)
-    chat = requests.chat_of(call, messages)
-    events = Events(begun(call, response_id, int(time.time()), stores), len(given), call.obfuscates)
-    if call.background:
-        return await _in_background(gw, request, caller, call, chat, messages, events, given)
+    async with contextlib.AsyncExitStack() as stack:
+        if call.conversation_id is not None:
+            items.check_kept(gw, caller)
+            held = gw.conversations.held(caller.tenant_id, call.conversation_id, response_id)
+            await stack.enter_async_context(held)
+        given = await items.given(gw, caller, call.input or [])
+        given = named(given if call.conversation_id is None else unnamed(given), response_id)
+        before = await items.before(gw, caller, call, len(given))
+        messages = messages_of(call.instructions, before + given)
+        asked = Question(gw, request, caller, call, requests.chat_of(call, messages), messages)
+        body = begun(call, response_id, int(time.time()), stores)
+        turn = Turn(asked, given, Events(body, len(given), call.obfuscates))
+        return await (_in_background(turn, stack) if call.background else _at_once(turn))
 
-    async def store(last: bytes) -> bytes:
-        """An answer that cannot be stored is given all the same, as it is paid for; and says so."""
-        try:
-            await gw.responses.shelf.put(Kept.of(caller.tenant_id, events.body, given))
-        except ShelfAway:
-            noted = request[HEAD]
-            log.warning("response %s is not stored", response_id, extra=about(noted.request_id, noted.trace_id))
-            return events.unstored(last)
-        return last
 
-    if stores and call.stream:
+async def _at_once(turn: Turn) -> web.StreamResponse:
+    asked, events = turn.asked, turn.events
+    gw, request = asked.gw, asked.request
+    keeps = events.body.store or events.body.conversation is not None
+    if keeps and asked.call.stream:
         outlet = request.get(OUTLET) or EventStream(request, gw.settings.server, gw.clock)
-        request[OUTLET] = Storing(outlet, store, store)
-    answer, order = await _prepared(gw, request, caller, call, chat, messages, events)
-    response = await give(gw, request, caller, answer, order)
-    if stores and not call.stream:
-        await store(b"")
-        if not events.body.store:
+        request[OUTLET] = Storing(outlet, turn.end, turn.end)
+    answer, order = await asked.prepared(partial(ResponseAnswer, events))
+    response = await give(gw, request, asked.caller, answer, order)
+    if keeps and not asked.call.stream:
+        said = events.body
+        await turn.end(b"")
+        if events.body is not said:
             return head.Whole(msgspec.json.encode(events.body))
     return response
 
 
-async def _in_background(
-    gw: Gateway,
-    request: web.Request,
-    caller: Caller,
-    call: ResponseRequest,
-    chat: openai.ChatRequest,
-    messages: list[Message],
-    events: Events,
-    given: list[AnyItem],
-) -> web.StreamResponse:
-    """Answers at once; what can be refused is refused before."""
-    background, streams = gw.responses.background, bool(call.stream)
-    chat = msgspec.structs.replace(chat, stream=True)
+async def _in_background(turn: Turn, stack: contextlib.AsyncExitStack) -> web.StreamResponse:
+    """Answers at once; what can be refused is refused before. ``stack``: what the response needs until it has ended."""
+    asked, events = turn.asked, turn.events
+    gw, request, caller = asked.gw, asked.request, asked.caller
+    asked = replace(asked, chat=msgspec.structs.replace(asked.chat, stream=True))
     ready: tuple[ResponseAnswer, Order] | None = None
 
-    async def work(log: Log) -> web.StreamResponse:
-        with behind(gw, request):
-            answer, order = ready or await _prepared(gw, request, caller, call, chat, messages, events)
-            request[OUTLET] = log
-            return await give(gw, request, caller, answer, order)
+    async def work(needed: contextlib.AsyncExitStack, log: Log) -> web.StreamResponse:
+        async with needed:
+            with behind(gw, request):
+                answer, order = ready or await asked.prepared(partial(ResponseAnswer, events))
+                request[OUTLET] = Storing(log, turn.end, turn.end)
+                return await give(gw, request, caller, answer, order)
 
-    with background.room(caller.tenant_id):
-        if gw.upstreams.of(chat.model) is not None or gw.dispatch.ready(chat.model) is not None:
-            ready = await _prepared(gw, request, caller, call, chat, messages, events)
+    with gw.responses.background.room(caller.tenant_id):
+        model = asked.chat.model
+        if gw.upstreams.of(model) is not None or gw.dispatch.ready(model) is not None:
+            ready = await asked.prepared(partial(ResponseAnswer, events))
         outlet = request.get(OUTLET) or EventStream(request, gw.settings.server, gw.clock)
         running = Running(caller.tenant_id, events, request[HEAD])
         running.log.add(events.queued())
-        queued = events.body
-        await gw.responses.shelf.put(Kept.of(caller.tenant_id, queued, given))
-        background.start(running, work)
-    if not streams:
-        return head.Whole(msgspec.json.encode(queued))
-    return await relay(outlet, gw, Kept.of(caller.tenant_id, queued, given), running, 0)
-
-
-async def _prepared(
-    gw: Gateway,
-    request: web.Request,
-    caller: Caller,
-    call: ResponseRequest,
-    chat: openai.ChatRequest,
-    messages: list[Message],
-    events: Events,
-) -> tuple[ResponseAnswer, Order]:
-    """As for a chat. With ``truncation`` the fewest of the oldest turns are left out with which it fits."""
-    shaped: Callable[..., ResponseAnswer] = partial(ResponseAnswer, events)
-
-    async def without(num_turns: int) -> tuple[ResponseAnswer, Order]:
-        asked = chat if not num_turns else _shortened(call, chat, messages, num_turns)
-        try:
-            return await prepared(gw, request, caller, asked, shaped)
-        except openai.Malformed as error:
-            raise requests.said_of_a_chat(error) from None
-        except errors.GatewayError as error:
-            if error.param == "messages":
-                error.param = "input"
-            raise
-
-    try:
-        return await without(0)
-    except errors.ContextLengthExceeded:
-        least, most = 1, len(turns(messages)) - 1
-        if call.truncation != "auto" or most < least:
-            raise
-    found = await without(most)
-    while least < most:
-        middle = (least + most) // 2
-        try:
-            found = await without(middle)
-        except errors.ContextLengthExceeded:
-            least = middle + 1
-        else:
-            most = middle
-    return found
-
-
-def _shortened(
-    call: ResponseRequest, chat: openai.ChatRequest, messages: list[Message], num_turns: int
-) -> openai.ChatRequest:
-    shorter = requests.chat_of(call, without_oldest(messages, num_turns))
-    return msgspec.structs.replace(shorter, stream=chat.stream)
+        queued = turn.kept()
+        await gw.responses.shelf.put(queued)
+        gw.responses.background.start(running, partial(work, stack.pop_all()))
+    if not asked.call.stream:
+        return head.Whole(queued.body)
+    return await relay(outlet, gw, queued, running, 0)

@@ -77,15 +77,15 @@ class Conversations(Shelving):
         return kept
 
     @in_time
-    async def find(self, tenant_id: str, conversation_id: str) -> Kept:
-        """Raises NotFound; another tenant's is not there."""
+    async def find(self, tenant_id: str, conversation_id: str, param: str | None = None) -> Kept:
+        """``param``: what names it. Raises NotFound; another tenant's is not there."""
         if _ID.fullmatch(conversation_id) is None:  # and nothing for a database
-            raise missing(conversation_id)
+            raise missing(conversation_id, param)
         query = sa.select(*[rows.c[name] for name in Kept.__struct_fields__])
         async with self._engine.connect() as connection:
             found = (await connection.execute(query.where(*self._is(tenant_id, conversation_id)))).first()
         if found is None:
-            raise missing(conversation_id)
+            raise missing(conversation_id, param)
         return Kept(*found)
 
     @in_time
@@ -177,7 +177,7 @@ class Conversations(Shelving):
     @contextlib.asynccontextmanager
     async def held(self, tenant_id: str, conversation_id: str, response_id: str) -> AsyncIterator[None]:
         """For a response that goes on from it. Raises NotFound, and ConversationLocked where another one does."""
-        kept = await self.find(tenant_id, conversation_id)
+        kept = await self.find(tenant_id, conversation_id, "conversation")
         await self._hold(kept, response_id)
         try:
             yield
@@ -223,8 +223,9 @@ class Conversations(Shelving):
         return rows.c.id == conversation_id, rows.c.tenant_id == tenant_id, is_there
 
 
-def missing(conversation_id: str) -> NotFound:
-    return NotFound(f"Conversation with id '{conversation_id[:80]}' not found.", code="conversation_not_found")
+def missing(conversation_id: str, param: str | None = None) -> NotFound:
+    said = f"Conversation with id '{conversation_id[:80]}' not found."
+    return NotFound(said, param=param, code="conversation_not_found")
 
 
 def _missing_item(item_id: str) -> NotFound:

@@ -93,9 +93,9 @@ class Events:
         self._end("failed", error=ResponseError.of(failure))
         return self._taken()
 
-    def unstored(self, last: bytes) -> bytes:
-        """The last events, when it could not be stored as it had said until then; empty where there are none."""
-        self.body = replace(self.body, store=False)
+    def amended(self, last: bytes, **fields: Any) -> bytes:
+        """The last events, when it could not be kept as it had said until then; empty where there are none."""
+        self.body = replace(self.body, **fields)
         if not last:
             return last
         self._number -= 1

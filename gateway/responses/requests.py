@@ -30,7 +30,7 @@ Include = Literal[
 """All but the last are of things that no answer has here, and change nothing."""
 LOGPROBS: Include = "message.output_text.logprobs"
 MAX_NESTING = 200
-ResponseId = Annotated[str, Meta(min_length=1, max_length=64)]
+Id = Annotated[str, Meta(min_length=1, max_length=64)]
 
 
 class Reasoning(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,6 +87,12 @@ class CustomTool(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", ta
     format: AnyText | InGrammar = AnyText()
 
 
+class ConversationRef(msgspec.Struct, frozen=True):
+    """A conversation."""
+
+    id: Id
+
+
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
     """What a request says of the prompt; all that a count of its tokens needs."""
 
@@ -94,8 +100,9 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     """Text of the user, or items: messages, function calls and their outputs, reasoning, references to items."""
     instructions: str | None = None
     """First of all, and of this response alone: the next one says its own."""
-    previous_response_id: ResponseId | None = None
-    conversation: Any = None
+    previous_response_id: Id | None = None
+    conversation: Id | ConversationRef | None = None
+    """Its items come before the input; a response's are added to it."""
     text: TextConfig | None = None
     tools: Annotated[list[dict[str, Any]], Meta(max_length=1024)] | None = None
     tool_choice: str | dict[str, Any] | None = None
@@ -105,6 +112,10 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     """auto: the oldest turns are left out of a prompt that is too long."""
     chat_template_kwargs: dict[str, Any] | None = None
     """For the template's own switches, as in a chat."""
+
+    @property
+    def conversation_id(self) -> str | None:
+        return self.conversation.id if isinstance(self.conversation, ConversationRef) else self.conversation
 
 
 class CountRequest(Asked, frozen=True, kw_only=True):
@@ -331,9 +342,13 @@ def _format(form: TextFormat) -> dict[str, Any] | None:
 
 
 def _checked(call: A) -> A:
-    if call.conversation is not None:
-        _refuse("conversation", "'previous_response_id' goes on from a response")
-    if call.input is None and call.previous_response_id is None:
+    if call.conversation is not None and call.previous_response_id is not None:
+        raise Malformed(
+            "'conversation' and 'previous_response_id' cannot both be gone on from",
+            "previous_response_id",
+            "mutually_exclusive_parameters",
+        )
+    if call.input is None and call.previous_response_id is None and call.conversation is None:
         raise Malformed("Missing required parameter: 'input'.", "input", "missing_required_parameter")
     form = None if call.text is None else call.text.format
     if form is not None and form.type == "json_schema":
@@ -364,6 +379,5 @@ def _check_nesting(schema: Any, path: str) -> None:
     raise Malformed(f"Invalid '{path}': it is nested too deeply", path)
 
 
-def _refuse(param: str, instead: str = "") -> None:
-    but = f"; {instead}" if instead else ""
-    raise Malformed(f"'{param}' is not supported by this server{but}", param, "unsupported_parameter")
+def _refuse(param: str) -> None:
+    raise Malformed(f"'{param}' is not supported by this server", param, "unsupported_parameter")

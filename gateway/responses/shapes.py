@@ -10,6 +10,7 @@ from msgspec import UNSET, Meta, UnsetType
 from gateway import errors, openai
 from gateway.responses.items import AnyItem
 from gateway.responses.requests import (
+    ConversationRef,
     CustomTool,
     FunctionTool,
     Reasoning,
@@ -92,6 +93,8 @@ class ResponseBody(msgspec.Struct, frozen=True, kw_only=True):
     status: Status
     background: bool
     completed_at: int | None = None
+    conversation: ConversationRef | None = None
+    """The one that its items are added to."""
     error: ResponseError | None = None
     incomplete_details: IncompleteDetails | None = None
     instructions: str | None
@@ -161,6 +164,7 @@ def begun(call: ResponseRequest, response_id: str, created_at: int, stores: bool
     reasoning, text = call.reasoning or Reasoning(), call.text or TextConfig()
     return ResponseBody(
         id=response_id,
+        conversation=None if call.conversation_id is None else ConversationRef(call.conversation_id),
         created_at=created_at,
         status="queued" if call.background else "in_progress",
         background=bool(call.background),

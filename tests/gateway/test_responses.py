@@ -330,7 +330,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"model": None}, "model"),
     ({"previous_response_id": "resp_nobody"}, "previous_response_id"),
     ({"previous_response_id": 7}, "previous_response_id"),
-    ({"conversation": "conv_1"}, "conversation"),
+    ({"conversation": 7}, "conversation"),
     ({"prompt": {"id": "pmpt_1"}}, "prompt"),
     ({"temperature": 3}, "temperature"),
     ({"top_logprobs": 21}, "top_logprobs"),

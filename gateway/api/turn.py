@@ -1,0 +1,120 @@
+"""One turn of a conversation in items: what is asked of a model, and what is kept of it afterwards."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+import msgspec
+from aiohttp import web
+
+from gateway import errors, openai, reply
+from gateway.api.chat import prepared
+from gateway.auth import Caller
+from gateway.head import HEAD
+from gateway.house import Gateway
+from gateway.responses import requests
+from gateway.responses.conversation import Message, turns, without_oldest
+from gateway.responses.events import Events
+from gateway.responses.items import AnyItem
+from gateway.responses.requests import ResponseRequest
+from gateway.responses.shelf import Kept
+from gateway.shelving import ShelfAway
+from gateway.telemetry import about
+from policies.priority import Order
+
+log = logging.getLogger(__name__)
+
+A = TypeVar("A", bound=reply.Answer)
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What is asked."""
+
+    gw: Gateway
+    request: web.Request
+    caller: Caller
+    call: ResponseRequest
+    chat: openai.ChatRequest
+    messages: list[Message]
+
+    async def prepared(self, shaped: Callable[..., A]) -> tuple[A, Order]:
+        """As for a chat. With ``truncation`` the fewest of the oldest turns are left out with which it fits."""
+        try:
+            return await self._without(0, shaped)
+        except errors.ContextLengthExceeded:
+            least, most = 1, len(turns(self.messages)) - 1
+            if self.call.truncation != "auto" or most < least:
+                raise
+        found = await self._without(most, shaped)
+        while least < most:
+            middle = (least + most) // 2
+            try:
+                found = await self._without(middle, shaped)
+            except errors.ContextLengthExceeded:
+                least = middle + 1
+            else:
+                most = middle
+        return found
+
+    async def _without(self, num_turns: int, shaped: Callable[..., A]) -> tuple[A, Order]:
+        chat = self.chat
+        if num_turns:
+            shorter = requests.chat_of(self.call, without_oldest(self.messages, num_turns))
+            chat = msgspec.structs.replace(shorter, stream=chat.stream)
+        try:
+            return await prepared(self.gw, self.request, self.caller, chat, shaped)
+        except openai.Malformed as error:
+            raise requests.said_of_a_chat(error) from None
+        except errors.GatewayError as error:
+            if error.param == "messages":
+                error.param = "input"
+            raise
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A response: what is asked, in which items, and what comes of it."""
+
+    asked: Question
+    given: list[AnyItem]
+    events: Events
+
+    def kept(self) -> Kept:
+        """It, as it is now."""
+        return Kept.of(self.asked.caller.tenant_id, self.events.body, self.given)
+
+    async def end(self, last: bytes) -> bytes:
+        """Keeps what has ended, before its client hears of it, and gives its ``last`` events as they are then. What
+        cannot be kept is given all the same, as it is paid for; and says so."""
+        events, shelf = self.events, self.asked.gw.responses.shelf
+        if events.body.conversation is not None and not await self._is_added(events.body.conversation.id):
+            last = events.amended(last, conversation=None)
+        if events.body.store and not events.body.background:
+            try:
+                await shelf.put(self.kept())
+            except ShelfAway:
+                self._warn("response %s is not stored")
+                last = events.amended(last, store=False)
+        return last
+
+    async def _is_added(self, conversation_id: str) -> bool:
+        """False: it should be, and cannot be."""
+        body, conversations = self.events.body, self.asked.gw.conversations
+        if body.status not in ("completed", "incomplete"):
+            await conversations.release(body.id)
+            return True
+        try:
+            said = [*self.given, *body.output]
+            await conversations.add(self.asked.caller.tenant_id, conversation_id, said, body.id)
+        except (errors.NotFound, ShelfAway):
+            self._warn("response %s is not added to its conversation")
+            return False
+        return True
+
+    def _warn(self, what: str) -> None:
+        noted = self.asked.request[HEAD]
+        log.warning(what, self.events.body.id, extra=about(noted.request_id, noted.trace_id))
