@@ -24,8 +24,8 @@ from gateway import store
 from gateway.adapters import Adapter
 from gateway.background import alongside
 from gateway.clock import Clock
+from gateway.sealing import unsealed
 from gateway.store import Store
-from gateway.upstreams.known import unsealed
 from policies.policy import Narrowing, Policy, narrowed
 from policies.pricelist import Listed, PriceList, Terms
 from policies.upstreams.terms import Upstream
@@ -283,7 +283,7 @@ class Directory:
                 continue
             try:
                 terms = msgspec.json.decode(row.document, type=Upstream)
-                key = "" if row.sealed_key is None else unsealed(self.secret, row.name, row.sealed_key)
+                key = "" if row.sealed_key is None else unsealed(self.secret, "upstream", row.name, row.sealed_key)
             except ValueError as error:  # msgspec's are among them
                 log.error("upstream %s cannot be read and is not asked: %s", row.name, error)
             else:

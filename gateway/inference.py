@@ -26,7 +26,7 @@ from gateway.conversations.shapes import (
     Including,
     PageQuery,
 )
-from gateway.responses import requests, shapes
+from gateway.responses import compaction, requests, shapes
 from gateway.responses.items import AnyItem
 
 JSON = "application/json"
@@ -116,6 +116,14 @@ INFERENCE = (
         "Count the tokens of a prompt",
         shapes.InputTokens,
         requests.CountRequest,
+    ),
+    Inference(
+        "POST",
+        "/v1/responses/compact",
+        "response_compaction",
+        "Give a conversation as its user's messages and a summary",
+        compaction.CompactedBody,
+        compaction.CompactRequest,
     ),
     Inference(
         "GET",

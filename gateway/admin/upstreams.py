@@ -19,7 +19,8 @@ from gateway.admin.endpoint import OPERATORS, READERS, Ask, Endpoint, Nothing, V
 from gateway.admin.pages import Page, PageQuery, listed
 from gateway.admin.problems import Conflict, Invalid, NotThere
 from gateway.errors import InUse
-from gateway.upstreams.known import Known, sealed
+from gateway.sealing import sealed
+from gateway.upstreams.known import Known
 from gateway.upstreams.server import ServerView
 from policies.upstreams.terms import MAX_UPSTREAMS, Kind, Upstream, fault_of
 
@@ -246,7 +247,7 @@ def _check(ask: Ask[Any, Any], terms: Upstream) -> None:
 def _values(ask: Ask[Any, Any], change: Change, terms: Upstream, key: str | None) -> dict[str, Any]:
     return {
         "document": msgspec.json.encode(terms).decode(),
-        "sealed_key": None if key is None else sealed(ask.gw.directory.secret, terms.name, key),
+        "sealed_key": None if key is None else sealed(ask.gw.directory.secret, "upstream", terms.name, key),
         "changed_at": change.at,
         "changed_by": ask.caller.key_id,
         "revision": change.revision,

@@ -12,6 +12,7 @@ from gateway.api import (
     batches,
     chat,
     chats,
+    compaction,
     completions,
     conversations,
     files,
@@ -39,6 +40,7 @@ def endpoints() -> dict[str, Endpoint]:
         "/v1/messages/count_tokens": messages.count,
         "/v1/responses": responses.create,
         "/v1/responses/input_tokens": responses.count,
+        "/v1/responses/compact": compaction.compact,
         "/v1/embeddings": vectors.embed,
         # Jina's and Cohere's addresses, and those that vLLM has besides.
         **dict.fromkeys(("/v1/rerank", "/v2/rerank", "/rerank"), vectors.rerank),

@@ -3,6 +3,7 @@ as well."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from gateway import openai
@@ -10,7 +11,9 @@ from gateway.api.request import may_store
 from gateway.auth import Caller
 from gateway.errors import InvalidRequest
 from gateway.house import Gateway
-from gateway.responses.items import MAX_ITEMS, AnyItem, ItemReference, parse, response_of
+from gateway.responses.compaction import all_opened, opened
+from gateway.responses.conversation import Message, messages_of
+from gateway.responses.items import MAX_ITEMS, AnyItem, CompactionItem, ItemReference, parse, response_of
 from gateway.responses.requests import Asked
 from gateway.responses.shelf import Kept
 
@@ -23,6 +26,8 @@ async def given(gw: Gateway, caller: Caller, said: str | list[dict[str, Any]], p
     for number, item in enumerate(parse(said, path)):
         if isinstance(item, ItemReference):
             item = await _referred(gw, caller, item.id, f"{path}[{number}].id", looked_for)
+        elif isinstance(item, CompactionItem):
+            opened(gw.directory.secret, caller.tenant_id, item, f"{path}[{number}].encrypted_content")
         items.append(item)
     return items
 
@@ -55,6 +60,11 @@ async def before(gw: Gateway, caller: Caller, call: Asked, num_more: int = 0) ->
             "previous_response_id",
         )
     return [item for kept, body in zip(chain, said, strict=True) for item in (*kept.items(), *body.output)]
+
+
+def messages(gw: Gateway, caller: Caller, call: Asked, items: Sequence[AnyItem]) -> list[Message]:
+    """What the model reads. Raises Malformed."""
+    return messages_of(call.instructions, all_opened(gw.directory.secret, caller.tenant_id, items))
 
 
 def check_kept(gw: Gateway, caller: Caller) -> None:

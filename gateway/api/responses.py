@@ -24,7 +24,6 @@ from gateway.reply.events import OUTLET, EventStream
 from gateway.reply.storing import Storing
 from gateway.responses import requests
 from gateway.responses.answer import ResponseAnswer
-from gateway.responses.conversation import messages_of
 from gateway.responses.events import Events
 from gateway.responses.items import named, unnamed
 from gateway.responses.outlets import Log
@@ -52,7 +51,7 @@ async def count(gw: Gateway, request: web.Request) -> web.StreamResponse:
     caller.check_endpoint(SCOPE)
     given = await items.given(gw, caller, call.input or [])
     before = await items.before(gw, caller, call)
-    chat = requests.counted_chat_of(call, messages_of(call.instructions, before + given))
+    chat = requests.counted_chat_of(call, items.messages(gw, caller, call, before + given))
     caller.check(chat.model, SCOPE)
     prompt = await prompt_of(gw, caller, chat)
     return head.Whole(msgspec.json.encode(InputTokens(len(prompt))))
@@ -77,7 +76,7 @@ async def _answered(gw: Gateway, request: web.Request, caller: Caller, call: Res
         given = await items.given(gw, caller, call.input or [])
         given = named(given if call.conversation_id is None else unnamed(given), response_id)
         before = await items.before(gw, caller, call, len(given))
-        messages = messages_of(call.instructions, before + given)
+        messages = items.messages(gw, caller, call, before + given)
         asked = Question(gw, request, caller, call, requests.chat_of(call, messages), messages)
         body = begun(call, response_id, int(time.time()), stores)
         turn = Turn(asked, given, Events(body, len(given), call.obfuscates))

@@ -105,6 +105,13 @@ class CustomToolCallOutputItem(Item, frozen=True, tag="custom_tool_call_output",
     output: str | list[InputText]
 
 
+class CompactionItem(msgspec.Struct, frozen=True, tag_field="type", tag="compaction", kw_only=True):
+    """A summary of what was said, for this server alone to read."""
+
+    id: str = ""
+    encrypted_content: str
+
+
 AnyItem = (
     MessageItem
     | ReasoningItem
@@ -112,6 +119,7 @@ AnyItem = (
     | FunctionCallOutputItem
     | CustomToolCallItem
     | CustomToolCallOutputItem
+    | CompactionItem
 )
 
 
@@ -128,6 +136,7 @@ _TYPES: dict[str, type[AnyItem]] = {
     "function_call_output": FunctionCallOutputItem,
     "custom_tool_call": CustomToolCallItem,
     "custom_tool_call_output": CustomToolCallOutputItem,
+    "compaction": CompactionItem,
 }
 PREFIXES: dict[type[AnyItem], str] = {
     MessageItem: "msg_",
@@ -136,6 +145,7 @@ PREFIXES: dict[type[AnyItem], str] = {
     FunctionCallOutputItem: "fco_",
     CustomToolCallItem: "ctc_",
     CustomToolCallOutputItem: "ctco_",
+    CompactionItem: "cmp_",
 }
 """Of ids, by the kind of item."""
 _TEXTS = ("input_text", "output_text", "refusal")

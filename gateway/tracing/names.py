@@ -103,6 +103,7 @@ OPERATIONS: Final[Mapping[str, str]] = {
     "/v1/completions": "text_completion",
     "/v1/messages": "chat",
     "/v1/responses": "chat",
+    "/v1/responses/compact": "chat",
     "/v1/embeddings": "embeddings",
     "/api/chat": "chat",
     "/api/generate": "text_completion",
@@ -112,7 +113,10 @@ OPERATIONS: Final[Mapping[str, str]] = {
     **dict.fromkeys(("/v1/score", "/score"), "score"),
 }
 """By address; all others are no operation of a model's."""
-API_TYPES: Final[Mapping[str, str]] = {"/v1/chat/completions": "chat_completions", "/v1/responses": "responses"}
+API_TYPES: Final[Mapping[str, str]] = {
+    "/v1/chat/completions": "chat_completions",
+    **dict.fromkeys(("/v1/responses", "/v1/responses/compact"), "responses"),
+}
 
 
 def is_latest(opt_in: str) -> bool:

@@ -23,6 +23,10 @@ def test_the_official_client(clients, run):
         assert found["in parts"] == ["completed", "validating"]
         assert (found["uploaded"], found["given up"]) == ("defabc", "cancelled")
         assert found["refused"] == ["AuthenticationError", "NotFoundError", "BadRequestError", "NotFoundError"]
+        assert found["conversed"] == [SAYS] * 3
+        assert found["kinds"] == [["message", role] for role in ("system", "user", "assistant", "user", "assistant")]
+        assert found["short"] == ["message", "message", "compaction"]
+        assert (found["behind"], found["deleted"]) == ("completed", [{"a": "b"}, True])
     else:
         assert found["refused"] == ["NotFoundError"]
         assert found["called"] == CALLED
@@ -60,7 +64,14 @@ def test_litellm(clients):
 
 
 def test_the_agents_sdk(clients):
-    assert clients.python("openai_agents.py") == {"whole": SAYS, "streamed": SAYS, "chat": SAYS, "called": [True] * 2}
+    assert clients.python("openai_agents.py") == {
+        "whole": SAYS,
+        "streamed": SAYS,
+        "chat": SAYS,
+        "called": [True] * 2,
+        "conversed": [SAYS, SAYS, ["user", "assistant"] * 2, SAYS, 3],
+        "short": ["message", "compaction", "message", "message"],
+    }
 
 
 def test_pydantic_ai(clients):

@@ -6,7 +6,7 @@ import sqlite3
 
 import pytest
 
-from gateway.upstreams.known import SealBroken, sealed, unsealed
+from gateway.sealing import SealBroken, sealed, unsealed
 from tests.gateway.conftest import HELLO, KEY, Front, OpenFront
 from tests.gateway.desk import Desk
 from tests.gateway.elsewhere import elsewhere, fails, says
@@ -138,15 +138,16 @@ async def test_those_of_the_settings_are_shown_and_changed_there(open_front: Ope
 
 def test_a_sealed_key_opens_for_its_upstream_alone():
     secret = b"s" * 32
-    text = sealed(secret, "a", SECRET)
-    assert unsealed(secret, "a", text) == SECRET
+    text = sealed(secret, "upstream", "a", SECRET)
+    assert unsealed(secret, "upstream", "a", text) == SECRET
     assert SECRET.encode() not in text
-    assert sealed(secret, "a", SECRET) != text
-    for other, name, body in (
-        (b"t" * 32, "a", text),
-        (secret, "b", text),
-        (secret, "a", text[:-1] + b"\0"),
-        (secret, "a", b""),
+    assert sealed(secret, "upstream", "a", SECRET) != text
+    for other, what, name, body in (
+        (b"t" * 32, "upstream", "a", text),
+        (secret, "compaction", "a", text),
+        (secret, "upstream", "b", text),
+        (secret, "upstream", "a", text[:-1] + b"\0"),
+        (secret, "upstream", "a", b""),
     ):
         with pytest.raises(SealBroken):
-            unsealed(other, name, body)
+            unsealed(other, what, name, body)

@@ -5,7 +5,17 @@ from __future__ import annotations
 import asyncio
 import json
 
-from agents import Agent, ModelSettings, OpenAIChatCompletionsModel, Runner, function_tool, set_tracing_disabled
+from agents import (
+    Agent,
+    ModelSettings,
+    OpenAIChatCompletionsModel,
+    OpenAIConversationsSession,
+    Runner,
+    SQLiteSession,
+    function_tool,
+    set_tracing_disabled,
+)
+from agents.memory import OpenAIResponsesCompactionSession
 from openai import AsyncOpenAI
 
 QUESTION = "What is the capital of France?"
@@ -17,6 +27,27 @@ def get_weather(city: str) -> str:
     """Get the weather in a city"""
     ASKED.append(city)
     return json.dumps({"city": city, "weather": "sunny", "temperature": 21})
+
+
+async def conversed(agent: Agent) -> list[object]:
+    """A session that lies at the server."""
+    session = OpenAIConversationsSession()
+    said: list[object] = [(await Runner.run(agent, QUESTION, session=session)).final_output for _ in range(2)]
+    said.append([item["role"] for item in await session.get_items()])
+    said.append((await session.pop_item())["content"][0]["text"])
+    said.append(len(await session.get_items()))
+    await session.clear_session()
+    return said
+
+
+async def made_short(agent: Agent) -> list[str]:
+    """A session here, of which the server makes a summary."""
+    session = OpenAIResponsesCompactionSession("mine", SQLiteSession("mine"))
+    session.model = "demo"  # it begins with no names but OpenAI's
+    await Runner.run(agent, QUESTION, session=session)
+    await session.run_compaction({"force": True})
+    await Runner.run(agent, QUESTION, session=session)
+    return [item.get("type", "message") for item in await session.get_items()]
 
 
 async def main() -> None:
@@ -45,6 +76,8 @@ async def main() -> None:
                 "streamed": text,
                 "called": called,
                 "chat": (await Runner.run(chats, QUESTION)).final_output,
+                "conversed": await conversed(responses),
+                "short": await made_short(responses),
             }
         )
     )

@@ -48,6 +48,28 @@ def in_parts() -> list[str]:
     return [upload.status, batch.status]
 
 
+def conversed() -> dict[str, object]:
+    """A conversation that is kept, and one that is made short."""
+    client = openai.OpenAI(max_retries=0)
+    mine = client.conversations.create(items=[{"role": "system", "content": "Be brief."}], metadata={"a": "b"})
+    call = {"model": "demo", "input": "What is the capital of France?", "temperature": 0, "conversation": mine.id}
+    whole = client.responses.create(**call)
+    with client.responses.stream(**call) as stream:
+        streamed = stream.until_done().get_final_response()
+    items = list(client.conversations.items.list(mine.id, order="asc", limit=2))
+    popped = client.conversations.items.delete(items[-1].id, conversation_id=mine.id)
+    short = client.responses.compact(model="demo", input=[item.model_dump(exclude_unset=True) for item in items])
+    summary = short.output[-1].model_dump(exclude_unset=True)
+    behind = client.responses.create(model="demo", input=[summary, {"role": "user", "content": "Hello"}])
+    return {
+        "conversed": [whole.output_text, streamed.output_text, items[-1].content[0].text],
+        "kinds": [(item.type, item.role) for item in items],
+        "short": [item.type for item in short.output],
+        "behind": behind.status,
+        "deleted": [popped.metadata, client.conversations.delete(mine.id).deleted],
+    }
+
+
 class Weather(BaseModel):
     """Get the weather in a city."""
 
@@ -113,4 +135,15 @@ def refused() -> list[str]:
     return found
 
 
-print(json.dumps({**sync(), "in parts": in_parts(), **helped(), **asyncio.run(asynchronous()), "refused": refused()}))
+print(
+    json.dumps(
+        {
+            **sync(),
+            "in parts": in_parts(),
+            **helped(),
+            **conversed(),
+            **asyncio.run(asynchronous()),
+            "refused": refused(),
+        }
+    )
+)

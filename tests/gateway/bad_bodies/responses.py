@@ -6,7 +6,7 @@ from typing import Any
 
 from tests.gateway.bad_bodies.cases import HUGE, TEN_MB, Case, nested
 
-PATH, COUNT = "/v1/responses", "/v1/responses/input_tokens"
+PATH, COUNT, COMPACT = "/v1/responses", "/v1/responses/input_tokens", "/v1/responses/compact"
 GOOD: dict[str, Any] = {"model": "demo", "input": "Hello"}
 TOOL = {"type": "function", "name": "f"}
 NOBODY = "resp_" + "0" * 32
@@ -34,6 +34,10 @@ def form(param: str, **of: Any) -> Case:
 
 def count(param: str, status: int = 400, **fields: Any) -> Case:
     return Case(param, {**GOOD, **fields}, COUNT, status)
+
+
+def compact(param: str, status: int = 400, **fields: Any) -> Case:
+    return Case(param, {**GOOD, **fields}, COMPACT, status)
 
 
 def of_one(param: str | None, method: str, path: str, status: int = 404, body: Any = b"") -> Case:
@@ -226,6 +230,22 @@ CASES = [
     count("conversation", conversation=5),
     count("previous_response_id", previous_response_id=NOBODY),
     count("truncation", truncation="x"),
+    # What is made short of it
+    compact("model", model=None),
+    compact("model", 404, model="nobody"),
+    compact("input", input=None),
+    compact("input", input=""),
+    compact("input", input=[]),
+    compact("input", input=5),
+    compact("input[0].type", input=[{"type": "x"}]),
+    compact("input[0].encrypted_content", input=[{"type": "compaction"}]),
+    compact("input[0].encrypted_content", input=[{"type": "compaction", "encrypted_content": 5}]),
+    compact("input[0].encrypted_content", input=[{"type": "compaction", "encrypted_content": "x"}]),
+    compact("instructions", instructions=5),
+    compact("previous_response_id", previous_response_id=NOBODY),
+    compact("service_tier", service_tier="gold"),
+    given("input[0].encrypted_content", {"type": "compaction", "id": "cmp_1", "encrypted_content": "é"}),
+    given("input[0].encrypted_content", {"type": "compaction", "encrypted_content": "gAAA" * 20}),
     # One that there is not
     of_one(None, "GET", NOBODY),
     of_one(None, "GET", "x"),

@@ -1,0 +1,70 @@
+"""Conversations where several gateways share them: whose turn it is, and in which order items lie."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+import pytest
+
+from gateway import store
+from gateway.clock import Clock
+from gateway.conversations.shelf import HOLD_S, ConversationLocked, Conversations
+from gateway.responses.items import AnyItem, MessageItem, named, said_by_user
+from policies import settings
+from tests.gateway.test_responses_shelf import Wall
+
+MINE = "conv_" + "0" * 32
+
+
+@contextlib.asynccontextmanager
+async def two_shelves(where: settings.Store, wall: Wall) -> AsyncIterator[tuple[Conversations, Conversations]]:
+    """Of two gateways, with one conversation."""
+    async with store.opened(where) as rooms:
+        one, other = [Conversations(rooms, settings.Responses(), Clock(), wall) for _ in range(2)]
+        await one.create("ten_1", MINE, {}, [])
+        yield one, other
+
+
+async def a_hold(shelf: Conversations) -> None:
+    """For a moment."""
+    async with shelf.held("ten_1", MINE, "resp_0"):
+        pass
+
+
+def a_turn(number: int) -> list[AnyItem]:
+    said: list[AnyItem] = [said_by_user(f"{number}.{part}") for part in range(3)]
+    return named(said, f"resp_{number:032x}")
+
+
+async def test_a_conversation_is_held_by_one_gateway_as_long_as_it_says_so(store_settings):
+    wall = Wall()
+    async with two_shelves(store_settings, wall) as (one, other):
+        async with one.held("ten_1", MINE, "resp_1"):
+            for _ in range(3):
+                wall.now += HOLD_S - 1
+                await one.sweep()
+            with pytest.raises(ConversationLocked):
+                await a_hold(other)
+        async with other.held("ten_1", MINE, "resp_2"):
+            wall.now += HOLD_S
+            async with one.held("ten_1", MINE, "resp_3"):
+                await other.sweep()  # it has lost its hold, and takes it from nobody
+                await other.add("ten_1", MINE, a_turn(2), "resp_2")
+                with pytest.raises(ConversationLocked):
+                    await a_hold(other)
+                await one.add("ten_1", MINE, a_turn(3), "resp_3")
+            await a_hold(other)
+        said = await one.items(await one.find("ten_1", MINE))
+        assert said == [*a_turn(2), *a_turn(3)]
+
+
+async def test_turns_that_are_added_at_once_lie_one_behind_the_other(store_settings):
+    async with two_shelves(store_settings, Wall()) as shelves:
+        await asyncio.gather(*[shelves[number % 2].add("ten_1", MINE, a_turn(number)) for number in range(12)])
+        said = await shelves[0].items(await shelves[0].find("ten_1", MINE))
+        texts = [item.text for item in said if isinstance(item, MessageItem)]
+        order = [int(text.partition(".")[0]) for text in texts[::3]]
+        assert sorted(order) == list(range(12))
+        assert texts == [f"{number}.{part}" for number in order for part in range(3)]
