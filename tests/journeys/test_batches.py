@@ -18,7 +18,7 @@ from tests.batches import begun, lines, outputs, over, when
 from tests.builders import PATIENCE_S
 from tests.family import Family, answered_by, family, sharing
 
-NUM_LINES, MAX_IN_FLIGHT = 2000, 32
+NUM_LINES, MAX_IN_FLIGHT = 1200, 32
 SLOWLY = {"PENSTOCK_BATCHES__MAX_IN_FLIGHT": str(MAX_IN_FLIGHT)}
 """So that a batch takes some seconds, and is caught in the middle."""
 
