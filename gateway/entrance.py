@@ -56,10 +56,8 @@ class Entrance:
         """Raises nothing but what redirects."""
         doors = self._doors
         is_counted = doors.enter()
-        noted = head.begin(request, self._proxies.address_of(request), self._origins.headers(request))
         tracing = self._gw.tracing
-        if tracing is not None:
-            tracing.begin(noted, request)
+        noted = head.begin(request, self._proxies.address_of(request), self._origins.headers(request), tracing)
         try:
             endpoint = self._endpoints.get(request.raw_path)
             # Who expects "100 Continue" before the body is told so by the application.

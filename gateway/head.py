@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping
 from email.utils import formatdate
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from aiohttp import HttpVersion11, hdrs, web
 from aiohttp.abc import AbstractStreamWriter
@@ -20,12 +20,13 @@ from aiohttp.web import BaseRequest
 from multidict import istr
 
 from gateway.journey import Journey
-from gateway.traceparent import TRACEPARENT, Parent, parent_in
+from gateway.traceparent import TAIL, TRACEPARENT, UNDECIDED, Parent, context_of, parent_in
 
 if TYPE_CHECKING:
     from gateway.auth import Caller
     from gateway.errors import GatewayError
     from gateway.reply.account import Keeper
+    from gateway.tracing.tracer import Tracing
 
 _ids = random.Random()
 """Seeded by the system at start. An id must be unlike all others and need not be secret, so it costs no system call."""
@@ -81,13 +82,27 @@ class Head(Journey):
     def keep(self, why: str) -> None:
         """It has a trace, if there is a reason, and is told of by that from now on."""
         if why:
-            self.kept_for, self.keeping = why, None
+            self.kept_for, self.keeping, self.traceparent = why, None, self.context
             self.trace_id = self.also[TRACE_ID] = self.traceparent[3:35]
+
+    @property
+    def context(self) -> str:
+        """W3C trace context of its own span; empty: no traces are made here."""
+        return context_of(self.request_id, self.traceparent)
+
+    @property
+    def span_id(self) -> str:
+        return self.context[36:52]
+
+    def outgoing(self) -> dict[str, str]:
+        """Headers for whoever it asks by HTTP."""
+        said = {"traceparent": self.context, "tracestate": self.state, "baggage": self.baggage}
+        return {name: value for name, value in said.items() if value}
 
     @property
     def trace_if_it_fails(self) -> str | None:
         """The id of the trace that it has then; None: it has none."""
-        return self.trace_id or self.traceparent[3:35] or None
+        return self.trace_id or self.context[3:35] or None
 
     def behind(self) -> Head:
         """Of what goes on behind its answer: the same request, whose way begins anew."""
@@ -102,8 +117,14 @@ HEAD = web.RequestKey("head", Head)
 """Where a request has its own."""
 
 
-def begin(request: web.Request, address: str | None = None, headers: dict[str, str] | None = None) -> Head:
-    """Names it, and notes when and from where it came. ``headers``: what its answer has, as with ``also``."""
+def begin(
+    request: web.Request,
+    address: str | None = None,
+    headers: dict[str, str] | None = None,
+    tracing: Tracing | None = None,
+) -> Head:
+    """Names it, and notes when and from where it came. ``headers``: what its answer has, as with ``also``. What
+    ``tracing`` has to do with nearly all is done here: a call costs more than that."""
     told = request.headers
     said = told.get(_X_REQUEST_ID)
     parent = parent_in(told) if TRACEPARENT in told else None
@@ -111,6 +132,13 @@ def begin(request: web.Request, address: str | None = None, headers: dict[str, s
     if parent is not None:
         noted.also[TRACE_ID] = parent.trace_id
     request[HEAD] = noted
+    if tracing is not None:
+        connection: Any = request._protocol
+        noted.received_at = connection.received_at or noted.started_at  # 0: it came with the one before it, or by none
+        connection.received_at = 0.0
+        noted.keeping, noted.traceparent = tracing.keeping, UNDECIDED
+        if parent is not None or noted.request_id[TAIL] < tracing.below:
+            tracing.begin(noted, request)
     return noted
 
 

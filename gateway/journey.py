@@ -40,7 +40,7 @@ class Journey:
     # Where traces are made
 
     traceparent = ""
-    """Of its own span, for whoever it asks; empty: no traces are made here."""
+    """Of its own span, or UNDECIDED; empty: no traces are made here."""
     parent_id = ""
     """Of whoever asked; empty: the trace begins here."""
     state = baggage = ""
@@ -54,12 +54,3 @@ class Journey:
     kind = "request"
     """As ``Kept`` has it."""
     batch = ""
-
-    @property
-    def span_id(self) -> str:
-        return self.traceparent[36:52]
-
-    def outgoing(self) -> dict[str, str]:
-        """Headers for whoever it asks by HTTP."""
-        said = {"traceparent": self.traceparent, "tracestate": self.state, "baggage": self.baggage}
-        return {name: value for name, value in said.items() if value}

@@ -21,6 +21,7 @@ from typing import TextIO
 
 import msgspec
 
+from gateway.traceparent import context_of
 from policies import settings, wire
 
 FLUSH_S = 0.1
@@ -51,7 +52,7 @@ def about(request_id: str, trace_id: str | None = None) -> dict[str, str | None]
 
 def about_sent(request: wire.Submit) -> dict[str, str | None]:
     """The same of one that is on its way: its trace is the one that its worker is told of."""
-    return about(request.request_id, request.traceparent[3:35] or None)
+    return about(request.request_id, context_of(request.request_id, request.traceparent)[3:35] or None)
 
 
 class Ended(msgspec.Struct, frozen=True):

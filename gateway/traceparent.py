@@ -15,6 +15,15 @@ TRACEPARENT, TRACESTATE, BAGGAGE = istr("traceparent"), istr("tracestate"), istr
 MAX_STATE_CHARS, MAX_STATE_MEMBERS = 512, 32
 MAX_BAGGAGE_BYTES, MAX_BAGGAGE_MEMBERS = 8192, 64
 
+UNDECIDED = "00"
+"""In place of a traceparent, of a request that has no trace so far and may come to have one: it is made when somebody
+asks (``context_of``), as most have none."""
+TRACE, SPAN = slice(4, 36), slice(20, 36)
+"""Of a request's id, what is that of a trace that begins with it, and of its span. It is random where they have to
+be: whoever has the one has the others."""
+TAIL = slice(-14, None)
+"""Of either's trace id, the 56 bits that are random by level 2."""
+
 _TRACEPARENT = re.compile(
     r"(?P<version>[0-9a-f]{2})-(?P<trace>[0-9a-f]{32})-(?P<parent>[0-9a-f]{16})-(?P<flags>[0-9a-f]{2})"
     r"(?P<more>-[ -~]*)?"
@@ -85,6 +94,11 @@ def baggage_of(headers: CIMultiDictProxy[str]) -> str:
 def traceparent(trace_id: str, span_id: str, is_sampled: bool) -> str:
     """Of a span of ours, for whoever it asks."""
     return f"00-{trace_id}-{span_id}-{'01' if is_sampled else '00'}"
+
+
+def context_of(request_id: str, said: str) -> str:
+    """The traceparent of this request; ``said``: it, or UNDECIDED, or nothing where there are no traces."""
+    return traceparent(request_id[TRACE], request_id[SPAN], False) if said == UNDECIDED else said
 
 
 def below(parent: str, span_id: str) -> str:

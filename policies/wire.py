@@ -63,7 +63,8 @@ class Submit(Message, frozen=True):
     cache_salt: bytes = b""
     """Prefixes are shared only between requests of equal salt."""
     traceparent: str = ""
-    """W3C trace context of the request's span, empty when not traced."""
+    """W3C trace context of the request's span; its version alone where it has none so far and may come to have one;
+    empty when not traced."""
     ttft_s: float | None = None
     """From now until its first token is due, by what its class was promised and what it has waited; below zero: it is
     late already. None: nothing was promised, and it is due at once."""

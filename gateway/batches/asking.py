@@ -52,7 +52,7 @@ async def ask(
 ) -> Asked:
     """As whoever made the batch. Never raises but when it is cancelled."""
     request = _request(path, body, gw.settings.server.max_body_bytes)
-    noted = head.begin(request)
+    noted = head.begin(request, tracing=gw.tracing)
     noted.caller, noted.keeper, noted.route = caller, keeper, path
     request_id = noted.request_id
     with traced(gw.tracing, request, keeper.batch_id) as became:
@@ -84,7 +84,6 @@ def traced(tracing: Tracing | None, request: web.Request, batch_id: str) -> Iter
     if tracing is None:
         yield became
         return
-    tracing.begin(noted, request)
     noted.kind, noted.batch = "line", batch_id
     try:
         yield became

@@ -17,6 +17,7 @@ from gateway.flight import Flight
 from gateway.flights import Flights, Source
 from gateway.pieces import Counted, Piece
 from gateway.spent import Spent
+from gateway.traceparent import context_of
 from policies import wire
 from policies.answers import Kept, Outcome, Told
 from policies.terms import FinishReason
@@ -179,7 +180,7 @@ class Reader:
         """W3C trace context of the request that began the computation; empty: it has no trace."""
         source = self._run.source
         first = source.first if isinstance(source, Flights) else source
-        return first.request.traceparent if isinstance(first, Flight) else ""
+        return context_of(first.request.request_id, first.request.traceparent) if isinstance(first, Flight) else ""
 
     @property
     def were_sent(self) -> bool:

@@ -12,12 +12,11 @@ from collections.abc import Mapping
 
 from gateway.journey import Journey
 from gateway.ledger.entry import Entry
+from gateway.traceparent import TAIL
 from policies.observing import Tracing
 from policies.settings import SlaClass
 
 BITS = 56
-TAIL = slice(-BITS // 4, None)
-"""Of a trace's id, those."""
 
 
 class SamplerUnknown(ValueError):

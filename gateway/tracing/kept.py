@@ -67,8 +67,9 @@ class Ride(msgspec.Struct, array_like=True):
     """What workers said at the end of its sequences."""
 
 
-class OfJourney(msgspec.Struct, array_like=True):
-    """What a ``Journey`` has noted, under its names."""
+class Kept(msgspec.Struct, array_like=True):
+    """Instants are monotonic seconds; one that is 0 has not come. The first fields are a ``Journey``'s, under its
+    names."""
 
     traceparent: str
     parent_id: str
@@ -90,17 +91,6 @@ class OfJourney(msgspec.Struct, array_like=True):
     batch: str
     follows: str
     kept_for: str
-
-
-Noted = tuple[
-    str, str, str, float, float, float, float, float, float, float, float, float, float, str, str, str, str, str
-]
-"""Its fields."""
-
-
-class Kept(OfJourney, array_like=True):
-    """Instants are monotonic seconds; one that is 0 has not come."""
-
     unix_s: float
     """Of the monotonic instant 0."""
     ended_at: float

@@ -13,15 +13,14 @@ if TYPE_CHECKING:
 
 MAX_TOLD = 16
 """Sequences of one prompt of which it is told what the worker said."""
-
-
 MAX_RIDES = 16
 """Prompts of one request that are told of, one by one."""
 
 
-def flights_of(answer: Answer) -> list[Flight]:
-    """One for each prompt that was sent for this answer."""
-    return [part.flight for part in answer.parts.values() if part.flight is not None]
+def rides_of(answer: Answer) -> tuple[int, list[Ride]]:
+    """How many prompts were sent for this answer, and the rides of the first of them."""
+    flights = [part.flight for part in answer.parts.values() if part.flight is not None]
+    return len(flights), [ride_of(flight) for flight in flights[:MAX_RIDES]]
 
 
 def ride_of(flight: Flight) -> Ride:

@@ -92,7 +92,7 @@ class Sender:
         if transport is None or transport.get_write_buffer_size() > MAX_BUFFER_BYTES:
             self.num_lost += len(kept)
             return
-        transport.writelines([frame for each in kept for frame in (LENGTH.pack(len(each)), each)])
+        transport.write(b"".join([frame for each in kept for frame in (LENGTH.pack(len(each)), each)]))
 
     def heard(self, count: Count) -> None:
         """From the process that runs now."""
