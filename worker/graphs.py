@@ -13,21 +13,17 @@ import logging
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from policies import settings
-from worker.attention import Backend
-from worker.inputs import Laid, fill_in
+from worker.attention import Backend, Fixed, Fixing
+from worker.inputs import Laid, fill_in, lay_out
 from worker.models import Decoder, Ops
 from worker.transfer import send_into
-
-if TYPE_CHECKING:
-    from worker.attention.paged import TritonAttention
-    from worker.attention.paged_plan import TritonPlan
 
 NUM_STEPS_BEFORE = 4
 """Of a bucket, computed as ever before it is worth a graph."""
@@ -39,6 +35,8 @@ _EACH = (4, 16, 64)
 """Rows of one sequence that has a draft."""
 _WIDE = 5
 """Numbers of 64 bits a row: token, position and slot, and where it comes from if it is not known yet."""
+
+_NOBODYS = lay_out((), block_size=1)
 
 Replay = Callable[[], object]
 Bucket = tuple[int, int]
@@ -78,7 +76,7 @@ class CudaRecord:
 class _Recording:
     wide: Tensor
     """[_WIDE, rows] i64"""
-    plan: TritonPlan
+    plan: Fixed
     replay: Replay
 
 
@@ -89,15 +87,13 @@ class StepGraphs:
         self,
         model: Decoder,
         ops: Ops,
-        attention: TritonAttention,
-        max_model_tokens: int,
+        attention: Fixing,
+        max_blocks: int,
         max_sequences: int,
         max_verified: int,
         record: Record,
     ) -> None:
-        """``max_verified``: rows of a step that has drafts; 0: none has."""
-        from worker.attention.paged_plan import EXTENT_FIELDS
-
+        """``max_blocks``: of one sequence. ``max_verified``: rows of a step that has drafts; 0: none has."""
         self._model, self._ops, self._attention, self._record = model, ops, attention, record
         self._max_sequences = max_sequences
         self._decoded = [size for size in _SIZES if size <= max_sequences]
@@ -105,8 +101,8 @@ class StepGraphs:
         # One for all: each is read before the next step is replayed.
         largest, device = max(self._decoded + self._verified), model.device
         self._logits = torch.empty((largest, model.architecture.vocab_size), device=device)
-        num_blocks = max_sequences * (1 + max_model_tokens // attention.cache.block_size)
-        self._step = torch.zeros(largest * (2 * _WIDE + EXTENT_FIELDS) + num_blocks, dtype=torch.int32, device=device)
+        num_places = attention.num_places(largest, max_sequences * max_blocks)
+        self._step = torch.zeros(2 * _WIDE * largest + num_places, dtype=torch.int32, device=device)
         self._num_met: Counter[Bucket] = Counter()
         self._recordings: dict[Bucket, _Recording] = {}
         self._gives_up = False
@@ -120,13 +116,12 @@ class StepGraphs:
             return None
         if model.architecture.mixture is not None:  # which tokens an expert has is read by the host
             return None
-        from worker.attention.paged import TritonAttention
-
-        if not isinstance(attention, TritonAttention):
+        if not isinstance(attention, Fixing):
             return None
         speculation, most = engine.speculation, engine.max_sequences
         max_verified = most * (1 + speculation.max_draft_tokens) if speculation.enabled else 0
-        return cls(model, ops, attention, max_model_tokens, most, max_verified, CudaRecord())
+        max_blocks = 1 + max_model_tokens // engine.block_size
+        return cls(model, ops, attention, max_blocks, most, max_verified, CudaRecord())
 
     @property
     def recorded(self) -> list[Bucket]:
@@ -147,17 +142,13 @@ class StepGraphs:
             recording = self._make(bucket)
             if recording is None:
                 return None
-        num, num_unknown, wide = len(laid.token_ids), len(laid.unknown), np.zeros((_WIDE, bucket[0]), dtype=np.int64)
-        wide[0, :num], wide[1, :num] = laid.token_ids, laid.positions
-        wide[2, :num], wide[2, num:] = laid.slots, -1
-        wide[3, :num_unknown], wide[4, :num_unknown] = laid.unknown, laid.sources
-        step = np.concatenate((wide.ravel().view(np.int32), recording.plan.numbers(laid.extents)))
-        send_into(self._step[: len(step)], step)
+        self._put(laid, bucket[0], recording.plan)
+        num_unknown = len(laid.unknown)
         if num_unknown:
             token_ids, _, _, unknown, sources = recording.wide
             fill_in(token_ids, unknown[:num_unknown], sources[:num_unknown], sampled_before)
         recording.replay()
-        return self._logits[:num]
+        return self._logits[: len(laid.token_ids)]
 
     def _bucket(self, laid: Laid) -> Bucket | None:
         num, num_extents = len(laid.token_ids), len(laid.extents)
@@ -170,6 +161,15 @@ class StepGraphs:
         size = next((size for size in sizes if size >= num), 0)
         return (size, each) if size and each else None
 
+    def _put(self, laid: Laid, num_rows: int, plan: Fixed) -> None:
+        """In its places; rows that it does not have are padding."""
+        num, num_unknown, wide = len(laid.token_ids), len(laid.unknown), np.zeros((_WIDE, num_rows), dtype=np.int64)
+        wide[0, :num], wide[1, :num] = laid.token_ids, laid.positions
+        wide[2, :num], wide[2, num:] = laid.slots, -1
+        wide[3, :num_unknown], wide[4, :num_unknown] = laid.unknown, laid.sources
+        step = np.concatenate((wide.ravel().view(np.int32), *plan.numbers(laid.extents)))
+        send_into(self._step[: len(step)], step)
+
     def _make(self, bucket: Bucket) -> _Recording | None:
         """None where it cannot be recorded; serving goes on without, and nothing more is recorded."""
         num_rows, each = bucket
@@ -177,10 +177,7 @@ class StepGraphs:
         wide = self._step[:num_wide].view(torch.int64).view(_WIDE, num_rows)
         plan = self._attention.fixed(each, wide[2], self._step[num_wide:])
         rows = torch.arange(num_rows, device=self._model.device)
-        # Nobody's tokens, for the first runs: each row is padding.
-        wide.zero_()
-        plan.slots.fill_(-1)
-        plan.extents.zero_()
+        self._put(_NOBODYS, num_rows, plan)  # for the first runs
 
         def run() -> None:
             self._logits[:num_rows].copy_(self._model.forward(wide[0], wide[1], rows, plan, self._ops))

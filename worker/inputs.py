@@ -15,10 +15,8 @@ from torch import Tensor
 
 from policies.wire import Pooling
 from worker.adapters import Adapter
-from worker.attention import Backend, Extent, Numbers, Outlining, Plan
+from worker.attention import Backend, Extent, Numbers, Plan, outlined, slots_of
 from worker.transfer import sent
-
-NONE: Numbers = np.empty(0, dtype=np.int32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +85,7 @@ class Laid:
     """Rows whose tokens the step before has sampled, in its rows ``sources``."""
     sources: list[int]
 
-    def sent(self, device: torch.device, sampled_before: Tensor | None = None, beside: Numbers = NONE) -> Inputs:
+    def sent(self, device: torch.device, sampled_before: Tensor | None, beside: Numbers) -> Inputs:
         """To the device, all in one upload, ``beside`` [n] i32 too.
 
         ``sampled_before`` [n] i64, on the device: the tokens of the step before, where a span refers to one.
@@ -113,7 +111,7 @@ def fill_in(token_ids: Tensor, unknown: Tensor, sources: Tensor, sampled_before:
 
 def lay_out(spans: Sequence[Span], block_size: int) -> Laid:
     """Spans must not be empty."""
-    token_ids, positions, slots, rows = array("q"), array("q"), array("q"), array("q")
+    token_ids, positions, rows = array("q"), array("q"), array("q")
     hidden: list[int] = []
     extents: list[Extent] = []
     unknown: list[int] = []
@@ -124,16 +122,7 @@ def lay_out(spans: Sequence[Span], block_size: int) -> Laid:
         assert len(block_ids) * block_size >= start + num_tokens
         extents.append(Extent(row, num_tokens, start, block_ids))
         token_ids.extend(span.token_ids)
-        if num_tokens == 1:
-            positions.append(start)
-            slots.append(block_ids[start // block_size] * block_size + start % block_size)
-        else:
-            end = start + num_tokens
-            positions.extend(range(start, end))
-            for block in range(start // block_size, -(-end // block_size)):
-                begin = block * block_size
-                at = block_ids[block] * block_size - begin  # of position 0, if the block were as long
-                slots.extend(range(at + max(start, begin), at + min(end, begin + block_size)))
+        positions.extend(range(start, start + num_tokens))
         rows.extend(range(row + num_tokens - span.num_logits, row + num_tokens))
         if span.num_hidden:
             hidden += range(row + num_tokens - span.num_hidden, row + num_tokens)
@@ -141,16 +130,13 @@ def lay_out(spans: Sequence[Span], block_size: int) -> Laid:
             unknown.append(row + num_tokens - 1)
             sources.append(span.source)
     rows.extend(hidden)
-    return Laid(token_ids, positions, slots, rows, extents, len(hidden), unknown, sources)
+    return Laid(token_ids, positions, slots_of(extents, block_size), rows, extents, len(hidden), unknown, sources)
 
 
 def planned(
     laid: Laid, attention: Backend, device: torch.device, sampled_before: Tensor | None = None
 ) -> tuple[Inputs, Plan]:
     """A step on the device, and its attention: in one upload where that has something to send, too. See Laid."""
-    if not isinstance(attention, Outlining):
-        inputs = laid.sent(device, sampled_before)
-        return inputs, attention.plan(laid.extents, inputs.slots)
-    outline = attention.outline(laid.extents)
+    outline = outlined(attention, laid.extents)
     inputs = laid.sent(device, sampled_before, outline.numbers)
     return inputs, outline.plan(inputs.slots, inputs.beside)

@@ -97,9 +97,9 @@ def rooms_apart(model: Decoder, engine: settings.Engine) -> tuple[int, int]:
     layout = shard.layout
     stages = [Shard.of(shard.whole, layout, rank).own.windows for rank in range(0, layout.num_ranks, layout.tensor)]
     is_mixed = all(min(own) == 0 < max(own) for own in stages)
-    # Steps on other devices know one pool; and a window within a block may show nothing but the block that is being
-    # filled, of which not every slot holds numbers.
-    if model.device.type != "cpu" or not is_mixed or max(windows) < engine.block_size:
+    # A window within a block may show nothing but the block that is being filled,
+    # of which not every slot holds numbers.
+    if not is_mixed or max(windows) < engine.block_size:
         return 0, 0
     num_sequences = MAX_PARKED * limits_of(engine).max_sequences
     num_windowed = num_blocks_for(num_sequences, max(windows), engine.max_step_tokens, engine.block_size)

@@ -15,6 +15,8 @@ from worker import placement
 from worker.adapters import Adapter, NativeAdditions, TorchAdditions, groups_of, read_adapter
 from worker.attention import (
     Backend,
+    Fixing,
+    FixingWindows,
     GatheredAttention,
     NativeAttention,
     ReferenceAttention,
@@ -322,6 +324,8 @@ def _means(engine: settings.Engine, model: Decoder, cache: KVCache | TwoPools) -
         return _means_of(engine, model, cache, scores)
     pairs = zip(cache.caches, cache.layers, strict=True)
     (full, ops), (windowed, _) = (_means_of(engine, model, pool, scores.of(layers)) for pool, layers in pairs)
+    if isinstance(full, Fixing) and isinstance(windowed, Fixing):
+        return FixingWindows(full, windowed, cache, engine.deterministic), ops
     return WindowedAttention(full, windowed, cache, engine.deterministic), ops
 
 

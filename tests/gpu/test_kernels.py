@@ -20,7 +20,7 @@ pytestmark = [
         reason="no device for Triton's kernels here",
     ),
 ]
-FILES = ("attention", "draws", "graphs", "matrices", "small", "turned")
+FILES = ("attention", "draws", "graphs", "matrices", "small", "turned", "windows")
 
 Done = subprocess.CompletedProcess[str]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -224,7 +225,7 @@ def test_a_fixed_plan_serves_one_step_after_another(num_tokens, window):
         slots = slots_of(extents, 16).to(DEVICE)
         queries, keys, values = heads_for([Extent(0, 4 * num_tokens, 0, ())], 6, cache, torch.float32)
         used = len(slots)
-        numbers = fixed.numbers(extents)
+        numbers = np.concatenate(fixed.numbers(extents))
         places[: len(numbers)] = torch.from_numpy(numbers).to(DEVICE)
         held_slots.fill_(-1)[:used] = slots
         before = [tensor.clone() for tensor in tensors_of(cache)]

@@ -9,12 +9,14 @@ import torch
 
 from tests.kernels.device import DEVICE
 from tests.worker.pools import extents_of, slots_of
+from worker.attention import FixingWindows, TwoPools
 from worker.attention.base import Scores
 from worker.attention.gathered import GatheredAttention
 from worker.attention.paged import TritonAttention
+from worker.attention.windowed import FULL, WINDOWED
 from worker.graphs import NUM_STEPS_BEFORE, CudaRecord, StepGraphs
 from worker.inputs import Span, lay_out, planned
-from worker.kv_cache import KVCache, KVShape
+from worker.kv_cache import KVCache, KVShape, KVType
 from worker.models import Decoder, TorchOps
 from worker.models.architecture import Architecture, Rope
 from worker.models.load import build_decoder
@@ -22,7 +24,7 @@ from worker.models.shard import Shard
 from worker.models.sources import PlainSource
 from worker.models.triton_ops import TritonOps
 
-BLOCK_SIZE, MAX_TOKENS, NUM_BLOCKS = 16, 96, 64
+BLOCK_SIZE, MAX_TOKENS, NUM_BLOCKS, WINDOW = 16, 96, 64, 20
 ARCHITECTURE = Architecture(
     name="LlamaForCausalLM",
     vocab_size=61,
@@ -37,7 +39,7 @@ ARCHITECTURE = Architecture(
     attention_scale=0.25,
     ropes=(Rope(rotary_dim=16, max_positions=128),),
     layer_ropes=(0, 0),
-    windows=(0, 20),
+    windows=(0, WINDOW),
     tied=True,
 )
 
@@ -75,24 +77,59 @@ def decoder() -> Decoder:
 
 
 class Pair:
-    """The same model over two pools of the same content: one computes, one replays."""
+    """The same model over two pools of the same content: one computes, one replays. ``apart``: this one's layer with a
+    window has a pool of its own."""
 
-    def __init__(self, record, max_sequences=5, max_verified=0):
-        self.model, self.ops = decoder(), TritonOps()
+    def __init__(self, record, max_sequences=5, max_verified=0, apart=False):
+        self.model, self.ops, self.apart = decoder(), TritonOps(), apart
         shape = KVShape(2, 2, 16)
-        self.plain, self.graphed = (KVCache(shape, NUM_BLOCKS, BLOCK_SIZE, torch.float32, DEVICE) for _ in range(2))
+        self.plain = KVCache(shape, NUM_BLOCKS, BLOCK_SIZE, torch.float32, DEVICE)
+        self.graphed = KVCache(shape, NUM_BLOCKS, BLOCK_SIZE, torch.float32, DEVICE)
+        if apart:
+            nums, kv_type = (NUM_BLOCKS, NUM_BLOCKS), KVType(torch.float32)
+            self.graphed = TwoPools(shape, ARCHITECTURE.windows, nums, BLOCK_SIZE, kv_type, DEVICE)
         for tensor, other in zip(self.tensors(self.plain), self.tensors(self.graphed), strict=True):
             other.copy_(tensor.normal_())
         scores = Scores(ARCHITECTURE.attention_scale, ARCHITECTURE.windows)
         self.plain_attention = GatheredAttention(self.plain, scores)
-        self.attention = attention = TritonAttention(self.graphed, scores, ARCHITECTURE.num_heads, num_processors=8)
+        heads, processors = ARCHITECTURE.num_heads, 8
+        if apart:
+            parts = zip(self.graphed.caches, ([0], [1]), strict=True)
+            each = [TritonAttention(pool, scores.of(own), heads, num_processors=processors) for pool, own in parts]
+            self.attention = FixingWindows(*each, self.graphed)
+        else:
+            self.attention = TritonAttention(self.graphed, scores, heads, num_processors=processors)
         self.graphs = StepGraphs(
-            self.model, self.ops, attention, MAX_TOKENS, max_sequences, max_verified, record
+            self.model, self.ops, self.attention, MAX_TOKENS // BLOCK_SIZE, max_sequences, max_verified, record
         )  # fmt: skip
 
     @staticmethod
     def tensors(cache):
         return [*cache.keys, *cache.values]
+
+    def move(self, extents, chance):
+        """What windows show lies elsewhere in their pool now; what they do not show lies nowhere."""
+        firsts = [max(0, extent.start - WINDOW + 1) // BLOCK_SIZE for extent in extents]
+        held = [extent.block_ids[first:] for extent, first in zip(extents, firsts, strict=True)]
+        self.shown = torch.tensor([block_id for each in held for block_id in each])
+        self.graphed.companions.fill_(-1)
+        self.graphed.companions[self.shown] = torch.tensor(chance.sample(range(NUM_BLOCKS), len(self.shown)))
+        for theirs, ours in self.blocks(WINDOWED):
+            ours.fill_(float("nan"))
+            ours[:, self.graphed.companions[self.shown]] = theirs[:, self.shown]
+
+    def blocks(self, layer):
+        """Of keys and of values, on both sides: [num_kv_heads, NUM_BLOCKS, BLOCK_SIZE, head_dim]."""
+        for pair in ((self.plain.keys, self.graphed.keys), (self.plain.values, self.graphed.values)):
+            yield [each[layer].unflatten(1, (NUM_BLOCKS, BLOCK_SIZE)) for each in pair]
+
+    def assert_same(self):
+        """What is in both sides' pools."""
+        for layer in (FULL, WINDOWED):
+            for theirs, ours in self.blocks(layer):
+                if self.apart and layer == WINDOWED:
+                    theirs, ours = theirs[:, self.shown], ours[:, self.graphed.companions[self.shown]]
+                torch.testing.assert_close(theirs, ours, atol=2e-5, rtol=2e-5)
 
     def compute(self, attention, laid, ops, before):
         inputs, plan = planned(laid, attention, DEVICE, before)
@@ -115,13 +152,14 @@ class Pair:
             token_ids = [chance.randrange(61) for _ in range(count)]
             spans.append(Span(token_ids, extent.start, extent.block_ids, count, source))
         laid = lay_out(spans, BLOCK_SIZE)
+        if self.apart:
+            self.move(extents, chance)
         assert laid.slots.tolist() == slots_of(extents, BLOCK_SIZE).tolist()
         expected = self.compute(self.plain_attention, laid, TorchOps(), before)
         got = self.graphs.run(laid, before)
         if got is None:
             self.compute(self.attention, laid, self.ops, before)
-        for tensor, other in zip(self.tensors(self.plain), self.tensors(self.graphed), strict=True):
-            torch.testing.assert_close(tensor, other, atol=2e-5, rtol=2e-5)
+        self.assert_same()
         return expected, got
 
 
@@ -132,7 +170,7 @@ def record():
 def test_a_bucket_is_recorded_once_it_recurs_and_says_the_same():
     pair = Pair(record())
     chance = random.Random(1)
-    for step in range(NUM_STEPS_BEFORE + 6):
+    for step in range(NUM_STEPS_BEFORE + 3):
         expected, got = pair.step([chance.randrange(80) for _ in range(3)], step)
         assert (got is None) == (step < NUM_STEPS_BEFORE)
         if got is not None:
@@ -141,9 +179,9 @@ def test_a_bucket_is_recorded_once_it_recurs_and_says_the_same():
 
 
 def test_sizes_of_one_bucket_share_its_recording_and_padding_is_never_seen():
-    pair = Pair(record())
+    pair = Pair(record(), apart=True)
     chance = random.Random(2)
-    for step in range(NUM_STEPS_BEFORE + 8):
+    for step in range(NUM_STEPS_BEFORE + 4):
         num = chance.choice([3, 4])
         expected, got = pair.step([chance.randrange(90) for _ in range(num)], step)
         if got is not None:
@@ -153,7 +191,7 @@ def test_sizes_of_one_bucket_share_its_recording_and_padding_is_never_seen():
 
 
 def test_drafts_to_verify_are_replayed_too_whoever_has_one():
-    pair = Pair(record(), max_verified=8)
+    pair = Pair(record(), max_verified=8, apart=True)
     chance = random.Random(3)
     for step in range(NUM_STEPS_BEFORE + 3):
         # Of one bucket, its rows dealt out otherwise each time.

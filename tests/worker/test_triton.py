@@ -19,7 +19,7 @@ from tests.builders import ROOT
 pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="no Triton here")
 
 
-INTERPRETED = (("attention",), ("graphs", "small", "turned", "matrices", "draws"))
+INTERPRETED = (("attention", "windows"), ("graphs", "small", "turned", "matrices", "draws"))
 """Files that one process runs."""
 COMPILED = ("compiled",)
 AT_ONCE = 2

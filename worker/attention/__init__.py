@@ -4,22 +4,24 @@ A ``Backend`` knows the pool and the layers; once a step its ``plan`` sees where
 ``attend`` then runs layer by layer. The reference is the oracle of the others.
 """
 
-from worker.attention.base import Backend, Extent, Numbers, Outlining, Plan, Scores
+from worker.attention.base import Backend, Extent, Fixed, Fixing, Numbers, Plan, Scores, outlined, slots_of
 from worker.attention.gathered import GatheredAttention
 from worker.attention.native import NativeAttention, NativePlan
 from worker.attention.reference import ReferenceAttention
 from worker.attention.repeatable import RepeatableAttention
 from worker.attention.segments import SegmentAttention
-from worker.attention.windowed import TwoPools, WindowedAttention
+from worker.attention.windowed import FixingWindows, TwoPools, WindowedAttention, WindowedPlan
 
 __all__ = [
     "Backend",
     "Extent",
+    "Fixed",
+    "Fixing",
+    "FixingWindows",
     "GatheredAttention",
     "NativeAttention",
     "NativePlan",
     "Numbers",
-    "Outlining",
     "Plan",
     "ReferenceAttention",
     "RepeatableAttention",
@@ -27,4 +29,7 @@ __all__ = [
     "SegmentAttention",
     "TwoPools",
     "WindowedAttention",
+    "WindowedPlan",
+    "outlined",
+    "slots_of",
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
@@ -11,7 +12,10 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
+from worker.transfer import sent
+
 Numbers = npt.NDArray[np.int32]
+NONE: Numbers = np.empty(0, dtype=np.int32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +51,21 @@ class Extent(NamedTuple):
     num_tokens: int
     start: int
     block_ids: Sequence[int]
+
+
+def slots_of(extents: Sequence[Extent], block_size: int) -> array[int]:
+    """i64: where in the pool each row's key and value go."""
+    slots = array("q")
+    for _, num_tokens, start, block_ids in extents:
+        if num_tokens == 1:
+            slots.append(block_ids[start // block_size] * block_size + start % block_size)
+        else:
+            end = start + num_tokens
+            for block in range(start // block_size, -(-end // block_size)):
+                begin = block * block_size
+                at = block_ids[block] * block_size - begin  # of position 0, if the block were as long
+                slots.extend(range(at + max(start, begin), at + min(end, begin + block_size)))
+    return slots
 
 
 class Plan(Protocol):
@@ -89,3 +108,53 @@ class Outlining(ABC):
 
     @abstractmethod
     def outline(self, extents: Sequence[Extent]) -> Outline: ...
+
+    def plan(self, extents: Sequence[Extent], slots: Tensor) -> Plan:
+        """See Backend. One upload."""
+        outline = self.outline(extents)
+        return outline.plan(slots, sent(outline.numbers, slots.device))
+
+
+@dataclass(frozen=True, slots=True)
+class _Unsent:
+    """Of a Backend that sends what it wants by itself."""
+
+    backend: Backend
+    extents: Sequence[Extent]
+
+    @property
+    def numbers(self) -> Numbers:
+        return NONE
+
+    def plan(self, slots: Tensor, numbers: Tensor) -> Plan:
+        return self.backend.plan(self.extents, slots)
+
+
+def outlined(backend: Backend, extents: Sequence[Extent]) -> Outline:
+    """By any backend."""
+    return backend.outline(extents) if isinstance(backend, Outlining) else _Unsent(backend, extents)
+
+
+class Fixed(Plan, Protocol):
+    """A Plan to capture: a step is what lies in its places when it is replayed."""
+
+    def numbers(self, extents: Sequence[Extent], tables_at: int = 0) -> Sequence[Numbers]:
+        """What these have to lie in its places, part behind part; ``tables_at``: so many numbers of others come before
+        the last part, which are the block tables."""
+        ...
+
+
+class Fixing(Outlining):
+    """A Backend whose steps can be captured."""
+
+    @abstractmethod
+    def fixed(self, num_tokens: int, slots: Tensor, places: Tensor) -> Fixed:
+        """A plan to capture: up to so many tokens of each of some sequences (a decode 1, a draft to verify one more
+        than it has), and in all no more than there are ``slots``. A step is what lies in slots [any] i64 (below 0: the
+        row is padding, its key and value are not kept) and in places [any] i32 (what ``Fixed.numbers`` says) when it is
+        replayed.
+        """
+
+    @abstractmethod
+    def num_places(self, num_rows: int, num_blocks: int) -> int:
+        """That a step of so many rows takes, with so many blocks in all of its tables."""

@@ -16,11 +16,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from worker.attention.base import Extent, Numbers, Outlining, Scores
+from worker.attention.base import Extent, Fixing, Numbers, Scores
 from worker.attention.dense import Varlen, may_be_dense, varlen
 from worker.attention.paged_plan import EXTENT_FIELDS, Scratch, Tile, TritonOutline, TritonPlan, numbers_of
 from worker.kv_cache import KVCache
-from worker.transfer import sent
 from worker.triton import attention as kernels
 from worker.triton.device import num_processors as processors_of
 
@@ -37,7 +36,7 @@ WAVES = 2
 """Programs wanted for each processor: two fit at once, and their loads hide each other's waits."""
 
 
-class TritonAttention(Outlining):
+class TritonAttention(Fixing):
     """A Backend for CUDA devices from sm_80 on; see ``serves`` for which pools."""
 
     def __init__(
@@ -81,11 +80,6 @@ class TritonAttention(Outlining):
             known.append(torch.int8)
         return cache.keys[0].dtype in known and head_dim <= MAX_HEAD_DIM and num_heads <= MAX_GROUP * num_kv_heads
 
-    def plan(self, extents: Sequence[Extent], slots: Tensor) -> TritonPlan:
-        """See Backend. One upload."""
-        outline = self.outline(extents)
-        return outline.plan(slots, sent(outline.numbers, slots.device))
-
     def outline(self, extents: Sequence[Extent]) -> TritonOutline:
         """See Outlining."""
         together = self._together(extents)
@@ -96,16 +90,12 @@ class TritonAttention(Outlining):
         splits = self._splits(paged, tile)
         items = _items(paged, splits, tile)
         num_rows = int(splits @ [extent.num_tokens for extent in paged]) if splits.max(initial=1) > 1 else 0
-        numbers = numbers_of(paged, splits, self.num_heads)
-        return TritonOutline(self, tile, items, len(paged), numbers, num_rows, dense, together)
+        fields, tables = numbers_of(paged, splits, self.num_heads)
+        return TritonOutline(self, tile, items, fields, tables, num_rows, dense, together)
 
     def fixed(self, num_tokens: int, slots: Tensor, places: Tensor) -> TritonPlan:
-        """A plan to capture: up to so many tokens of each of some sequences (a decode 1, a draft to verify one more
-        than it has), and in all no more than there are ``slots``. A step is what lies in slots [any] i64 (below 0: the
-        row is padding, its key and value are not kept) and in places [any] i32 (what ``TritonPlan.numbers`` says) when
-        it is replayed.
-
-        The launches depend on num_tokens and the number of slots alone. Programs without work leave at once.
+        """See Fixing. The launches depend on num_tokens and the number of slots alone. Programs without work leave at
+        once.
         """
         num_rows = len(slots)
         tile = self._tile(num_tokens)
@@ -118,6 +108,10 @@ class TritonAttention(Outlining):
         tables = places[num_rows * EXTENT_FIELDS :]
         scratch = self.room(num_rows * most if most > 1 else 0)
         return TritonPlan(self, tile, slots, items, numbers, tables, scratch, [], most)
+
+    def num_places(self, num_rows: int, num_blocks: int) -> int:
+        """See Fixing."""
+        return num_rows * EXTENT_FIELDS + num_blocks
 
     def _tile(self, num_tokens: int) -> Tile:
         # Of another shape it would be another kernel, which may add up otherwise.

@@ -88,9 +88,11 @@ class Part:
         return max(16, int(triton.next_power_of_2(self.head_dim)))
 
 
-def numbers_of(extents: Sequence[Extent], splits: Numbers, num_heads: int, num_padded: int = 0) -> Numbers:
-    """Of each extent EXTENT_FIELDS numbers, and of empty ones up to num_padded in all; then all block tables, end to
-    end. splits: the most that a tile of the extent is cut into."""
+def numbers_of(
+    extents: Sequence[Extent], splits: Numbers, num_heads: int, num_padded: int = 0, tables_at: int = 0
+) -> tuple[Numbers, Numbers]:
+    """Of each extent EXTENT_FIELDS numbers, and of empty ones up to num_padded in all; and all block tables, end to
+    end. splits: the most that a tile of the extent is cut into; tables_at: where among others these tables begin."""
     num_extents = len(extents)
     fields = np.zeros((max(num_extents, num_padded), EXTENT_FIELDS), dtype=np.int32)
     tables = [extent.block_ids for extent in extents]
@@ -98,11 +100,11 @@ def numbers_of(extents: Sequence[Extent], splits: Numbers, num_heads: int, num_p
     own = fields[:num_extents]
     for at, extent in enumerate(extents):
         own[at, :3] = extent.row, extent.num_tokens, extent.start
-    own[:, 3] = lengths.cumsum() - lengths
+    own[:, 3] = tables_at + lengths.cumsum() - lengths
     own[:, 4] = splits
     scratch = own[:, 1] * splits * num_heads * (splits > 1)
     own[:, 5] = scratch.cumsum() - scratch
-    return np.concatenate((fields.ravel(), np.array(list(chain.from_iterable(tables)), dtype=np.int32)))
+    return fields, np.array(list(chain.from_iterable(tables)), dtype=np.int32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,8 +115,9 @@ class TritonOutline:
     tile: Tile
     items: Numbers
     """[num_items, ITEM_FIELDS]"""
-    num_extents: int
     extents: Numbers
+    """[num_extents, EXTENT_FIELDS]"""
+    tables: Numbers
     """[any]: see ``numbers_of``."""
     num_rows: int
     """Of the scratch; 0: nothing is split."""
@@ -126,12 +129,11 @@ class TritonOutline:
         """See Outline."""
         tables = [np.array(extent.block_ids, dtype=np.int32) for extent in self.dense]
         together = [Together.numbers(self.together)] if self.together else []
-        return np.concatenate((self.items.ravel(), self.extents, *tables, *together))
+        return np.concatenate((self.items.ravel(), self.extents.ravel(), self.tables, *tables, *together))
 
     def plan(self, slots: Tensor, numbers: Tensor) -> TritonPlan:
         """See Outline."""
-        num_fields = self.num_extents * EXTENT_FIELDS
-        sizes = [self.items.size, num_fields, len(self.extents) - num_fields]
+        sizes = [self.items.size, self.extents.size, self.tables.size]
         sizes += [len(extent.block_ids) for extent in self.dense]
         sizes.append(len(numbers) - sum(sizes))
         items, extents, tables, *dense, together = torch.split(numbers, sizes)
@@ -141,7 +143,7 @@ class TritonOutline:
             self.tile,
             slots,
             items.view(self.items.shape),
-            extents.view(self.num_extents, EXTENT_FIELDS),
+            extents.view(self.extents.shape),
             tables,
             attention.room(self.num_rows),
             [Dense.of(extent, block_ids, size) for extent, block_ids in zip(self.dense, dense, strict=True)],
@@ -172,10 +174,11 @@ class TritonPlan:
     """Splits of a tile, where it is ``fixed``."""
     together: Together | None = None
 
-    def numbers(self, extents: Sequence[Extent]) -> Numbers:
-        """Of a plan that is ``fixed``: what these have to lie in its places."""
+    def numbers(self, extents: Sequence[Extent], tables_at: int = 0) -> Sequence[Numbers]:
+        """See Fixed."""
         splits = np.full(len(extents), self.most, dtype=np.int32)
-        return numbers_of(extents, splits, self.attention.num_heads, len(self.extents))
+        fields, tables = numbers_of(extents, splits, self.attention.num_heads, len(self.extents), tables_at)
+        return fields.ravel(), tables
 
     def attend(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         """See Plan."""

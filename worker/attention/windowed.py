@@ -17,12 +17,25 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from worker.attention.base import Backend, Extent, Plan
+from worker.attention.base import (
+    Backend,
+    Extent,
+    Fixed,
+    Fixing,
+    Numbers,
+    Outline,
+    Outlining,
+    Plan,
+    outlined,
+    slots_of,
+)
 from worker.attention.native import NativeAttention
 from worker.kv_cache import KVCache, KVShape, KVType
 from worker.native import Step
 
 FULL, WINDOWED = 0, 1
+SLOT_NUMBERS = 2
+"""Of 32 bits, that a slot takes."""
 REPEATS_EVERY = 2048
 """Positions. Backends that repeat themselves cut keys at multiples of this or of what divides it."""
 
@@ -49,7 +62,7 @@ class TwoPools:
         self.places = {layer: (kind, at) for kind in (FULL, WINDOWED) for at, layer in enumerate(self.layers[kind])}
         """A layer: which pool, and its place there."""
         self.companions = torch.full((self.num_blocks,), -1)
-        """Of each block; below 0: it has none."""
+        """Of each block, on the host; below 0: it has none."""
         self.caches = [
             KVCache(replace(shape, num_layers=len(layers)), num, block_size, kv_type.dtype, device, kv_type.is_scaled)
             for layers, num in zip(self.layers, num_blocks, strict=True)
@@ -76,7 +89,7 @@ def layers_apart(windows: Sequence[int]) -> tuple[list[int], list[int]]:
     return [layer for layer in layers if not windows[layer]], [layer for layer in layers if windows[layer]]
 
 
-class WindowedAttention:
+class WindowedAttention(Outlining):
     """A Backend, of one for each pool."""
 
     def __init__(self, full: Backend, windowed: Backend, cache: TwoPools, is_repeatable: bool = False) -> None:
@@ -85,27 +98,26 @@ class WindowedAttention:
         self._unit = math.lcm(REPEATS_EVERY, cache.block_size) // cache.block_size if is_repeatable else 1
         """Blocks, of a multiple of which a sequence may seem to begin later than it does."""
 
-    def plan(self, extents: Sequence[Extent], slots: Tensor) -> WindowedPlan:
-        """See Backend."""
-        windowed = self._windowed.plan([self._seen(extent) for extent in extents], self._apart(slots))
-        return WindowedPlan((self._full.plan(extents, slots), windowed), self._cache.places)
+    def outline(self, extents: Sequence[Extent]) -> WindowedOutline:
+        """See Outlining."""
+        seen, slots = self.apart(extents)
+        outlines = outlined(self._full, extents), outlined(self._windowed, seen)
+        parts = [np.array(slots).view(np.int32), *(outline.numbers for outline in outlines)]
+        return WindowedOutline(outlines, parts, self._cache.places)
 
     def steps(self, extents: Sequence[Extent], slots: array[int]) -> list[Step]:
         """As NativeAttention's; none where the kernels do not serve."""
         full, windowed = self._full, self._windowed
         if not (isinstance(full, NativeAttention) and isinstance(windowed, NativeAttention)):
             return []
-        slots_apart = array("q", self._apart(torch.from_numpy(np.array(slots))).tolist())
-        seen = [self._seen(extent) for extent in extents]
-        return full.steps(extents, slots) + windowed.steps(seen, slots_apart)
+        return full.steps(extents, slots) + windowed.steps(*self.apart(extents))
 
-    def _apart(self, slots: Tensor) -> Tensor:
-        """Of the pool of layers that have windows."""
-        size = self._cache.block_size
-        return self._cache.companions[slots // size] * size + slots % size
+    def apart(self, extents: Sequence[Extent]) -> tuple[list[Extent], array[int]]:
+        """What windows show of these, and where in their pool each row's key and value go."""
+        seen = [self._seen(extent) for extent in extents]
+        return seen, slots_of(seen, self._cache.block_size)
 
     def _seen(self, extent: Extent) -> Extent:
-        """What windows show of it."""
         size, start = self._cache.block_size, extent.start
         first = max(0, start - self._cache.window + 1) // size
         end = -(-(start + extent.num_tokens) // size)
@@ -117,12 +129,83 @@ class WindowedAttention:
         return Extent(extent.row, extent.num_tokens, start - (first - num_before) * size, block_ids)
 
 
+class FixingWindows(WindowedAttention, Fixing):
+    """Of backends whose steps can be captured."""
+
+    def __init__(self, full: Fixing, windowed: Fixing, cache: TwoPools, is_repeatable: bool = False) -> None:
+        super().__init__(full, windowed, cache, is_repeatable)
+        self._fixing = full, windowed
+
+    def fixed(self, num_tokens: int, slots: Tensor, places: Tensor) -> FixedWindows:
+        """See Fixing. First in places are the slots in the other pool."""
+        full, windowed = self._fixing
+        num_rows, num_slots = len(slots), SLOT_NUMBERS * len(slots)
+        apart, own = places[:num_slots].view(torch.int64), places[num_slots:]
+        # Its tables lie behind the other's, so that nothing is between what a step needs.
+        plans = (
+            full.fixed(num_tokens, slots, own[windowed.num_places(num_rows, 0) :]),
+            windowed.fixed(num_tokens, apart, own),
+        )
+        return FixedWindows(plans, self._cache.places, self, num_rows)
+
+    def num_places(self, num_rows: int, num_blocks: int) -> int:
+        """See Fixing."""
+        # With what seems to be in front of it, a window is never longer than what it is a window on.
+        return SLOT_NUMBERS * num_rows + sum(each.num_places(num_rows, num_blocks) for each in self._fixing)
+
+
+@dataclass(frozen=True, slots=True)
+class WindowedOutline:
+    """See Outline."""
+
+    outlines: tuple[Outline, Outline]
+    parts: list[Numbers]
+    """The slots in the pool of layers with windows, then what each outline wants."""
+    places: dict[int, tuple[int, int]]
+
+    @property
+    def numbers(self) -> Numbers:
+        """See Outline."""
+        return np.concatenate(self.parts)
+
+    def plan(self, slots: Tensor, numbers: Tensor) -> WindowedPlan:
+        """See Outline."""
+        full, windowed = self.outlines
+        apart, of_full, of_windowed = torch.split(numbers, [len(part) for part in self.parts])
+        plans = full.plan(slots, of_full), windowed.plan(apart.view(torch.int64), of_windowed)
+        return WindowedPlan(plans, self.places)
+
+
 @dataclass(frozen=True, slots=True)
 class WindowedPlan:
     plans: tuple[Plan, Plan]
     places: dict[int, tuple[int, int]]
 
+    def of(self, layer: int) -> tuple[Plan, int]:
+        """The plan of its pool, and its place there."""
+        kind, place = self.places[layer]
+        return self.plans[kind], place
+
     def attend(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         """See Plan."""
-        kind, place = self.places[layer]
-        return self.plans[kind].attend(place, queries, keys, values)
+        plan, place = self.of(layer)
+        return plan.attend(place, queries, keys, values)
+
+
+@dataclass(frozen=True, slots=True)
+class FixedWindows(WindowedPlan):
+    """See Fixed."""
+
+    plans: tuple[Fixed, Fixed]
+    attention: FixingWindows
+    num_rows: int
+
+    def numbers(self, extents: Sequence[Extent], tables_at: int = 0) -> Sequence[Numbers]:
+        """See Fixed."""
+        full, windowed = self.plans
+        seen, own = self.attention.apart(extents)
+        slots = np.full(self.num_rows, -1, dtype=np.int64)
+        slots[: len(own)] = own
+        of_full = full.numbers(extents, tables_at)
+        *fields, tables = windowed.numbers(seen, tables_at + sum(len(part) for part in of_full))
+        return slots.view(np.int32), *fields, *of_full, tables

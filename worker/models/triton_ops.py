@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 from torch import Tensor
 
-from worker.attention import Plan
+from worker.attention import Plan, WindowedPlan
 from worker.attention.paged_plan import TritonPlan
 from worker.models.architecture import Activation, Architecture
 from worker.models.ops import Turning, TurnsFirst
@@ -53,6 +53,8 @@ class TritonOps(TurnsFirst):
 
     def attend(self, plan: Plan, layer: int, qkv: Tensor, architecture: Architecture, turning: Turning) -> Tensor:
         """See Ops."""
+        if isinstance(plan, WindowedPlan):
+            plan, layer = plan.of(layer)
         if not isinstance(plan, TritonPlan):
             return super().attend(plan, layer, qkv, architecture, turning)
         return plan.attend_turning(layer, qkv, *turning, architecture.qk_norm == "width", architecture.norm_eps)
