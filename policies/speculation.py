@@ -17,8 +17,8 @@ _MEMORY = 200.0
 """Trials of one kind that are remembered; older ones fade."""
 _OWN_MEMORY = 32.0
 """Of one request."""
-_OWN_PRIOR = 4.0
-"""Trials of a request after which it counts as much as all others together."""
+_OWN_PRIOR = 1.0
+"""Right ones, and wrong ones, of a request, after which it counts as much as all others together."""
 
 _LEAST_CHANCE = 0.01
 """Of a token of a draft: what comes behind one that is less likely is not looked at."""
@@ -91,14 +91,48 @@ class Chance:
         self.num_trials += 1.0
         self.num_right += is_right
 
-    def fade(self) -> None:
+    def fade(self, share: float = 1.0) -> None:
         """It was not tried, for what is known of it: a little of that is forgotten, lest it never be tried again."""
-        self.num_right *= _DOUBT
-        self.num_trials *= _DOUBT
+        keep = _DOUBT**share
+        self.num_right *= keep
+        self.num_trials *= keep
 
     def mean(self, right: float = _PRIOR_RIGHT, trials: float = _PRIOR_TRIALS) -> float:
         """With so much known beforehand."""
         return (self.num_right + right) / (self.num_trials + trials)
+
+
+class Own:
+    """How much likelier or less likely one request's guesses come right than those of all, whatever kinds it had of
+    them: where weak ones mostly fail, that they do says little against its strong ones."""
+
+    __slots__ = ("num_expected", "num_right", "num_trials")
+
+    def __init__(self) -> None:
+        self.num_right = self.num_expected = self.num_trials = 0.0
+
+    def tell(self, is_right: bool, expected: float) -> None:
+        """``expected``: the chance of that, of all."""
+        if self.num_trials >= _OWN_MEMORY:
+            self._keep(1.0 - 1.0 / _OWN_MEMORY)
+        self.num_trials += 1.0
+        self.num_right += is_right
+        self.num_expected += expected
+
+    def fade(self) -> None:
+        """See Chance."""
+        self._keep(_DOUBT)
+
+    def odds(self) -> float:
+        """Wrong ones for each right one, over what they are of all."""
+        right, expected = self.num_right + _OWN_PRIOR, self.num_expected + _OWN_PRIOR
+        trials = self.num_trials + 2 * _OWN_PRIOR
+        return (trials - right) / right * expected / (trials - expected)
+
+    def _keep(self, share: float) -> None:
+        self.num_right *= share
+        self.num_expected *= share
+        self.num_trials *= share
 
 
 class Survival:
@@ -107,48 +141,47 @@ class Survival:
     def __init__(self) -> None:
         self._kinds = [Chance(_MEMORY) for _ in range(NUM_KINDS)]
 
-    def own(self) -> Chance:
-        """For one request, to be given back with what concerns it."""
-        return Chance(_OWN_MEMORY)
-
-    def expected(self, strength: int, num_tokens: int, own: Chance) -> list[float]:
+    def expected(self, strength: int, num_tokens: int, own: Own) -> list[float]:
         """The chance of each of a draft's tokens that it and all before it are right; ends where hardly any is."""
         chances = []
-        survival, kind, right = 1.0, -1, 0.0
+        survival, kind, right, odds = 1.0, -1, 0.0, own.odds()
         for place in range(strength, strength + num_tokens):
             at = _KINDS[place] if place < len(_KINDS) else _KINDS[-1]  # as ``kind_of``, without a call
             if at != kind:
-                kind, right = at, own.mean(_OWN_PRIOR * self._kinds[at].mean(), _OWN_PRIOR)
+                kind, right = at, self._kinds[at].mean()
+                right /= right + (1.0 - right) * odds
             survival *= right
             chances.append(survival)
             if survival < _LEAST_CHANCE:
                 break
         return chances
 
-    def refuse(self, strength: int, own: Chance) -> None:
-        """Nothing of such a draft was tried."""
-        self._kinds[kind_of(strength)].fade()
+    def refuse(self, strength: int, own: Own, share: float = 1.0) -> None:
+        """Nothing of such a draft was tried. ``share``: of all drafts of the step, lest a large one forget at once what
+        its requests are held against."""
+        self._kinds[kind_of(strength)].fade(share)
         own.fade()
 
-    def forgive(self, own: Chance) -> None:
+    def forgive(self, own: Own) -> None:
         """Nobody was asked for a draft, for what that takes. Only what was bad is forgotten: to think less of who is
         right often would be to ask no more."""
         kind = self._kinds[0]
-        for chance, otherwise in ((own, kind.mean()), (kind, _PRIOR_RIGHT / _PRIOR_TRIALS)):
-            if chance.num_right < otherwise * chance.num_trials:
-                chance.fade()
+        if own.num_right < own.num_expected:
+            own.fade()
+        if kind.num_right < _PRIOR_RIGHT / _PRIOR_TRIALS * kind.num_trials:
+            kind.fade()
 
     @property
     def is_known(self) -> bool:
         """A few drafts at least were tried."""
         return self._kinds[0].num_trials >= _KNOWN
 
-    def tell(self, strength: int, num_tokens: int, num_right: int, own: Chance) -> None:
+    def tell(self, strength: int, num_tokens: int, num_right: int, own: Own) -> None:
         """Of a draft of so many tokens the first ``num_right`` were right."""
         for place in range(min(num_tokens, num_right + 1)):
-            is_right = place < num_right
-            self._kinds[kind_of(strength + place)].tell(is_right)
-            own.tell(is_right)
+            is_right, kind = place < num_right, self._kinds[kind_of(strength + place)]
+            own.tell(is_right, kind.mean())
+            kind.tell(is_right)
 
 
 class Effort:
@@ -240,9 +273,9 @@ class Purse:
         """Hardly anybody should be looked at but those whose latest guess was right."""
         return self._level <= 0.0
 
-    def pass_step(self) -> None:
-        """One more, whatever was in it."""
-        self._level = min(self._most, self._level + _ALLOWANCE)
+    def pass_steps(self, num: int) -> None:
+        """So many more, whatever was in them."""
+        self._level = min(self._most, self._level + num * _ALLOWANCE)
         if self._level >= _ENOUGH * self._most:
             self.is_empty = False
 

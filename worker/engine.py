@@ -168,7 +168,7 @@ class Engine:
         sources = before.sources() if before is not None else {}
         spans = [span_of(sequence, num_tokens, sources) for sequence, num_tokens in batch]
         work = work_of(spans)
-        if self.speculates:
+        if self.speculates and self._speculation and self._speculation.wakes(work.num_decodes):
             work = self._draft(batch, spans, work, started_at)
         self._drawing.foresee(sequence for sequence, num in batch if sequence.may_be_drawn(num))
         sampled_before = before.sampled() if sources and before is not None else None
@@ -220,7 +220,7 @@ class Engine:
             seconds = now - max(flight.started_at, self._landed_at)
             self._account.spend(seconds, flight.work, flight.spans, flight.batch, self._costs, now)
             self._costs.observe(flight.work, seconds)
-            if self.speculates and self._speculation is not None:
+            if self.speculates and self._speculation and self._speculation.is_awake:
                 num_right = sum([len(run.token_ids) for run in runs]) - len(runs) if flight.work.num_draft_tokens else 0
                 self._speculation.spent(flight.work, seconds, num_right, self._costs)
         self._landed_at = now

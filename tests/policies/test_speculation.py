@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.speculation import PLAIN_EVERY, Chance, Effort, Purse, Survival, allot
+from policies.speculation import PLAIN_EVERY, Chance, Effort, Own, Purse, Survival, allot
 
 falling = st.lists(st.floats(0.0, 1.0), max_size=6).map(lambda own: sorted(own, reverse=True))
 
@@ -52,7 +52,7 @@ def test_whoever_is_behind_its_promise_is_given_more():
 def test_survival_is_learned_from_what_survived(strength, num_tokens, chance, seed):
     rng = random.Random(seed)
     survival = Survival()
-    own = survival.own()
+    own = Own()
     for _ in range(400):
         num_right = next((place for place in range(num_tokens) if rng.random() >= chance), num_tokens)
         survival.tell(strength, num_tokens, num_right, own)
@@ -64,7 +64,7 @@ def test_survival_is_learned_from_what_survived(strength, num_tokens, chance, se
 
 def test_nothing_is_looked_at_behind_a_token_that_is_unlikely():
     survival = Survival()
-    own = survival.own()
+    own = Own()
     for number in range(64):
         survival.tell(1, 1, number % 2, own)
     *likely, last = survival.expected(1, 48, own)
@@ -75,13 +75,28 @@ def test_nothing_is_looked_at_behind_a_token_that_is_unlikely():
 def test_a_request_of_its_own_kind_is_soon_known_for_it():
     survival = Survival()
     for _ in range(200):
-        survival.tell(3, 4, 4, survival.own())
-    odd = survival.own()
+        survival.tell(3, 4, 4, Own())
+    odd = Own()
     assert survival.expected(3, 1, odd)[0] > 0.9
     for _ in range(12):
         survival.tell(3, 4, 0, odd)
     assert survival.expected(3, 1, odd)[0] < 0.3
-    assert survival.expected(3, 1, survival.own())[0] > 0.8
+    assert survival.expected(3, 1, Own())[0] > 0.8
+
+
+def test_that_weak_guesses_of_a_request_fail_says_little_against_its_strong_ones():
+    survival = Survival()
+    for number in range(200):
+        survival.tell(2, 1, number % 2, Own())
+        survival.tell(16, 4, 4, Own())
+    odd = Own()
+    for _ in range(4):
+        survival.tell(2, 1, 0, odd)
+    assert survival.expected(2, 1, odd)[0] < 0.3
+    assert survival.expected(16, 1, odd)[0] > 0.9
+    for _ in range(4):
+        survival.tell(16, 1, 0, odd)
+    assert survival.expected(16, 1, odd)[0] < 0.7
 
 
 def test_what_was_long_ago_fades():
@@ -162,17 +177,17 @@ def test_so_few_tokens_do_not_teach_what_many_take():
 def test_a_draft_that_is_refused_for_long_gets_another_chance():
     survival = Survival()
     for _ in range(200):
-        survival.tell(2, 1, 0, survival.own())
-    before = survival.expected(2, 1, survival.own())[0]
+        survival.tell(2, 1, 0, Own())
+    before = survival.expected(2, 1, Own())[0]
     for _ in range(400):
-        survival.refuse(2, survival.own())
-    assert survival.expected(2, 1, survival.own())[0] > 0.4 > 0.1 > before
+        survival.refuse(2, Own())
+    assert survival.expected(2, 1, Own())[0] > 0.4 > 0.1 > before
 
 
 @pytest.mark.parametrize("is_right", [True, False])
 def test_who_is_not_asked_is_thought_of_as_before_or_better(is_right):
     survival = Survival()
-    own = survival.own()
+    own = Own()
     for _ in range(100):
         survival.tell(0, 1, is_right, own)
     before = survival.expected(0, 1, own)
@@ -192,7 +207,7 @@ class Machine:
         self.step_s, self.row_s, self.verify_s, self.chance = step_s, row_s, verify_s, chance
         self.num_requests = num_requests
         self.survival, self.effort = Survival(), Effort()
-        self.owns = [self.survival.own() for _ in range(num_requests)]
+        self.owns = [Own() for _ in range(num_requests)]
 
     def run(self, num_steps, max_draft_tokens=8):
         """Tokens a second, over those without drafts."""
@@ -213,7 +228,7 @@ class Machine:
                 if num:
                     self.survival.tell(3, num, right, own)
                 else:
-                    self.survival.refuse(3, own)
+                    self.survival.refuse(3, own, 1 / self.num_requests)
             taken_s = (plain_s + self.verify_s * sum(drafted)) * self.rng.uniform(0.9, 1.1)
             if sum(drafted):
                 taken_s, self.first_s = taken_s + self.first_s, 0.0
@@ -247,7 +262,7 @@ def test_good_drafts_pay_where_there_is_time_to_spare():
 def test_guesses_that_gain_nothing_cost_a_small_part_of_all_steps(num_requests):
     purse, rng, num_steps, spent = Purse(num_requests), random.Random(5), 4000, 0.0
     for _ in range(num_steps):
-        purse.pass_step()
+        purse.pass_steps(1)
         if not purse.is_empty and (not purse.is_low or rng.random() < 0.5):
             more = rng.uniform(0.0, 0.5)
             purse.tell(1.0, more, 0, num_requests)
@@ -271,7 +286,7 @@ def test_a_purse_that_was_empty_is_filled_before_anybody_catches_up_with_a_text_
         purse.tell(1.0, 100.0, 0, 1)
     num_steps = 0
     while purse.is_empty:
-        purse.pass_step()
+        purse.pass_steps(1)
         num_steps += 1
     assert num_steps > 1000
     purse.tell(1.0, 100.0, 0, 1)

@@ -12,15 +12,16 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Run
 from itertools import zip_longest
-from typing import NamedTuple, Self
+from typing import Self
 
 from policies import settings
 from policies.costs import StepCosts, Work
-from policies.speculation import BEHIND_WEIGHT, Chance, Survival, allot, best_length
+from policies.speculation import BEHIND_WEIGHT, Own, Survival, allot, best_length
 from worker.sequence import Sequence
 from worker.speculation.account import Account
 from worker.speculation.drafter import NO_DRAFT, Draft, Drafter, Watcher
 from worker.speculation.forced import ForcedDrafter
+from worker.speculation.notes import MAX_RESTING, Notes, Offer, Taken
 from worker.speculation.store import StoreDrafter
 from worker.speculation.suffix import SuffixDrafter
 from worker.speculation.twins import Twins
@@ -30,57 +31,19 @@ __all__ = ["NO_DRAFT", "Allot", "Draft", "Drafter", "Speculation", "StoreDrafter
 Allot = Callable[[Run[Run[float]], Run[float], int, float, float, int], list[int]]
 """As policies.speculation.allot."""
 
-MIN_RESTING, MAX_RESTING = 2, 16
-"""Once in so many steps a sequence is looked at for which there was long nothing, the more the larger the batch."""
 MAX_STRANGERS = 4
-"""Sequences for which a drafter is asked that takes time, as long as next to nothing is known of it."""
+"""Sequences for which a drafter is asked that takes time, as long as next to nothing is known of it, or what it takes
+is in doubt."""
 SATURATED_RESTING = 8
 """Steps for which nobody is looked at where verifying anything takes too long."""
+BROKE_RESTING = 32
+"""Steps for which nobody is looked at while the purse is empty, before it is seen again what is in it."""
 MAX_SIZE = 10
 """Bits of the size of a batch that are told apart: larger ones count as one kind."""
 LOOK_EVERY = 32
 """Steps in which a device that computes by itself is once waited for, to see whether there is anything to draft."""
 
 log = logging.getLogger("penstock.worker")
-
-
-class _Taken(NamedTuple):
-    """The draft that a sequence has in this step."""
-
-    drafter: int
-    strength: int
-
-
-class _Offer(NamedTuple):
-    """A draft that a sequence may have, and what is expected of it."""
-
-    value: float
-    """Tokens that should turn out to be right."""
-    drafter: int
-    draft: Draft
-    chances: list[float]
-
-
-class _Notes:
-    """On one sequence."""
-
-    __slots__ = ("num_vain", "off", "own", "rests_until", "taken")
-
-    def __init__(self, own: list[Chance]) -> None:
-        self.own = own
-        """By drafter."""
-        self.off: set[int] = set()
-        """Drafters that have raised for it."""
-        self.taken: _Taken | None = None
-        self.num_vain = 0
-        """Times in a row that there was nothing to draft, or nothing of it was right."""
-        self.rests_until = 0
-        """The step in which it is looked at again."""
-
-    def vain(self, step: int, num_decodes: int) -> None:
-        self.num_vain += 1
-        most = min(MAX_RESTING, max(MIN_RESTING, num_decodes))
-        self.rests_until = step + min(most, 1 << self.num_vain // 4)
 
 
 class Speculation:
@@ -101,14 +64,18 @@ class Speculation:
         self.watches = bool(self._watchers)
         self._max_draft_tokens = max_draft_tokens
         self._allot = allot
-        self._step = 0
-        self._num_decodes = 1  # in this step
-        self._rests_until = 0
-        """The step in which anybody is looked at again."""
+        self._step = self._woke_at = 0
+        self._num_decodes = 1  # in the step in which it woke
+        self._rests_until = self._sleeps_until = 0
+        """The step in which anybody is looked at again, and the one in which anything is done again."""
+        self.is_awake = False
+        self._fitted_s = 0.0
+        """What this step should take without drafts; 0: not asked yet."""
         self._survivals = [Survival() for _ in self._drafters]
         self._accounts = [Account(1 << max(0, bits - 1), self._drafters) for bits in range(MAX_SIZE + 1)]
         """By the size of the batch, in bits."""
-        self._notes: dict[Sequence, _Notes] = {}
+        self._latest = self._accounts[0]
+        self._notes: dict[Sequence, Notes] = {}
         self._promising: set[Sequence] = set()
         self._num_looks = 0
         self.num_drafted_tokens = 0
@@ -129,18 +96,32 @@ class Speculation:
             drafters.append(model)
         return cls(drafters, speculation.max_draft_tokens) if speculation.enabled and drafters else None
 
+    def wakes(self, num_decodes: int) -> bool:
+        """A step begins. Whether there is anything to do in it; a batch of the size that it fell asleep with needs
+        nothing meanwhile."""
+        self._step += 1
+        self.is_awake = self._step >= self._sleeps_until or num_decodes != self._num_decodes
+        return self.is_awake
+
     def draft(
         self, batch: Run[tuple[Sequence, int]], work: Work, max_tokens: int, costs: StepCosts, now: float
     ) -> list[tuple[int, list[int]]]:
         """What to verify beside the work of a step: places in its batch, and what may follow the sequence's last token
         there; only for those who decode, and all of whose tokens are known. At most ``max_tokens`` in all."""
-        self._drafting_s = 0.0
-        self._step, self._num_decodes = self._step + 1, work.num_decodes
-        if self._step < self._rests_until or self._account(work).purse.is_empty:
+        self._drafting_s = self._fitted_s = 0.0
+        self._latest.purse.pass_steps(self._step - self._woke_at - 1)
+        self._woke_at, self._num_decodes = self._step, work.num_decodes
+        account = self._latest = self._account(work)
+        account.purse.pass_steps(1)
+        if account.purse.is_empty:
+            self._sleeps_until = self._step + BROKE_RESTING
             return []
-        self._began_at = self._now()
-        taken = self._look(batch, work, max_tokens, costs, now)
-        self._drafting_s = self._now() - self._began_at
+        taken = []
+        if self._step >= self._rests_until:
+            self._began_at = self._now()
+            taken = self._look(batch, work, max_tokens, costs, now)
+            self._drafting_s = self._now() - self._began_at
+        self._sleeps_until = self._rests_until
         return taken
 
     def _look(
@@ -160,7 +141,7 @@ class Speculation:
                 continue
             notes = self._notes.get(sequence)
             if notes is None:
-                notes = self._notes[sequence] = _Notes([survival.own() for survival in self._survivals])
+                notes = self._notes[sequence] = Notes([Own() for _ in self._survivals])
             is_awake = notes.rests_until <= self._step
             if not is_awake and not dear:
                 wakes_at = min(wakes_at, notes.rests_until)
@@ -179,7 +160,8 @@ class Speculation:
             return []
         step_s, token_s = 1.0, 0.0
         if costs.known:
-            step_s, token_s = effort.step_s(costs.predict(work)), effort.token_s
+            self._fitted_s = costs.predict(work)
+            step_s, token_s = effort.step_s(self._fitted_s), effort.token_s
             if effort.wants_plain:
                 return []
             if step_s <= work.num_decodes * token_s:
@@ -191,6 +173,8 @@ class Speculation:
         for index in dear:
             self._from_the_dear(index, account, nums, chosen, step_s, token_s)
         if not chosen:
+            if len(nums) == len(batch):
+                self._rests_until = min(account.next_due(), *[self._notes[each].rests_until for each in nums])
             return []
         sequence_chances = [each.chances for each in chosen.values()]
         weights = [_weight(sequence, now) for sequence in chosen]
@@ -201,10 +185,10 @@ class Speculation:
         for (sequence, each), num in zip(chosen.items(), allotted, strict=True):
             notes = self._notes[sequence]
             if num:
-                notes.taken = _Taken(each.drafter, each.draft.strength)
+                notes.taken = Taken(each.drafter, each.draft.strength)
                 taken.append((places[sequence], each.draft.token_ids[:num]))
             else:
-                self._survivals[each.drafter].refuse(each.draft.strength, notes.own[each.drafter])
+                self._survivals[each.drafter].refuse(each.draft.strength, notes.own[each.drafter], 1 / len(chosen))
                 notes.vain(self._step, self._num_decodes)
         return taken
 
@@ -231,16 +215,13 @@ class Speculation:
         self.num_accepted_tokens += num_right
 
     def spent(self, work: Work, seconds: float, num_right: int, costs: StepCosts) -> None:
-        """A step of this work took so long, and so many tokens of its drafts were right."""
-        account = self._account(work)
-        purse, effort = account.purse, account.effort
-        purse.pass_step()
-        if not (self._drafting_s or work.num_draft_tokens or not self._step % 8 or effort.wants_plain):
-            return
+        """A step of this work, in which it was awake, took so long, and so many tokens of its drafts were right."""
         if not costs.known or work.num_prefill_tokens:
             return
-        fitted_s, alone_s = costs.predict(work._replace(num_draft_tokens=0)), seconds - self._drafting_s
-        plain_s = effort.step_s(fitted_s)
+        account = self._account(work)
+        purse, effort = account.purse, account.effort
+        fitted_s = self._fitted_s or costs.predict(work._replace(num_draft_tokens=0))
+        plain_s, alone_s = effort.step_s(fitted_s), seconds - self._drafting_s
         if self._drafting_s and plain_s > 0.0 and work.num_decodes:
             more_s = self._drafting_s + (alone_s - plain_s if work.num_draft_tokens else 0.0)
             purse.tell(plain_s, more_s, num_right, work.num_decodes)
@@ -284,9 +265,9 @@ class Speculation:
         for drafter in self._drafters if is_noted else self._watchers:
             drafter.forget(sequence)
 
-    def _from_the_free(self, awake: dict[Sequence, int]) -> dict[Sequence, _Offer]:
+    def _from_the_free(self, awake: dict[Sequence, int]) -> dict[Sequence, Offer]:
         """Of each sequence that has any, the draft of which most is expected, among those that cost nothing."""
-        best: dict[Sequence, _Offer] = {}
+        best: dict[Sequence, Offer] = {}
         for index, drafter in enumerate(self._drafters):
             if drafter.is_free and awake:
                 self._take_better(index, awake, best)
@@ -301,17 +282,17 @@ class Speculation:
         index: int,
         account: Account,
         nums: dict[Sequence, int],
-        best: dict[Sequence, _Offer],
+        best: dict[Sequence, Offer],
         step_s: float,
         token_s: float,
     ) -> None:
         """Adds to ``best`` what one drafter proposes for those for whom it is worth its time."""
         drafter, survival = self._drafters[index], self._survivals[index]
         expected: dict[Sequence, list[float]] = {}
-        known: dict[tuple[int, float, float], list[float]] = {}  # many of whom nothing is known are alike
+        known: dict[tuple[int, float], list[float]] = {}  # many of whom nothing is known are alike
         for sequence, num in nums.items():
             own = self._notes[sequence].own[index]
-            kind = num, own.num_right, own.num_trials
+            kind = num, own.odds()
             if index not in self._notes[sequence].off:
                 expected[sequence] = known.get(kind) or known.setdefault(kind, survival.expected(0, num, own))
         # Whoever has as good a draft already is left out.
@@ -322,15 +303,14 @@ class Speculation:
         }
         if not expected:
             return
-        asked = list(expected)
-        if not survival.is_known:
+        asked, believed = list(expected), account.believed(index)
+        if not survival.is_known or believed < 1.0:
             asked = asked[:MAX_STRANGERS]
         together = zip_longest(*[expected[sequence] for sequence in asked], fillvalue=0.0)
         chances = [sum(each) / len(asked) for each in together]
         others = [each for sequence, each in best.items() if sequence not in expected]
         worth = self._num_decodes + sum([sum(each.chances) for each in others])
         with_others_s = step_s + token_s * sum([len(each.chances) for each in others])
-        believed = account.believed(index)
         num = best_length(
             chances,
             len(asked),
@@ -347,7 +327,7 @@ class Speculation:
         account.take(index)
         self._take_better(index, {sequence: min(num, nums[sequence]) for sequence in asked}, best)
 
-    def _take_better(self, index: int, nums: dict[Sequence, int], best: dict[Sequence, _Offer]) -> None:
+    def _take_better(self, index: int, nums: dict[Sequence, int], best: dict[Sequence, Offer]) -> None:
         survival = self._survivals[index]
         for sequence, draft in self._ask(index, list(nums), list(nums.values())):
             if not draft.token_ids:
@@ -355,7 +335,7 @@ class Speculation:
             chances = survival.expected(draft.strength, len(draft.token_ids), self._notes[sequence].own[index])
             value = sum(chances)
             if sequence not in best or value > best[sequence].value:
-                best[sequence] = _Offer(value, index, draft, chances)
+                best[sequence] = Offer(value, index, draft, chances)
 
     def _ask(self, index: int, sequences: list[Sequence], nums: list[int]) -> list[tuple[Sequence, Draft]]:
         """One drafter, for those for whom it is not switched off."""
