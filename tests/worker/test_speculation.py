@@ -16,7 +16,7 @@ from tests.worker.test_engine_models import STEMS, Families, run, schedules
 from tests.worker.tiny import VOCAB_SIZE
 from worker.engine import Engine
 from worker.sampler import Row, Sampler
-from worker.speculation import Draft, Speculation, SuffixDrafter
+from worker.speculation import NO_DRAFT, Draft, Speculation, SuffixDrafter
 
 
 def everything(chances, weights, num_requests, step_s, token_s, max_tokens):
@@ -198,3 +198,50 @@ def test_a_drafter_that_raises_is_switched_off_for_that_request_alone():
     assert speculation.num_faults == {"broken": 1}
     assert all(answers[each] == answer([1, 2, 3, 1, 2], 0, 30, eos_token_ids=()) for each in ("good", "bad", "fine"))
     assert speculation.num_drafted_tokens > 0
+
+
+class Silent:
+    """Has nothing to say, and counts how often it is asked."""
+
+    name = "silent"
+    is_free = True
+
+    def __init__(self):
+        self.num_asked = 0
+
+    def propose(self, sequences, num_tokens):
+        self.num_asked += 1
+        return [NO_DRAFT for _ in sequences]
+
+    def learn(self, sequence):
+        pass
+
+    def forget(self, sequence):
+        pass
+
+
+def test_while_the_purse_is_empty_nobody_is_asked_and_every_step_fills_it():
+    silent = Silent()
+    speculation = Speculation([silent], 4)
+    engine = Engine(ScriptedRunner(num_blocks=600), ScriptedSampler(), EngineSettings(), float, None, speculation)
+    for number in range(16):
+        engine.add(wire.Submit(str(number), [1, 2, 3], Sampling(max_tokens=400, ignore_eos=True)))
+    purse = speculation._accounts[(16).bit_length()].purse
+    while not purse.is_empty:
+        purse.tell(1.0, 1.0, 0, 16)
+    num_steps = 0
+    while not silent.num_asked:
+        engine.step()
+        num_steps += 1
+    assert 250 < num_steps < 300  # from -0.5 to 0.75 by 0.005 each, and it is seen a few steps later
+
+
+def test_who_has_nothing_to_say_is_asked_in_every_other_step_at_most():
+    silent = Silent()
+    engine = Engine(
+        ScriptedRunner(num_blocks=64), ScriptedSampler(), EngineSettings(), float, None, Speculation([silent], 4)
+    )
+    engine.add(wire.Submit("one", [1, 2, 3], Sampling(max_tokens=100, ignore_eos=True)))
+    while engine.has_work:
+        engine.step()
+    assert 45 <= silent.num_asked <= 55
