@@ -56,8 +56,10 @@ _SEEN = 0.9
 _DEBT = 1 / 3
 """Of the savings, that those whose guesses come right may owe."""
 _WORST = 2 / 3
-"""Of the savings, that is owed at most, and that one step can be charged with: a long text is met once, and may pay
-later."""
+"""Of the savings, that is owed at most, and that one step can be charged with if that is more than what follows: a long
+text is met once, and may pay later."""
+_CHARGED = 2.0
+"""Steps' time that one step can be charged with at least: large batches have small savings, and catch up with much."""
 _LONGEST = 8.0
 """Steps' time that one step is charged with, at most: what takes longer was mostly not its drafts, but whoever else
 wanted the processor."""
@@ -282,7 +284,7 @@ class Purse:
     def tell(self, plain_s: float, more_s: float, num_right: int, num_requests: int) -> None:
         """Of a step that would have taken ``plain_s`` for a token each, and took so much longer, looking included."""
         worst = _WORST * self._most
-        change = _SEEN * num_right / num_requests - min(worst, _LONGEST, more_s / plain_s)
+        change = _SEEN * num_right / num_requests - min(max(worst, _CHARGED), _LONGEST, more_s / plain_s)
         self._level = min(self._most, max(-worst, self._level + change))
         if self._level <= -_DEBT * self._most:
             self.is_empty = True
