@@ -19,7 +19,7 @@ import msgspec
 import openai
 import pytest
 
-from gateway import app, doors, log_level, telemetry
+from gateway import app, doors, log_level, shelving, telemetry
 from gateway.house import Gateway
 from gateway.text import Text
 from policies import settings
@@ -161,6 +161,12 @@ def open_front(tmp_path: Path, data_dir: Path) -> OpenFront:
 async def front(open_front: OpenFront) -> AsyncIterator[Front]:
     async with open_front() as opened:
         yield opened
+
+
+@pytest.fixture
+def patient_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is kept is waited for as long as a test waits: where a disk is busy, longer than clients would."""
+    monkeypatch.setattr(shelving, "PATIENCE_S", PATIENCE_S)
 
 
 @pytest.fixture

@@ -14,6 +14,8 @@ from tests.gateway.conftest import Front
 from tests.gateway.responding import another_tenant, answered
 from tests.gateway.test_responses_shelf import Wall
 
+pytestmark = pytest.mark.usefixtures("patient_store")
+
 
 def said(text: str, role: str = "user") -> dict[str, str]:
     return {"role": role, "content": text}

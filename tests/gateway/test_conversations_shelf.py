@@ -15,6 +15,8 @@ from gateway.responses.items import AnyItem, MessageItem, named, said_by_user
 from policies import settings
 from tests.gateway.test_responses_shelf import Wall
 
+pytestmark = pytest.mark.usefixtures("patient_store")
+
 MINE = "conv_" + "0" * 32
 
 

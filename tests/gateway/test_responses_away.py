@@ -19,9 +19,14 @@ async def test_without_the_database_responses_are_given_and_not_kept(open_front,
         running = await ask(front, background=True)
         submit = await front.peer.submitted()
         front.peer.say(submit, front.ids("Hi"))
+        mine = (await front.client.conversations.create()).id
+        conversed = ask(front, conversation=mine)
+        said = await front.peer.submitted()
         getattr(fragile_postgres, how)()
         given = await answered(front)
         assert (given.output_text, given.store) == ("Hi there.", False)
+        front.peer.say(said, [*front.ids("Yes."), END], "stop")
+        assert ((await conversed).output_text, (await conversed).conversation) == ("Yes.", None)
         stream = ask(front, stream=True)
         front.peer.say(await front.peer.submitted(), [*front.ids("Yes."), END], "stop")
         events = [event async for event in await stream]
@@ -33,6 +38,8 @@ async def test_without_the_database_responses_are_given_and_not_kept(open_front,
             front.client.responses.delete(before.id),
             ask(front, previous_response_id=before.id),
             ask(front, background=True),
+            ask(front, conversation=mine),
+            front.client.conversations.create(),
         ):
             with pytest.raises(openai.InternalServerError) as away:
                 await refused
@@ -42,3 +49,4 @@ async def test_without_the_database_responses_are_given_and_not_kept(open_front,
         patient = front.client.with_options(max_retries=20)
         assert (await over(patient, running.id)).output_text == "Hi there."
         assert (await patient.responses.retrieve(before.id)) == before
+        assert (await patient.conversations.items.list(mine)).data == []

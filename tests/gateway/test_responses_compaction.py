@@ -15,6 +15,8 @@ from tests.gateway.conftest import Front, OpenFront
 from tests.gateway.responding import ASSISTANT, another_tenant, answered, ask, prompt_of, turn
 from tests.gateway.test_conversations import begun, said
 
+pytestmark = pytest.mark.usefixtures("patient_store")
+
 SUMMARY = "They said hello."
 
 

@@ -18,6 +18,8 @@ from tests.gateway.test_conversations import begun, said, texts_of
 from tests.gateway.test_responses_background import over
 from tests.gateway.test_responses_shelf import Wall
 
+pytestmark = pytest.mark.usefixtures("patient_store")
+
 
 async def events_of(call: asyncio.Task[Any]) -> list[Any]:
     return [event async for event in await call]
@@ -221,20 +223,3 @@ async def test_none_is_gone_on_from_where_nothing_may_be_stored_any_more(open_fr
         with pytest.raises(openai.BadRequestError) as refused:
             await ask(front, conversation=mine)
         assert "Nothing is stored" in refused.value.message
-
-
-async def test_without_the_database_an_answer_is_given_and_not_added(open_front, fragile_postgres, tmp_path):
-    where = settings.Store(data_dir=str(tmp_path / "data"), url=f"{fragile_postgres.url}/postgres")
-    async with open_front(store=where) as front:
-        mine = await begun(front)
-        call = ask(front, conversation=mine)
-        submit = await front.peer.submitted()
-        fragile_postgres.kill()
-        front.peer.say(submit, [*front.ids("Hi there."), END], "stop")
-        given = await call
-        assert (given.output_text, given.conversation, given.store) == ("Hi there.", None, False)
-        with pytest.raises(openai.InternalServerError):
-            await ask(front, conversation=mine)
-        fragile_postgres.start()
-        patient = front.client.with_options(max_retries=20)
-        assert await texts_of(patient, mine) == []
