@@ -21,9 +21,11 @@ PATH = "/v1/responses/{response_id}"
 
 
 class RetrieveQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """``starting_after``: the number of the last event that the client has."""
+    """``starting_after``: the number of the last event that the client has. ``include_obfuscation``: as in
+    ``StreamOptions``."""
 
     stream: bool = False
+    include_obfuscation: bool = False
     starting_after: Annotated[int, Meta(ge=0, le=2**63 - 1)] | None = None
 
 
@@ -38,7 +40,8 @@ async def retrieve(request: web.Request) -> web.StreamResponse:
         raise errors.InvalidRequest("Only a response in the background can be streamed again", param="stream")
     first = 0 if query.starting_after is None else query.starting_after + 1
     outlet = EventStream(request, gw.settings.server, gw.clock)
-    return await relay(outlet, gw, kept, gw.responses.background.find(kept.tenant_id, kept.id), first)
+    running = gw.responses.background.find(kept.tenant_id, kept.id)
+    return await relay(outlet, gw, kept, running, first, query.include_obfuscation)
 
 
 async def delete(request: web.Request) -> web.StreamResponse:

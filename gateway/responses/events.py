@@ -222,13 +222,26 @@ class Events:
     def _say(self, kind: str, **fields: Any) -> None:
         said = {"type": kind, "sequence_number": self._number, **fields}
         if self._obfuscates and "delta" in fields:
-            said["obfuscation"] = openai.obfuscation(len(_json(fields["delta"])) - 2)  # without its quotes
+            said["obfuscation"] = _beside(fields["delta"])
         self._number += 1
         self._said.append(b"event: %b\ndata: %b\n\n" % (kind.encode(), _json(said)))
 
     def _taken(self) -> bytes:
         said, self._said = b"".join(self._said), []
         return said
+
+
+def obfuscated(event: bytes) -> bytes:
+    """It as a stream has it whose deltas are padded, whether or not it was written for one."""
+    head, _, data = event.partition(b"\ndata: ")
+    said = msgspec.json.decode(data)
+    if "delta" not in said or "obfuscation" in said:
+        return event
+    return b"%b\ndata: %b\n\n" % (head, _json({**said, "obfuscation": _beside(said["delta"])}))
+
+
+def _beside(delta: str) -> str:
+    return openai.obfuscation(len(_json(delta)) - 2)  # without its quotes
 
 
 class _Open:

@@ -2,37 +2,46 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Sequence
+
 from aiohttp import web
 
 from gateway.house import Gateway
 from gateway.reply.events import Outlet
+from gateway.responses.events import obfuscated
 from gateway.responses.running import FLUSH_S, Running
 from gateway.responses.shelf import Kept
 
 
-async def relay(outlet: Outlet, gw: Gateway, kept: Kept, running: Running | None, first: int) -> web.StreamResponse:
-    """From the event of number ``first`` on, to the last. ``running``: where it is written here."""
+async def relay(
+    outlet: Outlet, gw: Gateway, kept: Kept, running: Running | None, first: int, obfuscates: bool = False
+) -> web.StreamResponse:
+    """From the event of number ``first`` on, to the last. ``running``: where it is written here. ``obfuscates``: deltas
+    are padded, also those that were not when they were written."""
     async with outlet:
         response = await outlet.open()
         try:
-            if running is not None:
-                while events := await running.log.more(first):
-                    first += len(events)
-                    await outlet.write(b"".join(events))
-            else:
-                await _told(outlet, gw, kept, first)
+            told = _written(running, first) if running is not None else _stored(gw, kept, first)
+            async for events in told:
+                await outlet.write(b"".join(map(obfuscated, events) if obfuscates else events))
             return await outlet.end(b"")
         except ConnectionResetError:
             return response
 
 
-async def _told(outlet: Outlet, gw: Gateway, kept: Kept, first: int) -> None:
+async def _written(running: Running, first: int) -> AsyncIterator[Sequence[bytes]]:
+    while events := await running.log.more(first):
+        first += len(events)
+        yield events
+
+
+async def _stored(gw: Gateway, kept: Kept, first: int) -> AsyncIterator[Sequence[bytes]]:
     """What the store says of one that another gateway writes, or that has ended."""
     shelf, now = gw.responses.shelf, kept
     while True:
         if events := await shelf.events(kept.id, first):
             first += len(events)
-            await outlet.write(b"".join(events))
+            yield events
         if not now.is_open:
             return
         await gw.clock.sleep(FLUSH_S)

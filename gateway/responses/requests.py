@@ -34,12 +34,21 @@ Id = Annotated[str, Meta(min_length=1, max_length=64)]
 
 
 class Reasoning(msgspec.Struct, frozen=True, kw_only=True):
-    """``summary``: the reasoning comes as the item's summary rather than as its content; it is the whole either way."""
+    """``summary``: the reasoning comes as the item's summary rather than as its content; it is the whole either way.
+    ``context``: whose reasoning of earlier turns a model reads is its template's word."""
 
     effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     summary: Literal["auto", "concise", "detailed"] | None = None
     generate_summary: Literal["auto", "concise", "detailed"] | None = None
     """The older name."""
+    context: Literal["auto"] | None = None
+    mode: Literal["standard"] | None = None
+
+
+class BackgroundOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """There is no cheaper time to wait for."""
+
+    completion_window: Literal["soonest"] | None = None
 
 
 class TextFormat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -122,6 +131,7 @@ class CountRequest(Asked, frozen=True, kw_only=True):
     """POST /v1/responses/input_tokens."""
 
     model: str | None = None
+    personality: Any = None
 
 
 class ResponseRequest(Asked, frozen=True, kw_only=True):
@@ -132,6 +142,7 @@ class ResponseRequest(Asked, frozen=True, kw_only=True):
     stream_options: StreamOptions | None = None
     background: bool | None = None
     """The answer is written whether or not the client stays."""
+    background_options: BackgroundOptions | None = None
     store: bool | None = None
     """Kept, unless this is false or the policy keeps nothing, to be read again and to be gone on from."""
     max_output_tokens: Annotated[int, Meta(ge=1, le=2**63 - 1)] | None = None
@@ -146,6 +157,7 @@ class ResponseRequest(Asked, frozen=True, kw_only=True):
     user: Named | None = None
     safety_identifier: Annotated[str, Meta(max_length=128)] | None = None
     prompt_cache_key: Named | None = None
+    access_programs: Any = None
     prompt: Any = None
     moderation: Any = None
     context_management: Any = None
@@ -209,7 +221,7 @@ T = TypeVar("T")
 def parse(body: bytes) -> ResponseRequest:
     """The request in ``body``. Raises Malformed."""
     call = _checked(openai.decoded(_decoder, body))
-    for name in ("prompt", "moderation"):
+    for name in ("access_programs", "prompt", "moderation"):
         if getattr(call, name) is not None:
             _refuse(name)
     if call.context_management:
@@ -221,7 +233,10 @@ def parse(body: bytes) -> ResponseRequest:
 
 def parse_count(body: bytes) -> CountRequest:
     """The request in ``body``. Raises Malformed."""
-    return _checked(openai.decoded(_count, body))
+    call = _checked(openai.decoded(_count, body))
+    if call.personality is not None:
+        _refuse("personality")
+    return call
 
 
 def chat_of(call: ResponseRequest, messages: list[Message]) -> openai.ChatRequest:

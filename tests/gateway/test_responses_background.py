@@ -4,6 +4,7 @@ failed when nobody writes them any more."""
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
 import openai
@@ -81,7 +82,18 @@ async def test_a_stream_that_was_cut_is_gone_on_with_while_it_is_written_and_aft
             told = await whole(await front.client.responses.retrieve(response_id, stream=True, starting_after=first))
             assert told == events[first + 1 :]
         assert await whole(await front.client.responses.retrieve(response_id, stream=True)) == events
+        await each_delta_is_padded(front, response_id)
         assert await front.client.responses.retrieve(response_id) == events[-1].response
+
+
+async def each_delta_is_padded(front: Front, response_id: str) -> None:
+    """Where whoever reads it again asks for that, though whoever asked first did not."""
+    url = f"{front.url}/v1/responses/{response_id}?stream=true&include_obfuscation=true"
+    async with front.http.get(url) as answer:
+        events = [json.loads(event.partition(b"data: ")[2]) for event in (await answer.read()).split(b"\n\n")[:-1]]
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    assert ["obfuscation" in event for event in events] == ["delta" in event for event in events]
+    assert len({len(event["delta"] + event["obfuscation"]) for event in events if "delta" in event}) == 1
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -45,6 +45,7 @@ def of_one(param: str | None, method: str, path: str, status: int = 404, body: A
 
 
 CASES = [
+    Case("personality", {"model": "demo", "input": "Hello", "personality": "friendly"}, COUNT),
     # What it is asked of
     Case("model", {"input": "Hello"}, PATH),
     bad("model", model=None),
@@ -170,6 +171,11 @@ CASES = [
     bad("truncation", truncation="middle"),
     bad("truncation", truncation=True),
     bad("reasoning", reasoning="high"),
+    bad("reasoning.mode", reasoning={"mode": "pro"}),
+    bad("reasoning.context", reasoning={"context": "all_turns"}),
+    bad("access_programs", access_programs={"cyber": "daybreak_red"}),
+    bad("background_options", background_options="soonest"),
+    bad("background_options.completion_window", background=True, background_options={"completion_window": "8h"}),
     bad("reasoning.effort", reasoning={"effort": "some"}),
     bad("reasoning.effort", reasoning={"effort": 5}),
     bad("reasoning.summary", reasoning={"summary": "long"}),
