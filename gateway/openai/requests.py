@@ -63,7 +63,7 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
     service_tier: Literal["auto", "default", "flex", "scale", "priority", "fast"] | None = None
     """Which one it gets is its policy's word; the answer says it."""
     user: Named | None = None
-    safety_identifier: Annotated[str, Meta(max_length=64)] | None = None
+    safety_identifier: Annotated[str, Meta(max_length=128)] | None = None
     metadata: Metadata | None = None
     """These three are of no consequence here; they are in the ledger's row."""
 

@@ -22,7 +22,7 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True):
 
     model: str
     user: Named | None = None
-    safety_identifier: Annotated[str, Meta(max_length=64)] | None = None
+    safety_identifier: Annotated[str, Meta(max_length=128)] | None = None
     metadata: Metadata | None = None
     service_tier: Literal["auto", "default", "flex", "scale", "priority", "fast"] | None = None
     penstock: PenstockOptions | None = None

@@ -190,6 +190,7 @@ AS_THEY_ARE = (
     "metadata",
     "service_tier",
     "user",
+    "safety_identifier",
     "prompt_cache_key",
     "penstock",
     "chat_template_kwargs",
@@ -244,8 +245,6 @@ def chat_of(call: ResponseRequest, messages: list[Message]) -> openai.ChatReques
     asked = {name: msgspec.to_builtins(getattr(call, name)) for name in AS_THEY_ARE}
     asked |= _of_prompt(call, messages)
     asked["max_completion_tokens"] = call.max_output_tokens
-    # As much of it as a row of the ledger has.
-    asked["safety_identifier"] = call.safety_identifier and call.safety_identifier[:64]
     if call.wants_logprobs:
         asked |= {"logprobs": True, "top_logprobs": call.top_logprobs or 0}
     return in_our_words(lambda: _chat(asked))

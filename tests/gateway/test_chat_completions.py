@@ -51,7 +51,7 @@ async def test_what_a_client_says_of_its_request_is_in_the_ledger(open_front, st
         call = front.chat(
             stream=stream,
             user="me\0\N{SNOWMAN}",
-            safety_identifier="id",
+            safety_identifier="i" * 128,
             metadata={"team": "a\0b", "k\0": '"\\u0000"'},
             extra_headers={"traceparent": f"00-{TRACE}-00f067aa0ba902b7-01"},
         )
@@ -63,7 +63,7 @@ async def test_what_a_client_says_of_its_request_is_in_the_ledger(open_front, st
         await front.gw.ledger.settle(an_entry())
         async with front.gw.store.engine.connect() as connection:
             row, other = (await connection.execute(sa.select(store.ledger).order_by("position"))).all()
-    assert (row.end_user, row.safety_identifier, row.trace_id) == ("me\ufffd\N{SNOWMAN}", "id", TRACE)
+    assert (row.end_user, row.safety_identifier, row.trace_id) == ("me\ufffd\N{SNOWMAN}", "i" * 128, TRACE)
     assert json.loads(row.metadata) == {"team": "a\ufffdb", "k\ufffd": '"\\u0000"'}
     assert (other.end_user, other.safety_identifier, other.metadata, other.trace_id) == (None, None, None, None)
 

@@ -202,7 +202,7 @@ CASES = [
     bad("service_tier", service_tier=1),
     bad("user", user="x" * 513),
     bad("user", user=5),
-    bad("safety_identifier", safety_identifier="x" * 65),
+    bad("safety_identifier", safety_identifier="x" * 129),
     bad("store", store="yes"),
     bad("metadata", metadata="a=b"),
     bad("metadata", metadata={"a": 1}),
