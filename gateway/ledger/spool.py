@@ -146,6 +146,7 @@ class Spool:
         self._lock = threading.Lock()
         self._connection: sqlite3.Connection | None = None
         self.num_rows = 0
+        """In the file, as far as this gateway knows: what others do there is learned from ``oldest``."""
 
     def keep(self, entries: Sequence[Entry]) -> None:
         """Durable when it returns. Raises WriteError."""
@@ -156,10 +157,10 @@ class Spool:
             try:
                 connection = self._open()
                 with connection:
-                    connection.executemany("INSERT OR IGNORE INTO spool VALUES (?, ?)", rows)
+                    num_new = connection.executemany("INSERT OR IGNORE INTO spool VALUES (?, ?)", rows).rowcount
             except (sqlite3.Error, OSError) as error:
                 raise WriteError(f"{self._path}: {error}") from error
-            self.num_rows += len(rows)
+            self.num_rows += num_new
 
     def oldest(self, num_rows: int) -> list[Entry]:
         with self._lock:
@@ -180,6 +181,8 @@ class Spool:
                     log.critical("ledger: not understood, and left out: %s", kept)
                     with connection:
                         connection.execute("DELETE FROM spool WHERE request_id = ?", [request_id])
+            # Other gateways keep rows here and bring them over, too; fewer than were asked for are all of them.
+            self.num_rows = len(entries) if len(rows) < num_rows else max(self.num_rows, len(entries))
             return entries
 
     def kept(self, request_ids: Sequence[str]) -> set[str]:
@@ -197,8 +200,8 @@ class Spool:
 
     def forget(self, entries: Sequence[Entry]) -> None:
         with self._lock, self._open() as connection:
-            connection.executemany("DELETE FROM spool WHERE request_id = ?", [(_key_of(entry),) for entry in entries])
-            self.num_rows -= len(entries)
+            keys = [(_key_of(entry),) for entry in entries]
+            self.num_rows -= connection.executemany("DELETE FROM spool WHERE request_id = ?", keys).rowcount
 
     def close(self) -> None:
         with self._lock:

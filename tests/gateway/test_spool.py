@@ -130,6 +130,24 @@ def test_a_row_is_kept_once_and_forgotten_when_it_came_over(tmp_path):
     assert Spool(tmp_path / "spool.db").oldest(10) == [second]
 
 
+def test_rows_are_counted_once_whoever_keeps_them_and_brings_them_over(tmp_path):
+    mine, other = Spool(tmp_path / "spool.db"), Spool(tmp_path / "spool.db")
+    assert mine.oldest(10) == other.oldest(10) == []
+    rows = [an_entry() for _ in range(5)]
+    mine.keep(rows[:1])
+    mine.keep(rows[:1])
+    assert mine.num_rows == 1
+    other.keep(rows[1:])
+    for _ in range(3):
+        batch = mine.oldest(2)
+        assert other.oldest(2) == batch
+        mine.forget(batch)
+        other.forget(batch)
+        assert min(mine.num_rows, other.num_rows) >= 0
+    assert mine.oldest(2) == other.oldest(2) == []
+    assert mine.num_rows == other.num_rows == 0
+
+
 def test_a_row_keeps_its_place_and_both_rows_of_a_request_that_two_settled_are_kept(tmp_path):
     entry = an_entry()
     placed = [Chain(number).extend(entry, 1_795_000_000) for number in (1, 2)]
