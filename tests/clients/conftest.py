@@ -54,7 +54,7 @@ class Clients:
             cwd=self._directory,
             capture_output=True,
             text=True,
-            timeout=2 * PATIENCE_S,
+            timeout=4 * PATIENCE_S,
         )
         assert "Test cases:" in done.stdout, done.stdout[-3000:] + done.stderr[-3000:]
         return done.stdout.partition("= FAILURES =")[2][:5000] if done.returncode else ""

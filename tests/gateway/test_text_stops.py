@@ -66,8 +66,8 @@ def test_of_two_complete_at_once_the_longer_wins():
 def test_a_text_that_repeats_itself_costs_no_more():
     stops = ["a" * 1023 + "b"] * 4
     scanner = StopStrings(stops)
-    started = time.perf_counter()
+    started = time.process_time()
     for _ in range(20_000):
         scanner.feed("a")
     # A scan of the held text for each character would take minutes.
-    assert time.perf_counter() - started < 20
+    assert time.process_time() - started < 20

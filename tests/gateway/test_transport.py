@@ -327,13 +327,13 @@ async def test_a_body_that_trickles_or_stops_is_not_waited_for(open_front, path,
 
 
 async def test_a_long_body_that_keeps_coming_is_waited_for(open_front):
-    async with open_front(server=Server(stall_s=1.0)) as front:
+    async with open_front(server=Server(stall_s=2.0)) as front:
 
         async def slowly():
             yield b'{"model": "demo", "messages": ['
             for _ in range(8):
                 yield b" " * (70 << 10)
-                await asyncio.sleep(0.15)  # longer than stall_s together
+                await asyncio.sleep(0.3)  # longer than stall_s together
             yield b"]}"
 
         headers = {"content-type": "application/json"}

@@ -40,10 +40,10 @@ def run(files: Files, environment: dict[str, str]) -> subprocess.CompletedProces
 def running(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[dict[Files, Future[subprocess.CompletedProcess[str]]]]:
-    """All of them; those that nobody has waited for are not begun any more."""
+    """All of them, that first which takes longest; those that nobody has waited for are not begun any more."""
     pool = ThreadPoolExecutor(AT_ONCE)
-    environments = {files: {"TRITON_INTERPRET": "1"} for files in INTERPRETED}
-    environments[COMPILED] = {"TRITON_CACHE_DIR": str(tmp_path_factory.mktemp("triton"))}
+    environments = {COMPILED: {"TRITON_CACHE_DIR": str(tmp_path_factory.mktemp("triton"))}}
+    environments |= {files: {"TRITON_INTERPRET": "1"} for files in INTERPRETED}
     yield {files: pool.submit(run, files, environment) for files, environment in environments.items()}
     pool.shutdown(cancel_futures=True)
 
