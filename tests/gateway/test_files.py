@@ -140,39 +140,39 @@ BODIES = [
 ]
 
 
-@pytest.mark.parametrize(("fields", "data", "param"), BODIES)
-async def test_what_is_wrong_with_an_upload_is_named(front, fields, data, param):
-    form = aiohttp.FormData(default_to_multipart=True)
-    for name, value in fields.items():
-        form.add_field(name, value)
-    if data is not None:
-        form.add_field("file", data, filename="a.jsonl")
-    async with front.http.post(f"{front.url}/v1/files", data=form) as answer:
-        error = (await answer.json())["error"]
-        assert (answer.status, error["type"]) == (400, "invalid_request_error")
-        assert param is None or error["param"] == param
-    assert names(front) == set()
+async def test_what_is_wrong_with_an_upload_is_named_and_leaves_nothing(front):
+    for fields, data, param in BODIES:
+        form = aiohttp.FormData(default_to_multipart=True)
+        for name, value in fields.items():
+            form.add_field(name, value)
+        if data is not None:
+            form.add_field("file", data, filename="a.jsonl")
+        async with front.http.post(f"{front.url}/v1/files", data=form) as answer:
+            error = (await answer.json())["error"]
+            assert (answer.status, error["type"]) == (400, "invalid_request_error"), fields
+            assert param is None or error["param"] == param
+        assert names(front) == set(), fields
 
 
-@pytest.mark.parametrize(
-    ("content_type", "body", "status"),
-    [
-        ("application/json", b"{}", 415),
-        ("multipart/form-data", b"hello", 400),
-        ("multipart/form-data; boundary=x", b"hello", 400),
-        ("multipart/form-data; boundary=x", b"--x\r\n\r\nhello\r\n--x--\r\n", 400),
-        ("multipart/form-data; boundary=x", b'--x\r\nContent-Disposition: form-data; name="file"\r\n\r\nhel', 400),
-        ("multipart/form-data; boundary=x", b"--x\r\nContent-Type: multipart/mixed; boundary=y\r\n\r\n--y--\r\n", 400),
-        ("multipart/form-data; boundary=x", b'--x\r\nContent-Disposition: form-data; name="\x0c"\r\n\r\nhello', 400),
-        ("multipart/form-data; boundary=x", b"--x\r\nA header that is none\r\n\r\nhello\r\n--x--\r\n", 400),
-    ],
-)
-async def test_a_body_that_is_no_form_is_refused(front, content_type, body, status):
-    headers = {"content-type": content_type}
-    async with front.http.post(f"{front.url}/v1/files", data=body, headers=headers) as answer:
-        assert answer.status == status
-        assert (await answer.json())["error"]["type"] == "invalid_request_error"
-    assert names(front) == set()
+NO_FORMS = [
+    ("application/json", b"{}", 415),
+    ("multipart/form-data", b"hello", 400),
+    ("multipart/form-data; boundary=x", b"hello", 400),
+    ("multipart/form-data; boundary=x", b"--x\r\n\r\nhello\r\n--x--\r\n", 400),
+    ("multipart/form-data; boundary=x", b'--x\r\nContent-Disposition: form-data; name="file"\r\n\r\nhel', 400),
+    ("multipart/form-data; boundary=x", b"--x\r\nContent-Type: multipart/mixed; boundary=y\r\n\r\n--y--\r\n", 400),
+    ("multipart/form-data; boundary=x", b'--x\r\nContent-Disposition: form-data; name="\x0c"\r\n\r\nhello', 400),
+    ("multipart/form-data; boundary=x", b"--x\r\nA header that is none\r\n\r\nhello\r\n--x--\r\n", 400),
+]
+
+
+async def test_a_body_that_is_no_form_is_refused_and_leaves_nothing(front):
+    for content_type, body, status in NO_FORMS:
+        headers = {"content-type": content_type}
+        async with front.http.post(f"{front.url}/v1/files", data=body, headers=headers) as answer:
+            assert answer.status == status, body
+            assert (await answer.json())["error"]["type"] == "invalid_request_error"
+        assert names(front) == set(), body
 
 
 FORM = {"content-type": "multipart/form-data; boundary=x"}

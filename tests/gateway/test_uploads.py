@@ -81,6 +81,15 @@ async def test_what_the_parts_are_not_is_said_and_they_may_still_be_completed(fr
         with pytest.raises(openai.BadRequestError) as refused:
             await front.client.uploads.complete(upload.id, part_ids=part_ids, md5=md5 or openai.omit)
         assert (refused.value.param, refused.value.code) == (param, code)
+    twice = b'--x\r\nContent-Disposition: form-data; name="data"\r\n\r\n.\r\n' * 2 + b"--x--\r\n"
+    for body, content_type, status, param in (
+        (b"--x--\r\n", FORM["content-type"], 400, "data"),
+        (twice, FORM["content-type"], 400, "data"),
+        (b"{}", "application/json", 415, None),
+    ):
+        url, headers = f"{front.url}/v1/uploads/{upload.id}/parts", {"content-type": content_type}
+        async with front.http.post(url, data=body, headers=headers) as answer:
+            assert (answer.status, (await answer.json())["error"]["param"]) == (status, param)
     assert names(front) == {first, second, stranger}
     done = await front.client.uploads.complete(upload.id, part_ids=[second, first])
     assert (await front.client.files.content(done.file.id)).content == b"defabc"
