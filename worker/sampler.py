@@ -161,7 +161,7 @@ class Sampler:
                 kernels.refresh_maxima(logits, maxima, changed)
         if kernels is None and (masks is None or not (masks.check or masks.forced)):
             if masks is not None:
-                masks.apply(logits, maxima, kernels)
+                masks.apply(logits)
             chosen = self._chosen(logits, rows)
         else:
             ranked = self._checked(logits, rows, maxima, masks, kernels)
@@ -182,33 +182,34 @@ class Sampler:
         perhaps others. ``maxima``: there are some wherever there are kernels."""
         draw = self._drawer(logits, rows, maxima, kernels)
         if masks is None:
-            return draw(1, None)
-        masks.apply(logits, maxima, kernels)
+            return draw(1, None, None)
         forced, check = masks.forced, masks.check
         if forced:
             free = [row for row in range(len(rows)) if row not in forced]
-            drawn = iter(draw(1, free) if free else ())
+            drawn = iter(draw(1, free, masks) if free else ())
             ranked = [[forced[row]] if row in forced else next(drawn) for row in range(len(rows))]
         else:
-            ranked = draw(1, None)
+            ranked = draw(1, None, masks)
         while check is not None and (again := check.refused(ranked)) is not None:
-            again.apply(logits, maxima, kernels)
-            redrawn = [*again.rows, *again.more]
-            for at, tokens in zip(redrawn, draw(MAX_TRIES if again.more else 1, redrawn), strict=True):
-                ranked[at] = tokens
+            # Of a row with a mask one token is asked for: nothing is laid over it, and the next mask may be any.
+            for some, num_tries in ((again.rows, 1), (again.more, MAX_TRIES)):
+                for at, tokens in zip(some, draw(num_tries, some, again) if some else (), strict=True):
+                    ranked[at] = tokens
             check = again.check
         return ranked
 
     def _drawer(
         self, logits: Tensor, rows: Sequence[Row], maxima: Tensor | None, kernels: Library | None
-    ) -> Callable[[int, Sequence[int] | None], list[list[int]]]:
-        """As Library.draw, by so many tries, of some of the rows; by another way than the compiled kernels one token of
-        each row."""
+    ) -> Callable[[int, Sequence[int] | None, Masks | None], list[list[int]]]:
+        """As Library.draw, by so many tries, of some of the rows, by their masks; by another way than the compiled
+        kernels one token of each row."""
         if kernels is not None:
             assert maxima is not None
-            return partial(kernels.draw, logits, maxima, _wishes(rows))
+            return partial(_drawn, kernels, logits, maxima, _wishes(rows))
 
-        def draw(_: int, some: Sequence[int] | None) -> list[list[int]]:
+        def draw(_: int, some: Sequence[int] | None, masks: Masks | None) -> list[list[int]]:
+            if masks is not None:
+                masks.apply(logits)
             # All of them, since nobody else's token changes: it saves copies of the rows.
             every: list[list[int]] = self._chosen(logits, rows)[:, None].tolist()
             return every if some is None else [every[row] for row in some]
@@ -281,6 +282,21 @@ def _wishes(rows: Sequence[Row]) -> bytes:
         assert isinstance(row.state, _Notes)
         wishes += [race.start(*_key(row)) if row.sampling.temperature else NO_NOISE, row.state.wish]
     return b"".join(wishes)
+
+
+def _drawn(
+    kernels: Library,
+    logits: Tensor,
+    maxima: Tensor,
+    wishes: bytes,
+    num_tries: int,
+    some: Sequence[int] | None,
+    masks: Masks | None,
+) -> list[list[int]]:
+    if masks is None or not masks.rows:
+        return kernels.draw(logits, maxima, wishes, num_tries, some)
+    addresses = masks.addresses(range(len(logits)) if some is None else some)
+    return kernels.draw(logits, maxima, wishes, num_tries, some, addresses, len(masks.bits[0].words))
 
 
 def _sampled(ranked: list[list[int]]) -> Sampled:

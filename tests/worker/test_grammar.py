@@ -6,10 +6,12 @@ import re
 import time
 
 import jsonschema
+import numpy as np
 import pytest
 import torch
 
 from policies.holding import KeptGrammars
+from policies.terms import Sampling
 from tests.gateway.texts import byte_fallback, byte_level
 from tests.worker.guided import EOS, VOCAB_SIZE, Guided, guided_model
 from tests.worker.schemas import a_schema
@@ -17,7 +19,9 @@ from worker.boarding import Boarding
 from worker.engine import Engine
 from worker.grammar.vocabulary import read_vocabulary
 from worker.native import library
+from worker.sampling import race
 from worker.sampling.masks import Bits, Masks
+from worker.sampling.wishes import wish_of
 from worker.speculation import Speculation
 from worker.speculation.forced import ForcedDrafter
 
@@ -230,20 +234,29 @@ def test_every_kind_of_tokenizer_is_understood(tmp_path):
 
 
 @pytest.mark.parametrize("vocab_size", [64, 97, 1000, 4160])
-def test_compiled_masks_are_those_of_torch(vocab_size):
+@pytest.mark.parametrize("scale", [0.0, 0.3, 8.0])
+@pytest.mark.parametrize("asked", [{}, {"temperature": 0.0}, {"top_k": 3}, {"top_p": 0.6}, {"min_p": 0.3}])
+def test_compiled_kernels_draw_by_masks_what_they_draw_from_logits_that_torch_has_masked(vocab_size, scale, asked):
     kernels = library()
     if kernels is None:
         pytest.skip("no compiled kernels")
     generator = torch.Generator().manual_seed(vocab_size)
-    logits = torch.randn((5, vocab_size), generator=generator)
-    words = -(-vocab_size // 32) + 1
-    bits = torch.randint(-(2**31), 2**31, (3, words), generator=generator).to(torch.int32)
-    bits[:, ::3] = 0
-    bits[1, 1::3] = -1
-    masks = Masks([0, 2, 4], [Bits(row, row.ctypes.data) for row in bits.numpy()])
-    expected, maxima = logits.clone(), kernels.maxima(logits)
-    masks.apply(expected, None, None)
-    masks.apply(logits, maxima, kernels)
-    assert torch.equal(maxima, kernels.maxima(expected))
-    tops = maxima.amax(-1, keepdim=True).expand(-1, -1, 64).reshape(5, -1)[:, :vocab_size]
-    assert torch.equal(logits[tops > -torch.inf], expected[tops > -torch.inf]), "what keeps nothing is not opened"
+    logits = scale * torch.randn((40, vocab_size), generator=generator)
+    logits[8, 5], logits[9, 6], logits[11] = torch.nan, torch.inf, -torch.inf
+    # Some leave half of all tokens, some one in a hundred, or nothing of most tiles; behind the last one is nothing.
+    shares = torch.tensor([0.5, 0.01, 0.98, 0.0])[torch.arange(40) % 4, None]
+    bits = np.packbits((torch.rand((40, vocab_size), generator=generator) < shares).numpy(), axis=1, bitorder="little")
+    words = np.full((40, -(-vocab_size // 32) + 1), -1, dtype=np.int32)
+    words.view(np.uint8)[:, : bits.shape[1]] = bits
+    words[12:24, ::3], words[16:28, 1::3] = 0, -1
+    rows = [row for row in range(40) if row % 5]
+    masks = Masks(rows, [Bits(words[row], words[row].ctypes.data) for row in rows])
+    wishes = b"".join(race.start(seed, 5) + wish_of(Sampling(1, **asked)) for seed in range(40))
+    expected = logits.clone()
+    masks.apply(expected)
+    for num_tries in (1, 3):
+        for some in (range(40), range(39, 5, -2)):
+            own, wanted = logits.clone(), expected.clone()
+            addresses, num_words = masks.addresses(some), words.shape[1]
+            drawn = kernels.draw(own, kernels.maxima(own), wishes, num_tries, some, addresses, num_words)
+            assert drawn == kernels.draw(wanted, kernels.maxima(wanted), wishes, num_tries, some)

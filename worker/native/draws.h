@@ -7,8 +7,10 @@
 
 #include <vector>
 
-#include "maxima.h"
+#include "lanes.h"
+#include "masks.h"
 #include "noise.h"
+#include "order.h"
 #include "podium.h"
 
 namespace {
@@ -24,12 +26,14 @@ struct Wish {
 
 struct Draws {
     int64_t rows, vocab_size;
-    const float* logits;   // [rows, vocab_size]
-    const float* maxima;   // see Maxima
+    float* logits;         // [rows, vocab_size]; masks are laid over rows that are filtered, or have several tries
+    float* maxima;         // see Maxima
     const Wish* wishes;
     int64_t* chosen;       // [rows, tries], -1 where the logits are no distribution, or nobody is left
     int64_t tries;         // so many in their order: who would have won without those before it; of a row that is filtered the first
     const int64_t* at;     // which rows of all these arrays they are; null: they are all
+    const uint32_t* const* bits;  // [rows] of those that are drawn, null where all may come: see Mask; null: all may everywhere
+    int64_t words;                // of each
 };
 
 constexpr float SLACK = 1e-3f;  // how far roughness may put a bound below what it bounds, and more
@@ -38,42 +42,13 @@ constexpr int64_t FETCHED = 8;  // tiles ahead
 constexpr int MOST_AT_ONCE = 16;  // tiles opened before it is asked again what there is to beat
 constexpr int64_t FEW_LOGITS = 1 << 17;  // that one thread has drawn from before another has woken
 
-// A bit for each lane that is not zero.
-inline uint32_t bits_of(Lanes lanes) {
-#if defined(__AVX512BF16__)
-    return _mm512_test_epi32_mask((__m512i)lanes, (__m512i)lanes);
-#else
-    uint32_t bits = 0;
-    for (int i = 0; i < WIDTH; ++i) bits |= uint32_t(lanes[i] != 0) << i;
-    return bits;
-#endif
-}
-
-// body(i) for each bit i, the lowest first.
-template <typename Body>
-inline void each_bit(uint32_t bits, Body body) {
-    for (; bits; bits &= bits - 1) body(__builtin_ctz(bits));
-}
-
-// The lanes that have a bit, side by side; returns where they end. ``to`` has room for all.
-template <typename Values, typename T>
-inline T* put_those(uint32_t bits, Values values, T* to) {
-#if defined(__AVX512BF16__)
-    const __m512i packed = _mm512_maskz_compress_epi32(__mmask16(bits), (__m512i)values);
-    std::memcpy(to, &packed, sizeof packed);
-    return to + __builtin_popcount(bits);
-#else
-    each_bit(bits, [&](int i) { *to++ = values[i]; });
-    return to;
-#endif
-}
-
 // One row of a batch.
 class Contest {
     const Draws& all_;
     const int64_t row_, num_tiles_, padded_;
     const Wish& wish_;
     const float* logits_;
+    Mask mask_;
     const uint64_t start_;
     float* const maxima_;  // [padded_]
     float largest_, temperature_, inverse_;
@@ -83,16 +58,24 @@ class Contest {
   public:
     static int64_t padded(int64_t vocab_size) { return (tiles_of(vocab_size) + WIDTH - 1) / WIDTH * WIDTH; }
 
-    // ``memory``: so many floats.
-    Contest(const Draws& all, int64_t row, float* memory)
-        : all_(all), row_(row), num_tiles_(tiles_of(all.vocab_size)), padded_(padded(all.vocab_size)),
-          wish_(all.wishes[row]), logits_(all.logits + row * all.vocab_size), start_(wish_.start), maxima_(memory) {}
+    // Of the ``nth`` that is drawn; ``memory``: so many floats.
+    Contest(const Draws& all, int64_t nth, float* memory)
+        : all_(all), row_(all.at == nullptr ? nth : all.at[nth]), num_tiles_(tiles_of(all.vocab_size)), padded_(padded(all.vocab_size)),
+          wish_(all.wishes[row_]), logits_(all.logits + row_ * all.vocab_size),
+          mask_{all.bits == nullptr ? nullptr : all.bits[nth], all.words}, start_(wish_.start), maxima_(memory) {}
 
     // Into [tries].
     void winners(int64_t* chosen) {
+        const bool is_filtered = wish_.top_k > 0 || wish_.top_p < 1.0f || wish_.min_p > 0.0f;
         std::fill(chosen, chosen + all_.tries, -1);
+        if (mask_.bits && (is_filtered || all_.tries > 1)) {
+            mask_.lay(all_.logits + row_ * all_.vocab_size, all_.maxima + row_ * 2 * num_tiles_, all_.vocab_size);
+            mask_.bits = nullptr;
+        }
         join_halves();
         if (!(std::abs(largest_) < INFINITY)) return;
+        if (mask_.bits) find_kept();
+        if (largest_ == -INFINITY) return;
         temperature_ = wish_.temperature;
         if (temperature_ <= 0.0f) {
             if (all_.tries == 1) *chosen = likeliest();
@@ -105,7 +88,6 @@ class Contest {
         const float top_p = wish_.top_p, min_p = wish_.min_p;
         if (top_k > 0 && top_k < all_.vocab_size) threshold_ = last_of(top_k);
         const float kept = threshold_;
-        const bool is_filtered = top_k > 0 || top_p < 1.0f || min_p > 0.0f;
         if (min_p > 0.0f) {
             // In two roundings, as elsewhere.
             volatile float below = temperature_ * logarithm(min_p);
@@ -146,6 +128,26 @@ class Contest {
         for (int i = 1; i < WIDTH; ++i) largest_ = larger(Floats{} + top[i], Floats{} + largest_)[0];
     }
 
+    // The likeliest of those that may come. Of other tiles ``maxima_`` are what they promise: they are looked into where that is no
+    // less than what is found.
+    void find_kept() {
+        largest_ = -INFINITY;
+        for (int64_t tile = 0; tile < padded_; tile += WIDTH) {
+            const Floats tops = mask_.keeps_any(tile) ? load(maxima_ + tile) : Floats{} - INFINITY;
+            store(maxima_ + tile, tops);
+            largest_ = std::max(largest_, largest(tops, tops));
+        }
+        if (largest_ == -INFINITY) return;
+        float held[LOGITS];
+        auto look = [&](int64_t tile) { return maxima_[tile] = mask_.largest_of(open(tile, held), tile); };
+        float found = look(likeliest_tile());
+        for (int64_t tile = 0; tile < padded_; tile += WIDTH) {
+            const Floats tops = load(maxima_ + tile);
+            each_bit(bits_of((tops >= found) & (tops > -INFINITY)), [&](int i) { found = std::max(found, look(tile + i)); });
+        }
+        largest_ = found;
+    }
+
     // Of equals the first.
     int64_t likeliest_tile() const {
         int64_t tile = 0;
@@ -156,7 +158,7 @@ class Contest {
 
     int64_t likeliest() const {
         int64_t token = likeliest_tile() * LOGITS;
-        while (logits_[token] != largest_) ++token;
+        while (logits_[token] != largest_ || !mask_.has(token)) ++token;
         return token;
     }
 
@@ -225,34 +227,6 @@ class Contest {
         return std::max(least, last_among(found.data(), num, k));
     }
 
-    // What the k largest of a whole number of vectors reach, by halving what it may be.
-    static float last_among(const float* from, int64_t count, int64_t k) {
-        auto at_least = [&](float least) {
-            Lanes found = {};
-            for (int64_t i = 0; i < count; i += WIDTH) found -= load(from + i) >= least;
-            int64_t sum = 0;
-            for (int i = 0; i < WIDTH; ++i) sum += found[i];
-            return sum;
-        };
-        int64_t low = key_of(-INFINITY), high = int64_t(key_of(INFINITY));
-        while (high - low > 1) {
-            const int64_t middle = low + (high - low) / 2, num = at_least(number_of(middle));
-            (num >= k ? low : high) = middle;
-            if (num == k) break;  // whatever is between the k-th and the next will do
-        }
-        return number_of(low);
-    }
-
-    // The place of a float in the order of all, and back.
-    static int64_t key_of(float x) {
-        const int32_t bits = int32_t(float_to_bits(x));
-        return bits < 0 ? bits ^ 0x7fffffff : bits;
-    }
-    static float number_of(int64_t key) {
-        const int32_t bits = int32_t(key);
-        return bits_to_float(uint32_t(bits < 0 ? bits ^ 0x7fffffff : bits));
-    }
-
     // The tile of the likeliest token first. Of the others those that may beat what it had, the most promising of them first.
     void race(Podium& podium) const {
         const int64_t first = likeliest_tile();
@@ -310,12 +284,14 @@ class Contest {
         const float latest = std::exp((maxima_[tile] - largest_) * inverse_ + SLACK - best) * 1.0001f - earliest;
         if (!(latest >= 0.0f)) return;
         const int first = int(tile_word % LOGITS);
+        const uint64_t kept = mask_.kept(tile);
         auto add = [&](int lane, float soonest) {
             const int64_t token = tile * LOGITS + lane;
-            if (token < all_.vocab_size) found.push_back({token, soonest, lane == first});
+            if (token < all_.vocab_size && (kept >> lane & 1)) found.push_back({token, soonest, lane == first});
         };
         add(first, earliest);
         for (int i = 0; i < LOGITS; i += WIDTH) {
+            if (!uint16_t(kept >> i)) continue;
             const Floats uniform = uniforms_of(start_, tile * LOGITS + i);
             each_bit(bits_of(uniform <= latest), [&](int lane) {
                 if (i + lane != first) add(i + lane, earliest + uniform[lane]);
@@ -394,7 +370,7 @@ inline void draw(const Draws& draws, int threads) {
         const size_t needed = Contest::padded(draws.vocab_size);
         if (memory.size() < needed) memory.resize(needed);
         team.each(draws.rows, 1, [&](int64_t nth) {
-            Contest(draws, draws.at == nullptr ? nth : draws.at[nth], memory.data()).winners(draws.chosen + nth * draws.tries);
+            Contest(draws, nth, memory.data()).winners(draws.chosen + nth * draws.tries);
         });
     });
 }

@@ -7,7 +7,6 @@
 #include "attend.h"
 #include "draws.h"
 #include "follow.h"
-#include "masks.h"
 #include "small.h"
 #include "whole.h"
 #include "widened.h"
@@ -65,12 +64,6 @@ void penstock_maxima(const float* logits, int64_t rows, int64_t vocab_size, floa
 // The same of half tiles whose logits, at places [count], have changed.
 void penstock_refresh_maxima(const float* logits, int64_t vocab_size, float* maxima, const int64_t* places, int64_t count) {
     refresh_maxima({logits, maxima, vocab_size}, places, count);
-}
-
-// What may not come next of some rows, and their maxima (see masks.h).
-void penstock_mask(float* logits, float* maxima, int64_t vocab_size, const int64_t* rows, const uint32_t* const* bits, int64_t words,
-                   int64_t count, int threads) {
-    apply_masks({logits, maxima, vocab_size, rows, bits, words}, count, threads);
 }
 
 // A token for each row.

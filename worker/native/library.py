@@ -40,6 +40,8 @@ class Draws(ctypes.Structure):
         ("chosen", c_void_p),
         ("tries", c_int64),
         ("at", c_void_p),
+        ("bits", c_void_p),
+        ("words", c_int64),
     )
 
 
@@ -98,12 +100,10 @@ class Library:
         self._maxima.argtypes = (c_void_p, c_int64, c_int64, c_void_p, c_int)
         self._refresh_maxima = loaded.penstock_refresh_maxima
         self._refresh_maxima.argtypes = (c_void_p, c_int64, c_void_p, c_void_p, c_int64)
-        self._mask = loaded.penstock_mask
-        self._mask.argtypes = (c_void_p, c_void_p, c_int64, c_void_p, c_void_p, c_int64, c_int64, c_int)
         self._draw = loaded.penstock_draw
         self._draw.argtypes = (c_void_p, c_int)
         linears = (self._linear_int8, self._linear_int4)
-        draws = (self._maxima, self._refresh_maxima, self._mask, self._draw)
+        draws = (self._maxima, self._refresh_maxima, self._draw)
         for function in (self._add_norm, self._turn, self._gate, self._attend, *linears, *draws):
             function.restype = None
         self.has_tiles = bool(loaded.penstock_has_tiles())
@@ -235,24 +235,6 @@ class Library:
         """``maxima``, after the logits at ``places`` [count] i64, of all rows end to end, have changed."""
         self._refresh_maxima(logits.data_ptr(), logits.shape[1], maxima.data_ptr(), places.data_ptr(), len(places))
 
-    def mask(
-        self, logits: Tensor, maxima: Tensor, rows: Sequence[int], addresses: Sequence[int], num_words: int
-    ) -> None:
-        """Logits [num_rows, vocab_size] f32 whose ``maxima`` these are, in place: of ``rows`` only the tokens are left
-        whose bits are set, of each row in so many words at an address. A tile that has none left is not written, as
-        nothing opens it.
-        """
-        self._mask(
-            logits.data_ptr(),
-            maxima.data_ptr(),
-            logits.shape[1],
-            _array(rows),
-            _array(addresses),
-            num_words,
-            len(rows),
-            torch.get_num_threads(),
-        )
-
     def draw(
         self,
         logits: Tensor,
@@ -260,16 +242,21 @@ class Library:
         wishes: bytes,
         num_tries: int = 1,
         rows: Sequence[int] | None = None,
+        masks: Sequence[int] = (),
+        num_words: int = 0,
     ) -> list[list[int]]:
         """Tokens from each row of logits [rows, vocab_size] f32, whose ``maxima`` these are: of each row as many as
         ``num_tries``, at most MAX_TRIES, in the order in which they would be drawn without those before them; of a row
         that cuts the unlikely off the first one alone. -1 where there are none, or the logits are no distribution.
-        ``wishes``: of each row one, see ``worker.sampling.wishes``; ``rows``: of these alone.
+        ``wishes``: of each row one, see ``worker.sampling.wishes``; ``rows``: of these alone. ``masks``: of each that
+        is drawn the address of ``num_words`` with a bit for each token that may come (see masks.h), 0 where all may.
+        They are laid over some rows, whose logits and maxima are not to be used without them any more.
         """
         num_rows, vocab_size = logits.shape
         num = num_rows if rows is None else len(rows)
         chosen = (c_int64 * (num * num_tries))()
         at = None if rows is None else _array(rows)
+        bits = _array(masks) if masks else None
         draws = Draws(
             rows=num,
             vocab_size=vocab_size,
@@ -279,6 +266,8 @@ class Library:
             chosen=ctypes.addressof(chosen),
             tries=num_tries,
             at=None if at is None else ctypes.addressof(at),
+            bits=None if bits is None else ctypes.addressof(bits),
+            words=num_words,
         )
         # Nothing of torch's, whose code is far away behind a step that has read all weights.
         self._draw(ctypes.addressof(draws), 1 if num == 1 else torch.get_num_threads())

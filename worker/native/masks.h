@@ -1,4 +1,4 @@
-// Tokens that may not come next: their logits go to minus infinity, and the maxima of half tiles are kept true.
+// Tokens that may not come next: those of a few tiles that are looked at, or of all logits of a row.
 
 #pragma once
 
@@ -6,27 +6,57 @@
 
 namespace {
 
-// Of some rows of logits and maxima, as ``Maxima`` has them: bit t % 32 of word t / 32 says whether token t may come. A row of
-// words has at least one for each half tile that holds a logit.
-struct Masks {
-    float* logits;
-    float* maxima;
-    int64_t vocab_size;
-    const int64_t* rows;
-    const uint32_t* const* bits;  // [count][words]
+// Of one row: bit t % 32 of word t / 32 says whether token t may come. There is at least one word for each half tile that holds a
+// logit.
+struct Mask {
+    const uint32_t* bits;  // null: whatever there is
     int64_t words;
 
-    // A tile of a masked row. One that keeps nothing is left as it is behind maxima of minus infinity, since nobody opens it.
-    void apply(int64_t place, int64_t tile) const {
-        const int64_t tiles = tiles_of(vocab_size);
-        float* tops = maxima + rows[place] * 2 * tiles + 2 * tile;
-        float* x = logits + rows[place] * vocab_size + tile * LOGITS;
-        const int64_t some = std::min<int64_t>(LOGITS, vocab_size - tile * LOGITS), first = 2 * tile;
-        const uint32_t low = bits[place][first], high = first + 1 < words ? bits[place][first + 1] : 0;
-        const uint64_t kept = uint64_t(high) << 32 | low;
+    bool has(int64_t token) const { return bits == nullptr || (bits[token / HALF_TILE] >> token % HALF_TILE & 1); }
+
+    // A tile's tokens.
+    uint64_t kept(int64_t tile) const {
+        if (bits == nullptr) return ~uint64_t(0);
+        const int64_t first = 2 * tile;
+        const uint32_t low = first < words ? bits[first] : 0, high = first + 1 < words ? bits[first + 1] : 0;
+        return uint64_t(high) << 32 | low;
+    }
+
+    // Whether it has any, of as many tiles as there are lanes.
+    Lanes keeps_any(int64_t tile) const {
+        Lanes any = {};
+        if (2 * (tile + WIDTH) <= words) {
+            const Lanes even = {0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30};
+            const Lanes odd = {1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31};
+            Words low, high;
+            std::memcpy(&low, bits + 2 * tile, sizeof low), std::memcpy(&high, bits + 2 * tile + WIDTH, sizeof high);
+            return (__builtin_shuffle(low, high, even) | __builtin_shuffle(low, high, odd)) != 0;
+        }
+        for (int i = 0; i < WIDTH; ++i) any[i] = -(kept(tile + i) != 0);
+        return any;
+    }
+
+    // Of a tile's logits the largest that may come.
+    float largest_of(const float* x, int64_t tile) const {
+        const uint64_t both = kept(tile);
+        const float low = largest(these(x, both), these(x + WIDTH, both >> WIDTH));
+        const float high = largest(these(x + HALF_TILE, both >> HALF_TILE), these(x + HALF_TILE + WIDTH, both >> (HALF_TILE + WIDTH)));
+        return std::max(low, high);
+    }
+
+    // Over a row of logits and its maxima, as ``Maxima`` has them. A tile that keeps nothing is left as it is behind maxima of minus
+    // infinity, since nobody opens it.
+    void lay(float* logits, float* maxima, int64_t vocab_size) const {
+        for (int64_t tile = 0; tile < tiles_of(vocab_size); ++tile) lay_tile(logits + tile * LOGITS, maxima + 2 * tile, tile, vocab_size);
+    }
+
+  private:
+    void lay_tile(float* x, float* tops, int64_t tile, int64_t vocab_size) const {
+        const int64_t some = std::min<int64_t>(LOGITS, vocab_size - tile * LOGITS);
+        const uint64_t both = kept(tile);
         if (!(tops[0] < INFINITY && tops[1] < INFINITY)) return;  // no distribution, whatever is taken from it
-        if (kept == ~uint64_t(0)) return;
-        if (kept == 0) {
+        if (both == ~uint64_t(0)) return;
+        if (both == 0) {
             tops[0] = tops[1] = -INFINITY;
             return;
         }
@@ -36,32 +66,21 @@ struct Masks {
             all = held;
             std::fill(std::copy(x, x + some, held), held + LOGITS, -INFINITY);
         }
-        tops[0] = keep(all, low), tops[1] = keep(all + HALF_TILE, high);
+        tops[0] = keep(all, uint32_t(both)), tops[1] = keep(all + HALF_TILE, uint32_t(both >> HALF_TILE));
         if (some < LOGITS) std::copy(held, held + some, x);
     }
 
-  private:
     // Of half a tile; returns the largest that is left.
     static float keep(float* x, uint32_t kept) {
-        const Words places = Words{1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768};
-        const Floats none = Floats{} - INFINITY;
-        const Floats low = (places & kept) != 0 ? load(x) : none;
-        const Floats high = (places & kept >> WIDTH) != 0 ? load(x + WIDTH) : none;
+        const Floats low = these(x, kept), high = these(x + WIDTH, kept >> WIDTH);
         store(x, low), store(x + WIDTH, high);
         return largest(low, high);
     }
+
+    static Floats these(const float* x, uint64_t kept) {
+        const Words places = Words{1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768};
+        return (places & uint32_t(kept)) != 0 ? load(x) : Floats{} - INFINITY;
+    }
 };
-
-constexpr int64_t FEW_MASKED = 1 << 19;  // logits that one thread has masked before another has woken, as most tiles keep none
-
-inline void apply_masks(Masks masks, int64_t count, int threads) {
-    const int64_t tiles = tiles_of(masks.vocab_size), at_once = 256, tasks = (tiles + at_once - 1) / at_once;
-    Team::run(count * masks.vocab_size <= FEW_MASKED ? 1 : threads, [&](Team& team) {
-        team.each(count * tasks, 1, [&](int64_t task) {
-            const int64_t first = task % tasks * at_once;
-            for (int64_t tile = first; tile < std::min(first + at_once, tiles); ++tile) masks.apply(task / tasks, tile);
-        });
-    });
-}
 
 }  // namespace

@@ -14,7 +14,6 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from worker.native import Library
 from worker.transfer import sent
 from worker.triton import has_triton
 
@@ -59,13 +58,14 @@ class Masks:
     more: Sequence[int] = ()
     """Of what a check has refused: other rows, of which it wants to know what would have come without their tokens."""
 
-    def apply(self, logits: Tensor, maxima: Tensor | None, kernels: Library | None) -> None:
-        """In place: what may not come is at -inf. NaN and +inf stay. ``maxima``: as Library.maxima, kept true."""
+    def addresses(self, rows: Sequence[int]) -> list[int]:
+        """Of the bits of these; 0 where all tokens may come."""
+        known = dict(zip(self.rows, [each.address for each in self.bits], strict=True))
+        return [known.get(row, 0) for row in rows]
+
+    def apply(self, logits: Tensor) -> None:
+        """In place: what may not come is at -inf. NaN and +inf stay."""
         if not self.rows:
-            return
-        if kernels is not None:
-            assert maxima is not None
-            kernels.mask(logits, maxima, self.rows, [each.address for each in self.bits], len(self.bits[0].words))
             return
         every = np.stack([each.words for each in self.bits])
         rows, bits = sent(np.array(self.rows), logits.device), sent(every, logits.device)
