@@ -14,7 +14,7 @@ from tests.worker.guided import EOS, VOCAB_SIZE, Guided, guided_model
 from tests.worker.schemas import a_schema
 from worker.grammar import guide, places, store
 from worker.grammar.places import NOWHERE, KeptMasks, places_of
-from worker.grammar.vocabulary import read_vocabulary
+from worker.grammar.vocabulary import most_commas, read_vocabulary
 
 SOURCES = [
     "([a-z]{1,9}(, |[.] |[0-9]{2}-))+x{40}",
@@ -62,8 +62,10 @@ def after(known, token_ids, place=None):
 
 
 def num_met_again(vocabulary, grammar, num_walks=NUM_WALKS):
-    """Answers by chance, each of whose places has the mask that it had in the answers before."""
-    beginning, known = LLMatcher(vocabulary, spelled(grammar), log_level=0), places_of(grammar, vocabulary, KeptMasks())
+    """Answers by chance, each of whose places has the mask that it had in the answers before, or that another one had
+    that it is like. What is known of plain tokens without asking is so."""
+    beginning = LLMatcher(vocabulary, spelled(grammar), log_level=0)
+    known = places_of(grammar, vocabulary, KeptMasks(), most_commas=most_commas(vocabulary))
     assert known is not None
     told: dict[object, object] = {}
     num_again = 0
@@ -75,13 +77,16 @@ def num_met_again(vocabulary, grammar, num_walks=NUM_WALKS):
             if place.tells:
                 # How what must come is cut depends on what was before.
                 facts = must_go_on, is_stopped, None if forced else mask
-                where = (place, token_id) if must_go_on else place
+                where = (place.like, token_id) if must_go_on else place.like
                 num_again += where in told
                 assert told.setdefault(where, facts) == facts, (grammar, seed)
+                assert place.room is None or not (must_go_on or is_stopped), (grammar, seed)
             if is_stopped:
                 break
             bits = np.unpackbits(np.frombuffer(mask, dtype=np.uint8), bitorder="little")
             may_come = np.flatnonzero(bits).tolist()
+            if place.room:
+                assert {each for each in range(VOCAB_SIZE) if known.fits(place, each)} <= set(may_come), (grammar, seed)
             # Texts end sooner than by chance.
             marks = [each for each in may_come if vocabulary.decode_bytes([each])[:1] in MARKS] or may_come
             token_id = chance.choice(marks if chance.random() < 0.3 else may_come)
@@ -133,6 +138,18 @@ def test_answers_are_the_same_with_places_that_are_known_few_that_are_and_none(p
         num_made.append(guided.engine.stats().num_masks)
     assert told[0] == told[1] == told[2]
     assert num_made[0] < num_made[2]
+
+
+def test_how_many_values_a_list_has_counts_near_its_bounds_only(vocabulary):
+    inner = {"type": "array", "items": {"enum": [7, [1], "text"]}, "minItems": 14, "maxItems": 30}
+    grammar = wire.Grammar("json_schema", json.dumps({"type": "array", "items": inner, "minItems": 2}))
+    assert num_met_again(vocabulary, grammar) > 500
+    known = places_of(grammar, vocabulary, KeptMasks(), most_commas=1)
+    tokens = {num: vocabulary.tokenize_str("[[" + ",".join(["7"] * num)) for num in range(1, 31)}
+    like = {num: after(known, token_ids).like for num, token_ids in tokens.items()}
+    assert like[1] is like[2] is like[9]
+    assert like[14] is like[15] is like[25]
+    assert len({like[num] for num in range(1, 31)}) == 2 + 4 + 5
 
 
 def test_what_is_not_read_or_has_too_many_states_is_nowhere(vocabulary, monkeypatch):

@@ -119,7 +119,7 @@ class Guide:
             self.node = following
             return
         if self._places is not None:
-            self._place = self._places.after(self._place if node is None else node.place, token_id)
+            self._place = self._places.after(self._place if node is None else node.at, token_id)
             self._arrive(token_id)
             if node is not None and self.node is not None:
                 self._places.join(node, token_id, self.node)
@@ -129,7 +129,7 @@ class Guide:
         places, place = self._places, self._place
         self.node = None
         if places is not None and place.tells:
-            self.node = place.node or place.by_token.get(token_id) or places.node(place, token_id, self.matcher)
+            self.node = place.node or places.node(place, token_id, self._trail)
 
     def num_allowed(self, token_ids: list[int]) -> int:
         """Of these, how many may follow."""
@@ -225,7 +225,8 @@ class Guide:
             bits, may_end = place.mask
             is_in = bits.words[token_id >> 5] >> (token_id & 31) & 1
             return bool(is_in) or (may_end and token_id in self.stop_token_ids)
-        is_found = self._allows(token_id)
+        assert self._places is not None
+        is_found = self._places.fits(place, token_id) or self._allows(token_id)
         if not place.is_wide:
             self.tried(is_found)
         return is_found

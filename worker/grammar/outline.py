@@ -40,6 +40,8 @@ MAX_NUMBER_BYTES = 3
 """Of one that has bounds."""
 MAX_WORD_BYTES = 5
 MAX_CHOICE_BYTES = 64
+ENDLESS = 1 << 30
+"""Characters of a text that may be as long as it likes."""
 _MAX_REFERENCES = 32
 _UNREAD = -1
 """In place of a schema: nothing is known of its values."""
@@ -107,6 +109,32 @@ class Outline:
             case Lost() if state.is_text and not state.is_escaped:
                 return _OF_TEXT
         return EACH_BYTE
+
+    def room(self, state: State) -> int | None:
+        """Of a text in which there is a choice: how many plain characters it has room for. None: nothing is known."""
+        if not isinstance(state, Text):
+            return None
+        if state.begun:
+            return 0
+        most = self._words(state.schema).get("maxLength")
+        return ENDLESS if most is None else most - state.num_chars or None
+
+    def alike(self, state: State, num_ended: int) -> State:
+        """One in which the same token may come, as long as none ends more than so many values of a list: how many there
+        are counts near a bound only."""
+        if isinstance(state, Over):
+            return state
+        around = state.within if isinstance(state, Name) else state.above
+        like: Any = None if around is None else self.alike(around, num_ended)
+        if isinstance(state, Name):
+            return state if like is around else replace(state, within=like)
+        if isinstance(state, List):
+            words, num_values = self._words(state.schema), state.num_values
+            least, most = words.get("minItems", 0), words.get("maxItems", 0)
+            first = 1 if num_values < least else max(1, least)
+            if first < num_values and num_values + num_ended < (least if num_values < least else most):
+                return replace(state, num_values=first, above=like)
+        return state if like is around else replace(state, above=like)
 
     def after(self, state: State, byte: int) -> State | None:
         """With one more byte; None: no schema has it there."""

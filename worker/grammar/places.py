@@ -21,10 +21,15 @@ from policies import wire
 from policies.expressions import Expression, NotRead
 from policies.grammar import read_schema, unanchored
 from worker.grammar.outline import EACH_BYTE, Outline
+from worker.grammar.trail import Trail
 from worker.sampling.masks import Bits, Words
 
 NONE = -1
 """In place of a token: there is a choice."""
+PLAIN = bytes(byte for byte in range(0x20, 0x7F) if byte not in b'"\\')
+"""Characters that any text may have as they are."""
+ANY_COMMAS = 1 << 30
+"""In place of how many a token has at most."""
 WIDE_SHARE = 0.5
 """Of all tokens."""
 MAX_WEIGHT = 50_000
@@ -51,6 +56,12 @@ class Reader(Protocol):
     def kinds(self, state: Any) -> bytes:
         """Of each byte one of those that lead to where it does."""
 
+    def room(self, state: Any) -> int | None:
+        """Where there is a choice: of so many plain characters any may come. None: it is not known."""
+
+    def alike(self, state: Any, num_ended: int) -> Hashable:
+        """One in which the same token may come, if none ends more than so many values of a list."""
+
 
 class Mask(NamedTuple):
     """Of the tokens that may come."""
@@ -63,11 +74,17 @@ class Mask(NamedTuple):
 class Place:
     """One of a grammar's."""
 
-    __slots__ = ("by_kind", "by_token", "is_used", "is_wide", "kinds", "mask", "node", "state", "tells")
+    __slots__ = ("by_kind", "by_token", "is_used", "is_wide", "kinds", "like", "mask", "node", "room", "state", "tells")
 
-    def __init__(self, state: Hashable | None, tells: bool, kinds: bytes) -> None:
+    def __init__(
+        self, state: Hashable | None, tells: bool, kinds: bytes, room: int | None = None, like: Place | None = None
+    ) -> None:
         self.state = state
         """None: nowhere."""
+        self.room = room
+        """See Reader."""
+        self.like = like or self
+        """The same may come next there, though not behind it; what is known of that it knows alone."""
         self.tells = tells
         """Wherever two answers are here, the same may follow."""
         self.kinds = kinds
@@ -92,10 +109,12 @@ NOWHERE = Place(None, False, bytes(256))
 class Node:
     """A place, and what must come there."""
 
-    __slots__ = ("after", "forced", "is_whole", "place")
+    __slots__ = ("after", "at", "forced", "is_whole", "place")
 
-    def __init__(self, place: Place, forced: int, is_whole: bool) -> None:
-        self.place = place
+    def __init__(self, at: Place, forced: int, is_whole: bool) -> None:
+        self.at = at
+        self.place = at.like
+        """Which knows what may come."""
         self.forced = forced
         """The token that comes next in any case, or NONE."""
         self.is_whole = is_whole
@@ -129,9 +148,14 @@ class KeptMasks:
 class Places:
     """Of one grammar."""
 
-    def __init__(self, reader: Reader, vocabulary: LLTokenizer, masks: KeptMasks, probes: Sequence[int]) -> None:
-        """``probes``: as Guide has them."""
+    def __init__(
+        self, reader: Reader, vocabulary: LLTokenizer, masks: KeptMasks, probes: Sequence[int], most_commas: int
+    ) -> None:
+        """``probes``: as Guide has them; ``most_commas``: of one token."""
         self._reader, self._vocabulary, self._masks, self._probes = reader, vocabulary, masks, probes
+        self._probe_chars = max((len(vocabulary.decode_bytes([token_id])) for token_id in probes), default=0)
+        # A token that must come is cut by what comes behind it, which is no longer than another one.
+        self._num_ended = 2 * most_commas + 2
         self._places: dict[Hashable, Place] = {None: NOWHERE}
         self._joined: list[Node] = []
         """Nodes that lead to others, some more than once."""
@@ -146,9 +170,23 @@ class Places:
             place = place.by_kind.get(place.kinds[byte]) or self._follow(place, byte)
         return place
 
-    def node(self, place: Place, token_id: int, matcher: LLMatcher) -> Node | None:
-        """Of an answer that is there with this token, as its matcher sees it, which has it. None: it cannot be followed
-        any further."""
+    def node(self, place: Place, token_id: int, trail: Trail) -> Node | None:
+        """Of an answer that is there with this token. None: it cannot be followed any further."""
+        like = place.like
+        known = like.node or like.by_token.get(token_id) or self._learned(like, token_id, trail)
+        if known is None or place is like:
+            return known
+        node = Node(place, known.forced, known.is_whole)
+        if known is like.node:
+            place.node = node
+        return node
+
+    def _learned(self, place: Place, token_id: int, trail: Trail) -> Node | None:
+        if place.room is not None:
+            place.is_wide = place.room >= self._probe_chars > 0
+            place.node = Node(place, NONE, False)
+            return place.node
+        matcher = trail.matcher
         if matcher.is_error():
             return None
         # To know the bytes that must come takes a tenth of what their tokens take.
@@ -163,6 +201,12 @@ class Places:
                 if self._has_room(1):
                     place.by_token[token_id] = node
         return node
+
+    def fits(self, place: Place, token_id: int) -> bool:
+        """Whether that is known of a token without asking: it is plain, and no longer than what there is room for."""
+        text = self._vocabulary.decode_bytes([token_id]) if place.room else b""
+        is_plain = 0 < len(text) <= (place.room or 0) and not text.translate(None, PLAIN)
+        return is_plain and not self._vocabulary.is_special_token(token_id)
 
     def join(self, node: Node, token_id: int, following: Node) -> None:
         """That the one leads to the other."""
@@ -196,7 +240,13 @@ class Places:
         if found is None:
             if not self._has_room(self._reader.weight(state)):
                 return NOWHERE
-            found = self._places[state] = Place(state, self._reader.tells(state), self._reader.kinds(state))
+            reader = self._reader
+            alike = reader.alike(state, self._num_ended)
+            like = None if alike is state else self._place(alike)
+            if like is NOWHERE:
+                return NOWHERE
+            found = Place(state, reader.tells(state), reader.kinds(state), reader.room(state), like)
+            self._places[state] = found
         return found
 
     def _has_room(self, weight: int) -> bool:
@@ -228,6 +278,12 @@ class _Text:
     def kinds(self, state: frozenset[int]) -> bytes:
         return EACH_BYTE
 
+    def room(self, state: frozenset[int]) -> None:
+        return None
+
+    def alike(self, state: frozenset[int], num_ended: int) -> frozenset[int]:
+        return state
+
 
 def is_wide(matcher: LLMatcher, probes: Sequence[int]) -> bool:
     """Each of them may come."""
@@ -238,17 +294,25 @@ def is_wide(matcher: LLMatcher, probes: Sequence[int]) -> bool:
 
 
 def places_of(
-    grammar: wire.Grammar, vocabulary: LLTokenizer, masks: KeptMasks, probes: Sequence[int] = ()
+    grammar: wire.Grammar,
+    vocabulary: LLTokenizer,
+    masks: KeptMasks,
+    probes: Sequence[int] = (),
+    most_commas: int = ANY_COMMAS,
 ) -> Places | None:
     """None: it is not read here."""
+    reader: Reader
     match grammar.kind:
         case "regex":
             try:
-                return Places(_Text(grammar.source), vocabulary, masks, probes)
+                reader = _Text(grammar.source)
             except NotRead:
                 return None
         case "json_schema" | "json_object":
             outline = Outline(read_schema(grammar.source) if grammar.kind == "json_schema" else {"type": "object"})
-            return Places(outline, vocabulary, masks, probes) if outline.is_read else None
+            if not outline.is_read:
+                return None
+            reader = outline
         case _:
             return None
+    return Places(reader, vocabulary, masks, probes, most_commas)
