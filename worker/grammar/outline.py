@@ -112,7 +112,7 @@ class Outline:
 
     def room(self, state: State) -> int | None:
         """Of a text in which there is a choice: how many plain characters it has room for. None: nothing is known."""
-        if not isinstance(state, Text):
+        if not isinstance(state, Text) or state.begun[:1] == b"\\":
             return None
         if state.begun:
             return 0
