@@ -94,7 +94,7 @@ def test_what_grammars_cost_is_counted_and_those_that_are_kept_have_a_bound(path
     assert min(stats.num_masks, stats.mask_s, stats.grammar_compile_s) > 0
 
 
-NUM_SCHEMAS, MAX_TOKENS = 300, 300
+NUM_SCHEMAS, MAX_TOKENS = 500, 300
 
 
 def test_every_strict_answer_is_whole_and_as_its_schema_says_cut_or_not(path):
