@@ -191,7 +191,9 @@ class Sampler:
         else:
             ranked = draw(1, None, masks)
         while check is not None and (again := check.refused(ranked)) is not None:
-            # Of a row with a mask one token is asked for: nothing is laid over it, and the next mask may be any.
+            for row, token_id in again.forced.items():
+                ranked[row] = [token_id]
+            # Of a row with a mask one token is asked for.
             for some, num_tries in ((again.rows, 1), (again.more, MAX_TRIES)):
                 for at, tokens in zip(some, draw(num_tries, some, again) if some else (), strict=True):
                     ranked[at] = tokens

@@ -152,16 +152,15 @@ class InTime:
         """No end is promised any more."""
         self._is_endless = True
 
-    def narrow(self, mask: Words, token_id: int) -> None:
-        """Takes a token that was not accepted out of the row of a mask; after too many of them leaves the known end."""
-        if self._num_refused <= MAX_REFUSED:
-            mask.view(np.uint32)[token_id >> 5] &= np.uint32(~(1 << (token_id & 31)) & 0xFFFFFFFF)
-            if mask.any():
-                return
+    def narrow(self, mask: Words, token_id: int) -> int:
+        """Takes a token that was not accepted out of the row of a mask. After too many of them, or where none is left:
+        the one that leads to the known end, whatever the mask says of it; else below 0.
+        """
+        mask.view(np.uint32)[token_id >> 5] &= np.uint32(~(1 << (token_id & 31)) & 0xFFFFFFFF)
+        if self._num_refused <= MAX_REFUSED and mask.any():
+            return -1
         assert self._end is not None
-        mask[:] = 0
-        for token_id in self._end[:1] or self._stops:
-            allow(mask, token_id)
+        return self._end[0] if self._end else min(self._stops, default=-1)
 
     def _has_end(self, num_left: int) -> bool:
         """Makes sure that an end is known from here; where none is found, none is looked for any more."""

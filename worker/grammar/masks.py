@@ -292,16 +292,20 @@ class _Check:
             return None
         bare = [(each, nth) for each, nth in wrong if nth not in each.masks]
         self._maker.fill(bare)
+        forced: dict[int, int] = {}
         for each, nth, token_id in far:
             # What the mask itself forbids was never up for an end.
             mask = each.masks[nth].words
             if each.num_left is not None and mask[token_id >> 5] >> (token_id & 31) & 1:
                 assert each.guide.in_time is not None
-                each.guide.in_time.narrow(mask, token_id)
+                towards_end = each.guide.in_time.narrow(mask, token_id)
+                if towards_end >= 0:
+                    forced[each.row + nth] = towards_end
         # What nothing but a mask was missing is right once that is there.
         self._held = [each for each, _, _ in far] + wide
-        rows, bits = [each.row + nth for each, nth in wrong], [each.masks[nth] for each, nth in wrong]
-        return Masks(rows, bits, self if self._held else None, more=[each.row for each in wide])
+        drawn = {each.row + nth: each.masks[nth] for each, nth in wrong if each.row + nth not in forced}
+        more = [each.row for each in wide]
+        return Masks([*drawn], [*drawn.values()], self if self._held else None, forced=forced, more=more)
 
     def _wrong(self, each: _Held, ranked: Run[list[int]]) -> tuple[int, int]:
         """The first place of its run whose token will not do, and that one; below 0: all will."""
