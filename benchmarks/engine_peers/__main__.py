@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import signal
 import subprocess
 import sys
 import tempfile
@@ -71,6 +72,8 @@ def main(**options: Any) -> None:
 
     With --merge nothing is measured: the reports are put together, printed and drawn.
     """
+    # As Ctrl-C is: who waits its turn is stopped, and would be left behind.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     if options["plot"]:
         picture.check()
     try:
