@@ -186,7 +186,8 @@ def test_with_one_split_company_does_not_change_a_row_by_a_bit():
     assert torch.equal(crowd[:1], lone.attend(0, queries[:1], keys[:1], values[:1]))
 
 
-@pytest.mark.parametrize(("window", "dtype"), [(0, torch.float32), (40, torch.bfloat16)])
+@pytest.mark.parametrize("window", [0, 40])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_repeatable_row_has_the_same_bits_from_any_chunk_and_in_any_company(window, dtype):
     torch.manual_seed(2)
     size, chance = 16, random.Random(3)
@@ -239,7 +240,8 @@ def test_a_fixed_plan_serves_one_step_after_another(num_tokens, window):
         assert all(torch.equal(*pair) for pair in zip(tensors_of(cache), after, strict=True))
 
 
-@pytest.mark.parametrize(("scaled", "dtype"), [(True, torch.bfloat16), (False, torch.float16)])
+@pytest.mark.parametrize("scaled", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_a_float8_pool_holds_what_torch_would_round_to_and_is_read_as_that(scaled, dtype):
     torch.manual_seed(2)
     sequences = [(0, 20, False), (0, 1, True), (0, 90, False)]

@@ -89,8 +89,9 @@ def test_kernels_that_compute_something_else_are_found_out(cache, tmp_path, monk
 def test_machines_that_can_do_less_get_the_same(cache, monkeypatch, less):
     if platform.machine() != "x86_64":
         pytest.skip("these are instructions of x86")
-    if targeted(less) == targeted():
-        pytest.skip("this machine can do no more, and its own kernels are those")
+    if targeted(less) == targeted():  # this machine can do no more: its own kernels are those
+        assert library() is not None
+        return
     optimise(monkeypatch, "-O2")
     monkeypatch.setattr(build, "FLAGS", (*build.FLAGS, *less))
     assert agrees_with_torch(Library(str(built())))
