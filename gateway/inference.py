@@ -33,7 +33,7 @@ JSON = "application/json"
 
 
 class Inference(msgspec.Struct, frozen=True):
-    """One address of /v1. An answer of ``bytes`` is what a file holds."""
+    """One address of /v1. An answer of ``bytes`` is what a file holds; None: it is always refused."""
 
     method: str
     path: str
@@ -320,4 +320,5 @@ INFERENCE = (
     Inference("POST", "/v1/batches/{batch}/cancel", "batch_cancellation", "Cancel a batch", openai.BatchBody),
     Inference("GET", "/v1/models", "models", "List the models that the key may use", openai.ModelList),
     Inference("GET", "/v1/models/{model}", "model", "Read one model", openai.ModelBody),
+    Inference("DELETE", "/v1/models/{model}", "model_deletion", "Refused: models are the operator's", None),
 )

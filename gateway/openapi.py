@@ -93,8 +93,11 @@ def _known(type_: Any) -> str:
 
 
 def _of_inference(one: Inference, by_type: dict[str, Any], components: dict[str, Any]) -> dict[str, Any]:
-    if one.answer is bytes:
-        content: dict[str, Any] = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
+    content: dict[str, Any]
+    if one.answer is None:
+        content = {}
+    elif one.answer is bytes:
+        content = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
     else:
         content = {JSON: {"schema": by_type[_known(one.answer)]}}
     if one.streams:
@@ -110,7 +113,7 @@ def _of_inference(one: Inference, by_type: dict[str, Any], components: dict[str,
             *([RECEIPT] if one.streams else []),
         ],
         "responses": {
-            "200": {"description": "Done.", "content": content},
+            **({"200": {"description": "Done.", "content": content}} if content else {}),
             "default": _refusal(one.refusal, JSON, by_type),
         },
     }

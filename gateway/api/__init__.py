@@ -72,6 +72,7 @@ def routes() -> list[web.RouteDef]:
         web.get("/v1/models", models.every),
         # A hub id has a slash in it.
         web.get("/v1/models/{model:.+}", models.one),
+        web.delete("/v1/models/{model:.+}", models.delete),
         web.post("/v1/files", files.upload),
         web.get("/v1/files", files.every),
         web.get("/v1/files/{file}", files.one),

@@ -1,4 +1,4 @@
-"""GET /v1/models and /v1/models/{model}: what is served here, to Anthropic's clients in their own shapes."""
+"""/v1/models and /v1/models/{model}: what is served here, to Anthropic's clients in their own shapes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from multidict import istr
 from gateway import anthropic, errors, openai
 from gateway.api.request import query_of
 from gateway.dispatch import ServedModel
-from gateway.errors import GatewayError, ModelNotFound
+from gateway.errors import GatewayError, ModelNotFound, PermissionDenied
 from gateway.head import HEAD
 from gateway.house import GATEWAY, Gateway
 
@@ -30,6 +30,17 @@ async def one(request: web.Request) -> web.Response:
     if ANTHROPIC in request.headers:
         return _in_anthropics_words(request, lambda request: _told(request.app[GATEWAY], _asked(request)))
     return _json(_shaped(_asked(request)))
+
+
+async def delete(request: web.Request) -> web.Response:
+    """At OpenAI their owner deletes models that were made for them alone. There are none such here: whoever operates
+    the server says what is served."""
+    name = _asked(request).name
+    raise PermissionDenied(
+        f"The model `{name}` cannot be deleted by a project's key: models are served, and adapters unloaded, by "
+        "whoever operates this server.",
+        param="model",
+    )
 
 
 def _usable(request: web.Request) -> list[ServedModel]:

@@ -11,6 +11,7 @@ import contextlib
 import hashlib
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import sqlalchemy as sa
@@ -35,6 +36,14 @@ class TooManyUploads(errors.RateLimited):
     code, should_retry = "upload_limit_exceeded", False
 
 
+class UploadOver(errors.InvalidRequest):
+    """It is not pending any more."""
+
+    def __init__(self, upload: Upload, status: openai.UploadStatus) -> None:
+        super().__init__(f"The upload {upload.id} is {status} already", code=f"upload_{status}")
+        self.upload = upload
+
+
 class Upload(msgspec.Struct, frozen=True):
     """One row; the fields stand in the order of the table's columns. Of one that is pending, the time may be over."""
 
@@ -47,6 +56,10 @@ class Upload(msgspec.Struct, frozen=True):
     status: openai.UploadStatus
     created_at: int
     expires_at: int
+    file_id: str | None = None
+    """What it became."""
+    completion: bytes | None = None
+    """By what was said to complete it, as a digest."""
 
 
 assert Upload.__struct_fields__ == tuple(columns.keys())
@@ -99,8 +112,7 @@ class Uploads:
         return upload
 
     async def pending(self, tenant_id: str, upload_id: str) -> Upload:
-        """The upload. Raises ObjectNotFound, also for what is another tenant's, and InvalidRequest where it is
-        over, as do all below."""
+        """The upload. Raises ObjectNotFound, also for what is another tenant's, and UploadOver, as do all below."""
         async with reading(self._rooms) as connection:
             return await self._pending(connection, tenant_id, upload_id)
 
@@ -117,7 +129,23 @@ class Uploads:
         return part
 
     async def complete(self, tenant_id: str, upload_id: str, asked: openai.UploadCompletion) -> tuple[Upload, File]:
-        """The file that its parts make. Raises InvalidRequest where they are not what they were to be."""
+        """The file that its parts make; the same one again for a client that says the same again, as one does that
+        did not hear the answer. Raises InvalidRequest where they are not what they were to be."""
+        said = _digest(asked)
+        try:
+            return await self._complete(tenant_id, upload_id, asked, said)
+        except UploadOver as over:
+            upload = over.upload
+            if upload.file_id is None or upload.completion != said:
+                raise
+            try:
+                return upload, await self._files.find(tenant_id, upload.file_id)
+            except errors.ObjectNotFound:  # it has been deleted since
+                raise over from None
+
+    async def _complete(
+        self, tenant_id: str, upload_id: str, asked: openai.UploadCompletion, said: bytes
+    ) -> tuple[Upload, File]:
         query = sa.select(parts.id, parts.num_bytes).where(parts.upload_id == upload_id)
         async with reading(self._rooms) as connection:
             upload = await self._pending(connection, tenant_id, upload_id)
@@ -138,7 +166,8 @@ class Uploads:
             sha256, name, expires_s = await staged.finish(), upload.filename, upload.file_expires_s
             file = self._files.row_of(staged, sha256, tenant_id, name, upload.purpose, expires_s)
             async with self._files.placing(staged, self._files.path(file.id)) as connection:
-                upload, gone = await self._end(connection, tenant_id, upload_id, "completed")
+                became = {"file_id": file.id, "completion": said}
+                upload, gone = await self._end(connection, tenant_id, upload_id, "completed", **became)
                 await self._files.note(connection, file)
         await asyncio.to_thread(self._unlink, gone)
         return upload, file
@@ -196,18 +225,30 @@ class Uploads:
         if status == "pending" and upload.expires_at <= int(self._files.wall()):
             status = "expired"
         if status != "pending":
-            raise errors.InvalidRequest(f"The upload {upload_id} is {status} already", code=f"upload_{status}")
+            raise UploadOver(upload, status)
         return upload
 
     async def _end(
-        self, connection: AsyncConnection, tenant_id: str, upload_id: str, status: openai.UploadStatus
+        self,
+        connection: AsyncConnection,
+        tenant_id: str,
+        upload_id: str,
+        status: openai.UploadStatus,
+        **became: Any,
     ) -> tuple[Upload, list[str]]:
-        """The upload afterwards, and the parts whose bytes are nobody's then."""
+        """The upload afterwards, and the parts whose bytes are nobody's then. ``became``: further columns."""
         upload = await self._pending(connection, tenant_id, upload_id)
-        await connection.execute(sa.update(store.uploads).where(columns.id == upload_id).values(status=status))
+        changed = sa.update(store.uploads).where(columns.id == upload_id)
+        await connection.execute(changed.values(status=status, **became))
         statement = sa.delete(store.upload_parts).where(parts.upload_id == upload_id).returning(parts.id)
         gone = list((await connection.execute(statement)).scalars())
-        return msgspec.structs.replace(upload, status=status), gone
+        return msgspec.structs.replace(upload, status=status, **became), gone
+
+
+def _digest(asked: openai.UploadCompletion) -> bytes:
+    """Of what makes one completion unlike another."""
+    said = asked.part_ids, None if asked.md5 is None else asked.md5.lower()
+    return hashlib.sha256(msgspec.json.encode(said)).digest()
 
 
 def _check(part_ids: Sequence[str], sizes: Mapping[str, int], num_bytes: int) -> None:

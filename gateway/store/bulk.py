@@ -32,6 +32,9 @@ uploads = sa.Table(
     sa.Column("status", sa.Text, nullable=False),
     sa.Column("created_at", sa.BigInteger, nullable=False),
     sa.Column("expires_at", sa.BigInteger, nullable=False, index=True),
+    # What it became, and a digest of what was said to complete it.
+    sa.Column("file_id", sa.Text),
+    sa.Column("completion", sa.LargeBinary),
 )
 """``num_bytes`` and ``file_expires_s``: of the file that it is to be."""
 upload_parts = sa.Table(

@@ -20,6 +20,15 @@ async def test_models_are_listed_and_found(front: Front):
     with pytest.raises(openai.NotFoundError) as missing:
         await front.client.models.retrieve("org/other")
     assert missing.value.code == "model_not_found"
+    with pytest.raises(openai.NotFoundError) as missing:
+        await front.client.models.delete("org/other")
+    assert missing.value.code == "model_not_found"
+    with pytest.raises(openai.PermissionDeniedError, match="`demo` cannot be deleted") as refused:
+        await front.client.models.delete("demo")
+    assert (refused.value.code, refused.value.param) == ("permission_denied", "model")
+    with pytest.raises(openai.AuthenticationError):
+        await front.client.with_options(api_key="wrong").models.delete("demo")
+    assert [model.id for model in (await front.client.models.list()).data] == ["demo"]
 
 
 async def test_anthropics_clients_are_told_of_models_in_their_shapes(front: Front):
