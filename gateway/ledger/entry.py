@@ -82,6 +82,10 @@ class WriteError(Exception):
     """The rows may not have been written; they can be written again."""
 
 
+class RowRefused(WriteError):
+    """The database is there, and does not take one of the rows: tried again as they are, none will ever be written."""
+
+
 class Writer(Protocol):
     """One commit after another."""
 

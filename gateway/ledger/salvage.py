@@ -17,6 +17,8 @@ from pathlib import Path
 log = logging.getLogger(__name__)
 
 Row = tuple[str, bytes]
+MIN_ROW_BYTES = 64
+"""None is as short, so a file has no more rows than its bytes make of these."""
 TABLE = "SELECT rowid, request_id, entry FROM spool"
 
 
@@ -53,7 +55,8 @@ def readable_in(path: Path) -> list[Row]:
         first_missing = max(found, default=0) + 1
         _read(damaged, f"{TABLE} ORDER BY rowid DESC", found)
         beyond = min((rowid for rowid in found if rowid > first_missing), default=first_missing)
-        for rowid in range(first_missing, beyond):
+        most = path.stat().st_size // MIN_ROW_BYTES  # a rowid that is damaged itself may be any number
+        for rowid in range(first_missing, min(beyond, first_missing + most)):
             _read(damaged, f"{TABLE} WHERE rowid = {rowid}", found)
     return [found[rowid] for rowid in sorted(found)]
 

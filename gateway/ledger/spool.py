@@ -2,6 +2,9 @@
 
 A row is durable here as it would be there, so answers end as ever. Which rows came over is settled by their request
 ids: one that is brought twice is written once. Gateways that share a data directory share its spool.
+
+A row that does not come over by itself, because this version does not understand it or the database does not take it,
+is set aside in the same file: it holds up none of the others, and is tried again when the file is next opened.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from typing import Any
 import msgspec
 
 from gateway.clock import Clock
-from gateway.ledger.entry import Entry, WriteError, Writer
+from gateway.ledger.entry import Entry, RowRefused, WriteError, Writer
 from gateway.ledger.salvage import alone, is_damage, salvage
 from gateway.store import PRAGMAS
 
@@ -36,6 +39,7 @@ DEFAULTS = {
 }
 """Of columns that a row of before has not."""
 SCHEMA = "CREATE TABLE IF NOT EXISTS spool (request_id TEXT PRIMARY KEY, entry BLOB NOT NULL)"
+ASIDE = "CREATE TABLE IF NOT EXISTS aside (request_id TEXT PRIMARY KEY, entry BLOB NOT NULL)"
 
 
 class SpooledWriter:
@@ -51,6 +55,8 @@ class SpooledWriter:
         self._is_away = False
         self._tries: set[asyncio.Task[None]] = set()
         self._draining: asyncio.Task[None] | None = None
+        self._has_more = False
+        """Rows may have been kept since it was last looked."""
         if path.exists():
             self._drain()
 
@@ -58,6 +64,10 @@ class SpooledWriter:
         if not self._is_away:
             try:
                 return await self._in_time(self._writer.write(entries))
+            except RowRefused as error:
+                log.error(
+                    "ledger: one of %d rows is refused, so they go by way of %s: %s", len(entries), self._path, error
+                )
             except WriteError as error:
                 log.error("ledger: the database is away, so rows are kept in %s: %s", self._path, error)
                 self._is_away = True
@@ -75,8 +85,8 @@ class SpooledWriter:
 
     @property
     def num_rows(self) -> int:
-        """Rows in the file, once it was opened."""
-        return 0 if self._spool is None else self._spool.num_rows
+        """Rows in the file, once it was opened; with those that do not come over."""
+        return 0 if self._spool is None else self._spool.num_rows + self._spool.num_aside
 
     async def kept(self, request_ids: Sequence[str]) -> set[str]:
         """Those of them whose rows are kept here."""
@@ -112,30 +122,55 @@ class SpooledWriter:
         return self._spool
 
     def _drain(self) -> None:
+        self._has_more = True
         if self._draining is None:
             self._draining = asyncio.get_running_loop().create_task(self._bring_over())
             self._draining.add_done_callback(self._drained)
 
     def _drained(self, task: asyncio.Task[None]) -> None:
         self._draining = None
-        if not task.cancelled() and (error := task.exception()) is not None:
+        if task.cancelled():
+            return
+        if (error := task.exception()) is not None:
             log.critical("ledger: what is kept in %s does not come over", self._path, exc_info=error)
+        elif self._has_more:  # kept after the last look, and before the task was over
+            self._drain()
 
     async def _bring_over(self) -> None:
         """Until nothing is left."""
-        spool = self._open()
-        while entries := await asyncio.to_thread(spool.oldest, MAX_BATCH):
+        spool, most, trouble = self._open(), MAX_BATCH, ""
+        while self._has_more:
+            self._has_more = False
             try:
-                await self._in_time(self._writer.write(entries))
-            except WriteError:
-                self._is_away = True
+                while entries := await asyncio.to_thread(spool.oldest, most):
+                    most = await self._brought(spool, entries)
+            except (sqlite3.Error, OSError) as error:
+                if str(error) != trouble:
+                    trouble = str(error)
+                    log.error("ledger: what is kept in %s cannot be brought over now: %s", self._path, trouble)
+                self._has_more = True
                 await self._clock.sleep(RETRY_S)
-                continue
-            if self._is_away:
-                log.warning("ledger: the database is back, and gets the rows that were kept meanwhile")
-                self._is_away = False
-            await asyncio.to_thread(spool.forget, entries)
         self._is_away = False
+
+    async def _brought(self, spool: Spool, entries: Sequence[Entry]) -> int:
+        """How many should be brought next. Of rows of which one is refused half as many are tried, down to that one."""
+        try:
+            await self._in_time(self._writer.write(entries))
+        except RowRefused as error:
+            if len(entries) > 1:
+                return len(entries) // 2
+            log.critical("ledger: refused (%s), and set aside in %s: %s", error, self._path, entries[0])
+            await asyncio.to_thread(spool.set_aside, [_key_of(entries[0])])
+            return MAX_BATCH
+        except WriteError:
+            self._is_away = True
+            await self._clock.sleep(RETRY_S)
+            return MAX_BATCH
+        if self._is_away:
+            log.warning("ledger: the database is back, and gets the rows that were kept meanwhile")
+            self._is_away = False
+        await asyncio.to_thread(spool.forget, entries)
+        return MAX_BATCH
 
 
 class Spool:
@@ -147,12 +182,14 @@ class Spool:
         self._connection: sqlite3.Connection | None = None
         self.num_rows = 0
         """In the file, as far as this gateway knows: what others do there is learned from ``oldest``."""
+        self.num_aside = 0
+        """Set aside since this gateway has opened it."""
 
     def keep(self, entries: Sequence[Entry]) -> None:
         """Durable when it returns. Raises WriteError."""
         with self._lock:
-            if self.num_rows + len(entries) > MAX_ROWS:
-                raise WriteError(f"{self._path} holds {self.num_rows} rows already")
+            if (num_rows := self.num_rows + self.num_aside) + len(entries) > MAX_ROWS:
+                raise WriteError(f"{self._path} holds {num_rows} rows already")
             rows = [(_key_of(entry), msgspec.json.encode(msgspec.structs.asdict(entry))) for entry in entries]
             try:
                 connection = self._open()
@@ -163,27 +200,27 @@ class Spool:
             self.num_rows += num_new
 
     def oldest(self, num_rows: int) -> list[Entry]:
+        """So many at most; none only where there are none. Raises sqlite3.Error."""
         with self._lock:
-            query = "SELECT request_id, entry FROM spool ORDER BY rowid LIMIT ?"
-            try:
-                rows = self._open().execute(query, [num_rows]).fetchall()
-            except sqlite3.DatabaseError as error:
-                if not is_damage(error):
-                    raise
-                self._salvage()
-                rows = self._open().execute(query, [num_rows]).fetchall()
-            connection = self._open()
-            entries = []
-            for request_id, kept in rows:
-                try:
-                    entries.append(_entry_of(kept))
-                except msgspec.DecodeError:  # of another version, whose rows have other columns
-                    log.critical("ledger: not understood, and left out: %s", kept)
-                    with connection:
-                        connection.execute("DELETE FROM spool WHERE request_id = ?", [request_id])
-            # Other gateways keep rows here and bring them over, too; fewer than were asked for are all of them.
-            self.num_rows = len(entries) if len(rows) < num_rows else max(self.num_rows, len(entries))
-            return entries
+            while True:
+                rows = self._oldest(num_rows)
+                entries, odd = [], []
+                for request_id, kept in rows:
+                    try:
+                        entries.append(_entry_of(kept))
+                    except msgspec.DecodeError:  # of another version, whose rows have other columns
+                        log.critical("ledger: not understood, and set aside in %s: %s", self._path, kept)
+                        odd.append(request_id)
+                self._set_aside(odd)
+                # Other gateways keep rows here and bring them over, too; fewer than were asked for are all of them.
+                self.num_rows = len(entries) if len(rows) < num_rows else max(self.num_rows, len(entries))
+                if entries or not rows:
+                    return entries
+
+    def set_aside(self, keys: Sequence[str]) -> None:
+        """They are left for whoever opens the file next. Raises sqlite3.Error."""
+        with self._lock:
+            self._set_aside(keys)
 
     def kept(self, request_ids: Sequence[str]) -> set[str]:
         """Those of them whose rows are here."""
@@ -192,10 +229,12 @@ class Spool:
             found: set[str] = set()
             for request_id in request_ids:
                 # With a place behind it, or without.
-                query = "SELECT count(*) FROM spool WHERE request_id = ? OR request_id BETWEEN ? AND ?"
-                ((num,),) = connection.execute(query, [request_id, f"{request_id} ", f"{request_id}!"])
-                if num:
-                    found.add(request_id)
+                names = [request_id, f"{request_id} ", f"{request_id}!"]
+                for table in ("spool", "aside"):
+                    query = f"SELECT count(*) FROM {table} WHERE request_id = ? OR request_id BETWEEN ? AND ?"
+                    ((num,),) = connection.execute(query, names)
+                    if num:
+                        found.add(request_id)
             return found
 
     def forget(self, entries: Sequence[Entry]) -> None:
@@ -207,6 +246,23 @@ class Spool:
         with self._lock:
             if self._connection is not None:
                 self._connection.close()
+
+    def _oldest(self, num_rows: int) -> list[tuple[str, bytes]]:
+        query = "SELECT request_id, entry FROM spool ORDER BY rowid LIMIT ?"
+        try:
+            return self._open().execute(query, [num_rows]).fetchall()
+        except sqlite3.DatabaseError as error:
+            if not is_damage(error):
+                raise
+            self._salvage()
+            return self._open().execute(query, [num_rows]).fetchall()
+
+    def _set_aside(self, keys: Sequence[str]) -> None:
+        for key in keys:
+            with self._open() as connection:
+                connection.execute("INSERT OR IGNORE INTO aside SELECT * FROM spool WHERE request_id = ?", [key])
+                num = connection.execute("DELETE FROM spool WHERE request_id = ?", [key]).rowcount
+            self.num_rows, self.num_aside = self.num_rows - num, self.num_aside + num
 
     def _salvage(self) -> None:
         if self._connection is not None:
@@ -234,6 +290,11 @@ class Spool:
                 for pragma in PRAGMAS:
                     connection.execute(f"PRAGMA {pragma}").close()
                 connection.execute(SCHEMA)
+                connection.execute(ASIDE)
+                with connection:  # this version, or this database, may take them
+                    connection.execute("INSERT OR IGNORE INTO spool SELECT * FROM aside")
+                    connection.execute("DELETE FROM aside")
+                self.num_aside = 0
                 (self.num_rows,) = connection.execute("SELECT count(*) FROM spool").fetchone()
             except sqlite3.Error:
                 connection.close()

@@ -21,7 +21,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from gateway import store
 from gateway.ledger.chains import content_of
-from gateway.ledger.entry import Entry, WriteError, Writer
+from gateway.ledger.entry import Entry, RowRefused, WriteError, Writer
 from gateway.store import PRAGMAS, Store
 
 MAX_ROWS_A_STATEMENT = 32
@@ -34,6 +34,8 @@ INSERT_ARRAYS = (
 )
 """PostgreSQL's."""
 
+REFUSED_STATES = ("22", "23")
+"""How PostgreSQL's codes begin for what is wrong with a row: its values, or what a constraint says of them."""
 _RARE = (
     "num_reasoning_tokens",
     "num_drafted_tokens",
@@ -73,7 +75,9 @@ class PostgresWriter:
                 if inserted.rowcount < len(entries):
                     await self._note_repeats(connection, entries)
         except (SQLAlchemyError, OSError) as error:
-            raise WriteError(" ".join(str(getattr(error, "orig", None) or error).split())) from error
+            said = " ".join(str(getattr(error, "orig", None) or error).split())
+            state = getattr(getattr(error, "orig", None), "sqlstate", None) or ""
+            raise (RowRefused if state.startswith(REFUSED_STATES) else WriteError)(said) from error
 
     async def close(self) -> None:
         """The pool is the store's."""
@@ -128,8 +132,8 @@ class SqliteWriter:
                         )
                         if num_inserted < len(entries):
                             _note_repeats(connection, entries)
-            except sqlite3.Error as error:
-                failure = WriteError(str(error))
+            except Exception as error:  # a thread that ends is one that nobody hears from again
+                failure = WriteError(f"{error}" if isinstance(error, sqlite3.Error) else repr(error))
             written.get_loop().call_soon_threadsafe(_tell, written, failure)
         if connection is not None:
             connection.close()
