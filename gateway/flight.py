@@ -9,14 +9,14 @@ from __future__ import annotations
 import asyncio
 from array import array
 from collections.abc import Collection
-from types import TracebackType
 from typing import Protocol
 
 import msgspec
 
 from gateway import errors
 from gateway.spent import Spent
-from gateway.stays import Stay
+from gateway.stays import Stay, stays_of
+from gateway.traceparent import NO_TRACE
 from gateway.workers import Worker
 from policies import wire
 from policies.answers import Outcome
@@ -69,9 +69,11 @@ class Flight:
         "expected_at",
         "first_token_at",
         "given_at",
+        "given_to",
         "is_moving",
         "is_over",
         "is_pending",
+        "left_at",
         "num_held_tokens",
         "num_missing_pairs",
         "num_missing_tokens",
@@ -109,8 +111,10 @@ class Flight:
         """Of these tokens (``costs.pairs``), once it was given to a worker."""
         self.sent_at: float | None = None
         """When a worker got it first; until then it waited in line."""
-        self.stays: list[Stay] | None = [] if request.traceparent else None
-        """With the workers that had it; None: nobody asks."""
+        self.stays: list[Stay] | None = None if request.traceparent in NO_TRACE else []
+        """With the workers that had it; None: nobody asks so far, and none has left it (``stays_of``)."""
+        self.left_at = 0.0
+        """Its worker was done with a sequence of it."""
         self.due_at = order.deadline_at
         """When its first token was promised, once it was sent."""
         self.expected_at: float | None = None
@@ -140,10 +144,10 @@ class Flight:
         """Those of which nobody needs the rest."""
         self._num_cached_tokens: int | None = None
         """As its first worker said with the first token."""
-        self._waited_s = 0.0
-        """In line."""
+        self._waited_s = 0.0  # in line
         self.given_at = submitted_at
-        """To the worker that has it, or had it last."""
+        self.given_to: Worker | None = None
+        """The worker that has it, or had it last, and when it was given it."""
         self._before = NOWHERE_BEFORE
         """The times with workers that had it before."""
         self.num_told_before = 0
@@ -203,9 +207,7 @@ class Flight:
     async def __aenter__(self) -> Flight:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *exception: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -228,10 +230,9 @@ class Flight:
     def spent(self) -> Spent:
         """What it took of the engine; all of it once it ``is_over``. Of a worker that was lost it is what that one has
         told: nothing of the sequences that had not finished there. The times are by our clock there."""
-        told, waited_s = self.told, self._waited_s
-        if len(told) == 1 and not self._was_elsewhere:
-            return Spent.told(told[0], waited_s)
-        return Spent.across(told, self.num_told_before, self._before, waited_s)
+        if len(self.told) == 1 and not self._was_elsewhere:
+            return Spent.told(self.told[0], self._waited_s)
+        return Spent.across(self.told, self.num_told_before, self._before, self._waited_s)
 
     async def over(self) -> None:
         """Until it ``is_over``. For the one who has left it."""
@@ -263,8 +264,7 @@ class Flight:
                 self._bring(delta, now)
             return False
         self.told.append(finish)
-        if self.stays:
-            self.stays[-1].left_at = now
+        self.left_at = now
         del self._here[index]
         if self.is_moving and finish.reason == "cancelled" and index not in self._stopped and self.is_wanted:
             if delta.token_ids:
@@ -338,8 +338,9 @@ class Flight:
         decodes_at = now if first_token_at is None else max(began_at, first_token_at)
         self._before = self._before.longer(decodes_at - began_at, now - decodes_at)
         self.num_told_before = len(self.told)
-        if self.stays:
-            self.stays[-1].left_at, self.stays[-1].left = now, "moved" if self.is_moving else "lost"
+        if self.request.traceparent and (stays := stays_of(self)):
+            stays[-1].left_at, stays[-1].left = now, "moved" if self.is_moving else "lost"
+            self.stays, self.left_at = stays, 0.0
         self._was_elsewhere = True
         self._is_under_way = False
         self.given_at = now  # it waits from now on
@@ -347,8 +348,7 @@ class Flight:
         self.is_moving = False
         self.expected_at = None
         self.paused_at = self.paused_at or now
-        order = self.order
-        self.num_held_tokens = order.num_prompt_tokens + max(order.num_expected_tokens, self.num_tokens)
+        self.num_held_tokens = self.order.num_prompt_tokens + max(self.order.num_expected_tokens, self.num_tokens)
         for index, token_ids in list(self._open.items()):
             reason = self.request.sampling.end_of(token_ids, eos_token_ids)
             if index in self._stopped:

@@ -195,7 +195,7 @@ class Seat:
         self.num_pending_tokens += num_missing_tokens
         self.num_pending_pairs += flight.num_missing_pairs
         flight.is_pending = True
-        flight.worker = self.worker
+        flight.worker = flight.given_to = self.worker
         self.worker.send(flight.submit())
         if flight.stays is not None:
             flight.stays.append(Stay(self.worker.name, flight.given_at, time.monotonic(), flight.num_tokens))

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
+
+if TYPE_CHECKING:
+    from gateway.flight import Flight
 
 Left = Literal["", "lost", "moved", "failed"]
 
@@ -28,3 +31,14 @@ class Stay(msgspec.Struct, array_like=True, gc=False):
     """Of its own span, as the upstream was told, in hex; empty: it is a worker."""
     failure: str = ""
     """What an upstream's is called."""
+
+
+def stays_of(flight: Flight) -> list[Stay]:
+    """All of them so far. Most requests have no trace and one stay, so it is noted only of those that were chosen at
+    their beginning; of others it is known from when to when it was, and not how long it took to write it down."""
+    stays, worker, at = flight.stays or [], flight.given_to, flight.given_at
+    if not stays and worker is not None:
+        stays = [Stay(worker.name, at, at, 0)]
+    if stays and not stays[-1].left_at:
+        stays[-1].left_at = flight.left_at
+    return stays

@@ -18,6 +18,7 @@ MAX_BAGGAGE_BYTES, MAX_BAGGAGE_MEMBERS = 8192, 64
 UNDECIDED = "00"
 """In place of a traceparent, of a request that has no trace so far and may come to have one: it is made when somebody
 asks (``context_of``), as most have none."""
+NO_TRACE = ("", UNDECIDED)
 TRACE, SPAN = slice(4, 36), slice(20, 36)
 """Of a request's id, what is that of a trace that begins with it, and of its span. It is random where they have to
 be: whoever has the one has the others."""

@@ -149,9 +149,11 @@ class Account:
             cost_micros = self._ticket.settle(usage, self._flights.outcome, _engine_us(spent))
         entry, noted = self._entry(status, usage or NOTHING, at, spent, cost_micros), self.noted
         keeping = noted.keeping
-        if keeping is not None and (why := keeping.became(entry)):
-            noted.keep(why)
-            entry = msgspec.structs.replace(entry, trace_id=noted.trace_id)
+        # Most are quick where a call of a function is a part of what they cost.
+        if keeping is not None and (status >= 400 or entry.duration_ms * (entry.num_sequences or 1) > keeping.quick_ms):
+            noted.keep(keeping.became(entry))
+            if noted.trace_id != entry.trace_id:
+                entry = msgspec.structs.replace(entry, trace_id=noted.trace_id)
         tell(entry)
         noted.is_told, noted.entry = True, entry
         return entry

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from gateway.flight import Flight
+from gateway.stays import stays_of
 from gateway.tracing.kept import Ride
 from policies import wire
 
@@ -19,8 +20,13 @@ MAX_RIDES = 16
 
 def rides_of(answer: Answer) -> tuple[int, list[Ride]]:
     """How many prompts were sent for this answer, and the rides of the first of them."""
-    flights = [part.flight for part in answer.parts.values() if part.flight is not None]
-    return len(flights), [ride_of(flight) for flight in flights[:MAX_RIDES]]
+    num_flights, rides = 0, list[Ride]()
+    for part in answer.parts.values():
+        if (flight := part.flight) is not None:
+            num_flights += 1
+            if num_flights <= MAX_RIDES:
+                rides.append(ride_of(flight))
+    return num_flights, rides
 
 
 def ride_of(flight: Flight) -> Ride:
@@ -32,6 +38,6 @@ def ride_of(flight: Flight) -> Ride:
         len(request.prompt_token_ids),
         flight.num_tokens,
         request.grammar is not None,
-        flight.stays or [],
+        stays_of(flight),
         [each for each in flight.told[flight.num_told_before :] if isinstance(each, wire.Finish)][:MAX_TOLD],
     )

@@ -5,19 +5,18 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import AsyncIterator, Mapping
-from typing import Any
+from operator import attrgetter
 
 import msgspec
 from aiohttp import web
 
 from gateway.clock import Clock, Timer
-from gateway.head import Head
-from gateway.ledger.entry import Entry
+from gateway.head import TRACE_ID, Head
 from gateway.ledger.recent import Recent
 from gateway.traceparent import SPAN, TRACE, Parent, baggage_of, below, state_of, traceparent
 from gateway.tracing.content import asked_of, completion_of, prompt_of
 from gateway.tracing.keeping import Keeping, SamplerUnknown
-from gateway.tracing.kept import Ride
+from gateway.tracing.kept import Kept, Ride, Row
 from gateway.tracing.lag import Lag
 from gateway.tracing.order import Order, TracingInvalid
 from gateway.tracing.rides import rides_of
@@ -28,6 +27,10 @@ TRACE_RESPONSE = "traceresponse"
 """Trace Context level 2: what the span is called that a kept request has here."""
 GATHER_S, AT_ONCE = 0.05, 16
 """Those that are worth a trace wait so long for others, and are sent together."""
+
+
+_of_journey = attrgetter(*Kept.__struct_fields__[: Kept.__struct_fields__.index("unix_s")])
+_of_row = attrgetter(*Row.__struct_fields__)
 
 
 class Tracing:
@@ -73,9 +76,10 @@ class Tracing:
         if noted.parent is not None:
             self._go_on(noted, noted.parent, request)
             return
-        request_id = noted.request_id
-        noted.traceparent = noted.also[TRACE_RESPONSE] = traceparent(request_id[TRACE], request_id[SPAN], True)
-        noted.keep("sampled")
+        request_id, also = noted.request_id, noted.also
+        trace_id = noted.trace_id = also[TRACE_ID] = request_id[TRACE]
+        noted.traceparent = also[TRACE_RESPONSE] = f"00-{trace_id}-{request_id[SPAN]}-01"
+        noted.kept_for, noted.keeping = "sampled", None
 
     def _go_on(self, noted: Head, parent: Parent, request: web.Request) -> None:
         """With a trace that has begun elsewhere."""
@@ -143,24 +147,7 @@ class Tracing:
                 most = self._config.max_content_bytes
                 prompt, completion = prompt_of(answer.call, most), completion_of(answer, most)
         kept = (
-            noted.traceparent,
-            noted.parent_id,
-            noted.state,
-            noted.received_at,
-            noted.started_at,
-            noted.parse_at,
-            noted.load_at,
-            noted.render_at,
-            noted.cache_at,
-            noted.admit_at,
-            noted.queue_at,
-            noted.settle_at,
-            noted.replay_at,
-            noted.kind,
-            noted.error,
-            noted.batch,
-            noted.follows,
-            noted.kept_for,
+            *_of_journey(noted),
             time.time() - ended_at,
             ended_at,
             method,
@@ -174,7 +161,7 @@ class Tracing:
             "" if caller is None else caller.key_id,
             asked,
             sampling,
-            None if entry is None else row_of(entry),
+            None if entry is None else _of_row(entry),
             response_id,
             fingerprint,
             prompt,
@@ -186,27 +173,3 @@ class Tracing:
                 held = self._encode((*kept[:-2], "", ""))
             self._recent.keep(noted.request_id, held)
         return body
-
-
-def row_of(entry: Entry) -> tuple[Any, ...]:
-    """As ``Row`` has it."""
-    return (
-        entry.endpoint,
-        entry.status,
-        entry.finish_reason,
-        entry.num_prompt_tokens,
-        entry.num_cached_tokens,
-        entry.num_completion_tokens,
-        entry.num_reasoning_tokens,
-        entry.num_sequences,
-        entry.ttft_ms,
-        entry.sla_class,
-        entry.service_tier,
-        entry.cache,
-        entry.policy_name,
-        entry.policy_version,
-        entry.cost_micros,
-        entry.engine_us,
-        entry.kv_block_ms,
-        entry.upstream,
-    )

@@ -21,6 +21,7 @@ from gateway.pieces import Counted, Piece
 from gateway.reply.answers import Answer
 from gateway.reply.choices import Choice
 from gateway.reply.vectors import Scored, VectorAnswer
+from gateway.stays import stays_of
 from gateway.upstreams.call import Call
 from policies import wire
 from policies.answers import Word
@@ -90,8 +91,8 @@ class Here:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(LAST_WORD_S):
                         await source.over()
-            if call.stays is not None and isinstance(source, Flight):
-                call.stays += source.stays or ()
+            if call.request.traceparent and isinstance(source, Flight):
+                call.stays = [*(call.stays or ()), *stays_of(source)]
 
 
 class Telling:

@@ -70,7 +70,7 @@ async def test_a_streaming_request_is_told_from_its_first_byte_to_its_last(tmp_p
     assert collector.headers[0]["x-of"] == "penstock"
 
 
-async def test_every_way_of_asking_has_its_trace_and_a_lost_worker_is_in_it(tmp_path):
+async def test_every_way_of_asking_has_its_trace(tmp_path):
     with collectors.by_http() as collector:
         tracing = settings.Tracing(endpoint=collector.endpoint, protocol="http/protobuf", sample_ratio=1.0)
         with running(tmp_path, tracing=tracing, **failover.sections(2)) as house:
@@ -91,9 +91,15 @@ async def test_every_way_of_asking_has_its_trace_and_a_lost_worker_is_in_it(tmp_
                 assert batch.status == "completed"
             await until(lambda: sum(of_batch(span) == batch.id for span in collector.spans) == 3)
 
+
+@pytest.mark.parametrize("kept", [{"sample_ratio": 1.0}, {"sample_ratio": 0.0, "keep_slower_s": 1e-6}])
+async def test_a_lost_worker_is_in_the_trace_also_of_what_nobody_had_chosen(tmp_path, kept):
+    with collectors.by_http() as collector:
+        tracing = settings.Tracing(endpoint=collector.endpoint, protocol="http/protobuf", **kept)
+        with running(tmp_path, tracing=tracing, **failover.sections(2)) as house:
             wanted = {"max_tokens": 1500, "temperature": 1, "seed": 1, "ignore_eos": True}
             async with house.stream("Tell me a story.", **wanted) as answer:
-                trace_id = answer.response.headers["x-trace-id"]
+                trace_id = answer.response.headers["x-request-id"].removeprefix("req_")
                 await answer.take(3)
                 (lost,) = [worker for worker, flights in failover.held(house).items() if flights]
                 os.kill(lost.facts.pid, signal.SIGKILL)
