@@ -6,9 +6,11 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Coroutine
-from typing import Any
+from typing import Any, TypeVar
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 @contextlib.asynccontextmanager
@@ -22,6 +24,18 @@ async def alongside(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
     finally:
         task.cancel()
         await asyncio.wait([task])
+
+
+async def to_its_end(work: Coroutine[Any, Any, T]) -> T:
+    """What ``work`` returns. It is not broken off where its caller is cancelled, who waits for its end all the same."""
+    task = asyncio.create_task(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task])
+        if not task.cancelled():
+            task.exception()  # nobody asks for it any more
+        raise
 
 
 def _tell(task: asyncio.Task[None]) -> None:

@@ -29,7 +29,7 @@ async def received(
     if request.content_type != "multipart/form-data":
         raise UnsupportedMediaType(f"Unsupported content type '{request.content_type}': send multipart/form-data")
     fields: dict[str, str] = {}
-    filename = None
+    filename, num_fields = None, 0
     async with _parts(request) as reader:
         while (part := await _in_time(gw, reader.next())) is not None:
             if not isinstance(part, BodyPartReader) or part.name is None:
@@ -39,9 +39,10 @@ async def received(
                     raise InvalidRequest(f"There is more than one '{name}'", param=name)
                 filename = _storable(part.filename or "upload")
                 await _stage(gw, part, staged, check)
-            elif len(fields) == MAX_FIELDS:
+            elif num_fields == MAX_FIELDS:  # also of one that is there again and again
                 raise InvalidRequest(f"The body has more than {MAX_FIELDS} fields")
             else:
+                num_fields += 1
                 fields[part.name] = await _field(gw, part)
     if filename is None:
         raise openai.Malformed(f"Missing required parameter: '{name}'.", name, "missing_required_parameter")

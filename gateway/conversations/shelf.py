@@ -15,6 +15,7 @@ import msgspec
 import sqlalchemy as sa
 
 from gateway import store
+from gateway.background import to_its_end
 from gateway.conversations.shapes import Conversation
 from gateway.errors import InvalidRequest, NotFound
 from gateway.responses.items import MAX_ITEMS, AnyItem, response_of
@@ -178,10 +179,11 @@ class Conversations(Shelving):
     async def held(self, tenant_id: str, conversation_id: str, response_id: str) -> AsyncIterator[None]:
         """For a response that goes on from it. Raises NotFound, and ConversationLocked where another one does."""
         kept = await self.find(tenant_id, conversation_id, "conversation")
-        await self._hold(kept, response_id)
+        self._held[response_id] = kept.id
         try:
+            await to_its_end(self._hold(kept, response_id))
             yield
-        finally:
+        finally:  # also where it was held for somebody who is gone by now
             await self.release(response_id)
 
     async def release(self, response_id: str) -> None:
@@ -204,8 +206,8 @@ class Conversations(Shelving):
         free = free.values(held_by=response_id, held_until=now + HOLD_S, expires_at=self._expires_at())
         async with self._engine.begin() as connection:
             if not (await connection.execute(free)).rowcount:
+                self._held.pop(response_id, None)
                 raise ConversationLocked()
-        self._held[response_id] = kept.id
 
     @in_time
     async def _let_go(self, conversation_id: str, response_id: str) -> None:
@@ -214,7 +216,9 @@ class Conversations(Shelving):
 
     @in_time
     async def _renew(self) -> None:
+        """Of those that have not been let go meanwhile."""
         mine = sa.update(rows).where(rows.c.id.in_([*self._held.values()]), rows.c.held_by.in_([*self._held]))
+        mine = mine.where(rows.c.held_until > 0)
         async with self._engine.begin() as connection:
             await connection.execute(mine.values(held_until=int(self._wall()) + HOLD_S))
 

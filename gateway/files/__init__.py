@@ -17,7 +17,7 @@ import os
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import IO, Any, Literal, TypeVar
 
 import msgspec
 import sqlalchemy as sa
@@ -25,7 +25,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway import errors, openai, store
-from gateway.background import alongside
+from gateway.background import alongside, to_its_end
 from gateway.clock import Clock
 from gateway.store import Store, new_id
 from gateway.transactions import changing, reading
@@ -51,6 +51,7 @@ MAX_PART_BYTES = 64 << 20
 """Of a file that comes in parts (``uploads``), one of them."""
 OVER = ("completed", "failed", "expired", "cancelled")
 """Statuses of batches that need their input no more."""
+T = TypeVar("T")
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -216,8 +217,10 @@ class Files:
     async def quota(
         self, tenant_id: str, what: Literal["file", "part"] = "file"
     ) -> AsyncIterator[Callable[[int], None]]:
-        """``check(num_bytes)`` says that an upload has come so far. It raises BodyTooLarge and QuotaExceeded."""
-        used, come = await self.num_bytes_of(tenant_id), 0
+        """``check(num_bytes)`` says that an upload has come so far. It raises BodyTooLarge and QuotaExceeded, early;
+        ``take_room`` has the last word."""
+        async with reading(self._rooms) as connection:
+            used, come = await self._num_bytes_of(connection, tenant_id), 0
         most = self.config.max_tenant_bytes
         most_of_one = self.config.max_file_bytes if what == "file" else MAX_PART_BYTES
 
@@ -228,10 +231,7 @@ class Files:
             if num_bytes > most_of_one:
                 raise errors.BodyTooLarge(f"The {what} is too large: this server takes at most {most_of_one} bytes")
             if used + self._arriving[tenant_id] > most:
-                raise errors.QuotaExceeded(
-                    f"The files of this project may have {most} bytes together, and with this one they would have "
-                    "more. Delete some first.",
-                )
+                raise self._too_much()
 
         try:
             yield check
@@ -242,7 +242,15 @@ class Files:
             else:
                 self._arriving.pop(tenant_id, None)
 
-    async def num_bytes_of(self, tenant_id: str) -> int:
+    async def take_room(self, connection: AsyncConnection, tenant_id: str, num_bytes: int) -> None:
+        """For so many more, which this transaction notes. Others of the tenant's that note some wait for its end, at
+        whichever gateway. Raises QuotaExceeded."""
+        mine = sa.select(store.tenants.c.id).where(store.tenants.c.id == tenant_id)
+        await connection.execute(mine.with_for_update(key_share=True))
+        if await self._num_bytes_of(connection, tenant_id) + num_bytes > self.config.max_tenant_bytes:
+            raise self._too_much()
+
+    async def _num_bytes_of(self, connection: AsyncConnection, tenant_id: str) -> int:
         """Of all the tenant's files, and of the parts of those that are still coming."""
         whole, parts, uploads = store.files.c, store.upload_parts.c, store.uploads.c
         is_coming = sa.and_(uploads.id == parts.upload_id, uploads.tenant_id == tenant_id)
@@ -250,26 +258,44 @@ class Files:
             sa.select(sa.func.sum(whole.num_bytes)).where(whole.tenant_id == tenant_id, self._is_there()),
             sa.select(sa.func.sum(parts.num_bytes)).where(is_coming, uploads.expires_at > int(self.wall())),
         )
-        async with reading(self._rooms) as connection:
-            return sum([int((await connection.execute(query)).scalar_one() or 0) for query in queries])
+        return sum([int((await connection.execute(query)).scalar_one() or 0) for query in queries])
+
+    def _too_much(self) -> errors.QuotaExceeded:
+        return errors.QuotaExceeded(
+            f"The files of this project may have {self.config.max_tenant_bytes} bytes together, and with this one they "
+            "would have more. Delete some first.",
+        )
 
     async def keep(
         self, staged: Staged, tenant_id: str, filename: str, purpose: str, expires_s: int | None = None
     ) -> File:
-        """From now on it is a file of the tenant's."""
+        """From now on it is a file of the tenant's. Raises QuotaExceeded."""
         file = self.row_of(staged, await staged.finish(), tenant_id, filename, purpose, expires_s)
-        async with self.placing(staged, self.path(file.id)) as connection:
-            await self.note(connection, file)
-        return file
 
-    @contextlib.asynccontextmanager
-    async def placing(self, staged: Staged, target: Path) -> AsyncIterator[AsyncConnection]:
-        """The transaction that says whose it is. It lies there when that is done, and nowhere when that fails."""
+        async def noted(connection: AsyncConnection) -> File:
+            await self.take_room(connection, tenant_id, file.num_bytes)
+            await self.note(connection, file)
+            return file
+
+        return await self.placed(staged, self.path(file.id), noted)
+
+    async def placed(
+        self, staged: Staged, target: Path, noted: Callable[[AsyncConnection], Coroutine[Any, Any, T]]
+    ) -> T:
+        """What ``noted`` returns, which says in a transaction whose it is. It lies there when that is done, and nowhere
+        when it is not; where nobody knows, it is left to be swept up."""
+        return await to_its_end(self._placed(staged, target, noted))
+
+    async def _placed(
+        self, staged: Staged, target: Path, noted: Callable[[AsyncConnection], Coroutine[Any, Any, T]]
+    ) -> T:
         await asyncio.to_thread(_move, staged.path, target)
         try:
             async with changing(self._rooms) as connection:
-                yield connection
-        except BaseException:
+                return await noted(connection)
+        except errors.StoreUnavailable:  # it may have been committed all the same
+            raise
+        except Exception:
             with contextlib.suppress(OSError):
                 os.unlink(target)
             raise

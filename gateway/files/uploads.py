@@ -12,6 +12,7 @@ import hashlib
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
 import msgspec
 import sqlalchemy as sa
@@ -84,6 +85,8 @@ class Uploads:
         self._rooms = rooms
         self._files = files
         self._clock = clock
+        self._completing: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
+        """By tenant and id, while somebody holds one or waits for it."""
 
     async def create(self, tenant_id: str, asked: openai.UploadRequest) -> Upload:
         """Raises BodyTooLarge and QuotaExceeded for what it is to be, and TooManyUploads."""
@@ -104,6 +107,7 @@ class Uploads:
         )
         is_open = sa.and_(columns.tenant_id == tenant_id, columns.status == "pending", columns.expires_at > now)
         async with changing(self._rooms) as connection:
+            await self._files.take_room(connection, tenant_id, 0)  # one after another
             if (await connection.execute(sa.select(sa.func.count()).where(is_open))).scalar_one() >= most:
                 raise TooManyUploads(
                     f"This project has {most} uploads that are pending. Complete one, or cancel one.", headers={}
@@ -117,23 +121,29 @@ class Uploads:
             return await self._pending(connection, tenant_id, upload_id)
 
     async def add(self, tenant_id: str, upload_id: str, staged: Staged) -> Part:
-        """A part, which was written in ``Files.parts``."""
+        """A part, which was written in ``Files.parts``. Raises QuotaExceeded."""
         await staged.finish()
         part = Part(new_id("part"), upload_id, staged.num_bytes, int(self._files.wall()))
         num_parts = sa.select(sa.func.count()).where(parts.upload_id == upload_id)
-        async with self._files.placing(staged, self._path(part.id)) as connection:
+
+        async def noted(connection: AsyncConnection) -> Part:
             await self._pending(connection, tenant_id, upload_id)
             if (await connection.execute(num_parts)).scalar_one() >= openai.MAX_PARTS:
                 raise errors.InvalidRequest(f"An upload has at most {openai.MAX_PARTS} parts", code="too_many_parts")
+            await self._files.take_room(connection, tenant_id, part.num_bytes)
             await connection.execute(sa.insert(store.upload_parts), msgspec.structs.asdict(part))
-        return part
+            return part
+
+        return await self._files.placed(staged, self._path(part.id), noted)
 
     async def complete(self, tenant_id: str, upload_id: str, asked: openai.UploadCompletion) -> tuple[Upload, File]:
         """The file that its parts make; the same one again for a client that says the same again, as one does that
         did not hear the answer. Raises InvalidRequest where they are not what they were to be."""
         said = _digest(asked)
         try:
-            return await self._complete(tenant_id, upload_id, asked, said)
+            # One at a time, as each has a copy of all parts on the disk.
+            async with self._completing.setdefault((tenant_id, upload_id), asyncio.Lock()):
+                return await self._complete(tenant_id, upload_id, asked, said)
         except UploadOver as over:
             upload = over.upload
             if upload.file_id is None or upload.completion != said:
@@ -165,10 +175,14 @@ class Uploads:
                 )
             sha256, name, expires_s = await staged.finish(), upload.filename, upload.file_expires_s
             file = self._files.row_of(staged, sha256, tenant_id, name, upload.purpose, expires_s)
-            async with self._files.placing(staged, self._files.path(file.id)) as connection:
+
+            async def noted(connection: AsyncConnection) -> tuple[Upload, list[str]]:
                 became = {"file_id": file.id, "completion": said}
-                upload, gone = await self._end(connection, tenant_id, upload_id, "completed", **became)
+                ended = await self._end(connection, tenant_id, upload_id, "completed", **became)
                 await self._files.note(connection, file)
+                return ended
+
+            upload, gone = await self._files.placed(staged, self._files.path(file.id), noted)
         await asyncio.to_thread(self._unlink, gone)
         return upload, file
 

@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import AsyncIterator
 
 import pytest
+import sqlalchemy as sa
 
 from gateway import store
 from gateway.clock import Clock
@@ -70,3 +71,29 @@ async def test_turns_that_are_added_at_once_lie_one_behind_the_other(store_setti
         order = [int(text.partition(".")[0]) for text in texts[::3]]
         assert sorted(order) == list(range(12))
         assert texts == [f"{number}.{part}" for number in order for part in range(3)]
+
+
+async def test_what_was_let_go_is_not_renewed_by_a_sweep_that_began_before(store_settings):
+    async with two_shelves(store_settings, Wall()) as (one, other), one.held("ten_1", MINE, "resp_1"):
+        still_held = dict(one._held)
+        await one.add("ten_1", MINE, a_turn(1), "resp_1")
+        one._held |= still_held
+        await one.sweep()
+        await a_hold(other)
+
+
+async def test_whoever_hangs_up_while_it_is_being_held_leaves_it_free(store_settings, monkeypatch):
+    async with two_shelves(store_settings, Wall()) as (one, other):
+        tasks: list[asyncio.Task[None]] = []
+
+        def hung_up(*_: object) -> None:
+            asyncio.get_running_loop().call_soon(tasks[-1].cancel)
+
+        for event in ("before_cursor_execute", "commit"):
+            sa.event.listen(one._engine.sync_engine, event, hung_up)
+            for _ in range(5):
+                tasks.append(asyncio.create_task(a_hold(one)))
+                with pytest.raises(asyncio.CancelledError):
+                    await tasks[-1]
+            sa.event.remove(one._engine.sync_engine, event, hung_up)
+            await a_hold(other)

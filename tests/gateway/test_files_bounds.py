@@ -1,0 +1,142 @@
+"""What a tenant's files take on the disk: never more than is allowed, nor what nobody can read, however many come at
+once and whenever their clients go away."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+import openai
+import pytest
+import sqlalchemy as sa
+
+from gateway import store
+from gateway.errors import QuotaExceeded
+from gateway.files import Files, Staged
+from gateway.openai import UploadCompletion
+from policies import settings
+from tests.builders import until
+from tests.gateway.conftest import Front
+from tests.gateway.test_files import FORM, names
+from tests.gateway.test_uploads import added, begun
+
+FILE = (
+    b'--x\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nuser_data\r\n'
+    b'--x\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\n.'
+)
+END = b"\r\n--x--\r\n"
+
+
+async def tenant_of(front: Front) -> str:
+    async with front.gw.uploads._rooms.engine.connect() as connection:
+        return str((await connection.execute(sa.select(store.tenants.c.id))).scalar_one())
+
+
+async def test_files_that_began_to_come_when_there_was_room_have_no_more_than_there_is(open_front, store_settings):
+    bounds = settings.Files(max_tenant_bytes=5000)
+    async with open_front(store=store_settings, files=bounds) as front:
+        goes_on = [asyncio.Event() for _ in range(4)]
+
+        async def form(number: int):
+            yield FILE
+            await goes_on[number].wait()
+            yield b"." * 2400 + END
+
+        async def sent(number: int) -> int:
+            async with front.http.post(f"{front.url}/v1/files", data=form(number), headers=FORM) as answer:
+                return answer.status
+
+        tasks = [asyncio.create_task(sent(number)) for number in range(4)]
+        await until(lambda: front.gw.files._num_arriving == 4)
+        statuses = []
+        for event, task in zip(goes_on, tasks, strict=True):
+            event.set()
+            statuses.append(await task)
+        assert statuses == [200, 200, 403, 403]
+        assert len(names(front)) == 2
+
+
+async def test_files_and_parts_that_are_noted_at_once_have_no_more_than_there_is(open_front, store_settings):
+    bounds = settings.Files(max_tenant_bytes=5000)
+    async with open_front(store=store_settings, files=bounds) as front:
+        tenant_id, upload = await tenant_of(front), await begun(front.client, 2000)
+
+        async def noted(number: int) -> bool:
+            place = front.gw.files.parts if number % 2 else None
+            async with front.gw.files.staged(place) as staged:
+                await staged.write(b"." * 1000)
+                try:
+                    if number % 2:
+                        await front.gw.uploads.add(tenant_id, upload.id, staged)
+                    else:
+                        await front.gw.files.keep(staged, tenant_id, "a", "user_data")
+                except QuotaExceeded:
+                    return False
+            return True
+
+        assert sum(await asyncio.gather(*map(noted, range(12)))) == 5
+        assert len(names(front)) == 5
+
+
+async def test_no_more_uploads_are_begun_at_once_than_may_be_pending(open_front, store_settings):
+    async with open_front(store=store_settings, files=settings.Files(max_open_uploads=3)) as front:
+        begun_at_once = await asyncio.gather(*(begun(front.client) for _ in range(12)), return_exceptions=True)
+        assert [type(each) for each in begun_at_once].count(openai.RateLimitError) == 9
+
+
+async def test_an_upload_that_is_completed_many_times_at_once_is_copied_once_at_a_time(front, monkeypatch):
+    upload = await begun(front.client, 3)
+    part_ids = await added(front.client, upload, b"abc")
+    copying: list[int] = []
+
+    async def append(staged, path, also, real=Staged.append):
+        copying.append(len(list(front.gw.files._staging.iterdir())))
+        await real(staged, path, also)
+
+    monkeypatch.setattr(Staged, "append", append)
+    ends = [front.client.uploads.complete(upload.id, part_ids=part_ids) for _ in range(8)]
+    assert len({end.file.id for end in await asyncio.gather(*ends)}) == 1
+    assert copying == [1]
+
+
+@pytest.mark.parametrize("moment", ["when it was noted", "at some time"])
+async def test_whatever_is_listed_can_be_read_whenever_its_client_went_away(
+    moment, open_front, store_settings, monkeypatch
+):
+    """Among them the moment of the commit, after which nobody knows whether it was done."""
+    async with open_front(store=store_settings) as front:
+        tenant_id, tasks = await tenant_of(front), []
+
+        async def note(files, connection, file, real=Files.note):
+            await real(files, connection, file)
+            if moment == "when it was noted":
+                asyncio.get_running_loop().call_soon(tasks[-1].cancel)
+
+        async def kept() -> None:
+            async with front.gw.files.staged() as staged:
+                await staged.write(b"abc")
+                await front.gw.files.keep(staged, tenant_id, "a", "user_data")
+
+        monkeypatch.setattr(Files, "note", note)
+        for number in range(8):
+            upload = await begun(front.client, 3)
+            asked = UploadCompletion(part_ids=await added(front.client, upload, b"abc"))
+            for work in (kept(), front.gw.uploads.complete(tenant_id, upload.id, asked)):
+                tasks.append(asyncio.create_task(work))
+                if moment == "at some time":
+                    await asyncio.sleep(1e-3 * number)
+                    tasks[-1].cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await tasks[-1]
+        listed = [file.id async for file in front.client.files.list()]
+        assert len(listed) >= (16 if moment == "when it was noted" else 0)
+        for file_id in listed:
+            assert (await front.client.files.content(file_id)).content == b"abc"
+
+
+async def test_a_form_has_a_field_so_many_times_at_most(front):
+    upload = await begun(front.client, 3)
+    field = b'--x\r\nContent-Disposition: form-data; name="a"\r\n\r\nb\r\n'
+    body = field * 17 + b'--x\r\nContent-Disposition: form-data; name="data"\r\n\r\nabc' + END
+    async with front.http.post(f"{front.url}/v1/uploads/{upload.id}/parts", data=body, headers=FORM) as answer:
+        assert (answer.status, "16 fields" in await answer.text()) == (400, True)
