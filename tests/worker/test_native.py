@@ -150,6 +150,33 @@ def test_a_packed_matrix_multiplies_as_torch_does_and_each_row_for_itself(num_to
 
 
 @needs_compiler
+def test_floats_and_pairs_of_bfloat16_make_the_same_bits_of_numbers_of_all_sizes(cache, tmp_path, monkeypatch):
+    optimise(monkeypatch, "-O1")
+    monkeypatch.setattr(build, "FLAGS", (*build.FLAGS, "-mno-amx-tile", "-mno-amx-bf16"))
+    libraries = []
+    for chosen in ("true", "false"):
+        source = shutil.copytree(build.SOURCE.parent, tmp_path / chosen) / "singles.h"
+        text, decision = source.read_text(), "return 2 * pairs > 5 * singles;"
+        assert decision in text
+        source.write_text(text.replace(decision, f"return {chosen};"))
+        with monkeypatch.context() as patched:
+            patched.setattr(build, "SOURCE", source.with_name("kernels.cpp"))
+            libraries.append(Library(str(built())))
+    floats, pairs = libraries
+    if not pairs.has_linear:
+        pytest.skip("the processor does not multiply bfloat16")
+    assert agrees_with_torch(floats)
+    torch.manual_seed(0)
+    for num_tokens in (5, 8, 17, 32, 61, 65, 300):
+        for columns, size in ((40, 96), (608, 2400)):
+            # Some products are smaller than the least normal number, and so are some of what they are added to.
+            x = (torch.randn(num_tokens, size) * 2.0 ** torch.randint(-110, 3, (num_tokens, 1))).bfloat16()
+            weight = (torch.randn(columns, size) * 2.0 ** torch.randint(-30, 3, (columns, 1))).bfloat16()
+            matrix = PackedMatrix(weight, None, gated=False)
+            assert torch.equal(floats.linear(x, matrix, torch.float32), pairs.linear(x, matrix, torch.float32))
+
+
+@needs_compiler
 @pytest.mark.parametrize("vocab_size", [3, 64, 1000, 1025, 151_936])
 def test_the_largest_of_each_half_tile_of_logits_is_found_and_so_is_what_is_no_number(vocab_size):
     library = Library(str(built()))

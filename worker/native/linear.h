@@ -7,7 +7,9 @@
 #pragma once
 
 #include "finish.h"
+#include "lines.h"
 #include "pairs.h"
+#include "singles.h"
 #include "team.h"
 #include "tiles.h"
 
@@ -29,18 +31,6 @@ constexpr int SLICED_PANELS = 7;         // that it takes where x is sliced
 constexpr int64_t ALONE = 400000;        // bytes of the matrix, and a 64th of the products, that one thread is done with
                                          // before another has woken
 
-// Memory that begins with a cache line.
-template <typename T>
-class Lines {
-    std::vector<T> held_;
-
-  public:
-    T* begin() { return (T*)(((uintptr_t)held_.data() + 63) & ~uintptr_t(63)); }
-    void grow(size_t size) {
-        if (held_.size() < size + 64 / sizeof(T)) held_.resize(size + 64 / sizeof(T));
-    }
-};
-
 struct Product {
     const bf16* x;     // [rows, size]
     const bf16* tail;  // the last rows of x that are no whole tile, with more after them; null: so has x
@@ -55,6 +45,7 @@ struct Product {
 #if defined(HAVE_TILES)
         if (may_use_tiles()) return by_tiles(team);
 #endif
+        if (SingleProduct::pays(rows)) return SingleProduct{x, rows, matrix, output, is_laid, expansion}.run(team);
         PairProduct{x, rows, matrix, output, is_laid, expansion}.run(team);
     }
 

@@ -32,6 +32,11 @@ struct PairProduct {
         team.each_apart(panels, at_once, [&](int64_t panel) { ahead ? all<true>(panel) : all<false>(panel); });
     }
 
+    // Whether y is written past the caches, in whole lines: more logits than they hold would be read only to be overwritten.
+    static bool passes_caches(const Output& output, int64_t rows, const Matrix& matrix) {
+        return output.result == WIDE && rows > MANY && matrix.columns % TILE == 0 && (uintptr_t)output.y % 64 == 0;
+    }
+
   private:
     // The next panel, on its way into the second cache: a line with every so many pairs, a power of two.
     struct Ahead {
@@ -66,10 +71,7 @@ struct PairProduct {
         if (passes_caches()) _mm_sfence();
     }
 
-    // Whether y is written past the caches, in whole lines: more logits than they hold would be read only to be overwritten.
-    bool passes_caches() const {
-        return output.result == WIDE && rows > MANY && matrix.columns % TILE == 0 && (uintptr_t)output.y % 64 == 0;
-    }
+    bool passes_caches() const { return passes_caches(output, rows, matrix); }
 
     // As many as there are, or one more, and at most MANY.
     template <bool ARRIVES, bool AHEAD>
