@@ -88,6 +88,12 @@ class Expression:
         """Bytes of the shortest text."""
         return self._costs[self._begin]
 
+    def kinds(self) -> bytes:
+        """Of each character of ASCII one of those that lead to where it does, whatever the states are."""
+        every = {chars for edges in self._edges for chars, _ in edges if chars is not None}
+        known: dict[tuple[bool, ...], int] = {}
+        return bytes([known.setdefault(tuple([chars.has(chr(code)) for chars in every]), code) for code in range(128)])
+
     def begin(self) -> frozenset[int]:
         """The states before any text."""
         return self._closed({self._begin})

@@ -9,7 +9,8 @@ from typing import Any
 
 from policies.wire import Grammar
 
-WHITESPACE = r"[ \t\n\r]{1,64}"
+MAX_BLANKS = 64
+WHITESPACE = rf"[ \t\n\r]{{1,{MAX_BLANKS}}}"
 """Between the parts of a JSON text; a model that has nothing to say would write blanks until it is cut."""
 MAX_NESTING = 100
 """Levels of a schema, each object, list and schema counted; llguidance reads 128."""

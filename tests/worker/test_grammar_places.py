@@ -12,9 +12,11 @@ from policies import wire
 from policies.grammar import spelled
 from tests.worker.guided import EOS, VOCAB_SIZE, Guided, guided_model
 from tests.worker.schemas import a_schema
-from worker.grammar import guide, places, store
-from worker.grammar.places import NOWHERE, KeptMasks, places_of
-from worker.grammar.vocabulary import most_commas, read_vocabulary
+from worker.grammar import guide, nodes, places, store
+from worker.grammar.lengths import Counted
+from worker.grammar.nodes import NOWHERE, KeptMasks
+from worker.grammar.places import places_of
+from worker.grammar.vocabulary import read_vocabulary
 
 SOURCES = [
     "([a-z]{1,9}(, |[.] |[0-9]{2}-))+x{40}",
@@ -61,14 +63,16 @@ def after(known, token_ids, place=None):
     return functools.reduce(known.after, token_ids, place or known.begin)
 
 
-def num_met_again(vocabulary, grammar, num_walks=NUM_WALKS):
+def num_met_again(vocabulary, grammar, num_walks=NUM_WALKS, end=EOS):
     """Answers by chance, each of whose places has the mask that it had in the answers before, or that another one had
-    that it is like. What is known of plain tokens without asking is so."""
+    that it is like, but for what is too long where there is a limit. What is known of plain tokens without asking is
+    so."""
     beginning = LLMatcher(vocabulary, spelled(grammar), log_level=0)
-    known = places_of(grammar, vocabulary, KeptMasks(), most_commas=most_commas(vocabulary))
+    known = places_of(grammar, vocabulary, KeptMasks(), counted=Counted.of(vocabulary))
     assert known is not None
     told: dict[object, object] = {}
     num_again = 0
+    num_tokens, num_bytes = vocabulary.vocab_size, 4 * -(-vocabulary.vocab_size // 32)
     for seed in range(num_walks):
         chance, matcher, place, token_id = random.Random(seed), beginning.deep_copy(), known.begin, -1
         for _ in range(NUM_TOKENS):
@@ -77,20 +81,26 @@ def num_met_again(vocabulary, grammar, num_walks=NUM_WALKS):
             if place.tells:
                 # How what must come is cut depends on what was before.
                 facts = must_go_on, is_stopped, None if forced else mask
-                where = (place.like, token_id) if must_go_on else place.like
+                where = (place.like, token_id) if must_go_on else place.like, place.lengths and place.limit
                 num_again += where in told
                 assert told.setdefault(where, facts) == facts, (grammar, seed)
+                assert place.lengths is None or not (must_go_on or is_stopped), (grammar, seed)
+                if not forced:
+                    kept = known.mask(place)
+                    num_again += kept is not None
+                    assert kept is None or kept.bits.words.tobytes() == mask[:num_bytes], (grammar, seed)
+                    known.keep(place, np.frombuffer(mask[:num_bytes], dtype=np.int32))
                 assert place.room is None or not (must_go_on or is_stopped), (grammar, seed)
             if is_stopped:
                 break
             bits = np.unpackbits(np.frombuffer(mask, dtype=np.uint8), bitorder="little")
             may_come = np.flatnonzero(bits).tolist()
             if place.room:
-                assert {each for each in range(VOCAB_SIZE) if known.fits(place, each)} <= set(may_come), (grammar, seed)
+                assert {each for each in range(num_tokens) if known.fits(place, each)} <= set(may_come), (grammar, seed)
             # Texts end sooner than by chance.
             marks = [each for each in may_come if vocabulary.decode_bytes([each])[:1] in MARKS] or may_come
             token_id = chance.choice(marks if chance.random() < 0.3 else may_come)
-            if token_id == EOS:
+            if token_id == end:
                 break
             assert matcher.consume_token(token_id)
             place = known.after(place, token_id)
@@ -120,7 +130,7 @@ def test_answers_are_the_same_with_places_that_are_known_few_that_are_and_none(p
             monkeypatch.setattr(store, "places_of", lambda *grammar: None)
         elif num_kept == 1:
             # Of masks two, of steps from node to node a few, and llguidance hears of every third token at least.
-            monkeypatch.setattr(places, "MAX_MASK_BYTES", 128)
+            monkeypatch.setattr(nodes, "MAX_MASK_BYTES", 128)
             monkeypatch.setattr(places, "MAX_STEPS", 20)
             monkeypatch.setattr(guide, "MAX_BEHIND", 3)
         guided = Guided(path, max_sequences=16, deterministic=True)
@@ -144,7 +154,7 @@ def test_how_many_values_a_list_has_counts_near_its_bounds_only(vocabulary):
     inner = {"type": "array", "items": {"enum": [7, [1], "text"]}, "minItems": 14, "maxItems": 30}
     grammar = wire.Grammar("json_schema", json.dumps({"type": "array", "items": inner, "minItems": 2}))
     assert num_met_again(vocabulary, grammar) > 500
-    known = places_of(grammar, vocabulary, KeptMasks(), most_commas=1)
+    known = places_of(grammar, vocabulary, KeptMasks(), counted=Counted.of(vocabulary)._replace(most_commas=1))
     tokens = {num: vocabulary.tokenize_str("[[" + ",".join(["7"] * num)) for num in range(1, 31)}
     like = {num: after(known, token_ids).like for num, token_ids in tokens.items()}
     assert like[1] is like[2] is like[9]

@@ -7,7 +7,8 @@ from collections.abc import Container, Sequence
 from llguidance import LLMatcher, LLTokenizer
 
 from worker.grammar.in_time import InTime
-from worker.grammar.places import NONE, NOWHERE, Node, Places, is_wide
+from worker.grammar.nodes import NONE, NOWHERE, Mask, Node
+from worker.grammar.places import Places, is_wide
 from worker.grammar.trail import MAX_BEHIND, Trail
 from worker.sampling.masks import Words
 
@@ -77,6 +78,14 @@ class Guide:
     def matcher(self) -> LLMatcher:
         """It has all tokens."""
         return self._trail.matcher
+
+    @property
+    def mask(self) -> Mask | None:
+        """Of what may come where its node is, if it is kept and no token must come."""
+        node = self.node
+        if node is None or node.place.mask is not None or self._places is None:
+            return None if node is None else node.place.mask
+        return self._places.mask(node.place)
 
     @property
     def is_whole(self) -> bool:
@@ -220,9 +229,9 @@ class Guide:
         assert node is not None
         if token_id in node.after or token_id < 0:
             return True
-        place = node.place
-        if place.mask is not None:
-            bits, may_end = place.mask
+        place, mask = node.place, self.mask
+        if mask is not None:
+            bits, may_end = mask
             is_in = bits.words[token_id >> 5] >> (token_id & 31) & 1
             return bool(is_in) or (may_end and token_id in self.stop_token_ids)
         assert self._places is not None

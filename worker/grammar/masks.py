@@ -25,7 +25,7 @@ from llguidance import LLExecutor
 from worker.grammar.errors import GuideLost
 from worker.grammar.guide import Guide, first_line
 from worker.grammar.in_time import allow
-from worker.grammar.places import NONE
+from worker.grammar.nodes import NONE
 from worker.placement import allowed, cores
 from worker.sampling.masks import Bits, Masks, Words
 from worker.sequence import Sequence
@@ -165,7 +165,8 @@ class MaskMaker:
         if node.forced != NONE:
             return FORCED
         place = node.place
-        is_likely = place.is_wide or (place.mask is None and not guide.is_wayward)
+        mask = guide.mask
+        is_likely = place.is_wide or (mask is None and not guide.is_wayward)
         if is_likely and len(sequence.output_token_ids) >= guide.free_from:
             return UNMASKED
         return _own_mask(sequence, guide)
@@ -222,8 +223,8 @@ class MaskMaker:
                 continue
             if nth:
                 behind.append((each.guide, matcher.try_consume_tokens(draft[:nth])))
-            elif (node := each.guide.node) is not None and node.forced == NONE and node.place.mask is not None:
-                words[place] = node.place.mask.bits.words
+            elif (node := each.guide.node) is not None and node.forced == NONE and (mask := each.guide.mask):
+                words[place] = mask.bits.words
                 continue
             else:
                 fresh.append(place)
@@ -323,11 +324,11 @@ class _Check:
 
 def _own_mask(sequence: Sequence, guide: Guide) -> Bits | None:
     """Of what may come where it is, if it is kept, and nothing of its own has to be added."""
-    place = guide.node.place if guide.node is not None else None
-    if place is None or place.mask is None:
+    mask = guide.mask
+    if mask is None or guide.node is None:
         return None
-    place.is_used = True
-    bits, may_end = place.mask
+    guide.node.place.is_used = True
+    bits, may_end = mask
     if may_end and (guide.has_own_stops or len(sequence.output_token_ids) < sequence.sampling.min_tokens):
         return None
     return bits

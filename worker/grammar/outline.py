@@ -8,12 +8,14 @@ values are lost, as are all that are not read here: nothing is known of an answe
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from typing import Any
 
 from policies.expressions import Expression, NotRead
+from policies.grammar import MAX_BLANKS
 from policies.schemas import referred
+from worker.grammar.keywords import NOTES, OF_NUMBERS, OPEN_LIST, QUOTE, TYPES, is_read, may_begin, types
+from worker.grammar.lengths import BLANKS
 from worker.grammar.states import (
     ESCAPE,
     OPEN_OBJECT,
@@ -48,26 +50,7 @@ _UNREAD = -1
 _ANY = -2
 """In place of one that says nothing: each value is one of its."""
 
-_BLANKS = b" \t\n\r"
-_QUOTE, _COMMA, _COLON = b'",:'
-_OPEN_LIST, _CLOSE_LIST, _CLOSE_OBJECT = b"[]}"
-_NOTES = frozenset({"$schema", "$comment", "$defs", "definitions", "title", "description", "default", "examples"})
-_OF_LISTS = frozenset({"items", "minItems", "maxItems"})
-_OF_TEXTS = frozenset({"minLength", "maxLength", "pattern", "format"})
-_OF_OBJECTS = frozenset({"properties", "required", "additionalProperties"})
-_OF_NUMBERS = frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"})
-_READ = _OF_LISTS | _OF_TEXTS | _OF_OBJECTS | _OF_NUMBERS | {"type"}
-_TYPES: dict[int, tuple[str, ...]] = {
-    _QUOTE: ("string",),
-    _OPEN_LIST: ("array",),
-    OPEN_OBJECT: ("object",),
-    ord("n"): ("null",),
-    **dict.fromkeys(b"tf", ("boolean",)),
-    **dict.fromkeys(b"-0123456789", ("number", "integer")),
-}
-"""By the first byte of a value."""
-
-
+_COMMA, _COLON, _CLOSE_LIST, _CLOSE_OBJECT = b",:]}"
 EACH_BYTE = bytes(range(256))
 """Those that lead to where each leads, where nothing is known of them: itself."""
 _OF_TEXT = bytes([byte if byte < 0x20 or byte in b'"\\' or byte >= 0xC0 else byte & 0x80 | 0x20 for byte in EACH_BYTE])
@@ -83,6 +66,8 @@ class Outline:
         """Without references and notes; those that are all read."""
         self._numbers: dict[int, int] = {}
         self._expressions: dict[str, Expression | None] = {}
+        self._kinds: dict[str, bytes] = {}
+        """Of bytes, by pattern."""
 
     @property
     def is_read(self) -> bool:
@@ -102,8 +87,10 @@ class Outline:
         return not isinstance(state, Lost)
 
     def kinds(self, state: State) -> bytes:
-        """Of each byte one of those that lead to where it does."""
+        """Of each byte a number that those share that lead to where it does."""
         match state:
+            case Matching():
+                return self._kinds[state.pattern]
             case Text() if state.begun[:1] != b"\\":
                 return _OF_TEXT
             case Lost() if state.is_text and not state.is_escaped:
@@ -119,9 +106,23 @@ class Outline:
         most = self._words(state.schema).get("maxLength")
         return ENDLESS if most is None else most - state.num_chars or None
 
+    def limit(self, state: State) -> tuple[str, int] | None:
+        """Of what an answer is in the middle of, how much more of it may come, if that is all that counts there: so
+        many of these (see worker.grammar.lengths)."""
+        if isinstance(state, Text):
+            words, num_chars = self._words(state.schema), state.num_chars
+            most: int = words.get("maxLength", 0)
+            is_counted = words.get("minLength", 0) <= num_chars < most and not state.begun
+            return ("chars", most - num_chars) if is_counted else None
+        num_blanks = state.num_blanks if isinstance(state, Value | Object | List | Over) else 0
+        return ("blanks", MAX_BLANKS - num_blanks) if 0 < num_blanks < MAX_BLANKS else None
+
     def alike(self, state: State, num_ended: int) -> State:
         """One in which the same token may come, as long as none ends more than so many values of a list: how many there
-        are counts near a bound only."""
+        are counts near a bound only. Where there is a limit, it is that of one that has the highest of all."""
+        limit = self.limit(state)
+        if limit is not None:
+            state = self._begun_again(state)
         if isinstance(state, Over):
             return state
         around = state.within if isinstance(state, Name) else state.above
@@ -136,10 +137,18 @@ class Outline:
                 return replace(state, num_values=first, above=like)
         return state if like is around else replace(state, above=like)
 
+    def _begun_again(self, state: State) -> State:
+        """With as little as there can be of what is limited in it."""
+        if isinstance(state, Text):
+            least = self._words(state.schema).get("minLength", 0)
+            return state if state.num_chars == least else replace(state, num_chars=least)
+        assert isinstance(state, Value | Object | List | Over)
+        return state if state.num_blanks == 1 else replace(state, num_blanks=1)
+
     def after(self, state: State, byte: int) -> State | None:
         """With one more byte; None: no schema has it there."""
         match state:
-            case Value() | Object() | List() | Over() if byte in _BLANKS:
+            case Value() | Object() | List() | Over() if byte in BLANKS:
                 return replace(state, num_blanks=state.num_blanks + 1)
             case Value():
                 return self._begun(state, byte)
@@ -175,15 +184,15 @@ class Outline:
                 words.keys() <= {"type", "additionalProperties"} and words.get("additionalProperties", True) is True
             )
             return Object(_ANY if is_any else schema, above)
-        if byte == _OPEN_LIST:
+        if byte == OPEN_LIST:
             return List(schema, above)
-        if byte == _QUOTE:
+        if byte == QUOTE:
             return self._begun_text(schema, above)
-        part = None if schema == _UNREAD or words.keys() & _OF_NUMBERS else number_after("", byte)
+        part = None if schema == _UNREAD or words.keys() & OF_NUMBERS else number_after("", byte)
         if part is not None:
-            return Number("number" not in _types(words), above, part)
+            return Number("number" not in types(words), above, part)
         most = MAX_WORD_BYTES if byte in b"tfn" else MAX_NUMBER_BYTES
-        return Short(above, bytes([byte]), most) if byte in _TYPES else None
+        return Short(above, bytes([byte]), most) if byte in TYPES else None
 
     def _begun_text(self, schema: int, above: Above) -> State:
         words = self._words(schema)
@@ -199,9 +208,9 @@ class Outline:
     def _in_object(self, state: Object, byte: int) -> State | None:
         last, within = state.last, replace(state, num_blanks=0)
         is_any = state.schema == _ANY
-        if byte == _QUOTE and last in (OPEN_OBJECT, _COMMA):
-            return Text(_ANY, replace(within, last=_QUOTE)) if is_any else Name(within)
-        if byte == _COLON and last == _QUOTE:
+        if byte == QUOTE and last in (OPEN_OBJECT, _COMMA):
+            return Text(_ANY, replace(within, last=QUOTE)) if is_any else Name(within)
+        if byte == _COLON and last == QUOTE:
             schema = True if is_any else self._schemas[state.schema]["properties"][state.names[-1].decode()]
             return Value(self._number(schema), replace(within, last=_COLON))
         if byte == _COMMA and last == _COLON:
@@ -213,13 +222,13 @@ class Outline:
     def _in_name(self, state: Name, byte: int) -> State | None:
         within, said = state.within, state.said
         names = [name.encode("utf-8", "surrogatepass") for name in self._schemas[within.schema].get("properties", {})]
-        if byte == _QUOTE and said in names:
-            return replace(within, names=(*within.names, said), last=_QUOTE)
+        if byte == QUOTE and said in names:
+            return replace(within, names=(*within.names, said), last=QUOTE)
         said += bytes([byte])
         if byte not in b'"\\' and any(name.startswith(said) for name in names):
             return Name(within, said)
         # What else an object may have is not followed, nor is the object from there on.
-        return Lost(within.above, 1, byte != _QUOTE, byte == ESCAPE)
+        return Lost(within.above, 1, byte != QUOTE, byte == ESCAPE)
 
     def _in_list(self, state: List, byte: int) -> State | None:
         words, within = self._words(state.schema), replace(state, num_blanks=0)
@@ -233,7 +242,7 @@ class Outline:
         return self.after(due, byte) if state.is_open else due
 
     def _in_text(self, state: Text, byte: int) -> State | None:
-        if byte == _QUOTE and not state.begun:
+        if byte == QUOTE and not state.begun:
             return _ended(state.above)
         words = self._words(state.schema)
         limit = words.get("maxLength", words.get("minLength", 0))
@@ -243,13 +252,13 @@ class Outline:
         return Text(state.schema, state.above, state.num_chars if begun else min(state.num_chars + 1, limit), begun)
 
     def _in_matching(self, state: Matching, byte: int) -> State | None:
-        if byte == _QUOTE:
+        if byte == QUOTE:
             return _ended(state.above)
         expression = self._expressions[state.pattern]
         assert expression is not None
         is_read = 0x20 <= byte < 0x80 and byte != ESCAPE
         states = expression.after(state.states, chr(byte)) if is_read else frozenset[int]()
-        return replace(state, states=states) if states else _lost(state.above, _QUOTE, byte)
+        return replace(state, states=states) if states else _lost(state.above, QUOTE, byte)
 
     def _in_number(self, state: Number, byte: int) -> State | None:
         if _ends_word(byte):
@@ -259,9 +268,9 @@ class Outline:
 
     def _in_short(self, state: Short, byte: int) -> State | None:
         above, said = state.above, state.said
-        if said[0] == _QUOTE == byte:
+        if said[0] == QUOTE == byte:
             return _ended(above)
-        if said[0] != _QUOTE and _ends_word(byte):
+        if said[0] != QUOTE and _ends_word(byte):
             return self.after(_ended(above), byte)
         if len(said) < state.max_bytes and byte != ESCAPE:
             return replace(state, said=said + bytes([byte]))
@@ -270,14 +279,14 @@ class Outline:
     def _in_lost(self, state: Lost, byte: int) -> State | None:
         above, num_levels = state.above, state.num_levels
         if state.is_text:
-            if state.is_escaped or byte != _QUOTE:
+            if state.is_escaped or byte != QUOTE:
                 return replace(state, is_escaped=byte == ESCAPE and not state.is_escaped)
             return replace(state, is_text=False) if num_levels else _ended(above)
         if not num_levels and _ends_word(byte):
             return self.after(_ended(above), byte)
         if byte in b"]}" and num_levels == 1:
             return _ended(above)
-        return replace(state, num_levels=num_levels + (byte in b"[{") - (byte in b"]}"), is_text=byte == _QUOTE)
+        return replace(state, num_levels=num_levels + (byte in b"[{") - (byte in b"]}"), is_text=byte == QUOTE)
 
     # What schemas say
 
@@ -287,7 +296,7 @@ class Outline:
             if "anyOf" not in self._words(schema):
                 return schema
             each = [self._number(alternative) for alternative in self._schemas[schema]["anyOf"]]
-            possible = [number for number in each if number < 0 or _may_begin(self._schemas[number], byte)]
+            possible = [number for number in each if number < 0 or may_begin(self._schemas[number], byte)]
             schema = possible[0] if len(possible) == 1 else _UNREAD
         return _UNREAD
 
@@ -310,9 +319,9 @@ class Outline:
                 return {}
             if not isinstance(schema, dict):
                 return None
-            words = {word: value for word, value in schema.items() if word not in _NOTES}
+            words = {word: value for word, value in schema.items() if word not in NOTES}
             if words.keys() != {"$ref"}:
-                return words if _is_read(words) else None
+                return words if is_read(words) else None
             try:
                 schema = referred(self._root, words["$ref"])
             except LookupError:
@@ -322,38 +331,18 @@ class Outline:
     def _expression(self, pattern: str) -> Expression | None:
         if pattern not in self._expressions:
             try:
-                self._expressions[pattern] = Expression(pattern)
+                expression = self._expressions[pattern] = Expression(pattern)
+                self._kinds[pattern] = _of_pattern(expression)
             except NotRead:
                 self._expressions[pattern] = None
         return self._expressions[pattern]
 
 
-def _is_read(words: dict[str, Any]) -> bool:
-    if words.keys() == {"anyOf"}:
-        return isinstance(words["anyOf"], list)
-    if words.keys() & {"enum", "const"}:
-        return words.keys() <= {"enum", "const", "type"}
-    counts = [words[word] for word in ("minItems", "maxItems", "minLength", "maxLength") if word in words]
-    return (
-        words.keys() <= _READ
-        and all(isinstance(count, int) for count in counts)
-        and isinstance(words.get("properties", {}), dict)
-        and isinstance(words.get("pattern", ""), str)
-    )
-
-
-def _may_begin(words: dict[str, Any], byte: int) -> bool:
-    """A value of this schema, with this byte."""
-    if "type" in words:
-        return any(name in _types(words) for name in _TYPES.get(byte, ()))
-    values = words["enum"] if "enum" in words else [words["const"]] if "const" in words else None
-    return values is None or any(json.dumps(value).encode()[0] == byte for value in values)
-
-
-def _types(words: dict[str, Any]) -> list[str]:
-    """That values may be of."""
-    asked = words.get("type", ["number"])
-    return asked if isinstance(asked, list) else [asked]
+def _of_pattern(expression: Expression) -> bytes:
+    """As ``Outline.kinds``, in a text that has to match."""
+    kinds = expression.kinds()
+    apart = {QUOTE: 0xFE, ESCAPE: 0xFD}
+    return bytes([apart.get(byte, kinds[byte] if 0x20 <= byte < 0x80 else 0xFF) for byte in EACH_BYTE])
 
 
 def _num_levels(above: Above) -> int:
@@ -370,7 +359,7 @@ def _ended(above: Above) -> State:
 
 def _lost(above: Above, first: int, byte: int) -> Lost:
     """In a value with this first byte, and now this one."""
-    return Lost(above, 0, first == _QUOTE, first == _QUOTE and byte == ESCAPE)
+    return Lost(above, 0, first == QUOTE, first == QUOTE and byte == ESCAPE)
 
 
 def _ends_word(byte: int) -> bool:

@@ -9,23 +9,23 @@ is followed by one look into a dictionary, and llguidance hears of its tokens on
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Hashable, Sequence
 from threading import Lock
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from llguidance import LLMatcher, LLTokenizer
 
 from policies import wire
-from policies.expressions import Expression, NotRead
-from policies.grammar import read_schema, unanchored
-from worker.grammar.outline import EACH_BYTE, Outline
+from policies.expressions import NotRead
+from policies.grammar import read_schema
+from worker.grammar.lengths import Counted
+from worker.grammar.matched import Matched
+from worker.grammar.nodes import NONE, NOWHERE, KeptMasks, Mask, Node, Place
+from worker.grammar.outline import Outline
 from worker.grammar.trail import Trail
 from worker.sampling.masks import Bits, Words
 
-NONE = -1
-"""In place of a token: there is a choice."""
 PLAIN = bytes(byte for byte in range(0x20, 0x7F) if byte not in b'"\\')
 """Characters that any text may have as they are."""
 ANY_COMMAS = 1 << 30
@@ -36,8 +36,6 @@ MAX_WEIGHT = 50_000
 """Of all places of a grammar together, in numbers or so."""
 MAX_STEPS = 20_000
 """Tokens that lead from one node of a grammar to another; with one more all are forgotten."""
-MAX_MASK_BYTES = 32 << 20
-"""Of those that are kept, of all grammars together."""
 
 
 class Reader(Protocol):
@@ -54,105 +52,35 @@ class Reader(Protocol):
         """What may follow depends on nothing else."""
 
     def kinds(self, state: Any) -> bytes:
-        """Of each byte one of those that lead to where it does."""
+        """Of each byte a number that those share that lead to where it does."""
 
     def room(self, state: Any) -> int | None:
         """Where there is a choice: of so many plain characters any may come. None: it is not known."""
 
+    def limit(self, state: Any) -> tuple[str, int] | None:
+        """How much more may come of what is under way: of those that are alike but for this, the same tokens may come
+        but for those that are too long, see worker.grammar.lengths. None: that is not known."""
+
     def alike(self, state: Any, num_ended: int) -> Hashable:
-        """One in which the same token may come, if none ends more than so many values of a list."""
-
-
-class Mask(NamedTuple):
-    """Of the tokens that may come."""
-
-    bits: Bits
-    may_end: bool
-    """The answer, with the model's own end."""
-
-
-class Place:
-    """One of a grammar's."""
-
-    __slots__ = ("by_kind", "by_token", "is_used", "is_wide", "kinds", "like", "mask", "node", "room", "state", "tells")
-
-    def __init__(
-        self, state: Hashable | None, tells: bool, kinds: bytes, room: int | None = None, like: Place | None = None
-    ) -> None:
-        self.state = state
-        """None: nowhere."""
-        self.room = room
-        """See Reader."""
-        self.like = like or self
-        """The same may come next there, though not behind it; what is known of that it knows alone."""
-        self.tells = tells
-        """Wherever two answers are here, the same may follow."""
-        self.kinds = kinds
-        """Of bytes."""
-        self.by_kind: dict[int, Place] = {}
-        self.node: Node | None = None
-        """Of all answers that are here, if no bytes must come."""
-        self.by_token: dict[int, Node] = {}
-        """If some must: by the token before."""
-        self.is_wide = False
-        """Much may come, as within a text; as far as is known before there is a mask."""
-        self.mask: Mask | None = None
-        """Of what may come where no token must."""
-        self.is_used = False
-        """The mask, since somebody looked for one to let go of."""
-
-
-NOWHERE = Place(None, False, bytes(256))
-"""From where no byte leads anywhere else."""
-
-
-class Node:
-    """A place, and what must come there."""
-
-    __slots__ = ("after", "at", "forced", "is_whole", "place")
-
-    def __init__(self, at: Place, forced: int, is_whole: bool) -> None:
-        self.at = at
-        self.place = at.like
-        """Which knows what may come."""
-        self.forced = forced
-        """The token that comes next in any case, or NONE."""
-        self.is_whole = is_whole
-        """Nothing can be added."""
-        self.after: dict[int, Node] = {}
-        """By token, as far as answers have gone."""
-
-
-class KeptMasks:
-    """The masks of places; who was not used for a while goes first. For the thread of the step loop."""
-
-    def __init__(self) -> None:
-        self._places: deque[Place] = deque()
-        self._num_bytes = 0
-
-    def keep(self, place: Place, mask: Mask) -> None:
-        """Of one that has none."""
-        place.mask, place.is_used = mask, True
-        self._places.append(place)
-        self._num_bytes += mask.bits.words.nbytes
-        while self._num_bytes > MAX_MASK_BYTES:
-            oldest = self._places.popleft()
-            if oldest.is_used:
-                oldest.is_used = False
-                self._places.append(oldest)
-            elif oldest.mask is not None:
-                self._num_bytes -= oldest.mask.bits.words.nbytes
-                oldest.mask = None
+        """One in which the same tokens may come, if none ends more than so many values of a list, as far as there is no
+        limit."""
 
 
 class Places:
     """Of one grammar."""
 
     def __init__(
-        self, reader: Reader, vocabulary: LLTokenizer, masks: KeptMasks, probes: Sequence[int], most_commas: int
+        self,
+        reader: Reader,
+        vocabulary: LLTokenizer,
+        masks: KeptMasks,
+        probes: Sequence[int],
+        counted: Counted | None,
     ) -> None:
-        """``probes``: as Guide has them; ``most_commas``: of one token."""
+        """``probes``: as Guide has them; ``counted``: of the vocabulary."""
         self._reader, self._vocabulary, self._masks, self._probes = reader, vocabulary, masks, probes
+        self._lengths = {} if counted is None else {"blanks": counted.blanks, "chars": counted.chars}
+        most_commas = ANY_COMMAS if counted is None else counted.most_commas
         self._probe_chars = max((len(vocabulary.decode_bytes([token_id])) for token_id in probes), default=0)
         # A token that must come is cut by what comes behind it, which is no longer than another one.
         self._num_ended = 2 * most_commas + 2
@@ -179,11 +107,24 @@ class Places:
         node = Node(place, known.forced, known.is_whole)
         if known is like.node:
             place.node = node
+            if place.room is None:
+                place.is_wide = like.is_wide
         return node
+
+    def mask(self, place: Place) -> Mask | None:
+        """Of where no token must come, if it is known."""
+        lengths, widest = place.lengths, place.like.widest
+        if place.mask is not None or lengths is None or widest is None or widest.mask is None:
+            return place.mask
+        wide, may_end = widest.mask
+        if widest.limit < place.limit or not lengths.are_known(wide.words):
+            return None
+        words = wide.words & lengths.up_to(place.limit)
+        self._keep(place, words, may_end)
+        return place.mask
 
     def _learned(self, place: Place, token_id: int, trail: Trail) -> Node | None:
         if place.room is not None:
-            place.is_wide = place.room >= self._probe_chars > 0
             place.node = Node(place, NONE, False)
             return place.node
         matcher = trail.matcher
@@ -206,7 +147,9 @@ class Places:
         """Whether that is known of a token without asking: it is plain, and no longer than what there is room for."""
         text = self._vocabulary.decode_bytes([token_id]) if place.room else b""
         is_plain = 0 < len(text) <= (place.room or 0) and not text.translate(None, PLAIN)
-        return is_plain and not self._vocabulary.is_special_token(token_id)
+        # Those without a name are called so.
+        has_name = text != b"<[%d]>" % token_id and not self._vocabulary.is_special_token(token_id)
+        return is_plain and has_name
 
     def join(self, node: Node, token_id: int, following: Node) -> None:
         """That the one leads to the other."""
@@ -221,11 +164,18 @@ class Places:
     def keep(self, place: Place, mask: Words) -> None:
         """A copy of it, if it tells of others and has none."""
         if place.tells and place.mask is None:
-            own, eos_token_id = mask.copy(), self._vocabulary.eos_token
-            may_end = bool(own[eos_token_id >> 5] >> (eos_token_id & 31) & 1)
-            num_tokens = np.unpackbits(own.view(np.uint8)).sum()
-            place.is_wide = bool(num_tokens > WIDE_SHARE * self._vocabulary.vocab_size)
-            self._masks.keep(place, Mask(Bits(own, own.ctypes.data), may_end))
+            eos_token_id = self._vocabulary.eos_token
+            may_end = bool(mask[eos_token_id >> 5] >> (eos_token_id & 31) & 1)
+            self._keep(place, mask.copy(), may_end)
+
+    def _keep(self, place: Place, own: Words, may_end: bool) -> None:
+        place.is_wide = int(np.bitwise_count(own).sum()) > WIDE_SHARE * self._vocabulary.vocab_size
+        self._masks.keep(place, Mask(Bits(own, own.ctypes.data), may_end))
+        like = place.like
+        if place.lengths is not None and (
+            like.widest is None or like.widest.mask is None or like.widest.limit < place.limit
+        ):
+            like.widest = place
 
     def _follow(self, place: Place, byte: int) -> Place:
         if place is NOWHERE:
@@ -245,7 +195,11 @@ class Places:
             like = None if alike is state else self._place(alike)
             if like is NOWHERE:
                 return NOWHERE
-            found = Place(state, reader.tells(state), reader.kinds(state), reader.room(state), like)
+            room, limit = reader.room(state), reader.limit(state)
+            lengths = None if limit is None else self._lengths.get(limit[0])
+            num = 0 if limit is None or lengths is None else min(limit[1], lengths.longest)
+            found = Place(state, reader.tells(state), reader.kinds(state), room, like, lengths, num)
+            found.is_wide = room is not None and room >= self._probe_chars > 0
             self._places[state] = found
         return found
 
@@ -254,35 +208,6 @@ class Places:
             return False
         self._weight += weight
         return True
-
-
-class _Text:
-    """An expression, of which ASCII is read."""
-
-    def __init__(self, source: str) -> None:
-        """Raises NotRead."""
-        self._expression = Expression(f"^(?:{unanchored(source)})$")
-
-    def begin(self) -> frozenset[int]:
-        return self._expression.begin()
-
-    def after(self, state: frozenset[int], byte: int) -> frozenset[int] | None:
-        return (self._expression.after(state, chr(byte)) if byte < 0x80 else None) or None
-
-    def weight(self, state: frozenset[int]) -> int:
-        return 8 + len(state)
-
-    def tells(self, state: frozenset[int]) -> bool:
-        return True
-
-    def kinds(self, state: frozenset[int]) -> bytes:
-        return EACH_BYTE
-
-    def room(self, state: frozenset[int]) -> None:
-        return None
-
-    def alike(self, state: frozenset[int], num_ended: int) -> frozenset[int]:
-        return state
 
 
 def is_wide(matcher: LLMatcher, probes: Sequence[int]) -> bool:
@@ -298,14 +223,14 @@ def places_of(
     vocabulary: LLTokenizer,
     masks: KeptMasks,
     probes: Sequence[int] = (),
-    most_commas: int = ANY_COMMAS,
+    counted: Counted | None = None,
 ) -> Places | None:
     """None: it is not read here."""
     reader: Reader
     match grammar.kind:
         case "regex":
             try:
-                reader = _Text(grammar.source)
+                reader = Matched(grammar.source)
             except NotRead:
                 return None
         case "json_schema" | "json_object":
@@ -315,4 +240,4 @@ def places_of(
             reader = outline
         case _:
             return None
-    return Places(reader, vocabulary, masks, probes, most_commas)
+    return Places(reader, vocabulary, masks, probes, counted)

@@ -4,17 +4,44 @@ those that are open around it, and what is read within one.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from operator import attrgetter
+from typing import TypeVar, dataclass_transform
 
 OPEN_OBJECT = ord("{")
 ESCAPE = ord("\\")
 _LONG_LEADS = {**dict.fromkeys(range(0xE1, 0xF0), 0xE1), 0xED: 0xED, **dict.fromkeys(range(0xF1, 0xF4), 0xF1)}
 """First bytes of characters of three and four bytes, after which the same may come."""
 _DIGITS = frozenset(b"0123456789")
+_Class = TypeVar("_Class")
 
 
-@dataclass(frozen=True, slots=True)
-class Value:
+class _Hashed:
+    __slots__ = ("_hash",)
+    _hash: int
+
+
+@dataclass_transform(frozen_default=True)
+def _state(cls: type[_Class]) -> type[_Class]:
+    """A frozen dataclass whose hash is found once: those of all that is open around it are in it."""
+    made = dataclass(frozen=True, slots=True)(cls)
+    of: Callable[[object], object] = attrgetter(*[field.name for field in fields(made)])  # type: ignore[arg-type]
+
+    def found(self: _Hashed) -> int:
+        try:
+            return self._hash
+        except AttributeError:
+            own = hash((cls.__name__, of(self)))
+            object.__setattr__(self, "_hash", own)
+            return own
+
+    made.__hash__ = found  # type: ignore[method-assign,assignment]
+    return made
+
+
+@_state
+class Value(_Hashed):
     """One is due."""
 
     schema: int
@@ -22,8 +49,8 @@ class Value:
     num_blanks: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Object:
+@_state
+class Object(_Hashed):
     schema: int
     above: Above
     names: tuple[bytes, ...] = ()
@@ -32,16 +59,16 @@ class Object:
     num_blanks: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Name:
+@_state
+class Name(_Hashed):
     """Of a property."""
 
     within: Object
     said: bytes = b""
 
 
-@dataclass(frozen=True, slots=True)
-class List:
+@_state
+class List(_Hashed):
     schema: int
     above: Above
     num_values: int = 0
@@ -51,8 +78,8 @@ class List:
     num_blanks: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Text:
+@_state
+class Text(_Hashed):
     """Whose length is all that counts."""
 
     schema: int
@@ -63,8 +90,8 @@ class Text:
     """Of a character that is not whole: see ``char_after``."""
 
 
-@dataclass(frozen=True, slots=True)
-class Matching:
+@_state
+class Matching(_Hashed):
     """A text that has to match an expression."""
 
     pattern: str
@@ -72,8 +99,8 @@ class Matching:
     states: frozenset[int]
 
 
-@dataclass(frozen=True, slots=True)
-class Number:
+@_state
+class Number(_Hashed):
     """Which has no bounds."""
 
     is_integer: bool
@@ -82,8 +109,8 @@ class Number:
     """See ``number_after``."""
 
 
-@dataclass(frozen=True, slots=True)
-class Short:
+@_state
+class Short(_Hashed):
     """Another value."""
 
     above: Above
@@ -91,8 +118,8 @@ class Short:
     max_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class Lost:
+@_state
+class Lost(_Hashed):
     """In a value of which nothing is known but where it ends."""
 
     above: Above
@@ -101,8 +128,8 @@ class Lost:
     is_escaped: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Over:
+@_state
+class Over(_Hashed):
     num_blanks: int = 0
 
 

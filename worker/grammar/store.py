@@ -26,9 +26,10 @@ from worker.grammar.closing import MAX_MASKS, Ends, find_end
 from worker.grammar.errors import NoVocabulary, Unguided
 from worker.grammar.guide import NEVER, PROBES, Guide, first_line
 from worker.grammar.in_time import InTime, Reach
-from worker.grammar.places import KeptMasks, Places, places_of
+from worker.grammar.lengths import Counted
+from worker.grammar.nodes import KeptMasks
+from worker.grammar.places import Places, places_of
 from worker.grammar.trail import Trail
-from worker.grammar.vocabulary import most_commas
 
 MAX_SOURCE_CHARS = 4 << 20
 MAX_END_TOKENS = 4096
@@ -79,7 +80,7 @@ class Grammars:
         self._lock = Lock()
         self._vocabulary: LLTokenizer | None = None
         self._probes: list[int] = []
-        self._most_commas = 0
+        self._counted: Counted | None = None
         self._ends: Ends | None = None
         self._masks = KeptMasks()
         self._kept: OrderedDict[wire.Grammar, Future[_Compiled]] = OrderedDict()
@@ -220,7 +221,7 @@ class Grammars:
             tried.compute_bitmask()
         if tried.is_error():
             raise Unguided(f"the grammar cannot be compiled: {first_line(tried.get_error())}")
-        reach, places = None, places_of(grammar, vocabulary, self._masks, self._probes, self._most_commas)
+        reach, places = None, places_of(grammar, vocabulary, self._masks, self._probes, self._counted)
         if grammar.is_strict:
             expressions = read(patterns_of(json.loads(grammar.source))) if grammar.kind == "json_schema" else []
             reach = Reach(self._ends_of(vocabulary), bound(grammar), expressions)
@@ -238,7 +239,7 @@ class Grammars:
                     raise Unguided(f"this model's answers cannot be held to a grammar: {error}") from error
                 probes = [self._vocabulary.tokenize_bytes(probe) for probe in PROBES]
                 self._probes = [found[0] for found in probes] if all(probes) else []
-                self._most_commas = most_commas(self._vocabulary)
+                self._counted = Counted.of(self._vocabulary)
             return self._vocabulary
 
     def _ends_of(self, vocabulary: LLTokenizer) -> Ends:

@@ -47,11 +47,6 @@ def read_vocabulary(path: Path, num_logits: int, eos_token_ids: Iterable[int]) -
         raise NoVocabulary(f"its tokenizer cannot be read for grammars: {str(error)[:300]}") from error
 
 
-def most_commas(vocabulary: LLTokenizer) -> int:
-    """Of one token."""
-    return max(vocabulary.decode_bytes([token_id]).count(b",") for token_id in range(vocabulary.vocab_size))
-
-
 def spelt(path: Path) -> dict[int, bytes]:
     """The bytes of each token of such a model, none where its tokenizer cannot be read; special ones are marked."""
     try:

@@ -1,0 +1,89 @@
+"""How far each token goes on with what an answer is in the middle of: blanks between the parts of a JSON text, or the
+characters of one of its texts.
+
+Where a grammar has room for so many more of them, those tokens may come that may where it has room for more, but for
+the longer ones: one mask serves, however many there have been.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from llguidance import LLTokenizer
+
+from worker.sampling.masks import Words
+
+BLANKS = b" \t\n\r"
+_UNKNOWN = 0xFFFF
+_WITHIN = re.compile(rb'(?:[^"\\]|\\(?:u[0-9a-fA-F]{0,4}|[^u]|$))*', re.DOTALL)
+"""What of a token is in the text that it is added to."""
+_ESCAPED = re.compile(rb"\\(?:u[0-9a-fA-F]{0,4}|[^u]|$)", re.DOTALL)
+_HALF = re.compile(rb"\\u[dD][89a-fA-F]")
+"""Of a character."""
+_LATER = bytes(range(0x80, 0xC0))
+"""Bytes that do not come first in a character."""
+
+
+class Lengths:
+    """Of all tokens, in one of the two."""
+
+    def __init__(self, each: npt.NDArray[np.uint16]) -> None:
+        self._each = each
+        known = each[each != _UNKNOWN]
+        self.longest = int(known.max(initial=0))
+        self._unknown = _bits(each == _UNKNOWN)
+        self._up_to: dict[int, Words] = {}
+
+    def are_known(self, mask: Words) -> bool:
+        """Of all tokens in a mask."""
+        return not (mask & self._unknown).any()
+
+    def up_to(self, length: int) -> Words:
+        """A mask of the tokens that are no longer."""
+        found = self._up_to.get(length)
+        if found is None:
+            found = self._up_to[length] = _bits(self._each <= length)
+        return found
+
+
+class Counted(NamedTuple):
+    """Of one vocabulary."""
+
+    most_commas: int
+    """Of one token."""
+    blanks: Lengths
+    chars: Lengths
+
+    @classmethod
+    def of(cls, vocabulary: LLTokenizer) -> Counted:
+        num_tokens = vocabulary.vocab_size
+        most_commas, blanks, chars = 0, np.zeros(num_tokens, np.uint16), np.zeros(num_tokens, np.uint16)
+        for token_id in range(num_tokens):
+            text = vocabulary.decode_bytes([token_id])
+            most_commas = max(most_commas, text.count(b","))
+            # A special token says nothing of what it is called.
+            if text and not vocabulary.is_special_token(token_id):
+                blanks[token_id] = len(text) - len(text.lstrip(BLANKS))
+                chars[token_id] = _num_chars(text)
+        return cls(most_commas, Lengths(blanks), Lengths(chars))
+
+
+def _num_chars(text: bytes) -> int:
+    """Of a text that goes on with this, from the beginning of a character; one that is not whole counts."""
+    if b"\\" in text:
+        if _HALF.search(text):
+            return _UNKNOWN
+        found = _WITHIN.match(text)
+        assert found is not None
+        text = _ESCAPED.sub(b"x", found[0])
+    return len(text.partition(b'"')[0].translate(None, _LATER))
+
+
+def _bits(is_in: npt.NDArray[np.bool_]) -> Words:
+    num_words = -(-len(is_in) // 32)
+    packed = np.zeros(4 * num_words, np.uint8)
+    packed[: -(-len(is_in) // 8)] = np.packbits(is_in, bitorder="little")
+    return packed.view(np.int32)

@@ -1,0 +1,126 @@
+"""Places of a grammar and its nodes, as worker.grammar.places finds them, and the masks that are kept of them."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Hashable
+from typing import NamedTuple
+
+from worker.grammar.lengths import Lengths
+from worker.sampling.masks import Bits
+
+NONE = -1
+"""In place of a token: there is a choice."""
+MAX_MASK_BYTES = 32 << 20
+"""Of those that are kept, of all grammars together."""
+
+
+class Mask(NamedTuple):
+    """Of the tokens that may come."""
+
+    bits: Bits
+    may_end: bool
+    """The answer, with the model's own end."""
+
+
+class Place:
+    """One of a grammar's."""
+
+    __slots__ = (
+        "by_kind",
+        "by_token",
+        "is_used",
+        "is_wide",
+        "kinds",
+        "lengths",
+        "like",
+        "limit",
+        "mask",
+        "node",
+        "room",
+        "state",
+        "tells",
+        "widest",
+    )
+
+    def __init__(
+        self,
+        state: Hashable | None,
+        tells: bool,
+        kinds: bytes,
+        room: int | None = None,
+        like: Place | None = None,
+        lengths: Lengths | None = None,
+        limit: int = 0,
+    ) -> None:
+        self.state = state
+        """None: nowhere."""
+        self.room = room
+        """See Reader."""
+        self.like = like or self
+        """The same may come next there, though not behind it; what is known of that it knows alone, but for masks where
+        there is a limit."""
+        self.lengths = lengths
+        """Where there is a limit."""
+        self.limit = limit
+        """Of them; none is longer, if it is as long as the longest."""
+        self.widest: Place | None = None
+        """Of those that are like this one and have masks, the one with the highest limit, as far as is known."""
+        self.tells = tells
+        """Wherever two answers are here, the same may follow."""
+        self.kinds = kinds
+        """Of bytes."""
+        self.by_kind: dict[int, Place] = {}
+        self.node: Node | None = None
+        """Of all answers that are here, if no bytes must come."""
+        self.by_token: dict[int, Node] = {}
+        """If some must: by the token before."""
+        self.is_wide = False
+        """Much may come, as within a text; as far as is known before there is a mask."""
+        self.mask: Mask | None = None
+        """Of what may come where no token must."""
+        self.is_used = False
+        """The mask, since somebody looked for one to let go of."""
+
+
+NOWHERE = Place(None, False, bytes(256))
+"""From where no byte leads anywhere else."""
+
+
+class Node:
+    """A place, and what must come there."""
+
+    __slots__ = ("after", "at", "forced", "is_whole", "place")
+
+    def __init__(self, at: Place, forced: int, is_whole: bool) -> None:
+        self.at = at
+        self.place = at if at.lengths is not None else at.like
+        """Which knows what may come."""
+        self.forced = forced
+        """The token that comes next in any case, or NONE."""
+        self.is_whole = is_whole
+        """Nothing can be added."""
+        self.after: dict[int, Node] = {}
+        """By token, as far as answers have gone."""
+
+
+class KeptMasks:
+    """The masks of places; who was not used for a while goes first. For the thread of the step loop."""
+
+    def __init__(self) -> None:
+        self._places: deque[Place] = deque()
+        self._num_bytes = 0
+
+    def keep(self, place: Place, mask: Mask) -> None:
+        """Of one that has none."""
+        place.mask, place.is_used = mask, True
+        self._places.append(place)
+        self._num_bytes += mask.bits.words.nbytes
+        while self._num_bytes > MAX_MASK_BYTES:
+            oldest = self._places.popleft()
+            if oldest.is_used:
+                oldest.is_used = False
+                self._places.append(oldest)
+            elif oldest.mask is not None:
+                self._num_bytes -= oldest.mask.bits.words.nbytes
+                oldest.mask = None
