@@ -10,11 +10,12 @@ from __future__ import annotations
 import heapq
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 MAX_STATES = 4000
 _ENDLESS = 1 << 30
+_ASCII = (1 << 0x80) - 1
 _CLASSES = {
     "d": ((0x30, 0x39),),
     "w": ((0x61, 0x7A), (0x41, 0x5A), (0x30, 0x39), (0x5F, 0x5F)),
@@ -32,9 +33,24 @@ class NotRead(ValueError):
 class _Chars:
     ranges: tuple[tuple[int, int], ...]
     is_negated: bool = False
+    ascii: int = field(init=False, compare=False)
+    """Those of them that are in ASCII, one bit each."""
+
+    def __post_init__(self) -> None:
+        bits = _union((1 << last + 1) - (1 << first) for first, last in self.ranges if first <= last <= 0x7F)
+        bits |= _union((1 << 0x80) - (1 << first) for first, last in self.ranges if first < 0x80 <= last)
+        object.__setattr__(self, "ascii", _ASCII & ~bits if self.is_negated else bits)
 
     def has(self, char: str) -> bool:
         return any(first <= ord(char) <= last for first, last in self.ranges) is not self.is_negated
+
+
+def _union(sets: Iterable[int]) -> int:
+    """Of sets of characters, one bit each."""
+    found = 0
+    for each in sets:
+        found |= each
+    return found
 
 
 @lru_cache(1024)
@@ -77,6 +93,11 @@ class Expression:
         self._costs = self._distances()
         if self._costs[self._begin] == _ENDLESS:
             raise NotRead("it has no end")
+        self._plain = [
+            _union(chars.ascii for chars, to in edges if chars is not None and self._costs[to] < _ENDLESS)
+            for edges in self._edges
+        ]
+        """From each state, the characters of ASCII that lead on and to an end, one bit each."""
 
     @property
     def farthest(self) -> int:
@@ -89,10 +110,14 @@ class Expression:
         return self._costs[self._begin]
 
     def kinds(self) -> bytes:
-        """Of each character of ASCII one of those that lead to where it does, whatever the states are."""
-        every = {chars for edges in self._edges for chars, _ in edges if chars is not None}
-        known: dict[tuple[bool, ...], int] = {}
-        return bytes([known.setdefault(tuple([chars.has(chr(code)) for chars in every]), code) for code in range(128)])
+        """Of each character of ASCII a number that those share that lead to where it does, whatever the states are."""
+        every = {chars.ascii for edges in self._edges for chars, _ in edges if chars is not None}
+        known: dict[tuple[int, ...], int] = {}
+        return bytes([known.setdefault(tuple([chars >> code & 1 for chars in every]), code) for code in range(128)])
+
+    def plain(self, states: frozenset[int]) -> int:
+        """The characters of ASCII that may come next, one bit each."""
+        return _union(self._plain[state] for state in states)
 
     def begin(self) -> frozenset[int]:
         """The states before any text."""
@@ -100,8 +125,14 @@ class Expression:
 
     def after(self, states: frozenset[int], char: str) -> frozenset[int]:
         """Those that one more character leads to; none where it has no place."""
+        bit = 1 << ord(char) if char.isascii() else 0
         return self._closed(
-            {to for state in states for chars, to in self._edges[state] if chars is not None and chars.has(char)}
+            {
+                to
+                for state in states
+                for chars, to in self._edges[state]
+                if chars is not None and (chars.ascii & bit if bit else chars.has(char))
+            }
         )
 
     def ending(self, text: str) -> str | None:

@@ -14,8 +14,9 @@ from tests.worker.guided import EOS, VOCAB_SIZE, Guided, guided_model
 from tests.worker.schemas import a_schema
 from worker.grammar import guide, nodes, places, store
 from worker.grammar.lengths import Counted
-from worker.grammar.nodes import NOWHERE, KeptMasks
+from worker.grammar.nodes import NONE, NOWHERE, KeptMasks
 from worker.grammar.places import places_of
+from worker.grammar.trail import Trail
 from worker.grammar.vocabulary import read_vocabulary
 
 SOURCES = [
@@ -74,7 +75,8 @@ def num_met_again(vocabulary, grammar, num_walks=NUM_WALKS, end=EOS):
     num_again = 0
     num_tokens, num_bytes = vocabulary.vocab_size, 4 * -(-vocabulary.vocab_size // 32)
     for seed in range(num_walks):
-        chance, matcher, place, token_id = random.Random(seed), beginning.deep_copy(), known.begin, -1
+        chance, matcher, place, token_id = random.Random(seed), beginning.deep_copy(), known.begin, NONE
+        trail = Trail(beginning.deep_copy())
         for _ in range(NUM_TOKENS):
             must_go_on, forced = bool(matcher.compute_ff_bytes()), matcher.compute_ff_tokens()
             mask, is_stopped = matcher.compute_bitmask(), matcher.is_stopped()
@@ -84,6 +86,8 @@ def num_met_again(vocabulary, grammar, num_walks=NUM_WALKS, end=EOS):
                 where = (place.like, token_id) if must_go_on else place.like, place.lengths and place.limit
                 num_again += where in told
                 assert told.setdefault(where, facts) == facts, (grammar, seed)
+                node = known.node(place, token_id, trail)
+                assert (node.forced, node.is_whole) == ((forced or [NONE])[0], is_stopped), (grammar, seed)
                 assert place.lengths is None or not (must_go_on or is_stopped), (grammar, seed)
                 if not forced:
                     kept = known.mask(place)
@@ -103,6 +107,7 @@ def num_met_again(vocabulary, grammar, num_walks=NUM_WALKS, end=EOS):
             if token_id == end:
                 break
             assert matcher.consume_token(token_id)
+            trail.token_ids.append(token_id)
             place = known.after(place, token_id)
     return num_again
 

@@ -29,6 +29,9 @@ class Matched:
     def kinds(self, state: frozenset[int]) -> bytes:
         return self._kinds
 
+    def plain(self, state: frozenset[int]) -> int:
+        return self._expression.plain(state)
+
     def room(self, state: frozenset[int]) -> None:
         return None
 

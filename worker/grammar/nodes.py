@@ -27,6 +27,7 @@ class Place:
     """One of a grammar's."""
 
     __slots__ = (
+        "by_cut",
         "by_kind",
         "by_token",
         "is_used",
@@ -36,6 +37,7 @@ class Place:
         "like",
         "limit",
         "mask",
+        "must",
         "node",
         "room",
         "state",
@@ -75,6 +77,10 @@ class Place:
         """Of all answers that are here, if no bytes must come."""
         self.by_token: dict[int, Node] = {}
         """If some must: by the token before."""
+        self.must = b""
+        """Those bytes, as far as is known."""
+        self.by_cut: dict[tuple[int, ...], Node] = {}
+        """If some must: by the tokens that they are behind the one before."""
         self.is_wide = False
         """Much may come, as within a text; as far as is known before there is a mask."""
         self.mask: Mask | None = None

@@ -44,6 +44,8 @@ MAX_WORD_BYTES = 5
 MAX_CHOICE_BYTES = 64
 ENDLESS = 1 << 30
 """Characters of a text that may be as long as it likes."""
+MAX_AROUND = 4096
+"""Objects and lists that are open, of which it is remembered what they are like."""
 _MAX_REFERENCES = 32
 _UNREAD = -1
 """In place of a schema: nothing is known of its values."""
@@ -55,6 +57,10 @@ EACH_BYTE = bytes(range(256))
 """Those that lead to where each leads, where nothing is known of them: itself."""
 _OF_TEXT = bytes([byte if byte < 0x20 or byte in b'"\\' or byte >= 0xC0 else byte & 0x80 | 0x20 for byte in EACH_BYTE])
 """In a text: of all ASCII that says nothing else, and of all bytes that do not come first in a character, one each."""
+_BETWEEN = EACH_BYTE.translate(bytes.maketrans(BLANKS, b" " * len(BLANKS)))
+_OF_NUMBER = _BETWEEN.translate(bytes.maketrans(b"23456789E", b"11111111e"))
+_PLAIN = sum(1 << byte for byte in range(0x20, 0x7F) if byte not in (QUOTE, ESCAPE))
+"""Characters that are in a text as they are, one bit each."""
 
 
 class Outline:
@@ -68,6 +74,8 @@ class Outline:
         self._expressions: dict[str, Expression | None] = {}
         self._kinds: dict[str, bytes] = {}
         """Of bytes, by pattern."""
+        self._around: dict[tuple[State, int], State] = {}
+        """See ``alike``, of what is open."""
 
     @property
     def is_read(self) -> bool:
@@ -89,6 +97,12 @@ class Outline:
     def kinds(self, state: State) -> bytes:
         """Of each byte a number that those share that lead to where it does."""
         match state:
+            case Value() | Object() | List() | Over():
+                return _BETWEEN
+            case Short() if state.said[0] != QUOTE:
+                return _BETWEEN
+            case Number():
+                return _OF_NUMBER
             case Matching():
                 return self._kinds[state.pattern]
             case Text() if state.begun[:1] != b"\\":
@@ -105,6 +119,14 @@ class Outline:
             return 0
         most = self._words(state.schema).get("maxLength")
         return ENDLESS if most is None else most - state.num_chars or None
+
+    def plain(self, state: State) -> int:
+        """The characters of ASCII that may come next, one bit each; none where that is not known."""
+        if not isinstance(state, Matching):
+            return 0
+        expression = self._expressions[state.pattern]
+        assert expression is not None
+        return expression.plain(state.states) & _PLAIN
 
     def limit(self, state: State) -> tuple[str, int] | None:
         """Of what an answer is in the middle of, how much more of it may come, if that is all that counts there: so
@@ -126,7 +148,7 @@ class Outline:
         if isinstance(state, Over):
             return state
         around = state.within if isinstance(state, Name) else state.above
-        like: Any = None if around is None else self.alike(around, num_ended)
+        like: Any = None if around is None else self._alike_around(around, num_ended)
         if isinstance(state, Name):
             return state if like is around else replace(state, within=like)
         if isinstance(state, List):
@@ -136,6 +158,14 @@ class Outline:
             if first < num_values and num_values + num_ended < (least if num_values < least else most):
                 return replace(state, num_values=first, above=like)
         return state if like is around else replace(state, above=like)
+
+    def _alike_around(self, around: Object | List, num_ended: int) -> State:
+        known = self._around.get((around, num_ended))
+        if known is None:
+            if len(self._around) >= MAX_AROUND:
+                self._around.clear()
+            known = self._around[around, num_ended] = self.alike(around, num_ended)
+        return known
 
     def _begun_again(self, state: State) -> State:
         """With as little as there can be of what is limited in it."""

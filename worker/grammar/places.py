@@ -57,6 +57,9 @@ class Reader(Protocol):
     def room(self, state: Any) -> int | None:
         """Where there is a choice: of so many plain characters any may come. None: it is not known."""
 
+    def plain(self, state: Any) -> int:
+        """The characters of ASCII that may come next, one bit each; none where that is not known."""
+
     def limit(self, state: Any) -> tuple[str, int] | None:
         """How much more may come of what is under way: of those that are alike but for this, the same tokens may come
         but for those that are too long, see worker.grammar.lengths. None: that is not known."""
@@ -81,7 +84,9 @@ class Places:
         self._reader, self._vocabulary, self._masks, self._probes = reader, vocabulary, masks, probes
         self._lengths = {} if counted is None else {"blanks": counted.blanks, "chars": counted.chars}
         most_commas = ANY_COMMAS if counted is None else counted.most_commas
-        self._probe_chars = max((len(vocabulary.decode_bytes([token_id])) for token_id in probes), default=0)
+        texts = [vocabulary.decode_bytes([token_id]) for token_id in probes]
+        self._probe_chars = max(map(len, texts), default=0)
+        self._probe_bits = sum(1 << byte for byte in {byte for text in texts for byte in text if byte < 0x80})
         # A token that must come is cut by what comes behind it, which is no longer than another one.
         self._num_ended = 2 * most_commas + 2
         self._places: dict[Hashable, Place] = {None: NOWHERE}
@@ -124,24 +129,44 @@ class Places:
         return place.mask
 
     def _learned(self, place: Place, token_id: int, trail: Trail) -> Node | None:
-        if place.room is not None:
+        plain = self._reader.plain(place.state)
+        # It is known that there is a choice.
+        if place.room is not None or place.lengths is not None or plain & plain - 1:
+            if plain:
+                place.is_wide = 0 < self._probe_bits == self._probe_bits & plain
             place.node = Node(place, NONE, False)
             return place.node
-        matcher = trail.matcher
-        if matcher.is_error():
+        cut = self._cut(place.must, token_id)
+        found = None if cut is None else place.by_cut.get(cut)
+        if found is None:
+            matcher = trail.matcher
+            if matcher.is_error():
+                return None
+            # To know the bytes that must come takes a tenth of what their tokens take.
+            place.must = matcher.compute_ff_bytes()
+            forced = matcher.compute_ff_tokens() if place.must else []
+            found = Node(place, forced[0] if forced else NONE, matcher.is_stopped())
+            if not place.must:
+                place.is_wide = is_wide(matcher, self._probes)
+                place.node = found
+                return found
+            cut = cut or self._cut(place.must, token_id)
+        with self._lock:
+            if self._has_room(1):
+                place.by_token[token_id] = found
+                if cut is not None:
+                    place.by_cut[cut] = found
+        return found
+
+    def _cut(self, must: bytes, token_id: int) -> tuple[int, ...] | None:
+        """What llguidance makes of bytes that must come behind a token, before it sees how much of that may be cut in
+        another way: it takes what the text of both begins with for the token, if that is so. None: it is not known, or
+        it reads marks."""
+        vocabulary = self._vocabulary
+        if not must or b"\xff" in must or token_id == NONE or vocabulary.is_special_token(token_id):
             return None
-        # To know the bytes that must come takes a tenth of what their tokens take.
-        must_go_on = bool(matcher.compute_ff_bytes())
-        forced = matcher.compute_ff_tokens() if must_go_on else []
-        node = Node(place, forced[0] if forced else NONE, matcher.is_stopped())
-        if not must_go_on:
-            place.is_wide = is_wide(matcher, self._probes)
-            place.node = node
-        else:
-            with self._lock:
-                if self._has_room(1):
-                    place.by_token[token_id] = node
-        return node
+        both = vocabulary.tokenize_bytes(vocabulary.decode_bytes([token_id]) + must)
+        return tuple(both[1:] if both[:1] == [token_id] else vocabulary.tokenize_bytes(must))
 
     def fits(self, place: Place, token_id: int) -> bool:
         """Whether that is known of a token without asking: it is plain, and no longer than what there is room for."""
