@@ -57,6 +57,7 @@ from gateway.prices import PriceHistory, Prices
 from gateway.protocol import Server, TimedServer
 from gateway.redis import Redis, RedisUrlError
 from gateway.sinks import SinkInvalid
+from gateway.sockets import Sockets
 from gateway.store import StoreError
 from gateway.text import Text, TextInvalid
 from gateway.tracing.order import TracingInvalid, order_of
@@ -129,10 +130,12 @@ async def drain(gw: Gateway, house_doors: Doors, stop: Stop) -> None:
     """New requests are refused; running ones finish in ``server.drain_s``, or are cut then, or when it is urgent."""
     gw.dispatch.draining = True
     house_doors.close()
+    gw.sockets.close()
     if not await doors.before(stop.urgent, house_doors.all_left(), gw.settings.server.drain_s):
         gw.dispatch.cut()
         gw.upstreams.cut()
         await doors.before(asyncio.Event(), house_doors.all_left(), CUT_S)
+    await doors.before(stop.urgent, gw.sockets.all_left(), CUT_S)
 
 
 @contextlib.asynccontextmanager
@@ -240,6 +243,7 @@ async def opened(
             batches.Book(rooms, config.batches, files, others.name, api.endpoints()),
             Pressure(clock, config.server.coalesce_ms / 1e3),
             stored,
+            Sockets(config.responses, house_doors.aside),
             chats,
             conversations,
             stack.enter_context(contextlib.closing(Grammars(config.grammars))),
@@ -298,6 +302,7 @@ async def answering(gw: Gateway, house_doors: Doors, sockets: Sequence[socket.so
         gw, house_doors, api.endpoints(), application_handler, {admin.ROOT: admin.shaped, **api.shapes()}
     )
     server.request_handler = cast(Any, entrance.answer)
+    gw.sockets.answer = entrance.answer
     server.__class__ = Server if gw.tracing is None else TimedServer
     async with contextlib.AsyncExitStack() as stack:
         stack.push_async_callback(runner.cleanup)

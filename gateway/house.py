@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from gateway.prices import PriceHistory, Prices
     from gateway.redis import Redis
     from gateway.responses import Responses
+    from gateway.sockets import Sockets
     from gateway.store import Store
     from gateway.tracing.tracer import Tracing
     from gateway.trials import Trials
@@ -69,6 +70,7 @@ class Gateway:
     batches: Book
     pressure: Pressure
     responses: Responses
+    sockets: Sockets
     chats: Chats
     conversations: Conversations
     grammars: Grammars

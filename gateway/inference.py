@@ -33,7 +33,8 @@ JSON = "application/json"
 
 
 class Inference(msgspec.Struct, frozen=True):
-    """One address of /v1. An answer of ``bytes`` is what a file holds; None: it is always refused."""
+    """One address of /v1. An answer of ``bytes`` is what a file holds; None: there is none, as
+    it is a socket, or is always refused."""
 
     method: str
     path: str
@@ -48,6 +49,8 @@ class Inference(msgspec.Struct, frozen=True):
     """Of the body."""
     refusal: Any = openai.ErrorBody
     stream_type: str = "text/event-stream"
+    is_socket: bool = False
+    """A WebSocket is opened there."""
 
 
 INFERENCE = (
@@ -108,6 +111,14 @@ INFERENCE = (
         shapes.ResponseBody,
         requests.ResponseRequest,
         True,
+    ),
+    Inference(
+        "GET",
+        "/v1/responses",
+        "responses_socket",
+        "Ask for responses over a WebSocket: `response.create` events in, the events of streams out, each a message",
+        None,
+        is_socket=True,
     ),
     Inference(
         "POST",

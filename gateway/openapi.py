@@ -113,6 +113,7 @@ def _of_inference(one: Inference, by_type: dict[str, Any], components: dict[str,
             *([RECEIPT] if one.streams else []),
         ],
         "responses": {
+            **({"101": {"description": "The connection is a WebSocket from here on."}} if one.is_socket else {}),
             **({"200": {"description": "Done.", "content": content}} if content else {}),
             "default": _refusal(one.refusal, JSON, by_type),
         },

@@ -156,6 +156,14 @@ class Responses(Section, frozen=True):
     """Responses that this gateway writes in the background at once; one more is refused with 503."""
     max_background_per_tenant: Positive = 64
     """Of those, one tenant's; one more is refused with 429."""
+    max_sockets: Positive = 1024
+    """WebSockets that this gateway has open at once; one more is refused with 503."""
+    max_sockets_per_tenant: Positive = 256
+    """Of those, one tenant's; one more is refused with 429."""
+    socket_idle_s: Seconds = 600.0
+    """A WebSocket over which nothing was asked for so long, or is being answered, is closed."""
+    socket_max_s: Seconds = 3600.0
+    """After so long, an hour as at OpenAI, it takes nothing more, and is closed when all is answered."""
 
 
 class Redis(Section, frozen=True):

@@ -21,6 +21,7 @@ from gateway.api import (
     models,
     ollama,
     responses,
+    sockets,
     stored,
     tokens,
     uploads,
@@ -66,6 +67,7 @@ def routes() -> list[web.RouteDef]:
     """Everything that is served here."""
     return [
         *(web.post(path, _routed(endpoint)) for path, endpoint in endpoints().items()),
+        web.get("/v1/responses", sockets.connect),
         *stored.routes(),
         *chats.routes(),
         *conversations.routes(),

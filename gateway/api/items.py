@@ -14,6 +14,7 @@ from gateway.house import Gateway
 from gateway.responses.compaction import all_opened, opened
 from gateway.responses.conversation import Message, messages_of
 from gateway.responses.items import MAX_ITEMS, AnyItem, CompactionItem, ItemReference, parse, response_of
+from gateway.responses.nearby import Context
 from gateway.responses.requests import Asked
 from gateway.responses.shelf import Kept
 
@@ -32,9 +33,13 @@ async def given(gw: Gateway, caller: Caller, said: str | list[dict[str, Any]], p
     return items
 
 
-async def before(gw: Gateway, caller: Caller, call: Asked, num_more: int = 0) -> list[AnyItem]:
-    """Those that it goes on from. ``num_more`` are to be added to its conversation. Raises Malformed for what is not
-    there, or has no room for them, and NotFound."""
+async def before(
+    gw: Gateway, caller: Caller, call: Asked, num_more: int = 0, remembered: Context | None = None
+) -> list[AnyItem]:
+    """Those that it goes on from; ``remembered`` where they are. ``num_more`` are to be added to its conversation.
+    Raises Malformed for what is not there, or has no room for them, and NotFound."""
+    if remembered is not None:
+        return remembered.items
     if call.conversation_id is not None:
         found = await gw.conversations.find(caller.tenant_id, call.conversation_id, "conversation")
         items = await gw.conversations.items(found)

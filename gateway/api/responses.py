@@ -26,6 +26,7 @@ from gateway.responses import requests
 from gateway.responses.answer import ResponseAnswer
 from gateway.responses.events import Events
 from gateway.responses.items import named, unnamed
+from gateway.responses.nearby import NEAR
 from gateway.responses.outlets import Log
 from gateway.responses.reading import relay
 from gateway.responses.requests import ResponseRequest
@@ -68,6 +69,8 @@ async def _answered(gw: Gateway, request: web.Request, caller: Caller, call: Res
             "Nothing is stored for this project, so there is no 'background'", param="background"
         )
     response_id = request[HEAD].request_id.replace("req_", "resp_", 1)
+    near = request.get(NEAR)
+    remembered = None if near is None else near.nearby.find(call.previous_response_id)
     async with contextlib.AsyncExitStack() as stack:
         if call.conversation_id is not None:
             items.check_kept(gw, caller)
@@ -75,22 +78,26 @@ async def _answered(gw: Gateway, request: web.Request, caller: Caller, call: Res
             await stack.enter_async_context(held)
         given = await items.given(gw, caller, call.input or [])
         given = named(given if call.conversation_id is None else unnamed(given), response_id)
-        before = await items.before(gw, caller, call, len(given))
+        before = await items.before(gw, caller, call, len(given), remembered)
         messages = items.messages(gw, caller, call, before + given)
         asked = Question(gw, request, caller, call, requests.chat_of(call, messages), messages)
         body = begun(call, response_id, int(time.time()), stores)
-        turn = Turn(asked, given, Events(body, len(given), call.obfuscates))
+        events = Events(body, len(given), call.obfuscates, nests_errors=near is not None)
+        turn = Turn(asked, given, events, near, remembered)
         return await (_in_background(turn, stack) if call.background else _at_once(turn))
 
 
 async def _at_once(turn: Turn) -> web.StreamResponse:
     asked, events = turn.asked, turn.events
     gw, request = asked.gw, asked.request
-    keeps = events.body.store or events.body.conversation is not None
+    keeps = events.body.store or events.body.conversation is not None or turn.near is not None
     if keeps and asked.call.stream:
         outlet = request.get(OUTLET) or EventStream(request, gw.settings.server, gw.clock)
         request[OUTLET] = Storing(outlet, turn.end, turn.end)
     answer, order = await asked.prepared(partial(ResponseAnswer, events))
+    if turn.near is not None and not turn.near.generates:
+        async with request[OUTLET] as outlet:
+            return await outlet.end(events.nothing())
     response = await give(gw, request, asked.caller, answer, order)
     if keeps and not asked.call.stream:
         said = events.body

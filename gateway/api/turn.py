@@ -19,6 +19,7 @@ from gateway.responses import requests
 from gateway.responses.conversation import Message, turns, without_oldest
 from gateway.responses.events import Events
 from gateway.responses.items import AnyItem
+from gateway.responses.nearby import Context, Near
 from gateway.responses.requests import ResponseRequest
 from gateway.responses.shelf import Kept
 from gateway.shelving import ShelfAway
@@ -82,6 +83,10 @@ class Turn:
     asked: Question
     given: list[AnyItem]
     events: Events
+    near: Near | None = None
+    """Of one that is asked for over a WebSocket."""
+    remembered: Context | None = None
+    """What it goes on from, where that is remembered."""
 
     def kept(self) -> Kept:
         """It, as it is now."""
@@ -99,7 +104,16 @@ class Turn:
             except ShelfAway:
                 self._warn("response %s is not stored")
                 last = events.amended(last, store=False)
+        self._remember()
         return last
+
+    def _remember(self) -> None:
+        """What the store cannot give to whoever goes on from it."""
+        body, near = self.events.body, self.near
+        if near is None or body.conversation is not None or body.status not in ("completed", "incomplete"):
+            return
+        if self.remembered is not None or not body.store:
+            near.put(body.id, self.remembered, [*self.given, *body.output])
 
     async def _is_added(self, conversation_id: str) -> bool:
         """False: it should be, and cannot be."""

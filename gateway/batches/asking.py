@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
-from aiohttp import HttpVersion11, hdrs, web
-from aiohttp.base_protocol import BaseProtocol
-from aiohttp.http_parser import RawRequestMessage
-from aiohttp.streams import StreamReader
-from multidict import CIMultiDict, CIMultiDictProxy
-from yarl import URL
+from aiohttp import hdrs, web
+from multidict import CIMultiDict
 
-from gateway import errors, head
+from gateway import errors, head, unconnected
 from gateway.auth import Caller
 from gateway.entrance import Endpoint
 from gateway.house import Gateway
@@ -23,7 +18,7 @@ from gateway.reply import Keeper
 if TYPE_CHECKING:
     from gateway.tracing.tracer import Tracing
 
-HEADERS = CIMultiDictProxy(CIMultiDict({hdrs.CONTENT_TYPE: "application/json"}))
+HEADERS = CIMultiDict({hdrs.CONTENT_TYPE: "application/json"})
 
 
 class Asked(NamedTuple):
@@ -35,13 +30,6 @@ class Asked(NamedTuple):
     failure: errors.GatewayError | None
 
 
-class Nowhere:
-    """What a request has for a connection that came by none."""
-
-    ssl_context = peername = sockname = transport = None
-    received_at = 0.0
-
-
 async def ask(
     gw: Gateway,
     endpoints: Mapping[str, Endpoint],
@@ -51,7 +39,7 @@ async def ask(
     keeper: Keeper,
 ) -> Asked:
     """As whoever made the batch. Never raises but when it is cancelled."""
-    request = _request(path, body, gw.settings.server.max_body_bytes)
+    request = unconnected.post(path, body, HEADERS, gw.settings.server.max_body_bytes)
     noted = head.begin(request, tracing=gw.tracing)
     noted.caller, noted.keeper, noted.route = caller, keeper, path
     request_id = noted.request_id
@@ -91,18 +79,3 @@ def traced(tracing: Tracing | None, request: web.Request, batch_id: str) -> Iter
         if became.failure is not None:
             noted.failed(became.failure)
         tracing.end(noted, request, became.status)
-
-
-def _request(path: str, body: bytes, max_body_bytes: int) -> web.Request:
-    loop = asyncio.get_running_loop()
-    content = StreamReader(BaseProtocol(loop), 1 << 16, loop=loop)
-    content.feed_data(body)
-    content.feed_eof()
-    message = RawRequestMessage(
-        hdrs.METH_POST, path, HttpVersion11, HEADERS, (), False, None, False, False, URL.build(path=path)
-    )
-    task = asyncio.current_task()
-    nowhere: Any = Nowhere()
-    return web.Request(
-        message, content, nowhere, nowhere, cast(Any, task), loop, client_max_size=max_body_bytes, remote=""
-    )

@@ -52,7 +52,60 @@ OUTLET = web.RequestKey("outlet", Outlet)
 """Key of where a request's events go if not to its own client."""
 
 
-class EventStream:
+class Pressed:
+    """A connection that is written to no further ahead of its reader than the settings allow."""
+
+    def __init__(self, request: web.Request, limits: settings.Server) -> None:
+        self._request = request
+        self._limits = limits
+        self._protocol = request.protocol
+        self._writer = cast(StreamWriter, request.writer)
+        self._transport = request.transport
+
+    def _limit_ahead(self) -> None:
+        if self._transport is not None:
+            self._transport.set_write_buffer_limits(high=self._limits.max_stream_buffer_bytes)
+
+    @property
+    def is_flushed(self) -> bool:
+        """All that was written has left this process."""
+        return self._transport is not None and not self._transport.get_write_buffer_size()
+
+    async def flush(self) -> None:
+        """Until it has. Raises ConnectionResetError when the client is gone, or was given up."""
+        transport = self._transport
+        if transport is None or not transport.get_write_buffer_size():
+            return
+        if transport.is_closing():
+            raise ConnectionResetError("the client is gone")
+        transport.set_write_buffer_limits(high=0)  # so that it counts as full until it is empty
+        try:
+            if self._protocol.writing_paused:
+                await self._read_by_client()
+        finally:
+            if not transport.is_closing():
+                self._limit_ahead()
+
+    async def _read_by_client(self) -> None:
+        """Until there is room again. aiohttp's drain cannot be waited for twice, so one task waits and this one looks
+        on."""
+        transport = self._request.transport
+        if transport is None:
+            raise ConnectionResetError("the client is gone")
+        drained = asyncio.ensure_future(self._writer.drain())
+        try:
+            while not drained.done():
+                num_bytes = transport.get_write_buffer_size()
+                await asyncio.wait((drained,), timeout=self._limits.stall_s)
+                if not drained.done() and transport.get_write_buffer_size() >= num_bytes:
+                    transport.abort()
+                    raise ConnectionResetError(f"the client read nothing for {self._limits.stall_s:g} s")
+            drained.result()
+        finally:
+            drained.cancel()
+
+
+class EventStream(Pressed):
     """An ``Outlet``: the response of one streaming request. Leaving it stops the heartbeat."""
 
     def __init__(
@@ -63,15 +116,11 @@ class EventStream:
         content_type: str = "text/event-stream; charset=utf-8",
         keep_alive: bytes = openai.KEEP_ALIVE,
     ) -> None:
-        self._request = request
-        self._limits = limits
+        super().__init__(request, limits)
         self._clock = clock
         self._content_type = content_type
         self._keep_alive = keep_alive
         self._response: web.StreamResponse | None = None
-        self._protocol = request.protocol
-        self._writer = cast(StreamWriter, request.writer)
-        self._transport = request.transport
         self._is_chunked = False
         """The head is out, and chunks follow it (HTTP/1.1)."""
         self._timer: Timer | None = None
@@ -93,8 +142,7 @@ class EventStream:
             self._beat.cancel()
 
     async def open(self) -> web.StreamResponse:
-        if self._transport is not None:
-            self._transport.set_write_buffer_limits(high=self._limits.max_stream_buffer_bytes)
+        self._limit_ahead()
         response = web.StreamResponse(
             headers={
                 "content-type": self._content_type,
@@ -126,23 +174,9 @@ class EventStream:
             await self._read_by_client()
         return transport is not None and not transport.get_write_buffer_size()
 
-    @property
-    def is_flushed(self) -> bool:
-        return self._transport is not None and not self._transport.get_write_buffer_size()
-
     async def flush(self) -> None:
-        transport = self._transport
-        if self._response is None or transport is None or not transport.get_write_buffer_size():
-            return
-        if transport.is_closing():
-            raise ConnectionResetError("the client is gone")
-        transport.set_write_buffer_limits(high=0)  # so that it counts as full until it is empty
-        try:
-            if self._protocol.writing_paused:
-                await self._read_by_client()
-        finally:
-            if not transport.is_closing():
-                transport.set_write_buffer_limits(high=self._limits.max_stream_buffer_bytes)
+        if self._response is not None:
+            await super().flush()
 
     async def end(self, events: bytes) -> web.StreamResponse:
         response = self._response or await self.open()
@@ -158,24 +192,6 @@ class EventStream:
 
     async def fail(self, event: bytes) -> web.StreamResponse:
         return await self.end(event)
-
-    async def _read_by_client(self) -> None:
-        """Until there is room again. aiohttp's drain cannot be waited for twice, so one task waits and this one looks
-        on."""
-        transport = self._request.transport
-        if transport is None:
-            raise ConnectionResetError("the client is gone")
-        drained = asyncio.ensure_future(self._writer.drain())
-        try:
-            while not drained.done():
-                num_bytes = transport.get_write_buffer_size()
-                await asyncio.wait((drained,), timeout=self._limits.stall_s)
-                if not drained.done() and transport.get_write_buffer_size() >= num_bytes:
-                    transport.abort()
-                    raise ConnectionResetError(f"the client read nothing for {self._limits.stall_s:g} s")
-            drained.result()
-        finally:
-            drained.cancel()
 
     def _tick(self) -> None:
         """Nothing was sent since the last tick: send a comment."""

@@ -37,14 +37,18 @@ replace = msgspec.structs.replace
 class Events:
     """A ``reply.Shaper``; all that it says is kept in ``body`` as well."""
 
-    def __init__(self, body: ResponseBody, num_input_items: int, obfuscates: bool = False) -> None:
-        """``obfuscates``: deltas are padded."""
+    def __init__(
+        self, body: ResponseBody, num_input_items: int, obfuscates: bool = False, nests_errors: bool = False
+    ) -> None:
+        """``obfuscates``: deltas are padded. ``nests_errors``: as WebSockets have them, where an error is an object of
+        its own."""
         self.body = body
         """The response so far."""
         self.usage: Callable[[], terms.Usage] | None = None
         """None until there is a prompt."""
         self._num_input_items = num_input_items
         self._obfuscates = obfuscates
+        self._nests_errors = nests_errors
         self._number = 0
         """Of the next event."""
         self._has_begun = False
@@ -89,7 +93,10 @@ class Events:
         if not self._has_begun:
             self._begin()
         self._close("incomplete")
-        self._say("error", code=said.code, message=said.message, param=said.param)
+        if self._nests_errors:
+            self._say("error", status=failure.status, error=said)
+        else:
+            self._say("error", code=said.code, message=said.message, param=said.param)
         self._end("failed", error=ResponseError.of(failure))
         return self._taken()
 
@@ -101,6 +108,12 @@ class Events:
         self._number -= 1
         self._say(f"response.{self.body.status}", response=self.body)
         return b"".join(split(last)[:-1]) + self._taken()
+
+    def nothing(self) -> bytes:
+        """All events of one that is there to be gone on from alone."""
+        self.usage = lambda: terms.Usage(0, 0, 0)
+        self._begin()
+        return self._taken() + self.last(None)
 
     # Of responses in the background
 

@@ -32,6 +32,17 @@ def test_the_official_client(clients, run):
         assert found["called"] == CALLED
 
 
+def test_the_official_client_over_a_websocket(clients):
+    assert clients.python("openai_socket.py") == {
+        "texts": ["", SAYS, SAYS],
+        "behind": True,
+        "called": ["get_weather", "completed"],
+        "refused": ["error", "previous_response_not_found", "previous_response_id"],
+        "lanes": {"a": SAYS, "b": SAYS},
+        "no key": 401,
+    }
+
+
 def test_anthropics_client(clients):
     found = clients.python("anthropic_sdk.py")
     assert found["whole"] == found["streamed"] == SAYS
