@@ -12,8 +12,12 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from gateway.redis import Redis
 from tests.builders import PATIENCE_S
 from tests.ports import free_port
+
+STALLED_S = 0.1
+"""How long one that is stalled is waited for, and no other: where a machine is slow, that would take as long."""
 
 
 class Missing(Exception):
@@ -78,3 +82,15 @@ def server() -> Iterator[RedisServer]:
             yield running
         finally:
             running.kill()
+
+
+@contextlib.contextmanager
+def stalled(server: RedisServer, redis: Redis) -> Iterator[None]:
+    """While this lasts the server says nothing, and ``redis`` gives it up soon."""
+    server.stall()
+    patience_s, redis._timeout_s = redis._timeout_s, STALLED_S
+    try:
+        yield
+    finally:
+        redis._timeout_s = patience_s
+        server.resume()

@@ -15,6 +15,8 @@ from tests.gateway.responding import END, another_tenant
 from tests.gateway.test_chat_tools import TEMPLATE
 from tests.gateway.test_responses_shelf import Wall
 
+pytestmark = pytest.mark.usefixtures("patient_store")
+
 
 async def kept(front: Front, text: str = "Hi there.", **others: object) -> Any:
     """One that says this."""

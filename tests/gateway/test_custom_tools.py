@@ -14,6 +14,8 @@ from tests.gateway.elsewhere import chunk, elsewhere, streams
 from tests.gateway.responding import ASSISTANT, ask, prompt_of, turn
 from tests.gateway.test_chat_tools import TEMPLATE, TIME, say, tool
 
+pytestmark = pytest.mark.usefixtures("patient_store")
+
 SUM = 'start: NUMBER (SP SIGN SP NUMBER)*\nSP: " "\nSIGN: /[-+]/\n%import common.NUMBER\n'
 CODE = 'print("Größe")\n'
 

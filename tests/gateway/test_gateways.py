@@ -14,6 +14,7 @@ from gateway.log_level import Asked
 from gateway.redis import Redis
 from policies import settings
 from tests.builders import PATIENCE_S, a_submit, answer, dispatching, send, until
+from tests.conftest import PATIENT_MS
 
 
 class Ears:
@@ -96,7 +97,7 @@ async def test_reports_tell_of_all_queues_with_the_own_first(redis_settings):
 
 
 async def test_without_redis_the_last_count_stays_and_listening_begins_anew_when_it_is_back(fragile_redis):
-    config = settings.Redis(url=fragile_redis.url, timeout_ms=1000.0, retry_s=0.1)
+    config = settings.Redis(url=fragile_redis.url, timeout_ms=PATIENT_MS, retry_s=0.1)
     ears = Ears()
     async with gathered(config, ears, Ears()) as (one, other):
         await until(lambda: one.num_gateways == 2 and ears.num_heard == 1)

@@ -22,6 +22,8 @@ from policies.policy import Limits as Ceilings
 from policies.rate import Purse
 from policies.terms import Usage
 from tests.builders import PATIENCE_S, HandClock, a_caller
+from tests.conftest import PATIENT_MS
+from tests.redis import stalled
 
 POLICY = Policy(
     limits=Ceilings(requests_per_minute=40, tokens_per_minute=1000, tokens_per_day=9000, concurrent_requests=6),
@@ -233,7 +235,7 @@ async def test_whoever_hangs_up_while_redis_decides_leaves_nothing_set_aside(thr
 async def fragile(fragile_redis):
     """Limits over a Redis that is stalled and resumed; of three gateways, as was last heard."""
     clock = HandClock()
-    redis_settings = settings.Redis(url=fragile_redis.url, timeout_ms=1000.0, retry_s=2.0)
+    redis_settings = settings.Redis(url=fragile_redis.url, timeout_ms=PATIENT_MS, retry_s=2.0)
     async with a_gateway(redis_settings, clock, num_gateways=lambda: 3) as limits:
         yield limits, clock, fragile_redis
 
@@ -242,8 +244,7 @@ async def test_without_redis_each_gateway_holds_to_its_part_of_the_limit(fragile
     limits, clock, server = fragile
     caller = a_caller(Policy(limits=Ceilings(tokens_per_minute=900)))
     async with limits.admit(caller, "demo", 100, 100, "a") as before:
-        server.stall()
-        async with asyncio.timeout(PATIENCE_S):
+        with stalled(server, limits.shared._redis):
             async with limits.admit(caller, "demo", 100, 100, "b") as ticket:
                 assert ticket.headers()["x-ratelimit-limit-tokens"] == "300"
                 ticket.settle(Usage(100, 0, 100))
@@ -254,7 +255,6 @@ async def test_without_redis_each_gateway_holds_to_its_part_of_the_limit(fragile
             with pytest.raises(LimitsUnavailable):  # it fits the whole limit, though not the part of it
                 async with limits.admit(caller, "demo", 400, 100, "d"):
                     pass
-    server.resume()
     clock.advance(2.0)
     await limits.readings([])
     async with limits.admit(caller, "demo", 400, 100, "e") as ticket:
@@ -264,12 +264,11 @@ async def test_without_redis_each_gateway_holds_to_its_part_of_the_limit(fragile
 async def test_without_redis_a_policy_may_rather_refuse(fragile):
     limits, clock, server = fragile
     caller = a_caller(Policy(limits=Ceilings(tokens_per_minute=900), without_redis="refuse"))
-    server.stall()
-    for _ in range(3):
-        with pytest.raises(LimitsUnavailable) as refused:
-            await asyncio.wait_for(limits.admit(caller, "demo", 100, 100, "a").__aenter__(), PATIENCE_S)
-        assert refused.value.headers()["retry-after"] == "2"
-    server.resume()
+    with stalled(server, limits.shared._redis):
+        for _ in range(3):
+            with pytest.raises(LimitsUnavailable) as refused:
+                await asyncio.wait_for(limits.admit(caller, "demo", 100, 100, "a").__aenter__(), PATIENCE_S)
+            assert refused.value.headers()["retry-after"] == "2"
     clock.advance(2.0)
     async with limits.admit(caller, "demo", 100, 100, "b"):
         pass

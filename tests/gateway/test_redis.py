@@ -12,6 +12,8 @@ from gateway.clock import Clock
 from gateway.redis import MAX_WAITING, Breaker, Redis, RedisAway, RedisUrlError, Script
 from policies import settings
 from tests.builders import PATIENCE_S, HandClock
+from tests.conftest import PATIENT_MS
+from tests.redis import stalled
 
 ADD = Script("return redis.call('INCRBY', KEYS[1], ARGV[1])")
 
@@ -55,7 +57,7 @@ async def test_a_caller_that_leaves_takes_nobody_along(redis):
 @pytest.fixture
 async def fragile(fragile_redis):
     clock = HandClock()
-    redis = Redis(settings.Redis(url=fragile_redis.url, timeout_ms=1000.0, retry_s=2.0), clock)
+    redis = Redis(settings.Redis(url=fragile_redis.url, timeout_ms=PATIENT_MS, retry_s=2.0), clock)
     yield redis, clock, fragile_redis
     await redis.close()
 
@@ -63,17 +65,16 @@ async def fragile(fragile_redis):
 async def test_a_stalled_redis_is_given_up_in_time_by_all_and_left_alone_for_a_while(fragile):
     redis, clock, server = fragile
     await redis.call("SET", "k", "v")
-    server.stall()
-    heard = await outcomes(*(redis.call("GET", "k") for _ in range(1000)))
-    assert {type(answer) for answer in heard} == {RedisAway}
-    assert redis.is_away
-    with pytest.raises(RedisAway, match="left alone"):
-        await redis.call("GET", "k")
-    clock.advance(2.0)
-    first, second = await outcomes(redis.call("GET", "k"), redis.call("GET", "k"))
-    assert "in time" in str(first) or "within" in str(first)
-    assert "left alone" in str(second)  # one tries, the others do not wait for it
-    server.resume()
+    with stalled(server, redis):
+        heard = await outcomes(*(redis.call("GET", "k") for _ in range(1000)))
+        assert {type(answer) for answer in heard} == {RedisAway}
+        assert redis.is_away
+        with pytest.raises(RedisAway, match="left alone"):
+            await redis.call("GET", "k")
+        clock.advance(2.0)
+        first, second = await outcomes(redis.call("GET", "k"), redis.call("GET", "k"))
+        assert "in time" in str(first) or "within" in str(first)
+        assert "left alone" in str(second)  # one tries, the others do not wait for it
     clock.advance(2.0)
     assert await redis.call("GET", "k") == b"v"  # and not what was asked before
     assert not redis.is_away
@@ -97,8 +98,8 @@ async def test_a_redis_that_was_never_there_is_away(unused_tcp_port):
 
 async def test_more_calls_than_may_wait_are_turned_away(fragile):
     redis, _, server = fragile
-    server.stall()
-    heard = await outcomes(*(redis.call("GET", "k") for _ in range(MAX_WAITING + 10)))
+    with stalled(server, redis):
+        heard = await outcomes(*(redis.call("GET", "k") for _ in range(MAX_WAITING + 10)))
     assert sum("wait for Redis already" in str(answer) for answer in heard) == 10
 
 

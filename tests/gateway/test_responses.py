@@ -18,6 +18,8 @@ from tests.gateway.conftest import KEY, Front
 from tests.gateway.peer import Peer
 from tests.gateway.responding import ASSISTANT, END, another_tenant, answered, ask, prompt_of, turn
 
+pytestmark = pytest.mark.usefixtures("patient_store")
+
 
 async def test_a_response_has_output_usage_and_a_row_in_the_ledger(front: Front):
     call = ask(front, max_output_tokens=20, metadata={"team": "a"}, user="me", temperature=0.5, extra_body={"seed": 7})

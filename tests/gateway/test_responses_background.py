@@ -20,6 +20,8 @@ from tests.builders import PATIENCE_S
 from tests.gateway.conftest import KEY, Front
 from tests.gateway.responding import END, another_tenant, ask
 
+pytestmark = pytest.mark.usefixtures("patient_store")
+
 ENDED = {"completed", "incomplete", "failed", "cancelled"}
 
 

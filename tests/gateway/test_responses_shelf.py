@@ -18,6 +18,8 @@ from gateway.responses.shapes import ResponseBody, begun
 from gateway.responses.shelf import LEASE_S, LOST, Kept, Shelf
 from policies import settings
 
+pytestmark = pytest.mark.usefixtures("patient_store")
+
 ASKED = {"model": "demo", "input": "Hello"}
 
 

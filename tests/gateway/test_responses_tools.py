@@ -13,6 +13,8 @@ from tests.gateway.conftest import Front, OpenFront
 from tests.gateway.responding import ASSISTANT, answered, ask, prompt_of, turn
 from tests.gateway.test_chat_tools import TEMPLATE, THINKING, TIME, WEATHER, say
 
+pytestmark = pytest.mark.usefixtures("patient_store")
+
 PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 TOOLS: Any = [
     {"type": "function", "name": "get_weather", "description": "The weather", "parameters": PARAMETERS},

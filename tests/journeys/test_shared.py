@@ -68,7 +68,7 @@ async def worker(start_scripted_worker):
 
 @pytest.fixture
 def impatient(fragile_redis):
-    return settings.Redis(url=fragile_redis.url, timeout_ms=1000.0)
+    return settings.Redis(url=fragile_redis.url, timeout_ms=2000.0)
 
 
 @pytest.mark.parametrize("how", ["kill", "stall"])
