@@ -155,7 +155,7 @@ def test_floats_and_pairs_of_bfloat16_make_the_same_bits_of_numbers_of_all_sizes
     monkeypatch.setattr(build, "FLAGS", (*build.FLAGS, "-mno-amx-tile", "-mno-amx-bf16"))
     libraries = []
     for chosen in ("true", "false"):
-        source = shutil.copytree(build.SOURCE.parent, tmp_path / chosen) / "singles.h"
+        source = shutil.copytree(build.SOURCE.parent, tmp_path / chosen) / "floats.h"
         text, decision = source.read_text(), "return 2 * pairs > 5 * singles;"
         assert decision in text
         source.write_text(text.replace(decision, f"return {chosen};"))

@@ -15,6 +15,8 @@ namespace {
 struct PairProduct {
     static constexpr int MANY = 8;        // rows that are multiplied at once: sixteen sums, so that none waits for another
     static constexpr int NEAR = 4096;     // bytes by which a panel is fetched before it is multiplied, in the order of memory
+    static constexpr int NEARER = 2048;   // the same, and FAR into the second cache, where pairs are slow: Intel's first cache waits
+    static constexpr int FAR = 8192;      // for fewer lines than its second one
     static constexpr int64_t RUNS = 16;   // that each thread reads the matrix in
     static constexpr int64_t MAX_RUN = 8;
 
@@ -29,7 +31,16 @@ struct PairProduct {
     void run(Team& team) const {
         const int64_t panels = matrix.num_panels(), at_once = std::clamp<int64_t>(panels / (RUNS * team.size()), 1, MAX_RUN);
         const bool ahead = rows > MANY && rows <= FEW_ROWS;
-        team.each_apart(panels, at_once, [&](int64_t panel) { ahead ? all<true>(panel) : all<false>(panel); });
+        if (pairs_are_slow()) return team.each_apart(panels, at_once, [&](int64_t panel) { all<false, true>(panel); });
+        team.each_apart(panels, at_once, [&](int64_t panel) { ahead ? all<true, false>(panel) : all<false, false>(panel); });
+    }
+
+    // Two lines of a panel that is read pair by pair. TWICE: into both caches.
+    template <bool TWICE>
+    static void fetch(const bf16* tile, int pair) {
+        const char* at = (const char*)tile + pair * 128;
+        if (TWICE) __builtin_prefetch(at + FAR, 0, 2), __builtin_prefetch(at + FAR + 64, 0, 2);
+        __builtin_prefetch(at + (TWICE ? NEARER : NEAR)), __builtin_prefetch(at + (TWICE ? NEARER : NEAR) + 64);
     }
 
     // Whether y is written past the caches, in whole lines: more logits than they hold would be read only to be overwritten.
@@ -51,7 +62,7 @@ struct PairProduct {
     };
 
     // All rows of a panel, a tile at a time; AHEAD: while the next one is fetched.
-    template <bool AHEAD>
+    template <bool AHEAD, bool TWICE>
     void all(int64_t panel) const {
         alignas(64) float sums[2 * TILE * TILE];
         Ahead ahead{(const char*)matrix.panel_at(panel + 1), 1};
@@ -59,9 +70,9 @@ struct PairProduct {
         Finish finish(matrix, output, expansion, passes_caches());
         for (int64_t first = 0; first < rows; first += TILE) {
             const int64_t count = std::min<int64_t>(TILE, rows - first);
-            if (first) up_to<false, AHEAD>(first, count, panel, ahead, sums);
-            else up_to<true, AHEAD>(first, count, panel, ahead, sums);
-            if (count > MANY) up_to<false, AHEAD>(first + MANY, count - MANY, panel, ahead, sums + MANY * TILE);
+            if (first) up_to<false, AHEAD, false>(first, count, panel, ahead, sums);
+            else up_to<true, AHEAD, TWICE>(first, count, panel, ahead, sums);
+            if (count > MANY) up_to<false, AHEAD, false>(first + MANY, count - MANY, panel, ahead, sums + MANY * TILE);
             if (expansion && expansion->is_tile(first / TILE)) {
                 expansion->add_tile(first / TILE, matrix.left(panel), matrix.left(panel) + matrix.apart, sums);
             }
@@ -74,18 +85,18 @@ struct PairProduct {
     bool passes_caches() const { return passes_caches(output, rows, matrix); }
 
     // As many as there are, or one more, and at most MANY.
-    template <bool ARRIVES, bool AHEAD>
+    template <bool ARRIVES, bool AHEAD, bool TWICE>
     void up_to(int64_t first, int64_t count, int64_t panel, Ahead& ahead, float* sums) const {
-        if (count == 1) some<1, ARRIVES, AHEAD>(first, panel, ahead, sums);
-        else if (count == 2) some<2, ARRIVES, AHEAD>(first, panel, ahead, sums);
-        else if (count <= 4) some<4, ARRIVES, AHEAD>(first, panel, ahead, sums);
-        else if (count <= 6) some<6, ARRIVES, AHEAD>(first, panel, ahead, sums);
-        else some<MANY, ARRIVES, AHEAD>(first, panel, ahead, sums);
+        if (count == 1) some<1, ARRIVES, AHEAD, TWICE>(first, panel, ahead, sums);
+        else if (count == 2) some<2, ARRIVES, AHEAD, TWICE>(first, panel, ahead, sums);
+        else if (count <= 4) some<4, ARRIVES, AHEAD, TWICE>(first, panel, ahead, sums);
+        else if (count <= 6) some<6, ARRIVES, AHEAD, TWICE>(first, panel, ahead, sums);
+        else some<MANY, ARRIVES, AHEAD, TWICE>(first, panel, ahead, sums);
     }
 
     // R rows, into their part of the sums [2][16][16] of a tile; the last one as often as there are too few. ARRIVES: the panel
     // comes from memory, not from a cache.
-    template <int R, bool ARRIVES, bool AHEAD>
+    template <int R, bool ARRIVES, bool AHEAD, bool TWICE>
     void some(int64_t first, int64_t panel, Ahead& ahead, float* to) const {
         const bf16 *from[R], *tile = matrix.panel_at(panel);
         for (int row = 0; row < R; ++row) from[row] = row_at(std::min(first + row, rows - 1));
@@ -96,7 +107,7 @@ struct PairProduct {
             // No more of them at once: the compiler would ask for the lines of all in one go, and wait for them.
 #pragma GCC unroll 2
             for (int pair = 0; pair < TILE; ++pair) {
-                if (ARRIVES) fetch(tile, 2 * pair), fetch(tile, 2 * pair + 1);
+                if (ARRIVES) fetch<TWICE>(tile, pair);
                 if (AHEAD) ahead.fetch(pair);
                 const __m512bh left = line_at(tile + pair * LANES), right = line_at(tile + TILE_SIZE + pair * LANES);
 #pragma GCC unroll 8
@@ -116,8 +127,6 @@ struct PairProduct {
     }
 
     const bf16* row_at(int64_t row) const { return x + (is_laid ? Laid::place(row, 0, matrix.size) : row * matrix.size); }
-
-    static void fetch(const bf16* tile, int line) { __builtin_prefetch((const char*)tile + NEAR + line * 64); }
 };
 
 }  // namespace

@@ -1,27 +1,17 @@
 // y = x times the transpose of a packed matrix where there are no tiles and pairs of bfloat16 are slow: by vectors of float32.
 //
-// Of each pair the second product is added before the first, and what is too small for a float is zero: as the instruction for
-// pairs does it, so that a row has the same bits either way, and in any company. Intel's processors multiply floats at twice the
-// rate of pairs; x is widened once for all columns, and where rows are many a panel is once for all rows.
+// A row has the same bits either way, and in any company. x is widened once for all columns, and where rows are many a panel is once
+// for all rows.
 
 #pragma once
 
+#include "floats.h"
 #include "lines.h"
 #include "pairs.h"
 
 #if defined(__AVX512BF16__)
 
 namespace {
-
-// While it lives, this thread's floats are as the products of pairs are.
-class Flushing {
-    const unsigned before_ = _mm_getcsr();
-
-  public:
-    Flushing() { _mm_setcsr(before_ | 0x8040); }  // what is denormal counts as zero, and is not made
-    ~Flushing() { _mm_setcsr(before_); }
-    Flushing(const Flushing&) = delete;
-};
 
 struct SingleProduct {
     static constexpr int AT_ONCE = 14;             // rows that are multiplied at once: 28 sums, in registers
@@ -39,8 +29,7 @@ struct SingleProduct {
 
     // Whether it is faster than PairProduct here.
     static bool pays(int64_t rows) {
-        static const bool pairs_are_slow = measured();
-        return rows > FEW && pairs_are_slow;
+        return rows > FEW && pairs_are_slow();
     }
 
     // Every thread of the team calls it.
@@ -84,17 +73,17 @@ struct SingleProduct {
         }
     };
 
-    // A panel as it is packed; it is fetched so many bytes before it is read.
+    // A panel as it is packed. ARRIVES: it comes from memory, not from a cache.
+    template <bool ARRIVES>
     struct Packed {
         const bf16* at;
-        const int64_t near;
 
         void fetch(int pair) const {
-            __builtin_prefetch((const char*)at + near + 2 * pair * 64), __builtin_prefetch((const char*)at + near + (2 * pair + 1) * 64);
+            if (ARRIVES) PairProduct::fetch<true>(at, pair);
         }
         __m512 line(int pair, int half, bool is_second) const {
             const __m512i both = _mm512_load_si512(at + half * TILE_SIZE + pair * LANES);
-            return (__m512)(is_second ? _mm512_and_si512(both, _mm512_set1_epi32(0xffff0000)) : _mm512_slli_epi32(both, 16));
+            return is_second ? seconds_of(both) : firsts_of(both);
         }
         void step() { at += 2 * TILE_SIZE; }
     };
@@ -186,9 +175,8 @@ struct SingleProduct {
         {
             Flushing session;
             for (int64_t index = 0; index < all.groups; ++index, held += of_group * matrix.size) {
-                // Behind the first of them it is in a cache.
-                const Packed own{packed, index ? 0 : PairProduct::NEAR};
-                group(all.in(index), held, own, steps, false, ahead, sums, index * of_group);
+                if (!index) group(of_group, held, Packed<true>{packed}, steps, false, ahead, sums, 0);
+                else group(all.in(index), held, Packed<false>{packed}, steps, false, ahead, sums, index * of_group);
             }
         }
         put_out(0, rows, panel, sums);
@@ -240,7 +228,7 @@ struct SingleProduct {
     }
 
     static void widen_panel(const bf16* packed, int64_t steps, float* to) {
-        Packed panel{packed, 0};
+        Packed<false> panel{packed};
         for (int64_t step = 0; step < steps; ++step, panel.step()) {
             for (int pair = 0; pair < TILE; ++pair, to += 2 * PANEL) {
                 for (int half = 0; half < 2; ++half) {
@@ -259,31 +247,6 @@ struct SingleProduct {
             group(count, held, Widened{panel}, steps, adds, ahead, sums, row);
             held += count * steps * DEPTH;
         }
-    }
-
-    // Two cycles for sixteen pairs, and half of one for as many floats, twice: so it is where it pays. Timed on a few thousand
-    // of both, the best of some tries; whatever disturbs all of them costs speed, not bits.
-    static bool measured() {
-        uint64_t pairs = UINT64_MAX, singles = UINT64_MAX;
-        for (int turn = 0; turn < 16; ++turn) {
-            pairs = std::min(pairs, cycles([](__m512 sum) { return _mm512_dpbf16_ps(sum, (__m512bh)sum, (__m512bh)sum); }));
-            singles = std::min(singles, cycles([](__m512 sum) { return _mm512_fmadd_ps(sum, sum, sum); }));
-        }
-        return 2 * pairs > 5 * singles;
-    }
-
-    template <typename Body>
-    static uint64_t cycles(const Body& body) {
-        __m512 sums[AT_ONCE] = {};
-        const uint64_t began_at = __rdtsc();
-        for (int turn = 0; turn < 100; ++turn) {
-#pragma GCC unroll 14
-            for (__m512& sum : sums) {
-                sum = body(sum);
-                asm volatile("" : "+v"(sum));
-            }
-        }
-        return __rdtsc() - began_at;
     }
 };
 

@@ -3,7 +3,7 @@
 
 #pragma once
 
-#include "vectors.h"
+#include "floats.h"
 
 #if defined(__AVX512BF16__)
 
@@ -53,6 +53,43 @@ struct Tiles {
 #endif
 };
 
+// ``multiply`` without tiles and by floats. Not inlined, so that nothing of it is done before floats are Flushing.
+template <int M, int N, bool ADD>
+[[gnu::noinline]] void multiply_floats(const bf16* const (&a)[M], int64_t row_bytes, int64_t a_step, const bf16* const (&b)[N],
+                                       int64_t b_step, int64_t steps, float* const (&sums)[M][N]) {
+    alignas(64) float wide[M][2][TILE][TILE];  // of a step of a: the first of its pairs, and the second
+    for (int64_t step = 0; step < steps; ++step) {
+        for (int i = 0; i < M; ++i) {
+            for (int row = 0; row < TILE; ++row) {
+                const __m512i pairs = _mm512_loadu_si512((const char*)(a[i] + step * a_step) + row * row_bytes);
+                _mm512_store_ps(wide[i][0][row], firsts_of(pairs)), _mm512_store_ps(wide[i][1][row], seconds_of(pairs));
+            }
+        }
+        for (int i = 0; i < M; ++i) {
+            for (int j = 0; j < N; ++j) {
+                __m512 rows[TILE];
+                for (int row = 0; row < TILE; ++row) {
+                    rows[row] = ADD || step ? _mm512_loadu_ps(sums[i][j] + row * TILE) : _mm512_setzero_ps();
+                }
+                const bf16* line = b[j] + step * b_step;
+                for (int pair = 0; pair < TILE; ++pair, line += DEPTH) {
+                    const __m512i pairs = _mm512_loadu_si512(line);
+                    const __m512 second = seconds_of(pairs), first = firsts_of(pairs);
+#pragma GCC unroll 16
+                    for (int row = 0; row < TILE; ++row) {
+                        rows[row] = _mm512_fmadd_ps(_mm512_set1_ps(wide[i][1][row][pair]), second, rows[row]);
+                    }
+#pragma GCC unroll 16
+                    for (int row = 0; row < TILE; ++row) {
+                        rows[row] = _mm512_fmadd_ps(_mm512_set1_ps(wide[i][0][row][pair]), first, rows[row]);
+                    }
+                }
+                for (int row = 0; row < TILE; ++row) _mm512_storeu_ps(sums[i][j] + row * TILE, rows[row]);
+            }
+        }
+    }
+}
+
 // sums[i][j] (16 rows of 16 floats, side by side) of a[i] times b[j]. Rows of a[i] are ``row_bytes`` apart, its steps
 // ``a_step`` elements; b[j] is whole tiles of [16 pairs][16 columns][2], its steps ``b_step`` elements apart, and
 // ``AHEAD`` bytes of it are fetched before they are used.
@@ -100,6 +137,10 @@ inline void multiply(const bf16* const (&a)[M], int64_t row_bytes, int64_t a_ste
         return;
     }
 #endif
+    if (steps && pairs_are_slow()) {
+        Flushing session;
+        return multiply_floats<M, N, ADD>(a, row_bytes, a_step, b, b_step, steps, sums);
+    }
     for (int i = 0; i < M; ++i) {
         for (int j = 0; j < N; ++j) {
             __m512 rows[TILE];
