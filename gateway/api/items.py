@@ -11,7 +11,7 @@ from gateway.api.request import may_store
 from gateway.auth import Caller
 from gateway.errors import InvalidRequest
 from gateway.house import Gateway
-from gateway.responses.compaction import all_opened, opened
+from gateway.responses.compaction import all_opened, check
 from gateway.responses.conversation import Message, messages_of
 from gateway.responses.items import MAX_ITEMS, AnyItem, CompactionItem, ItemReference, parse, response_of
 from gateway.responses.nearby import Context
@@ -28,7 +28,7 @@ async def given(gw: Gateway, caller: Caller, said: str | list[dict[str, Any]], p
         if isinstance(item, ItemReference):
             item = await _referred(gw, caller, item.id, f"{path}[{number}].id", looked_for)
         elif isinstance(item, CompactionItem):
-            opened(gw.directory.secret, caller.tenant_id, item, f"{path}[{number}].encrypted_content")
+            check(gw.directory.secret, caller.tenant_id, item, f"{path}[{number}].encrypted_content")
         items.append(item)
     return items
 

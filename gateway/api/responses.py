@@ -14,6 +14,7 @@ from gateway import errors, head
 from gateway.api import items
 from gateway.api.answer import give
 from gateway.api.chat import prompt_of
+from gateway.api.compaction import shortened
 from gateway.api.request import may_store, parsed, taken_body_of
 from gateway.api.traced import behind
 from gateway.api.turn import Question, Turn
@@ -24,6 +25,7 @@ from gateway.reply.events import OUTLET, EventStream
 from gateway.reply.storing import Storing
 from gateway.responses import requests
 from gateway.responses.answer import ResponseAnswer
+from gateway.responses.compaction import expanded
 from gateway.responses.events import Events
 from gateway.responses.items import named, unnamed
 from gateway.responses.nearby import NEAR
@@ -79,10 +81,14 @@ async def _answered(gw: Gateway, request: web.Request, caller: Caller, call: Res
         given = await items.given(gw, caller, call.input or [])
         given = named(given if call.conversation_id is None else unnamed(given), response_id)
         before = await items.before(gw, caller, call, len(given), remembered)
-        messages = items.messages(gw, caller, call, before + given)
+        said = expanded(gw.directory.secret, caller.tenant_id, before + given)
+        short = await shortened(gw, request, caller, call, said) if call.context_management else None
+        messages = items.messages(gw, caller, call, said if short is None else short.items)
         asked = Question(gw, request, caller, call, requests.chat_of(call, messages), messages)
         body = begun(call, response_id, int(time.time()), stores)
         events = Events(body, len(given), call.obfuscates, nests_errors=near is not None)
+        if short is not None:
+            events.precede(short.stands_for_them, short.usage)
         turn = Turn(asked, given, events, near, remembered)
         return await (_in_background(turn, stack) if call.background else _at_once(turn))
 

@@ -1,8 +1,9 @@
 """Compaction: in place of a conversation what its users said, and a summary of the rest that the model writes.
 
-The summary is sealed for the client to keep, and opened for its tenant alone where it comes back as an item. The model
-is asked for it behind the conversation as it stands, so that the prefix cache has all of that. Where the shapes were
-read: openai-python's ``types/responses/compacted_response.py``.
+The summary is sealed for the client to keep, and opened for its tenant alone where it comes back as an item. One that
+is made on the way to an answer stands for all that is before it, and has the user's messages with it. The model is
+asked for it behind the conversation as it stands, so that the prefix cache has all of that. Where the shapes were read:
+openai-python's ``types/responses/compacted_response.py``.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ which calls of tools have results that still matter, and these; names, numbers, 
 word; what is left to do, and what comes next. Keep what still holds of an earlier summary. Do not answer the user, \
 and call no tool: write the summary alone."""
 READING = "What was said up to here besides the user's own messages, as a summary to go on from:\n\n"
-_WHAT = "compaction"
+_WHAT, _WHOLE = "compaction", "context"
+"""A summary alone, and all that a conversation goes on from."""
 
 
 class CompactRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,6 +94,8 @@ class CompactedAnswer(reply.Answer):
 
 
 _decoder = msgspec.json.Decoder(CompactRequest)
+_items = msgspec.json.Decoder(list[AnyItem])
+_body = msgspec.json.Decoder(CompactedBody)
 
 
 def parse(body: bytes) -> CompactRequest:
@@ -100,6 +104,55 @@ def parse(body: bytes) -> CompactRequest:
     if not call.input and call.previous_response_id is None:
         raise Malformed("Missing required parameter: 'input'.", "input", "missing_required_parameter")
     return call
+
+
+def compacted(body: bytes) -> CompactedBody:
+    """The answer in ``body``."""
+    return _body.decode(body)
+
+
+def split(items: Sequence[AnyItem]) -> tuple[list[AnyItem], list[AnyItem]] | None:
+    """What of a conversation can be made short, and what its user has just said; None: there is nothing that was not
+    made short before."""
+    end = len(items)
+    while end and _is_users(items[end - 1]):
+        end -= 1
+    head, tail = list(items[:end]), list(items[end:])
+    is_new = any(not _is_users(item) and not isinstance(item, CompactionItem) for item in head)
+    return (head, tail) if is_new else None
+
+
+def whole(secret: bytes, tenant_id: str, items: Sequence[AnyItem]) -> CompactionItem:
+    """What stands for ``items``, and for all that is before it."""
+    text = sealed(secret, _WHOLE, tenant_id, msgspec.json.encode(items).decode())
+    return CompactionItem(encrypted_content=base64.urlsafe_b64encode(text).decode())
+
+
+def expanded(secret: bytes, tenant_id: str, items: Sequence[AnyItem]) -> list[AnyItem]:
+    """What the last of those that stand for all before them stands for, and what is behind it."""
+    for number in range(len(items) - 1, -1, -1):
+        item = items[number]
+        if isinstance(item, CompactionItem) and (found := _inside(secret, tenant_id, item)) is not None:
+            return [*found, *items[number + 1 :]]
+    return list(items)
+
+
+def check(secret: bytes, tenant_id: str, item: CompactionItem, path: str) -> None:
+    """Raises Malformed where it is none that this install has sealed for the tenant."""
+    if _inside(secret, tenant_id, item) is None:
+        opened(secret, tenant_id, item, path)
+
+
+def _inside(secret: bytes, tenant_id: str, item: CompactionItem) -> list[AnyItem] | None:
+    try:
+        text = unsealed(secret, _WHOLE, tenant_id, base64.urlsafe_b64decode(item.encrypted_content))
+    except ValueError:
+        return None
+    return _items.decode(text)
+
+
+def _is_users(item: AnyItem) -> bool:
+    return isinstance(item, MessageItem) and item.role == "user"
 
 
 def opened(secret: bytes, tenant_id: str, item: CompactionItem, path: str) -> MessageItem:
@@ -117,4 +170,7 @@ def opened(secret: bytes, tenant_id: str, item: CompactionItem, path: str) -> Me
 
 def all_opened(secret: bytes, tenant_id: str, items: Sequence[AnyItem]) -> list[AnyItem]:
     """``items`` as a model reads them. Raises Malformed."""
-    return [opened(secret, tenant_id, item, "input") if isinstance(item, CompactionItem) else item for item in items]
+    return [
+        opened(secret, tenant_id, item, "input") if isinstance(item, CompactionItem) else item
+        for item in expanded(secret, tenant_id, items)
+    ]

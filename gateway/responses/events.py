@@ -17,6 +17,7 @@ from gateway.parsers import Content, Event, Reasoning, ToolArguments, ToolCallBe
 from gateway.reply.choices import Choice
 from gateway.responses.items import (
     AnyItem,
+    CompactionItem,
     CustomToolCallItem,
     FunctionCallItem,
     MessageItem,
@@ -49,6 +50,8 @@ class Events:
         self._num_input_items = num_input_items
         self._obfuscates = obfuscates
         self._nests_errors = nests_errors
+        self._preceding: CompactionItem | None = None
+        self._usage_before = terms.Usage(0, 0, 0)
         self._number = 0
         """Of the next event."""
         self._has_begun = False
@@ -75,7 +78,7 @@ class Events:
         if ended_as is not None and not choice.closed:
             choice.closed = True
             self._was_cut = ended_as == "length"
-            if self._item is None and not self._output:
+            if self._item is None and len(self._output) == (self._preceding is not None):
                 self._open("message")
             self._close("incomplete" if self._was_cut else "completed")
         return self._taken()
@@ -108,6 +111,11 @@ class Events:
         self._number -= 1
         self._say(f"response.{self.body.status}", response=self.body)
         return b"".join(split(last)[:-1]) + self._taken()
+
+    def precede(self, item: CompactionItem, usage: terms.Usage) -> None:
+        """Before all else it says this, which has taken so much."""
+        item_id = id_of(CompactionItem, self.body.id, self._num_input_items)
+        self._preceding, self._usage_before = replace(item, id=item_id), usage
 
     def nothing(self) -> bytes:
         """All events of one that is there to be gone on from alone."""
@@ -144,9 +152,13 @@ class Events:
             self._has_begun = True
             self._say("response.created", response=self.body)
         self._say("response.in_progress", response=self.body)
+        if self._preceding is not None:
+            self._say("response.output_item.added", output_index=0, item=self._preceding)
+            self._say("response.output_item.done", output_index=0, item=self._preceding)
+            self._output.append(self._preceding)
 
     def _end(self, status: Any, **others: Any) -> None:
-        usage = None if self.usage is None else ResponseUsage.of(self.usage())
+        usage = None if self.usage is None else ResponseUsage.of(terms.total([self._usage_before, self.usage()]))
         self.body = replace(self.body, status=status, usage=usage, output=self._output, **others)
         kind = "incomplete" if status == "cancelled" else status
         self._say(f"response.{kind}", response=self.body)

@@ -15,6 +15,7 @@ from msgspec import Meta
 from gateway import openai
 from gateway.openai import Malformed
 from gateway.openai.requests import Metadata, Named, Penalty, PenstockOptions, StreamOptions
+from gateway.responses.context import Compaction
 from gateway.responses.conversation import Message
 
 Include = Literal[
@@ -160,7 +161,7 @@ class ResponseRequest(Asked, frozen=True, kw_only=True):
     access_programs: Any = None
     prompt: Any = None
     moderation: Any = None
-    context_management: Any = None
+    context_management: Annotated[list[Compaction], Meta(max_length=16)] | None = None
     penstock: PenstockOptions | None = None
 
     seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
@@ -225,8 +226,6 @@ def parse(body: bytes) -> ResponseRequest:
     for name in ("access_programs", "prompt", "moderation"):
         if getattr(call, name) is not None:
             _refuse(name)
-    if call.context_management:
-        _refuse("context_management")
     if call.background and call.store is False:
         raise Malformed("'background' needs the response to be stored: 'store' must not be false", "background")
     return call

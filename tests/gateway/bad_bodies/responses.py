@@ -133,7 +133,9 @@ CASES = [
     bad("previous_response_id", conversation="conv_1", previous_response_id=NOBODY),
     bad("prompt", prompt={"id": "pmpt_1"}),
     bad("moderation", moderation={}),
-    bad("context_management", context_management=[{"type": "compaction"}]),
+    bad("context_management", context_management={"type": "compaction"}),
+    bad("context_management[0].type", context_management=[{"type": "truncation"}]),
+    bad("context_management[0].compact_threshold", context_management=[{"type": "compaction", "compact_threshold": 0}]),
     # How it is answered
     bad("stream", stream="yes"),
     bad("stream", stream=1),

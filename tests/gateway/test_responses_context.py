@@ -1,0 +1,155 @@
+"""``context_management``: a conversation that has become long is made short on the way to its answer."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import openai
+import pytest
+
+from gateway.responses.compaction import ASKING, READING
+from tests.gateway.conftest import Front
+from tests.gateway.desk import Desk
+from tests.gateway.responding import ASSISTANT, END, another_tenant, ask, prompt_of, turn
+from tests.gateway.talking import talking
+from tests.gateway.test_conversations import said
+
+pytestmark = pytest.mark.usefixtures("patient_store")
+
+SUMMARY = "They said hello."
+SHORT = {"context_management": [{"type": "compaction", "compact_threshold": 1}]}
+GIVEN = [said("Hello"), said("Hi there.", "assistant"), said("And?")]
+"""What can be made short, and what the user has just said."""
+SUMMED_UP = turn("user", "Hello") + turn("user", READING + SUMMARY) + turn("user", "And?")
+
+
+async def asked(front: Front, **others: Any) -> tuple[list[str], Any]:
+    """What the model read for the summary and for the answer, and the response."""
+    call = ask(front, **{"input": GIVEN, **SHORT, **others})
+    first = await front.peer.submitted()
+    front.peer.say(first, [*front.ids(SUMMARY), END], "stop")
+    prompt, response = await prompt_of(front, call)
+    return [front.text._tokenizer.decode(first.prompt_token_ids, skip_special_tokens=False), prompt], response
+
+
+async def test_what_is_too_long_is_summed_up_and_answered_from_there(front: Front):
+    prompts, response = await asked(front, instructions="Be brief.")
+    told = turn("system", "Be brief.") + turn("user", "Hello") + turn("assistant", "Hi there.")
+    assert prompts == [told + turn("user", ASKING) + ASSISTANT, turn("system", "Be brief.") + SUMMED_UP + ASSISTANT]
+    assert [item.type for item in response.output] == ["compaction", "message"]
+    assert (response.output_text, response.status) == ("Yes.", "completed")
+    summary, answer = await front.settled(2)
+    assert (summary["endpoint"], answer["endpoint"]) == ("/v1/responses/compact", "/v1/responses")
+    assert answer["request_id"][4:] == response.id[5:] != summary["request_id"][4:]
+    for name, rows in (
+        ("input_tokens", "num_prompt_tokens"),
+        ("output_tokens", "num_completion_tokens"),
+    ):
+        assert getattr(response.usage, name) == summary[rows] + answer[rows]
+    stored = await front.client.responses.retrieve(response.id)
+    assert [item.id for item in stored.output] == [item.id for item in response.output]
+    items = (await front.client.responses.input_items.list(response.id)).data
+    assert len({item.id for item in [*items, *response.output]}) == 5
+
+
+async def test_what_goes_on_from_it_reads_what_it_stands_for_whatever_stands_before_it(front: Front):
+    _, first = await asked(front)
+    behind = SUMMED_UP + turn("assistant", "Yes.") + turn("user", "So?") + ASSISTANT
+    assert (await prompt_of(front, ask(front, input="So?", previous_response_id=first.id)))[0] == behind
+    output = [item.model_dump(exclude_unset=True, warnings=False) for item in first.output]
+    for before in (GIVEN, [], [said("Not read.")]):
+        assert (await prompt_of(front, ask(front, input=[*before, *output, said("So?")])))[0] == behind
+    # It is made short again, and so is one that was.
+    prompts, second = await asked(front, input="So?", previous_response_id=first.id)
+    assert prompts[0] == SUMMED_UP + turn("assistant", "Yes.") + turn("user", ASKING) + ASSISTANT
+    kept = turn("user", "Hello") + turn("user", "And?") + turn("user", READING + SUMMARY)
+    assert prompts[1] == kept + turn("user", "So?") + ASSISTANT
+    short = await prompt_of(front, ask_compact(front, previous_response_id=second.id), SUMMARY)
+    assert short[0] == kept + turn("user", "So?") + turn("assistant", "Yes.") + turn("user", ASKING) + ASSISTANT
+    assert [item.type for item in short[1].output] == ["message"] * 3 + ["compaction"]
+
+
+def ask_compact(front: Front, **others: Any) -> asyncio.Task[Any]:
+    return asyncio.create_task(front.client.responses.compact(model="demo", **others))
+
+
+async def test_it_is_streamed_before_the_answer_and_over_a_socket(front: Front):
+    stream_of = ask(front, input=GIVEN, stream=True, **SHORT)
+    front.peer.say(await front.peer.submitted(), [*front.ids(SUMMARY), END], "stop")
+    front.peer.say(await front.peer.submitted(), [*front.ids("Yes."), END], "stop")
+    events = [event.to_dict() async for event in await stream_of]
+    kinds = [event["type"] for event in events]
+    assert kinds[:5] == [
+        "response.created",
+        "response.in_progress",
+        "response.output_item.added",
+        "response.output_item.done",
+        "response.output_item.added",
+    ]
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    assert events[3]["item"] == events[-1]["response"]["output"][0]
+    assert [event["output_index"] for event in events[2:-1]] == [0, 0] + [1] * (len(events) - 5)
+    async with talking(front) as socket:
+        await socket.ask(GIVEN, store=False, **SHORT)
+        await socket.say(SUMMARY)
+        assert await socket.say("Yes.") == SUMMED_UP + ASSISTANT
+        first = (await socket.events())[-1]["response"]
+        await socket.ask("So?", store=False, previous_response_id=first["id"])
+        assert await socket.say() == SUMMED_UP + turn("assistant", "Yes.") + turn("user", "So?") + ASSISTANT
+
+
+async def test_what_is_short_enough_or_cannot_be_made_shorter_is_answered_as_it_is(front: Front):
+    def at(threshold: int | None) -> dict[str, Any]:
+        return {"context_management": [{"type": "compaction", "compact_threshold": threshold}]}
+
+    length = (await front.client.responses.input_tokens.count(model="demo", input=GIVEN)).input_tokens
+    for given, threshold in ((GIVEN, length), (GIVEN, None), ([said("Hello"), said("And?")], 1)):
+        _, response = await prompt_of(front, ask(front, input=given, **at(threshold)))
+        assert [item.type for item in response.output] == ["message"]
+    _, response = await asked(front, **at(length - 1))
+    assert [item.type for item in response.output] == ["compaction", "message"]
+    _, response = await prompt_of(front, ask(front, context_management=[]))
+    assert [item.type for item in response.output] == ["message"]
+
+
+async def test_a_conversation_and_the_background_have_it_too(front: Front):
+    conversation = await front.client.conversations.create(items=GIVEN[:2])
+    _, response = await asked(front, input="And?", conversation=conversation.id)
+    assert response.conversation.id == conversation.id
+    items = (await front.client.conversations.items.list(conversation.id, order="asc")).data
+    assert [item.type for item in items] == ["message", "message", "message", "compaction", "message"]
+    prompt, _ = await prompt_of(front, ask(front, input="So?", conversation=conversation.id))
+    assert prompt == SUMMED_UP + turn("assistant", "Yes.") + turn("user", "So?") + ASSISTANT
+    call = ask(front, input=GIVEN, background=True, stream=True, **SHORT)
+    front.peer.say(await front.peer.submitted(), [*front.ids(SUMMARY), END], "stop")
+    front.peer.say(await front.peer.submitted(), [*front.ids("Yes."), END], "stop")
+    events = [event async for event in await call]
+    assert [item.type for item in events[-1].response.output] == ["compaction", "message"]
+
+
+async def test_limits_count_the_summary_as_a_request(front: Front):
+    desk = Desk(front)
+    await desk.made("policies", {"name": "few", "document": {"limits": {"requests_per_minute": 1}}})
+    tenant = await desk.made("tenants", {"name": "t", "policy": "few"})
+    key = (await desk.made("keys", {"tenant_id": tenant["id"], "name": "k"}))["key"]
+    client = front.client.with_options(api_key=key)
+    limited = Front(front.url, front.gw, front.peer, front.http, client, front.data_dir)
+    call = ask(limited, input=GIVEN, **SHORT)
+    front.peer.say(await front.peer.submitted(), [*front.ids(SUMMARY), END], "stop")
+    with pytest.raises(openai.RateLimitError):
+        await call
+    (row,) = await front.settled(1)
+    assert row["endpoint"] == "/v1/responses/compact"
+    with pytest.raises(openai.RateLimitError):
+        await ask(limited, input=GIVEN, **SHORT)
+    assert len(front.rows()) == 1
+
+
+async def test_it_is_its_tenants_alone(front: Front):
+    _, response = await asked(front)
+    item = response.output[0].model_dump(exclude_unset=True)
+    async with another_tenant(front) as other:
+        with pytest.raises(openai.BadRequestError) as refused:
+            await other.responses.create(model="demo", input=[item, said("Tell me.")])
+    assert (refused.value.code, refused.value.param) == ("invalid_encrypted_content", "input[0].encrypted_content")
