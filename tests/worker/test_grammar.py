@@ -233,7 +233,7 @@ def test_every_kind_of_tokenizer_is_understood(tmp_path):
         assert vocabulary.is_special_token(eos)
 
 
-@pytest.mark.parametrize("vocab_size", [64, 97, 1000, 4160])
+@pytest.mark.parametrize("vocab_size", [64, 97, 1000, 2050, 4160])
 @pytest.mark.parametrize("scale", [0.0, 0.3, 8.0])
 @pytest.mark.parametrize("asked", [{}, {"temperature": 0.0}, {"top_k": 3}, {"top_p": 0.6}, {"min_p": 0.3}])
 def test_compiled_kernels_draw_by_masks_what_they_draw_from_logits_that_torch_has_masked(vocab_size, scale, asked):

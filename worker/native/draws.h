@@ -40,6 +40,7 @@ constexpr float SLACK = 1e-3f;  // how far roughness may put a bound below what 
 constexpr float LOG_LOGITS = 4.1588830833596715f;
 constexpr int64_t FETCHED = 8;  // tiles ahead
 constexpr int MOST_AT_ONCE = 16;  // tiles opened before it is asked again what there is to beat
+constexpr int64_t FEW_TOKENS = 1024;  // that a mask leaves: rather than their tiles, they are looked at one by one
 constexpr int64_t FEW_LOGITS = 1 << 17;  // that one thread has drawn from before another has woken
 
 // One row of a batch.
@@ -74,16 +75,21 @@ class Contest {
         }
         join_halves();
         if (!(std::abs(largest_) < INFINITY)) return;
-        if (mask_.bits) find_kept();
+        temperature_ = std::max(wish_.temperature, 1e-30f);  // smaller ones are zero in float32
+        inverse_ = 1.0f / temperature_;
+        if (mask_.bits) {
+            static thread_local std::vector<int32_t> few;
+            few.resize(FEW_TOKENS);
+            const int64_t count = mask_.tokens(all_.vocab_size, FEW_TOKENS, few.data());
+            if (count <= FEW_TOKENS) return choose(few.data(), count, chosen);
+            find_kept();
+        }
         if (largest_ == -INFINITY) return;
-        temperature_ = wish_.temperature;
-        if (temperature_ <= 0.0f) {
+        if (wish_.temperature <= 0.0f) {
             if (all_.tries == 1) *chosen = likeliest();
             else rank(chosen);
             return;
         }
-        temperature_ = std::max(temperature_, 1e-30f);  // smaller ones are zero in float32
-        inverse_ = 1.0f / temperature_;
         const int32_t top_k = wish_.top_k;
         const float top_p = wish_.top_p, min_p = wish_.min_p;
         if (top_k > 0 && top_k < all_.vocab_size) threshold_ = last_of(top_k);
@@ -146,6 +152,57 @@ class Contest {
             each_bit(bits_of((tops >= found) & (tops > -INFINITY)), [&](int i) { found = std::max(found, look(tile + i)); });
         }
         largest_ = found;
+    }
+
+    // Of these, in their order.
+    void choose(const int32_t* tokens, int64_t count, int64_t* chosen) {
+        alignas(64) float logits[FEW_TOKENS + WIDTH], bounds[FEW_TOKENS + WIDTH];
+        for (int64_t i = 0; i < count; ++i) __builtin_prefetch(logits_ + tokens[i]);
+        soonest_of(tokens, count, bounds);
+        int64_t best = 0;
+        for (int64_t i = 0; i < count; ++i) {
+            logits[i] = logits_[tokens[i]];
+            if (logits[i] > logits[best]) best = i;
+        }
+        if (count == 0 || logits[best] == -INFINITY) return;
+        largest_ = logits[best];
+        if (wish_.temperature <= 0.0f) {
+            *chosen = tokens[best];
+            return;
+        }
+        for (int64_t i = count; i % WIDTH; ++i) logits[i] = -INFINITY, bounds[i] = 1.0f;
+        for (int64_t i = 0; i < count; i += WIDTH) {
+            store(bounds + i, (load(logits + i) - largest_) * inverse_ - rough_logarithm(load(bounds + i)) + SLACK);
+        }
+        Podium podium(1);
+        auto try_one = [&](int64_t i) {
+            const uint64_t tile_word = word_of(start_, TILE_WORDS + tokens[i] / LOGITS);
+            const bool is_first = int(tile_word % LOGITS) == tokens[i] % LOGITS;
+            const float earliest = uniform_of(tile_word) / LOGITS;
+            finish({tokens[i], is_first ? earliest : earliest + uniform_of(word_of(start_, tokens[i])), is_first}, podium);
+        };
+        best = std::max_element(bounds, bounds + count) - bounds;
+        try_one(best);
+        for (int64_t i = 0; i < count; i += WIDTH) {
+            each_bit(bits_of(load(bounds + i) >= podium.last()), [&](int lane) {
+                if (i + lane != best && i + lane < count) try_one(i + lane);
+            });
+        }
+        *chosen = podium.tokens[0];
+    }
+
+    // Before these no clock of some tokens is over; a whole number of vectors.
+    void soonest_of(const int32_t* tokens, int64_t count, float* soonest) const {
+        constexpr int EIGHT = WIDTH / 2;
+        for (int64_t i = 0; i < count; i += EIGHT) {
+            Longs token;
+            for (int lane = 0; lane < EIGHT; ++lane) token[lane] = tokens[std::min(i + lane, count - 1)];
+            const Longs tile_word = mixed(start_ + (TILE_WORDS + token / LOGITS) * GAMMA), word = mixed(start_ + token * GAMMA);
+            const SignedLongs is_other = (tile_word % LOGITS) != (token % LOGITS);
+            const EightFloats own = eight_uniforms(word) * -__builtin_convertvector(is_other, EightFloats);
+            const EightFloats sum = eight_uniforms(tile_word) / float(LOGITS) + own;
+            std::memcpy(soonest + i, &sum, sizeof sum);
+        }
     }
 
     // Of equals the first.

@@ -22,6 +22,20 @@ struct Mask {
         return uint64_t(high) << 32 | low;
     }
 
+    // How many of a vocabulary may come, and which, as far as they are no more than ``most``.
+    int64_t tokens(int64_t vocab_size, int64_t most, int32_t* found) const {
+        int64_t count = 0;
+        for (int64_t word = 0; word < std::min(words, (vocab_size + HALF_TILE - 1) / HALF_TILE); ++word) {
+            for (uint32_t left = bits[word]; left; left &= left - 1) {
+                const int64_t token = word * HALF_TILE + __builtin_ctz(left);
+                if (token >= vocab_size) break;
+                if (count++ == most) return count;
+                found[count - 1] = int32_t(token);
+            }
+        }
+        return count;
+    }
+
     // Whether it has any, of as many tiles as there are lanes.
     Lanes keeps_any(int64_t tile) const {
         Lanes any = {};

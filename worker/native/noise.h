@@ -50,6 +50,11 @@ inline Floats rough_logarithm(Floats x) {
     return exponents * 0.6931471805599453f + 2.0f * s * series;
 }
 
+inline EightFloats eight_uniforms(Longs words) {
+    const EightFloats uniform = __builtin_convertvector((SignedLongs)(words >> 11 | 1), EightFloats) * 0x1p-53f;
+    return uniform < 1.0f - 0x1p-24f ? uniform : EightFloats{} + (1.0f - 0x1p-24f);
+}
+
 // Of words [first, first + 16) of a stream.
 inline Floats uniforms_of(uint64_t start, uint64_t first) {
     const Longs steps = {0, GAMMA, 2 * GAMMA, 3 * GAMMA, 4 * GAMMA, 5 * GAMMA, 6 * GAMMA, 7 * GAMMA};
