@@ -25,6 +25,8 @@ from gateway.shelving import ShelfAway, Shelving, in_time
 HOLD_S = 12
 NUM_ROW_BYTES = 128
 """What each conversation and each item is counted for beside what it says."""
+MAX_BYTES = 64 << 20
+"""Of one conversation, counted so: all of it is read for each response that goes on from it."""
 _ID = re.compile("conv_[0-9a-f]{32}")
 
 rows, entries = store.conversations, store.conversation_items
@@ -104,9 +106,11 @@ class Conversations(Shelving):
 
     @in_time
     async def items(self, kept: Kept) -> list[AnyItem]:
-        """All of them, oldest first."""
+        """All of them, oldest first. Raises InvalidRequest where they are too much."""
+        size = sa.select(rows.c.num_bytes).where(rows.c.id == kept.id)
         query = sa.select(entries.c.item).where(entries.c.conversation_id == kept.id).order_by(entries.c.number)
         async with self._engine.connect() as connection:
+            _check_size((await connection.execute(size)).scalar() or 0, "conversation")
             return [_item.decode(item) for item in (await connection.execute(query)).scalars()]
 
     @in_time
@@ -148,8 +152,11 @@ class Conversations(Shelving):
         there = sa.select(sa.func.count(), sa.func.coalesce(sa.func.max(entries.c.number), -1))
         async with self._engine.begin() as connection:
             # This first: whoever else adds to it waits here, and no number is given twice.
-            if not (await connection.execute(update)).rowcount:
+            num_bytes = (await connection.execute(update.returning(rows.c.num_bytes))).scalar()
+            if num_bytes is None:
                 raise missing(conversation_id)
+            if response_id is None:
+                _check_size(num_bytes, "items")
             there = there.where(entries.c.conversation_id == conversation_id)
             num_items, last = (await connection.execute(there)).one()
             if response_id is None and num_items + len(added) > MAX_ITEMS:
@@ -234,6 +241,11 @@ def missing(conversation_id: str, param: str | None = None) -> NotFound:
 
 def _missing_item(item_id: str) -> NotFound:
     return NotFound(f"Item with id '{item_id[:80]}' not found.", code="item_not_found")
+
+
+def _check_size(num_bytes: int, param: str) -> None:
+    if num_bytes > MAX_BYTES:
+        raise InvalidRequest(f"A conversation may take {MAX_BYTES} bytes at most", param=param)
 
 
 def _is_item(kept: Kept, item_id: str) -> tuple[sa.ColumnElement[bool], ...]:

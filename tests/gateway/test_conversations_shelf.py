@@ -11,7 +11,9 @@ import sqlalchemy as sa
 
 from gateway import store
 from gateway.clock import Clock
+from gateway.conversations import shelf
 from gateway.conversations.shelf import HOLD_S, ConversationLocked, Conversations
+from gateway.errors import InvalidRequest
 from gateway.responses.items import AnyItem, MessageItem, named, said_by_user
 from policies import settings
 from tests.gateway.test_responses_shelf import Wall
@@ -97,3 +99,22 @@ async def test_whoever_hangs_up_while_it_is_being_held_leaves_it_free(store_sett
                     await tasks[-1]
             sa.event.remove(one._engine.sync_engine, event, hung_up)
             await a_hold(other)
+
+
+async def test_a_conversation_has_a_bound_and_only_what_was_answered_goes_beyond_it(store_settings, monkeypatch):
+    monkeypatch.setattr(shelf, "MAX_BYTES", 3000)
+    async with two_shelves(store_settings, Wall()) as (one, other):
+        kept = await one.find("ten_1", MINE)
+        await one.add("ten_1", MINE, a_turn(1))
+        large = named([said_by_user("x" * 3000)], f"resp_{2:032x}")
+        with pytest.raises(InvalidRequest, match="3000 bytes"):
+            await other.add("ten_1", MINE, large)
+        assert await other.items(kept) == a_turn(1)
+        await one.add("ten_1", MINE, large, f"resp_{2:032x}")
+        with pytest.raises(InvalidRequest, match="3000 bytes"):
+            await one.items(kept)
+        with pytest.raises(InvalidRequest, match="3000 bytes"):
+            await one.add("ten_1", MINE, a_turn(3))
+        await one.remove(kept, large[0].id)
+        await one.add("ten_1", MINE, a_turn(3))
+        assert await one.items(kept) == [*a_turn(1), *a_turn(3)]
