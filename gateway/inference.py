@@ -24,7 +24,6 @@ from gateway.conversations.shapes import (
     Creation,
     DeletedConversation,
     Including,
-    PageQuery,
 )
 from gateway.responses import compaction, requests, shapes
 from gateway.responses.items import AnyItem
@@ -182,7 +181,7 @@ INFERENCE = (
         "conversation_items",
         "List a conversation's items",
         shapes.ItemList,
-        query=PageQuery,
+        query=shapes.ItemsQuery,
     ),
     Inference("GET", conversations.ITEM, "conversation_item", "Read an item", AnyItem, query=Including),
     Inference("DELETE", conversations.ITEM, "conversation_item_deletion", "Delete an item", Conversation),

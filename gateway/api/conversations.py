@@ -12,14 +12,14 @@ from gateway import head
 from gateway.api import items
 from gateway.api.request import parsed, query_of, taken_body_of
 from gateway.auth import Caller
-from gateway.conversations.shapes import Addition, Change, Creation, DeletedConversation, Including, PageQuery
+from gateway.conversations.shapes import Addition, Change, Creation, DeletedConversation, Including
 from gateway.conversations.shelf import Kept, missing
 from gateway.head import HEAD
 from gateway.house import GATEWAY, Gateway
 from gateway.openai.decoding import decoded
 from gateway.openai.messages import WRITTEN, check_text
 from gateway.responses.items import AnyItem, MessageItem, named, unnamed
-from gateway.responses.shapes import ItemList
+from gateway.responses.shapes import ItemList, ItemsQuery
 
 SCOPE = "responses"
 ROOT = "/v1/conversations"
@@ -81,7 +81,7 @@ async def add(request: web.Request) -> web.StreamResponse:
 
 async def page(request: web.Request) -> web.StreamResponse:
     gw, _, kept = await _found(request)
-    return _json(ItemList.of(*await gw.conversations.page(kept, query_of(request, PageQuery))))
+    return _json(ItemList.of(*await gw.conversations.page(kept, query_of(request, ItemsQuery))))
 
 
 async def item(request: web.Request) -> web.StreamResponse:

@@ -8,11 +8,13 @@ import msgspec
 from aiohttp import hdrs, web
 from msgspec import Meta
 
-from gateway import errors, head, openai
+from gateway import errors, head
+from gateway.api.request import query_of
 from gateway.auth import Caller
 from gateway.house import GATEWAY, Gateway
 from gateway.reply.events import EventStream
 from gateway.responses.reading import relay
+from gateway.responses.requests import Include
 from gateway.responses.shapes import DeletedResponse, ItemList, ItemsQuery, ResponseBody
 from gateway.responses.shelf import Kept, Shelf
 
@@ -24,6 +26,8 @@ class RetrieveQuery(msgspec.Struct, frozen=True, kw_only=True):
     """``starting_after``: the number of the last event that the client has. ``include_obfuscation``: as in
     ``StreamOptions``."""
 
+    include: list[Include] = msgspec.field(name="include[]", default=[])
+    """As in a request."""
     stream: bool = False
     include_obfuscation: bool = False
     starting_after: Annotated[int, Meta(ge=0, le=2**63 - 1)] | None = None
@@ -31,7 +35,7 @@ class RetrieveQuery(msgspec.Struct, frozen=True, kw_only=True):
 
 async def retrieve(request: web.Request) -> web.StreamResponse:
     gw, _, kept = await _found(request)
-    query = openai.converted(dict(request.query), RetrieveQuery, "", strict=False)
+    query = query_of(request, RetrieveQuery)
     if query.starting_after is not None and not query.stream:
         raise errors.InvalidRequest("'starting_after' is allowed only when 'stream' is true", param="starting_after")
     if not query.stream or request.method == hdrs.METH_HEAD:
@@ -72,7 +76,7 @@ async def cancel(request: web.Request) -> web.StreamResponse:
 async def input_items(request: web.Request) -> web.StreamResponse:
     """Those of the responses before it come first."""
     gw, caller, kept = await _found(request)
-    query = openai.converted(dict(request.query), ItemsQuery, "", strict=False)
+    query = query_of(request, ItemsQuery)
     chain = await gw.responses.shelf.chain(caller.tenant_id, kept.id)
     before = [item for earlier in chain[:-1] for item in (*earlier.items(), *earlier.response().output)]
     items = [*before, *kept.items()]

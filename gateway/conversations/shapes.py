@@ -9,7 +9,6 @@ from msgspec import Meta
 
 from gateway.openai.requests import Metadata
 from gateway.responses.requests import Include
-from gateway.responses.shapes import ItemsQuery
 
 NewItems = Annotated[list[dict[str, Any]], Meta(max_length=20)]
 """Messages, function calls and their outputs, reasoning, references to items."""
@@ -36,12 +35,6 @@ class Addition(msgspec.Struct, frozen=True, kw_only=True):
 
 class Including(msgspec.Struct, frozen=True, kw_only=True):
     """Nothing is left out that it could name."""
-
-    include: list[Include] = msgspec.field(name="include[]", default=[])
-
-
-class PageQuery(ItemsQuery, frozen=True, kw_only=True):
-    """A page of items, with as much."""
 
     include: list[Include] = msgspec.field(name="include[]", default=[])
 

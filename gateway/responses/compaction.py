@@ -19,6 +19,7 @@ from gateway import openai, reply
 from gateway.openai import Malformed
 from gateway.openai.requests import Named, PenstockOptions
 from gateway.reply.choices import ChatLogprobs
+from gateway.responses.context import CacheOptions, ImageOptions
 from gateway.responses.items import AnyItem, CompactionItem, MessageItem, id_of, said_by_user
 from gateway.responses.requests import Id, ResponseRequest
 from gateway.responses.shapes import ResponseUsage
@@ -46,6 +47,9 @@ class CompactRequest(msgspec.Struct, frozen=True, kw_only=True):
     """As those of the response that would have come next."""
     previous_response_id: Id | None = None
     prompt_cache_key: Named | None = None
+    prompt_cache_options: CacheOptions | None = None
+    prompt_cache_retention: Literal["in_memory", "in-memory", "24h"] | None = None
+    image: ImageOptions | None = None
     service_tier: Literal["auto", "default", "flex", "scale", "priority", "fast"] | None = None
     penstock: PenstockOptions | None = None
 

@@ -15,7 +15,7 @@ from msgspec import Meta
 from gateway import openai
 from gateway.openai import Malformed
 from gateway.openai.requests import Metadata, Named, Penalty, PenstockOptions, StreamOptions
-from gateway.responses.context import Compaction
+from gateway.responses.context import CacheOptions, Compaction, ImageOptions
 from gateway.responses.conversation import Message
 
 Include = Literal[
@@ -158,6 +158,9 @@ class ResponseRequest(Asked, frozen=True, kw_only=True):
     user: Named | None = None
     safety_identifier: Annotated[str, Meta(max_length=128)] | None = None
     prompt_cache_key: Named | None = None
+    prompt_cache_options: CacheOptions | None = None
+    prompt_cache_retention: Literal["in_memory", "in-memory", "24h"] | None = None
+    image: ImageOptions | None = None
     access_programs: Any = None
     prompt: Any = None
     moderation: Any = None

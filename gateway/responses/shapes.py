@@ -13,6 +13,7 @@ from gateway.responses.requests import (
     ConversationRef,
     CustomTool,
     FunctionTool,
+    Include,
     Reasoning,
     ResponseRequest,
     TextConfig,
@@ -135,6 +136,8 @@ class ItemsQuery(msgspec.Struct, frozen=True, kw_only=True):
     after: str | None = None
     limit: Annotated[int, Meta(ge=1, le=100)] = 20
     order: Literal["asc", "desc"] = "desc"
+    include: list[Include] = msgspec.field(name="include[]", default=[])
+    """As in a request."""
 
 
 class ItemList(msgspec.Struct, frozen=True, kw_only=True):

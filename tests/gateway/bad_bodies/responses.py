@@ -134,6 +134,11 @@ CASES = [
     bad("prompt", prompt={"id": "pmpt_1"}),
     bad("moderation", moderation={}),
     bad("context_management", context_management={"type": "compaction"}),
+    bad("prompt_cache_options", prompt_cache_options={"prewarm": True}),
+    bad("prompt_cache_options", prompt_cache_options={"comparison_response_id": "resp_x"}),
+    bad("prompt_cache_options.ttl", prompt_cache_options={"ttl": "1d"}),
+    bad("prompt_cache_retention", prompt_cache_retention="1d"),
+    bad("image.context_compression", image={"context_compression": "enabled"}),
     bad("context_management[0].type", context_management=[{"type": "truncation"}]),
     bad("context_management[0].compact_threshold", context_management=[{"type": "compaction", "compact_threshold": 0}]),
     # How it is answered

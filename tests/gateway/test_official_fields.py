@@ -1,0 +1,99 @@
+"""Whatever the official client can ask is known here: done, or refused by name, and never passed over in silence."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from openai import BadRequestError
+from openai.types import (
+    batch_create_params,
+    completion_create_params,
+    embedding_create_params,
+    file_create_params,
+    file_list_params,
+    upload_complete_params,
+    upload_create_params,
+)
+from openai.types.chat import completion_create_params as chat_params
+from openai.types.chat import completion_list_params as chat_list_params
+from openai.types.chat import completion_update_params as chat_update_params
+from openai.types.conversations import (
+    conversation_create_params,
+    conversation_update_params,
+    item_create_params,
+    item_list_params,
+)
+from openai.types.responses import (
+    input_item_list_params,
+    input_token_count_params,
+    response_compact_params,
+    response_create_params,
+    response_retrieve_params,
+    responses_client_event_param,
+)
+
+from gateway import openai
+from gateway.api.stored import RetrieveQuery
+from gateway.chats.shapes import ChatChange, ChatQuery
+from gateway.conversations.shapes import Addition, Change, Creation, Including
+from gateway.openai.batches import BatchRequest
+from gateway.openai.files import FileQuery, FileUpload, UploadCompletion, UploadRequest
+from gateway.openai.vectors import EmbeddingRequest
+from gateway.responses.compaction import CompactRequest
+from gateway.responses.requests import CountRequest, ResponseRequest
+from gateway.responses.shapes import ItemsQuery
+from gateway.sockets.events import ClientEvent
+from tests.gateway.responding import answered
+
+
+def fields(*structs: type[msgspec.Struct]) -> set[str]:
+    return {field.encode_name.removesuffix("[]") for struct in structs for field in msgspec.structs.fields(struct)}
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        (chat_params.CompletionCreateParamsBase, fields(openai.ChatRequest)),
+        (chat_params.CompletionCreateParamsStreaming, fields(openai.ChatRequest)),
+        (chat_list_params.CompletionListParams, fields(ChatQuery)),
+        (chat_update_params.CompletionUpdateParams, fields(ChatChange)),
+        (completion_create_params.CompletionCreateParamsBase, fields(openai.CompletionRequest)),
+        (completion_create_params.CompletionCreateParamsStreaming, fields(openai.CompletionRequest)),
+        (embedding_create_params.EmbeddingCreateParams, fields(EmbeddingRequest)),
+        (response_create_params.ResponseCreateParamsBase, fields(ResponseRequest)),
+        (response_create_params.ResponseCreateParamsStreaming, fields(ResponseRequest)),
+        (responses_client_event_param.ResponseCreate, fields(ResponseRequest, ClientEvent)),
+        (response_compact_params.ResponseCompactParams, fields(CompactRequest)),
+        (input_token_count_params.InputTokenCountParams, fields(CountRequest)),
+        (response_retrieve_params.ResponseRetrieveParamsBase, fields(RetrieveQuery)),
+        (input_item_list_params.InputItemListParams, fields(ItemsQuery)),
+        (file_create_params.FileCreateParams, fields(FileUpload)),
+        (file_list_params.FileListParams, fields(FileQuery)),
+        (upload_create_params.UploadCreateParams, fields(UploadRequest)),
+        (upload_complete_params.UploadCompleteParams, fields(UploadCompletion)),
+        (batch_create_params.BatchCreateParams, fields(BatchRequest)),
+        (conversation_create_params.ConversationCreateParams, fields(Creation)),
+        (conversation_update_params.ConversationUpdateParams, fields(Change)),
+        (item_create_params.ItemCreateParams, fields(Addition, Including)),
+        (item_list_params.ItemListParams, fields(ItemsQuery)),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_every_field_of_a_request_is_known(theirs: Any, ours: set[str]):
+    asked = {name for each in theirs.__mro__ for name in getattr(each, "__annotations__", {})}
+    assert asked
+    assert asked - ours == set()
+
+
+async def test_what_an_answer_is_asked_to_include_is_known_wherever_it_may_be_asked(front):
+    response = await answered(front)
+    responses = front.client.responses
+    known = ["message.output_text.logprobs", "reasoning.encrypted_content"]
+    assert (await responses.retrieve(response.id, include=known)).id == response.id
+    assert len((await responses.input_items.list(response.id, include=known)).data) == 1
+    for asked in (responses.retrieve, responses.input_items.list):
+        with pytest.raises(BadRequestError) as refused:
+            await asked(response.id, include=["something"])
+        assert refused.value.code == "invalid_value"
