@@ -1,0 +1,36 @@
+"""Responses over a WebSocket, and summaries on their way, have spans of their own within the client's trace."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests import collectors
+from tests.gateway.responding import END
+from tests.gateway.talking import talking
+from tests.gateway.test_responses_context import GIVEN, SHORT, SUMMARY
+from tests.gateway.traced import SPAN, TRACE, tracing
+
+
+@pytest.fixture
+def collector():
+    with collectors.by_http() as opened:
+        yield opened
+
+
+async def test_each_response_has_its_span_and_so_has_a_summary(open_front, collector):
+    async with open_front(tracing=tracing(collector)) as front:
+        async with talking(front, traceparent=f"00-{TRACE}-{SPAN}-01") as socket:
+            await socket.answered()
+            await socket.ask(GIVEN, **SHORT)
+            submit = await front.peer.submitted()
+            front.peer.say(submit, [*front.ids(SUMMARY), END], "stop")
+            await socket.say()
+            await socket.events()
+            await socket.ask(model="other")
+            await socket.refusal()
+        rows = await front.settled(3)
+        assert {row["trace_id"] for row in rows} == {TRACE}
+        spans = [span for span in await collector.trace(TRACE, 5) if span.kind == 2]
+        # The connection, a response, one with its summary, and what was refused.
+        assert sorted(span.name for span in spans) == ["chat", "chat", "chat demo", "chat demo", "chat demo"]
+        assert [span.attributes.get("error.type") for span in spans].count("model_not_found") == 1
