@@ -19,6 +19,7 @@ struct PairProduct {
     static constexpr int FAR = 8192;      // for fewer lines than its second one
     static constexpr int64_t RUNS = 16;   // that each thread reads the matrix in
     static constexpr int64_t MAX_RUN = 8;
+    static constexpr int64_t SHORT_RUN = 2;  // the same, where pairs are slow
 
     const bf16* x;  // [rows, size], or laid out
     int64_t rows;
@@ -29,7 +30,8 @@ struct PairProduct {
 
     // Every thread of the team calls it.
     void run(Team& team) const {
-        const int64_t panels = matrix.num_panels(), at_once = std::clamp<int64_t>(panels / (RUNS * team.size()), 1, MAX_RUN);
+        const int64_t panels = matrix.num_panels(), most = pairs_are_slow() ? SHORT_RUN : MAX_RUN;
+        const int64_t at_once = std::clamp<int64_t>(panels / (RUNS * team.size()), 1, most);
         const bool ahead = rows > MANY && rows <= FEW_ROWS;
         if (pairs_are_slow()) return team.each_apart(panels, at_once, [&](int64_t panel) { all<false, true>(panel); });
         team.each_apart(panels, at_once, [&](int64_t panel) { ahead ? all<true, false>(panel) : all<false, false>(panel); });
@@ -71,6 +73,7 @@ struct PairProduct {
         for (int64_t first = 0; first < rows; first += TILE) {
             const int64_t count = std::min<int64_t>(TILE, rows - first);
             if (first) up_to<false, AHEAD, false>(first, count, panel, ahead, sums);
+            else if (TWICE && count == 1) one(panel, sums);
             else up_to<true, AHEAD, TWICE>(first, count, panel, ahead, sums);
             if (count > MANY) up_to<false, AHEAD, false>(first + MANY, count - MANY, panel, ahead, sums + MANY * TILE);
             if (expansion && expansion->is_tile(first / TILE)) {
@@ -83,6 +86,25 @@ struct PairProduct {
     }
 
     bool passes_caches() const { return passes_caches(output, rows, matrix); }
+
+    // One row of a panel, as it lies in memory: one tile behind the other.
+    void one(int64_t panel, float* to) const {
+        const bf16 *from = row_at(0), *tile = matrix.panel_at(panel);
+        const int64_t steps = matrix.size / DEPTH;
+        __m512 sums[2] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
+        for (int64_t step = 0; step < steps; ++step, from += DEPTH) {
+#pragma GCC unroll 2
+            for (int half = 0; half < 2; ++half, tile += TILE_SIZE) {
+#pragma GCC unroll 16
+                for (int pair = 0; pair < TILE; ++pair) {
+                    const char* at = (const char*)tile + pair * 64;
+                    __builtin_prefetch(at + FAR, 0, 2), __builtin_prefetch(at + NEARER);
+                    sums[half] = _mm512_dpbf16_ps(sums[half], line_at(tile + pair * LANES), pair_of(from + 2 * pair));
+                }
+            }
+        }
+        _mm512_store_ps(to, sums[0]), _mm512_store_ps(to + TILE * TILE, sums[1]);
+    }
 
     // As many as there are, or one more, and at most MANY.
     template <bool ARRIVES, bool AHEAD, bool TWICE>
