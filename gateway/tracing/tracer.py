@@ -6,6 +6,7 @@ import contextlib
 import time
 from collections.abc import AsyncIterator, Mapping
 from operator import attrgetter
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from aiohttp import web
@@ -16,18 +17,27 @@ from gateway.ledger.recent import Recent
 from gateway.traceparent import SPAN, TRACE, Parent, baggage_of, below, state_of, traceparent
 from gateway.tracing.content import asked_of, completion_of, prompt_of
 from gateway.tracing.keeping import Keeping, SamplerUnknown
-from gateway.tracing.kept import Kept, Ride, Row
+from gateway.tracing.kept import Asked, Kept, Ride, Row
 from gateway.tracing.lag import Lag
 from gateway.tracing.order import Order, TracingInvalid
 from gateway.tracing.rides import rides_of
 from gateway.tracing.sender import Sender
 from policies.settings import Settings
+from policies.terms import Sampling
+
+if TYPE_CHECKING:
+    from gateway.reply import Answer
 
 TRACE_RESPONSE = "traceresponse"
 """Trace Context level 2: what the span is called that a kept request has here."""
 GATHER_S, AT_ONCE = 0.05, 16
-"""Those that are worth a trace wait so long for others, and are sent together."""
+"""Those that are worth a trace wait so long for others, and are put into words and sent together."""
 
+
+ToldOf = tuple[int, list[Ride], Asked | None, Sampling | None, str, str, str, str]
+"""Flights, those that are told of, what was asked and how it was sampled, the answer's id and the engine's fingerprint,
+and what was said, as ``Kept`` has them."""
+NO_ANSWER: ToldOf = (0, [], None, None, "", "", "", "")
 
 _of_journey = attrgetter(*Kept.__struct_fields__[: Kept.__struct_fields__.index("unix_s")])
 _of_row = attrgetter(*Row.__struct_fields__)
@@ -53,8 +63,8 @@ class Tracing:
         self._recent = recent
         self._encode = msgspec.msgpack.Encoder().encode
         self._lag = Lag(clock)
-        self._kept: list[bytes] = []
-        """Those that are to be sent."""
+        self._kept: list[tuple[Any, ...]] = []
+        """Those that are to be sent, as ``_told`` takes them."""
         self._timer: Timer | None = None
         """They are then."""
         self.num_kept = 0
@@ -103,58 +113,58 @@ class Tracing:
         return noted
 
     def end(self, noted: Head, request: web.Request, status: int) -> None:
-        """Its answer's last byte was written, or nobody waits for it any more."""
+        """Its answer's last byte was written, or nobody waits for it any more.
+
+        One in ten comes here, and finds none of this code in the processor's caches: so it only takes together what is
+        lost with the answer, which is not held on to, since that would drive out what the next requests need.
+        """
         if not noted.kept_for:
             noted.keep(self.keeping.at_last(noted, status))
-            if not noted.kept_for:
-                # A request lives as long as its connection waits for the next one; what it was answered need not.
-                noted.answer = None
-                return
+        # A request lives as long as its connection waits for the next one; what it was answered need not.
+        answer, noted.answer = noted.answer, None
+        if not noted.kept_for:
+            return
         self.num_kept += 1
-        kept = self._kept
-        kept.append(self._told(noted, request.method, status))
-        if len(kept) == AT_ONCE:
+        ended_at = time.monotonic()
+        told_of = NO_ANSWER if answer is None else self._told_of(noted, answer)
+        self._kept.append((noted, request.method, status, ended_at, time.time() - ended_at, self._lag.ms, *told_of))
+        if len(self._kept) == AT_ONCE:
             self.flush()
-        elif len(kept) == 1:
+        elif len(self._kept) == 1:
             self._timer = self._clock.call_later(GATHER_S, self.flush)
 
+    def _told_of(self, noted: Head, answer: Answer) -> ToldOf:
+        prompt = completion = ""
+        if noted.shows_content and self._config.content:
+            most = self._config.max_content_bytes
+            prompt, completion = prompt_of(answer.call, most), completion_of(answer, most)
+        sampling = next(iter(answer.parts.values())).submit.sampling
+        asked, rides = asked_of(answer.call), rides_of(answer)
+        return *rides, asked, sampling, answer.id, answer.fingerprint, prompt, completion
+
     def flush(self) -> None:
-        """Those that have come together are sent."""
+        """Those that have come together are put into words, and sent."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         kept, self._kept = self._kept, []
-        self.sender.send(kept)
+        self.sender.send([self._told(*each) for each in kept])
 
-    def _told(self, noted: Head, method: str, status: int) -> bytes:
-        """As ``Kept`` has it; ``recent`` has it from now on.
-
-        It is put into words at once, since to hold on to whole answers until there are many drives what the next
-        requests need out of the processor's caches. This code is not there either when one in ten comes to it, so it is
-        short: a value is read where it stands, and no object is made of them.
-        """
-        ended_at = time.monotonic()
-        entry, answer, caller = noted.entry, noted.answer, noted.caller
-        noted.answer = None  # as in ``end``
-        asked = sampling = None
-        fingerprint = response_id = prompt = completion = ""
-        num_flights, rides = 0, list[Ride]()
-        if answer is not None:
-            asked, (num_flights, rides) = asked_of(answer.call), rides_of(answer)
-            fingerprint, response_id = answer.fingerprint, answer.id
-            sampling = next(iter(answer.parts.values())).submit.sampling
-            if noted.shows_content and self._config.content:
-                most = self._config.max_content_bytes
-                prompt, completion = prompt_of(answer.call, most), completion_of(answer, most)
+    def _told(
+        self, noted: Head, method: str, status: int, ended_at: float, unix_s: float, lag_ms: float, *told_of: Any
+    ) -> bytes:
+        """As ``Kept`` has it; ``recent`` has it from now on."""
+        entry, caller = noted.entry, noted.caller
+        num_flights, rides, asked, sampling, response_id, fingerprint, prompt, completion = told_of
         kept = (
             *_of_journey(noted),
-            time.time() - ended_at,
+            unix_s,
             ended_at,
             method,
             noted.route,
             status,
             noted.request_id,
-            self._lag.ms,
+            lag_ms,
             num_flights,
             rides,
             "" if caller is None else caller.tenant_id,
