@@ -181,7 +181,8 @@ async def side(
 
 def _pin(pid: int, core: int) -> None:
     for task in Path(f"/proc/{pid}/task").iterdir():
-        os.sched_setaffinity(int(task.name), {core})
+        with contextlib.suppress(ProcessLookupError):  # a thread that has ended meanwhile
+            os.sched_setaffinity(int(task.name), {core})
 
 
 def _exporter_of(pid: int) -> int:

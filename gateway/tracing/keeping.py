@@ -42,7 +42,7 @@ class Keeping:
         """TTFT and TPOT of each class, where it matters that they were kept."""
         slower_ms = 1e3 * self.slower_s or math.inf
         self.quick_ms = min([slower_ms, *(min(promised) for promised in self._promised.values())])
-        """What took no longer, all its sequences one behind the other, kept every promise and is not slow."""
+        """What took no longer, times its sequences, kept every promise and is not slow."""
 
     def is_sampled(self, trace_id: str, parent_is_sampled: bool | None) -> bool:
         """At its beginning. ``parent_is_sampled``: None: nobody upstream has a trace of it."""
