@@ -30,6 +30,8 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
 async def parts(ask: Ask[Nothing, Nothing]) -> Parts:
     """Read where a request's time went, part by part."""
     request_id, gw = ask.named("request"), ask.gw
+    if gw.tracing is not None:
+        gw.tracing.flush()  # it may be among those that are not put into words yet
     way = gw.ledger.recent.way(request_id)
     if way is None:
         columns = store.ledger.c
