@@ -170,9 +170,11 @@ def patient_store(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def level_afterwards() -> Iterator[None]:
-    """The log is told from the level that it was, afterwards."""
+def level_afterwards(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The log is told from the level that it was, afterwards; before, nothing was asked of it, whatever ran here."""
     level, events = logging.root.level, telemetry._events
+    monkeypatch.setattr(telemetry, "_usual", "info")
+    log_level.ask(None)
     yield
     log_level.ask(None)
     logging.root.setLevel(level)
