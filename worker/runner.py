@@ -165,7 +165,7 @@ class Runner:
         raise OutOfMemory(f"a step of {sum(len(span.token_ids) for span in spans)} tokens ran out of memory: {reason}")
 
     def _compute(self, spans: Sequence[Span], laid: Laid, sampled_before: Tensor | None) -> Tensor:
-        additions = self._additions(spans)
+        additions = self._additions(spans, laid)
         logits = self._compute_at_once(laid, additions)
         return self._compute_one_by_one(laid, additions, sampled_before) if logits is None else logits
 
@@ -229,7 +229,7 @@ class Runner:
             adapter_id, directory, model.shard, model.dtype, model.device, max_bytes, digest, self._kernels
         )
 
-    def _additions(self, spans: Sequence[Span]) -> Additions | None:
+    def _additions(self, spans: Sequence[Span], laid: Laid) -> Additions | None:
         if not any(span.adapter for span in spans):
             return None
         groups = [group for group in groups_of(spans) if not group[0].changes_nothing]
@@ -240,7 +240,7 @@ class Runner:
             groups = [(adapter, [row]) for adapter, rows in groups for row in rows]
         if self._kernels is not None and groups[0][0].packed is not None:
             return NativeAdditions.of(groups, self._kernels, self._model.architecture)
-        return TorchAdditions.of(groups, self._model.device)
+        return TorchAdditions.of(groups, self._model.device, laid.rows)
 
     def maxima_of(self, logits: Tensor) -> Tensor | None:
         """The largest of each 32 (see Library.maxima), if these are the logits of the last step, and its head has found

@@ -12,6 +12,7 @@ from tests.worker.peft_files import ATTENTION, EVERY, adapter_files
 from tests.worker.tiny import BLOCK_SIZE, VOCAB_SIZE, Walk, checkpoint, oracle_logits
 from worker.adapters import AdapterError
 from worker.adapters.files import CONFIG, TENSORS
+from worker.inputs import Span
 from worker.runner import Runner
 
 MAX_BYTES = 1 << 24
@@ -65,6 +66,27 @@ def test_adapters_in_one_batch_say_what_peft_says_however_they_are_cut(bench, se
         torch.testing.assert_close(torch.stack(logits), expected, atol=2e-3, rtol=2e-3)
 
 
+@pytest.mark.parametrize("bench", ["llama"], indirect=True)
+def test_an_adapter_changes_the_same_whether_the_prompt_is_scored_or_not(bench):
+    assert_scored_alike(bench)
+
+
+def assert_scored_alike(bench):
+    """Rows whose hidden states are wanted come behind those of the logits, and a prompt's last row is in both."""
+    first, second = bench.adapters[1:3]
+    prompt, scored = [5, 6, 7, 8, 9, 10], [11, 12, 13]
+    told = []
+    for num_hidden in (0, len(scored)):
+        spans = [Span(scored, 0, [1], 1, adapter=first, num_hidden=num_hidden), Span(prompt, 0, [2], 1, adapter=second)]
+        logits = bench.runner.forward(spans).clone()
+        told.append(logits)
+        if num_hidden:
+            (hidden,) = bench.runner.take_hidden(spans[:1])
+            told.append(torch.stack((bench.runner.logits_of(hidden)[-1], logits[1])))
+    for other in told[1:]:
+        assert ((other - told[0]).square().mean(1).sqrt() < 0.06 * told[0].std()).all()
+
+
 def test_an_adapter_changes_what_is_said(bench):
     base = oracle_logits(bench.base, [5, 6, 7])
     assert all((oracle_logits(oracle, [5, 6, 7]) - base).abs().max() > 0.01 for oracle in bench.oracles[1:])
@@ -92,6 +114,7 @@ def test_in_bfloat16_the_compiled_kernels_and_torch_are_near_what_peft_says(tmp_
         assert float((got - expected).square().mean().sqrt()) < 0.06 * scale
         if index:
             assert float((got - oracle_logits(base, token_ids[:-1])).square().mean().sqrt()) > 0.3 * scale
+    assert_scored_alike(bench)
 
 
 class Files:

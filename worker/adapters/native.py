@@ -91,12 +91,18 @@ class NativeAdditions:
             y += added
 
     def only(self, rows: Tensor, num_rows: int) -> NativeAdditions:
-        """See Additions; ``rows`` ascend."""
-        if len(rows) == num_rows:
+        """See Additions."""
+        return self.wanted(rows, num_rows)
+
+    def wanted(self, rows: Tensor, num_rows: int) -> NativeAdditions:
+        """See Additions."""
+        left = rows.numpy()
+        if len(left) == num_rows and np.array_equal(left, np.arange(num_rows)):
             return self
-        places = np.full(num_rows, -1, dtype=np.int32)
-        places[rows.numpy()] = np.arange(len(rows), dtype=np.int32)
-        moved = places[self._rows]
-        owners = np.repeat(np.arange(len(self._counts)), self._counts)
-        counts = np.bincount(owners[moved >= 0], minlength=len(self._counts))
-        return NativeAdditions(self._kernels, self._adapters, self._addresses, moved[moved >= 0], counts, self._numbers)
+        num_groups = len(self._counts)
+        owners = np.full(num_rows, num_groups)
+        owners[self._rows] = np.repeat(np.arange(num_groups), self._counts)
+        own = owners[left]
+        counts = np.bincount(own, minlength=num_groups)[:num_groups]
+        moved = np.argsort(own, kind="stable")[: counts.sum()].astype(np.int32)
+        return NativeAdditions(self._kernels, self._adapters, self._addresses, moved, counts, self._numbers)

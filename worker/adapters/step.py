@@ -6,13 +6,16 @@ Rows of one adapter are multiplied together, wherever in the batch they lie.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from worker.adapters.adapter import Adapter, Place
 from worker.models.additions import Additions
+from worker.transfer import sent
 
 
 class Spans(Protocol):
@@ -39,20 +42,30 @@ def groups_of(spans: Iterable[Spans]) -> Groups:
 
 
 class TorchAdditions:
-    """For any device and type: two products a group and matrix."""
+    """For any device and type: two products a group and matrix. Nothing waits for the device."""
 
-    def __init__(self, adapters: Sequence[Adapter], rows: Tensor, owners: Tensor) -> None:
-        """``rows`` [num_rows] i64, and of each which of ``adapters`` it has, ascending; both on the device."""
-        self._adapters, self._rows, self._owners = adapters, rows, owners
-        present, counts = torch.unique_consecutive(owners, return_counts=True)
-        parts = torch.split(rows, counts.tolist())
-        self._groups = [(adapters[owner], own) for owner, own in zip(present.tolist(), parts, strict=True)]
+    def __init__(self, groups: list[tuple[Adapter, Tensor]], wanted: list[tuple[Adapter, Tensor]]) -> None:
+        """Adapters, each with its rows [any] i64, on the device; ``wanted``: among those that the step wants something
+        of."""
+        self._groups, self._wanted = groups, wanted
 
     @classmethod
-    def of(cls, groups: Groups, device: torch.device) -> TorchAdditions:
-        pairs = [(row, owner) for owner, (_, rows) in enumerate(groups) for row in rows]
-        rows, owners = torch.tensor(pairs, device=device).T
-        return cls([adapter for adapter, _ in groups], rows, owners)
+    def of(cls, groups: Groups, device: torch.device, wanted: Sequence[int]) -> TorchAdditions:
+        """``wanted``: the rows of the step that logits or hidden states are wanted of, in their order. One upload."""
+        owners = {row: owner for owner, (_, rows) in enumerate(groups) for row in rows}
+        moved: list[list[int]] = [[] for _ in groups]
+        for place, row in enumerate(wanted):
+            if row in owners:
+                moved[owners[row]].append(place)
+        parts = [*(rows for _, rows in groups), *moved]
+        rows = sent(np.fromiter(chain.from_iterable(parts), dtype=np.int64), device)
+        each = torch.split(rows, [len(part) for part in parts])
+        adapters = [adapter for adapter, _ in groups]
+        num = len(groups)
+        return cls(
+            list(zip(adapters, each[:num], strict=True)),
+            [pair for pair in zip(adapters, each[num:], strict=True) if len(pair[1])],
+        )
 
     def add(self, layer: int, place: Place, x: Tensor, y: Tensor) -> None:
         """See Additions."""
@@ -66,9 +79,13 @@ class TorchAdditions:
                 y[:, factor.left : factor.left + delta.shape[1]].index_add_(0, rows, delta)
 
     def only(self, rows: Tensor, num_rows: int) -> Additions:
-        """See Additions."""
+        """See Additions. The host waits for the device, which knows how many are left of each."""
         places = torch.full((num_rows,), -1, device=rows.device)
         places[rows] = torch.arange(len(rows), device=rows.device)
-        moved = places[self._rows]
-        kept = moved >= 0
-        return TorchAdditions(self._adapters, moved[kept], self._owners[kept])
+        moved = [(adapter, places[own]) for adapter, own in self._groups]
+        kept = [(adapter, own[own >= 0]) for adapter, own in moved]
+        return TorchAdditions([pair for pair in kept if len(pair[1])], [])
+
+    def wanted(self, rows: Tensor, num_rows: int) -> Additions:
+        """See Additions."""
+        return TorchAdditions(self._wanted, [])

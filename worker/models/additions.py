@@ -24,7 +24,11 @@ class Additions(Protocol):
         ...
 
     def only(self, rows: Tensor, num_rows: int) -> Additions:
-        """For what is left when of ``num_rows`` rows only ``rows`` [num_left] i64 go on, in their order."""
+        """For what is left when of ``num_rows`` rows only ``rows`` [num_left] i64 go on, in their order, each once."""
+        ...
+
+    def wanted(self, rows: Tensor, num_rows: int) -> Additions:
+        """The same of the rows that the step wants something of, some perhaps twice: logits, and hidden states."""
         ...
 
 
@@ -41,6 +45,6 @@ class Grouped(Protocol):
         """The largest of their ranks."""
         ...
 
-    def only(self, rows: Tensor, num_rows: int) -> Grouped:
+    def wanted(self, rows: Tensor, num_rows: int) -> Grouped:
         """As for Additions."""
         ...

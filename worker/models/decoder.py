@@ -124,7 +124,7 @@ class Decoder:
                 # Past the last layer's keys and values only the rows that are asked for matter, in their order.
                 if not len(rows):
                     break
-                additions = additions.only(rows, len(x)) if additions is not None else None
+                additions = additions.wanted(rows, len(x)) if additions is not None else None
                 x, mixed = x[rows], mixed[rows]
             output = layer.output(mixed)
             if additions is not None:

@@ -154,7 +154,7 @@ class Whole:
         if len(steps) > 1:
             whole.windowed = ctypes.addressof(steps[WINDOWED])
         if additions is not None:
-            last = additions.only(torch.from_numpy(np.array(rows)), len(token_ids))
+            last = additions.wanted(torch.from_numpy(np.array(rows)), len(token_ids))
             whole.groups, whole.num_groups = additions.groups.data_ptr(), len(additions.groups)
             whole.last_groups, whole.num_last_groups = last.groups.data_ptr(), len(last.groups)
             whole.rank = additions.rank
