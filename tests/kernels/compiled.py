@@ -132,6 +132,16 @@ def test_attention_of_wide_numbers_where_there_is_least_memory(compiled):
     attend(compiled, torch.float32, 7, 200, 64, 0)
 
 
+@pytest.mark.parametrize("compiled", [89], indirect=True)
+@pytest.mark.parametrize("head_dim", [128, 256])
+def test_as_many_heads_as_share_keys_have_room_where_there_is_least_memory(compiled, head_dim):
+    group = 1
+    while TritonAttention.serves(KVCache(KVShape(1, 2, head_dim), 1, 16, torch.bfloat16, CPU), 4 * group):
+        group *= 2
+    assert group == 16384 // head_dim
+    attend(compiled, torch.bfloat16, group, 1, head_dim, 0)
+
+
 def attend(
     compiled: list[tuple[str, Any]], dtype: torch.dtype, group: int, num_tokens: int, head_dim: int, window: int
 ) -> None:

@@ -75,10 +75,11 @@ class TritonAttention(Fixing):
     def serves(cache: KVCache, num_heads: int) -> bool:
         """Whether the kernels can read this pool."""
         num_kv_heads, _, head_dim = cache.keys[0].shape
+        most = num_kv_heads * MAX_GROUP // Tile.pressure(head_dim, cache.keys[0].dtype.itemsize)
         known = [torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn]
         if cache.key_scales[0] is not None:
             known.append(torch.int8)
-        return cache.keys[0].dtype in known and head_dim <= MAX_HEAD_DIM and num_heads <= MAX_GROUP * num_kv_heads
+        return cache.keys[0].dtype in known and head_dim <= MAX_HEAD_DIM and num_heads <= most
 
     def outline(self, extents: Sequence[Extent]) -> TritonOutline:
         """See Outlining."""

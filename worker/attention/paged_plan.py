@@ -34,11 +34,16 @@ class Tile:
     keys: int
     """At once."""
 
+    @staticmethod
+    def pressure(head_dim: int, itemsize: int) -> int:
+        """How many times smaller than the largest a tile of such numbers has to be. Shared memory is what runs out
+        first: of the devices served, sm_89 has least of it, 99 KiB a program."""
+        return int(triton.cdiv(head_dim, 128) * triton.cdiv(itemsize, 2))
+
     @classmethod
     def of(cls, group: int, num_tokens: int, head_dim: int, itemsize: int) -> Tile:
         """For extents of up to num_tokens, of numbers of itemsize bytes."""
-        # Shared memory is what runs out first: of the devices served, sm_89 has least of it, 99 KiB a program.
-        pressure = triton.cdiv(head_dim, 128) * triton.cdiv(itemsize, 2)
+        pressure = cls.pressure(head_dim, itemsize)
         rows = max(16, triton.next_power_of_2(group))
         # Decoding float8 takes registers.
         largest = (64 if itemsize == 1 else 128) // pressure
