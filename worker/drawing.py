@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from worker.flight import Draw
 from worker.sequence import Sequence
+from worker.transfer import rows_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -72,7 +73,7 @@ class Drawing:
                 rows_together += range(begin, end)
         for batch, rows in [(together, rows_together), *alone]:
             if batch and batch[0].request.request_id not in faults:  # else a sibling has failed a moment ago
-                self._draw_together(logits[rows], batch, draws, faults)
+                self._draw_together(rows_of(logits, rows), batch, draws, faults)
         for draw in draws:
             suspects.difference_update(sequence.request.request_id for sequence in draw.sequences)
         return draws, faults

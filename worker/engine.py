@@ -32,6 +32,7 @@ from worker.inputs import Span
 from worker.scheduler import Scheduler
 from worker.sequence import Request, Sequence
 from worker.speculation import Speculation
+from worker.transfer import rows_of
 
 if TYPE_CHECKING:
     from worker.grammar.guide import Guide
@@ -203,7 +204,7 @@ class Engine:
                 # Masks follow from the last tokens, for which the device does not wait meanwhile.
                 (deltas, failed), before = self._land(before), None
             # Forks begin with the row of the prompt's last token: the same logits, each with its own seed.
-            draws, faults = self._drawing.draw(logits if len(indices) == logits.shape[0] else logits[indices], sampled)
+            draws, faults = self._drawing.draw(rows_of(logits, indices), sampled)
         flight = Flight(batch, spans, work, draws, started_at, pooled)
         if faults:
             self._account.spend((now := self._now()) - started_at, work, spans, batch, self._costs, now)
@@ -213,7 +214,7 @@ class Engine:
     def _land(self, flight: Flight) -> tuple[list[wire.Delta], list[wire.Failed]]:
         """Read a step's tokens."""
         runs = [run for draw in flight.draws for run in draw.runs(draw.pending.take())]
-        pooled = [(sequence, vectors.bytes_of(vector)) for sequence, vector in flight.vectors]
+        pooled = flight.vectors.take() if flight.vectors is not None else []
         now = self._now()
         # Before anything ends, so that whoever ends in this step has its share of it.
         if flight.batch:

@@ -17,6 +17,7 @@ from worker.sequence import Sequence
 
 if TYPE_CHECKING:
     from worker.sampler import Pending
+    from worker.vectors import Finished
 
 
 NO_WORK = Work(0, 0, 0)
@@ -69,8 +70,8 @@ class Flight:
     work: Work
     draws: list[Draw]
     started_at: float
-    vectors: Run[tuple[Sequence, Tensor]] = ()
-    """Of those that have one with this step, on the device."""
+    vectors: Finished | None = None
+    """Of those that have one with this step."""
 
     @property
     def may_be_overtaken(self) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
@@ -25,6 +26,14 @@ def send_into(target: Tensor, numbers: npt.NDArray[Any]) -> None:
     """As ``sent``, to where a device's tensor of the same size and type lies."""
     on_host = torch.from_numpy(numbers)
     target.copy_(on_host.pin_memory() if target.is_cuda else on_host, non_blocking=True)
+
+
+def rows_of(tensor: Tensor, rows: Sequence[int]) -> Tensor:
+    """These of its rows, copied; itself where they are as many as it has, and so all. To index with a list would wait
+    for the device."""
+    if len(rows) == len(tensor):
+        return tensor
+    return tensor.index_select(0, sent(np.array(rows, dtype=np.int64), tensor.device))
 
 
 class Arriving:

@@ -15,6 +15,7 @@ from policies import wire
 from worker.inputs import Span
 from worker.scoring import score
 from worker.sequence import Sequence
+from worker.transfer import Arriving
 
 if TYPE_CHECKING:
     from worker.parallel.runner import ParallelRunner
@@ -23,6 +24,19 @@ if TYPE_CHECKING:
 LAST = wire.Pooling("last")
 LEAST_LENGTH = 1e-12
 """What a vector is divided by at least."""
+
+
+class Finished:
+    """Vectors of a step on their way to the host: the next step need not be waited for."""
+
+    def __init__(self, vectors: Run[tuple[Sequence, Tensor]]) -> None:
+        """Each [num_dimensions] f32, on the device."""
+        self._sequences = [sequence for sequence, _ in vectors]
+        self._arriving = Arriving([vector for _, vector in vectors])
+
+    def take(self) -> list[tuple[Sequence, bytes]]:
+        """Waits for them. f32, least byte first; none where it is not finite."""
+        return list(zip(self._sequences, map(_bytes_of, self._arriving.take()), strict=True))
 
 
 class Vectors:
@@ -34,12 +48,12 @@ class Vectors:
 
     def take(
         self, spans: Run[Span], batch: Run[tuple[Sequence, int]], runner: Runner | ParallelRunner
-    ) -> list[tuple[Sequence, Tensor]]:
-        """From the step that this runner has just computed. The sequences whose prompts end with it, each with its
-        vector, [num_dimensions] f32 on the device. What it says of prompts is noted with their requests."""
+    ) -> Finished | None:
+        """From the step that this runner has just computed: of the sequences whose prompts end with it, None where
+        there are none. What it says of prompts is noted with their requests."""
         wanted = [(sequence, span) for (sequence, _), span in zip(batch, spans, strict=True) if span.num_hidden]
         if not wanted:
-            return []
+            return None
         done = []
         rows = runner.take_hidden([span for _, span in wanted])
         for (sequence, span), hidden in zip(wanted, rows, strict=True):
@@ -50,7 +64,7 @@ class Vectors:
             if span.start + len(span.token_ids) == len(sequence.token_ids):
                 self.forget(sequence)
                 done.append((sequence, _finished(pooled, len(sequence.token_ids), span.pooling)))
-        return done
+        return Finished(done) if done else None
 
     def forget(self, sequence: Sequence) -> None:
         """It has ended."""
@@ -82,7 +96,5 @@ def _finished(pooled: Tensor, num_tokens: int, pooling: wire.Pooling | None) -> 
     return pooled
 
 
-def bytes_of(vector: Tensor) -> bytes:
-    """f32, least byte first; none where it is not finite."""
-    on_host = vector.cpu()
-    return on_host.numpy().astype("<f4", copy=False).tobytes() if bool(on_host.isfinite().all()) else b""
+def _bytes_of(vector: Tensor) -> bytes:
+    return vector.numpy().astype("<f4", copy=False).tobytes() if bool(vector.isfinite().all()) else b""

@@ -1,4 +1,5 @@
-"""Triton's kernels without a device: run by its interpreter, and compiled for the devices they are meant for.
+"""Triton's kernels without a device: run by its interpreter, and compiled for the devices they are meant for. Steps
+are given to a device that is imagined.
 
 They are processes of their own, for Triton reads the environment when it is imported.
 """
@@ -21,7 +22,7 @@ pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="no Triton h
 
 INTERPRETED = (("attention", "windows"), ("graphs", "small", "turned", "matrices", "draws"))
 """Files that one process runs."""
-COMPILED = ("compiled",)
+COMPILED = ("compiled", "unwaited")
 AT_ONCE = 2
 """Each has a core busy, for half a minute."""
 

@@ -1,0 +1,125 @@
+"""Whatever a step consists of, it is given to a CUDA device without waiting for it, and what is recorded may be."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from itertools import count
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+
+from policies import settings, wire
+from policies.terms import Sampling
+from tests.kernels.graphs import ARCHITECTURE
+from tests.kernels.imagined import DEVICE, Watch, imagined
+from worker.adapters import Adapter
+from worker.adapters.adapter import Factor
+from worker.engine import Engine
+from worker.graphs import NUM_STEPS_BEFORE
+from worker.models.linear import Means
+from worker.models.load import build_decoder
+from worker.models.shard import Shard
+from worker.models.sources import PlainSource
+from worker.runner import Runner
+from worker.sampler import Sampler
+
+MODEL = replace(
+    ARCHITECTURE,
+    vocab_size=640,
+    hidden_size=128,
+    num_heads=8,
+    head_dim=64,
+    max_positions=4096,
+    ropes=(replace(ARCHITECTURE.ropes[0], rotary_dim=64, max_positions=4096),),
+    windows=(0, 0),
+)
+NUM_TOKENS = 2 + 2 * NUM_STEPS_BEFORE
+ANYTHING = {"top_p": 0.9, "top_k": 4, "min_p": 0.1}
+ADJUSTED = {"presence_penalty": 0.5, "logit_bias": {3: 1.0}, "min_tokens": 3, "num_logprobs": 3}
+
+
+def submit(name: str, num_prompt_tokens: int, num_sequences: int = 1, **asked: Any) -> wire.Submit:
+    sampling = Sampling(NUM_TOKENS, temperature=0.7, ignore_eos=True, **asked)
+    token_ids = [1 + (7 * place + len(name)) % 600 for place in range(num_prompt_tokens)]
+    return wire.Submit(name, token_ids, sampling, num_sequences, cache_salt=name.encode())
+
+
+MIXED = [submit("a", 20), submit("bb", 40, **ANYTHING), submit("ccc", 700, **ADJUSTED), submit("dddd", 900)]
+
+
+@pytest.fixture
+def watch(monkeypatch):
+    with imagined(monkeypatch) as watch:
+        yield watch
+
+
+def served(
+    watch: Watch,
+    submits: Iterable[wire.Submit] = MIXED,
+    changes: dict[str, Any] | None = None,
+    quantize: str = "none",
+    adapters: tuple[Adapter | None, ...] = (None,),
+    **engine: Any,
+) -> Runner:
+    asked = settings.Engine(device="cuda", dtype="bfloat16", max_sequences=8, **engine)
+    own, dtype = replace(MODEL, **(changes or {})), torch.bfloat16
+    source = PlainSource(lambda name, shape: torch.empty(shape, dtype=dtype, device=DEVICE))
+    model = build_decoder(Shard.of(own), source, dtype, DEVICE, 4096, Means(), quantize)
+    is_mixed = min(own.windows) == 0 < max(own.windows)
+    runner = Runner.of(model, asked, 600, 600 if is_mixed else 0, may_part=True)
+    ticks = count()
+    engine_ = Engine(runner, Sampler(own.vocab_size, ()), asked, lambda: 0.01 * next(ticks))
+    engine_.speculates = False
+    watch.seen.clear()
+    for at, each in enumerate(submits):
+        assert engine_.add(each, adapters[at % len(adapters)]) is None
+    for _ in range(4 * NUM_TOKENS):
+        _, failed = engine_.step()
+        assert not failed, failed
+    assert not engine_.has_work
+    assert watch.num_launches
+    return runner
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {},
+        {"submits": [submit("a", 20, 3), submit("bb", 40)]},
+        {"changes": {"windows": (0, 40)}},
+        {"changes": {"attention_softcap": 30.0, "logits_softcap": 30.0, "qk_norm": "head", "qkv_bias": True}},
+        {"quantize": "int8"},
+        {"quantize": "int4"},
+        {"quantize": "fp8", "kv_dtype": "fp8"},
+        {"kv_dtype": "int8"},
+    ],
+    ids=["plain", "forks", "windows", "caps and norms", "int8", "int4", "fp8", "KV in int8"],
+)
+def test_steps_wait_for_nobody_and_are_recorded(watch, how):
+    runner = served(watch, **how)
+    assert watch.seen == []
+    assert runner._graphs is not None
+    assert runner._graphs.recorded == [(4, 1)]
+
+
+def test_adapters_wait_for_nobody(watch):
+    sizes = {"qkv": (128, 768), "output": (512, 128), "gate_up": (128, 192), "down": (96, 128)}
+    adapters = []
+    for name in ("one", "other"):
+        factors: dict[Any, tuple[Factor, ...]] = {}
+        for place, (num_in, num_out) in sizes.items():
+            down, up = (torch.empty(size, dtype=torch.bfloat16, device=DEVICE) for size in ((8, num_in), (num_out, 8)))
+            factors |= {(layer, place): (Factor(down, up, 0),) for layer in (0, 1)}
+        adapters.append(Adapter(name, "", 8, factors, 0))
+    served(watch, adapters=(*adapters, None))
+    assert watch.seen == []
+
+
+def test_vectors_wait_for_their_own_step(watch):
+    kinds = [wire.Pooling(kind) for kind in ("mean", "last", "first")]
+    submits = [msgspec.structs.replace(submit("a" * num, 20 * num), pooling=kinds[num % 3]) for num in range(1, 6)]
+    served(watch, submits)
+    assert watch.seen == []
