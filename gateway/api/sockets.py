@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from aiohttp import WSCloseCode, hdrs, web
+import contextlib
+
+from aiohttp import WSCloseCode, WSMsgType, hdrs, web
 
 from gateway import errors, head
 from gateway.api.responses import SCOPE
 from gateway.house import GATEWAY
+from gateway.sockets import events
 from gateway.sockets.connection import PATH, Connection
 
 CLOSE_S = 3.0
@@ -46,6 +49,9 @@ async def connect(request: web.Request) -> web.StreamResponse:
                 await connection.run()
         except Exception as error:  # an answer of HTTP is no message of a socket
             noted = request[head.HEAD]
-            noted.failed(errors.described(error, noted.request_id, noted.trace_if_it_fails))
+            failure = errors.described(error, noted.request_id, noted.trace_if_it_fails)
+            noted.failed(failure)
+            with contextlib.suppress(ConnectionResetError):
+                await socket.send_frame(events.refused(failure), WSMsgType.TEXT)
             await socket.close(code=WSCloseCode.INTERNAL_ERROR)
     return socket

@@ -17,6 +17,7 @@ from multidict import CIMultiDict
 
 from gateway import errors, head, openai, unconnected
 from gateway.api.request import parsed
+from gateway.head import HEAD, Head
 from gateway.house import Gateway
 from gateway.openai import Malformed
 from gateway.reply.events import OUTLET
@@ -52,6 +53,7 @@ class Ending(NamedTuple):
 
 LOST = Ending(WSCloseCode.ABNORMAL_CLOSURE, "")
 """Nobody is there who could be told."""
+BROKEN = Ending(WSCloseCode.INTERNAL_ERROR, "something failed unexpectedly")
 
 
 class Connection:
@@ -62,6 +64,7 @@ class Connection:
         self._gw = gw
         self._socket = socket
         self._answer = answer
+        self._noted = request[HEAD]
         self._way = Way(request, socket, gw.settings.server)
         self._remote = request.remote or ""
         self._headers = _headers_of(request.headers)
@@ -78,13 +81,14 @@ class Connection:
         self._moved = asyncio.Event()
 
     async def run(self) -> None:
-        """Until either side has ended it; what is still being answered then is broken off."""
+        """Until either side has ended it; what is still being answered then is broken off. Raises what of its own has
+        failed."""
         reading, ending = asyncio.create_task(self._read()), asyncio.create_task(self._until_over())
         try:
-            await asyncio.wait([reading, ending], return_when=asyncio.FIRST_COMPLETED)
-            if not reading.done():
+            done, _ = await asyncio.wait([reading, ending], return_when=asyncio.FIRST_COMPLETED)
+            if ending in done:
                 code, why = ending.result()
-                if code != LOST.code:
+                if code != LOST.code and reading not in done:
                     await self._socket.close(code=code, message=why.encode())
         finally:
             tasks = [reading, ending, *self._running]
@@ -137,7 +141,9 @@ class Connection:
         self._go_on()
 
     def _check(self, asked: Create) -> None:
-        """Raises Malformed and RequestsLimited."""
+        """Raises Malformed, RequestsLimited and ServiceUnavailable."""
+        if self._ending is BROKEN:
+            raise errors.ServiceUnavailable("This connection is about to be closed. Open another one to go on.")
         most_s = self._gw.settings.responses.socket_max_s
         if self._heard_at >= self._ends_at:
             raise Malformed(*_over(most_s))
@@ -177,21 +183,29 @@ class Connection:
 
     async def _respond(self, asked: Create) -> None:
         task = cast("asyncio.Task[None]", asyncio.current_task())
+        request: web.Request | None = None
         try:
+            request = self._request_of(asked)
             with contextlib.suppress(ConnectionResetError):
-                await self._respond_to(asked)
+                await self._tell(await self._answer(request), asked)
+        except Exception as error:
+            noted = None if request is None else request.get(HEAD)
+            await self._broke(error, noted or self._noted, asked)
         finally:
             del self._running[task]
             self._asked_at = self._gw.clock.now()
             self._go_on()
             self._moved.set()
 
-    async def _respond_to(self, asked: Create) -> None:
+    def _request_of(self, asked: Create) -> web.Request:
         max_bytes = self._gw.settings.server.max_body_bytes
         request = unconnected.post(PATH, asked.body, self._headers, max_bytes, self._remote)
         request[OUTLET] = Lane(self._way, asked.stream_id)
         request[NEAR] = Near(self._nearby, asked.stream_id, asked.generates)
-        response = await self._answer(request)
+        return request
+
+    async def _tell(self, response: web.StreamResponse, asked: Create) -> None:
+        """What came of it, where it was refused; otherwise all of it is told."""
         if not isinstance(response, web.Response) or response.status == head.HUNG_UP:
             return
         body = _error_body.decode(cast(bytes, response.body))
@@ -200,6 +214,17 @@ class Connection:
         await self._way.send(events.error(body.error, response.status, kept, asked.stream_id))
         if response.status == errors.InvalidApiKey.status:
             self._ending = Ending(WSCloseCode.POLICY_VIOLATION, "the key is no longer valid")
+
+    async def _broke(self, error: Exception, noted: Head, asked: Create) -> None:
+        """Nobody has foreseen ``error``, so what its client has heard is not known: it hears of that. Neither those
+        that wait nor others are begun, and when all that are being answered have ended, so has the connection."""
+        self._ending = BROKEN
+        failure = errors.described(error, noted.request_id, noted.trace_if_it_fails)
+        headers = {"x-request-id": noted.request_id, **failure.headers()}
+        lost, self._waiting = [asked, *self._waiting], []
+        told = [events.error(errors.detail(failure), failure.status, headers, each.stream_id) for each in lost]
+        with contextlib.suppress(ConnectionResetError):
+            await self._way.send(*told)
 
     # When it ends
 
