@@ -261,6 +261,12 @@ class Files(Section, frozen=True):
     """How long a file for a batch, and what a batch has written, is kept where its client does not say."""
     max_open_uploads: Positive = 100
     """Of one tenant, that come in parts and are neither completed nor cancelled."""
+    max_open_parts: Positive = 20_000
+    """Of those together; one more is refused with 429."""
+    max_arriving: Positive = 64
+    """Files and parts that this gateway receives at once; one more is refused with 503."""
+    max_arriving_per_tenant: Positive = 16
+    """Of those, one tenant's; one more is refused with 429."""
 
 
 class Batches(Section, frozen=True):

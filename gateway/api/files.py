@@ -23,7 +23,7 @@ async def upload(request: web.Request) -> web.Response:
     gw = request.app[GATEWAY]
     caller = caller_of(gw, request)
     tenant_id = caller.tenant_id
-    async with gw.files.quota(tenant_id) as check, gw.files.staged() as staged:
+    async with gw.files.quota(tenant_id) as check, gw.files.staged(tenant_id) as staged:
         fields, filename = await received(gw, request, "file", staged, check)
         terms = openai.converted(fields, openai.FileTerms, "", strict=False)
         file = await gw.files.keep(staged, tenant_id, filename, terms.purpose, gw.files.expires_s(terms))

@@ -32,7 +32,7 @@ async def add(request: web.Request) -> web.StreamResponse:
     gw = request.app[GATEWAY]
     tenant_id, upload_id = files.caller_of(gw, request).tenant_id, request.match_info["upload"]
     await gw.uploads.pending(tenant_id, upload_id)
-    async with gw.files.quota(tenant_id, "part") as check, gw.files.staged(gw.files.parts) as staged:
+    async with gw.files.quota(tenant_id, "part") as check, gw.files.staged(tenant_id, gw.files.parts) as staged:
         await received(gw, request, "data", staged, check)
         part = await gw.uploads.add(tenant_id, upload_id, staged)
     return _json(openai.UploadPartBody(id=part.id, created_at=part.created_at, upload_id=part.upload_id))

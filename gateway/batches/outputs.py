@@ -59,7 +59,7 @@ async def finish(gw: Gateway, book: Book, batch: Batch, journal: Journal, index:
         ending = "cancelled"
     expires_s = batch.output_expires_s or files.config.batch_expires_s
     num_unasked = journal.num_waiting
-    async with files.staged() as answers, files.staged() as failures:
+    async with files.staged(None) as answers, files.staged(None) as failures:
         await _write(answers, (output for is_answered, output in journal.outputs() if is_answered))
         await _write(failures, (output for is_answered, output in journal.outputs() if not is_answered))
         if num_unasked:

@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
-import hashlib
 import logging
 import math
 import os
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import IO, Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 import sqlalchemy as sa
@@ -27,11 +26,12 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from gateway import errors, openai, store
 from gateway.background import alongside, to_its_end
 from gateway.clock import Clock
+from gateway.files.arriving import PIECE_BYTES, Arriving, Staged
 from gateway.store import Store, new_id
 from gateway.transactions import changing, reading
 from policies import settings
 
-__all__ = ["File", "Files", "Staged", "sweeping"]
+__all__ = ["PIECE_BYTES", "File", "Files", "Staged", "sweeping"]
 
 log = logging.getLogger(__name__)
 
@@ -41,18 +41,13 @@ FORGOTTEN_S = 86_400.0
 """After so long an upload that was never finished is nobody's, and neither is a file without a row."""
 ORPHANS_S = 3600.0
 """Between two looks for those, at all that is in the directory."""
-PIECE_BYTES = 1 << 20
-"""Read or written at once."""
 MAX_ASKED = 500
 """Ids in one statement."""
-MAX_ARRIVING = 64
-"""Uploads at a time."""
 MAX_PART_BYTES = 64 << 20
 """Of a file that comes in parts (``uploads``), one of them."""
 OVER = ("completed", "failed", "expired", "cancelled")
 """Statuses of batches that need their input no more."""
 T = TypeVar("T")
-NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class File(msgspec.Struct, frozen=True):
@@ -71,44 +66,6 @@ class File(msgspec.Struct, frozen=True):
 assert File.__struct_fields__ == tuple(store.files.c.keys())
 
 
-class Staged:
-    """A file that is being written; nobody knows it yet."""
-
-    def __init__(self, path: Path, writing: IO[bytes]) -> None:
-        self.path = path
-        self.num_bytes = 0
-        self._writing = writing
-        self._digest = hashlib.sha256()
-
-    async def write(self, data: bytes) -> None:
-        """Raises OSError; on a thread, since a disk may take its time."""
-        await asyncio.to_thread(self._write, data)
-
-    async def append(self, path: Path, also: Callable[[bytes], None]) -> None:
-        """All of another file; ``also`` is given it, too, on the same thread. Raises OSError."""
-        await asyncio.to_thread(self._append, path, also)
-
-    async def finish(self) -> str:
-        """All of it is on the disk: its SHA-256. Raises OSError."""
-        await asyncio.to_thread(self._sync)
-        return self._digest.hexdigest()
-
-    def _write(self, data: bytes) -> None:
-        self._writing.write(data)
-        self._digest.update(data)
-        self.num_bytes += len(data)
-
-    def _append(self, path: Path, also: Callable[[bytes], None]) -> None:
-        with path.open("rb") as other:
-            while data := other.read(PIECE_BYTES):
-                also(data)
-                self._write(data)
-
-    def _sync(self) -> None:
-        self._writing.flush()
-        os.fsync(self._writing.fileno())
-
-
 class Files:
     """All that tenants have uploaded, and what batches have written for them."""
 
@@ -124,12 +81,12 @@ class Files:
         self.directory = Path(config.directory) if config.directory else rooms.data_dir / "files"
         self.parts = self.directory / "parts"
         """Of files that come in parts (``uploads``)."""
+        self.arriving = Arriving(config)
         self.wall = wall
         self._rooms = rooms
         self._clock = clock
         self._arriving: dict[str, int] = {}
         """By tenant: bytes of uploads that have no row yet."""
-        self._num_arriving = 0
         self._looked_at = -math.inf
         """For files without a row."""
         try:
@@ -192,26 +149,9 @@ class Files:
 
     # Making
 
-    @contextlib.asynccontextmanager
-    async def staged(self, place: Path | None = None) -> AsyncIterator[Staged]:
-        """A new file to be written, in ``place`` or where files arrive; without ``keep`` nothing is left of it. Raises
-        StorageFull for what the disk does not take."""
-        if self._num_arriving >= MAX_ARRIVING:
-            raise errors.ServiceUnavailable("Too many files are being uploaded. Please try again.", retry_after_s=1.0)
-        self._num_arriving += 1
-        path = (place or self._staging) / new_id("arriving")
-        try:
-            with path.open("xb") as writing:
-                yield Staged(path, writing)
-        except OSError as error:
-            if error.errno not in NO_SPACE:
-                raise
-            log.error("files: %s takes no more: %s", self.directory, error.strerror)
-            raise errors.StorageFull("This server has no room for the file at the moment.") from None
-        finally:
-            self._num_arriving -= 1
-            with contextlib.suppress(OSError):
-                path.unlink(missing_ok=True)
+    def staged(self, tenant_id: str | None, place: Path | None = None) -> AbstractAsyncContextManager[Staged]:
+        """A new file to be written, in ``place`` or where files arrive, as ``Arriving.staged`` has it."""
+        return self.arriving.staged(tenant_id, place or self._staging)
 
     @contextlib.asynccontextmanager
     async def quota(

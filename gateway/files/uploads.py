@@ -37,6 +37,12 @@ class TooManyUploads(errors.RateLimited):
     code, should_retry = "upload_limit_exceeded", False
 
 
+class TooManyParts(errors.RateLimited):
+    """The tenant's uploads that are pending have as many parts as the settings allow."""
+
+    code, should_retry = "part_limit_exceeded", False
+
+
 class UploadOver(errors.InvalidRequest):
     """It is not pending any more."""
 
@@ -121,16 +127,28 @@ class Uploads:
             return await self._pending(connection, tenant_id, upload_id)
 
     async def add(self, tenant_id: str, upload_id: str, staged: Staged) -> Part:
-        """A part, which was written in ``Files.parts``. Raises QuotaExceeded."""
+        """A part, which was written in ``Files.parts``. Raises InvalidRequest, TooManyParts and
+        QuotaExceeded."""
         await staged.finish()
         part = Part(new_id("part"), upload_id, staged.num_bytes, int(self._files.wall()))
-        num_parts = sa.select(sa.func.count()).where(parts.upload_id == upload_id)
+        if not part.num_bytes:
+            raise errors.InvalidRequest("A part has at least one byte", param="data", code="empty_part")
+        of_upload = sa.select(sa.func.count()).where(parts.upload_id == upload_id)
+        now, most = int(self._files.wall()), self._files.config.max_open_parts
+        is_open = sa.and_(columns.id == parts.upload_id, columns.tenant_id == tenant_id, columns.expires_at > now)
+        of_tenant = sa.select(sa.func.count(parts.id)).where(is_open)
 
         async def noted(connection: AsyncConnection) -> Part:
             await self._pending(connection, tenant_id, upload_id)
-            if (await connection.execute(num_parts)).scalar_one() >= openai.MAX_PARTS:
+            if (await connection.execute(of_upload)).scalar_one() >= openai.MAX_PARTS:
                 raise errors.InvalidRequest(f"An upload has at most {openai.MAX_PARTS} parts", code="too_many_parts")
             await self._files.take_room(connection, tenant_id, part.num_bytes)
+            if (await connection.execute(of_tenant)).scalar_one() >= most:
+                raise TooManyParts(
+                    f"The uploads of this project that are pending have {most} parts together. Send larger ones, or "
+                    "complete or cancel an upload.",
+                    headers={},
+                )
             await connection.execute(sa.insert(store.upload_parts), msgspec.structs.asdict(part))
             return part
 
@@ -161,7 +179,7 @@ class Uploads:
             upload = await self._pending(connection, tenant_id, upload_id)
             sizes = {row.id: row.num_bytes for row in await connection.execute(query)}
         _check(asked.part_ids, sizes, upload.num_bytes)
-        async with self._files.staged() as staged:
+        async with self._files.staged(tenant_id) as staged:
             md5 = hashlib.md5(usedforsecurity=False)
             try:
                 for part_id in asked.part_ids:

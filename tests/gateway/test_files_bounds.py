@@ -17,7 +17,7 @@ from gateway.openai import UploadCompletion
 from policies import settings
 from tests.builders import until
 from tests.gateway.conftest import Front
-from tests.gateway.test_files import FORM, names
+from tests.gateway.test_files import FORM, another_key, names
 from tests.gateway.test_uploads import added, begun
 
 FILE = (
@@ -47,7 +47,7 @@ async def test_files_that_began_to_come_when_there_was_room_have_no_more_than_th
                 return answer.status
 
         tasks = [asyncio.create_task(sent(number)) for number in range(4)]
-        await until(lambda: front.gw.files._num_arriving == 4)
+        await until(lambda: front.gw.files.arriving.num == 4)
         statuses = []
         for event, task in zip(goes_on, tasks, strict=True):
             event.set()
@@ -63,7 +63,7 @@ async def test_files_and_parts_that_are_noted_at_once_have_no_more_than_there_is
 
         async def noted(number: int) -> bool:
             place = front.gw.files.parts if number % 2 else None
-            async with front.gw.files.staged(place) as staged:
+            async with front.gw.files.staged(tenant_id, place) as staged:
                 await staged.write(b"." * 1000)
                 try:
                     if number % 2:
@@ -82,6 +82,55 @@ async def test_no_more_uploads_are_begun_at_once_than_may_be_pending(open_front,
     async with open_front(store=store_settings, files=settings.Files(max_open_uploads=3)) as front:
         begun_at_once = await asyncio.gather(*(begun(front.client) for _ in range(12)), return_exceptions=True)
         assert [type(each) for each in begun_at_once].count(openai.RateLimitError) == 9
+
+
+async def test_no_tenant_has_all_the_places_of_files_that_are_coming(open_front, store_settings):
+    bounds = settings.Files(max_arriving=3, max_arriving_per_tenant=2)
+    async with open_front(store=store_settings, files=bounds) as front:
+        another = {**FORM, "authorization": f"Bearer {await another_key(front)}"}
+        upload, go_on = await begun(front.client, 1), asyncio.Event()
+
+        async def form():
+            yield FILE
+            await go_on.wait()
+            yield END
+
+        async def sent(headers: dict[str, str], path: str = "files") -> tuple[int, str, str | None]:
+            async with front.http.post(f"{front.url}/v1/{path}", data=form(), headers=headers) as answer:
+                error = (await answer.json()).get("error") or {}
+                return answer.status, error.get("code", ""), answer.headers.get("retry-after")
+
+        first = [asyncio.create_task(sent(FORM)) for _ in range(2)]
+        await until(lambda: front.gw.files.arriving.num == 2)
+        for path in ("files", f"uploads/{upload.id}/parts"):
+            assert await sent(FORM, path) == (429, "rate_limit_exceeded", "1")
+        other = asyncio.create_task(sent(another))
+        await until(lambda: front.gw.files.arriving.num == 3)
+        assert await sent(another) == (503, "server_is_overloaded", "1")
+        go_on.set()
+        assert [status for status, _, _ in await asyncio.gather(*first, other)] == [200] * 3
+        assert await sent(FORM) == (200, "", None)
+        assert not front.gw.files.arriving.num
+
+
+async def test_parts_that_hold_nothing_are_refused_and_so_are_too_many_of_a_tenants(open_front, store_settings):
+    async with open_front(store=store_settings, files=settings.Files(max_open_parts=3)) as front:
+        uploads = front.client.uploads
+        first, second = await begun(front.client, 2), await begun(front.client, 2)
+        with pytest.raises(openai.BadRequestError) as refused:
+            await uploads.parts.create(first.id, data=b"")
+        assert (refused.value.param, refused.value.code) == ("data", "empty_part")
+        part_ids = [*await added(front.client, first, b"a"), *await added(front.client, first, b"b")]
+        more = await asyncio.gather(*(added(front.client, second, b"c") for _ in range(6)), return_exceptions=True)
+        refusals = [each for each in more if isinstance(each, openai.RateLimitError)]
+        assert (len(refusals), {each.code for each in refusals}) == (5, {"part_limit_exceeded"})
+        assert refusals[0].response.headers["x-should-retry"] == "false"
+        assert len(names(front)) == 3
+        stranger = front.client.with_options(api_key=await another_key(front))
+        await added(stranger, await begun(stranger, 1), b"x")
+        # Those of an upload that is over count no more.
+        await uploads.complete(first.id, part_ids=part_ids)
+        await added(front.client, second, b"d")
 
 
 async def test_an_upload_that_is_completed_many_times_at_once_is_copied_once_at_a_time(front, monkeypatch):
@@ -113,7 +162,7 @@ async def test_whatever_is_listed_can_be_read_whenever_its_client_went_away(
                 asyncio.get_running_loop().call_soon(tasks[-1].cancel)
 
         async def kept() -> None:
-            async with front.gw.files.staged() as staged:
+            async with front.gw.files.staged(tenant_id) as staged:
                 await staged.write(b"abc")
                 await front.gw.files.keep(staged, tenant_id, "a", "user_data")
 

@@ -234,7 +234,7 @@ async def test_bounds_on_uploads_on_their_parts_and_on_all_of_a_tenants(open_fro
         await uploads.cancel(other.id)
         await added(front.client, kept, b"z")
         with pytest.raises(openai.BadRequestError, match="at most 3 parts"):
-            await uploads.parts.create(kept.id, data=b"")
+            await uploads.parts.create(kept.id, data=b"x")
         await uploads.complete(kept.id, part_ids=part_ids)
         with pytest.raises(openai.PermissionDeniedError, match="2500 bytes together"):
             await begun(front.client, 501)

@@ -1,0 +1,109 @@
+"""Files while they are being written: how many at once, of each tenant and of all."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import hashlib
+import logging
+import os
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import IO
+
+from gateway import errors
+from gateway.store import new_id
+from policies import settings
+
+log = logging.getLogger(__name__)
+
+PIECE_BYTES = 1 << 20
+"""Read or written at once."""
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+class Staged:
+    """A file that is being written; nobody knows it yet."""
+
+    def __init__(self, path: Path, writing: IO[bytes]) -> None:
+        self.path = path
+        self.num_bytes = 0
+        self._writing = writing
+        self._digest = hashlib.sha256()
+
+    async def write(self, data: bytes) -> None:
+        """Raises OSError; on a thread, since a disk may take its time."""
+        await asyncio.to_thread(self._write, data)
+
+    async def append(self, path: Path, also: Callable[[bytes], None]) -> None:
+        """All of another file; ``also`` is given it, too, on the same thread. Raises OSError."""
+        await asyncio.to_thread(self._append, path, also)
+
+    async def finish(self) -> str:
+        """All of it is on the disk: its SHA-256. Raises OSError."""
+        await asyncio.to_thread(self._sync)
+        return self._digest.hexdigest()
+
+    def _write(self, data: bytes) -> None:
+        self._writing.write(data)
+        self._digest.update(data)
+        self.num_bytes += len(data)
+
+    def _append(self, path: Path, also: Callable[[bytes], None]) -> None:
+        with path.open("rb") as other:
+            while data := other.read(PIECE_BYTES):
+                also(data)
+                self._write(data)
+
+    def _sync(self) -> None:
+        self._writing.flush()
+        os.fsync(self._writing.fileno())
+
+
+class Arriving:
+    """All of them."""
+
+    def __init__(self, config: settings.Files) -> None:
+        self._config = config
+        self._tenants: list[str] = []
+        """One for each that a client waits for."""
+
+    @property
+    def num(self) -> int:
+        return len(self._tenants)
+
+    @contextlib.asynccontextmanager
+    async def staged(self, tenant_id: str | None, place: Path) -> AsyncIterator[Staged]:
+        """A new file to be written in ``place``; nothing is left of it that was not put elsewhere. ``tenant_id``: whose
+        client waits for it; None: nobody's, and it may always be. Raises ServiceUnavailable, RequestsLimited when the
+        tenant has its share, and StorageFull for what the disk does not take."""
+        with self._room(tenant_id) if tenant_id is not None else contextlib.nullcontext():
+            path = place / new_id("arriving")
+            try:
+                with path.open("xb") as writing:
+                    yield Staged(path, writing)
+            except OSError as error:
+                if error.errno not in NO_SPACE:
+                    raise
+                log.error("files: %s takes no more: %s", place, error.strerror)
+                raise errors.StorageFull("This server has no room for the file at the moment.") from None
+            finally:
+                with contextlib.suppress(OSError):
+                    path.unlink(missing_ok=True)
+
+    @contextlib.contextmanager
+    def _room(self, tenant_id: str) -> Iterator[None]:
+        if self.num >= self._config.max_arriving:
+            raise errors.ServiceUnavailable("Too many files are being uploaded. Please try again.", retry_after_s=1.0)
+        if (mine := self._tenants.count(tenant_id)) >= self._config.max_arriving_per_tenant:
+            raise errors.RequestsLimited(
+                f"This project is uploading {mine} files or parts already; wait for one to end.",
+                headers={},
+                retry_after_s=1.0,
+            )
+        self._tenants.append(tenant_id)
+        try:
+            yield
+        finally:
+            self._tenants.remove(tenant_id)
