@@ -112,11 +112,17 @@ OPERATIONS: Final[Mapping[str, str]] = {
     **dict.fromkeys(("/v1/rerank", "/v2/rerank", "/rerank"), "rerank"),
     **dict.fromkeys(("/v1/score", "/score"), "score"),
 }
-"""By address; all others are no operation of a model's."""
+"""By address, for POST; all others are no operation of a model's."""
 API_TYPES: Final[Mapping[str, str]] = {
     "/v1/chat/completions": "chat_completions",
     **dict.fromkeys(("/v1/responses", "/v1/responses/compact"), "responses"),
 }
+
+
+def operation_of(method: str, route: str) -> str | None:
+    """None: it asks for something else than a model, be it by another method: for what is kept at that address, or for
+    a WebSocket, over which requests come that have spans of their own."""
+    return OPERATIONS.get(route) if method == "POST" else None
 
 
 def is_latest(opt_in: str) -> bool:

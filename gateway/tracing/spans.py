@@ -76,7 +76,7 @@ def _noted(kept: Kept) -> list[Part]:
     noted: list[Part] = []
     if kept.kind == "request":
         noted.append((kept.received_at, names.RECEIVE, None))
-    if kept.route not in names.OPERATIONS:
+    if names.operation_of(kept.method, kept.route) is None:
         noted.append((kept.started_at, names.ANSWER, None))
         return noted
     noted.append((kept.started_at, names.RENDER if kept.kind == "background" else names.AUTH, None))
@@ -159,7 +159,7 @@ class _Build:
 
     def _name(self) -> str:
         kept = self._kept
-        operation = names.OPERATIONS.get(kept.route)
+        operation = names.operation_of(kept.method, kept.route)
         if operation is None:
             return f"{kept.method} {kept.route}".rstrip()
         # A request for a model that nobody serves does not come so far, and its name is whatever a client made up.
@@ -182,7 +182,7 @@ class _Build:
         if kept.tenant_id:
             said |= {names.TENANT_ID: kept.tenant_id, names.KEY_ID: kept.key_id}
         told: dict[str, Value] = {}
-        operation = names.OPERATIONS.get(kept.route)
+        operation = names.operation_of(kept.method, kept.route)
         if operation is not None:
             told |= {"operation": operation, "provider": names.PROVIDER, "api_type": names.API_TYPES.get(kept.route)}
         if asked is not None:

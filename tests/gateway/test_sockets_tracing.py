@@ -32,5 +32,10 @@ async def test_each_response_has_its_span_and_so_has_a_summary(open_front, colle
         assert {row["trace_id"] for row in rows} == {TRACE}
         spans = [span for span in await collector.trace(TRACE, 5) if span.kind == 2]
         # The connection, a response, one with its summary, and what was refused.
-        assert sorted(span.name for span in spans) == ["chat", "chat", "chat demo", "chat demo", "chat demo"]
+        named = ["GET /v1/responses", "chat", "chat demo", "chat demo", "chat demo"]
+        assert sorted(span.name for span in spans) == named
+        (connection,) = [span for span in spans if span.name == named[0]]
+        assert connection.attributes["http.route"] == "/v1/responses"
+        assert connection.attributes["http.response.status_code"] == 101
+        assert not [name for name in connection.attributes if name.startswith(("gen_ai.", "openai."))]
         assert [span.attributes.get("error.type") for span in spans].count("model_not_found") == 1
