@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import msgspec
 from aiohttp import web
 
-from gateway import errors, head
+from gateway import errors, head, reply
 from gateway.api import items
 from gateway.api.answer import give
 from gateway.api.chat import prompt_of
-from gateway.api.compaction import shortened
+from gateway.api.compaction import Short, shortened
 from gateway.api.request import may_store, parsed, taken_body_of
 from gateway.api.traced import behind
 from gateway.api.turn import Question, Turn
 from gateway.auth import Caller
 from gateway.head import HEAD
 from gateway.house import Gateway
-from gateway.reply.events import OUTLET, EventStream
+from gateway.reply.events import OUTLET, EventStream, Outlet
 from gateway.reply.storing import Storing
 from gateway.responses import requests
 from gateway.responses.answer import ResponseAnswer
@@ -33,7 +35,7 @@ from gateway.responses.outlets import Log
 from gateway.responses.reading import relay
 from gateway.responses.requests import ResponseRequest
 from gateway.responses.running import Running
-from gateway.responses.shapes import InputTokens, begun
+from gateway.responses.shapes import OPEN, InputTokens, begun
 from policies.priority import Order
 
 SCOPE = "responses"
@@ -82,15 +84,50 @@ async def _answered(gw: Gateway, request: web.Request, caller: Caller, call: Res
         given = named(given if call.conversation_id is None else unnamed(given), response_id)
         before = await items.before(gw, caller, call, len(given), remembered)
         said = expanded(gw.directory.secret, caller.tenant_id, before + given)
-        short = await shortened(gw, request, caller, call, said) if call.context_management else None
-        messages = items.messages(gw, caller, call, said if short is None else short.items)
-        asked = Question(gw, request, caller, call, requests.chat_of(call, messages), messages)
         body = begun(call, response_id, int(time.time()), stores)
         events = Events(body, len(given), call.obfuscates, nests_errors=near is not None)
-        if short is not None:
-            events.precede(short.stands_for_them, short.usage)
-        turn = Turn(asked, given, events, near, remembered)
-        return await (_in_background(turn, stack) if call.background else _at_once(turn))
+
+        async def answered(short: Short | None) -> web.StreamResponse:
+            messages = items.messages(gw, caller, call, said if short is None else short.items)
+            asked = Question(gw, request, caller, call, requests.chat_of(call, messages), messages)
+            if short is not None:
+                events.precede(short.stands_for_them, short.usage)
+            turn = Turn(asked, given, events, near, remembered)
+            return await (_in_background(turn, stack) if call.background else _at_once(turn))
+
+        if not call.context_management:
+            return await answered(None)
+        shorter = shortened(gw, request, caller, call, said)
+        return await (_streamed(gw, request, events, shorter, answered) if call.stream else answered(await shorter))
+
+
+async def _streamed(
+    gw: Gateway,
+    request: web.Request,
+    events: Events,
+    shorter: Coroutine[Any, Any, Short | None],
+    answered: Callable[[Short | None], Coroutine[Any, Any, web.StreamResponse]],
+) -> web.StreamResponse:
+    """A stream whose client hears that it is being worked at while it waits for a summary. What fails until then has
+    its own status as long as nothing is sent; afterwards it is the stream's end."""
+    noted = request[HEAD]
+    outlet = request[OUTLET] = _outlet_of(gw, request)
+    async with outlet:
+        try:
+            return await answered(await reply.awaited(outlet, shorter))
+        except ConnectionResetError:
+            return outlet.response or web.Response(status=head.HUNG_UP)
+        except Exception as error:
+            is_told = events.body.status not in OPEN or gw.responses.background.writes(events.body.id)
+            if outlet.response is None or is_told:
+                raise
+            failure = errors.described(error, noted.request_id, noted.trace_if_it_fails)
+            noted.failed(failure)
+            return await request[OUTLET].fail(events.failed(failure))
+
+
+def _outlet_of(gw: Gateway, request: web.Request) -> Outlet:
+    return request.get(OUTLET) or EventStream(request, gw.settings.server, gw.clock)
 
 
 async def _at_once(turn: Turn) -> web.StreamResponse:
@@ -98,8 +135,7 @@ async def _at_once(turn: Turn) -> web.StreamResponse:
     gw, request = asked.gw, asked.request
     keeps = events.body.store or events.body.conversation is not None or turn.near is not None
     if keeps and asked.call.stream:
-        outlet = request.get(OUTLET) or EventStream(request, gw.settings.server, gw.clock)
-        request[OUTLET] = Storing(outlet, turn.end, turn.end)
+        request[OUTLET] = Storing(_outlet_of(gw, request), turn.end, turn.end)
     answer, order = await asked.prepared(partial(ResponseAnswer, events))
     if turn.near is not None and not turn.near.generates:
         async with request[OUTLET] as outlet:
@@ -131,7 +167,7 @@ async def _in_background(turn: Turn, stack: contextlib.AsyncExitStack) -> web.St
         model = asked.chat.model
         if gw.upstreams.of(model) is not None or gw.dispatch.ready(model) is not None:
             ready = await asked.prepared(partial(ResponseAnswer, events))
-        outlet = request.get(OUTLET) or EventStream(request, gw.settings.server, gw.clock)
+        outlet = _outlet_of(gw, request)
         running = Running(caller.tenant_id, events, request[HEAD])
         running.log.add(events.queued())
         queued = turn.kept()

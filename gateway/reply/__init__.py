@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Coroutine
+from typing import Any, TypeVar
 
 from aiohttp import web
 
@@ -35,8 +36,11 @@ __all__ = [
     "Shaper",
     "TextAnswer",
     "VectorAnswer",
+    "awaited",
     "send",
 ]
+
+T = TypeVar("T")
 
 HEADERS_AFTER_S = 1.0
 """So long a stream's headers wait for the first token, as a refusal until then has a status of its own."""
@@ -62,6 +66,21 @@ def send(
         request, gw.settings.server, gw.clock, answer.content_type, answer.keep_alive
     )
     return _send_stream(stream, answer, flights, account, currency, gw.pressure)
+
+
+async def awaited(stream: Outlet, work: Coroutine[Any, Any, T]) -> T:
+    """What ``work`` returns, which has to be done before there is anything to send. Where that takes long the stream is
+    opened, as for a first token, so that its client is kept waiting and not in doubt."""
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.wait([task], timeout=HEADERS_AFTER_S)
+        if not task.done():
+            await stream.open()
+        return await task
+    finally:
+        if not task.done():
+            task.cancel()
+            await asyncio.wait([task])
 
 
 async def _send_stream(

@@ -22,7 +22,7 @@ class Outlet(Protocol):
         """None until the headers are out: a failure may still have a status of its own."""
 
     async def open(self) -> web.StreamResponse:
-        """Sends the headers."""
+        """Sends the headers, once."""
 
     async def write(self, events: bytes) -> bool:
         """Sends, and waits while the client has more than the limit to read. Whether it ``is_flushed``.
@@ -142,6 +142,8 @@ class EventStream(Pressed):
             self._beat.cancel()
 
     async def open(self) -> web.StreamResponse:
+        if self._response is not None:
+            return self._response
         self._limit_ahead()
         response = web.StreamResponse(
             headers={

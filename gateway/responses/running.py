@@ -115,6 +115,10 @@ class Background:
         running = self._running.get(response_id)
         return None if running is None or running.tenant_id != tenant_id else running
 
+    def writes(self, response_id: str) -> bool:
+        """It has begun, and not ended."""
+        return response_id in self._running
+
     async def cancel(self, running: Running) -> ResponseBody:
         """It is over when this returns, and stored as it is then; unless it had ended before."""
         running.is_unwanted = True

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
 import openai
 import pytest
 
+from gateway import reply
 from gateway.responses.compaction import ASKING, READING
+from policies import settings, wire
 from tests.gateway.conftest import Front
 from tests.gateway.desk import Desk
 from tests.gateway.responding import ASSISTANT, END, another_tenant, ask, prompt_of, turn
@@ -97,6 +100,55 @@ async def test_it_is_streamed_before_the_answer_and_over_a_socket(front: Front):
         first = (await socket.events())[-1]["response"]
         await socket.ask("So?", store=False, previous_response_id=first["id"])
         assert await socket.say() == SUMMED_UP + turn("assistant", "Yes.") + turn("user", "So?") + ASSISTANT
+
+
+async def test_a_stream_that_waits_for_its_summary_is_kept_alive(open_front, monkeypatch):
+    monkeypatch.setattr(reply, "HEADERS_AFTER_S", 0.0)
+    asked = {"model": "demo", "input": GIVEN, "stream": True, **SHORT}
+    async with open_front(server=settings.Server(heartbeat_s=0.01)) as front:
+        for others in ({}, {"store": False}, {"background": True}):
+            call = asyncio.create_task(front.http.post(f"{front.url}/v1/responses", json={**asked, **others}))
+            submit = await front.peer.submitted()
+            async with asyncio.timeout(20), await call as answer:
+                assert await answer.content.readuntil(b"\n\n") == b": keep-alive\n\n"
+                assert await answer.content.readuntil(b"\n\n") == b": keep-alive\n\n"
+                front.peer.say(submit, [*front.ids(SUMMARY), END], "stop")
+                front.peer.say(await front.peer.submitted(), [*front.ids("Yes."), END], "stop")
+                told = events_of(await answer.read())
+            assert [event["sequence_number"] for event in told] == list(range(len(told)))
+            assert [item["type"] for item in told[-1]["response"]["output"]] == ["compaction", "message"]
+
+
+@pytest.mark.parametrize("store", [True, False])
+async def test_what_fails_while_a_stream_waits_for_its_summary_is_the_streams_end(front: Front, monkeypatch, store):
+    monkeypatch.setattr(reply, "HEADERS_AFTER_S", 0.0)
+    call = {"model": "demo", "input": GIVEN, "stream": True, "store": store, **SHORT}
+    async with front.http.post(f"{front.url}/v1/responses", json=call) as answer:
+        submit = await front.peer.submitted()
+        front.peer.send(wire.Failed(submit.request_id, "overloaded", "too late for a status"))
+        told = events_of(await answer.read())
+    kinds = [event["type"] for event in told]
+    assert kinds == ["response.created", "response.in_progress", "error", "response.failed"]
+    assert (answer.status, told[-1]["response"]["error"]["code"]) == (200, "server_error")
+    (row,) = await front.settled(1)
+    assert (row["status"], row["endpoint"]) == (503, "/v1/responses/compact")
+    monkeypatch.setattr(reply, "HEADERS_AFTER_S", 20.0)
+    asked = asyncio.create_task(front.http.post(f"{front.url}/v1/responses", json=call))
+    front.peer.send(wire.Failed((await front.peer.submitted()).request_id, "overloaded", "in time for a status"))
+    async with await asked as answer:
+        assert answer.status == 503
+    # Whoever goes away while it is written has it cancelled.
+    monkeypatch.setattr(reply, "HEADERS_AFTER_S", 0.0)
+    async with front.http.post(f"{front.url}/v1/responses", json=call):
+        submit = await front.peer.submitted()
+    assert (await front.peer.cancelled()).request_id == submit.request_id
+    front.peer.say(submit, [], "cancelled")
+    await front.settled(3)
+
+
+def events_of(stream: bytes) -> list[Any]:
+    lines = stream.splitlines()
+    return [json.loads(line.removeprefix(b"data: ")) for line in lines if line.startswith(b"data: ")]
 
 
 async def test_what_is_short_enough_or_cannot_be_made_shorter_is_answered_as_it_is(front: Front):
