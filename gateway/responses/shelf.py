@@ -32,6 +32,8 @@ log = logging.getLogger(__name__)
 LEASE_S = 12
 MAX_CHAIN = 1000
 """Responses that one may go on from, one behind the other."""
+MAX_CHAIN_BYTES = 64 << 20
+"""Of all of them together, as they are stored: all of it is read for each that goes on from them."""
 _ID = re.compile("resp_[0-9a-f]{32}")
 LOST = ResponseError("server_error", "The gateway that wrote this response is gone; it was not finished.")
 
@@ -110,24 +112,22 @@ class Shelf(Shelving):
     @in_time
     async def chain(self, tenant_id: str, response_id: str) -> list[Kept]:
         """The response and all before it, oldest first; if one is missing, without it and those before. Raises
-        InvalidRequest when they are too many."""
+        InvalidRequest when they are too many, or too much."""
         if not is_id(response_id):
             return []
-        mine, now = rows.c.tenant_id == tenant_id, int(self._wall())
-        columns = [*_columns(rows), sa.literal(1).label("depth")]
-        first = sa.select(*columns).where(rows.c.id == response_id, mine, rows.c.expires_at > now)
+        mine = rows.c.tenant_id == tenant_id, rows.c.expires_at > int(self._wall())
+        size = sa.func.length(rows.c.input) + sa.func.length(rows.c.body)
+        links = rows.c.id, rows.c.previous_id, size.label("num_bytes")
+        first = sa.select(*links, sa.literal(1).label("depth")).where(rows.c.id == response_id, *mine)
         chain = first.cte("chain", recursive=True)
-        columns = [*_columns(rows), (chain.c.depth + 1).label("depth")]
-        more = sa.select(*columns).join(chain, rows.c.id == chain.c.previous_id)
-        chain = chain.union_all(more.where(mine, rows.c.expires_at > now, chain.c.depth <= MAX_CHAIN))
-        query = sa.select(*[chain.c[column.name] for column in _columns(rows)]).order_by(chain.c.depth.desc())
+        more = sa.select(*links, (chain.c.depth + 1).label("depth")).join(chain, rows.c.id == chain.c.previous_id)
+        chain = chain.union_all(more.where(*mine, chain.c.depth <= MAX_CHAIN))
+        sizes = sa.select(sa.func.count(), sa.func.sum(chain.c.num_bytes)).select_from(chain)
+        query = sa.select(*_columns(rows)).join(chain, rows.c.id == chain.c.id).order_by(chain.c.depth.desc())
         async with self._engine.connect() as connection:
+            num, num_bytes = (await connection.execute(sizes)).one()
+            _check_size(num, int(num_bytes or 0))
             found = (await connection.execute(query)).all()
-        if len(found) > MAX_CHAIN:
-            raise InvalidRequest(
-                f"This conversation is too long: a response may go on from {MAX_CHAIN} others at most",
-                param="previous_response_id",
-            )
         return [Kept(*row) for row in found]
 
     @in_time
@@ -200,6 +200,18 @@ class Shelf(Shelving):
 def is_id(text: str) -> bool:
     """Of a response. Nothing else reaches a database, which may not take it."""
     return _ID.fullmatch(text) is not None
+
+
+def _check_size(num: int, num_bytes: int) -> None:
+    if num > MAX_CHAIN:
+        said = f"a response may go on from {MAX_CHAIN} others at most"
+    elif num_bytes > MAX_CHAIN_BYTES:
+        said = (
+            f"the {num} responses that it goes on from have {num_bytes} bytes, and may have {MAX_CHAIN_BYTES} at most"
+        )
+    else:
+        return
+    raise InvalidRequest(f"This conversation is too long: {said}", param="previous_response_id")
 
 
 def _columns(table: sa.Table) -> list[sa.Column[Any]]:

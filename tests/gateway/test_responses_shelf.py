@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 
 import msgspec
 import pytest
+import sqlalchemy as sa
 
 from gateway import store
 from gateway.clock import Clock
@@ -103,6 +104,26 @@ async def test_a_conversation_is_found_oldest_first_and_has_an_end(store_setting
         assert len(await shelf.chain("ten_1", id_of(5))) == 5
         with pytest.raises(InvalidRequest):
             await shelf.chain("ten_1", id_of(6))
+
+
+async def test_what_a_response_goes_on_from_has_a_bound_that_is_looked_at_before_it_is_read(
+    store_settings, wall, monkeypatch
+):
+    async with a_shelf(store_settings, wall) as shelf:
+        chain = [a_response(number, text="x" * 1000 * number, previous=number - 1 or None) for number in (1, 2, 3)]
+        for kept in chain:
+            await shelf.put(kept)
+        num_bytes = sum(len(kept.input) + len(kept.body) for kept in chain)
+        monkeypatch.setattr(shelves, "MAX_CHAIN_BYTES", num_bytes)
+        assert await shelf.chain("ten_1", id_of(3)) == chain
+        monkeypatch.setattr(shelves, "MAX_CHAIN_BYTES", num_bytes - 1)
+        read: list[str] = []
+        sa.event.listen(shelf._engine.sync_engine, "before_cursor_execute", lambda *asked: read.append(asked[2]))
+        said = f"the 3 responses that it goes on from have {num_bytes} bytes, and may have {num_bytes - 1} at most"
+        with pytest.raises(InvalidRequest, match=said) as refused:
+            await shelf.chain("ten_1", id_of(3))
+        assert (refused.value.status, refused.value.param, len(read)) == (400, "previous_response_id", 1)
+        assert await shelf.chain("ten_1", id_of(2)) == chain[:2]
 
 
 async def test_one_that_is_written_ends_once(store_settings, wall):
