@@ -17,7 +17,7 @@ from aiohttp.typedefs import Handler
 from gateway import errors, head
 from gateway.doors import Doors
 from gateway.errors import GatewayError, Shape
-from gateway.head import HUNG_UP, Head
+from gateway.head import Head
 from gateway.house import Gateway
 from gateway.origins import Origins
 from gateway.proxies import Proxies
@@ -70,9 +70,9 @@ class Entrance:
             else:
                 response = await self._application(request)
         except asyncio.CancelledError:
-            self._ended(request, noted, HUNG_UP)
+            self._ended(request, noted, noted.left_as)
             if tracing is not None:
-                tracing.end(noted, request, HUNG_UP)
+                tracing.end(noted, request, noted.left_as)
             raise
         except web.HTTPException as error:
             if error.status < 400:

@@ -51,6 +51,8 @@ class Head(Journey):
     """Who keeps its answer, where somebody does."""
     route = ""
     """Where it went, as that is written here; empty: not known yet, or nowhere."""
+    left_as = HUNG_UP
+    """Its status where its client goes away; another where it has had one by then."""
     is_told = False
     """There is a line of it in the log."""
 

@@ -119,12 +119,15 @@ class Shelving:
     def _put(self, row: dict[str, Any], others: Sequence[Row] = ()) -> asyncio.Future[None]:
         """A new one, with rows that belong to it; durable when what is returned is done. Those that come at the same
         time share a commit."""
-        row = {"created_at": int(self._wall()), **row, "expires_at": self._expires_at()}
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append((((self.rows, row), *others), done))
+        self._waiting.append(((self._row(row), *others), done))
         if self._writing is None or self._writing.done():
             self._writing = asyncio.create_task(self._write())
         return done
+
+    def _row(self, row: dict[str, Any]) -> Row:
+        """Of a new one, with its times."""
+        return self.rows, {"created_at": int(self._wall()), **row, "expires_at": self._expires_at()}
 
     def _expires_at(self) -> int:
         """Of what is kept from now on."""

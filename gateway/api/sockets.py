@@ -42,6 +42,7 @@ async def connect(request: web.Request) -> web.StreamResponse:
             await socket.prepare(request)
         except web.HTTPBadRequest as error:
             raise errors.InvalidRequest(f"This is no handshake of a WebSocket: {error.text}") from None
+        request[head.HEAD].left_as = socket.status
         assert gw.sockets.answer is not None
         connection = Connection(gw, request, socket, gw.sockets.answer)
         try:

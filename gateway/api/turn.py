@@ -95,15 +95,21 @@ class Turn:
     async def end(self, last: bytes) -> bytes:
         """Keeps what has ended, before its client hears of it, and gives its ``last`` events as they are then. What
         cannot be kept is given all the same, as it is paid for; and says so."""
-        events, shelf = self.events, self.asked.gw.responses.shelf
-        if events.body.conversation is not None and not await self._is_added(events.body.conversation.id):
-            last = events.amended(last, conversation=None)
-        if events.body.store and not events.body.background:
-            try:
-                await shelf.put(self.kept())
-            except ShelfAway:
-                self._warn("response %s is not stored")
-                last = events.amended(last, store=False)
+        events, gw = self.events, self.asked.gw
+        body = events.body
+        stores = body.store and not body.background
+        try:
+            if body.conversation is not None and body.status not in ("completed", "incomplete"):
+                await gw.conversations.release(body.id)
+            elif body.conversation is not None and await self._is_added(body.conversation.id, stores):
+                stores = False  # it is by now
+            elif body.conversation is not None:
+                last = events.amended(last, conversation=None)
+            if stores:
+                await gw.responses.shelf.put(self.kept())
+        except ShelfAway:
+            self._warn("response %s is not stored")
+            last = events.amended(last, conversation=None, **({"store": False} if stores else {}))
         self._remember()
         return last
 
@@ -115,16 +121,14 @@ class Turn:
         if self.remembered is not None or not body.store:
             near.put(body.id, self.remembered, [*self.given, *body.output])
 
-    async def _is_added(self, conversation_id: str) -> bool:
-        """False: it should be, and cannot be."""
-        body, conversations = self.events.body, self.asked.gw.conversations
-        if body.status not in ("completed", "incomplete"):
-            await conversations.release(body.id)
-            return True
+    async def _is_added(self, conversation_id: str, stores: bool) -> bool:
+        """It is a turn of its conversation, and in the same transaction stored, if it is to be; False: there is no such
+        conversation any more, and nothing is done. Raises ShelfAway."""
+        gw, body, tenant_id = self.asked.gw, self.events.body, self.asked.caller.tenant_id
+        row = gw.responses.shelf.row_of(self.kept()) if stores else None
         try:
-            said = [*self.given, *body.output]
-            await conversations.add(self.asked.caller.tenant_id, conversation_id, said, body.id)
-        except (errors.NotFound, ShelfAway):
+            await gw.conversations.add(tenant_id, conversation_id, [*self.given, *body.output], body.id, row)
+        except errors.NotFound:
             self._warn("response %s is not added to its conversation")
             return False
         return True

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
@@ -19,7 +19,7 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway import errors, openai, store
-from gateway.background import alongside
+from gateway.background import alongside, to_its_end
 from gateway.clock import Clock
 from gateway.files import FORGOTTEN_S, File, Files, Staged, sweeping
 from gateway.store import Store, new_id
@@ -200,13 +200,19 @@ class Uploads:
                 await self._files.note(connection, file)
                 return ended
 
-            upload, gone = await self._files.placed(staged, self._files.path(file.id), noted)
-        await asyncio.to_thread(self._unlink, gone)
+            upload = await to_its_end(self._rid_of(self._files.placed(staged, self._files.path(file.id), noted)))
         return upload, file
 
     async def cancel(self, tenant_id: str, upload_id: str) -> Upload:
+        return await to_its_end(self._rid_of(self._cancelled(tenant_id, upload_id)))
+
+    async def _cancelled(self, tenant_id: str, upload_id: str) -> tuple[Upload, list[str]]:
         async with changing(self._rooms) as connection:
-            upload, gone = await self._end(connection, tenant_id, upload_id, "cancelled")
+            return await self._end(connection, tenant_id, upload_id, "cancelled")
+
+    async def _rid_of(self, ending: Coroutine[Any, Any, tuple[Upload, list[str]]]) -> Upload:
+        """The upload that has ended, as ``_end`` says, without the bytes of its parts."""
+        upload, gone = await ending
         await asyncio.to_thread(self._unlink, gone)
         return upload
 

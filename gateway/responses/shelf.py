@@ -23,7 +23,7 @@ from gateway.errors import InvalidRequest
 from gateway.responses.events import split
 from gateway.responses.items import AnyItem
 from gateway.responses.shapes import OPEN, ResponseBody, ResponseError, Status
-from gateway.shelving import Shelving, in_time
+from gateway.shelving import Row, Shelving, in_time
 from gateway.store import Store
 from policies import settings
 
@@ -96,8 +96,15 @@ class Shelf(Shelving):
 
     async def put(self, kept: Kept) -> None:
         """A new one, durable when this returns."""
+        await self._put(self._told_of(kept))
+
+    def row_of(self, kept: Kept) -> Row:
+        """A new one, for a transaction of somebody else's."""
+        return self._row(self._told_of(kept))
+
+    def _told_of(self, kept: Kept) -> dict[str, Any]:
         num_bytes, renewed_at = len(kept.input) + len(kept.body), int(self._wall())
-        await self._put({**msgspec.structs.asdict(kept), "num_bytes": num_bytes, "renewed_at": renewed_at})
+        return {**msgspec.structs.asdict(kept), "num_bytes": num_bytes, "renewed_at": renewed_at}
 
     @in_time
     async def find(self, tenant_id: str, response_id: str) -> Kept | None:

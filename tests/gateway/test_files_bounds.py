@@ -13,6 +13,7 @@ import sqlalchemy as sa
 from gateway import store
 from gateway.errors import QuotaExceeded
 from gateway.files import Files, Staged
+from gateway.files.uploads import Uploads
 from gateway.openai import UploadCompletion
 from policies import settings
 from tests.builders import until
@@ -181,6 +182,26 @@ async def test_whatever_is_listed_can_be_read_whenever_its_client_went_away(
         assert len(listed) >= (16 if moment == "when it was noted" else 0)
         for file_id in listed:
             assert (await front.client.files.content(file_id)).content == b"abc"
+        if moment == "when it was noted":
+            assert list(front.gw.files.parts.iterdir()) == []
+
+
+async def test_whoever_goes_away_while_an_upload_is_cancelled_leaves_nothing_of_its_parts(front, monkeypatch):
+    tenant_id, tasks = await tenant_of(front), []
+
+    async def end(uploads, *asked, real=Uploads._end, **became):
+        ended = await real(uploads, *asked, **became)
+        asyncio.get_running_loop().call_soon(tasks[-1].cancel)
+        return ended
+
+    monkeypatch.setattr(Uploads, "_end", end)
+    for _ in range(5):
+        upload = await begun(front.client, 3)
+        await added(front.client, upload, b"a", b"b")
+        tasks.append(asyncio.create_task(front.gw.uploads.cancel(tenant_id, upload.id)))
+        with pytest.raises(asyncio.CancelledError):
+            await tasks[-1]
+    assert list(front.gw.files.parts.iterdir()) == []
 
 
 async def test_a_form_has_a_field_so_many_times_at_most(front):

@@ -157,6 +157,35 @@ async def test_whoever_says_no_more_that_he_writes_has_lost_his_hold(front: Fron
     assert await texts_of(front.client, mine) == ["Second", "Hi there.", "Hello", "Late."]
 
 
+@pytest.mark.parametrize("moment", ["before", "behind"])
+async def test_a_gateway_that_dies_leaves_a_response_and_its_turn_or_neither(
+    open_front: OpenFront, store_settings, monkeypatch, moment
+):
+    """What others find when it has come to the transaction that adds the turn, and to no further one."""
+    async with open_front(store=store_settings) as front:
+        mine, conversations, reached = await begun(front, "Hello"), type(front.gw.conversations), asyncio.Event()
+
+        async def add(*asked: Any, real: Any = conversations.add) -> None:
+            if moment == "behind":
+                await real(*asked)
+            reached.set()
+            await asyncio.Event().wait()
+
+        monkeypatch.setattr(conversations, "add", add)
+        call = ask(front, input="And?", conversation=mine)
+        submit = await front.peer.submitted()
+        front.peer.say(submit, [*front.ids("Hi there."), END], "stop")
+        await reached.wait()
+        try:
+            stored = await front.client.responses.retrieve(submit.request_id.replace("req_", "resp_"))
+        except openai.NotFoundError:
+            assert (moment, await texts_of(front.client, mine)) == ("before", ["Hello"])
+        else:
+            assert (moment, await texts_of(front.client, mine)) == ("behind", ["Hello", "And?", "Hi there."])
+            assert (stored.conversation.id, stored.output_text) == (mine, "Hi there.")
+        call.cancel()
+
+
 async def test_an_answer_whose_conversation_is_gone_is_given_and_says_so(front: Front):
     for stream in (False, True):
         mine = await begun(front)
