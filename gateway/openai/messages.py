@@ -71,6 +71,7 @@ class Message(msgspec.Struct, frozen=True):
     reasoning_content: str | None = None
     refusal: str | None = None
     function_call: FunctionCall | None = None
+    audio: Any = None
 
     @property
     def is_plain(self) -> bool:
@@ -131,6 +132,8 @@ def check_message(message: Message, path: str) -> None:
         if not isinstance(call.custom if call.type == "custom" else call.function, CustomCall | FunctionCall):
             missing = f"{path}.tool_calls[{i}].{call.type}"
             raise Malformed(f"Missing required parameter: '{missing}'.", missing, "missing_required_parameter")
+    if message.audio is not None:
+        raise Malformed(f"'{path}.audio' is not supported by this server", f"{path}.audio", "unsupported_parameter")
     if message.role == "tool" and message.tool_call_id is None:
         missing = f"{path}.tool_call_id"
         raise Malformed(f"Missing required parameter: '{missing}'.", missing, "missing_required_parameter")

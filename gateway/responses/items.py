@@ -13,6 +13,7 @@ import msgspec
 
 from gateway import openai
 from gateway.openai import ChatLogprob, Malformed
+from gateway.responses.unserved import check_served
 
 MAX_ITEMS = 10_000
 """Of one request's input, and of a conversation's."""
@@ -148,6 +149,11 @@ PREFIXES: dict[type[AnyItem], str] = {
     CompactionItem: "cmp_",
 }
 """Of ids, by the kind of item."""
+UNSERVED = {"async": False, "caller": {"type": "direct"}, "namespace": None}
+"""Fields of calls and their outputs: every call is the model's own, and is waited for."""
+HINTS = ("name", "phase", "prompt_cache_breakpoint")
+"""Fields that change nothing here: an output is its call's, a template knows of no phases, and all prefixes are kept. A
+call's own name is no hint."""
 _TEXTS = ("input_text", "output_text", "refusal")
 _ID = re.compile(r"[a-z]+_([0-9a-f]{32})[0-9a-f]+")
 
@@ -198,6 +204,7 @@ def _parsed(given: dict[str, Any], path: str) -> AnyItem | ItemReference:
     struct = _TYPES.get(kind) if isinstance(kind, str) else None
     if struct is None:
         raise _unsupported(f"{path}.type", kind, "it takes " + ", ".join([*_TYPES, "item_reference"]))
+    check_served(given, path, UNSERVED)
     given = {name: value for name, value in given.items() if value is not None} | {"type": kind}
     place = "output" if struct in (FunctionCallOutputItem, CustomToolCallOutputItem) else "content"
     parts = given.get(place)

@@ -1,7 +1,7 @@
 """POST /v1/responses: the body, what it asks of a chat, and what of it the answer repeats.
 
 As in ``openai.requests``: unknown fields are tolerated, null means the default, and what this server cannot do is
-refused by name.
+refused by name, within items and tools as well (``responses.unserved``).
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from gateway.openai import Malformed
 from gateway.openai.requests import Metadata, Named, Penalty, PenstockOptions, StreamOptions
 from gateway.responses.context import CacheOptions, Compaction, ImageOptions
 from gateway.responses.conversation import Message
+from gateway.responses.tools import check_nesting, choice_of, tool_of_chat, tools_of
 
 Include = Literal[
     "file_search_call.results",
@@ -30,7 +31,6 @@ Include = Literal[
 ]
 """All but the last are of things that no answer has here, and change nothing."""
 LOGPROBS: Include = "message.output_text.logprobs"
-MAX_NESTING = 200
 Id = Annotated[str, Meta(min_length=1, max_length=64)]
 
 
@@ -47,9 +47,14 @@ class Reasoning(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BackgroundOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """There is no cheaper time to wait for."""
+    """There is no cheaper time to wait for, nor anything else to go on with."""
 
     completion_window: Literal["soonest"] | None = None
+    continuation_id: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.continuation_id is not None:
+            raise ValueError("'continuation_id' is not supported by this server")
 
 
 class TextFormat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -67,34 +72,6 @@ class TextConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     format: TextFormat | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
-
-
-class FunctionTool(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="function"):
-    """A tool that the client runs itself, as are all."""
-
-    name: Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_-]{1,64}$(?!\n)")]
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
-
-
-class AnyText(msgspec.Struct, frozen=True, tag_field="type", tag="text"):
-    """Whatever a model writes."""
-
-
-class InGrammar(msgspec.Struct, frozen=True, tag_field="type", tag="grammar"):
-    """A text of this language."""
-
-    syntax: Literal["lark", "regex"]
-    definition: Annotated[str, Meta(min_length=1)]
-
-
-class CustomTool(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="custom"):
-    """One that is given a text."""
-
-    name: Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_-]{1,64}$(?!\n)")]
-    description: str | None = None
-    format: AnyText | InGrammar = AnyText()
 
 
 class ConversationRef(msgspec.Struct, frozen=True):
@@ -279,28 +256,6 @@ def said_of_a_chat(error: Malformed) -> Malformed:
     return Malformed(message, param, error.code)
 
 
-def tools_of(call: Asked) -> list[FunctionTool | CustomTool]:
-    """Raises Malformed."""
-    tools: list[FunctionTool | CustomTool] = []
-    for number, given in enumerate(call.tools or ()):
-        kind, path = given.get("type"), f"tools[{number}]"
-        if kind not in ("function", "custom"):
-            shown = f"'{kind[:40]}'" if isinstance(kind, str) else "this"
-            raise Malformed(
-                f"Invalid '{path}.type': {shown} is not supported by this server, 'function' and 'custom' are",
-                f"{path}.type",
-                "unsupported_value",
-            )
-        if kind == "custom":
-            given = {name: value for name, value in given.items() if value is not None}
-            tools.append(openai.converted(given, CustomTool, path))
-            continue
-        tool = openai.converted(given, FunctionTool, path)
-        _check_nesting(tool.parameters, f"{path}.parameters")
-        tools.append(tool)
-    return tools
-
-
 def _chat(asked: dict[str, Any]) -> openai.ChatRequest:
     given = {name: value for name, value in asked.items() if value is not None}
     return openai.check_chat(openai.converted(given, openai.ChatRequest, ""))
@@ -309,45 +264,16 @@ def _chat(asked: dict[str, Any]) -> openai.ChatRequest:
 def _of_prompt(call: Asked, messages: list[Message]) -> dict[str, Any]:
     """What both kinds of request ask of the chat."""
     reasoning, text = call.reasoning or Reasoning(), call.text or TextConfig()
-    tools = [_tool(tool) for tool in tools_of(call)]
+    tools = [tool_of_chat(tool) for tool in tools_of(call.tools)]
     return {
         "messages": messages,
         "tools": tools or None,
-        "tool_choice": _choice_of(call.tool_choice) if isinstance(call.tool_choice, dict) else call.tool_choice,
+        "tool_choice": choice_of(call.tool_choice) if isinstance(call.tool_choice, dict) else call.tool_choice,
         "parallel_tool_calls": call.parallel_tool_calls,
         "response_format": None if text.format is None else _format(text.format),
         "reasoning_effort": reasoning.effort,
         "verbosity": text.verbosity,
     }
-
-
-def _choice_of(choice: dict[str, Any]) -> dict[str, Any]:
-    """A chat's ``tool_choice``, which names a function one level deeper."""
-    match choice:
-        case {"type": "function" | "custom" as kind, "name": str(name)}:
-            return {"type": kind, kind: {"name": name}}
-        case {"type": "allowed_tools", "mode": mode, "tools": list(tools)}:
-            allowed = [_choice_of(tool) if isinstance(tool, dict) else tool for tool in tools]
-            return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": allowed}}
-        case _:
-            raise Malformed(
-                "Invalid 'tool_choice': it is none, auto, required, a tool by its type and name, or allowed_tools",
-                "tool_choice",
-                "unsupported_value",
-            )
-
-
-def _tool(tool: FunctionTool | CustomTool) -> dict[str, Any]:
-    if isinstance(tool, CustomTool):
-        custom: dict[str, Any] = {"name": tool.name, "format": {"type": "text"}}
-        if isinstance(tool.format, InGrammar):
-            definition = {"syntax": tool.format.syntax, "definition": tool.format.definition}
-            custom["format"] = {"type": "grammar", "grammar": definition}
-        if tool.description is not None:
-            custom["description"] = tool.description
-        return {"type": "custom", "custom": custom}
-    said = {"name": tool.name, "description": tool.description, "parameters": tool.parameters, "strict": tool.strict}
-    return {"type": "function", "function": {name: value for name, value in said.items() if value is not None}}
 
 
 def _format(form: TextFormat) -> dict[str, Any] | None:
@@ -372,27 +298,12 @@ def _checked(call: A) -> A:
             if getattr(form, name) is None:
                 path = f"text.format.{name}"
                 raise Malformed(f"Missing required parameter: '{path}'.", path, "missing_required_parameter")
-        _check_nesting(form.schema, "text.format.schema")
+        check_nesting(form.schema, "text.format.schema")
     if isinstance(call.tool_choice, dict):
-        _check_nesting(call.tool_choice, "tool_choice")
+        check_nesting(call.tool_choice, "tool_choice")
     elif call.tool_choice is not None and call.tool_choice not in ("none", "auto", "required"):
         raise Malformed("Invalid 'tool_choice': it is none, auto or required", "tool_choice", "invalid_value")
     return call
-
-
-def _check_nesting(schema: Any, path: str) -> None:
-    """It is said again in the answer, and written by an encoder that goes no deeper than the interpreter does."""
-    level = [schema]
-    for _ in range(MAX_NESTING):
-        level = [
-            each
-            for value in level
-            if isinstance(value, dict | list)
-            for each in (value.values() if isinstance(value, dict) else value)
-        ]
-        if not level:
-            return
-    raise Malformed(f"Invalid '{path}': it is nested too deeply", path)
 
 
 def _refuse(param: str) -> None:

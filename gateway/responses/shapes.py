@@ -11,15 +11,13 @@ from gateway import errors, openai
 from gateway.responses.items import AnyItem
 from gateway.responses.requests import (
     ConversationRef,
-    CustomTool,
-    FunctionTool,
     Include,
     Reasoning,
     ResponseRequest,
     TextConfig,
     TextFormat,
-    tools_of,
 )
+from gateway.responses.tools import CustomTool, FunctionTool, tools_of
 from policies.terms import Usage
 
 Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
@@ -186,7 +184,7 @@ def begun(call: ResponseRequest, response_id: str, created_at: int, stores: bool
         temperature=1.0 if call.temperature is None else call.temperature,
         text=TextBody(text.format or TextFormat(type="text"), text.verbosity),
         tool_choice=call.tool_choice or "auto",
-        tools=tools_of(call),
+        tools=tools_of(call.tools),
         top_logprobs=call.top_logprobs or 0,
         top_p=1.0 if call.top_p is None else call.top_p,
         truncation=call.truncation or "disabled",
