@@ -115,7 +115,7 @@ class Idempotency:
                     try:
                         record.finish(await answer())
                     finally:
-                        is_whole = record.is_done and not record.has_failed
+                        is_whole = record.is_over and not record.has_failed
                         await (slot.keep(record.recorded(slot.asked)) if is_whole else slot.free())
         except asyncio.CancelledError:
             record.give_up(errors.Draining("This server is shutting down."))
@@ -136,7 +136,7 @@ class Idempotency:
             noted.replay_at = noted.replay_at or time.monotonic()
             head.also(request, {REPLAYED: "true"})
         if not record.is_stream:
-            return head.Whole(b"".join(record.chunks))
+            return head.Whole(b"".join(record.said))
         async with EventStream(request, self._config.server, self._clock) as stream:
             try:
                 response, num_read = await stream.open(), 0

@@ -9,6 +9,7 @@ import msgspec
 from aiohttp import web
 
 from gateway.head import Whole
+from gateway.reply.headless import Script
 
 MOMENT_S = 0.05
 """Those who read along have so long to pass on what was said, now and then."""
@@ -25,52 +26,41 @@ class Recorded(msgspec.Struct, frozen=True, array_like=True, tag="reply-1"):
     """JSON, or all events."""
 
 
-class Record:
-    """An ``Outlet`` without a client: nobody hangs up, and nobody is waited for. It holds at most what the answer may
-    be long."""
+class Record(Script):
+    """What one request is answered, in pieces as they were said."""
 
     def __init__(self, request_id: str) -> None:
+        super().__init__()
         self.request_id = request_id
         """Of the request that was, or is, answered."""
         self.is_stream = False
-        self.chunks: list[bytes] = []
-        self.is_done = False
         self.has_failed = False
         """A stream that ended with an error."""
         self.error: Exception | None = None
         """There is no answer, and why."""
-        self.response: web.StreamResponse | None = None
         self.num_readers = 0
         """Clients that read along."""
         self._num_passed_on = 0
-        """Chunks that have left for a client, of the one who is furthest."""
+        """Pieces that have left for a client, of the one who is furthest."""
         self._passed_on = asyncio.Event()
-        self._moved = asyncio.Event()
 
     # Whoever answers
 
-    async def __aenter__(self) -> Record:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        return None
-
     async def open(self) -> web.StreamResponse:
         if self.response is None:
-            self.response = web.StreamResponse()
             self.is_stream = True
             self._move()
-        return self.response
+        return await super().open()
 
     async def write(self, events: bytes) -> bool:
         await self.open()
-        self.chunks.append(events)
+        self.said.append(events)
         self._move()
         return False
 
     @property
     def is_flushed(self) -> bool:
-        return self._num_passed_on == len(self.chunks)
+        return self._num_passed_on == len(self.said)
 
     async def flush(self) -> None:
         """Until a client has it all, or for a moment: nobody is waited for. Whoever comes again is told all of it."""
@@ -81,7 +71,7 @@ class Record:
 
     async def end(self, events: bytes) -> web.StreamResponse:
         response = await self.open()
-        self.chunks.append(events)
+        self.said.append(events)
         return response
 
     async def fail(self, event: bytes) -> web.StreamResponse:
@@ -91,47 +81,37 @@ class Record:
     def finish(self, response: web.StreamResponse) -> None:
         """All is said. ``response``: what the handler returned; a body comes whole."""
         if isinstance(response, Whole):
-            self.chunks.append(response.body)
-        self.is_done = True
+            self.said.append(response.body)
+        self.is_over = True
         self._move()
 
     def give_up(self, error: Exception) -> None:
         self.error = error
-        self.is_done = True
+        self.is_over = True
         self._move()
 
     def repeat(self, recorded: Recorded) -> None:
         """What was recorded elsewhere, or before."""
         self.request_id, self.is_stream = recorded.request_id, recorded.is_stream
-        self.chunks = [recorded.body]
-        self.is_done = True
+        self.said = [recorded.body]
+        self.is_over = True
         self._move()
 
     def recorded(self, asked: bytes) -> Recorded:
-        return Recorded(asked, self.request_id, self.is_stream, b"".join(self.chunks))
+        return Recorded(asked, self.request_id, self.is_stream, b"".join(self.said))
 
     # Whoever reads
 
     async def begun(self) -> None:
         """Until its form is known: a stream that is open, or all of it. Raises ``error``."""
-        while not self.is_stream and not self.is_done:
+        while not self.is_stream and not self.is_over:
             await self._moved.wait()
         if self.error is not None and not self.is_stream:
             raise self.error
 
-    async def more(self, num_read: int) -> list[bytes]:
-        """The chunks after the first ``num_read``; waits for at least one, empty when there are no more."""
-        while len(self.chunks) == num_read and not self.is_done:
-            await self._moved.wait()
-        return self.chunks[num_read:]
-
-    def passed_on(self, num_chunks: int) -> None:
-        """The first chunks have left for a client."""
-        if num_chunks > self._num_passed_on:
-            self._num_passed_on = num_chunks
+    def passed_on(self, num_pieces: int) -> None:
+        """The first pieces have left for a client."""
+        if num_pieces > self._num_passed_on:
+            self._num_passed_on = num_pieces
             self._passed_on.set()
             self._passed_on = asyncio.Event()
-
-    def _move(self) -> None:
-        self._moved.set()
-        self._moved = asyncio.Event()

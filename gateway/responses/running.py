@@ -160,7 +160,7 @@ class Background:
         renewed_at = self._clock.now()
         while True:
             await self._clock.sleep(FLUSH_S)
-            said = running.log.events[running.num_stored :]
+            said = running.log.said[running.num_stored :]
             if not said and self._clock.now() < renewed_at + RENEW_S:
                 continue
             async with running.storing:
@@ -179,7 +179,7 @@ class Background:
 
     async def _finish(self, running: Running) -> None:
         """Stores the end, and then tells it; first, if the store is away, and goes on trying."""
-        said = running.log.events[running.num_stored :] + running.log.take_last()
+        said = running.log.said[running.num_stored :] + running.log.take_last()
         give_up_at = self._clock.now() + KEEP_TRYING_S
         try:
             while True:
@@ -195,7 +195,7 @@ class Background:
         except Exception:
             log.exception("the end of response %s is not stored", running.id, extra=running.about)
         finally:
-            if not running.log.is_closed:
+            if not running.log.is_over:
                 running.log.close()
             del self._running[running.id]
 

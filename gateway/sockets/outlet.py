@@ -7,6 +7,7 @@ import asyncio
 from aiohttp import WSMsgType, web
 
 from gateway.reply.events import Pressed
+from gateway.reply.headless import Headless
 from gateway.sockets.events import frames
 from policies import settings
 
@@ -41,25 +42,13 @@ class Way(Pressed):
             self._transport.abort()
 
 
-class Lane:
-    """An ``Outlet``: one response's events on the way."""
+class Lane(Headless):
+    """One response's events on the way."""
 
     def __init__(self, way: Way, stream_id: str | None) -> None:
+        super().__init__()
         self._way = way
         self._stream_id = stream_id
-        self.response: web.StreamResponse | None = None
-
-    async def __aenter__(self) -> Lane:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        return None
-
-    async def open(self) -> web.StreamResponse:
-        """There are no headers to send."""
-        if self.response is None:
-            self.response = web.StreamResponse()
-        return self.response
 
     async def write(self, events: bytes) -> bool:
         await self.open()
@@ -71,10 +60,3 @@ class Lane:
 
     async def flush(self) -> None:
         await self._way.flush()
-
-    async def end(self, events: bytes) -> web.StreamResponse:
-        await self.write(events)
-        return await self.open()
-
-    async def fail(self, event: bytes) -> web.StreamResponse:
-        return await self.end(event)

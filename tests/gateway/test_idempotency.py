@@ -152,7 +152,7 @@ async def test_a_stream_goes_on_without_its_client(front):
     reading = asyncio.create_task(events(front))
     submit = await front.peer.submitted()
     front.peer.say(submit, front.ids("Hi"))
-    await until(lambda: any(running.record.chunks for running in front.gw.idempotency._running.values()))
+    await until(lambda: any(running.record.said for running in front.gw.idempotency._running.values()))
     reading.cancel()
     await until(lambda: num_inside(front) == 1)
     front.peer.say(submit, [*front.ids(" there"), 3], "stop")
