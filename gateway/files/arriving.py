@@ -8,11 +8,12 @@ import errno
 import hashlib
 import logging
 import os
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import IO
 
 from gateway import errors
+from gateway.places import Places
 from gateway.store import new_id
 from policies import settings
 
@@ -65,20 +66,20 @@ class Arriving:
     """All of them."""
 
     def __init__(self, config: settings.Files) -> None:
-        self._config = config
-        self._tenants: list[str] = []
-        """One for each that a client waits for."""
-
-    @property
-    def num(self) -> int:
-        return len(self._tenants)
+        self.places = Places(
+            config.max_arriving,
+            config.max_arriving_per_tenant,
+            "Too many files are being uploaded. Please try again.",
+            "This project is uploading {} files or parts already; wait for one to end.",
+            retry_after_s=1.0,
+        )
 
     @contextlib.asynccontextmanager
     async def staged(self, tenant_id: str | None, place: Path) -> AsyncIterator[Staged]:
         """A new file to be written in ``place``; nothing is left of it that was not put elsewhere. ``tenant_id``: whose
         client waits for it; None: nobody's, and it may always be. Raises ServiceUnavailable, RequestsLimited when the
         tenant has its share, and StorageFull for what the disk does not take."""
-        with self._room(tenant_id) if tenant_id is not None else contextlib.nullcontext():
+        with self.places.one(tenant_id) if tenant_id is not None else contextlib.nullcontext():
             path = place / new_id("arriving")
             try:
                 with path.open("xb") as writing:
@@ -91,19 +92,3 @@ class Arriving:
             finally:
                 with contextlib.suppress(OSError):
                     path.unlink(missing_ok=True)
-
-    @contextlib.contextmanager
-    def _room(self, tenant_id: str) -> Iterator[None]:
-        if self.num >= self._config.max_arriving:
-            raise errors.ServiceUnavailable("Too many files are being uploaded. Please try again.", retry_after_s=1.0)
-        if (mine := self._tenants.count(tenant_id)) >= self._config.max_arriving_per_tenant:
-            raise errors.RequestsLimited(
-                f"This project is uploading {mine} files or parts already; wait for one to end.",
-                headers={},
-                retry_after_s=1.0,
-            )
-        self._tenants.append(tenant_id)
-        try:
-            yield
-        finally:
-            self._tenants.remove(tenant_id)

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from aiohttp import web
 
-from gateway import errors
+from gateway.places import Places
 from policies import settings
 
 
@@ -26,35 +26,31 @@ class Sockets:
 
     def __init__(self, config: settings.Responses, aside: Callable[[], AbstractContextManager[None]]) -> None:
         """``aside``: while this lasts, nobody waits for the request that is being answered."""
-        self._config = config
+        self._places = Places(
+            config.max_sockets,
+            config.max_sockets_per_tenant,
+            "Too many connections are open. Please try again.",
+            "This project has {} connections already; close one.",
+            retry_after_s=5.0,
+        )
         self._aside = aside
         self._open: list[Open] = []
-        self._tenants: list[str] = []
-        """One for each."""
         self._left = asyncio.Event()
         self.answer: Callable[[web.Request], Awaitable[web.StreamResponse]] | None = None
         """Whoever answers all requests; None: nobody does yet."""
 
     @property
     def num_open(self) -> int:
-        return len(self._tenants)
+        return self._places.num_taken
 
     @contextlib.contextmanager
     def room(self, tenant_id: str) -> Iterator[None]:
-        """For one more. Nobody waits for it, but for the responses that are asked for over it. Raises QueueFull, and
-        RequestsLimited when the tenant has its share."""
-        if self.num_open >= self._config.max_sockets:
-            raise errors.QueueFull("Too many connections are open. Please try again.", retry_after_s=5.0)
-        if (mine := self._tenants.count(tenant_id)) >= self._config.max_sockets_per_tenant:
-            raise errors.RequestsLimited(
-                f"This project has {mine} connections already; close one.", headers={}, retry_after_s=5.0
-            )
-        self._tenants.append(tenant_id)
+        """For one more. Nobody waits for it, but for the responses that are asked for over it. Raises as
+        ``Places.one`` does."""
         try:
-            with self._aside():
+            with self._places.one(tenant_id), self._aside():
                 yield
         finally:
-            self._tenants.remove(tenant_id)
             self._left.set()
 
     @contextlib.contextmanager
@@ -73,6 +69,6 @@ class Sockets:
 
     async def all_left(self) -> None:
         """Until none is open."""
-        while self._tenants:
+        while self.num_open:
             self._left.clear()
             await self._left.wait()

@@ -48,7 +48,7 @@ async def test_files_that_began_to_come_when_there_was_room_have_no_more_than_th
                 return answer.status
 
         tasks = [asyncio.create_task(sent(number)) for number in range(4)]
-        await until(lambda: front.gw.files.arriving.num == 4)
+        await until(lambda: front.gw.files.arriving.places.num_taken == 4)
         statuses = []
         for event, task in zip(goes_on, tasks, strict=True):
             event.set()
@@ -102,16 +102,16 @@ async def test_no_tenant_has_all_the_places_of_files_that_are_coming(open_front,
                 return answer.status, error.get("code", ""), answer.headers.get("retry-after")
 
         first = [asyncio.create_task(sent(FORM)) for _ in range(2)]
-        await until(lambda: front.gw.files.arriving.num == 2)
+        await until(lambda: front.gw.files.arriving.places.num_taken == 2)
         for path in ("files", f"uploads/{upload.id}/parts"):
             assert await sent(FORM, path) == (429, "rate_limit_exceeded", "1")
         other = asyncio.create_task(sent(another))
-        await until(lambda: front.gw.files.arriving.num == 3)
+        await until(lambda: front.gw.files.arriving.places.num_taken == 3)
         assert await sent(another) == (503, "server_is_overloaded", "1")
         go_on.set()
         assert [status for status, _, _ in await asyncio.gather(*first, other)] == [200] * 3
         assert await sent(FORM) == (200, "", None)
-        assert not front.gw.files.arriving.num
+        assert not front.gw.files.arriving.places.num_taken
 
 
 async def test_parts_that_hold_nothing_are_refused_and_so_are_too_many_of_a_tenants(open_front, store_settings):
