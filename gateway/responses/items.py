@@ -151,6 +151,8 @@ PREFIXES: dict[type[AnyItem], str] = {
 """Of ids, by the kind of item."""
 UNSERVED = {"async": False, "caller": {"type": "direct"}, "namespace": None}
 """Fields of calls and their outputs: every call is the model's own, and is waited for."""
+SEALED = {"encrypted_content": None}
+"""Of reasoning: none is sealed here, and what others have sealed cannot be read."""
 HINTS = ("name", "phase", "prompt_cache_breakpoint")
 """Fields that change nothing here: an output is its call's, a template knows of no phases, and all prefixes are kept. A
 call's own name is no hint."""
@@ -204,7 +206,7 @@ def _parsed(given: dict[str, Any], path: str) -> AnyItem | ItemReference:
     struct = _TYPES.get(kind) if isinstance(kind, str) else None
     if struct is None:
         raise _unsupported(f"{path}.type", kind, "it takes " + ", ".join([*_TYPES, "item_reference"]))
-    check_served(given, path, UNSERVED)
+    check_served(given, path, SEALED if struct is ReasoningItem else UNSERVED)
     given = {name: value for name, value in given.items() if value is not None} | {"type": kind}
     place = "output" if struct in (FunctionCallOutputItem, CustomToolCallOutputItem) else "content"
     parts = given.get(place)

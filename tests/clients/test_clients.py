@@ -9,13 +9,17 @@ CALLED = ["get_weather", "city"]
 """A tool that is called, and what it is given."""
 
 
-@pytest.mark.parametrize("run", ["python", "node"])
+OFFICIAL = ["openai", "main"]
+"""Where OpenAI's own package is in its newest version, and in the one that others here lean on."""
+
+
+@pytest.mark.parametrize("run", [*OFFICIAL, "node"])
 def test_the_official_client(clients, run):
-    found = clients.python("openai_sdk.py") if run == "python" else clients.node("openai_node.mjs")
+    found = clients.node("openai_node.mjs") if run == "node" else clients.python("openai_sdk.py", run)
     assert found["whole"] == found["streamed"] == found["response"] == SAYS
     assert found["usage"]
     assert found["vector"] == 256
-    if run == "python":
+    if run != "node":
         assert found["typed"] == [True] * 4
         assert (found["called"], found["pieces"]) == (["Weather"] * 2, True)
         assert found["asynchronous"] == found["kept"] == SAYS
@@ -32,8 +36,9 @@ def test_the_official_client(clients, run):
         assert found["called"] == CALLED
 
 
-def test_the_official_client_over_a_websocket(clients):
-    assert clients.python("openai_socket.py") == {
+@pytest.mark.parametrize("environment", OFFICIAL)
+def test_the_official_client_over_a_websocket(clients, environment):
+    assert clients.python("openai_socket.py", environment) == {
         "texts": ["", SAYS, SAYS],
         "behind": True,
         "called": ["get_weather", "completed"],

@@ -44,7 +44,7 @@ PARTS = {
 }
 ITEMS: Tree = {
     "": {
-        **{kind: fields(each) | set(items.UNSERVED) | set(items.HINTS) for kind, each in items._TYPES.items()},
+        **{kind: fields(each) | {*items.UNSERVED, *items.SEALED, *items.HINTS} for kind, each in items._TYPES.items()},
         "item_reference": fields(items.ItemReference),
     },
     ".content": {**PARTS, "reasoning_text": fields(items.ReasoningText)},
@@ -203,6 +203,7 @@ OF_TOOLS: list[tuple[str, Any]] = [
             for tool in (FUNCTION, CUSTOM)
             for name, value in OF_TOOLS
         ],
+        ({"input": [{"type": "reasoning", "summary": [], "encrypted_content": "x"}]}, "input[0].encrypted_content"),
         ({"background_options": {"continuation_id": "x"}}, "background_options"),
     ],
 )

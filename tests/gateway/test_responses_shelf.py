@@ -122,7 +122,8 @@ async def test_what_a_response_goes_on_from_has_a_bound_that_is_looked_at_before
         said = f"the 3 responses that it goes on from have {num_bytes} bytes, and may have {num_bytes - 1} at most"
         with pytest.raises(InvalidRequest, match=said) as refused:
             await shelf.chain("ten_1", id_of(3))
-        assert (refused.value.status, refused.value.param, len(read)) == (400, "previous_response_id", 1)
+        assert (refused.value.status, refused.value.param) == (400, "previous_response_id")
+        assert [asked.count("length(") for asked in read if "ORDER BY" in asked or "length(" in asked] == [4]
         assert await shelf.chain("ten_1", id_of(2)) == chain[:2]
 
 
