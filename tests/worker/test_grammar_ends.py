@@ -142,3 +142,53 @@ def test_the_known_end_is_come_to_though_no_mask_has_its_next_token(path):
     guided.close()
     assert not guided.failures
     jsonschema.validate(json.loads(guided.answers["s262", 0].text), schema)
+
+
+SHORTEST = {
+    '{"name":"","tags":[]}': {
+        "type": "object",
+        "properties": {"name": {"type": "string"}, "tags": {"type": "array", "items": {"type": "string"}}},
+        "required": ["name", "tags"],
+        "additionalProperties": False,
+    },
+    '{"a":{"b":null,"c":true}}': {
+        "type": "object",
+        "properties": {
+            "a": {
+                "type": "object",
+                "properties": {"b": {"type": "null"}, "c": {"const": True}},
+                "required": ["b", "c"],
+                "additionalProperties": False,
+            }
+        },
+        "required": ["a"],
+        "additionalProperties": False,
+    },
+    '["xx","xx","xx"]': {"type": "array", "items": {"enum": ["xx", "xx or more"]}, "minItems": 3},
+}
+"""By the shortest text that they allow."""
+
+
+def test_an_answer_is_whole_wherever_the_shortest_one_fits(path):
+    guided = Guided(path, max_sequences=16)
+    fewest = {text: len(_fewest_tokens(guided.vocabulary, text.encode())) for text in SHORTEST}
+    for text, schema in SHORTEST.items():
+        for num_more in range(8):
+            asked = {"max_tokens": fewest[text] + num_more, "seed": num_more}
+            guided.submit(f"{text} {num_more}", "json_schema", json.dumps(schema), **asked)
+    guided.run()
+    guided.close()
+    assert not guided.failures
+    assert len(guided.answers) == 8 * len(SHORTEST)
+    for (name, _), answer in guided.answers.items():
+        jsonschema.validate(json.loads(answer.text), SHORTEST[name.rpartition(" ")[0]])
+
+
+def _fewest_tokens(vocabulary, text):
+    """Over all ways to write it."""
+    by_bytes = {vocabulary.decode_bytes([i]): i for i in range(vocabulary.vocab_size)}
+    best = [[]]
+    for end in range(1, len(text) + 1):
+        known = ((best[at], by_bytes.get(text[at:end])) for at in range(end))
+        best.append(min(([*found, last] for found, last in known if last is not None), key=len))
+    return best[-1]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import compress, zip_longest
+from itertools import compress, groupby, zip_longest
 
 import numpy as np
 import numpy.typing as npt
@@ -103,6 +103,11 @@ class Ends:
             at = end
         return token_ids
 
+    def respelled(self, token_ids: list[int]) -> list[int]:
+        """The same, as few tokens as ``spell`` makes of it; special ones stay what they are."""
+        runs = ((is_special, list(run)) for is_special, run in groupby(token_ids, self._vocabulary.is_special_token))
+        return [each for is_special, run in runs for each in (run if is_special else self.spell(self.bytes_of(run)))]
+
     def bytes_of(self, token_ids: list[int]) -> bytes:
         """What they say."""
         return self._vocabulary.decode_bytes(token_ids)
@@ -154,8 +159,10 @@ def find_end(
             turns.add(way.path, others)
             if first < 0 or not way.step([first]):
                 break
-        if way.is_whole and len(way.path) <= max_tokens:
-            return way.path
+        if way.is_whole:
+            way.shorten(ends)
+            if len(way.path) <= max_tokens:
+                return way.path
         path = turns.next()
     return None
 
@@ -220,9 +227,19 @@ class _Way:
         self.path += token_ids[:num]
         return num == len(token_ids)
 
+    def shorten(self, ends: Ends) -> None:
+        """To the same end in fewer tokens, where there are such: it has come there mark by mark."""
+        path = [*self.path]
+        fewer = ends.respelled(path)
+        if len(fewer) < len(path) and not (self.go(fewer) and self.is_whole):
+            self.go(path)
+
+    def _has_room(self, ends: Ends, max_tokens: int) -> bool:
+        return len(self.path) < max_tokens or len(ends.respelled(self.path)) < max_tokens
+
     def walk(self, ends: Ends, max_tokens: int) -> Iterator[npt.NDArray[np.uint32]]:
         """The mask at each place where there is a choice, until the answer is whole or too long."""
-        while not self.is_whole and len(self.path) < max_tokens:
+        while not self.is_whole and self._has_room(ends, max_tokens):
             forced = ends.spell(self._matcher.compute_ff_bytes())
             if forced:
                 if not self.step(forced):
