@@ -158,6 +158,9 @@ async def embeddings(
     prepare: Prepare,
 ) -> tuple[A, Order]:
     """All texts in one request."""
+    if call.truncate_prompt_tokens not in (None, -1):
+        param = "truncate_prompt_tokens"
+        raise errors.InvalidRequest(f"'{param}' is not served for this model.", param=param)
     prompts: list[Any] = list(call.texts or call.token_ids)
     fields: dict[str, Any] = {"input": prompts, "encoding_format": "float"}
     if call.dimensions is not None:
@@ -184,7 +187,8 @@ async def ranking(
     else:
         pairs = call.pairs
         if len({first for first, _ in pairs}) > 1:
-            raise errors.InvalidRequest("'text_1' may be one text for this model.", param="text_1")
+            name = call.sides[0]
+            raise errors.InvalidRequest(f"'{name}' may be one text for this model.", param=name)
         fields = {"query": pairs[0][0], "documents": [second for _, second in pairs]}
         prompts = [fields["query"], *fields["documents"]]
     shaped = partial(shaped, pairs=None)

@@ -64,7 +64,7 @@ async def embedded(
     shaped: Callable[..., reply.VectorAnswer] = reply.EmbeddingAnswer,
 ) -> web.StreamResponse:
     """Also for other dialects, each with an answer of its own shape."""
-    way = elsewhere.taken(gw, caller, call, "embeddings", call.input)
+    way = elsewhere.taken(gw, caller, call, "embeddings", call.input, call.truncate_prompt_tokens in (None, -1))
     if way is not None:
         here = partial(_embedding, gw, request, caller, shaped=reply.EmbeddingAnswer)
         answer, order = await elsewhere.embeddings(gw, request, caller, call, shaped, way, here)
@@ -82,10 +82,15 @@ async def _embedding(
         raise InvalidRequest(
             f"Invalid 'dimensions': this model's vectors have {facts.num_dimensions}", param="dimensions"
         )
-    if call.texts:
-        prompts = await text.encode(call.texts, max_tokens=facts.max_model_tokens, param="input")
+    cut, most = call.truncate_prompt_tokens, facts.max_model_tokens
+    if cut is not None:
+        most = most if cut < 0 else min(cut, most)
+    if call.texts and cut is not None:
+        prompts = await text.encode(call.texts, cut_at=most, param="input")
+    elif call.texts:
+        prompts = await text.encode(call.texts, max_tokens=most, param="input")
     else:
-        prompts = call.token_ids
+        prompts = call.token_ids if cut is None else [prompt[:most] for prompt in call.token_ids]
         if any(max(prompt, default=0) >= facts.vocab_size for prompt in prompts):
             raise openai.Malformed(f"Invalid 'input': the vocabulary has {facts.vocab_size} tokens", "input")
     pooling = wire.Pooling(pooling.kind, pooling.is_normalized, num_dimensions)
@@ -120,14 +125,14 @@ async def _ranking(
 ) -> tuple[A, Order]:
     text, facts = await _opened(gw, request, caller, call)
     if isinstance(call, openai.RerankRequest):
-        texts, param = call.texts, "documents"
+        texts, names = call.texts, ("query", "documents")
         if call.max_tokens_per_doc is not None and call.max_tokens_per_doc <= facts.max_model_tokens:
             texts = await text.cut(texts, call.max_tokens_per_doc)
         pairs: Sequence[tuple[str, str]] = [(call.query, each) for each in texts]
     else:
-        pairs, param = call.pairs, "text_2"
-    asked, places = await _of_pairs(pairs, text, facts, param)
-    return _answer(gw, request, caller, call, text, facts, asked, param, partial(shaped, pairs=places))
+        pairs, names = call.pairs, call.sides
+    asked, places = await _of_pairs(pairs, text, facts, names)
+    return _answer(gw, request, caller, call, text, facts, asked, names[1], partial(shaped, pairs=places))
 
 
 async def _opened(gw: Gateway, request: web.Request, caller: Caller, call: openai.Reading) -> tuple[Text, wire.Ready]:
@@ -147,18 +152,35 @@ def _pooling(facts: wire.Ready) -> wire.Pooling:
 
 
 async def _of_pairs(
-    pairs: Sequence[tuple[str, str]], text: Text, facts: wire.Ready, param: str
+    pairs: Sequence[tuple[str, str]], text: Text, facts: wire.Ready, names: tuple[str, str]
 ) -> tuple[list[Asked], list[tuple[int, int]] | None]:
     """For the model's own head, both texts in one prompt. Where it has none, each text once, and the places of a
-    pair's: their vectors are compared."""
+    pair's: their vectors are compared. ``names``: of the parameters that the first and the second of a pair are in."""
     if facts.scores:
-        encoded = await text.encode_pairs(pairs, facts.max_model_tokens, param)
+        encoded = await text.encode_pairs(pairs, facts.max_model_tokens, names[1])
         return [(prompt, wire.Pooling("score", second_at=second_at)) for prompt, second_at in encoded], None
     pooling = wire.Pooling(_pooling(facts).kind)
-    place = {each: number for number, each in enumerate(dict.fromkeys(each for pair in pairs for each in pair))}
-    prompts = await text.encode(list(place), max_tokens=facts.max_model_tokens, param=param)
-    asked = [(prompt, pooling) for prompt in prompts]
+    place: dict[str, int] = {}
+    asked: list[Asked] = []
+    for side, name in enumerate(names):
+        texts = [each for each in dict.fromkeys(pair[side] for pair in pairs) if each not in place]
+        prompts = await text.encode(texts, max_tokens=facts.max_model_tokens, param=name)
+        for number, (each, prompt) in enumerate(zip(texts, prompts, strict=True)):
+            _check(prompt, facts, name, number)
+            place[each] = len(asked)
+            asked.append((prompt, pooling))
     return asked, [(place[first], place[second]) for first, second in pairs]
+
+
+def _check(prompt: list[int], facts: wire.Ready, param: str, number: int) -> None:
+    if not prompt:
+        raise openai.Malformed(f"Invalid '{param}': there is not one token in it", param, "empty_string")
+    if len(prompt) > facts.max_model_tokens:
+        raise ContextLengthExceeded(
+            f"This model's maximum context length is {facts.max_model_tokens} tokens. However, a text of your"
+            f" {param} (number {number}) resulted in {len(prompt)} tokens. Please reduce its length.",
+            param=param,
+        )
 
 
 def _answer(
@@ -177,14 +199,7 @@ def _answer(
     salt = gw.cache.salt_of(caller.tenant_id, caller.policy.cache)
     parts = []
     for number, (prompt, pooling) in enumerate(asked):
-        if not prompt:
-            raise openai.Malformed(f"Invalid '{param}': there is not one token in it", param, "empty_string")
-        if len(prompt) > facts.max_model_tokens:
-            raise ContextLengthExceeded(
-                f"This model's maximum context length is {facts.max_model_tokens} tokens. However, a text of your"
-                f" {param} (number {number}) resulted in {len(prompt)} tokens. Please reduce its length.",
-                param=param,
-            )
+        _check(prompt, facts, param, number)
         part_id = noted.request_id if len(asked) == 1 else f"{noted.request_id}-{number}"
         submit = wire.Submit(part_id, prompt, NOTHING_WRITTEN, 1, 0, salt, noted.traceparent, pooling=pooling)
         parts.append(reply.Part(submit))

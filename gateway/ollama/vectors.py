@@ -1,7 +1,5 @@
-"""/api/embed and /api/embeddings: vectors in Ollama's shapes.
-
-A text that is too long is refused and never cut, whatever ``truncate`` says.
-"""
+"""/api/embed and /api/embeddings: vectors in Ollama's shapes. Of a text that is too long the beginning is read, unless
+``truncate`` is false; the older of the two has no such word, and refuses it."""
 
 from __future__ import annotations
 
@@ -24,6 +22,9 @@ class EmbedRequest(msgspec.Struct, frozen=True, kw_only=True):
     input: str | list[str]
     truncate: bool | None = None
     dimensions: Annotated[int, Meta(ge=1, le=2**63 - 1)] | None = None
+    options: dict[str, Any] | None = None
+    """Of no consequence where nothing is drawn."""
+
     keep_alive: float | str | None = None
 
 
@@ -32,6 +33,7 @@ class EmbeddingsRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     model: str
     prompt: str
+    options: dict[str, Any] | None = None
     keep_alive: float | str | None = None
 
 
@@ -57,6 +59,8 @@ def parse_embed(body: bytes) -> openai.EmbeddingRequest:
     """What is asked in ``body``. Raises Malformed."""
     asked = decoded(_embed, body)
     fields: dict[str, Any] = {"model": name_of(asked.model), "input": asked.input}
+    if asked.truncate is not False:
+        fields["truncate_prompt_tokens"] = -1
     if asked.dimensions is not None:
         fields["dimensions"] = asked.dimensions
     return openai.parse_embedding(msgspec.json.encode(fields))

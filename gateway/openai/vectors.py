@@ -59,6 +59,8 @@ class EmbeddingRequest(Reading, frozen=True, kw_only=True):
     input: str | Annotated[list[str | TokenId | list[TokenId]], Meta(min_length=1)]
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Annotated[int, Meta(ge=1, le=2**63 - 1)] | None = None
+    truncate_prompt_tokens: Annotated[int, Meta(ge=-1, le=2**63 - 1)] | None = None
+    """vLLM's: of a longer text only the beginning is read; -1: as much as the model takes."""
 
     @property
     def texts(self) -> list[str]:
@@ -102,17 +104,38 @@ class RerankRequest(Reading, frozen=True, kw_only=True):
         return [item if isinstance(item, str) else item.text for item in self.documents]
 
 
-class ScoreRequest(Reading, frozen=True, kw_only=True):
-    """POST /v1/score: one text against each of many, or each against the one beside it."""
+SIDES = (("text_1", "text_2"), ("queries", "documents"), ("queries", "items"), ("data_1", "data_2"))
+"""vLLM's names of what is scored against what."""
 
-    text_1: Texts
-    text_2: Texts
+
+class ScoreRequest(Reading, frozen=True, kw_only=True):
+    """POST /v1/score: one text against each of many, or each against the one beside it. The two have names out of
+    ``SIDES``."""
+
+    text_1: Texts | None = None
+    text_2: Texts | None = None
+    queries: Texts | None = None
+    documents: Texts | None = None
+    items: Texts | None = None
+    data_1: Texts | None = None
+    data_2: Texts | None = None
+
+    @property
+    def sides(self) -> tuple[str, str]:
+        """The names of the two that were given, or those that the ones given go with."""
+        return max(SIDES, key=lambda names: sum(getattr(self, name) is not None for name in names))
 
     @property
     def pairs(self) -> list[tuple[str, str]]:
         """What is to be scored."""
-        first, second = ([text] if isinstance(text, str) else text for text in (self.text_1, self.text_2))
+        first, second = ([text] if isinstance(text, str) else text for text in self.texts)
         return list(zip(first * len(second) if len(first) == 1 else first, second, strict=True))
+
+    @property
+    def texts(self) -> tuple[str | list[str], str | list[str]]:
+        """The two."""
+        first, second = self.sides
+        return getattr(self, first), getattr(self, second)
 
 
 _embedding = msgspec.json.Decoder(EmbeddingRequest)
@@ -133,6 +156,9 @@ def parse_embedding(body: bytes) -> EmbeddingRequest:
         raise Malformed(f"'input' may have {MAX_INPUTS} texts at most", "input", "array_above_max_length")
     if not all(call.texts):
         raise Malformed("Invalid 'input': a text is empty", "input", "empty_string")
+    if call.truncate_prompt_tokens == 0:
+        what = "Invalid 'truncate_prompt_tokens': nothing would be left of a text"
+        raise Malformed(what, "truncate_prompt_tokens", "integer_below_min_value")
     return call
 
 
@@ -144,11 +170,17 @@ def parse_rerank(body: bytes) -> RerankRequest:
 def parse_score(body: bytes) -> ScoreRequest:
     """The request in ``body``. Raises Malformed."""
     call = decoded(_score, body)
-    lengths = [1 if isinstance(text, str) else len(text) for text in (call.text_1, call.text_2)]
-    if lengths[0] not in (1, lengths[1]):
-        raise Malformed(
-            f"'text_1' has {lengths[0]} texts and 'text_2' {lengths[1]}: one, or as many as the other", "text_1"
-        )
+    sides = call.sides
+    for name in sides:
+        if getattr(call, name) is None:
+            raise Malformed(f"Missing required parameter: '{name}'.", name, "missing_required_parameter")
+    for name in dict.fromkeys(name for names in SIDES for name in names if name not in sides):
+        if getattr(call, name) is not None:
+            raise Malformed(f"'{name}' cannot be asked for together with '{sides[0]}' and '{sides[1]}'", name)
+    first, second = (1 if isinstance(text, str) else len(text) for text in call.texts)
+    if first not in (1, second):
+        what = f"'{sides[0]}' has {first} texts and '{sides[1]}' {second}: one, or as many as the other"
+        raise Malformed(what, sides[0])
     return call
 
 

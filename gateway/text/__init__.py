@@ -25,7 +25,7 @@ from gateway.text import untold
 from gateway.text.detokenize import Decoder, Vocabulary
 from gateway.text.gguf import Described, described
 from gateway.text.infill import Infill
-from gateway.text.length import TooLong, beginnings
+from gateway.text.length import TooLong, beginnings, fitting
 from gateway.text.pieces import Pieces, freeze_words
 from gateway.text.stops import StopStrings
 from gateway.text.template import ChatTemplate, TemplateFailure, TemplateInvalid
@@ -161,12 +161,16 @@ class Text:
         with_specials: bool = True,
         max_tokens: int | None = None,
         param: str = "prompt",
+        cut_at: int | None = None,
     ) -> list[list[int]]:
         """Token ids of bare prompts, by default with the special tokens that the tokenizer puts around a text.
-        ``max_tokens`` of each, as in ``encode_chat``. Raises InvalidRequest, also ContextLengthExceeded."""
+        ``max_tokens`` of each, as in ``encode_chat``; ``cut_at``: of a longer one so many are its beginning, between
+        those special tokens. Raises InvalidRequest, also ContextLengthExceeded."""
 
         def encode() -> list[list[int]]:
             try:
+                if cut_at is not None:
+                    return fitting(prompts, cut_at, self._tokenizer)
                 for prompt in prompts:
                     self._pieces.check_length(prompt, max_tokens)
                 return self._pieces.read(prompts, max_tokens, with_specials)

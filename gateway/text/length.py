@@ -55,3 +55,16 @@ def beginnings(texts: Sequence[str], max_tokens: int, tokenizer: Tokenizer) -> l
                 longer.append(number)
         unfound, num_chars = longer, 2 * num_chars
     return found
+
+
+def fitting(texts: Sequence[str], max_tokens: int, tokenizer: Tokenizer) -> list[list[int]]:
+    """Token ids of texts, at most so many of each: what there is too much of is taken from its end, before the special
+    tokens that the tokenizer puts there."""
+    found = []
+    for encoding in tokenizer.encode_batch(beginnings(texts, max_tokens, tokenizer), add_special_tokens=True):
+        is_special = encoding.special_tokens_mask
+        num_last = next((number for number, each in enumerate(reversed(is_special)) if not each), 0)
+        num_last = min(num_last, max_tokens)
+        at = len(encoding.ids) - num_last
+        found.append([*encoding.ids[: min(at, max_tokens - num_last)], *encoding.ids[at:]])
+    return found

@@ -201,11 +201,42 @@ async def test_only_the_beginning_of_a_long_document_is_read_where_that_is_asked
     assert score == pytest.approx(files.score("paris", " ".join(WORDS[:6])), rel=1e-3)
 
 
+async def test_of_a_long_text_the_beginning_is_read_where_that_is_asked_for(readers, client, files):
+    long = " ".join(WORDS * 9)
+    body = {"model": "reader", "input": [long, TEXTS[0]]}
+    refused = await post(readers, "/v1/embeddings", 400, **body)
+    assert (refused["error"]["code"], refused["error"]["param"]) == ("context_length_exceeded", "input")
+    for num_tokens in (2, 3, 9, -1):
+        answer = await post(readers, "/v1/embeddings", **body, truncate_prompt_tokens=num_tokens)
+        most = 64 if num_tokens < 0 else num_tokens
+        for each, words in zip(answer["data"], (WORDS * 9, TEXTS[0].split()), strict=True):
+            expected = files.vector(" ".join(words[: most - 2]))  # between the first token and the last
+            torch.testing.assert_close(torch.tensor(each["embedding"]), expected, rtol=1e-4, atol=1e-4)
+    ollamas = await post(readers, "/api/embed", **body)
+    assert ollamas["embeddings"] == [each["embedding"] for each in answer["data"]]
+    assert ollamas["prompt_eval_count"] == answer["usage"]["prompt_tokens"] == 64 + len(TEXTS[0].split()) + 2
+    assert "maximum context length" in (await post(readers, "/api/embed", 400, **body, truncate=False))["error"]
+    ids = await post(readers, "/v1/embeddings", model="reader", input=[[4] * 100], truncate_prompt_tokens=-1)
+    assert ids["usage"]["prompt_tokens"] == 64
+
+
+async def test_the_text_that_is_empty_is_the_one_that_is_named(readers, client):
+    for path, body, param in (
+        ("/v1/rerank", {"query": "", "documents": ["a"]}, "query"),
+        ("/v1/rerank", {"query": "a", "documents": [""]}, "documents"),
+        ("/v1/score", {"queries": [""], "items": ["a"]}, "queries"),
+    ):
+        assert (await post(readers, path, 400, model="demo", **body))["error"]["param"] == param, path
+
+
 async def test_pairs_are_scored_by_the_cosine_where_a_model_has_no_head(readers, client, files):
     answer = await post(readers, "/v1/score", model="reader", text_1=TEXTS[0], text_2=TEXTS)
     wanted = [float(files.vector(TEXTS[0]) @ files.vector(text)) for text in TEXTS]
     assert [each["score"] for each in answer["data"]] == pytest.approx(wanted, abs=1e-4)
     assert wanted[0] == pytest.approx(1.0)
+    for names in (("queries", "documents"), ("queries", "items"), ("data_1", "data_2")):
+        named = dict(zip(names, (TEXTS[0], TEXTS), strict=True))
+        assert (await post(readers, "/v1/score", model="reader", **named))["data"] == answer["data"]
     beside = await post(readers, "/score", model="judge", text_1=TEXTS[:2], text_2=TEXTS[2:])
     wanted = [files.score(*pair) for pair in zip(TEXTS[:2], TEXTS[2:], strict=True)]
     assert [each["score"] for each in beside["data"]] == pytest.approx(wanted, rel=1e-3)
