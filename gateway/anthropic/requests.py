@@ -130,6 +130,12 @@ class PenstockOptions(msgspec.Struct, frozen=True):
     receipt: bool | None = None
 
 
+class Diagnostics(msgspec.Struct, frozen=True):
+    """Why a prefix was not found in the cache is nothing that is known here; accepted, and of no consequence."""
+
+    previous_message_id: str | None = None
+
+
 class CountRequest(msgspec.Struct, frozen=True, kw_only=True):
     """POST /v1/messages/count_tokens, and what the other one has of it."""
 
@@ -141,6 +147,8 @@ class CountRequest(msgspec.Struct, frozen=True, kw_only=True):
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
     cache_control: CacheControl | None = None
+    speed: Literal["standard", "fast"] | None = None
+    """"fast" asks for the class that "priority" does."""
 
 
 class MessageRequest(CountRequest, frozen=True, kw_only=True):
@@ -154,6 +162,11 @@ class MessageRequest(CountRequest, frozen=True, kw_only=True):
     stream: bool | None = None
     metadata: UserMetadata | None = None
     service_tier: Literal["auto", "standard_only"] | None = None
+    diagnostics: Diagnostics | None = None
+    container: Any = None
+    inference_geo: str | None = None
+    """These two are refused: nothing runs in a container here, and where a model computes is not a request's choice."""
+
     penstock: PenstockOptions | None = None
 
 
@@ -164,6 +177,9 @@ _count = msgspec.json.Decoder(CountRequest)
 def parse_message(body: bytes) -> ChatRequest:
     """What is asked in ``body``. Raises Malformed."""
     asked = _decoded(_message, body)
+    for name in ("container", "inference_geo"):
+        if getattr(asked, name) is not None:
+            raise Malformed(f"'{name}' is not supported by this server", name, "unsupported_parameter")
     fields = _chat(asked)
     fields |= {
         "max_completion_tokens": asked.max_tokens,
@@ -172,7 +188,7 @@ def parse_message(body: bytes) -> ChatRequest:
         "top_k": asked.top_k or None,
         "stream": asked.stream,
         "user": asked.metadata.user_id if asked.metadata else None,
-        "service_tier": "default" if asked.service_tier == "standard_only" else asked.service_tier,
+        "service_tier": _tier(asked),
         "penstock": asked.penstock,
     }
     # More stop strings than OpenAI takes are not against what the journey can do.
@@ -217,7 +233,10 @@ def _chat(asked: CountRequest) -> dict[str, Any]:
         fields["tool_choice"] = _choice(choice)
         if choice.disable_parallel_tool_use:
             fields["parallel_tool_calls"] = False
-    if asked.thinking is not None and asked.thinking.type == "disabled":
+    thinking = None if asked.thinking is None else asked.thinking.type
+    if thinking == "enabled":
+        fields["enable_thinking"] = True
+    if thinking == "disabled":
         fields["reasoning_effort"] = "none"
     elif asked.output_config is not None and asked.output_config.effort is not None:
         effort = asked.output_config.effort
@@ -226,6 +245,12 @@ def _chat(asked: CountRequest) -> dict[str, Any]:
         schema = {"name": "output", "schema": asked.output_config.format.schema, "strict": True}
         fields["response_format"] = {"type": "json_schema", "json_schema": schema}
     return fields
+
+
+def _tier(asked: MessageRequest) -> str | None:
+    if asked.service_tier == "standard_only":
+        return "default"
+    return "priority" if asked.speed == "fast" else asked.service_tier
 
 
 def _messages(message: Message, path: str) -> list[dict[str, Any]]:

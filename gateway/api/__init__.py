@@ -84,6 +84,7 @@ def routes() -> list[web.RouteDef]:
         web.get("/api/tags", ollama.tags),
         web.get("/api/ps", ollama.running),
         web.get("/api/version", ollama.version),
+        web.delete(ollama.ABSENT_DELETE, _routed(ollama.absent)),
         web.get("/", ollama.alive),
         web.post("/v1/batches", batches.create),
         web.get("/v1/batches", batches.every),

@@ -27,6 +27,7 @@ from gateway.house import GATEWAY, Gateway
 from gateway.ollama.responses import ChatBody, GenerateBody, Message, instant
 
 ABSENT = ("/api/pull", "/api/push", "/api/create", "/api/copy")
+ABSENT_DELETE = "/api/delete"
 
 
 async def chat(gw: Gateway, request: web.Request) -> web.StreamResponse:
@@ -90,7 +91,8 @@ async def show(gw: Gateway, request: web.Request) -> web.StreamResponse:
     if facts is not None:
         info |= {"penstock.context_length": facts.max_model_tokens, "penstock.vocab_size": facts.vocab_size}
     template = "" if text is None else text.template
-    capabilities = ["completion", *(["tools"] if "tools" in template else [])]
+    writes = facts is None or facts.writes
+    capabilities = ["completion" if writes else "embedding", *(["tools"] if "tools" in template else [])]
     if "reasoning_content" in template or "enable_thinking" in template:
         capabilities.append("thinking")
     body = ollama.ShowBody(

@@ -17,7 +17,7 @@ from gateway import openai
 from gateway.openai import CompletionRequest, Malformed, decoded
 
 StopString = Annotated[str, Meta(min_length=1, max_length=1024)]
-Think = bool | Literal["low", "medium", "high"]
+Think = bool | Literal["low", "medium", "high", "max"]
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,6 +93,10 @@ class GenerateRequest(Asked, frozen=True, kw_only=True):
     template: str | None = None
     context: list[int] | None = None
     images: list[str] | None = None
+    width: int | None = None
+    height: int | None = None
+    steps: int | None = None
+    """These three are of models that paint."""
 
 
 C = TypeVar("C", openai.ChatRequest, CompletionRequest)
@@ -121,7 +125,7 @@ def parse_chat(body: bytes) -> openai.ChatRequest | str:
 def parse_generate(body: bytes) -> openai.ChatRequest | CompletionRequest | str:
     """As ``parse_chat``; a completion where the prompt is not a user's message."""
     asked = decoded(_generate, body)
-    for name in ("template", "context", "images"):
+    for name in ("template", "context", "images", "width", "height", "steps"):
         if getattr(asked, name):
             raise _not_here(name)
     if not asked.prompt:
@@ -136,7 +140,7 @@ def parse_generate(body: bytes) -> openai.ChatRequest | CompletionRequest | str:
     num_logprobs = (asked.top_logprobs or 0) if asked.logprobs else None
     fields |= {"prompt": asked.prompt, "suffix": asked.suffix, "logprobs": num_logprobs}
     fields.setdefault("max_tokens", 2**31 - 1)
-    del fields["reasoning_effort"]
+    fields["reasoning_effort"] = fields["enable_thinking"] = None
     return _with_stops(openai.parse_completion(_encoded(fields)), asked)
 
 
@@ -156,8 +160,11 @@ def _fields(asked: Asked) -> dict[str, Any]:
         "repetition_penalty": options.repeat_penalty,
         "presence_penalty": options.presence_penalty,
         "frequency_penalty": options.frequency_penalty,
-        "reasoning_effort": {False: "none", True: None}.get(asked.think, asked.think),  # type: ignore[arg-type]
     }
+    if asked.think is True:
+        fields["enable_thinking"] = True
+    else:
+        fields["reasoning_effort"] = "none" if asked.think is False else asked.think
     if options.num_predict is not None and options.num_predict >= 0:
         fields["max_tokens"] = max(1, options.num_predict)
     return fields

@@ -156,6 +156,8 @@ class ChatRequest(Generation, frozen=True, kw_only=True):
     audio: Any = None
     chat_template_kwargs: dict[str, Any] | None = None
     """For the template's own switches (vLLM's and SGLang's name)."""
+    enable_thinking: bool | None = None
+    """Whether it reasons before it answers, however hard (DashScope's name)."""
 
     @property
     def asked_tokens(self) -> int | None:
@@ -171,14 +173,16 @@ class ChatRequest(Generation, frozen=True, kw_only=True):
     @property
     def template_switches(self) -> dict[str, Any]:
         """What its chat template is told beside the conversation. Each family has its own word for whether to think."""
-        if self.reasoning_effort is None and self.verbosity is None:
+        effort, thinks = self.reasoning_effort, self.enable_thinking
+        if effort is None and thinks is None and self.verbosity is None:
             return self.chat_template_kwargs or {}
         switches: dict[str, Any] = {}
-        if self.reasoning_effort is not None:
-            thinks = self.reasoning_effort != "none"
+        if thinks is None and effort is not None:
+            thinks = effort != "none"
+        if thinks is not None:
             switches = {"enable_thinking": thinks, "thinking": thinks}
-            if thinks:
-                switches["reasoning_effort"] = self.reasoning_effort
+        if thinks and effort not in (None, "none"):
+            switches["reasoning_effort"] = effort
         if self.verbosity is not None:
             switches["verbosity"] = self.verbosity
         return switches | (self.chat_template_kwargs or {})

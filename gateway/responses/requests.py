@@ -249,7 +249,7 @@ def said_of_a_chat(error: Malformed) -> Malformed:
     """The same of the response that meant it."""
     message, param = str(error), error.param
     if param is not None and param.startswith("messages"):  # which of the items it came from is not known
-        param = "input"
+        message, param = message.replace(f"'{param}'", "'input'"), "input"
     for theirs, ours in OURS:
         if param is not None and theirs in param:
             message, param = message.replace(theirs, ours), param.replace(theirs, ours)

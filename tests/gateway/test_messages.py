@@ -40,6 +40,37 @@ def asked(client: anthropic.AsyncAnthropic, **others: Any) -> asyncio.Task[Any]:
     return asyncio.create_task(client.messages.create(**call))
 
 
+@pytest.mark.parametrize(
+    ("asked", "tier"),
+    [
+        ({"speed": "fast"}, "priority"),
+        ({"speed": "fast", "service_tier": "standard_only"}, "default"),
+        ({"speed": "standard", "diagnostics": {"previous_message_id": None}, "service_tier": "auto"}, "auto"),
+        ({}, None),
+    ],
+)
+def test_speed_is_a_class(asked, tier):
+    body = {"model": "demo", "max_tokens": 5, "messages": HELLO, **asked}
+    assert parse_message(msgspec.json.encode(body)).service_tier == tier
+
+
+@pytest.mark.parametrize(
+    ("asked", "switches"),
+    [
+        ({"thinking": {"type": "enabled", "budget_tokens": 2000}}, {"enable_thinking": True, "thinking": True}),
+        ({"thinking": {"type": "adaptive"}}, {}),
+        ({"thinking": {"type": "disabled"}}, {"enable_thinking": False, "thinking": False}),
+        (
+            {"thinking": {"type": "enabled"}, "output_config": {"effort": "low"}},
+            {"enable_thinking": True, "thinking": True, "reasoning_effort": "low"},
+        ),
+    ],
+)
+def test_whether_to_think_is_told_to_the_template(asked, switches):
+    body = {"model": "demo", "max_tokens": 5, "messages": HELLO, **asked}
+    assert parse_message(msgspec.json.encode(body)).template_switches == switches
+
+
 async def test_a_message_is_answered_with_a_message(front: Front, claude):
     task = asked(claude, system="Be brief.", metadata={"user_id": "ada"}, service_tier="standard_only")
     submit = await front.peer.submitted()

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+import ollama._types as ollamas
 import pytest
+from anthropic.types import message_count_tokens_params, message_create_params
 from openai import BadRequestError
 from openai.types import (
     batch_create_params,
@@ -35,9 +37,14 @@ from openai.types.responses import (
 )
 
 from gateway import openai
+from gateway.anthropic.requests import CountRequest as AnthropicCount
+from gateway.anthropic.requests import MessageRequest
 from gateway.api.stored import RetrieveQuery
 from gateway.chats.shapes import ChatChange, ChatQuery
 from gateway.conversations.shapes import Addition, Change, Creation, Including
+from gateway.ollama.requests import ChatRequest as OllamaChat
+from gateway.ollama.requests import GenerateRequest
+from gateway.ollama.vectors import EmbeddingsRequest, EmbedRequest
 from gateway.openai.batches import BatchRequest
 from gateway.openai.files import FileQuery, FileUpload, UploadCompletion, UploadRequest
 from gateway.openai.vectors import EmbeddingRequest
@@ -46,6 +53,9 @@ from gateway.responses.requests import CountRequest, ResponseRequest
 from gateway.responses.shapes import ItemsQuery
 from gateway.sockets.events import ClientEvent
 from tests.gateway.responding import answered
+
+HEADERS = {"user_profile_id", "workspace_id"}
+"""Of Anthropic's parameters, those that its client sends as headers."""
 
 
 def fields(*structs: type[msgspec.Struct]) -> set[str]:
@@ -85,6 +95,34 @@ def test_every_field_of_a_request_is_known(theirs: Any, ours: set[str]):
     asked = {name for each in theirs.__mro__ for name in getattr(each, "__annotations__", {})}
     assert asked
     assert asked - ours == set()
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        (message_create_params.MessageCreateParamsStreaming, fields(MessageRequest)),
+        (message_count_tokens_params.MessageCountTokensParams, fields(AnthropicCount)),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_so_is_every_field_of_anthropics_client(theirs: Any, ours: set[str]):
+    asked = {name for each in theirs.__mro__ for name in getattr(each, "__annotations__", {})}
+    assert asked >= HEADERS
+    assert asked - HEADERS - ours == set()
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        (ollamas.ChatRequest, fields(OllamaChat)),
+        (ollamas.GenerateRequest, fields(GenerateRequest)),
+        (ollamas.EmbedRequest, fields(EmbedRequest)),
+        (ollamas.EmbeddingsRequest, fields(EmbeddingsRequest)),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_so_is_every_field_of_ollamas_client(theirs: Any, ours: set[str]):
+    assert set(theirs.model_fields) - ours == set()
 
 
 async def test_what_an_answer_is_asked_to_include_is_known_wherever_it_may_be_asked(front):

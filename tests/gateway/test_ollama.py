@@ -185,6 +185,7 @@ REFUSED = [
     ("/api/chat", {"model": "demo", "messages": HELLO, "logprobs": True, "top_logprobs": 21}, 400, "top_logprobs"),
     ("/api/generate", {"model": "demo", "prompt": "x", "context": [1]}, 400, "context"),
     ("/api/generate", {"model": "demo", "prompt": "x", "template": "x"}, 400, "template"),
+    ("/api/generate", {"model": "demo", "prompt": "x", "width": 512}, 400, "width"),
     ("/api/generate", {"model": "demo", "prompt": "x", "raw": True, "format": "json"}, 400, "format"),
     ("/api/generate", {"model": "demo", "prompt": 5}, 400, "prompt"),
     ("/api/show", {"model": "another"}, 404, "does not exist"),
@@ -246,6 +247,21 @@ async def test_without_that_a_key_is_needed(front: Front):
 
 def as_json(**fields: Any) -> bytes:
     return msgspec.json.encode({"model": "demo", "messages": HELLO, **fields})
+
+
+@pytest.mark.parametrize(
+    ("think", "switches"),
+    [
+        (True, {"enable_thinking": True, "thinking": True}),
+        (False, {"enable_thinking": False, "thinking": False}),
+        ("max", {"enable_thinking": True, "thinking": True, "reasoning_effort": "max"}),
+        (None, {}),
+    ],
+)
+def test_whether_to_think_is_told_to_the_template(think, switches):
+    call = parse_chat(as_json(think=think))
+    assert isinstance(call, ChatRequest)
+    assert call.template_switches == switches
 
 
 @pytest.mark.parametrize("predicted", [-1, -2])

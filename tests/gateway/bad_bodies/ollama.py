@@ -202,6 +202,7 @@ CASES = [
     # What is Ollama's own affair
     of("/api/pull", None, 501, model="llama3"),
     of("/api/create", None, 501, model="mine", **{"from": "demo"}),
+    Case(None, {"model": "demo"}, "/api/delete", 501, method="DELETE"),
     of("/api/nothing", None, 404, model="demo"),
     # Parts of a conversation that are nearly right
     option("num_predict", num_predict=HUGE),
