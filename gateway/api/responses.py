@@ -163,7 +163,7 @@ async def _in_background(turn: Turn, stack: contextlib.AsyncExitStack) -> web.St
                 request[OUTLET] = Storing(log, turn.end, turn.end)
                 return await give(gw, request, caller, answer, order)
 
-    with gw.responses.background.room(caller.tenant_id):
+    with gw.responses.background.room(caller.tenant_id) as place:
         model = asked.chat.model
         if gw.upstreams.of(model) is not None or gw.dispatch.ready(model) is not None:
             ready = await asked.prepared(partial(ResponseAnswer, events))
@@ -172,7 +172,7 @@ async def _in_background(turn: Turn, stack: contextlib.AsyncExitStack) -> web.St
         running.log.add(events.queued())
         queued = turn.kept()
         await gw.responses.shelf.put(queued)
-        gw.responses.background.start(running, partial(work, stack.pop_all()))
+        gw.responses.background.start(running, place.pop_all(), partial(work, stack.pop_all()))
     if not asked.call.stream:
         return head.Whole(queued.body)
     return await relay(outlet, gw, queued, running, 0)

@@ -16,6 +16,7 @@ from typing import Any
 from gateway import errors
 from gateway.clock import Clock
 from gateway.head import Head
+from gateway.places import Places
 from gateway.responses.events import Events
 from gateway.responses.outlets import Log
 from gateway.responses.shapes import ResponseBody
@@ -44,6 +45,7 @@ class Running:
         self.log = Log()
         self.num_stored = 0
         """Events that are in the store."""
+        self.place = contextlib.ExitStack()
         self.is_unwanted = False
         """Somebody has cancelled or deleted it."""
         self.storing = asyncio.Lock()
@@ -74,37 +76,33 @@ class Background:
         inside: Callable[[], AbstractContextManager[None]],
     ) -> None:
         """``inside``: what is answered without a client is inside all the same, so that nothing closes around it."""
-        self._config = config
+        self._places = Places(
+            config.max_background,
+            config.max_background_per_tenant,
+            "Too many responses are being written in the background.",
+            "This project has {} responses in the background already; wait for one to end.",
+            retry_after_s=5.0,
+        )
         self._shelf = shelf
         self._clock = clock
         self._inside = inside
         self._running: dict[str, Running] = {}
-        self._coming: list[str] = []
-        """Tenants of those that are about to start."""
         self._is_closing = False
 
     @contextlib.contextmanager
-    def room(self, tenant_id: str) -> Iterator[None]:
-        """For one more, which is started before this is left or not at all. Raises QueueFull, and RequestsLimited when
-        the tenant has its share."""
-        if len(self._running) + len(self._coming) >= self._config.max_background:
-            raise errors.QueueFull("Too many responses are being written in the background.", retry_after_s=5.0)
-        mine = [running.tenant_id for running in self._running.values()].count(tenant_id)
-        mine += self._coming.count(tenant_id)
-        if mine >= self._config.max_background_per_tenant:
-            raise errors.RequestsLimited(
-                f"This project has {mine} responses in the background already; wait for one to end.",
-                headers={},
-                retry_after_s=5.0,
-            )
-        self._coming.append(tenant_id)
-        try:
-            yield
-        finally:
-            self._coming.remove(tenant_id)
+    def room(self, tenant_id: str) -> Iterator[contextlib.ExitStack]:
+        """A place for one more, which goes to ``start`` or is free again when this is left. Raises as ``Places.one``
+        does."""
+        with contextlib.ExitStack() as place:
+            place.enter_context(self._places.one(tenant_id))
+            yield place
 
-    def start(self, running: Running, work: Callable[[Log], Coroutine[Any, Any, object]]) -> None:
-        """It is stored by now. ``work`` writes it to the log, or raises what it fails with."""
+    def start(
+        self, running: Running, place: contextlib.ExitStack, work: Callable[[Log], Coroutine[Any, Any, object]]
+    ) -> None:
+        """It is stored by now, and its ``place`` is free again when it has ended. ``work`` writes it to the log, or
+        raises what it fails with."""
+        running.place = place
         self._running[running.id] = running
         running.work = asyncio.create_task(work(running.log))
         running.task = asyncio.create_task(self._run(running, running.work))
@@ -198,6 +196,7 @@ class Background:
             if not running.log.is_over:
                 running.log.close()
             del self._running[running.id]
+            running.place.close()
 
 
 def _tell(task: asyncio.Task[None]) -> None:
