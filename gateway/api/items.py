@@ -11,22 +11,22 @@ from gateway.api.request import may_store
 from gateway.auth import Caller
 from gateway.errors import InvalidRequest
 from gateway.house import Gateway
+from gateway.responses import shelf
 from gateway.responses.compaction import all_opened, check
 from gateway.responses.conversation import Message, messages_of
 from gateway.responses.items import MAX_ITEMS, AnyItem, CompactionItem, ItemReference, parse, response_of
 from gateway.responses.nearby import Context
 from gateway.responses.requests import Asked
-from gateway.responses.shelf import Kept
 
 
 async def given(gw: Gateway, caller: Caller, said: str | list[dict[str, Any]], path: str = "input") -> list[AnyItem]:
     """Its own, as they are ``said`` at ``path``, with what they refer to in the place of references. Raises
     Malformed."""
-    looked_for: dict[str, Kept | None] = {}
+    referred = _Referred(gw, caller.tenant_id)
     items: list[AnyItem] = []
     for number, item in enumerate(parse(said, path)):
         if isinstance(item, ItemReference):
-            item = await _referred(gw, caller, item.id, f"{path}[{number}].id", looked_for)
+            item = await referred.item(item.id, f"{path}[{number}].id")
         elif isinstance(item, CompactionItem):
             check(gw.directory.secret, caller.tenant_id, item, f"{path}[{number}].encrypted_content")
         items.append(item)
@@ -78,15 +78,35 @@ def check_kept(gw: Gateway, caller: Caller) -> None:
         raise InvalidRequest("Nothing is stored for this project, so there are no conversations")
 
 
-async def _referred(
-    gw: Gateway, caller: Caller, item_id: str, path: str, looked_for: dict[str, Kept | None]
-) -> AnyItem:
-    response_id = response_of(item_id)
-    if response_id is not None:
-        if response_id not in looked_for:
-            looked_for[response_id] = await gw.responses.shelf.find(caller.tenant_id, response_id)
-        kept = looked_for[response_id]
-        for item in [] if kept is None else [*kept.items(), *kept.response().output]:
-            if item.id == item_id:
-                return item
-    raise openai.Malformed(f"Item with id '{item_id[:80]}' not found.", path)
+class _Referred:
+    """What a request refers to by its id, each response of which is read once."""
+
+    def __init__(self, gw: Gateway, tenant_id: str) -> None:
+        self._shelf = gw.responses.shelf
+        self._tenant_id = tenant_id
+        self._num_bytes = 0
+        self._items: dict[str, dict[str, AnyItem]] = {}
+        """By the responses that they were made with, and by their ids; of one that is not there, none."""
+
+    async def item(self, item_id: str, path: str) -> AnyItem:
+        """Raises Malformed where it is not there, and where too much would be read for all of them."""
+        response_id = response_of(item_id)
+        if response_id is not None and response_id not in self._items:
+            self._items[response_id] = await self._read(response_id, path)
+        found = None if response_id is None else self._items[response_id].get(item_id)
+        if found is None:
+            raise openai.Malformed(f"Item with id '{item_id[:80]}' not found.", path)
+        return found
+
+    async def _read(self, response_id: str, path: str) -> dict[str, AnyItem]:
+        kept = await self._shelf.find(self._tenant_id, response_id)
+        if kept is None:
+            return {}
+        self._num_bytes += kept.num_bytes
+        if self._num_bytes > shelf.MAX_CHAIN_BYTES:
+            raise openai.Malformed(
+                f"The {len(self._items) + 1} responses that items are referred to in, up to this one, have "
+                f"{self._num_bytes} bytes, and may have {shelf.MAX_CHAIN_BYTES} at most",
+                path,
+            )
+        return {item.id: item for item in [*kept.response().output, *reversed(kept.items())]}

@@ -60,6 +60,10 @@ class Kept(msgspec.Struct, frozen=True):
         return cls(body.id, tenant_id, body.previous_response_id, body.status, body.background, given, whole)
 
     @property
+    def num_bytes(self) -> int:
+        return len(self.input) + len(self.body)
+
+    @property
     def is_open(self) -> bool:
         """It is not written to its end."""
         return self.status in OPEN
@@ -103,7 +107,7 @@ class Shelf(Shelving):
         return self._row(self._told_of(kept))
 
     def _told_of(self, kept: Kept) -> dict[str, Any]:
-        num_bytes, renewed_at = len(kept.input) + len(kept.body), int(self._wall())
+        num_bytes, renewed_at = kept.num_bytes, int(self._wall())
         return {**msgspec.structs.asdict(kept), "num_bytes": num_bytes, "renewed_at": renewed_at}
 
     @in_time

@@ -17,6 +17,7 @@ from tests import batches
 from tests.gateway.conftest import KEY, Front
 from tests.gateway.peer import Peer
 from tests.gateway.responding import ASSISTANT, END, another_tenant, answered, ask, prompt_of, turn
+from tests.gateway.test_files_bounds import tenant_of
 
 pytestmark = pytest.mark.usefixtures("patient_store")
 
@@ -87,6 +88,21 @@ async def test_an_output_is_the_next_input_as_it_stands_or_by_its_id(front: Fron
     whole[1] = {"type": "item_reference", "id": first.output[0].id}
     prompt, _ = await prompt_of(front, ask(front, input=whole))
     assert prompt == expected
+
+
+async def test_what_is_referred_to_has_a_bound(front: Front, monkeypatch):
+    told = [(await answered(front)).output[0].id for _ in range(2)]
+    kept = [await front.gw.responses.shelf.find(await tenant_of(front), f"resp_{id[4:36]}") for id in told]
+    num_bytes = sum([each.num_bytes for each in kept if each is not None])
+    given: Any = [{"type": "item_reference", "id": id} for id in (*told, *told)]
+    monkeypatch.setattr("gateway.responses.shelf.MAX_CHAIN_BYTES", num_bytes)
+    assert (await prompt_of(front, ask(front, input=given)))[0].count("Hi there.") == 4
+    monkeypatch.setattr("gateway.responses.shelf.MAX_CHAIN_BYTES", num_bytes - 1)
+    with pytest.raises(
+        openai.BadRequestError, match=f"have {num_bytes} bytes, and may have {num_bytes - 1}"
+    ) as refused:
+        await ask(front, input=given)
+    assert refused.value.param == "input[1].id"
 
 
 async def test_a_response_is_kept_until_it_is_deleted(open_front, store_settings):
