@@ -141,7 +141,7 @@ def each_alone(
     **how: Any,
 ) -> torch.Tensor:
     """As torch's varlen_attn, which the CPU has not."""
-    assert how == {"window_size": (-1, 0), "enable_gqa": True}
+    assert how == {"window_size": (-1, 0)}
     heads = (each.transpose(0, 1) for each in (queries, keys, values))
     parts = zip(*(torch.tensor_split(each, bounds[1:-1].long(), dim=1) for each in heads), strict=True)
     mixed = [F.scaled_dot_product_attention(*part, is_causal=True, scale=scale, enable_gqa=True) for part in parts]

@@ -152,6 +152,8 @@ def imagined(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
         "mem_get_info": (1 << 33, 1 << 34),
         "empty_cache": None,
     }
+    monkeypatch.setattr(torch.backends.cuda, "is_flash_attention_available", lambda: True)
+    monkeypatch.setattr("worker.attention.dense._shares_keys", lambda launch, device: True)
     for name, value in facts.items():
         monkeypatch.setattr(torch.cuda, name, lambda *_, value=value: value)
     # The build of torch for CPUs knows no device to go to for these.

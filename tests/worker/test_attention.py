@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.nn.attention.varlen
+import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -22,6 +24,7 @@ from worker.attention import (
     Scores,
     SegmentAttention,
 )
+from worker.attention.dense import varlen
 from worker.attention.native import beginnings
 from worker.kv_cache import KVCache
 from worker.native import library
@@ -243,3 +246,50 @@ def test_a_block_is_copied_with_its_scales():
     expected = cache.read(1, torch.arange(8, 16), torch.float32)
     cache.copy_block(1, 3)
     assert all(map(torch.equal, cache.read(1, torch.arange(24, 32), torch.float32), expected))
+
+
+CPU = torch.device("cpu")
+
+
+def of_torch_2_11(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, *, return_aux=None, scale=None, window_size=()):
+    """As it says what it takes, and does; there is none on the CPU."""
+    assert window_size == (-1, 0)
+    assert cu_seq_q.tolist()[-1] == len(query)
+    heads = (each.transpose(0, 1) for each in (query, key, value))
+    parts = zip(*(torch.tensor_split(each, cu_seq_q[1:-1].long(), dim=1) for each in heads), strict=True)
+    mixed = [F.scaled_dot_product_attention(*part, is_causal=True, scale=scale, enable_gqa=True) for part in parts]
+    return torch.cat(mixed, 1).transpose(0, 1)
+
+
+def of_later(*args, scale, window_size, enable_gqa=False):
+    assert enable_gqa
+    return of_torch_2_11(*args, scale=scale, window_size=window_size)
+
+
+def in_turns(query, key, value, *args, scale, window_size):
+    return of_torch_2_11(query, key.repeat(1, 2, 1), value.repeat(1, 2, 1), *args, scale=scale, window_size=window_size)
+
+
+def refusing(query, key, value, *args, scale, window_size):
+    raise RuntimeError("Number of heads in key/value must divide number of heads in query")
+
+
+def without_scale(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, is_causal=False):
+    raise AssertionError("it cannot be asked for what is wanted")
+
+
+@pytest.mark.parametrize(
+    ("there", "serves"),
+    [(of_torch_2_11, True), (of_later, True), (in_turns, False), (refusing, False), (without_scale, False)],
+)
+def test_torchs_attention_of_several_prompts_is_used_where_it_shares_keys_among_heads(monkeypatch, there, serves):
+    monkeypatch.setattr(torch.nn.attention.varlen, "varlen_attn", there)
+    varlen.cache_clear()
+    found = varlen(CPU)
+    varlen.cache_clear()
+    assert (found is not None) == serves
+    if found is not None:
+        heads = torch.randn(3, 4, 8).split((2, 1, 1), 1)
+        bounds = torch.tensor([0, 3], dtype=torch.int32)
+        alone = of_torch_2_11(*heads, bounds, bounds, 3, 3, scale=0.1, window_size=(-1, 0))
+        torch.testing.assert_close(found(*heads, bounds, bounds, 3, 3, scale=0.1, window_size=(-1, 0)), alone)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 from inspect import signature
 from typing import cast
 
@@ -35,17 +36,40 @@ def may_be_dense(keys: Tensor) -> bool:
 
 
 Varlen = Callable[..., Tensor]
-"""torch.nn.attention.varlen.varlen_attn, or what does the same."""
+"""torch.nn.attention.varlen.varlen_attn with fewer heads of keys than of queries, or what does the same."""
 
 
-def varlen() -> Varlen | None:
-    """Where this torch has one that takes fewer heads of keys than of queries, and their scale."""
+@cache
+def varlen(device: torch.device) -> Varlen | None:
+    """Where this torch has one that takes a scale, and fewer heads of keys than of queries. Whether it takes those is
+    tried out: torch 2.11 has nothing to ask for it by, and does it.
+    """
     try:
         from torch.nn.attention.varlen import varlen_attn
     except ImportError:
         return None
-    is_enough = {"enable_gqa", "scale", "window_size"} <= signature(varlen_attn).parameters.keys()
-    return cast(Varlen, varlen_attn) if is_enough else None
+    known = signature(varlen_attn).parameters.keys()
+    if not {"scale", "window_size"} <= known:
+        return None
+    launch = cast(Varlen, partial(varlen_attn, enable_gqa=True) if "enable_gqa" in known else varlen_attn)
+    return launch if _shares_keys(launch, device) else None
+
+
+@torch.inference_mode()
+def _shares_keys(launch: Varlen, device: torch.device) -> bool:
+    """Whether two prompts, whose query heads share keys by twos, have what each has alone."""
+    numbers = torch.arange(5.0 * 8 * 64, device=device).sin_().to(torch.bfloat16).view(5, 8, 64)
+    heads = torch.split(numbers, [4, 2, 2], 1)
+    bounds = torch.tensor([0, 2, 5], dtype=torch.int32, device=device)
+    try:
+        together = launch(*heads, bounds, bounds, 3, 3, scale=0.5, window_size=(-1, 0))
+    except (RuntimeError, TypeError, ValueError):
+        return False
+    alone = []
+    for own in (slice(0, 2), slice(2, 5)):
+        q, k, v = (each[own].transpose(0, 1)[None] for each in heads)
+        alone.append(F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=0.5, enable_gqa=True))
+    return torch.allclose(together.float(), torch.cat(alone, 2)[0].transpose(0, 1).float(), atol=0.02, rtol=0.02)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +104,7 @@ class Together:
         of ``rows``, [num_rows, num_heads * head_dim]."""
         of_prompts = (each[self.rows] for each in (queries, keys, values))
         sizes = self.bounds, self.bounds, self.longest, self.longest
-        return launch(*of_prompts, *sizes, scale=scale, window_size=(-1, 0), enable_gqa=True).flatten(1)
+        return launch(*of_prompts, *sizes, scale=scale, window_size=(-1, 0)).flatten(1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,7 +68,8 @@ class TritonAttention(Fixing):
         self.tensor_scales = list(tensor_scales) or [(1.0, 1.0)] * len(cache.keys)
         self._num_processors = num_processors or processors_of(cache.keys[0].device)
         self._max_splits, self._min_dense_tokens = max_splits, min_dense_tokens
-        self.varlen = varlen() if varlen_attn is None and cache.keys[0].is_cuda else varlen_attn
+        device = cache.keys[0].device
+        self.varlen = varlen(device) if varlen_attn is None and device.type == "cuda" else varlen_attn
         self._scratch = self._none = self._fresh(0)
 
     @staticmethod
