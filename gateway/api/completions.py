@@ -102,6 +102,10 @@ async def _prompts(
         if not all(prompts):
             raise openai.Malformed("Invalid 'prompt': there is not one token in it", "prompt", "empty_string")
         return prompts, ()
+    if call.prompt is None:
+        ((*begins,),) = await text.encode([""])
+        # Where nothing begins a text, what ends the one before it does.
+        return [begins[:1] or facts.eos_token_ids[:1]], ()
     prompts = call.token_ids
     for prompt in prompts:
         room_for(len(prompt), facts, "prompt")

@@ -123,6 +123,8 @@ async def completion(
     gw.ledger.check_room()
     if call.echo:
         raise errors.InvalidRequest("'echo' is not served for this model.", param="echo", code="unsupported_parameter")
+    if call.prompt is None:
+        raise openai.Malformed("Missing required parameter: 'prompt'.", "prompt", "missing_required_parameter")
     prompts: list[Any] = list(call.texts or call.token_ids)
     text, request_id = pool.text, request[HEAD].request_id
     asked_tokens = DEFAULT_MAX_TOKENS if call.max_tokens is None else call.max_tokens

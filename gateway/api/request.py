@@ -54,6 +54,8 @@ async def taken_body_of(gw: Gateway, request: web.Request, of_any_type: bool = F
         _check_type(request)
     content, max_bytes = request.content, request.client_max_size
     if not content.is_eof():
+        if (request.content_length or 0) > max_bytes:  # nobody need wait for what is refused anyway
+            raise web.HTTPRequestEntityTooLarge(max_bytes)
         return await _arriving(content, max_bytes, gw.settings.server.stall_s)
     body = content.read_nowait()
     if len(body) > max_bytes:

@@ -26,9 +26,21 @@ def decoded(decoder: msgspec.json.Decoder[T], body: bytes, least: Callable[[T], 
     except msgspec.ValidationError as error:
         raise _named(str(error)) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise Malformed(f"The body could not be read as JSON: {error}", code="invalid_json") from None
+        raise Malformed(f"The body could not be read as JSON: {_why(body, error)}", code="invalid_json") from None
     except RecursionError:
         raise Malformed("The body could not be read as JSON: it is nested too deeply", code="invalid_json") from None
+
+
+_HALF_AT_END = re.compile(rb"(?s)\\u[dD][89abAB][0-9a-fA-F]{2}[^\\].{0,4}\Z")
+
+
+def _why(body: bytes, error: Exception) -> str:
+    """In clearer words where ``error`` takes the other half of a surrogate pair for cut off."""
+    if not body.strip():
+        return "it is empty"
+    if "truncated" in str(error) and _HALF_AT_END.search(body):
+        return "there is half of a character in it (a lone surrogate)"
+    return str(error)
 
 
 def converted(value: Any, type_: type[T], path: str, strict: bool = True) -> T:

@@ -196,7 +196,8 @@ class ChatRequest(Generation, frozen=True, kw_only=True):
 class CompletionRequest(Generation, frozen=True, kw_only=True):
     """POST /v1/completions."""
 
-    prompt: str | Annotated[list[str | TokenId | list[TokenId]], Meta(min_length=1)]
+    prompt: str | Annotated[list[str | TokenId | list[TokenId]], Meta(min_length=1)] | None = None
+    """None: a text is written from its beginning."""
     max_tokens: Annotated[int, Meta(ge=0, le=2**63 - 1)] | None = None
     """0 with ``echo``: the prompt alone, for its log-probabilities."""
     logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
@@ -230,6 +231,8 @@ class CompletionRequest(Generation, frozen=True, kw_only=True):
     @property
     def texts(self) -> list[str]:
         """The prompts, when they are text."""
+        if self.prompt is None:
+            return []
         if isinstance(self.prompt, str):
             return [self.prompt]
         return cast(list[str], self.prompt) if isinstance(self.prompt[0], str) else []
@@ -237,7 +240,7 @@ class CompletionRequest(Generation, frozen=True, kw_only=True):
     @property
     def token_ids(self) -> list[list[int]]:
         """The prompts, when they are token ids."""
-        if self.texts:
+        if self.prompt is None or self.texts:
             return []
         prompts = [self.prompt] if isinstance(self.prompt[0], int) else self.prompt
         return cast(list[list[int]], prompts)
@@ -286,7 +289,7 @@ def parse_completion(body: bytes) -> CompletionRequest:
     """The request in ``body``. Raises Malformed."""
     call = decoded(_completion, body)
     _check(call)
-    if not isinstance(call.prompt, str):
+    if isinstance(call.prompt, list):
         kinds = {type(item) for item in call.prompt}
         if len(kinds) > 1:
             raise Malformed("Invalid 'prompt': strings, token ids and lists of token ids cannot be mixed", "prompt")
@@ -304,7 +307,7 @@ def parse_completion(body: bytes) -> CompletionRequest:
         raise Malformed("'best_of' cannot be streamed, as the best one is known at the end", "best_of")
     if call.max_tokens == 0 and not call.echo:
         raise Malformed("'max_tokens' may be 0 only with 'echo'", "max_tokens", "integer_below_min_value")
-    if (len(call.texts) or len(call.token_ids)) * call.num_sequences > MAX_CHOICES:
+    if (len(call.texts) or len(call.token_ids) or 1) * call.num_sequences > MAX_CHOICES:
         raise Malformed(f"'n' times the number of prompts may be {MAX_CHOICES} at most", "n")
     return call
 

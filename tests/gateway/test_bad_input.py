@@ -169,7 +169,6 @@ REFUSED = [
     (CHAT, chat(min_tokens=5, max_tokens=4), "min_tokens", None),
     (CHAT, chat(stop_token_ids=[600]), "stop_token_ids", None),
     (CHAT, chat(stop_token_ids=[-1]), "stop_token_ids[0]", "integer_below_min_value"),
-    (TEXT, {"model": "demo"}, "prompt", "missing_required_parameter"),
     (TEXT, text(prompt=""), "prompt", "empty_string"),
     (TEXT, text(prompt=[]), "prompt", "empty_array"),
     (TEXT, text(prompt=[[]]), "prompt", "empty_array"),
@@ -246,6 +245,24 @@ async def test_a_prompt_longer_than_the_context_is_refused_with_the_numbers(open
         assert submit.sampling.max_tokens == 1
         front.peer.say(submit, [9], "length")
         assert (await call)[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        (b"", "it is empty"),
+        (b" \n", "it is empty"),
+        (b'{"model": "\\ud83d"}', "a lone surrogate"),
+        (b'{"model": "\\uD83D" }', "a lone surrogate"),
+        (b'{"model": "\\ud83d\\ude', "truncated"),
+        (b'{"model": "\\ud83d", "messages": []}', "surrogate pair"),
+    ],
+)
+async def test_why_a_body_is_no_json_is_said(front: Front, body, why):
+    status, answer, _ = await front.post(CHAT, body)
+    assert status == 400
+    assert_error(answer, None, "invalid_json")
+    assert why in answer["error"]["message"]
 
 
 async def test_a_body_over_the_limit(open_front):

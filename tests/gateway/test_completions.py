@@ -36,6 +36,16 @@ async def test_token_ids_are_taken_as_they_are(front: Front):
     assert (await call).usage.prompt_tokens == 3
 
 
+@pytest.mark.parametrize("asked", [{}, {"extra_body": {"model": "demo"}, "echo": True}])
+async def test_without_a_prompt_a_text_is_written_from_its_beginning(front: Front, asked):
+    call = complete(front, prompt=None, **asked)
+    submit = await front.peer.submitted()
+    assert submit.prompt_token_ids == [3]  # what ends a text, as this tokenizer has no token that begins one
+    front.peer.say(submit, front.ids("The river"), "length")
+    answer = await call
+    assert (answer.choices[0].text, answer.usage.prompt_tokens) == ("The river", 1)
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_several_prompts_have_several_answers_each(front: Front, stream: bool):
     call = complete(front, prompt=["one", "two two"], n=2, stream=stream)

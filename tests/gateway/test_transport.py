@@ -326,6 +326,16 @@ async def test_a_body_that_trickles_or_stops_is_not_waited_for(open_front, path,
         writer.close()
 
 
+async def test_a_body_that_says_that_it_is_too_long_is_refused_before_it_comes(open_front):
+    async with open_front(server=Server(stall_s=1000.0)) as front:
+        reader, writer = await asyncio.open_connection(*front.url.removeprefix("http://").split(":"))
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: here\r\nauthorization: Bearer {KEY}\r\n"
+        writer.write(f"{head}content-length: {10**11}\r\n\r\n{{".encode())
+        async with asyncio.timeout(PATIENCE_S):
+            assert (await reader.readline()).split()[1] == b"413"
+        writer.close()
+
+
 async def test_a_long_body_that_keeps_coming_is_waited_for(open_front):
     async with open_front(server=Server(stall_s=2.0)) as front:
 

@@ -25,8 +25,6 @@ CASES = [
     bad("model", 404, model="\0"),
     Case("model", b'{"model": "demo", "prompt": "x", "model": null}'),
     # The prompt
-    Case("prompt", {"model": "demo"}),
-    bad("prompt", prompt=None),
     bad("prompt", prompt=""),
     bad("prompt", prompt=5),
     bad("prompt", prompt=True),
