@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from worker.flight import Draw
+from worker.grammar.errors import GuideLost
 from worker.sequence import Sequence
 from worker.transfer import rows_of
 
@@ -21,6 +22,14 @@ Faults = dict[str, Exception]
 """Requests that cannot go on, and why."""
 
 log = logging.getLogger("penstock.worker")
+
+
+def told(error: Exception) -> tuple[str, str]:
+    """The code and the reason of a request's failure. A grammar that turns out to be too much on the way is its own
+    fault, as one that cannot be compiled is."""
+    if isinstance(error, GuideLost):
+        return "invalid_request", str(error)
+    return "internal", f"{type(error).__name__}: {error}"
 
 
 class Drawing:

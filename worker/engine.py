@@ -26,7 +26,7 @@ from worker.adapters import Adapter
 from worker.admission import refusal
 from worker.blocks import Pool
 from worker.budget import Budget, OutOfMemory
-from worker.drawing import Drawing, Faults
+from worker.drawing import Drawing, Faults, told
 from worker.flight import NO_WORK, Draw, Flight, Gain, span_of, work_of
 from worker.inputs import Span
 from worker.scheduler import Scheduler
@@ -385,7 +385,7 @@ class Engine:
                 self._remove(sequence, now)
             self._forget(request_id)
             spent = [sum(each) for each in zip(*[sequence.spent for sequence in sequences], strict=True)]
-            failed.append(wire.Failed(request_id, "internal", f"{type(error).__name__}: {error}", *spent))
+            failed.append(wire.Failed(request_id, *told(error), *spent))
         return failed
 
     def _refusal(self, submit: wire.Submit) -> wire.Failed | None:

@@ -81,6 +81,27 @@ def test_what_cannot_be_compiled_fails_that_request_alone(guided):
     assert guided.answers["plain", 0].reason in ("length", "stop")
 
 
+def test_a_choice_may_be_one_of_very_many(guided):
+    texts = [f"{number * 7919 % 100_003} of them" for number in range(10_000)]
+    guided.submit("choice", "choice", json.dumps(texts))
+    guided.run()
+    assert not guided.failures
+    assert (guided.answers["choice", 0].text in texts, guided.answers["choice", 0].reason) == (True, "stop")
+
+
+def test_a_grammar_without_an_end_is_its_requests_own_fault_at_once_or_on_the_way(guided):
+    guided.submit("at once", "lark", 'start: "a" start', max_tokens=300)
+    guided.submit("on the way", "lark", 'start: /[xy]{4}/ again\nagain: "a" again', max_tokens=300)
+    guided.submit("plain", "", "", max_tokens=4)
+    guided.run()
+    assert {name: failure.code for name, failure in guided.failures.items()} == {
+        "at once": "invalid_request",
+        "on the way": "invalid_request",
+    }
+    assert all("grammar" in failure.reason for failure in guided.failures.values())
+    assert guided.answers["plain", 0].reason in ("length", "stop")
+
+
 def test_what_grammars_cost_is_counted_and_those_that_are_kept_have_a_bound(path):
     guided = Guided(path, grammars=KeptGrammars(max_kept=2, max_kept_bytes=24))
     for number, source in enumerate(["[a-c]{9}", "[a-c]{9}", "a(", "[a-c]{8}", "[a-c]{7}", "[é-ü]{12}[a-z]{12}"]):
