@@ -117,7 +117,7 @@ struct Product {
 
     // R rows from ``first`` of a panel, as it lies in memory.
     template <int R>
-    void few(int64_t first, int64_t panel) const {
+    void few(int64_t first, int64_t panel, Claim& claim) const {
         const int8_t* from[R];
         const float *scales[R], *sums[R];
         for (int row = 0; row < R; ++row) {
@@ -155,16 +155,17 @@ struct Product {
                 }
             }
         }
+        if (!claim.may_write()) return;
         for (int row = 0; row < R; ++row) put_out(first + row, panel, totals[row][0], totals[row][1]);
     }
 
-    void few(int64_t panel) const {
+    void few(int64_t panel, Claim& claim) const {
         int64_t first = 0;
-        for (; first + 4 <= rows; first += 4) few<4>(first, panel);
+        for (; first + 4 <= rows && !claim.is_lost(); first += 4) few<4>(first, panel, claim);
         switch (rows - first) {
-            case 3: return few<3>(first, panel);
-            case 2: return few<2>(first, panel);
-            case 1: return few<1>(first, panel);
+            case 3: return few<3>(first, panel, claim);
+            case 2: return few<2>(first, panel, claim);
+            case 1: return few<1>(first, panel, claim);
         }
     }
 
@@ -228,7 +229,7 @@ struct Product {
 
     // Row tiles [first, last) of a panel, so much of it at a time that it stays in the first cache while all rows pass; ``room``
     // has some for it as bytes, and for a panel of floats.
-    void block(int64_t first, int64_t last, int64_t panel, float* room) const {
+    void block(int64_t first, int64_t last, int64_t panel, float* room, Claim& claim) const {
         const int64_t at_once = groups_at_once(), terms = at_once * 2 * SIDE, half_size = terms + at_once * matrix.group * 4;
         float* totals = room + 2 * half_size;
         // Stored tiles are read only once many have been: what is read at once waits until it has arrived in the cache.
@@ -249,6 +250,7 @@ struct Product {
                 }
             }
         }
+        if (!claim.may_write()) return;
         for (int64_t row = first * SIDE; row < std::min(last * SIDE, rows); ++row) {
             const float* low = totals + ((row / SIDE - first) * 2 * SIDE + row % SIDE) * SIDE;
             put_out(row, panel, _mm512_load_ps(low), _mm512_load_ps(low + SIDE * SIDE));
@@ -263,9 +265,9 @@ struct Product {
         const int64_t unpacked = groups_at_once() * (2 * SIDE * 4 + matrix.group * SIDE);
         float* own = (float*)int8::room(held, 2 * unpacked + block_tiles * 2 * SIDE * SIDE * 4);
         const int64_t row_blocks = (row_tiles() + block_tiles - 1) / block_tiles;
-        team.each_apart(row_blocks * panels, std::max<int64_t>(1, panels / int8::RUNS), [&](int64_t task) {
+        team.each_apart(row_blocks * panels, std::max<int64_t>(1, panels / int8::RUNS), [&](int64_t task, Claim& claim) {
             const int64_t first = task / panels * block_tiles;
-            block(first, std::min(first + block_tiles, row_tiles()), task % panels, own);
+            block(first, std::min(first + block_tiles, row_tiles()), task % panels, own, claim);
         });
     }
 #endif
@@ -276,7 +278,7 @@ struct Product {
         if (rows > NO_TILES && may_use_tiles()) return many(team);
 #endif
         const int64_t panels = matrix.num_panels(), at_once = std::max<int64_t>(1, panels / int8::RUNS);
-        team.each_apart(panels, at_once, [&](int64_t panel) { few(panel); });
+        team.each_apart(panels, at_once, [&](int64_t panel, Claim& claim) { few(panel, claim); });
     }
 };
 

@@ -101,7 +101,7 @@ struct Product {
 
     // One row of a panel, as it lies in memory. ARRIVES: from there, not from a cache.
     template <bool ARRIVES>
-    void one(int64_t panel) const {
+    void one(int64_t panel, Claim& claim) const {
         const int8_t* from = x.row(0);
         const uint8_t* tile = matrix.panel_at(panel);
         __m512i sums[2][2] = {};  // of each half two side by side, since each takes some cycles to be added to
@@ -116,6 +116,7 @@ struct Product {
                 }
             }
         }
+        if (!claim.may_write()) return;
         put_out(0, 1, panel, [&](int64_t, int half) { return _mm512_add_epi32(sums[half][0], sums[half][1]); });
     }
 
@@ -128,7 +129,7 @@ struct Product {
     // R rows of a tile of x: what is read of the matrix serves all of them, and what is read of x both halves of the panel.
     // ARRIVES: the panel comes from memory, not from a cache.
     template <int R, bool ARRIVES>
-    void some(int64_t first, int64_t panel) const {
+    void some(int64_t first, int64_t panel, Claim& claim) const {
         const int8_t* from = x.row(first);
         const uint8_t* tile = matrix.panel_at(panel);
         __m512i sums[R][2];
@@ -150,6 +151,7 @@ struct Product {
                 }
             }
         }
+        if (!claim.may_write()) return;
         // Sums that are asked for by number would never have been in registers.
         alignas(64) int32_t held[R][2][SIDE];
 #pragma GCC unroll 8
@@ -162,20 +164,20 @@ struct Product {
     }
 
     // All rows of a panel, by VNNI.
-    void all(int64_t panel) const {
+    void all(int64_t panel, Claim& claim) const {
         switch (rows) {
-            case 1: return one<true>(panel);
-            case 2: return some<2, true>(0, panel);
-            case 3: return some<3, true>(0, panel);
-            case 4: return some<4, true>(0, panel);
+            case 1: return one<true>(panel, claim);
+            case 2: return some<2, true>(0, panel, claim);
+            case 3: return some<3, true>(0, panel, claim);
+            case 4: return some<4, true>(0, panel, claim);
         }
-        each_some(0, rows, panel);
+        each_some(0, rows, panel, claim);
     }
 
     // Rows [first, last), of which the first begins a tile.
-    void each_some(int64_t first, int64_t last, int64_t panel) const {
-        some<MANY, true>(first, panel);
-        while ((first += MANY) < last) some<MANY, false>(first, panel);
+    void each_some(int64_t first, int64_t last, int64_t panel, Claim& claim) const {
+        some<MANY, true>(first, panel, claim);
+        while ((first += MANY) < last && !claim.is_lost()) some<MANY, false>(first, panel, claim);
     }
 
 #if defined(HAVE_TILES)
@@ -272,7 +274,7 @@ struct Product {
     const uint8_t* step_at(int64_t panel, int64_t step) const { return matrix.panel_at(panel) + step * 2 * TILE_BYTES; }
 
     // All rows of a panel, as it arrives.
-    void stream(int64_t panel) const {
+    void stream(int64_t panel, Claim& claim) const {
         alignas(64) int32_t sums[2][1024];
         const uint8_t* ahead[1] = {matrix.panel_at(panel) + TILES_AHEAD};
         Finish finish(*this);
@@ -281,6 +283,7 @@ struct Product {
             int32_t* own = sums[tile / 2 % 2];
             if (two) multiply<2, 1>(tile, panel, 0, steps(), ahead, lines, own, finish);
             else multiply<1, 1>(tile, panel, 0, steps(), ahead, lines, own, finish);
+            if (!claim.may_write()) return;
             finish.add(tile, panel, own);
             if (two) finish.add(tile + 1, panel, own + 512);
         }
@@ -345,11 +348,13 @@ struct Product {
 #if defined(HAVE_TILES)
         if (rows > NO_TILES && may_use_tiles()) {
             if (rows > STREAMED) return many(team);
-            return team.each_apart(panels, at_once, [&](int64_t panel) { stream(panel); });
+            return team.each_apart(panels, at_once, [&](int64_t panel, Claim& claim) { stream(panel, claim); });
         }
 #endif
         const bool is_kept = team.size() == 1 && matrix.deep() * matrix.columns <= KEPT;
-        team.each_apart(panels, at_once, [&](int64_t panel) { rows == 1 && is_kept ? one<false>(panel) : all(panel); });
+        team.each_apart(panels, at_once, [&](int64_t panel, Claim& claim) {
+            rows == 1 && is_kept ? one<false>(panel, claim) : all(panel, claim);
+        });
     }
 };
 

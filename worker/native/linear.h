@@ -64,7 +64,7 @@ struct Product {
     }
 
     // Few rows, one panel.
-    void stream(int64_t panel) const {
+    void stream(int64_t panel, Claim& claim) const {
         alignas(64) float sums[4][TILE * TILE];
         const int64_t steps = matrix.size / DEPTH, last = row_tiles(), row_bytes = matrix.size * 2;
         const bf16* b = matrix.panel_at(panel);
@@ -78,6 +78,7 @@ struct Product {
                                                    steps, {{sums[0], sums[1]}});
             }
             for (int64_t own = tile; expansion && own < std::min(tile + 2, last); ++own) add_tile(own, panel, sums[2 * (own - tile)]);
+            if (!claim.may_write()) return;
             finish.begin(tile * TILE, std::min(Laid::ROWS, rows - tile * TILE), panel, sums[0]);
             finish.some(finish.left());
         }
@@ -191,7 +192,7 @@ struct Product {
         if (rows <= FEW_ROWS) {
             // Each thread reads a stretch of the matrix in one go, in runs so short that nobody waits long for the last.
             const int64_t at_once = std::clamp<int64_t>(panels / (16 * team.size()), 1, MAX_RUN);
-            return team.each_apart(panels, at_once, [&](int64_t panel) { stream(panel); });
+            return team.each_apart(panels, at_once, [&](int64_t panel, Claim& claim) { stream(panel, claim); });
         }
         const int64_t row_blocks = (rows + BLOCK_ROWS - 1) / BLOCK_ROWS;
         const int64_t block_tiles = ((row_tiles() + row_blocks - 1) / row_blocks + 1) / 2 * 2;

@@ -33,8 +33,10 @@ struct PairProduct {
         const int64_t panels = matrix.num_panels(), most = pairs_are_slow() ? SHORT_RUN : MAX_RUN;
         const int64_t at_once = std::clamp<int64_t>(panels / (RUNS * team.size()), 1, most);
         const bool ahead = rows > MANY && rows <= FEW_ROWS;
-        if (pairs_are_slow()) return team.each_apart(panels, at_once, [&](int64_t panel) { all<false, true>(panel); });
-        team.each_apart(panels, at_once, [&](int64_t panel) { ahead ? all<true, false>(panel) : all<false, false>(panel); });
+        team.each_apart(panels, at_once, [&](int64_t panel, Claim& claim) {
+            if (pairs_are_slow()) all<false, true>(panel, claim);
+            else ahead ? all<true, false>(panel, claim) : all<false, false>(panel, claim);
+        });
     }
 
     // Two lines of a panel that is read pair by pair. TWICE: into both caches.
@@ -65,7 +67,7 @@ struct PairProduct {
 
     // All rows of a panel, a tile at a time; AHEAD: while the next one is fetched.
     template <bool AHEAD, bool TWICE>
-    void all(int64_t panel) const {
+    void all(int64_t panel, Claim& claim) const {
         alignas(64) float sums[2 * TILE * TILE];
         Ahead ahead{(const char*)matrix.panel_at(panel + 1), 1};
         while (AHEAD && 4 * MANY * ahead.every <= rows) ahead.every *= 2;
@@ -79,6 +81,7 @@ struct PairProduct {
             if (expansion && expansion->is_tile(first / TILE)) {
                 expansion->add_tile(first / TILE, matrix.left(panel), matrix.left(panel) + matrix.apart, sums);
             }
+            if (!claim.may_write()) return;
             finish.begin(first, count, panel, sums);
             finish.some(count);
         }

@@ -40,7 +40,7 @@ struct SingleProduct {
         held.grow(all.padded() * matrix.size);
         widen(all, 0, 0, matrix.size, held.begin());
         const int64_t panels = matrix.num_panels(), at_once = std::clamp<int64_t>(panels / (RUNS * team.size()), 1, MAX_RUN);
-        team.each_apart(panels, at_once, [&](int64_t panel) { few(all, panel, held.begin()); });
+        team.each_apart(panels, at_once, [&](int64_t panel, Claim& claim) { few(all, panel, held.begin(), claim); });
     }
 
   private:
@@ -167,7 +167,7 @@ struct SingleProduct {
         return x + (is_laid ? Laid::place(row, column, matrix.size) : row * matrix.size + column);
     }
 
-    void few(const Rows& all, int64_t panel, const float* held) const {
+    void few(const Rows& all, int64_t panel, const float* held, Claim& claim) const {
         alignas(64) float sums[FEW_ROWS / TILE * 2 * TILE * TILE];
         const int64_t steps = matrix.size / DEPTH, of_group = all.of_group;
         const bf16* packed = matrix.panel_at(panel);
@@ -179,7 +179,7 @@ struct SingleProduct {
                 else group(all.in(index), held, Packed<false>{packed}, steps, false, ahead, sums, index * of_group);
             }
         }
-        put_out(0, rows, panel, sums);
+        if (claim.may_write()) put_out(0, rows, panel, sums);
     }
 
     void put_out(int64_t first, int64_t last, int64_t panel, float* sums) const {

@@ -11,11 +11,14 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
+#include <memory>
 #include <thread>
 
 #if defined(__linux__)
 #include <linux/futex.h>
+#include <pthread.h>
 #include <sys/syscall.h>
+#include <time.h>
 #include <unistd.h>
 #endif
 
@@ -31,6 +34,32 @@ inline void pause() {
 #endif
 }
 
+// What one thread has in hand: a run of tasks, the one of them that it does, and whether it writes already; or 0.
+using Held = std::atomic<int64_t>;
+
+// A thread's claim to the task that it does. While nothing of it is written, others may do it over, from its beginning.
+class Claim {
+    Held* const held_;  // null: there are no others
+    int64_t what_;
+    bool is_lost_ = false, is_writing_ = false;
+
+  public:
+    static constexpr int64_t WRITING = 1;
+
+    Claim(Held* held, int64_t what) : held_(held), what_(what) {
+        if (held_) held_->store(what_);
+    }
+    bool is_lost() const { return is_lost_; }
+
+    // Asked before anything of a task is written: whether it is still this thread's, which it stays then. Else it is left as it is.
+    bool may_write() {
+        if (!held_ || is_writing_ || is_lost_) return !is_lost_;
+        is_writing_ = held_->compare_exchange_strong(what_, what_ | WRITING);
+        is_lost_ = !is_writing_;
+        return is_writing_;
+    }
+};
+
 // A thread's part in a team. All threads make the same calls; a task is done by whoever is free, and nobody waits for a thread
 // but for its tasks: one that the system has put aside finds out later that its share was done.
 class Team {
@@ -40,13 +69,26 @@ class Team {
         alignas(64) std::atomic<int64_t> done{0};
         alignas(64) std::atomic<uint32_t> calls{0};  // changes with the end of each
         std::atomic<int32_t> sleepers{0};
+        struct alignas(64) Of {
+            Held held{0};
+#if defined(__linux__)
+            clockid_t clock;  // of the time that the thread has run
+#endif
+        };
+        const std::unique_ptr<Of[]> threads;
+
+        explicit Shared(int threads) : threads(new Of[threads]) {}
     };
 
     Shared& shared_;
-    const int size_;
+    const int size_, own_;
     int64_t begin_ = 0;  // of the next call's tasks
 
-    Team(Shared& shared, int size) : shared_(shared), size_(size) {}
+    Team(Shared& shared, int size, int own) : shared_(shared), size_(size), own_(own) {
+#if defined(__linux__)
+        if (size > 1) pthread_getcpuclockid(pthread_self(), &shared.threads[own].clock);
+#endif
+    }
 
   public:
     Team(const Team&) = delete;
@@ -64,47 +106,93 @@ class Team {
             const int64_t stop = std::min(at + at_once, end);
             if (!shared_.next.compare_exchange_weak(at, stop)) continue;
             for (int64_t task = at; task < stop; ++task) body(task - begin);
-            if (shared_.done.fetch_add(stop - at) + stop - at == end) {
-                shared_.calls.fetch_add(1);
-                if (shared_.sleepers.load()) wake();
-            }
+            count_done(stop - at, end);
             at = shared_.next.load();
         }
         wait(end);
     }
 
     // The same in runs of ``at_once``, each thread's one behind the other as long as they take turns: so that it reads what lies
-    // in a row, and ahead.
+    // in a row, and ahead. Of body(task, claim), which asks the claim before it writes: what a thread has in hand while it is put
+    // aside, whoever would wait for it does over.
     template <typename Body>
     void each_apart(int64_t count, int64_t at_once, const Body& body) {
+        if (size_ == 1) {
+            for (int64_t task = 0; task < count; ++task) {
+                Claim claim(nullptr, 0);
+                body(task, claim);
+            }
+            return;
+        }
         const int64_t runs = (count + at_once - 1) / at_once, of_thread = (runs + size_ - 1) / size_;
-        each(of_thread * size_, 1, [&](int64_t turn) {
-            const int64_t begin = (turn % size_ * of_thread + turn / size_) * at_once;
-            for (int64_t task = begin; task < std::min(begin + at_once, count); ++task) body(task);
-        });
+        const int64_t begin = begin_, end = begin_ += of_thread * size_;
+        Held& held = shared_.threads[own_].held;
+        auto go_on = [&](int64_t run, int64_t index) {
+            const int64_t turn = run - begin, first = (turn % size_ * of_thread + turn / size_) * at_once;
+            for (const int64_t last = std::min(first + at_once, count); first + index < last; ++index) {
+                Claim claim(&held, (run + 1) * RUN + index * TASK);
+                body(first + index, claim);
+                if (claim.is_lost()) return;
+            }
+            held.store(0);
+            count_done(1, end);
+        };
+        for (int64_t at = shared_.next.load(); at < end;) {
+            if (!shared_.next.compare_exchange_weak(at, at + 1)) continue;
+            go_on(at, 0);
+            at = shared_.next.load();
+        }
+        for (int at_try = 0; at_try < TRIES; ++at_try) {
+            if (is_soon_done(end, TURNS / TRIES)) return;
+            const int64_t what = taken_over((own_ + 1 + at_try % (size_ - 1)) % size_);
+            if (what) go_on(what / RUN - 1, what % RUN / TASK), at_try = -1;
+        }
+        wait(end);
     }
 
     // body(team) on so many threads, or on as many as there are.
     template <typename Body>
     static void run(int threads, const Body& body) {
-        Shared shared;
+        Shared shared(std::max(threads, 1));
         if (threads <= 1) {
-            Team team(shared, 1);
+            Team team(shared, 1, 0);
             return body(team);
         }
 #pragma omp parallel num_threads(threads)
         {
-            Team team(shared, omp_get_num_threads());
+            Team team(shared, omp_get_num_threads(), omp_get_thread_num());
             body(team);
         }
     }
 
   private:
-    void wait(int64_t end) {
-        for (int turn = 0; turn < TURNS; ++turn) {
-            if (shared_.done.load(std::memory_order_acquire) >= end) return;
+    static constexpr int64_t RUN = 1 << 20, TASK = 2;  // of what is held
+    static constexpr int TRIES = 10;                   // to take something over, before one sleeps
+
+    void count_done(int64_t count, int64_t end) {
+        if (shared_.done.fetch_add(count) + count != end) return;
+        shared_.calls.fetch_add(1);
+        if (shared_.sleepers.load()) wake();
+    }
+
+    // What a thread that is put aside has in hand and has not begun to write, taken from it; or 0.
+    int64_t taken_over(int thread) {
+        Held& held = shared_.threads[thread].held;
+        int64_t what = held.load();
+        const bool is_free = what && !(what & Claim::WRITING) && !runs(shared_.threads[thread]);
+        return is_free && held.compare_exchange_strong(what, 0) ? what : 0;
+    }
+
+    bool is_soon_done(int64_t end, int turns) const {
+        for (int turn = 0; turn < turns; ++turn) {
+            if (shared_.done.load(std::memory_order_acquire) >= end) return true;
             pause();
         }
+        return false;
+    }
+
+    void wait(int64_t end) {
+        if (is_soon_done(end, TURNS)) return;
         shared_.sleepers.fetch_add(1);
         for (uint32_t calls; calls = shared_.calls.load(), shared_.done.load() < end;) sleep(calls);
         shared_.sleepers.fetch_sub(1);
@@ -113,9 +201,22 @@ class Team {
 #if defined(__linux__)
     void sleep(uint32_t calls) { syscall(SYS_futex, &shared_.calls, FUTEX_WAIT_PRIVATE, calls, nullptr, nullptr, 0); }
     void wake() { syscall(SYS_futex, &shared_.calls, FUTEX_WAKE_PRIVATE, INT32_MAX, nullptr, nullptr, 0); }
+
+    // Whether it is on a processor: its time passes.
+    static bool runs(const Shared::Of& thread) {
+        const int64_t before = time_of(thread.clock);
+        for (int turn = 0; turn < 5; ++turn) pause();
+        return time_of(thread.clock) != before;
+    }
+    static int64_t time_of(clockid_t clock) {
+        timespec time{};
+        clock_gettime(clock, &time);
+        return time.tv_sec * 1000000000 + time.tv_nsec;
+    }
 #else
     void sleep(uint32_t) { std::this_thread::yield(); }
     void wake() {}
+    static bool runs(const Shared::Of&) { return true; }  // nobody knows
 #endif
 };
 

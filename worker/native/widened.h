@@ -110,7 +110,10 @@ struct WidenedProduct {
 #else
             (void)sums;
 #endif
-            for (int64_t panel = left; panel < right; ++panel) product.each_some(first * SIDE, std::min(last * SIDE, rows), panel);
+            for (int64_t panel = left; panel < right; ++panel) {
+                Claim claim(nullptr, 0);
+                product.each_some(first * SIDE, std::min(last * SIDE, rows), panel, claim);
+            }
         });
     }
 };
