@@ -9,6 +9,7 @@ device, and torch. The parts are in ``worker.sampling``; measurements in benchma
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -27,7 +28,7 @@ from worker.sampling.filters import mass_above, mass_from, min_p_threshold, top_
 from worker.sampling.masks import Masks
 from worker.sampling.tiles import Tiles
 from worker.sampling.wishes import NO_NOISE, Wishes, wish_of
-from worker.transfer import Arriving, sent
+from worker.transfer import Arriving, rows_of, sent
 from worker.triton import has_triton
 
 UNUSABLE = -1
@@ -186,8 +187,15 @@ class Sampler:
         forced, check = masks.forced, masks.check
         if forced:
             free = [row for row in range(len(rows)) if row not in forced]
+            # Not drawn, and none the less nothing to go on from where the model has failed.
+            known = sorted(forced)
+            largest = rows_of(logits if maxima is None else maxima.flatten(1), known).amax(1).tolist()
+            failed = {row for row, most in zip(known, largest, strict=True) if not most < math.inf}
             drawn = iter(draw(1, free, masks) if free else ())
-            ranked = [[forced[row]] if row in forced else next(drawn) for row in range(len(rows))]
+            ranked = [
+                [UNUSABLE if row in failed else forced[row]] if row in forced else next(drawn)
+                for row in range(len(rows))
+            ]
         else:
             ranked = draw(1, None, masks)
         while check is not None and (again := check.refused(ranked)) is not None:

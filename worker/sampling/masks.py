@@ -54,7 +54,7 @@ class Masks:
     ending: frozenset[int] = frozenset()
     """Rows of the batch that no token may follow but one that ends them, which their own wishes may forbid."""
     forced: Mapping[int, int] = field(default_factory=dict)
-    """Other rows, of which it is known that this token comes, whatever their logits are."""
+    """Other rows, of which it is known that this token comes, whatever their logits are, if no NaN or +inf."""
     more: Sequence[int] = ()
     """Of what a check has refused: other rows, of which it wants to know what would have come without their tokens."""
 
