@@ -219,7 +219,6 @@ class Grammars:
         tried = matcher.deep_copy()
         if not tried.is_error():
             tried.compute_bitmask()
-            tried.compute_ff_bytes()  # of an answer that has no choice and no end there is no last one
         if tried.is_error():
             raise Unguided(f"the grammar cannot be compiled: {first_line(tried.get_error())}")
         reach, places = None, places_of(grammar, vocabulary, self._masks, self._probes, self._counted)
