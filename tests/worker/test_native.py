@@ -134,7 +134,7 @@ def test_a_packed_matrix_multiplies_as_torch_does_and_each_row_for_itself(num_to
     if not library.has_linear:
         pytest.skip("the processor does not multiply bfloat16")
     torch.manual_seed(num_tokens)
-    for columns, size in ((40, 96), (608, 96), (608, 2400)):
+    for columns, size in ((40, 96), (608, 96), (608, 2400), (1216, 96), (4192, 96)):
         x, bias = torch.randn(num_tokens, size).bfloat16(), torch.randn(columns).bfloat16()
         weight = torch.randn(columns, size).bfloat16() / 8
         matrix = PackedMatrix(weight, bias, gated)

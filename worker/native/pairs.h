@@ -20,6 +20,9 @@ struct PairProduct {
     static constexpr int64_t RUNS = 16;   // that each thread reads the matrix in
     static constexpr int64_t MAX_RUN = 8;
     static constexpr int64_t SHORT_RUN = 2;  // the same, where pairs are slow
+    static constexpr int ONE_NEAR = 1024;  // for one row where pairs are slow: bytes by which each of the panels that are
+    static constexpr int ONE_FAR = 4096;   // multiplied side by side is fetched, into the first cache and into the second
+    static constexpr int64_t STEP_BYTES = DEPTH * PANEL * sizeof(bf16);  // of a panel
 
     const bf16* x;  // [rows, size], or laid out
     int64_t rows;
@@ -30,6 +33,7 @@ struct PairProduct {
 
     // Every thread of the team calls it.
     void run(Team& team) const {
+        if (rows == 1 && pairs_are_slow()) return one(team);
         const int64_t panels = matrix.num_panels(), most = pairs_are_slow() ? SHORT_RUN : MAX_RUN;
         const int64_t at_once = std::clamp<int64_t>(panels / (RUNS * team.size()), 1, most);
         const bool ahead = rows > MANY && rows <= FEW_ROWS;
@@ -75,7 +79,6 @@ struct PairProduct {
         for (int64_t first = 0; first < rows; first += TILE) {
             const int64_t count = std::min<int64_t>(TILE, rows - first);
             if (first) up_to<false, AHEAD, false>(first, count, panel, ahead, sums);
-            else if (TWICE && count == 1) one(panel, sums);
             else up_to<true, AHEAD, TWICE>(first, count, panel, ahead, sums);
             if (count > MANY) up_to<false, AHEAD, false>(first + MANY, count - MANY, panel, ahead, sums + MANY * TILE);
             if (expansion && expansion->is_tile(first / TILE)) {
@@ -90,23 +93,53 @@ struct PairProduct {
 
     bool passes_caches() const { return passes_caches(output, rows, matrix); }
 
-    // One row of a panel, as it lies in memory: one tile behind the other.
-    void one(int64_t panel, float* to) const {
-        const bf16 *from = row_at(0), *tile = matrix.panel_at(panel);
-        const int64_t steps = matrix.size / DEPTH;
-        __m512 sums[2] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
+    // One row, several panels side by side where all threads have as many of them: memory answers faster where it is asked for in
+    // several places, and so many more sums wait for each other less.
+    void one(Team& team) const {
+        const int64_t panels = matrix.num_panels();
+        auto serves = [&](int64_t count) { return panels % (count * team.size()) == 0 || panels >= count * RUNS * team.size(); };
+        const int64_t at_once = serves(4) ? 4 : serves(2) ? 2 : 1;
+        team.each_apart((panels + at_once - 1) / at_once, 1, [&](int64_t task) {
+            int64_t panel = task * at_once;
+            const int64_t left = std::min(at_once, panels - panel);
+            if (left == 4) return beside<4>(panel);
+            if (left == 2) return beside<2>(panel);
+            for (const int64_t last = panel + left; panel < last; ++panel) beside<1>(panel);
+        });
+    }
+
+    // One row of P panels, each as it lies in memory: one tile behind the other.
+    template <int P>
+    void beside(int64_t panel) const {
+        alignas(64) float to[P][2 * TILE * TILE];
+        const bf16* from = row_at(0);
+        const char* line = (const char*)matrix.panel_at(panel);
+        const int64_t steps = matrix.size / DEPTH, apart = matrix.size * PANEL * int64_t(sizeof(bf16));
+        __m512 sums[P][2];
+        for (auto& of_panel : sums) of_panel[0] = of_panel[1] = _mm512_setzero_ps();
         for (int64_t step = 0; step < steps; ++step, from += DEPTH) {
+            // Behind its end comes not its neighbour, which is read already, but what this thread reads next.
+            const int64_t far = ONE_FAR + (step + ONE_FAR / STEP_BYTES < steps ? 0 : (P - 1) * apart);
 #pragma GCC unroll 2
-            for (int half = 0; half < 2; ++half, tile += TILE_SIZE) {
-#pragma GCC unroll 16
-                for (int pair = 0; pair < TILE; ++pair) {
-                    const char* at = (const char*)tile + pair * 64;
-                    __builtin_prefetch(at + FAR, 0, 2), __builtin_prefetch(at + NEARER);
-                    sums[half] = _mm512_dpbf16_ps(sums[half], line_at(tile + pair * LANES), pair_of(from + 2 * pair));
+            for (int half = 0; half < 2; ++half) {
+                // No more of them at once, as in ``some``.
+#pragma GCC unroll 4
+                for (int pair = 0; pair < TILE; ++pair, line += 64) {
+                    const __m512bh both = pair_of(from + 2 * pair);
+#pragma GCC unroll 4
+                    for (int one = 0; one < P; ++one) {
+                        const char* at = line + one * apart;
+                        __builtin_prefetch(at + far, 0, 2), __builtin_prefetch(at + ONE_NEAR);
+                        sums[one][half] = _mm512_dpbf16_ps(sums[one][half], line_at((const bf16*)at), both);
+                    }
                 }
             }
         }
-        _mm512_store_ps(to, sums[0]), _mm512_store_ps(to + TILE * TILE, sums[1]);
+        Finish finish(matrix, output, expansion, passes_caches());
+        for (int one = 0; one < P; ++one) {
+            _mm512_store_ps(to[one], sums[one][0]), _mm512_store_ps(to[one] + TILE * TILE, sums[one][1]);
+            finish.begin(0, 1, panel + one, to[one]), finish.some(1);
+        }
     }
 
     // As many as there are, or one more, and at most MANY.
