@@ -32,7 +32,16 @@ ESCAPES = [
     b"\\udc00",
     b"\\u0009ab",
 ]
-TOKENS = list(dict.fromkeys([b"\xff<end>", *BYTES, *BLANKS, *WORDS, *QUOTED, *ESCAPES]))
+CHARS = [char.encode() for char in "é東😀"]
+BEGUN = [char[:num] for char in CHARS for num in range(1, len(char))]
+ENDING = [
+    char[len(begun) :] + b"x" * num
+    for char in CHARS
+    for begun in BEGUN
+    if char.startswith(begun)
+    for num in (1, 4, 7, 9)
+]
+TOKENS = list(dict.fromkeys([b"\xff<end>", *BYTES, *BLANKS, *WORDS, *QUOTED, *ESCAPES, *ENDING]))
 NUM_WALKS = 60
 
 
@@ -86,6 +95,27 @@ def test_one_mask_serves_all_that_have_less_room(vocabulary):
     assert early.like is late.like
     assert (early.limit, late.limit) == (62, 4)
     assert after(known, [blank] * 64, comma).lengths is None
+
+
+@pytest.mark.parametrize("begun", [b"\\", *BEGUN])
+def test_it_does_so_within_a_character_and_behind_a_backslash(vocabulary, begun):
+    grammar = texts(maxLength=13, minLength=2)
+    known = places_of(grammar, vocabulary, KeptMasks(), counted=Counted.of(vocabulary))
+    ids = {token: token_id for token_id, token in enumerate(TOKENS)}
+    words = -(-vocabulary.vocab_size // 32)
+    told = set()
+    for num_before in range(13):
+        token_ids = [ids[bytes([byte])] for byte in b'["' + b"a" * num_before + begun]
+        matcher = LLMatcher(vocabulary, spelled(grammar), log_level=0)
+        assert matcher.consume_tokens(token_ids)
+        own = np.frombuffer(matcher.compute_bitmask(), dtype=np.int32)[:words]
+        place = after(known, token_ids)
+        kept = known.mask(place)
+        assert (kept is None) is (num_before <= 2), num_before
+        assert kept is None or kept.bits.words.tobytes() == own.tobytes(), num_before
+        known.keep(place, own)
+        told.add(own.tobytes())
+    assert len(told) > 3
 
 
 def test_what_a_wider_place_says_is_forgotten_with_its_mask(vocabulary, monkeypatch):

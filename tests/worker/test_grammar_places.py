@@ -13,6 +13,7 @@ from policies.grammar import spelled
 from tests.worker.guided import EOS, VOCAB_SIZE, Guided, guided_model
 from tests.worker.schemas import a_schema
 from worker.grammar import guide, nodes, places, store
+from worker.grammar.ahead import look_ahead
 from worker.grammar.lengths import Counted
 from worker.grammar.nodes import NONE, NOWHERE, KeptMasks
 from worker.grammar.places import places_of
@@ -64,13 +65,16 @@ def after(known, token_ids, place=None):
     return functools.reduce(known.after, token_ids, place or known.begin)
 
 
-def num_met_again(vocabulary, grammar, num_walks=NUM_WALKS, end=EOS):
+def num_met_again(vocabulary, grammar, num_walks=NUM_WALKS, end=EOS, looks_ahead=False):
     """Answers by chance, each of whose places has the mask that it had in the answers before, or that another one had
     that it is like, but for what is too long where there is a limit. What is known of plain tokens without asking is
     so."""
     beginning = LLMatcher(vocabulary, spelled(grammar), log_level=0)
-    known = places_of(grammar, vocabulary, KeptMasks(), counted=Counted.of(vocabulary))
+    counted = Counted.of(vocabulary)
+    known = places_of(grammar, vocabulary, KeptMasks(), counted=counted)
     assert known is not None
+    if looks_ahead:
+        look_ahead(known, beginning, vocabulary, counted)
     told: dict[object, object] = {}
     num_again = 0
     num_tokens, num_bytes = vocabulary.vocab_size, 4 * -(-vocabulary.vocab_size // 32)
@@ -112,18 +116,22 @@ def num_met_again(vocabulary, grammar, num_walks=NUM_WALKS, end=EOS):
     return num_again
 
 
+@pytest.mark.parametrize("looks_ahead", [False, True])
 @pytest.mark.parametrize("source", SOURCES)
-def test_wherever_two_answers_are_at_one_place_the_same_may_follow(vocabulary, source):
-    assert num_met_again(vocabulary, wire.Grammar("regex", source)) > 100
+def test_wherever_two_answers_are_at_one_place_the_same_may_follow(vocabulary, source, looks_ahead):
+    assert num_met_again(vocabulary, wire.Grammar("regex", source), looks_ahead=looks_ahead) > 100
 
 
-def test_and_so_it_is_in_schemas_and_in_any_json(vocabulary):
-    assert num_met_again(vocabulary, wire.Grammar("json_object", "", True), 65) > 1000
-    num_again = num_met_again(vocabulary, wire.Grammar("json_schema", json.dumps(SCHEMA), True))
+@pytest.mark.parametrize("looks_ahead", [False, True])
+def test_and_so_it_is_in_schemas_and_in_any_json(vocabulary, looks_ahead):
+    assert num_met_again(vocabulary, wire.Grammar("json_object", "", True), 65, looks_ahead=looks_ahead) > 1000
+    num_again = num_met_again(
+        vocabulary, wire.Grammar("json_schema", json.dumps(SCHEMA), True), looks_ahead=looks_ahead
+    )
     assert num_again > 200
     for seed in range(NUM_SCHEMAS):
         grammar = wire.Grammar("json_schema", json.dumps(a_schema(random.Random(seed))), seed % 2 == 0)
-        num_again += num_met_again(vocabulary, grammar, 4)
+        num_again += num_met_again(vocabulary, grammar, 4, looks_ahead=looks_ahead)
     assert num_again > 1500
 
 

@@ -1,5 +1,5 @@
 """How far each token goes on with what an answer is in the middle of: blanks between the parts of a JSON text, or the
-characters of one of its texts.
+characters of one of its texts, one that has begun or is being escaped among them.
 
 Where a grammar has room for so many more of them, those tokens may come that may where it has room for more, but for
 the longer ones: one mask serves, however many there have been.
@@ -18,6 +18,8 @@ from worker.sampling.masks import Words
 
 BLANKS = b" \t\n\r"
 _UNKNOWN = 0xFFFF
+_MANY = 64
+"""Masks by lengths that are made before they are needed: there they would be in everybody's way."""
 _WITHIN = re.compile(rb'(?:[^"\\]|\\(?:u[0-9a-fA-F]{0,4}|[^u]|$))*', re.DOTALL)
 """What of a token is in the text that it is added to."""
 _ESCAPED = re.compile(rb"\\(?:u[0-9a-fA-F]{0,4}|[^u]|$)", re.DOTALL)
@@ -28,14 +30,14 @@ _LATER = bytes(range(0x80, 0xC0))
 
 
 class Lengths:
-    """Of all tokens, in one of the two."""
+    """Of all tokens, in one of these."""
 
     def __init__(self, each: npt.NDArray[np.uint16]) -> None:
         self._each = each
         known = each[each != _UNKNOWN]
         self.longest = int(known.max(initial=0))
         self._unknown = _bits(each == _UNKNOWN)
-        self._up_to: dict[int, Words] = {}
+        self._up_to = {length: _bits(each <= length) for length in range(min(self.longest, _MANY))}
 
     def are_known(self, mask: Words) -> bool:
         """Of all tokens in a mask."""
@@ -56,19 +58,32 @@ class Counted(NamedTuple):
     """Of one token."""
     blanks: Lengths
     chars: Lengths
+    escaped: Lengths
+    """Characters, behind a backslash."""
+    singles: dict[int, int]
+    """Tokens by the byte that they are."""
 
     @classmethod
     def of(cls, vocabulary: LLTokenizer) -> Counted:
         num_tokens = vocabulary.vocab_size
         most_commas, blanks, chars = 0, np.zeros(num_tokens, np.uint16), np.zeros(num_tokens, np.uint16)
+        escaped = np.full(num_tokens, _UNKNOWN, np.uint16)
+        singles: dict[int, int] = {}
         for token_id in range(num_tokens):
             text = vocabulary.decode_bytes([token_id])
             most_commas = max(most_commas, text.count(b","))
             # A special token says nothing of what it is called.
             if text and not vocabulary.is_special_token(token_id):
                 blanks[token_id] = len(text) - len(text.lstrip(BLANKS))
-                chars[token_id] = _num_chars(text)
-        return cls(most_commas, Lengths(blanks), Lengths(chars))
+                chars[token_id] = num_chars = _num_chars(text)
+                if len(text) == 1:
+                    singles.setdefault(text[0], token_id)
+                if text[0] in b"/bfnrt":
+                    # One character in any case.
+                    escaped[token_id] = num_chars
+                elif text[0] in b'"\\u':
+                    escaped[token_id] = _num_chars(b"\\" + text if text[0] == ord("u") else b"x" + text[1:])
+        return cls(most_commas, Lengths(blanks), Lengths(chars), Lengths(escaped), singles)
 
 
 def _num_chars(text: bytes) -> int:

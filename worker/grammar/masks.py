@@ -25,7 +25,7 @@ from llguidance import LLExecutor
 from worker.grammar.errors import GuideLost
 from worker.grammar.guide import Guide, first_line
 from worker.grammar.in_time import allow
-from worker.grammar.nodes import NONE
+from worker.grammar.nodes import NONE, Mask
 from worker.placement import allowed, cores
 from worker.sampling.masks import Bits, Masks, Words
 from worker.sequence import Sequence
@@ -158,18 +158,19 @@ class MaskMaker:
     def _known(self, sequence: Sequence, guide: Guide) -> Bits | None:
         """The mask of its next token, FORCED or UNMASKED; None: llguidance has to be asked, or an end looked for."""
         node = guide.node
-        if node is None or sequence.draft_token_ids or guide.is_careful(sequence.num_left):
+        if node is None or sequence.draft_token_ids:
             return None
-        if self._is_for_device:
-            return None if node.forced != NONE else _own_mask(sequence, guide)
+        # Each row of each step comes by: what is seldom so is not called.
+        if guide.in_time is not None and guide.in_time.is_careful(sequence.num_left):
+            return None
         if node.forced != NONE:
-            return FORCED
+            return None if self._is_for_device else FORCED
         place = node.place
-        mask = guide.mask
+        mask = place.mask or guide.mask
         is_likely = place.is_wide or (mask is None and not guide.is_wayward)
-        if is_likely and len(sequence.output_token_ids) >= guide.free_from:
+        if is_likely and not self._is_for_device and len(sequence.output_token_ids) >= guide.free_from:
             return UNMASKED
-        return _own_mask(sequence, guide)
+        return None if mask is None else _own(mask, sequence, guide)
 
     def _held(self, sequence: Sequence, guide: Guide) -> _Held:
         if self._is_for_device or len(sequence.output_token_ids) < guide.free_from:
@@ -266,7 +267,8 @@ class _Check:
         wrong: list[tuple[_Held, int]] = []
         for row, sequence, guide in self._drawn:
             if not guide.takes(ranked[row][0]):
-                own = _own_mask(sequence, guide)
+                kept = guide.mask
+                own = None if kept is None else _own(kept, sequence, guide)
                 masks = {} if own is None else {0: own}
                 wrong.append((_Held(sequence, guide, True, False, row, masks=masks), 0))
         self._drawn = []
@@ -322,11 +324,9 @@ class _Check:
         return nth, run[nth]
 
 
-def _own_mask(sequence: Sequence, guide: Guide) -> Bits | None:
-    """Of what may come where it is, if it is kept, and nothing of its own has to be added."""
-    mask = guide.mask
-    if mask is None or guide.node is None:
-        return None
+def _own(mask: Mask, sequence: Sequence, guide: Guide) -> Bits | None:
+    """What may come where it is, by the mask that is kept of it, if nothing of its own has to be added."""
+    assert guide.node is not None
     guide.node.place.is_used = True
     bits, may_end = mask
     if may_end and (guide.has_own_stops or len(sequence.output_token_ids) < sequence.sampling.min_tokens):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Hashable
+from threading import Lock
 from typing import NamedTuple
 
 from worker.grammar.lengths import Lengths
@@ -29,6 +30,7 @@ class Place:
     __slots__ = (
         "by_cut",
         "by_kind",
+        "by_limit",
         "by_token",
         "is_used",
         "is_wide",
@@ -40,6 +42,7 @@ class Place:
         "must",
         "node",
         "room",
+        "same",
         "state",
         "tells",
         "widest",
@@ -66,8 +69,16 @@ class Place:
         """Where there is a limit."""
         self.limit = limit
         """Of them; none is longer, if it is as long as the longest."""
+        self.by_limit: dict[int, Place] | None = None
+        """Of those that are like this one and have limits, the first one of each."""
+        self.same = self.like
+        """Which knows what may come here, as it may come there: where there is a limit, one that has the same one."""
+        if lengths is not None:
+            if self.like.by_limit is None:
+                self.like.by_limit = {}
+            self.same = self.like.by_limit.setdefault(limit, self)
         self.widest: Place | None = None
-        """Of those that are like this one and have masks, the one with the highest limit, as far as is known."""
+        """Of those, the one with the highest limit that has a mask, as far as is known."""
         self.tells = tells
         """Wherever two answers are here, the same may follow."""
         self.kinds = kinds
@@ -100,7 +111,7 @@ class Node:
 
     def __init__(self, at: Place, forced: int, is_whole: bool) -> None:
         self.at = at
-        self.place = at if at.lengths is not None else at.like
+        self.place = at.same
         """Which knows what may come."""
         self.forced = forced
         """The token that comes next in any case, or NONE."""
@@ -111,22 +122,24 @@ class Node:
 
 
 class KeptMasks:
-    """The masks of places; who was not used for a while goes first. For the thread of the step loop."""
+    """The masks of places; who was not used for a while goes first."""
 
     def __init__(self) -> None:
+        self._lock = Lock()
         self._places: deque[Place] = deque()
         self._num_bytes = 0
 
     def keep(self, place: Place, mask: Mask) -> None:
         """Of one that has none."""
-        place.mask, place.is_used = mask, True
-        self._places.append(place)
-        self._num_bytes += mask.bits.words.nbytes
-        while self._num_bytes > MAX_MASK_BYTES:
-            oldest = self._places.popleft()
-            if oldest.is_used:
-                oldest.is_used = False
-                self._places.append(oldest)
-            elif oldest.mask is not None:
-                self._num_bytes -= oldest.mask.bits.words.nbytes
-                oldest.mask = None
+        with self._lock:
+            place.mask, place.is_used = mask, True
+            self._places.append(place)
+            self._num_bytes += mask.bits.words.nbytes
+            while self._num_bytes > MAX_MASK_BYTES:
+                oldest = self._places.popleft()
+                if oldest.is_used:
+                    oldest.is_used = False
+                    self._places.append(oldest)
+                elif oldest.mask is not None:
+                    self._num_bytes -= oldest.mask.bits.words.nbytes
+                    oldest.mask = None

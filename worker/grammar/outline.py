@@ -8,13 +8,13 @@ values are lost, as are all that are not read here: nothing is known of an answe
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from policies.expressions import Expression, NotRead
 from policies.grammar import MAX_BLANKS
 from policies.schemas import referred
 from worker.grammar.keywords import NOTES, OF_NUMBERS, OPEN_LIST, QUOTE, TYPES, is_read, may_begin, types
+from worker.grammar.kinds import kinds_of, kinds_of_pattern
 from worker.grammar.lengths import BLANKS
 from worker.grammar.states import (
     ESCAPE,
@@ -31,6 +31,7 @@ from worker.grammar.states import (
     State,
     Text,
     Value,
+    changed,
     char_after,
     number_after,
 )
@@ -53,12 +54,7 @@ _ANY = -2
 """In place of one that says nothing: each value is one of its."""
 
 _COMMA, _COLON, _CLOSE_LIST, _CLOSE_OBJECT = b",:]}"
-EACH_BYTE = bytes(range(256))
-"""Those that lead to where each leads, where nothing is known of them: itself."""
-_OF_TEXT = bytes([byte if byte < 0x20 or byte in b'"\\' or byte >= 0xC0 else byte & 0x80 | 0x20 for byte in EACH_BYTE])
-"""In a text: of all ASCII that says nothing else, and of all bytes that do not come first in a character, one each."""
-_BETWEEN = EACH_BYTE.translate(bytes.maketrans(BLANKS, b" " * len(BLANKS)))
-_OF_NUMBER = _BETWEEN.translate(bytes.maketrans(b"23456789E", b"11111111e"))
+_AMONG_BLANKS = (Value, Object, List, Over)
 _PLAIN = sum(1 << byte for byte in range(0x20, 0x7F) if byte not in (QUOTE, ESCAPE))
 """Characters that are in a text as they are, one bit each."""
 
@@ -96,20 +92,7 @@ class Outline:
 
     def kinds(self, state: State) -> bytes:
         """Of each byte a number that those share that lead to where it does."""
-        match state:
-            case Value() | Object() | List() | Over():
-                return _BETWEEN
-            case Short() if state.said[0] != QUOTE:
-                return _BETWEEN
-            case Number():
-                return _OF_NUMBER
-            case Matching():
-                return self._kinds[state.pattern]
-            case Text() if state.begun[:1] != b"\\":
-                return _OF_TEXT
-            case Lost() if state.is_text and not state.is_escaped:
-                return _OF_TEXT
-        return EACH_BYTE
+        return self._kinds[state.pattern] if isinstance(state, Matching) else kinds_of(state)
 
     def room(self, state: State) -> int | None:
         """Of a text in which there is a choice: how many plain characters it has room for. None: nothing is known."""
@@ -132,11 +115,15 @@ class Outline:
         """Of what an answer is in the middle of, how much more of it may come, if that is all that counts there: so
         many of these (see worker.grammar.lengths)."""
         if isinstance(state, Text):
-            words, num_chars = self._words(state.schema), state.num_chars
-            most: int = words.get("maxLength", 0)
-            is_counted = words.get("minLength", 0) <= num_chars < most and not state.begun
-            return ("chars", most - num_chars) if is_counted else None
-        num_blanks = state.num_blanks if isinstance(state, Value | Object | List | Over) else 0
+            words, begun = self._words(state.schema), state.begun
+            num_left: int = words.get("maxLength", 0) - state.num_chars
+            if num_left <= 0 or state.num_chars < words.get("minLength", 0):
+                return None
+            if begun[:1] == b"\\":
+                return ("escaped", num_left) if len(begun) == 1 else None
+            # What a character lacks yet is no character of its own.
+            return ("chars", num_left - 1 if begun else num_left)
+        num_blanks = state.num_blanks if isinstance(state, _AMONG_BLANKS) else 0
         return ("blanks", MAX_BLANKS - num_blanks) if 0 < num_blanks < MAX_BLANKS else None
 
     def alike(self, state: State, num_ended: int) -> State:
@@ -150,14 +137,14 @@ class Outline:
         around = state.within if isinstance(state, Name) else state.above
         like: Any = None if around is None else self._alike_around(around, num_ended)
         if isinstance(state, Name):
-            return state if like is around else replace(state, within=like)
+            return state if like is around else changed(state, "within", like)
         if isinstance(state, List):
             words, num_values = self._words(state.schema), state.num_values
             least, most = words.get("minItems", 0), words.get("maxItems", 0)
             first = 1 if num_values < least else max(1, least)
             if first < num_values and num_values + num_ended < (least if num_values < least else most):
-                return replace(state, num_values=first, above=like)
-        return state if like is around else replace(state, above=like)
+                return List(state.schema, like, first, state.is_open, state.num_blanks)
+        return state if like is around else changed(state, "above", like)
 
     def _alike_around(self, around: Object | List, num_ended: int) -> State:
         known = self._around.get((around, num_ended))
@@ -171,15 +158,15 @@ class Outline:
         """With as little as there can be of what is limited in it."""
         if isinstance(state, Text):
             least = self._words(state.schema).get("minLength", 0)
-            return state if state.num_chars == least else replace(state, num_chars=least)
-        assert isinstance(state, Value | Object | List | Over)
-        return state if state.num_blanks == 1 else replace(state, num_blanks=1)
+            return state if state.num_chars == least else changed(state, "num_chars", least)
+        assert isinstance(state, _AMONG_BLANKS)
+        return state if state.num_blanks == 1 else changed(state, "num_blanks", 1)
 
     def after(self, state: State, byte: int) -> State | None:
         """With one more byte; None: no schema has it there."""
         match state:
             case Value() | Object() | List() | Over() if byte in BLANKS:
-                return replace(state, num_blanks=state.num_blanks + 1)
+                return changed(state, "num_blanks", state.num_blanks + 1)
             case Value():
                 return self._begun(state, byte)
             case Object():
@@ -236,24 +223,26 @@ class Outline:
         return Matching(words["pattern"], above, expression.begin())
 
     def _in_object(self, state: Object, byte: int) -> State | None:
-        last, within = state.last, replace(state, num_blanks=0)
-        is_any = state.schema == _ANY
+        schema, above, names, last = state.schema, state.above, state.names, state.last
+        is_any = schema == _ANY
         if byte == QUOTE and last in (OPEN_OBJECT, _COMMA):
-            return Text(_ANY, replace(within, last=QUOTE)) if is_any else Name(within)
+            if is_any:
+                return Text(_ANY, Object(schema, above, names, QUOTE))
+            return Name(Object(schema, above, names, last))
         if byte == _COLON and last == QUOTE:
-            schema = True if is_any else self._schemas[state.schema]["properties"][state.names[-1].decode()]
-            return Value(self._number(schema), replace(within, last=_COLON))
+            due = True if is_any else self._schemas[schema]["properties"][names[-1].decode()]
+            return Value(self._number(due), Object(schema, above, names, _COLON))
         if byte == _COMMA and last == _COLON:
-            return replace(within, last=_COMMA)
+            return Object(schema, above, names, _COMMA)
         if byte == _CLOSE_OBJECT and last in (OPEN_OBJECT, _COLON):
-            return _ended(state.above)
+            return _ended(above)
         return None
 
     def _in_name(self, state: Name, byte: int) -> State | None:
         within, said = state.within, state.said
         names = [name.encode("utf-8", "surrogatepass") for name in self._schemas[within.schema].get("properties", {})]
         if byte == QUOTE and said in names:
-            return replace(within, names=(*within.names, said), last=QUOTE)
+            return Object(within.schema, within.above, (*within.names, said), QUOTE)
         said += bytes([byte])
         if byte not in b'"\\' and any(name.startswith(said) for name in names):
             return Name(within, said)
@@ -261,13 +250,13 @@ class Outline:
         return Lost(within.above, 1, byte != QUOTE, byte == ESCAPE)
 
     def _in_list(self, state: List, byte: int) -> State | None:
-        words, within = self._words(state.schema), replace(state, num_blanks=0)
+        words, above = self._words(state.schema), state.above
         if byte == _CLOSE_LIST:
-            return _ended(state.above)
+            return _ended(above)
         if not state.is_open and byte != _COMMA:
             return None
         limit = words.get("maxItems", words.get("minItems", 0))
-        more = replace(within, num_values=min(state.num_values + 1, limit), is_open=False)
+        more = List(state.schema, above, min(state.num_values + 1, limit), False)
         due = Value(self._number(words.get("items", True)), more)
         return self.after(due, byte) if state.is_open else due
 
@@ -288,7 +277,7 @@ class Outline:
         assert expression is not None
         is_read = 0x20 <= byte < 0x80 and byte != ESCAPE
         states = expression.after(state.states, chr(byte)) if is_read else frozenset[int]()
-        return replace(state, states=states) if states else _lost(state.above, QUOTE, byte)
+        return Matching(state.pattern, state.above, states) if states else _lost(state.above, QUOTE, byte)
 
     def _in_number(self, state: Number, byte: int) -> State | None:
         if _ends_word(byte):
@@ -303,20 +292,20 @@ class Outline:
         if said[0] != QUOTE and _ends_word(byte):
             return self.after(_ended(above), byte)
         if len(said) < state.max_bytes and byte != ESCAPE:
-            return replace(state, said=said + bytes([byte]))
+            return Short(above, said + bytes([byte]), state.max_bytes)
         return _lost(above, said[0], byte)
 
     def _in_lost(self, state: Lost, byte: int) -> State | None:
         above, num_levels = state.above, state.num_levels
         if state.is_text:
             if state.is_escaped or byte != QUOTE:
-                return replace(state, is_escaped=byte == ESCAPE and not state.is_escaped)
-            return replace(state, is_text=False) if num_levels else _ended(above)
+                return changed(state, "is_escaped", byte == ESCAPE and not state.is_escaped)
+            return changed(state, "is_text", False) if num_levels else _ended(above)
         if not num_levels and _ends_word(byte):
             return self.after(_ended(above), byte)
         if byte in b"]}" and num_levels == 1:
             return _ended(above)
-        return replace(state, num_levels=num_levels + (byte in b"[{") - (byte in b"]}"), is_text=byte == QUOTE)
+        return Lost(above, num_levels + (byte in b"[{") - (byte in b"]}"), byte == QUOTE)
 
     # What schemas say
 
@@ -362,17 +351,10 @@ class Outline:
         if pattern not in self._expressions:
             try:
                 expression = self._expressions[pattern] = Expression(pattern)
-                self._kinds[pattern] = _of_pattern(expression)
+                self._kinds[pattern] = kinds_of_pattern(expression)
             except NotRead:
                 self._expressions[pattern] = None
         return self._expressions[pattern]
-
-
-def _of_pattern(expression: Expression) -> bytes:
-    """As ``Outline.kinds``, in a text that has to match."""
-    kinds = expression.kinds()
-    apart = {QUOTE: 0xFE, ESCAPE: 0xFD}
-    return bytes([apart.get(byte, kinds[byte] if 0x20 <= byte < 0x80 else 0xFF) for byte in EACH_BYTE])
 
 
 def _num_levels(above: Above) -> int:

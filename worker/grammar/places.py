@@ -19,7 +19,7 @@ from llguidance import LLMatcher, LLTokenizer
 from policies import wire
 from policies.expressions import NotRead
 from policies.grammar import read_schema
-from worker.grammar.lengths import Counted
+from worker.grammar.lengths import Counted, Lengths
 from worker.grammar.matched import Matched
 from worker.grammar.nodes import NONE, NOWHERE, KeptMasks, Mask, Node, Place
 from worker.grammar.outline import Outline
@@ -82,8 +82,11 @@ class Places:
     ) -> None:
         """``probes``: as Guide has them; ``counted``: of the vocabulary."""
         self._reader, self._vocabulary, self._masks, self._probes = reader, vocabulary, masks, probes
-        self._lengths = {} if counted is None else {"blanks": counted.blanks, "chars": counted.chars}
-        most_commas = ANY_COMMAS if counted is None else counted.most_commas
+        self._lengths: dict[str, Lengths] = {}
+        most_commas = ANY_COMMAS
+        if counted is not None:
+            self._lengths = {"blanks": counted.blanks, "chars": counted.chars, "escaped": counted.escaped}
+            most_commas = counted.most_commas
         texts = [vocabulary.decode_bytes([token_id]) for token_id in probes]
         self._probe_chars = max(map(len, texts), default=0)
         self._probe_bits = sum(1 << byte for byte in {byte for text in texts for byte in text if byte < 0x80})
@@ -118,6 +121,7 @@ class Places:
 
     def mask(self, place: Place) -> Mask | None:
         """Of where no token must come, if it is known."""
+        place = place.same
         lengths, widest = place.lengths, place.like.widest
         if place.mask is not None or lengths is None or widest is None or widest.mask is None:
             return place.mask
@@ -125,6 +129,7 @@ class Places:
         if widest.limit < place.limit or not lengths.are_known(wide.words):
             return None
         words = wide.words & lengths.up_to(place.limit)
+        place.is_wide = widest.is_wide and self._leaves_much(words)
         self._keep(place, words, may_end)
         return place.mask
 
@@ -188,13 +193,17 @@ class Places:
 
     def keep(self, place: Place, mask: Words) -> None:
         """A copy of it, if it tells of others and has none."""
+        place = place.same
         if place.tells and place.mask is None:
             eos_token_id = self._vocabulary.eos_token
             may_end = bool(mask[eos_token_id >> 5] >> (eos_token_id & 31) & 1)
+            place.is_wide = self._leaves_much(mask)
             self._keep(place, mask.copy(), may_end)
 
+    def _leaves_much(self, mask: Words) -> bool:
+        return int(np.bitwise_count(mask).sum()) > WIDE_SHARE * self._vocabulary.vocab_size
+
     def _keep(self, place: Place, own: Words, may_end: bool) -> None:
-        place.is_wide = int(np.bitwise_count(own).sum()) > WIDE_SHARE * self._vocabulary.vocab_size
         self._masks.keep(place, Mask(Bits(own, own.ctypes.data), may_end))
         like = place.like
         if place.lengths is not None and (
@@ -227,6 +236,11 @@ class Places:
             found.is_wide = room is not None and room >= self._probe_chars > 0
             self._places[state] = found
         return found
+
+    @property
+    def is_half_full(self) -> bool:
+        """Of what may be known."""
+        return 2 * self._weight >= MAX_WEIGHT
 
     def _has_room(self, weight: int) -> bool:
         if self._weight + weight > MAX_WEIGHT:

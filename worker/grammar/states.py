@@ -7,12 +7,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from operator import attrgetter
-from typing import TypeVar, dataclass_transform
+from typing import Any, TypeVar, dataclass_transform
 
 OPEN_OBJECT = ord("{")
 ESCAPE = ord("\\")
-_LONG_LEADS = {**dict.fromkeys(range(0xE1, 0xF0), 0xE1), 0xED: 0xED, **dict.fromkeys(range(0xF1, 0xF4), 0xF1)}
-"""First bytes of characters of three and four bytes, after which the same may come."""
+LEADS = bytes(
+    0xC2 if byte < 0xE0 else 0xE1 if 0xE0 < byte < 0xF0 and byte != 0xED else 0xF1 if 0xF0 < byte < 0xF4 else byte
+    for byte in range(256)
+)
+"""Of each byte that comes first in a character of several the one that asks for the same behind it."""
 _DIGITS = frozenset(b"0123456789")
 _Class = TypeVar("_Class")
 
@@ -135,6 +138,14 @@ class Over(_Hashed):
 
 Above = Object | List | None
 State = Value | Object | Name | List | Text | Matching | Number | Short | Lost | Over
+_State = TypeVar("_State", bound=State)
+
+
+def changed(state: _State, field: str, value: object) -> _State:
+    """As ``dataclasses.replace`` has it of one field, which takes many times as long."""
+    made: Any = type(state)
+    found: _State = made(*[value if each == field else getattr(state, each) for each in made.__match_args__])
+    return found
 
 
 def char_after(begun: bytes, byte: int) -> bytes | None:
@@ -149,7 +160,7 @@ def char_after(begun: bytes, byte: int) -> bytes | None:
         return b"" if begun[0] < 0xE0 else b"\xc2" if begun[0] < 0xF0 else b"\xe1"
     if byte < 0x80:
         return b"\\" if byte == ESCAPE else b""
-    return b"\xc2" if byte < 0xE0 else bytes([_LONG_LEADS.get(byte, byte)])
+    return LEADS[byte : byte + 1]
 
 
 def number_after(part: str, byte: int) -> str | None:

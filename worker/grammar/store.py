@@ -22,6 +22,7 @@ from policies.grammar import NotReadable, spelled
 from policies.holding import KeptGrammars
 from policies.schemas import bound, patterns_of
 from policies.terms import Sampling
+from worker.grammar.ahead import look_ahead
 from worker.grammar.closing import MAX_MASKS, Ends, find_end
 from worker.grammar.errors import NoVocabulary, Unguided
 from worker.grammar.guide import NEVER, PROBES, Guide, first_line
@@ -222,6 +223,8 @@ class Grammars:
         if tried.is_error():
             raise Unguided(f"the grammar cannot be compiled: {first_line(tried.get_error())}")
         reach, places = None, places_of(grammar, vocabulary, self._masks, self._probes, self._counted)
+        if places is not None and self._counted is not None:
+            look_ahead(places, matcher, vocabulary, self._counted)
         if grammar.is_strict:
             expressions = read(patterns_of(json.loads(grammar.source))) if grammar.kind == "json_schema" else []
             reach = Reach(self._ends_of(vocabulary), bound(grammar), expressions)
