@@ -184,7 +184,9 @@ class StepGraphs:
 
         try:
             replay = self._record(run)
-        except RuntimeError as error:
+        except AssertionError:
+            raise
+        except Exception as error:  # Triton's own are no RuntimeErrors, and would come again at each such step
             self._gives_up = True
             log.warning("steps of %d rows go without a graph: %s", num_rows, str(error).partition("\n")[0])
             return None
