@@ -99,18 +99,18 @@ struct PairProduct {
         const int64_t panels = matrix.num_panels();
         auto serves = [&](int64_t count) { return panels % (count * team.size()) == 0 || panels >= count * RUNS * team.size(); };
         const int64_t at_once = serves(4) ? 4 : serves(2) ? 2 : 1;
-        team.each_apart((panels + at_once - 1) / at_once, 1, [&](int64_t task) {
+        team.each_apart((panels + at_once - 1) / at_once, 1, [&](int64_t task, Claim& claim) {
             int64_t panel = task * at_once;
             const int64_t left = std::min(at_once, panels - panel);
-            if (left == 4) return beside<4>(panel);
-            if (left == 2) return beside<2>(panel);
-            for (const int64_t last = panel + left; panel < last; ++panel) beside<1>(panel);
+            if (left == 4) return beside<4>(panel, claim);
+            if (left == 2) return beside<2>(panel, claim);
+            for (const int64_t last = panel + left; panel < last; ++panel) beside<1>(panel, claim);
         });
     }
 
     // One row of P panels, each as it lies in memory: one tile behind the other.
     template <int P>
-    void beside(int64_t panel) const {
+    void beside(int64_t panel, Claim& claim) const {
         alignas(64) float to[P][2 * TILE * TILE];
         const bf16* from = row_at(0);
         const char* line = (const char*)matrix.panel_at(panel);
@@ -135,6 +135,7 @@ struct PairProduct {
                 }
             }
         }
+        if (!claim.may_write()) return;
         Finish finish(matrix, output, expansion, passes_caches());
         for (int one = 0; one < P; ++one) {
             _mm512_store_ps(to[one], sums[one][0]), _mm512_store_ps(to[one] + TILE * TILE, sums[one][1]);
