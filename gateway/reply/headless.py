@@ -4,12 +4,13 @@ say."""
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from typing import Self
 
 from aiohttp import web
 
 
-class Headless:
+class Headless(ABC):
     """An ``Outlet`` but for where it writes to."""
 
     def __init__(self) -> None:
@@ -27,8 +28,8 @@ class Headless:
             self.response = web.StreamResponse()
         return self.response
 
-    async def write(self, events: bytes) -> bool:
-        raise NotImplementedError
+    @abstractmethod
+    async def write(self, events: bytes) -> bool: ...
 
     async def end(self, events: bytes) -> web.StreamResponse:
         await self.write(events)
