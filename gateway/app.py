@@ -292,7 +292,12 @@ async def answering(gw: Gateway, house_doors: Doors, sockets: Sequence[socket.so
         application.router.add_get(metrics.PATH, metrics.serve)
     certificate = Certificate(gw.settings.server) if gw.settings.server.tls_cert else None
     runner = web.AppRunner(
-        application, handler_cancellation=True, access_log=None, shutdown_timeout=0.1, max_line_size=MAX_LINE_BYTES
+        application,
+        handler_cancellation=True,
+        access_log=None,
+        shutdown_timeout=0.1,
+        max_line_size=MAX_LINE_BYTES,
+        auto_decompress=False,  # gateway/unpacking.py
     )
     await runner.setup()
     server = runner.server

@@ -7,17 +7,31 @@ import asyncio
 import logging
 from time import monotonic
 
-from aiohttp import hdrs, web
-from aiohttp.http_exceptions import ContentEncodingError
+from aiohttp import HttpVersion11, web
+from aiohttp.abc import AbstractStreamWriter
+from aiohttp.http_parser import RawRequestMessage
+from multidict import CIMultiDict, CIMultiDictProxy
+from yarl import URL
 
 from gateway import errors, head
+from gateway.telemetry import Ended, about, tell
 
-ENCODINGS = frozenset(("identity", "gzip", "deflate", "br"))
-"""That a body may have come in. It is unpacked as it is read, and what is longer than ``server.max_body_bytes`` then is
-refused no less."""
-UNKNOWN_ENCODING = f"Unsupported content encoding: send one of {', '.join(sorted(ENCODINGS))}"
+_NO_HEADERS, _ROOT = CIMultiDictProxy(CIMultiDict[str]()), URL("/")
 
 log = logging.getLogger("penstock.gateway")
+
+
+class Unread(web.Response):
+    """The answer to what is no request. aiohttp takes such for HTTP/1.0, which most are not."""
+
+    async def prepare(self, request: web.BaseRequest) -> AbstractStreamWriter | None:
+        """See StreamResponse."""
+        message = RawRequestMessage(
+            request.method, "/", HttpVersion11, _NO_HEADERS, (), True, None, False, False, _ROOT
+        )
+        loop = asyncio.get_running_loop()
+        asked = web.BaseRequest(message, request.content, request.protocol, request.writer, request.task, loop)
+        return await super().prepare(asked)
 
 
 class Protocol(web.RequestHandler):
@@ -38,20 +52,24 @@ class Protocol(web.RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        """See RequestHandler; where bytes could not be read there is no path, and no request."""
+        """See RequestHandler; where bytes could not be read there is no path, and a request only by its id."""
         if request.writer.output_size > 0:
             raise ConnectionError("a part of the answer has been sent")
+        noted = request.get(head.HEAD)
+        if noted is None:
+            noted = request[head.HEAD] = head.Head(None, None, {})
         failure: errors.GatewayError
-        if isinstance(exc, ContentEncodingError) and exc.message.rpartition(" ")[2] not in ENCODINGS:
-            failure = errors.UnsupportedMediaType(UNKNOWN_ENCODING)
-        elif status < 500:
+        response: web.Response
+        if status < 500:
             first = (message or "").strip().partition("\n")[0]
             failure = errors.InvalidRequest(f"The request could not be read as HTTP: {first}")
+            response = Unread(status=failure.status, body=errors.body(failure), content_type="application/json")
+            tell(Ended(noted.request_id, None, None, request.method, None, failure.status, 0.0))
         else:
-            log.error("a connection failed", exc_info=exc)
+            log.error("a connection failed", exc_info=exc, extra=about(noted.request_id))
             failure = errors.InternalError()
-        response = errors.shaped(failure, "")
-        response.headers[hdrs.SERVER] = head.SERVER
+            response = errors.shaped(failure, noted.request_id)
+        head.add_headers(request, response)
         response.force_close()
         return response
 

@@ -14,6 +14,7 @@ from gateway import openai
 from gateway.errors import BodyTimeout, InvalidRequest, UnsupportedMediaType
 from gateway.files import PIECE_BYTES, Staged
 from gateway.house import Gateway
+from gateway.unpacking import UnpackedStream, encoding_of
 
 MAX_FIELDS, MAX_FIELD_BYTES = 16, 4096
 MAX_NAME_CHARS = 255
@@ -30,7 +31,7 @@ async def received(
         raise UnsupportedMediaType(f"Unsupported content type '{request.content_type}': send multipart/form-data")
     fields: dict[str, str] = {}
     filename, num_fields = None, 0
-    async with _parts(request) as reader:
+    async with _parts(gw, request) as reader:
         while (part := await _in_time(gw, reader.next())) is not None:
             if not isinstance(part, BodyPartReader) or part.name is None:
                 raise InvalidRequest("Each part of the body needs a name")
@@ -50,9 +51,19 @@ async def received(
 
 
 @contextlib.asynccontextmanager
-async def _parts(request: web.Request) -> AsyncIterator[MultipartReader]:
+async def _parts(gw: Gateway, request: web.Request) -> AsyncIterator[MultipartReader]:
+    encoding = encoding_of(request.headers)
     try:
-        yield await request.multipart()
+        if encoding is None:
+            yield await request.multipart()
+        else:
+            async with UnpackedStream(request.content, encoding) as stream:
+                yield MultipartReader(request.headers, stream.reader)
+                num_bytes = 0  # whether it is whole is known at its end, and there is hardly anything up to there
+                while data := await _in_time(gw, stream.reader.readany()):
+                    num_bytes += len(data)
+                    if num_bytes > MAX_FIELD_BYTES:
+                        raise InvalidRequest("There is more behind the last part of the body")
     except (ValueError, AssertionError, RuntimeError, EOFError, HttpProcessingError) as error:
         # What aiohttp says of a broken body.
         raise InvalidRequest(f"The body could not be read as multipart/form-data: {error}") from None

@@ -18,7 +18,7 @@ from gateway.errors import BodyTimeout, ContextLengthExceeded, InvalidRequest, U
 from gateway.head import HEAD, Head
 from gateway.openai import ChatRequest, CompletionRequest, Reading
 from gateway.openai.keys import LONG_BYTES
-from gateway.protocol import ENCODINGS, UNKNOWN_ENCODING
+from gateway.unpacking import encoding_of, unpacked
 from policies import wire
 
 if TYPE_CHECKING:
@@ -36,14 +36,16 @@ _beside = ThreadPoolExecutor(1, thread_name_prefix="bodies")
 
 
 async def body_of(gw: Gateway, request: web.Request) -> bytes:
-    """The body, which has to be JSON if it says what it is. Raises UnsupportedMediaType and BodyTimeout; aiohttp
-    refuses what is too large."""
+    """The body, which has to be JSON if it says what it is, unpacked. Raises UnsupportedMediaType, InvalidRequest and
+    BodyTimeout; aiohttp refuses what is too large."""
     _check_type(request)
+    encoding = encoding_of(request.headers)
     try:
         async with asyncio.timeout(gw.settings.server.stall_s):
-            return await request.read()
+            body = await request.read()
     except TimeoutError:
         raise BodyTimeout() from None
+    return body if encoding is None else await _unpacked(body, encoding, request.client_max_size)
 
 
 async def taken_body_of(gw: Gateway, request: web.Request, of_any_type: bool = False) -> bytes:
@@ -52,15 +54,17 @@ async def taken_body_of(gw: Gateway, request: web.Request, of_any_type: bool = F
     request[HEAD].parse_at = time.monotonic()
     if not of_any_type:
         _check_type(request)
+    encoding = encoding_of(request.headers)
     content, max_bytes = request.content, request.client_max_size
     if not content.is_eof():
         if (request.content_length or 0) > max_bytes:  # nobody need wait for what is refused anyway
             raise web.HTTPRequestEntityTooLarge(max_bytes)
-        return await _arriving(content, max_bytes, gw.settings.server.stall_s)
-    body = content.read_nowait()
-    if len(body) > max_bytes:
-        raise web.HTTPRequestEntityTooLarge(max_bytes)
-    return body
+        body = await _arriving(content, max_bytes, gw.settings.server.stall_s)
+    else:
+        body = content.read_nowait()
+        if len(body) > max_bytes:
+            raise web.HTTPRequestEntityTooLarge(max_bytes)
+    return body if encoding is None else await _unpacked(body, encoding, max_bytes)
 
 
 async def _arriving(content: StreamReader, max_bytes: int, stall_s: float) -> bytes:
@@ -80,6 +84,11 @@ async def _arriving(content: StreamReader, max_bytes: int, stall_s: float) -> by
     return bytes(body)
 
 
+async def _unpacked(body: bytes, encoding: str, max_bytes: int) -> bytes:
+    """Beside the event loop, since a short one may become a long one."""
+    return await asyncio.get_running_loop().run_in_executor(_beside, unpacked, body, encoding, max_bytes)
+
+
 async def parsed(parse: Callable[[bytes], T], body: bytes) -> T:
     """What ``parse`` makes of it; of a long one beside the event loop, one at a time. Raises what ``parse`` raises."""
     if len(body) <= LONG_BYTES:
@@ -91,9 +100,6 @@ def _check_type(request: web.Request) -> None:
     declared = request.headers.get(hdrs.CONTENT_TYPE, "application/json")
     if declared != "application/json" and request.content_type != "application/json":  # it may name a charset
         raise UnsupportedMediaType(f"Unsupported content type '{request.content_type}': send application/json")
-    packed = request.headers.get(hdrs.CONTENT_ENCODING)
-    if packed is not None and packed.lower() not in ENCODINGS:
-        raise UnsupportedMediaType(UNKNOWN_ENCODING)
 
 
 def query_of(request: web.Request, type_: type[T]) -> T:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import hashlib
 import os
 import resource
 import time
+from functools import partial
 from typing import Any
 
 import aiohttp
+import brotli
 import msgspec
 import openai
 import pytest
@@ -58,6 +61,34 @@ async def test_a_file_is_uploaded_read_in_ranges_and_deleted(front):
     assert (await front.client.files.delete(made.id)).deleted
     with pytest.raises(openai.NotFoundError, match="No such File object"):
         await front.client.files.retrieve(made.id)
+    assert names(front) == set()
+
+
+async def test_a_form_may_come_packed_and_leaves_nothing_where_it_is_not_whole(front):
+    data = os.urandom(300_000) + LINES * 100_000
+    part = b'--b\r\ncontent-disposition: form-data; name="%s"%s\r\n\r\n%s\r\n'
+    form = part % (b"purpose", b"", b"evals") + part % (b"file", b'; filename="f.jsonl"', data) + b"--b--\r\n"
+    headers = {"content-type": "multipart/form-data; boundary=b"}
+    packings = {"gzip": gzip.compress, "x-gzip": gzip.compress, "br": partial(brotli.compress, quality=1)}
+    for encoding, pack in packings.items():
+        packed = pack(form)
+        for sent, status in (
+            (packed, 200),
+            (packed[:-1], 400),
+            (packed + b"x", 400),
+            (pack(form + b".\r\n" * 5000), 400),
+        ):
+            told = {**headers, "content-encoding": encoding}
+            async with front.http.post(f"{front.url}/v1/files", data=sent, headers=told) as answer:
+                body = await answer.json()
+                assert answer.status == status, body
+            if status == 200:
+                assert (await front.client.files.content(body["id"])).content == data
+                await front.client.files.delete(body["id"])
+    async with front.http.post(
+        f"{front.url}/v1/files", data=form, headers={**headers, "content-encoding": "zstd"}
+    ) as answer:
+        assert answer.status == 415
     assert names(front) == set()
 
 

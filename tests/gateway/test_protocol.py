@@ -29,8 +29,14 @@ async def test_what_is_no_http_is_answered_with_an_error_object(front: Front, se
     writer.write(sent)
     head, _, body = (await asyncio.wait_for(reader.read(), PATIENCE_S)).partition(b"\r\n\r\n")
     writer.close()
-    assert b" 400 " in head.partition(b"\r\n")[0]
-    assert b"application/json" in head
+    status, _, fields = head.partition(b"\r\n")
+    headers = dict(line.lower().split(b": ", 1) for line in fields.split(b"\r\n"))
+    assert status == b"HTTP/1.1 400 Bad Request"
+    assert headers[b"content-type"].startswith(b"application/json")
+    assert (headers[b"connection"], int(headers[b"content-length"])) == (b"close", len(body))
+    assert (headers[b"server"], headers[b"openai-version"]) == (b"penstock", b"2020-10-01")
+    request_id = headers[b"x-request-id"].decode()
+    assert request_id.startswith("req_")
     error = json.loads(body)["error"]
     assert error["type"] == "invalid_request_error"
     assert error["message"].startswith("The request could not be read as HTTP: ")
