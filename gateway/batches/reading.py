@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from array import array
+from codecs import BOM_UTF8
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -123,6 +124,9 @@ def read(
     known: dict[str, bool] = {}
     offset = number = 0
     with path.open("rb") as reading:
+        if reading.read(len(BOM_UTF8)) == BOM_UTF8:  # which editors on Windows put there
+            offset = len(BOM_UTF8)
+        reading.seek(offset)
         while raw := reading.readline(max_line_bytes + 1):
             number += 1
             size = len(raw)

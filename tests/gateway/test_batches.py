@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import time
+from codecs import BOM_UTF8
 from typing import Any
 
 import msgspec
@@ -126,6 +127,17 @@ async def test_a_line_that_is_no_json_fails_alone(house):
         assert one["error"]["message"].startswith(message)
 
 
+async def test_a_file_that_begins_with_a_byte_order_mark_is_read_as_one_without(house):
+    asked = BOM_UTF8 + as_file([*lines(3), "hello"])
+    async with house.client() as client:
+        batch = await over(client, await begun(client, asked))
+        good, bad = await outputs(client, batch.output_file_id), await outputs(client, batch.error_file_id)
+        assert (await client.files.content(batch.input_file_id)).content == asked, "what was uploaded is given back"
+    assert [one["custom_id"] for one in good] == ["line-0", "line-1", "line-2"]
+    assert [one["response"]["status_code"] for one in good] == [200] * 3
+    assert [one["error"]["message"].partition(":")[0] for one in bad] == ["Line 4"]
+
+
 WRONG: list[tuple[str | dict[str, Any], str, str | None]] = [
     ("hello", "invalid_json_line", None),
     ('{"custom_id": "a"', "invalid_json_line", None),
@@ -172,6 +184,9 @@ async def test_each_bad_line_is_named_and_none_is_asked(house):
         (as_file(lines(3001)), "too_many_lines"),
         (b"\xff\xfe\x00", "invalid_json_line"),
         (b"x" * 1_999_000, "invalid_json_line"),
+        (BOM_UTF8, "empty_file"),
+        (BOM_UTF8 + b"\n", "empty_file"),
+        (BOM_UTF8 * 2 + as_file(lines(1)), "invalid_json_line"),
     ],
 )
 async def test_a_file_that_is_no_batch_fails(house, data, code):
