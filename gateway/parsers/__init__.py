@@ -60,8 +60,9 @@ class Parser(Protocol):
     def rest(self, text: str) -> None:
         """Text that no token is to be counted for: the end of what was held back."""
 
-    def finish(self) -> None:
-        """The answer has ended; what was held back is given out. A second time does nothing."""
+    def finish(self, is_cut: bool = False) -> None:
+        """The answer has ended; what was held back is given out. ``is_cut``: by a limit or a stop string, so what has
+        begun as a call, or as a word around one, would have become it, and is no text. A second time does nothing."""
 
     def take(self) -> list[Event]:
         """The events since the last call."""

@@ -8,6 +8,7 @@ Hermes 2 Pro and Qwen 2.5, Llama 3.1, Mistral 7B v0.3 and Small 3, DeepSeek V3 a
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
 
@@ -18,6 +19,8 @@ from policies import grammar as grammars
 from policies import wire
 
 ARGUMENTS = ("arguments", "parameters")
+_FIRST_PAIR = re.compile(r'\{\s*"([^"]*)("?)\s*:?\s*(?:"([^"]*)("?))?')
+"""Of an object that may have been cut."""
 
 
 class Sink(Protocol):
@@ -328,6 +331,20 @@ def an_object(char: str, sink: Sink) -> Read[None]:
         sink.begin(name)
         sink.arguments(early or "{}")
     sink.end()
+
+
+def is_calling(text: str, names: frozenset[str]) -> bool:
+    """Whether the beginning of an object, or of what is around one, says that it calls one of these as far as it came:
+    its name comes first, or behind its type. Other objects are texts whose ends are missing."""
+    found = _FIRST_PAIR.search(text)
+    if found is None:
+        return True
+    key, is_whole, value, is_said = found.groups()
+    values = {"name": names, "type": {"function"}}
+    if not is_whole:
+        return any(word.startswith(key) for word in values)
+    among = values.get(key, ())
+    return any(word == value if is_said else word.startswith(value or "") for word in among)
 
 
 def _early(char: str) -> Read[tuple[str, str]]:

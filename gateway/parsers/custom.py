@@ -62,8 +62,8 @@ class Customs:
     def rest(self, text: str) -> None:
         self._parser.rest(text)
 
-    def finish(self) -> None:
-        self._parser.finish()
+    def finish(self, is_cut: bool = False) -> None:
+        self._parser.finish(is_cut)
 
     def take(self) -> list[Event]:
         events: list[Event] = []

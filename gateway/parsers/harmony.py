@@ -14,7 +14,7 @@ from enum import Enum, auto
 from gateway.parsers.calls import Calls, Frame, quoted
 from gateway.parsers.events import Content, Event, Reasoning, ToolArguments, ToolCallBegin
 from gateway.parsers.marks import Marks, without_marks
-from gateway.parsers.reader import Wanted, first_of, merged, new_call_id, overlap
+from gateway.parsers.reader import Wanted, begun, first_of, merged, new_call_id
 
 START, END, MESSAGE, CHANNEL = "<|start|>", "<|end|>", "<|message|>", "<|channel|>"
 CONSTRAIN, RETURN, CALL = "<|constrain|>", "<|return|>", "<|call|>"
@@ -68,7 +68,7 @@ class Channels:
         """Of the message that is read; None: its head is."""
         self._num_head_tokens = 0
         self._has_arguments = False
-        self._is_ended = False
+        self._is_ended = self._is_cut = False
 
     # Parser
 
@@ -89,9 +89,9 @@ class Channels:
         while not self.is_over and (self._read_head() if self._kind is None else self._read_message()):
             pass
 
-    def finish(self) -> None:
+    def finish(self, is_cut: bool = False) -> None:
         if not self._is_ended:
-            self._is_ended = True
+            self._is_ended, self._is_cut = True, is_cut
             self.rest("")
             if self._kind is Kind.CALL:
                 self._end_call()
@@ -110,7 +110,8 @@ class Channels:
             self._kind = self._kind_of(head)
             return True
         is_none = not any(word in self._buffer for word in self._spelled.values())
-        if is_none and (len(self._buffer) > MAX_HEAD_CHARS or (self._is_ended and self._buffer)):
+        is_cut_off = self._is_cut and begun(self._buffer, self._spelled.values(), True, True)
+        if is_none and (len(self._buffer) > MAX_HEAD_CHARS or (self._is_ended and self._buffer and not is_cut_off)):
             self._kind = Kind.CONTENT  # the model does not write as it was taught
             return True
         return False
@@ -140,8 +141,7 @@ class Channels:
             self._kind = None
             return True
         text = self._buffer
-        if not self._is_ended:
-            text = text[: len(text) - overlap(text, self._ends)]
+        text = text[: len(text) - begun(text, self._ends, self._is_ended, self._is_cut)]
         self._say(text)
         self._buffer = self._buffer[len(text) :]
         return False

@@ -13,11 +13,13 @@ from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from gateway.parsers.calls import Calls
+from gateway.parsers.calls import Calls, is_calling
 from gateway.parsers.events import Content, Event, Reasoning, ToolArguments, ToolCallBegin
 from gateway.parsers.marks import Marks, without_marks
 from gateway.parsers.scan import MAX_HELD_CHARS, NotACall, Read
 
+MIN_WORD_CHARS = 2
+"""Of a word that was cut: less is more likely something else."""
 _ID_CHARS = string.ascii_letters + string.digits
 
 
@@ -59,7 +61,7 @@ class Reader:
         self._buffer = ""
         self._events: list[Event] = []
         self._num_fed = 0
-        self._is_ended = False
+        self._is_ended = self._is_cut = False
         self._is_reasoning = is_thinking
         self._has_reasoned = False
         self._has_thought = False
@@ -99,9 +101,9 @@ class Reader:
         self._buffer += text
         self._run()
 
-    def finish(self) -> None:
+    def finish(self, is_cut: bool = False) -> None:
         if not self._is_ended:
-            self._is_ended = True
+            self._is_ended, self._is_cut = True, is_cut
             self._run()
 
     def take(self) -> list[Event]:
@@ -123,7 +125,7 @@ class Reader:
             self._is_reasoning = self._has_reasoned = True
             self._state = self._think
             return True
-        if opens.startswith(text) and not self._is_ended:
+        if opens.startswith(text) and (not self._is_ended or (self._is_cut and len(text) >= MIN_WORD_CHARS)):
             return False
         self._state = self._say
         return True
@@ -135,8 +137,8 @@ class Reader:
         if not self._has_thought:
             self._buffer = self._buffer.lstrip("\n")
         at = self._buffer.find(closes)
-        end = at if at >= 0 else len(self._buffer) - overlap(self._buffer, (closes,))
-        text = self._buffer if self._is_ended and at < 0 else self._buffer[:end].rstrip("\n")
+        end = at if at >= 0 else len(self._buffer) - begun(self._buffer, (closes,), self._is_ended, self._is_cut)
+        text = self._buffer[:end] if self._is_ended and at < 0 else self._buffer[:end].rstrip("\n")
         if text:
             self._has_thought = True
             self._events.append(Reasoning(without_marks(text)))
@@ -174,8 +176,9 @@ class Reader:
             self._open(before[len(text) :], opener, self._buffer[at + len(opener) :])
             return True
         text = self._buffer
-        if not self._is_ended:
-            text = text[: len(text) - overlap(text, self._openers)].rstrip()
+        num_begun = begun(text, self._openers, self._is_ended, self._is_cut)
+        if num_begun or not self._is_ended:
+            text = text[: len(text) - num_begun].rstrip()
         self._content(text)
         self._buffer = self._buffer[len(text) :]
         return False
@@ -210,13 +213,20 @@ class Reader:
         if self.is_over or not (is_done or self._is_ended or self._num_read > MAX_HELD_CHARS):
             return False
         self._section.close()
-        if not self._has_begun:
-            self._content(self._opened_by)
-        elif self._is_ended and not is_done:
+        is_cut_off = self._is_ended and not is_done
+        if is_cut_off and (self._has_begun or (self._is_cut and self._is_meant())):
             self._buffer = ""  # the answer ended within what only calls have
+        elif not self._has_begun:
+            self._content(self._opened_by)
         self._drops_space = self._has_begun
         self._state = self._say
         return True
+
+    def _is_meant(self) -> bool:
+        """Whether what could become a call is one that was cut, and not text that looks like one until then."""
+        assert self._calls is not None
+        assert self._wanted is not None
+        return bool(self._opened_by.strip()) or is_calling(self._buffer, self._wanted.names)
 
     # Sink
 
@@ -276,6 +286,12 @@ def overlap(text: str, words: Iterable[str]) -> int:
         if any(word.startswith(end) for word in words):
             return num
     return 0
+
+
+def begun(text: str, words: Iterable[str], is_ended: bool, is_cut: bool) -> int:
+    """How many characters at the end of it are no text: they may begin one of the words, or would have."""
+    num = overlap(text, tuple(words))
+    return num if not is_ended or (is_cut and num >= MIN_WORD_CHARS) else 0
 
 
 def merged(events: list[Event]) -> list[Event]:

@@ -249,7 +249,7 @@ class Choice:
             self._pass_on(self._held())
             self._num_given += 1  # tokens without text at the very end begin where the text ends
         if self._parser is not None:
-            self._parser.finish()
+            self._parser.finish(self.finish_reason == "length" or self.stopped_by is not None)
 
     def _take_each(self, delta: Delta, num_texts: int) -> None:
         """Token by token, as it matters which one completed a stop string and where each one begins."""
@@ -273,7 +273,7 @@ class Choice:
                 if parser.is_over:
                     self.finish_reason = self.finish_reason or "stop"
                 if self.finish_reason is not None:
-                    parser.finish()
+                    parser.finish(self.stopped_by is not None)
             if self.finish_reason is not None:
                 return
 

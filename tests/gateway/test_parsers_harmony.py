@@ -126,3 +126,17 @@ def test_an_answer_is_held_to_what_it_must_be_within_its_channels(are_tokens):
     assert allows(held, vocabulary, THOUGHT + FINAL.replace("It rains.", "42"))
     assert not allows(held, vocabulary, final)
     assert tongue.grammar(None, None, False) is None
+
+
+@pytest.mark.parametrize("special", [False, True])
+def test_wherever_it_is_cut_no_head_is_text(special):
+    pieces = pieces_of(THOUGHT + PREAMBLE + CALL, parser(special))  # type: ignore[arg-type]
+    for num in range(len(pieces)):
+        of = parser(special)
+        for piece in pieces[:num]:
+            of.feed(piece)
+        of.finish(True)
+        cut = gathered(of.take())
+        # Of a word's one character nobody knows what it would have become.
+        assert "I look.".startswith((cut.content or "").removesuffix("<")), num
+        assert "The user wants\nweather.".startswith((cut.reasoning or "").removesuffix("<")), num
