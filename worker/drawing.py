@@ -53,7 +53,7 @@ class Drawing:
     def foresee(self, batch: Iterable[Sequence]) -> None:
         """These will be drawn next, all of whose tokens are known: what it takes can begin beside the forward pass."""
         if self._mask_maker is not None:
-            self._mask_maker.foresee([each for each in batch if each.guide is not None])
+            self._mask_maker.foresee(batch)
 
     def settle(self) -> None:
         """Nothing will be drawn of what was foreseen."""

@@ -34,6 +34,9 @@ from worker.triton import has_triton
 UNUSABLE = -1
 """Sampled instead of a token where the logits are no distribution (NaN, +inf, or nothing above -inf)."""
 
+NOT_FORCED = -1
+"""In place of the token that comes in any case."""
+
 SMALLEST_TEMPERATURE = 1e-30
 """Smaller ones would be zero in float32; at this one only the exact maximum can win already."""
 
@@ -184,24 +187,7 @@ class Sampler:
         draw = self._drawer(logits, rows, maxima, kernels)
         if masks is None:
             return draw(1, None, None)
-        forced, check = masks.forced, masks.check
-        if forced:
-            free = [row for row in range(len(rows)) if row not in forced]
-            # Not drawn, and none the less nothing to go on from where the model has failed.
-            known = sorted(forced)
-            if maxima is None:
-                largest = rows_of(logits, known).amax(1).tolist()
-            else:
-                # Most steps come by, and torch takes several times as long for so little.
-                largest = maxima.numpy().reshape(len(rows), -1)[known].max(1).tolist()
-            failed = {row for row, most in zip(known, largest, strict=True) if not most < math.inf}
-            drawn = iter(draw(1, free, masks) if free else ())
-            ranked = [
-                [UNUSABLE if row in failed else forced[row]] if row in forced else next(drawn)
-                for row in range(len(rows))
-            ]
-        else:
-            ranked = draw(1, None, masks)
+        ranked, check = draw(1, None, masks), masks.check
         while check is not None and (again := check.refused(ranked)) is not None:
             for row, token_id in again.forced.items():
                 ranked[row] = [token_id]
@@ -226,6 +212,11 @@ class Sampler:
                 masks.apply(logits)
             # All of them, since nobody else's token changes: it saves copies of the rows.
             every: list[list[int]] = self._chosen(logits, rows)[:, None].tolist()
+            known = sorted(masks.forced) if masks is not None and some is None else []
+            if masks is not None and known:
+                largest: list[float] = rows_of(logits, known).amax(1).tolist()
+                for row, most in zip(known, largest, strict=True):
+                    every[row] = [masks.forced[row] if most < math.inf else UNUSABLE]
             return every if some is None else [every[row] for row in some]
 
         return draw
@@ -307,10 +298,14 @@ def _drawn(
     some: Sequence[int] | None,
     masks: Masks | None,
 ) -> list[list[int]]:
-    if masks is None or not masks.rows:
+    if masks is None:
         return kernels.draw(logits, maxima, wishes, num_tries, some)
-    addresses = masks.addresses(range(len(logits)) if some is None else some)
-    return kernels.draw(logits, maxima, wishes, num_tries, some, addresses, len(masks.bits[0].words))
+    own = range(len(logits)) if some is None else some
+    addresses = masks.addresses(own) if masks.rows else ()
+    num_words = len(masks.bits[0].words) if masks.rows else 0
+    # Those that a check has come upon need not be asked about.
+    forced = [masks.forced.get(row, NOT_FORCED) for row in own] if masks.forced and some is None else ()
+    return kernels.draw(logits, maxima, wishes, num_tries, some, addresses, num_words, forced)
 
 
 def _sampled(ranked: list[list[int]]) -> Sampled:

@@ -14,6 +14,7 @@ from tests.worker.guided import EOS, VOCAB_SIZE, Guided, guided_model
 from tests.worker.schemas import a_schema
 from worker.grammar import guide, nodes, places, store
 from worker.grammar.ahead import look_ahead
+from worker.grammar.guide import Guide
 from worker.grammar.lengths import Counted
 from worker.grammar.nodes import NONE, NOWHERE, KeptMasks
 from worker.grammar.places import places_of
@@ -161,6 +162,30 @@ def test_answers_are_the_same_with_places_that_are_known_few_that_are_and_none(p
         num_made.append(guided.engine.stats().num_masks)
     assert told[0] == told[1] == told[2]
     assert num_made[0] < num_made[2]
+
+
+def test_answers_that_are_followed_from_node_to_node_are_where_their_bytes_lead(vocabulary):
+    grammar = wire.Grammar("json_schema", json.dumps(SCHEMA))
+    beginning = LLMatcher(vocabulary, spelled(grammar), log_level=0)
+    known = places_of(grammar, vocabulary, KeptMasks(), counted=Counted.of(vocabulary))
+    num_by_length = 0
+    for seed in range(NUM_WALKS):
+        chance, held = random.Random(seed), Guide(Trail(beginning.deep_copy()), vocabulary, frozenset(), places=known)
+        token_ids: list[int] = []
+        while not held.is_whole and len(token_ids) < NUM_TOKENS:
+            bits = np.unpackbits(np.frombuffer(held.matcher.compute_bitmask(), dtype=np.uint8), bitorder="little")
+            token_id = chance.choice([each for each in np.flatnonzero(bits).tolist() if each != EOS])
+            if held.node is not None and token_id not in held.node.after:
+                num_by_length += known.plain[token_id] in held.node.after_plain
+            held.advance(token_id)
+            token_ids.append(token_id)
+            there = after(known, token_ids)
+            assert held.node is None or held.node.at is there, (seed, token_ids)
+            trail = Trail(beginning.deep_copy())
+            trail.token_ids.extend(token_ids)
+            node = known.node(there, token_id, trail) if there.tells else None
+            assert (node and node.forced) == (held.node and held.node.forced), (seed, token_ids)
+    assert num_by_length > 10
 
 
 def test_how_many_values_a_list_has_counts_near_its_bounds_only(vocabulary):

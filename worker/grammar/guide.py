@@ -122,16 +122,18 @@ class Guide:
         token_ids.append(token_id)
         if len(token_ids) % MAX_BEHIND == 0:
             self._trail.catch_up()
-        node = self.node
-        following = None if node is None else node.after.get(token_id)
-        if following is not None:
-            self.node = following
+        places, node = self._places, self.node
+        if places is None:
             return
-        if self._places is not None:
-            self._place = self._places.after(self._place if node is None else node.at, token_id)
-            self._arrive(token_id)
-            if node is not None and self.node is not None:
-                self._places.join(node, token_id, self.node)
+        if node is not None:
+            following = node.after.get(token_id) or node.after_plain.get(places.plain[token_id])
+            if following is not None:
+                self.node = following
+                return
+        self._place = places.after(self._place if node is None else node.at, token_id)
+        self._arrive(token_id)
+        if node is not None and self.node is not None:
+            places.join(node, token_id, self.node)
 
     def _arrive(self, token_id: int) -> None:
         """At its place, with this token."""

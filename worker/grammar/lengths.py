@@ -25,6 +25,8 @@ _WITHIN = re.compile(rb'(?:[^"\\]|\\(?:u[0-9a-fA-F]{0,4}|[^u]|$))*', re.DOTALL)
 _ESCAPED = re.compile(rb"\\(?:u[0-9a-fA-F]{0,4}|[^u]|$)", re.DOTALL)
 _HALF = re.compile(rb"\\u[dD][89a-fA-F]")
 """Of a character."""
+_PLAIN = bytes(byte for byte in range(0x20, 0x7F) if byte not in b'"\\')
+_MOST_PLAIN = 0xFF
 _LATER = bytes(range(0x80, 0xC0))
 """Bytes that do not come first in a character."""
 
@@ -62,6 +64,8 @@ class Counted(NamedTuple):
     """Characters, behind a backslash."""
     singles: dict[int, int]
     """Tokens by the byte that they are."""
+    plain: bytes
+    """Of each token how many characters it is, if they are all such as any text may have as they are; else 0."""
 
     @classmethod
     def of(cls, vocabulary: LLTokenizer) -> Counted:
@@ -69,6 +73,7 @@ class Counted(NamedTuple):
         most_commas, blanks, chars = 0, np.zeros(num_tokens, np.uint16), np.zeros(num_tokens, np.uint16)
         escaped = np.full(num_tokens, _UNKNOWN, np.uint16)
         singles: dict[int, int] = {}
+        plain = bytearray(num_tokens)
         for token_id in range(num_tokens):
             text = vocabulary.decode_bytes([token_id])
             most_commas = max(most_commas, text.count(b","))
@@ -76,6 +81,9 @@ class Counted(NamedTuple):
             if text and not vocabulary.is_special_token(token_id):
                 blanks[token_id] = len(text) - len(text.lstrip(BLANKS))
                 chars[token_id] = num_chars = _num_chars(text)
+                # Those without a name are called so.
+                if len(text) <= _MOST_PLAIN and not text.translate(None, _PLAIN) and text != b"<[%d]>" % token_id:
+                    plain[token_id] = len(text)
                 if len(text) == 1:
                     singles.setdefault(text[0], token_id)
                 if text[0] in b"/bfnrt":
@@ -83,7 +91,7 @@ class Counted(NamedTuple):
                     escaped[token_id] = num_chars
                 elif text[0] in b'"\\u':
                     escaped[token_id] = _num_chars(b"\\" + text if text[0] == ord("u") else b"x" + text[1:])
-        return cls(most_commas, Lengths(blanks), Lengths(chars), Lengths(escaped), singles)
+        return cls(most_commas, Lengths(blanks), Lengths(chars), Lengths(escaped), singles, bytes(plain))
 
 
 def _num_chars(text: bytes) -> int:

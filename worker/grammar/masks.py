@@ -14,6 +14,7 @@ that are needed in any case are made beside the forward pass where it leaves a c
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from collections.abc import Sequence as Run
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -84,12 +85,12 @@ class MaskMaker:
         self.num_masks = 0
         self.waited_s = 0.0
 
-    def foresee(self, sequences: Run[Sequence]) -> None:
-        """Begins with the masks that some of these will need, of whom all tokens are known; until ``make`` or
-        ``settle`` nobody else may touch their guides."""
-        self.settle()
+    def foresee(self, sequences: Iterable[Sequence]) -> None:
+        """Begins with the masks that some of these will need, of whom all tokens are known, if there is a core to do
+        so; until ``make`` or ``settle`` nobody else may touch their guides."""
         if self._num_spare <= 0:
             return
+        self.settle()
         asked = [each for each in sequences if each.guide is not None and not each.has_ended]
         held = [self._held(each, each.guide) for each in asked if each.guide and self._known(each, each.guide) is None]
         held = [each for each in held if not each.is_tried]

@@ -107,7 +107,7 @@ NOWHERE = Place(None, False, bytes(256))
 class Node:
     """A place, and what must come there."""
 
-    __slots__ = ("after", "at", "forced", "is_whole", "place")
+    __slots__ = ("after", "after_plain", "at", "forced", "is_whole", "place")
 
     def __init__(self, at: Place, forced: int, is_whole: bool) -> None:
         self.at = at
@@ -119,6 +119,8 @@ class Node:
         """Nothing can be added."""
         self.after: dict[int, Node] = {}
         """By token, as far as answers have gone."""
+        self.after_plain: dict[int, Node] = {}
+        """Within a text, of tokens of nothing but plain characters: by how many, as far as answers have gone."""
 
 
 class KeptMasks:

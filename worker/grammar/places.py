@@ -26,8 +26,6 @@ from worker.grammar.outline import Outline
 from worker.grammar.trail import Trail
 from worker.sampling.masks import Bits, Words
 
-PLAIN = bytes(byte for byte in range(0x20, 0x7F) if byte not in b'"\\')
-"""Characters that any text may have as they are."""
 ANY_COMMAS = 1 << 30
 """In place of how many a token has at most."""
 WIDE_SHARE = 0.5
@@ -84,7 +82,10 @@ class Places:
         self._reader, self._vocabulary, self._masks, self._probes = reader, vocabulary, masks, probes
         self._lengths: dict[str, Lengths] = {}
         most_commas = ANY_COMMAS
+        self.plain = bytes(vocabulary.vocab_size)
+        """See Counted."""
         if counted is not None:
+            self.plain = counted.plain
             self._lengths = {"blanks": counted.blanks, "chars": counted.chars, "escaped": counted.escaped}
             most_commas = counted.most_commas
         texts = [vocabulary.decode_bytes([token_id]) for token_id in probes]
@@ -175,14 +176,14 @@ class Places:
 
     def fits(self, place: Place, token_id: int) -> bool:
         """Whether that is known of a token without asking: it is plain, and no longer than what there is room for."""
-        text = self._vocabulary.decode_bytes([token_id]) if place.room else b""
-        is_plain = 0 < len(text) <= (place.room or 0) and not text.translate(None, PLAIN)
-        # Those without a name are called so.
-        has_name = text != b"<[%d]>" % token_id and not self._vocabulary.is_special_token(token_id)
-        return is_plain and has_name
+        return 0 < self.plain[token_id] <= (place.room or 0)
 
     def join(self, node: Node, token_id: int, following: Node) -> None:
         """That the one leads to the other."""
+        num_chars = self.plain[token_id] if node.at.room else 0
+        if num_chars and following is following.at.node:
+            node.after_plain[num_chars] = following
+            return
         with self._lock:
             if len(self._joined) >= MAX_STEPS:
                 for each in self._joined:

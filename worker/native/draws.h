@@ -34,6 +34,7 @@ struct Draws {
     const int64_t* at;     // which rows of all these arrays they are; null: they are all
     const uint32_t* const* bits;  // [rows] of those that are drawn, null where all may come: see Mask; null: all may everywhere
     int64_t words;                // of each
+    const int64_t* forced;        // [rows] of those that are drawn: the token that comes whatever its logits are, if none is NaN or +inf; below 0: one is drawn; null: of all
 };
 
 constexpr float SLACK = 1e-3f;  // how far roughness may put a bound below what it bounds, and more
@@ -46,6 +47,7 @@ constexpr int64_t FEW_LOGITS = 1 << 17;  // that one thread has drawn from befor
 // One row of a batch.
 class Contest {
     const Draws& all_;
+    const int64_t forced_;
     const int64_t row_, num_tiles_, padded_;
     const Wish& wish_;
     const float* logits_;
@@ -61,7 +63,7 @@ class Contest {
 
     // Of the ``nth`` that is drawn; ``memory``: so many floats.
     Contest(const Draws& all, int64_t nth, float* memory)
-        : all_(all), row_(all.at == nullptr ? nth : all.at[nth]), num_tiles_(tiles_of(all.vocab_size)), padded_(padded(all.vocab_size)),
+        : all_(all), forced_(all.forced == nullptr ? -1 : all.forced[nth]), row_(all.at == nullptr ? nth : all.at[nth]), num_tiles_(tiles_of(all.vocab_size)), padded_(padded(all.vocab_size)),
           wish_(all.wishes[row_]), logits_(all.logits + row_ * all.vocab_size),
           mask_{all.bits == nullptr ? nullptr : all.bits[nth], all.words}, start_(wish_.start), maxima_(memory) {}
 
@@ -69,6 +71,11 @@ class Contest {
     void winners(int64_t* chosen) {
         const bool is_filtered = wish_.top_k > 0 || wish_.top_p < 1.0f || wish_.min_p > 0.0f;
         std::fill(chosen, chosen + all_.tries, -1);
+        if (forced_ >= 0) {
+            join_halves();
+            if (largest_ < INFINITY) *chosen = forced_;
+            return;
+        }
         if (mask_.bits && (is_filtered || all_.tries > 1)) {
             mask_.lay(all_.logits + row_ * all_.vocab_size, all_.maxima + row_ * 2 * num_tiles_, all_.vocab_size);
             mask_.bits = nullptr;

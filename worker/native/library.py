@@ -42,6 +42,7 @@ class Draws(ctypes.Structure):
         ("at", c_void_p),
         ("bits", c_void_p),
         ("words", c_int64),
+        ("forced", c_void_p),
     )
 
 
@@ -244,19 +245,22 @@ class Library:
         rows: Sequence[int] | None = None,
         masks: Sequence[int] = (),
         num_words: int = 0,
+        forced: Sequence[int] = (),
     ) -> list[list[int]]:
         """Tokens from each row of logits [rows, vocab_size] f32, whose ``maxima`` these are: of each row as many as
         ``num_tries``, at most MAX_TRIES, in the order in which they would be drawn without those before them; of a row
         that cuts the unlikely off the first one alone. -1 where there are none, or the logits are no distribution.
         ``wishes``: of each row one, see ``worker.sampling.wishes``; ``rows``: of these alone. ``masks``: of each that
         is drawn the address of ``num_words`` with a bit for each token that may come (see masks.h), 0 where all may.
-        They are laid over some rows, whose logits and maxima are not to be used without them any more.
+        They are laid over some rows, whose logits and maxima are not to be used without them any more. ``forced``: of
+        each that is drawn the token that comes if none of its logits is NaN or +inf, below 0 where that is to be seen.
         """
         num_rows, vocab_size = logits.shape
         num = num_rows if rows is None else len(rows)
         chosen = (c_int64 * (num * num_tries))()
         at = None if rows is None else _array(rows)
         bits = _array(masks) if masks else None
+        known = _array(forced) if forced else None
         draws = Draws(
             rows=num,
             vocab_size=vocab_size,
@@ -268,6 +272,7 @@ class Library:
             at=None if at is None else ctypes.addressof(at),
             bits=None if bits is None else ctypes.addressof(bits),
             words=num_words,
+            forced=None if known is None else ctypes.addressof(known),
         )
         # Nothing of torch's, whose code is far away behind a step that has read all weights.
         self._draw(ctypes.addressof(draws), 1 if num == 1 else torch.get_num_threads())
