@@ -114,8 +114,8 @@ class StepGraphs:
         """Where the device is CUDA, its attention can be recorded, and no other process is waited for in between."""
         if model.device.type != "cuda" or not engine.cuda_graphs or model.shard.layout.num_ranks > 1:
             return None
-        if model.architecture.mixture is not None:  # which tokens an expert has is read by the host
-            return None
+        if any(layer.experts is not None and layer.experts.together is None for layer in model.layers):
+            return None  # which tokens an expert has is read by the host
         if not isinstance(attention, Fixing):
             return None
         speculation, most = engine.speculation, engine.max_sequences

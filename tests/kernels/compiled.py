@@ -21,11 +21,14 @@ from worker.attention.base import Extent, Scores
 from worker.attention.paged import TritonAttention
 from worker.inputs import Laid, planned
 from worker.kv_cache import KVCache, KVShape
+from worker.models.architecture import Mixture
+from worker.models.experts_on_cuda import CudaExperts
 from worker.models.forms import Fp8, Int4, Int8
 from worker.models.linear.on_cuda import CudaInt4Linear, to_float8
 from worker.models.linear.scaled_on_cuda import ROUNDED_TOKENS, CudaScaledLinear
 from worker.models.ops import Turning
 from worker.models.shapes import SHAPES
+from worker.models.stacks import Stack
 from worker.models.triton_ops import TritonOps
 from worker.sampling.on_device import Wishes, draw, mask
 
@@ -193,6 +196,34 @@ def test_many_tokens_times_int8(compiled):
     linear = CudaScaledLinear(form, torch.zeros(256, dtype=torch.bfloat16), rounds_inputs=True)
     linear(torch.zeros(ROUNDED_TOKENS, 2048, dtype=torch.bfloat16))
     assert {name for name, _ in compiled} == {"to_codes", "rescale"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "dtype", "num_tokens"),
+    [
+        (torch.bfloat16, torch.bfloat16, 1),
+        (torch.float16, torch.float16, 160),
+        (torch.bfloat16, torch.bfloat16, 600),
+        (torch.int8, torch.bfloat16, 80),
+        (torch.int8, torch.bfloat16, 600),
+        (torch.float8_e4m3fn, torch.bfloat16, 80),
+        (torch.float32, torch.float32, 600),
+    ],
+)
+def test_experts(compiled, monkeypatch, kind, dtype, num_tokens):
+    monkeypatch.setattr("worker.models.experts_on_cuda.num_processors", lambda device: 132)
+    stacks = [
+        Stack(
+            torch.zeros(16, num_outputs, num_inputs, dtype=torch.int8 if kind.itemsize == 1 else kind).view(kind),
+            torch.ones(16, num_outputs) if kind.itemsize == 1 else None,
+            torch.zeros(16, num_outputs, dtype=dtype) if kind is torch.float16 else None,
+        )
+        for num_outputs, num_inputs in ((768, 1024), (1024, 384))
+    ]
+    mixture = Mixture(16, 4, True, num_groups=4, num_chosen_groups=2, scores="sigmoid")
+    experts = CudaExperts(mixture, *stacks, torch.zeros(16), is_repeatable=False)
+    experts(torch.zeros(num_tokens, 1024, dtype=dtype), torch.zeros(num_tokens, 16), "silu")
+    assert [name for name, _ in compiled] == ["route", "sort", "multiply", "multiply", "combine"]
 
 
 @pytest.mark.parametrize(

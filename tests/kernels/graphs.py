@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ from worker.graphs import NUM_STEPS_BEFORE, CudaRecord, StepGraphs
 from worker.inputs import Span, lay_out, planned
 from worker.kv_cache import KVCache, KVShape, KVType
 from worker.models import Decoder, TorchOps
-from worker.models.architecture import Architecture, Rope
+from worker.models.architecture import Architecture, Mixture, Rope
 from worker.models.load import build_decoder
 from worker.models.shard import Shard
 from worker.models.sources import PlainSource
@@ -69,7 +70,10 @@ class Refuse:
         raise self.error
 
 
-def decoder() -> Decoder:
+MIXTURE = replace(ARCHITECTURE, mixture=Mixture(6, 2, True), intermediate_size=40)
+
+
+def decoder(architecture: Architecture = ARCHITECTURE) -> Decoder:
     generator = torch.Generator().manual_seed(3)
 
     def take(name: str, shape: tuple[int, ...]) -> torch.Tensor:
@@ -77,15 +81,18 @@ def decoder() -> Decoder:
             return torch.ones(shape).to(DEVICE)
         return (torch.randn(shape, generator=generator) * 0.2).to(DEVICE)
 
-    return build_decoder(Shard.of(ARCHITECTURE), PlainSource(take), torch.float32, DEVICE, MAX_TOKENS)
+    return build_decoder(Shard.of(architecture), PlainSource(take), torch.float32, DEVICE, MAX_TOKENS)
 
 
 class Pair:
     """The same model over two pools of the same content: one computes, one replays. ``apart``: this one's layer with a
     window has a pool of its own."""
 
-    def __init__(self, record, max_sequences=5, max_verified=0, apart=False):
-        self.model, self.ops, self.apart = decoder(), TritonOps(), apart
+    def __init__(self, record, max_sequences=5, max_verified=0, apart=False, architecture=ARCHITECTURE):
+        self.model, self.plain_model = decoder(architecture), decoder(architecture)
+        self.ops, self.apart = TritonOps(), apart
+        for layer in self.plain_model.layers:
+            layer.experts = layer.experts and replace(layer.experts, together=None)
         shape = KVShape(2, 2, 16)
         self.plain = KVCache(shape, NUM_BLOCKS, BLOCK_SIZE, torch.float32, DEVICE)
         self.graphed = KVCache(shape, NUM_BLOCKS, BLOCK_SIZE, torch.float32, DEVICE)
@@ -135,9 +142,9 @@ class Pair:
                     theirs, ours = theirs[:, self.shown], ours[:, self.graphed.companions[self.shown]]
                 torch.testing.assert_close(theirs, ours, atol=2e-5, rtol=2e-5)
 
-    def compute(self, attention, laid, ops, before):
+    def compute(self, model, attention, laid, ops, before):
         inputs, plan = planned(laid, attention, DEVICE, before)
-        return self.model.forward(inputs.token_ids, inputs.positions, inputs.rows, plan, ops)
+        return model.forward(inputs.token_ids, inputs.positions, inputs.rows, plan, ops)
 
     @torch.inference_mode()
     def step(self, lengths, seed, drafts=None):
@@ -159,10 +166,10 @@ class Pair:
         if self.apart:
             self.move(extents, chance)
         assert laid.slots.tolist() == slots_of(extents, BLOCK_SIZE).tolist()
-        expected = self.compute(self.plain_attention, laid, TorchOps(), before)
+        expected = self.compute(self.plain_model, self.plain_attention, laid, TorchOps(), before)
         got = self.graphs.run(laid, before)
         if got is None:
-            self.compute(self.attention, laid, self.ops, before)
+            self.compute(self.model, self.attention, laid, self.ops, before)
         self.assert_same()
         return expected, got
 
@@ -190,6 +197,20 @@ def test_sizes_of_one_bucket_share_its_recording_and_padding_is_never_seen():
         expected, got = pair.step([chance.randrange(90) for _ in range(num)], step)
         if got is not None:
             assert got.shape == (num, 61)
+            torch.testing.assert_close(got, expected, atol=1e-4, rtol=1e-4)
+    assert pair.graphs.recorded == [(4, 1)]
+
+
+def test_experts_are_recorded_whoever_is_chosen(monkeypatch):
+    """What fills up a bucket goes through experts as well, beside rows that are somebody's."""
+    monkeypatch.setattr("worker.models.load.goes_together", lambda device: True)
+    pair = Pair(record(), architecture=MIXTURE)
+    assert all(layer.experts.together is not None for layer in pair.model.layers)
+    chance = random.Random(6)
+    for step in range(NUM_STEPS_BEFORE + 4):
+        expected, got = pair.step([chance.randrange(90) for _ in range(chance.choice([3, 4]))], step)
+        assert (got is None) == (step < NUM_STEPS_BEFORE)
+        if got is not None:
             torch.testing.assert_close(got, expected, atol=1e-4, rtol=1e-4)
     assert pair.graphs.recorded == [(4, 1)]
 

@@ -19,6 +19,7 @@ from worker.adapters import Adapter
 from worker.adapters.adapter import Factor
 from worker.engine import Engine
 from worker.graphs import NUM_STEPS_BEFORE
+from worker.models.architecture import Mixture
 from worker.models.linear import Means
 from worker.models.load import build_decoder
 from worker.models.shard import Shard
@@ -36,6 +37,10 @@ MODEL = replace(
     ropes=(replace(ARCHITECTURE.ropes[0], rotary_dim=64, max_positions=4096),),
     windows=(0, 0),
 )
+EXPERTS = {"mixture": Mixture(16, 4, True), "intermediate_size": 96, "qk_norm": "head"}
+GPT_OSS = EXPERTS | {"mixture": Mixture(16, 4, True, "mlp.router", is_stacked=True), "activation": "clamped_swiglu"}
+SHARED = Mixture(16, 4, True, num_groups=4, num_chosen_groups=2, scores="sigmoid", num_dense=1, dense_size=192)
+DEEPSEEK = EXPERTS | {"mixture": replace(SHARED, shared_size=64, scale=2.5)}
 NUM_TOKENS = 2 + 2 * NUM_STEPS_BEFORE
 ANYTHING = {"top_p": 0.9, "top_k": 4, "min_p": 0.1}
 ADJUSTED = {"presence_penalty": 0.5, "logit_bias": {3: 1.0}, "min_tokens": 3, "num_logprobs": 3}
@@ -95,8 +100,16 @@ def served(
         {"quantize": "int4"},
         {"quantize": "fp8", "kv_dtype": "fp8"},
         {"kv_dtype": "int8"},
+        {"changes": EXPERTS},
+        {"changes": EXPERTS, "quantize": "int8"},
+        {"changes": EXPERTS, "quantize": "fp8"},
+        {"changes": GPT_OSS | {"sinks": True, "windows": (40, 0)}},
+        {"changes": DEEPSEEK},
     ],
-    ids=["plain", "forks", "windows", "caps and norms", "int8", "int4", "fp8", "KV in int8"],
+    ids=[
+        *("plain", "forks", "windows", "caps and norms", "int8", "int4", "fp8", "KV in int8"),
+        *("experts", "experts, int8", "experts, fp8", "gpt-oss", "shared experts"),
+    ],
 )
 def test_steps_wait_for_nobody_and_are_recorded(watch, how):
     runner = served(watch, **how)
@@ -115,6 +128,13 @@ def test_adapters_wait_for_nobody(watch):
             factors |= {(layer, place): (Factor(down, up, 0),) for layer in (0, 1)}
         adapters.append(Adapter(name, "", 8, factors, 0))
     served(watch, adapters=(*adapters, None))
+    assert watch.seen == []
+
+
+def test_adapters_beside_experts_wait_for_nobody(watch):
+    factor = Factor(*(torch.empty(size, dtype=torch.bfloat16, device=DEVICE) for size in ((8, 512), (128, 8))), 0)
+    adapter = Adapter("one", "", 8, {(layer, "output"): (factor,) for layer in (0, 1)}, 0)
+    served(watch, changes=EXPERTS, adapters=(adapter, None))
     assert watch.seen == []
 
 

@@ -20,7 +20,11 @@ from tests.builders import ROOT
 pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="no Triton here")
 
 
-INTERPRETED = (("attention", "windows"), ("graphs", "small", "turned", "matrices", "draws"))
+INTERPRETED = (
+    ("attention", "windows"),
+    ("graphs", "small", "turned", "matrices", "draws"),
+    ("experts", "mixtures"),
+)
 """Files that one process runs."""
 COMPILED = ("compiled", "unwaited")
 AT_ONCE = 2

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 from torch import Tensor
 
@@ -70,6 +71,11 @@ class Adapter:
     """For our own kernels."""
     number: int = 0
     """By which other ranks of the model know it; 0: there are none."""
+
+    @cached_property
+    def layers_of_experts(self) -> frozenset[int]:
+        """In which it changes an expert's matrices, where it is not packed."""
+        return frozenset(layer for layer, place in self.factors if isinstance(place, tuple))
 
     @property
     def changes_nothing(self) -> bool:

@@ -90,6 +90,10 @@ class NativeAdditions:
             self._kernels.adapt(self.groups, self.rank, first, x, added)
             y += added
 
+    def are_of_experts(self, layer: int) -> bool:
+        """See Additions; not told apart, as on the CPU experts are multiplied one after another anyhow."""
+        return True
+
     def only(self, rows: Tensor, num_rows: int) -> NativeAdditions:
         """See Additions."""
         return self.wanted(rows, num_rows)

@@ -78,6 +78,10 @@ class TorchAdditions:
                 delta = factor.of(own).to(y.dtype)
                 y[:, factor.left : factor.left + delta.shape[1]].index_add_(0, rows, delta)
 
+    def are_of_experts(self, layer: int) -> bool:
+        """See Additions."""
+        return any(layer in adapter.layers_of_experts for adapter, _ in self._groups)
+
     def only(self, rows: Tensor, num_rows: int) -> Additions:
         """See Additions. The host waits for the device, which knows how many are left of each."""
         places = torch.full((num_rows,), -1, device=rows.device)

@@ -23,6 +23,10 @@ class Additions(Protocol):
         """To y [num_rows, out], which the layer's own matrix has made of x [num_rows, in]; in place."""
         ...
 
+    def are_of_experts(self, layer: int) -> bool:
+        """Whether anything is added to what an expert of this layer multiplies."""
+        ...
+
     def only(self, rows: Tensor, num_rows: int) -> Additions:
         """For what is left when of ``num_rows`` rows only ``rows`` [num_left] i64 go on, in their order, each once."""
         ...

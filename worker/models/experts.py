@@ -2,12 +2,14 @@
 few experts for each token, and what they say is summed by its weights.
 
 Tokens are sorted by expert, so each expert multiplies its own at once, and reads its matrices once a step. Ranks that
-share the experts have the same sums before them, so that all choose alike.
+share the experts have the same sums before them, so that all choose alike. On CUDA devices all of it is a few launches
+that the host does not wait for, see ``worker.models.experts_on_cuda``; here the host reads how many tokens each has.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -17,6 +19,33 @@ from worker.models.architecture import Activation, Mixture
 from worker.models.linear import Linear
 from worker.models.mlp import Places, feed
 from worker.models.ops import Ops, sigmoids
+from worker.models.stacks import Stack
+from worker.triton import has_triton
+
+
+class Together(Protocol):
+    """All experts of a layer at once, those that every token goes through apart."""
+
+    def __call__(self, x: Tensor, logits: Tensor, activation: Activation) -> Tensor:
+        """x [num_tokens, hidden_size], and the router's logits [num_tokens, num_experts] f32 -> as x. The host waits
+        for nothing."""
+        ...
+
+
+def goes_together(device: torch.device) -> bool:
+    """Whether there are kernels for all experts at once, who want their matrices stacked."""
+    return has_triton(device)
+
+
+def together_of(
+    mixture: Mixture, gate_up: Stack | None, down: Stack | None, correction: Tensor | None, is_repeatable: bool
+) -> Together | None:
+    """None where their matrices are not alike."""
+    if gate_up is None or down is None:
+        return None
+    from worker.models.experts_on_cuda import CudaExperts
+
+    return CudaExperts(mixture, gate_up, down, correction, is_repeatable)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,15 +62,31 @@ class Experts:
     shared_gate_up: Linear | None = None
     """Of what every token goes through."""
     shared_down: Linear | None = None
+    together: Together | None = None
+    """In place of ``gate_up`` and ``down``, which then are views of the same memory, in steps that add nothing to what
+    experts multiply."""
 
     def __call__(
         self, x: Tensor, ops: Ops, activation: Activation, layer: int, additions: Additions | None = None
     ) -> Tensor:
         """[num_tokens, hidden_size] -> the same."""
-        mixture = self.mixture
         logits = self.router.wide(x)
         if additions is not None:
             additions.add(layer, "router", x, logits)
+        if self.together is not None and (additions is None or not additions.are_of_experts(layer)):
+            mixed = self.together(x, logits, activation)
+        else:
+            mixed = self._apart(x, logits, ops, activation, layer, additions)
+        if self.shared_gate_up is not None and self.shared_down is not None:
+            places: Places = "shared_gate_up", "shared_down"
+            mixed += feed(x, self.shared_gate_up, self.shared_down, ops, activation, layer, additions, places)
+        return mixed
+
+    def _apart(
+        self, x: Tensor, logits: Tensor, ops: Ops, activation: Activation, layer: int, additions: Additions | None
+    ) -> Tensor:
+        """As Together, one expert after another."""
+        mixture = self.mixture
         weights, chosen = self._choose(logits)
         by_expert = chosen.flatten().argsort(stable=True)
         tokens = by_expert // mixture.num_chosen
@@ -56,11 +101,7 @@ class Experts:
         weighted = torch.cat(outs).float() * weights.flatten()[by_expert][:, None]
         # Back in the order of the tokens, so that a token's sum does not depend on who was beside it.
         sums = torch.empty_like(weighted).index_copy_(0, by_expert, weighted)
-        mixed = sums.view(len(x), mixture.num_chosen, -1).sum(1).to(x.dtype)
-        if self.shared_gate_up is not None and self.shared_down is not None:
-            places = "shared_gate_up", "shared_down"
-            mixed += feed(x, self.shared_gate_up, self.shared_down, ops, activation, layer, additions, places)
-        return mixed
+        return sums.view(len(x), mixture.num_chosen, -1).sum(1).to(x.dtype)
 
     def _choose(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """[num_tokens, num_experts] f32 -> weights and experts, [num_tokens, num_chosen]."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from policies.engine import Quantization
 from sources import is_gguf
 from worker.models.architecture import Architecture, Latent, Mixture
 from worker.models.decoder import Decoder, Layer
-from worker.models.experts import Experts
+from worker.models.experts import Experts, goes_together, together_of
 from worker.models.facts import token_ids
 from worker.models.families import architecture_of
 from worker.models.fitting import together
@@ -25,6 +26,7 @@ from worker.models.quantize import quantized
 from worker.models.quantized_cache import LEAST_PARAMETERS, QuantizingSource
 from worker.models.shard import Shard
 from worker.models.sources import HEAD, CheckpointSource, ShardSource, Source
+from worker.models.stacks import Stack, Stacking
 from worker.models.weights import Checkpoint, read_json
 
 
@@ -121,7 +123,7 @@ def build_decoder(
     size = (len(shard.vocabulary), own.hidden_size)
     needs_embedding = shard.is_first or (shard.is_last and own.tied)
     embedding = source.tensor("embed_tokens.weight", size) if needs_embedding else None
-    builder = _Builder(own, source, means, quantization, dtype)
+    builder = _Builder(own, source, means, quantization, dtype, device)
     layers = [builder.layer(index) for index in range(own.num_layers)]
     norm = head = None
     if shard.is_last:
@@ -134,6 +136,8 @@ def build_decoder(
 
 
 GATE_UP = "mlp.gate_up_proj"
+_OfExperts = tuple[list[Linear], Stack | None]
+"""One product's matrices, and all in one where there are kernels for that."""
 
 
 class _Builder:
@@ -146,9 +150,10 @@ class _Builder:
         means: Means,
         quantization: Quantization,
         dtype: torch.dtype,
+        device: torch.device,
     ) -> None:
         self._architecture, self._source, self._means = architecture, source, means
-        self._quantization, self._dtype = quantization, dtype
+        self._quantization, self._dtype, self._device = quantization, dtype, device
 
     def head(self, form: Form) -> Linear:
         return self._linear(form, None)
@@ -163,13 +168,17 @@ class _Builder:
         queries = architecture.num_heads * architecture.head_dim
         keys = architecture.num_kv_heads * architecture.head_dim
 
+        def form(parts: dict[str, int], num_inputs: int) -> Form:
+            """One matrix of the parts below each other."""
+            forms = [self._source.matrix(prefix + name, (size, num_inputs)) for name, size in parts.items()]
+            return together(forms, self._dtype)
+
         def linear(fused: str, parts: dict[str, int], num_inputs: int, bias: bool) -> Linear:
-            """One matrix of the parts below each other, whether the checkpoint has them apart or as ``fused``."""
+            """Whether the checkpoint has the parts apart or as ``fused``."""
             if architecture.fused and len(parts) > 1:
                 parts = {fused: sum(parts.values())}
-            forms = [self._source.matrix(prefix + name, (size, num_inputs)) for name, size in parts.items()]
             biases = [self._source.tensor(f"{prefix}{name}.bias", (size,)) for name, size in parts.items() if bias]
-            return self._linear(together(forms, self._dtype), torch.cat(biases) if biases else None, fused == GATE_UP)
+            return self._linear(form(parts, num_inputs), torch.cat(biases) if biases else None, fused == GATE_UP)
 
         def norm(name: str, size: int) -> Tensor | None:
             return self.norm(f"{prefix}{name}.weight", size) if name else None
@@ -188,17 +197,18 @@ class _Builder:
             experts = self._stacked(prefix, mixture)
         else:
             below = [f"{mixture.experts}.{expert}." for expert in range(mixture.num_experts)]
-            experts = Experts(
+            name = f"{prefix}{mixture.router}.e_score_correction_bias"
+            experts = self._experts(
                 mixture,
                 self._router(prefix, mixture, None),
-                [linear(GATE_UP, {at + mixture.gate: inner, at + mixture.up: inner}, hidden, False) for at in below],
-                [linear("", {at + mixture.down: hidden}, inner, False) for at in below],
-                self._source.tensor(
-                    f"{prefix}{mixture.router}.e_score_correction_bias", (mixture.num_experts,), dtype=torch.float32
-                )
+                self._matrices(
+                    (form({at + mixture.gate: inner, at + mixture.up: inner}, hidden) for at in below), True
+                ),
+                self._matrices((form({at + mixture.down: hidden}, inner) for at in below), False),
+                self._source.tensor(name, (mixture.num_experts,), dtype=torch.float32)
                 if mixture.scores == "sigmoid"
                 else None,
-                *(mlp("mlp.shared_experts", mixture.shared_size, False) if mixture.shared_size else ()),
+                mlp("mlp.shared_experts", mixture.shared_size, False) if mixture.shared_size else (None, None),
             )
         if latent is None:
             parts = {"self_attn.q_proj": queries, "self_attn.k_proj": keys, "self_attn.v_proj": keys}
@@ -259,21 +269,46 @@ class _Builder:
         num_experts, source = mixture.num_experts, self._source
         hidden, inner = self._architecture.hidden_size, self._architecture.intermediate_size
 
-        def matrices(name: str, num_inputs: int, outputs: Tensor, gated: bool) -> list[Linear]:
+        def matrices(name: str, num_inputs: int, outputs: Tensor, gated: bool) -> _OfExperts:
             name = f"{prefix}{mixture.experts}.{name}"
             weights = source.tensor(name, (num_experts, num_inputs, len(outputs)))
             biases = source.tensor(f"{name}_bias", (num_experts, len(outputs)))
-            forms = [Plain(weight.T[outputs].contiguous()) for weight in weights]
-            return [self._linear(form, bias[outputs], gated) for form, bias in zip(forms, biases, strict=True)]
+            forms = (Plain(weight.T[outputs].contiguous()) for weight in weights)
+            return self._matrices(forms, gated, biases[:, outputs].contiguous())
 
         bias = source.tensor(f"{prefix}{mixture.router}.bias", (num_experts,))
         gates_first = torch.arange(2 * inner).view(inner, 2).T.flatten()
-        return Experts(
+        return self._experts(
             mixture,
             self._router(prefix, mixture, bias),
             matrices("gate_up_proj", hidden, gates_first, True),
             matrices("down_proj", inner, torch.arange(hidden), False),
         )
+
+    def _matrices(self, forms: Iterable[Form], gated: bool, bias: Tensor | None = None) -> _OfExperts:
+        """One product's of all experts; bias [num_experts, out]."""
+        linears: list[Linear] = []
+        mixture = self._architecture.mixture
+        assert mixture is not None
+        stacking = Stacking(mixture.num_experts) if goes_together(self._device) else None
+        for expert, form in enumerate(forms):
+            form = self._stored(form)
+            if stacking is not None:
+                form = stacking.put(form)
+            linears.append(linear_of(form, None if bias is None else bias[expert], self._means, gated))
+        return linears, None if stacking is None else stacking.finish(bias)
+
+    def _experts(
+        self,
+        mixture: Mixture,
+        router: Linear,
+        gate_up: _OfExperts,
+        down: _OfExperts,
+        correction: Tensor | None = None,
+        shared: tuple[Linear | None, Linear | None] = (None, None),
+    ) -> Experts:
+        at_once = together_of(mixture, gate_up[1], down[1], correction, self._means.is_repeatable)
+        return Experts(mixture, router, gate_up[0], down[0], correction, *shared, at_once)
 
     def _router(self, prefix: str, mixture: Mixture, bias: Tensor | None) -> Linear:
         """It is small, and what it chooses is worth exactness: none is quantised, here or by others."""
@@ -281,6 +316,7 @@ class _Builder:
         return linear_of(Plain(self._source.tensor(f"{prefix}{mixture.router}.weight", shape)), bias, self._means)
 
     def _linear(self, form: Form, bias: Tensor | None, gated: bool = False) -> Linear:
-        if self._quantization != "none":
-            form = quantized(form, self._quantization)
-        return linear_of(form, bias, self._means, gated)
+        return linear_of(self._stored(form), bias, self._means, gated)
+
+    def _stored(self, form: Form) -> Form:
+        return form if self._quantization == "none" else quantized(form, self._quantization)

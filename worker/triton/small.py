@@ -40,13 +40,8 @@ def add_norm(
 
 
 @triton.jit
-def gate(gate_up, out, size, row_stride, ACTIVATION: tl.constexpr, BLOCK: tl.constexpr):
-    """Grid (rows, size / BLOCK, rounded up): out [rows, size] = activation(first half) * second half, see Ops."""
-    row = tl.program_id(0).to(tl.int64)
-    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    here = at < size
-    x = tl.load(gate_up + row * row_stride + at, mask=here, other=0.0).to(tl.float32)
-    up = tl.load(gate_up + row * row_stride + size + at, mask=here, other=0.0).to(tl.float32)
+def gated(x, up, ACTIVATION: tl.constexpr):
+    """activation(x) * up, all f32, see Ops."""
     if ACTIVATION == "silu":
         opened = x / (1.0 + tl.exp2(x * -_LOG2_E))
     elif ACTIVATION == "gelu":
@@ -62,4 +57,15 @@ def gate(gate_up, out, size, row_stride, ACTIVATION: tl.constexpr, BLOCK: tl.con
     else:
         tl.static_assert(ACTIVATION == "relu")
         opened = tl.maximum(x, 0.0)
-    tl.store(out + row * size + at, (opened * up).to(out.dtype.element_ty), mask=here)
+    return opened * up
+
+
+@triton.jit
+def gate(gate_up, out, size, row_stride, ACTIVATION: tl.constexpr, BLOCK: tl.constexpr):
+    """Grid (rows, size / BLOCK, rounded up): out [rows, size] = activation(first half) * second half, see Ops."""
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    here = at < size
+    x = tl.load(gate_up + row * row_stride + at, mask=here, other=0.0).to(tl.float32)
+    up = tl.load(gate_up + row * row_stride + size + at, mask=here, other=0.0).to(tl.float32)
+    tl.store(out + row * size + at, gated(x, up, ACTIVATION).to(out.dtype.element_ty), mask=here)
