@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
+from typing import Any
+
+import msgspec
 
 from gateway import openai
 from gateway.house import Gateway
 from gateway.parsers.escaping import NotEscapable
-from gateway.parsers.grammars import ANY_ARGUMENTS, Callable, Held
+from gateway.parsers.grammars import ANY_ARGUMENTS, Callable, Held, words_of
 from gateway.parsers.tongue import Tongue
+from gateway.responses.requests import ResponseRequest, tooling_of
+from gateway.responses.tools import FunctionTool, tools_of
 from policies import wire
 
 
@@ -21,6 +27,51 @@ async def held_of(gw: Gateway, tools: openai.Tooling, content: wire.Grammar | No
     return Held(functions, tools.is_required, tools.several)
 
 
+async def strictly(gw: Gateway, call: ResponseRequest) -> ResponseRequest:
+    """The same, whose functions all say whether they are strict. One that said nothing is so if a grammar can hold the
+    model to its schema, and is refused for nothing: so does OpenAI with those of responses, but not of chats. Where an
+    upstream may answer it is the upstream's to say. Raises Malformed."""
+    tools = tools_of(call.tools)
+    silent = [tool for tool in tools if isinstance(tool, FunctionTool) and tool.strict is None]
+    if not silent or gw.upstreams.of(call.model) is not None:
+        return call
+    can = {tool.name for tool in silent if await _holds(gw, _schema(tool.parameters or openai.NO_PARAMETERS, True))}
+    if can and not await _hold_together(gw, call, can):
+        can.clear()
+    said = [
+        {**given, "strict": tool.name in can} if tool in silent else given
+        for given, tool in zip(call.tools or (), tools, strict=True)
+    ]
+    return msgspec.structs.replace(call, tools=said)
+
+
+async def _hold_together(gw: Gateway, call: ResponseRequest, names: Collection[str]) -> bool:
+    """Whether one grammar can hold all calls when these functions are strict. The model's own tokens, which are not
+    known here, stand in it as they are spelled."""
+    tools, tongue = tooling_of(call), gw.dispatch.text(call.model).tongue
+    if tools is None:
+        return True
+    functions = [
+        msgspec.structs.replace(function, strict=True) if function.name in names else function
+        for function in tools.functions
+    ]
+    held = await held_of(gw, tools._replace(functions=tuple(functions)), None, tongue)
+    spelled = tongue._replace(words=words_of(tuple(tongue.words.spelled), {}))
+    return held is None or await _holds(gw, spelled.grammar(held, None, False))
+
+
+async def _holds(gw: Gateway, grammar: wire.Grammar | None) -> bool:
+    try:
+        await gw.grammars.checked(None if grammar is None else openai.AskedGrammar(grammar, "tools"))
+    except openai.Malformed:
+        return False
+    return True
+
+
+def _schema(parameters: dict[str, Any], is_strict: bool) -> wire.Grammar:
+    return wire.Grammar("json_schema", json.dumps(parameters), is_strict)
+
+
 async def _callable(gw: Gateway, tools: openai.Tooling, number: int, tongue: Tongue) -> Callable:
     """A function whose schema can be held to. One that cannot is refused where it is strict, and else held to nothing
     but that its arguments are an object."""
@@ -30,9 +81,10 @@ async def _callable(gw: Gateway, tools: openai.Tooling, number: int, tongue: Ton
         text = await _text(gw, function.grammar, path, tongue)
         return Callable(function.name, openai.NO_PARAMETERS, False, text)
     parameters, is_strict = function.parameters or openai.NO_PARAMETERS, bool(function.strict)
-    schema = wire.Grammar("json_schema", json.dumps(parameters), is_strict)
     try:
-        await gw.grammars.checked(openai.AskedGrammar(schema, f"{tools.paths[number]}.parameters"))
+        await gw.grammars.checked(
+            openai.AskedGrammar(_schema(parameters, is_strict), f"{tools.paths[number]}.parameters")
+        )
     except openai.Malformed:
         if is_strict:
             raise

@@ -17,6 +17,7 @@ from gateway.api import items
 from gateway.api.answer import give
 from gateway.api.chat import prompt_of
 from gateway.api.compaction import Short, shortened
+from gateway.api.held import strictly
 from gateway.api.request import may_store, parsed, taken_body_of
 from gateway.api.traced import behind
 from gateway.api.turn import Question, Turn
@@ -84,6 +85,7 @@ async def _answered(gw: Gateway, request: web.Request, caller: Caller, call: Res
         given = named(given if call.conversation_id is None else unnamed(given), response_id)
         before = await items.before(gw, caller, call, len(given), remembered)
         said = expanded(gw.directory.secret, caller.tenant_id, before + given)
+        call = await strictly(gw, call)
         body = begun(call, response_id, int(time.time()), stores)
         events = Events(body, len(given), call.obfuscates, nests_errors=near is not None)
 

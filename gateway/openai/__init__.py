@@ -76,7 +76,7 @@ from gateway.openai.tokens import (
     parse_detokenize,
     parse_tokenize,
 )
-from gateway.openai.tools import NO_PARAMETERS, CustomFunction, Function, Tooling
+from gateway.openai.tools import NO_PARAMETERS, CustomFunction, Function, Tooling, tooling
 from gateway.openai.vectors import (
     Document,
     Embedding,
@@ -192,4 +192,5 @@ __all__ = [
     "parse_score",
     "parse_tokenize",
     "sampling",
+    "tooling",
 ]

@@ -19,6 +19,8 @@ from policies.grammar import spelled
 ANY_ARGUMENTS: dict[str, Any] = {"type": "object"}
 _TEXT = "/(?s:.*)/"
 _SPACE = r"/[ \n]{0,4}/"
+_NO_FENCE = r"|`[^`]|``[^`]|```[^j \t\r\n{\[]|```j[^s]|```js[^o]|```jso[^n]"
+"""What begins like a fence around JSON, and cannot become one; in llguidance's expressions."""
 
 
 class Callable(NamedTuple):
@@ -123,8 +125,10 @@ def _with_calls(words: Words, calls: Calls, held: Held, content: str, rules: lis
         return f"{content} | {sections}"
     many = "*" if held.several else "?"
     if opener is None:
-        # Whatever begins like a call is one.
-        rules.append(r"TEXT: /([ \t\n]*[^ \t\n{\[`](?s:.*))?/")
+        # Whatever begins like a call is one: an object, or a list, or such in a fence.
+        first = "".join(f"\\{char}" for char in calls.first_chars)
+        others = _NO_FENCE if "`" in calls.first_chars else ""
+        rules.append(rf"TEXT: /([ \t\n]*([^ \t\n{first}]{others})(?s:.*))?/")
         return f"TEXT | {sections}"
     rules.append(f"TEXT: {_TEXT}")
     if words.is_token(opener):

@@ -229,6 +229,13 @@ def chat_of(call: ResponseRequest, messages: list[Message]) -> openai.ChatReques
     return in_our_words(lambda: _chat(asked))
 
 
+def tooling_of(call: Asked) -> openai.Tooling | None:
+    """As the chat that it means has it. Raises Malformed in a response's words."""
+    asked = _of_prompt(call, [])
+    chosen = asked["tool_choice"], asked["parallel_tool_calls"]
+    return in_our_words(lambda: openai.tooling(asked["tools"], *chosen, None, None))
+
+
 def counted_chat_of(call: CountRequest, messages: list[Message]) -> openai.ChatRequest:
     """The chat whose prompt is counted. Raises Malformed in a response's words."""
     if call.model is None:

@@ -159,6 +159,22 @@ def test_strict_functions_are_called_as_their_schemas_say_or_not_at_all(family, 
         assert allows(grammar, vocabulary, "I look.\n" + written(family))
 
 
+def test_where_calls_are_json_a_text_may_begin_with_what_is_none():
+    others = ["`x` is", "``", "```python\nprint()\n```", "```java", "```js\n", "```jsox", "```j", " \n<b>"]
+    calls = ['{"a": 1}', "```json\n{}\n```", "```\n[]\n```", "``` json", "\n {"]
+    for family, allowed in (
+        ("json", others[:1] + others[2:6] + others[7:]),
+        ("llama", [*others, "[1]", "```json\n{}"]),
+    ):
+        tongue, vocabulary = made(family)
+        grammar = tongue.grammar(Held([STRICT], False, True), None, False)
+        for text in allowed:
+            assert allows(grammar, vocabulary, text), (family, text)
+            assert said(tongue, vocabulary, text).content == text
+        for text in calls if family == "json" else ('{"a": 1}', " {"):
+            assert not allows(grammar, vocabulary, text), (family, text)
+
+
 @pytest.mark.parametrize("are_tokens", [True, False])
 @pytest.mark.parametrize("is_thinking", [True, False])
 def test_reasoning_comes_before_whatever_is_asked_for(is_thinking, are_tokens):

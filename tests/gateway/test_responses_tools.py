@@ -9,6 +9,8 @@ from typing import Any
 import openai
 import pytest
 
+from policies import wire
+from policies.holding import Grammars
 from tests.gateway.conftest import Front, OpenFront
 from tests.gateway.responding import ASSISTANT, answered, ask, prompt_of, turn
 from tests.gateway.test_chat_tools import TEMPLATE, THINKING, TIME, WEATHER, say
@@ -75,6 +77,49 @@ async def test_a_stream_names_a_call_and_then_its_arguments(front: Front):
         (done,) = [event for event in mine if event.type == "response.function_call_arguments.done"]
         assert json.loads(told) == json.loads(done.arguments) == {"city": city}
         assert final.output[number].arguments == told
+
+
+def function(name: str, parameters: Any = PARAMETERS, **others: Any) -> Any:
+    return {"type": "function", "name": name, "parameters": parameters, **others}
+
+
+async def held_as(front: Front, tools: list[Any], **others: Any) -> tuple[list[bool | None], wire.Grammar | None]:
+    """Which of its tools the response calls strict, and what its answer is held to."""
+    call = ask(front, tools=tools, **others)
+    submit = await say(front, "Hello.")
+    return [getattr(tool, "strict", None) for tool in (await call).tools], submit.grammar
+
+
+async def test_a_function_that_does_not_say_is_strict_where_a_grammar_can_hold_its_schema(open_front: OpenFront):
+    unheld = {"type": "object", "properties": {"a": {"type": "string", "format": "nobody-knows"}}}
+    bounds = Grammars(max_bytes=2500)
+    async with open_front(model={"template": TEMPLATE}, grammars=bounds) as front:
+        for others in ({}, {"strict": None}):
+            strict, grammar = await held_as(
+                front, [function("get_weather", **others), function("get_time", strict=False)]
+            )
+            assert strict == [True, False]
+            assert grammar is not None
+            assert grammar.is_strict
+            assert "get_time" in grammar.source
+        assert await held_as(front, [function("get_weather", strict=False)]) == ([False], None)
+        assert await held_as(front, [function("get_weather", unheld)]) == ([False], None), "it is not refused"
+        strict, grammar = await held_as(front, [function("get_weather", unheld), function("get_time", None)])
+        assert (strict, grammar is not None) == ([False, True], True)
+        assert (await held_as(front, [function("get_weather")], tool_choice="none")) == ([True], None)
+        with pytest.raises(openai.BadRequestError) as refused:
+            await ask(front, tools=[function("get_weather", unheld, strict=True)])
+        assert refused.value.param.startswith("tools[0].parameters")
+        # Each can be held, and all of them are too much.
+        long = {"type": "object", "properties": {"a": {"enum": ["x" * 600]}}}
+        strict, grammar = await held_as(front, [function(f"f{each}", long) for each in range(4)])
+        assert (strict, grammar) == ([False] * 4, None)
+
+
+async def test_in_chats_a_function_is_strict_only_if_it_says_so(front: Front):
+    call = front.chat(tools=[{"type": "function", "function": {"name": "get_weather", "parameters": PARAMETERS}}])
+    assert (await say(front, "Hello.")).grammar is None
+    await call
 
 
 async def read(stream: Any) -> list[Any]:
