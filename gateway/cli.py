@@ -67,7 +67,7 @@ quantize_option = click.option(
 )
 
 
-@click.command(cls=Commands)
+@click.command(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.option(
     "--version", is_flag=True, is_eager=True, expose_value=False, callback=show_version, help="Say which one."
 )

@@ -169,4 +169,6 @@ def unreachable(error: BaseException) -> str:
         return "timed out"
     if isinstance(error, aiohttp.ClientConnectorError):
         return f"cannot connect to {error.host}:{error.port}"
+    if isinstance(error, aiohttp.InvalidURL):
+        return "the URL is none of HTTP"
     return f"connection lost ({type(error).__name__})"

@@ -34,7 +34,7 @@ def load(config: Path | None, overrides: dict[str, Any]) -> settings.Settings:
     except UnicodeDecodeError:
         fail(f"{path} cannot be read: it is not UTF-8 text")
     try:
-        return configuration.load(text, os.environ, overrides)
+        return configuration.load(text, os.environ, overrides, str(path))
     except configuration.SettingsError as error:
         fail(str(error))
 

@@ -26,11 +26,32 @@ from policies.upstreams import terms as upstreams
 
 
 class SettingsError(ValueError):
-    """config.toml, or a variable that overrides it, cannot be used; the message is one sentence for the operator."""
+    """The settings cannot be used; the message is one sentence for the operator, which begins with the name of the file
+    or of the variable that says so."""
 
 
-def load(text: str, environ: Mapping[str, str], overrides: Mapping[str, Any] | None = None) -> Settings:
-    """The settings from a file's text, the environment and command-line overrides ({"server.port": 9000}); last wins.
+class _Fault(Exception):
+    """What is wrong with a key, wherever that was said."""
+
+    def __init__(self, key: str, what: str) -> None:
+        super().__init__(f"{key}: {what}")
+        self.key = key
+
+
+class _UnknownKey(_Fault):
+    def __init__(self, key: str, nearest: str | None) -> None:
+        super().__init__(key, "unknown")
+        self._hint = f"; did you mean {nearest}?" if nearest else ""
+
+    def __str__(self) -> str:
+        return f"unknown key {self.key}{self._hint}"
+
+
+def load(
+    text: str, environ: Mapping[str, str], overrides: Mapping[str, Any] | None = None, name: str = "config.toml"
+) -> Settings:
+    """The settings from the text of the file ``name``, the environment and command-line overrides
+    ({"server.port": 9000}); last wins.
 
     Raises SettingsError.
     """
@@ -38,11 +59,19 @@ def load(text: str, environ: Mapping[str, str], overrides: Mapping[str, Any] | N
         # Decimals, so that money is what was written; other numbers become floats when they are converted.
         raw: dict[str, Any] = tomllib.loads(text, parse_float=Decimal)
     except tomllib.TOMLDecodeError as error:
-        raise SettingsError(f"config.toml is not valid TOML: {error}") from None
-    for path, value in _variables(environ):
+        raise SettingsError(f"{name} is not valid TOML: {error}") from None
+    try:
+        return _checked(raw, environ, overrides or {})
+    except _Fault as fault:
+        raise SettingsError(f"{_origin(fault.key, environ) or name}: {fault}") from None
+
+
+def _checked(raw: dict[str, Any], environ: Mapping[str, str], overrides: Mapping[str, Any]) -> Settings:
+    """Raises _Fault."""
+    for _, path, value in _variables(environ):
         _put(raw, path, value)
-    for name, value in (overrides or {}).items():
-        _put(raw, name.split("."), value)
+    for key, value in overrides.items():
+        _put(raw, key.split("."), value)
     _refuse_unknown(raw, Settings, "")
     named = raw.get("classes", {})
     if isinstance(named, dict):
@@ -55,13 +84,12 @@ def load(text: str, environ: Mapping[str, str], overrides: Mapping[str, Any] | N
     try:
         settings = msgspec.convert(raw, Settings, strict=True)
     except msgspec.ValidationError as error:
-        raise SettingsError(f"config.toml: {_readable(str(error))}") from None
+        raise _of_type(str(error)) from None
     if not settings.models and not settings.upstreams:
         settings = msgspec.structs.replace(settings, models={"demo": Model(engine=settings.engine)})
     for name, served in settings.models.items():
         if not served.replicas and not served.addresses:
-            what = "has neither replicas nor addresses, so nothing can answer for it"
-            raise SettingsError(f"config.toml: models.{name} {what}")
+            raise _Fault(f"models.{name}", "it has neither replicas nor addresses, so nothing can answer for it")
     _check_server(settings.server)
     _check_devices(settings)
     _check_residency(settings)
@@ -70,19 +98,19 @@ def load(text: str, environ: Mapping[str, str], overrides: Mapping[str, Any] | N
     _check_billing(settings)
     _check_sharing(settings)
     for number, field, what in upstreams.faults_of(settings.upstreams, settings.models):
-        raise SettingsError(f"config.toml: upstreams[{number}].{field}: {what}")
+        raise _Fault(f"upstreams[{number}].{field}", what)
     return settings
 
 
 def _check_server(server: Server) -> None:
     if bool(server.tls_cert) != bool(server.tls_key):
         lacking = "tls_key" if server.tls_cert else "tls_cert"
-        raise SettingsError(f"config.toml: server.{lacking}: a certificate and its key are needed, or neither")
+        raise _Fault(f"server.{lacking}", "a certificate and its key are needed, or neither")
     for network in server.trusted_proxies:
         try:
             ipaddress.ip_network(network)
         except ValueError as error:
-            raise SettingsError(f"config.toml: server.trusted_proxies: {error}") from None
+            raise _Fault("server.trusted_proxies", str(error)) from None
 
 
 def _check_devices(settings: Settings) -> None:
@@ -91,7 +119,7 @@ def _check_devices(settings: Settings) -> None:
         num_ranks = engine.tensor_parallel * engine.pipeline_parallel
         fault = None if engine.device == "cpu" else devices.fault_of(engine.devices, served.replicas, num_ranks)
         if fault is not None:
-            raise SettingsError(f"config.toml: models.{name}.engine.devices: {fault}")
+            raise _Fault(f"models.{name}.engine.devices", fault)
 
 
 def _check_residency(settings: Settings) -> None:
@@ -99,9 +127,7 @@ def _check_residency(settings: Settings) -> None:
         comes_and_goes = served.idle_unload_s > 0 or not served.load_at_start
         key = "load_at_start" if not served.load_at_start else "idle_unload_s"
         if comes_and_goes and served.addresses:
-            raise SettingsError(
-                f"config.toml: models.{name}.{key}: it has workers elsewhere, which are not this gateway's to unload"
-            )
+            raise _Fault(f"models.{name}.{key}", "it has workers elsewhere, which are not this gateway's to unload")
 
 
 def _check_adapters(settings: Settings) -> None:
@@ -109,47 +135,46 @@ def _check_adapters(settings: Settings) -> None:
     for model, served in settings.models.items():
         for name in served.adapters:
             if name in settings.models:
-                raise SettingsError(f"config.toml: models.{model}.adapters.{name}: a model has this name already")
+                raise _Fault(f"models.{model}.adapters.{name}", "a model has this name already")
             if (other := seen.setdefault(name, model)) != model:
-                raise SettingsError(
-                    f"config.toml: models.{model}.adapters.{name}: the model {other} has one of this name"
-                )
+                raise _Fault(f"models.{model}.adapters.{name}", f"the model {other} has one of this name")
 
 
 def _check_classes(settings: Settings) -> None:
     classes = settings.classes
     if sum(sla_class.share for sla_class in classes.values()) > 1 + 1e-9:
-        raise SettingsError("config.toml: classes: their shares are more than 1 together, so they cannot be guaranteed")
+        raise _Fault("classes", "their shares are more than 1 together, so they cannot be guaranteed")
     tiers = [sla_class.service_tier for sla_class in classes.values() if sla_class.service_tier]
     if len(set(tiers)) < len(tiers):
-        raise SettingsError("config.toml: classes: two of them have the same service_tier")
+        raise _Fault("classes", "two of them have the same service_tier")
     for name, policy in settings.policies.items():
         for path, what in faults.of_policy(policy, classes):
-            raise SettingsError(f"config.toml: policies.{name}.{path}: {what}")
+            raise _Fault(f"policies.{name}.{path}", what)
 
 
 def _check_billing(settings: Settings) -> None:
     for path, what in faults_of(settings.sinks):
-        raise SettingsError(f"config.toml: {path}: {what}")
+        raise _Fault(path, what)
     seen: dict[tuple[str, str], int] = {}
     for number, proposed in enumerate(settings.prices):
         for path, what in faults.of_proposed(proposed, settings.classes, settings.billing.currency):
-            raise SettingsError(f"config.toml: prices[{number}].{path}: {what}")
+            raise _Fault(f"prices[{number}].{path}", what)
         if (other := seen.setdefault((proposed.model, proposed.sla_class), number)) != number:
-            raise SettingsError(f"config.toml: prices[{number}] is for the same model and class as prices[{other}]")
+            raise _Fault(f"prices[{number}]", f"it is for the same model and class as prices[{other}]")
 
 
 def _check_sharing(settings: Settings) -> None:
     missing = [name for name, url in (("redis.url", settings.redis.url), ("store.url", settings.store.url)) if not url]
     if settings.server.processes > 1 and missing:
-        raise SettingsError(
-            f"config.toml: server.processes is {settings.server.processes}, but {' and '.join(missing)} "
-            f"{'are' if len(missing) > 1 else 'is'} empty, so the processes have nothing to share limits and keys in"
+        raise _Fault(
+            "server.processes",
+            f"{settings.server.processes} of them have nothing to share limits and keys in, because "
+            f"{' and '.join(missing)} {'are' if len(missing) > 1 else 'is'} empty",
         )
 
 
-def _variables(environ: Mapping[str, str]) -> Iterator[tuple[list[str], Any]]:
-    """PENSTOCK_SERVER__PORT=9000 as (["server", "port"], 9000); a value that is no TOML literal is a string."""
+def _variables(environ: Mapping[str, str]) -> Iterator[tuple[str, list[str], Any]]:
+    """PENSTOCK_SERVER__PORT=9000 as (that name, ["server", "port"], 9000); what is no TOML literal is a string."""
     for name, text in sorted(environ.items()):
         if name.startswith("PENSTOCK_") and "__" in name:
             path = name.removeprefix("PENSTOCK_").lower().split("__")
@@ -157,7 +182,16 @@ def _variables(environ: Mapping[str, str]) -> Iterator[tuple[list[str], Any]]:
                 value = tomllib.loads(f"value = {text}", parse_float=Decimal)["value"]
             except tomllib.TOMLDecodeError:
                 value = text
-            yield path, value
+            yield name, path, value
+
+
+def _origin(key: str, environ: Mapping[str, str]) -> str | None:
+    """The variable that set ``key``, or what it is part of, or a part of it; None: none did."""
+    parts = re.split(r"[.\[]", key)
+    for name, path, _ in _variables(environ):
+        if path[: len(parts)] == parts[: len(path)]:
+            return name
+    return None
 
 
 def _put(raw: dict[str, Any], path: list[str], value: Any) -> None:
@@ -165,7 +199,7 @@ def _put(raw: dict[str, Any], path: list[str], value: Any) -> None:
     for key in path[:-1]:
         table = table.setdefault(key, {})
         if not isinstance(table, dict):
-            raise SettingsError(f"config.toml: {'.'.join(path)} cannot be set, because {key} is no table")
+            raise _Fault(".".join(path), f"it cannot be set, because {key} is no table")
     table[path[-1]] = value
 
 
@@ -186,12 +220,11 @@ def _refuse_unknown(raw: dict[str, Any], shape: type[msgspec.Struct], where: str
     for key, value in raw.items():
         if key not in known:
             near = difflib.get_close_matches(key, known, n=1)
-            hint = f"; did you mean {where}{near[0]}?" if near else ""
-            raise SettingsError(f"config.toml: unknown key {where}{key}{hint}")
+            raise _UnknownKey(f"{where}{key}", f"{where}{near[0]}" if near else None)
         if key in _NAMED and isinstance(value, dict):
             for name, entry in value.items():
                 if not isinstance(entry, dict):
-                    raise SettingsError(f"config.toml: {key}.{name}: expected a table, got `{type(entry).__name__}`")
+                    raise _Fault(f"{key}.{name}", f"expected a table, got `{type(entry).__name__}`")
                 _refuse_unknown(entry, _NAMED[key], f"{key}.{name}.")
         elif key in _NUMBERED and isinstance(value, list):
             for number, entry in enumerate(value):
@@ -201,7 +234,8 @@ def _refuse_unknown(raw: dict[str, Any], shape: type[msgspec.Struct], where: str
             _refuse_unknown(value, hints[key], f"{where}{key}.")
 
 
-def _readable(error: str) -> str:
+def _of_type(error: str) -> _Fault:
     """ "Expected `int`, got `str` - at `$.server.port`" as "server.port: expected `int`, got `str`"."""
     found = re.fullmatch(r"(?s)(.*?) - at `(?:key in )?\$\.?(.*)`", error)
-    return f"{found[2]}: {found[1][0].lower()}{found[1][1:]}" if found else error
+    assert found, error
+    return _Fault(found[2], f"{found[1][0].lower()}{found[1][1:]}")

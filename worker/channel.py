@@ -144,7 +144,7 @@ def listen(address: str) -> socket.socket:
             raise
     else:
         host, _, port = where.rpartition(":")
-        if kind != "tcp" or not host or not port.isdecimal():
+        if kind != "tcp" or not host or not port.isdecimal() or int(port) > 65535:
             raise ValueError('an address is "unix:/path" or "tcp:host:port"')
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         listener = socket.create_server((host.strip("[]"), int(port)), family=family, backlog=BACKLOG)

@@ -26,6 +26,7 @@ from gateway.bench.arrivals import Due, TraceError
 from gateway.bench.measures import Distribution, Report
 from gateway.bench.prompts import Prompts
 from gateway.client import DEFAULT_URL, CallFailed, api_root, find_key, list_models, open_session
+from gateway.settings_file import fail
 
 MOST_REQUESTS = 1_000_000
 LONGEST_S = 3600.0
@@ -165,9 +166,9 @@ def serve(**options: Any) -> None:
             plot.check()
         dues = chosen.schedule()
     except (plot.PlotError, TraceError, OSError, UnicodeDecodeError) as error:
-        raise click.ClickException(str(error)) from error
+        fail(str(error))
     if not dues:
-        raise click.ClickException("no request is due within the time given")
+        fail("no request is due within the time given")
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         sys.exit(runner.run(_serve(chosen, dues)))
 

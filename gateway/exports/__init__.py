@@ -50,9 +50,9 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
 def check(order: Order, today: datetime.date) -> None:
     """Raises BadOrder."""
     if order.from_ >= order.to:
-        raise BadOrder("to", "must be a later day than 'from'; it is the first day that is left out")
+        raise BadOrder("to", "must be a later day than where it begins; it is the first day that is left out")
     if (order.to - order.from_).days > MAX_DAYS:
-        raise BadOrder("to", f"must be at most {MAX_DAYS} days after 'from'; export longer periods in parts")
+        raise BadOrder("to", f"must be at most {MAX_DAYS} days after where it begins; export longer periods in parts")
     if order.from_ > today:
         raise BadOrder("from", "is in the future")
     if order.format == "focus" and order.what != "costs":

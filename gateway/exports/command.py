@@ -63,6 +63,8 @@ def export(
     order = Order(what=what, format=format_, from_=from_, to=to, currency=loaded.billing.currency)
     if output is None and format_ == "parquet" and sys.stdout.isatty():
         fail("parquet is nothing for a terminal; name a file with --output")
+    if output is not None and not output.parent.is_dir():
+        fail(f"there is no directory {output.parent}")
     try:
         check(order, today())
         asyncio.run(_export(loaded.store, order, tenant, output))

@@ -222,7 +222,10 @@ def test_a_data_directory_that_cannot_be_written(tmp_path):
         ("[server]\nprot = 1\n", "config.toml: unknown key server.prot; did you mean server.port?"),
         ("[server]\nport = 'x'\n", "config.toml: server.port: expected `int`, got `str`"),
         ("[server]\nport = 70000\n", "config.toml: server.port: expected `int` <= 65535"),
-        ("[server]\nprocesses = 3\n", "server.processes is 3, but redis.url and store.url are empty"),
+        (
+            "[server]\nprocesses = 3\n",
+            "server.processes: 3 of them have nothing to share limits and keys in, because",
+        ),
         ("[server]\nport = 0\n[redis]\nurl = 'http://here'\n", "redis.url cannot be used"),
         ("[server]\nport = 0\n[billing]\nwebhook_url = 'https://here/'\n", "PENSTOCK_WEBHOOK_SECRET is not"),
     ],
@@ -232,12 +235,20 @@ def test_a_config_that_is_wrong(tmp_path, text, sentence):
     refused(penstock("serve", cwd=tmp_path), sentence)
 
 
+def test_a_config_of_another_name_is_called_by_it(tmp_path):
+    (tmp_path / "other.toml").write_text("[server]\nprot = 1\n")
+    refused(penstock("serve", "--config", "other.toml", cwd=tmp_path), "other.toml: unknown key server.prot")
+
+
 def test_a_config_that_is_not_there(tmp_path):
     refused(penstock("serve", "--config", "other.toml", cwd=tmp_path), "there is no file other.toml")
 
 
 def test_a_variable_that_is_wrong(tmp_path):
-    refused(penstock("serve", cwd=tmp_path, PENSTOCK_SERVER__PORT="many"), "config.toml: server.port: expected `int`")
+    refused(
+        penstock("serve", cwd=tmp_path, PENSTOCK_SERVER__PORT="many"),
+        "PENSTOCK_SERVER__PORT: server.port: expected `int`",
+    )
 
 
 @pytest.mark.parametrize(

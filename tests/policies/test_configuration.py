@@ -65,7 +65,7 @@ def test_a_model_overrides_single_engine_keys():
             "[models.a.engine]\nblok_size = 1",
             "unknown key models.a.engine.blok_size; did you mean models.a.engine.block_size?",
         ),
-        ("[models.a]\nreplicas = 0", "models.a has neither replicas nor addresses"),
+        ("[models.a]\nreplicas = 0", "models.a: it has neither replicas nor addresses"),
         ("[engine]\ndtype = 'int3'", "engine.dtype"),
         ("[engine", "not valid TOML"),
         ("prices = 1", "prices: expected `array`, got `int`"),
@@ -76,7 +76,10 @@ def test_a_model_overrides_single_engine_keys():
         ("[[prices]]\nprice = { prompt = 0.10000000000000000000000001 }", "prices[0].price.prompt: must be 0 or more"),
         ("[[prices]]\nprice = {}\nsla_class = 'gold'", "prices[0].sla_class: there is no class gold"),
         ("[[prices]]\nprice = {}\ncurrency = 'EUR'", "prices[0].currency: all prices are in USD"),
-        ("[[prices]]\nprice = {}\n[[prices]]\nprice = {}", "prices[1] is for the same model and class as prices[0]"),
+        (
+            "[[prices]]\nprice = {}\n[[prices]]\nprice = {}",
+            "prices[1]: it is for the same model and class as",
+        ),
         ("[policies.a]\ndiscount = 1.0", "policies.a.discount: must be 0 or more and less than 1"),
         ("[server]\nstall_s = 0.0", "server.stall_s"),
         ("[server]\ntls_cert = 'a.pem'", "server.tls_key: a certificate and its key are needed, or neither"),
@@ -95,6 +98,27 @@ def test_what_cannot_be_used_is_named(text, message):
 def test_a_variable_that_contradicts_the_file_is_named():
     with pytest.raises(configuration.SettingsError, match="server is no table"):
         configuration.load("server = 1", {"PENSTOCK_SERVER__PORT": "1"})
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "message"),
+    [
+        ("PENSTOCK_SERVER__PROT", "1", "unknown key server.prot; did you mean server.port?"),
+        ("PENSTOCK_SERVRE__PORT", "1", "unknown key servre; did you mean server?"),
+        ("PENSTOCK_SERVER__PORT", "many", "server.port: expected `int`, got `str`"),
+        ("PENSTOCK_SERVER__TRUSTED_PROXIES", "['10.0.0.1/8']", "server.trusted_proxies: 10.0.0.1/8 has host bits set"),
+        ("PENSTOCK_SERVER__CORS_ORIGINS", "[1]", "server.cors_origins[0]"),
+    ],
+)
+def test_what_a_variable_says_is_said_of_the_variable(variable, value, message):
+    with pytest.raises(configuration.SettingsError) as caught:
+        configuration.load("[server]\nhost = '127.0.0.2'", {variable: value, "PENSTOCK_ENGINE__BLOCK_SIZE": "16"})
+    assert str(caught.value).startswith(f"{variable}: {message}")
+
+
+def test_what_a_file_says_is_said_of_the_file_by_its_name():
+    with pytest.raises(configuration.SettingsError, match=r"^other\.toml: server\.port: "):
+        configuration.load("[server]\nport = 'x'", {"PENSTOCK_SERVER__HOST": "127.0.0.2"}, name="other.toml")
 
 
 def test_money_is_exactly_what_was_written():

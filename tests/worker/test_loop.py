@@ -302,7 +302,10 @@ def test_a_leftover_socket_file_is_replaced_and_a_plain_file_is_not(tmp_path):
     assert (tmp_path / "file").read_text() == "mine"
 
 
-@pytest.mark.parametrize("address", ["unix:", "tcp:localhost", "http://localhost:80", "tcp:localhost:http", "worker"])
+@pytest.mark.parametrize(
+    "address",
+    ["unix:", "tcp:localhost", "http://localhost:80", "tcp:localhost:http", "tcp:localhost:65536", "worker"],
+)
 def test_an_address_of_another_form_is_refused(address):
     with pytest.raises(ValueError, match="an address is"):
         listen(address)
