@@ -14,12 +14,12 @@ import msgspec
 import torch
 from msgspec.structs import replace
 
-from benchmarks.engine_gpu import attention
+from benchmarks.engine_gpu import attention, experts
 from benchmarks.engine_gpu.device import Busy, copy_bytes_per_s, finish
 from benchmarks.engine_gpu.loop import CompiledLoop
 from benchmarks.engine_gpu.peer import ContinuousBatching
 from benchmarks.engine_gpu.report import Report
-from benchmarks.engine_gpu.weights import ARCHITECTURES, decoder
+from benchmarks.engine_gpu.weights import ARCHITECTURES, SHAPE_30B, TINY_MIXTURE, decoder
 from policies import settings
 from policies.terms import Sampling
 from worker.bench.ours import Ours, Prompter
@@ -34,6 +34,7 @@ PARTS = {
     "busy": 60,
     "transformers": 150,
     "loop": 150,
+    "experts": 60,
     "forms": 120,
 }
 """With the seconds that each may take. The first comes first: figures of what computes something else are worth
@@ -58,10 +59,22 @@ class Sizes(msgspec.Struct, frozen=True):
     prefill_tokens: tuple[int, ...]
     """Of a prompt; the longest last."""
     busy_tokens: int
+    expert_tokens: tuple[int, ...]
+    """At once, through the experts of one layer."""
 
 
-LARGE = Sizes(4 << 30, (512, 128), 256, ((128, 128), (1000, 1000)), 16, 8192, (256, 512, 1024, 2048, 8192), 64)
-SMALL = Sizes(1 << 20, (24, 8), 3, ((16, 4),), 2, 70, (40,), 4)
+LARGE = Sizes(
+    4 << 30,
+    (512, 128),
+    256,
+    ((128, 128), (1000, 1000)),
+    16,
+    8192,
+    (256, 512, 1024, 2048, 8192),
+    64,
+    (1, 8, 64, 256, 2048),
+)
+SMALL = Sizes(1 << 20, (24, 8), 3, ((16, 4),), 2, 70, (40,), 4, (1, 20))
 
 
 class Bench:
@@ -70,7 +83,7 @@ class Bench:
     def __init__(self, device: torch.device, compiles: bool, report: Report, save: Callable[[], None]) -> None:
         """``save``: called after each figure."""
         self._device, self._compiles, self._save = device, compiles, save
-        self._sizes = LARGE if report.shape == "8b" else SMALL
+        self._sizes = SMALL if report.shape.startswith("tiny") else LARGE
         self._quantize: Any = report.quantize
         self._architecture = ARCHITECTURES[report.shape]
         self._report = report
@@ -163,6 +176,14 @@ class Bench:
             self._report.flash_prefill_ms[str(num_tokens)] = 1e3 * prompt.flash_s
             if prompt.kernel_s is not None:
                 self._report.kernel_prefill_ms[str(num_tokens)] = 1e3 * prompt.kernel_s
+            self._save()
+
+    def experts(self) -> None:
+        """Of one layer of a mixture, whatever the shape of the others."""
+        architecture = TINY_MIXTURE if self._sizes is SMALL else SHAPE_30B
+        layer = experts.Layer(architecture, self._device, self._quantize)
+        for num_tokens in self._sizes.expert_tokens:
+            self._report.experts[str(num_tokens)] = layer.measured(num_tokens)
             self._save()
 
     def busy(self) -> None:

@@ -25,6 +25,8 @@ class _Layer:
     output: Tensor
     gate_up: Tensor
     down: Tensor
+    router: Tensor | None
+    """Of a mixture; the two before it are then those of all experts."""
     keys: Tensor
     """[1, num_kv_heads, max_tokens, head_dim], as values."""
     values: Tensor
@@ -39,8 +41,10 @@ class CompiledLoop:
         width = each.num_heads * each.head_dim
         kv_width = each.num_kv_heads * each.head_dim
 
-        def matrix(rows: int, columns: int) -> Tensor:
-            return torch.empty(rows, columns, dtype=torch.bfloat16, device=device).normal_(0.0, 0.02)
+        def matrix(*shape: int) -> Tensor:
+            return torch.empty(shape, dtype=torch.bfloat16, device=device).normal_(0.0, 0.02)
+
+        num_experts = () if each.mixture is None else (each.mixture.num_experts,)
 
         def cache() -> Tensor:
             shape = (1, each.num_kv_heads, max_tokens, each.head_dim)
@@ -51,8 +55,9 @@ class CompiledLoop:
             _Layer(
                 matrix(width + 2 * kv_width, size),
                 matrix(size, width),
-                matrix(2 * each.intermediate_size, size),
-                matrix(size, each.intermediate_size),
+                matrix(*num_experts, 2 * each.intermediate_size, size),
+                matrix(*num_experts, size, each.intermediate_size),
+                matrix(*num_experts, size) if num_experts else None,
                 cache(),
                 cache(),
             )
@@ -101,9 +106,22 @@ class CompiledLoop:
                 enable_gqa=True,
             )
             x = x + F.linear(attended.reshape(1, -1), layer.output)
-            gate, up = F.linear(self._norm(x), layer.gate_up).chunk(2, dim=-1)
-            x = x + F.linear(F.silu(gate) * up, layer.down)
+            x = x + self._feed(layer, self._norm(x))
         return F.linear(self._norm(x), self._head).argmax(-1)
+
+    def _feed(self, layer: _Layer, x: Tensor) -> Tensor:
+        """[1, hidden_size] -> the same."""
+        mixture = self._architecture.mixture
+        if layer.router is None or mixture is None:
+            gate, up = F.linear(x, layer.gate_up).chunk(2, dim=-1)
+            return F.linear(F.silu(gate) * up, layer.down)
+        # As gpt-fast's Mixtral: the matrices of those chosen are gathered, which a compiler fuses with the products.
+        weights, chosen = F.linear(x, layer.router)[0].float().softmax(-1).topk(mixture.num_chosen)
+        if mixture.is_normed:
+            weights = weights / weights.sum()
+        gate, up = torch.einsum("eoi,i->eo", layer.gate_up[chosen], x[0]).chunk(2, dim=-1)
+        outs = torch.einsum("eoi,ei->eo", layer.down[chosen], F.silu(gate) * up)
+        return (outs * weights[:, None]).sum(0, keepdim=True).to(x.dtype)
 
     def _norm(self, x: Tensor) -> Tensor:
         return F.rms_norm(x, (x.shape[-1],), eps=self._architecture.norm_eps)

@@ -10,6 +10,19 @@ TENSORRT_LLM_TOKENS_PER_S = {(128, 128): 27_911, (1000, 1000): 17_744}
 """Published by its authors for one H200 and Llama-3.1-8B in FP8 (its performance overview), in tokens in and out."""
 
 
+class OfExperts(msgspec.Struct):
+    """One layer's experts, some tokens at once."""
+
+    call_us: float
+    """As a worker computes them."""
+    apart_us: float
+    """One after another, the host waiting to be told which."""
+    dense_us: float
+    """Two products of as many rows with one matrix each, by torch."""
+    num_bytes: int
+    """Of the matrices of those that were chosen."""
+
+
 class Report(msgspec.Struct):
     """What was measured; None: not measured."""
 
@@ -35,6 +48,8 @@ class Report(msgspec.Struct):
     """Our own kernel, by tokens."""
     flash_prefill_ms: dict[str, float] = {}
     busy_share: float | None = None
+    experts: dict[str, OfExperts] = {}
+    """By tokens."""
     forms_decode_tokens_per_s: dict[str, float] = {}
     """One sequence, by the form of the weights."""
     failures: dict[str, str] = {}
@@ -58,7 +73,11 @@ class Report(msgspec.Struct):
                     f"{name}: transformers {self.transformers} {theirs:,.0f}; ours is {rate / theirs:.2f} of it"
                 )
             sizes = tuple(int(part) for part in name.split("/"))
-            if "H200" in self.device and (anchor := TENSORRT_LLM_TOKENS_PER_S.get((sizes[0], sizes[1]))):
+            if (
+                "H200" in self.device
+                and self.shape == "8b"
+                and (anchor := TENSORRT_LLM_TOKENS_PER_S.get((sizes[0], sizes[1])))
+            ):
                 said.append(f"{name}: {rate / anchor:.2f} of TensorRT-LLM's published {anchor:,} in FP8")
         if self.attention_decode_gb_per_s:
             share = self.attention_decode_gb_per_s / self.copy_gb_per_s
@@ -75,6 +94,13 @@ class Report(msgspec.Struct):
             )
         if self.busy_share is not None:
             said.append(f"GPU busy in steady decode: {self.busy_share:.1%}")
+        for tokens, each in self.experts.items():
+            share = each.num_bytes / each.call_us / 1e3 / self.copy_gb_per_s
+            said.append(
+                f"experts of a layer, {tokens} tokens: {each.call_us:,.0f} us, {share:.2f} of copying their bytes,"
+                f" {each.dense_us / each.call_us:.2f} of a dense product's speed,"
+                f" {each.apart_us / each.call_us:.1f} times that of one after another"
+            )
         for form, rate in self.forms_decode_tokens_per_s.items():
             said.append(f"decode alone, weights in {form}: {rate:,.1f} tokens/s")
         return said + [f"not measured: {part}: {reason}" for part, reason in self.failures.items()]

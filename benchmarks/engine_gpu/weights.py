@@ -11,7 +11,7 @@ from torch import Tensor
 
 from policies.settings import Quantization
 from worker.models import SHAPES, Architecture, Decoder
-from worker.models.architecture import Rope
+from worker.models.architecture import Mixture, Rope
 from worker.models.load import build_decoder
 from worker.models.shard import Shard
 from worker.models.sources import PlainSource
@@ -42,6 +42,24 @@ SHAPE_8B = dataclasses.replace(
     tied=False,
 )
 """Llama-3.1-8B's, from its config.json."""
+SHAPE_30B = dataclasses.replace(
+    SHAPE_8B,
+    name="Qwen3MoeForCausalLM",
+    vocab_size=151_936,
+    hidden_size=2048,
+    intermediate_size=768,
+    num_layers=48,
+    num_heads=32,
+    num_kv_heads=4,
+    max_positions=40_960,
+    norm_eps=1e-6,
+    ropes=(Rope(theta=1_000_000.0, rotary_dim=128, max_positions=40_960),),
+    layer_ropes=(0,) * 48,
+    windows=(0,) * 48,
+    qk_norm="head",
+    mixture=Mixture(128, 8, True),
+)
+"""Qwen3-30B-A3B's, from its config.json: a mixture of which a token reads 3 thousand million weights."""
 TINY = dataclasses.replace(
     SHAPE_8B,
     vocab_size=320,
@@ -57,14 +75,25 @@ TINY = dataclasses.replace(
     layer_ropes=(0, 0),
     windows=(0, 0),
 )
-ARCHITECTURES: dict[str, Architecture] = {"8b": SHAPE_8B, "tiny": TINY}
+TINY_MIXTURE = dataclasses.replace(
+    TINY, name=SHAPE_30B.name, intermediate_size=32, qk_norm="head", mixture=Mixture(8, 2, True)
+)
+ARCHITECTURES: dict[str, Architecture] = {
+    "8b": SHAPE_8B,
+    "30b-a3b": SHAPE_30B,
+    "tiny": TINY,
+    "tiny-mixture": TINY_MIXTURE,
+}
 
 
 def num_matrix_weights(architecture: Architecture) -> int:
-    """In all matrices that a decode step reads; the embedding is looked up, not read."""
-    each = architecture
+    """In all matrices that a step of one token reads; the embedding is looked up, not read."""
+    each, mixture = architecture, architecture.mixture
     heads = (2 * each.num_heads + 2 * each.num_kv_heads) * each.head_dim
-    layer = each.hidden_size * (heads + 3 * each.intermediate_size)
+    num_inner = 3 * each.intermediate_size
+    if mixture is not None:
+        num_inner = mixture.num_experts + mixture.num_chosen * num_inner
+    layer = each.hidden_size * (heads + num_inner)
     return each.num_layers * layer + each.vocab_size * each.hidden_size
 
 
@@ -98,7 +127,17 @@ def transformers_model(architecture: Architecture, device: torch.device) -> Any:
         "high_freq_factor": rope.high_freq_factor,
         "original_max_position_embeddings": rope.original_max_positions,
     }
-    config = transformers.LlamaConfig(
+    mixture = architecture.mixture
+    kind, experts = transformers.LlamaConfig, {}
+    if mixture is not None:
+        kind = transformers.Qwen3MoeConfig
+        experts = {
+            "num_experts": mixture.num_experts,
+            "num_experts_per_tok": mixture.num_chosen,
+            "norm_topk_prob": mixture.is_normed,
+            "moe_intermediate_size": architecture.intermediate_size,
+        }
+    config = kind(
         vocab_size=architecture.vocab_size,
         hidden_size=architecture.hidden_size,
         intermediate_size=architecture.intermediate_size,
@@ -111,6 +150,7 @@ def transformers_model(architecture: Architecture, device: torch.device) -> Any:
         rope_parameters=stretched if rope.kind == "llama3" else {"rope_type": "default", "rope_theta": rope.theta},
         tie_word_embeddings=architecture.tied,
         dtype=torch.bfloat16,
+        **experts,
     )
     with torch.device(device):
         model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)

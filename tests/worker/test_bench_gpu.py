@@ -29,9 +29,25 @@ def test_every_part_measures_something_on_a_cpu(tmp_path):
     assert [name for name, value in report.items() if value is None] == ["busy_share"]
     assert report["ours_tokens_per_s"].keys() == report["transformers_tokens_per_s"].keys() == {"16/4"}
     assert report["forms_decode_tokens_per_s"].keys() == {"int8", "int4", "fp8"}
+    assert report["experts"].keys() == {"1", "20"}
     assert "ours is" in done.output
     assert notes.read_text().count(f"## {report['date']}, {report['commit']}, ") == 1
     assert report["done"] == list(PARTS)
+
+
+def test_a_mixture_is_measured_beside_the_same_mixtures(tmp_path):
+    pytest.importorskip("transformers")
+    target = tmp_path / "report.json"
+    parts = [word for part in ("single", "transformers", "loop") for word in ("--part", part)]
+    options = ["--device", "cpu", "--shape", "tiny-mixture", "--no-compile", "--json", str(target), *parts]
+    done = CliRunner().invoke(main, options, catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    report = json.loads(target.read_text())
+    assert report["failures"] == {}
+    assert report["loop_decode_tokens_per_s"]
+    # A token reads two of eight experts: attention, router, experts; and the head.
+    layer = 64 * ((8 + 4) * 16 + 8 + 2 * 3 * 32)
+    assert report["weight_bytes"] == 2 * (2 * layer + 320 * 64)
 
 
 def test_what_would_begin_too_late_is_named_instead(tmp_path):
