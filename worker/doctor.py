@@ -171,10 +171,14 @@ def _torch(found: Facts) -> None:
 def _compiled_kernels(found: Facts) -> bool:
     """Builds them where that has not happened yet, as the first start would."""
     from worker.native import library
-    from worker.native.build import BuildError, built
+    from worker.native.build import BuildError, CompilerFailed, built
 
     try:
         built()
+    except CompilerFailed as error:
+        said = str(error).partition("\n")[0]
+        found.find("slow", f"the kernels for the CPU do not compile ({said}): decoding takes about half as long again.")
+        return False
     except BuildError as error:
         found.find(
             "slow",

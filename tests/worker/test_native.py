@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import platform
 import shutil
@@ -13,7 +14,7 @@ import pytest
 import torch
 
 from worker.native import PackedMatrix, build
-from worker.native.build import BuildError, built
+from worker.native.build import BuildError, CompilerFailed, built
 from worker.native.check import agrees_with_torch, library
 from worker.native.library import Library
 from worker.native.pages import HUGE_PAGE_BYTES, huge_empty
@@ -108,14 +109,41 @@ def test_without_a_compiler_there_are_none(cache, monkeypatch):
         built()
 
 
-def test_a_compiler_that_fails_leaves_nothing_behind(cache, tmp_path, monkeypatch):
+@pytest.fixture
+def failing_compiler(cache, tmp_path, monkeypatch):
     compiler = tmp_path / "compiler"
-    compiler.write_text("#!/bin/sh\necho 'kernels.cpp:1: nonsense' >&2\nexit 1\n")
+    compiler.write_text("#!/bin/sh\nprintf 'in step.h\\nkernels.cpp:1: nonsense\\n' >&2\nexit 1\n")
     compiler.chmod(0o755)
     monkeypatch.setenv("CXX", str(compiler))
-    with pytest.raises(BuildError, match=r"kernels\.cpp:1: nonsense"):
+
+
+@pytest.mark.usefixtures("failing_compiler")
+def test_a_compiler_that_fails_leaves_nothing_behind(cache):
+    with pytest.raises(CompilerFailed, match=r"in step\.h\nkernels\.cpp:1: nonsense"):
         built()
     assert list(cache.iterdir()) == []
+
+
+def told(caplog):
+    """That there are no kernels, by how loud it is said."""
+    caplog.set_level(logging.INFO)
+    assert library.__wrapped__() is None
+    return [(record.levelname, record.getMessage()) for record in caplog.records]
+
+
+@pytest.mark.usefixtures("failing_compiler")
+def test_that_kernels_do_not_compile_is_a_warning_with_what_the_compiler_said(caplog):
+    ((level, message),) = told(caplog)
+    assert level == "WARNING"
+    assert message.endswith("in step.h\nkernels.cpp:1: nonsense")
+
+
+@pytest.mark.usefixtures("cache")
+def test_that_there_is_no_compiler_is_no_warning(monkeypatch, caplog):
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    assert told(caplog) == [
+        ("INFO", "no compiled kernels, so decoding is slower: there is no compiler no-such-compiler")
+    ]
 
 
 def test_a_cache_that_others_can_write_is_not_trusted(cache):

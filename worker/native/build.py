@@ -25,10 +25,16 @@ FLAGS = (
     "-fPIC",
 )
 TIMEOUT_S = 180.0
+SAID_LINES = 12
+"""That are told of what a compiler said."""
 
 
 class BuildError(Exception):
     """There are no compiled kernels; the message says why."""
+
+
+class CompilerFailed(BuildError):
+    """There is a compiler, and it could not make them; the message is how it began to say why."""
 
 
 def built() -> Path:
@@ -41,7 +47,9 @@ def built() -> Path:
         target = user_cache() / f"kernels-{_key(path)}.so"
         if not target.exists():
             _compile(path, target)
-    except (OSError, subprocess.SubprocessError) as error:
+    except subprocess.SubprocessError as error:
+        raise CompilerFailed(str(error)) from None
+    except OSError as error:
         raise BuildError(str(error).strip().partition("\n")[0]) from None
     return target
 
@@ -52,7 +60,8 @@ def _compile(compiler: str, target: Path) -> None:
         command = [compiler, *FLAGS, "-o", str(made), str(SOURCE)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
         if done.returncode:
-            raise BuildError(done.stderr.strip().partition("\n")[0] or f"{compiler} failed")
+            said = done.stderr.strip().splitlines()[:SAID_LINES]
+            raise CompilerFailed("\n".join(said) or f"{compiler} failed")
         # Workers that start together may each compile; the last one's file stands, and all are the same.
         made.replace(target)
 

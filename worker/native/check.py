@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from worker.native.build import BuildError, built
+from worker.native.build import BuildError, CompilerFailed, built
 from worker.native.library import Library, Step
 from worker.native.packed import PackedInt4, PackedInt8, PackedMatrix
 
@@ -31,6 +31,9 @@ def library() -> Library | None:
     """The kernels of this machine, or None where they cannot be built or do not compute what torch does."""
     try:
         loaded = Library(str(built()))
+    except CompilerFailed as error:
+        log.warning("the kernels do not compile here, so decoding is slower: %s", error)
+        return None
     except (BuildError, OSError) as error:
         log.info("no compiled kernels, so decoding is slower: %s", error)
         return None
