@@ -177,17 +177,21 @@ class Attention {
         static thread_local std::vector<float> own, held;
         const int64_t num_chunks = int64_t(cut_.chunks.size()), num_decodes = int64_t(cut_.decodes.size());
         const int64_t num_shared = int64_t(cut_.shared.size());
-        grow(own, num_decodes ? Part<T, Stored>::work_size(group_, head_dim_) : 0);
+        grow(own, num_decodes ? Part<T, Stored>::work_size(group_, head_dim_) + cut_.part_size() : 0);
         grow(held, num_chunks + num_shared ? Rows<T, Form>::scratch_size(head_dim_) : 0);
         Scratch scratch(held);
-        team.each(num_chunks + num_shared + num_decodes, 1, [&](int64_t index) {
+        team.each_claimed(num_chunks + num_shared + num_decodes, 1, [&](int64_t index, Claim& claim) {
+            if (index >= num_chunks + num_shared) return attend(cut_.decodes[index - num_chunks - num_shared], own.data(), claim);
+            if (!claim.may_write()) return;
             if (index < num_chunks) attend(cut_.chunks[index], scratch);
-            else if (index < num_chunks + num_shared) attend(cut_.shared[index - num_chunks], scratch);
-            else attend(cut_.decodes[index - num_chunks - num_shared], own.data());
+            else attend(cut_.shared[index - num_chunks], scratch);
         });
         if (!cut_.chunk_parts.empty()) team.each(num_chunks, 1, [&](int64_t index) { join_parts(cut_.chunks[index]); });
         const int64_t at_once = 16 / step_.num_kv_heads + 1;
-        if (num_decodes) team.each(step_.num_decodes, at_once, [&](int64_t decode) { join_parts(decode); });
+        if (!num_decodes) return;
+        team.each_claimed(step_.num_decodes, at_once, [&](int64_t decode, Claim& claim) {
+            if (claim.may_write()) join_parts(decode);
+        });
     }
 
   private:
@@ -246,7 +250,8 @@ class Attention {
         });
     }
 
-    void attend(const DecodeTask& task, float* own) const {
+    // ``own``: room for the part, and for what finds it.
+    void attend(const DecodeTask& task, float* own, Claim& claim) const {
         const int64_t first = task.kv_head * step_.num_slots, base = first * head_dim_;
         Part<T, Stored> part{step_,
                      queries_ + step_.rows[task.decode] * step_.row_stride + task.kv_head * group_ * head_dim_,
@@ -256,8 +261,9 @@ class Attention {
                      pool_.value_scales + first,
                      step_.tables + task.decode * step_.table_stride,
                      group_};
-        float* place = cut_.decode_parts.data() + task.place * cut_.part_size();
-        part.run(task.begin, task.end, place, place + group_ * head_dim_, place + group_ * (head_dim_ + 1), own);
+        const int64_t size = cut_.part_size();
+        part.run(task.begin, task.end, own, own + group_ * head_dim_, own + group_ * (head_dim_ + 1), own + size);
+        if (claim.may_write()) std::copy(own, own + size, cut_.decode_parts.data() + task.place * size);
     }
 
     void join_parts(int64_t decode) const {

@@ -19,6 +19,7 @@ constexpr int MANY = 8;                // rows that VNNI multiplies at once: hal
 constexpr int64_t NO_TILES = 1;        // rows for which VNNI is no slower than tiles
 constexpr int64_t STREAMED = 64;       // rows for which the matrix is what takes its time to arrive
 constexpr int TASK_PANELS = 8;         // of many rows
+constexpr int64_t MAX_RUN = 8;         // panels of few rows that a thread takes at once
 constexpr int STEPS = 7;               // of a panel, that stay in the first cache
 constexpr int AHEAD = 4096;            // bytes by which a panel is fetched before it is multiplied, into the second cache
 constexpr int NEAR = 512;              // the same, into the first
@@ -84,9 +85,31 @@ struct Product {
         return (Floats)_mm512_fmadd_ps(_mm512_mul_ps(exact, (__m512)scale), (__m512)scales, (__m512)bias);
     }
 
-    // Rows from ``first`` on of a panel: sums(row, half) are theirs.
+    // Rows from ``first`` on of a panel: sums(row, half) are theirs. Of no more than MANY, everything but storing them is done before
+    // the claim is asked, so that they are hardly ever being written while a thread is put aside.
+    template <typename Sums>
+    void put_claimed(int64_t first, int64_t count, int64_t panel, Claim& claim, const Sums& sums) const {
+        Floats low[MANY], high[MANY];
+        each_value(first, count, panel, sums, [&](int64_t row, Floats left, Floats right) {
+            low[row] = output.result == GATED ? output.gate_both(left, right) : left, high[row] = right;
+        });
+        if (!claim.may_write()) return;
+        for (int64_t row = 0; row < count; ++row) {
+            if (output.result == GATED) output.put_gated(first + row, matrix.columns, matrix.left(panel), low[row]);
+            else output.put_both(first + row, matrix.columns, matrix.left(panel), matrix.apart, low[row], high[row]);
+        }
+    }
+
     template <typename Sums>
     void put_out(int64_t first, int64_t count, int64_t panel, const Sums& sums) const {
+        each_value(first, count, panel, sums, [&](int64_t row, Floats low, Floats high) {
+            output.put_both(first + row, matrix.columns, matrix.left(panel), matrix.apart, low, high);
+        });
+    }
+
+    // use(row, low, high)
+    template <typename Sums, typename Use>
+    [[gnu::always_inline]] void each_value(int64_t first, int64_t count, int64_t panel, const Sums& sums, const Use& use) const {
         const float *scales = matrix.scales + panel * COLUMNS, *bias = matrix.bias + panel * COLUMNS;
         const Floats left = load(scales), right = load(scales + SIDE);
         const Floats left_bias = matrix.bias ? load(bias) : Floats{}, right_bias = matrix.bias ? load(bias + SIDE) : Floats{};
@@ -95,7 +118,7 @@ struct Product {
             const Floats scale = Floats{} + x.scales[first + row];
             Floats low = value_of(sums(row, 0), shift, scale, left, left_bias);
             Floats high = value_of(sums(row, 1), shift, scale, right, right_bias);
-            output.put_both(first + row, matrix.columns, matrix.left(panel), matrix.apart, low, high);
+            use(row, low, high);
         }
     }
 
@@ -116,8 +139,7 @@ struct Product {
                 }
             }
         }
-        if (!claim.may_write()) return;
-        put_out(0, 1, panel, [&](int64_t, int half) { return _mm512_add_epi32(sums[half][0], sums[half][1]); });
+        put_claimed(0, 1, panel, claim, [&](int64_t, int half) { return _mm512_add_epi32(sums[half][0], sums[half][1]); });
     }
 
     static __m512i four_of(const int8_t* codes) {
@@ -151,7 +173,6 @@ struct Product {
                 }
             }
         }
-        if (!claim.may_write()) return;
         // Sums that are asked for by number would never have been in registers.
         alignas(64) int32_t held[R][2][SIDE];
 #pragma GCC unroll 8
@@ -159,8 +180,8 @@ struct Product {
             _mm512_store_si512(held[row][0], sums[row][0]);
             _mm512_store_si512(held[row][1], sums[row][1]);
         }
-        put_out(first, std::min<int64_t>(R, rows - first), panel,
-                [&](int64_t row, int half) { return _mm512_load_si512(held[row][half]); });
+        put_claimed(first, std::min<int64_t>(R, rows - first), panel, claim,
+                    [&](int64_t row, int half) { return _mm512_load_si512(held[row][half]); });
     }
 
     // All rows of a panel, by VNNI.
@@ -344,7 +365,7 @@ struct Product {
 
     // Every thread of the team calls it, each with Tiles of its own.
     void run(Team& team) const {
-        const int64_t panels = matrix.num_panels(), at_once = std::max<int64_t>(1, panels / RUNS);
+        const int64_t panels = matrix.num_panels(), at_once = std::clamp<int64_t>(panels / RUNS, 1, MAX_RUN);
 #if defined(HAVE_TILES)
         if (rows > NO_TILES && may_use_tiles()) {
             if (rows > STREAMED) return many(team);

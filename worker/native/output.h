@@ -23,8 +23,7 @@ struct Output {
     [[gnu::always_inline]] void put_both(int64_t row, int64_t columns, int64_t left, int64_t apart, Floats low,
                                          Floats high) const {
         if (result == GATED) {
-            // Of the rounded numbers, as when the two were columns of y.
-            return store((bf16*)y + row * (columns / 2) + left, gated<bf16>(as_stored(low), as_stored(high), activation));
+            return put_gated(row, columns, left, gate_both(low, high));
         }
         if (left + apart + WIDTH > columns) return put_some(row, columns, left, apart, low, high);
         if (result == WIDE) {
@@ -36,6 +35,14 @@ struct Output {
         bf16* to = (bf16*)y + row * columns + left;
         if (result == ADDED) low = load(to) + as_stored(low), high = load(to + apart) + as_stored(high);
         store(to, low), store(to + apart, high);
+    }
+
+    // Of the rounded numbers, as when the two were columns of y.
+    [[gnu::always_inline]] Floats gate_both(Floats low, Floats high) const {
+        return gated<bf16>(as_stored(low), as_stored(high), activation);
+    }
+    [[gnu::always_inline]] void put_gated(int64_t row, int64_t columns, int64_t left, Floats both) const {
+        store((bf16*)y + row * (columns / 2) + left, both);
     }
 
     // Of the columns from ``left`` on, a half tile.

@@ -14,6 +14,8 @@
 #include <memory>
 #include <thread>
 
+#include "cores.h"
+
 #if defined(__linux__)
 #include <linux/futex.h>
 #include <pthread.h>
@@ -112,11 +114,48 @@ class Team {
         wait(end);
     }
 
-    // The same in runs of ``at_once``, each thread's one behind the other as long as they take turns: so that it reads what lies
-    // in a row, and ahead. Of body(task, claim), which asks the claim before it writes: what a thread has in hand while it is put
-    // aside, whoever would wait for it does over.
+    // The same of body(task, claim), which asks the claim before it writes: what a thread has in hand while it is put aside,
+    // whoever would wait for it does over.
+    template <typename Body>
+    void each_claimed(int64_t count, int64_t at_once, const Body& body) {
+        const int64_t runs = (count + at_once - 1) / at_once;
+        each_run(runs, count, at_once, [&](int64_t run) { return run * at_once; }, body);
+    }
+
+    // The same, each thread's runs of ``at_once`` one behind the other as long as they take turns: so that it reads what lies in a
+    // row, and ahead.
     template <typename Body>
     void each_apart(int64_t count, int64_t at_once, const Body& body) {
+        const int64_t of_thread = ((count + at_once - 1) / at_once + size_ - 1) / size_;
+        auto first_of = [&](int64_t run) { return (run % size_ * of_thread + run / size_) * at_once; };
+        each_run(of_thread * size_, count, at_once, first_of, body);
+    }
+
+    // body(team) on so many threads, or on as many as there are.
+    template <typename Body>
+    static void run(int threads, const Body& body) {
+        Shared shared(std::max(threads, 1));
+        if (threads <= 1) {
+            Team team(shared, 1, 0);
+            return body(team);
+        }
+        const Cores cores(threads);
+#pragma omp parallel num_threads(threads)
+        {
+            const Cores::Own core(cores, omp_get_thread_num());
+            Team team(shared, omp_get_num_threads(), omp_get_thread_num());
+            body(team);
+        }
+    }
+
+  private:
+    static constexpr int64_t RUN = 1 << 20, TASK = 2;  // of what is held
+    static constexpr int TRIES = 10;                   // to take something over, before one sleeps
+    static constexpr long SLEEP_NS = 200000;           // ten times as long as one turns before
+
+    // Runs of up to ``at_once`` tasks of ``count``, the first of each where ``first_of`` says.
+    template <typename First, typename Body>
+    void each_run(int64_t runs, int64_t count, int64_t at_once, const First& first_of, const Body& body) {
         if (size_ == 1) {
             for (int64_t task = 0; task < count; ++task) {
                 Claim claim(nullptr, 0);
@@ -124,11 +163,10 @@ class Team {
             }
             return;
         }
-        const int64_t runs = (count + at_once - 1) / at_once, of_thread = (runs + size_ - 1) / size_;
-        const int64_t begin = begin_, end = begin_ += of_thread * size_;
+        const int64_t begin = begin_, end = begin_ += runs;
         Held& held = shared_.threads[own_].held;
         auto go_on = [&](int64_t run, int64_t index) {
-            const int64_t turn = run - begin, first = (turn % size_ * of_thread + turn / size_) * at_once;
+            const int64_t first = first_of(run - begin);
             for (const int64_t last = std::min(first + at_once, count); first + index < last; ++index) {
                 Claim claim(&held, (run + 1) * RUN + index * TASK);
                 body(first + index, claim);
@@ -142,32 +180,14 @@ class Team {
             go_on(at, 0);
             at = shared_.next.load();
         }
-        for (int at_try = 0; at_try < TRIES; ++at_try) {
-            if (is_soon_done(end, TURNS / TRIES)) return;
-            const int64_t what = taken_over((own_ + 1 + at_try % (size_ - 1)) % size_);
-            if (what) go_on(what / RUN - 1, what % RUN / TASK), at_try = -1;
-        }
-        wait(end);
+        do {
+            for (int at_try = 0; at_try < TRIES; ++at_try) {
+                if (is_soon_done(end, TURNS / TRIES)) return;
+                const int64_t what = taken_over((own_ + 1 + at_try % (size_ - 1)) % size_);
+                if (what) go_on(what / RUN - 1, what % RUN / TASK), at_try = -1;
+            }
+        } while (!is_done_after_sleep(end));
     }
-
-    // body(team) on so many threads, or on as many as there are.
-    template <typename Body>
-    static void run(int threads, const Body& body) {
-        Shared shared(std::max(threads, 1));
-        if (threads <= 1) {
-            Team team(shared, 1, 0);
-            return body(team);
-        }
-#pragma omp parallel num_threads(threads)
-        {
-            Team team(shared, omp_get_num_threads(), omp_get_thread_num());
-            body(team);
-        }
-    }
-
-  private:
-    static constexpr int64_t RUN = 1 << 20, TASK = 2;  // of what is held
-    static constexpr int TRIES = 10;                   // to take something over, before one sleeps
 
     void count_done(int64_t count, int64_t end) {
         if (shared_.done.fetch_add(count) + count != end) return;
@@ -193,13 +213,24 @@ class Team {
 
     void wait(int64_t end) {
         if (is_soon_done(end, TURNS)) return;
+        while (!is_done_after_sleep(end)) {
+        }
+    }
+
+    // Sleeps until a call ends, or for a while: whoever ran then may have been put aside since.
+    bool is_done_after_sleep(int64_t end) {
         shared_.sleepers.fetch_add(1);
-        for (uint32_t calls; calls = shared_.calls.load(), shared_.done.load() < end;) sleep(calls);
+        const uint32_t calls = shared_.calls.load();
+        if (shared_.done.load() < end) sleep(calls);
         shared_.sleepers.fetch_sub(1);
+        return shared_.done.load() >= end;
     }
 
 #if defined(__linux__)
-    void sleep(uint32_t calls) { syscall(SYS_futex, &shared_.calls, FUTEX_WAIT_PRIVATE, calls, nullptr, nullptr, 0); }
+    void sleep(uint32_t calls) {
+        const timespec most{0, SLEEP_NS};
+        syscall(SYS_futex, &shared_.calls, FUTEX_WAIT_PRIVATE, calls, &most, nullptr, 0);
+    }
     void wake() { syscall(SYS_futex, &shared_.calls, FUTEX_WAKE_PRIVATE, INT32_MAX, nullptr, nullptr, 0); }
 
     // Whether it is on a processor: its time passes.

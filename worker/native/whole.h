@@ -122,9 +122,10 @@ class Whole {
         int64_t rows = step_.num_tokens;
         int64_t tap = 0;
         const Owners* adapted = &adapted_;
-        each_row(team, rows, [&](int64_t row) {
+        each_row(team, rows, [&](int64_t row, Claim& claim) {
+            if (!claim.may_write()) return;
             embed(row);
-            norm(row, rows, nullptr, nullptr, network_.layers[0].attention_pre_norm, network_.layers[0].qkv);
+            norm(row, rows, nullptr, nullptr, network_.layers[0].attention_pre_norm, network_.layers[0].qkv, claim);
         });
         for (int64_t index = 0; index < network_.num_layers; ++index) {
             const Layer& layer = network_.layers[index];
@@ -134,7 +135,8 @@ class Whole {
             if (tap < pass_.num_taps && pass_.taps[tap] == index) {
                 const int64_t size = network_.hidden_size;
                 bf16* tapped = pass_.tapped + tap++ * rows * size;
-                each_row(team, rows, [&](int64_t row) {
+                each_row(team, rows, [&](int64_t row, Claim& claim) {
+                    if (!claim.may_write()) return;
                     std::memcpy(tapped + row * size, own_.x + row * size, size * sizeof(bf16));
                 });
             }
@@ -148,14 +150,16 @@ class Whole {
             round(team, own_.mixed, rows, layer.output);
             const bf16* change = change_of(*adapted, layer.output, layer.attention_post_norm);
             adapted_product(team, *adapted, {index, 1}, own_.mixed, rows, layer.output, output_of(change));
-            each_row(team, rows, [&](int64_t row) {
-                norm(row, rows, change, layer.attention_post_norm, layer.mlp_pre_norm, layer.gate_up);
+            each_row(team, rows, [&](int64_t row, Claim& claim) {
+                norm(row, rows, change, layer.attention_post_norm, layer.mlp_pre_norm, layer.gate_up, claim);
             });
             const bf16* opened = layer.mlp_pre_norm ? own_.normed : own_.x;
             const bool is_laid = rows > FEW_ROWS && layer.gate_up.form == PLAIN && layer.down.form == PLAIN;
             if (adapted->groups.count && layer.gate_up.form != PLAIN) {
                 adapted_product(team, *adapted, {index, 2}, opened, rows, layer.gate_up, {own_.adapted, ROUNDED, 0});
-                each_row(team, rows, [&](int64_t row) { gate_one(row, rows, layer.down); });
+                each_row(team, rows, [&](int64_t row, Claim& claim) {
+                    if (claim.may_write()) gate_one(row, rows, layer.down);
+                });
             } else {
                 adapted_product(team, *adapted, {index, 2}, opened, rows, layer.gate_up,
                                 {own_.gated, GATED, int(network_.activation), nullptr, is_laid});
@@ -163,7 +167,9 @@ class Whole {
             }
             change = change_of(*adapted, layer.down, layer.mlp_post_norm);
             adapted_product(team, *adapted, {index, 3}, own_.gated, rows, layer.down, output_of(change), is_laid);
-            each_row(team, rows, [&](int64_t row) { norm(row, rows, change, layer.mlp_post_norm, next_norm, next); });
+            each_row(team, rows, [&](int64_t row, Claim& claim) {
+                norm(row, rows, change, layer.mlp_post_norm, next_norm, next, claim);
+            });
         }
         network_.head.multiply(team, own_.normed, own_.rounded, rows, {pass_.logits, WIDE, 0, pass_.maxima});
     }
@@ -180,7 +186,7 @@ class Whole {
 
     template <typename Body>
     static void each_row(Team& team, int64_t rows, const Body& body) {
-        team.each(rows, std::clamp<int64_t>(rows / (4 * team.size()), 1, TILE), body);
+        team.each_claimed(rows, std::clamp<int64_t>(rows / (4 * team.size()), 1, TILE), body);
     }
 
     // Where a product waits to be added to x, or null: then it is at once.
@@ -221,7 +227,9 @@ class Whole {
     // For ``next``, where it asks for that.
     void round(Team& team, const bf16* x, int64_t rows, const AnyMatrix& next) const {
         if (next.form == PLAIN && rows <= FEW_ROWS) return;
-        each_row(team, rows, [&](int64_t row) { next.round(x + row * next.size, row, rows, own_.rounded); });
+        each_row(team, rows, [&](int64_t row, Claim& claim) {
+            if (claim.may_write()) next.round(x + row * next.size, row, rows, own_.rounded);
+        });
     }
 
     void embed(int64_t row) const {
@@ -233,14 +241,17 @@ class Whole {
     }
 
     // What ``next`` is multiplied with, rounded where it asks for that.
-    void norm(int64_t row, int64_t rows, const bf16* delta, const float* post, const float* pre, const AnyMatrix& next) const {
+    void norm(int64_t row, int64_t rows, const bf16* delta, const float* post, const float* pre, const AnyMatrix& next,
+              Claim& claim) const {
         const int64_t size = network_.hidden_size, at = row * size;
         // Where nobody reads it but to round it, it need not leave the cache.
         static thread_local std::vector<bf16> held;
         if (int64_t(held.size()) < size) held.resize(size);
         const bool is_read = next.form == PLAIN ? rows <= FEW_ROWS : pass_.adapted.count > 0;
         bf16* normed = is_read ? own_.normed + at : held.data();
+        if ((delta || is_read) && !claim.may_write()) return;
         add_norm(own_.x + at, delta ? delta + at : nullptr, post, pre, normed, size, network_.eps);
+        if (!claim.may_write()) return;
         if (pass_.hidden && &next == &network_.head) std::memcpy(pass_.hidden + at, normed, size * sizeof(bf16));
         next.round(pre ? normed : own_.x + at, row, rows, own_.rounded);
     }
@@ -254,7 +265,8 @@ class Whole {
         Attention<bf16, Form> attention(step_of(layer), *cut_of(layer.window), own_.qkv, keys,
                                         keys + turning.num_kv_heads * head_dim, layer.pool.template as<Stored>(), nullptr,
                                         own_.mixed);
-        each_row(team, rows, [&](int64_t row) {
+        each_row(team, rows, [&](int64_t row, Claim& claim) {
+            if (!claim.may_write()) return;
             const float *cosines = pass_.cosines[layer.rope], *sines = pass_.sines[layer.rope];
             const int64_t angles = pass_.positions[row] * turning.rotary_dim;
             turn(turning, own_.qkv + row * stride, cosines + angles, sines + angles, layer.query_norm, layer.key_norm);
