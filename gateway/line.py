@@ -18,12 +18,11 @@ from gateway.clock import Clock
 from gateway.flight import Flight
 from gateway.lanes import LaneView, WaitingLine
 from gateway.returning import Returning, lost, why
-from gateway.seat import Seat, opaque, soonest_s, speed
+from gateway.seat import Seat, opaque
+from gateway.seats import Seats
 from gateway.workers import Worker
 from policies import settings, wire
 from policies.priority import Order
-from policies.promise import Pace
-from policies.routing import choose
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +41,7 @@ class Line:
     ) -> None:
         """``changed`` is called when a worker joins or is given up."""
         self.name = name
-        self.seats: dict[Worker, Seat] = {}
+        self.seats = Seats()
         self.priorities = {name: terms.priority for name, terms in classes.items()}
         """Of the classes."""
         self.shares: dict[int, float] = {}
@@ -57,7 +56,7 @@ class Line:
         self._first = min(classes.values(), key=lambda terms: terms.priority)
         """What goes on its class's guarantee goes as one of these: it is not put back for anybody."""
         self._bounded = {name for name, terms in classes.items() if terms.max_ttft_ms}
-        self._waiting = WaitingLine(name, classes, clock, self._advance, self._speed)
+        self._waiting = WaitingLine(name, classes, clock, self._advance, self.seats.speed)
         self._returning = Returning(limits, self.priorities, clock, self._gave_up_waiting)
         self._has_leaving = False
         """A worker that takes nothing more may have flights that could go on elsewhere."""
@@ -69,14 +68,11 @@ class Line:
 
     def ready(self) -> wire.Ready | None:
         """The facts of a ready worker."""
-        for worker in self.seats:
-            if worker.facts is not None:
-                return worker.facts
-        return None
+        return self.seats.facts
 
     def predicted_ttft_s(self, order: Order) -> float | None:
         """Of a request that would come now, as far as the workers' pace is known; None: the line has no room for it."""
-        return self._waiting.predicted_s(order, *self._speed(), soonest_s(self.seats.values(), order.num_prompt_tokens))
+        return self._waiting.predicted_s(order, *self.seats.speed(), self.seats.soonest_s(order.num_prompt_tokens))
 
     def submit(self, request: wire.Submit, order: Order) -> Flight:
         """Raises QueueFull and SlowDown."""
@@ -125,10 +121,9 @@ class Line:
 
     def cut(self, error: errors.GatewayError) -> None:
         """Every flight ends here."""
-        for seat in self.seats.values():
-            for flight in list(seat.flights.values()):
-                self.abandon(flight)
-                flight.cut(error)
+        for flight in self.seats.flights():
+            self.abandon(flight)
+            flight.cut(error)
         self.fail(error)
 
     def fail(self, error: errors.GatewayError) -> None:
@@ -155,7 +150,7 @@ class Line:
 
     def views(self) -> list[LaneView]:
         """Each class as it stands."""
-        return self._waiting.views(*self._speed(), soonest_s(self.seats.values(), 1), self._returning.all())
+        return self._waiting.views(*self.seats.speed(), self.seats.soonest_s(1), self._returning.all())
 
     @property
     def num_waiting(self) -> int:
@@ -261,14 +256,14 @@ class Line:
         return [
             *(turn.item for lane in self._waiting.lanes for turn in lane.waiting),
             *self._returning.all(),
-            *(each for seat in self.seats.values() for each in seat.flights.values()),
+            *self.seats.flights(),
         ]
 
     # The line
 
     def _enter(self, flight: Flight) -> None:
         """Into its lane, if it may and if it is any use."""
-        self._waiting.enter(flight, *self._speed(), soonest_s(self.seats.values(), flight.order.num_prompt_tokens))
+        self._waiting.enter(flight, *self.seats.speed(), self.seats.soonest_s(flight.order.num_prompt_tokens))
 
     def _advance(self) -> None:
         """Sends whose turn it is while there is room for it; a wide request waits for it, and nobody overtakes. Of a
@@ -299,15 +294,7 @@ class Line:
 
     def _seat_for(self, flight: Flight, priority: int) -> Seat | None:
         """Of the workers that have room, the one where its first token should come soonest."""
-        able = [seat for seat in self.seats.values() if seat.has_room(flight, priority)]
-        if flight.request.adapter:
-            able = [seat for seat in able if not self.adapters.refuses(seat.worker, flight.request.adapter)] or able
-        if len(able) < 2:
-            return able[0] if able else None
-        if not flight.digests:
-            return min(able, key=lambda seat: seat.num_sequences)
-        num_prompt_tokens = flight.order.num_prompt_tokens
-        return able[choose(num_prompt_tokens, [seat.candidate(flight) for seat in able])]
+        return self.seats.best(flight, priority, self.adapters.refuses)
 
     def _send(self, seat: Seat, flight: Flight, priority: int) -> None:
         is_first, now = flight.sent_at is None, self._clock.now()
@@ -345,8 +332,7 @@ class Line:
         """Who goes on next, of those that a worker admits."""
         if not len(self._returning):
             return None
-        seats = self.seats.values()
-        return self._returning.first(lambda flight: any(seat.admits(flight) for seat in seats))
+        return self._returning.first(self.seats.admit)
 
     def _refusal(self, flight: Flight, failed: wire.Failed) -> errors.GatewayError:
         if flight.paused_at is None or failed.code == "internal":
@@ -358,14 +344,7 @@ class Line:
     def _move_one(self, ceiling: float) -> bool:
         """Has a worker that leaves let go of a flight, if another one has room for it and its class is important
         enough. Whether there was one."""
-        movable = [
-            flight
-            for seat in self.seats.values()
-            if not seat.takes_requests
-            for flight in seat.flights.values()
-            if flight.is_wanted and not flight.is_moving and self._returning.priority(flight) <= ceiling
-            if flight not in seat.suspects  # it is soon above suspicion, or has ended its worker
-        ]
+        movable = [flight for flight in self.seats.leaving() if self._returning.priority(flight) <= ceiling]
         for flight in sorted(movable, key=self._returning.place):
             target = self._seat_for(flight, flight.request.priority)
             if target is not None:
@@ -377,12 +356,11 @@ class Line:
         return False
 
     def _look_for_leaving(self) -> None:
-        self._has_leaving = any(not seat.takes_requests for seat in self.seats.values()) and not self._is_closing
+        self._has_leaving = self.seats.has_leaving and not self._is_closing
 
     def _reserved_nowhere(self, flight: Flight) -> None:
         if flight.is_moving:
-            for seat in self.seats.values():
-                seat.release(flight)
+            self.seats.release(flight)
 
     def _gave_up_waiting(self, flight: Flight) -> None:
         """No worker went on with it in time."""
@@ -395,6 +373,3 @@ class Line:
             self._returning.remove(flight)
             self._waiting.ended(flight)
             flight.fail(error)
-
-    def _speed(self) -> tuple[Pace | None, float]:
-        return speed(self.seats.values())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
 from hashlib import blake2b
 
@@ -245,24 +245,3 @@ class Seat:
             return 1.0
         num_open = max(1, self.num_sequences, stats.num_running + stats.num_waiting)
         return max(1.0 / stats.num_gateways, self.num_sequences / num_open)
-
-
-def known(seats: Iterable[Seat]) -> Seat | None:
-    """The worker whose costs are known that has the fewest prompts to compute."""
-    return min(
-        (seat for seat in seats if seat.pace is not None), key=lambda seat: seat.num_pending_tokens, default=None
-    )
-
-
-def soonest_s(seats: Iterable[Seat], num_prompt_tokens: int) -> float:
-    """Until the first token of such a prompt, with the worker that has the fewest to compute; 0: nothing is known."""
-    seat = known(seats)
-    return 0.0 if seat is None else seat.prefill_s(num_prompt_tokens)
-
-
-def speed(seats: Iterable[Seat]) -> tuple[Pace | None, float]:
-    """The pace of a worker, and how many take requests, each as far as it works for us; 1 while there are none."""
-    seats = list(seats)
-    seat = known(seats)
-    parts = [seat.part for seat in seats if seat.takes_requests and seat.worker.facts]
-    return None if seat is None else seat.pace, sum(parts) or 1.0
