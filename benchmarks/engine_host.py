@@ -110,6 +110,7 @@ def measure(directory: str, form: Any, num_sequences: int, num_input: int, num_o
     in_kernels = parts["whole"]
     return {
         "step_ms": 1e3 * step_s,
+        "forward_ms": 1e3 * parts["forward"],
         "host": 1 - parts["forward"] / step_s,
         "planner": parts["schedule"] / step_s,
         "draw_ms": 1e3 * parts["draw"],
