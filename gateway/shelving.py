@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Concatenate, ParamSpec, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway import store
 from gateway.background import alongside
@@ -34,6 +35,8 @@ MAX_AT_ONCE = 500
 """Deleted in one transaction; what is left over goes with the next one."""
 
 Row = tuple[sa.Table, dict[str, Any]]
+Step = Callable[[AsyncConnection], Coroutine[Any, Any, None]]
+"""Of a transaction."""
 
 
 class ShelfAway(ServiceUnavailable):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 import msgspec
@@ -21,6 +22,7 @@ from gateway.responses.events import Events
 from gateway.responses.items import AnyItem
 from gateway.responses.nearby import Context, Near
 from gateway.responses.requests import ResponseRequest
+from gateway.responses.running import EndedElsewhere
 from gateway.responses.shelf import Kept
 from gateway.shelving import ShelfAway
 from gateway.telemetry import about
@@ -101,7 +103,7 @@ class Turn:
         try:
             if body.conversation is not None and body.status not in ("completed", "incomplete"):
                 await gw.conversations.release(body.id)
-            elif body.conversation is not None and await self._is_added(body.conversation.id, stores):
+            elif body.conversation is not None and await self._is_added(body.conversation.id, stores, last):
                 stores = False  # it is by now
             elif body.conversation is not None:
                 last = events.amended(last, conversation=None)
@@ -121,14 +123,20 @@ class Turn:
         if self.remembered is not None or not body.store:
             near.put(body.id, self.remembered, [*self.given, *body.output])
 
-    async def _is_added(self, conversation_id: str, stores: bool) -> bool:
-        """It is a turn of its conversation, and in the same transaction stored, if it is to be; False: there is no such
-        conversation any more, and nothing is done. Raises ShelfAway."""
+    async def _is_added(self, conversation_id: str, stores: bool, last: bytes) -> bool:
+        """It is a turn of its conversation, and in the same transaction stored, if it is to be, or ended, if it was
+        before; False: there is no such conversation any more, or it had ended otherwise, and nothing is done. Raises
+        ShelfAway."""
         gw, body, tenant_id = self.asked.gw, self.events.body, self.asked.caller.tenant_id
-        row = gw.responses.shelf.row_of(self.kept()) if stores else None
+        add = partial(gw.conversations.add, tenant_id, conversation_id, [*self.given, *body.output], body.id)
+        background = gw.responses.background
+        running = background.find(tenant_id, body.id) if body.background else None
         try:
-            await gw.conversations.add(tenant_id, conversation_id, [*self.given, *body.output], body.id, row)
-        except errors.NotFound:
+            if running is not None:
+                await background.end_with(running, last, add)
+            else:
+                await add(partial(gw.responses.shelf.insert, self.kept()) if stores else None)
+        except (errors.NotFound, EndedElsewhere):
             self._warn("response %s is not added to its conversation")
             return False
         return True

@@ -20,7 +20,7 @@ from gateway.conversations.shapes import Conversation
 from gateway.errors import InvalidRequest, NotFound
 from gateway.responses.items import MAX_ITEMS, AnyItem, response_of
 from gateway.responses.shapes import ItemsQuery
-from gateway.shelving import Row, ShelfAway, Shelving, in_time
+from gateway.shelving import ShelfAway, Shelving, Step, in_time
 
 HOLD_S = 12
 NUM_ROW_BYTES = 128
@@ -146,12 +146,12 @@ class Conversations(Shelving):
         conversation_id: str,
         items: Sequence[AnyItem],
         response_id: str | None = None,
-        also: Row | None = None,
+        also: Step | None = None,
     ) -> None:
         """Behind all others, and all of them or none; none of those has one of their ids. ``response_id``: of the
         response whose they are, for which there is always room, and which holds it no more when this returns;
-        ``also``: its row, where it has one: both are kept or neither. Raises NotFound, and InvalidRequest where there
-        would be too many."""
+        ``also``: what else is to be kept: both are or neither. Raises NotFound, InvalidRequest where there would be too
+        many, and what ``also`` raises."""
         added = _entries(conversation_id, items)
         update = sa.update(rows).where(*self._is(tenant_id, conversation_id))
         update = update.values(num_bytes=rows.c.num_bytes + _num_bytes(added), expires_at=self._expires_at())
@@ -171,8 +171,7 @@ class Conversations(Shelving):
                 behind = [{**entry, "number": entry["number"] + last + 1} for entry in added]
                 await connection.execute(sa.insert(entries), behind)
             if also is not None:
-                table, row = also
-                await connection.execute(sa.insert(table), row)
+                await also(connection)
             if response_id is not None:
                 await connection.execute(_release(conversation_id, response_id))
         if response_id is not None:

@@ -13,15 +13,17 @@ from collections.abc import Callable, Coroutine, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
+from sqlalchemy.ext.asyncio import AsyncConnection
+
 from gateway import errors
 from gateway.clock import Clock
 from gateway.head import Head
 from gateway.places import Places
-from gateway.responses.events import Events
+from gateway.responses.events import Events, split
 from gateway.responses.outlets import Log
 from gateway.responses.shapes import ResponseBody
 from gateway.responses.shelf import Shelf
-from gateway.shelving import ShelfAway
+from gateway.shelving import ShelfAway, Step
 from gateway.telemetry import about
 from policies import settings
 
@@ -32,6 +34,10 @@ RENEW_S = 3.0
 """After so long the store is told that it is still being written, even if there is nothing to add."""
 KEEP_TRYING_S = 60.0
 """How long the end of one waits for a store that is away."""
+
+
+class EndedElsewhere(Exception):
+    """It was cancelled or deleted at another gateway, or given up there."""
 
 
 class Running:
@@ -45,6 +51,8 @@ class Running:
         self.log = Log()
         self.num_stored = 0
         """Events that are in the store."""
+        self.is_stored = False
+        """To its end."""
         self.place = contextlib.ExitStack()
         self.is_unwanted = False
         """Somebody has cancelled or deleted it."""
@@ -126,6 +134,19 @@ class Background:
         await asyncio.wait([running.task])
         return running.events.body
 
+    async def end_with(self, running: Running, last: bytes, keep: Callable[[Step], Coroutine[Any, Any, None]]) -> None:
+        """Stores the end of one, whose ``last`` events these are, in the transaction in which ``keep`` keeps something
+        else: a gateway that dies leaves both or neither. Raises EndedElsewhere, and what ``keep`` raises."""
+        async with running.storing:
+            said = running.log.said[running.num_stored :] + split(last)
+
+            async def end(connection: AsyncConnection) -> None:
+                if not await self._shelf.move(connection, running.events.body, running.num_stored, said):
+                    raise EndedElsewhere
+
+            await keep(end)
+            running.is_stored = True
+
     async def close(self) -> None:
         """Breaks off what is still being written; it is said to have failed."""
         self._is_closing = True
@@ -162,6 +183,8 @@ class Background:
             if not said and self._clock.now() < renewed_at + RENEW_S:
                 continue
             async with running.storing:
+                if running.is_stored:
+                    return
                 try:
                     is_wanted = await self._shelf.advance(running.events.body, running.num_stored, said)
                 except ShelfAway:
@@ -180,7 +203,7 @@ class Background:
         said = running.log.said[running.num_stored :] + running.log.take_last()
         give_up_at = self._clock.now() + KEEP_TRYING_S
         try:
-            while True:
+            while not running.is_stored:
                 try:
                     await self._shelf.advance(running.events.body, running.num_stored, said)
                     return

@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway import store
 from gateway.clock import Clock
@@ -23,7 +24,7 @@ from gateway.errors import InvalidRequest
 from gateway.responses.events import split
 from gateway.responses.items import AnyItem
 from gateway.responses.shapes import OPEN, ResponseBody, ResponseError, Status
-from gateway.shelving import Row, Shelving, in_time
+from gateway.shelving import Shelving, in_time
 from gateway.store import Store
 from policies import settings
 
@@ -102,9 +103,10 @@ class Shelf(Shelving):
         """A new one, durable when this returns."""
         await self._put(self._told_of(kept))
 
-    def row_of(self, kept: Kept) -> Row:
-        """A new one, for a transaction of somebody else's."""
-        return self._row(self._told_of(kept))
+    async def insert(self, kept: Kept, connection: AsyncConnection) -> None:
+        """A new one, in a transaction of somebody else's."""
+        table, row = self._row(self._told_of(kept))
+        await connection.execute(sa.insert(table), row)
 
     def _told_of(self, kept: Kept) -> dict[str, Any]:
         num_bytes, renewed_at = kept.num_bytes, int(self._wall())
@@ -145,6 +147,11 @@ class Shelf(Shelving):
     async def advance(self, body: ResponseBody, first: int, events: Sequence[bytes]) -> bool:
         """It is being written, or has ended, by its status; ``events`` are those from number ``first`` on. False, and
         nothing is done: it had ended already, or is gone."""
+        async with self._engine.begin() as connection:
+            return await self.move(connection, body, first, events)
+
+    async def move(self, connection: AsyncConnection, body: ResponseBody, first: int, events: Sequence[bytes]) -> bool:
+        """As ``advance``, in a transaction of somebody else's."""
         whole, said = _encode(body), zlib.compress(b"".join(events), 1)
         is_open = rows.c.status.in_(OPEN)
         changed = sa.update(rows).where(rows.c.id == body.id, is_open)
@@ -155,15 +162,14 @@ class Shelf(Shelving):
             num_bytes=rows.c.num_bytes - sa.func.length(rows.c.body) + len(whole) + num_more,
             renewed_at=int(self._wall()),
         )
-        async with self._engine.begin() as connection:
-            if not (await connection.execute(changed)).rowcount:
-                return False
-            if events:
-                # What came to be written although nobody was told so.
-                again = sa.delete(told).where(told.c.response_id == body.id, told.c.first >= first)
-                await connection.execute(again)
-                row = {"response_id": body.id, "first": first, "num_events": len(events), "events": said}
-                await connection.execute(sa.insert(told), row)
+        if not (await connection.execute(changed)).rowcount:
+            return False
+        if events:
+            # What came to be written although nobody was told so.
+            again = sa.delete(told).where(told.c.response_id == body.id, told.c.first >= first)
+            await connection.execute(again)
+            row = {"response_id": body.id, "first": first, "num_events": len(events), "events": said}
+            await connection.execute(sa.insert(told), row)
         return True
 
     @in_time

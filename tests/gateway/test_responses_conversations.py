@@ -186,6 +186,54 @@ async def test_a_gateway_that_dies_leaves_a_response_and_its_turn_or_neither(
         call.cancel()
 
 
+@pytest.mark.parametrize("moment", ["before", "behind"])
+async def test_of_one_in_the_background_as_well(open_front: OpenFront, store_settings, monkeypatch, moment):
+    """And the end that others find is whole, its last event included."""
+    async with open_front(store=store_settings) as front:
+        mine, shelf, reached = await begun(front, "Hello"), front.gw.responses.shelf, asyncio.Event()
+        conversations = type(front.gw.conversations)
+
+        async def add(*asked: Any, real: Any = conversations.add) -> None:
+            if moment == "behind":
+                await real(*asked)
+            reached.set()
+            await asyncio.Event().wait()
+
+        monkeypatch.setattr(conversations, "add", add)
+        queued = await ask(front, input="And?", conversation=mine, background=True)
+        submit = await front.peer.submitted()
+        front.peer.say(submit, [*front.ids("Hi there."), END], "stop")
+        await reached.wait()
+        (running,) = front.gw.responses.background._running.values()
+        kept = await shelf.find(running.tenant_id, queued.id)
+        assert kept is not None
+        kinds = [event.partition(b"\n")[0].removeprefix(b"event: ") for event in await shelf.events(queued.id, 0)]
+        if moment == "before":
+            assert (kept.is_open, await texts_of(front.client, mine)) == (True, ["Hello"])
+            assert b"response.completed" not in kinds
+        else:
+            assert (kept.status, await texts_of(front.client, mine)) == ("completed", ["Hello", "And?", "Hi there."])
+            assert (kinds[0], kinds[-1]) == (b"response.created", b"response.completed")
+            assert not await shelf.end_elsewhere(kept, "failed"), "nobody can say that it was lost"
+
+
+async def test_one_that_was_cancelled_at_another_gateway_is_no_turn(front: Front):
+    mine = await begun(front, "Hello")
+    queued = await ask(front, input="And?", conversation=mine, background=True)
+    submit = await front.peer.submitted()
+    (running,) = front.gw.responses.background._running.values()
+    kept = await front.gw.responses.shelf.find(running.tenant_id, queued.id)
+    async with running.storing:  # it does not notice before it ends
+        assert kept is not None
+        assert await front.gw.responses.shelf.end_elsewhere(kept, "cancelled")
+        front.peer.say(submit, [*front.ids("Hi there."), END], "stop")
+        await front.settled(1)
+    await until(lambda: not front.gw.responses.background._running)
+    assert (await front.client.responses.retrieve(queued.id)).status == "cancelled"
+    assert await texts_of(front.client, mine) == ["Hello"]
+    await answered(front, conversation=mine)
+
+
 async def test_an_answer_whose_conversation_is_gone_is_given_and_says_so(front: Front):
     for stream in (False, True):
         mine = await begun(front)
