@@ -54,7 +54,7 @@ class Script:
     def rest(self, text: str) -> None:
         pass
 
-    def finish(self) -> None:
+    def finish(self, is_cut: bool = False) -> None:
         pass
 
     def take(self) -> list[Event]:
