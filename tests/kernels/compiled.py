@@ -207,23 +207,28 @@ def test_many_tokens_times_int8(compiled):
         (torch.int8, torch.bfloat16, 80),
         (torch.int8, torch.bfloat16, 600),
         (torch.float8_e4m3fn, torch.bfloat16, 80),
+        (torch.uint8, torch.bfloat16, 1),
+        (torch.uint8, torch.bfloat16, 80),
+        (torch.uint8, torch.bfloat16, 600),
         (torch.float32, torch.float32, 600),
     ],
 )
 def test_experts(compiled, monkeypatch, kind, dtype, num_tokens):
     monkeypatch.setattr("worker.models.experts_on_cuda.num_processors", lambda device: 132)
-    stacks = [
-        Stack(
-            torch.zeros(16, num_outputs, num_inputs, dtype=torch.int8 if kind.itemsize == 1 else kind).view(kind),
-            torch.ones(16, num_outputs) if kind.itemsize == 1 else None,
-            torch.zeros(16, num_outputs, dtype=dtype) if kind is torch.float16 else None,
-        )
-        for num_outputs, num_inputs in ((768, 1024), (1024, 384))
-    ]
+    stacks = []
+    for num_outputs, num_inputs in ((768, 1024), (1024, 384)):
+        shape, bias = (16, num_outputs), torch.zeros(16, num_outputs, dtype=dtype) if kind is torch.float16 else None
+        if kind is torch.uint8:
+            codes = torch.zeros(*shape, num_inputs // 2, dtype=kind)
+            stacks.append(Stack(codes, *torch.zeros(2, *shape, num_inputs // 128), 128))
+        else:
+            matrices = torch.zeros(*shape, num_inputs, dtype=torch.int8 if kind.itemsize == 1 else kind).view(kind)
+            stacks.append(Stack(matrices, torch.ones(shape) if kind.itemsize == 1 else None, bias=bias))
     mixture = Mixture(16, 4, True, num_groups=4, num_chosen_groups=2, scores="sigmoid")
     experts = CudaExperts(mixture, *stacks, torch.zeros(16), is_repeatable=False)
     experts(torch.zeros(num_tokens, 1024, dtype=dtype), torch.zeros(num_tokens, 16), "silu")
-    assert [name for name, _ in compiled] == ["route", "sort", "multiply", "multiply", "combine"]
+    gates = ["gate"] if kind is torch.uint8 and num_tokens == 600 else []
+    assert [name for name, _ in compiled] == ["route", "sort", "multiply", *gates, "multiply", "combine"]
 
 
 @pytest.mark.parametrize(
@@ -272,6 +277,8 @@ def test_nothing_is_compiled_anew_for_another_number_of_rows_blocks_or_splits(co
     codes, scales = torch.zeros(192, 2048, dtype=torch.int8), torch.ones(192)
     one_byte = CudaScaledLinear(Int8(codes, scales), None, rounds_inputs=False)
     four_bits = CudaInt4Linear(Int4(codes[:, :1024].view(torch.uint8), *torch.zeros(2, 192, 32), 64), None)
+    stacks = Stack(torch.zeros(16, 256, 512).bfloat16()), Stack(torch.zeros(16, 512, 128).bfloat16())
+    experts = CudaExperts(Mixture(16, 4, True), *stacks, None, is_repeatable=False)
     for num in (1, 2, 3, 4, 5, 16):
         rows = range(num)
         asked = [Sampling(max_tokens=1, temperature=0.7, top_p=0.9)] * num
@@ -282,5 +289,8 @@ def test_nothing_is_compiled_anew_for_another_number_of_rows_blocks_or_splits(co
         plan.attend(0, *torch.zeros(num, 12, 64, dtype=torch.bfloat16).split((8, 2, 2), 1))
         for linear in (one_byte, four_bits):
             linear(torch.zeros(num, 2048, dtype=torch.bfloat16))
+        experts(torch.zeros(num, 512, dtype=torch.bfloat16), torch.zeros(num, 16), "silu")
     names = [name for name, _ in {id(kernel): (name, kernel) for name, kernel in compiled}.values()]
-    assert sorted(names) == ["add_up", "attend", "draw", "multiply", "multiply", "reduce", "survey", "write"]
+    others = ["combine", "route", "sort", "multiply", "multiply"]
+    expected = ["add_up", "attend", "draw", "multiply", "multiply", "reduce", "survey", "write", *others]
+    assert sorted(names) == sorted(expected)

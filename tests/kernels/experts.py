@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from tests.kernels.device import DEVICE, examples
 from worker.models.architecture import Mixture
 from worker.models.experts import Experts
 from worker.models.experts_on_cuda import CudaExperts, max_blocks, pairs_at_once
-from worker.models.forms import Form, Fp8, Int8, Plain
+from worker.models.forms import Form, Fp8, Int4, Int8, Plain
 from worker.models.linear import linear_of
 from worker.models.ops import TorchOps
 from worker.models.stacks import Stack, Stacking
@@ -175,6 +176,10 @@ def test_there_are_blocks_enough_whoever_is_chosen(num_pairs, num_experts, size)
 def form_of(kind: str, num_outputs: int, num_inputs: int, dtype: torch.dtype) -> Form:
     if kind == "plain":
         return Plain(noise(num_outputs, num_inputs, dtype=dtype) / num_inputs**0.5)
+    if kind == "int4":
+        codes = torch.randint(256, (num_outputs, num_inputs // 2), dtype=torch.uint8, device=DEVICE)
+        scales, offsets = (torch.rand(2, num_outputs, num_inputs // 32) / num_inputs**0.5).to(DEVICE)
+        return Int4(codes, scales / 4, -2 * offsets, 32)
     scales = torch.rand(num_outputs, device=DEVICE) / (50 * num_inputs**0.5)
     if kind == "int8":
         return Int8(torch.randint(-127, 128, (num_outputs, num_inputs), dtype=torch.int8, device=DEVICE), scales)
@@ -215,7 +220,7 @@ def dense(form: Form) -> torch.Tensor:
     num_chosen=st.integers(1, 8),
     num_tokens=st.sampled_from((1, 2, 5, 17, 40)),
     sizes=st.sampled_from(((8, 8), (33, 17), (64, 96), (130, 70), (256, 64))),
-    kind=st.sampled_from(("plain", "plain", "int8", "fp8")),
+    kind=st.sampled_from(("plain", "plain", "int8", "fp8", "int4")),
     activation=st.sampled_from(("silu", "gelu_tanh", "clamped_swiglu")),
     crowd=st.sampled_from(("even", "one", "few")),
     biased=st.booleans(),
@@ -228,6 +233,8 @@ def test_experts_at_once_say_what_they_say_one_after_another(
 ):
     torch.manual_seed(seed)
     mixture = Mixture(num_experts, min(num_chosen, num_experts), True)
+    if kind == "int4":
+        sizes = (sizes[0] + -sizes[0] % 32, sizes[1] + -sizes[1] % 32)  # whole groups
     layer = Layer(mixture, *sizes, kind, dtype, biased, is_repeatable)
     x, logits = noise(num_tokens, sizes[0], dtype=dtype), noise(num_tokens, num_experts)
     if crowd != "even":  # the others are empty, or nearly
@@ -237,10 +244,10 @@ def test_experts_at_once_say_what_they_say_one_after_another(
     torch.testing.assert_close(got.float(), layer.expected(x, logits, activation), **TOLERANCES[dtype])
 
 
-@pytest.mark.parametrize("num_tokens", [0, 70, 300])
-def test_prompts_are_cut_into_larger_tiles_and_say_the_same(num_tokens):
+@pytest.mark.parametrize(("num_tokens", "kind"), [(0, "plain"), (70, "plain"), (300, "plain"), (300, "int4")])
+def test_prompts_are_cut_into_larger_tiles_and_say_the_same(num_tokens, kind):
     torch.manual_seed(num_tokens)
-    layer = Layer(Mixture(3, 2, False), 96, 200)
+    layer = Layer(Mixture(3, 2, False), 96, 224, kind)
     x, logits = noise(num_tokens, 96), noise(num_tokens, 3)
     if not num_tokens:
         assert layer.ours(x, logits, "silu").shape == (0, 96)
@@ -267,10 +274,13 @@ def test_a_repeatable_row_has_the_same_bits_in_any_company():
 
 def test_matrices_that_are_not_alike_are_not_stacked():
     one, other = form_of("plain", 8, 16, torch.float32), form_of("int8", 8, 16, torch.float32)
-    stacking = Stacking(2)
-    assert torch.equal(dense(stacking.put(one)), dense(one))
-    assert stacking.put(other) is other
-    assert stacking.finish(None) is None
+    fours = form_of("int4", 8, 64, torch.float32)
+    moved = replace(fours, order=torch.randperm(64, device=DEVICE))
+    for first, second in ((one, other), (other, one), (fours, moved), (fours, replace(fours, group=64))):
+        stacking = Stacking(2)
+        assert torch.equal(dense(stacking.put(first)), dense(first))
+        assert stacking.put(second) is second
+        assert stacking.finish(None) is None
 
 
 def test_a_choice_of_one_of_equals_is_the_first():

@@ -102,13 +102,14 @@ def served(
         {"kv_dtype": "int8"},
         {"changes": EXPERTS},
         {"changes": EXPERTS, "quantize": "int8"},
+        {"changes": EXPERTS, "quantize": "int4"},
         {"changes": EXPERTS, "quantize": "fp8"},
         {"changes": GPT_OSS | {"sinks": True, "windows": (40, 0)}},
         {"changes": DEEPSEEK},
     ],
     ids=[
         *("plain", "forks", "windows", "caps and norms", "int8", "int4", "fp8", "KV in int8"),
-        *("experts", "experts, int8", "experts, fp8", "gpt-oss", "shared experts"),
+        *("experts", "experts, int8", "experts, int4", "experts, fp8", "gpt-oss", "shared experts"),
     ],
 )
 def test_steps_wait_for_nobody_and_are_recorded(watch, how):

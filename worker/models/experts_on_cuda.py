@@ -15,10 +15,12 @@ from torch import Tensor
 
 from worker.models.architecture import Activation, Mixture
 from worker.models.stacks import Stack
+from worker.models.triton_ops import TritonOps
 from worker.triton import experts as kernels
 from worker.triton.device import float8_as, multiplies, num_processors
 
-_SORTED_AT_ONCE = 1024
+_SORTED_AT_ONCE = (128, 1024)
+"""Pairs, where there are few and where there are many."""
 _SUMMED_AT_ONCE = 1024
 _ROW_BYTES = 128
 """Of a matrix's rows that are read at once."""
@@ -40,12 +42,15 @@ class Tile:
     num_warps: int
 
     @classmethod
-    def of(cls, pairs: int, outputs: int, num_matrices: int, itemsize: int, x_itemsize: int) -> Tile:
-        """Whose matrices have numbers of itemsize bytes, and whose activations have x_itemsize."""
-        is_large = pairs >= 64
-        inputs = _ROW_BYTES // (max(itemsize, x_itemsize) if is_large else itemsize)
+    def of(cls, pairs: int, outputs: int, num_matrices: int, stack: Stack, x_itemsize: int) -> Tile:
+        """For activations whose numbers have x_itemsize bytes."""
+        is_large, itemsize = pairs >= 64, float(stack.matrices.element_size())
+        if stack.group:
+            inputs, itemsize = stack.group, 0.5
+        else:
+            inputs = _ROW_BYTES // (max(int(itemsize), x_itemsize) if is_large else int(itemsize))
         stage_bytes = inputs * (pairs * x_itemsize + num_matrices * outputs * itemsize)
-        num_stages = max(2, min(3 if is_large else 4, _STAGE_BYTES // stage_bytes))
+        num_stages = max(2, min(3 if is_large else 4, int(_STAGE_BYTES / stage_bytes)))
         return cls(pairs, outputs, inputs, num_stages, 8 if is_large else 4)
 
 
@@ -77,7 +82,9 @@ class CudaExperts:
     ) -> None:
         """``is_repeatable``: see Means."""
         self._mixture, self._correction, self._is_repeatable = mixture, correction, is_repeatable
-        self._gate_up, self._down = gate_up, down
+        self._gate_up, self._down, self._ops = gate_up, down, TritonOps()
+        # Unpacking four-bit codes takes registers.
+        self._most_at_once = 64 if gate_up.group or down.group else 128
 
     def __call__(self, x: Tensor, logits: Tensor, activation: Activation) -> Tensor:
         """See Together."""
@@ -86,18 +93,24 @@ class CudaExperts:
         if not num_tokens:
             return y
         num_pairs = num_tokens * num_chosen
-        size = 16 if self._is_repeatable else pairs_at_once(num_pairs, num_experts)
+        size = 16 if self._is_repeatable else min(self._most_at_once, pairs_at_once(num_pairs, num_experts))
         weights, chosen = self.route(logits)
         most = max_blocks(num_pairs, num_experts, size)
         order, owners = chosen.new_empty(most * size), chosen.new_empty(most + 1)
-        chunk = min(_SORTED_AT_ONCE, max(128, int(triton.next_power_of_2(num_pairs))))
+        chunk = _SORTED_AT_ONCE[num_pairs > _SORTED_AT_ONCE[0]]
         kernels.sort[(num_experts,)](
             chosen, order, owners, num_pairs, most, BLOCK_M=size,
             BINS=max(32, int(triton.next_power_of_2(num_experts))), CHUNK=chunk,
         )  # fmt: skip
         inner = self._gate_up.matrices.shape[1] // 2
-        opened, parts = x.new_empty((num_pairs, inner)), x.new_empty((num_pairs, y.shape[1]))
-        self._multiply(self._gate_up, x, opened, order, owners, size, num_chosen, activation, None)
+        parts = x.new_empty((num_pairs, y.shape[1]))
+        if self._gate_up.group and size >= 64:  # there is no room for two such tiles of codes
+            both = x.new_empty((num_pairs, 2 * inner))
+            self._multiply(self._gate_up, x, both, order, owners, size, num_chosen, "", None)
+            opened = self._ops.gate(both, activation)
+        else:
+            opened = x.new_empty((num_pairs, inner))
+            self._multiply(self._gate_up, x, opened, order, owners, size, num_chosen, activation, None)
         self._multiply(self._down, opened, parts, order, owners, size, 1, "", weights)
         grid = (num_tokens, triton.cdiv(y.shape[1], _SUMMED_AT_ONCE))
         kernels.combine[grid](parts, y, y.shape[1], NUM_EACH=num_chosen, BLOCK=_SUMMED_AT_ONCE)
@@ -128,14 +141,16 @@ class CudaExperts:
         outputs = 64
         if not self._is_repeatable:
             outputs = outputs_at_once(num_pairs, num_experts, num_outputs, num_matrices, num_processors(x.device))
-        tile = Tile.of(size, outputs, num_matrices, stack.matrices.element_size(), x.element_size())
+        tile = Tile.of(size, outputs, num_matrices, stack, x.element_size())
+        is_of_rows = stack.scales is not None and not stack.group
         kind, as_loaded = float8_as(stack.matrices)
         most = len(owners) - 1
         kernels.multiply[(triton.cdiv(num_outputs, outputs), most)](
             stack.matrices.view(as_loaded), x if stack.scales is None else stack.scales,
-            x if stack.bias is None else stack.bias, x, order, owners, x if factors is None else factors, y, num_pairs,
-            most, num_outputs, x.shape[1], x.stride(0), PAIRS_EACH=pairs_each, ACTIVATION=activation,
-            MULTIPLY=multiplies(x), FLOAT8=kind, HAS_SCALES=stack.scales is not None, HAS_BIAS=stack.bias is not None,
-            HAS_FACTORS=factors is not None, BLOCK_N=tile.outputs, BLOCK_M=tile.pairs, BLOCK_K=tile.inputs,
+            x if stack.offsets is None else stack.offsets, x if stack.bias is None else stack.bias, x, order, owners,
+            x if factors is None else factors, y, num_pairs, most, num_outputs, x.shape[1], x.stride(0),
+            PAIRS_EACH=pairs_each, ACTIVATION=activation, MULTIPLY=multiplies(x), FLOAT8=kind, GROUP=stack.group,
+            HAS_SCALES=is_of_rows, HAS_BIAS=stack.bias is not None, HAS_FACTORS=factors is not None,
+            BLOCK_N=tile.outputs, BLOCK_M=tile.pairs, BLOCK_K=tile.inputs,
             num_stages=tile.num_stages, num_warps=tile.num_warps,
         )  # fmt: skip

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-import torch
 from torch import Tensor
 
-from worker.models.forms import Form, Fp8, Int4, Int8, Plain
+from worker.models.forms import Form, Int4, Plain
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,9 +14,12 @@ class Stack:
     """One product's, of all experts of a layer."""
 
     matrices: Tensor
-    """[num_experts, out, in]: floats, int8, or float8_e4m3fn."""
+    """[num_experts, out, in]: floats, int8, or float8_e4m3fn; or four-bit codes as Int4 has them."""
     scales: Tensor | None = None
-    """[num_experts, out] f32, of codes."""
+    """[num_experts, out] f32, of codes; of four-bit ones [num_experts, out, in / group], as offsets."""
+    offsets: Tensor | None = None
+    group: int = 0
+    """Inputs that share a scale, of four-bit codes."""
     bias: Tensor | None = None
     """[num_experts, out] in the type of the activations."""
 
@@ -36,7 +38,7 @@ class Stacking:
             self._stack = _empty_like(form, self._num_experts)
         place, self._num_taken = self._num_taken, self._num_taken + 1
         stack = self._stack
-        if stack is None or isinstance(form, Int4) or not _goes_with(form, stack):
+        if stack is None or not _goes_with(form, stack):
             self._is_one = False
             return form
         own = stack.matrices[place]
@@ -45,11 +47,14 @@ class Stacking:
             return Plain(own)
         assert stack.scales is not None
         own.copy_(form.codes)
-        stack.scales[place].copy_(form.scales)
-        return type(form)(own, stack.scales[place])
+        scales = stack.scales[place].copy_(form.scales)
+        if isinstance(form, Int4):
+            assert stack.offsets is not None
+            return Int4(own, scales, stack.offsets[place].copy_(form.offsets), form.group)
+        return type(form)(own, scales)
 
     def finish(self, bias: Tensor | None) -> Stack | None:
-        """Of all; None where they are not alike, or have groups of codes."""
+        """Of all; None where they are not alike."""
         if self._stack is None or not self._is_one:
             return None
         assert self._num_taken == self._num_experts
@@ -57,14 +62,19 @@ class Stacking:
 
 
 def _empty_like(form: Form, num_experts: int) -> Stack | None:
-    if isinstance(form, Int4):
-        return None
+    def empty(like: Tensor) -> Tensor:
+        return like.new_empty((num_experts, *like.shape))
+
     if isinstance(form, Plain):
-        return Stack(form.weight.new_empty((num_experts, *form.shape)))
-    codes = form.codes.new_empty((num_experts, *form.shape))
-    return Stack(codes, form.scales.new_empty((num_experts, len(form.scales))))
+        return Stack(empty(form.weight))
+    if isinstance(form, Int4):
+        return Stack(empty(form.codes), empty(form.scales), empty(form.offsets), form.group)
+    return Stack(empty(form.codes), empty(form.scales))
 
 
-def _goes_with(form: Plain | Int8 | Fp8, stack: Stack) -> bool:
+def _goes_with(form: Form, stack: Stack) -> bool:
+    """Where inputs have another order, each expert has its own."""
     codes = form.weight if isinstance(form, Plain) else form.codes
-    return codes.dtype is stack.matrices.dtype and torch.Size(form.shape) == stack.matrices.shape[1:]
+    group, order = (form.group, form.order) if isinstance(form, Int4) else (0, None)
+    is_alike = codes.dtype is stack.matrices.dtype and codes.shape == stack.matrices.shape[1:]
+    return is_alike and group == stack.group and order is None

@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 
 from worker.triton.float8 import decoded
+from worker.triton.int4 import product_of_group
 from worker.triton.small import gated
 
 _LOG2_E = tl.constexpr(1.4426950408889634)
@@ -104,18 +105,40 @@ def sort(
     tl.store(order + rest, tl.zeros([BLOCK_M], tl.int32) + num_pairs, mask=rest < stop * BLOCK_M)
 
 
+@triton.jit
+def _with_product(
+    total, matrices, scales, offsets, row, start, inputs, is_output, is_input, num_inputs,
+    GROUP: tl.constexpr, MULTIPLY: tl.constexpr, FLOAT8: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """total [outputs, pairs] and what BLOCK_K inputs from start on add to it, [pairs, BLOCK_K], by these rows."""
+    if GROUP > 0:
+        half = tl.arange(0, GROUP // 2)
+        codes_at = matrices + row[:, None] * (num_inputs // 2) + start // 2 + half[None, :]
+        packed = tl.load(codes_at, mask=is_output[:, None], other=0)
+        at = row * (num_inputs // GROUP) + start // GROUP
+        scale = tl.load(scales + at, mask=is_output, other=0.0)
+        offset = tl.load(offsets + at, mask=is_output, other=0.0)
+        return total + product_of_group(packed, inputs, scale, offset, MULTIPLY)
+    at = row[:, None] * num_inputs + (start + tl.arange(0, BLOCK_K))[None, :]
+    own = tl.load(matrices + at, mask=is_output[:, None] & is_input[None, :], other=0.0)
+    return tl.dot(decoded(own, MULTIPLY, FLOAT8), tl.trans(inputs.to(MULTIPLY)), total, input_precision="ieee")
+
+
 @triton.jit(do_not_specialize=("num_pairs", "max_blocks"))
 def multiply(
-    matrices, scales, bias, x, order, owners, factors, y, num_pairs, max_blocks, num_outputs, num_inputs, x_stride,
+    matrices, scales, offsets, bias, x, order, owners, factors, y, num_pairs, max_blocks, num_outputs, num_inputs,
+    x_stride,
     PAIRS_EACH: tl.constexpr, ACTIVATION: tl.constexpr, MULTIPLY: tl.constexpr, FLOAT8: tl.constexpr,
-    HAS_SCALES: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_FACTORS: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr,
+    GROUP: tl.constexpr, HAS_SCALES: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_FACTORS: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """Grid (num_outputs / BLOCK_N, rounded up; max_blocks): y [num_pairs, num_outputs], each row of x, x_stride apart,
     times its expert's matrix; a row of x is for PAIRS_EACH pairs.
 
-    matrices [num_experts, out, num_inputs], scales and bias [num_experts, out]; out is num_outputs, or with an
-    ACTIVATION ("" is none) twice that: gates, and what they open. factors [num_pairs] f32 of what comes out. ``sort``
+    matrices [num_experts, out, num_inputs], scales and bias [num_experts, out]; where inputs share a scale and an
+    offset, GROUP of them, which BLOCK_K then is, matrices are four-bit codes, two a byte, and scales and offsets
+    [num_experts, out, num_inputs / GROUP]. out is num_outputs, or with an ACTIVATION ("" is none) twice that: gates,
+    and what they open. factors [num_pairs] f32 of what comes out. ``sort``
     makes order and owners.
     """
     block = tl.program_id(1)
@@ -128,21 +151,22 @@ def multiply(
     is_output, is_pair = n < num_outputs, pair < num_pairs
     num_rows = num_outputs if ACTIVATION == "" else 2 * num_outputs
     row = expert * num_rows + n
-    matrix_at = matrices + row[:, None] * num_inputs + k[None, :]
-    ups_after = num_outputs.to(tl.int64) * num_inputs
     x_at = x + (pair // PAIRS_EACH).to(tl.int64)[:, None] * x_stride + k[None, :]
     total = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
     ups = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
     # Weights stand on the left of the product, where Hopper's tensor cores want 64 rows; pairs may be few.
     for start in range(0, num_inputs, BLOCK_K):
-        is_input = (start + k < num_inputs)[None, :]
-        here = is_output[:, None] & is_input
-        inputs = tl.trans(tl.load(x_at + start, mask=is_pair[:, None] & is_input, other=0.0).to(MULTIPLY))
-        own = decoded(tl.load(matrix_at + start, mask=here, other=0.0), MULTIPLY, FLOAT8)
-        total = tl.dot(own, inputs, total, input_precision="ieee")
+        is_input = start + k < num_inputs
+        inputs = tl.load(x_at + start, mask=is_pair[:, None] & is_input[None, :], other=0.0)
+        total = _with_product(
+            total, matrices, scales, offsets, row, start, inputs, is_output, is_input, num_inputs,
+            GROUP, MULTIPLY, FLOAT8, BLOCK_K,
+        )  # fmt: skip
         if ACTIVATION != "":
-            opened = decoded(tl.load(matrix_at + ups_after + start, mask=here, other=0.0), MULTIPLY, FLOAT8)
-            ups = tl.dot(opened, inputs, ups, input_precision="ieee")
+            ups = _with_product(
+                ups, matrices, scales, offsets, row + num_outputs, start, inputs, is_output, is_input, num_inputs,
+                GROUP, MULTIPLY, FLOAT8, BLOCK_K,
+            )  # fmt: skip
     if HAS_SCALES:
         total *= tl.load(scales + row, mask=is_output, other=0.0)[:, None]
     if HAS_BIAS:

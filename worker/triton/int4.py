@@ -16,6 +16,24 @@ import triton
 import triton.language as tl
 
 
+@triton.jit
+def product_of_group(packed, inputs, scale, offset, MULTIPLY: tl.constexpr):
+    """Of one group: codes, packed [outputs, group / 2] u8, scale and offset [outputs] f32, and inputs [tokens, group]
+    -> [outputs, tokens] f32."""
+    wide = tl.interleave(packed & 15, packed >> 4).to(tl.uint16)
+    if inputs.dtype == tl.bfloat16:
+        weights = (wide | 0x4300).to(tl.bfloat16, bitcast=True).to(MULTIPLY)
+        offset -= 128.0 * scale
+    elif inputs.dtype == tl.float16:
+        weights = (wide | 0x6400).to(tl.float16, bitcast=True).to(MULTIPLY)
+        offset -= 1024.0 * scale
+    else:
+        weights = wide.to(tl.float32)
+    products = tl.dot(weights, tl.trans(inputs.to(MULTIPLY)), input_precision="ieee")
+    sums = tl.sum(inputs.to(tl.float32), 1)
+    return products * scale[:, None] + offset[:, None] * sums[None, :]
+
+
 # These change from step to step, and the kernel is the same: 1 or a multiple of 16 is nothing to it.
 @triton.jit(do_not_specialize=("num_tokens", "groups_each"))
 def multiply(
@@ -44,18 +62,7 @@ def multiply(
         inputs = tl.load(x_at + g * GROUP, mask=is_token[:, None], other=0.0)
         scale = tl.load(scales + group_at + g, mask=is_output, other=0.0).to(tl.float32)
         offset = tl.load(offsets + group_at + g, mask=is_output, other=0.0).to(tl.float32)
-        wide = tl.interleave(packed & 15, packed >> 4).to(tl.uint16)
-        if x.dtype.element_ty == tl.bfloat16:
-            weights = (wide | 0x4300).to(tl.bfloat16, bitcast=True).to(MULTIPLY)
-            offset -= 128.0 * scale
-        elif x.dtype.element_ty == tl.float16:
-            weights = (wide | 0x6400).to(tl.float16, bitcast=True).to(MULTIPLY)
-            offset -= 1024.0 * scale
-        else:
-            weights = wide.to(tl.float32)
-        products = tl.dot(weights, tl.trans(inputs.to(MULTIPLY)), input_precision="ieee")
-        sums = tl.sum(inputs.to(tl.float32), 1)
-        total += products * scale[:, None] + offset[:, None] * sums[None, :]
+        total += product_of_group(packed, inputs, scale, offset, MULTIPLY)
     here = is_output[:, None] & is_token[None, :]
     if HAS_BIAS:
         total += tl.load(bias + n, mask=is_output, other=0.0).to(tl.float32)[:, None]
