@@ -23,6 +23,7 @@ from gateway.doors import Doors
 from gateway.house import Gateway
 from gateway.workers import COMMAND
 from policies import settings
+from tests import official
 from tests.builders import PATIENCE_S, quiet, until
 
 T = TypeVar("T")
@@ -46,7 +47,7 @@ class House:
     @contextlib.asynccontextmanager
     async def client(self, key: str | None = None, **options: Any) -> AsyncIterator[openai.AsyncOpenAI]:
         """OpenAI's own; it does not try again unless told to."""
-        client = openai.AsyncOpenAI(
+        client = official.Client(
             base_url=f"{self.url}/v1", api_key=key or self.key, **{"max_retries": 0, "timeout": PATIENCE_S, **options}
         )
         async with client:

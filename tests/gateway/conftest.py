@@ -23,6 +23,7 @@ from gateway import app, doors, log_level, shelving, telemetry
 from gateway.house import Gateway
 from gateway.text import Text
 from policies import settings
+from tests import official
 from tests.builders import PATIENCE_S
 from tests.gateway.peer import Peer
 from tests.gateway.texts import model_directory
@@ -143,7 +144,7 @@ def open_front(tmp_path: Path, data_dir: Path) -> OpenFront:
                 await gw.dispatch.until_ready()
             url = doors.url_of(server, bound)
             http = await stack.enter_async_context(aiohttp.ClientSession(headers={"authorization": f"Bearer {KEY}"}))
-            client = openai.AsyncOpenAI(
+            client = official.Client(
                 base_url=f"{url}/v1",
                 api_key=KEY,
                 max_retries=0,

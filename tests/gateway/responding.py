@@ -9,6 +9,7 @@ from typing import Any
 
 import openai
 
+from tests import official
 from tests.builders import PATIENCE_S
 from tests.gateway.conftest import Front
 from tests.gateway.desk import Desk
@@ -48,5 +49,5 @@ async def another_tenant(front: Front) -> AsyncIterator[openai.AsyncOpenAI]:
     tenant = await desk.made("tenants", {"name": "another"})
     key = (await desk.made("keys", {"tenant_id": tenant["id"], "name": "k"}))["key"]
     options: dict[str, Any] = {"max_retries": 0, "timeout": PATIENCE_S}
-    async with openai.AsyncOpenAI(base_url=f"{front.url}/v1", api_key=key, **options) as client:
+    async with official.Client(base_url=f"{front.url}/v1", api_key=key, **options) as client:
         yield client

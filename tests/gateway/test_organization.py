@@ -12,6 +12,7 @@ import pytest
 
 from gateway.store import tenants
 from policies.policy import Limits
+from tests import official
 from tests.builders import PATIENCE_S
 from tests.gateway.conftest import ADMIN_KEY, KEY, Front, OpenFront
 from tests.residents import add_key, change
@@ -25,7 +26,7 @@ async def front(open_front: OpenFront) -> AsyncIterator[Front]:
 
 @contextlib.asynccontextmanager
 async def administering(front: Front, key: str = ADMIN_KEY, **options: Any) -> AsyncIterator[Any]:
-    client = openai.AsyncOpenAI(
+    client = official.Client(
         base_url=f"{front.url}/v1", api_key="none", admin_api_key=key, max_retries=0, timeout=PATIENCE_S, **options
     )
     async with client:

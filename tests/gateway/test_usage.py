@@ -21,6 +21,7 @@ from gateway.ledger.sums import Rollup
 from policies import pricing
 from policies.policy import Policy, Price
 from policies.terms import Usage
+from tests import official
 from tests.builders import PATIENCE_S, an_entry, write_chain
 from tests.gateway.conftest import ADMIN_KEY, KEY, Front, OpenFront
 from tests.gateway.desk import Desk
@@ -48,7 +49,7 @@ def desk(front: Front) -> Desk:
 @contextlib.asynccontextmanager
 async def reading(front: Front, key: str = ADMIN_KEY) -> AsyncIterator[Any]:
     """``client.admin.organization.usage`` of OpenAI's own client."""
-    client = openai.AsyncOpenAI(
+    client = official.Client(
         base_url=f"{front.url}/v1", api_key="none", admin_api_key=key, max_retries=0, timeout=PATIENCE_S
     )
     async with client:

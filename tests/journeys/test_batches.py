@@ -14,6 +14,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from gateway import store
 from gateway.ledger.verify import verify
 from policies import settings
+from tests import official
 from tests.batches import begun, lines, outputs, over, when
 from tests.builders import PATIENCE_S
 from tests.family import Family, answered_by, family, sharing
@@ -24,7 +25,7 @@ SLOWLY = {"PENSTOCK_BATCHES__MAX_IN_FLIGHT": str(MAX_IN_FLIGHT)}
 
 
 def client_of(house: Family) -> openai.AsyncOpenAI:
-    return openai.AsyncOpenAI(base_url=f"{house.url}/v1", api_key=house.key, max_retries=5, timeout=PATIENCE_S)
+    return official.Client(base_url=f"{house.url}/v1", api_key=house.key, max_retries=5, timeout=PATIENCE_S)
 
 
 async def in_ledger(url: str) -> list[Any]:

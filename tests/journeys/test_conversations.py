@@ -11,6 +11,7 @@ from typing import Any
 import openai
 import pytest
 
+from tests import official
 from tests.builders import PATIENCE_S
 from tests.family import Family, answered_by
 from tests.journeys.test_responses import until_status
@@ -20,7 +21,7 @@ from tests.journeys.test_shared import two_hosts
 @contextlib.asynccontextmanager
 async def client_of(house: Family) -> AsyncIterator[openai.AsyncOpenAI]:
     options: dict[str, Any] = {"max_retries": 0, "timeout": PATIENCE_S}
-    async with openai.AsyncOpenAI(base_url=f"{house.url}/v1", api_key=house.key, **options) as client:
+    async with official.Client(base_url=f"{house.url}/v1", api_key=house.key, **options) as client:
         yield client
 
 

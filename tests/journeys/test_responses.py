@@ -12,6 +12,7 @@ import openai
 import pytest
 
 from gateway.responses.shelf import LOST
+from tests import official
 from tests.builders import PATIENCE_S
 from tests.family import Family, answered_by, family
 from tests.journeys.test_crashes import rows_in
@@ -23,7 +24,7 @@ ASKED: Any = {"model": "demo", "input": "Hello!", "background": True}
 @contextlib.asynccontextmanager
 async def client_of(house: Family) -> AsyncIterator[Any]:
     options: dict[str, Any] = {"max_retries": 0, "timeout": PATIENCE_S}
-    async with openai.AsyncOpenAI(base_url=f"{house.url}/v1", api_key=house.key, **options) as client:
+    async with official.Client(base_url=f"{house.url}/v1", api_key=house.key, **options) as client:
         yield client.responses
 
 
