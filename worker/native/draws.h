@@ -43,6 +43,7 @@ constexpr int64_t FETCHED = 8;  // tiles ahead
 constexpr int MOST_AT_ONCE = 16;  // tiles opened before it is asked again what there is to beat
 constexpr int64_t FEW_TOKENS = 1024;  // that a mask leaves: rather than their tiles, they are looked at one by one
 constexpr int64_t FEW_LOGITS = 1 << 17;  // that one thread has drawn from before another has woken
+constexpr int64_t LIKELIEST_ALONE = 32;  // rows that take their likeliest token: no more of them are worth a thread
 
 // One row of a batch.
 class Contest {
@@ -428,8 +429,19 @@ class Contest {
     }
 };
 
+// Whether one thread has drawn before another has woken, which beside others may take it as long as a step takes.
+inline bool are_soon_drawn(const Draws& draws) {
+    if (draws.rows == 1 || draws.rows * draws.vocab_size < FEW_LOGITS) return true;
+    int64_t num_long = draws.rows / LIKELIEST_ALONE;
+    for (int64_t nth = 0; nth < draws.rows; ++nth) {
+        const Wish& wish = draws.wishes[draws.at == nullptr ? nth : draws.at[nth]];
+        num_long += wish.temperature > 0.0f || draws.tries > 1 || (draws.bits != nullptr && draws.bits[nth] != nullptr);
+    }
+    return num_long <= 1;
+}
+
 inline void draw(const Draws& draws, int threads) {
-    Team::run(draws.rows == 1 || draws.rows * draws.vocab_size < FEW_LOGITS ? 1 : threads, [&](Team& team) {
+    Team::run(are_soon_drawn(draws) ? 1 : threads, [&](Team& team) {
         static thread_local std::vector<float> memory;
         const size_t needed = Contest::padded(draws.vocab_size);
         if (memory.size() < needed) memory.resize(needed);
