@@ -1,6 +1,6 @@
-"""OpenAI's own client as tests use it: it believes no answer that is not, to the field, what its types say.
+"""OpenAI's and Anthropic's own clients as tests use them: they believe no answer that is not what its types say.
 
-By itself it takes whatever comes, so that a field which is missing, or of another type, is found by whoever reads it.
+By themselves they take whatever comes, so a field that is missing, or of another type, is found by whoever reads it.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import re
 from functools import lru_cache
 from typing import Any
 
+import anthropic
 import openai
 from pydantic import TypeAdapter, ValidationError
 
@@ -23,13 +24,21 @@ KNOWN = (
 there."""
 
 
-class Client(openai.AsyncOpenAI):
-    """Raises ValidationError, of answers and of each event of a stream."""
+class _Strict:
+    """A client that raises ValidationError, of answers and of each event of a stream."""
 
     def _process_response_data(self, *, data: object, cast_to: Any, response: Any) -> Any:
         if data is not None and cast_to is not object:
             check(data, cast_to)
-        return super()._process_response_data(data=data, cast_to=cast_to, response=response)
+        return super()._process_response_data(data=data, cast_to=cast_to, response=response)  # type: ignore[misc]
+
+
+class Client(_Strict, openai.AsyncOpenAI):
+    """OpenAI's."""
+
+
+class Claude(_Strict, anthropic.AsyncAnthropic):
+    """Anthropic's."""
 
 
 def check(data: Any, type_: Any) -> None:

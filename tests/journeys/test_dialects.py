@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 
-import anthropic
 import ollama
 import pytest
 
 from demo.tools import TOOLS
+from tests import official
 from tests.builders import PATIENCE_S
 
 WEATHER = TOOLS["get_weather"]
@@ -18,9 +18,7 @@ QUESTION = [{"role": "user", "content": "What is the weather in Arden?"}]
 
 @pytest.fixture
 async def claude(house):
-    async with anthropic.AsyncAnthropic(
-        base_url=house.url, api_key=house.key, max_retries=0, timeout=PATIENCE_S
-    ) as client:
+    async with official.Claude(base_url=house.url, api_key=house.key, max_retries=0, timeout=PATIENCE_S) as client:
         yield client
 
 
