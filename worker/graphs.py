@@ -111,7 +111,8 @@ class StepGraphs:
     def of(
         cls, engine: settings.Engine, model: Decoder, attention: Backend, ops: Ops, max_model_tokens: int
     ) -> StepGraphs | None:
-        """Where the device is CUDA, its attention can be recorded, and no other process is waited for in between."""
+        """Where the device is CUDA, its attention and its experts can be recorded, and no other process is waited for
+        in between."""
         if model.device.type != "cuda" or not engine.cuda_graphs or model.shard.layout.num_ranks > 1:
             return None
         if any(layer.experts is not None and layer.experts.together is None for layer in model.layers):

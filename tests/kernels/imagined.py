@@ -162,6 +162,8 @@ def imagined(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
     monkeypatch.setattr(FakeTensor, "__iter__", lambda self: iter([_get(self, at) for at in range(len(self))]))
     copy = lambda self, source, non_blocking=False: aten.copy_.default(self, source, non_blocking)  # noqa: E731
     monkeypatch.setattr(FakeTensor, "copy_", copy, raising=False)
+    whole = lambda self: aten.clone.default(self, memory_format=torch.contiguous_format)  # noqa: E731
+    monkeypatch.setattr(FakeTensor, "contiguous", whole, raising=False)
     pinned = lambda self: torch.empty(tuple(self.shape), dtype=self.dtype)  # noqa: E731
     monkeypatch.setattr(torch.Tensor, "pin_memory", pinned)
     monkeypatch.setattr(JITFunction, "run", launch)

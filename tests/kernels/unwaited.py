@@ -19,7 +19,7 @@ from worker.adapters import Adapter
 from worker.adapters.adapter import Factor
 from worker.engine import Engine
 from worker.graphs import NUM_STEPS_BEFORE
-from worker.models.architecture import Mixture
+from worker.models.architecture import Latent, Mixture
 from worker.models.linear import Means
 from worker.models.load import build_decoder
 from worker.models.shard import Shard
@@ -41,6 +41,8 @@ EXPERTS = {"mixture": Mixture(16, 4, True), "intermediate_size": 96, "qk_norm": 
 GPT_OSS = EXPERTS | {"mixture": Mixture(16, 4, True, "mlp.router", is_stacked=True), "activation": "clamped_swiglu"}
 SHARED = Mixture(16, 4, True, num_groups=4, num_chosen_groups=2, scores="sigmoid", num_dense=1, dense_size=192)
 DEEPSEEK = EXPERTS | {"mixture": replace(SHARED, shared_size=64, scale=2.5)}
+LATENT = {"latent": Latent(64, 64, 128, 128, 96, False), "num_kv_heads": 1, "head_dim": 128, "qk_norm": "none"}
+"""Smaller than DeepSeek's, whose 576 numbers of a token no kernel of ours attends to."""
 NUM_TOKENS = 2 + 2 * NUM_STEPS_BEFORE
 ANYTHING = {"top_p": 0.9, "top_k": 4, "min_p": 0.1}
 ADJUSTED = {"presence_penalty": 0.5, "logit_bias": {3: 1.0}, "min_tokens": 3, "num_logprobs": 3}
@@ -106,10 +108,11 @@ def served(
         {"changes": EXPERTS, "quantize": "fp8"},
         {"changes": GPT_OSS | {"sinks": True, "windows": (40, 0)}},
         {"changes": DEEPSEEK},
+        {"changes": DEEPSEEK | LATENT},
     ],
     ids=[
         *("plain", "forks", "windows", "caps and norms", "int8", "int4", "fp8", "KV in int8"),
-        *("experts", "experts, int8", "experts, int4", "experts, fp8", "gpt-oss", "shared experts"),
+        *("experts", "experts, int8", "experts, int4", "experts, fp8", "gpt-oss", "shared experts", "latent attention"),
     ],
 )
 def test_steps_wait_for_nobody_and_are_recorded(watch, how):
