@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,17 +20,17 @@ from tokenizers import Tokenizer
 from gateway import openai
 from gateway.errors import ContextLengthExceeded, InvalidRequest, ServiceUnavailable
 from gateway.parsers.tongue import tongue_of
-from gateway.text import untold
+from gateway.text import files, untold
 from gateway.text.detokenize import Decoder, Vocabulary
-from gateway.text.gguf import Described, described
+from gateway.text.files import TextInvalid
 from gateway.text.infill import Infill
 from gateway.text.length import TooLong, beginnings, fitting
+from gateway.text.messages import as_dict, num_chars, with_arguments_as_text
 from gateway.text.pieces import Pieces, freeze_words
 from gateway.text.stops import StopStrings
 from gateway.text.template import ChatTemplate, TemplateFailure, TemplateInvalid
 from gateway.text.together import Together
 from policies import settings
-from policies.gguf import GgufInvalid
 
 __all__ = ["Decoder", "StopStrings", "Text", "TextInvalid"]
 
@@ -40,10 +39,6 @@ MAX_WAITING = 256
 """Long prompts that wait for a thread before more are refused."""
 
 T = TypeVar("T")
-
-
-class TextInvalid(ValueError):
-    """A model's tokenizer or template cannot be used; the message is one sentence for the operator."""
 
 
 class Text:
@@ -84,7 +79,7 @@ class Text:
         """
         # One prompt at a time is encoded, so the library's own threads would only cost.
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-        tokenizer, variables, sources = _of_gguf(place) if place.is_file() else _of_directory(place)
+        tokenizer, variables, sources = files.read(place)
         try:
             templates = {name: ChatTemplate(source, variables) for name, source in sources.items()}
         except TemplateInvalid as error:
@@ -118,19 +113,19 @@ class Text:
             raise InvalidRequest("This model has no chat template; use /v1/completions", param="model")
 
         def rendered() -> str:
-            told = [_as_dict(message, template) for message in messages]
+            told = [as_dict(message, template) for message in messages]
             if not self.tongue.knows_tools and (tools or any(map(HAS_CALLS, messages))):
                 told = untold.told(told, tools or ())
             try:
                 return template.render(told, tools, switches or {})
             except TemplateFailure as failure:
                 # Some put the arguments in as they are, and expect them to be text.
-                if texts := _with_arguments_as_text(told):
+                if texts := with_arguments_as_text(told):
                     with contextlib.suppress(TemplateFailure):
                         return template.render(texts, tools, switches or {})
                 raise InvalidRequest(str(failure), param="messages") from None
 
-        if not self._is_long(_num_chars(messages) + 1000 * len(tools or ())):
+        if not self._is_long(num_chars(messages) + 1000 * len(tools or ())):
             found = self._pieces.find(rendered(), tenant_id)
             read = self._pieces.read_plain(found.missing)
             if read is None:
@@ -250,145 +245,8 @@ class Text:
             self._num_waiting -= 1
 
 
-def _of_gguf(path: Path) -> Described:
-    try:
-        return described(path)
-    except (OSError, GgufInvalid) as error:
-        raise TextInvalid(f"{path} cannot be read as GGUF: {error}") from None
-
-
-def _of_directory(directory: Path) -> Described:
-    path = directory / "tokenizer.json"
-    if not path.is_file():
-        raise TextInvalid(f"{directory} has no tokenizer.json, so its text cannot be read")
-    try:
-        tokenizer = Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises nothing narrower
-        raise TextInvalid(f"{path} cannot be read as a tokenizer: {error}") from None
-    config = _json_object(directory / "tokenizer_config.json")
-    variables = {
-        name: content for name, value in config.items() if (content := _special_token(name, value)) is not None
-    }
-    return Described(tokenizer, variables, _sources(directory, config))
-
-
 def _unread(error: Exception, param: str) -> InvalidRequest:
     """A tokenizer without an unknown token refuses some texts, with no exception narrower than Exception."""
     if isinstance(error, TooLong):
         return ContextLengthExceeded.of(error.max_tokens, f"{error.num_tokens} or more", param)
     return InvalidRequest(f"The prompt cannot be tokenised: {error}")
-
-
-def _num_chars(messages: Sequence[openai.Message]) -> int:
-    """About how long the rendered conversation will be."""
-    num_chars = 0
-    for message in messages:
-        content = message.content
-        num_chars += 20 + len(content if isinstance(content, str) else message.text)
-        if message.tool_calls or message.function_call is not None:
-            num_chars += sum(100 + len(_text(call.called.arguments)) for call in message.calls)
-        if message.reasoning_content:
-            num_chars += len(message.reasoning_content)
-    return num_chars
-
-
-def _as_dict(message: openai.Message, template: ChatTemplate) -> dict[str, Any]:
-    """A message as templates expect it: text in one string, arguments as an object, and no key without a value."""
-    content, role = message.content, message.role
-    if message.is_plain and message.name is None:
-        return {"role": role, "content": content}
-    if role == "developer" and not template.knows_developer:
-        role = "system"
-    elif role == "function":
-        role = "tool"
-    entry: dict[str, Any] = {"role": role, "content": content if isinstance(content, str) else message.text}
-    if message.name is not None:
-        entry["name"] = message.name
-    if message.tool_call_id is not None:
-        entry["tool_call_id"] = template.id_of(message.tool_call_id)
-    if message.reasoning_content is not None:
-        entry["reasoning_content"] = message.reasoning_content
-    if message.calls:
-        entry["tool_calls"] = [
-            {
-                "id": template.id_of(call.id or ""),
-                "type": "function",
-                "function": {"name": called.name, "arguments": _arguments(called.arguments)},
-            }
-            for call in message.calls
-            for called in (call.called,)
-        ]
-    return entry
-
-
-def _with_arguments_as_text(told: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Empty where there are none."""
-    has_calls = False
-    texts = []
-    for message in told:
-        if "tool_calls" in message:
-            has_calls = True
-            calls = [
-                call | {"function": {**call["function"], "arguments": _text(call["function"]["arguments"])}}
-                for call in message["tool_calls"]
-            ]
-            message = message | {"tool_calls": calls}
-        texts.append(message)
-    return texts if has_calls else []
-
-
-def _text(arguments: str | dict[str, Any]) -> str:
-    return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-
-
-def _arguments(arguments: str | dict[str, Any]) -> str | dict[str, Any]:
-    if isinstance(arguments, str):
-        try:
-            parsed = json.loads(arguments)
-        except (ValueError, RecursionError):
-            return arguments
-        return parsed if isinstance(parsed, dict) else arguments
-    return arguments
-
-
-def _sources(directory: Path, config: dict[str, Any]) -> dict[str, str]:
-    """The chat templates' texts by name. A file of its own wins over the one in the configuration."""
-    sources: dict[str, str] = {}
-    match config.get("chat_template"):
-        case str(source):
-            sources["default"] = source
-        case list(named):
-            for entry in named:
-                if isinstance(entry, dict) and isinstance(entry.get("name"), str):
-                    sources[entry["name"]] = str(entry.get("template", ""))
-    paths = {"default": directory / "chat_template.jinja"}
-    paths |= {path.stem: path for path in sorted((directory / "additional_chat_templates").glob("*.jinja"))}
-    for name, path in paths.items():
-        if path.is_file():
-            try:
-                sources[name] = path.read_text("utf-8")
-            except (OSError, UnicodeDecodeError) as error:
-                raise TextInvalid(f"{path} cannot be read: {error}") from None
-    return sources
-
-
-def _special_token(name: str, value: object) -> str | None:
-    """ "bos_token" and its like: a string, or an object that describes the token."""
-    if not name.endswith("_token"):
-        return None
-    if isinstance(value, dict):
-        value = value.get("content")
-    return value if isinstance(value, str) else None
-
-
-def _json_object(path: Path) -> dict[str, Any]:
-    """The object in the file; empty where there is none."""
-    try:
-        value = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError, RecursionError) as error:
-        raise TextInvalid(f"{path} cannot be read: {error}") from None
-    if not isinstance(value, dict):
-        raise TextInvalid(f"{path} holds no JSON object")
-    return value

@@ -9,7 +9,8 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from gateway.openai import FunctionCall, Message, ToolCall
-from gateway.text import Text, TextInvalid, _as_dict
+from gateway.text import Text, TextInvalid
+from gateway.text.messages import as_dict
 from gateway.text.template import ChatTemplate, TemplateFailure, TemplateInvalid
 from tests.gateway.texts import CHATML, byte_level, model_directory
 
@@ -129,13 +130,13 @@ def test_templates_render_as_in_transformers(name, messages, tools, switches):
 def test_arguments_are_an_object_and_parts_are_one_text():
     call = {"function": {"name": "f", "arguments": '{"a": [1]}'}}
     message = Message("assistant", content=None, tool_calls=[_call(call)])
-    entry = _as_dict(message, CHATML_TEMPLATE)
+    entry = as_dict(message, CHATML_TEMPLATE)
     assert entry["content"] == ""
     assert entry["tool_calls"][0]["function"]["arguments"] == {"a": [1]}
     for odd in ("not JSON", "[1]", "[" * 100_000):
         call["function"]["arguments"] = odd
         odd_message = Message("assistant", tool_calls=[_call(call)])
-        assert _as_dict(odd_message, CHATML_TEMPLATE)["tool_calls"][0]["function"]["arguments"] == odd
+        assert as_dict(odd_message, CHATML_TEMPLATE)["tool_calls"][0]["function"]["arguments"] == odd
 
 
 def _call(call: dict) -> object:
@@ -144,14 +145,14 @@ def _call(call: dict) -> object:
 
 def test_a_developer_is_a_system_to_templates_that_know_none():
     message = Message("developer", "Be brief.")
-    assert _as_dict(message, CHATML_TEMPLATE)["role"] == "system"
-    assert _as_dict(message, ChatTemplate("{% if m.role == 'developer' %}{% endif %}", {}))["role"] == "developer"
+    assert as_dict(message, CHATML_TEMPLATE)["role"] == "system"
+    assert as_dict(message, ChatTemplate("{% if m.role == 'developer' %}{% endif %}", {}))["role"] == "developer"
 
 
 def test_an_older_function_and_its_call_are_a_tool_and_a_call():
     called = Message("assistant", function_call=FunctionCall("f", "{}"))
-    assert _as_dict(called, CHATML_TEMPLATE)["tool_calls"][0]["function"] == {"name": "f", "arguments": {}}
-    assert _as_dict(Message("function", "7", name="f"), CHATML_TEMPLATE) == {
+    assert as_dict(called, CHATML_TEMPLATE)["tool_calls"][0]["function"] == {"name": "f", "arguments": {}}
+    assert as_dict(Message("function", "7", name="f"), CHATML_TEMPLATE) == {
         "role": "tool",
         "content": "7",
         "name": "f",

@@ -1,0 +1,86 @@
+"""What a model's files say of its text: a directory in Hugging Face layout, or a GGUF."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from gateway.text.gguf import Described, described
+from policies.gguf import GgufInvalid
+
+
+class TextInvalid(ValueError):
+    """A model's tokenizer or template cannot be used; the message is one sentence for the operator."""
+
+
+def read(place: Path) -> Described:
+    """The tokenizer, the special tokens and the templates. Raises TextInvalid."""
+    return _of_gguf(place) if place.is_file() else _of_directory(place)
+
+
+def _of_gguf(path: Path) -> Described:
+    try:
+        return described(path)
+    except (OSError, GgufInvalid) as error:
+        raise TextInvalid(f"{path} cannot be read as GGUF: {error}") from None
+
+
+def _of_directory(directory: Path) -> Described:
+    path = directory / "tokenizer.json"
+    if not path.is_file():
+        raise TextInvalid(f"{directory} has no tokenizer.json, so its text cannot be read")
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises nothing narrower
+        raise TextInvalid(f"{path} cannot be read as a tokenizer: {error}") from None
+    config = _json_object(directory / "tokenizer_config.json")
+    variables = {
+        name: content for name, value in config.items() if (content := _special_token(name, value)) is not None
+    }
+    return Described(tokenizer, variables, _sources(directory, config))
+
+
+def _sources(directory: Path, config: dict[str, Any]) -> dict[str, str]:
+    """The chat templates' texts by name. A file of its own wins over the one in the configuration."""
+    sources: dict[str, str] = {}
+    match config.get("chat_template"):
+        case str(source):
+            sources["default"] = source
+        case list(named):
+            for entry in named:
+                if isinstance(entry, dict) and isinstance(entry.get("name"), str):
+                    sources[entry["name"]] = str(entry.get("template", ""))
+    paths = {"default": directory / "chat_template.jinja"}
+    paths |= {path.stem: path for path in sorted((directory / "additional_chat_templates").glob("*.jinja"))}
+    for name, path in paths.items():
+        if path.is_file():
+            try:
+                sources[name] = path.read_text("utf-8")
+            except (OSError, UnicodeDecodeError) as error:
+                raise TextInvalid(f"{path} cannot be read: {error}") from None
+    return sources
+
+
+def _special_token(name: str, value: object) -> str | None:
+    """ "bos_token" and its like: a string, or an object that describes the token."""
+    if not name.endswith("_token"):
+        return None
+    if isinstance(value, dict):
+        value = value.get("content")
+    return value if isinstance(value, str) else None
+
+
+def _json_object(path: Path) -> dict[str, Any]:
+    """The object in the file; empty where there is none."""
+    try:
+        value = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, RecursionError) as error:
+        raise TextInvalid(f"{path} cannot be read: {error}") from None
+    if not isinstance(value, dict):
+        raise TextInvalid(f"{path} holds no JSON object")
+    return value
