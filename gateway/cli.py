@@ -75,7 +75,7 @@ def main() -> None:
     """An OpenAI-compatible LLM gateway with its inference engine in the box."""
 
 
-@click.command()
+@click.command(short_help="Start the gateway and its workers.")
 @config_option
 @click.option(
     "--model", help='Serve this one: a directory, a GGUF file, a hub id, or "demo" [what the settings say; else demo].'
@@ -120,11 +120,11 @@ def serve(
         sys.exit(130)
 
 
-@click.command()
+@click.command(short_help="Bring the store to this version's schema.")
 @config_option
 @data_dir_option
 def migrate(config: Path | None, data_dir: str | None) -> None:
-    """Bring the store to this version's schema, as ``serve`` does when it starts."""
+    """Bring the store to this version's schema, as `penstock serve` does when it starts."""
     loaded = load(config, {} if data_dir is None else {"store.data_dir": data_dir})
     import asyncio
 
@@ -141,7 +141,7 @@ def migrate(config: Path | None, data_dir: str | None) -> None:
     click.echo(f"Applied {', '.join(revisions)}." if revisions else "Nothing to do: the store is up to date.")
 
 
-@click.command()
+@click.command(short_help="Start one worker by itself.")
 @config_option
 @click.option("--model", required=True, help='What it computes: a directory, a GGUF file, a hub id, or "demo".')
 @click.option("--name", help="As clients name the model [the last part of --model].")

@@ -223,7 +223,7 @@ def _shown(num_bytes: int) -> str:
     return f"{num_bytes / (1 << 30):.2f} GiB" if num_bytes >= 1 << 28 else f"{num_bytes / (1 << 20):.2f} MiB"
 
 
-@click.command("pull")
+@click.command("pull", short_help="Fetch a model from the hub and verify every file.")
 @click.argument("model")
 @click.option("--revision", help="A branch, a tag or a commit [main].")
 @click.option("--quant", "quantization", help="Of several GGUF files, the one of this quantisation, such as Q4_K_M.")

@@ -94,7 +94,10 @@ def bench() -> None:
     """Measure a server under load, or the engine alone."""
 
 
-@bench.command(context_settings={"ignore_unknown_options": True, "help_option_names": []})
+@bench.command(
+    context_settings={"ignore_unknown_options": True, "help_option_names": []},
+    short_help="Measure the engine alone, no HTTP.",
+)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def engine(arguments: tuple[str, ...]) -> None:
     """Measure the engine alone, no HTTP (`penstock bench engine --help`)."""
@@ -102,7 +105,7 @@ def engine(arguments: tuple[str, ...]) -> None:
     os.execv(sys.executable, [sys.executable, "-m", "worker.bench", *arguments])
 
 
-@bench.command()
+@bench.command(short_help="Put load on an OpenAI-compatible server.")
 @click.option("--url", default=DEFAULT_URL, show_default=True, help="Server, with or without /v1.")
 @click.option("--key", help="API key [PENSTOCK_API_KEY, the local server's bootstrap.env, OPENAI_API_KEY].")
 @click.option("--model", help="Model name [the first that the server lists].")

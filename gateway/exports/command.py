@@ -28,7 +28,7 @@ def _day(context: click.Context, parameter: click.Parameter, text: str) -> datet
         raise click.BadParameter(f"{text!r} is no day, such as 2026-11-01.") from None
 
 
-@click.command()
+@click.command(short_help="Write a period's usage or costs as files for billing.")
 @click.argument("what", type=click.Choice(["usage", "costs"]))
 @click.option("--from", "from_", required=True, callback=_day, help="The first day, in UTC.", metavar="DAY")
 @click.option("--to", required=True, callback=_day, help="The day after the last one.", metavar="DAY")

@@ -30,7 +30,7 @@ FOUND = 1
 """Exit status when something is not as it was."""
 
 
-@click.group()
+@click.group(short_help="Close the ledger's days, and check its rows.")
 def ledger() -> None:
     """Close the days of the ledger, and check that nothing in it was changed or is missing."""
 

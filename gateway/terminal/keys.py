@@ -23,7 +23,7 @@ COLUMNS = [
 ]
 
 
-@click.group()
+@click.group(short_help="List, make, rotate and revoke keys of tenants.")
 def keys() -> None:
     """List, make, rotate and revoke keys of tenants; KEY is an id, such as key_..."""
 

@@ -128,7 +128,7 @@ def _every(admin: Administration, part: str, asked: Thing) -> list[Thing]:
     return list(admin.every(part, **asked))
 
 
-@click.command()
+@click.command(short_help="List what the ledger has of requests, or of one.")
 @click.argument("request_id", required=False)
 @click.option("--tenant", help="Of this one, by name or id.")
 @click.option("--key", help="Of this one, by its id.")

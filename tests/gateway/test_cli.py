@@ -313,6 +313,14 @@ def test_every_command_has_help(tmp_path, command):
     assert done.stdout.startswith(f"Usage: penstock {command} ")
 
 
+def test_the_list_of_commands_says_whole_sentences_of_them(tmp_path):
+    done = penstock("-h", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    listed = done.stdout.partition("Commands:\n")[2].splitlines()
+    assert len(listed) > 10
+    assert [line for line in listed if line.endswith("...") or "``" in line] == []
+
+
 def proc(pid: int, name: str) -> str:
     return Path(f"/proc/{pid}/{name}").read_text()
 

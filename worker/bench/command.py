@@ -44,7 +44,7 @@ def _several(_: click.Context, parameter: click.Parameter, text: str) -> list[in
     return values
 
 
-@click.command(name="engine")
+@click.command(name="engine", context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--model", help='A directory in Hugging Face layout, a hub id, or "demo" [demo].')
 @click.option("--shape", type=click.Choice(sorted(SHAPES)), help="Random weights of this shape instead of a model.")
 @click.option("--input-tokens", type=click.IntRange(1), default=512, show_default=True)
