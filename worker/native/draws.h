@@ -10,8 +10,8 @@
 #include "lanes.h"
 #include "masks.h"
 #include "noise.h"
-#include "order.h"
 #include "podium.h"
+#include "tops.h"
 
 namespace {
 
@@ -34,73 +34,72 @@ struct Draws {
     const int64_t* at;     // which rows of all these arrays they are; null: they are all
     const uint32_t* const* bits;  // [rows] of those that are drawn, null where all may come: see Mask; null: all may everywhere
     int64_t words;                // of each
-    const int64_t* forced;        // [rows] of those that are drawn: the token that comes whatever its logits are, if none is NaN or +inf; below 0: one is drawn; null: of all
+    // [rows] of those that are drawn: the token that comes whatever the logits are, if none is NaN or +inf; below 0, and null: one is drawn.
+    const int64_t* forced;
 };
 
 constexpr float SLACK = 1e-3f;  // how far roughness may put a bound below what it bounds, and more
 constexpr float LOG_LOGITS = 4.1588830833596715f;
-constexpr int64_t FETCHED = 8;  // tiles ahead
 constexpr int MOST_AT_ONCE = 16;  // tiles opened before it is asked again what there is to beat
 constexpr int64_t FEW_TOKENS = 1024;  // that a mask leaves: rather than their tiles, they are looked at one by one
 constexpr int64_t FEW_LOGITS = 1 << 17;  // that one thread has drawn from before another has woken
 constexpr int64_t LIKELIEST_ALONE = 32;  // rows that take their likeliest token: no more of them are worth a thread
 
 // One row of a batch.
-class Contest {
+class Contest : Tops {
     const Draws& all_;
-    const int64_t forced_;
-    const int64_t row_, num_tiles_, padded_;
+    const int64_t row_, forced_;
     const Wish& wish_;
-    const float* logits_;
-    Mask mask_;
     const uint64_t start_;
-    float* const maxima_;  // [padded_]
-    float largest_, temperature_, inverse_;
+    float temperature_, inverse_;
     double mass_ = -1.0;  // of all tokens that are kept by top-k, once it is known
     float threshold_ = -INFINITY, above_ = -INFINITY;  // what may win is no smaller, and larger
 
-  public:
-    static int64_t padded(int64_t vocab_size) { return (tiles_of(vocab_size) + WIDTH - 1) / WIDTH * WIDTH; }
+    static int64_t row_of(const Draws& all, int64_t nth) { return all.at == nullptr ? nth : all.at[nth]; }
 
-    // Of the ``nth`` that is drawn; ``memory``: so many floats.
+  public:
+    using Tops::padded;
+
+    // Of the ``nth`` that is drawn; ``memory``: see Tops.
     Contest(const Draws& all, int64_t nth, float* memory)
-        : all_(all), forced_(all.forced == nullptr ? -1 : all.forced[nth]), row_(all.at == nullptr ? nth : all.at[nth]), num_tiles_(tiles_of(all.vocab_size)), padded_(padded(all.vocab_size)),
-          wish_(all.wishes[row_]), logits_(all.logits + row_ * all.vocab_size),
-          mask_{all.bits == nullptr ? nullptr : all.bits[nth], all.words}, start_(wish_.start), maxima_(memory) {}
+        : Tops(all.logits + row_of(all, nth) * all.vocab_size, all.vocab_size, {all.bits == nullptr ? nullptr : all.bits[nth], all.words},
+               memory),
+          all_(all), row_(row_of(all, nth)), forced_(all.forced == nullptr ? -1 : all.forced[nth]), wish_(all.wishes[row_]),
+          start_(wish_.start) {}
 
     // Into [tries].
     void winners(int64_t* chosen) {
         const bool is_filtered = wish_.top_k > 0 || wish_.top_p < 1.0f || wish_.min_p > 0.0f;
         std::fill(chosen, chosen + all_.tries, -1);
         if (forced_ >= 0) {
-            join_halves();
+            join(halves());
             if (largest_ < INFINITY) *chosen = forced_;
             return;
         }
         if (mask_.bits && (is_filtered || all_.tries > 1)) {
-            mask_.lay(all_.logits + row_ * all_.vocab_size, all_.maxima + row_ * 2 * num_tiles_, all_.vocab_size);
+            mask_.lay(all_.logits + row_ * vocab_size_, all_.maxima + row_ * 2 * num_tiles_, vocab_size_);
             mask_.bits = nullptr;
         }
-        join_halves();
+        join(halves());
         if (!(std::abs(largest_) < INFINITY)) return;
         temperature_ = std::max(wish_.temperature, 1e-30f);  // smaller ones are zero in float32
         inverse_ = 1.0f / temperature_;
         if (mask_.bits) {
             static thread_local std::vector<int32_t> few;
             few.resize(FEW_TOKENS);
-            const int64_t count = mask_.tokens(all_.vocab_size, FEW_TOKENS, few.data());
+            const int64_t count = mask_.tokens(vocab_size_, FEW_TOKENS, few.data());
             if (count <= FEW_TOKENS) return choose(few.data(), count, chosen);
             find_kept();
         }
         if (largest_ == -INFINITY) return;
         if (wish_.temperature <= 0.0f) {
             if (all_.tries == 1) *chosen = likeliest();
-            else rank(chosen);
+            else rank(all_.tries, chosen);
             return;
         }
         const int32_t top_k = wish_.top_k;
         const float top_p = wish_.top_p, min_p = wish_.min_p;
-        if (top_k > 0 && top_k < all_.vocab_size) threshold_ = last_of(top_k);
+        if (top_k > 0 && top_k < vocab_size_) threshold_ = last_of(top_k);
         const float kept = threshold_;
         if (min_p > 0.0f) {
             // In two roundings, as elsewhere.
@@ -120,47 +119,7 @@ class Contest {
     }
 
   private:
-    void join_halves() {
-        const Lanes even = {0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30};
-        const Lanes odd = {1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31};
-        const float* halves = all_.maxima + row_ * 2 * num_tiles_;
-        Floats top = Floats{} - INFINITY;
-        int64_t tile = 0;
-        for (; tile + WIDTH <= num_tiles_; tile += WIDTH) {
-            Floats a = load(halves + 2 * tile), b = load(halves + 2 * tile + WIDTH);
-            Floats joined = larger(__builtin_shuffle(a, b, even), __builtin_shuffle(a, b, odd));
-            store(maxima_ + tile, joined);
-            top = larger(joined, top);
-        }
-        for (; tile < padded_; ++tile) {
-            Floats joined = Floats{} - INFINITY;
-            if (tile < num_tiles_) joined = larger(Floats{} + halves[2 * tile], Floats{} + halves[2 * tile + 1]);
-            maxima_[tile] = joined[0];
-            top = larger(joined, top);
-        }
-        largest_ = top[0];
-        for (int i = 1; i < WIDTH; ++i) largest_ = larger(Floats{} + top[i], Floats{} + largest_)[0];
-    }
-
-    // The likeliest of those that may come. Of other tiles ``maxima_`` are what they promise: they are looked into where that is no
-    // less than what is found.
-    void find_kept() {
-        largest_ = -INFINITY;
-        for (int64_t tile = 0; tile < padded_; tile += WIDTH) {
-            const Floats tops = mask_.keeps_any(tile) ? load(maxima_ + tile) : Floats{} - INFINITY;
-            store(maxima_ + tile, tops);
-            largest_ = std::max(largest_, largest(tops, tops));
-        }
-        if (largest_ == -INFINITY) return;
-        float held[LOGITS];
-        auto look = [&](int64_t tile) { return maxima_[tile] = mask_.largest_of(open(tile, held), tile); };
-        float found = look(likeliest_tile());
-        for (int64_t tile = 0; tile < padded_; tile += WIDTH) {
-            const Floats tops = load(maxima_ + tile);
-            each_bit(bits_of((tops >= found) & (tops > -INFINITY)), [&](int i) { found = std::max(found, look(tile + i)); });
-        }
-        largest_ = found;
-    }
+    const float* halves() const { return all_.maxima + row_ * 2 * num_tiles_; }
 
     // Of these, in their order.
     void choose(const int32_t* tokens, int64_t count, int64_t* chosen) {
@@ -211,85 +170,6 @@ class Contest {
             const EightFloats sum = eight_uniforms(tile_word) / float(LOGITS) + own;
             std::memcpy(soonest + i, &sum, sizeof sum);
         }
-    }
-
-    // Of equals the first.
-    int64_t likeliest_tile() const {
-        int64_t tile = 0;
-        uint32_t found;
-        while (!(found = bits_of(load(maxima_ + tile) == largest_))) tile += WIDTH;
-        return tile + __builtin_ctz(found);
-    }
-
-    int64_t likeliest() const {
-        int64_t token = likeliest_tile() * LOGITS;
-        while (logits_[token] != largest_ || !mask_.has(token)) ++token;
-        return token;
-    }
-
-    // The likeliest: all of them are in tiles whose maximum is no smaller than the last of so many of theirs.
-    void rank(int64_t* chosen) const {
-        const float least = all_.tries < num_tiles_ ? last_among(maxima_, padded_, all_.tries) : -INFINITY;
-        Podium podium(all_.tries);
-        float held[LOGITS];
-        for (int64_t tile = 0; tile < num_tiles_; ++tile) {
-            if (maxima_[tile] < least || maxima_[tile] == -INFINITY) continue;
-            const float* x = open(tile, held);
-            for (int i = 0; i < LOGITS; ++i) {
-                if (x[i] > podium.last()) podium.enter(x[i], tile * LOGITS + i);
-            }
-        }
-        std::copy(podium.tokens, podium.tokens + all_.tries, chosen);
-    }
-
-    // A tile's logits, in ``held`` if it is not whole.
-    const float* open(int64_t tile, float* held) const {
-        const int64_t first = tile * LOGITS, some = all_.vocab_size - first;
-        if (some >= LOGITS) return logits_ + first;
-        for (int64_t i = 0; i < LOGITS; ++i) held[i] = i < some ? logits_[first + i] : -INFINITY;
-        return held;
-    }
-
-    void fetch(int64_t tile) const {
-        for (int i = 0; i < LOGITS; i += WIDTH) __builtin_prefetch(logits_ + tile * LOGITS + i, 0, 2);
-    }
-
-    // body(a tile's logits), for each whose maximum passes. They lie far apart: some are on their way while one is read.
-    template <typename Passes, typename Body>
-    void each_open(Passes passes, Body body) const {
-        static thread_local std::vector<int32_t> held;
-        if (int64_t(held.size()) < padded_ + WIDTH) held.resize(padded_ + WIDTH);
-        const Lanes lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-        int32_t* const tiles = held.data();
-        int32_t* end = tiles;
-        for (int64_t tile = 0; tile < padded_; tile += WIDTH) {
-            end = put_those(bits_of(passes(load(maxima_ + tile))), lanes + int32_t(tile), end);
-        }
-        for (int32_t* one = tiles; one < std::min(tiles + FETCHED, end); ++one) fetch(*one);
-        alignas(64) float partial[LOGITS];
-        for (int32_t* one = tiles; one < end; ++one) {
-            if (end - one > FETCHED) fetch(one[FETCHED]);
-            body(open(*one, partial));
-        }
-    }
-
-    // What the k largest logits reach. Of the k largest tiles each has a logit no smaller than the smallest of their maxima: so is the
-    // k-th largest logit, and it is in a tile whose maximum is.
-    float last_of(int32_t k) const {
-        const float least = k < num_tiles_ ? last_among(maxima_, padded_, k) : -INFINITY;
-        static thread_local std::vector<float> found;
-        int64_t num = 0;
-        auto passes = [&](Floats x) { return (x >= least) & (x > -INFINITY); };
-        each_open(passes, [&](const float* x) {
-            if (int64_t(found.size()) < num + LOGITS + WIDTH) found.resize(2 * num + LOGITS + WIDTH);
-            float* to = found.data() + num;
-            for (int i = 0; i < LOGITS; i += WIDTH) to = put_those(bits_of(passes(load(x + i))), load(x + i), to);
-            num = to - found.data();
-        });
-        if (num < k) return least;
-        for (; num % WIDTH; ++num) found[num] = -INFINITY;
-        // What was not found is below ``least``.
-        return std::max(least, last_among(found.data(), num, k));
     }
 
     // The tile of the likeliest token first. Of the others those that may beat what it had, the most promising of them first.
@@ -352,7 +232,7 @@ class Contest {
         const uint64_t kept = mask_.kept(tile);
         auto add = [&](int lane, float soonest) {
             const int64_t token = tile * LOGITS + lane;
-            if (token < all_.vocab_size && (kept >> lane & 1)) found.push_back({token, soonest, lane == first});
+            if (token < vocab_size_ && (kept >> lane & 1)) found.push_back({token, soonest, lane == first});
         };
         add(first, earliest);
         for (int i = 0; i < LOGITS; i += WIDTH) {
@@ -414,7 +294,7 @@ class Contest {
         const double above = mass_of([&](Floats x) { return x > drawn; }), share = top_p;
         if (mass_ < 0.0) {
             // Every other half tile has its largest token at least: mostly this is enough to know.
-            const float* halves = all_.maxima + row_ * 2 * num_tiles_;
+            const float* halves = this->halves();
             Floats rest = {};
             sweep<float>(2 * num_tiles_, [&](auto place) {
                 Floats top = first_of(place.get_from(halves), place.count);
