@@ -235,7 +235,8 @@ def _refuse_unknown(raw: dict[str, Any], shape: type[msgspec.Struct], where: str
 
 
 def _of_type(error: str) -> _Fault:
-    """ "Expected `int`, got `str` - at `$.server.port`" as "server.port: expected `int`, got `str`"."""
-    found = re.fullmatch(r"(?s)(.*?) - at `(?:key in )?\$\.?(.*)`", error)
-    assert found, error
-    return _Fault(found[2], f"{found[1][0].lower()}{found[1][1:]}")
+    """ "Expected `int`, got `str` - at `$.server.port`" as "server.port: expected `int`, got `str`"; of a key that will
+    not do it is "at `key` in", and of the whole nothing."""
+    found = re.fullmatch(r"(?s)(.*?)(?: - at (?:`key` in )?`\$\.?(.*)`)?", error)
+    assert found is not None, "any text is one"
+    return _Fault(found[2] or "settings", f"{found[1][0].lower()}{found[1][1:]}")
