@@ -92,6 +92,7 @@ async def test_a_small_body_that_is_large_when_unpacked_is_too_large(open_front,
         ("br", b"not packed", 400),
         ("gzip", gzip.compress(b"") * 10_001, 400),
     ],
+    ids=["compress", "zstd", "two", "not gzip", "not br", "many members"],
 )
 async def test_a_body_that_cannot_be_unpacked_is_refused(front: Front, encoding, body, status, caplog):
     headers = f"host: here\r\nauthorization: Bearer {KEY}\r\ncontent-encoding: {encoding}\r\nconnection: close\r\n"
