@@ -38,7 +38,7 @@ class Client(_Strict, openai.AsyncOpenAI):
     """OpenAI's."""
 
 
-class Claude(_Strict, anthropic.AsyncAnthropic):
+class Anthropic(_Strict, anthropic.AsyncAnthropic):
     """Anthropic's."""
 
 

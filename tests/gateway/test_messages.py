@@ -32,7 +32,7 @@ WEATHER = {
 @pytest.fixture
 async def claude(front: Front) -> AsyncIterator[anthropic.AsyncAnthropic]:
     """Anthropic's own; it does not try again."""
-    async with official.Claude(base_url=front.url, api_key=KEY, max_retries=0, timeout=PATIENCE_S) as client:
+    async with official.Anthropic(base_url=front.url, api_key=KEY, max_retries=0, timeout=PATIENCE_S) as client:
         yield client
 
 
@@ -307,7 +307,7 @@ async def test_a_stream_that_fails_ends_with_an_error_event(front: Front, claude
 
 
 async def test_a_bearer_key_opens_as_well(front: Front):
-    async with official.Claude(base_url=front.url, api_key=None, auth_token=KEY, max_retries=0) as client:
+    async with official.Anthropic(base_url=front.url, api_key=None, auth_token=KEY, max_retries=0) as client:
         assert (await client.messages.count_tokens(model="demo", messages=HELLO)).input_tokens > 0
 
 

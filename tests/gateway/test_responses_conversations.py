@@ -157,21 +157,27 @@ async def test_whoever_says_no_more_that_he_writes_has_lost_his_hold(front: Fron
     assert await texts_of(front.client, mine) == ["Second", "Hi there.", "Hello", "Late."]
 
 
+def dies_adding(front: Front, monkeypatch: pytest.MonkeyPatch, moment: str) -> asyncio.Event:
+    """The gateway comes to where a turn is added, before that or behind it, and no further; set when it has."""
+    conversations, reached = type(front.gw.conversations), asyncio.Event()
+
+    async def add(*asked: Any, real: Any = conversations.add) -> None:
+        if moment == "behind":
+            await real(*asked)
+        reached.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(conversations, "add", add)
+    return reached
+
+
 @pytest.mark.parametrize("moment", ["before", "behind"])
 async def test_a_gateway_that_dies_leaves_a_response_and_its_turn_or_neither(
     open_front: OpenFront, store_settings, monkeypatch, moment
 ):
     """What others find when it has come to the transaction that adds the turn, and to no further one."""
     async with open_front(store=store_settings) as front:
-        mine, conversations, reached = await begun(front, "Hello"), type(front.gw.conversations), asyncio.Event()
-
-        async def add(*asked: Any, real: Any = conversations.add) -> None:
-            if moment == "behind":
-                await real(*asked)
-            reached.set()
-            await asyncio.Event().wait()
-
-        monkeypatch.setattr(conversations, "add", add)
+        mine, reached = await begun(front, "Hello"), dies_adding(front, monkeypatch, moment)
         call = ask(front, input="And?", conversation=mine)
         submit = await front.peer.submitted()
         front.peer.say(submit, [*front.ids("Hi there."), END], "stop")
@@ -190,16 +196,8 @@ async def test_a_gateway_that_dies_leaves_a_response_and_its_turn_or_neither(
 async def test_of_one_in_the_background_as_well(open_front: OpenFront, store_settings, monkeypatch, moment):
     """And the end that others find is whole, its last event included."""
     async with open_front(store=store_settings) as front:
-        mine, shelf, reached = await begun(front, "Hello"), front.gw.responses.shelf, asyncio.Event()
-        conversations = type(front.gw.conversations)
-
-        async def add(*asked: Any, real: Any = conversations.add) -> None:
-            if moment == "behind":
-                await real(*asked)
-            reached.set()
-            await asyncio.Event().wait()
-
-        monkeypatch.setattr(conversations, "add", add)
+        mine, shelf = await begun(front, "Hello"), front.gw.responses.shelf
+        reached = dies_adding(front, monkeypatch, moment)
         queued = await ask(front, input="And?", conversation=mine, background=True)
         submit = await front.peer.submitted()
         front.peer.say(submit, [*front.ids("Hi there."), END], "stop")

@@ -18,7 +18,7 @@ QUESTION = [{"role": "user", "content": "What is the weather in Arden?"}]
 
 @pytest.fixture
 async def claude(house):
-    async with official.Claude(base_url=house.url, api_key=house.key, max_retries=0, timeout=PATIENCE_S) as client:
+    async with official.Anthropic(base_url=house.url, api_key=house.key, max_retries=0, timeout=PATIENCE_S) as client:
         yield client
 
 
