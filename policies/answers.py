@@ -123,15 +123,15 @@ class Told(msgspec.Struct, frozen=True, array_like=True, gc=False):
     logprobs: list[TokenLogprob] | None
     reason: FinishReason
     """ "cancelled" where the gateway found a stop string: whoever reads it finds it too."""
-    has_end_token: bool = True
-    """Where it ended by itself, its last token is its end token; else it is text, as under a grammar."""
+    has_end_token: bool = False
+    """Its last token ended it and says nothing."""
     words: list[Word] | None = None
     """Of an upstream's answer: one for each token, whose ids say nothing."""
     usage: Usage | None = None
     """Of the whole part, with its last sequence, where an upstream has said it."""
 
 
-class Kept(msgspec.Struct, frozen=True, array_like=True, tag="3"):
+class Kept(msgspec.Struct, frozen=True, array_like=True, tag="4"):
     """A whole answer. The tag is the version of this shape: gateways of another one cannot read it and need not."""
 
     made_at: int

@@ -21,7 +21,7 @@ from policies.terms import Grammar as Grammar  # of a Submit, as is the next
 from policies.terms import Pooling as Pooling
 from policies.terms import Timeline as Timeline  # of a Finish
 
-VERSION = 7
+VERSION = 8
 MAX_FRAME_BYTES = 32 << 20
 """A prompt of a million token ids fits five times over."""
 
@@ -207,6 +207,8 @@ class Finish(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Of those drafted."""
     timeline: Timeline | None = None
     """Where the ``Submit`` had a traceparent."""
+    has_end_token: bool = False
+    """The last token that comes with it ended the answer and says nothing."""
 
 
 class Delta(msgspec.Struct, frozen=True, array_like=True, gc=False):

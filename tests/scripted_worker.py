@@ -195,7 +195,8 @@ class Gateway(asyncio.Protocol):
             sequence.num_left -= num_tokens
             finish = None
             if not sequence.num_left:
-                finish = wire.Finish("stop" if sequence.stops_early else "length", 0, 0, 0.0, 0.0, 0.0)
+                stops = sequence.stops_early
+                finish = wire.Finish("stop" if stops else "length", 0, 0, 0.0, 0.0, 0.0, has_end_token=stops)
                 del self._sequences[key]
             tokens = token_ids[start : start + num_tokens]
             deltas.append(wire.Delta(sequence.request_id, sequence.index, tokens, finish=finish))

@@ -335,10 +335,6 @@ class Engine:
         logprobs = [logprob for logprob in run.logprobs[:num_tokens] if logprob is not None] or None
         found = sequence.num_cached_tokens if run.position == sequence.num_prompt_tokens else None
         if reason is not None:
-            if reason == "stop" and token_ids[-1] not in sequence.stop_token_ids:
-                # The last token of an answer that ends by itself is taken for its end token, which this one has not.
-                gained = wire.Delta(sequence.request.request_id, sequence.index, token_ids, logprobs, None, found)
-                return [gained, self._end(sequence, [], None, reason, now)]
             return [self._end(sequence, token_ids, logprobs, reason, now)]
         return [wire.Delta(sequence.request.request_id, sequence.index, token_ids, logprobs, None, found)]
 

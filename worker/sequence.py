@@ -295,12 +295,17 @@ class Sequence:
             self.first_token_at = now
         self.last_token_at = now
 
+    @property
+    def has_end_token(self) -> bool:
+        """The last token of its completion that is known is one that ends it."""
+        return self.num_known > self.num_prompt_tokens and self.token_ids[self.num_known - 1] in self.stop_token_ids
+
     def ending(self) -> FinishReason | None:
         """How the last token that is known ended it, if it did."""
-        if self.token_ids[self.num_known - 1] in self.stop_token_ids:
-            return "stop"
-        if self.guide is not None and self.guide.is_whole:
-            return "length" if self.guide.is_cut else "stop"
+        guide = self.guide
+        if self.has_end_token or (guide is not None and guide.is_whole):
+            # By itself; but what it would have said may have had no room.
+            return "length" if guide is not None and guide.is_cut else "stop"
         if self.num_known - self.num_prompt_tokens >= self.sampling.max_tokens:
             return "length"
         return None
@@ -322,4 +327,5 @@ class Sequence:
             num_drafted_tokens=self.num_drafted_tokens,
             num_accepted_tokens=self.num_accepted_tokens,
             timeline=self.timeline,
+            has_end_token=self.has_end_token,
         )

@@ -20,7 +20,6 @@ from gateway.spent import Spent
 from gateway.traceparent import context_of
 from policies import wire
 from policies.answers import Kept, Outcome, Told
-from policies.terms import FinishReason
 
 
 class Run:
@@ -110,7 +109,6 @@ class Run:
                 return None
             token_ids = [token_id for delta in deltas for token_id in delta.token_ids]
             logprobs = [logprob for delta in deltas for logprob in delta.logprobs or ()]
-            has_end_token = bool(deltas[-1].token_ids)
             pieces = [delta for delta in deltas if isinstance(delta, Piece)]
             words = [word for piece in pieces for word in piece.words]
             counted = pieces[-1].counted if pieces else None
@@ -121,7 +119,7 @@ class Run:
                     token_ids,
                     logprobs or None,
                     finish.reason,
-                    has_end_token,
+                    finish.has_end_token,
                     words if pieces else None,
                     None if counted is None else counted.usage,
                 )
@@ -242,7 +240,8 @@ class Replay:
         self.first_token_at = self._clock.now()
         deltas: list[wire.Delta] = []
         for told in self._kept.sequences:
-            request_id, finish = self._request_ids[told.part], _finish(told.reason)
+            request_id = self._request_ids[told.part]
+            finish = wire.Finish(told.reason, 0, 0, 0.0, 0.0, 0.0, has_end_token=told.has_end_token)
             if told.words is not None:
                 counted = None if told.usage is None else Counted(told.usage, "upstream")
                 deltas.append(
@@ -255,11 +254,8 @@ class Replay:
                         counted=counted,
                     )
                 )
-            elif told.has_end_token:
-                deltas.append(wire.Delta(request_id, told.index, told.token_ids, told.logprobs, finish))
             else:
-                deltas.append(wire.Delta(request_id, told.index, told.token_ids, told.logprobs))
-                deltas.append(wire.Delta(request_id, told.index, [], None, finish))
+                deltas.append(wire.Delta(request_id, told.index, told.token_ids, told.logprobs, finish))
         return deltas
 
     def cancel(self, request_id: str, index: int) -> None:
@@ -275,8 +271,5 @@ class Replay:
 def _unreused(finish: wire.Finish) -> wire.Finish:
     """For whoever reads along: the engine worked once, and what it found of the prompt is on the bill of the one who
     pays."""
-    return wire.Finish(finish.reason, 0, 0, finish.queue_s, finish.prefill_s, finish.decode_s)
-
-
-def _finish(reason: FinishReason) -> wire.Finish:
-    return wire.Finish(reason, 0, 0, 0.0, 0.0, 0.0)
+    times = finish.queue_s, finish.prefill_s, finish.decode_s
+    return wire.Finish(finish.reason, 0, 0, *times, has_end_token=finish.has_end_token)

@@ -233,7 +233,7 @@ class Choice:
             return
         token_ids = delta.token_ids
         # The end token is counted and says nothing.
-        num_texts = len(token_ids) - (finish.reason == "stop" and len(token_ids) > 0)
+        num_texts = len(token_ids) - finish.has_end_token
         if self._is_decoded_whole:
             self.num_tokens += len(token_ids)
             token_ids = (self._waiting_ids or []) + token_ids[:num_texts]

@@ -61,11 +61,13 @@ class Peer:
         logprobs: list[wire.TokenLogprob] | None = None,
         **spent: float,
     ) -> None:
-        """One step of one sequence. ``spent`` is what else its ``Finish`` says."""
+        """One step of one sequence; where it stops, its last token is its end token. ``spent`` is what else its
+        ``Finish`` says."""
         finish = None
         if reason is not None:
             times = {"queue_s": 0.0, "prefill_s": 0.0, "decode_s": 0.0, **spent}
-            finish = wire.Finish(reason, num_cached_tokens, 0, **times)  # type: ignore[arg-type]
+            ends = reason == "stop" and bool(token_ids)
+            finish = wire.Finish(reason, num_cached_tokens, 0, **times, has_end_token=ends)  # type: ignore[arg-type]
         self.send(wire.StepOutput([wire.Delta(submit.request_id, index, list(token_ids), logprobs, finish)]))
 
     def send(self, message: wire.Message) -> None:

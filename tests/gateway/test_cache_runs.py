@@ -40,7 +40,8 @@ class Engine:
             flight.fail(errors.RequestFailed("The request was cancelled."))
 
     def say(self, flight, token_ids, reason=None, index=0, num_cached_tokens=0, times=(0.0, 0.0, 0.0), engine_s=0.0):
-        finish = None if reason is None else wire.Finish(reason, num_cached_tokens, 0, *times, engine_s)
+        ends = reason == "stop" and bool(token_ids)
+        finish = reason and wire.Finish(reason, num_cached_tokens, 0, *times, engine_s, has_end_token=ends)
         delta = wire.Delta(flight.request.request_id, index, list(token_ids), None, finish)
         flight.arrive(delta, self.clock.now())
 

@@ -138,7 +138,8 @@ def told(submit: wire.Submit, front: Front, token_ids: list[int], finish: str | 
     prompt = submit.prompt_token_ids
     said = [scored(-0.1 * place, (5, -0.05)) for place in range(1, len(prompt))]
     own = [scored(-0.5, (6, -0.5))] * len(token_ids)
-    end = None if finish is None else wire.Finish(finish, 0, 0, 0.0, 0.0, 0.0)  # type: ignore[arg-type]
+    times = 0.0, 0.0, 0.0
+    end = finish and wire.Finish(finish, 0, 0, *times, has_end_token=finish == "stop")  # type: ignore[arg-type]
     delta = wire.Delta(submit.request_id, 0, token_ids, own, end, prompt_logprobs=said)
     front.peer.send(wire.StepOutput([delta]))
 

@@ -18,11 +18,15 @@ VOCABULARY = Vocabulary(byte_level())
 END = byte_level().token_to_id("</s>")
 words = st.lists(st.sampled_from(["the ", "river", " END", "🙂", "\n\n", "naïve", "EN", "D"]), max_size=12)
 stops = st.lists(st.sampled_from(["END", "\n\n", "🙂", "river"]), max_size=3, unique=True)
+ends = st.sampled_from([[], [END], byte_level().encode("river").ids[:1]])
 
 
-def deltas(token_ids: list[int], cuts: list[int], reason: str, with_logprobs: bool) -> list[wire.Delta]:
+def deltas(
+    token_ids: list[int], cuts: list[int], reason: str, with_logprobs: bool, ends: bool = False
+) -> list[wire.Delta]:
+    """``ends``: the last one is an end token."""
     bounds = sorted({0, len(token_ids), *(cut for cut in cuts if cut < len(token_ids))})
-    finish = wire.Finish(reason, 0, 0, 0.0, 0.0, 0.0)  # type: ignore[arg-type]
+    finish = wire.Finish(reason, 0, 0, 0.0, 0.0, 0.0, has_end_token=ends)  # type: ignore[arg-type]
     pieces = [token_ids[a:b] for a, b in itertools.pairwise(bounds)] or [[]]
     return [
         wire.Delta(
@@ -50,19 +54,20 @@ def read(choice: Choice, arriving: list[wire.Delta]) -> tuple[str, list[str]]:
     return text, tokens
 
 
-@given(words, stops, st.lists(st.integers(0, 40)), st.sampled_from(["stop", "length"]), st.booleans())
-def test_any_arrival_gives_the_same_answer(parts, stop_strings, cuts, reason, with_logprobs):
-    token_ids = byte_level().encode("".join(parts)).ids + ([END] if reason == "stop" else [])
+@given(words, stops, st.lists(st.integers(0, 40)), st.sampled_from(["stop", "length"]), st.booleans(), ends)
+def test_any_arrival_gives_the_same_answer(parts, stop_strings, cuts, reason, with_logprobs, end):
+    """However it ends: by an end token, whatever its text, or without one."""
+    token_ids = byte_level().encode("".join(parts)).ids + end
     whole, stopped = obvious("".join(parts), stop_strings)
     logprobs = ChatLogprobs(VOCABULARY) if with_logprobs else None
     piecewise = Choice(0, VOCABULARY.decoder(continues=False), stop_strings, logprobs)
-    text, tokens = read(piecewise, deltas(token_ids, cuts, reason, with_logprobs))
+    text, tokens = read(piecewise, deltas(token_ids, cuts, reason, with_logprobs, bool(end)))
     at_once = Choice(0, VOCABULARY.decoder(continues=False), stop_strings, at_once=True)
-    for delta in deltas(token_ids, cuts, reason, False):
+    for delta in deltas(token_ids, cuts, reason, False, bool(end)):
         at_once.take(delta)
     assert text == at_once.pending == whole
     assert piecewise.finish_reason == at_once.finish_reason == ("stop" if stopped else reason)
-    assert piecewise.num_tokens == at_once.num_tokens == num_until_stopped(token_ids, stop_strings)
+    assert piecewise.num_tokens == at_once.num_tokens == num_until_stopped(token_ids, stop_strings, bool(end))
     if with_logprobs:
         # A token that a stop string begins in is still part of the text before it.
         assert b"".join(tokens).startswith(whole.encode())
@@ -70,9 +75,9 @@ def test_any_arrival_gives_the_same_answer(parts, stop_strings, cuts, reason, wi
             assert b"".join(tokens) == whole.encode()
 
 
-def num_until_stopped(token_ids: list[int], stop_strings: list[str]) -> int:
+def num_until_stopped(token_ids: list[int], stop_strings: list[str], ends: bool) -> int:
     """Tokens up to the one that completed a stop string."""
-    for num in range(1, len(token_ids) + 1):
+    for num in range(1, len(token_ids) - ends + 1):
         decoder = VOCABULARY.decoder(continues=False)
         if obvious(decoder.feed(token_ids[:num]), stop_strings)[1]:
             return num

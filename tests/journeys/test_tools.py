@@ -6,6 +6,10 @@ import json
 import re
 
 import openai
+import pytest
+from openai.types.responses.response import IncompleteDetails
+
+from tests import official
 
 GET_WEATHER = {
     "type": "function",
@@ -28,6 +32,8 @@ FROBNICATE = {
         "strict": True,
     },
 }
+
+NOTHING_ELSE = {**GET_WEATHER["function"]["parameters"], "additionalProperties": False}
 
 
 async def asked(client: openai.AsyncOpenAI, house, messages, **others):
@@ -61,6 +67,48 @@ async def test_a_stream_says_the_same_call(house):
         (choice,) = (await stream.get_final_completion()).choices
     (call,) = choice.message.tool_calls
     assert json.loads(call.function.arguments) == {"city": "Rome"}
+
+
+@pytest.mark.parametrize("max_tokens", [8, 16, 40])
+async def test_a_strict_call_that_has_no_room_is_left_out_and_the_answer_says_that_it_was_cut(house, max_tokens):
+    messages = [{"role": "user", "content": "What is the weather in Paris?"}]
+    strict = {**GET_WEATHER["function"], "strict": True, "parameters": NOTHING_ELSE}
+    asks = {"tools": [{"type": "function", "function": strict}], "temperature": 0, "max_tokens": max_tokens}
+    has_room = max_tokens == 40
+    async with house.client() as client:
+        whole = await asked(client, house, messages, **asks, logprobs=True)
+        streamed = [
+            chunk
+            async for chunk in await asked(
+                client, house, messages, **asks, stream=True, stream_options={"include_usage": True}
+            )
+        ]
+        response = await client.responses.create(
+            model=house.model,
+            input=messages,
+            tools=[{"type": "function", **strict}],
+            temperature=0,
+            max_output_tokens=max_tokens,
+        )
+    tool = {"name": "get_weather", "strict": True, "input_schema": NOTHING_ELSE}
+    async with official.Anthropic(base_url=house.url, api_key=house.key, max_retries=0) as client:
+        message = await client.messages.create(
+            model=house.model, messages=messages, tools=[tool], max_tokens=max_tokens, extra_body={"temperature": 0}
+        )
+    (choice,) = whole.choices
+    assert choice.finish_reason == ("tool_calls" if has_room else "length")
+    assert bool(choice.message.tool_calls) == has_room
+    deltas = [chunk.choices[0] for chunk in streamed if chunk.choices]
+    assert deltas[-1].finish_reason == choice.finish_reason
+    assert "".join(each.delta.content or "" for each in deltas) == (choice.message.content or "")
+    assert streamed[-1].usage.completion_tokens == whole.usage.completion_tokens
+    assert response.status == ("completed" if has_room else "incomplete")
+    assert response.incomplete_details == (None if has_room else IncompleteDetails(reason="max_output_tokens"))
+    assert message.stop_reason == ("tool_use" if has_room else "max_tokens")
+    assert whole.usage.completion_tokens == message.usage.output_tokens <= max_tokens
+    if not has_room:
+        said = b"".join(bytes(each.bytes) for each in choice.logprobs.content)
+        assert said.decode() == choice.message.content == message.content[0].text == response.output_text
 
 
 async def test_a_model_that_has_to_call_calls_as_the_schema_says_whatever_it_was_asked(house):

@@ -37,6 +37,7 @@ class Answer:
     reason: str = ""
     logprobs: list[wire.TokenLogprob] = field(default_factory=list)
     num_accepted_tokens: int = 0
+    has_end_token: bool = False
 
     @property
     def text(self) -> str:
@@ -107,6 +108,7 @@ class Guided:
                 if delta.finish is not None:
                     answer.reason = delta.finish.reason
                     answer.num_accepted_tokens = delta.finish.num_accepted_tokens
+                    answer.has_end_token = delta.finish.has_end_token
         self.failures |= {failure.request_id: failure for failure in failed}
 
     def run(self) -> Guided:

@@ -11,7 +11,7 @@ from policies import wire
 from policies.expressions import Expression, NotRead, read
 from policies.schemas import bound, bound_of, patterns_of
 from policies.terms import Sampling
-from tests.worker.guided import Guided, guided_model
+from tests.worker.guided import EOS, Guided, guided_model
 from tests.worker.schemas import a_schema
 from worker.grammar.closing import Ends, find_end
 from worker.grammar.scan import Scan
@@ -192,3 +192,27 @@ def _fewest_tokens(vocabulary, text):
         known = ((best[at], by_bytes.get(text[at:end])) for at in range(end))
         best.append(min(([*found, last] for found, last in known if last is not None), key=len))
     return best[-1]
+
+
+def test_an_answer_that_is_not_what_it_would_have_been_says_that_its_limit_did_it(path):
+    """Also where it then ends by a token of the model's own, and not by its grammar."""
+    words = 'start: (word | call)*\nword: /[a-f]/\ncall: "(" /[a-f]/ ~ 12 ")"\n'
+    guided = Guided(path, max_sequences=16)
+    limits = (400, *range(2, 40, 3))
+    for seed in range(12):
+        for max_tokens in limits:
+            guided.submit(f"s{seed:02}-{max_tokens:03}", "lark", words, max_tokens=max_tokens, seed=seed)
+        guided.run()
+    guided.close()
+    assert not guided.failures
+    num_by_end_token = {"stop": 0, "length": 0}
+    for seed in range(12):
+        free = guided.answers[f"s{seed:02}-400", 0]
+        assert free.reason == "stop"
+        for max_tokens in limits[1:]:
+            answer = guided.answers[f"s{seed:02}-{max_tokens:03}", 0]
+            assert answer.text.count("(") == answer.text.count(")")
+            assert (answer.reason == "stop") == (answer.token_ids == free.token_ids)
+            assert answer.has_end_token == (answer.token_ids[-1] == EOS)
+            num_by_end_token[answer.reason] += answer.has_end_token
+    assert min(num_by_end_token.values()) > 3, num_by_end_token
