@@ -14,7 +14,7 @@ from typing import Protocol
 import msgspec
 
 from gateway import errors
-from gateway.spent import Spent
+from gateway.spent import Meter, Spent
 from gateway.stays import Stay, stays_of
 from gateway.traceparent import NO_TRACE
 from gateway.workers import Worker
@@ -28,7 +28,7 @@ from policies.terms import FinishReason
 MAX_ROUTED_BLOCKS = 1024
 """Of a prompt are looked for in the caches of the workers: what follows them makes no difference to where it goes, and
 naming them takes about a microsecond each."""
-NOT_SUSPECT, NOWHERE_BEFORE = Suspicion(), Spent()
+NOT_SUSPECT = Suspicion()
 
 
 class Keeper(Protocol):
@@ -51,7 +51,6 @@ class Flight:
 
     __slots__ = (
         "_arrived",
-        "_before",
         "_ending",
         "_error",
         "_here",
@@ -61,7 +60,6 @@ class Flight:
         "_num_cached_tokens",
         "_open",
         "_stopped",
-        "_waited_s",
         "_waiter",
         "_was_elsewhere",
         "digests",
@@ -74,12 +72,12 @@ class Flight:
         "is_over",
         "is_pending",
         "left_at",
+        "meter",
         "num_held_tokens",
         "num_missing_pairs",
         "num_missing_tokens",
         "num_sequences",
         "num_tokens",
-        "num_told_before",
         "order",
         "paused_at",
         "request",
@@ -87,7 +85,6 @@ class Flight:
         "stays",
         "submitted_at",
         "suspicion",
-        "told",
         "turn",
         "worker",
     )
@@ -144,14 +141,9 @@ class Flight:
         """Those of which nobody needs the rest."""
         self._num_cached_tokens: int | None = None
         """As its first worker said with the first token."""
-        self._waited_s = 0.0  # in line
         self.given_at = submitted_at
         self.given_to: Worker | None = None
         """The worker that has it, or had it last, and when it was given it."""
-        self._before = NOWHERE_BEFORE
-        """The times with workers that had it before."""
-        self.num_told_before = 0
-        """How much of ``told`` is from those."""
         self._is_under_way = False
         """Its first token has come, and nothing else than more of them is to be told of it."""
         self._was_elsewhere = False
@@ -159,7 +151,7 @@ class Flight:
         self._arrived: list[wire.Delta] = []
         self._error: errors.GatewayError | None = None
         self._waiter: asyncio.Future[None] | None = None
-        self.told: list[wire.Finish | wire.Failed] = []
+        self.meter = Meter()
         self._ending: asyncio.Future[None] | None = None
 
     def name_blocks(self, block_size: int, kv_dtype: str) -> None:
@@ -224,15 +216,12 @@ class Flight:
     @property
     def queue_s(self) -> float:
         """How long it waited for a worker with room, each time."""
-        return self._waited_s
+        return self.meter.waited_s
 
     @property
     def spent(self) -> Spent:
-        """What it took of the engine; all of it once it ``is_over``. Of a worker that was lost it is what that one has
-        told: nothing of the sequences that had not finished there. The times are by our clock there."""
-        if len(self.told) == 1 and not self._was_elsewhere:
-            return Spent.told(self.told[0], self._waited_s)
-        return Spent.across(self.told, self.num_told_before, self._before, self._waited_s)
+        """What it took of the engine; all of it once it ``is_over``."""
+        return self.meter.spent
 
     async def over(self) -> None:
         """Until it ``is_over``. For the one who has left it."""
@@ -263,7 +252,7 @@ class Flight:
             else:
                 self._bring(delta, now)
             return False
-        self.told.append(finish)
+        self.meter.told.append(finish)
         self.left_at = now
         del self._here[index]
         if self.is_moving and finish.reason == "cancelled" and index not in self._stopped and self.is_wanted:
@@ -280,7 +269,7 @@ class Flight:
         """Ends here, with what the worker says of it if it does; the reader hears why once it has read what came
         before."""
         if failed is not None:
-            self.told.append(failed)
+            self.meter.told.append(failed)
         self.cut(error)
         self._end()
 
@@ -315,7 +304,7 @@ class Flight:
 
     def sent(self, now: float) -> None:
         """Out of the line, to a worker."""
-        self._waited_s += now - (self.submitted_at if self.sent_at is None else self.given_at)
+        self.meter.waited_s += now - (self.submitted_at if self.sent_at is None else self.given_at)
         self.given_at = now
         if self.sent_at is None:
             self.sent_at = now
@@ -336,8 +325,7 @@ class Flight:
         """Its worker has it no more: what has not finished goes on elsewhere. ``eos_token_ids`` of the model."""
         began_at, first_token_at = self.given_at, self.first_token_at
         decodes_at = now if first_token_at is None else max(began_at, first_token_at)
-        self._before = self._before.longer(decodes_at - began_at, now - decodes_at)
-        self.num_told_before = len(self.told)
+        self.meter.leave(decodes_at - began_at, now - decodes_at)
         if self.request.traceparent and (stays := stays_of(self)):
             stays[-1].left_at, stays[-1].left = now, "moved" if self.is_moving else "lost"
             self.stays, self.left_at = stays, 0.0

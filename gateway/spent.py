@@ -1,8 +1,8 @@
-"""What an answer took of the engine."""
+"""What an answer took of the engine, and what one request's did of the workers that had it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from policies import wire
@@ -53,20 +53,6 @@ class Spent(NamedTuple):
         )
 
     @classmethod
-    def across(
-        cls, told: Sequence[wire.Finish | wire.Failed], num_before: int, before: Spent, waited_s: float
-    ) -> Spent:
-        """With several workers, one after the other: the first ``num_before`` that were told are of those before
-        the last one."""
-        each = [cls.told(one, waited_s) for one in told]
-        last = cls.of(each[num_before:])
-        return cls.of(each)._replace(
-            queue_s=max(waited_s, last.queue_s),
-            prefill_s=before.prefill_s + last.prefill_s,
-            decode_s=before.decode_s + last.decode_s,
-        )
-
-    @classmethod
     def of(cls, parts: Iterable[Spent]) -> Spent:
         """What was computed beside each other."""
         parts = list(parts)
@@ -76,4 +62,47 @@ class Spent(NamedTuple):
             kv_block_s=sum([spent.kv_block_s for spent in parts]),
             num_drafted_tokens=sum([spent.num_drafted_tokens for spent in parts]),
             num_accepted_tokens=sum([spent.num_accepted_tokens for spent in parts]),
+        )
+
+
+NOWHERE = Spent()
+
+
+class Meter:
+    """What one request took of the workers that had it, one after the other, as they have told. Of one that was lost
+    it is what that one has told: nothing of the sequences that had not finished there; the times are by our clock
+    there."""
+
+    __slots__ = ("_before", "_num_before", "told", "waited_s")
+
+    def __init__(self) -> None:
+        self.told: list[wire.Finish | wire.Failed] = []
+        self.waited_s = 0.0
+        """In line, each time."""
+        self._before = NOWHERE
+        """The times with workers that had it before the last one."""
+        self._num_before = 0
+        """How much of ``told`` is from those."""
+
+    def leave(self, prefill_s: float, decode_s: float) -> None:
+        """Its worker has it no more, after so long there by our clock; what is told from now on is another one's."""
+        self._before = self._before.longer(prefill_s, decode_s)
+        self._num_before = len(self.told)
+
+    @property
+    def told_last(self) -> list[wire.Finish | wire.Failed]:
+        """What the last worker has told."""
+        return self.told[self._num_before :]
+
+    @property
+    def spent(self) -> Spent:
+        """With all of them."""
+        if len(self.told) == 1 and self._before is NOWHERE:
+            return Spent.told(self.told[0], self.waited_s)
+        each = [Spent.told(one, self.waited_s) for one in self.told]
+        last = Spent.of(each[self._num_before :])
+        return Spent.of(each)._replace(
+            queue_s=max(self.waited_s, last.queue_s),
+            prefill_s=self._before.prefill_s + last.prefill_s,
+            decode_s=self._before.decode_s + last.decode_s,
         )

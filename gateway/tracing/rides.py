@@ -39,5 +39,5 @@ def ride_of(flight: Flight) -> Ride:
         flight.num_tokens,
         request.grammar is not None,
         stays_of(flight),
-        [each for each in flight.told[flight.num_told_before :] if isinstance(each, wire.Finish)][:MAX_TOLD],
+        [each for each in flight.meter.told_last if isinstance(each, wire.Finish)][:MAX_TOLD],
     )
