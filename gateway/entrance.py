@@ -14,9 +14,10 @@ from collections.abc import Awaitable, Callable, Mapping
 from aiohttp import hdrs, web
 from aiohttp.typedefs import Handler
 
-from gateway import errors, head
+from gateway import failures, head
 from gateway.doors import Doors
-from gateway.errors import GatewayError, Shape
+from gateway.errors import GatewayError
+from gateway.failures import Shape
 from gateway.head import Head
 from gateway.house import Gateway
 from gateway.origins import Origins
@@ -77,10 +78,10 @@ class Entrance:
         except web.HTTPException as error:
             if error.status < 400:
                 raise
-            response = _said(request, error) or self._refusal(request, errors.of_http(error, request))
+            response = _said(request, error) or self._refusal(request, failures.of_http(error, request))
         except Exception as error:
             known = request[head.HEAD]
-            response = self._refusal(request, errors.described(error, known.request_id, known.trace_if_it_fails))
+            response = self._refusal(request, failures.described(error, known.request_id, known.trace_if_it_fails))
         finally:
             if is_counted:
                 doors.leave()
@@ -126,7 +127,7 @@ class Entrance:
         self._doors.refuse(failure.code or failure.type)
         noted = request[head.HEAD]
         noted.failed(failure)
-        shape = next((shapes[root] for root in shapes if path.startswith(root)), errors.shaped)
+        shape = next((shapes[root] for root in shapes if path.startswith(root)), failures.shaped)
         response = shape(failure, noted.request_id)
         if request.content.exception() is not None:  # the rest of what was sent cannot be told from a next request
             response.force_close()

@@ -13,7 +13,7 @@ from aiohttp.http_parser import RawRequestMessage
 from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
 
-from gateway import errors, head
+from gateway import errors, failures, head
 from gateway.telemetry import Ended, about, tell
 
 _NO_HEADERS, _ROOT = CIMultiDictProxy(CIMultiDict[str]()), URL("/")
@@ -63,12 +63,12 @@ class Protocol(web.RequestHandler):
         if status < 500:
             first = (message or "").strip().partition("\n")[0]
             failure = errors.InvalidRequest(f"The request could not be read as HTTP: {first}")
-            response = Unread(status=failure.status, body=errors.body(failure), content_type="application/json")
+            response = Unread(status=failure.status, body=failures.body(failure), content_type="application/json")
             tell(Ended(noted.request_id, None, None, request.method, None, failure.status, 0.0))
         else:
             log.error("a connection failed", exc_info=exc, extra=about(noted.request_id))
             failure = errors.InternalError()
-            response = errors.shaped(failure, noted.request_id)
+            response = failures.shaped(failure, noted.request_id)
         head.add_headers(request, response)
         response.force_close()
         return response

@@ -14,7 +14,7 @@ from typing import ClassVar
 import msgspec
 from aiohttp import web
 
-from gateway import errors
+from gateway import failures
 from gateway.errors import GatewayError
 
 ROOT = "/admin/v1/"
@@ -111,10 +111,8 @@ def body_of(failure: GatewayError, instance: str) -> ProblemBody:
     title = failure.title if isinstance(failure, Problem) else HTTPStatus(failure.status).phrase
     fields = list(failure.fields) if isinstance(failure, Problem) else []
     code = failure.code or title.lower().replace(" ", "_")
-    detail = str(failure)
-    if len(detail) > errors.MAX_MESSAGE_CHARS:
-        detail = detail[: errors.MAX_MESSAGE_CHARS] + "…"
-    return ProblemBody(TYPE + code, title, failure.status, detail, instance, fields)
+    message = failures.detail(failure).message
+    return ProblemBody(TYPE + code, title, failure.status, message, instance, fields)
 
 
 def shaped(failure: GatewayError, request_id: str) -> web.Response:

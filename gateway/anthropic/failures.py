@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import msgspec
 from aiohttp import web
 
-from gateway import errors
+from gateway import errors, failures
 from gateway.errors import GatewayError
 
 OVERLOADED = 529
@@ -56,7 +56,7 @@ def described(failure: GatewayError, request_id: str) -> ErrorBody:
     """``failure`` in Anthropic's words."""
     status = status_of(failure)
     type_ = TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")
-    return ErrorBody(error=ErrorDetail(type_, errors.told(failure, NAMES)), request_id=request_id)
+    return ErrorBody(error=ErrorDetail(type_, failures.told(failure, NAMES)), request_id=request_id)
 
 
 def shaped(failure: GatewayError, request_id: str) -> web.Response:

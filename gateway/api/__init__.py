@@ -28,7 +28,7 @@ from gateway.api import (
     vectors,
 )
 from gateway.entrance import Endpoint
-from gateway.errors import Shape
+from gateway.failures import Shape
 from gateway.house import GATEWAY
 
 

@@ -10,7 +10,7 @@ from typing import NamedTuple, cast
 from aiohttp import web
 from multidict import CIMultiDict
 
-from gateway import errors, head, unconnected
+from gateway import errors, failures, head, unconnected
 from gateway.api import items
 from gateway.api.answer import give
 from gateway.api.chat import prompt_of
@@ -117,7 +117,7 @@ async def _beside(
         status = response.status
         return response.body
     except (errors.GatewayError, Malformed) as error:
-        failure = errors.described(error, noted.request_id)
+        failure = failures.described(error, noted.request_id)
         noted.failed(failure)
         status = failure.status
         raise

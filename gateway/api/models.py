@@ -9,7 +9,7 @@ import msgspec
 from aiohttp import web
 from multidict import istr
 
-from gateway import anthropic, errors, openai
+from gateway import anthropic, failures, openai
 from gateway.api.request import query_of
 from gateway.dispatch import ServedModel
 from gateway.errors import GatewayError, ModelNotFound, PermissionDenied
@@ -89,7 +89,7 @@ def _in_anthropics_words(
     try:
         body = answer(request)
     except (GatewayError, openai.Malformed) as error:
-        return anthropic.shaped(errors.described(error, request_id), request_id)
+        return anthropic.shaped(failures.described(error, request_id), request_id)
     response = _json(body)
     response.headers["request-id"] = request_id
     return response

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from gateway import errors, head, reply
+from gateway import errors, failures, head, reply
 from gateway.api import items
 from gateway.api.answer import give
 from gateway.api.chat import prompt_of
@@ -123,7 +123,7 @@ async def _streamed(
             is_told = events.body.status not in OPEN or gw.responses.background.writes(events.body.id)
             if outlet.response is None or is_told:
                 raise
-            failure = errors.described(error, noted.request_id, noted.trace_if_it_fails)
+            failure = failures.described(error, noted.request_id, noted.trace_if_it_fails)
             noted.failed(failure)
             return await request[OUTLET].fail(events.failed(failure))
 

@@ -6,7 +6,7 @@ import contextlib
 
 from aiohttp import WSCloseCode, WSMsgType, hdrs, web
 
-from gateway import errors, head
+from gateway import errors, failures, head
 from gateway.api.responses import SCOPE
 from gateway.house import GATEWAY
 from gateway.sockets import events
@@ -50,7 +50,7 @@ async def connect(request: web.Request) -> web.StreamResponse:
                 await connection.run()
         except Exception as error:  # an answer of HTTP is no message of a socket
             noted = request[head.HEAD]
-            failure = errors.described(error, noted.request_id, noted.trace_if_it_fails)
+            failure = failures.described(error, noted.request_id, noted.trace_if_it_fails)
             noted.failed(failure)
             with contextlib.suppress(ConnectionResetError):
                 await socket.send_frame(events.refused(failure), WSMsgType.TEXT)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 from aiohttp import hdrs, web
 from multidict import CIMultiDict
 
-from gateway import errors, head, unconnected
+from gateway import errors, failures, head, unconnected
 from gateway.auth import Caller
 from gateway.entrance import Endpoint
 from gateway.house import Gateway
@@ -47,15 +47,15 @@ async def ask(
         try:
             response = await endpoints[path](gw, request)
         except web.HTTPException as error:
-            failure = errors.of_http(error, request)
+            failure = failures.of_http(error, request)
         except Exception as error:
-            failure = errors.described(error, request_id, noted.trace_if_it_fails)
+            failure = failures.described(error, request_id, noted.trace_if_it_fails)
         else:
             became.status = response.status
             said = response.body if isinstance(response, head.Whole | web.Response) else None
             return Asked(request_id, response.status, cast(bytes, said or b"null"), None)
         became.status, became.failure = failure.status, failure
-        return Asked(request_id, failure.status, errors.body(failure), failure)
+        return Asked(request_id, failure.status, failures.body(failure), failure)
 
 
 class Became:

@@ -18,7 +18,7 @@ from hashlib import blake2b
 from aiohttp import web
 from multidict import istr
 
-from gateway import errors, head
+from gateway import errors, failures, head
 from gateway.auth import Caller
 from gateway.cache import Memory
 from gateway.clock import Clock
@@ -149,7 +149,7 @@ class Idempotency:
                 finally:
                     record.num_readers -= 1
                 if record.error is not None:
-                    return await stream.fail(errors.event(errors.described(record.error, record.request_id)))
+                    return await stream.fail(failures.event(failures.described(record.error, record.request_id)))
                 return await stream.end(b"")
             except ConnectionResetError:
                 return response

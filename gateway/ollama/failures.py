@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 from aiohttp import web
 
-from gateway import errors
+from gateway import failures
 from gateway.errors import GatewayError
 
 NAMES = (("response_format.json_schema.schema", "format"),)
@@ -19,7 +19,7 @@ class ErrorBody(msgspec.Struct, frozen=True):
 
 
 def described(failure: GatewayError) -> ErrorBody:
-    return ErrorBody(errors.told(failure, NAMES))
+    return ErrorBody(failures.told(failure, NAMES))
 
 
 def shaped(failure: GatewayError, request_id: str) -> web.Response:

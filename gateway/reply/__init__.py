@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from aiohttp import web
 
-from gateway import errors, head
+from gateway import errors, failures, head
 from gateway.flights import Source
 from gateway.head import HUNG_UP
 from gateway.house import Gateway
@@ -100,7 +100,7 @@ async def _send_stream(
             if stream.response is None:
                 raise
             flights.close()
-            failure = errors.described(error, account.request_id, account.noted.trace_if_it_fails)
+            failure = failures.described(error, account.request_id, account.noted.trace_if_it_fails)
             await account.settle_failure(failure)
             return await stream.fail(shaper.failed(failure))
 

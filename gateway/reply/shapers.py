@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from gateway import errors, openai
+from gateway import errors, failures, openai
 from gateway.parsers import Content, Event
 from gateway.reply.choices import Choice
 from policies import terms
@@ -71,4 +71,4 @@ class Chunked:
         return self._chunks.last(usage, extras) + self._chunks.done
 
     def failed(self, failure: errors.GatewayError) -> bytes:
-        return self._chunks.failure(errors.detail(failure))
+        return self._chunks.failure(failures.detail(failure))

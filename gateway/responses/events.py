@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import msgspec
 
-from gateway import errors, openai
+from gateway import errors, failures, openai
 from gateway.parsers import Content, Event, Reasoning, ToolArguments, ToolCallBegin, ToolInput
 from gateway.reply.choices import Choice
 from gateway.responses.items import (
@@ -92,7 +92,7 @@ class Events:
         return self._taken()
 
     def failed(self, failure: errors.GatewayError) -> bytes:
-        said = errors.detail(failure)
+        said = failures.detail(failure)
         if not self._has_begun:
             self._begin()
         self._close("incomplete")

@@ -15,7 +15,7 @@ from typing import Any
 
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from gateway import errors
+from gateway import errors, failures
 from gateway.clock import Clock
 from gateway.head import Head
 from gateway.places import Places
@@ -168,7 +168,7 @@ class Background:
                 closing = errors.Draining("This server is shutting down.")
                 await running.log.end(events.cancelled() if running.is_unwanted else events.failed(closing))
             elif (error := work.exception()) is not None:
-                failure = errors.described(error, running.noted.request_id, running.noted.trace_if_it_fails)
+                failure = failures.described(error, running.noted.request_id, running.noted.trace_if_it_fails)
                 await running.log.end(events.failed(failure))
             async with running.storing:
                 flushing.cancel()

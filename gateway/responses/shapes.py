@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from gateway import errors, openai
+from gateway import errors, failures, openai
 from gateway.responses.items import AnyItem
 from gateway.responses.requests import (
     ConversationRef,
@@ -63,7 +63,7 @@ class ResponseError(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, failure: errors.GatewayError) -> ResponseError:
-        said = errors.detail(failure).message
+        said = failures.detail(failure).message
         if failure.status == 429:
             return cls("rate_limit_exceeded", said)
         return cls("invalid_prompt" if 400 <= failure.status < 408 else "server_error", said)

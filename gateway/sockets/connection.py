@@ -15,7 +15,7 @@ import msgspec
 from aiohttp import WSCloseCode, WSMsgType, hdrs, web
 from multidict import CIMultiDict
 
-from gateway import errors, head, openai, unconnected
+from gateway import errors, failures, head, openai, unconnected
 from gateway.api.request import parsed
 from gateway.head import HEAD, Head
 from gateway.house import Gateway
@@ -135,7 +135,7 @@ class Connection:
             stream_id = asked.stream_id
             self._check(asked)
         except (Malformed, errors.GatewayError) as error:
-            await self._way.send(events.refused(errors.described(error, ""), stream_id))
+            await self._way.send(events.refused(failures.described(error, ""), stream_id))
             return
         self._waiting.append(asked)
         self._go_on()
@@ -219,10 +219,10 @@ class Connection:
         """Nobody has foreseen ``error``, so what its client has heard is not known: it hears of that. Neither those
         that wait nor others are begun, and when all that are being answered have ended, so has the connection."""
         self._ending = BROKEN
-        failure = errors.described(error, noted.request_id, noted.trace_if_it_fails)
+        failure = failures.described(error, noted.request_id, noted.trace_if_it_fails)
         headers = {"x-request-id": noted.request_id, **failure.headers()}
         lost, self._waiting = [asked, *self._waiting], []
-        told = [events.error(errors.detail(failure), failure.status, headers, each.stream_id) for each in lost]
+        told = [events.error(failures.detail(failure), failure.status, headers, each.stream_id) for each in lost]
         with contextlib.suppress(ConnectionResetError):
             await self._way.send(*told)
 
@@ -263,7 +263,7 @@ class Connection:
         if self._gw.dispatch.draining:
             return Ending(WSCloseCode.GOING_AWAY, "the server is shutting down")
         if now >= ends_at:
-            wrong = errors.described(Malformed(*_over(self._gw.settings.responses.socket_max_s)), "")
+            wrong = failures.described(Malformed(*_over(self._gw.settings.responses.socket_max_s)), "")
             with contextlib.suppress(ConnectionResetError):
                 await self._way.send(events.refused(wrong))
             return Ending(WSCloseCode.GOING_AWAY, "the connection has lasted for as long as it may")

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from gateway import errors, openai
+from gateway import errors, failures, openai
 from gateway.openai import Malformed
 from gateway.responses.events import split
 
@@ -92,7 +92,7 @@ def error(detail: openai.ErrorDetail, status: int, headers: Mapping[str, str], s
 
 def refused(failure: errors.GatewayError, stream_id: str | None = None) -> bytes:
     """As ``error``, of what has not come so far as to be a request."""
-    return error(errors.detail(failure), failure.status, failure.headers(), stream_id)
+    return error(failures.detail(failure), failure.status, failure.headers(), stream_id)
 
 
 def not_steered(steer: Steer) -> bytes:
