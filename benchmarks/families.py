@@ -270,6 +270,16 @@ def page_of(outcomes: dict[str, Outcome]) -> str:
         (
             "# Families",
             "",
+            f"Of {len(outcomes)} types of causal language models {agreeing} say what transformers' own `generate` says:"
+            f" {counts['native']} by our decoder",
+            f"(*native*), {counts['transformers']} by transformers' model on our attention, {counts['in turn']} by its"
+            f" model alone (*in turn*); {counts['disagrees']} disagree,",
+            f"{counts['refused']} are refused at start by name, {counts['not built']} were not built. Not measured: how"
+            " fast they are, and any model that is not tiny.",
+            "",
+            "    python -m benchmarks.families           # all of them, and this page",
+            "    python -m benchmarks.families mamba2    # one, to the terminal",
+            "",
             "Every causal language model that transformers knows, as a tiny random model in float32, through the",
             "engine: prompts in chunks, one that begins like another, one with two answers, one that puts others aside",
             "for want of blocks, one again from the prefix cache. *native*: by our own decoder. *transformers*: by its",
@@ -278,12 +288,7 @@ def page_of(outcomes: dict[str, Outcome]) -> str:
             "but where the last column says otherwise. *refused*: at start, in these words. *not built*: no small",
             "configuration.",
             "",
-            f"Written by `python -m benchmarks.families` with transformers {transformers.__version__};"
-            " `tests/worker/test_families.py` keeps it true.",
-            "",
-            f"Of {len(outcomes)} model types {agreeing} agree: {counts['native']} native, {counts['transformers']} by"
-            f" transformers, {counts['in turn']} in turn; {counts['disagrees']} disagree, {counts['refused']} are"
-            f" refused, {counts['not built']} were not built.",
+            f"Written with transformers {transformers.__version__}; `tests/worker/test_families.py` keeps it true.",
             "",
             "| model type | architecture | served | |",
             "|---|---|---|---|",

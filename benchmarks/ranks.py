@@ -1,4 +1,4 @@
-"""One model on one rank and on two, in the same run: `python -m benchmarks.ranks [SHAPE]`.
+"""One model on one rank and on two, in the same run: `python -m benchmarks.ranks --shape M`.
 
 Prints medians in ms: a whole prompt in one step, and a step of decodes. Each of two ranks has one thread, so together
 they have the cores that one rank has with two threads.
@@ -6,6 +6,7 @@ they have the cores that one rank has with two threads.
 
 from __future__ import annotations
 
+import argparse
 import random
 import statistics
 import sys
@@ -22,6 +23,7 @@ prepare()
 from policies.settings import Engine, WorkerSettings  # noqa: E402
 from worker.bench.checkpoint import write  # noqa: E402
 from worker.inputs import Span  # noqa: E402
+from worker.models import SHAPES  # noqa: E402
 from worker.parallel.runner import ParallelRunner  # noqa: E402
 from worker.runner import Runner, set_num_threads  # noqa: E402
 
@@ -58,7 +60,9 @@ def line(name: str, runner: Runner | ParallelRunner) -> str:
 
 
 def main() -> None:
-    shape = sys.argv[1] if len(sys.argv) > 1 else "M"
+    parser = argparse.ArgumentParser(description="One model on one rank and on two, in the same run.")
+    parser.add_argument("--shape", choices=sorted(SHAPES), default="M")
+    shape = parser.parse_args().shape
     heads = [f"{length} in" for length in PROMPTS] + [f"{count} out" for count in BATCHES]
     with tempfile.TemporaryDirectory() as directory:
         write(shape, Path(directory))
