@@ -43,6 +43,7 @@ class Grammars:
         self._vocabulary: LLTokenizer | None = None
         self._known: OrderedDict[wire.Grammar, wire.Grammar | Fault] = OrderedDict()
         self._num_known_bytes = 0
+        self._strict: OrderedDict[bytes, tuple[object, frozenset[str]]] = OrderedDict()
         self.num_read = self.num_known_hits = self.num_refused = 0
         self.read_s = 0.0
 
@@ -74,6 +75,21 @@ class Grammars:
             path = param + found.path
             raise Malformed(f"Invalid '{path}': {found}", path, "invalid_value")
         return found
+
+    def strict(self, digest: bytes, tongue: object) -> frozenset[str] | None:
+        """The functions that can be strict of those whose ``digest`` this is; None where it has to be found out, as
+        another ``tongue`` has been when it was."""
+        found = self._strict.get(digest)
+        if found is None or found[0] is not tongue:
+            return None
+        self._strict.move_to_end(digest)
+        return found[1]
+
+    def remember_strict(self, digest: bytes, tongue: object, names: frozenset[str]) -> None:
+        self._strict[digest] = tongue, names
+        self._strict.move_to_end(digest)
+        if len(self._strict) > self._settings.max_known:
+            self._strict.popitem(last=False)
 
     async def _found(self, grammar: wire.Grammar) -> wire.Grammar | Fault:
         if self._num_waiting >= MAX_WAITING:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection
+from hashlib import sha256
 from typing import Any
 
 import msgspec
@@ -35,9 +36,13 @@ async def strictly(gw: Gateway, call: ResponseRequest) -> ResponseRequest:
     silent = [tool for tool in tools if isinstance(tool, FunctionTool) and tool.strict is None]
     if not silent or gw.upstreams.of(call.model) is not None:
         return call
-    can = {tool.name for tool in silent if await _holds(gw, _schema(tool.parameters or openai.NO_PARAMETERS, True))}
-    if can and not await _hold_together(gw, call, can):
-        can.clear()
+    # An agent has the same functions in each of its turns.
+    digest = sha256(msgspec.json.encode((call.model, call.tools, call.tool_choice, call.parallel_tool_calls))).digest()
+    tongue = gw.dispatch.text(call.model).tongue
+    can = gw.grammars.strict(digest, tongue)
+    if can is None:
+        can = await _strict(gw, call, silent, tongue)
+        gw.grammars.remember_strict(digest, tongue, can)
     said = [
         {**given, "strict": tool.name in can} if tool in silent else given
         for given, tool in zip(call.tools or (), tools, strict=True)
@@ -45,10 +50,18 @@ async def strictly(gw: Gateway, call: ResponseRequest) -> ResponseRequest:
     return msgspec.structs.replace(call, tools=said)
 
 
-async def _hold_together(gw: Gateway, call: ResponseRequest, names: Collection[str]) -> bool:
+async def _strict(
+    gw: Gateway, call: ResponseRequest, silent: Collection[FunctionTool], tongue: Tongue
+) -> frozenset[str]:
+    """The names of those that can be."""
+    can = {tool.name for tool in silent if await _holds(gw, _schema(tool.parameters or openai.NO_PARAMETERS, True))}
+    return frozenset(can) if not can or await _hold_together(gw, call, can, tongue) else frozenset()
+
+
+async def _hold_together(gw: Gateway, call: ResponseRequest, names: Collection[str], tongue: Tongue) -> bool:
     """Whether one grammar can hold all calls when these functions are strict. The model's own tokens, which are not
     known here, stand in it as they are spelled."""
-    tools, tongue = tooling_of(call), gw.dispatch.text(call.model).tongue
+    tools = tooling_of(call)
     if tools is None:
         return True
     functions = [

@@ -158,3 +158,14 @@ async def test_a_grammar_that_cannot_be_read_never_reaches_a_worker(front: Front
         await front.chat(response_format=format_of({"properties": {"x": {"pattern": "a("}}}))
     assert refused.value.param == "response_format.json_schema.schema.properties.x.pattern"
     assert front.rows() == []
+
+
+async def test_what_can_be_strict_is_remembered_of_so_many_and_of_the_model_s_own_tongue():
+    grammars, tongue = Grammars(holding.Grammars(max_known=2)), object()
+    for digest in (b"a", b"b"):
+        grammars.remember_strict(digest, tongue, frozenset((digest.decode(),)))
+    assert grammars.strict(b"a", tongue) == {"a"}
+    assert grammars.strict(b"a", object()) is None, "the model writes otherwise since"
+    grammars.remember_strict(b"c", tongue, frozenset())
+    assert [grammars.strict(digest, tongue) for digest in (b"a", b"b", b"c")] == [{"a"}, None, frozenset()]
+    grammars.close()

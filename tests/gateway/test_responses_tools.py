@@ -116,6 +116,27 @@ async def test_a_function_that_does_not_say_is_strict_where_a_grammar_can_hold_i
         assert (strict, grammar) == ([False] * 4, None)
 
 
+async def test_what_can_be_strict_is_found_out_once_for_the_same_functions_and_model(open_front: OpenFront):
+    async with open_front(model={"template": TEMPLATE}) as front:
+
+        async def num_looks(*tools: Any, **others: Any) -> int:
+            """How often grammars were asked whether one can be read."""
+            grammars = front.gw.grammars
+            before = grammars.num_known_hits + grammars.num_read
+            strict, grammar = await held_as(front, list(tools), **others)
+            assert strict == [True] * len(tools)
+            assert grammar is not None
+            return grammars.num_known_hits + grammars.num_read - before
+
+        silent, said = function("get_weather"), function("get_weather", strict=True)
+        at_first, with_another = await num_looks(silent), await num_looks(silent, function("get_time"))
+        assert at_first < with_another
+        assert await num_looks(silent) == await num_looks(said) < at_first
+        assert await num_looks(silent, tool_choice="required") > await num_looks(silent, tool_choice="required")
+        bounded = function("get_weather", {**PARAMETERS, "additionalProperties": False})
+        assert await num_looks(bounded) > await num_looks(bounded)
+
+
 async def test_in_chats_a_function_is_strict_only_if_it_says_so(front: Front):
     call = front.chat(tools=[{"type": "function", "function": {"name": "get_weather", "parameters": PARAMETERS}}])
     assert (await say(front, "Hello.")).grammar is None
