@@ -23,10 +23,11 @@ from rich.table import Table
 
 from gateway.bench import arrivals, load, measures, plot
 from gateway.bench.arrivals import Due, TraceError
-from gateway.bench.measures import Distribution, Report
+from gateway.bench.measures import Report
 from gateway.bench.prompts import Prompts
 from gateway.client import DEFAULT_URL, CallFailed, api_root, find_key, list_models, open_session
 from gateway.settings_file import fail
+from policies.distribution import Distribution, distribution
 
 MOST_REQUESTS = 1_000_000
 LONGEST_S = 3600.0
@@ -257,7 +258,7 @@ async def _watched(work: Coroutine[Any, Any, None], run: load.Run, num_requests:
 def _progress_note(run: load.Run, elapsed_s: float) -> str:
     recent = run.outcomes[-200:]
     failed = sum(outcome.error is not None for outcome in recent)
-    ttft = measures.distribution(outcome.ttft_s for outcome in recent if outcome.error is None)
+    ttft = distribution(outcome.ttft_s for outcome in recent if outcome.error is None)
     parts = [f"{run.num_started - len(run.outcomes)} running", f"{len(run.outcomes) / elapsed_s:,.1f} requests/s"]
     if run.num_pieces:
         parts.append(f"{run.num_pieces / elapsed_s:,.0f} chunks/s")

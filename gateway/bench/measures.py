@@ -16,7 +16,7 @@ from itertools import pairwise
 
 import msgspec
 
-PERCENTS = (50, 90, 95, 99)
+from policies.distribution import Distribution, distribution
 
 
 @dataclass(slots=True)
@@ -56,18 +56,6 @@ class Outcome:
         return self.finished_at - self.due_at
 
 
-class Distribution(msgspec.Struct):
-    """One measured quantity over all requests that have it."""
-
-    num: int
-    mean: float
-    p50: float
-    p90: float
-    p95: float
-    p99: float
-    max: float
-
-
 class Report(msgspec.Struct):
     """A whole run. Throughput is over the time from the first request due to the last answer finished, and of answers
     that arrived whole; failed requests count as errors alone."""
@@ -94,23 +82,6 @@ class Report(msgspec.Struct):
     e2e_ms: Distribution | None
     send_lag_ms: Distribution | None
     """Sent minus due: what the load generator itself was late by. Part of the latencies above."""
-
-
-def percentile(ordered: Sequence[float], percent: float) -> float:
-    """Linear between the two nearest ranks, as numpy's default; ``ordered`` ascending, not empty."""
-    rank = (len(ordered) - 1) * percent / 100
-    low = int(rank)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (rank - low)
-
-
-def distribution(values_s: Iterable[float | None]) -> Distribution | None:
-    """Seconds in, milliseconds out; None when nothing was measured."""
-    ordered = sorted(1e3 * value for value in values_s if value is not None)
-    if not ordered:
-        return None
-    p50, p90, p95, p99 = (percentile(ordered, percent) for percent in PERCENTS)
-    return Distribution(len(ordered), sum(ordered) / len(ordered), p50, p90, p95, p99, ordered[-1])
 
 
 def report(outcomes: Sequence[Outcome]) -> Report:

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from gateway.bench.measures import Outcome, percentile, tokens_over_time
+from gateway.bench.measures import Outcome, tokens_over_time
+from policies.distribution import percentile
 
 INK, MUTED, GRID, FILL = "#1c2b39", "#6b7a88", "#e3e8ec", "#2a78b8"
 MARKS = ((50, "#2a78b8"), (90, "#d98b1f"), (99, "#c23b3b"))

@@ -20,6 +20,7 @@ from gateway.bench.arrivals import Due, TraceError
 from gateway.bench.measures import Outcome
 from gateway.bench.prompts import Fit, Prompts
 from gateway.client import Events, api_root, find_key
+from policies.distribution import percentile
 from tests.builders import PATIENCE_S
 from tests.gateway.compatible_server import CompatibleServer, compatible_server
 
@@ -59,14 +60,14 @@ async def start(server: CompatibleServer, *options: str) -> asyncio.subprocess.P
 @given(st.lists(st.floats(0, 1e6), min_size=1, max_size=200), st.floats(0, 100))
 def test_a_percentile_lies_within_the_values_and_leaves_its_share_below(values, percent):
     ordered = sorted(values)
-    found = measures.percentile(ordered, percent)
+    found = percentile(ordered, percent)
     assert ordered[0] <= found <= ordered[-1]
     below = sum(value <= found * (1 + 1e-12) for value in ordered)
     assert below >= int((len(ordered) - 1) * percent / 100)
 
 
 def test_percentiles_are_those_of_numpy():
-    assert [measures.percentile([1.0, 2.0, 3.0, 10.0], p) for p in (0, 50, 90, 100)] == pytest.approx([1, 2.5, 7.9, 10])
+    assert [percentile([1.0, 2.0, 3.0, 10.0], p) for p in (0, 50, 90, 100)] == pytest.approx([1, 2.5, 7.9, 10])
 
 
 def test_latencies_count_from_the_instant_a_request_was_due():

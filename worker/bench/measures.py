@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
 import msgspec
 
-PERCENTS = (50, 90, 95, 99)
+from policies.distribution import Distribution, distribution
 
 
 @dataclass(slots=True)
@@ -25,18 +24,6 @@ class Timeline:
         return (after - before for before, after in pairwise(self.token_ats))
 
 
-class Distribution(msgspec.Struct):
-    """One measured quantity in milliseconds."""
-
-    num: int
-    mean: float
-    p50: float
-    p90: float
-    p95: float
-    p99: float
-    max: float
-
-
 class Round(msgspec.Struct):
     """One batch, submitted at once and run to its end."""
 
@@ -46,15 +33,6 @@ class Round(msgspec.Struct):
     """None where a peer does not say when its tokens came."""
     tpot_ms: Distribution | None
     itl_ms: Distribution | None
-
-
-def distribution(values_s: Iterable[float]) -> Distribution | None:
-    """Seconds in, milliseconds out; None when nothing was measured."""
-    ordered = sorted(1e3 * value for value in values_s)
-    if not ordered:
-        return None
-    p50, p90, p95, p99 = (_percentile(ordered, percent) for percent in PERCENTS)
-    return Distribution(len(ordered), statistics.fmean(ordered), p50, p90, p95, p99, ordered[-1])
 
 
 def round_of(timelines: Sequence[Timeline], duration_s: float, num_tokens: int) -> Round:
@@ -128,11 +106,3 @@ def shared_prefix_of(shared_tokens: int, ttfts_s: Sequence[float], together: Seq
     assert alone is not None
     assert at_once is not None
     return SharedPrefix(shared_tokens, 1e3 * ttfts_s[0], alone, at_once)
-
-
-def _percentile(ordered: Sequence[float], percent: float) -> float:
-    """Linear between the two nearest ranks; ``ordered`` ascending, not empty."""
-    rank = (len(ordered) - 1) * percent / 100
-    low = int(rank)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (rank - low)

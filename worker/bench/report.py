@@ -8,8 +8,9 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
+from policies.distribution import Distribution
 from worker.bench import measures
-from worker.bench.measures import Distribution, Round, SharedPrefix, Stall
+from worker.bench.measures import Round, SharedPrefix, Stall
 
 OURS = "penstock"
 
