@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
-from gateway import admin, api, batches, doors, gateways, metrics, openapi, responses, sinks, store, webhooks
+from gateway import admin, api, batches, doors, metrics, openapi, responses, sinks, store, webhooks
 from gateway.auth import Auth
 from gateway.bootstrap import Born, bootstrap
 from gateway.cache import Cache, Memory, Shared
@@ -32,6 +32,7 @@ from gateway.entrance import Entrance
 from gateway.exports.process import Exports
 from gateway.files import Files
 from gateway.files.uploads import Uploads
+from gateway.gateways import Gateways
 from gateway.grammars import Grammars
 from gateway.house import GATEWAY, Gateway
 from gateway.idempotency import Idempotency
@@ -186,7 +187,7 @@ async def opened(
         live = Live(dispatch, directory, ledger, config.classes, clock, upstreams, house_doors.aside)
         num_expected, told = config.server.processes, (live.own, upstreams.queues)
         others = await stack.enter_async_context(
-            gateways.opened(redis, clock, num_expected, dispatch, directory.notice, *told)
+            Gateways(redis, clock, num_expected, dispatch, directory.notice, *told).opened()
         )
         await stack.enter_async_context(live.watched(others))
 

@@ -92,11 +92,17 @@ class Gateways:
         """It is time for a beat."""
         self._tasks: list[asyncio.Task[None]] = []
 
-    def start(self) -> None:
+    @contextlib.asynccontextmanager
+    async def opened(self) -> AsyncIterator[Gateways]:
+        """Among the others until it closes."""
         if self._redis is not None:
             self._tasks = [self._keep(self._beat_on()), self._keep(self._listen_on(self._redis))]
+        try:
+            yield self
+        finally:
+            await self._close()
 
-    async def close(self) -> None:
+    async def _close(self) -> None:
         """The others need not wait to notice."""
         for task in self._tasks:
             task.cancel()
@@ -209,22 +215,3 @@ class Gateways:
                     async for _ in notices.listen():
                         self._heard()
             await self._clock.sleep(LISTEN_AGAIN_S)
-
-
-@contextlib.asynccontextmanager
-async def opened(
-    redis: Redis | None,
-    clock: Clock,
-    num_expected: int,
-    dispatch: Dispatch,
-    changed: Callable[[], None],
-    live: Callable[[], GatewayLive | None] = lambda: None,
-    elsewhere: Callable[[], list[LaneView]] = list,
-) -> AsyncIterator[Gateways]:
-    """This gateway among the others, until it closes."""
-    gateways = Gateways(redis, clock, num_expected, dispatch, changed, live, elsewhere)
-    gateways.start()
-    try:
-        yield gateways
-    finally:
-        await gateways.close()

@@ -6,10 +6,9 @@ import asyncio
 import contextlib
 import time
 
-from gateway import gateways
 from gateway.clock import Clock
 from gateway.dispatch import Dispatch
-from gateway.gateways import LIVE_S
+from gateway.gateways import LIVE_S, Gateways
 from gateway.log_level import Asked
 from gateway.redis import Redis
 from policies import settings
@@ -38,13 +37,13 @@ async def gathered(redis_settings, *ears, num_expected=1):
             stack.push_async_callback(redis.close)
             dispatch = Dispatch(settings.Settings(models={f"model-{number}": settings.Model()}), clock)
             found.append(
-                await stack.enter_async_context(gateways.opened(redis, clock, num_expected, dispatch, changed))
+                await stack.enter_async_context(Gateways(redis, clock, num_expected, dispatch, changed).opened())
             )
         yield found
 
 
 async def test_a_gateway_alone_counts_itself(clock):
-    async with gateways.opened(None, clock, 1, Dispatch(settings.Settings(), clock), Ears()) as alone:
+    async with Gateways(None, clock, 1, Dispatch(settings.Settings(), clock), Ears()).opened() as alone:
         assert alone.num_gateways == 1
         assert [report.name for report in await alone.reports()] == [alone.name]
         await alone.tell()
@@ -127,7 +126,7 @@ async def test_a_worker_rests_for_all_gateways_until_it_is_told_to_work_again(re
             dispatch = await stack.enter_async_context(dispatching(address))
             redis = Redis(redis_settings, clock)
             stack.push_async_callback(redis.close)
-            found.append(await stack.enter_async_context(gateways.opened(redis, clock, 1, dispatch, Ears())))
+            found.append(await stack.enter_async_context(Gateways(redis, clock, 1, dispatch, Ears()).opened()))
             dispatches.append(dispatch)
         (worker,) = dispatches[0].workers()
         await found[0].rest(worker.name, True)
@@ -142,7 +141,7 @@ async def test_a_worker_rests_for_all_gateways_until_it_is_told_to_work_again(re
 async def test_a_worker_rests_for_a_gateway_alone(start_scripted_worker, clock):
     async with (
         dispatching(await start_scripted_worker("--num-tokens", 2)) as dispatch,
-        gateways.opened(None, clock, 1, dispatch, Ears()) as alone,
+        Gateways(None, clock, 1, dispatch, Ears()).opened() as alone,
     ):
         (worker,) = dispatch.workers()
         await alone.rest(worker.name, True)
