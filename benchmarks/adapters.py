@@ -101,7 +101,7 @@ def main() -> None:
         speculation=settings.Speculation(enabled=False),
     )
     torch.set_num_threads(given.threads)
-    model = random_decoder(given.shape, torch.bfloat16, torch.device("cpu"), means=Means(library()))
+    model = random_decoder(given.shape, torch.bfloat16, torch.device("cpu"), Means(library()))
     num_blocks = given.adapters * -(-(given.input + given.output) // asked.block_size) + 8
     runner = Runner.of(model, asked, num_blocks)
     engine = Engine(runner, Sampler(runner.vocab_size, ()), asked, perf_counter)

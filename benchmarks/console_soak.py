@@ -77,9 +77,9 @@ def entries(rng: random.Random, num: int) -> list[Entry]:
 
 
 @contextmanager
-def fed(house: House, per_s: int, seed: int = 1) -> Iterator[None]:
+def fed(house: House, per_s: int) -> Iterator[None]:
     """Rows come to ``house`` while this lasts, in ten parts a second."""
-    stopped, rng = threading.Event(), random.Random(seed)
+    stopped, rng = threading.Event(), random.Random(1)
 
     def feed() -> None:
         due = time.monotonic()

@@ -165,7 +165,7 @@ class Bench:
             self.runner = Runner.load("demo", asked)
             tokens = read_vocabulary(Path(MODEL_DIR), self.runner.vocab_size, [EOS])
         else:
-            model = random_decoder(shape, torch.bfloat16, torch.device("cpu"), means=Means(library()))
+            model = random_decoder(shape, torch.bfloat16, torch.device("cpu"), Means(library()))
             self.runner = Runner.of(model, asked, max(num_streams * 32, 2 * ROOM // asked.block_size))
             tokens = made(words_of(self.runner.vocab_size), self.runner.vocab_size, [EOS])
         self._sampler = Helped(self.runner.vocab_size)

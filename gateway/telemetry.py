@@ -124,8 +124,8 @@ class Errors:
 
     __slots__ = ("_off", "_sum_ms")
 
-    def __init__(self, bounds_ms: tuple[float, ...] = TTFT_ERROR_BOUNDS_MS) -> None:
-        self._off = Times(bounds_ms)
+    def __init__(self) -> None:
+        self._off = Times(TTFT_ERROR_BOUNDS_MS)
         self._sum_ms = 0.0
 
     def add(self, error_ms: float) -> None:

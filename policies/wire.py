@@ -284,8 +284,6 @@ class Stats(Message, frozen=True):
     """Since start: requests for which others were put aside."""
     num_adapters: int = 0
     """In memory now."""
-    num_adapter_bytes: int = 0
-    """That they take."""
     num_drafted_tokens: int = 0
     """Since start: guessed by drafters and verified."""
     num_accepted_tokens: int = 0
@@ -355,11 +353,10 @@ def encode(message: Message) -> bytes:
 
 
 class Frames(Generic[M]):
-    """Bytes as they arrive, messages as they complete. Holds at most one unfinished frame, of at most ``max_bytes``."""
+    """Bytes as they arrive, messages as they complete. Holds at most one unfinished frame."""
 
-    def __init__(self, decoder: msgspec.msgpack.Decoder[M], max_bytes: int = MAX_FRAME_BYTES) -> None:
+    def __init__(self, decoder: msgspec.msgpack.Decoder[M]) -> None:
         self._decoder = decoder
-        self._max_bytes = max_bytes
         self._buffer = bytearray()
 
     def feed(self, data: bytes | bytearray | memoryview) -> Iterator[M]:
@@ -373,8 +370,8 @@ class Frames(Generic[M]):
         try:
             while end - start >= _LENGTH.size:
                 (num_bytes,) = _LENGTH.unpack_from(buffer, start)
-                if num_bytes > self._max_bytes:
-                    raise WireError(f"frame of {num_bytes} bytes exceeds {self._max_bytes}")
+                if num_bytes > MAX_FRAME_BYTES:
+                    raise WireError(f"frame of {num_bytes} bytes exceeds {MAX_FRAME_BYTES}")
                 stop = start + _LENGTH.size + num_bytes
                 if stop > end:
                     break

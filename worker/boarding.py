@@ -173,7 +173,6 @@ class Boarding:
             stats,
             num_waiting=stats.num_waiting + sum(len(waiting.indices) for waiting in self._waiting.values()),
             num_adapters=self._store.num_in_memory,
-            num_adapter_bytes=self._store.num_bytes,
         )
 
     def audit(self) -> None:

@@ -49,14 +49,12 @@ class Ledger:
         marks: Marks | None = None,
         tally: Tally | None = None,
         recent: Recent | None = None,
-        wall: Callable[[], float] = time.time,
     ) -> None:
         """``chain``: nobody else's. ``num_open``: requests that have not been answered; as many rows may still
         come."""
         self.marks = marks
         self._writer = writer
         self._chain = chain
-        self._wall = wall
         self._flush_s = 1e-3 * config.ledger_flush_ms
         self._max_backlog = config.max_ledger_backlog
         self._clock = clock
@@ -141,7 +139,7 @@ class Ledger:
             while self._pending:
                 began_at = self._clock.now()
                 batch = self._pending[:MAX_BATCH]
-                now = int(self._wall())
+                now = int(time.time())
                 await self._write([self._chain.extend(entry, now) for entry, _, _ in batch])
                 del self._pending[: len(batch)]
                 written_at = self._clock.now()

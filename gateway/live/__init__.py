@@ -147,7 +147,6 @@ class Live:
         clock: Clock,
         upstreams: Upstreams,
         aside: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
-        wall: Callable[[], float] = time.time,
     ) -> None:
         """``aside``: while this lasts, nobody waits for the request that is being answered."""
         self._dispatch = dispatch
@@ -156,7 +155,6 @@ class Live:
         self._classes = classes
         self._clock = clock
         self._aside = aside
-        self._wall = wall
         self._present = Counts()
         """The second that is not over."""
         self._seconds: deque[Counts] = deque()
@@ -253,7 +251,7 @@ class Live:
                 known = worker.name if "@" in worker.name else f"{worker.gateway} {worker.name}"
                 workers.setdefault(known, worker)
         return Snapshot(
-            at=round(self._wall(), 3),
+            at=round(time.time(), 3),
             num_gateways=len(reports),
             num_open=sum(open_by_tenant.values()),
             requests_per_s=second.num_requests / TICK_S,

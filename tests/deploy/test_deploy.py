@@ -27,7 +27,6 @@ SERIES = {
     for metric in names.reference()
     for suffix in (("_bucket", "_sum", "_count") if metric.kind == "histogram" else ("",))
 }
-NOT_OURS = {"up"}
 
 
 def promtool(*arguments: str, where: Path = DEPLOY / "prometheus") -> None:

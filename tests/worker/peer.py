@@ -3,7 +3,6 @@
 import contextlib
 import json
 import os
-import selectors
 import signal
 import socket
 import subprocess
@@ -185,10 +184,3 @@ def running(loop):
         wakes.close()
     assert not thread.is_alive()
     assert not failures, failures
-
-
-def readable(connection, seconds):
-    """Whether there is something to read within so long."""
-    with selectors.DefaultSelector() as selector:
-        selector.register(connection, selectors.EVENT_READ)
-        return bool(selector.select(seconds))
