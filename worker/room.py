@@ -46,6 +46,7 @@ def kv_shape_of(architecture: Architecture) -> KVShape:
 
 
 def max_model_tokens_of(engine: settings.Engine, architecture: Architecture | Facts) -> int:
+    """Prompt and completion together: as configured, or all positions that the model has. Raises ModelError."""
     if engine.max_model_tokens > architecture.max_positions:
         raise ModelError(
             f"engine.max_model_tokens is {engine.max_model_tokens},"

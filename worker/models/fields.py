@@ -26,24 +26,28 @@ class Fields:
         )
 
     def integer(self, key: str, default: int | None = None) -> int:
+        """From 0 to 2**31 - 1. Raises ModelError, as do all that follow; without a default also where there is none."""
         value = self._get(key, default)
         if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 31:
             raise self.wrong(key, value)
         return value
 
     def positive(self, key: str, default: int | None = None) -> int:
+        """At least 1."""
         value = self.integer(key, default)
         if value < 1:
             raise self.wrong(key, value)
         return value
 
     def num_layers(self) -> int:
+        """From 1 to 4,096."""
         value = self.positive("num_hidden_layers")
         if value > 4096:
             raise self.wrong("num_hidden_layers", value)
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
+        """Finite."""
         value = self._get(key, default)
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
             raise self.wrong(key, value)
@@ -62,6 +66,7 @@ class Fields:
         return value
 
     def table(self, key: str) -> Fields | None:
+        """A table within this one; None: there is none."""
         value = self.raw.get(key)
         if value is None:
             return None
@@ -76,6 +81,7 @@ class Fields:
         return tuple(float(item) for item in value)
 
     def wrong(self, key: str, value: object) -> ModelError:
+        """For a value that cannot be; None: it is missing."""
         if value is None:
             return ModelError(f"{self.place} lacks {key}")
         return ModelError(f"{self.place} has an impossible {key}: {str(value)[:80]}")
