@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+import shutil
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,10 +15,12 @@ import pytest
 import torch
 
 from tests.worker.test_whole import FAMILIES, PLAIN, runner_of, steps_of
+from worker.native.build import SOURCE
 
 NUM_THREADS = 6
 """More than there are cores for, so that all but some are put aside all the time."""
 NUM_TIMES = 20
+COMPILER = os.environ.get("CXX") or "g++"
 WIDE = replace(PLAIN, hidden_size=512, intermediate_size=1056, num_heads=16)
 
 
@@ -53,6 +58,60 @@ def test_as_many_threads_as_cpus_keep_to_one_each_and_the_caller_only_for_a_step
         runner.forward(step)
         assert others_cpus().count(str(two_cpus[1])) == num_kept
         assert os.sched_getaffinity(0) == set(two_cpus)
+
+
+@pytest.mark.usefixtures("num_threads")
+def test_where_somebody_else_lets_the_caller_run_from_within_a_step_on_is_where_it_stays(two_cpus):
+    runner = runner_of(PLAIN, "int8")
+    if runner.whole is None:
+        pytest.skip("no step in one call here")
+    torch.set_num_threads(2)
+    step, caller, is_over = steps_of([None] * 3)[0], threading.get_native_id(), False
+
+    def move() -> None:
+        while not is_over:
+            if os.sched_getaffinity(caller) == {two_cpus[0]}:
+                os.sched_setaffinity(caller, {two_cpus[1]})
+                return
+
+    operator = threading.Thread(target=move)
+    operator.start()
+    while operator.is_alive() and os.sched_getaffinity(0) != {two_cpus[1]}:
+        runner.forward(step)
+    is_over = True
+    operator.join()
+    assert os.sched_getaffinity(0) == {two_cpus[1]}
+
+
+@pytest.fixture(scope="module")
+def takeover(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[int, int, int]]:
+    """Of takeover.cpp, which says more: tasks, how often they were begun, how many were not written once."""
+    if shutil.which(COMPILER) is None:
+        pytest.skip("no C++ compiler here")
+    made = tmp_path_factory.mktemp("takeover") / "takeover"
+    source, includes = Path(__file__).with_name("takeover.cpp"), f"-I{SOURCE.parent}"
+    subprocess.run([COMPILER, "-std=c++17", "-O1", "-fopenmp", includes, "-o", made, source], check=True)
+
+    def run(*arguments: object) -> tuple[int, int, int]:
+        done = subprocess.run([made, *map(str, arguments)], capture_output=True, text=True, check=True)
+        tasks, begun, wrong = map(int, done.stdout.split())
+        return tasks, begun, wrong
+
+    return run
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("num_threads", [2, 3, NUM_THREADS])
+def test_every_task_of_any_call_is_written_once_before_the_call_ends(takeover, num_threads, seed):
+    tasks, begun, wrong = takeover("exact", num_threads, 300, 40, seed)
+    assert wrong == 0
+    assert begun >= tasks
+
+
+@pytest.mark.parametrize("clocks", ["ticks", "refused"])
+def test_where_nobody_knows_who_runs_no_task_is_taken_from_another(takeover, clocks):
+    tasks, begun, wrong = takeover(clocks, 2, 1000, 3, 0)
+    assert (begun, wrong) == (tasks, 0)
 
 
 @pytest.mark.usefixtures("num_threads")
