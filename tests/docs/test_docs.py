@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import pytest
 from gateway import metrics, openapi
 from gateway.cli import main
 from policies import configuration
+from policies.policy import Budget, Cache, Limits, Policy, Price
 from tests.builders import ROOT
 from tests.docs.session import LIMIT_S, PORTS, Session, blocks, is_as
 from tests.ports import free_ports
@@ -60,6 +62,14 @@ def test_settings_on_a_page_are_settings(path):
     for block in blocks(path.read_text()):
         if block.kind == "toml" and block.title in ("", "config.toml"):
             configuration.load(block.text, {})
+
+
+def test_the_page_of_policies_names_all_that_a_policy_may_say():
+    table = (ROOT / "docs" / "how-to" / "policies.md").read_text().partition("## All that a policy may say")[2]
+    fields = [re.findall(r"`(\w+)`", row.split("|")[1]) for row in table.splitlines() if row.startswith("| `")]
+    assert [name for row in fields for name in row] == list(Policy.__struct_fields__)
+    for part in (Limits, Budget, Cache, Price):
+        assert {f"`{name}`" for name in part.__struct_fields__} <= set(re.findall(r"`\w+`", table)), part.__name__
 
 
 @pytest.fixture(scope="module")
