@@ -66,7 +66,8 @@ class MessageAnswer(Answer):
         """How it ended."""
         (choice,) = self.choices
         match choice.ended_as:
-            case "tool_calls":
+            # A call that a stop sequence has cut is nothing to act on.
+            case "tool_calls" if choice.stopped_by is None:
                 return "tool_use"
             case "length":
                 (part,) = self.parts.values()

@@ -146,6 +146,8 @@ class CountRequest(msgspec.Struct, frozen=True, kw_only=True):
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
+    output_format: OutputFormat | None = None
+    """An older name of ``output_config.format``."""
     cache_control: CacheControl | None = None
     speed: Literal["standard", "fast"] | None = None
     """"fast" asks for the class that "priority" does."""
@@ -181,6 +183,8 @@ def parse_message(body: bytes) -> ChatRequest:
         if getattr(asked, name) is not None:
             raise Malformed(f"'{name}' is not supported by this server", name, "unsupported_parameter")
     fields = _chat(asked)
+    if asked.messages[-1].role == "assistant":
+        raise Malformed("'messages': an answer cannot be begun for this server's models; end with the user", "messages")
     fields |= {
         "max_completion_tokens": asked.max_tokens,
         "temperature": asked.temperature,
@@ -196,7 +200,7 @@ def parse_message(body: bytes) -> ChatRequest:
 
 
 def parse_count(body: bytes) -> ChatRequest:
-    """What is to be counted. Raises Malformed."""
+    """What is to be counted: up to where the model would speak, also where it has just spoken. Raises Malformed."""
     return _checked(_chat(_decoded(_count, body)))
 
 
@@ -224,8 +228,6 @@ def _chat(asked: CountRequest) -> dict[str, Any]:
         messages.append({"role": "system", "content": _text(asked.system)})
     for number, message in enumerate(asked.messages):
         messages += _messages(message, f"messages[{number}]")
-    if asked.messages[-1].role == "assistant":
-        raise Malformed("'messages': an answer cannot be begun for this server's models; end with the user", "messages")
     fields: dict[str, Any] = {"model": asked.model, "messages": messages}
     if asked.tools:
         fields["tools"] = [_tool(tool, f"tools[{number}]") for number, tool in enumerate(asked.tools)]
@@ -241,10 +243,17 @@ def _chat(asked: CountRequest) -> dict[str, Any]:
     elif asked.output_config is not None and asked.output_config.effort is not None:
         effort = asked.output_config.effort
         fields["reasoning_effort"] = "high" if effort in ("xhigh", "max") else effort
-    if asked.output_config is not None and asked.output_config.format is not None:
-        schema = {"name": "output", "schema": asked.output_config.format.schema, "strict": True}
+    if (form := _form(asked)) is not None:
+        schema = {"name": "output", "schema": form.schema, "strict": True}
         fields["response_format"] = {"type": "json_schema", "json_schema": schema}
     return fields
+
+
+def _form(asked: CountRequest) -> OutputFormat | None:
+    form = None if asked.output_config is None else asked.output_config.format
+    if form is not None and asked.output_format is not None:
+        raise Malformed("'output_format' is an older name of 'output_config.format': send one of them", "output_format")
+    return asked.output_format if form is None else form
 
 
 def _tier(asked: MessageRequest) -> str | None:

@@ -160,6 +160,34 @@ async def test_it_is_said_which_stop_sequence_ended_a_message(front: Front, clau
         assert message.content[0].text == "one two "
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_call_that_a_stop_sequence_has_cut_is_none_to_be_acted_on(front: Front, claude, stream):
+    task = asked(claude, tools=[WEATHER], stop_sequences=["Arden"], stream=stream)
+    submit = await front.peer.submitted()
+    front.peer.say(submit, front.ids('{"name": "weather", "arguments": {"city": "Arden"}}'))
+    front.peer.say(submit, [], "cancelled")
+    message = await task
+    if stream:
+        events = [event async for event in message]
+        (block,) = [event.content_block for event in events if event.type == "content_block_start"]
+        (end,) = [event.delta for event in events if event.type == "message_delta"]
+    else:
+        (block,), end = message.content, message
+    assert (block.type, block.name, block.input) == ("tool_use", "weather", {})
+    assert (end.stop_reason, end.stop_sequence) == ("stop_sequence", "Arden")
+
+
+def test_a_form_may_have_its_older_name():
+    form = {"type": "json_schema", "schema": {"type": "object"}}
+    bodies = [
+        msgspec.json.encode({"model": "demo", "max_tokens": 5, "messages": HELLO, **others})
+        for others in ({"output_format": form}, {"output_config": {"format": form, "effort": None}})
+    ]
+    older, newer = (parse_message(body) for body in bodies)
+    assert older.response_format == newer.response_format
+    assert older.response_format is not None
+
+
 @pytest.mark.parametrize(("most", "reason"), [(4, "max_tokens"), (1_000_000, "model_context_window_exceeded")])
 async def test_it_is_said_what_cut_a_message(front: Front, claude, most, reason):
     task = asked(claude, max_tokens=most)
@@ -177,6 +205,17 @@ async def test_tokens_of_a_conversation_are_counted_without_computing(front: Fro
     await task
     assert counted.input_tokens == len(submit.prompt_token_ids)
     assert len(await front.settled(1)) == 1, "counting owes nothing"
+
+
+async def test_a_conversation_is_counted_whose_last_word_the_model_has_had(front: Front, claude):
+    said = [*HELLO, {"role": "assistant", "content": "Good day."}]
+    counted = await claude.messages.count_tokens(model="demo", messages=said)
+    task = asked(claude, messages=[*said, {"role": "user", "content": "And?"}])
+    submit = await front.peer.submitted()
+    front.peer.say(submit, [END], "stop")
+    await task
+    first = await claude.messages.count_tokens(model="demo", messages=HELLO)
+    assert first.input_tokens < counted.input_tokens < len(submit.prompt_token_ids)
 
 
 async def test_a_conversation_with_tools_becomes_a_chat():
@@ -264,7 +303,7 @@ REFUSED = [
 @pytest.mark.parametrize(("body", "says"), REFUSED)
 async def test_a_bad_message_is_refused_in_anthropics_words(front: Front, body, says):
     for path in (MESSAGES, f"{MESSAGES}/count_tokens"):
-        if path != MESSAGES and says in ("max_tokens", "temperature", "stop_sequences", "user_id"):
+        if path != MESSAGES and says in ("max_tokens", "temperature", "stop_sequences", "user_id", "end with"):
             continue
         status, answer, headers = await front.post(path, body)
         assert status == 400, answer

@@ -159,6 +159,12 @@ CASES = [
     bad("thinking.budget_tokens", thinking={"type": "enabled", "budget_tokens": HUGE}),
     bad("thinking.display", thinking={"type": "enabled", "display": "loud"}),
     bad("output_config", output_config="x"),
+    bad("output_format.type", output_format={"schema": {}}),
+    bad(
+        "'output_format'",
+        output_format={"type": "json_schema", "schema": {}},
+        output_config={"format": {"type": "json_schema", "schema": {}}},
+    ),
     bad("output_config.effort", output_config={"effort": "some"}),
     bad("output_config.format", output_config={"format": "json"}),
     bad("output_config.format.type", output_config={"format": {"schema": {}}}),
