@@ -140,7 +140,7 @@ def _run(
     from worker.grammar.store import Grammars
     from worker.grammar.vocabulary import read_vocabulary, spelt
     from worker.loop import Loop
-    from worker.models import path_of
+    from worker.models import not_finite, path_of
     from worker.probe import ProbeFailed, probe
     from worker.sampler import Sampler
     from worker.speculation import Speculation
@@ -163,7 +163,8 @@ def _run(
     try:
         engine = engine_with(probe(engine_with, runner.max_model_tokens, runner.writes))
     except ProbeFailed as error:
-        raise CannotStart(f"the model is loaded, but it cannot compute: {error}") from None
+        reason = not_finite(path_of(settings.source)) or error
+        raise CannotStart(f"the model is loaded, but it cannot compute: {reason}") from None
     ready = wire.Ready(
         model=settings.model,
         max_model_tokens=runner.max_model_tokens,

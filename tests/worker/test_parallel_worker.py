@@ -183,6 +183,20 @@ def test_a_rank_that_dies_ends_the_worker(pair):
     assert pair.exit_status() == 3
 
 
+@pytest.mark.parametrize("which", range(3))
+def test_whichever_of_four_ranks_dies_in_the_middle_of_a_step_is_named_and_the_others_end(source, which):
+    with WorkerProcess(source, tensor_parallel=2, pipeline_parallel=2) as worker, worker.connect() as gateway:
+        others = others_of(worker)
+        gateway.submit("a", PROMPT, 100)
+        gateway.next(wire.StepOutput)
+        ranks = Watched(others)
+        os.kill(others[which], signal.SIGKILL)
+        assert gateway.is_closed_by_worker()
+        assert worker.exit_status() == 3
+        assert ranks.end()
+        assert any(f"rank {which + 1} ended with signal 9" in line for line in worker.lines)
+
+
 def test_an_idle_worker_notices_that_a_rank_is_gone_and_leaves_no_other(source):
     with WorkerProcess(source, tensor_parallel=2, pipeline_parallel=2) as worker:
         first, *left = others_of(worker)

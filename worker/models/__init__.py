@@ -4,6 +4,7 @@ from worker.models.architecture import Architecture
 from worker.models.decoder import Decoder
 from worker.models.encoders import Encoder, is_encoder, load_encoder, read_encoder
 from worker.models.errors import ModelError
+from worker.models.finite import not_finite
 from worker.models.foreign import Facts, Foreign, is_native, load_foreign, read_facts, refuse_foreign
 from worker.models.linear import Means, packs_bfloat16
 from worker.models.link import Link
@@ -38,6 +39,7 @@ __all__ = [
     "load_decoder",
     "load_encoder",
     "load_foreign",
+    "not_finite",
     "packs_bfloat16",
     "path_of",
     "pooling_of",

@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from sources import is_gguf
 from worker.models.errors import ModelError
-from worker.models.foreign import Facts
+from worker.models.foreign import Facts, mismatch, quietly, text_config
 from worker.models.weights import read_json
 
 _FROM_PADDING = {
@@ -36,8 +36,9 @@ def is_encoder(path: Path) -> bool:
     if is_gguf(path):
         return False
     config = read_json(path / "config.json")
-    names = config.get("architectures") or [""]
-    return config.get("model_type") in TYPES and not str(names[0]).endswith(("ForCausalLM", "LMHeadModel"))
+    kind, names = config.get("model_type"), config.get("architectures")
+    name = str(names[0]) if isinstance(names, list) and names else ""
+    return isinstance(kind, str) and kind in TYPES and not name.endswith(("ForCausalLM", "LMHeadModel"))
 
 
 class Encoder:
@@ -93,14 +94,17 @@ class Encoder:
 def read_encoder(path: Path) -> Facts:
     """Raises ModelError."""
     config = _config(path)
-    text = config.get_text_config()
+    text = text_config(config, path)
     max_positions = int(getattr(text, "max_position_embeddings", 512))
     if text.model_type in _FROM_PADDING and text.pad_token_id is not None:
         max_positions -= int(text.pad_token_id) + 1
     said = path / "sentence_bert_config.json"
     if said.exists():
         max_positions = min(max_positions, int(read_json(said).get("max_seq_length") or max_positions))
-    name = (config.architectures or [type(config).__name__.removesuffix("Config") + "Model"])[0]
+    names = config.architectures
+    name = (
+        str(names[0]) if isinstance(names, list) and names else f"{type(config).__name__.removesuffix('Config')}Model"
+    )
     return Facts(name, int(text.vocab_size), max_positions, (), str(config.dtype or "float32").removeprefix("torch."))
 
 
@@ -109,15 +113,16 @@ def load_encoder(path: Path, facts: Facts, dtype: torch.dtype, device: torch.dev
     import transformers
 
     config = _config(path)
-    transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     scores = facts.name.endswith("ForSequenceClassification")
     kind = transformers.AutoModelForSequenceClassification if scores else transformers.AutoModel
+    said: list[str] = []
     try:
-        model, found = kind.from_pretrained(
-            path, config=config, dtype=dtype, use_safetensors=True, local_files_only=True, output_loading_info=True
-        )
+        with quietly() as said:
+            model, found = kind.from_pretrained(
+                path, config=config, dtype=dtype, use_safetensors=True, local_files_only=True, output_loading_info=True
+            )
     except Exception as error:
-        raise ModelError(f"this {facts.name} cannot be loaded: {_flat(error)}") from None
+        raise ModelError(f"this {facts.name} cannot be loaded: {mismatch(said, path) or _flat(error)}") from None
     # A pooler is a head for a task of pretraining; nobody here asks for it.
     missing = sorted(name for name in found["missing_keys"] if "pooler." not in name or scores)
     if missing:

@@ -43,7 +43,7 @@ def common(fields: Fields, windows: tuple[int, ...] = ()) -> dict[str, Any]:
         "num_heads": num_heads,
         "num_kv_heads": num_kv_heads,
         "head_dim": head_dim,
-        "norm_eps": fields.number("rms_norm_eps", 1e-6),
+        "norm_eps": fields.not_negative("rms_norm_eps", 1e-6),
         "attention_scale": head_dim**-0.5,
         "windows": windows or (0,) * num_layers,
         "activation": _ACTIVATIONS[activation],

@@ -256,8 +256,8 @@ def _gemma(fields: Fields, kinds: list[str]) -> dict[str, Any]:
     return {
         **common(fields, windows=tuple(window if kind == "sliding_attention" else 0 for kind in kinds)),
         "attention_scale": fields.positive("query_pre_attn_scalar") ** -0.5,
-        "attention_softcap": fields.number("attn_logit_softcapping", 0.0),
-        "logits_softcap": fields.number("final_logit_softcapping", 0.0),
+        "attention_softcap": fields.not_negative("attn_logit_softcapping", 0.0),
+        "logits_softcap": fields.not_negative("final_logit_softcapping", 0.0),
         "embedding_scale": fields.positive("hidden_size") ** 0.5,
         "norm_offset": 1.0,
         "qkv_bias": fields.flag("attention_bias", False),

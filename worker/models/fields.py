@@ -7,6 +7,8 @@ from typing import Any
 
 from worker.models.errors import ModelError
 
+MAX_LAYERS = 4096
+
 
 class Fields:
     """A table of it: a value of the wrong one is a ModelError that names it. A null counts as absent."""
@@ -42,16 +44,22 @@ class Fields:
     def num_layers(self) -> int:
         """From 1 to 4,096."""
         value = self.positive("num_hidden_layers")
-        if value > 4096:
+        if value > MAX_LAYERS:
             raise self.wrong("num_hidden_layers", value)
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
         """Finite."""
         value = self._get(key, default)
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        if not _is_number(value):
             raise self.wrong(key, value)
         return float(value)
+
+    def not_negative(self, key: str, default: float | None = None) -> float:
+        value = self.number(key, default)
+        if value < 0:
+            raise self.wrong(key, value)
+        return value
 
     def flag(self, key: str, default: bool) -> bool:
         value = self._get(key, default)
@@ -76,7 +84,7 @@ class Fields:
 
     def numbers(self, key: str) -> tuple[float, ...]:
         value = self._get(key, None)
-        if not isinstance(value, list) or not all(isinstance(item, (int, float)) for item in value):
+        if not isinstance(value, list) or not all(map(_is_number, value)):
             raise self.wrong(key, value)
         return tuple(float(item) for item in value)
 
@@ -89,3 +97,13 @@ class Fields:
     def _get(self, key: str, default: Any) -> Any:
         value = self.raw.get(key)
         return default if value is None else value
+
+
+def _is_number(value: object) -> bool:
+    """JSON has integers that no float is large enough for."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:
+        return False

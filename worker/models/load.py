@@ -13,6 +13,7 @@ from policies.engine import Quantization
 from sources import is_gguf
 from worker.models.architecture import Architecture, Latent, Mixture
 from worker.models.decoder import Decoder, Layer
+from worker.models.errors import ModelError
 from worker.models.experts import Experts, goes_together, together_of
 from worker.models.facts import token_ids
 from worker.models.families import architecture_of
@@ -33,7 +34,7 @@ from worker.models.weights import Checkpoint, read_json
 def read_architecture(path: Path) -> Architecture:
     """What config.json and generation_config.json say, or the metadata of a GGUF. Raises ModelError."""
     if is_gguf(path):
-        return architecture_of_gguf(GgufFile(path))
+        return _with_ends(architecture_of_gguf(GgufFile(path)), path)
     return _of_directory(path)
 
 
@@ -41,10 +42,20 @@ def _of_directory(directory: Path) -> Architecture:
     config = read_json(directory / "config.json")
     architecture = architecture_of(config)
     importer_of(config)  # what cannot be read is refused before anything is
-    if (directory / "generation_config.json").exists():
-        eos_token_ids = token_ids(read_json(directory / "generation_config.json").get("eos_token_id"))
+    generation = directory / "generation_config.json"
+    if generation.exists():
+        eos_token_ids = token_ids(read_json(generation).get("eos_token_id"))
         if eos_token_ids:
-            return replace(architecture, eos_token_ids=eos_token_ids)
+            return _with_ends(replace(architecture, eos_token_ids=eos_token_ids), generation)
+    return _with_ends(architecture, directory / "config.json")
+
+
+def _with_ends(architecture: Architecture, place: Path) -> Architecture:
+    """The same, whose answers can end. ``place``: where its end tokens are said. Raises ModelError."""
+    vocab_size = architecture.vocab_size
+    for token_id in architecture.eos_token_ids:
+        if not 0 <= token_id < vocab_size:
+            raise ModelError(f"{place} has answers end with token {token_id}, but the vocabulary has {vocab_size}")
     return architecture
 
 

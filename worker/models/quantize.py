@@ -74,5 +74,6 @@ def quantized(form: Form, kind: str) -> Form:
 
 
 def _not_zero(scale: Tensor) -> Tensor:
-    """A row of zeros has any scale."""
-    return torch.where(scale > 0, scale, 1.0)
+    """A row of zeros has any scale. One of something that is no number keeps it: codes cannot say it, and what looked
+    like weights would be computed with."""
+    return torch.where(scale == 0, 1.0, scale)

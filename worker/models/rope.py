@@ -19,6 +19,8 @@ from worker.models.architecture import Rope
 from worker.models.errors import ModelError
 from worker.models.fields import Fields
 
+MAX_ROTARY_DIM = 1 << 14
+MAX_REACH = 1 << 31
 PAGE = 64
 """Positions of a table that are filled in at once."""
 
@@ -165,6 +167,28 @@ def reach(rope: Rope) -> int:
 
 
 def rope_of(fields: Fields, scaling: Fields | None, max_positions: int, theta: float, is_phi3: bool = False) -> Rope:
+    """As ``_read``, of which angles can be made. Raises ModelError."""
+    try:
+        rope = _read(fields, scaling, max_positions, theta, is_phi3)
+        is_sound = _is_sound(rope)
+    except (ArithmeticError, ValueError):  # a logarithm of nothing, or a division by it
+        is_sound = False
+    if not is_sound:
+        raise ModelError(f"{fields.place} has an impossible rope: its numbers make no angles")
+    return rope
+
+
+def _is_sound(rope: Rope) -> bool:
+    if not 0 < rope.attention_factor < math.inf or not 0 < reach(rope) < MAX_REACH:
+        return False
+    # LongRoPE has its short ones and its long ones.
+    frequencies = [inverse_frequencies(rope, length) for length in (rope.original_max_positions, MAX_REACH)]
+    if rope.kind == "dynamic":
+        frequencies.append(_dynamic(rope, torch.tensor([0, rope.max_positions, reach(rope) - 1])))
+    return all(bool(own.isfinite().all()) for own in frequencies)
+
+
+def _read(fields: Fields, scaling: Fields | None, max_positions: int, theta: float, is_phi3: bool) -> Rope:
     """From ``rope_parameters`` (transformers 5) or ``rope_scaling`` with ``rope_theta`` (before). Raises ModelError.
 
     Phi-3's early files call LongRoPE "su" or "yarn"; and of these families it alone turns only a part of each head.
@@ -178,7 +202,7 @@ def rope_of(fields: Fields, scaling: Fields | None, max_positions: int, theta: f
     theta = scaling.number("rope_theta", fields.number("rope_theta", theta))
     partial = scaling.number("partial_rotary_factor", fields.number("partial_rotary_factor", 1.0))
     rotary_dim = int(head_dim * partial) if is_phi3 else head_dim
-    if theta <= 0 or not 0 < partial <= 1 or rotary_dim < 2 or rotary_dim % 2:
+    if theta <= 0 or not 0 < partial <= 1 or not 2 <= rotary_dim <= MAX_ROTARY_DIM or rotary_dim % 2:
         raise ModelError(f"{fields.place} has an impossible rope: {rotary_dim} of {head_dim} dimensions, theta {theta}")
     original = fields.positive(
         "original_max_position_embeddings", scaling.positive("original_max_position_embeddings", max_positions)

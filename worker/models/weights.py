@@ -29,7 +29,7 @@ def read_json(path: Path) -> dict[str, Any]:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ModelError(f"{path.parent} has no {path.name}") from None
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+    except (OSError, ValueError, RecursionError) as error:  # the second also where a number has too many digits
         raise ModelError(f"{path} cannot be read: {_flat(error)}") from None
     if not isinstance(value, dict):
         raise ModelError(f"{path} is not a JSON object")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from sources import is_gguf
 from worker.models.errors import ModelError
 from worker.models.facts import token_ids
 from worker.models.families import FAMILIES, computes
+from worker.models.fields import MAX_LAYERS
 from worker.models.foreign.check import NUM_TRIED, check, expected_of
 from worker.models.foreign.interface import register
 from worker.models.foreign.manners import InTurn, Together
@@ -22,6 +25,7 @@ from worker.models.weights import read_json
 
 STATES = re.compile(r"Mamba|Rwkv|LSTM|LinearAttention|ShortConv|DeltaNet|Lightning|Recurrent|SSM")
 """Classes of modules that carry something besides keys and values from one token to the next."""
+_MISMATCH = re.compile(r"(\S+)\s*\|[^|]*MISMATCH.*ckpt: torch.Size\(\[(.*?)\]\) vs model: *torch.Size\(\[(.*?)\]\)")
 LENGTH_BOUND = ("dynamic", "longrope")
 """Ropes whose angles depend on the length of the batch; within the context of pretraining they do not."""
 POSITIONS = ("max_position_embeddings", "max_target_positions", "max_seq_len", "seq_length")
@@ -53,12 +57,56 @@ def read_facts(path: Path) -> Facts:
     """Raises ModelError where no causal language model of transformers is of this name."""
     raw = read_json(path / "config.json")
     name, config = raw["architectures"][0], _config(path, raw)
-    text = config.get_text_config()
+    text = text_config(config, path)
     eos = token_ids(raw.get("eos_token_id")) or token_ids(getattr(text, "eos_token_id", None))
     if (path / "generation_config.json").exists():
         eos = token_ids(read_json(path / "generation_config.json").get("eos_token_id")) or eos
     dtype = raw.get("dtype") or raw.get("torch_dtype") or "float32"
-    return Facts(name, int(text.vocab_size), _max_positions(text), eos, str(dtype).removeprefix("torch."))
+    vocab_size = int(text.vocab_size)
+    eos = tuple(token_id for token_id in eos if 0 <= token_id < vocab_size)  # -1 is some families' word for none
+    return Facts(name, vocab_size, _max_positions(text), eos, str(dtype).removeprefix("torch."))
+
+
+def text_config(config: Any, path: Path) -> Any:
+    """The part of transformers' configuration that is of a model for text. Raises ModelError where its layers are more
+    than anyone's: each is made before a tensor is looked for.
+    """
+    text = config.get_text_config()
+    num_layers = getattr(text, "num_hidden_layers", 0)
+    if not isinstance(num_layers, int) or num_layers > MAX_LAYERS:
+        raise ModelError(f"{path / 'config.json'} has an impossible number of layers: {str(num_layers)[:80]}")
+    return text
+
+
+@contextmanager
+def quietly() -> Iterator[list[str]]:
+    """Without transformers' bars, and its tables of what tensors lack: what it would have written is in the list."""
+    from transformers.utils import logging as of_transformers
+
+    of_transformers.disable_progress_bar()  # type: ignore[no-untyped-call]
+    listener = _Listener()
+    of_transformers.disable_default_handler()
+    of_transformers.add_handler(listener)
+    try:
+        yield listener.lines
+    finally:
+        of_transformers.remove_handler(listener)
+        of_transformers.enable_default_handler()
+
+
+class _Listener(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines += record.getMessage().splitlines()
+
+
+def mismatch(lines: Sequence[str], path: Path) -> str:
+    """Of what transformers wrote before it gave up, the tensor of another shape; empty where it wrote of none."""
+    found = next(filter(None, map(_MISMATCH.search, lines)), None)
+    return f"tensor {found[1]} of {path} is {found[2]}, not {found[3]}" if found else ""
 
 
 def load_foreign(path: Path, facts: Facts, dtype: torch.dtype, device: torch.device, max_model_tokens: int) -> Foreign:
@@ -66,21 +114,24 @@ def load_foreign(path: Path, facts: Facts, dtype: torch.dtype, device: torch.dev
     import transformers
 
     config = _config(path, read_json(path / "config.json"))
-    transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     register()
     kind = getattr(transformers, facts.name)
+    said: list[str] = []
     try:
-        model, found = kind.from_pretrained(
-            path,
-            config=config,
-            dtype=dtype,
-            attn_implementation="eager",
-            use_safetensors=True,
-            local_files_only=True,
-            output_loading_info=True,
-        )
+        with quietly() as said:
+            model, found = kind.from_pretrained(
+                path,
+                config=config,
+                dtype=dtype,
+                attn_implementation="eager",
+                use_safetensors=True,
+                local_files_only=True,
+                output_loading_info=True,
+            )
     except Exception as error:
-        raise ModelError(f"transformers cannot load this {facts.name}: {_flat(error)}") from None
+        raise ModelError(
+            f"transformers cannot load this {facts.name}: {mismatch(said, path) or _flat(error)}"
+        ) from None
     for what in ("missing_keys", "mismatched_keys", "unexpected_keys"):
         names = sorted(str(key) for key in found.get(what) or ())
         if names:
