@@ -88,6 +88,8 @@ async def _answered(gw: Gateway, request: web.Request, caller: Caller, call: Res
         call = await strictly(gw, call)
         body = begun(call, response_id, int(time.time()), stores)
         events = Events(body, len(given), call.obfuscates, nests_errors=near is not None)
+        # Before a summary is written, and paid for.
+        place = stack.enter_context(gw.responses.background.room(caller.tenant_id)) if call.background else None
 
         async def answered(short: Short | None) -> web.StreamResponse:
             messages = items.messages(gw, caller, call, said if short is None else short.items)
@@ -95,7 +97,7 @@ async def _answered(gw: Gateway, request: web.Request, caller: Caller, call: Res
             if short is not None:
                 events.precede(short.stands_for_them, short.usage)
             turn = Turn(asked, given, events, near, remembered)
-            return await (_in_background(turn, stack) if call.background else _at_once(turn))
+            return await (_at_once(turn) if place is None else _in_background(turn, place, stack))
 
         if not call.context_management:
             return await answered(None)
@@ -151,8 +153,11 @@ async def _at_once(turn: Turn) -> web.StreamResponse:
     return response
 
 
-async def _in_background(turn: Turn, stack: contextlib.AsyncExitStack) -> web.StreamResponse:
-    """Answers at once; what can be refused is refused before. ``stack``: what the response needs until it has ended."""
+async def _in_background(
+    turn: Turn, place: contextlib.ExitStack, stack: contextlib.AsyncExitStack
+) -> web.StreamResponse:
+    """Answers at once; what can be refused is refused before. ``place``: its own among those in the background;
+    ``stack``: what the response needs until it has ended."""
     asked, events = turn.asked, turn.events
     gw, request, caller = asked.gw, asked.request, asked.caller
     asked = replace(asked, chat=msgspec.structs.replace(asked.chat, stream=True))
@@ -165,16 +170,15 @@ async def _in_background(turn: Turn, stack: contextlib.AsyncExitStack) -> web.St
                 request[OUTLET] = Storing(log, turn.end, turn.end)
                 return await give(gw, request, caller, answer, order)
 
-    with gw.responses.background.room(caller.tenant_id) as place:
-        model = asked.chat.model
-        if gw.upstreams.of(model) is not None or gw.dispatch.ready(model) is not None:
-            ready = await asked.prepared(partial(ResponseAnswer, events))
-        outlet = _outlet_of(gw, request)
-        running = Running(caller.tenant_id, events, request[HEAD])
-        running.log.add(events.queued())
-        queued = turn.kept()
-        await gw.responses.shelf.put(queued)
-        gw.responses.background.start(running, place.pop_all(), partial(work, stack.pop_all()))
+    model = asked.chat.model
+    if gw.upstreams.of(model) is not None or gw.dispatch.ready(model) is not None:
+        ready = await asked.prepared(partial(ResponseAnswer, events))
+    outlet = _outlet_of(gw, request)
+    running = Running(caller.tenant_id, events, request[HEAD])
+    running.log.add(events.queued())
+    queued = turn.kept()
+    await gw.responses.shelf.put(queued)
+    gw.responses.background.start(running, place.pop_all(), partial(work, stack.pop_all()))
     if not asked.call.stream:
         return head.Whole(queued.body)
     return await relay(outlet, gw, queued, running, 0)

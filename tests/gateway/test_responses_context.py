@@ -12,6 +12,7 @@ import pytest
 from gateway import reply
 from gateway.responses.compaction import ASKING, READING
 from policies import settings, wire
+from tests.builders import until
 from tests.gateway.conftest import Front
 from tests.gateway.desk import Desk
 from tests.gateway.responding import ASSISTANT, END, another_tenant, ask, prompt_of, turn
@@ -178,6 +179,31 @@ async def test_a_conversation_and_the_background_have_it_too(front: Front):
     front.peer.say(await front.peer.submitted(), [*front.ids("Yes."), END], "stop")
     events = [event async for event in await call]
     assert [item.type for item in events[-1].response.output] == ["compaction", "message"]
+
+
+async def test_no_summary_is_written_for_one_that_finds_no_place_in_the_background(open_front):
+    async with open_front(responses=settings.Responses(max_background_per_tenant=1)) as front:
+        first = await ask(front, background=True)
+        submit = await front.peer.submitted()
+        with pytest.raises(openai.RateLimitError) as refused:
+            async with asyncio.timeout(20):
+                await ask(front, input=GIVEN, background=True, **SHORT)
+        assert "in the background already" in refused.value.message
+        front.peer.say(submit, [*front.ids("Hi."), END], "stop")
+        (row,) = await front.settled(1)
+        assert row["request_id"][4:] == first.id[5:], "nothing is owed for the other"
+        await until(lambda: not front.gw.responses.background.writes(first.id))
+        _, response = await asked_in_background(front)
+        assert response.status == "completed", "its place was given back"
+
+
+async def asked_in_background(front: Front) -> tuple[str, Any]:
+    """What the model read for the answer, and the response at its end."""
+    call = ask(front, input=GIVEN, background=True, **SHORT)
+    front.peer.say(await front.peer.submitted(), [*front.ids(SUMMARY), END], "stop")
+    prompt, queued = await prompt_of(front, call)
+    await until(lambda: not front.gw.responses.background.writes(queued.id))
+    return prompt, await front.client.responses.retrieve(queued.id)
 
 
 async def test_limits_count_the_summary_as_a_request(front: Front):
