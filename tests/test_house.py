@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import re
+import subprocess
 import sys
 from functools import cache
 from pathlib import Path
@@ -95,3 +97,40 @@ def test_a_file_is_a_page():
 
 def test_there_is_no_utils():
     assert [path for path in FILES if path.stem in {"utils", "util", "helpers", "common", "misc"}] == []
+
+
+def git(*words: str) -> str:
+    """What git says of this checkout, or nothing where it cannot."""
+    try:
+        return subprocess.run(["git", "-C", str(ROOT), *words], capture_output=True, text=True, check=False).stdout
+    except FileNotFoundError:
+        return ""
+
+
+def commits_named(text: str) -> set[str]:
+    """Abbreviated and whole hashes; of digits alone only behind the word "commit", since counts look alike."""
+    after_the_word = re.findall(r"\bcommits?\s+`?([0-9a-f]{7,40})\b", text)
+    alone = re.findall(r"(?<![\w./=-])(?=[0-9a-f]*[0-9])(?=[0-9a-f]*[a-f])([0-9a-f]{40}|[0-9a-f]{7,12})(?![\w-])", text)
+    return {*after_the_word, *alone}
+
+
+def test_hashes_are_told_from_other_words():
+    named = commits_named(
+        "commit 7299931, 437a1f6 and 4,000,000; 988000000 bytes, decade, trace 0af7651916cd43dd8448eb211c80319c"
+    )
+    assert named == {"7299931", "437a1f6"}
+
+
+def test_a_commit_that_a_page_names_can_be_checked_out():
+    if git("rev-parse", "--is-shallow-repository").strip() != "false":
+        pytest.skip("the history is not here, or not whole")
+    history = git("rev-list", "HEAD").split()
+    pages = git("ls-files", "*.md").split("\n")[:-1]
+    assert len(pages) > 40
+    lost = {
+        (page, named)
+        for page in pages
+        for named in commits_named((ROOT / page).read_text())
+        if not any(commit.startswith(named) for commit in history)
+    }
+    assert lost == set()
