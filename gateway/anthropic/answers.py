@@ -66,8 +66,7 @@ class MessageAnswer(Answer):
         """How it ended."""
         (choice,) = self.choices
         match choice.ended_as:
-            # A call that a stop sequence has cut is nothing to act on.
-            case "tool_calls" if choice.stopped_by is None:
+            case "tool_calls":
                 return "tool_use"
             case "length":
                 (part,) = self.parts.values()

@@ -37,7 +37,7 @@ class OllamaAnswer(Answer):
     def body(self, extras: openai.PenstockExtras | None = None) -> bytes:
         (choice,) = self.choices
         said = choice.said()
-        calls = [_call(call.id, call.name, call.arguments) for call in said.calls]
+        calls = [whole for call in said.calls if (whole := _call(call.id, call.name, call.arguments)) is not None]
         told = logprobs_of(choice)
         return self.line(said.content or "", said.reasoning or UNSET, calls or UNSET, logprobs=told, **self.end())
 
@@ -144,8 +144,9 @@ class Lines:
         return encode(failures.described(failure)) + b"\n"
 
     def _whole(self) -> list[Call]:
-        call, self._call = self._call, None
-        return [] if call is None else [_call(call[0], call[1], "".join(call[2]))]
+        begun, self._call = self._call, None
+        call = None if begun is None else _call(begun[0], begun[1], "".join(begun[2]))
+        return [] if call is None else [call]
 
 
 def logprobs_of(choice: Choice) -> list[openai.ChatLogprob] | UnsetType:
@@ -154,10 +155,10 @@ def logprobs_of(choice: Choice) -> list[openai.ChatLogprob] | UnsetType:
     return UNSET if taken is None else taken.content
 
 
-def _call(id: str, name: str, arguments: str) -> Call:
-    """Without arguments where they were cut before they could be read."""
+def _call(id: str, name: str, arguments: str) -> Call | None:
+    """None where the arguments are no object, as of a call that was cut: its client would act on it without them."""
     try:
         value = msgspec.json.decode(arguments)
     except (msgspec.DecodeError, RecursionError):
-        value = {}
-    return Call(id, CalledFunction(name, value if isinstance(value, dict) else {}))
+        return None
+    return Call(id, CalledFunction(name, value)) if isinstance(value, dict) else None

@@ -51,6 +51,10 @@ class Parser(Protocol):
         """That have begun."""
 
     @property
+    def is_in_call(self) -> bool:
+        """The call that began last is not whole."""
+
+    @property
     def num_reasoning_tokens(self) -> int:
         """Of those fed; the words around the reasoning are part of it."""
 

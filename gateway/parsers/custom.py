@@ -53,6 +53,10 @@ class Customs:
         return self._parser.num_calls
 
     @property
+    def is_in_call(self) -> bool:
+        return self._parser.is_in_call
+
+    @property
     def num_reasoning_tokens(self) -> int:
         return self._parser.num_reasoning_tokens
 

@@ -57,6 +57,7 @@ class Channels:
         self.marks = marks.by_id
         self.is_over = False
         self.num_calls = 0
+        self.is_in_call = False
         self.num_reasoning_tokens = 0
         self._spelled = marks.spelled
         self._ends = tuple(marks.spelled[word] for word in (END, RETURN, CALL, START))
@@ -93,7 +94,7 @@ class Channels:
         if not self._is_ended:
             self._is_ended, self._is_cut = True, is_cut
             self.rest("")
-            if self._kind is Kind.CALL:
+            if self._kind is Kind.CALL and not is_cut:
                 self._end_call()
 
     def take(self) -> list[Event]:
@@ -124,7 +125,7 @@ class Channels:
                 return Kind.CONTENT
             self._events.append(ToolCallBegin(self.num_calls, new_call_id(self._calls), name))
             self.num_calls += 1
-            self._has_arguments = False
+            self.is_in_call, self._has_arguments = True, False
             return Kind.CALL
         channel = head.partition(self._spelled[CHANNEL])[2].strip()
         # What is for a tool of the model's own is nothing for its user.
@@ -164,4 +165,5 @@ class Channels:
             self._events.append(ToolArguments(self.num_calls - 1, "{}"))
             self._has_arguments = True
         assert self._wanted is not None
+        self.is_in_call = False
         self.is_over = not self._wanted.several

@@ -52,6 +52,7 @@ class Reader:
         self.marks = marks.by_id
         self.is_over = False
         self.num_calls = 0
+        self.is_in_call = False
         self.num_reasoning_tokens = 0
         self._spelled = marks.spelled
         self._thinking = thinking
@@ -238,7 +239,7 @@ class Reader:
         self._tell()
         self._events.append(ToolCallBegin(self.num_calls, new_call_id(self._calls), name))
         self.num_calls += 1
-        self._has_begun = self._was_told = True
+        self.is_in_call = self._has_begun = self._was_told = True
 
     def arguments(self, text: str) -> None:
         self._arguments.append(text)
@@ -248,6 +249,7 @@ class Reader:
         assert self._wanted is not None
         self._tell()
         self._was_told = True
+        self.is_in_call = False
         self.is_over = not self._wanted.several
 
     def schema(self, name: str, key: str) -> Any:

@@ -176,10 +176,12 @@ class Choice:
 
     @property
     def ended_as(self) -> str | None:
-        """How the text ended, in OpenAI's words: "stop", "length", "tool_calls"; None while it goes on."""
-        if self.finish_reason == "stop" and self._parser is not None and self._parser.num_calls:
-            return "tool_calls"
-        return self.finish_reason
+        """How the text ended, in OpenAI's words: "stop", "length", "tool_calls"; None while it goes on. Calls of which a
+        stop string has cut one are not to be acted on."""
+        parser = self._parser
+        if self.finish_reason != "stop" or parser is None or not parser.num_calls:
+            return self.finish_reason
+        return "stop" if self.stopped_by is not None and parser.is_in_call else "tool_calls"
 
     @property
     def stopped_by(self) -> str | None:

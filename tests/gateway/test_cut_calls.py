@@ -47,6 +47,20 @@ def test_wherever_a_call_is_cut_none_of_its_markup_is_text(family, special):
     assert num_calls == 2
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_out_of_a_call_all_calls_are_whole(family):
+    whole = pieces_of(WRITTEN[family], reader(family))
+    has_been_in_one = []
+    for num in range(len(whole) + 1):
+        of = reader(family)
+        said = read(of, whole[:num], True)
+        has_been_in_one.append(of.is_in_call)
+        if not of.is_in_call:
+            assert all(isinstance(json.loads(call.arguments), dict) for call in said.calls), num
+    assert any(has_been_in_one)
+    assert not has_been_in_one[-1]
+
+
 @given(st.lists(fragments, max_size=8).map("".join), st.sampled_from(FAMILIES), st.sampled_from([None, "think"]))
 def test_a_cut_takes_nothing_but_from_the_end(text, family, thinking):
     pieces = pieces_of(text, reader(family, thinking))
@@ -159,6 +173,45 @@ async def test_a_stop_string_cuts_as_a_limit_does_and_the_model_s_own_end_does_n
     assert answer["choices"][0]["message"]["content"] == "I look."
     answer, _ = await asked(front, "/v1/chat/completions", options, "Write <tool_call>", "stop")
     assert answer["choices"][0]["message"]["content"] == "Write <tool_call>"
+
+
+WHOLE = f"<tool_call>\n{CALL}\n</tool_call>"
+
+
+@pytest.mark.parametrize(
+    ("stop", "reason"), [('"city"', "stop"), ("}}", "stop"), ("\n</tool_call>", "tool_calls"), ("none", "tool_calls")]
+)
+async def test_a_call_that_a_stop_string_has_cut_is_none_to_be_acted_on(front: Front, stop, reason):
+    body = {"model": "demo", "messages": HELLO, "tools": [tool("get_weather")], "stop": [stop]}
+    answer, chunks = await asked(front, "/v1/chat/completions", body, WHOLE, "stop")
+    (choice,) = answer["choices"]
+    (call,) = choice["message"]["tool_calls"]
+    assert choice["finish_reason"] == reason
+    assert CALL.partition('"arguments": ')[2][:-1].startswith(call["function"]["arguments"])
+    assert [choice["finish_reason"] for chunk in chunks for choice in chunk["choices"]][-1] == reason
+    assert not answer["choices"][0]["message"]["content"]
+
+
+async def test_older_functions_end_in_the_same_way(front: Front):
+    functions = [tool("get_weather")["function"]]
+    for stop, reason in (('"city"', "stop"), ("none", "function_call")):
+        body = {"model": "demo", "messages": HELLO, "functions": functions, "stop": [stop]}
+        answer, chunks = await asked(front, "/v1/chat/completions", body, WHOLE, "stop")
+        assert answer["choices"][0]["finish_reason"] == reason
+        assert [choice["finish_reason"] for chunk in chunks for choice in chunk["choices"]][-1] == reason
+
+
+@pytest.mark.parametrize(("stop", "reason", "num"), [('"city"', "stop", 0), (None, "length", 0), (None, "stop", 1)])
+async def test_a_call_without_whole_arguments_is_none_of_ollamas(front: Front, stop, reason, num):
+    """Its clients take them as an object, and look at nothing else."""
+    body = {"model": "demo", "messages": HELLO, "tools": [tool("get_weather")]}
+    body |= {"options": {"stop": [stop]}} if stop else {}
+    text = WHOLE if stop or num else WHOLE[: WHOLE.index("Pa")]
+    answer, lines = await asked(front, "/api/chat", body, text, reason)
+    assert answer["done_reason"] == lines[-1]["done_reason"] == reason
+    for said in ([answer], lines):
+        calls = [call for line in said for call in line["message"].get("tool_calls", ())]
+        assert [call["function"]["arguments"] for call in calls] == [json.loads(CALL)["arguments"]] * num
 
 
 async def test_an_answer_that_is_nothing_else_has_no_text(front: Front):

@@ -54,6 +54,22 @@ def test_a_recipient_may_stand_before_the_channel_and_arguments_may_be_missing()
     assert call.arguments == "{}"
 
 
+def test_a_call_that_was_cut_has_the_arguments_that_were_said():
+    for text in (CALL[: CALL.index("{")], CALL[: CALL.index("Arden")]):
+        of = parser()
+        for piece in pieces_of(text, of):  # type: ignore[arg-type]
+            of.feed(piece)
+        of.finish(is_cut=True)
+        assert of.is_in_call
+        (call,) = gathered(of.take()).calls
+        assert call.arguments == text.partition("{")[1] + text.partition("{")[2]
+    of = parser()
+    for piece in pieces_of(CALL + "<|call|>", of):  # type: ignore[arg-type]
+        of.feed(piece)
+    of.finish(is_cut=True)
+    assert not of.is_in_call
+
+
 def test_what_is_for_nobody_here_is_no_call():
     other = CALL.replace("get_weather", "delete_all")
     assert told(other) == Said('{"city": "Arden"}', None, ())
