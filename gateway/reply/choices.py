@@ -176,8 +176,8 @@ class Choice:
 
     @property
     def ended_as(self) -> str | None:
-        """How the text ended, in OpenAI's words: "stop", "length", "tool_calls"; None while it goes on. Calls of which a
-        stop string has cut one are not to be acted on."""
+        """How the text ended, in OpenAI's words: "stop", "length", "tool_calls"; None while it goes on. Calls
+        of which a stop string has cut one are not to be acted on."""
         parser = self._parser
         if self.finish_reason != "stop" or parser is None or not parser.num_calls:
             return self.finish_reason
