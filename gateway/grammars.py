@@ -13,7 +13,7 @@ import time
 from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 from threading import Lock
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 from llguidance.gbnf_to_lark import any_to_lark
@@ -30,6 +30,34 @@ FINDING_S = 1.0
 """How long the part of a schema that is at fault is looked for."""
 _NO_SPECIALS = "unknown special token"
 
+T = TypeVar("T")
+
+
+class Remembered(Generic[T]):
+    """What was found for a model's tongue, by the digest of what else it depends on; what was used longest ago is
+    forgotten first."""
+
+    def __init__(self, max_known: int, max_known_bytes: int) -> None:
+        self._most, self._most_bytes = max_known, max_known_bytes
+        self._known: OrderedDict[bytes, tuple[object, T, int]] = OrderedDict()
+        self._num_bytes = 0
+
+    def find(self, digest: bytes, tongue: object) -> T | None:
+        """None where it has to be found out, as another ``tongue`` has been when it was."""
+        known = self._known.get(digest)
+        if known is None or known[0] is not tongue:
+            return None
+        self._known.move_to_end(digest)
+        return known[1]
+
+    def put(self, digest: bytes, tongue: object, found: T, num_bytes: int = 0) -> None:
+        _, _, before = self._known.pop(digest, (None, None, 0))
+        self._known[digest] = tongue, found, num_bytes
+        self._num_bytes += num_bytes - before
+        while len(self._known) > self._most or self._num_bytes > self._most_bytes:
+            _, (_, _, gone) = self._known.popitem(last=False)
+            self._num_bytes -= gone
+
 
 class Grammars:
     """Not safe for two event loops."""
@@ -43,7 +71,10 @@ class Grammars:
         self._vocabulary: LLTokenizer | None = None
         self._known: OrderedDict[wire.Grammar, wire.Grammar | Fault] = OrderedDict()
         self._num_known_bytes = 0
-        self._strict: OrderedDict[bytes, tuple[object, frozenset[str]]] = OrderedDict()
+        self.strict: Remembered[frozenset[str]] = Remembered(settings.max_known, settings.max_known_bytes)
+        """Of functions that may be, the names of those that can."""
+        self.whole: Remembered[wire.Grammar] = Remembered(settings.max_known, settings.max_known_bytes)
+        """Of answers whose calls are held to something."""
         self.num_read = self.num_known_hits = self.num_refused = 0
         self.read_s = 0.0
 
@@ -75,21 +106,6 @@ class Grammars:
             path = param + found.path
             raise Malformed(f"Invalid '{path}': {found}", path, "invalid_value")
         return found
-
-    def strict(self, digest: bytes, tongue: object) -> frozenset[str] | None:
-        """The functions that can be strict of those whose ``digest`` this is; None where it has to be found out, as
-        another ``tongue`` has been when it was."""
-        found = self._strict.get(digest)
-        if found is None or found[0] is not tongue:
-            return None
-        self._strict.move_to_end(digest)
-        return found[1]
-
-    def remember_strict(self, digest: bytes, tongue: object, names: frozenset[str]) -> None:
-        self._strict[digest] = tongue, names
-        self._strict.move_to_end(digest)
-        if len(self._strict) > self._settings.max_known:
-            self._strict.popitem(last=False)
 
     async def _found(self, grammar: wire.Grammar) -> wire.Grammar | Fault:
         if self._num_waiting >= MAX_WAITING:

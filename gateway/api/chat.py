@@ -14,7 +14,7 @@ from aiohttp import web
 from gateway import openai, reply
 from gateway.api import elsewhere
 from gateway.api.answer import give
-from gateway.api.held import held_of
+from gateway.api.held import grammar_of, held_of
 from gateway.api.request import fingerprint, loaded, may_store, parsed, room_for, taken_body_of
 from gateway.auth import Caller
 from gateway.chats.answer import KeptAnswer
@@ -107,7 +107,7 @@ async def prepared(
     order = gw.dispatch.order(caller, call.service_tier, len(prompt), sampling.max_tokens, call.num_choices)
     priority = gw.dispatch.priority_of(order)
     is_thinking = text.is_thinking(prompt)
-    grammar = None if held is None and content is None else text.tongue.grammar(held, content, is_thinking)
+    grammar = grammar_of(gw, held, content, is_thinking, text.tongue)
     submit = wire.Submit(
         noted.request_id, prompt, sampling, call.num_choices, priority, salt, noted.traceparent, grammar=grammar
     )

@@ -28,6 +28,22 @@ async def held_of(gw: Gateway, tools: openai.Tooling, content: wire.Grammar | No
     return Held(functions, tools.is_required, tools.several)
 
 
+def grammar_of(
+    gw: Gateway, held: Held | None, content: wire.Grammar | None, is_thinking: bool, tongue: Tongue
+) -> wire.Grammar | None:
+    """As ``Tongue.grammar`` makes it. That of all calls takes a millisecond for twenty functions, which an agent has
+    in each of its turns."""
+    if held is None:
+        return tongue.grammar(None, content, is_thinking)
+    digest = sha256(msgspec.json.encode((held, content, is_thinking))).digest()
+    whole = gw.grammars.whole.find(digest, tongue)
+    if whole is None:
+        whole = tongue.grammar(held, content, is_thinking)
+        if whole is not None:
+            gw.grammars.whole.put(digest, tongue, whole, len(whole.source))
+    return whole
+
+
 async def strictly(gw: Gateway, call: ResponseRequest) -> ResponseRequest:
     """The same, whose functions all say whether they are strict. One that said nothing is so if a grammar can hold the
     model to its schema, and is refused for nothing: so does OpenAI with those of responses, but not of chats. Where an
@@ -39,10 +55,10 @@ async def strictly(gw: Gateway, call: ResponseRequest) -> ResponseRequest:
     # An agent has the same functions in each of its turns.
     digest = sha256(msgspec.json.encode((call.model, call.tools, call.tool_choice, call.parallel_tool_calls))).digest()
     tongue = gw.dispatch.text(call.model).tongue
-    can = gw.grammars.strict(digest, tongue)
+    can = gw.grammars.strict.find(digest, tongue)
     if can is None:
         can = await _strict(gw, call, silent, tongue)
-        gw.grammars.remember_strict(digest, tongue, can)
+        gw.grammars.strict.put(digest, tongue, can)
     said = [
         {**given, "strict": tool.name in can} if tool in silent else given
         for given, tool in zip(call.tools or (), tools, strict=True)

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import json
+import random
+from types import SimpleNamespace
+from typing import Any, cast
 
 import msgspec
 import openai
 import pytest
 
-from gateway.grammars import Grammars
+from gateway.api.held import grammar_of
+from gateway.grammars import Grammars, Remembered
+from gateway.house import Gateway
 from gateway.openai import AskedGrammar, Malformed, asked_grammar, parse_chat
+from gateway.parsers.grammars import Callable, Held
+from gateway.parsers.tongue import tongue_of
 from policies import holding, wire
 from tests.builders import PATIENCE_S
 from tests.gateway.conftest import Front
@@ -160,12 +167,39 @@ async def test_a_grammar_that_cannot_be_read_never_reaches_a_worker(front: Front
     assert front.rows() == []
 
 
-async def test_what_can_be_strict_is_remembered_of_so_many_and_of_the_model_s_own_tongue():
-    grammars, tongue = Grammars(holding.Grammars(max_known=2)), object()
-    for digest in (b"a", b"b"):
-        grammars.remember_strict(digest, tongue, frozenset((digest.decode(),)))
-    assert grammars.strict(b"a", tongue) == {"a"}
-    assert grammars.strict(b"a", object()) is None, "the model writes otherwise since"
-    grammars.remember_strict(b"c", tongue, frozenset())
-    assert [grammars.strict(digest, tongue) for digest in (b"a", b"b", b"c")] == [{"a"}, None, frozenset()]
+def test_what_was_found_is_remembered_of_so_many_in_so_many_bytes_and_for_the_model_s_own_tongue():
+    known, tongue = Remembered[str](2, 10), object()
+    for name in "ab":
+        known.put(name.encode(), tongue, name, 4)
+    assert known.find(b"a", tongue) == "a"
+    assert known.find(b"a", object()) is None, "the model writes otherwise since"
+    known.put(b"c", tongue, "c", 1)
+    assert [known.find(name, tongue) for name in (b"a", b"b", b"c")] == ["a", None, "c"]
+    known.put(b"c", tongue, "cc", 6)
+    assert [known.find(name, tongue) for name in (b"a", b"c")] == ["a", "cc"], "ten bytes, the older c not counted"
+    known.put(b"c", tongue, "ccc", 7)
+    assert [known.find(name, tongue) for name in (b"a", b"c")] == [None, "ccc"]
+    known.put(b"d", tongue, "d", 11)
+    assert [known.find(name, tongue) for name in (b"c", b"d")] == [None, None]
+
+
+def test_the_grammar_of_calls_that_is_remembered_is_the_one_that_would_be_made():
+    chance = random.Random(11)
+    tongues = [tongue_of([word], {}) for word in ("<tool_call>", "[TOOL_CALLS]", "<function=", "")]
+    grammars = Grammars(holding.Grammars(max_known=40, max_known_bytes=20_000))
+    gw = cast(Gateway, SimpleNamespace(grammars=grammars))
+    schemas: list[dict[str, Any]] = [
+        {"type": "object", "properties": {key: {"type": kind} for key in names}}
+        for names in ("ab", "ba", "c")
+        for kind in ("string", "integer")
+    ]
+    for _ in range(2000):
+        names = chance.sample(("one", "two"), chance.choice((1, 2)))
+        functions = [Callable(name, chance.choice(schemas), chance.random() < 0.5) for name in names]
+        held = Held(functions, chance.random() < 0.5, chance.random() < 0.5)
+        content = chance.choice((None, wire.Grammar("choice", '["x"]', False)))
+        is_thinking, tongue = chance.random() < 0.5, chance.choice(tongues)
+        found = grammar_of(gw, held, content, is_thinking, tongue)
+        assert found == tongue.grammar(held, content, is_thinking)
+        assert found is grammar_of(gw, held, content, is_thinking, tongue), "it is made once"
     grammars.close()
