@@ -153,6 +153,19 @@ class BodyTooLarge(GatewayError):
     status, type, code = 413, "invalid_request_error", "request_too_large"
 
 
+class RangeNotSatisfiable(GatewayError):
+    """There is no such part of a file of so many bytes, or what is asked for is not one range of bytes."""
+
+    status, type, code = 416, "invalid_request_error", "range_not_satisfiable"
+
+    def __init__(self, num_bytes: int) -> None:
+        super().__init__(f"The file has {num_bytes} bytes: 'Range' names one part of it, as 'bytes=first-last'")
+        self.num_bytes = num_bytes
+
+    def headers(self) -> dict[str, str]:
+        return {**super().headers(), "content-range": f"bytes */{self.num_bytes}"}
+
+
 class RateLimited(GatewayError):
     """A ceiling of the policy is reached."""
 

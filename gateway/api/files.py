@@ -11,6 +11,7 @@ from gateway import openai
 from gateway.api.forms import received
 from gateway.api.request import query_of
 from gateway.auth import Caller
+from gateway.errors import RangeNotSatisfiable
 from gateway.files import File
 from gateway.house import GATEWAY, Gateway
 
@@ -49,9 +50,19 @@ async def one(request: web.Request) -> web.Response:
 async def content(request: web.Request) -> web.StreamResponse:
     """All of it or a range, as the disk gives it."""
     gw, file = request.app[GATEWAY], await _found(request)
+    if hdrs.RANGE in request.headers and hdrs.IF_RANGE not in request.headers and not _is_part(request, file):
+        raise RangeNotSatisfiable(file.num_bytes)
     named = "attachment; filename*=UTF-8''" + quote(file.filename, safe="")
     headers = {hdrs.CONTENT_TYPE: "application/octet-stream", hdrs.CONTENT_DISPOSITION: named}
     return web.FileResponse(gw.files.path(file.id), headers=headers)
+
+
+def _is_part(request: web.Request, file: File) -> bool:
+    try:
+        first = request.http_range.start
+    except ValueError:
+        return False
+    return first is None or first < file.num_bytes
 
 
 async def delete(request: web.Request) -> web.Response:

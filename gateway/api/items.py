@@ -69,7 +69,13 @@ async def before(
 
 def messages(gw: Gateway, caller: Caller, call: Asked, items: Sequence[AnyItem]) -> list[Message]:
     """What the model reads. Raises Malformed."""
-    return messages_of(call.instructions, all_opened(gw.directory.secret, caller.tenant_id, items))
+    read = messages_of(call.instructions, all_opened(gw.directory.secret, caller.tenant_id, items))
+    if not read:
+        what = "'input' is empty, and so is all that could be gone on from: 'instructions', 'conversation' and "
+        raise openai.Malformed(
+            f"There is nothing to answer: {what}'previous_response_id'.", "input", "missing_required_parameter"
+        )
+    return read
 
 
 def check_kept(gw: Gateway, caller: Caller) -> None:

@@ -33,10 +33,10 @@ ABSENT_DELETE = "/api/delete"
 async def chat(gw: Gateway, request: web.Request) -> web.StreamResponse:
     caller = gw.auth.local_caller_of(request)
     call = await parsed(ollama.parse_chat, await taken_body_of(gw, request, of_any_type=True))
-    if isinstance(call, str):
-        await _load(gw, caller, call)
+    if isinstance(call, ollama.Nothing):
+        model, done_reason = await _loaded(gw, caller, call)
         message = Message(content="")
-        return _whole(ChatBody(model=call, created_at=_now(), message=message, done=True, done_reason="load"))
+        return _whole(ChatBody(model=model, created_at=_now(), message=message, done=True, done_reason=done_reason))
     caller.check(call.model, "chat.completions")
     shape = partial(ollama.ChatAnswer, started_at=request[HEAD].started_at)
     answer, order = await chats.prepared(gw, request, caller, call, shape)
@@ -46,9 +46,9 @@ async def chat(gw: Gateway, request: web.Request) -> web.StreamResponse:
 async def generate(gw: Gateway, request: web.Request) -> web.StreamResponse:
     caller = gw.auth.local_caller_of(request)
     call = await parsed(ollama.parse_generate, await taken_body_of(gw, request, of_any_type=True))
-    if isinstance(call, str):
-        await _load(gw, caller, call)
-        return _whole(GenerateBody(model=call, created_at=_now(), response="", done=True, done_reason="load"))
+    if isinstance(call, ollama.Nothing):
+        model, done_reason = await _loaded(gw, caller, call)
+        return _whole(GenerateBody(model=model, created_at=_now(), response="", done=True, done_reason=done_reason))
     started_at = request[HEAD].started_at
     if isinstance(call, openai.ChatRequest):
         caller.check(call.model, "chat.completions")
@@ -137,14 +137,15 @@ async def alive(request: web.Request) -> web.Response:
     return web.Response(text="Penstock is running")
 
 
-async def _load(gw: Gateway, caller: Caller, model: str) -> None:
-    """A request without a question asks for the model to be there."""
-    caller.check(model, "chat.completions")
-    if gw.upstreams.of(model) is not None:
-        return
-    gw.dispatch.text(model)
-    if gw.dispatch.ready(model) is None:
-        await gw.dispatch.loaded(model, caller, None)
+async def _loaded(gw: Gateway, caller: Caller, asked: ollama.Nothing) -> ollama.Nothing:
+    """It, when its model is there, if that is what it asks for. Whoever wants it to be gone is told so, and it stays:
+    it is others' too, and the settings and the operator say when it goes."""
+    caller.check(asked.model, "chat.completions")
+    if gw.upstreams.of(asked.model) is None:
+        gw.dispatch.text(asked.model)
+        if asked.done_reason == "load" and gw.dispatch.ready(asked.model) is None:
+            await gw.dispatch.loaded(asked.model, caller, None)
+    return asked
 
 
 def _whole(body: msgspec.Struct) -> web.StreamResponse:

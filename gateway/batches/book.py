@@ -8,6 +8,7 @@ it finds.
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import Callable, Collection
 from typing import Any
@@ -22,6 +23,7 @@ from gateway.transactions import changing, reading
 from policies import settings
 
 WINDOW_S = {"24h": 86_400}
+_ID = re.compile("batch_[0-9a-f]{24}")
 
 columns = store.batches.c
 
@@ -163,7 +165,9 @@ class Book:
         return Batch(*row)
 
     async def page(self, tenant_id: str, after: str | None, limit: int) -> tuple[list[Batch], bool]:
-        """So many of a tenant's batches, the newest first, and whether there are more."""
+        """So many of a tenant's batches, the newest first, and whether there are more. Raises InvalidRequest."""
+        if after is not None and _ID.fullmatch(after) is None:
+            raise errors.InvalidRequest(f"No batch found with id '{after}'.", param="after")
         query = sa.select(store.batches).where(columns.tenant_id == tenant_id)
         if after is not None:
             query = query.where(columns.id < after)

@@ -12,6 +12,7 @@ import contextlib
 import logging
 import math
 import os
+import re
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager
@@ -47,6 +48,7 @@ MAX_PART_BYTES = 64 << 20
 """Of a file that comes in parts (``uploads``), one of them."""
 OVER = ("completed", "failed", "expired", "cancelled")
 """Statuses of batches that need their input no more."""
+_ID = re.compile("file-[0-9a-f]{24}")
 T = TypeVar("T")
 
 
@@ -123,7 +125,10 @@ class Files:
     async def page(
         self, tenant_id: str, after: str | None, limit: int, newest_first: bool, purpose: str | None
     ) -> tuple[list[File], bool]:
-        """So many of a tenant's files, and whether there are more."""
+        """So many of a tenant's files, and whether there are more. ``after`` may be gone by now: ids are in the order
+        of making. Raises InvalidRequest for what is no id."""
+        if after is not None and _ID.fullmatch(after) is None:
+            raise errors.InvalidRequest(f"No such File object: {after}", param="after")
         columns = store.files.c
         query = sa.select(store.files).where(columns.tenant_id == tenant_id, self._is_there())
         if purpose is not None:

@@ -17,7 +17,7 @@ from gateway.ollama.models import (
     VersionBody,
     parse_show,
 )
-from gateway.ollama.requests import ChatRequest, GenerateRequest, name_of, parse_chat, parse_generate
+from gateway.ollama.requests import ChatRequest, GenerateRequest, Nothing, name_of, parse_chat, parse_generate
 from gateway.ollama.responses import ChatBody, GenerateBody
 from gateway.ollama.vectors import (
     EmbedAnswer,
@@ -47,6 +47,7 @@ __all__ = [
     "GenerateRequest",
     "ModelList",
     "ModelTag",
+    "Nothing",
     "RawAnswer",
     "RunningList",
     "RunningModel",

@@ -2,13 +2,15 @@
 for them.
 
 Unknown fields and options are tolerated. ``keep_alive`` and what options say about loading a model (``num_ctx``,
-``num_gpu`` and others) are of no consequence here: when models are loaded and how, the settings say. Samplers that
-this server has not (mirostat, typical_p, tfs_z) and windows of penalties are passed over.
+``num_gpu`` and others) are of no consequence here: when models are loaded and how, the settings say, but that nothing
+is loaded for whoever wants it unloaded. Samplers that this server has not (mirostat, typical_p, tfs_z) and windows of
+penalties are passed over.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, TypeVar
+import re
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -75,14 +77,14 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChatRequest(Asked, frozen=True, kw_only=True):
-    """POST /api/chat. Without messages it asks for the model to be loaded."""
+    """POST /api/chat. Without messages it asks for the model to be loaded, or unloaded where it is kept no time."""
 
     messages: list[Message] | None = None
     tools: list[dict[str, Any]] | None = None
 
 
 class GenerateRequest(Asked, frozen=True, kw_only=True):
-    """POST /api/generate. Without a prompt it asks for the model to be loaded."""
+    """POST /api/generate. Without a prompt it is as a chat without messages."""
 
     prompt: str | None = None
     system: str | None = None
@@ -99,10 +101,20 @@ class GenerateRequest(Asked, frozen=True, kw_only=True):
     """These three are of models that paint."""
 
 
+class Nothing(NamedTuple):
+    """A request without a question, which is about its model alone."""
+
+    model: str
+    done_reason: Literal["load", "unload"]
+
+
 C = TypeVar("C", openai.ChatRequest, CompletionRequest)
 
 _chat = msgspec.json.Decoder(ChatRequest)
 _generate = msgspec.json.Decoder(GenerateRequest)
+_UNITS_S = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+_PART = re.compile(rf"(\d+\.?\d*|\.\d+)({'|'.join(_UNITS_S)})", re.ASCII)
+"""Of a duration, as Go writes it."""
 
 
 def name_of(model: str) -> str:
@@ -110,11 +122,11 @@ def name_of(model: str) -> str:
     return model.removesuffix(":latest")
 
 
-def parse_chat(body: bytes) -> openai.ChatRequest | str:
-    """What is asked in ``body``; only the name of a model where that is to be loaded. Raises Malformed."""
+def parse_chat(body: bytes) -> openai.ChatRequest | Nothing:
+    """What is asked in ``body``. Raises Malformed."""
     asked = decoded(_chat, body)
     if not asked.messages:
-        return name_of(asked.model)
+        return _nothing(asked)
     fields = _fields(asked)
     fields["messages"] = _messages(asked.messages)
     if asked.tools:
@@ -122,14 +134,14 @@ def parse_chat(body: bytes) -> openai.ChatRequest | str:
     return _as_chat(asked, fields)
 
 
-def parse_generate(body: bytes) -> openai.ChatRequest | CompletionRequest | str:
+def parse_generate(body: bytes) -> openai.ChatRequest | CompletionRequest | Nothing:
     """As ``parse_chat``; a completion where the prompt is not a user's message."""
     asked = decoded(_generate, body)
     for name in ("template", "context", "images", "width", "height", "steps"):
         if getattr(asked, name):
             raise _not_here(name)
     if not asked.prompt:
-        return name_of(asked.model)
+        return _nothing(asked)
     fields = _fields(asked)
     if not asked.raw and asked.suffix is None:
         system = [{"role": "system", "content": asked.system}] if asked.system else []
@@ -142,6 +154,20 @@ def parse_generate(body: bytes) -> openai.ChatRequest | CompletionRequest | str:
     fields.setdefault("max_tokens", 2**31 - 1)
     fields["reasoning_effort"] = fields["enable_thinking"] = None
     return _with_stops(openai.parse_completion(_encoded(fields)), asked)
+
+
+def _nothing(asked: Asked) -> Nothing:
+    return Nothing(name_of(asked.model), "unload" if _is_no_time(asked.keep_alive) else "load")
+
+
+def _is_no_time(keep_alive: float | str | None) -> bool:
+    """Less than a second, as Ollama counts them; a negative one is for ever."""
+    if isinstance(keep_alive, str):
+        said, parts = keep_alive or "never", _PART.findall(keep_alive)
+        if said != "0" and "".join(map("".join, parts)) != said:
+            return False
+        keep_alive = sum([float(number) * _UNITS_S[unit] for number, unit in parts])
+    return keep_alive is not None and 0.0 <= keep_alive < 1.0
 
 
 def _fields(asked: Asked) -> dict[str, Any]:

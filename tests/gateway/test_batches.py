@@ -248,6 +248,9 @@ async def test_batches_are_listed_in_pages_the_newest_first(house):
         assert [batch.id async for batch in client.batches.list(limit=2)][:5] == made[::-1]
         page = await client.batches.list(limit=2, after=made[2])
         assert [batch.id for batch in page.data] == [made[1], made[0]]
+        with pytest.raises(openai.BadRequestError, match="No batch found") as unknown:
+            await client.batches.list(after="batch_x")
+        assert unknown.value.param == "after"
         for batch_id in made:
             await over(client, await client.batches.retrieve(batch_id))
 

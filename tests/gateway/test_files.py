@@ -58,6 +58,11 @@ async def test_a_file_is_uploaded_read_in_ranges_and_deleted(front):
         assert (answer.status, await answer.read()) == (206, "xü".encode())
         assert answer.headers["content-range"] == f"bytes 2999999-3000001/{len(data)}"
         assert answer.headers["x-request-id"].startswith("req_")
+    for asked in ("bytes=3000008-", "bytes=5-2", "bytes=0-1,4-5", "lines=1-2"):
+        async with front.http.get(url, headers={"range": asked}) as answer:
+            error = (await answer.json())["error"]
+            assert (answer.status, error["code"], len(error)) == (416, "range_not_satisfiable", 4)
+            assert answer.headers["content-range"] == f"bytes */{len(data)}"
     assert (await front.client.files.delete(made.id)).deleted
     with pytest.raises(openai.NotFoundError, match="No such File object"):
         await front.client.files.retrieve(made.id)
@@ -103,7 +108,10 @@ async def test_files_are_listed_in_pages_by_purpose_and_order(front):
     assert ([file.id for file in page.data], page.has_more) == ([made[0], made[2]], True)
     page = await front.client.files.list(after=made[3], order="asc")
     assert (page.data, page.has_more) == ([], False)
-    for query in ("limit=0", "limit=x", "order=up"):
+    assert [file.id async for file in front.client.files.list(limit=2) if await front.client.files.delete(file.id)] == (
+        made[::-1]
+    ), "a page goes on behind one that is gone"
+    for query in ("limit=0", "limit=x", "order=up", "after=file-x", f"after={made[0]}0", "after=batch_x"):
         async with front.http.get(f"{front.url}/v1/files?{query}") as answer:
             assert (answer.status, (await answer.json())["error"]["param"]) == (400, query.partition("=")[0])
 

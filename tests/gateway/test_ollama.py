@@ -113,9 +113,14 @@ async def test_what_a_token_was_likely_to_be_is_told_beside_its_text(front: Fron
     assert [top.logprob for top in told[0].top_logprobs] == [-0.5, -9999.0]
 
 
-async def test_a_request_without_a_question_loads_the_model(front: Front, client):
+async def test_a_request_without_a_question_loads_the_model_or_is_told_that_it_is_unloaded(front: Front, client):
     assert (await client.generate("demo")).done_reason == "load"
     assert (await client.chat("demo", [])).done_reason == "load"
+    for keep_alive in (0, "0", "0s", "0m0s", "999ms", ".5s", 0.9):
+        assert (await client.generate("demo", keep_alive=keep_alive)).done_reason == "unload", keep_alive
+        assert (await client.chat("demo", [], keep_alive=keep_alive)).done_reason == "unload", keep_alive
+    for keep_alive in (-1, 1, "1s", "5m", "0.5m", "-1m", "1h0m", "0x", "", "soon", "1000ms"):
+        assert (await client.generate("demo", keep_alive=keep_alive)).done_reason == "load", keep_alive
     assert front.peer.is_quiet()
 
 

@@ -298,3 +298,16 @@ async def test_none_is_gone_on_from_where_nothing_may_be_stored_any_more(open_fr
         with pytest.raises(openai.BadRequestError) as refused:
             await ask(front, conversation=mine)
         assert "Nothing is stored" in refused.value.message
+
+
+async def test_an_empty_input_is_none_and_refused_only_where_there_is_nothing_else_to_answer(front: Front):
+    first = await answered(front)
+    for empty in ("", []):
+        prompt, _ = await prompt_of(front, ask(front, input=empty, previous_response_id=first.id))
+        assert prompt == (await prompt_of(front, ask(front, input=None, previous_response_id=first.id)))[0]
+        assert "Be brief" in (await prompt_of(front, ask(front, input=empty, instructions="Be brief.")))[0]
+        for path in ("/v1/responses", "/v1/responses/input_tokens"):
+            status, refused, _ = await front.post(path, {"model": "demo", "input": empty})
+            assert (status, refused["error"]["param"]) == (400, "input")
+            assert refused["error"]["code"] == "missing_required_parameter"
+            assert "nothing to answer" in refused["error"]["message"]
