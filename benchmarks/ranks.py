@@ -23,9 +23,10 @@ prepare()
 from policies.settings import Engine, WorkerSettings  # noqa: E402
 from worker.bench.checkpoint import write  # noqa: E402
 from worker.inputs import Span  # noqa: E402
+from worker.loading import set_num_threads  # noqa: E402
 from worker.models import SHAPES  # noqa: E402
 from worker.parallel.runner import ParallelRunner  # noqa: E402
-from worker.runner import Runner, set_num_threads  # noqa: E402
+from worker.runner import Runner  # noqa: E402
 
 PROMPTS = (256, 512, 1024, 2048)
 BATCHES = (1, 8)

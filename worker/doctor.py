@@ -133,7 +133,7 @@ def _torch(found: Facts) -> None:
     import torch
 
     from policies import settings
-    from worker.runner import set_num_threads
+    from worker.loading import set_num_threads
 
     facts = found.facts
     facts["num_threads"] = set_num_threads(settings.Engine())

@@ -12,13 +12,12 @@ from torch import Tensor
 
 from policies import settings
 from policies.wire import Pooling
-from worker import placement
 from worker.adapters import Adapter, AdapterError
-from worker.devices import device_of
 from worker.inputs import Laid, Span
-from worker.models import Encoder, Layout, ModelError, TorchOps, load_encoder, pooling_of, read_encoder
+from worker.loading import refuse_files_too_large, settle
+from worker.models import Encoder, ModelError, TorchOps, load_encoder, pooling_of, read_encoder
 from worker.room import max_model_tokens_of
-from worker.runner import Runner, dtype_of, refuse_too_large, set_num_threads
+from worker.runner import Runner
 
 
 class EncoderRunner(Runner):
@@ -48,14 +47,8 @@ class EncoderRunner(Runner):
         for name, is_asked in (("quantize", engine.quantize != "none"), ("deterministic", engine.deterministic)):
             if is_asked:
                 raise ModelError(f"{facts.name} is an encoder, which engine.{name} does not reach")
-        device = device_of(engine, Layout(), 0)
-        if device.type == "cpu":
-            placement.keep_to_a_node(replica)
-        set_num_threads(engine)
-        dtype = dtype_of(engine, device, facts)
-        in_files = sum(file.stat().st_size for file in path.glob("*.safetensors"))
-        stored = getattr(torch, facts.dtype, dtype)
-        refuse_too_large(str(path), in_files * dtype.itemsize / stored.itemsize, dtype, device)
+        device, dtype = settle(engine, facts, replica)
+        refuse_files_too_large(path, facts, dtype, device)
         encoder = load_encoder(path, facts, dtype, device)
         return cls(encoder, pooling_of(path, Pooling("mean")), engine)
 

@@ -4,29 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from policies import settings
-from worker import placement
 from worker.adapters import Adapter, AdapterError
 from worker.attention import Backend, GatheredAttention, NativeAttention, ReferenceAttention, SegmentAttention
 from worker.attention.grouped import Group, GroupedAttention, Pools, groups_of
 from worker.attention.kept import Kept
-from worker.devices import device_of
 from worker.inputs import Laid, Span, planned
 from worker.kv_cache import KVCache
-from worker.models import Foreign, Layout, ModelError, TorchOps, load_foreign, read_facts
+from worker.loading import refuse_files_too_large, settle
+from worker.means import kernels_of
+from worker.models import Foreign, ModelError, TorchOps, load_foreign, read_facts
 from worker.room import kv_type_of, max_model_tokens_of, num_blocks_of
-from worker.runner import (
-    Runner,
-    dtype_of,
-    kernels_of,
-    refuse_too_large,
-    set_num_threads,
-)
+from worker.runner import Runner
 from worker.triton import has_triton
 
 
@@ -55,20 +49,14 @@ class ForeignRunner(Runner):
             raise ModelError(
                 f"{facts.name} is served by way of transformers, whose sums engine.deterministic does not reach"
             )
-        device = device_of(engine, Layout(), 0)
-        if device.type == "cpu":
-            placement.keep_to_a_node(replica)
-        set_num_threads(engine)
-        dtype = dtype_of(engine, device, facts)
-        in_files = sum(file.stat().st_size for file in path.glob("*.safetensors"))
+        device, dtype = settle(engine, facts, replica)
         kv_type = kv_type_of(engine, dtype, device)
         if kv_type.is_scaled or kv_type.dtype is not dtype:
             raise ModelError(
                 f"{facts.name} is served by way of transformers, which engine.kv_dtype = {engine.kv_dtype} does not"
                 " reach"
             )
-        stored = cast("torch.dtype", getattr(torch, facts.dtype, dtype))
-        refuse_too_large(str(path), in_files * dtype.itemsize / stored.itemsize, dtype, device)
+        refuse_files_too_large(path, facts, dtype, device)
         max_model_tokens = max_model_tokens_of(engine, facts)
         model = load_foreign(path, facts, dtype, device, max_model_tokens)
         groups = groups_of(model.kinds)

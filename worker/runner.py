@@ -11,53 +11,32 @@ from torch import Tensor
 
 from policies import settings
 from policies.wire import Pooling
-from worker import placement
 from worker.adapters import Adapter, NativeAdditions, TorchAdditions, groups_of, read_adapter
 from worker.attention import (
     Backend,
-    Fixing,
-    FixingWindows,
-    GatheredAttention,
     NativeAttention,
-    ReferenceAttention,
-    RepeatableAttention,
-    Scores,
-    SegmentAttention,
     TwoPools,
     WindowedAttention,
 )
 from worker.budget import OutOfMemory
-from worker.device import DeviceLost, is_lost, is_out_of_memory, refuse_unrepeatable
-from worker.devices import device_of
+from worker.device import DeviceLost, is_lost, is_out_of_memory
 from worker.graphs import StepGraphs
 from worker.inputs import Laid, Span, lay_out, planned
-from worker.kv_cache import KVCache, free_bytes
+from worker.kv_cache import KVCache
+from worker.loading import load_model
+from worker.means import kernels_of, means_of, whole_of
 from worker.models import (
-    Architecture,
     Decoder,
-    Facts,
-    Layout,
-    Means,
-    ModelError,
-    NativeOps,
     Ops,
-    RepeatableOps,
-    Shard,
-    TorchOps,
     Whole,
-    bytes_per_parameter,
     is_encoder,
     is_native,
-    load_decoder,
-    packs_bfloat16,
     path_of,
     pooling_of,
-    read_architecture,
 )
 from worker.models.additions import Additions
-from worker.native import Library, library
-from worker.room import kv_of, kv_type_of, max_model_tokens_of, mib
-from worker.triton import has_triton
+from worker.native import Library
+from worker.room import kv_of, max_model_tokens_of
 from worker.windows import Apart
 
 
@@ -137,11 +116,11 @@ class Runner:
         ModelError."""
         max_model_tokens = max_model_tokens_of(engine, model.architecture)
         cache = kv_of(model, engine, num_blocks, num_windowed_blocks, may_part)
-        attention, ops = _means(engine, model, cache)
+        attention, ops = means_of(engine, model, cache)
         max_model_tokens = min(max_model_tokens, cache.num_blocks * engine.block_size)
         graphs = StepGraphs.of(engine, model, attention, ops, max_model_tokens)
         kernels = kernels_of(engine, model.device)
-        whole, is_repeatable = _whole(engine, model, cache), engine.deterministic
+        whole, is_repeatable = whole_of(engine, model, cache), engine.deterministic
         return cls(model, cache, attention, ops, max_model_tokens, graphs, whole, kernels, is_repeatable)
 
     def forward(self, spans: Sequence[Span], sampled_before: Tensor | None = None) -> Tensor:
@@ -253,132 +232,3 @@ class Runner:
     def copy_block(self, source: int, target: int) -> None:
         """Keys and values of all layers."""
         self.cache.copy_block(source, target)
-
-
-def load_model(
-    source: str, engine: settings.Engine, replica: int = 0, layout: Layout | None = None, rank: int = 0
-) -> Decoder:
-    """One rank's part of a model, in its device's memory; see ``Runner.load``. Raises ModelError, one sentence."""
-    layout = layout or Layout()
-    path = path_of(source)
-    architecture = read_architecture(path)
-    shard = Shard.of(architecture, layout, rank)
-    device = device_of(engine, layout, rank)
-    refuse_unrepeatable(engine, device)
-    num_nodes = placement.num_nodes()
-    if device.type == "cpu":
-        placement.keep_to_a_node(replica * layout.num_ranks + rank)
-    set_num_threads(engine, -(-layout.num_ranks // num_nodes))
-    dtype = dtype_of(engine, device, architecture)
-    kv_type_of(engine, dtype, device)  # refused before anything is loaded
-    max_model_tokens = max_model_tokens_of(engine, architecture)
-    # On the CPU all ranks take of the same memory; one asks for them all, before the others have begun to load.
-    asking = range(layout.num_ranks) if device.type == "cpu" and rank == 0 else (rank,)
-    num_parameters = sum(Shard.of(architecture, layout, other).num_parameters for other in asking)
-    refuse_too_large(source, num_parameters * bytes_per_parameter(path, architecture, dtype), dtype, device)
-    means = Means(kernels_of(engine, device), engine.quantize_activations, engine.deterministic)
-    return load_decoder(path, architecture, dtype, device, max_model_tokens, means, engine.quantize, shard)
-
-
-def refuse_too_large(source: str, needed: float, dtype: torch.dtype, device: torch.device) -> None:
-    """Raises ModelError where the device has not so many bytes left."""
-    free = free_bytes(device)
-    if needed > free:
-        raise ModelError(
-            f"the weights of {source} take {mib(needed)} MiB in {str(dtype).removeprefix('torch.')},"
-            f" but {mib(free)} MiB of memory are free"
-        )
-
-
-def set_num_threads(engine: settings.Engine, num_sharing: int = 1) -> int:
-    """Of torch, in this process: as configured, or its part of as many as there is room for."""
-    num_threads = engine.num_threads or max(1, placement.num_threads() // num_sharing)
-    torch.set_num_threads(num_threads)
-    return num_threads
-
-
-def dtype_of(engine: settings.Engine, device: torch.device, architecture: Architecture | Facts) -> torch.dtype:
-    """As configured, or bfloat16 where the device multiplies it natively, else float16 (CUDA, a float16 checkpoint) or
-    float32.
-    """
-    if engine.dtype != "auto":
-        return {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}[engine.dtype]
-    if device.type == "cuda":
-        if torch.cuda.get_device_capability(device) >= (8, 0):
-            return torch.bfloat16
-        return torch.float16 if architecture.dtype == "float16" else torch.float32
-    has_instructions = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-    return torch.bfloat16 if has_instructions and packs_bfloat16() else torch.float32
-
-
-def kernels_of(engine: settings.Engine, device: torch.device) -> Library | None:
-    return library() if device.type == "cpu" and engine.attention == "auto" else None
-
-
-def _means(engine: settings.Engine, model: Decoder, cache: KVCache | TwoPools) -> tuple[Backend, Ops]:
-    """Attention, of each pool its own, and small operations."""
-    architecture = model.architecture
-    sinks = tuple(layer.sinks for layer in model.layers if layer.sinks is not None)
-    scores = Scores(architecture.attention_scale, architecture.windows, architecture.attention_softcap, sinks)
-    if not isinstance(cache, TwoPools):
-        return _means_of(engine, model, cache, scores)
-    pairs = zip(cache.caches, cache.layers, strict=True)
-    (full, ops), (windowed, _) = (_means_of(engine, model, pool, scores.of(layers)) for pool, layers in pairs)
-    if isinstance(full, Fixing) and isinstance(windowed, Fixing):
-        return FixingWindows(full, windowed, cache, engine.deterministic), ops
-    return WindowedAttention(full, windowed, cache, engine.deterministic), ops
-
-
-def _means_of(engine: settings.Engine, model: Decoder, cache: KVCache, scores: Scores) -> tuple[Backend, Ops]:
-    """Attention and small operations: the compiled ones where they serve, torch's elsewhere and for comparison."""
-    architecture = model.architecture
-    if engine.deterministic:
-        return _repeatable_means(engine, model, cache, scores)
-    if engine.attention == "reference":
-        return ReferenceAttention(cache, scores), TorchOps()
-    if model.device.type != "cpu":
-        if engine.attention == "auto" and has_triton(model.device):
-            from worker.attention.paged import TritonAttention
-            from worker.models.triton_ops import TritonOps
-
-            if TritonAttention.serves(cache, architecture.num_heads):
-                return TritonAttention(cache, scores, architecture.num_heads), TritonOps()
-            return GatheredAttention(cache, scores), TritonOps()
-        return GatheredAttention(cache, scores), TorchOps()
-    kernels = kernels_of(engine, model.device)
-    if kernels is None:
-        return SegmentAttention(cache, scores), TorchOps()
-    attends, operates = NativeAttention.serves(cache, model.dtype), NativeOps.serves(architecture, model.dtype)
-    return (
-        NativeAttention(cache, scores, kernels, architecture.num_heads) if attends else SegmentAttention(cache, scores),
-        NativeOps(kernels) if operates else TorchOps(),
-    )
-
-
-def _repeatable_means(engine: settings.Engine, model: Decoder, cache: KVCache, scores: Scores) -> tuple[Backend, Ops]:
-    """Those with which a row gets the same bits in any company."""
-    num_heads = model.architecture.num_heads
-    if model.device.type != "cpu":
-        from worker.attention.paged import TritonAttention
-        from worker.models.triton_ops import TritonOps
-
-        if TritonAttention.serves(cache, num_heads):
-            return TritonAttention(cache, scores, num_heads, is_repeatable=True), TritonOps()
-        return RepeatableAttention(cache, scores), TritonOps()
-    kernels = kernels_of(engine, model.device)
-    attends = kernels is not None and NativeAttention.serves(cache, model.dtype)
-    operates = kernels is not None and NativeOps.serves(model.architecture, model.dtype)
-    return (
-        NativeAttention(cache, scores, kernels, num_heads, is_repeatable=True)
-        if kernels is not None and attends
-        else RepeatableAttention(cache, scores),
-        NativeOps(kernels) if kernels is not None and operates else RepeatableOps(),
-    )
-
-
-def _whole(engine: settings.Engine, model: Decoder, cache: KVCache | TwoPools) -> Whole | None:
-    kernels = kernels_of(engine, model.device)
-    pool = cache.caches[0] if isinstance(cache, TwoPools) else cache
-    if kernels is None or not NativeAttention.serves(pool, model.dtype) or not Whole.serves(model, kernels):
-        return None
-    return Whole(model, cache, kernels)

@@ -17,9 +17,10 @@ from worker.attention import FixingWindows, Scores, TwoPools
 from worker.attention.paged import TritonAttention
 from worker.engine import Engine
 from worker.graphs import StepGraphs
+from worker.loading import load_model
 from worker.models import TorchOps
 from worker.room import kv_of
-from worker.runner import Runner, load_model
+from worker.runner import Runner
 from worker.sampler import Sampler
 
 ENGINE = EngineSettings(

@@ -14,8 +14,9 @@ from tests.worker.quantised_files import METHODS, rewrite, write
 from tests.worker.test_models import LATENT
 from tests.worker.tiny import BLOCK_SIZE, VOCAB_SIZE, Walk, checkpoint, oracle_logits
 from worker.kv_cache import KVShape
+from worker.loading import load_model
 from worker.models import Layout, ModelError, Shard, load_decoder, read_architecture
-from worker.runner import Runner, load_model
+from worker.runner import Runner
 
 PROMPT = [random.Random(place).randrange(VOCAB_SIZE - 1) for place in range(40)]
 

@@ -13,12 +13,13 @@ from policies import settings
 from tests.worker.quantised_files import write_mxfp4
 from tests.worker.tiny import BLOCK_SIZE, VOCAB_SIZE, Walk, checkpoint, oracle_logits
 from worker.foreign import ForeignRunner
+from worker.loading import load_model
 from worker.models import Layout, ModelError
 from worker.models.importers import importer_of
 from worker.models.shard import Part
 from worker.models.sources import CheckpointSource
 from worker.models.weights import Checkpoint
-from worker.runner import Runner, load_model
+from worker.runner import Runner
 
 SIZES: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16}
 GPT_OSS: dict[str, Any] = {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 9}

@@ -25,11 +25,12 @@ from worker.adapters import Adapter, AdapterError
 from worker.budget import OutOfMemory
 from worker.engine import Engine
 from worker.inputs import Span
+from worker.loading import load_model
 from worker.models import Layout
 from worker.parallel.adapters import Shelf
 from worker.parallel.control import Kept, Read, Refused
 from worker.parallel.plan import decoded, encoded, in_parts
-from worker.runner import Runner, load_model
+from worker.runner import Runner
 from worker.sampler import Sampler
 
 MIXED = ("gemma2", "gpt-oss")

@@ -10,8 +10,9 @@ from tests.worker.quantised_files import ENGINE, METHODS, SIZES, TOKEN_IDS, writ
 from tests.worker.tiny import BLOCK_SIZE
 from tests.worker.troop import Troop
 from worker.inputs import Span
+from worker.loading import load_model
 from worker.models import Layout, ModelError
-from worker.runner import Runner, load_model
+from worker.runner import Runner
 
 KINDS = {
     "F16": "F16",

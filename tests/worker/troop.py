@@ -14,6 +14,7 @@ import msgspec
 import torch
 
 from policies.settings import Engine, WorkerSettings
+from worker.loading import load_model
 from worker.models import Layout, TorchOps
 from worker.parallel.adapters import Shelf, read_beside
 from worker.parallel.control import Begin, Control, Kept, Read, Refused, Step
@@ -24,7 +25,6 @@ from worker.parallel.rank import Rank, layout_of
 from worker.parallel.ranks import Ranks
 from worker.parallel.runner import ParallelRunner
 from worker.room import rooms_apart
-from worker.runner import load_model
 
 NUM_BLOCKS = 64
 LEAST_PART_TOKENS = 5

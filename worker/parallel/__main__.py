@@ -51,12 +51,12 @@ def main() -> int:
 
 
 def _compute(duty: Duty, control: Control) -> int:
+    from worker.loading import load_model
     from worker.models import ModelError
     from worker.parallel.adapters import Shelf, read_beside
     from worker.parallel.link import ProcessLink, store
     from worker.parallel.rank import Rank, layout_of, serve
     from worker.room import room, rooms_apart
-    from worker.runner import load_model
 
     engine = duty.settings.engine
     layout = layout_of(engine)

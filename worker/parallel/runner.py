@@ -13,6 +13,7 @@ from worker.adapters import Adapter
 from worker.attention.windowed import FULL, WINDOWED
 from worker.budget import OutOfMemory
 from worker.inputs import Span
+from worker.loading import load_model
 from worker.models import Decoder, Layout, ModelError, Shard, path_of, read_architecture, refuse_foreign
 from worker.parallel.adapters import Shared
 from worker.parallel.control import Begin, Loaded, Measure, Room, Step, Unable
@@ -22,7 +23,6 @@ from worker.parallel.plan import Companion, Copy, encoded
 from worker.parallel.rank import Rank, layout_of
 from worker.parallel.ranks import Ranks
 from worker.room import larger, room, rooms_apart
-from worker.runner import load_model
 
 
 class RanksParted(AssertionError):

@@ -22,11 +22,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from worker.loading import refuse_too_large
 from worker.models import Architecture, Decoder, ModelError
 from worker.models.families import architecture_of
 from worker.models.rope import Rotary
 from worker.models.weights import read_json
-from worker.runner import refuse_too_large
 from worker.sequence import Sequence
 from worker.speculation.drafter import NO_DRAFT, Draft
 from worker.speculation.model import Durations

@@ -11,11 +11,13 @@ import torch
 
 from demo import DRAFT_DIR
 from policies import settings
+from worker.loading import load_model
+from worker.means import kernels_of
 from worker.models import ModelError, path_of
 from worker.models.foreign.load import is_native
 from worker.parallel.runner import ParallelRunner
 from worker.room import room
-from worker.runner import Runner, kernels_of, load_model
+from worker.runner import Runner
 from worker.speculation.drafter import Drafter
 from worker.speculation.eagle import EagleDrafter, is_eagle, load_eagle
 from worker.speculation.medusa import MedusaDrafter, is_medusa, load_heads

@@ -17,9 +17,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from worker.loading import refuse_too_large
 from worker.models import Decoder, ModelError
 from worker.models.weights import read_json
-from worker.runner import Runner, refuse_too_large
+from worker.runner import Runner
 from worker.sequence import Sequence
 from worker.speculation.drafter import NO_DRAFT, Draft
 from worker.speculation.model import Durations

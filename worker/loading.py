@@ -1,0 +1,104 @@
+"""A model from its files into its device's memory: where, in what type, on which threads, and whether there is room."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import cast
+
+import torch
+
+from policies import settings
+from worker import placement
+from worker.device import refuse_unrepeatable
+from worker.devices import device_of
+from worker.kv_cache import free_bytes
+from worker.means import kernels_of
+from worker.models import (
+    Architecture,
+    Decoder,
+    Facts,
+    Layout,
+    Means,
+    ModelError,
+    Shard,
+    bytes_per_parameter,
+    load_decoder,
+    packs_bfloat16,
+    path_of,
+    read_architecture,
+)
+from worker.room import kv_type_of, max_model_tokens_of, mib
+
+
+def load_model(
+    source: str, engine: settings.Engine, replica: int = 0, layout: Layout | None = None, rank: int = 0
+) -> Decoder:
+    """One rank's part of a model, in its device's memory; see ``Runner.load``. Raises ModelError, one sentence."""
+    layout = layout or Layout()
+    path = path_of(source)
+    architecture = read_architecture(path)
+    shard = Shard.of(architecture, layout, rank)
+    device = device_of(engine, layout, rank)
+    refuse_unrepeatable(engine, device)
+    num_nodes = placement.num_nodes()
+    if device.type == "cpu":
+        placement.keep_to_a_node(replica * layout.num_ranks + rank)
+    set_num_threads(engine, -(-layout.num_ranks // num_nodes))
+    dtype = dtype_of(engine, device, architecture)
+    kv_type_of(engine, dtype, device)  # refused before anything is loaded
+    max_model_tokens = max_model_tokens_of(engine, architecture)
+    # On the CPU all ranks take of the same memory; one asks for them all, before the others have begun to load.
+    asking = range(layout.num_ranks) if device.type == "cpu" and rank == 0 else (rank,)
+    num_parameters = sum(Shard.of(architecture, layout, other).num_parameters for other in asking)
+    refuse_too_large(source, num_parameters * bytes_per_parameter(path, architecture, dtype), dtype, device)
+    means = Means(kernels_of(engine, device), engine.quantize_activations, engine.deterministic)
+    return load_decoder(path, architecture, dtype, device, max_model_tokens, means, engine.quantize, shard)
+
+
+def settle(engine: settings.Engine, facts: Facts, replica: int) -> tuple[torch.device, torch.dtype]:
+    """Where and in what a model computes that one process loads whole; from now on it keeps to its node of the CPU's
+    memory and to its threads. Raises ModelError, one sentence.
+    """
+    device = device_of(engine, Layout(), 0)
+    if device.type == "cpu":
+        placement.keep_to_a_node(replica)
+    set_num_threads(engine)
+    return device, dtype_of(engine, device, facts)
+
+
+def refuse_files_too_large(path: Path, facts: Facts, dtype: torch.dtype, device: torch.device) -> None:
+    """Raises ModelError where the device has no room for the safetensors of a directory, once they are ``dtype``."""
+    in_files = sum(file.stat().st_size for file in path.glob("*.safetensors"))
+    stored = cast("torch.dtype", getattr(torch, facts.dtype, dtype))
+    refuse_too_large(str(path), in_files * dtype.itemsize / stored.itemsize, dtype, device)
+
+
+def refuse_too_large(source: str, needed: float, dtype: torch.dtype, device: torch.device) -> None:
+    """Raises ModelError where the device has not so many bytes left."""
+    free = free_bytes(device)
+    if needed > free:
+        raise ModelError(
+            f"the weights of {source} take {mib(needed)} MiB in {str(dtype).removeprefix('torch.')},"
+            f" but {mib(free)} MiB of memory are free"
+        )
+
+
+def set_num_threads(engine: settings.Engine, num_sharing: int = 1) -> int:
+    """Of torch, in this process: as configured, or its part of as many as there is room for."""
+    num_threads = engine.num_threads or max(1, placement.num_threads() // num_sharing)
+    torch.set_num_threads(num_threads)
+    return num_threads
+
+
+def dtype_of(engine: settings.Engine, device: torch.device, architecture: Architecture | Facts) -> torch.dtype:
+    """As configured, or bfloat16 where the device multiplies it natively, else float16 (CUDA, a float16 checkpoint) or
+    float32.
+    """
+    if engine.dtype != "auto":
+        return {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}[engine.dtype]
+    if device.type == "cuda":
+        if torch.cuda.get_device_capability(device) >= (8, 0):
+            return torch.bfloat16
+        return torch.float16 if architecture.dtype == "float16" else torch.float32
+    has_instructions = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    return torch.bfloat16 if has_instructions and packs_bfloat16() else torch.float32
