@@ -24,15 +24,13 @@ import aiohttp
 import click
 import msgspec
 import uvloop
-from tokenizers import Tokenizer
 
 from benchmarks.engine_peers.contenders import OURS, Contender, ContenderError, Written, parse
 from benchmarks.engine_peers.race import written
-from benchmarks.gateway import peer, processes
-from benchmarks.gateway.__main__ import CONFIG, MODEL, TEXT
+from benchmarks.gateway import processes
 from benchmarks.gateway.processes import BenchmarkError, Server
 from benchmarks.gateway.rounds import KEY, MESSAGES, MODEL_NAME, NUM_COMPLETION_TOKENS
-from policies.wire import Ready
+from benchmarks.gateway.served import served
 
 
 class Round(msgspec.Struct):
@@ -134,23 +132,7 @@ def main(
 
 async def _gateway(servers: contextlib.AsyncExitStack, folder: Path) -> Server:
     """Serving, its scripted worker connected. Raises BenchmarkError."""
-    tokenizer = Tokenizer.from_file(str(MODEL / "tokenizer.json"))
-    ready = Ready(MODEL_NAME, 8192, tokenizer.get_vocab_size(), [0, 2], 32, 4096, 256, "none", "none", os.getpid())
-    token_ids = tokenizer.encode(TEXT, add_special_tokens=False).ids
-    listening, connected = await peer.listen_as_worker(folder / "worker", ready, token_ids)
-    servers.callback(listening.close)
-    config = folder / "config.toml"
-    config.write_text(CONFIG.format(data_dir=json.dumps(str(folder / "data")), socket=folder / "worker"))
-    gateway = await servers.enter_async_context(
-        processes.server(
-            [sys.executable, "-m", "gateway", "serve", "--config", str(config)],
-            None,
-            folder / "gateway.log",
-            {"PENSTOCK_API_KEY": KEY, "PENSTOCK_ADMIN_KEY": f"{KEY}-admin"},
-        )
-    )
-    async with asyncio.timeout(20.0):
-        await connected
+    gateway, _ = await servers.enter_async_context(served(folder, folder / "data", None))
     body = {"model": MODEL_NAME, "messages": MESSAGES, "max_tokens": NUM_COMPLETION_TOKENS}
     (folder / "request.json").write_text(json.dumps(body))
     async with (

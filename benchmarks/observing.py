@@ -37,14 +37,12 @@ import aiohttp
 import click
 import msgspec
 import uvloop
-from tokenizers import Tokenizer
 
 from benchmarks.gateway import peer, processes
-from benchmarks.gateway.__main__ import CONFIG, MODEL, TEXT, _memory
 from benchmarks.gateway.processes import BenchmarkError, Server
 from benchmarks.gateway.rounds import CONNECTIONS, KEY, MESSAGES, MODEL_NAME, NUM_COMPLETION_TOKENS
+from benchmarks.gateway.served import in_memory, served
 from benchmarks.observed import SIGNALS
-from policies.wire import Ready
 
 REQUIRED_TRACED, REQUIRED_METERED = 0.97, 0.98
 """Of the throughput without."""
@@ -160,20 +158,8 @@ async def side(
     name: str, folder: Path, core: int, other_core: int, variables: Mapping[str, str]
 ) -> AsyncIterator[Side]:
     """A gateway with a ledger of its own; what makes its spans is on ``other_core``."""
-    with contextlib.ExitStack() as stack:
-        data = stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-", dir=_memory()))
-        tokenizer = Tokenizer.from_file(str(MODEL / "tokenizer.json"))
-        ready = Ready(MODEL_NAME, 8192, tokenizer.get_vocab_size(), [0, 2], 32, 4096, 256, "none", "none", os.getpid())
-        token_ids = tokenizer.encode(TEXT, add_special_tokens=False).ids
-        listening, connected = await peer.listen_as_worker(folder / f"{name}.socket", ready, token_ids)
-        stack.callback(listening.close)
-        config = folder / f"{name}.toml"
-        config.write_text(CONFIG.format(data_dir=json.dumps(data), socket=folder / f"{name}.socket"))
-        arguments = [sys.executable, "-m", "benchmarks.observed", "serve", "--config", str(config)]
-        environ = {"PENSTOCK_API_KEY": KEY, "PENSTOCK_ADMIN_KEY": f"{KEY}-admin", **variables}
-        async with processes.server(arguments, core, folder / f"{name}.log", environ) as server:
-            async with asyncio.timeout(10.0):
-                worker = await connected
+    with tempfile.TemporaryDirectory(prefix="bench-", dir=in_memory()) as data:
+        async with served(folder, Path(data), core, name, "benchmarks.observed", variables) as (server, worker):
             exporter = _exporter_of(server.pid)
             _pin(exporter, other_core)
             yield Side(server, worker, exporter)

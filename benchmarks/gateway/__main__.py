@@ -20,7 +20,6 @@ import msgspec
 import uvloop
 from rich.console import Console
 from rich.table import Table
-from tokenizers import Tokenizer
 
 from benchmarks.gateway import peer, picture, processes, rounds, streams
 from benchmarks.gateway.processes import BenchmarkError
@@ -38,24 +37,7 @@ from benchmarks.gateway.rounds import (
     Result,
     Round,
 )
-from policies.wire import Ready
-
-ROOT = Path(__file__).parents[2]
-MODEL = ROOT / "demo" / "model"
-TEXT = " The river begins at the foot of the hill, and a little old man lives beside the mill."
-
-CONFIG = """
-[server]
-host = "127.0.0.1"
-port = 0
-coalesce_ms = 0.0
-[store]
-data_dir = {data_dir}
-[models.demo]
-source = "demo"
-replicas = 0
-addresses = ["unix:{socket}"]
-"""
+from benchmarks.gateway.served import in_memory, served
 
 notes = Console(stderr=True, highlight=False)
 
@@ -86,7 +68,7 @@ def main(
 ) -> None:
     """What the gateway itself costs on one core, against bare aiohttp on the same core."""
     try:
-        result = uvloop.run(measure(num_rounds, seconds, num_streams, num_tokens, data or _memory()))
+        result = uvloop.run(measure(num_rounds, seconds, num_streams, num_tokens, data or in_memory()))
     except (BenchmarkError, streams.StreamError) as error:
         raise click.ClickException(str(error)) from error
     except TimeoutError as error:
@@ -111,24 +93,7 @@ async def measure(num_rounds: int, seconds: int, num_streams: int, num_tokens: i
         data = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-", dir=place)))
         body = json.dumps({"model": MODEL_NAME, "messages": MESSAGES, "max_tokens": NUM_COMPLETION_TOKENS}).encode()
         (folder / "request.json").write_bytes(body)
-        tokenizer = Tokenizer.from_file(str(MODEL / "tokenizer.json"))
-        ready = Ready(MODEL_NAME, 8192, tokenizer.get_vocab_size(), [0, 2], 32, 4096, 256, "none", "none", os.getpid())
-        token_ids = tokenizer.encode(TEXT, add_special_tokens=False).ids
-        listening, connected = await peer.listen_as_worker(folder / "worker", ready, token_ids)
-        stack.callback(listening.close)
-
-        config = folder / "config.toml"
-        config.write_text(CONFIG.format(data_dir=json.dumps(str(data)), socket=folder / "worker"))
-        gateway = await stack.enter_async_context(
-            processes.server(
-                [sys.executable, "-m", "gateway", "serve", "--config", str(config)],
-                core,
-                folder / "gateway.log",
-                {"PENSTOCK_API_KEY": KEY, "PENSTOCK_ADMIN_KEY": f"{KEY}-admin"},
-            )
-        )
-        async with asyncio.timeout(10.0):
-            worker = await connected
+        gateway, worker = await stack.enter_async_context(served(folder, data, core))
         idle_mib = gateway.pss_mib()
         answer, chunk = await samples(gateway.url)
         (folder / "answer").write_bytes(answer)
@@ -186,11 +151,6 @@ async def samples(url: str) -> tuple[bytes, bytes]:
     fields_of_chunk = json.loads(chunks[0].removeprefix(b"data: "))
     fields_of_chunk["choices"][0]["delta"] = {"content": " river"}
     return answer, b"data: " + json.dumps(fields_of_chunk, separators=(",", ":")).encode() + b"\n\n"
-
-
-def _memory() -> Path | None:
-    place = Path("/dev/shm")
-    return place if place.is_dir() and os.access(place, os.W_OK) else None
 
 
 def _commit_ms(folder: Path) -> float:

@@ -10,8 +10,17 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway import keys, store
 from gateway.admin.change import Change
-from gateway.admin.endpoint import OWNERS, Ask, Endpoint, Nothing, Versioned
-from gateway.admin.keys import Networks, Rotation, check_ahead, check_rotatable, networks_of
+from gateway.admin.endpoint import OWNERS, Ask, Endpoint, Nothing
+from gateway.admin.keys_of_anyone import (
+    KeyOfAnyone,
+    Networks,
+    Rotation,
+    check_ahead,
+    ending,
+    networks_of,
+    revoked,
+    successor,
+)
 from gateway.admin.pages import Page, PageQuery, listed
 from gateway.admin.problems import Conflict, NotThere
 from gateway.admin.words import Instant, Title, Written
@@ -21,20 +30,10 @@ PATH = "/admin/v1/admin_keys"
 Role = Literal["owner", "operator", "billing_reader"]
 
 
-class AdminKey(Versioned, frozen=True, kw_only=True):
+class AdminKey(KeyOfAnyone, frozen=True, kw_only=True):
     """What is kept of an admin key; times in Unix seconds."""
 
-    id: str
     role: Role
-    name: str
-    prefix: str
-    last_four: str
-    networks: tuple[str, ...]
-    """Where its requests may come from; empty: anywhere."""
-    rotated_from: str | None
-    created_at: int
-    expires_at: int | None
-    revoked_at: int | None
 
 
 class MadeAdminKey(AdminKey, frozen=True, kw_only=True):
@@ -99,12 +98,9 @@ async def rotate(ask: Ask[Nothing, Rotation], change: Change) -> MadeAdminKey:
     """Make an admin key that may do what another may, which ends after an overlap."""
     before = await found(change.connection, ask.named("key_id"))
     ask.check_version(before.version)
-    check_rotatable(before.revoked_at, before.expires_at, change.at)
-    key = msgspec.structs.replace(before, id=new_id("key"), rotated_from=before.id, created_at=change.at, version=1)
-    made = await _insert(ask, change, key)
+    made = await _insert(ask, change, successor(before, change.at))
     if ask.body.overlap_s:
-        ends_at = min(change.at + ask.body.overlap_s, before.expires_at or change.at + ask.body.overlap_s)
-        after = msgspec.structs.replace(before, expires_at=ends_at, version=before.version + 1)
+        after = ending(before, ask.body.overlap_s, change.at)
         await _write(change, after)
         await change.record("admin_key.rotated", "admin_key", before.id, before, after)
     else:
@@ -155,7 +151,7 @@ async def _insert(ask: Ask[Any, Any], change: Change, key: AdminKey) -> MadeAdmi
 
 
 async def _revoke(change: Change, before: AdminKey) -> AdminKey:
-    after = msgspec.structs.replace(before, revoked_at=before.revoked_at or change.at, version=before.version + 1)
+    after = revoked(before, change.at)
     await _write(change, after)
     await change.record("admin_key.revoked", "admin_key", before.id, before, after)
     return after

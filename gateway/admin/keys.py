@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -13,7 +12,17 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from gateway import keys, store
 from gateway.admin import policies, tenants
 from gateway.admin.change import Change
-from gateway.admin.endpoint import OPERATORS, Ask, Endpoint, Nothing, Versioned
+from gateway.admin.endpoint import OPERATORS, Ask, Endpoint, Nothing
+from gateway.admin.keys_of_anyone import (
+    KeyOfAnyone,
+    Networks,
+    Rotation,
+    check_ahead,
+    ending,
+    networks_of,
+    revoked,
+    successor,
+)
 from gateway.admin.pages import Page, PageQuery, listed
 from gateway.admin.problems import Conflict, Invalid, NotThere
 from gateway.admin.words import Id, Instant, Title, Written
@@ -22,11 +31,6 @@ from policies import faults
 from policies.policy import Narrowing
 
 PATH = "/admin/v1/keys"
-MAX_OVERLAP_S = 90 * 86_400
-
-Networks = Annotated[tuple[Annotated[str, Meta(min_length=1, max_length=64)], ...], Meta(max_length=64)]
-"""CIDR blocks, such as 10.0.0.0/8."""
-
 
 Scope = Literal[
     "chat.completions",
@@ -47,23 +51,13 @@ class KeyScopes(Written, frozen=True, kw_only=True, omit_defaults=True):
     endpoints: Annotated[tuple[Scope, ...], Meta(max_length=16)] | None = None
 
 
-class Key(Versioned, frozen=True, kw_only=True):
-    """What is kept of a key; times in Unix seconds."""
+class Key(KeyOfAnyone, frozen=True, kw_only=True):
+    """What is kept of a tenant's key; times in Unix seconds."""
 
-    id: str
     tenant_id: str
     service_account_id: str | None
-    name: str
-    prefix: str
-    last_four: str
     scopes: KeyScopes | None
-    networks: tuple[str, ...]
-    """Where its requests may come from; empty: anywhere."""
     narrowing: Narrowing | None
-    rotated_from: str | None
-    created_at: int
-    expires_at: int | None
-    revoked_at: int | None
 
 
 class MadeKey(Key, frozen=True, kw_only=True):
@@ -93,12 +87,6 @@ class KeyChange(Written, frozen=True, kw_only=True):
     networks: Networks | UnsetType = UNSET
     narrowing: Narrowing | UnsetType | None = UNSET
     expires_at: Instant | UnsetType | None = UNSET
-
-
-class Rotation(Written, frozen=True, kw_only=True):
-    """How long the old key goes on beside the new one; 0: it ends at once."""
-
-    overlap_s: Annotated[int, Meta(ge=0, le=MAX_OVERLAP_S)] = 86_400
 
 
 class KeyQuery(PageQuery, frozen=True, kw_only=True):
@@ -165,13 +153,10 @@ async def rotate(ask: Ask[Nothing, Rotation], change: Change) -> MadeKey:
     """Make a key that may do what another may, which ends after an overlap."""
     before = await found(change.connection, ask.named("key_id"))
     ask.check_version(before.version)
-    check_rotatable(before.revoked_at, before.expires_at, change.at)
-    key = msgspec.structs.replace(before, id=new_id("key"), rotated_from=before.id, created_at=change.at, version=1)
-    made = await insert(ask, change, key)
-    await change.record("key.created", "key", key.id, None, kept(made))
+    made = await insert(ask, change, successor(before, change.at))
+    await change.record("key.created", "key", made.id, None, kept(made))
     if ask.body.overlap_s:
-        ends_at = min(change.at + ask.body.overlap_s, before.expires_at or change.at + ask.body.overlap_s)
-        after = msgspec.structs.replace(before, expires_at=ends_at, version=before.version + 1)
+        after = ending(before, ask.body.overlap_s, change.at)
         await write(change, after)
         await change.record("key.rotated", "key", before.id, before, after)
     else:
@@ -188,7 +173,7 @@ async def revoke(ask: Ask[Nothing, Nothing], change: Change) -> Key:
 
 async def revoke_one(change: Change, before: Key) -> Key:
     """The key afterwards."""
-    after = msgspec.structs.replace(before, revoked_at=before.revoked_at or change.at, version=before.version + 1)
+    after = revoked(before, change.at)
     await write(change, after)
     await change.record("key.revoked", "key", before.id, before, after)
     return after
@@ -232,31 +217,6 @@ async def write(change: Change, key: Key) -> None:
 def kept(made: MadeKey) -> Key:
     """Without the secret."""
     return Key(**{name: getattr(made, name) for name in Key.__struct_fields__})
-
-
-def networks_of(texts: tuple[str, ...]) -> tuple[str, ...]:
-    """The blocks as they are usually written. Raises Invalid."""
-    blocks, wrong = [], []
-    for number, text in enumerate(texts):
-        try:
-            blocks.append(str(ipaddress.ip_network(text)))
-        except ValueError as error:
-            wrong.append((f"networks[{number}]", f"is no block of addresses such as 10.0.0.0/8: {error}"))
-    if wrong:
-        raise Invalid.of(wrong)
-    return tuple(blocks)
-
-
-def check_rotatable(revoked_at: int | None, expires_at: int | None, now: int) -> None:
-    """Raises Conflict."""
-    if revoked_at is not None or (expires_at is not None and expires_at <= now):
-        raise Conflict("Only a key that is still valid can be rotated; make a new one.")
-
-
-def check_ahead(expires_at: int | None, now: int) -> None:
-    """Raises Invalid."""
-    if expires_at is not None and expires_at <= now:
-        raise Invalid.of([("expires_at", "is not in the future; revoke a key to end it now")])
 
 
 async def _check(change: Change, key: Key, changed: set[str] | None = None) -> None:
