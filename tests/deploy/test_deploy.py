@@ -17,6 +17,7 @@ import yaml
 
 from gateway.metrics import names
 from policies import configuration
+from worker.native.build import COMPILER
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 DASHBOARDS = sorted((DEPLOY / "grafana").glob("*.json"))
@@ -97,12 +98,22 @@ def test_the_unit_is_sound(tmp_path):
         r"^ExecStart=/opt/penstock/bin/penstock serve --config \S+ --data-dir /var/lib/penstock$", unit, re.M
     )
     assert "StateDirectory=penstock" in unit
+    # What the engine compiles is kept beneath these: nothing else can be written to.
+    assert "CacheDirectory=penstock" in unit
+    for name in ("HOME", "XDG_CACHE_HOME"):
+        assert re.search(rf"^Environment=.*\b{name}=/var/cache/penstock\b", unit, re.M), name
     analyze = shutil.which("systemd-analyze")
     if analyze is not None:
         place = tmp_path / "penstock.service"  # the same with a program that there is on this machine
         place.write_text(unit.replace("/opt/penstock/bin/penstock", shutil.which("true") or "/bin/true"))
         ran = subprocess.run([analyze, "verify", place], capture_output=True, text=True)
         assert (ran.returncode, ran.stderr) == (0, "")
+
+
+def test_the_image_has_the_compiler_that_kernels_are_built_by():
+    packages = re.search(r"apt-get install \S+ \S+ (.*?) &&", (DEPLOY / "Dockerfile").read_text())
+    assert packages
+    assert COMPILER in packages[1].split()
 
 
 def test_the_compose_file_sets_what_there_is_to_set():

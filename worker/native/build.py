@@ -24,6 +24,8 @@ FLAGS = (
     "-shared",
     "-fPIC",
 )
+COMPILER = "g++"
+"""Unless CXX names another."""
 TIMEOUT_S = 180.0
 SAID_LINES = 12
 """That are told of what a compiler said."""
@@ -39,7 +41,7 @@ class CompilerFailed(BuildError):
 
 def built() -> Path:
     """The shared object, compiled now if no earlier start has left it. Raises BuildError."""
-    compiler = os.environ.get("CXX") or "g++"
+    compiler = os.environ.get("CXX") or COMPILER
     path = shutil.which(compiler)
     if path is None:
         raise BuildError(f"there is no compiler {compiler}")
