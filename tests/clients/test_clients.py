@@ -36,6 +36,26 @@ def test_the_official_client(clients, run):
         assert found["called"] == CALLED
 
 
+def test_what_the_official_client_for_node_helps_with(clients):
+    told = "user,assistant,tool,assistant"
+    assert clients.node("openai_helpers.mjs") == {
+        "helped": [SAYS, SAYS, 5, True],
+        "handed": SAYS,
+        "ran": [[told, True]] * 2,
+        "typed": [True] * 5,
+        "cut": "LengthFinishReasonError",
+        "resumed": [True, SAYS],
+        "aborted": [[3, True], [3, True], "APIUserAbortError"],
+        "late": "APIConnectionTimeoutError",
+        "retried": [SAYS, 400, 200],
+        "conversed": "user,user,assistant",
+        "vectors": [True] * 3,
+        "batch": ["completed", [SAYS] * 3],
+        "uploaded": "abcdef",
+        "left": 0,
+    }
+
+
 @pytest.mark.parametrize("environment", OFFICIAL)
 def test_the_official_client_over_a_websocket(clients, environment):
     assert clients.python("openai_socket.py", environment) == {
@@ -57,6 +77,29 @@ def test_anthropics_client(clients):
     assert "sunny" in found["told"]
     assert found["refused"] == ["AuthenticationError"]
     assert found["models"] == ["demo"]
+
+
+def test_anthropics_client_for_node(clients):
+    assert clients.node("anthropic_node.mjs") == {
+        "whole": SAYS,
+        "streamed": SAYS,
+        "pieces": True,
+        "usage": True,
+        "counted": True,
+        "kinds": ["tool_use", "text"],
+        "typed": True,
+        "aborted": "APIUserAbortError",
+        "refused": ["NotFoundError", "not_found_error"],
+    }
+
+
+def test_the_ai_sdk(clients):
+    found = clients.node("ai_sdk.mjs")
+    assert (found.pop("vectors"), found.pop("refused")) == ([256] * 3, 404)
+    assert set(found) == {"responses", "chat", "compatible", "messages"}
+    for way, told in found.items():
+        expected = {"texts": [SAYS] * 2, "usage": True, "called": [["Paris", True]] * 2, "typed": [True] * 2}
+        assert told == {**expected, "ended": "abort"}, way
 
 
 def test_langchain(clients):
@@ -114,5 +157,18 @@ def test_ollamas_client(clients):
         "vectors": [256, 256],
         "models": ["demo"],
         "capabilities": ["completion", "tools"],
+        "refused": 404,
+    }
+
+
+def test_ollamas_client_for_node(clients):
+    assert clients.node("ollama_node.mjs") == {
+        "whole": SAYS,
+        "streamed": SAYS,
+        "typed": ["city"],
+        "ended": [3, "AbortError"],
+        "vectors": [256, 256],
+        "unloaded": "unload",
+        "models": ["demo"],
         "refused": 404,
     }
