@@ -24,12 +24,14 @@ class Origins:
         self._origins = {origin.lower().rstrip("/"): origin for origin in origins}
 
     def headers(self, request: web.Request) -> dict[str, str]:
-        """For the answer to ``request``; none where nobody may, and where nobody asks."""
+        """For the answer to ``request``; none where nobody may. A cache must not give a page what is written for
+        whoever is none."""
         if not self._origins:
             return {}
-        if "*" in self._origins:
-            return {} if hdrs.ORIGIN not in request.headers else {"access-control-allow-origin": "*", **EXPOSED}
-        origin = self._origins.get(request.headers.get(hdrs.ORIGIN, "").lower())
+        asking = request.headers.get(hdrs.ORIGIN)
+        if asking is None:
+            return {"vary": "Origin"}
+        origin = "*" if "*" in self._origins else self._origins.get(asking.lower())
         if origin is None:
             return {"vary": "Origin"}
         return {"access-control-allow-origin": origin, "vary": "Origin", **EXPOSED}

@@ -32,7 +32,6 @@ from tests.gateway.conftest import ADMIN_KEY, HELLO, KEY, Front
 
 CHAT = "/v1/chat/completions"
 CALL = json.dumps({"model": "demo", "messages": HELLO}).encode()
-PAGE = "https://app.example.com"
 
 
 def raw_deflate(data: bytes) -> bytes:
@@ -132,39 +131,6 @@ def test_what_was_packed_comes_out_however_it_is_cut():
             packed = packed[num_bytes:]
         unpacker.finish()
         assert whole == data, f"seed {seed}"
-
-
-async def test_pages_of_named_origins_may_call_from_a_browser(open_front):
-    asks = {"origin": PAGE, "access-control-request-method": "POST", "access-control-request-headers": "authorization"}
-    async with open_front(server=Server(cors_origins=(PAGE,))) as front:
-        async with front.http.options(front.url + CHAT, headers=asks) as told:
-            assert told.status == 204
-            assert told.headers["access-control-allow-origin"] == PAGE
-            assert "POST" in told.headers["access-control-allow-methods"]
-            assert "authorization" in told.headers["access-control-allow-headers"]
-            assert told.headers["vary"] == "Origin"
-        status, _, headers = await front.post(CHAT, b"{", origin=PAGE)
-        assert (status, headers["access-control-allow-origin"]) == (400, PAGE), "what is wrong, a page may read as well"
-        asked = asyncio.create_task(front.post(CHAT, CALL, origin=PAGE))
-        front.peer.say(await front.peer.submitted(), [3], "stop")
-        _, _, headers = await asked
-        assert headers["access-control-allow-origin"] == PAGE
-        async with front.http.options(front.url + CHAT, headers={**asks, "origin": "https://evil.example"}) as told:
-            assert "access-control-allow-origin" not in told.headers
-            assert "access-control-allow-methods" not in told.headers
-
-
-async def test_no_page_may_call_unless_settings_say_so(front: Front):
-    async with front.http.get(f"{front.url}/v1/models", headers={"origin": PAGE}) as answer:
-        assert not [name for name in answer.headers if name.lower().startswith("access-control")]
-
-
-async def test_an_asterisk_lets_all_pages_call(open_front):
-    async with (
-        open_front(server=Server(cors_origins=("*",))) as front,
-        front.http.get(f"{front.url}/v1/models", headers={"origin": PAGE}) as answer,
-    ):
-        assert answer.headers["access-control-allow-origin"] == "*"
 
 
 @pytest.mark.parametrize(
