@@ -1,6 +1,7 @@
 """A long seeded walk over everything that can happen to a request, on a device that knows what it should read."""
 
 import itertools
+import math
 import os
 import random
 
@@ -15,6 +16,7 @@ from policies.costs import StepCosts
 from policies.settings import Engine as EngineSettings
 from policies.terms import Sampling
 from tests.worker.scripted import ScriptedRunner, ScriptedSampler, answer
+from worker.budget import OutOfMemory
 from worker.engine import Engine
 from worker.speculation import Draft, Speculation, StoreDrafter, SuffixDrafter
 from worker.windows import NONE, Apart, num_blocks_for
@@ -86,6 +88,9 @@ class Walk:
         self.request_ids = map(str, itertools.count())
         self.tenants = rng.choice([[b"x"], [b"", b"x", b"y"]])
         self.fault_rate = rng.choice([0, 0.002, 0.02])
+        self.shortage_rate = rng.choice([0, 0.002, 0.02])
+        self.num_tokens_held = math.inf
+        """By what memory the device has just now, in one step."""
         self.stems = [self.tokens(rng.randrange(1, 40)) for _ in range(4)]
         self.live = {}  # request id -> (submit, answers by index)
         self.num_paused = 0
@@ -115,6 +120,10 @@ class Walk:
     def maybe_break_forward(self, spans):
         if self.rng.random() < self.fault_rate:
             raise MemoryError("the device has none left")
+        if self.rng.random() < self.shortage_rate:
+            self.num_tokens_held = self.rng.choice([1, 3, 9, math.inf, math.inf])
+        if sum(len(span.token_ids) for span in spans) > self.num_tokens_held:
+            raise OutOfMemory("the device has no memory left for a step")
 
     def maybe_break_sampling(self, row):
         if row.seed % 97 == 13 and len(row.output_token_ids) == row.seed % 3:
@@ -204,6 +213,7 @@ class Walk:
                 self.close(delta)
         for failure in failed:
             assert failure.code == "internal"
+            assert "OutOfMemory" not in failure.reason, "a step of one token fits"
             self.num_failed += 1
             self.engine_s += failure.engine_s
             del self.live[failure.request_id]
