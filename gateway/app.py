@@ -164,18 +164,8 @@ async def opened(
         )
         directory = await Directory.load(rooms, clock)
         await stack.enter_async_context(directory.watched())
-        writer: Writer = writer_for(rooms)
-        spool: SpooledWriter | None = None
-        if rooms.database is None:  # another machine's, or another process: it may be away
-            writer = spool = SpooledWriter(writer, rooms.data_dir / "spool.db", clock)
-        marked_in = rooms.data_dir / "marks"
-        marks = await stack.enter_async_context(Marks(marked_in, config.ledger.mark_tokens, clock).opened())
-        chain = await open_chain(rooms)
-        recent, tally = Recent(config.console.recent_requests), Tally(config.classes)
-        ledger = Ledger(writer, config.store, clock, chain, lambda: house_doors.num_inside, marks, tally, recent)
-        stack.push_async_callback(ledger.close, LEDGER_S)
-        await stack.enter_async_context(Recovery(marked_in, rooms, ledger, spool, clock).watched())
-        await stack.enter_async_context(Closing(rooms, clock, config.ledger.close_after_s).watched())
+        recent = Recent(config.console.recent_requests)
+        ledger, spool = await stack.enter_async_context(books(config, rooms, clock, house_doors, recent))
         await stack.enter_async_context(sinks.watched(config, environ, rooms, clock))
         dispatch = Dispatch(config, clock, command, owner)
         stack.push_async_callback(dispatch.close, WORKERS_S)
@@ -196,14 +186,7 @@ async def opened(
 
         prices, price_history = Prices(directory, base_of=directory.bases.get), PriceHistory(rooms.engine)
         await stack.enter_async_context(Rollup(rooms, price_history.rates, clock).watched())
-        limits = Limits(
-            config,
-            clock,
-            redis,
-            prices,
-            num_gateways=lambda: others.num_gateways,
-            alert=alert,
-        )
+        limits = Limits(config, clock, redis, prices, num_gateways=lambda: others.num_gateways, alert=alert)
         await stack.enter_async_context(limits.watched())
         await days.restore(rooms, directory, limits)
         await stack.enter_async_context(Budgets(rooms, directory, limits, clock, alert).watched())
@@ -263,6 +246,27 @@ async def opened(
         for name in config.models:
             stack.callback(asyncio.create_task(open_model(gw, name)).cancel)
         yield gw
+
+
+@contextlib.asynccontextmanager
+async def books(
+    config: Settings, rooms: store.Store, clock: Clock, house_doors: Doors, recent: Recent
+) -> AsyncIterator[tuple[Ledger, SpooledWriter | None]]:
+    """The ledger with what keeps it whole: streams marked, what a crash left settled, days closed. And where rows wait
+    while the store is away, if it can be. Raises StoreError."""
+    async with contextlib.AsyncExitStack() as stack:
+        writer: Writer = writer_for(rooms)
+        spool: SpooledWriter | None = None
+        if rooms.database is None:  # another machine's, or another process: it may be away
+            writer = spool = SpooledWriter(writer, rooms.data_dir / "spool.db", clock)
+        marked_in = rooms.data_dir / "marks"
+        marks = await stack.enter_async_context(Marks(marked_in, config.ledger.mark_tokens, clock).opened())
+        chain, tally = await open_chain(rooms), Tally(config.classes)
+        ledger = Ledger(writer, config.store, clock, chain, lambda: house_doors.num_inside, marks, tally, recent)
+        stack.push_async_callback(ledger.close, LEDGER_S)
+        await stack.enter_async_context(Recovery(marked_in, rooms, ledger, spool, clock).watched())
+        await stack.enter_async_context(Closing(rooms, clock, config.ledger.close_after_s).watched())
+        yield ledger, spool
 
 
 @contextlib.asynccontextmanager

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from typing import Protocol, cast
 
-from policies import wire
+from policies import framing, wire
 
 MAX_UNSENT_BYTES = 64 << 10
 """Past it frames leave at once, and what the worker does not take counts."""
@@ -34,7 +34,7 @@ class Channel(asyncio.Protocol):
     def __init__(self, reader: Reader, max_send_buffer_bytes: int, asks: bool = True) -> None:
         """``asks``: requests will be sent."""
         self._reader: Reader | None = reader
-        self._frames = wire.frames_to_gateway()
+        self._frames = framing.frames_to_gateway()
         self._max_send_buffer_bytes = max_send_buffer_bytes
         self._asks = asks
         self._transport: asyncio.Transport | None = None
@@ -63,7 +63,7 @@ class Channel(asyncio.Protocol):
         """
         if self._transport is None:
             return
-        frame = wire.encode(message)
+        frame = framing.encode(message)
         if not self._unsent:
             asyncio.get_running_loop().call_soon(self._flush)
         self._unsent.append(frame)
@@ -83,7 +83,7 @@ class Channel(asyncio.Protocol):
         if self._reader is None:
             self.close()
         else:
-            self._transport.write(wire.encode(wire.Hello(wire.VERSION, "gateway", self._asks)))
+            self._transport.write(framing.encode(wire.Hello(wire.VERSION, "gateway", self._asks)))
 
     def data_received(self, data: bytes) -> None:
         self.num_received_bytes += len(data)

@@ -20,7 +20,7 @@ from typing import cast
 import msgspec
 import uvloop
 
-from policies import settings, wire
+from policies import framing, settings, wire
 
 FAULTS = ("garbage", "silence", "die", "mute", "refuse", "stranger")
 """garbage: bytes that are no frame; silence: nothing at all any more; die: exit 7; mute: alive, but no answers;
@@ -69,7 +69,7 @@ class Gateway(asyncio.Protocol):
 
     def __init__(self, worker: ScriptedWorker) -> None:
         self._worker = worker
-        self._frames = wire.frames_to_worker()
+        self._frames = framing.frames_to_worker()
         self._sequences: dict[tuple[str, int], Sequence] = {}
         self._stepping: asyncio.Handle | None = None
         self._paused = False
@@ -125,7 +125,7 @@ class Gateway(asyncio.Protocol):
 
     def send(self, message: wire.Message) -> None:
         if self.transport is not None and not self._worker.silent:
-            self.transport.write(wire.encode(message))
+            self.transport.write(framing.encode(message))
 
     def stats(self) -> None:
         gateways, num_blocks = self._worker.gateways, self._worker.options.num_blocks

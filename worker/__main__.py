@@ -27,6 +27,7 @@ from worker.channel import listen
 from worker.process import NICENESS, prepare
 
 if TYPE_CHECKING:
+    from worker.engine import Engine
     from worker.parallel.runner import ParallelRunner
     from worker.runner import Runner
 
@@ -136,56 +137,15 @@ def _run(
     started_at: float,
 ) -> int:
     from worker.adapters.store import Store
-    from worker.engine import Engine
     from worker.grammar.store import Grammars
-    from worker.grammar.vocabulary import read_vocabulary, spelt
+    from worker.grammar.vocabulary import read_vocabulary
     from worker.loop import Loop
-    from worker.models import not_finite, path_of
-    from worker.probe import ProbeFailed, probe
-    from worker.sampler import Sampler
-    from worker.speculation import Speculation
-    from worker.speculation.load import draft_model
-    from worker.speculation.twins import Twins
+    from worker.models import path_of
 
     if runner.device == "cpu":
         os.nice(NICENESS)
-    sampler = Sampler(runner.vocab_size, runner.eos_token_ids, by_row=settings.engine.deterministic)
-
-    drafter = twins = None
-    if runner.writes and settings.engine.speculation.enabled:
-        drafter = draft_model(settings.source, settings.engine, runner, time.monotonic, settings.replica)
-        twins = Twins(spelt(path_of(settings.source)))
-    speculation = Speculation.of(settings.engine, drafter, twins)
-
-    def engine_with(costs: StepCosts) -> Engine:
-        return Engine(runner, sampler, settings.engine, time.monotonic, costs, speculation)
-
-    try:
-        engine = engine_with(probe(engine_with, runner.max_model_tokens, runner.writes))
-    except ProbeFailed as error:
-        reason = not_finite(path_of(settings.source)) or error
-        raise CannotStart(f"the model is loaded, but it cannot compute: {reason}") from None
-    ready = wire.Ready(
-        model=settings.model,
-        max_model_tokens=runner.max_model_tokens,
-        vocab_size=runner.vocab_size,
-        eos_token_ids=list(runner.eos_token_ids),
-        block_size=runner.block_size,
-        num_blocks=runner.num_blocks,
-        max_sequences=engine.max_sequences,
-        device=runner.device,
-        dtype=runner.dtype if settings.engine.quantize == "none" else f"{runner.dtype}/{settings.engine.quantize}",
-        pid=os.getpid(),
-        tensor_parallel=settings.engine.tensor_parallel,
-        pipeline_parallel=settings.engine.pipeline_parallel,
-        deterministic=settings.engine.deterministic,
-        kv_dtype=settings.engine.kv_dtype,
-        max_adapter_bytes=settings.engine.max_adapter_bytes if runner.takes_adapters else 0,
-        writes=runner.writes,
-        pooling=runner.pooling,
-        num_dimensions=runner.num_dimensions,
-        scores=runner.scores,
-    )
+    engine = _engine(settings, runner)
+    ready = _ready(settings, runner, engine)
     gc.collect()
     gc.freeze()  # the model's objects live as long as the process: collections need not walk them
     others.is_serving = True
@@ -224,6 +184,60 @@ def _run(
         return BROKEN
     log.info("stopped")
     return 0
+
+
+def _engine(settings: WorkerSettings, runner: Runner | ParallelRunner) -> Engine:
+    """With whoever guesses for it, and what its steps cost. Raises CannotStart where nothing comes of its steps."""
+    from worker.engine import Engine
+    from worker.grammar.vocabulary import spelt
+    from worker.models import not_finite, path_of
+    from worker.probe import ProbeFailed, probe
+    from worker.sampler import Sampler
+    from worker.speculation import Speculation
+    from worker.speculation.load import draft_model
+    from worker.speculation.twins import Twins
+
+    sampler = Sampler(runner.vocab_size, runner.eos_token_ids, by_row=settings.engine.deterministic)
+
+    drafter = twins = None
+    if runner.writes and settings.engine.speculation.enabled:
+        drafter = draft_model(settings.source, settings.engine, runner, time.monotonic, settings.replica)
+        twins = Twins(spelt(path_of(settings.source)))
+    speculation = Speculation.of(settings.engine, drafter, twins)
+
+    def engine_with(costs: StepCosts) -> Engine:
+        return Engine(runner, sampler, settings.engine, time.monotonic, costs, speculation)
+
+    try:
+        return engine_with(probe(engine_with, runner.max_model_tokens, runner.writes))
+    except ProbeFailed as error:
+        reason = not_finite(path_of(settings.source)) or error
+        raise CannotStart(f"the model is loaded, but it cannot compute: {reason}") from None
+
+
+def _ready(settings: WorkerSettings, runner: Runner | ParallelRunner, engine: Engine) -> wire.Ready:
+    """What gateways are told of it."""
+    return wire.Ready(
+        model=settings.model,
+        max_model_tokens=runner.max_model_tokens,
+        vocab_size=runner.vocab_size,
+        eos_token_ids=list(runner.eos_token_ids),
+        block_size=runner.block_size,
+        num_blocks=runner.num_blocks,
+        max_sequences=engine.max_sequences,
+        device=runner.device,
+        dtype=runner.dtype if settings.engine.quantize == "none" else f"{runner.dtype}/{settings.engine.quantize}",
+        pid=os.getpid(),
+        tensor_parallel=settings.engine.tensor_parallel,
+        pipeline_parallel=settings.engine.pipeline_parallel,
+        deterministic=settings.engine.deterministic,
+        kv_dtype=settings.engine.kv_dtype,
+        max_adapter_bytes=settings.engine.max_adapter_bytes if runner.takes_adapters else 0,
+        writes=runner.writes,
+        pooling=runner.pooling,
+        num_dimensions=runner.num_dimensions,
+        scores=runner.scores,
+    )
 
 
 def _wake(wakes: socket.socket) -> None:

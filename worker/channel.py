@@ -11,7 +11,7 @@ from collections import deque
 from contextlib import suppress
 from pathlib import Path
 
-from policies import wire
+from policies import framing, wire
 
 MAX_OUTGOING_BYTES = 64 << 20
 """What may wait for a gateway that does not read; with more it is cut off."""
@@ -42,7 +42,7 @@ class Channel:
         self.request_ids: set[str] = set()
         """Its requests that have not ended."""
         self._connection = connection
-        self._frames = wire.frames_to_worker()
+        self._frames = framing.frames_to_worker()
         self._outgoing: deque[memoryview] = deque()
         self._num_outgoing_bytes = 0
 
@@ -90,7 +90,7 @@ class Channel:
     def send(self, message: wire.Message) -> None:
         """Sends what the socket takes and keeps the rest. Raises ChannelClosed."""
         try:
-            frame = wire.encode(message)
+            frame = framing.encode(message)
         except wire.WireError as error:
             raise ChannelClosed(f"cannot be told: {error}") from None
         self._outgoing.append(memoryview(frame))

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from policies import wire
+from policies import framing, wire
 from policies.wire import Delta, Finish, Ready, Stats, StepOutput, Submit
 
 _FINISH = Finish("length", 0, 0, 0.0, 0.0, 0.0)
@@ -29,7 +29,7 @@ class Worker(asyncio.Protocol):
         self._ready = ready
         self._token_ids = list(token_ids)
         self._on_connected = on_connected
-        self._frames = wire.frames_to_worker()
+        self._frames = framing.frames_to_worker()
         self._writable = asyncio.Event()
         self._writable.set()
         self._streams: list[Submit] = []
@@ -80,7 +80,7 @@ class Worker(asyncio.Protocol):
     async def flood(self, group: Sequence[Submit], num_tokens: int) -> None:
         """Every stream's tokens, as fast as the gateway reads."""
         frames = [
-            wire.encode(StepOutput([Delta(submit.request_id, 0, [token_id]) for submit in group]))
+            framing.encode(StepOutput([Delta(submit.request_id, 0, [token_id]) for submit in group]))
             for token_id in self._token_ids
         ]
         for i in range(num_tokens - 1):
@@ -107,7 +107,7 @@ class Worker(asyncio.Protocol):
         return self._token_ids[number % len(self._token_ids)]
 
     def _send(self, message: wire.Message) -> None:
-        self._transport.write(wire.encode(message))
+        self._transport.write(framing.encode(message))
 
     def _alive(self) -> None:
         blocks = self._ready.num_blocks

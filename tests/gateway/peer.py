@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 
-from policies import terms, wire
+from policies import framing, terms, wire
 from tests.builders import PATIENCE_S
 
 
@@ -72,7 +72,7 @@ class Peer:
 
     def send(self, message: wire.Message) -> None:
         assert self._writer is not None
-        self._writer.write(wire.encode(message))
+        self._writer.write(framing.encode(message))
 
     def report(self, draining: bool = False) -> None:
         """That it has nothing to do."""
@@ -114,7 +114,7 @@ class Peer:
                 num_dimensions=self.num_dimensions,
             )
         )
-        frames = wire.frames_to_worker()
+        frames = framing.frames_to_worker()
         while data := await reader.read(1 << 16):
             for message in frames.feed(data):
                 if not isinstance(message, wire.Hello):

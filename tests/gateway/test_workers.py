@@ -218,13 +218,13 @@ with socket.socket(socket.AF_UNIX) as server:
     server.bind(listen.removeprefix("unix:"))
     server.listen()
     gateway, _ = server.accept()
-    gateway.sendall(wire.encode(wire.Hello(wire.VERSION, "hasty")))
-    gateway.sendall(wire.encode(wire.Ready("scripted", 100, 100, [0], 32, 10, 4, "cpu", "float32", os.getpid())))
-    frames = wire.frames_to_worker()
+    gateway.sendall(framing.encode(wire.Hello(wire.VERSION, "hasty")))
+    gateway.sendall(framing.encode(wire.Ready("scripted", 100, 100, [0], 32, 10, 4, "cpu", "float32", os.getpid())))
+    frames = framing.frames_to_worker()
     while not (submits := [m for m in frames.feed(gateway.recv(65536)) if isinstance(m, wire.Submit)]):
         pass
     finish = wire.Finish("stop", 0, 0, 0.0, 0.0, 0.0)
-    gateway.sendall(wire.encode(wire.StepOutput([wire.Delta(submits[0].request_id, 0, [1, 2, 3], finish=finish)])))
+    gateway.sendall(framing.encode(wire.StepOutput([wire.Delta(submits[0].request_id, 0, [1, 2, 3], finish=finish)])))
     os._exit(0)
 """
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies import wire
+from policies import framing, wire
 from policies.terms import Sampling
 
 texts = st.text(max_size=8)
@@ -52,16 +52,16 @@ to_gateway = st.one_of(
 
 @given(st.lists(to_worker, max_size=6), st.lists(st.integers(1, 50), min_size=1))
 def test_frames_arrive_whole_however_they_are_cut(messages, cuts):
-    check_round_trip(wire.frames_to_worker(), messages, cuts)
+    check_round_trip(framing.frames_to_worker(), messages, cuts)
 
 
 @given(st.lists(to_gateway, max_size=6), st.lists(st.integers(1, 50), min_size=1))
 def test_answers_arrive_whole_however_they_are_cut(messages, cuts):
-    check_round_trip(wire.frames_to_gateway(), messages, cuts)
+    check_round_trip(framing.frames_to_gateway(), messages, cuts)
 
 
 def check_round_trip(frames, messages, cuts):
-    data = b"".join(map(wire.encode, messages))
+    data = b"".join(map(framing.encode, messages))
     received, start, turn = [], 0, 0
     while start < len(data):
         size = cuts[turn % len(cuts)]
@@ -73,15 +73,15 @@ def check_round_trip(frames, messages, cuts):
 @given(st.binary(max_size=200))
 def test_garbage_is_a_named_error_or_an_unfinished_frame(data):
     with suppress(wire.WireError):
-        for message in wire.frames_to_gateway().feed(data):
+        for message in framing.frames_to_gateway().feed(data):
             assert isinstance(message, wire.Message)
 
 
 def test_a_frame_over_the_bound_is_refused_before_its_bytes_are_held():
     with pytest.raises(wire.WireError, match="exceeds"):
-        list(wire.frames_to_worker().feed(struct.pack(">I", wire.MAX_FRAME_BYTES + 1)))
+        list(framing.frames_to_worker().feed(struct.pack(">I", framing.MAX_FRAME_BYTES + 1)))
     with pytest.raises(wire.WireError, match="exceeds"):
-        wire.encode(wire.Hello(1, "x" * wire.MAX_FRAME_BYTES))
+        framing.encode(wire.Hello(1, "x" * framing.MAX_FRAME_BYTES))
 
 
 @pytest.mark.parametrize(
@@ -89,12 +89,12 @@ def test_a_frame_over_the_bound_is_refused_before_its_bytes_are_held():
 )
 def test_a_wrong_message_is_a_named_error(body):
     with pytest.raises(wire.WireError, match="bad frame"):
-        list(wire.frames_to_worker().feed(struct.pack(">I", len(body)) + body))
+        list(framing.frames_to_worker().feed(struct.pack(">I", len(body)) + body))
 
 
 def test_messages_before_a_bad_frame_are_delivered():
-    frames = wire.frames_to_worker()
-    received = frames.feed(wire.encode(wire.Drain()) + struct.pack(">I", 1) + b"\xc0")
+    frames = framing.frames_to_worker()
+    received = frames.feed(framing.encode(wire.Drain()) + struct.pack(">I", 1) + b"\xc0")
     assert next(received) == wire.Drain()
     with pytest.raises(wire.WireError):
         next(received)

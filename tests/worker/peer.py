@@ -12,7 +12,7 @@ import threading
 import time
 from pathlib import Path
 
-from policies import wire
+from policies import framing, wire
 from policies.terms import Sampling
 
 PATIENCE_S = 120.0
@@ -29,7 +29,7 @@ class Peer:
         else:
             host, _, port = where.rpartition(":")
             self.socket = socket.create_connection((host, int(port)), timeout=PATIENCE_S)
-        self.frames = wire.frames_to_gateway()
+        self.frames = framing.frames_to_gateway()
         self.inbox = []
         self.answers = {}
         self.finishes = {}
@@ -45,7 +45,7 @@ class Peer:
         self.socket.close()
 
     def send(self, *messages):
-        self.socket.sendall(b"".join(map(wire.encode, messages)))
+        self.socket.sendall(b"".join(map(framing.encode, messages)))
 
     def submit(self, request_id, prompt, max_tokens=8, **fields):
         sampling = Sampling(max_tokens=max_tokens, ignore_eos=True, seed=fields.pop("seed", 0))

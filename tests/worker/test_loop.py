@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from policies import wire
+from policies import framing, wire
 from policies.prefix import digests_of
 from policies.settings import Engine as EngineSettings
 from tests.worker.peer import PATIENCE_S, Peer, running
@@ -170,10 +170,10 @@ def test_what_cannot_be_taken_is_refused_on_the_wire(house):
         b"GET / HTTP/1.1\r\nHost: worker\r\n\r\n",
         struct.pack(">I", 1 << 31),
         struct.pack(">I", 3) + b"\xc1\xc1\xc1",
-        wire.encode(wire.Hello(wire.VERSION + 1, "a gateway of tomorrow")),
-        wire.encode(wire.Drain()),
-        wire.encode(wire.Hello(wire.VERSION, "twice")) * 2,
-        wire.encode(wire.Hello(wire.VERSION, "a worker")) + wire.encode(wire.Failed("a", "b", "c")),
+        framing.encode(wire.Hello(wire.VERSION + 1, "a gateway of tomorrow")),
+        framing.encode(wire.Drain()),
+        framing.encode(wire.Hello(wire.VERSION, "twice")) * 2,
+        framing.encode(wire.Hello(wire.VERSION, "a worker")) + framing.encode(wire.Failed("a", "b", "c")),
     ],
     ids=["http", "length", "no MessagePack", "version", "before Hello", "a second Hello", "the wrong way"],
 )
@@ -189,7 +189,7 @@ def test_garbage_closes_its_channel_and_disturbs_nobody_else(house, garbage, cap
 
 def test_a_frame_may_arrive_byte_by_byte(house):
     with house.connect() as gateway:
-        for byte in wire.encode(wire.Submit("a", PROMPT, wire.Sampling(max_tokens=3, ignore_eos=True))):
+        for byte in framing.encode(wire.Submit("a", PROMPT, wire.Sampling(max_tokens=3, ignore_eos=True))):
             gateway.socket.sendall(bytes([byte]))
         assert gateway.finish("a") == expected(3)
 
