@@ -144,6 +144,7 @@ _kept = msgspec.msgpack.Decoder(Kept)
 
 
 def packed(kept: Kept) -> bytes:
+    """As caches and the store keep it: MessagePack that begins with the version of its shape."""
     return _encode(kept)
 
 

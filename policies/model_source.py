@@ -16,6 +16,8 @@ class SourceError(ValueError):
 
 
 class HubModel(NamedTuple):
+    """A model of the hub, of one revision."""
+
     hub_id: str
     """OWNER/NAME."""
     revision: str

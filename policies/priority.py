@@ -155,6 +155,8 @@ class Lane:
     # For Lanes
 
     def add(self, order: Order, item: Any, arrival: int) -> Turn:
+        """Somebody waits here from now on. A tenant who comes anew begins at the least that any who waits was served,
+        so that idling earns nothing. ``arrival``: grows from one to the next."""
         account = self._account(order.tenant_id)
         account.weight = order.weight
         turn = Turn(order, item, self, account, arrival)
@@ -174,6 +176,7 @@ class Lane:
         return turn
 
     def remove(self, turn: Turn) -> None:
+        """Somebody waits here no more, served or not."""
         del self.waiting[turn]
         self._count(turn.order, -1)
         account = turn._account

@@ -27,6 +27,8 @@ class SafetensorsInvalid(ValueError):
 
 
 class Tensor(NamedTuple):
+    """What the header of a file says of one tensor."""
+
     dtype: str
     shape: tuple[int, ...]
     num_bytes: int

@@ -73,6 +73,7 @@ BEHIND_WEIGHT = 2.0
 
 
 def kind_of(strength: int) -> int:
+    """What drafts of this strength are counted as, with those about as strong: 0 to NUM_KINDS - 1."""
     return _KINDS[min(strength, len(_KINDS) - 1)]
 
 

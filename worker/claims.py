@@ -52,6 +52,7 @@ class Claims:
         """Requests of which one is claimed for; the others will fork from it."""
 
     def begin(self, limits: Limits) -> None:
+        """A step, with nothing claimed yet."""
         self._limits = limits
         self._in_flight.clear()
         self._tails.clear()

@@ -41,6 +41,7 @@ def kv_type_of(engine: settings.Engine, dtype: torch.dtype, device: torch.device
 
 
 def kv_shape_of(architecture: Architecture) -> KVShape:
+    """Of one token in all layers; of DeepSeek's latent attention, keys and values are one vector."""
     is_shared = architecture.latent is not None
     return KVShape(architecture.num_layers, architecture.num_kv_heads, architecture.head_dim, is_shared)
 
@@ -136,4 +137,5 @@ def _most(engine: settings.Engine, max_model_tokens: int) -> int:
 
 
 def mib(num_bytes: float) -> str:
+    """For messages: bytes as MiB, to a hundredth."""
     return f"{num_bytes / (1 << 20):.2f}"

@@ -15,6 +15,8 @@ from gateway.sinks.events import Event, details_of
 
 
 class CloudEvents:
+    """A Kind of receiver: batches of CloudEvents, as OpenMeter takes them."""
+
     max_events = 100
 
     def __init__(self, key: str, source: str) -> None:

@@ -26,6 +26,8 @@ class Refusal(msgspec.Struct):
 
 
 class Lago:
+    """A Kind of receiver: Lago, a hundred events a post, of which it names those that it refuses."""
+
     max_events = 100
 
     def __init__(self, key: str) -> None:

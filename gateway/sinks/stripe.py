@@ -24,6 +24,8 @@ REPEATED = "already exists with identifier"
 
 
 class Stripe:
+    """A Kind of receiver: Stripe's meters. See this file's head for what it takes and forgets."""
+
     max_events = 1
 
     def __init__(self, key: str) -> None:

@@ -15,6 +15,8 @@ LEFT_OUT = ("link", "metadata", "cost_micros")
 
 
 class Webhook:
+    """A Kind of receiver: whole rows of the ledger, signed."""
+
     max_events = 1
 
     def __init__(self, secret: bytes, currency: str) -> None:

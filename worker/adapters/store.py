@@ -81,10 +81,12 @@ class Store:
         return len(self._entries)
 
     def knows(self, adapter_id: str) -> bool:
+        """Whether it can be asked for, in memory or not."""
         return adapter_id in self._entries
 
     @property
     def num_in_memory(self) -> int:
+        """Adapters that can be used at once."""
         return sum(entry.adapter is not None for entry in self._entries.values())
 
     def want(self, adapter_id: str, source: str, digest: str = "") -> Loaded | None:
@@ -114,6 +116,7 @@ class Store:
         return entry.adapter
 
     def give_back(self, adapter_id: str) -> None:
+        """By one who took it; with the last one it may go."""
         entry = self._entries[adapter_id]
         assert entry.num_users > 0, "an adapter is given back that nobody has"
         entry.num_users -= 1
@@ -130,6 +133,7 @@ class Store:
             self.go_on()
 
     def stop_waiting(self, adapter_id: str) -> None:
+        """By one who waited, whether or not it has come; of one that was refused meanwhile, nothing."""
         entry = self._entries.get(adapter_id)
         if entry is not None:  # else it was refused
             entry.num_waiting -= 1

@@ -54,6 +54,8 @@ class Value(_Hashed):
 
 @_state
 class Object(_Hashed):
+    """Within an object."""
+
     schema: int
     above: Above
     names: tuple[bytes, ...] = ()
@@ -72,6 +74,8 @@ class Name(_Hashed):
 
 @_state
 class List(_Hashed):
+    """Within an array."""
+
     schema: int
     above: Above
     num_values: int = 0
@@ -133,6 +137,8 @@ class Lost(_Hashed):
 
 @_state
 class Over(_Hashed):
+    """The value is whole, and only blanks may follow."""
+
     num_blanks: int = 0
 
 

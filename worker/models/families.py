@@ -30,6 +30,7 @@ def architecture_of(config: dict[str, Any]) -> Architecture:
 
 
 def llama(fields: Fields) -> Architecture:
+    """Llama 2 and 3 (arXiv:2307.09288, 2407.21783), by whose form the others are told."""
     return Architecture(
         **common(fields),
         **one_rope(fields),
@@ -40,17 +41,20 @@ def llama(fields: Fields) -> Architecture:
 
 
 def mistral(fields: Fields) -> Architecture:
+    """Llama with a sliding window in all layers, if any (arXiv:2310.06825)."""
     fields = fields.over(num_key_value_heads=8, max_position_embeddings=131_072)
     window = fields.integer("sliding_window", 0)
     return Architecture(**common(fields, windows=(window,) * fields.num_layers()), **one_rope(fields))
 
 
 def qwen2(fields: Fields) -> Architecture:
+    """Llama with biases on queries, keys and values (arXiv:2407.10671)."""
     fields = fields.over(num_key_value_heads=32, max_position_embeddings=32_768)
     return Architecture(**common(fields, windows=_qwen_windows(fields)), **one_rope(fields), qkv_bias=True)
 
 
 def qwen3(fields: Fields) -> Architecture:
+    """Qwen 2 without those biases, and with a norm of each head's queries and keys (arXiv:2505.09388)."""
     fields = fields.over(num_key_value_heads=32, max_position_embeddings=32_768, head_dim=128)
     return Architecture(
         **common(fields, windows=_qwen_windows(fields)),
@@ -62,6 +66,8 @@ def qwen3(fields: Fields) -> Architecture:
 
 
 def gemma2(fields: Fields) -> Architecture:
+    """Norms before and after attention and MLP, scores and logits capped, a window in every other layer
+    (arXiv:2408.00118)."""
     fields = fields.over(
         **_GEMMA_SIZES,
         vocab_size=256_000,
@@ -74,6 +80,8 @@ def gemma2(fields: Fields) -> Architecture:
 
 
 def gemma3(fields: Fields) -> Architecture:
+    """Gemma 2 with norms of queries and keys in place of caps, and five layers with windows, and a RoPE of their own,
+    for each without (arXiv:2503.19786)."""
     fields = fields.over(**_GEMMA_SIZES, vocab_size=262_208, max_position_embeddings=131_072)
     pattern = fields.positive("sliding_window_pattern", 6)
     kinds = layer_kinds(fields, lambda layer: (layer + 1) % pattern != 0)
@@ -108,6 +116,7 @@ def gemma3_multimodal(fields: Fields) -> Architecture:
 
 
 def phi3(fields: Fields) -> Architecture:
+    """Llama with matrices stored fused, and LongRoPE where the context is long (arXiv:2404.14219)."""
     fields = fields.over(
         vocab_size=32_064, max_position_embeddings=4096, original_max_position_embeddings=4096, rms_norm_eps=1e-5
     )
@@ -120,6 +129,7 @@ def phi3(fields: Fields) -> Architecture:
 
 
 def olmo2(fields: Fields) -> Architecture:
+    """Norms behind attention and MLP in place of those before, and of whole queries and keys (arXiv:2501.00656)."""
     fields = fields.over(rms_norm_eps=1e-5)
     return Architecture(
         **common(fields),
@@ -135,6 +145,7 @@ def olmo2(fields: Fields) -> Architecture:
 
 
 def mixtral(fields: Fields) -> Architecture:
+    """Mistral with two of eight experts for each token (arXiv:2401.04088)."""
     fields = fields.over(num_local_experts=8, num_experts_per_tok=2, rms_norm_eps=1e-5)
     mixture = mixture_of(
         fields, "num_local_experts", True, "block_sparse_moe.gate", "block_sparse_moe.experts", "w1", "w3", "w2"
@@ -143,6 +154,7 @@ def mixtral(fields: Fields) -> Architecture:
 
 
 def qwen3_moe(fields: Fields) -> Architecture:
+    """Qwen 3 with experts in every layer (arXiv:2505.09388)."""
     fields = fields.over(
         num_key_value_heads=4,
         max_position_embeddings=32_768,
@@ -161,6 +173,7 @@ def qwen3_moe(fields: Fields) -> Architecture:
 
 
 def olmoe(fields: Fields) -> Architecture:
+    """Small experts, eight of 64 for each token, and norms of whole queries and keys (arXiv:2409.02060)."""
     fields = fields.over(
         num_experts=64, num_experts_per_tok=8, rms_norm_eps=1e-5, intermediate_size=2048, max_position_embeddings=4096
     )
@@ -176,6 +189,8 @@ def olmoe(fields: Fields) -> Architecture:
 
 
 def gpt_oss(fields: Fields) -> Architecture:
+    """Experts with clamped SwiGLU and biases, a learned sink in each head's softmax, a window in every other layer
+    (arXiv:2508.10925)."""
     yarn = {"rope_type": "yarn", "factor": 32.0, "original_max_position_embeddings": 4096, "truncate": False}
     fields = fields.over(
         num_key_value_heads=8,

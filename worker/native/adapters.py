@@ -21,6 +21,8 @@ AHEAD = 32 * LINE
 
 
 class Factor(ctypes.Structure):
+    """One product's down [rank, in] and up [width, rank] in lines, as owners.h declares it, and its first column."""
+
     _fields_ = (("down", c_void_p), ("up", c_void_p), ("rank", c_int64), ("left", c_int64), ("width", c_int64))
 
 

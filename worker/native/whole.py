@@ -9,6 +9,8 @@ from worker.native.packed import AnyMatrix
 
 
 class Turning(ctypes.Structure):
+    """How queries and keys are normed and turned before attention: of all layers the same."""
+
     _fields_ = (
         ("num_heads", c_int64),
         ("num_kv_heads", c_int64),
@@ -20,6 +22,8 @@ class Turning(ctypes.Structure):
 
 
 class Layer(ctypes.Structure):
+    """A layer's packed matrices, and pointers to its norms (null: none) and to its part of the cache."""
+
     _fields_ = (
         *((name, AnyMatrix) for name in ("qkv", "output", "gate_up", "down")),
         *(
@@ -43,6 +47,8 @@ class Layer(ctypes.Structure):
 
 
 class Network(ctypes.Structure):
+    """What is the same in every step: all layers, the embedding and the head."""
+
     _fields_ = (
         ("turning", Turning),
         ("num_layers", c_int64),
@@ -59,6 +65,8 @@ class Network(ctypes.Structure):
 
 
 class Pass(ctypes.Structure):
+    """One step: what goes in, where results go, and the memory that it computes in (see Library.whole_bytes)."""
+
     _fields_ = (
         ("token_ids", c_void_p),
         ("rows", c_void_p),
@@ -83,6 +91,8 @@ class Pass(ctypes.Structure):
 
 
 class Following(ctypes.Structure):
+    """What several steps in a row have besides: how many, and where the tokens go that they choose."""
+
     _fields_ = (
         ("num_steps", c_int64),
         ("vocab_size", c_int64),

@@ -15,6 +15,8 @@ DOUBT = 0.9
 
 
 class Account:
+    """The purse, the effort and the drafters' rests of one size of batch."""
+
     def __init__(self, num_requests: int, drafters: Run[Drafter]) -> None:
         """For batches of about so many."""
         self.purse, self.effort = Purse(num_requests), Effort()
