@@ -211,7 +211,7 @@ async def test_last_words_of_a_worker_that_exits_are_heard(tmp_path):
 HASTY = """
 import os, socket, sys
 import msgspec
-from policies import settings, wire
+from policies import framing, settings, wire
 
 listen = msgspec.json.decode(sys.argv[1], type=settings.WorkerSettings).listen
 with socket.socket(socket.AF_UNIX) as server:
