@@ -7,6 +7,7 @@ import os
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from policies import settings
 from tests.worker import tiny
@@ -77,6 +78,31 @@ def test_other_weights_replace_what_was_kept(cache, model):
     assert torch.equal(logits(model, "int8"), fresh)
 
 
+def test_other_weights_are_found_out_where_files_are_as_large_and_as_old(cache, model):
+    file = model / "model.safetensors"
+    first = logits(model, "int8")
+    before, status = kept(cache), file.stat()
+    tensors = load_file(file)
+    tensors["model.layers.2.mlp.down_proj.weight"].neg_()
+    save_file(tensors, file, metadata={"format": "pt"})
+    os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert (file.stat().st_size, file.stat().st_mtime_ns) == (status.st_size, status.st_mtime_ns)
+    fresh = logits(model, "int8")
+    assert not torch.equal(fresh, first)
+    assert kept(cache) != before
+    assert torch.equal(logits(model, "int8"), fresh)
+
+
+def test_what_another_start_puts_in_its_place_meanwhile_is_in_nobody_s_way(cache, model):
+    cache.mkdir(parents=True, exist_ok=True)
+    gone = cache / ".making-gone"
+    gone.symlink_to(cache / "nowhere")  # listed, and not there when it is looked at
+    logits(model, "int8")
+    gone.unlink()
+    (place,) = kept(cache)
+    assert place.startswith("weights-int8-")
+
+
 @pytest.mark.parametrize("harm", ["cut", "gone", "no list", "another matrix", "not a file"])
 def test_what_cannot_be_used_is_made_anew(cache, model, harm, caplog):
     caplog.set_level(logging.INFO)
@@ -104,8 +130,6 @@ def test_what_cannot_be_used_is_made_anew(cache, model, harm, caplog):
 
 
 def test_a_model_that_is_refused_leaves_nothing_behind(cache, model):
-    from safetensors.torch import load_file, save_file
-
     tensors = load_file(model / "model.safetensors")
     del tensors["model.layers.2.mlp.down_proj.weight"]
     save_file(tensors, model / "model.safetensors", metadata={"format": "pt"})

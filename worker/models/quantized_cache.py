@@ -7,6 +7,7 @@ nothing here keeps a model from being loaded.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import logging
@@ -108,8 +109,9 @@ class QuantizingSource:
     def _begin(self) -> None:
         assert self._place is not None
         for left in self._place.parent.glob(".making-*"):
-            if time.time() - left.stat().st_mtime > 86_400:  # by a process that was killed
-                shutil.rmtree(left, ignore_errors=True)
+            with contextlib.suppress(FileNotFoundError):  # put in its place meanwhile
+                if time.time() - left.stat().st_mtime > 86_400:  # by a process that was killed
+                    shutil.rmtree(left, ignore_errors=True)
         self._scratch = Path(tempfile.mkdtemp(prefix=".making-", dir=self._place.parent))
 
     def _read(self, name: str, shape: tuple[int, int]) -> Form | None:
@@ -149,7 +151,10 @@ def _name(directory: Path, kind: str, dtype: torch.dtype) -> str:
     digest = hashlib.sha256(repr((VERSION, str(dtype))).encode())
     for path in sorted(directory.glob("*.safetensors")) + sorted(directory.glob("*.json")):
         status = path.stat()
-        digest.update(repr((path.name, str(path.resolve()), status.st_size, status.st_mtime_ns)).encode())
+        # Files that are unpacked, or copied with their times, may be as large and as old as those that they replace;
+        # when the system last wrote to one, nobody can set.
+        times = status.st_mtime_ns, status.st_ctime_ns
+        digest.update(repr((path.name, str(path.resolve()), status.st_size, *times)).encode())
     place = hashlib.sha256(os.fsencode(directory)).hexdigest()
     return f"weights-{kind}-{str(dtype).removeprefix('torch.')}-{place[:16]}-{digest.hexdigest()[:16]}"
 
