@@ -11,8 +11,10 @@ from safetensors.torch import load_file, save_file
 
 from policies import settings
 from tests.worker import tiny
+from tests.worker.test_models import LATENT
 from worker.inputs import Span
-from worker.models import ModelError, load, quantized_cache
+from worker.models import Layout, ModelError, Shard, load, load_decoder, quantized_cache, read_architecture
+from worker.models.forms import Plain
 from worker.runner import Runner
 
 
@@ -44,18 +46,68 @@ def kept(cache) -> list[str]:
     return sorted(path.name for path in cache.iterdir() if not path.name.startswith("kernels-"))
 
 
+def rounded_again(*_):
+    raise AssertionError("the cache has these")
+
+
+def as_it_is(form, _):
+    assert not isinstance(form, Plain)
+    return form
+
+
 @pytest.mark.parametrize("kind", ["int8", "int4", "fp8"])
 def test_a_model_is_rounded_once(cache, model, kind, monkeypatch):
     first = logits(model, kind)
     (place,) = kept(cache)
     assert place.startswith(f"weights-{kind}-float32-")
 
-    def rounded_again(*_):
-        raise AssertionError("the cache has these")
-
     monkeypatch.setattr(quantized_cache, "quantized", rounded_again)
     assert torch.equal(logits(model, kind), first)
     assert kept(cache) == [place]
+
+
+@pytest.mark.parametrize("layout", [Layout(tensor=2), Layout(pipeline=2), Layout(2, 2)])
+def test_each_rank_rounds_its_part_once(cache, model, layout, monkeypatch):
+    def products() -> list[torch.Tensor]:
+        """Of each rank's matrices with the same numbers."""
+        architecture, made = read_architecture(model), []
+        for rank in range(layout.num_ranks):
+            shard = Shard.of(architecture, layout, rank)
+            of_rank = load_decoder(
+                model, architecture, torch.float32, torch.device("cpu"), 64, quantization="int8", shard=shard
+            )
+            linears = [linear for each in of_rank.layers for linear in (each.qkv, each.output, each.gate_up, each.down)]
+            for linear in [*linears, of_rank.head]:
+                if linear is not None:
+                    x = torch.randn(3, linear.in_features, generator=torch.Generator().manual_seed(1))
+                    made.append(linear(x))
+        return made
+
+    logits(model, "int8")
+    whole = kept(cache)
+    first = products()
+    places = kept(cache)
+    assert len(places) == layout.num_ranks + 1
+    assert set(whole) < set(places)
+    monkeypatch.setattr(quantized_cache, "quantized", rounded_again)
+    monkeypatch.setattr(load, "quantized", as_it_is)
+    for before, after in zip(first, products(), strict=True):
+        assert torch.equal(before, after)
+    assert kept(cache) == places
+
+
+def test_what_is_never_multiplied_by_itself_is_not_rounded(cache, tmp_path, monkeypatch):
+    """As where nothing is kept."""
+    directory = tmp_path / "latent"
+    tiny.checkpoint(directory, "DeepseekV3ForCausalLM", **LATENT)
+    first = logits(directory, "int8")
+    (place,) = kept(cache)
+    names = {file.name for file in (cache / place).iterdir()}
+    assert any("kv_a_proj" in name for name in names)
+    assert not any("kv_b_proj" in name for name in names)
+    assert torch.equal(logits(directory, "int8"), first)
+    monkeypatch.setattr(load, "LEAST_PARAMETERS", 1 << 60)
+    assert torch.equal(logits(directory, "int8"), first)
 
 
 def test_each_kind_has_its_own_and_none_is_kept_unasked(cache, model):

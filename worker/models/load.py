@@ -108,10 +108,9 @@ def load_decoder(
             checkpoint.finish()
             return decoder
 
-        is_whole, is_large = shard.layout.num_ranks == 1, architecture.num_parameters >= LEAST_PARAMETERS
-        if quantization == "none" or importer is not None or not is_whole or not is_large:
+        if quantization == "none" or importer is not None or architecture.num_parameters < LEAST_PARAMETERS:
             return build(source)
-        with QuantizingSource(source, path, quantization, dtype) as kept:
+        with QuantizingSource(source, path, quantization, dtype, shard) as kept:
             decoder = build(kept)
             kept.finish()
         return decoder

@@ -1,8 +1,8 @@
 """Quantised weights on disk, so that a model is rounded once and not at each start.
 
-Owns one directory for each model and way to quantise it, in the user's cache: a file for each matrix and a list of
-them. It is written beside its place and put there by one rename, and whatever is not as it should be is made anew:
-nothing here keeps a model from being loaded.
+Owns one directory for each model and way to quantise it, and for each rank where several compute one, in the user's
+cache: a file for each matrix and a list of them. It is written beside its place and put there by one rename, and
+whatever is not as it should be is made anew: nothing here keeps a model from being loaded.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from torch import Tensor
 
 from worker.models.forms import Form, Fp8, Int4, Int8, Plain
 from worker.models.quantize import quantized
-from worker.models.shard import Part
+from worker.models.shard import Part, Shard
 from worker.models.sources import CheckpointSource
 from worker.user_cache import user_cache
 
@@ -36,14 +36,17 @@ VERSION = 1
 LEAST_PARAMETERS = 16_000_000
 """Smaller models are rounded in less time than files take to look up."""
 _LIST = "matrices.json"
+_DENSE = ".kv_b_proj"
+"""Ends the names of matrices that are folded into others as they are, and never multiplied by themselves."""
 _FORMS = {"int8": Int8, "int4": Int4, "fp8": Fp8}
 
 
 class QuantizingSource:
-    """A Source over a whole plain checkpoint whose matrices are ``kind``, from the cache where it has them."""
+    """A Source over a plain checkpoint whose matrices are ``kind``, from the cache where it has them."""
 
-    def __init__(self, source: CheckpointSource, directory: Path, kind: str, dtype: torch.dtype) -> None:
-        """``dtype``: what plain matrices are in before they are rounded."""
+    def __init__(self, source: CheckpointSource, directory: Path, kind: str, dtype: torch.dtype, shard: Shard) -> None:
+        """``dtype``: what plain matrices are in before they are rounded; ``shard``: whose parts of them are asked
+        for."""
         self._source, self._kind = source, kind
         self._found: Path | None = None
         self._scratch: Path | None = None
@@ -51,7 +54,7 @@ class QuantizingSource:
         """In bytes, of the files written so far."""
         self._place: Path | None = None
         try:
-            self._place = user_cache() / _name(directory, kind, dtype)
+            self._place = user_cache() / _name(directory, kind, dtype, shard)
             if self._place.exists():
                 self._found = self._place if _is_whole(self._place) else None
             if self._found is None:
@@ -66,18 +69,18 @@ class QuantizingSource:
         return self._source.tensor(name, shape, part, dtype)
 
     def matrix(self, name: str, shape: tuple[int, int], part: Part | None = None) -> Form:
-        """See Source; ``part`` is None."""
-        assert part is None
-        form = self._read(name, shape)
+        """See Source."""
+        if name.endswith(_DENSE):
+            return self._source.matrix(name, shape, part)
+        form = self._read(name, _shape_of(shape, part))
         if form is not None:
             self._source.skip(f"{name}.weight")
             return form
-        return self._written(name, quantized(self._source.matrix(name, shape), self._kind))
+        return self._written(name, quantized(self._source.matrix(name, shape, part), self._kind))
 
     def tied(self, name: str, shape: tuple[int, int], table: Tensor, part: Part | None = None) -> Form:
-        """See Source; ``part`` is None."""
-        assert part is None
-        return self._read(name, shape) or self._written(name, quantized(Plain(table), self._kind))
+        """See Source."""
+        return self._read(name, _shape_of(shape, part)) or self._written(name, quantized(Plain(table), self._kind))
 
     def finish(self) -> None:
         """All matrices have been taken: where they were made anew, they are put in their place."""
@@ -145,7 +148,13 @@ class QuantizingSource:
         return form
 
 
-def _name(directory: Path, kind: str, dtype: torch.dtype) -> str:
+def _shape_of(whole: tuple[int, int], part: Part | None) -> tuple[int, int]:
+    if part is None:
+        return whole
+    return sum(map(len, part.rows)), whole[1] if part.columns is None else len(part.columns)
+
+
+def _name(directory: Path, kind: str, dtype: torch.dtype, shard: Shard) -> str:
     """Which place this is, and after the last hyphen what is there now. Raises OSError."""
     directory = directory.resolve()
     digest = hashlib.sha256(repr((VERSION, str(dtype))).encode())
@@ -156,7 +165,9 @@ def _name(directory: Path, kind: str, dtype: torch.dtype) -> str:
         times = status.st_mtime_ns, status.st_ctime_ns
         digest.update(repr((path.name, str(path.resolve()), status.st_size, *times)).encode())
     place = hashlib.sha256(os.fsencode(directory)).hexdigest()
-    return f"weights-{kind}-{str(dtype).removeprefix('torch.')}-{place[:16]}-{digest.hexdigest()[:16]}"
+    layout = shard.layout
+    rank = f"rank{shard.rank}of{layout.tensor}x{layout.pipeline}-" if layout.num_ranks > 1 else ""
+    return f"weights-{kind}-{str(dtype).removeprefix('torch.')}-{rank}{place[:16]}-{digest.hexdigest()[:16]}"
 
 
 def _is_whole(place: Path) -> bool:
