@@ -110,6 +110,7 @@ class _Others:
 
 def _serve(settings: WorkerSettings, listener: socket.socket) -> int:
     prepare()
+    from worker.device import is_out_of_memory
     from worker.devices import placed
     from worker.models import ModelError
     from worker.parallel.runner import ParallelRunner
@@ -127,6 +128,11 @@ def _serve(settings: WorkerSettings, listener: socket.socket) -> int:
             return _run(settings, listener, runner, others, started_at)
     except ModelError as error:
         raise CannotStart(str(error)) from None
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        reason = str(error).partition("\n")[0]
+        raise CannotStart(f"there is no memory to start {settings.source} with: {reason}") from None
 
 
 def _run(

@@ -159,6 +159,11 @@ def test_who_pauses_for_want_of_a_place_goes_on_when_there_is_one_and_before_new
     assert plan(running[1:], [newcomer(6, 9, priority=1)], 50).paused == []
 
 
+def test_one_that_was_put_back_often_keeps_its_place_before_the_others():
+    running = [decoding(1), decoding(2), decoding(3), decoding(4), decoding(5, is_immune=True)]
+    assert plan(running, [], 50).paused == [4]
+
+
 def test_nobody_is_displaced_in_vain():
     running = [decoding(1, priority=0), decoding(2, priority=9)]
     made = plan(running, [newcomer(3, 50, priority=5, blocks=4)], 0, frees=[5, 2])

@@ -45,6 +45,8 @@ def test_a_first_token_in_danger_may_have_all_that_the_streams_are_ahead_of_thei
     assert chunk(10.07) == 2046  # three gaps of 10 ms would do for more
     assert 500 <= chunk(10.07, token_due_at=10.01) <= 550  # 7.5 ms of steps, 2.1 of them for the streams
     assert chunk(10.07, [decoding(1), streams[1]]) < 230  # where nothing is promised streams stay smooth
+    tight, loose = decoding(1, tpot_s=3e-3), decoding(2, tpot_s=1.0)
+    assert 650 <= chunk(10.07, [tight, loose]) == chunk(10.07, [loose, tight]) <= 700  # three gaps of the tightest
 
 
 def test_a_burst_of_prompts_gets_the_longer_share_beside_few_streams_but_breaks_no_promise():

@@ -7,6 +7,7 @@ import sys
 from functools import cache
 from itertools import accumulate
 from pathlib import Path
+from shutil import which
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -29,6 +30,7 @@ from worker.models import ModelError
 from worker.models.fitting import MAX_ERROR, fitted
 from worker.models.forms import Int4, Int8, Plain
 from worker.models.gguf import blocks
+from worker.native import library
 from worker.runner import Runner
 
 ENGINE = settings.Engine(
@@ -322,6 +324,21 @@ def test_a_worker_leaves_with_2_where_its_file_is_cut_short(tmp_path):
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1
     assert "it is cut short: its tensor" in done.stderr
+
+
+@pytest.mark.skipif(library() is None, reason="only the kernels have tables of all angles")
+def test_a_context_that_memory_has_no_room_for_is_refused_in_one_sentence(tmp_path):
+    path = tmp_path / "model.gguf"
+    model = gguf_files.a_model("llama", num_hidden_layers=1)
+    gguf_files.write(path, "llama", model, "Q8_0", metadata={"llama.context_length": 2**31 - 1})
+    engine = msgspec.structs.replace(ENGINE, dtype="auto", attention="auto", max_kv_bytes=8 << 20)
+    told = settings.WorkerSettings("w", "m", str(path), f"unix:{tmp_path}/socket", engine=engine)
+    command = [sys.executable, "-m", "worker", msgspec.json.encode(told).decode()]
+    limited = ["prlimit", f"--data={12 << 30}", *command] if which("prlimit") else pytest.skip("there is no prlimit")
+    done = subprocess.run(limited, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert f"there is no memory to start {path} with: " in done.stderr
 
 
 def test_a_model_is_never_whole_in_floats_while_it_is_loaded(tmp_path):
