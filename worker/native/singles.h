@@ -17,7 +17,7 @@ struct SingleProduct {
     static constexpr int AT_ONCE = 14;             // rows that are multiplied at once: 28 sums, in registers
     static constexpr int64_t BLOCK = 256;          // rows that share a widened panel
     static constexpr int64_t HELD_BYTES = 1 << 20; // of widened x, that stay in the second cache
-    static constexpr int64_t TASK_PANELS = 7;      // of many rows
+    static constexpr int64_t TASK_PANELS = 7;      // of many rows, that share slices of x or are taken one behind the other
     static constexpr int64_t FEW = 4;              // rows for which the matrix takes its time to arrive either way
 
     const bf16* x;  // [rows, size], or laid out
@@ -202,14 +202,15 @@ struct SingleProduct {
         const int64_t block_rows = ((rows + blocks - 1) / blocks + TILE - 1) / TILE * TILE;
         const int64_t num_slices = (block_rows * matrix.size * 4 + HELD_BYTES - 1) / HELD_BYTES;
         const int64_t slice = (matrix.size / DEPTH + num_slices - 1) / num_slices * DEPTH;
-        const int64_t sums_size = block_rows * PANEL, stretches = (panels + TASK_PANELS - 1) / TASK_PANELS;
+        const int64_t at_once = num_slices > 1 ? TASK_PANELS : 1, sums_size = block_rows * PANEL;
+        const int64_t stretches = (panels + at_once - 1) / at_once;
         held_rows.grow(Rows(block_rows).padded() * slice);
         held_panel.grow(slice * PANEL);
-        held_sums.grow((num_slices > 1 ? TASK_PANELS : 1) * sums_size);
+        held_sums.grow(at_once * sums_size);
         int64_t lying = -1;
-        team.each(blocks * stretches, 1, [&](int64_t task) {
+        team.each_claimed(blocks * stretches, TASK_PANELS / at_once, [&](int64_t task, Claim& claim) {
             const int64_t first = task / stretches * block_rows, last = std::min(first + block_rows, rows);
-            const int64_t left = task % stretches * TASK_PANELS, right = std::min(left + TASK_PANELS, panels);
+            const int64_t left = task % stretches * at_once, right = std::min(left + at_once, panels);
             const Rows block(last - first);
             for (int64_t from = 0; from < matrix.size; from += slice) {
                 const int64_t to = std::min(from + slice, matrix.size);
@@ -217,11 +218,12 @@ struct SingleProduct {
                 lying = first;
                 for (int64_t panel = left; panel < right; ++panel) {
                     const bf16* packed = matrix.panel_at(panel) + from * PANEL;
-                    const bf16* next = panel + 1 < right ? packed + matrix.size * PANEL : matrix.panel_at(left) + to * PANEL;
-                    float* sums = held_sums.begin() + (num_slices > 1 ? panel - left : 0) * sums_size;
+                    const bool is_last = at_once > 1 && panel + 1 == right;
+                    const bf16* next = is_last ? matrix.panel_at(left) + to * PANEL : packed + matrix.size * PANEL;
+                    float* sums = held_sums.begin() + (panel - left) * sums_size;
                     widen_panel(packed, (to - from) / DEPTH, held_panel.begin());
                     multiply(block, held_rows.begin(), held_panel.begin(), (to - from) / DEPTH, from > 0, next, sums);
-                    if (to == matrix.size) put_out(first, last, panel, sums);
+                    if (to == matrix.size && claim.may_write()) put_out(first, last, panel, sums);
                 }
             }
         });
