@@ -159,6 +159,20 @@ def test_who_pauses_for_want_of_a_place_goes_on_when_there_is_one_and_before_new
     assert plan(running[1:], [newcomer(6, 9, priority=1)], 50).paused == []
 
 
+def test_no_more_pause_for_want_of_a_place_than_there_are_places():
+    running = [decoding(arrival, priority=1) for arrival in range(1, 9)]
+    assert plan(running, [newcomer(9, 9)], 50).admitted == []
+    made = plan(running[:7], [newcomer(9, 9)], 50)
+    assert (made.admitted, made.paused) == ([9], [4, 5, 6, 7])
+
+
+def test_places_are_made_of_those_alone_who_may_be_put_aside():
+    prompt = newcomer(5, 9, priority=5, slots=2)
+    assert plan([decoding(1), decoding(2), decoding(3), decoding(4, priority=9)], [prompt], 50).admitted == []
+    made = plan([decoding(1), decoding(2), decoding(3, priority=9), decoding(4, priority=9)], [prompt], 50)
+    assert (made.admitted, made.paused) == ([5], [3, 4])
+
+
 def test_one_that_was_put_back_often_keeps_its_place_before_the_others():
     running = [decoding(1), decoding(2), decoding(3), decoding(4), decoding(5, is_immune=True)]
     assert plan(running, [], 50).paused == [4]
