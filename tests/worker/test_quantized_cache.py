@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import resource
 
 import pytest
 import torch
@@ -197,6 +198,20 @@ def test_without_a_place_to_write_a_model_is_served_all_the_same(tmp_path, monke
     monkeypatch.setattr(load, "LEAST_PARAMETERS", 0)
     assert logits(model, "int8").isfinite().all()
     assert any("not kept on disk" in record.message for record in caplog.records)
+
+
+def test_where_a_disk_fills_up_meanwhile_a_model_is_served_and_nothing_is_left(cache, model, caplog):
+    caplog.set_level(logging.INFO)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (6000, hard))  # bytes a file: attention has room, and then nothing
+    try:
+        first = logits(model, "int8")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert kept(cache) == []
+    assert sum("not kept on disk" in record.message for record in caplog.records) == 1
+    assert torch.equal(logits(model, "int8"), first)
+    assert len(kept(cache)) == 1
 
 
 def test_small_models_are_not_kept(tmp_path, monkeypatch, model):
