@@ -125,7 +125,7 @@ def measure(directory: str, form: Any, num_sequences: int, num_input: int, num_o
 @click.option("--form", "forms", default="none", show_default=True, help="none, int8, int4, with commas.")
 @click.option("--sequences", type=click.IntRange(1), default=32, show_default=True)
 @click.option("--input-tokens", type=click.IntRange(1), default=512, show_default=True)
-@click.option("--output-tokens", type=click.IntRange(5), default=64, show_default=True)
+@click.option("--output-tokens", type=click.IntRange(5), default=160, show_default=True)
 @click.option("--json", "as_json", is_flag=True)
 def main(shape: str, forms: str, sequences: int, input_tokens: int, output_tokens: int, as_json: bool) -> None:
     """A decode step's time beside its forward pass."""
