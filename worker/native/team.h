@@ -183,7 +183,7 @@ class Team {
         do {
             for (int at_try = 0; at_try < TRIES; ++at_try) {
                 if (is_soon_done(end, TURNS / TRIES)) return;
-                const int64_t what = taken_over((own_ + 1 + at_try % (size_ - 1)) % size_);
+                const int64_t what = taken_over((own_ + 1 + at_try % (size_ - 1)) % size_, end);
                 if (what) go_on(what / RUN - 1, what % RUN / TASK), at_try = -1;
             }
         } while (!is_done_after_sleep(end));
@@ -195,11 +195,13 @@ class Team {
         if (shared_.sleepers.load()) wake();
     }
 
-    // What a thread that is put aside has in hand and has not begun to write, taken from it; or 0.
-    int64_t taken_over(int thread) {
+    // What a thread that is put aside has in hand of the call that ends with ``end``, and has not begun to write, taken from it; or 0:
+    // since the call was seen to be unfinished, the thread may have ended it and be at a later one's tasks.
+    int64_t taken_over(int thread, int64_t end) {
         Held& held = shared_.threads[thread].held;
         int64_t what = held.load();
-        const bool is_free = what && !(what & Claim::WRITING) && !runs(shared_.threads[thread]);
+        const bool is_own_call = what && what / RUN <= end;  // runs are held by their number and one
+        const bool is_free = is_own_call && !(what & Claim::WRITING) && !runs(shared_.threads[thread]);
         return is_free && held.compare_exchange_strong(what, 0) ? what : 0;
     }
 
