@@ -71,6 +71,7 @@ SIZES: dict[str, Any] = {
 
 _DECODES = {"is_decoder": True}
 _LATENT = {"num_key_value_heads": 4}
+_UNPADDED = {"unpadded_vocab_size": VOCAB_SIZE}
 _SHARED = {
     "num_hidden_layers": 4,
     "layer_types": ["sliding_attention", "full_attention"] * 2,
@@ -86,15 +87,17 @@ ODD: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("xlm-roberta", "xlm-roberta-xl"), _DECODES),
     **dict.fromkeys(("axk1", "axk2", "deepseek_v2", "deepseek_v3", "deepseek_v32", "dots3_note_text"), _LATENT),
     **dict.fromkeys(("glm4_moe_lite", "glm_moe_dsa", "hy_v4", "kimi_linear"), _LATENT),
-    **dict.fromkeys(("longcat_flash", "minicpm3", "youtu"), _LATENT),
+    **dict.fromkeys(("longcat_flash", "minicpm3", "sarvam_mla", "youtu"), _LATENT),
     "bamba": {"mamba_n_heads": 8, "mamba_d_head": 8},
     "dbrx": {
         "attn_config": {"kv_n_heads": 2, "rope_theta": 1e4, "clip_qkv": 8},
         "ffn_config": {"ffn_hidden_size": 48, "moe_num_experts": 4, "moe_top_k": 2},
     },
+    "dory": {"n_input_layers": 1, "n_recurrent_layers": 1, "n_output_layers": 1},
     "gemma3n_text": {**_SHARED, "laurel_rank": 4, "altup_num_inputs": 2, "activation_sparsity_pattern": [0.0] * 4},
     "gemma4_text": {**_SHARED, "global_head_dim": 16},
     "gemma4_unified_text": {**_SHARED, "num_kv_shared_layers": 0, "global_head_dim": 16},
+    **dict.fromkeys(("inkling2_loop_text", "inkling2_text"), _UNPADDED),
     "gpt_neo": {"num_layers": 2, "attention_types": [[["global", "local"], 1]], "window_size": 9},
     "granitemoehybrid": {"mamba_n_heads": 8, "mamba_d_head": 8, "layer_types": ["attention"] * 3},
     "lfm2_moe": {"layer_types": ["conv", "full_attention", "conv"], "num_dense_layers": 1},

@@ -166,7 +166,7 @@ def test_ollamas_client_for_node(clients):
         "whole": SAYS,
         "streamed": SAYS,
         "typed": ["city"],
-        "ended": [3, "AbortError"],
+        "ended": [True, "AbortError"],
         "vectors": [256, 256],
         "unloaded": "unload",
         "models": ["demo"],

@@ -21,6 +21,7 @@ from worker.models import ModelError
 from worker.parallel.runner import ParallelRunner
 from worker.runner import Runner
 
+LOOPS = {"n_input_layers": 1, "n_recurrent_layers": 1, "n_output_layers": 1, "head_dim": 8, "sliding_window": 9}
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("GPT2LMHeadModel", {"scale_attn_by_inverse_layer_idx": True}),
     "gpt-neox": ("GPTNeoXForCausalLM", {}),
@@ -33,7 +34,8 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "deepseek-v2, latent, biased": ("DeepseekV2ForCausalLM", {**LATENT, "mlp_bias": True}),
     "bloom, in turn": ("BloomForCausalLM", {"seq_length": 128}),
-    "gpt-j, in turn": ("GPTJForCausalLM", {"rotary_dim": 4}),
+    "gpt-j": ("GPTJForCausalLM", {"rotary_dim": 4}),
+    "dory, layers gone through twice": ("DoryForCausalLM", LOOPS),
     "doge, masks of its own, in turn": ("DogeForCausalLM", {}),
     "llama 4, chunks": (
         "Llama4ForCausalLM",
@@ -98,6 +100,12 @@ REFUSED: dict[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {
     "a state": ("MambaForCausalLM", {}, {}, r"its MambaModel \(backbone\) carries a state from token to token"),
     "an indexer": ("HYV4ForCausalLM", {"num_key_value_heads": 4}, {}, "it chooses what to attend to by an indexer"),
     "both directions": ("BertLMHeadModel", {}, {}, "its BertSelfAttention lets tokens see neither all"),
+    "what depends on how a prompt is cut": (
+        "DoryForCausalLM",
+        {**LOOPS, "recurrent_kv_cache_mode": "last_loop"},
+        {},
+        "with transformers' own cache, token by token, it gives other logits than at once",
+    ),
     "quantised here": ("GPT2LMHeadModel", {}, {"quantize": "int8"}, "which engine.quantize = int8 does not reach"),
     "KV in int8": ("GPT2LMHeadModel", {}, {"kv_dtype": "int8"}, "which engine.kv_dtype = int8 does not reach"),
     "longer than it is": ("GPT2LMHeadModel", {}, {"max_model_tokens": 129}, "this GPT2LMHeadModel reaches 128"),

@@ -224,6 +224,8 @@ def computes(config: dict[str, Any], name: str) -> bool:
     odd = config.get("mlp_only_layers") or config.get("decoder_sparse_step") not in (None, 1) or config.get("clip_qkv")
     clamps = config.get("swiglu_alpha") or SWIGLU_ALPHA, config.get("swiglu_limit") or SWIGLU_LIMIT
     odd = odd or clamps != (SWIGLU_ALPHA, SWIGLU_LIMIT)
+    if config.get("model_type") in RENAMED:
+        return False
     name = HEADLESS.get(name, name)
     if FAMILIES.get(name) is deepseek:
         return not config.get("mlp_bias")
@@ -296,3 +298,6 @@ HEADLESS = {
     for name in ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 }
 """As models for vectors are saved; the families that they are of. They are given the embedding as their head."""
+
+RENAMED = ("exaone",)
+"""Types of models that are of one of ``FAMILIES`` but for the names of their tensors, which transformers translates."""

@@ -17,7 +17,7 @@ from worker.models.errors import ModelError
 from worker.models.facts import token_ids
 from worker.models.families import FAMILIES, computes
 from worker.models.fields import MAX_LAYERS
-from worker.models.foreign.check import NUM_TRIED, check, expected_of
+from worker.models.foreign.check import NUM_TRIED, check, expected_of, unlike_generate
 from worker.models.foreign.interface import register
 from worker.models.foreign.manners import InTurn, Together
 from worker.models.foreign.model import Facts, Foreign
@@ -142,6 +142,7 @@ def load_foreign(path: Path, facts: Facts, dtype: torch.dtype, device: torch.dev
     try:
         with torch.inference_mode():
             expected = expected_of(model, facts.vocab_size, max_model_tokens)
+            unlike = unlike_generate(model, expected)
     except ModelError as error:
         raise ModelError(f"this {facts.name} cannot be served: {error}") from None
     except Exception as error:
@@ -154,6 +155,8 @@ def load_foreign(path: Path, facts: Facts, dtype: torch.dtype, device: torch.dev
                 kinds = manner.survey(model, NUM_TRIED, max_model_tokens)
             foreign = Foreign(model, facts, dtype, device, manner, kinds)
             check(foreign, expected)
+            if unlike:
+                raise ModelError(unlike)
         except ModelError as error:
             reasons.append(str(error))
             continue

@@ -119,7 +119,7 @@ def logits_of(model: Any, token_ids: Tensor, positions: Tensor, rows: Tensor, pa
     if "position_ids" in known:
         inputs["position_ids"] = positions[None]
     if past is not None:
-        inputs["past_key_values"] = past
+        inputs["cache" if "cache" in known else "past_key_values"] = past  # the latter before transformers 5.24
     if "logits_to_keep" not in known:
         logits: Tensor = model(**inputs).logits[0]
         return logits[rows].float()
