@@ -18,6 +18,8 @@ using int8::SIDE;
 using int8::TILE_BYTES;
 
 constexpr int64_t NO_TILES = 4;      // rows for which VNNI is no slower than tiles
+constexpr int FEW = 2;               // rows that are multiplied as they come
+constexpr int MANY = 8;              // rows that VNNI multiplies at once, of both halves of a panel
 constexpr int UNIT_BYTES = 64;       // of a group and 16 columns: their scales and their offsets, in float16
 constexpr int AHEAD = 4096;          // bytes by which a panel is fetched before it is multiplied, into the second cache
 constexpr int FEW_AHEAD = 8192;      // the same, of few rows
@@ -159,11 +161,59 @@ struct Product {
         for (int row = 0; row < R; ++row) put_out(first + row, panel, totals[row][0], totals[row][1]);
     }
 
-    void few(int64_t panel, Claim& claim) const {
-        int64_t first = 0;
-        for (; first + 4 <= rows && !claim.is_lost(); first += 4) few<4>(first, panel, claim);
+    // MANY rows from ``first`` of a panel, both halves at once: what is read of x serves both, and what is unpacked of the panel all
+    // rows. ARRIVES: it comes from memory, not from a cache.
+    template <bool ARRIVES>
+    void many(int64_t first, int64_t panel, Claim& claim) const {
+        const int64_t group = matrix.group, lines = group / 8, unit_bytes = matrix.unit_bytes();
+        const int8_t* from = x.tile(first) + first % SIDE * DEEP;
+        const float *row_scales = x.scales + x.place(first), *row_sums = x.sums + x.place(first);
+        const uint8_t* at = matrix.panel_at(panel);
+        alignas(64) float totals[2][MANY][SIDE] = {};
+        for (int64_t index = 0, step = 0; index < x.groups; ++index, step += x.tiles_of_group(), at += 2 * unit_bytes) {
+            if (ARRIVES) fetch(at), fetch(at + unit_bytes);
+            __m512i sums[2][MANY];
+#pragma GCC unroll 8
+            for (int row = 0; row < MANY; ++row) sums[0][row] = sums[1][row] = _mm512_setzero_si512();
+            int64_t inside = group < DEEP && index % 2 ? group : 0;
+            const uint8_t* line = at + UNIT_BYTES;
+            for (int64_t left = lines; left; --left, line += 64, inside += 8) {
+                if (ARRIVES) fetch(line), fetch(line + unit_bytes);
+                const __m512i low = _mm512_load_si512(line), high = _mm512_load_si512(line + unit_bytes);
+                const __m512i low_even = Matrix::low(low), low_odd = Matrix::high(low);
+                const __m512i high_even = Matrix::low(high), high_odd = Matrix::high(high);
+                const int8_t* eight = from + (step + inside / DEEP) * TILE_BYTES + inside % DEEP;
+#pragma GCC unroll 8
+                for (int row = 0; row < MANY; ++row) {
+                    const __m512i even = int8::Product::four_of(eight + row * DEEP), odd = int8::Product::four_of(eight + row * DEEP + 4);
+                    sums[0][row] = _mm512_dpbusd_epi32(_mm512_dpbusd_epi32(sums[0][row], low_even, even), low_odd, odd);
+                    sums[1][row] = _mm512_dpbusd_epi32(_mm512_dpbusd_epi32(sums[1][row], high_even, even), high_odd, odd);
+                }
+            }
+#pragma GCC unroll 2
+            for (int half = 0; half < 2; ++half) {
+                const __m512 scale = Matrix::scales_of(at + half * unit_bytes), offset = Matrix::offsets_of(at + half * unit_bytes);
+#pragma GCC unroll 8
+                for (int row = 0; row < MANY; ++row) {
+                    float* total = totals[half][row];
+                    _mm512_store_ps(total, Matrix::add(_mm512_load_ps(total), sums[half][row], scale, offset,
+                                                       row_scales[index * SIDE + row], row_sums[index * SIDE + row]));
+                }
+            }
+        }
+        if (!claim.may_write()) return;
+        for (int row = 0; row < std::min<int64_t>(MANY, rows - first); ++row) {
+            put_out(first + row, panel, _mm512_load_ps(totals[0][row]), _mm512_load_ps(totals[1][row]));
+        }
+    }
+
+    // All rows of a panel, by VNNI; of a few that are left MANY take no longer than they do.
+    void all(int64_t panel, Claim& claim) const {
+        if (rows > FEW) many<true>(0, panel, claim);
+        int64_t first = rows > FEW ? MANY : 0;
+        for (; first + FEW < rows && !claim.is_lost(); first += MANY) many<false>(first, panel, claim);
+        if (claim.is_lost()) return;
         switch (rows - first) {
-            case 3: return few<3>(first, panel, claim);
             case 2: return few<2>(first, panel, claim);
             case 1: return few<1>(first, panel, claim);
         }
@@ -259,7 +309,7 @@ struct Product {
 
     int64_t groups_at_once() const { return matrix.group > DEEP ? GROUPS / 2 : GROUPS; }
 
-    void many(Team& team) const {
+    void by_tiles(Team& team) const {
         static thread_local std::vector<char> held;
         const int64_t panels = matrix.num_panels(), block_tiles = int8::tiles_at_once(rows, x.tiles * DEEP);
         const int64_t unpacked = groups_at_once() * (2 * SIDE * 4 + matrix.group * SIDE);
@@ -275,10 +325,10 @@ struct Product {
     // Every thread of the team calls it, each with Tiles of its own.
     void run(Team& team) const {
 #if defined(HAVE_TILES)
-        if (rows > NO_TILES && may_use_tiles()) return many(team);
+        if (rows > NO_TILES && may_use_tiles()) return by_tiles(team);
 #endif
         const int64_t panels = matrix.num_panels(), at_once = std::max<int64_t>(1, panels / int8::RUNS);
-        team.each_apart(panels, at_once, [&](int64_t panel, Claim& claim) { few(panel, claim); });
+        team.each_apart(panels, at_once, [&](int64_t panel, Claim& claim) { all(panel, claim); });
     }
 };
 
