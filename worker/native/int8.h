@@ -187,7 +187,7 @@ struct Product {
     // All rows of a panel, by VNNI.
     void all(int64_t panel, Claim& claim) const {
         switch (rows) {
-            case 1: return one<true>(panel, claim);
+            case 1: return is_amd() ? some<1, true>(0, panel, claim) : one<true>(panel, claim);
             case 2: return some<2, true>(0, panel, claim);
             case 3: return some<3, true>(0, panel, claim);
             case 4: return some<4, true>(0, panel, claim);
