@@ -137,6 +137,18 @@ def test_a_step_at_once_is_the_same_operations_in_the_same_order(family, form, k
         assert torch.equal(runner.forward(step), logits)
 
 
+@pytest.mark.parametrize("num_tokens", [65, 71, 72, 73, 255, 257, 300, 513])
+def test_so_it_is_wherever_many_rows_are_cut(num_tokens):
+    runner = runner_of(next(iter(FAMILIES.values())), "none")
+    if runner.whole is None:
+        pytest.skip("no step in one call here")
+    ids = torch.randint(1000, (num_tokens,), generator=torch.Generator().manual_seed(num_tokens)).tolist()
+    span = Span(ids, 0, list(range(60)), num_tokens)
+    at_once = runner.forward([span])
+    runner.whole = None
+    assert torch.equal(runner.forward([span]), at_once)
+
+
 COMPANIES = ("every", "every", ""), ("", "few", "every"), ("", "", "few")
 
 

@@ -34,7 +34,7 @@ class Finish {
     const bool passes_caches_;
     const float* sums_ = nullptr;  // [row tiles, 2, 16, 16]
     Floats low_bias_, high_bias_, tops_[TILE];
-    int64_t row_ = 0, column_ = 0, width_ = 0, next_ = 0, count_ = 0;
+    int64_t panel_ = -1, row_ = 0, column_ = 0, width_ = 0, next_ = 0, count_ = 0;
 
   public:
     // ``passes_caches``: whole lines of y do, which is WIDE; they are there for others behind a fence.
@@ -46,7 +46,9 @@ class Finish {
     // ``count`` rows from ``row`` on; what was left of others is made now.
     void begin(int64_t row, int64_t count, int64_t panel, const float* sums) {
         some(left());
-        sums_ = sums, row_ = row, next_ = 0, count_ = count, column_ = matrix_.left(panel);
+        sums_ = sums, row_ = row, next_ = 0, count_ = count;
+        if (panel == panel_) return;
+        panel_ = panel, column_ = matrix_.left(panel);
         width_ = matrix_.apart == TILE ? std::min<int64_t>(PANEL, matrix_.columns - column_) : PANEL;
         bf16 added[PANEL] = {};
         if (matrix_.bias && matrix_.apart == TILE) {
@@ -61,70 +63,117 @@ class Finish {
     void some(int64_t count) {
         switch (output_.result) {
             case ROUNDED: return each<ROUNDED>(count);
-            case WIDE: return each<WIDE>(count);
-            case GATED: return each<GATED>(count);
+            case WIDE: return widen(count);
+            case GATED: return gate(count);
             case ADDED: return each<ADDED>(count);
         }
     }
 
   private:
-    template <Result RESULT>
-    void each(int64_t count) {
-        for (const int64_t stop = std::min(next_ + count, count_); next_ < stop; ++next_) {
-            const float* sums = sums_ + (next_ / TILE * 2 * TILE + next_ % TILE) * TILE;
-            Floats low = load(sums) + low_bias_, high = load(sums + TILE * TILE) + high_bias_;
-            if (expansion_ && !expansion_->is_tile((row_ + next_) / TILE)) {
-                expansion_->add_row(row_ + next_, column_, column_ + matrix_.apart, low, high);
-            }
-            put<RESULT>(row_ + next_, (__m512i)_mm512_cvtne2ps_pbh((__m512)high, (__m512)low));
-            if (RESULT == WIDE && output_.maxima && (next_ % TILE == TILE - 1 || next_ + 1 == count_)) put_maxima();
+    // body(index, low, high) of the sums of each row. What does not change from row to row is copied before: the compiler does
+    // not know that it is not y.
+    template <typename Body>
+    [[gnu::always_inline]] void each_row(int64_t count, const Body& body) {
+        const Floats low_bias = low_bias_, high_bias = high_bias_;
+        const float* const of_all = sums_;
+        const uint64_t begin = next_, end = std::min(next_ + count, count_);
+        auto row = [&](uint64_t index, auto expand) {
+            const float* sums = of_all + (index / TILE * 2 * TILE + index % TILE) * TILE;
+            Floats low = load(sums) + low_bias, high = load(sums + TILE * TILE) + high_bias;
+            expand(row_ + index, low, high);
+            body(index, low, high);
+        };
+        next_ = std::max(begin, end);
+        if (!expansion_) {
+#pragma GCC unroll 2
+            for (uint64_t index = begin; index < end; ++index) row(index, [](int64_t, Floats&, Floats&) {});
+            return;
+        }
+        for (uint64_t index = begin; index < end; ++index) {
+            row(index, [&](int64_t number, Floats& low, Floats& high) {
+                if (expansion_->is_tile(number / TILE)) return;
+                expansion_->add_row(number, column_, column_ + matrix_.apart, low, high);
+            });
         }
     }
 
-    // Of the rows of a tile, which were the last ones.
-    void put_maxima() {
+    // What is added to y, or is it, row by row.
+    template <Result RESULT>
+    void each(int64_t count) {
+        const int64_t columns = matrix_.columns, apart = matrix_.apart, width = width_;
+        bf16* const y = (bf16*)output_.y + row_ * columns + column_;
+        each_row(count, [&](uint64_t index, Floats low, Floats high) {
+            bf16* to = y + index * columns;
+            __m512i both = (__m512i)_mm512_cvtne2ps_pbh((__m512)high, (__m512)low);
+            if (RESULT == ADDED) both = sum_with(to, width, both);
+            if (apart != TILE) {
+                _mm256_storeu_si256((__m256i*)to, _mm512_castsi512_si256(both));
+                _mm256_storeu_si256((__m256i*)(to + apart), _mm512_extracti64x4_epi64(both, 1));
+            } else if (width == PANEL) {
+                _mm512_storeu_si512(to, both);
+            } else {
+                std::memcpy(to, &both, width * sizeof(bf16));
+            }
+        });
+    }
+
+    // To ``width`` numbers of y, whose tiles are neighbours.
+    static __m512i sum_with(const bf16* y, int64_t width, __m512i both) {
+        bf16 held[PANEL] = {};
+        if (width != PANEL) std::memcpy(held, y, width * sizeof(bf16)), y = held;
+        const __m512 low = (__m512)(load(y) + low_of(both)), high = (__m512)(load(y + TILE) + high_of(both));
+        return (__m512i)_mm512_cvtne2ps_pbh(high, low);
+    }
+
+    static Floats low_of(__m512i both) { return widened(_mm512_castsi512_si256(both)); }
+    static Floats high_of(__m512i both) { return widened(_mm512_extracti64x4_epi64(both, 1)); }
+    static Floats widened(__m256i halves) { return (Floats)_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16); }
+
+    // Rounded all the same: what is wanted are the floats of a bfloat16 result.
+    void widen(int64_t count) {
+        const int64_t columns = matrix_.columns, apart = matrix_.apart, width = width_;
+        const bool passes_caches = passes_caches_, finds = output_.maxima;
+        float* const y = (float*)output_.y + row_ * columns + column_;
+        each_row(count, [&](uint64_t index, Floats low, Floats high) {
+            float* to = y + index * columns;
+            const Floats values[] = {as_stored(low), as_stored(high)};
+            if (apart != TILE) store(to, values[0]), store(to + apart, values[1]);
+            else if (width != PANEL) std::memcpy(to, values, width * sizeof(float));
+            else if (passes_caches) _mm512_stream_ps(to, (__m512)values[0]), _mm512_stream_ps(to + TILE, (__m512)values[1]);
+            else store(to, values[0]), store(to + TILE, values[1]);
+            if (!finds) return;
+            tops_[index % TILE] = larger(first_of(values[0], width), first_of(values[1], width - TILE));
+            if (index % TILE == TILE - 1 || int64_t(index) + 1 == count_) put_maxima(index);
+        });
+    }
+
+    // Of the rows of a tile up to this one.
+    void put_maxima(uint64_t last) {
         const Floats found = largest_across(tops_);
-        const int64_t first = next_ / TILE * TILE;
-        for (int64_t row = first; row <= next_; ++row) {
+        const uint64_t first = last / TILE * TILE;
+        for (uint64_t row = first; row <= last; ++row) {
             output_.put_maximum(row_ + row, matrix_.columns, column_, found[row - first]);
         }
     }
 
-    // To what is in y, whose tiles are neighbours.
-    __m512i added_to(const bf16* y, __m256i low, __m256i high) const {
-        bf16 before[PANEL] = {};
-        std::memcpy(before, y, width_ == PANEL ? sizeof before : width_ * sizeof(bf16));
-        return (__m512i)_mm512_cvtne2ps_pbh((__m512)(load(before + TILE) + widened(high)), (__m512)(load(before) + widened(low)));
+    void gate(int64_t count) {
+        switch (output_.activation) {
+            case SILU: return gate_by<SILU>(count);
+            case GELU: return gate_by<GELU>(count);
+            case GELU_TANH: return gate_by<GELU_TANH>(count);
+            case RELU: return gate_by<RELU>(count);
+            case CLAMPED_SWIGLU: return gate_by<CLAMPED_SWIGLU>(count);
+        }
     }
 
-    static Floats widened(__m256i halves) { return (Floats)_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16); }
-
-    template <Result RESULT>
-    void put(int64_t row, __m512i both) {
-        const int64_t apart = matrix_.apart, at = row * matrix_.columns + column_;
-        const __m256i low = _mm512_castsi512_si256(both), high = _mm512_extracti64x4_epi64(both, 1);
-        if (RESULT == GATED) {
+    template <int ACTIVATION>
+    void gate_by(int64_t count) {
+        const int64_t size = matrix_.columns / 2, apart = output_.is_laid ? DEPTH : size;
+        bf16* const y = (bf16*)output_.y + (output_.is_laid ? Laid::place(row_, column_, size) : row_ * size + column_);
+        each_row(count, [&](uint64_t index, Floats low, Floats high) {
             // Of the rounded numbers, as when the two were columns of y.
-            const int64_t size = matrix_.columns / 2;
-            store((bf16*)output_.y + (output_.is_laid ? Laid::place(row, column_, size) : row * size + column_),
-                  gated<bf16>(widened(low), widened(high), output_.activation));
-        } else if (RESULT != WIDE) {
-            bf16* y = (bf16*)output_.y + at;
-            if (RESULT == ADDED) both = added_to(y, low, high);
-            if (apart != TILE) _mm256_storeu_si256((__m256i*)y, low), _mm256_storeu_si256((__m256i*)(y + apart), high);
-            else if (width_ == PANEL) _mm512_storeu_si512(y, both);
-            else std::memcpy(y, &both, width_ * sizeof(bf16));
-        } else {
-            // Rounded all the same: what is wanted are the floats of a bfloat16 result.
-            float* y = (float*)output_.y + at;
-            const Floats values[] = {widened(low), widened(high)};
-            if (apart != TILE) store(y, values[0]), store(y + apart, values[1]);
-            else if (width_ != PANEL) std::memcpy(y, values, width_ * sizeof(float));
-            else if (passes_caches_) _mm512_stream_ps(y, (__m512)values[0]), _mm512_stream_ps(y + TILE, (__m512)values[1]);
-            else store(y, values[0]), store(y + TILE, values[1]);
-            if (!output_.maxima) return;
-            tops_[next_ % TILE] = larger(first_of(values[0], width_), first_of(values[1], width_ - TILE));
-        }
+            store(y + index * apart, gated<bf16>(as_stored(low), as_stored(high), ACTIVATION));
+        });
     }
 };
 

@@ -23,6 +23,8 @@ struct PairProduct {
     static constexpr int ONE_NEAR = 1024;  // for one row where pairs are slow: bytes by which each of the panels that are
     static constexpr int ONE_FAR = 4096;   // multiplied side by side is fetched, into the first cache and into the second
     static constexpr int64_t STEP_BYTES = DEPTH * PANEL * sizeof(bf16);  // of a panel
+    static constexpr int64_t BLOCK_ROWS = 256;  // of many, that go through all panels before the next do
+    static constexpr int64_t LAST_STEPS = 2;    // of their go, in which the first of the next one are fetched
 
     const bf16* x;  // [rows, size], or laid out
     int64_t rows;
@@ -36,6 +38,7 @@ struct PairProduct {
         if (rows == 1 && pairs_are_slow()) return one(team);
         const int64_t panels = matrix.num_panels(), most = pairs_are_slow() ? SHORT_RUN : MAX_RUN;
         const int64_t at_once = std::clamp<int64_t>(panels / (RUNS * team.size()), 1, most);
+        if (is_laid) return by_blocks(team, at_once);
         const bool ahead = rows > MANY && rows <= FEW_ROWS;
         team.each_apart(panels, at_once, [&](int64_t panel, Claim& claim) {
             if (pairs_are_slow()) all<false, true>(panel, claim);
@@ -81,17 +84,113 @@ struct PairProduct {
             if (first) up_to<false, AHEAD, false>(first, count, panel, ahead, sums);
             else up_to<true, AHEAD, TWICE>(first, count, panel, ahead, sums);
             if (count > MANY) up_to<false, AHEAD, false>(first + MANY, count - MANY, panel, ahead, sums + MANY * TILE);
-            if (expansion && expansion->is_tile(first / TILE)) {
-                expansion->add_tile(first / TILE, matrix.left(panel), matrix.left(panel) + matrix.apart, sums);
-            }
-            if (!claim.may_write()) return;
-            finish.begin(first, count, panel, sums);
-            finish.some(count);
+            if (!put_out(first, count, panel, sums, finish, claim)) return;
         }
         if (passes_caches()) _mm_sfence();
     }
 
+    // A tile's rows; false: they are not this thread's any more.
+    bool put_out(int64_t first, int64_t count, int64_t panel, float* sums, Finish& finish, Claim& claim) const {
+        if (expansion && expansion->is_tile(first / TILE)) {
+            expansion->add_tile(first / TILE, matrix.left(panel), matrix.left(panel) + matrix.apart, sums);
+        }
+        if (!claim.may_write()) return false;
+        finish.begin(first, count, panel, sums);
+        finish.some(count);
+        return true;
+    }
+
     bool passes_caches() const { return passes_caches(output, rows, matrix); }
+
+    // What comes behind the panel that many rows are multiplied with, on its way into the second cache: some lines with every so
+    // many steps, a power of two.
+    struct Behind {
+        const char *at, *const end;
+        int64_t lines = 1, every = 1;
+
+        Behind(const bf16* begin, int64_t size, int64_t goes) : at((const char*)begin), end((const char*)(begin + size)) {
+            const int64_t of_step = 2 * TILE;
+            if (goes < of_step) lines = (of_step + goes - 1) / goes;
+            while (2 * every * of_step <= goes) every *= 2;
+        }
+        void fetch(int64_t step) {
+            if (step & (every - 1)) return;
+            for (int64_t line = 0; line < lines && at < end; ++line, at += 64) __builtin_prefetch(at, 0, 2);
+        }
+    };
+
+    // What eight rows that are laid out and a panel are read from.
+    struct Go {
+        const bf16 *tile, *rows;
+
+        void fetch(int pair) const {
+            __builtin_prefetch(tile + pair * LANES), __builtin_prefetch(tile + TILE_SIZE + pair * LANES);
+            if (pair % 2 == 0) __builtin_prefetch(rows + pair / 2 * DEPTH);
+        }
+        void step() { tile += 2 * TILE_SIZE, rows += 2 * TILE_SIZE; }
+    };
+
+    // Rows that are laid out, a block of them with all panels, then the next.
+    void by_blocks(Team& team, int64_t at_once) const {
+        const int64_t panels = matrix.num_panels(), blocks = (rows + BLOCK_ROWS - 1) / BLOCK_ROWS;
+        const int64_t of_block = ((rows + blocks - 1) / blocks + Laid::ROWS - 1) / Laid::ROWS * Laid::ROWS;
+        team.each_apart(blocks * panels, at_once, [&](int64_t task, Claim& claim) {
+            const int64_t first = task / panels * of_block;
+            block(first, std::min(first + of_block, rows), task % panels, claim);
+        });
+    }
+
+    // Rows [first, last) of a panel, a tile at a time.
+    void block(int64_t first, int64_t last, int64_t panel, Claim& claim) const {
+        alignas(64) float sums[2 * TILE * TILE];
+        Behind behind(matrix.panel_at(panel + 1), matrix.size * PANEL, (last - first + MANY - 1) / MANY);
+        Finish finish(matrix, output, expansion, passes_caches());
+        auto go = [&](int64_t row, int64_t number) {
+            return Go{matrix.panel_at(number), x + Laid::place(row, 0, matrix.size)};
+        };
+        for (int64_t row = first; row < last; row += TILE) {
+            const int64_t count = std::min<int64_t>(TILE, last - row), half = row + MANY;
+            const Go next = row + TILE < last ? go(row + TILE, panel) : go(first, panel + 1);
+            if (count > MANY) {
+                eight(go(row, panel), go(half, panel), behind, sums);
+                eight(go(half, panel), next, behind, sums + MANY * TILE);
+            } else {
+                eight(go(row, panel), next, behind, sums);
+            }
+            if (!put_out(row, count, panel, sums, finish, claim)) return;
+        }
+        if (passes_caches()) _mm_sfence();
+    }
+
+    // Eight rows, of which some may lie behind the last, into their part of the sums of a tile. That they lie at fixed distances
+    // leaves the compiler registers enough. While the last steps are summed the first of ``next`` arrive in the first cache.
+    [[gnu::noinline]] void eight(Go own, Go next, Behind& behind, float* to) const {
+        const int64_t steps = matrix.size / DEPTH, quiet = std::max<int64_t>(0, steps - LAST_STEPS);
+        __m512 sums[MANY][2];
+        for (auto& of_row : sums) of_row[0] = of_row[1] = _mm512_setzero_ps();
+        auto take = [&](int64_t step, auto&& fetch) {
+            behind.fetch(step);
+#pragma GCC unroll 2
+            for (int pair = 0; pair < TILE; ++pair) {
+                fetch(pair);
+                const __m512bh left = line_at(own.tile + pair * LANES), right = line_at(own.tile + TILE_SIZE + pair * LANES);
+#pragma GCC unroll 8
+                for (int row = 0; row < MANY; ++row) {
+                    const __m512bh both = pair_of(own.rows + row * DEPTH + 2 * pair);
+                    sums[row][0] = _mm512_dpbf16_ps(sums[row][0], left, both);
+                    sums[row][1] = _mm512_dpbf16_ps(sums[row][1], right, both);
+                }
+            }
+            own.step();
+        };
+        for (int64_t step = 0; step < quiet; ++step) take(step, [](int) {});
+        for (int64_t step = quiet; step < steps; ++step, next.step()) take(step, [&](int pair) { next.fetch(pair); });
+#pragma GCC unroll 8
+        for (int row = 0; row < MANY; ++row) {
+            _mm512_store_ps(to + row * TILE, sums[row][0]);
+            _mm512_store_ps(to + (TILE + row) * TILE, sums[row][1]);
+        }
+    }
 
     // One row, several panels side by side where all threads have as many of them: memory answers faster where it is asked for in
     // several places, and so many more sums wait for each other less.
@@ -112,7 +211,7 @@ struct PairProduct {
     template <int P>
     void beside(int64_t panel, Claim& claim) const {
         alignas(64) float to[P][2 * TILE * TILE];
-        const bf16* from = row_at(0);
+        const bf16* from = x;
         const char* line = (const char*)matrix.panel_at(panel);
         const int64_t steps = matrix.size / DEPTH, apart = matrix.size * PANEL * int64_t(sizeof(bf16));
         __m512 sums[P][2];
@@ -158,8 +257,8 @@ struct PairProduct {
     template <int R, bool ARRIVES, bool AHEAD, bool TWICE>
     void some(int64_t first, int64_t panel, Ahead& ahead, float* to) const {
         const bf16 *from[R], *tile = matrix.panel_at(panel);
-        for (int row = 0; row < R; ++row) from[row] = row_at(std::min(first + row, rows - 1));
-        const int64_t steps = matrix.size / DEPTH, step_size = is_laid ? 2 * TILE_SIZE : DEPTH;
+        for (int row = 0; row < R; ++row) from[row] = x + std::min(first + row, rows - 1) * matrix.size;
+        const int64_t steps = matrix.size / DEPTH;
         __m512 sums[R][2];
         for (auto& of_row : sums) of_row[0] = of_row[1] = _mm512_setzero_ps();
         for (int64_t step = 0; step < steps; ++step, tile += 2 * TILE_SIZE) {
@@ -176,7 +275,7 @@ struct PairProduct {
                     sums[row][1] = _mm512_dpbf16_ps(sums[row][1], right, both);
                 }
             }
-            for (const bf16*& at : from) at += step_size;
+            for (const bf16*& at : from) at += DEPTH;
         }
 #pragma GCC unroll 8
         for (int row = 0; row < R; ++row) {
@@ -184,8 +283,6 @@ struct PairProduct {
             _mm512_store_ps(to + (TILE + row) * TILE, sums[row][1]);
         }
     }
-
-    const bf16* row_at(int64_t row) const { return x + (is_laid ? Laid::place(row, 0, matrix.size) : row * matrix.size); }
 };
 
 }  // namespace

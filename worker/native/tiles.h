@@ -90,6 +90,52 @@ template <int M, int N, bool ADD>
     }
 }
 
+// ``multiply`` without tiles. ROW_BYTES: ``row_bytes``, or 0.
+template <int M, int N, bool ADD, int ROW_BYTES>
+[[gnu::noinline]] void multiply_pairs(const bf16* const (&a)[M], int64_t row_bytes, int64_t a_step, const bf16* const (&b)[N],
+                                      int64_t b_step, int64_t steps, float* const (&sums)[M][N]) {
+    constexpr int AT_ONCE = TILE / N;  // rows: sixteen sums, so that none waits for another
+    const int64_t distance = ROW_BYTES ? ROW_BYTES : row_bytes;
+    for (int i = 0; i < M; ++i) {
+        for (int first = 0; first < TILE; first += AT_ONCE) {
+            __m512 rows[AT_ONCE][N];
+#pragma GCC unroll 16
+            for (int row = 0; row < AT_ONCE; ++row) {
+#pragma GCC unroll 2
+                for (int j = 0; j < N; ++j) {
+                    rows[row][j] = ADD ? _mm512_loadu_ps(sums[i][j] + (first + row) * TILE) : _mm512_setzero_ps();
+                }
+            }
+            const char* from = (const char*)a[i] + first * distance;
+            const bf16* line[N];
+            for (int j = 0; j < N; ++j) line[j] = b[j];
+            for (int64_t step = 0; step < steps; ++step, from += a_step * sizeof(bf16)) {
+#pragma GCC unroll 2
+                for (int pair = 0; pair < TILE; ++pair) {
+                    __m512bh columns[N];
+#pragma GCC unroll 2
+                    for (int j = 0; j < N; ++j) columns[j] = (__m512bh)_mm512_loadu_si512(line[j] + pair * 2 * TILE);
+#pragma GCC unroll 16
+                    for (int row = 0; row < AT_ONCE; ++row) {
+                        int32_t both;
+                        std::memcpy(&both, from + row * distance + pair * 4, 4);
+#pragma GCC unroll 2
+                        for (int j = 0; j < N; ++j) {
+                            rows[row][j] = _mm512_dpbf16_ps(rows[row][j], columns[j], (__m512bh)_mm512_set1_epi32(both));
+                        }
+                    }
+                }
+                for (int j = 0; j < N; ++j) line[j] += b_step;
+            }
+#pragma GCC unroll 16
+            for (int row = 0; row < AT_ONCE; ++row) {
+#pragma GCC unroll 2
+                for (int j = 0; j < N; ++j) _mm512_storeu_ps(sums[i][j] + (first + row) * TILE, rows[row][j]);
+            }
+        }
+    }
+}
+
 // sums[i][j] (16 rows of 16 floats, side by side) of a[i] times b[j]. Rows of a[i] are ``row_bytes`` apart, its steps
 // ``a_step`` elements; b[j] is whole tiles of [16 pairs][16 columns][2], its steps ``b_step`` elements apart, and
 // ``AHEAD`` bytes of it are fetched before they are used.
@@ -141,26 +187,11 @@ inline void multiply(const bf16* const (&a)[M], int64_t row_bytes, int64_t a_ste
         Flushing session;
         return multiply_floats<M, N, ADD>(a, row_bytes, a_step, b, b_step, steps, sums);
     }
-    for (int i = 0; i < M; ++i) {
-        for (int j = 0; j < N; ++j) {
-            __m512 rows[TILE];
-            for (int row = 0; row < TILE; ++row) {
-                rows[row] = ADD ? _mm512_loadu_ps(sums[i][j] + row * TILE) : _mm512_setzero_ps();
-            }
-            for (int64_t step = 0; step < steps; ++step) {
-                const char* from = (const char*)(a[i] + step * a_step);
-                for (int pair = 0; pair < DEPTH / 2; ++pair) {
-                    __m512bh column = (__m512bh)_mm512_loadu_si512(b[j] + step * b_step + pair * 2 * TILE);
-                    for (int row = 0; row < TILE; ++row) {
-                        int32_t both;
-                        std::memcpy(&both, from + row * row_bytes + pair * 4, 4);
-                        rows[row] = _mm512_dpbf16_ps(rows[row], (__m512bh)_mm512_set1_epi32(both), column);
-                    }
-                }
-            }
-            for (int row = 0; row < TILE; ++row) _mm512_storeu_ps(sums[i][j] + row * TILE, rows[row]);
-        }
-    }
+    // At distances that the compiler knows it has registers enough.
+    if (row_bytes == 64) return multiply_pairs<M, N, ADD, 64>(a, row_bytes, a_step, b, b_step, steps, sums);
+    if (row_bytes == 128) return multiply_pairs<M, N, ADD, 128>(a, row_bytes, a_step, b, b_step, steps, sums);
+    if (row_bytes == 256) return multiply_pairs<M, N, ADD, 256>(a, row_bytes, a_step, b, b_step, steps, sums);
+    multiply_pairs<M, N, ADD, 0>(a, row_bytes, a_step, b, b_step, steps, sums);
 }
 
 }  // namespace

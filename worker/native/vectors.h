@@ -54,14 +54,23 @@ inline Floats load(const float* from) {
     return values;
 }
 inline Floats load(const bf16* from) {
+#if defined(__AVX512BF16__)
+    // Some compilers would widen each half by itself.
+    return (Floats)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)from)), 16);
+#else
     Halves halves;
     std::memcpy(&halves, from, 32);
     return (Floats)(__builtin_convertvector(halves, Words) << 16);
+#endif
 }
 inline Floats load(const int8_t* from) {
+#if defined(__AVX512BF16__)
+    return (Floats)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)from)));
+#else
     Codes codes;
     std::memcpy(&codes, from, 16);
     return __builtin_convertvector(__builtin_convertvector(codes, Lanes), Floats);
+#endif
 }
 
 inline void store(float* to, Floats values) { std::memcpy(to, &values, 64); }
