@@ -157,22 +157,13 @@ class Finish {
     }
 
     void gate(int64_t count) {
-        switch (output_.activation) {
-            case SILU: return gate_by<SILU>(count);
-            case GELU: return gate_by<GELU>(count);
-            case GELU_TANH: return gate_by<GELU_TANH>(count);
-            case RELU: return gate_by<RELU>(count);
-            case CLAMPED_SWIGLU: return gate_by<CLAMPED_SWIGLU>(count);
-        }
-    }
-
-    template <int ACTIVATION>
-    void gate_by(int64_t count) {
         const int64_t size = matrix_.columns / 2, apart = output_.is_laid ? DEPTH : size;
         bf16* const y = (bf16*)output_.y + (output_.is_laid ? Laid::place(row_, column_, size) : row_ * size + column_);
-        each_row(count, [&](uint64_t index, Floats low, Floats high) {
-            // Of the rounded numbers, as when the two were columns of y.
-            store(y + index * apart, gated<bf16>(as_stored(low), as_stored(high), ACTIVATION));
+        with_activation(output_.activation, [&](auto activation) {
+            each_row(count, [&](uint64_t index, Floats low, Floats high) {
+                // Of the rounded numbers, as when the two were columns of y.
+                store(y + index * apart, gated<bf16>(as_stored(low), as_stored(high), activation));
+            });
         });
     }
 };

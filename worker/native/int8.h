@@ -5,6 +5,7 @@
 
 #pragma once
 
+#include "behind.h"
 #include "output.h"
 #include "rounded.h"
 #include "team.h"
@@ -90,14 +91,9 @@ struct Product {
     template <typename Sums>
     void put_claimed(int64_t first, int64_t count, int64_t panel, Claim& claim, const Sums& sums) const {
         Floats low[MANY], high[MANY];
-        each_value(first, count, panel, sums, [&](int64_t row, Floats left, Floats right) {
-            low[row] = output.result == GATED ? output.gate_both(left, right) : left, high[row] = right;
-        });
-        if (!claim.may_write()) return;
-        for (int64_t row = 0; row < count; ++row) {
-            if (output.result == GATED) output.put_gated(first + row, matrix.columns, matrix.left(panel), low[row]);
-            else output.put_both(first + row, matrix.columns, matrix.left(panel), matrix.apart, low[row], high[row]);
-        }
+        each_value(first, count, panel, sums, [&](int64_t row, Floats left, Floats right) { low[row] = left, high[row] = right; });
+        output.gate_rows(count, low, high);
+        if (claim.may_write()) output.put_rows(first, count, matrix.columns, matrix.left(panel), matrix.apart, low, high);
     }
 
     template <typename Sums>
@@ -149,9 +145,9 @@ struct Product {
     }
 
     // R rows of a tile of x: what is read of the matrix serves all of them, and what is read of x both halves of the panel.
-    // ARRIVES: the panel comes from memory, not from a cache.
+    // ARRIVES: the panel comes from memory, not from a cache. ``next`` comes meanwhile.
     template <int R, bool ARRIVES>
-    void some(int64_t first, int64_t panel, Claim& claim) const {
+    void some(int64_t first, int64_t panel, Claim& claim, Behind& next) const {
         const int8_t* from = x.row(first);
         const uint8_t* tile = matrix.panel_at(panel);
         __m512i sums[R][2];
@@ -160,6 +156,7 @@ struct Product {
             // No more of them at once, as in pairs.h.
 #pragma GCC unroll 2
             for (int quad = 0; quad < SIDE; ++quad) {
+                if (R == MANY) next.fetch(step * SIDE + quad);
                 if (ARRIVES) {
                     __builtin_prefetch(tile + SOME_AHEAD + quad * 128);
                     __builtin_prefetch(tile + SOME_AHEAD + quad * 128 + 64);
@@ -186,19 +183,22 @@ struct Product {
 
     // All rows of a panel, by VNNI.
     void all(int64_t panel, Claim& claim) const {
+        Behind next;
         switch (rows) {
-            case 1: return is_amd() ? some<1, true>(0, panel, claim) : one<true>(panel, claim);
-            case 2: return some<2, true>(0, panel, claim);
-            case 3: return some<3, true>(0, panel, claim);
-            case 4: return some<4, true>(0, panel, claim);
+            case 1: return is_amd() ? some<1, true>(0, panel, claim, next) : one<true>(panel, claim);
+            case 2: return some<2, true>(0, panel, claim, next);
+            case 3: return some<3, true>(0, panel, claim, next);
+            case 4: return some<4, true>(0, panel, claim, next);
         }
-        each_some(0, rows, panel, claim);
+        const int64_t goes = (rows + MANY - 1) / MANY;
+        if (goes > 1) next = {matrix.panel_at(panel + 1), matrix.deep() * COLUMNS, goes * steps() * SIDE};
+        each_some(0, rows, panel, claim, next);
     }
 
     // Rows [first, last), of which the first begins a tile.
-    void each_some(int64_t first, int64_t last, int64_t panel, Claim& claim) const {
-        some<MANY, true>(first, panel, claim);
-        while ((first += MANY) < last && !claim.is_lost()) some<MANY, false>(first, panel, claim);
+    void each_some(int64_t first, int64_t last, int64_t panel, Claim& claim, Behind next) const {
+        some<MANY, true>(first, panel, claim, next);
+        while ((first += MANY) < last && !claim.is_lost()) some<MANY, false>(first, panel, claim, next);
     }
 
 #if defined(HAVE_TILES)

@@ -23,7 +23,7 @@ struct Output {
     [[gnu::always_inline]] void put_both(int64_t row, int64_t columns, int64_t left, int64_t apart, Floats low,
                                          Floats high) const {
         if (result == GATED) {
-            return put_gated(row, columns, left, gate_both(low, high));
+            return store((bf16*)y + row * (columns / 2) + left, gate_both(low, high, activation));
         }
         if (left + apart + WIDTH > columns) return put_some(row, columns, left, apart, low, high);
         if (result == WIDE) {
@@ -33,16 +33,31 @@ struct Output {
             return;
         }
         bf16* to = (bf16*)y + row * columns + left;
-        if (result == ADDED) low = load(to) + as_stored(low), high = load(to + apart) + as_stored(high);
+        if (result == ADDED) return add_to(to, low), add_to(to + apart, high);
         store(to, low), store(to + apart, high);
     }
 
-    // Of the rounded numbers, as when the two were columns of y.
-    [[gnu::always_inline]] Floats gate_both(Floats low, Floats high) const {
-        return gated<bf16>(as_stored(low), as_stored(high), activation);
+    // What some rows need before they are put, ``low`` and ``high`` [count]: what is gated, in place of the low ones.
+    void gate_rows(int64_t count, Floats* low, const Floats* high) const {
+        if (result != GATED) return;
+        with_activation(activation, [&](auto which) {
+            for (int64_t row = 0; row < count; ++row) low[row] = gate_both(low[row], high[row], which);
+        });
     }
-    [[gnu::always_inline]] void put_gated(int64_t row, int64_t columns, int64_t left, Floats both) const {
-        store((bf16*)y + row * (columns / 2) + left, both);
+    // ``put_both`` of some rows from ``first`` on, once they are gated.
+    void put_rows(int64_t first, int64_t count, int64_t columns, int64_t left, int64_t apart, const Floats* low,
+                  const Floats* high) const {
+        const int64_t width = result == GATED ? columns / 2 : columns;
+        bf16* const to = (bf16*)y + first * width + left;
+        if (result == GATED) {
+            for (int64_t row = 0; row < count; ++row) store(to + row * width, low[row]);
+        } else if (result == WIDE || left + apart + WIDTH > columns) {
+            for (int64_t row = 0; row < count; ++row) put_both(first + row, columns, left, apart, low[row], high[row]);
+        } else if (result == ADDED) {
+            for (int64_t row = 0; row < count; ++row) add_to(to + row * width, low[row]), add_to(to + row * width + apart, high[row]);
+        } else {
+            for (int64_t row = 0; row < count; ++row) store(to + row * width, low[row]), store(to + row * width + apart, high[row]);
+        }
     }
 
     // Of the columns from ``left`` on, a half tile.
@@ -54,6 +69,12 @@ struct Output {
     }
 
   private:
+    // Of the rounded numbers, as when the two were columns of y.
+    [[gnu::always_inline]] static Floats gate_both(Floats low, Floats high, int activation) {
+        return gated<bf16>(as_stored(low), as_stored(high), activation);
+    }
+    [[gnu::always_inline]] static void add_to(bf16* to, Floats values) { store(to, load(to) + as_stored(values)); }
+
     [[gnu::noinline]] void put_some(int64_t row, int64_t columns, int64_t left, int64_t apart, Floats low, Floats high) const {
         const int64_t at = row * columns + left;
         if (result != WIDE) {

@@ -5,6 +5,7 @@
 
 #pragma once
 
+#include "behind.h"
 #include "finish.h"
 #include "team.h"
 
@@ -60,30 +61,23 @@ struct PairProduct {
     }
 
   private:
-    // The next panel, on its way into the second cache: a line with every so many pairs, a power of two.
-    struct Ahead {
-        const char* at;
-        int64_t every;
-
-        void fetch(int pair) {
-            if (pair & (every - 1)) return;
-            __builtin_prefetch(at, 0, 2);
-            at += 64;
-        }
-    };
+    // The next panel, while ``count`` rows are multiplied.
+    Behind behind(int64_t panel, int64_t count) const {
+        const int64_t goes = (count + MANY - 1) / MANY;
+        return {matrix.panel_at(panel + 1), matrix.size * PANEL * int64_t(sizeof(bf16)), goes * matrix.size / DEPTH * TILE};
+    }
 
     // All rows of a panel, a tile at a time; AHEAD: while the next one is fetched.
     template <bool AHEAD, bool TWICE>
     void all(int64_t panel, Claim& claim) const {
         alignas(64) float sums[2 * TILE * TILE];
-        Ahead ahead{(const char*)matrix.panel_at(panel + 1), 1};
-        while (AHEAD && 4 * MANY * ahead.every <= rows) ahead.every *= 2;
+        Behind next = behind(panel, rows);
         Finish finish(matrix, output, expansion, passes_caches());
         for (int64_t first = 0; first < rows; first += TILE) {
             const int64_t count = std::min<int64_t>(TILE, rows - first);
-            if (first) up_to<false, AHEAD, false>(first, count, panel, ahead, sums);
-            else up_to<true, AHEAD, TWICE>(first, count, panel, ahead, sums);
-            if (count > MANY) up_to<false, AHEAD, false>(first + MANY, count - MANY, panel, ahead, sums + MANY * TILE);
+            if (first) up_to<false, AHEAD, false>(first, count, panel, next, sums);
+            else up_to<true, AHEAD, TWICE>(first, count, panel, next, sums);
+            if (count > MANY) up_to<false, AHEAD, false>(first + MANY, count - MANY, panel, next, sums + MANY * TILE);
             if (!put_out(first, count, panel, sums, finish, claim)) return;
         }
         if (passes_caches()) _mm_sfence();
@@ -101,23 +95,6 @@ struct PairProduct {
     }
 
     bool passes_caches() const { return passes_caches(output, rows, matrix); }
-
-    // What comes behind the panel that many rows are multiplied with, on its way into the second cache: some lines with every so
-    // many steps, a power of two.
-    struct Behind {
-        const char *at, *const end;
-        int64_t lines = 1, every = 1;
-
-        Behind(const bf16* begin, int64_t size, int64_t goes) : at((const char*)begin), end((const char*)(begin + size)) {
-            const int64_t of_step = 2 * TILE;
-            if (goes < of_step) lines = (of_step + goes - 1) / goes;
-            while (2 * every * of_step <= goes) every *= 2;
-        }
-        void fetch(int64_t step) {
-            if (step & (every - 1)) return;
-            for (int64_t line = 0; line < lines && at < end; ++line, at += 64) __builtin_prefetch(at, 0, 2);
-        }
-    };
 
     // What eight rows that are laid out and a panel are read from.
     struct Go {
@@ -143,7 +120,7 @@ struct PairProduct {
     // Rows [first, last) of a panel, a tile at a time.
     void block(int64_t first, int64_t last, int64_t panel, Claim& claim) const {
         alignas(64) float sums[2 * TILE * TILE];
-        Behind behind(matrix.panel_at(panel + 1), matrix.size * PANEL, (last - first + MANY - 1) / MANY);
+        Behind after = behind(panel, last - first);
         Finish finish(matrix, output, expansion, passes_caches());
         auto go = [&](int64_t row, int64_t number) {
             return Go{matrix.panel_at(number), x + Laid::place(row, 0, matrix.size)};
@@ -152,10 +129,10 @@ struct PairProduct {
             const int64_t count = std::min<int64_t>(TILE, last - row), half = row + MANY;
             const Go next = row + TILE < last ? go(row + TILE, panel) : go(first, panel + 1);
             if (count > MANY) {
-                eight(go(row, panel), go(half, panel), behind, sums);
-                eight(go(half, panel), next, behind, sums + MANY * TILE);
+                eight(go(row, panel), go(half, panel), after, sums);
+                eight(go(half, panel), next, after, sums + MANY * TILE);
             } else {
-                eight(go(row, panel), next, behind, sums);
+                eight(go(row, panel), next, after, sums);
             }
             if (!put_out(row, count, panel, sums, finish, claim)) return;
         }
@@ -164,15 +141,15 @@ struct PairProduct {
 
     // Eight rows, of which some may lie behind the last, into their part of the sums of a tile. That they lie at fixed distances
     // leaves the compiler registers enough. While the last steps are summed the first of ``next`` arrive in the first cache.
-    [[gnu::noinline]] void eight(Go own, Go next, Behind& behind, float* to) const {
+    [[gnu::noinline]] void eight(Go own, Go next, Behind& after, float* to) const {
         const int64_t steps = matrix.size / DEPTH, quiet = std::max<int64_t>(0, steps - LAST_STEPS);
         __m512 sums[MANY][2];
         for (auto& of_row : sums) of_row[0] = of_row[1] = _mm512_setzero_ps();
         auto take = [&](int64_t step, auto&& fetch) {
-            behind.fetch(step);
 #pragma GCC unroll 2
             for (int pair = 0; pair < TILE; ++pair) {
                 fetch(pair);
+                after.fetch(step * TILE + pair);
                 const __m512bh left = line_at(own.tile + pair * LANES), right = line_at(own.tile + TILE_SIZE + pair * LANES);
 #pragma GCC unroll 8
                 for (int row = 0; row < MANY; ++row) {
@@ -244,18 +221,18 @@ struct PairProduct {
 
     // As many as there are, or one more, and at most MANY.
     template <bool ARRIVES, bool AHEAD, bool TWICE>
-    void up_to(int64_t first, int64_t count, int64_t panel, Ahead& ahead, float* sums) const {
-        if (count == 1) some<1, ARRIVES, AHEAD, TWICE>(first, panel, ahead, sums);
-        else if (count == 2) some<2, ARRIVES, AHEAD, TWICE>(first, panel, ahead, sums);
-        else if (count <= 4) some<4, ARRIVES, AHEAD, TWICE>(first, panel, ahead, sums);
-        else if (count <= 6) some<6, ARRIVES, AHEAD, TWICE>(first, panel, ahead, sums);
-        else some<MANY, ARRIVES, AHEAD, TWICE>(first, panel, ahead, sums);
+    void up_to(int64_t first, int64_t count, int64_t panel, Behind& next, float* sums) const {
+        if (count == 1) some<1, ARRIVES, AHEAD, TWICE>(first, panel, next, sums);
+        else if (count == 2) some<2, ARRIVES, AHEAD, TWICE>(first, panel, next, sums);
+        else if (count <= 4) some<4, ARRIVES, AHEAD, TWICE>(first, panel, next, sums);
+        else if (count <= 6) some<6, ARRIVES, AHEAD, TWICE>(first, panel, next, sums);
+        else some<MANY, ARRIVES, AHEAD, TWICE>(first, panel, next, sums);
     }
 
     // R rows, into their part of the sums [2][16][16] of a tile; the last one as often as there are too few. ARRIVES: the panel
     // comes from memory, not from a cache.
     template <int R, bool ARRIVES, bool AHEAD, bool TWICE>
-    void some(int64_t first, int64_t panel, Ahead& ahead, float* to) const {
+    void some(int64_t first, int64_t panel, Behind& next, float* to) const {
         const bf16 *from[R], *tile = matrix.panel_at(panel);
         for (int row = 0; row < R; ++row) from[row] = x + std::min(first + row, rows - 1) * matrix.size;
         const int64_t steps = matrix.size / DEPTH;
@@ -266,7 +243,7 @@ struct PairProduct {
 #pragma GCC unroll 2
             for (int pair = 0; pair < TILE; ++pair) {
                 if (ARRIVES) fetch<TWICE>(tile, pair);
-                if (AHEAD) ahead.fetch(pair);
+                if (AHEAD) next.fetch(step * TILE + pair);
                 const __m512bh left = line_at(tile + pair * LANES), right = line_at(tile + TILE_SIZE + pair * LANES);
 #pragma GCC unroll 8
                 for (int row = 0; row < R; ++row) {

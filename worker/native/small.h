@@ -2,6 +2,8 @@
 
 #pragma once
 
+#include <type_traits>
+
 #include "vectors.h"
 
 namespace {
@@ -82,6 +84,18 @@ void turn(const Turning& how, T* queries, const float* cos, const float* sin, co
 }
 
 enum Activation { SILU, GELU, GELU_TANH, RELU, CLAMPED_SWIGLU };
+
+// use(a constant) of the one that it is: loops have it for all of their turns.
+template <typename Use>
+[[gnu::always_inline]] inline void with_activation(int activation, const Use& use) {
+    switch (activation) {
+        case SILU: return use(std::integral_constant<int, SILU>());
+        case GELU: return use(std::integral_constant<int, GELU>());
+        case GELU_TANH: return use(std::integral_constant<int, GELU_TANH>());
+        case RELU: return use(std::integral_constant<int, RELU>());
+        case CLAMPED_SWIGLU: return use(std::integral_constant<int, CLAMPED_SWIGLU>());
+    }
+}
 
 constexpr float SWIGLU_ALPHA = 1.702f, SWIGLU_LIMIT = 7.0f;  // of the clamped one, as gpt-oss has them
 
