@@ -50,9 +50,12 @@ def load_model(
     # On the CPU all ranks take of the same memory; one asks for them all, before the others have begun to load.
     asking = range(layout.num_ranks) if device.type == "cpu" and rank == 0 else (rank,)
     num_parameters = sum(Shard.of(architecture, layout, other).num_parameters for other in asking)
-    refuse_too_large(source, num_parameters * bytes_per_parameter(path, architecture, dtype), dtype, device)
+    needed = num_parameters * bytes_per_parameter(path, architecture, dtype)
+    refuse_too_large(source, needed, dtype, device)
     means = Means(kernels_of(engine, device), engine.quantize_activations, engine.deterministic)
-    return load_decoder(path, architecture, dtype, device, max_model_tokens, means, engine.quantize, shard)
+    # One rank for all. Where there is not so much room, what is read early would be gone again before it is taken.
+    reads_ahead = rank == 0 and 2 * needed < free_bytes(torch.device("cpu"))
+    return load_decoder(path, architecture, dtype, device, max_model_tokens, means, engine.quantize, shard, reads_ahead)
 
 
 def settle(engine: settings.Engine, facts: Facts, replica: int) -> tuple[torch.device, torch.dtype]:

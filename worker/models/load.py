@@ -25,6 +25,7 @@ from worker.models.latent import LatentAttention
 from worker.models.linear import ALONE, Linear, Means, linear_by_head, linear_of
 from worker.models.quantize import quantized
 from worker.models.quantized_cache import LEAST_PARAMETERS, QuantizingSource
+from worker.models.read_ahead import ReadAhead
 from worker.models.shard import Shard
 from worker.models.sources import HEAD, CheckpointSource, ShardSource, Source
 from worker.models.stacks import Stack, Stacking
@@ -81,12 +82,16 @@ def load_decoder(
     means: Means = ALONE,
     quantization: Quantization = "none",
     shard: Shard | None = None,
+    reads_ahead: bool = False,
 ) -> Decoder:
-    """``shard``: what of the model is wanted, None: all. Raises ModelError."""
+    """``shard``: what of the model is wanted, None: all; ``reads_ahead``: its files fit into memory beside it. Raises
+    ModelError.
+    """
     shard = shard or Shard.of(architecture)
     if is_gguf(path):
         file = GgufSource(GgufFile(path), architecture, dtype, device)
-        decoder = build_decoder(shard, file, dtype, device, max_model_tokens, means, quantization)
+        with ReadAhead([path] if reads_ahead else []):
+            decoder = build_decoder(shard, file, dtype, device, max_model_tokens, means, quantization)
         file.finish(shard.misses)
         return decoder
     with Checkpoint(path) as checkpoint:
@@ -109,9 +114,11 @@ def load_decoder(
             return decoder
 
         if quantization == "none" or importer is not None or architecture.num_parameters < LEAST_PARAMETERS:
-            return build(source)
+            with ReadAhead(checkpoint.paths if reads_ahead else []):
+                return build(source)
         with QuantizingSource(source, path, quantization, dtype, shard) as kept:
-            decoder = build(kept)
+            with ReadAhead((kept.paths or checkpoint.paths) if reads_ahead else []):
+                decoder = build(kept)
             kept.finish()
         return decoder
 

@@ -62,6 +62,11 @@ class QuantizingSource:
         except OSError as error:
             log.info("quantised weights are not kept on disk: %s", error)
 
+    @property
+    def paths(self) -> list[Path]:
+        """Of the files that its matrices come from; none where they are made anew."""
+        return sorted(self._found.glob("*.safetensors")) if self._found is not None else []
+
     def tensor(
         self, name: str, shape: tuple[int, ...], part: Part | None = None, dtype: torch.dtype | None = None
     ) -> Tensor:

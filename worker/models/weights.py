@@ -65,6 +65,11 @@ class Checkpoint:
     def __contains__(self, name: str) -> bool:
         return name in self._file_of
 
+    @property
+    def paths(self) -> list[Path]:
+        """Of its files, in the order of their names."""
+        return [self._directory / name for name in sorted(self._files)]
+
     def take(
         self,
         name: str,
