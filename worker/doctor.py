@@ -126,7 +126,11 @@ def _packages(found: Facts) -> None:
             versions[package] = None
     found.facts["packages"] = versions
     if versions["transformers"] is None:
-        found.find("note", "transformers is not installed; only `penstock bench engine --peer transformers` needs it.")
+        found.find(
+            "note",
+            "transformers is not installed; models of other families and encoders need it (penstock[families]), and"
+            " `penstock bench engine --peer transformers`.",
+        )
 
 
 def _torch(found: Facts) -> None:
