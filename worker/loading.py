@@ -53,9 +53,10 @@ def load_model(
     needed = num_parameters * bytes_per_parameter(path, architecture, dtype)
     refuse_too_large(source, needed, dtype, device)
     means = Means(kernels_of(engine, device), engine.quantize_activations, engine.deterministic)
-    # One rank for all. Where there is not so much room, what is read early would be gone again before it is taken.
-    reads_ahead = rank == 0 and 2 * needed < free_bytes(torch.device("cpu"))
-    return load_decoder(path, architecture, dtype, device, max_model_tokens, means, engine.quantize, shard, reads_ahead)
+    # One rank reads ahead for all, no more than stays in memory beside the model until it is taken.
+    beside = int(needed) if device.type == "cpu" else 0
+    room_bytes = free_bytes(torch.device("cpu")) - beside if rank == 0 else 0
+    return load_decoder(path, architecture, dtype, device, max_model_tokens, means, engine.quantize, shard, room_bytes)
 
 
 def settle(engine: settings.Engine, facts: Facts, replica: int) -> tuple[torch.device, torch.dtype]:

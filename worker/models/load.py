@@ -82,15 +82,15 @@ def load_decoder(
     means: Means = ALONE,
     quantization: Quantization = "none",
     shard: Shard | None = None,
-    reads_ahead: bool = False,
+    room_bytes: int = 0,
 ) -> Decoder:
-    """``shard``: what of the model is wanted, None: all; ``reads_ahead``: its files fit into memory beside it. Raises
-    ModelError.
+    """``shard``: what of the model is wanted, None: all; ``room_bytes``: of memory, for what is read ahead of its
+    files. Raises ModelError.
     """
     shard = shard or Shard.of(architecture)
     if is_gguf(path):
         file = GgufSource(GgufFile(path), architecture, dtype, device)
-        with ReadAhead([path] if reads_ahead else []):
+        with ReadAhead([path], room_bytes):
             decoder = build_decoder(shard, file, dtype, device, max_model_tokens, means, quantization)
         file.finish(shard.misses)
         return decoder
@@ -114,10 +114,10 @@ def load_decoder(
             return decoder
 
         if quantization == "none" or importer is not None or architecture.num_parameters < LEAST_PARAMETERS:
-            with ReadAhead(checkpoint.paths if reads_ahead else []):
+            with ReadAhead(checkpoint.paths, room_bytes):
                 return build(source)
         with QuantizingSource(source, path, quantization, dtype, shard) as kept:
-            with ReadAhead((kept.paths or checkpoint.paths) if reads_ahead else []):
+            with ReadAhead(kept.paths or checkpoint.paths, room_bytes):
                 decoder = build(kept)
             kept.finish()
         return decoder

@@ -17,10 +17,12 @@ CHUNK_BYTES = 4 << 20
 
 
 class ReadAhead:
-    """Reads them in this order until all are read or the block that it is entered for is left."""
+    """Reads them in this order until all are read, or as much as there is room for, or the block that it is entered for
+    is left.
+    """
 
-    def __init__(self, paths: Iterable[Path]) -> None:
-        self._paths = list(paths)
+    def __init__(self, paths: Iterable[Path], room_bytes: int) -> None:
+        self._paths, self._room_bytes = list(paths), room_bytes
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="read ahead", daemon=True)
 
@@ -33,11 +35,11 @@ class ReadAhead:
         self._thread.join()
 
     def _run(self) -> None:
-        buffer = bytearray(CHUNK_BYTES)
+        buffer, room = bytearray(CHUNK_BYTES), self._room_bytes
         for path in self._paths:
             try:
                 with path.open("rb", buffering=0) as file:
-                    while not self._stop.is_set() and file.readinto(buffer):
-                        pass
+                    while room > 0 and not self._stop.is_set() and (num_read := file.readinto(buffer)):
+                        room -= num_read
             except OSError as error:  # whoever takes the tensors meets it, too, and names them
                 log.info("%s is not read ahead: %s", path, error)

@@ -127,7 +127,6 @@ class Finish {
 
     static Floats low_of(__m512i both) { return widened(_mm512_castsi512_si256(both)); }
     static Floats high_of(__m512i both) { return widened(_mm512_extracti64x4_epi64(both, 1)); }
-    static Floats widened(__m256i halves) { return (Floats)_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16); }
 
     // Rounded all the same: what is wanted are the floats of a bfloat16 result.
     void widen(int64_t count) {

@@ -53,10 +53,13 @@ inline Floats load(const float* from) {
     std::memcpy(&values, from, 64);
     return values;
 }
+#if defined(__AVX512BF16__)
+// Of bfloat16; some compilers, left to themselves, would widen each half apart.
+inline Floats widened(__m256i halves) { return (Floats)_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16); }
+#endif
 inline Floats load(const bf16* from) {
 #if defined(__AVX512BF16__)
-    // Some compilers would widen each half by itself.
-    return (Floats)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)from)), 16);
+    return widened(_mm256_loadu_si256((const __m256i*)from));
 #else
     Halves halves;
     std::memcpy(&halves, from, 32);
@@ -89,7 +92,7 @@ inline void store(bf16* to, Floats values) {
 // What is left of them in bfloat16.
 inline Floats as_stored(Floats values) {
 #if defined(__AVX512BF16__)
-    return (Floats)_mm512_slli_epi32(_mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh((__m512)values)), 16);
+    return widened((__m256i)_mm512_cvtneps_pbh((__m512)values));
 #else
     bf16 halves[WIDTH];
     store(halves, values);
