@@ -4,15 +4,17 @@ the host longer than the device takes to compute it.
 A graph is recorded for a bucket, so many rows and so many of them of one sequence, once that bucket has been met a few
 times, between two steps, so a worker serves from its first second and the sizes that matter come first. It reads and
 writes the same memory each time; a step is copied in, once, and replayed, and its logits lie where the last ones lay.
-Whatever else there is, or has no graph yet, is computed as ever.
+Where a bucket's rows are few there are other ways to compute them (``worker.models.fused``): all are recorded, and the
+one that the device is through with first is kept. Whatever else there is, or has no graph yet, is computed as ever.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -20,7 +22,7 @@ import torch
 from torch import Tensor
 
 from policies import settings
-from worker.attention import Backend, Fixed, Fixing
+from worker.attention import Backend, Fixed, Fixing, Plan
 from worker.inputs import Laid, fill_in, lay_out
 from worker.models import Decoder, Ops
 from worker.transfer import send_into
@@ -33,6 +35,8 @@ _VERIFIED = (2, 4, 8, 16, 32, 64, 128, 256)
 """Of steps with drafts: fewer, as each is one for every size of draft as well."""
 _EACH = (4, 16, 64)
 """Rows of one sequence that has a draft."""
+TIMES = 5
+"""That each of several recordings of a bucket is tried."""
 _WIDE = 5
 """Numbers of 64 bits a row: token, position and slot, and where it comes from if it is not known yet."""
 
@@ -49,6 +53,19 @@ class Record(Protocol):
     """Runs a function whose tensors stay where they are, and returns what repeats it."""
 
     def __call__(self, run: Callable[[], None]) -> Replay: ...
+
+    def seconds(self, replay: Replay) -> float:
+        """That it takes, waiting for it."""
+        ...
+
+
+class FewRows(Protocol):
+    """A FusedDecoder."""
+
+    @property
+    def rows(self) -> Sequence[int]: ...
+
+    def forward(self, token_ids: Tensor, positions: Tensor, plan: Plan, logits: Tensor) -> None: ...
 
 
 class CudaRecord:
@@ -71,6 +88,18 @@ class CudaRecord:
             run()
         return graph.replay
 
+    def seconds(self, replay: Replay) -> float:
+        """See Record; the fastest of a few."""
+        took_ms: list[float] = []
+        for _ in range(TIMES):
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+            begin.record()
+            replay()
+            end.record()
+            end.synchronize()
+            took_ms.append(begin.elapsed_time(end))
+        return min(took_ms) / 1e3
+
 
 @dataclass(slots=True)
 class _Recording:
@@ -92,9 +121,12 @@ class StepGraphs:
         max_sequences: int,
         max_verified: int,
         record: Record,
+        few: Sequence[FewRows] = (),
     ) -> None:
-        """``max_blocks``: of one sequence. ``max_verified``: rows of a step that has drafts; 0: none has."""
+        """``max_blocks``: of one sequence. ``max_verified``: rows of a step that has drafts; 0: none has. ``few``:
+        other ways to compute so few rows."""
         self._model, self._ops, self._attention, self._record = model, ops, attention, record
+        self._few = few
         self._max_sequences = max_sequences
         self._decoded = [size for size in _SIZES if size <= max_sequences]
         self._verified = [size for size in _VERIFIED if size <= max_verified]
@@ -105,6 +137,8 @@ class StepGraphs:
         self._step = torch.zeros(2 * _WIDE * largest + num_places, dtype=torch.int32, device=device)
         self._num_met: Counter[Bucket] = Counter()
         self._recordings: dict[Bucket, _Recording] = {}
+        self.tried_s: dict[Bucket, dict[str, float]] = {}
+        """What a step took in each of several ways."""
         self._gives_up = False
 
     @classmethod
@@ -122,7 +156,11 @@ class StepGraphs:
         speculation, most = engine.speculation, engine.max_sequences
         max_verified = most * (1 + speculation.max_draft_tokens) if speculation.enabled else 0
         max_blocks = 1 + max_model_tokens // engine.block_size
-        return cls(model, ops, attention, max_blocks, most, max_verified, CudaRecord())
+        # Imported here: there is Triton, as its attention is.
+        from worker.models.fused import FusedDecoder
+
+        few = () if engine.deterministic else FusedDecoder.all_of(model, ops)
+        return cls(model, ops, attention, max_blocks, most, max_verified, CudaRecord(), few)
 
     @property
     def recorded(self) -> list[Bucket]:
@@ -180,11 +218,18 @@ class StepGraphs:
         rows = torch.arange(num_rows, device=self._model.device)
         self._put(_NOBODYS, num_rows, plan)  # for the first runs
 
-        def run() -> None:
-            self._logits[:num_rows].copy_(self._model.forward(wide[0], wide[1], rows, plan, self._ops))
+        logits = self._logits[:num_rows]
 
+        def run() -> None:
+            logits.copy_(self._model.forward(wide[0], wide[1], rows, plan, self._ops))
+
+        def run_few(few: FewRows) -> None:
+            few.forward(wide[0], wide[1], plan, logits)
+
+        others = [partial(run_few, few) for few in self._few if num_rows in few.rows]
+        ways: list[Callable[[], None]] = [run, *others]
         try:
-            replay = self._record(run)
+            replay = self._fastest(bucket, [self._record(way) for way in ways])
         except AssertionError:
             raise
         except Exception as error:  # Triton's own are no RuntimeErrors, and would come again at each such step
@@ -193,3 +238,11 @@ class StepGraphs:
             return None
         recording = self._recordings[bucket] = _Recording(wide, plan, replay)
         return recording
+
+    def _fastest(self, bucket: Bucket, replays: Sequence[Replay]) -> Replay:
+        if len(replays) == 1:
+            return replays[0]
+        took_s = [self._record.seconds(replay) for replay in replays]
+        self.tried_s[bucket] = dict(zip(("as ever", *map(str, self._few)), took_s, strict=True))
+        log.info("seconds of a step of %d rows: %s", bucket[0], self.tried_s[bucket])
+        return replays[took_s.index(min(took_s))]

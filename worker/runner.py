@@ -63,7 +63,7 @@ class Runner:
         """``whole``: computes a step at once, where it can be; ``kernels``: that adapters may be packed for;
         ``is_repeatable``: a row gets the same bits in any company, and attention and operations are such."""
         self._model, self.cache, self.attention, self._ops = model, cache, attention, ops
-        self._graphs, self.whole, self._kernels, self._is_repeatable = graphs, whole, kernels, is_repeatable
+        self.graphs, self.whole, self._kernels, self._is_repeatable = graphs, whole, kernels, is_repeatable
         self._found: tuple[Callable[[], Tensor | None], Tensor | None] = (lambda: None), None
         self.max_model_tokens = max_model_tokens
         self.num_blocks, self.block_size = cache.num_blocks, cache.block_size
@@ -167,7 +167,7 @@ class Runner:
     @torch.inference_mode()
     def _compute_one_by_one(self, laid: Laid, additions: Additions | None, sampled_before: Tensor | None) -> Tensor:
         num_hidden = laid.num_hidden
-        logits = None if self._graphs is None or additions or num_hidden else self._graphs.run(laid, sampled_before)
+        logits = None if self.graphs is None or additions or num_hidden else self.graphs.run(laid, sampled_before)
         if logits is not None:
             return logits
         inputs, plan = planned(laid, self.attention, self._model.device, sampled_before)
@@ -190,7 +190,7 @@ class Runner:
     def keep_hidden(self) -> Decoder:
         """What leaves Decoder.hidden behind from now on; so no step is computed by a graph."""
         self._model.keeps_hidden = True
-        self._graphs = None
+        self.graphs = None
         return self._model
 
     def keep_up(self, spans: Sequence[Span], num_done: int) -> None:

@@ -29,6 +29,7 @@ from worker.runner import Runner
 PARTS = {
     "correct": 150,
     "single": 90,
+    "few": 60,
     "batches": 120,
     "attention": 60,
     "busy": 60,
@@ -40,6 +41,8 @@ PARTS = {
 """With the seconds that each may take. The first comes first: figures of what computes something else are worth
 nothing."""
 FORMS = ("int8", "int4", "fp8")
+FEW = (1, 2, 4)
+"""Sequences, of which each way to compute their steps is tried."""
 LONG_S = 30.0
 """A run that takes so long is not done twice."""
 ROOT = Path(__file__).parents[2]
@@ -129,6 +132,15 @@ class Bench:
             first_s = self._batch_s(ours, 1, num_in, 1)
             rates.append((num_out - 1) / (self._batch_s(ours, 1, num_in, num_out) - first_s))
         return sorted(rates)[1]
+
+    def few(self) -> None:
+        engine = self._engine(FEW[-1], 64)
+        runner = Runner.of(decoder(self._architecture, self._device, self._quantize), engine)
+        ours = Ours(runner, engine, Sampling(max_tokens=1, temperature=0.0, ignore_eos=True))
+        for num in FEW:
+            ours.batch(self._prompter.take(num, 16), 16)
+        if runner.graphs is not None:
+            self._report.few_rows_s = {str(size): tried for (size, _), tried in runner.graphs.tried_s.items()}
 
     def loop(self) -> None:
         num_in, num_out = self._sizes.single

@@ -36,6 +36,8 @@ class Report(msgspec.Struct):
     copy_gb_per_s: float = 0.0
     single_decode_tokens_per_s: float | None = None
     loop_decode_tokens_per_s: float | None = None
+    few_rows_s: dict[str, dict[str, float]] = {}
+    """A step's, by its rows and the way that it is computed in, without attention's share."""
     ours_tokens_per_s: dict[str, float] = {}
     """By "tokens in/tokens out"."""
     transformers_tokens_per_s: dict[str, float] = {}
@@ -66,6 +68,10 @@ class Report(msgspec.Struct):
             if self.loop_decode_tokens_per_s:
                 ratio = rate / self.loop_decode_tokens_per_s
                 said.append(f"compiled loop: {self.loop_decode_tokens_per_s:,.1f} tokens/s; ours is {ratio:.2f} of it")
+        for rows, tried in self.few_rows_s.items():
+            copy_s = self.weight_bytes / (self.copy_gb_per_s * 1e9)
+            ways = "; ".join(f"{way} {1e3 * took_s:.2f} ms, {copy_s / took_s:.2f}" for way, took_s in tried.items())
+            said.append(f"a step of {rows} without keys, of copying the weights' bytes: {ways}")
         for name, rate in self.ours_tokens_per_s.items():
             said.append(f"{name}: {rate:,.0f} tokens/s")
             if theirs := self.transformers_tokens_per_s.get(name):

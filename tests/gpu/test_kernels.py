@@ -20,7 +20,7 @@ pytestmark = [
         reason="no device for Triton's kernels here",
     ),
 ]
-FILES = ("attention", "draws", "experts", "graphs", "matrices", "mixtures", "small", "turned", "windows")
+FILES = ("attention", "draws", "experts", "graphs", "matrices", "mixtures", "small", "streamed", "turned", "windows")
 
 Done = subprocess.CompletedProcess[str]
 

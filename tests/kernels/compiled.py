@@ -24,10 +24,15 @@ from worker.kv_cache import KVCache, KVShape
 from worker.models.architecture import Mixture
 from worker.models.experts_on_cuda import CudaExperts
 from worker.models.forms import Fp8, Int4, Int8
+from worker.models.fused import FusedDecoder
+from worker.models.linear import Means
 from worker.models.linear.on_cuda import CudaInt4Linear, to_float8
 from worker.models.linear.scaled_on_cuda import ROUNDED_TOKENS, CudaScaledLinear
+from worker.models.load import build_decoder
 from worker.models.ops import Turning
 from worker.models.shapes import SHAPES
+from worker.models.shard import Shard
+from worker.models.sources import PlainSource
 from worker.models.stacks import Stack
 from worker.models.triton_ops import TritonOps
 from worker.sampling.on_device import Wishes, draw, mask
@@ -248,6 +253,22 @@ def test_small_operations(compiled, dtype):
         size = 128 if qk_norm == "head" else 4096
         ops.turn(x, architecture, Turning(*torch.zeros(2, 2, 64), torch.zeros(size), torch.zeros(size)))
     to_float8(x)
+
+
+@pytest.mark.parametrize(
+    ("compiled", "quantize"),
+    [(80, "int8"), (80, "none"), (89, "none"), (90, "none"), (90, "fp8")],
+    indirect=["compiled"],
+)
+def test_products_of_few_rows(compiled, monkeypatch, quantize):
+    dtype = torch.bfloat16
+    monkeypatch.setattr("worker.models.linear.has_triton", lambda device: True)
+    monkeypatch.setattr("worker.models.linear.plain.packs_bfloat16", lambda: False)
+    own = replace(SHAPES["S"], hidden_size=1024, intermediate_size=2048, num_layers=1, layer_ropes=(0,), windows=(0,))
+    source = PlainSource(lambda name, shape: torch.zeros(shape, dtype=dtype))
+    model = build_decoder(Shard.of(own), source, dtype, CPU, 128, Means(rounds_inputs=False), quantize)
+    FusedDecoder.all_of(model, TritonOps())  # tries what it would use
+    assert {name for name, _ in compiled} == {"add_norm", "gate", "multiply"}
 
 
 def test_draws(compiled):

@@ -21,6 +21,7 @@ from worker.inputs import Span, lay_out, planned
 from worker.kv_cache import KVCache, KVShape, KVType
 from worker.models import Decoder, TorchOps
 from worker.models.architecture import Architecture, Mixture, Rope
+from worker.models.fused import FusedDecoder
 from worker.models.load import build_decoder
 from worker.models.shard import Shard
 from worker.models.sources import PlainSource
@@ -47,19 +48,24 @@ ARCHITECTURE = Architecture(
 
 
 class Repeat:
-    """What a device records, the CPU does again."""
+    """What a device records, the CPU does again; ``took_s``: of each recording, in turn."""
 
-    def __init__(self):
-        self.num_replays = 0
+    def __init__(self, *took_s):
+        self.num_replays, self.num_recorded, self.took_s = 0, 0, took_s
 
     def __call__(self, run):
         run()
+        which, self.num_recorded = self.num_recorded, self.num_recorded + 1
 
         def replay():
-            self.num_replays += 1
+            self.num_replays, self.last = self.num_replays + 1, which
             run()
 
         return replay
+
+    def seconds(self, replay):
+        replay()
+        return self.took_s[self.last]
 
 
 class Refuse:
@@ -86,9 +92,9 @@ def decoder(architecture: Architecture = ARCHITECTURE) -> Decoder:
 
 class Pair:
     """The same model over two pools of the same content: one computes, one replays. ``apart``: this one's layer with a
-    window has a pool of its own."""
+    window has a pool of its own. ``few``: few rows are fused, too."""
 
-    def __init__(self, record, max_sequences=5, max_verified=0, apart=False, architecture=ARCHITECTURE):
+    def __init__(self, record, max_sequences=5, max_verified=0, apart=False, architecture=ARCHITECTURE, few=False):
         self.model, self.plain_model = decoder(architecture), decoder(architecture)
         self.ops, self.apart = TritonOps(), apart
         for layer in self.plain_model.layers:
@@ -110,8 +116,10 @@ class Pair:
             self.attention = FixingWindows(*each, self.graphed)
         else:
             self.attention = TritonAttention(self.graphed, scores, heads, num_processors=processors)
+        ways = FusedDecoder.all_of(self.model, self.ops) if few else ()
+        assert len(ways) == (2 if few else 0)
         self.graphs = StepGraphs(
-            self.model, self.ops, self.attention, MAX_TOKENS // BLOCK_SIZE, max_sequences, max_verified, record
+            self.model, self.ops, self.attention, MAX_TOKENS // BLOCK_SIZE, max_sequences, max_verified, record, ways
         )  # fmt: skip
 
     @staticmethod
@@ -187,6 +195,32 @@ def test_a_bucket_is_recorded_once_it_recurs_and_says_the_same():
         if got is not None:
             torch.testing.assert_close(got, expected, atol=1e-4, rtol=1e-4)
     assert pair.graphs.recorded == [(4, 1)]
+
+
+@pytest.mark.skipif(DEVICE.type != "cpu", reason="a device says itself what it takes")
+@pytest.mark.parametrize("took_s", [(1.0, 3.0, 2.0), (3.0, 1.0, 2.0), (3.0, 2.0, 1.0)])
+def test_of_several_ways_to_compute_few_rows_the_fastest_is_kept(took_s):
+    record = Repeat(*took_s)
+    pair = Pair(record, few=True, apart=True)
+    chance = random.Random(4)
+    for step in range(NUM_STEPS_BEFORE + 3):
+        expected, got = pair.step([chance.randrange(90) for _ in range(chance.choice([3, 4]))], step)
+        if got is not None:
+            torch.testing.assert_close(got, expected, atol=1e-4, rtol=1e-4)
+            assert record.last == took_s.index(min(took_s))
+    assert record.num_replays == 3 + 3
+
+
+def test_few_rows_and_drafts_of_few_are_replayed_as_they_are_fastest():
+    pair = Pair(record() if DEVICE.type != "cpu" else Repeat(*(3.0, 1.0, 2.0) * 9), max_verified=8, few=True)
+    chance = random.Random(5)
+    for step in range(2 * NUM_STEPS_BEFORE + 6):
+        drafts = [[0], [2, 0]][step % 2]
+        expected, got = pair.step([chance.randrange(80) for _ in drafts], step, drafts)
+        assert (got is None) == (step < 2 * NUM_STEPS_BEFORE)
+        if got is not None:
+            torch.testing.assert_close(got, expected, atol=1e-4, rtol=1e-4)
+    assert pair.graphs.recorded == [(1, 1), (4, 4)]
 
 
 def test_sizes_of_one_bucket_share_its_recording_and_padding_is_never_seen():

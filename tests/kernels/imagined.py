@@ -77,6 +77,9 @@ class Record:
         self._watch.is_recording = False
         return lambda: None
 
+    def seconds(self, replay: Callable[[], None]) -> float:
+        return 0.0
+
 
 class Arriving:
     """In place of worker.transfer's: zeros arrive."""
@@ -168,6 +171,7 @@ def imagined(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
     monkeypatch.setattr(torch.Tensor, "pin_memory", pinned)
     monkeypatch.setattr(JITFunction, "run", launch)
     monkeypatch.setattr("worker.triton.check.agrees", lambda device: True)
+    monkeypatch.setattr("worker.models.fused.FusedDecoder.agrees", lambda self: True)
     monkeypatch.setattr("worker.graphs.CudaRecord", lambda: Record(watch))
     monkeypatch.setattr("worker.sampling.race.streams", streams)
     monkeypatch.setattr("worker.vectors._bytes_of", lambda vector: bytes(4))

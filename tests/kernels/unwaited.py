@@ -118,8 +118,8 @@ def served(
 def test_steps_wait_for_nobody_and_are_recorded(watch, how):
     runner = served(watch, **how)
     assert watch.seen == []
-    assert runner._graphs is not None
-    assert runner._graphs.recorded == [(4, 1)]
+    assert runner.graphs is not None
+    assert runner.graphs.recorded == [(4, 1)]
 
 
 def test_adapters_wait_for_nobody(watch):

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="no Triton h
 INTERPRETED = (
     ("attention", "windows"),
     ("graphs", "small", "turned", "matrices", "draws"),
-    ("experts", "mixtures"),
+    ("experts", "mixtures", "streamed"),
 )
 """Files that one process runs."""
 COMPILED = ("compiled", "unwaited")

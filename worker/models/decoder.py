@@ -111,7 +111,7 @@ class Decoder:
         what the head would be given is wanted, and is left in ``pooled``.
         """
         architecture, eps, link = self.architecture, self.architecture.norm_eps, self._link
-        x = self._enter(token_ids)
+        x = self.enter(token_ids)
         angles = [rotary.at(positions) for rotary in self.rotaries]
         last = architecture.num_layers - 1
         self.tapped = []
@@ -193,7 +193,7 @@ class Decoder:
             own = torch.zeros((num_rows, len(shard.vocabulary)), device=self.device)
             yield lambda: link.gather(own, widths)
 
-    def _enter(self, token_ids: Tensor) -> Tensor:
+    def enter(self, token_ids: Tensor) -> Tensor:
         """[num_tokens] -> [num_tokens, hidden_size], by embedding or from the stage before."""
         if not self.shard.is_first or self.embedding is None:
             return self._link.receive((len(token_ids), self.architecture.hidden_size), self.dtype, self.device)

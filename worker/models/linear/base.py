@@ -22,6 +22,20 @@ class Means:
     """A row's product has the same bits whichever rows come along, and however many."""
 
 
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A matrix as it lies on a CUDA device, for ``worker.triton.streamed``."""
+
+    codes: Tensor
+    """[out, in]: weights, or codes of one byte."""
+    float8: int = 0
+    """How the codes are handed over, see ``worker.triton.float8``."""
+    scales: Tensor | None = None
+    """[out] f32, of codes."""
+    bias: Tensor | None = None
+    """[out]"""
+
+
 class Linear(Protocol):
     """y = x @ weight.T + bias, however the weight is stored."""
 

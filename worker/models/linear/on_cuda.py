@@ -14,10 +14,11 @@ import triton
 from torch import Tensor
 
 from worker.models.forms import Fp8, Int4
+from worker.models.linear.base import Stored
 from worker.triton import int4 as int4_kernels
 from worker.triton import rows as rows_kernels
 from worker.triton.cut import Cut
-from worker.triton.device import multiplies
+from worker.triton.device import float8_as, multiplies
 from worker.triton.float8 import FLOAT8_BYTES
 
 DENSE_TOKENS = 256
@@ -126,6 +127,12 @@ class CudaFp8Linear:
     def wide(self, x: Tensor) -> Tensor:
         """See Linear."""
         return self(x).float()
+
+    def stored(self) -> Stored:
+        """As it lies."""
+        codes = self._codes.t()
+        kind, as_loaded = float8_as(codes)
+        return Stored(codes.view(as_loaded), kind, self._scales[0], self._bias)
 
 
 def to_float8(x: Tensor) -> tuple[Tensor, Tensor]:

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from worker.models.linear.base import Stored
 from worker.native import Library, PackedMatrix
 
 
@@ -61,6 +62,10 @@ class PlainLinear:
         if self._kernels is not None and self.packed is not None:
             return self._kernels.linear(x, self.packed, torch.float32)
         return self(x).float()
+
+    def stored(self) -> Stored | None:
+        """As it lies; None where it is repacked."""
+        return None if self._weight is None else Stored(self._weight, bias=self._bias)
 
 
 def _rounded(num_tokens: int) -> int:

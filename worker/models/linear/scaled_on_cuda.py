@@ -15,6 +15,7 @@ import triton
 from torch import Tensor
 
 from worker.models.forms import Fp8, Int8
+from worker.models.linear.base import Stored
 from worker.models.linear.on_cuda import added_up, parts_of
 from worker.triton import rows as rows_kernels
 from worker.triton import scaled as kernels
@@ -52,6 +53,10 @@ class CudaScaledLinear:
     def wide(self, x: Tensor) -> Tensor:
         """See Linear."""
         return self._multiply(x, torch.float32)
+
+    def stored(self) -> Stored:
+        """As it lies."""
+        return Stored(self._codes, self._kind, self._scales, self._bias)
 
     def _multiply(self, x: Tensor, dtype: torch.dtype) -> Tensor:
         num_tokens, num_outputs = len(x), self.out_features
