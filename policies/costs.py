@@ -11,7 +11,10 @@ its own token, and each draft token is one row more.
 
 The weights are those of least relative error over the steps seen, with forgetting, so they follow a machine that slows
 down or a batch that changes shape. None is below zero: more work never takes less time. Steps with prompts,
-with drafts and with neither are remembered apart, since hours of the one kind say little about the others.
+with drafts and with neither are remembered apart, since hours of the one kind say little about the others. What is
+read of the past (d, e, g) is held near zero until steps with much of a past speak for it (ridge regression, Hoerl and
+Kennard 1970): of short ones a slow moment looks like it, and then a long prompt seems to take several times what it
+does.
 """
 
 from __future__ import annotations
@@ -122,8 +125,15 @@ _NUM = len(_UNITS)
 _FORGET = 0.99
 _INERTIA = 1e-4
 """Of a weight, in squared amounts: what no step that is remembered speaks of stays as it was."""
+_HELD = 0.05
+"""What the square of a term of the past costs the fit, where a unit of it takes as long as a step and a unit of tokens
+would: as much as one step that is off by the root of this."""
+_REFERENCES = (0, 0, 0, 2, 1, 0, 1, 0)
+"""Of each term, that whose unit it is measured by, beside the step itself; 0: it is not held."""
 _NUM_SWEEPS = 4
 """Of the fit after a step, which begins where the last one ended."""
+_NUM_SETTLING = 400
+"""Of a whole fit, which takes some milliseconds."""
 _NUM_FITTED_EACH = 64
 """First steps, after each of which there is a fit."""
 _FIT_EVERY = 4
@@ -193,8 +203,15 @@ class StepCosts:
                     products[term][other] += product
         for _ in range(_NUM_SWEEPS):
             for i, row in enumerate(products):
-                change = (sums[i] - sum(map(mul, row, weights))) / (row[i] + _INERTIA)
+                reference = _REFERENCES[i]
+                ridge = _HELD / (weights[0] + weights[reference]) ** 2 if reference and weights[0] else 0.0
+                change = (sums[i] - sum(map(mul, row, weights)) - ridge * weights[i]) / (row[i] + _INERTIA + ridge)
                 weights[i] = max(0.0, weights[i] + change)
+
+    def settle(self) -> None:
+        """What is to be learned of the steps so far is learned: after each there is only the beginning of a fit."""
+        for _ in range(_NUM_SETTLING // _NUM_SWEEPS):
+            self._fit()
 
     def predict(self, work: Work) -> float:
         """Seconds for a step of this work."""

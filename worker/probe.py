@@ -17,14 +17,16 @@ from policies.costs import StepCosts
 from policies.terms import Sampling
 from worker.engine import Engine
 
-LENGTHS = (16, 16, 32, 64, 128, 256, 512)
-"""Prompts computed alone, as many of them as fit in ALONE_S."""
+SHORT = 16
+"""Tokens of the first prompt, and of streams."""
+LENGTHS = (SHORT, 64, 256, SHORT, 64, 512)
+"""Prompts computed alone, as many of them as fit in ALONE_S, and as long as LONGEST_S has room for."""
 NUM_TOKENS = 4
-"""That each of them is answered with."""
+"""That the first of them and streams are answered with; the others, whose answers teach little, with half of it."""
 NUM_STREAMS = 8
 NUM_PROMPT_TOKENS = 1536
-"""Of the prompt that comes beside streams."""
-ALONE_S, IN_ALL_S = 0.5, 1.0
+"""Of the prompt that comes beside streams, at most."""
+ALONE_S, LONGEST_S, IN_ALL_S = 0.5, 0.3, 1.0
 GREEDY = Sampling(1, temperature=0.0, ignore_eos=True)
 EVERYTHING = Sampling(
     1,
@@ -50,22 +52,40 @@ def probe(engine: MakeEngine, max_model_tokens: int, writes: bool = True) -> Ste
     """What ``engine``, made anew for each piece of work, costs; ``writes`` as in Ready. Raises ProbeFailed."""
     costs = StepCosts()
     began_at = time.monotonic()
-    for round_, length in enumerate(LENGTHS):
+    # The first one also pays for what is made on first use, so what it costs says nothing. It asks for everything that
+    # can be asked of a sample: on CUDA each kernel is loaded, and some are compiled, when it is first met.
+    _alone(_plain(engine(StepCosts())), _submit("first", 0, SHORT, NUM_TOKENS, EVERYTHING), writes)
+    token_s = 0.0
+    for place, length in enumerate(LENGTHS):
         if length + NUM_TOKENS > max_model_tokens or (costs.known and time.monotonic() - began_at > ALONE_S):
             break
-        # The first one also pays for what is made on first use, so what it costs says nothing. It asks for everything
-        # that can be asked of a sample: on CUDA each kernel is loaded, and some are compiled, when it is first met.
-        prober = _plain(engine(costs if round_ else StepCosts()))
-        submit = _submit("alone", 0, length, NUM_TOKENS, GREEDY if round_ else EVERYTHING)
-        prober.add(submit if writes else msgspec.structs.replace(submit, pooling=wire.Pooling("mean")))
-        while prober.has_work:
-            _step(prober)
-    if not writes:
+        if length * token_s > LONGEST_S:
+            length = max(SHORT, int(LONGEST_S / token_s))
+        asked_at = time.monotonic()
+        _alone(_plain(engine(costs)), _submit(f"alone-{place}", 0, length, NUM_TOKENS // 2), writes)
+        token_s = (time.monotonic() - asked_at) / length
+    if writes:
+        costs = _with_streams(engine, costs, max_model_tokens, began_at + IN_ALL_S)
+    costs.settle()
+    return costs
+
+
+def _alone(prober: Engine, submit: wire.Submit, writes: bool) -> None:
+    prober.add(submit if writes else msgspec.structs.replace(submit, pooling=wire.Pooling("mean")))
+    while prober.has_work:
+        _step(prober)
+
+
+def _with_streams(engine: MakeEngine, costs: StepCosts, max_model_tokens: int, until: float) -> StepCosts:
+    """These costs, and what is learned beside streams. Where each new size is compiled for when it is met, first chunks
+    say nothing either: they count where there is no time for others.
+    """
+    if time.monotonic() > until:
         return costs
-    # And so do the first chunks: each new size is compiled for when it is met.
-    for learned in (copy.deepcopy(costs), costs):
-        if time.monotonic() < began_at + IN_ALL_S:
-            _beside_streams(_plain(engine(learned)), max_model_tokens, began_at + IN_ALL_S)
+    _beside_streams(_plain(engine(first := copy.deepcopy(costs))), first, max_model_tokens, until)
+    if time.monotonic() > until:
+        return first
+    _beside_streams(_plain(engine(costs)), costs, max_model_tokens, until)
     return costs
 
 
@@ -75,13 +95,14 @@ def _plain(prober: Engine) -> Engine:
     return prober
 
 
-def _beside_streams(prober: Engine, max_model_tokens: int, until: float) -> None:
-    num_own = LENGTHS[0]
+def _beside_streams(prober: Engine, costs: StepCosts, max_model_tokens: int, until: float) -> None:
     for index in range(NUM_STREAMS):
-        prober.add(_submit(f"stream-{index}", index, num_own, max_model_tokens - num_own))
+        prober.add(_submit(f"stream-{index}", index, SHORT, max_model_tokens - SHORT))
     for _ in range(NUM_TOKENS):
         _step(prober)
-    prober.add(_submit("prompt", NUM_STREAMS, min(NUM_PROMPT_TOKENS, max_model_tokens - 1), 1))
+    num_fitting = costs.chunk_price.tokens_within(until - time.monotonic(), 0)
+    num_tokens = min(max(num_fitting, SHORT), NUM_PROMPT_TOKENS, max_model_tokens - 1)
+    prober.add(_submit("prompt", NUM_STREAMS, num_tokens, 1))
     while prober.holds("prompt") and time.monotonic() < until:
         _step(prober)
 

@@ -30,6 +30,20 @@ def test_the_fit_finds_the_machine_it_runs_on(seed):
     assert sorted(errors)[285] < 0.2
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_of_short_prompts_a_slow_moment_is_not_taken_for_what_a_long_past_costs(seed):
+    """15 ms a step and 0.8 ms a token, as a model of half a billion weights has them on two cores."""
+    costs, rng = StepCosts(), random.Random(seed)
+    for length in (16, 16, 32, 64, 128):
+        for num_decodes, num in ((0, length), (1, 0), (1, 0), (1, 0)):
+            work = Work(num, num_decodes, num_decodes * (length + 1), pairs(num, 0), int(num > 0))
+            slow = 1.35 if num == 128 else rng.uniform(0.95, 1.05)
+            costs.observe(work, slow * (15e-3 + 0.8e-3 * num))
+    costs.settle()
+    assert costs.predict(Work(512, 0, 0, pairs(512, 0), 1)) == pytest.approx(15e-3 + 0.8e-3 * 512, rel=0.5)
+    assert costs.predict(Work(0, 1, 4000)) == pytest.approx(15e-3, rel=0.5)
+
+
 def test_the_fit_follows_a_machine_that_slows_down():
     costs = StepCosts()
     for _, (work, _true, seen) in zip(range(500), a_machine(1), strict=False):

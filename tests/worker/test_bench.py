@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 
 import pytest
 from click.testing import CliRunner
 
-from benchmarks import engine_host
+from benchmarks import engine_host, engine_probe
 from worker.bench import checkpoint, measures
 from worker.bench.command import main
 from worker.bench.measures import Round, Timeline
@@ -144,6 +145,14 @@ def test_a_stall_compares_the_gaps_beside_the_prompt_with_those_before_it():
     assert stall.worst_to_median == pytest.approx(4.0)
     assert stall.ttft_ms == pytest.approx(6500)
     assert stall.gaps[0] == pytest.approx((-1.5, 1000))
+
+
+def test_predictions_are_held_against_steps_of_each_kind():
+    done = CliRunner().invoke(engine_probe.main, ["--shape", "demo", "--rounds", "1"], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    found = re.findall(r"(alone|8 decoding|chunks beside them) ([\d.]+) \(", done.stdout)
+    assert [kind for kind, _ in found] == ["alone", "8 decoding", "chunks beside them"]
+    assert all(float(ratio) > 0 for _, ratio in found)
 
 
 def test_a_step_is_taken_apart():

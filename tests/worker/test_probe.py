@@ -18,9 +18,12 @@ class PacedRunner(ScriptedRunner):
         super().__init__(num_blocks=600, **changes)
         self.seconds = 0.0
 
+    pace = 1.0
+
     def forward(self, spans, sampled_before=None):
         num_decodes = sum(len(span.token_ids) == 1 for span in spans)
-        self.seconds += 2e-3 + 1e-4 * num_decodes + 2e-5 * (sum(len(span.token_ids) for span in spans) - num_decodes)
+        num_prompt_tokens = sum(len(span.token_ids) for span in spans) - num_decodes
+        self.seconds += self.pace * (2e-3 + 1e-4 * num_decodes + 2e-5 * num_prompt_tokens)
         return super().forward(spans, sampled_before)
 
 
@@ -56,6 +59,20 @@ def test_before_anybody_is_served_a_token_is_drawn_as_clients_may_ask_for_it():
     assert first.top_p < 1
     assert first.num_logprobs == 1
     assert last.temperature == 0
+
+
+@pytest.mark.parametrize("pace", [1.0, 10.0, 100.0])
+def test_a_slow_machine_is_known_as_well_and_in_little_more_time(pace, monkeypatch):
+    runner = PacedRunner(max_model_tokens=2000)
+    runner.pace = pace
+    monkeypatch.setattr("worker.probe.time.monotonic", lambda: runner.seconds)
+    costs = probed(runner)
+    # Twelve steps at least, however slow they are.
+    assert runner.seconds < (1.2 if pace < 100 else 3.5)
+    true_s = [pace * 12.24e-3, pace * 2.1e-3, pace * 2.8e-3, pace * 4.8e-3]
+    works = [Work(512, 0, 0, pairs(512, 0), 1), Work(0, 1, 500), Work(0, 8, 8 * 500), Work(100, 8, 8 * 20, 5050, 1)]
+    for work, seconds in zip(works, true_s, strict=True):
+        assert costs.predict(work) == pytest.approx(seconds, rel=0.3), work
 
 
 @pytest.mark.parametrize("changes", [{"max_sequences": 1}, {"max_step_tokens": 1}, {"max_step_tokens": 40}])
