@@ -24,8 +24,8 @@ from pathlib import Path
 import msgspec
 
 from gateway import store
+from gateway.launcher import environment
 from gateway.ledger.entry import Entry
-from gateway.workers import environment
 from policies import settings
 
 FIRST_DAY, DAY_S = 20_700, 86_400

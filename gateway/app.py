@@ -36,6 +36,7 @@ from gateway.gateways import Gateways
 from gateway.grammars import Grammars
 from gateway.house import GATEWAY, Gateway
 from gateway.idempotency import Idempotency
+from gateway.launcher import Launcher
 from gateway.leases import Owner
 from gateway.ledger import Ledger, Writer, open_chain, writer_for
 from gateway.ledger.closing import Closing
@@ -65,7 +66,6 @@ from gateway.tracing.order import TracingInvalid, order_of
 from gateway.trials import Trials
 from gateway.upstreams.registry import Upstreams
 from gateway.webhooks import WebhookInvalid
-from gateway.workers import COMMAND
 from policies.admission import Alert
 from policies.model_source import SourceError
 from policies.settings import Settings
@@ -90,12 +90,16 @@ WORKERS_S = 5.0
 
 
 async def serve(
-    config: Settings, environ: Mapping[str, str], announce: Callable[[str], None], owner: Owner | None = None
+    config: Settings,
+    environ: Mapping[str, str],
+    announce: Callable[[str], None],
+    launcher: Launcher | None = None,
+    owner: Owner | None = None,
 ) -> None:
     """Answers requests until a signal asks it to stop, then lets the running ones finish.
 
-    ``announce`` gets the lines for standard output; ``owner``: as for ``Dispatch``. Raises one of BAD_STARTS, and
-    NothingToServe when what is wrong has been said on standard error already.
+    ``announce`` gets the lines for standard output; ``launcher`` and ``owner``: as for ``Dispatch``. Raises one of
+    BAD_STARTS, and NothingToServe when what is wrong has been said on standard error already.
     """
     stop, house_doors = Stop(), Doors()
     switch_by_signal()
@@ -103,7 +107,7 @@ async def serve(
         sockets = doors.listen(config.server)
         for bound in sockets:
             stack.enter_context(bound)
-        async with opened(config, environ, announce, house_doors, sockets, owner=owner) as gw:
+        async with opened(config, environ, announce, house_doors, sockets, launcher, owner) as gw:
             if await doors.before(stop.asked, gw.dispatch.until_ready()):
                 calm_collector()
                 announce(f"Penstock ready on {doors.url_of(config.server, sockets[0])}")
@@ -146,10 +150,10 @@ async def opened(
     announce: Callable[[str], None],
     house_doors: Doors,
     sockets: Sequence[socket.socket],
-    command: Sequence[str] = COMMAND,
+    launcher: Launcher | None = None,
     owner: Owner | None = None,
 ) -> AsyncIterator[Gateway]:
-    """Everything open, while the models load. ``command`` and ``owner``: as for ``Dispatch``."""
+    """Everything open, while the models load. ``launcher`` and ``owner``: as for ``Dispatch``."""
     async with contextlib.AsyncExitStack() as stack:
         clock = Clock()
         redis = Redis(config.redis, clock) if config.redis.url else None
@@ -167,7 +171,7 @@ async def opened(
         recent = Recent(config.console.recent_requests)
         ledger, spool = await stack.enter_async_context(books(config, rooms, clock, house_doors, recent))
         await stack.enter_async_context(sinks.watched(config, environ, rooms, clock))
-        dispatch = Dispatch(config, clock, command, owner)
+        dispatch = Dispatch(config, clock, launcher, owner)
         stack.push_async_callback(dispatch.close, WORKERS_S)
         directory.adapters_changed = lambda: dispatch.follow(directory)
         dispatch.follow(directory)

@@ -105,19 +105,32 @@ def serve(
     # Imported here: a bad config.toml should not wait for it.
     import uvloop
 
-    from gateway import app, processes, telemetry
-    from gateway.dispatch import NothingToServe
+    from gateway import telemetry
 
     telemetry.log_to_stderr(loaded.log)
     try:
-        serving = processes.serve if loaded.server.processes > 1 else app.serve
-        uvloop.run(serving(loaded, os.environ, click.echo))
-    except app.BAD_STARTS as error:
-        fail(str(error))
-    except NothingToServe:
-        sys.exit(BAD_START)
+        uvloop.run(serving(loaded))
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+async def serving(loaded: settings.Settings) -> None:
+    """Until a signal ends it. What is imported here takes as long as what a worker imports, and both are done at
+    once."""
+    from gateway.launcher import Launcher
+
+    launcher = Launcher()
+    async with launcher.ahead(list(loaded.models.values())):
+        from gateway import app, processes
+        from gateway.dispatch import NothingToServe
+
+        serve_all = processes.serve if loaded.server.processes > 1 else app.serve
+        try:
+            await serve_all(loaded, os.environ, click.echo, launcher)
+        except app.BAD_STARTS as error:
+            fail(str(error))
+        except NothingToServe:
+            sys.exit(BAD_START)
 
 
 @click.command(short_help="Bring the store to this version's schema.")
@@ -164,7 +177,7 @@ def worker(
     if devices:
         engine = msgspec.structs.replace(engine, devices=devices)
     told = settings.WorkerSettings(name=f"{name}@{listen}", model=name, source=model, listen=listen, engine=engine)
-    from gateway.workers import COMMAND, environment
+    from gateway.launcher import COMMAND, environment
 
     os.execve(COMMAND[0], [*COMMAND, msgspec.json.encode(told).decode()], environment())
 

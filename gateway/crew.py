@@ -9,11 +9,12 @@ from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from typing import Any, Literal
 
 from gateway.clock import Clock
+from gateway.launcher import Launcher
 from gateway.leases import Change, Changed, Lease, Return, Standing, ToGateway, ToOwner
 from gateway.memory import Need
 from gateway.residence import Residence
 from gateway.resident import InUse, NotOurs
-from gateway.workers import COMMAND, LEAVE_S, Worker, child_of, socket_directory
+from gateway.workers import LEAVE_S, Worker, child_of, socket_directory
 from policies import settings, wire
 
 
@@ -90,14 +91,14 @@ class Crew:
         config: settings.Settings,
         clock: Clock,
         give_up: Callable[[], None],
-        command: Sequence[str] = COMMAND,
+        launcher: Launcher | None = None,
     ) -> None:
-        """``give_up`` is called when nobody is left that could compute anything; each has said why on standard error.
-        ``command`` starts a worker process; its settings follow as JSON."""
+        """``give_up`` is called when nobody is left that could compute anything; each has said why on standard
+        error."""
         self._config = config
         self._clock = clock
         self._give_up = give_up
-        self._command = command
+        self._launcher = launcher or Launcher()
         self._directory = socket_directory()
         numbers = itertools.count()
         self._berths: dict[str, Berth] = {}
@@ -180,7 +181,7 @@ class Crew:
         config, berth = self._config, self._berths[name]
         for index, address in enumerate(berth.here):
             child = child_of(name, config.models, index, address, max_kv_bytes)
-            worker = Worker(child.name, address, berth, config.workers, self._clock, child, self._command, asks=False)
+            worker = Worker(child.name, address, berth, config.workers, self._clock, child, self._launcher, asks=False)
             berth.workers[worker] = address
             worker.start()
         self._tell()

@@ -18,6 +18,7 @@ from gateway.adapters import Adapter, Board
 from gateway.clock import Clock
 from gateway.flight import Flight
 from gateway.lanes import LaneView
+from gateway.launcher import Launcher
 from gateway.leases import Owner
 from gateway.line import Line
 from gateway.lodging import Lodging
@@ -25,7 +26,7 @@ from gateway.memory import Need
 from gateway.residence import Residence
 from gateway.resident import State, unavailable
 from gateway.seat import Seat
-from gateway.workers import COMMAND, LEAVE_S, Worker, child_of, socket_directory
+from gateway.workers import LEAVE_S, Worker, child_of, socket_directory
 from policies import settings, wire
 from policies.priority import Order
 from policies.terms import Sampling
@@ -67,16 +68,15 @@ class Dispatch:
         self,
         config: settings.Settings,
         clock: Clock,
-        command: Sequence[str] = COMMAND,
+        launcher: Launcher | None = None,
         owner: Owner | None = None,
     ) -> None:
-        """``command`` starts a worker process; its settings follow as JSON. ``owner``: of all the workers; None: this
-        gateway."""
+        """``owner``: of all the workers; None: this gateway."""
         self.draining = False
         """New requests are refused; running ones finish."""
         self._config = config
         self._clock = clock
-        self._command = command
+        self._launcher = launcher or Launcher()
         self._created = int(time.time())
         self._lines = {
             name: Line(name, model, config.classes, clock, self._look_around, config.workers)
@@ -333,7 +333,7 @@ class Dispatch:
 
     def _seat(self, model: str, name: str, address: str, child: settings.WorkerSettings | None) -> None:
         line = self._lines[model]
-        worker = Worker(name, address, line, self._config.workers, self._clock, child, self._command)
+        worker = Worker(name, address, line, self._config.workers, self._clock, child, self._launcher)
         # A worker of our own serves nobody else; of the others we know no more at first than how many of us there are.
         num_gateways = self._config.server.processes if child is None else 1
         seat = line.seats[worker] = Seat(worker, line.priorities, line.shares, num_gateways)

@@ -25,8 +25,8 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from gateway import store
+from gateway.launcher import COMMAND, environment
 from gateway.settings_file import config_option, data_dir_option, load
-from gateway.workers import COMMAND, environment
 from policies.settings import Settings
 
 PACKAGES = ("penstock", "aiohttp", "uvloop", "msgspec", "sqlalchemy", "aiosqlite", "asyncpg", "alembic", "tokenizers")

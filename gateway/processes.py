@@ -26,6 +26,7 @@ from gateway.clock import Clock
 from gateway.crew import Crew
 from gateway.dispatch import NothingToServe
 from gateway.doors import Stop
+from gateway.launcher import Launcher, environment
 from gateway.leases import ToGateway, ToOwner
 from gateway.memory import Need
 from gateway.redis import Redis
@@ -41,7 +42,12 @@ CLOSING_S = 30.0
 """How long a gateway may take, when all requests have left or were cut, to write down what is owed and to exit."""
 
 
-async def serve(config: settings.Settings, environ: Mapping[str, str], announce: Callable[[str], None]) -> None:
+async def serve(
+    config: settings.Settings,
+    environ: Mapping[str, str],
+    announce: Callable[[str], None],
+    launcher: Launcher | None = None,
+) -> None:
     """As ``app.serve``, with ``server.processes`` gateways; raises what it raises."""
     stop, clock = Stop(), Clock()
     is_hopeless = False
@@ -61,7 +67,7 @@ async def serve(config: settings.Settings, environ: Mapping[str, str], announce:
         async with store.opened(config.store) as rooms:
             app.show(await bootstrap(rooms, environ, config.policies, config.prices, config.billing.currency), announce)
         config, needs = await _that_can_be_served(config)
-        crew = Crew(config, clock, give_up)
+        crew = Crew(config, clock, give_up, launcher)
         stack.push_async_callback(crew.close, app.WORKERS_S)
         await crew.start(needs)
         server = msgspec.structs.replace(config.server, port=reserved[0].getsockname()[1])
@@ -208,7 +214,7 @@ class Member:
             *self._command,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
-            env=workers.environment(),
+            env=environment(),
             start_new_session=True,  # Ctrl-C is for the first process, which then asks the others once
         )
         assert process.stdin is not None
@@ -275,7 +281,7 @@ class Parent(asyncio.Protocol):
 async def _serve_as_one_of_several(config: settings.Settings) -> None:
     parent = Parent()
     await asyncio.get_running_loop().connect_read_pipe(lambda: parent, sys.stdin)
-    await app.serve(config, os.environ, click.echo, parent)
+    await app.serve(config, os.environ, click.echo, owner=parent)
 
 
 def main() -> None:

@@ -13,7 +13,7 @@ import sys
 
 import msgspec
 
-from gateway.workers import environment
+from gateway.launcher import environment
 from policies import simulation
 from policies.simulation import Outcome, Trial
 

@@ -9,18 +9,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
-import sys
-import sysconfig
 import tempfile
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Protocol
 
 import msgspec
 
 from gateway.channel import Channel
 from gateway.clock import Clock, Timer
+from gateway.launcher import Launcher
 from gateway.phases import Phases
 from policies import settings, wire
 from policies.devices import Claim, devices_of
@@ -29,8 +26,6 @@ log = logging.getLogger(__name__)
 
 MAX_SOCKET_PATH = 100
 """Bytes; the kernel takes 107 at most, on some systems 103."""
-COMMAND = (sys.executable, "-P", "-m", "worker")
-"""Starts a worker; its settings follow as JSON. -P: a folder called "worker" where the user stands is not meant."""
 CANNOT_LOAD = 2
 """The exit status by which a worker says that its model will not load, however often it is tried."""
 MAX_FIRST_STARTS = 3
@@ -84,7 +79,7 @@ class Worker:
         limits: settings.Workers,
         clock: Clock,
         child: settings.WorkerSettings | None = None,
-        command: Sequence[str] = COMMAND,
+        launcher: Launcher | None = None,
         asks: bool = True,
     ) -> None:
         """``child``: what to tell the process that is started here; None when the worker at ``address`` is not ours.
@@ -101,7 +96,7 @@ class Worker:
         self._limits = limits
         self._clock = clock
         self._child = child
-        self._command = command
+        self._launcher = launcher or Launcher()
         self._asks = asks
         self._channel: Channel | None = None
         self._process: asyncio.subprocess.Process | None = None
@@ -215,7 +210,8 @@ class Worker:
         status = None
         try:
             if self._child is not None:
-                self._process = await self._spawn(self._child)
+                self._process = await self._launcher.start(self._child)
+                log.debug("worker %s started as process %d", self.name, self._process.pid)
                 tasks.append(asyncio.create_task(self._watch_exit(self._process)))
             tasks.append(asyncio.create_task(self._connect()))
             reason = await asyncio.shield(self._lost)  # whoever ends this has still to lose it
@@ -231,17 +227,6 @@ class Worker:
         if status is not None:
             reason = f"exited with status {status}" if status >= 0 else f"was killed by signal {-status}"
         return reason, status
-
-    async def _spawn(self, child: settings.WorkerSettings) -> asyncio.subprocess.Process:
-        process = await asyncio.create_subprocess_exec(
-            *self._command,
-            msgspec.json.encode(child).decode(),
-            stdin=asyncio.subprocess.PIPE,  # never written to: its end tells the worker that we are gone
-            stdout=2,  # our own standard output belongs to the ready line
-            env=environment(),
-        )
-        log.debug("worker %s started as process %d", self.name, process.pid)
-        return process
 
     async def _watch_exit(self, process: asyncio.subprocess.Process) -> None:
         await process.wait()
@@ -344,12 +329,3 @@ def backoff_s(num_failures: int, limits: settings.Workers) -> float:
     """Seconds before the next try after so many failures in a row, >= 1."""
     doubled = limits.restart_backoff_s * 2.0 ** min(num_failures - 1, 30)
     return min(doubled, max(limits.max_restart_backoff_s, limits.restart_backoff_s))
-
-
-def environment() -> dict[str, str]:
-    """A worker's: ours, and where these packages lie if not installed, since -P keeps the current directory out."""
-    root = str(Path(__file__).parents[1])
-    if root == sysconfig.get_paths()["purelib"]:
-        return dict(os.environ)
-    paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}

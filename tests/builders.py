@@ -19,6 +19,7 @@ from gateway.auth import Caller
 from gateway.clock import Clock
 from gateway.dispatch import Dispatch
 from gateway.flight import Flight
+from gateway.launcher import Launcher
 from gateway.ledger import Entry
 from gateway.store import Store
 from policies import settings, terms, wire
@@ -111,7 +112,7 @@ def worker_settings(listen: str, name: str = "scripted-0", **others: object) -> 
 
 
 def scripted(*options: object) -> tuple[str, ...]:
-    """The command that starts a scripted worker, as ``Dispatch`` takes it: the settings follow."""
+    """The command that starts a scripted worker, as ``Launcher`` takes it: the settings follow."""
     return (sys.executable, "-m", "tests.scripted_worker", *map(str, options))
 
 
@@ -129,7 +130,7 @@ async def dispatching(
     """A dispatch with one model, "scripted", whose workers are ready."""
     model = settings.Model(replicas=replicas, addresses=addresses)
     config = settings.Settings(models={"scripted": model}, **sections)
-    dispatch = Dispatch(config, clock or Clock(), command)
+    dispatch = Dispatch(config, clock or Clock(), Launcher(command))
     dispatch.serve("scripted", NO_TEXT)  # type: ignore[arg-type]
     try:
         async with asyncio.timeout(PATIENCE_S):

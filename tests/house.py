@@ -21,7 +21,7 @@ from gateway import app, doors, store
 from gateway.bootstrap import ADMIN_KEY, API_KEY
 from gateway.doors import Doors
 from gateway.house import Gateway
-from gateway.workers import COMMAND
+from gateway.launcher import COMMAND, Launcher
 from policies import settings
 from tests import official
 from tests.builders import PATIENCE_S, quiet, until
@@ -148,7 +148,7 @@ def running(data_dir: Path, command: Sequence[str] = COMMAND, **sections: Any) -
         with contextlib.ExitStack() as stack:
             for bound in sockets:
                 stack.enter_context(bound)
-            async with app.opened(config, KEYS, lambda line: None, house_doors, sockets, command) as gw:
+            async with app.opened(config, KEYS, lambda line: None, house_doors, sockets, Launcher(command)) as gw:
                 await asyncio.wait_for(gw.dispatch.until_ready(), PATIENCE_S)
                 house = House(config, gw, house_doors, doors.url_of(settings.Server(), sockets[0]))
                 opened.append(house)

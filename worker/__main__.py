@@ -1,4 +1,5 @@
-"""``python -m worker SETTINGS``: one model served on one socket, with policies.settings.WorkerSettings as JSON.
+"""``python -m worker SETTINGS``: one model served on one socket, with policies.settings.WorkerSettings as JSON. Where
+they are "-" they come as a line on standard input, and what takes long to be imported is imported before.
 
 Exit status: 0 after a drain (SIGTERM, or asked for on the wire), an interrupt, or the end of standard input; 2 when it
 cannot start, with one sentence on stderr; 3 when an invariant broke, with a traceback.
@@ -45,7 +46,12 @@ class CannotStart(Exception):
 def main() -> int:
     """Reads the settings, binds, loads, serves."""
     try:
-        settings = _settings(sys.argv[1:])
+        arguments = sys.argv[1:]
+        if arguments == ["-"]:
+            arguments = _told_later()
+            if not arguments:
+                return 0  # nobody needs it
+        settings = _settings(arguments)
         logging.basicConfig(
             stream=sys.stderr,
             level=logging.INFO,
@@ -73,6 +79,23 @@ def main() -> int:
 def _leave(signum: int, frame: object) -> NoReturn:
     """Before anything is served, every request to end is one to end at once."""
     raise SystemExit(0)
+
+
+def _told_later() -> list[str]:
+    """The settings, or nothing where standard input ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is for whoever tells them to decide
+    prepare()
+    import worker.loop
+    import worker.runner  # noqa: F401
+
+    line = b""
+    # As it comes: what stands behind the line is for whoever watches for its end.
+    while not line.endswith(b"\n"):
+        read = os.read(0, 1 << 16)
+        if not read:
+            return []
+        line += read
+    return [line.decode()]
 
 
 def _settings(arguments: list[str]) -> WorkerSettings:

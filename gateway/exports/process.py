@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 import msgspec
 
 from gateway.exports import Order
-from gateway.workers import environment
+from gateway.launcher import environment
 from policies import settings
 
 COMMAND = (sys.executable, "-P", "-m", "gateway.exports")

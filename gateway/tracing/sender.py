@@ -17,9 +17,9 @@ import msgspec
 
 from gateway.background import alongside
 from gateway.clock import Clock
+from gateway.launcher import environment
 from gateway.tracing.kept import LENGTH, SHUTDOWN_S, Count
 from gateway.tracing.order import Order
-from gateway.workers import environment
 
 COMMAND = (sys.executable, "-P", "-m", "gateway.tracing")
 MAX_BUFFER_BYTES = 4 << 20

@@ -22,10 +22,10 @@ from gateway import store
 from gateway.exports import DAY_S, EPOCH, BadOrder, Order, check, files, pieces
 from gateway.exports.files import InTheWay, write_file, write_stream
 from gateway.exports.pieces import Export
+from gateway.launcher import environment
 from gateway.ledger import Entry
 from gateway.ledger.closing import close_next
 from gateway.store import Store
-from gateway.workers import environment
 from policies import pricing
 from policies.policy import Price
 from policies.pricing import FROM_CACHE

@@ -14,6 +14,7 @@ from gateway import errors, processes
 from gateway.clock import Clock
 from gateway.crew import Crew
 from gateway.dispatch import Dispatch, NothingToServe
+from gateway.launcher import Launcher
 from gateway.leases import ToGateway, ToOwner
 from gateway.memory import PROCESS_BYTES, Need
 from gateway.resident import InUse, NotOurs
@@ -90,7 +91,7 @@ async def sharing(
     """Gateways that have been told how the models stand; each model needs 4 GiB."""
     memory = settings.Memory(budget_bytes=budget_bytes)
     config = settings.Settings(models=models, memory=memory, **{"workers": QUICK, **sections})
-    houses = Houses(config, Crew(config, Clock(), lambda: None, builders.scripted(*options)))
+    houses = Houses(config, Crew(config, Clock(), lambda: None, Launcher(builders.scripted(*options))))
     try:
         await houses.crew.start(needs(models))
         for _ in range(num_gateways):

@@ -15,6 +15,7 @@ import pytest
 from gateway import errors
 from gateway.clock import Clock
 from gateway.dispatch import Dispatch, NothingToServe
+from gateway.launcher import Launcher
 from gateway.memory import PROCESS_BYTES, Need
 from gateway.resident import InUse, NotOurs
 from policies import settings
@@ -43,7 +44,7 @@ async def serving(
     config = settings.Settings(
         models=models, memory=settings.Memory(budget_bytes=budget_bytes), **{"workers": QUICK, **sections}
     )
-    dispatch = Dispatch(config, clock or Clock(), builders.scripted(*options))
+    dispatch = Dispatch(config, clock or Clock(), Launcher(builders.scripted(*options)))
     try:
         for name in models:
             dispatch.serve(name, NO_TEXT, need(need_bytes))  # type: ignore[arg-type]
@@ -158,7 +159,7 @@ async def test_weights_that_the_worker_fetches_are_counted_once_they_are_there()
     config = settings.Settings(
         models={"a": settings.Model(), "b": ON_DEMAND}, memory=settings.Memory(budget_bytes=5 * GIB), workers=QUICK
     )
-    dispatch = Dispatch(config, Clock(), builders.scripted())
+    dispatch = Dispatch(config, Clock(), Launcher(builders.scripted()))
     try:
         dispatch.serve("a", NO_TEXT, Need(0, 1, 0.3), lambda: need(4 * GIB))  # type: ignore[arg-type]
         dispatch.serve("b", NO_TEXT, need(4 * GIB))  # type: ignore[arg-type]

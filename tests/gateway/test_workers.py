@@ -15,6 +15,7 @@ from gateway import errors, workers
 from gateway.channel import Channel
 from gateway.clock import Clock
 from gateway.dispatch import Dispatch, NothingToServe
+from gateway.launcher import Launcher
 from policies import settings, wire
 from tests import builders
 from tests.builders import NO_TEXT, a_submit, answer, dispatching, send, tokens, until
@@ -237,7 +238,7 @@ def test_the_back_off_doubles_up_to_its_ceiling(num_failures, delay_s):
 async def test_a_start_that_takes_too_long_is_a_failed_start(caplog):
     limits = settings.Workers(start_timeout_s=0.05, restart_backoff_s=0.01)
     config = settings.Settings(models={"slow": settings.Model()}, workers=limits)
-    dispatch = Dispatch(config, Clock(), (sys.executable, "-c", "import sys; sys.stdin.read()"))
+    dispatch = Dispatch(config, Clock(), Launcher((sys.executable, "-c", "import sys; sys.stdin.read()")))
     dispatch.serve("slow", NO_TEXT)
     await until(lambda: dispatch.workers()[0].num_lives == 3)
     await dispatch.close(drain_s=0)
@@ -246,7 +247,7 @@ async def test_a_start_that_takes_too_long_is_a_failed_start(caplog):
 
 async def test_a_model_that_cannot_be_loaded_is_not_tried_again():
     config = settings.Settings(models={"broken": settings.Model(replicas=2)}, workers=FAST)
-    dispatch = Dispatch(config, Clock(), builders.scripted("--exit-at-start", 2))
+    dispatch = Dispatch(config, Clock(), Launcher(builders.scripted("--exit-at-start", 2)))
     dispatch.serve("broken", NO_TEXT)
     with pytest.raises(NothingToServe):
         async with asyncio.timeout(builders.PATIENCE_S):
