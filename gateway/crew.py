@@ -93,8 +93,8 @@ class Crew:
         give_up: Callable[[], None],
         launcher: Launcher | None = None,
     ) -> None:
-        """``give_up`` is called when nobody is left that could compute anything; each has said why on standard
-        error."""
+        """``give_up`` is called when nobody is left that could compute anything; each has said why on standard error.
+        ``launcher`` starts workers."""
         self._config = config
         self._clock = clock
         self._give_up = give_up

@@ -71,7 +71,7 @@ class Dispatch:
         launcher: Launcher | None = None,
         owner: Owner | None = None,
     ) -> None:
-        """``owner``: of all the workers; None: this gateway."""
+        """``launcher`` starts workers; ``owner``: of all of them; None: this gateway."""
         self.draining = False
         """New requests are refused; running ones finish."""
         self._config = config

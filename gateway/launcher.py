@@ -21,7 +21,7 @@ from policies import settings
 COMMAND = (sys.executable, "-P", "-m", "worker")
 """Starts a worker; its settings follow as JSON. -P: a folder called "worker" where the user stands is not meant."""
 TOLD_LATER = "-"
-"""In place of them: they come as a line on standard input."""
+"""In place of them: they come as a line on standard input, within a minute."""
 
 
 class Launcher:
@@ -34,8 +34,8 @@ class Launcher:
 
     @contextlib.asynccontextmanager
     async def ahead(self, models: Sequence[settings.Model]) -> AsyncIterator[None]:
-        """Meanwhile one process is begun already, if any of ``models`` is loaded from the start. Where it stays
-        nobody's it is ended."""
+        """Meanwhile one process is begun already, if any of ``models`` is loaded from the start. If it is nobody's in
+        the end it is killed; it leaves by itself if it hears nothing for long."""
         if any(model.load_at_start and model.replicas for model in models):
             with contextlib.suppress(OSError):  # whoever wants one finds out, and says so
                 self._begun = await self._spawned(TOLD_LATER)

@@ -82,8 +82,8 @@ class Worker:
         launcher: Launcher | None = None,
         asks: bool = True,
     ) -> None:
-        """``child``: what to tell the process that is started here; None when the worker at ``address`` is not ours.
-        ``asks``: it will be sent requests."""
+        """``child``: what to tell the process that ``launcher`` starts here; None when the worker at ``address`` is not
+        ours. ``asks``: it will be sent requests."""
         self.name = name
         self.facts: wire.Ready | None = None
         """What it said of itself; None while it is not ready."""

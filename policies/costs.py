@@ -12,9 +12,9 @@ its own token, and each draft token is one row more.
 The weights are those of least relative error over the steps seen, with forgetting, so they follow a machine that slows
 down or a batch that changes shape. None is below zero: more work never takes less time. Steps with prompts,
 with drafts and with neither are remembered apart, since hours of the one kind say little about the others. What is
-read of the past (d, e, g) is held near zero until steps with much of a past speak for it (ridge regression, Hoerl and
-Kennard 1970): of short ones a slow moment looks like it, and then a long prompt seems to take several times what it
-does.
+read of the past (d, e, g) is held at what it last was when steps with much of a past spoke for it, zero at first (ridge
+regression, Hoerl and Kennard 1970): of short ones a slow moment looks like it, and then a long prompt seems to take
+several times what it does.
 """
 
 from __future__ import annotations
@@ -126,8 +126,10 @@ _FORGET = 0.99
 _INERTIA = 1e-4
 """Of a weight, in squared amounts: what no step that is remembered speaks of stays as it was."""
 _HELD = 0.05
-"""What the square of a term of the past costs the fit, where a unit of it takes as long as a step and a unit of tokens
-would: as much as one step that is off by the root of this."""
+"""What it costs the fit that a term of the past is off from where it is held, by as much a unit as a step and a unit of
+tokens take: as much as one step that is off by the root of this."""
+_SURE = 20.0
+"""Times as much as that steps say of it before it is held where they have it."""
 _REFERENCES = (0, 0, 0, 2, 1, 0, 1, 0)
 """Of each term, that whose unit it is measured by, beside the step itself; 0: it is not held."""
 _NUM_SWEEPS = 4
@@ -149,6 +151,8 @@ class StepCosts:
 
     def __init__(self) -> None:
         self._weights = [0.0] * _NUM
+        self._held = [0.0] * _NUM
+        """Where the terms of the past are held."""
         self._memories = [_Memory((0, 2, 3)), _Memory(range(_NUM)), _Memory((0, 2, 3, 7))]
         """Of steps of single tokens, of steps with prompts, and of those with drafts, each of the terms that such steps
         have."""
@@ -161,6 +165,7 @@ class StepCosts:
         """As if it had learned these, in the units of ``weights``; the last ones may be left out, and are 0."""
         costs = cls()
         costs._weights = [weight * unit for weight, unit in zip_longest(weights, _UNITS, fillvalue=0.0)]
+        costs._held = list(costs._weights)
         costs._num_observed = _MIN_OBSERVED
         return costs
 
@@ -176,10 +181,7 @@ class StepCosts:
         self._latest.append((work, seconds))
         num_observed = self._num_observed + len(self._latest)
         if num_observed < _NUM_FITTED_EACH or not num_observed % _FIT_EVERY:
-            for each in self._latest:
-                self._remember(*each)
-            self._latest.clear()
-            self._fit()
+            self._fit(_NUM_SWEEPS)
 
     def _remember(self, work: Work, seconds: float) -> None:
         amounts = _amounts(work)
@@ -191,9 +193,12 @@ class StepCosts:
         memory.add([amounts[term] / seconds for term in memory.terms])
         self._num_observed += 1
 
-    def _fit(self) -> None:
+    def _fit(self, num_sweeps: int) -> None:
         """Least squares by coordinate descent, which makes staying above zero a matter of stopping there."""
-        weights = self._weights
+        for each in self._latest:
+            self._remember(*each)
+        self._latest.clear()
+        weights, held = self._weights, self._held
         single, prompts, drafts = self._memories
         products, sums = [list(row) for row in prompts.products], list(prompts.sums)
         for memory in (single, drafts):
@@ -201,17 +206,19 @@ class StepCosts:
                 sums[term] += value
                 for other, product in zip(memory.terms, row, strict=True):
                     products[term][other] += product
-        for _ in range(_NUM_SWEEPS):
+        for _ in range(num_sweeps):
             for i, row in enumerate(products):
-                reference = _REFERENCES[i]
-                ridge = _HELD / (weights[0] + weights[reference]) ** 2 if reference and weights[0] else 0.0
-                change = (sums[i] - sum(map(mul, row, weights)) - ridge * weights[i]) / (row[i] + _INERTIA + ridge)
-                weights[i] = max(0.0, weights[i] + change)
+                scale_s = weights[0] + weights[_REFERENCES[i]] if _REFERENCES[i] else 0.0
+                ridge = _HELD / scale_s**2 if scale_s else 0.0
+                pull = sums[i] - sum(map(mul, row, weights)) + ridge * (held[i] - weights[i])
+                weights[i] = max(0.0, weights[i] + pull / (row[i] + _INERTIA + ridge))
+        for i, reference in enumerate(_REFERENCES):
+            if reference and products[i][i] * (weights[0] + weights[reference]) ** 2 > _SURE * _HELD:
+                held[i] = weights[i]
 
     def settle(self) -> None:
         """What is to be learned of the steps so far is learned: after each there is only the beginning of a fit."""
-        for _ in range(_NUM_SETTLING // _NUM_SWEEPS):
-            self._fit()
+        self._fit(_NUM_SETTLING)
 
     def predict(self, work: Work) -> float:
         """Seconds for a step of this work."""

@@ -1,5 +1,6 @@
 """``python -m worker SETTINGS``: one model served on one socket, with policies.settings.WorkerSettings as JSON. Where
-they are "-" they come as a line on standard input, and what takes long to be imported is imported before.
+they are "-" they are one line on standard input, which may come later, and what takes long to be imported is
+imported meanwhile.
 
 Exit status: 0 after a drain (SIGTERM, or asked for on the wire), an interrupt, or the end of standard input; 2 when it
 cannot start, with one sentence on stderr; 3 when an invariant broke, with a traceback.
@@ -10,6 +11,7 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import select
 import signal
 import socket
 import sys
@@ -33,6 +35,8 @@ if TYPE_CHECKING:
     from worker.runner import Runner
 
 CANNOT_START, BROKEN = 2, 3
+TOLD_WITHIN_S = 60.0
+"""Of what was imported for nobody yet, the memory is not kept longer."""
 NUM_COMPILING = 2
 """Threads that compile grammars."""
 
@@ -47,10 +51,8 @@ def main() -> int:
     """Reads the settings, binds, loads, serves."""
     try:
         arguments = sys.argv[1:]
-        if arguments == ["-"]:
-            arguments = _told_later()
-            if not arguments:
-                return 0  # nobody needs it
+        if arguments == ["-"] and not (arguments := _told_later()):
+            return 0  # nobody needs it
         settings = _settings(arguments)
         logging.basicConfig(
             stream=sys.stderr,
@@ -82,16 +84,19 @@ def _leave(signum: int, frame: object) -> NoReturn:
 
 
 def _told_later() -> list[str]:
-    """The settings, or nothing where standard input ends."""
+    """The settings, or nothing where standard input ends, or is silent for too long."""
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is for whoever tells them to decide
+    signal.signal(signal.SIGTERM, _leave)
     prepare()
     import worker.loop
     import worker.runner  # noqa: F401
 
     line = b""
-    # As it comes: what stands behind the line is for whoever watches for its end.
+    # Nothing is held back in a buffer: its end is watched for later.
     while not line.endswith(b"\n"):
-        read = os.read(0, 1 << 16)
+        there, _, _ = select.select([0], [], [], TOLD_WITHIN_S)
+        read = os.read(0, 1 << 16) if there else b""
         if not read:
             return []
         line += read

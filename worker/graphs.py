@@ -35,7 +35,7 @@ _VERIFIED = (2, 4, 8, 16, 32, 64, 128, 256)
 """Of steps with drafts: fewer, as each is one for every size of draft as well."""
 _EACH = (4, 16, 64)
 """Rows of one sequence that has a draft."""
-TIMES = 5
+TIMES = 3
 """That each of several recordings of a bucket is tried."""
 _WIDE = 5
 """Numbers of 64 bits a row: token, position and slot, and where it comes from if it is not known yet."""
@@ -226,23 +226,27 @@ class StepGraphs:
         def run_few(few: FewRows) -> None:
             few.forward(wide[0], wide[1], plan, logits)
 
-        others = [partial(run_few, few) for few in self._few if num_rows in few.rows]
-        ways: list[Callable[[], None]] = [run, *others]
         try:
-            replay = self._fastest(bucket, [self._record(way) for way in ways])
+            replay = self._record(run)
         except AssertionError:
             raise
         except Exception as error:  # Triton's own are no RuntimeErrors, and would come again at each such step
             self._gives_up = True
             log.warning("steps of %d rows go without a graph: %s", num_rows, str(error).partition("\n")[0])
             return None
-        recording = self._recordings[bucket] = _Recording(wide, plan, replay)
+        replays = {"as ever": replay}
+        for few in self._few:
+            if num_rows in few.rows:
+                try:
+                    replays[str(few)] = self._record(partial(run_few, few))
+                except Exception as error:
+                    log.warning("steps of %d rows, %s: %s", num_rows, few, str(error).partition("\n")[0])
+        recording = self._recordings[bucket] = _Recording(wide, plan, self._fastest(bucket, replays))
         return recording
 
-    def _fastest(self, bucket: Bucket, replays: Sequence[Replay]) -> Replay:
-        if len(replays) == 1:
-            return replays[0]
-        took_s = [self._record.seconds(replay) for replay in replays]
-        self.tried_s[bucket] = dict(zip(("as ever", *map(str, self._few)), took_s, strict=True))
-        log.info("seconds of a step of %d rows: %s", bucket[0], self.tried_s[bucket])
-        return replays[took_s.index(min(took_s))]
+    def _fastest(self, bucket: Bucket, replays: dict[str, Replay]) -> Replay:
+        if len(replays) > 1:
+            took_s = self.tried_s[bucket] = {way: self._record.seconds(replay) for way, replay in replays.items()}
+            log.info("seconds of a step of %d rows: %s", bucket[0], took_s)
+            return replays[min(took_s, key=lambda way: took_s[way])]
+        return replays["as ever"]

@@ -22,7 +22,8 @@ SHORT = 16
 LENGTHS = (SHORT, 64, 256, SHORT, 64, 512)
 """Prompts computed alone, as many of them as fit in ALONE_S, and as long as LONGEST_S has room for."""
 NUM_TOKENS = 4
-"""That the first of them and streams are answered with; the others, whose answers teach little, with half of it."""
+"""That the first of them is answered with, the others, whose answers teach little, with half of it; and the steps of
+streams before a prompt comes."""
 NUM_STREAMS = 8
 NUM_PROMPT_TOKENS = 1536
 """Of the prompt that comes beside streams, at most."""
@@ -80,10 +81,12 @@ def _with_streams(engine: MakeEngine, costs: StepCosts, max_model_tokens: int, u
     """These costs, and what is learned beside streams. Where each new size is compiled for when it is met, first chunks
     say nothing either: they count where there is no time for others.
     """
-    if time.monotonic() > until:
+    began_at = time.monotonic()
+    if began_at > until:
         return costs
     _beside_streams(_plain(engine(first := copy.deepcopy(costs))), first, max_model_tokens, until)
-    if time.monotonic() > until:
+    now = time.monotonic()
+    if now + (now - began_at) > until:
         return first
     _beside_streams(_plain(engine(costs)), costs, max_model_tokens, until)
     return costs

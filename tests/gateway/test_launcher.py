@@ -6,12 +6,13 @@ import asyncio
 import os
 import signal
 import sys
+from pathlib import Path
 
 import pytest
 
 from gateway.clock import Clock
 from gateway.dispatch import Dispatch
-from gateway.launcher import Launcher
+from gateway.launcher import Launcher, environment
 from policies import settings
 from tests import builders
 from tests.builders import NO_TEXT, PATIENCE_S, until
@@ -92,3 +93,38 @@ async def test_a_worker_whose_settings_never_come_ends_by_itself_and_one_with_ba
         begun.stdin.write(b"{}\n")
         async with asyncio.timeout(PATIENCE_S):
             assert await begun.wait() == 2
+
+
+async def test_a_worker_that_nobody_tells_anything_does_not_keep_its_memory():
+    told = "import sys, worker.__main__ as w; w.TOLD_WITHIN_S = 0.1; sys.argv[1:] = ['-']; sys.exit(w.main())"
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", told, stdin=asyncio.subprocess.PIPE, env=environment()
+    )
+    async with asyncio.timeout(PATIENCE_S):
+        assert await process.wait() == 0
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="who is whose child is read there")
+@pytest.mark.parametrize(("sent", "statuses"), [(signal.SIGINT, (130, 0)), (signal.SIGTERM, (-signal.SIGTERM, 0))])
+async def test_a_start_that_is_interrupted_leaves_nobody_behind(tmp_path, sent, statuses):
+    """While both import what they need."""
+    command = (sys.executable, "-m", "gateway", "serve", "--port", "0", "--data-dir", str(tmp_path))
+    process = await asyncio.create_subprocess_exec(*command, env=environment(), start_new_session=True)
+    await until(lambda: children_of(process.pid))
+    (child,) = children_of(process.pid)
+    os.killpg(process.pid, sent) if sent == signal.SIGINT else process.send_signal(sent)
+    async with asyncio.timeout(PATIENCE_S):
+        assert await process.wait() in statuses
+    await until(lambda: is_gone(child))
+
+
+def children_of(pid: int) -> list[int]:
+    return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def is_gone(pid: int) -> bool:
+    """Or dead, and nobody has looked."""
+    try:
+        return "\nState:\tZ" in Path(f"/proc/{pid}/status").read_text()
+    except FileNotFoundError:
+        return True

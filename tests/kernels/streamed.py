@@ -18,14 +18,17 @@ from worker.attention.base import Scores
 from worker.attention.paged import TritonAttention
 from worker.inputs import Span, lay_out, planned
 from worker.kv_cache import KVCache, KVShape
+from worker.models.forms import Fp8
 from worker.models.fused import ROWS, FusedDecoder, stored_of
 from worker.models.linear import Means
+from worker.models.linear.on_cuda import CudaFp8Linear
 from worker.models.load import build_decoder
 from worker.models.ops import TorchOps
 from worker.models.shard import Shard
 from worker.models.sources import PlainSource
 from worker.models.triton_ops import TritonOps
 from worker.triton import streamed as kernels
+from worker.triton.device import float8_as
 
 ACTIVATIONS = (None, "silu", "gelu", "gelu_tanh", "relu", "clamped_swiglu")
 TOLERANCES: dict[torch.dtype, dict[str, float]] = {
@@ -43,7 +46,7 @@ TOLERANCES: dict[torch.dtype, dict[str, float]] = {
     blocks=st.sampled_from(((1, 256), (4, 128), (2, 64))),
     stages=st.sampled_from((1, 3)),
     activation=st.sampled_from(ACTIVATIONS),
-    is_scaled=st.booleans(),
+    form=st.sampled_from(("plain", "int8", "fp8")),
     has_bias=st.booleans(),
     is_normed=st.booleans(),
     adds=st.booleans(),
@@ -51,23 +54,25 @@ TOLERANCES: dict[torch.dtype, dict[str, float]] = {
     seed=st.integers(0, 99),
 )
 def test_a_product_is_what_its_parts_are_one_by_one(
-    num_rows, num_outputs, num_inputs, blocks, stages, activation, is_scaled, has_bias, is_normed, adds, dtype, seed
+    num_rows, num_outputs, num_inputs, blocks, stages, activation, form, has_bias, is_normed, adds, dtype, seed
 ):
     torch.manual_seed(seed)
     num = num_outputs * (1 if activation is None else 2)
     matrix = torch.randn(num, num_inputs) / num_inputs**0.5
-    codes = torch.randint(-127, 128, (num, num_inputs), dtype=torch.int8) if is_scaled else matrix.to(dtype)
-    codes, scales, norm = codes.to(DEVICE), torch.rand(num, device=DEVICE) / 1000, torch.rand(num_inputs, device=DEVICE)
+    kind = {"int8": torch.int8, "fp8": torch.float8_e4m3fn, "plain": dtype}[form]
+    codes = (matrix * (30 if form == "int8" else 1)).to(kind).to(DEVICE)
+    scales, norm = torch.rand(num, device=DEVICE) / 10, torch.rand(num_inputs, device=DEVICE)
+    is_scaled, (float8, as_loaded) = form != "plain", float8_as(codes)
     bias = torch.randn(num).to(DEVICE, dtype)
     # Apart from each other by more than their size.
     x = torch.randn(num_rows, 2 * num_inputs).to(DEVICE, dtype)[:, :num_inputs]
     y = torch.randn(num_rows, num_outputs).to(DEVICE, dtype)
     before = y.clone()
     block_n, block_k = blocks
-    kernels.multiply[(triton.cdiv(num_outputs, block_n),)](
-        codes, scales, bias, x, norm, y, num_outputs, num_inputs, x.stride(0), y.stride(0), 1e-5, ROWS=num_rows,
-        FLOAT8=0, SCALED=is_scaled, HAS_BIAS=has_bias, NORMED=is_normed, ACTIVATION=activation, ADDS=adds,
-        BLOCK_N=block_n, BLOCK_K=block_k, STAGES=stages,
+    kernels.stream[(triton.cdiv(num_outputs, block_n),)](
+        codes.view(as_loaded), scales, bias, x, norm, y, num_outputs, num_inputs, x.stride(0), y.stride(0), 1e-5,
+        ROWS=num_rows, FLOAT8=float8, SCALED=is_scaled, HAS_BIAS=has_bias, NORMED=is_normed, ACTIVATION=activation,
+        ADDS=adds, BLOCK_N=block_n, BLOCK_K=block_k, STAGES=stages,
     )  # fmt: skip
     normed = TorchOps().add_norm(x.float(), None, None, norm, 1e-5) if is_normed else x.float()
     weights = codes.float() * scales[:, None] if is_scaled else codes.float()
@@ -78,13 +83,14 @@ def test_a_product_is_what_its_parts_are_one_by_one(
     torch.testing.assert_close(y.float(), expected, **TOLERANCES[dtype])
 
 
+ALONE = Means()
 LLAMA = replace(ARCHITECTURE, windows=(0, 0))
 QWEN2 = replace(LLAMA, qkv_bias=True)
 QWEN3 = replace(LLAMA, qk_norm="head", head_dim=32, ropes=(replace(LLAMA.ropes[0], rotary_dim=32),))
 SCALED = replace(LLAMA, embedding_scale=3.0, logits_softcap=5.0, activation="gelu_tanh", tied=False)
 
 
-def decoder(architecture, quantize="none", dtype=torch.float32):
+def decoder(architecture, quantize="none", dtype=torch.float32, means=ALONE):
     generator = torch.Generator().manual_seed(3)
 
     def take(name, shape):
@@ -92,7 +98,7 @@ def decoder(architecture, quantize="none", dtype=torch.float32):
         return (1 + random / 5 if name.endswith("norm.weight") else random * 0.2).to(DEVICE, dtype)
 
     source = PlainSource(take)
-    return build_decoder(Shard.of(architecture), source, dtype, DEVICE, MAX_TOKENS, Means(), quantize)
+    return build_decoder(Shard.of(architecture), source, dtype, DEVICE, MAX_TOKENS, means, quantize)
 
 
 @pytest.mark.parametrize("num_rows", ROWS)
@@ -119,13 +125,24 @@ def test_a_step_says_what_the_decoder_says(architecture, num_rows):
         torch.testing.assert_close(logits, expected, atol=2e-4, rtol=2e-4)
 
 
-@pytest.mark.parametrize("quantize", ["int8", "int4"])
+@pytest.mark.parametrize("quantize", ["int8", "fp8", "int4"])
 def test_codes_of_one_byte_are_read_as_they_lie_and_four_bits_are_left_to_others(quantize, monkeypatch):
     """As matrices lie on a device."""
     monkeypatch.setattr("worker.models.linear.has_triton", lambda device: True)
-    model = decoder(replace(LLAMA, intermediate_size=128), quantize)
+    model = decoder(replace(LLAMA, intermediate_size=128), quantize, means=Means(rounds_inputs=False))
     ways = FusedDecoder.all_of(model, TritonOps())
-    assert len(ways) == (2 if quantize == "int8" else 0)
+    assert len(ways) == (0 if quantize == "int4" else 2)
+
+
+def test_what_torch_multiplies_in_float8_lies_as_any_other_matrix_does():
+    codes, scales = torch.randn(32, 16, device=DEVICE).to(torch.float8_e4m3fn), torch.rand(32, device=DEVICE)
+    bias = torch.randn(32, device=DEVICE)
+    stored = CudaFp8Linear(Fp8(codes, scales), bias).stored()
+    assert stored.codes.is_contiguous()
+    assert (stored.float8, stored.codes.dtype) == float8_as(codes)
+    assert torch.equal(stored.codes.view(codes.dtype).float(), codes.float())
+    assert torch.equal(stored.scales, scales)
+    assert torch.equal(stored.bias, bias.bfloat16())
 
 
 def test_what_has_other_parts_is_not_served():

@@ -44,6 +44,63 @@ def test_of_short_prompts_a_slow_moment_is_not_taken_for_what_a_long_past_costs(
     assert costs.predict(Work(0, 1, 4000)) == pytest.approx(15e-3, rel=0.5)
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_so_it_is_where_a_step_by_itself_takes_next_to_nothing(seed):
+    costs, rng = StepCosts(), random.Random(seed)
+    for length in (16, 64, 236, 16, 64, 236):
+        slow = 1.3 if length == 236 else rng.uniform(0.9, 1.1)
+        costs.observe(Work(length, 0, 0, pairs(length, 0), 1), slow * (1e-3 + 0.8e-3 * length))
+        costs.observe(Work(0, 1, length + 1), rng.uniform(0.9, 1.1) * 1e-3)
+    costs.settle()
+    assert costs.predict(Work(2048, 0, 0, pairs(2048, 0), 1)) < 2.0 * (1e-3 + 0.8e-3 * 2048)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_many_steps_that_say_little_of_the_past_do_not_add_up_to_a_price_of_it(seed):
+    """As a probe's streams do: 8 of them with 20 tokens each."""
+    costs, rng = StepCosts(), random.Random(seed)
+    for length in (16, 64, 256, 16, 64):
+        costs.observe(Work(length, 0, 0, pairs(length, 0), 1), rng.uniform(0.9, 1.2) * (1e-3 + 40e-6 * length))
+        costs.observe(Work(0, 1, length + 1), rng.uniform(0.9, 1.2) * 1.1e-3)
+    for context in range(136, 600, 8):
+        costs.observe(Work(0, 8, context), rng.uniform(0.9, 1.2) * 1.8e-3)
+    costs.settle()
+    assert costs.predict(Work(0, 8, 4000)) == pytest.approx(1.9e-3, rel=0.35)
+
+
+@pytest.mark.parametrize("context_s", [1e-6, 4e-6])
+def test_what_a_long_past_costs_is_known_after_hours_of_short_ones(context_s):
+    costs, rng = StepCosts(), random.Random(1)
+
+    def step(num, start):
+        true = 5e-3 + 0.2e-3 * num + context_s * (start + num / 2) * max(num, 1) / 16
+        work = Work(num, 0, 0, pairs(num, start), 1, start) if num else Work(0, 1, start)
+        return work, true
+
+    def observe(num, start):
+        work, true = step(num, start)
+        costs.observe(work, true * rng.uniform(0.97, 1.03))
+
+    for _ in range(60):
+        observe(512, rng.choice([3000, 5000, 8000]))
+        observe(0, rng.choice([3000, 5000, 8000]))
+    known = costs.predict(step(512, 7680)[0]), costs.predict(step(0, 4000)[0])
+    for _ in range(1000):
+        observe(rng.choice([20, 60, 120]), 0)
+        observe(0, rng.randrange(40, 200))
+    later = costs.predict(step(512, 7680)[0]), costs.predict(step(0, 4000)[0])
+    assert later == pytest.approx(known, rel=0.15)
+
+
+def test_weights_that_were_told_stay_until_steps_speak_of_them():
+    costs = StepCosts.of((5e-3, 2e-4, 1e-3, 1e-6, 1e-7, 0.0, 2e-6))
+    work = Work(512, 0, 0, pairs(512, 7680), 1, 7680)
+    told = costs.predict(work)
+    for _ in range(20):
+        costs.observe(Work(0, 1, 100), 6.1e-3)
+    assert costs.predict(work) == pytest.approx(told, rel=0.1)
+
+
 def test_the_fit_follows_a_machine_that_slows_down():
     costs = StepCosts()
     for _, (work, _true, seen) in zip(range(500), a_machine(1), strict=False):

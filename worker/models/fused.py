@@ -41,8 +41,9 @@ _PIECE = 4096
 """Numbers of all rows of x, at once."""
 _SUMS = 8192
 """That a program holds, for all rows of x: 64 for each thread."""
-_MOST_OFF = 0.05
-"""Of the largest number, that two ways of rounding may differ by."""
+_MOST_OFF = 0.1
+"""Of the largest number, that two ways of rounding may differ by; it is half of that where the model rounds inputs to
+float8."""
 
 log = logging.getLogger(__name__)
 
@@ -85,6 +86,7 @@ class FusedDecoder:
     def __str__(self) -> str:
         return f"fused, {self._stages} at once"
 
+    @torch.inference_mode()
     def forward(self, token_ids: Tensor, positions: Tensor, plan: Plan, logits: Tensor) -> None:
         """token_ids and positions [num_rows] i64, as many as one of ``rows``, into logits
         [num_rows, vocab_size] f32."""
@@ -105,7 +107,9 @@ class FusedDecoder:
         """Whether all products of a first layer and the head, of random rows, are what the model's own are. Compiles
         what is used later."""
         try:
-            worst = torch.stack([self._off(*pair) for num_rows in ROWS for pair in self._pairs(num_rows)]).max()
+            chance = torch.Generator(self._model.device).manual_seed(0)
+            pairs = (pair for num_rows in ROWS for pair in self._pairs(num_rows, chance))
+            worst = torch.stack([self._off(*pair) for pair in pairs]).max()
             is_near = bool(worst <= _MOST_OFF)
         except Exception:
             log.exception("fused steps of few rows do not run here")
@@ -115,7 +119,7 @@ class FusedDecoder:
         return is_near
 
     @torch.inference_mode()
-    def _pairs(self, num_rows: int) -> Iterator[tuple[Tensor, Tensor]]:
+    def _pairs(self, num_rows: int, chance: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
         model, ops, own, layer = self._model, self._ops, self._layers[0], self._model.layers[0]
         eps, activation, device = model.architecture.norm_eps, model.architecture.activation, model.device
         assert layer.qkv is not None
@@ -124,7 +128,7 @@ class FusedDecoder:
         assert model.head is not None
 
         def rows(size: int) -> Tensor:
-            return torch.randn((num_rows, size), device=device, dtype=model.dtype)
+            return torch.randn((num_rows, size), generator=chance, device=device, dtype=model.dtype)
 
         x, mixed = rows(layer.qkv.in_features), rows(layer.output.in_features)
         normed = ops.add_norm(x, None, None, layer.attention_pre_norm, eps)
@@ -158,7 +162,7 @@ class FusedDecoder:
         (num_rows, num_outputs), num_inputs = y.shape, codes.shape[1]
         block_k = min(_PIECE_BYTES // codes.itemsize, _PIECE // num_rows, triton.next_power_of_2(num_inputs))
         block_n = max(1, min(_SUMS // (block_k * num_rows), 8) // (1 if activation is None else 2))
-        kernels.multiply[(triton.cdiv(num_outputs, block_n),)](
+        kernels.stream[(triton.cdiv(num_outputs, block_n),)](
             codes, x if scales is None else scales, x if bias is None else bias, x, x if norm is None else norm, y,
             num_outputs, num_inputs, x.stride(0), y.stride(0), self._model.architecture.norm_eps, ROWS=num_rows,
             FLOAT8=stored.float8, SCALED=scales is not None, HAS_BIAS=bias is not None, NORMED=norm is not None,

@@ -17,7 +17,7 @@ from worker.triton.small import gated
 
 
 @triton.jit
-def multiply(
+def stream(
     matrix, scales, bias, x, norm, y, num_outputs, num_inputs, x_stride, y_stride, eps,
     ROWS: tl.constexpr, FLOAT8: tl.constexpr, SCALED: tl.constexpr, HAS_BIAS: tl.constexpr, NORMED: tl.constexpr,
     ACTIVATION: tl.constexpr, ADDS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
