@@ -45,7 +45,7 @@ def test_what_the_official_client_for_node_helps_with(clients):
         "typed": [True] * 5,
         "cut": "LengthFinishReasonError",
         "resumed": [True, SAYS],
-        "aborted": [[3, True], [3, True], "APIUserAbortError"],
+        "aborted": [[True, True], [True, True], "APIUserAbortError"],
         "late": "APIConnectionTimeoutError",
         "retried": [SAYS, 400, 200],
         "conversed": "user,user,assistant",

@@ -74,10 +74,10 @@ class Process:
             raise Unavailable from refusal
 
     def story(self, max_tokens: int):
-        """A long streamed answer, its first event already read."""
+        """A long streamed answer, whose first event is read and kept."""
         prompt = {"prompt": "Once upon a time", "max_tokens": max_tokens, "ignore_eos": True, "temperature": 0}
         stream = self.open("/v1/completions", model="demo", stream=True, **prompt)
-        stream.readline()
+        stream.first = stream.readline()
         return stream
 
     def answer(self, model: str = "demo") -> str:
@@ -127,8 +127,8 @@ def events(stream) -> list[bytes]:
 
 
 def text_of(stream) -> str:
-    """Of a completion that came to its end, behind its first event."""
-    *chunks, done = events(stream)
+    """Of a ``story`` that came to its end. How many tokens an event has is nobody's promise."""
+    *chunks, done = events([stream.first, *stream])
     assert done == b"[DONE]"
     return "".join(json.loads(chunk)["choices"][0]["text"] for chunk in chunks)
 
