@@ -134,13 +134,11 @@ class Bench:
         return sorted(rates)[1]
 
     def few(self) -> None:
-        engine = self._engine(FEW[-1], 64)
-        runner = Runner.of(decoder(self._architecture, self._device, self._quantize), engine)
-        ours = Ours(runner, engine, Sampling(max_tokens=1, temperature=0.0, ignore_eos=True))
+        ours = self._ours(FEW[-1], 64)
         for num in FEW:
             ours.batch(self._prompter.take(num, 16), 16)
-        if runner.graphs is not None:
-            self._report.few_rows_s = {str(size): tried for (size, _), tried in runner.graphs.tried_s.items()}
+        if ours.runner.graphs is not None:
+            self._report.few_rows_s = {str(size): tried for (size, _), tried in ours.runner.graphs.tried_s.items()}
 
     def loop(self) -> None:
         num_in, num_out = self._sizes.single

@@ -41,7 +41,7 @@ class Ours:
     """One engine and what it is asked to write: always exactly so many tokens."""
 
     def __init__(self, runner: Runner, engine: settings.Engine, sampling: Sampling) -> None:
-        self.vocab_size = runner.vocab_size
+        self.runner, self.vocab_size = runner, runner.vocab_size
         self._sampling = sampling
         sampler = Sampler(runner.vocab_size, runner.eos_token_ids, by_row=engine.deterministic)
         make = partial(Engine, runner, sampler, engine, perf_counter)
