@@ -9,7 +9,7 @@ import re
 import pytest
 from click.testing import CliRunner
 
-from benchmarks import engine_host, engine_probe
+from benchmarks import engine_coded, engine_host, engine_probe
 from worker.bench import checkpoint, measures
 from worker.bench.command import main
 from worker.bench.measures import Round, Timeline
@@ -153,6 +153,14 @@ def test_predictions_are_held_against_steps_of_each_kind():
     found = re.findall(r"(alone|8 decoding|chunks beside them) ([\d.]+) \(", done.stdout)
     assert [kind for kind, _ in found] == ["alone", "8 decoding", "chunks beside them"]
     assert all(float(ratio) > 0 for _, ratio in found)
+
+
+def test_weights_in_twelve_bits_are_held_against_the_same_in_sixteen():
+    arguments = ["--shape=demo", "--rounds=1", "--sequences=1,2", "--input-tokens=20", "--output-tokens=6"]
+    done = CliRunner().invoke(engine_coded.main, arguments, catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    kinds = re.findall(r"(.*): 16 bits [\d.]+ ms, 12 bits [\d.]+ ms, [\d.]+ to [\d.]+ times", done.stdout)
+    assert kinds == ["prompt", "1 decoding", "2 decoding"]
 
 
 def test_a_step_is_taken_apart():

@@ -8,6 +8,7 @@ import platform
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,13 @@ from worker.native.pages import HUGE_PAGE_BYTES, huge_empty
 def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     return tmp_path / "penstock"
+
+
+@pytest.fixture
+def num_threads() -> Iterator[int]:
+    before = torch.get_num_threads()
+    yield before
+    torch.set_num_threads(before)
 
 
 COMPILER = os.environ.get("CXX") or "g++"
@@ -67,6 +75,9 @@ def test_kernels_are_compiled_once_and_then_found(cache, monkeypatch):
         ("int8.h", "= 128 * rounded", "= 127 * rounded"),
         ("int4.h", "srli_epi16(line, 4)", "srli_epi16(line, 5)"),
         ("widened.h", "srli_epi16(codes, 4)", "srli_epi16(codes, 5)"),
+        ("coded.h", "srli_epi16(codes, 4 * number)", "srli_epi16(codes, 4)"),
+        ("coded_rows.h", "low = _mm512_or_si512(low,", "low = _mm512_and_si512(low,"),
+        ("coding.h", "{uint32_t(place + lane)", "{uint32_t(place + (lane ^ 2))"),
     ],
 )
 def test_kernels_that_compute_something_else_are_found_out(cache, tmp_path, monkeypatch, slip):
@@ -79,8 +90,9 @@ def test_kernels_that_compute_something_else_are_found_out(cache, tmp_path, monk
     optimise(monkeypatch, "-O0")
     library = Library(str(built()))
     of_int8 = dict.fromkeys(("int8.h", "int4.h", "widened.h"), library.has_int8)
+    of_coded = dict.fromkeys(("coded.h", "coded_rows.h", "coding.h"), library.has_linear)
     has_pairs = library.has_linear and not library.has_tiles
-    if not {"forms.h": library.has_adapt, "pairs.h": has_pairs, **of_int8}.get(name, True):
+    if not {"forms.h": library.has_adapt, "pairs.h": has_pairs, **of_int8, **of_coded}.get(name, True):
         pytest.skip("nothing here uses it")
     assert not agrees_with_torch(library)
 
@@ -177,6 +189,100 @@ def test_a_packed_matrix_multiplies_as_torch_does_and_each_row_for_itself(num_to
             assert torch.equal(library.gated(x, matrix, "silu"), apart)
 
 
+def scaled(weight, chance, low, high):
+    """Some weights times two to the power of whatever is between the two."""
+    powers = 2.0 ** torch.randint(low, high, weight.shape)
+    return torch.where(torch.rand(weight.shape) < chance, weight * powers, weight).bfloat16()
+
+
+WEIGHTS = {
+    "usual": lambda weight: weight.bfloat16(),
+    "some of any size": lambda weight: scaled(weight, 3e-4, -120, 90),
+    "half of the rows zeros": lambda weight: weight.bfloat16() * (torch.arange(len(weight)) % 2)[:, None],
+    "all less than the least normal number": lambda weight: (weight * 1e-38).bfloat16(),
+}
+
+
+@needs_compiler
+@pytest.mark.parametrize("weights", WEIGHTS)
+@pytest.mark.parametrize("gated", [False, True])
+def test_a_matrix_in_twelve_bits_multiplies_to_the_same_bits(weights, gated):
+    library = Library(str(built()))
+    if not library.has_linear:
+        pytest.skip("the processor does not multiply bfloat16")
+    torch.manual_seed(0)
+    for columns, size in ((40, 96), (608, 96), (1152, 896), (608, 2400)):
+        weight, bias = WEIGHTS[weights](torch.randn(columns, size) / 50), torch.randn(columns).bfloat16()
+        plain, coded = PackedMatrix(weight, bias, gated), PackedMatrix(weight, bias, gated, library.code)
+        assert coded.is_coded
+        for num_tokens in (1, 2, 3, 5, 7, 8, 9, 14, 16, 23, 64, 65, 200, 530):
+            x = torch.randn(num_tokens, size).bfloat16()
+            expected, got = (library.linear(x, each, torch.float32) for each in (plain, coded))
+            if library.has_tiles and num_tokens <= 2:  # not by tiles then
+                torch.testing.assert_close(got, expected, atol=2e-2, rtol=2e-2)
+            else:
+                assert torch.equal(got, expected)
+            if coded.gated:
+                assert torch.equal(library.gated(x, coded, "silu"), library.gate(got.bfloat16(), "silu"))
+
+
+@needs_compiler
+def test_each_weight_that_a_matrix_was_coded_from_comes_back():
+    library = Library(str(built()))
+    if not library.has_linear:
+        pytest.skip("the processor does not multiply bfloat16")
+    # Every number that is normal, twelve exponents to a panel.
+    bits = torch.arange(1 << 16, dtype=torch.int32)
+    exponents = bits >> 7 & 255
+    bits = bits[(exponents > 0) & (exponents < 255)]
+    bits = bits[torch.argsort(bits >> 7 & 255, stable=True)]
+    weight = bits[: len(bits) // 96 * 96].to(torch.int16).view(torch.bfloat16).view(-1, 96)
+    coded = PackedMatrix(weight, None, False, library.code)
+    assert coded.is_coded
+    for rows in (1, 4, 8, 16, 96):
+        for first in range(0, 96, rows):
+            got = library.linear(torch.eye(96).bfloat16()[first : first + rows].contiguous(), coded, torch.float32)
+            assert torch.equal(got, weight.float().T[first : first + rows])
+
+
+@needs_compiler
+def test_a_matrix_whose_exponents_are_too_many_stays_as_it_is():
+    library = Library(str(built()))
+    if not library.has_linear:
+        pytest.skip("the processor does not multiply bfloat16")
+    torch.manual_seed(0)
+    weight = scaled(torch.randn(256, 256), 0.01, -100, -50)
+    packed = PackedMatrix(weight, None, False, library.code)
+    assert not packed.is_coded
+    x = torch.randn(3, 256).bfloat16()
+    expected = library.linear(x, PackedMatrix(weight, None, False), torch.float32)
+    assert torch.equal(library.linear(x, packed, torch.float32), expected)
+
+
+@needs_compiler
+@pytest.mark.usefixtures("num_threads")
+def test_kernels_with_tiles_compute_what_torch_does_where_tiles_are_only_emulated(cache, monkeypatch):
+    if not Library(str(built())).has_linear:
+        pytest.skip("the processor does not multiply bfloat16")
+    optimise(monkeypatch, "-O2")
+    emulated = "-include", str(Path(__file__).with_name("emulated_tiles.h"))
+    monkeypatch.setattr(build, "FLAGS", (*build.FLAGS, "-mamx-tile", "-mamx-bf16", "-mamx-int8", *emulated))
+    library = Library(str(built()))
+    assert library.has_tiles
+    assert agrees_with_torch(library)
+    torch.manual_seed(0)
+    for columns, size in ((40, 96), (320, 96), (608, 2400), (4192, 96)):
+        weight, bias = scaled(torch.randn(columns, size) / 50, 3e-4, -120, 30), torch.randn(columns).bfloat16()
+        plain, coded = PackedMatrix(weight, bias, True), PackedMatrix(weight, bias, True, library.code)
+        assert coded.is_coded
+        for num_tokens in (3, 16, 17, 64, 65, 200, 530):
+            x = torch.randn(num_tokens, size).bfloat16()
+            for num_threads in (1, 6):  # some of them with nothing to do
+                torch.set_num_threads(num_threads)
+                expected, got = (library.linear(x, each, torch.float32) for each in (plain, coded))
+                assert torch.equal(got, expected)
+
+
 @needs_compiler
 def test_floats_and_pairs_of_bfloat16_make_the_same_bits_of_numbers_of_all_sizes(cache, tmp_path, monkeypatch):
     optimise(monkeypatch, "-O1")
@@ -195,13 +301,14 @@ def test_floats_and_pairs_of_bfloat16_make_the_same_bits_of_numbers_of_all_sizes
         pytest.skip("the processor does not multiply bfloat16")
     assert agrees_with_torch(floats)
     torch.manual_seed(0)
-    for num_tokens in (5, 8, 17, 32, 61, 65, 300):
+    for num_tokens in (1, 4, 5, 8, 17, 32, 61, 65, 300):
         for columns, size in ((40, 96), (608, 2400)):
             # Some products are smaller than the least normal number, and so are some of what they are added to.
             x = (torch.randn(num_tokens, size) * 2.0 ** torch.randint(-110, 3, (num_tokens, 1))).bfloat16()
             weight = (torch.randn(columns, size) * 2.0 ** torch.randint(-30, 3, (columns, 1))).bfloat16()
-            matrix = PackedMatrix(weight, None, gated=False)
-            assert torch.equal(floats.linear(x, matrix, torch.float32), pairs.linear(x, matrix, torch.float32))
+            matrices = [PackedMatrix(weight, None, False), PackedMatrix(weight, None, False, pairs.code)]
+            products = [library.linear(x, each, torch.float32) for library in libraries for each in matrices]
+            assert all(torch.equal(product, products[0]) for product in products)
 
 
 @needs_compiler

@@ -2,6 +2,7 @@
 
 #pragma once
 
+#include "coded.h"
 #include "expansion.h"
 #include "laid.h"
 #include "output.h"
@@ -14,16 +15,36 @@ namespace {
 
 constexpr int PANEL = 2 * TILE;  // columns of y that one panel of the matrix makes: two tiles side by side
 
-// A matrix [columns, size] as ``packed_tiles`` leaves it: panels [size / 32][2][16 pairs][16][2]. The second tile of a
+// A matrix [columns, size] as Python packs it: panels [size / 32][2][16 pairs][16][2]. The second tile of a
 // panel holds the columns ``apart`` further on: 16, or, where gates and what they open lie below each other, half of all.
 struct Matrix {
-    const bf16* packed;
-    const bf16* bias;  // [columns] or null
+    const bf16* packed;  // null where it is coded
+    const bf16* bias;    // [columns] or null
     int64_t size, columns, apart;
+    Coded coded;
 
     int64_t num_panels() const { return (apart == TILE ? columns + PANEL - 1 : columns) / PANEL; }
     int64_t left(int64_t panel) const { return panel * (apart == TILE ? PANEL : TILE); }
-    const bf16* panel_at(int64_t panel) const { return packed + panel * size * PANEL; }
+    // Where a panel lies, from an input on, and how much of it; also of what is coded.
+    const void* address(int64_t panel, int64_t input = 0) const {
+        return coded.panels ? (const void*)coded.group_at(panel, size, input) : packed + (panel * size + input) * PANEL;
+    }
+    int64_t panel_bytes() const { return coded.panels ? Coded::panel_bytes(size) : size * PANEL * int64_t(sizeof(bf16)); }
+
+    // Inputs [from, to) of a panel; of what is coded in memory of this thread's own, until it asks for others.
+    const bf16* panel_at(int64_t panel, int64_t from, int64_t to) const {
+        if (!coded.panels) return packed + (panel * size + from) * PANEL;
+        bf16* decoded = room_for(to - from);
+        Decoding all(coded, panel, size, from, to, decoded);
+        all.some(all.left());
+        return decoded;
+    }
+    static bf16* room_for(int64_t inputs) {
+        static thread_local Lines<bf16> decoded;
+        decoded.grow(inputs * PANEL);
+        return decoded.begin();
+    }
+    const bf16* panel_at(int64_t panel) const { return panel_at(panel, 0, size); }
 };
 
 // Sums of one panel, for one or two tiles of rows, on their way into y.

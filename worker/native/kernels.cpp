@@ -5,6 +5,7 @@
 
 #include "adapt.h"
 #include "attend.h"
+#include "coding.h"
 #include "draws.h"
 #include "follow.h"
 #include "small.h"
@@ -88,6 +89,20 @@ int penstock_has_linear() {
 }
 
 #if defined(__AVX512BF16__)
+
+// Bytes of a matrix in twelve bits a weight (see coded.h), but for its exceptions.
+int64_t penstock_coded_bytes(const Matrix* matrix) { return matrix->num_panels() * Coded::panel_bytes(matrix->size); }
+
+// A weight [columns, size] into ``panels``, its ``exceptions`` [most] and [panels + 1] where those of each panel begin. Returns how
+// many there are, or -1 where they are more.
+int64_t penstock_code(const void* weight, const Matrix* matrix, void* panels, int64_t most, void* exceptions, int64_t* firsts,
+                      int threads) {
+    Coding coding((const bf16*)weight, *matrix, most);
+    const int64_t count = coding.run((uint8_t*)panels, threads);
+    if (count > most) return -1;
+    coding.list((Exception*)exceptions, firsts);
+    return count;
+}
 
 // y = x [rows, size] times the matrix (see linear.h): [rows, columns] bfloat16, the same values as float32, or, gated,
 // [rows, columns / 2]. maxima: of what is float32 (see maxima.h), or null.

@@ -9,7 +9,8 @@ from ctypes import c_char_p, c_float, c_int, c_int32, c_int64, c_void_p
 import torch
 from torch import Tensor
 
-from worker.native.packed import PackedInt4, PackedInt8, PackedMatrix
+from worker.native.packed import PANEL, Matrix, PackedInt4, PackedInt8, PackedMatrix
+from worker.native.pages import huge_empty
 from worker.native.whole import Following, Network, Pass, Turning
 
 MAX_HEAD_DIM = 1024
@@ -21,6 +22,10 @@ RESULTS = {torch.bfloat16: 0, torch.float32: 1}
 GATED = 2
 """What a product is made into."""
 
+
+WEIGHTS_TO_AN_EXCEPTION = 1024
+"""Of a matrix that is coded at least so many, and some besides:"""
+FEWEST_EXCEPTIONS = 64
 
 TILE_LOGITS = 64
 """Of a tile of the sampler's."""
@@ -115,6 +120,11 @@ class Library:
             self._linear = loaded.penstock_linear
             self._linear.argtypes = (c_void_p, c_int64, c_void_p, c_int, c_int, c_void_p, c_void_p, c_int)
             self._linear.restype = None
+            self._coded_bytes = loaded.penstock_coded_bytes
+            self._coded_bytes.argtypes, self._coded_bytes.restype = (c_void_p,), c_int64
+            self._code = loaded.penstock_code
+            self._code.argtypes = (*(c_void_p,) * 3, c_int64, c_void_p, c_void_p, c_int)
+            self._code.restype = c_int64
         self.has_whole = bool(loaded.penstock_has_whole())
         """Whether there are ``whole`` and ``follow``."""
         if self.has_whole:
@@ -194,6 +204,25 @@ class Library:
             torch.get_num_threads(),
         )
         return out
+
+    def code(self, weight: Tensor, matrix: Matrix) -> tuple[Tensor, Tensor, Tensor] | None:
+        """weight [columns, size] bfloat16 in twelve bits each, as coded.h has them: panels uint8, exceptions [count] of
+        8 bytes and [panels + 1] where those of each panel begin, i64; None where exceptions are more than a few.
+        ``matrix``: its sizes.
+        """
+        panels = huge_empty((self._coded_bytes(ctypes.addressof(matrix)),), torch.uint8)
+        exceptions = torch.empty(FEWEST_EXCEPTIONS + weight.numel() // WEIGHTS_TO_AN_EXCEPTION, dtype=torch.int64)
+        firsts = torch.empty(-(-matrix.columns // PANEL) + 1, dtype=torch.int64)
+        count = self._code(
+            weight.data_ptr(),
+            ctypes.addressof(matrix),
+            panels.data_ptr(),
+            len(exceptions),
+            exceptions.data_ptr(),
+            firsts.data_ptr(),
+            torch.get_num_threads(),
+        )
+        return None if count < 0 else (panels, exceptions[:count].clone(), firsts)
 
     def linear(self, x: Tensor, matrix: PackedMatrix, dtype: torch.dtype, maxima: Tensor | None = None) -> Tensor:
         """x [rows, size] bfloat16 times the matrix -> [rows, columns], bfloat16, or float32 for the same values; then

@@ -22,10 +22,12 @@ namespace {
 
 constexpr int AHEAD_BYTES = 512;
 constexpr int MAX_RUN = 8;               // panels that one task takes of few rows
+constexpr int64_t FEW_BY_PAIRS = 2;      // rows of a matrix that is coded
 constexpr int BLOCK_ROWS = 512;
 constexpr int BLOCK_BYTES = 1 << 20;     // of x, that stay in the second cache
 constexpr int SLICE_BYTES = 1 << 19;     // of x, where sums of several panels stay there too
 constexpr int HELD = 10;                 // steps of a panel, that stay in the first cache
+constexpr int HELD_DECODED = 7;          // the same, where the next ones are decoded into it meanwhile
 constexpr int GROUP_PANELS = 14;         // that one task takes of many rows
 constexpr int SLICED_PANELS = 7;         // that it takes where x is sliced
 constexpr int64_t ALONE = 400000;        // bytes of the matrix, and a 64th of the products, that one thread is done with
@@ -43,7 +45,8 @@ struct Product {
     // Every thread of the team calls it, each with Tiles of its own.
     void run(Team& team) const {
 #if defined(HAVE_TILES)
-        if (may_use_tiles()) return by_tiles(team);
+        // Few rows wait for the matrix, which is not to wait for being decoded.
+        if (may_use_tiles() && !(matrix.coded.panels && rows <= FEW_BY_PAIRS)) return by_tiles(team);
 #endif
         if (SingleProduct::pays(rows)) return SingleProduct{x, rows, matrix, output, is_laid, expansion}.run(team);
         PairProduct{x, rows, matrix, output, is_laid, expansion}.run(team);
@@ -89,53 +92,93 @@ struct Product {
         if (expansion->is_tile(tile)) expansion->add_tile(tile, left, left + matrix.apart, sums);
     }
 
+    // What else a thread does while the tiles' unit multiplies: in each step it fetches and decodes some of what is multiplied
+    // next, and makes some of what was summed before into y.
+    struct Meanwhile {
+        Finish finish;
+        Decoding decoding;
+        const char* ahead = nullptr;
+        int64_t lines = 0, groups = 0;  // in each step
+
+        void step(int64_t rows) {
+            for (int64_t line = 0; line < lines; ++line, ahead += 64) __builtin_prefetch(ahead, 0, 2);
+            if (groups) decoding.some(groups);
+            if (rows) finish.some(rows);
+        }
+    };
+
+    // A piece of a panel: steps of its inputs, from [at, at + count) on.
+    struct Piece {
+        int64_t panel, at, count;
+    };
+
     // Many rows: tiles [first, last) of them by panels [left, right), columns [from, to) of x. Of a panel only as much at a
     // time as stays in the first cache while all rows pass. ``a`` is where the first two tiles of rows begin, ``pair_size``
     // elements before the next two; ``sums`` holds 1024 floats for each two and, unless all of x is there at once, each panel.
     void block(int64_t first, int64_t last, int64_t left, int64_t right, int64_t from, int64_t to, const bf16* a,
-               int64_t pair_size, float* sums, Finish& finish) const {
-        const int64_t pairs = (last - first + 1) / 2, steps = (to - from) / DEPTH;
-        const int64_t pieces = (steps + HELD - 1) / HELD, held = (steps + pieces - 1) / pieces;
-        const bool is_whole = steps * DEPTH == matrix.size;
-        for (int64_t panel = left; panel < right; ++panel) {
-            float* own = sums + (is_whole ? 0 : panel - left) * pairs * 4 * TILE * TILE;
-            for (int64_t at = 0; at < steps; at += held) {
-                const int64_t count = std::min(held, steps - at);
-                const bf16* b = matrix.panel_at(panel) + (from / DEPTH + at) * 2 * TILE_SIZE;
+               int64_t pair_size, float* sums, Meanwhile& meanwhile) const {
+        const bool is_coded = matrix.coded.panels, is_whole = to - from == matrix.size;
+        const int64_t pairs = (last - first + 1) / 2, steps = (to - from) / DEPTH, most = is_coded ? HELD_DECODED : HELD;
+        const int64_t pieces = (steps + most - 1) / most, held = (steps + pieces - 1) / pieces;
+        static thread_local Lines<bf16> decoded;
+        if (is_coded) decoded.grow(2 * held * 2 * TILE_SIZE);
+        auto begin_decoding = [&](Piece piece, int64_t number) {
+            const int64_t begin = from + piece.at * DEPTH;
+            bf16* into = decoded.begin() + number % 2 * held * 2 * TILE_SIZE;
+            meanwhile.decoding = {matrix.coded, piece.panel, matrix.size, begin, begin + piece.count * DEPTH, into};
+        };
+        const Piece end{right, 0, 0};
+        Piece piece{left, 0, std::min(held, steps)};
+        // The last tasks may have no panels.
+        if (is_coded && left < right) begin_decoding(piece, 0), meanwhile.decoding.some(meanwhile.decoding.left());
+        for (int64_t number = 0; piece.panel < right; ++number) {
+            const int64_t panel = piece.panel, at = piece.at, count = piece.count, passes = pairs * count;
+            const bool is_end = at + count == steps;
+            const Piece next = !is_end          ? Piece{panel, at + count, std::min(held, steps - at - count)}
+                               : panel + 1 < right ? Piece{panel + 1, 0, std::min(held, steps)}
+                                                   : end;
+            const bf16* b = is_coded ? decoded.begin() + number % 2 * held * 2 * TILE_SIZE
+                                     : (const bf16*)matrix.address(panel, from + at * DEPTH);
+            if (is_coded) {
+                meanwhile.decoding = {};
+                if (next.panel < right) begin_decoding(next, number + 1);
+                meanwhile.groups = (meanwhile.decoding.left() + passes - 1) / passes;
+            } else {
                 // What comes next in memory, or what the next slice begins with.
-                const bf16* next = at + held < steps || is_whole ? b + count * 2 * TILE_SIZE
-                                   : panel + 1 < right           ? matrix.panel_at(panel + 1) + from * PANEL
-                                                                 : matrix.panel_at(left) + to * PANEL;
-                const int64_t ahead_lines = (held * 2 * TILE_SIZE * 2 / 64 + pairs * count - 1) / (pairs * count);
-                const char* ahead = (const char*)next;
-                for (int64_t pair = 0; pair < pairs; ++pair, ahead += count * ahead_lines * 64) {
-                    const int64_t tile = first + 2 * pair;
-                    const bf16* rows_at = a + pair * pair_size + at * 2 * TILE_SIZE;
-                    float* c = own + pair * 4 * TILE * TILE;
-                    const bool is_last = to == matrix.size && at + held >= steps, is_pair = tile + 1 < last;
-                    const Expansion* adding = is_last ? expansion : nullptr;
-                    const int64_t column = matrix.left(panel);
-                    pass(rows_at, is_pair, b, count, from || at, c, ahead, ahead_lines, finish, [&] {
-                        if (!adding) return;
-                        adding->add_held(tile, adding->is_tile(tile), adding->is_tile(tile + 1), column, column + matrix.apart);
-                    });
-                    if (!is_last) continue;
-                    if (adding && !is_pair) add_tile(tile, panel, c);
-                    finish.begin(tile * TILE, std::min(Laid::ROWS, rows - tile * TILE), panel, c);
-                }
+                meanwhile.ahead = (const char*)(!is_end || is_whole  ? b + count * 2 * TILE_SIZE
+                                                : panel + 1 < right ? matrix.address(panel + 1, from)
+                                                                    : matrix.address(left, to));
+                meanwhile.lines = (held * 2 * TILE_SIZE * 2 / 64 + passes - 1) / passes;
             }
+            float* own = sums + (is_whole ? 0 : panel - left) * pairs * 4 * TILE * TILE;
+            for (int64_t pair = 0; pair < pairs; ++pair) {
+                const int64_t tile = first + 2 * pair;
+                float* c = own + pair * 4 * TILE * TILE;
+                const bool is_last = to == matrix.size && is_end, is_pair = tile + 1 < last;
+                const Expansion* adding = is_last ? expansion : nullptr;
+                const int64_t column = matrix.left(panel);
+                pass(a + pair * pair_size + at * 2 * TILE_SIZE, is_pair, b, count, from || at, c, meanwhile, [&] {
+                    if (!adding) return;
+                    adding->add_held(tile, adding->is_tile(tile), adding->is_tile(tile + 1), column, column + matrix.apart);
+                });
+                if (!is_last) continue;
+                if (adding && !is_pair) add_tile(tile, panel, c);
+                meanwhile.finish.begin(tile * TILE, std::min(Laid::ROWS, rows - tile * TILE), panel, c);
+            }
+            meanwhile.decoding.some(meanwhile.decoding.left());
+            piece = next;
         }
-        finish.some(finish.left());
+        meanwhile.finish.some(meanwhile.finish.left());
     }
 
     // Some steps of two row tiles, or of the last one alone; ``more``() adds to what two have summed.
     template <typename More>
-    static void pass(const bf16* a, bool is_pair, const bf16* b, int64_t steps, bool adds, float* sums, const char* ahead,
-                     int64_t ahead_lines, Finish& finish, const More& more) {
+    static void pass(const bf16* a, bool is_pair, const bf16* b, int64_t steps, bool adds, float* sums, Meanwhile& meanwhile,
+                     const More& more) {
         if (is_pair && adds) {
-            both<true>(a, b, steps, sums, ahead, ahead_lines, finish, more);
+            both<true>(a, b, steps, sums, meanwhile, more);
         } else if (is_pair) {
-            both<false>(a, b, steps, sums, ahead, ahead_lines, finish, more);
+            both<false>(a, b, steps, sums, meanwhile, more);
         } else if (adds) {
             multiply<1, 2, true>({a}, 64, 2 * TILE_SIZE, {b, b + TILE_SIZE}, 2 * TILE_SIZE, steps, {{sums, sums + TILE * TILE}});
         } else {
@@ -143,11 +186,9 @@ struct Product {
         }
     }
 
-    // While the tiles' unit multiplies, vectors finish what was summed before.
     template <bool ADD, typename More>
-    static void both(const bf16* a, const bf16* b, int64_t steps, float* sums, const char* ahead, int64_t ahead_lines,
-                     Finish& finish, const More& more) {
-        const int64_t at_once = (finish.left() + steps - 1) / steps;
+    static void both(const bf16* a, const bf16* b, int64_t steps, float* sums, Meanwhile& meanwhile, const More& more) {
+        const int64_t rows = (meanwhile.finish.left() + steps - 1) / steps;
         asm volatile("" ::: "memory");  // the compiler does not know that tiles are read from memory
         if (ADD) {
             _tile_loadd(0, sums, 64);
@@ -161,7 +202,6 @@ struct Product {
             _tile_zero(3);
         }
         for (int64_t step = 0; step < steps; ++step, a += 2 * TILE_SIZE, b += 2 * TILE_SIZE) {
-            for (int64_t line = 0; line < ahead_lines; ++line, ahead += 64) __builtin_prefetch(ahead, 0, 2);
             _tile_loadd(4, a, 64);
             _tile_loadd(6, b, 64);
             _tile_dpbf16ps(0, 4, 6);
@@ -170,7 +210,7 @@ struct Product {
             _tile_loadd(5, a + TILE_SIZE, 64);
             _tile_dpbf16ps(2, 5, 6);
             _tile_dpbf16ps(3, 5, 7);
-            if (at_once) finish.some(at_once);
+            meanwhile.step(rows);
         }
         more();
         _tile_stored(0, sums, 64);
@@ -207,7 +247,7 @@ struct Product {
         static thread_local Lines<bf16> laid;
         sums.grow(block_tiles / 2 * (num_slices > 1 ? group : 1) * 4 * TILE * TILE);
         if (!is_laid) laid.grow(block_tiles * TILE * slice);
-        Finish finish(matrix, output, expansion);
+        Meanwhile meanwhile{Finish(matrix, output, expansion), {}};
         int64_t lying = -1;
         team.each(row_blocks * groups, 1, [&](int64_t task) {
             const int64_t first = task / groups * block_tiles, left = task % groups * group;
@@ -216,12 +256,12 @@ struct Product {
                 const int64_t to = std::min(from + slice, size);
                 if (is_laid) {
                     const bf16* a = x + Laid::place(first * TILE, from, size);
-                    block(first, last, left, right, from, to, a, Laid::pair_size(size), sums.begin(), finish);
+                    block(first, last, left, right, from, to, a, Laid::pair_size(size), sums.begin(), meanwhile);
                     continue;
                 }
                 if (lying != first || num_slices > 1) lay(first, last, from, to, laid.begin());
                 lying = first;
-                block(first, last, left, right, from, to, laid.begin(), Laid::pair_size(to - from), sums.begin(), finish);
+                block(first, last, left, right, from, to, laid.begin(), Laid::pair_size(to - from), sums.begin(), meanwhile);
             }
         });
     }

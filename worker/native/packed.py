@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import math
 from ctypes import c_double, c_int64, c_void_p
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -28,6 +29,9 @@ class Matrix(ctypes.Structure):
         ("size", c_int64),
         ("columns", c_int64),
         ("apart", c_int64),
+        ("panels", c_void_p),
+        ("exceptions", c_void_p),
+        ("firsts", c_void_p),
     )
 
 
@@ -106,19 +110,34 @@ class _Packed:
         return None if values is None else self._panels(values.float()).contiguous()
 
 
+class Coder(Protocol):
+    """See Library.code."""
+
+    def __call__(self, weight: Tensor, matrix: Matrix) -> tuple[Tensor, Tensor, Tensor] | None: ...
+
+
 class PackedMatrix(_Packed):
     """A bfloat16 matrix [columns, size], in the tiles of AMX, which vectors read as well: rows of a tile are pairs of
-    inputs, columns outputs."""
+    inputs, columns outputs. With a ``code`` it is in twelve bits a weight, and nothing is lost (see coded.h), unless
+    its exponents are too many.
+    """
 
     FORM = 0
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, gated: bool) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor | None, gated: bool, code: Coder | None = None) -> None:
         """``size`` must be a multiple of 32."""
         super().__init__(weight.shape[0], weight.shape[1], gated)
+        self._bias = bias
+        self.struct = Matrix(None, _pointer(bias), self.size, self.columns, self._apart)
+        coded = None if code is None else code(weight.contiguous(), self.struct)
+        self.is_coded = coded is not None
+        if coded is not None:
+            self._coded = coded
+            self.struct.panels, self.struct.exceptions, self.struct.firsts = map(_pointer, coded)
+            return
         panels = self._panels(weight)
-        tiles = panels.view(*panels.shape[:3], -1, 16, 2).permute(0, 3, 1, 4, 2, 5)
-        self._tiles, self._bias = _moved(tiles), bias
-        self.struct = Matrix(_pointer(self._tiles), _pointer(bias), self.size, self.columns, self._apart)
+        self._tiles = _moved(panels.view(*panels.shape[:3], -1, 16, 2).permute(0, 3, 1, 4, 2, 5))
+        self.struct.packed = _pointer(self._tiles)
 
 
 class PackedInt8(_Packed):

@@ -6,6 +6,7 @@
 #pragma once
 
 #include "behind.h"
+#include "coded_rows.h"
 #include "finish.h"
 #include "team.h"
 
@@ -64,7 +65,7 @@ struct PairProduct {
     // The next panel, while ``count`` rows are multiplied.
     Behind behind(int64_t panel, int64_t count) const {
         const int64_t goes = (count + MANY - 1) / MANY;
-        return {matrix.panel_at(panel + 1), matrix.size * PANEL * int64_t(sizeof(bf16)), goes * matrix.size / DEPTH * TILE};
+        return {matrix.address(panel + 1), matrix.panel_bytes(), goes * matrix.size / DEPTH * TILE};
     }
 
     // All rows of a panel, a tile at a time; AHEAD: while the next one is fetched.
@@ -72,12 +73,15 @@ struct PairProduct {
     void all(int64_t panel, Claim& claim) const {
         alignas(64) float sums[2 * TILE * TILE];
         Behind next = behind(panel, rows);
+        const bool is_coded = matrix.coded.panels;
+        const bf16* tile = is_coded ? Matrix::room_for(matrix.size) : (const bf16*)matrix.address(panel);
         Finish finish(matrix, output, expansion, passes_caches());
         for (int64_t first = 0; first < rows; first += TILE) {
             const int64_t count = std::min<int64_t>(TILE, rows - first);
-            if (first) up_to<false, AHEAD, false>(first, count, panel, next, sums);
-            else up_to<true, AHEAD, TWICE>(first, count, panel, next, sums);
-            if (count > MANY) up_to<false, AHEAD, false>(first + MANY, count - MANY, panel, next, sums + MANY * TILE);
+            if (first) up_to<false, AHEAD, false>(first, count, tile, next, sums);
+            else if (is_coded) coded<AHEAD, TWICE>(panel, next, sums);
+            else up_to<true, AHEAD, TWICE>(first, count, tile, next, sums);
+            if (count > MANY) up_to<false, AHEAD, false>(first + MANY, count - MANY, tile, next, sums + MANY * TILE);
             if (!put_out(first, count, panel, sums, finish, claim)) return;
         }
         if (passes_caches()) _mm_sfence();
@@ -121,18 +125,19 @@ struct PairProduct {
     void block(int64_t first, int64_t last, int64_t panel, Claim& claim) const {
         alignas(64) float sums[2 * TILE * TILE];
         Behind after = behind(panel, last - first);
+        const bf16* tile = matrix.panel_at(panel);
+        // Of what is coded the next panel is not there yet.
+        const bf16* next_tile = matrix.coded.panels ? tile : (const bf16*)matrix.address(panel + 1);
         Finish finish(matrix, output, expansion, passes_caches());
-        auto go = [&](int64_t row, int64_t number) {
-            return Go{matrix.panel_at(number), x + Laid::place(row, 0, matrix.size)};
-        };
+        auto go = [&](int64_t row, const bf16* of) { return Go{of, x + Laid::place(row, 0, matrix.size)}; };
         for (int64_t row = first; row < last; row += TILE) {
             const int64_t count = std::min<int64_t>(TILE, last - row), half = row + MANY;
-            const Go next = row + TILE < last ? go(row + TILE, panel) : go(first, panel + 1);
+            const Go next = row + TILE < last ? go(row + TILE, tile) : go(first, next_tile);
             if (count > MANY) {
-                eight(go(row, panel), go(half, panel), after, sums);
-                eight(go(half, panel), next, after, sums + MANY * TILE);
+                eight(go(row, tile), go(half, tile), after, sums);
+                eight(go(half, tile), next, after, sums + MANY * TILE);
             } else {
-                eight(go(row, panel), next, after, sums);
+                eight(go(row, tile), next, after, sums);
             }
             if (!put_out(row, count, panel, sums, finish, claim)) return;
         }
@@ -188,13 +193,34 @@ struct PairProduct {
     template <int P>
     void beside(int64_t panel, Claim& claim) const {
         alignas(64) float to[P][2 * TILE * TILE];
+        if (matrix.coded.panels) coded_beside<P>(panel, to[0]);
+        else plain_beside<P>(panel, to[0]);
+        if (!claim.may_write()) return;
+        Finish finish(matrix, output, expansion, passes_caches());
+        for (int one = 0; one < P; ++one) finish.begin(0, 1, panel + one, to[one]), finish.some(1);
+    }
+
+    // Behind a panel's end comes not its neighbour, which is read already, but what this thread reads next.
+    template <int P>
+    void coded_beside(int64_t panel, float* to) const {
+        const int64_t quiet = Coded::groups_of(matrix.size) - ONE_FAR / Coded::GROUP_BYTES, rest = (P - 1) * matrix.panel_bytes();
+        multiply_coded<1, P, false>(matrix.coded, matrix.size, panel, {x}, nullptr, to, [&](const uint8_t* group, int64_t number) {
+            const int64_t far = ONE_FAR + (number < quiet ? 0 : rest);
+#pragma GCC unroll 6
+            for (int line = 0; line < Coded::GROUP_BYTES; line += 64) {
+                __builtin_prefetch(group + far + line, 0, 2), __builtin_prefetch(group + ONE_NEAR + line);
+            }
+        });
+    }
+
+    template <int P>
+    void plain_beside(int64_t panel, float* to) const {
         const bf16* from = x;
-        const char* line = (const char*)matrix.panel_at(panel);
-        const int64_t steps = matrix.size / DEPTH, apart = matrix.size * PANEL * int64_t(sizeof(bf16));
+        const char* line = (const char*)matrix.address(panel);
+        const int64_t steps = matrix.size / DEPTH, apart = matrix.panel_bytes();
         __m512 sums[P][2];
         for (auto& of_panel : sums) of_panel[0] = of_panel[1] = _mm512_setzero_ps();
         for (int64_t step = 0; step < steps; ++step, from += DEPTH) {
-            // Behind its end comes not its neighbour, which is read already, but what this thread reads next.
             const int64_t far = ONE_FAR + (step + ONE_FAR / STEP_BYTES < steps ? 0 : (P - 1) * apart);
 #pragma GCC unroll 2
             for (int half = 0; half < 2; ++half) {
@@ -211,29 +237,54 @@ struct PairProduct {
                 }
             }
         }
-        if (!claim.may_write()) return;
-        Finish finish(matrix, output, expansion, passes_caches());
-        for (int one = 0; one < P; ++one) {
-            _mm512_store_ps(to[one], sums[one][0]), _mm512_store_ps(to[one] + TILE * TILE, sums[one][1]);
-            finish.begin(0, 1, panel + one, to[one]), finish.some(1);
+        for (int one = 0; one < P; ++one, to += 2 * TILE * TILE) {
+            _mm512_store_ps(to, sums[one][0]), _mm512_store_ps(to + TILE * TILE, sums[one][1]);
         }
+    }
+
+    // The first rows, at most MANY, of a panel that is coded, which is left decoded where there are more. AHEAD: there are.
+    template <bool AHEAD, bool TWICE>
+    void coded(int64_t panel, Behind& next, float* sums) const {
+        if (AHEAD || rows > MANY) some_coded<MANY, true, TWICE>(panel, next, sums);
+        else if (rows == 1) some_coded<1, false, TWICE>(panel, next, sums);
+        else if (rows == 2) some_coded<2, false, TWICE>(panel, next, sums);
+        else if (rows <= 4) some_coded<4, false, TWICE>(panel, next, sums);
+        else if (rows <= 6) some_coded<6, false, TWICE>(panel, next, sums);
+        else some_coded<MANY, false, TWICE>(panel, next, sums);
+    }
+
+    template <int R, bool KEEP, bool TWICE>
+    void some_coded(int64_t panel, Behind& next, float* sums) const {
+        const bf16* from[R];
+        for (int64_t row = 0; row < R; ++row) from[row] = x + std::min(row, rows - 1) * matrix.size;
+        bf16* kept = KEEP ? Matrix::room_for(matrix.size) : nullptr;
+        multiply_coded<R, 1, KEEP>(matrix.coded, matrix.size, panel, from, kept, sums, [&](const uint8_t* group, int64_t number) {
+#pragma GCC unroll 6
+            for (int line = 0; line < Coded::GROUP_BYTES; line += 64) {
+                if (TWICE) __builtin_prefetch(group + FAR + line, 0, 2);
+                __builtin_prefetch(group + (TWICE ? NEARER : NEAR) + line);
+            }
+            if (KEEP) {
+                for (int pair = 0; pair < Coded::PAIRS; ++pair) next.fetch(number * Coded::PAIRS + pair);
+            }
+        });
     }
 
     // As many as there are, or one more, and at most MANY.
     template <bool ARRIVES, bool AHEAD, bool TWICE>
-    void up_to(int64_t first, int64_t count, int64_t panel, Behind& next, float* sums) const {
-        if (count == 1) some<1, ARRIVES, AHEAD, TWICE>(first, panel, next, sums);
-        else if (count == 2) some<2, ARRIVES, AHEAD, TWICE>(first, panel, next, sums);
-        else if (count <= 4) some<4, ARRIVES, AHEAD, TWICE>(first, panel, next, sums);
-        else if (count <= 6) some<6, ARRIVES, AHEAD, TWICE>(first, panel, next, sums);
-        else some<MANY, ARRIVES, AHEAD, TWICE>(first, panel, next, sums);
+    void up_to(int64_t first, int64_t count, const bf16* tile, Behind& next, float* sums) const {
+        if (count == 1) some<1, ARRIVES, AHEAD, TWICE>(first, tile, next, sums);
+        else if (count == 2) some<2, ARRIVES, AHEAD, TWICE>(first, tile, next, sums);
+        else if (count <= 4) some<4, ARRIVES, AHEAD, TWICE>(first, tile, next, sums);
+        else if (count <= 6) some<6, ARRIVES, AHEAD, TWICE>(first, tile, next, sums);
+        else some<MANY, ARRIVES, AHEAD, TWICE>(first, tile, next, sums);
     }
 
     // R rows, into their part of the sums [2][16][16] of a tile; the last one as often as there are too few. ARRIVES: the panel
     // comes from memory, not from a cache.
     template <int R, bool ARRIVES, bool AHEAD, bool TWICE>
-    void some(int64_t first, int64_t panel, Behind& next, float* to) const {
-        const bf16 *from[R], *tile = matrix.panel_at(panel);
+    void some(int64_t first, const bf16* tile, Behind& next, float* to) const {
+        const bf16* from[R];
         for (int row = 0; row < R; ++row) from[row] = x + std::min(first + row, rows - 1) * matrix.size;
         const int64_t steps = matrix.size / DEPTH;
         __m512 sums[R][2];

@@ -15,6 +15,7 @@ namespace {
 
 struct SingleProduct {
     static constexpr int AT_ONCE = 14;             // rows that are multiplied at once: 28 sums, in registers
+    static constexpr int64_t DECODED_MOST = 8;     // rows that are multiplied while what is coded is decoded
     static constexpr int64_t BLOCK = 256;          // rows that share a widened panel
     static constexpr int64_t HELD_BYTES = 1 << 20; // of widened x, that stay in the second cache
     static constexpr int64_t TASK_PANELS = 7;      // of many rows, that share slices of x or are taken one behind the other
@@ -59,17 +60,16 @@ struct SingleProduct {
         int64_t padded() const { return (groups - 1) * of_group + in(groups - 1); }
     };
 
-    // The next panel on its way into the second cache, where there are several groups to fetch it: a line with every so many
-    // pairs, a power of two.
+    // The next panel on its way into the second cache, where there are several groups to fetch it, or it is to be decoded when it is
+    // reached: a line with every so many pairs, a power of two.
     struct Ahead {
         const char* at;
         const int64_t lines;  // in a step of a group
 
-        Ahead(const void* begin, int64_t groups) : at((const char*)begin), lines(groups > 1 ? (2 * TILE + groups - 1) / groups : 0) {}
+        Ahead(const Matrix& matrix, const void* begin, int64_t groups)
+            : at((const char*)begin), lines(matrix.coded.panels ? (Coded::PAIRS * 6 + groups - 1) / groups : groups > 1 ? (2 * TILE + groups - 1) / groups : 0) {}
         void fetch(int pair) {
-            if (pair >= lines) return;
-            __builtin_prefetch(at, 0, 2);
-            at += 64;
+            for (int64_t line = pair; line < lines; line += TILE, at += 64) __builtin_prefetch(at, 0, 2);
         }
     };
 
@@ -78,6 +78,7 @@ struct SingleProduct {
     struct Packed {
         const bf16* at;
 
+        void arrive() {}
         void fetch(int pair) const {
             if (ARRIVES) PairProduct::fetch<true>(at, pair);
         }
@@ -88,10 +89,18 @@ struct SingleProduct {
         void step() { at += 2 * TILE_SIZE; }
     };
 
+    // A panel that is coded, and is decoded step by step on its way.
+    struct Arriving : Packed<false> {
+        Decoding& decoding;
+
+        void arrive() { decoding.some(TILE / Coded::PAIRS); }
+    };
+
     // The same as floats, [inputs][2][16].
     struct Widened {
         const float* at;
 
+        void arrive() {}
         void fetch(int) const {}
         __m512 line(int pair, int half, bool is_second) const {
             return _mm512_load_ps(at + (2 * pair + is_second) * PANEL + half * TILE);
@@ -113,6 +122,7 @@ struct SingleProduct {
             sums[r][1] = adds ? _mm512_load_ps(place(to, row + r) + TILE * TILE) : _mm512_setzero_ps();
         }
         for (int64_t step = 0; step < steps; ++step, x += R * DEPTH, panel.step()) {
+            panel.arrive();
             // No more of them at once, as in pairs.h.
 #pragma GCC unroll 2
             for (int pair = 0; pair < TILE; ++pair) {
@@ -170,12 +180,17 @@ struct SingleProduct {
     void few(const Rows& all, int64_t panel, const float* held, Claim& claim) const {
         alignas(64) float sums[FEW_ROWS / TILE * 2 * TILE * TILE];
         const int64_t steps = matrix.size / DEPTH, of_group = all.of_group;
-        const bf16* packed = matrix.panel_at(panel);
-        Ahead ahead(matrix.panel_at(panel + 1), all.groups);
+        // More rows leave no registers for it.
+        const bool is_coded = matrix.coded.panels, arrives = is_coded && of_group <= DECODED_MOST;
+        const bf16* packed = arrives ? Matrix::room_for(matrix.size) : matrix.panel_at(panel);
+        Decoding decoding;
+        if (arrives) decoding = {matrix.coded, panel, matrix.size, 0, matrix.size, Matrix::room_for(matrix.size)};
+        Ahead ahead(matrix, matrix.address(panel + 1), all.groups);
         {
             Flushing session;
             for (int64_t index = 0; index < all.groups; ++index, held += of_group * matrix.size) {
-                if (!index) group(of_group, held, Packed<true>{packed}, steps, false, ahead, sums, 0);
+                if (!index && arrives) group(of_group, held, Arriving{{packed}, decoding}, steps, false, ahead, sums, 0);
+                else if (!index && !is_coded) group(of_group, held, Packed<true>{packed}, steps, false, ahead, sums, 0);
                 else group(all.in(index), held, Packed<false>{packed}, steps, false, ahead, sums, index * of_group);
             }
         }
@@ -217,9 +232,9 @@ struct SingleProduct {
                 if (lying != first || num_slices > 1) widen(block, first, from, to, held_rows.begin());
                 lying = first;
                 for (int64_t panel = left; panel < right; ++panel) {
-                    const bf16* packed = matrix.panel_at(panel) + from * PANEL;
+                    const bf16* packed = matrix.panel_at(panel, from, to);
                     const bool is_last = at_once > 1 && panel + 1 == right;
-                    const bf16* next = is_last ? matrix.panel_at(left) + to * PANEL : packed + matrix.size * PANEL;
+                    const void* next = is_last ? matrix.address(left, to) : matrix.address(panel + 1, from);
                     float* sums = held_sums.begin() + (panel - left) * sums_size;
                     widen_panel(packed, (to - from) / DEPTH, held_panel.begin());
                     multiply(block, held_rows.begin(), held_panel.begin(), (to - from) / DEPTH, from > 0, next, sums);
@@ -241,9 +256,9 @@ struct SingleProduct {
         }
     }
 
-    static void multiply(const Rows& block, const float* held, const float* panel, int64_t steps, bool adds, const bf16* next, float* sums) {
+    void multiply(const Rows& block, const float* held, const float* panel, int64_t steps, bool adds, const void* next, float* sums) const {
         Flushing session;
-        Ahead ahead(next, block.groups);
+        Ahead ahead(matrix, next, block.groups);
         for (int64_t index = 0, row = 0; index < block.groups; ++index, row += block.of_group) {
             const int64_t count = block.in(index);
             group(count, held, Widened{panel}, steps, adds, ahead, sums, row);
