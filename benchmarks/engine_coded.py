@@ -2,7 +2,8 @@
 
 One process has the model twice, once with its matrices coded (worker/native/coded.h) and once as they are, and both do
 the same work, step by step in turn: prompts, and sequences that decode together. Nothing is lost, so both must give the
-same tokens, or this fails.
+same tokens, or this fails; but where there are tiles (AMX) one and two rows of what is coded are added up in another
+order, and it is said how many answers are alike.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import tempfile
 import time
 from pathlib import Path
 from statistics import median
+from typing import Any
 from unittest.mock import patch
 
 import click
@@ -38,23 +40,27 @@ class Side:
     """One of the two."""
 
     def __init__(self, directory: str, settings: EngineSettings, is_coded: bool) -> None:
+        self.num_coded, code = 0, Library.code
+
+        def note(kernels: Library, weight: Any, matrix: Any) -> Any:
+            coded = code(kernels, weight, matrix) if is_coded else None
+            self.num_coded += coded is not None
+            return coded
+
         began_at = time.perf_counter()
-        if is_coded:
+        with patch.object(Library, "code", note):
             self._runner = Runner.load(directory, settings, may_part=True)
-        else:
-            with patch.object(Library, "code", lambda *_: None):
-                self._runner = Runner.load(directory, settings, may_part=True)
         self.load_s = time.perf_counter() - began_at
         self._settings = settings
         self.steps: dict[int, list[float]] = {}
         """Seconds, by how many sequences each gave a token to."""
-        self.tokens: list[int] = []
+        self.answers: dict[str, list[int]] = {}
 
     def begin(self) -> None:
         runner = self._runner
         sampler = Sampler(runner.vocab_size, runner.eos_token_ids)
         self.engine = Engine(runner, sampler, self._settings, time.monotonic, StepCosts())
-        self.steps, self.tokens = {}, []
+        self.steps, self.answers = {}, {}
 
     def ask(self, name: str, prompt: list[int], num_output: int) -> None:
         sampling = Sampling(num_output, temperature=0.0, ignore_eos=True)
@@ -66,7 +72,8 @@ class Side:
         taken_s = time.perf_counter() - began_at
         assert not failed, failed
         self.steps.setdefault(len(deltas), []).append(taken_s)
-        self.tokens += [token for delta in deltas for token in delta.token_ids]
+        for delta in deltas:
+            self.answers.setdefault(delta.request_id, []).extend(delta.token_ids)
 
 
 def beside(sides: dict[str, Side], num_sequences: int, num_input: int, num_output: int, seed: int) -> dict[str, float]:
@@ -81,7 +88,13 @@ def beside(sides: dict[str, Side], num_sequences: int, num_input: int, num_outpu
         for side in sides.values():
             if side.engine.has_work:
                 side.step()
-    assert sides[CODED].tokens == sides[PLAIN].tokens, "the two gave different tokens"
+    coded, plain = sides[CODED].answers, sides[PLAIN].answers
+    num_other = sum(coded[name] != tokens for name, tokens in plain.items())
+    kernels = library()
+    if num_other and not (kernels and kernels.has_tiles):
+        raise click.ClickException(f"{num_other} of {num_sequences} answers are not the same")
+    if num_other:
+        click.echo(f"{num_other} of {num_sequences} answers are not the same")
     return {name: median(side.steps[num_sequences]) for name, side in sides.items()}
 
 
@@ -103,7 +116,9 @@ def main(shape: str, sequences: str, input_tokens: int, output_tokens: int, roun
         source = "demo" if shape == "demo" else directory
         sides = {name: Side(source, settings, name == CODED) for name in (PLAIN, CODED)}
         for name, side in sides.items():
-            click.echo(f"{shape}, {name}: loaded in {side.load_s:.2f} s")
+            click.echo(f"{shape}, {name}: loaded in {side.load_s:.2f} s, {side.num_coded} matrices coded")
+        if not sides[CODED].num_coded:
+            raise click.ClickException("no matrix of this model is coded on this machine")
         # A prompt alone is a step that gives one sequence its token.
         decoding = ((f"{number} decoding", int(number), output_tokens) for number in sequences.split(","))
         kinds = [("prompt", 1, 1), *decoding]

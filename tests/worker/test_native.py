@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import platform
@@ -11,6 +12,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -41,6 +43,13 @@ needs_compiler = pytest.mark.skipif(shutil.which(COMPILER) is None, reason="no C
 def optimise(monkeypatch, level):
     """As much as this: with -O3 the compiler takes longer than all else here."""
     monkeypatch.setattr(build, "FLAGS", tuple(level if flag == "-O3" else flag for flag in build.FLAGS))
+
+
+def emulate(monkeypatch):
+    """Tiles, see emulated_tiles.h."""
+    optimise(monkeypatch, "-O2")
+    emulated = "-include", str(Path(__file__).with_name("emulated_tiles.h"))
+    monkeypatch.setattr(build, "FLAGS", (*build.FLAGS, "-mamx-tile", "-mamx-bf16", "-mamx-int8", *emulated))
 
 
 @needs_compiler
@@ -199,7 +208,7 @@ WEIGHTS = {
     "usual": lambda weight: weight.bfloat16(),
     "some of any size": lambda weight: scaled(weight, 3e-4, -120, 90),
     "half of the rows zeros": lambda weight: weight.bfloat16() * (torch.arange(len(weight)) % 2)[:, None],
-    "all less than the least normal number": lambda weight: (weight * 1e-38).bfloat16(),
+    "less than the least normal number": lambda weight: (weight * 1e-38).bfloat16(),
 }
 
 
@@ -226,23 +235,40 @@ def test_a_matrix_in_twelve_bits_multiplies_to_the_same_bits(weights, gated):
                 assert torch.equal(library.gated(x, coded, "silu"), library.gate(got.bfloat16(), "silu"))
 
 
+def decoded(panels, exceptions, firsts, columns, size):
+    """coded.h's format, read weight by weight: the bits of [columns, size], whose tiles are neighbours."""
+    panels = panels.numpy().view(np.uint16).reshape(-1, 32 + size * 24)
+    tables, groups = panels[:, None, None, None, :32], panels[:, 32:].reshape(len(panels), size // 8, 2, 3, 32)
+    # [panels, groups, tiles, lines, 32]
+    codes = groups[:, :, :, :1] >> np.array([0, 4, 8, 12])[:, None] & 15
+    rests = groups[:, :, :, [1, 1, 2, 2]]
+    rests[..., 1::2, :] = rests[..., 1::2, :] << 8 | rests[..., 1::2, :] >> 8
+    bits = np.take_along_axis(np.broadcast_to(tables, codes.shape), codes.astype(np.int64), -1) | rests & 0x807F
+    # As they are packed: [panels, steps, tiles, 16 pairs, 16 columns, 2].
+    bits = bits.reshape(len(panels), size // 32, 4, 2, 4, 32).swapaxes(2, 3).reshape(len(panels), -1)
+    for panel, (first, last) in enumerate(itertools.pairwise(firsts)):
+        for exception in exceptions[first:last].tolist():
+            place, value = exception & 0xFFFFFFFF, exception >> 32 & 0xFFFF
+            assert bits[panel, place] & 0x7FFF == 0
+            bits[panel, place] = value
+    packed = bits.reshape(len(panels), size // 32, 2, 16, 16, 2)
+    return packed.transpose(0, 2, 4, 1, 3, 5).reshape(-1, size)[:columns]
+
+
 @needs_compiler
-def test_each_weight_that_a_matrix_was_coded_from_comes_back():
+@pytest.mark.parametrize(("columns", "size"), [(32, 32), (40, 96), (608, 224)])
+def test_nothing_is_lost_in_twelve_bits(columns, size):
     library = Library(str(built()))
     if not library.has_linear:
         pytest.skip("the processor does not multiply bfloat16")
-    # Every number that is normal, twelve exponents to a panel.
-    bits = torch.arange(1 << 16, dtype=torch.int32)
-    exponents = bits >> 7 & 255
-    bits = bits[(exponents > 0) & (exponents < 255)]
-    bits = bits[torch.argsort(bits >> 7 & 255, stable=True)]
-    weight = bits[: len(bits) // 96 * 96].to(torch.int16).view(torch.bfloat16).view(-1, 96)
-    coded = PackedMatrix(weight, None, False, library.code)
-    assert coded.is_coded
-    for rows in (1, 4, 8, 16, 96):
-        for first in range(0, 96, rows):
-            got = library.linear(torch.eye(96).bfloat16()[first : first + rows].contiguous(), coded, torch.float32)
-            assert torch.equal(got, weight.float().T[first : first + rows])
+    torch.manual_seed(size)
+    weight = torch.randn(columns, size).bfloat16()
+    for value in (torch.inf, -torch.inf, torch.nan, 1e-40, -1e-40, 0.0, -0.0, 3e38, 1e-38):
+        weight[torch.randint(columns, (3,)), torch.randint(size, (3,))] = value
+    weight[columns // 2, :32] = 2.0 ** torch.arange(-140, -108)  # denormal, and then less than usual
+    packed = PackedMatrix(weight, None, False, library.code)
+    assert packed.is_coded
+    assert np.array_equal(decoded(*packed.coded, columns, size), weight.view(torch.int16).numpy().view(np.uint16))
 
 
 @needs_compiler
@@ -264,9 +290,7 @@ def test_a_matrix_whose_exponents_are_too_many_stays_as_it_is():
 def test_kernels_with_tiles_compute_what_torch_does_where_tiles_are_only_emulated(cache, monkeypatch):
     if not Library(str(built())).has_linear:
         pytest.skip("the processor does not multiply bfloat16")
-    optimise(monkeypatch, "-O2")
-    emulated = "-include", str(Path(__file__).with_name("emulated_tiles.h"))
-    monkeypatch.setattr(build, "FLAGS", (*build.FLAGS, "-mamx-tile", "-mamx-bf16", "-mamx-int8", *emulated))
+    emulate(monkeypatch)
     library = Library(str(built()))
     assert library.has_tiles
     assert agrees_with_torch(library)
@@ -281,6 +305,23 @@ def test_kernels_with_tiles_compute_what_torch_does_where_tiles_are_only_emulate
                 torch.set_num_threads(num_threads)
                 expected, got = (library.linear(x, each, torch.float32) for each in (plain, coded))
                 assert torch.equal(got, expected)
+                if coded.gated:
+                    opened = library.gate(got.bfloat16(), "silu")
+                    assert torch.equal(library.gated(x, coded, "silu"), opened)
+
+
+@needs_compiler
+def test_the_last_rows_of_very_many_are_a_tile_alone(cache, monkeypatch):
+    if not Library(str(built())).has_linear:
+        pytest.skip("the processor does not multiply bfloat16")
+    emulate(monkeypatch)
+    library = Library(str(built()))
+    torch.manual_seed(0)
+    x, weight = torch.randn(7681, 32).bfloat16(), torch.randn(96, 32).bfloat16()
+    expected = torch.nn.functional.linear(x.float(), weight.float()).bfloat16().float()
+    for code in (None, library.code):
+        got = library.linear(x, PackedMatrix(weight, None, False, code), torch.float32)
+        torch.testing.assert_close(got, expected, atol=2e-2, rtol=1e-2)
 
 
 @needs_compiler
@@ -301,12 +342,15 @@ def test_floats_and_pairs_of_bfloat16_make_the_same_bits_of_numbers_of_all_sizes
         pytest.skip("the processor does not multiply bfloat16")
     assert agrees_with_torch(floats)
     torch.manual_seed(0)
-    for num_tokens in (1, 4, 5, 8, 17, 32, 61, 65, 300):
-        for columns, size in ((40, 96), (608, 2400)):
+    for num_tokens in (1, 4, 5, 8, 14, 15, 17, 32, 61, 65, 300):
+        for columns, size in ((40, 96), (608, 2400), (1024, 160)):
             # Some products are smaller than the least normal number, and so are some of what they are added to.
             x = (torch.randn(num_tokens, size) * 2.0 ** torch.randint(-110, 3, (num_tokens, 1))).bfloat16()
-            weight = (torch.randn(columns, size) * 2.0 ** torch.randint(-30, 3, (columns, 1))).bfloat16()
+            # Those of a panel are alike enough to be coded.
+            sizes = torch.randint(-30, 3, (-(-columns // 32),)).repeat_interleave(32)[:columns, None]
+            weight = (torch.randn(columns, size) * 2.0**sizes).bfloat16()
             matrices = [PackedMatrix(weight, None, False), PackedMatrix(weight, None, False, pairs.code)]
+            assert matrices[1].is_coded
             products = [library.linear(x, each, torch.float32) for library in libraries for each in matrices]
             assert all(torch.equal(product, products[0]) for product in products)
 

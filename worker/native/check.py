@@ -86,7 +86,7 @@ def _agrees(library: Library, dtype: torch.dtype, generator: torch.Generator) ->
         matrix[5, 7], matrix[50, 60] = 300, -500
         expected = F.linear(x.float(), matrix.float(), bias.float())
         for packed in (PackedMatrix(matrix, bias, False), PackedMatrix(matrix, bias, False, library.code)):
-            for count in (1, 2, 4, len(x), 2 * len(x)):
+            for count in (1, 2, 4, 6, len(x), 2 * len(x)):
                 rows = x.repeat(2, 1)[:count]
                 if not near(library.linear(rows, packed, torch.float32), expected.repeat(2, 1)[:count]):
                     return False

@@ -17,8 +17,6 @@
 
 #include <algorithm>
 
-#include "lines.h"
-
 namespace {
 
 // A weight whose exponent has no code, which stands as zero where it is.

@@ -7,6 +7,7 @@
 
 #if defined(__AVX512BF16__)
 
+#include <algorithm>
 #include <atomic>
 #include <vector>
 
@@ -98,8 +99,8 @@ class Coding {
                 }
             }
         }
-        // The two tiles of a group were not met one behind the other.
-        std::stable_sort(found_[panel].begin(), found_[panel].end(), [](const Exception& one, const Exception& other) {
+        // The two tiles of a group were not met side by side.
+        std::sort(found_[panel].begin(), found_[panel].end(), [](const Exception& one, const Exception& other) {
             return Coded::group_of(one.place) < Coded::group_of(other.place);
         });
     }

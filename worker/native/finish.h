@@ -5,6 +5,7 @@
 #include "coded.h"
 #include "expansion.h"
 #include "laid.h"
+#include "lines.h"
 #include "output.h"
 
 #if defined(__AVX512BF16__)

@@ -23,9 +23,9 @@ GATED = 2
 """What a product is made into."""
 
 
-WEIGHTS_TO_AN_EXCEPTION = 1024
-"""Of a matrix that is coded at least so many, and some besides:"""
-FEWEST_EXCEPTIONS = 64
+MAX_EXCEPTIONS = 1 / 1024
+"""Of the weights of a matrix that is coded, and ALLOWED_EXCEPTIONS besides."""
+ALLOWED_EXCEPTIONS = 64
 
 TILE_LOGITS = 64
 """Of a tile of the sampler's."""
@@ -211,7 +211,7 @@ class Library:
         ``matrix``: its sizes.
         """
         panels = huge_empty((self._coded_bytes(ctypes.addressof(matrix)),), torch.uint8)
-        exceptions = torch.empty(FEWEST_EXCEPTIONS + weight.numel() // WEIGHTS_TO_AN_EXCEPTION, dtype=torch.int64)
+        exceptions = torch.empty(ALLOWED_EXCEPTIONS + int(weight.numel() * MAX_EXCEPTIONS), dtype=torch.int64)
         firsts = torch.empty(-(-matrix.columns // PANEL) + 1, dtype=torch.int64)
         count = self._code(
             weight.data_ptr(),

@@ -1,4 +1,5 @@
-// y = x times the transpose of a packed matrix of bfloat16, in tiles where there are some, else as pairs.h has it.
+// y = x times the transpose of a packed matrix of bfloat16, in tiles where there are some, else, and of one or two rows where it is
+// coded, as pairs.h has it.
 //
 // For few rows it is the matrix that takes its time to arrive: it is read once, in order, and ahead. For many it is the tiles
 // of x: a block of them, laid out as they are multiplied, stays in the second cache while panels of the matrix pass by, the
@@ -179,11 +180,17 @@ struct Product {
             both<true>(a, b, steps, sums, meanwhile, more);
         } else if (is_pair) {
             both<false>(a, b, steps, sums, meanwhile, more);
-        } else if (adds) {
-            multiply<1, 2, true>({a}, 64, 2 * TILE_SIZE, {b, b + TILE_SIZE}, 2 * TILE_SIZE, steps, {{sums, sums + TILE * TILE}});
         } else {
-            multiply<1, 2, false>({a}, 64, 2 * TILE_SIZE, {b, b + TILE_SIZE}, 2 * TILE_SIZE, steps, {{sums, sums + TILE * TILE}});
+            // Where there is no other tile, these are the sums that are still being finished.
+            meanwhile.finish.some(meanwhile.finish.left());
+            if (adds) multiply_one<true>(a, b, steps, sums);
+            else multiply_one<false>(a, b, steps, sums);
         }
+    }
+
+    template <bool ADD>
+    static void multiply_one(const bf16* a, const bf16* b, int64_t steps, float* sums) {
+        multiply<1, 2, ADD>({a}, 64, 2 * TILE_SIZE, {b, b + TILE_SIZE}, 2 * TILE_SIZE, steps, {{sums, sums + TILE * TILE}});
     }
 
     template <bool ADD, typename More>

@@ -129,15 +129,18 @@ class PackedMatrix(_Packed):
         super().__init__(weight.shape[0], weight.shape[1], gated)
         self._bias = bias
         self.struct = Matrix(None, _pointer(bias), self.size, self.columns, self._apart)
-        coded = None if code is None else code(weight.contiguous(), self.struct)
-        self.is_coded = coded is not None
-        if coded is not None:
-            self._coded = coded
-            self.struct.panels, self.struct.exceptions, self.struct.firsts = map(_pointer, coded)
+        self.coded = None if code is None else code(weight.contiguous(), self.struct)
+        """Panels, exceptions and where those of each panel begin; None: its exponents are too many, or may be."""
+        if self.coded is not None:
+            self.struct.panels, self.struct.exceptions, self.struct.firsts = map(_pointer, self.coded)
             return
         panels = self._panels(weight)
         self._tiles = _moved(panels.view(*panels.shape[:3], -1, 16, 2).permute(0, 3, 1, 4, 2, 5))
         self.struct.packed = _pointer(self._tiles)
+
+    @property
+    def is_coded(self) -> bool:
+        return self.coded is not None
 
 
 class PackedInt8(_Packed):

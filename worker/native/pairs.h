@@ -1,4 +1,5 @@
-// y = x times the transpose of a packed matrix where there are no tiles: by vectors, which multiply pairs of bfloat16.
+// y = x times the transpose of a packed matrix where there are no tiles, or they are not asked: by vectors, which multiply pairs of
+// bfloat16.
 //
 // Each sum is of all inputs in their order, so a row has the same bits in any company. Where rows are multiplied in several goes,
 // each of them fetches its part of the next panel: memory is as busy then as the multipliers are.

@@ -61,13 +61,16 @@ struct SingleProduct {
     };
 
     // The next panel on its way into the second cache, where there are several groups to fetch it, or it is to be decoded when it is
-    // reached: a line with every so many pairs, a power of two.
+    // reached: some lines with each step.
     struct Ahead {
         const char* at;
         const int64_t lines;  // in a step of a group
 
         Ahead(const Matrix& matrix, const void* begin, int64_t groups)
-            : at((const char*)begin), lines(matrix.coded.panels ? (Coded::PAIRS * 6 + groups - 1) / groups : groups > 1 ? (2 * TILE + groups - 1) / groups : 0) {}
+            : at((const char*)begin), lines(matrix.coded.panels || groups > 1 ? (of_step(matrix) + groups - 1) / groups : 0) {}
+        static int64_t of_step(const Matrix& matrix) {
+            return matrix.coded.panels ? Coded::groups_of(DEPTH) * Coded::GROUP_BYTES / 64 : 2 * TILE;
+        }
         void fetch(int pair) {
             for (int64_t line = pair; line < lines; line += TILE, at += 64) __builtin_prefetch(at, 0, 2);
         }
@@ -93,7 +96,7 @@ struct SingleProduct {
     struct Arriving : Packed<false> {
         Decoding& decoding;
 
-        void arrive() { decoding.some(TILE / Coded::PAIRS); }
+        void arrive() { decoding.some(Coded::groups_of(DEPTH)); }
     };
 
     // The same as floats, [inputs][2][16].

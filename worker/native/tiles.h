@@ -1,5 +1,6 @@
 // Products of bfloat16 tiles, 16 x 32 by 32 x 16, added up in 16 x 16 float32: by AMX where the processor has it and the
-// system lets us, else pair by pair. Both round differently, so a process uses one of them from its start to its end.
+// system lets us, else pair by pair. Both round differently, so a process uses one of them from its start to its end; but see
+// linear.h for one or two rows.
 
 #pragma once
 
