@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.worker.with_tiles import TILES
 from worker.native import PackedMatrix, build
 from worker.native.build import BuildError, CompilerFailed, built
 from worker.native.check import agrees_with_torch, library
@@ -48,8 +49,7 @@ def optimise(monkeypatch, level):
 def emulate(monkeypatch):
     """Tiles, see emulated_tiles.h."""
     optimise(monkeypatch, "-O2")
-    emulated = "-include", str(Path(__file__).with_name("emulated_tiles.h"))
-    monkeypatch.setattr(build, "FLAGS", (*build.FLAGS, "-mamx-tile", "-mamx-bf16", "-mamx-int8", *emulated))
+    monkeypatch.setattr(build, "FLAGS", (*build.FLAGS, *TILES))
 
 
 @needs_compiler
