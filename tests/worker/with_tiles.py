@@ -1,4 +1,4 @@
-"""pytest in a process whose kernels have tiles, emulated (see emulated_tiles.h): `python -m tests.worker.with_tiles ...`."""
+"""pytest where kernels have tiles, emulated (see emulated_tiles.h): `python -m tests.worker.with_tiles ...`."""
 
 from __future__ import annotations
 

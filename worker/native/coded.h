@@ -94,13 +94,9 @@ struct CodedLines {
         return _mm512_ternarylogic_epi32(exponents, rest, _mm512_set1_epi16(int16_t(0x807f)), 0xf8);
     }
 
-    // The bytes of each sixteen bits.
+    // The bytes of each sixteen bits. (vpshldw does it too, and takes a sixth more of the time of eight rows on Zen 5.)
     static __m512i swapped(__m512i bytes) {
-#if defined(__AVX512VBMI2__)
-        return _mm512_shldi_epi16(bytes, bytes, 8);
-#else
-        return _mm512_or_si512(_mm512_slli_epi16(bytes, 8), _mm512_srli_epi16(bytes, 8));
-#endif
+        return _mm512_shuffle_epi8(bytes, _mm512_set4_epi32(0x0e0f0c0d, 0x0a0b0809, 0x06070405, 0x02030001));
     }
 };
 

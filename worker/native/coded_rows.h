@@ -10,11 +10,11 @@
 namespace {
 
 // Of R rows of x and P panels from ``panel`` on, side by side: sums [P][2][16][16], of each tile's first R rows. The same products
-// in the same order as pairs.h has them. fetch(group, its number): what follows a group in its panel. KEEP: the panel, which is one
-// then, is also left decoded in ``kept``.
+// in the same order as pairs.h has them. A step of a row of x is ``stride`` elements behind the one before. fetch(group, its
+// number): what follows a group in its panel. KEEP: the panel, which is one then, is also left decoded in ``kept``.
 template <int R, int P, bool KEEP, typename Fetch>
 [[gnu::always_inline]] inline void multiply_coded(const Coded& coded, int64_t size, int64_t panel, const bf16* const (&rows)[R],
-                                                  bf16* kept, float* to, const Fetch& fetch) {
+                                                  int64_t stride, bf16* kept, float* to, const Fetch& fetch) {
     static_assert(P == 1 || !KEEP);
     const int64_t groups = Coded::groups_of(size), apart = Coded::panel_bytes(size);
     const uint8_t* at = coded.group_at(panel, size, 0);
@@ -28,6 +28,7 @@ template <int R, int P, bool KEEP, typename Fetch>
     }
     alignas(64) bf16 held[P][2 * Coded::HALF] = {};  // exceptions of a group; zeros elsewhere, and where there are none
     auto take = [&](int64_t group, auto has_exceptions) __attribute__((always_inline)) {
+        const int64_t input = group / Coded::groups_of(DEPTH) * stride + group % Coded::groups_of(DEPTH) * Coded::INPUTS;
         bf16* to_kept = KEEP ? kept + Coded::place_of(group) : nullptr;
 #pragma GCC unroll 4
         for (int one = 0; one < P; ++one) {
@@ -47,7 +48,7 @@ template <int R, int P, bool KEEP, typename Fetch>
                 }
 #pragma GCC unroll 8
                 for (int row = 0; row < R; ++row) {
-                    const __m512bh both = pair_of(rows[row] + group * Coded::INPUTS + 2 * line);
+                    const __m512bh both = pair_of(rows[row] + input + 2 * line);
                     sums[one][row][0] = _mm512_dpbf16_ps(sums[one][row][0], (__m512bh)low, both);
                     sums[one][row][1] = _mm512_dpbf16_ps(sums[one][row][1], (__m512bh)high, both);
                 }
@@ -61,7 +62,9 @@ template <int R, int P, bool KEEP, typename Fetch>
         for (; group < stop; ++group) take(group, std::false_type());
         if (group == groups) break;
         for (int one = 0; one < P; ++one) {
-            exceptions[one].each(group + 1, [&](const Exception& each) { held[one][Coded::place_in_group(each.place)].bits = each.bits; });
+            exceptions[one].each(group + 1, [&](const Exception& each) {
+                held[one][Coded::place_in_group(each.place)].bits = each.bits;
+            });
         }
         take(group, std::true_type());
         std::memset(held, 0, sizeof held);

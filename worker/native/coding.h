@@ -112,7 +112,8 @@ class Coding {
             const __m512i weights = (__m512i)lines[line];
             const __m512i exponents = _mm512_and_si512(_mm512_srli_epi16(weights, 7), _mm512_set1_epi16(255));
             const __m512i code = _mm512_sub_epi16(exponents, _mm512_set1_epi16(int16_t(first - 1)));
-            const __mmask32 has_code = _mm512_cmple_epu16_mask(_mm512_sub_epi16(code, _mm512_set1_epi16(1)), _mm512_set1_epi16(NUM_SHARED - 1));
+            const __m512i above = _mm512_sub_epi16(code, _mm512_set1_epi16(1));
+            const __mmask32 has_code = _mm512_cmple_epu16_mask(above, _mm512_set1_epi16(NUM_SHARED - 1));
             const __mmask32 is_coded = has_code | _mm512_testn_epi16_mask(exponents, exponents);
             codes = _mm512_or_si512(codes, _mm512_slli_epi16(_mm512_maskz_mov_epi16(has_code, code), 4 * line));
             const __m512i rest = _mm512_and_si512(weights, _mm512_set1_epi16(int16_t(0x807f)));

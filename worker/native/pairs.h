@@ -20,6 +20,7 @@ struct PairProduct {
     static constexpr int NEAR = 4096;     // bytes by which a panel is fetched before it is multiplied, in the order of memory
     static constexpr int NEARER = 2048;   // the same, and FAR into the second cache, where pairs are slow: Intel's first cache waits
     static constexpr int FAR = 8192;      // for fewer lines than its second one
+    static constexpr int64_t DECODED_ONCE = 24;  // rows beyond which a panel that is coded is decoded once for all, not for each go
     static constexpr int64_t RUNS = 16;   // that each thread reads the matrix in
     static constexpr int64_t MAX_RUN = 8;
     static constexpr int64_t SHORT_RUN = 2;  // the same, where pairs are slow
@@ -74,15 +75,12 @@ struct PairProduct {
     void all(int64_t panel, Claim& claim) const {
         alignas(64) float sums[2 * TILE * TILE];
         Behind next = behind(panel, rows);
-        const bool is_coded = matrix.coded.panels;
-        const bf16* tile = is_coded ? Matrix::room_for(matrix.size) : (const bf16*)matrix.address(panel);
         Finish finish(matrix, output, expansion, passes_caches());
         for (int64_t first = 0; first < rows; first += TILE) {
             const int64_t count = std::min<int64_t>(TILE, rows - first);
-            if (first) up_to<false, AHEAD, false>(first, count, tile, next, sums);
-            else if (is_coded) coded<AHEAD, TWICE>(panel, next, sums);
-            else up_to<true, AHEAD, TWICE>(first, count, tile, next, sums);
-            if (count > MANY) up_to<false, AHEAD, false>(first + MANY, count - MANY, tile, next, sums + MANY * TILE);
+            if (first) up_to<false, AHEAD, false>(first, count, panel, next, sums);
+            else up_to<true, AHEAD, TWICE>(first, count, panel, next, sums);
+            if (count > MANY) up_to<false, AHEAD, false>(first + MANY, count - MANY, panel, next, sums + MANY * TILE);
             if (!put_out(first, count, panel, sums, finish, claim)) return;
         }
         if (passes_caches()) _mm_sfence();
@@ -126,23 +124,33 @@ struct PairProduct {
     void block(int64_t first, int64_t last, int64_t panel, Claim& claim) const {
         alignas(64) float sums[2 * TILE * TILE];
         Behind after = behind(panel, last - first);
-        const bf16* tile = matrix.panel_at(panel);
+        const bool is_coded = matrix.coded.panels;
+        const bf16* tile = is_coded ? Matrix::room_for(matrix.size) : (const bf16*)matrix.address(panel);
         // Of what is coded the next panel is not there yet.
-        const bf16* next_tile = matrix.coded.panels ? tile : (const bf16*)matrix.address(panel + 1);
+        const bf16* next_tile = is_coded ? tile : (const bf16*)matrix.address(panel + 1);
         Finish finish(matrix, output, expansion, passes_caches());
         auto go = [&](int64_t row, const bf16* of) { return Go{of, x + Laid::place(row, 0, matrix.size)}; };
         for (int64_t row = first; row < last; row += TILE) {
             const int64_t count = std::min<int64_t>(TILE, last - row), half = row + MANY;
             const Go next = row + TILE < last ? go(row + TILE, tile) : go(first, next_tile);
-            if (count > MANY) {
-                eight(go(row, tile), go(half, tile), after, sums);
-                eight(go(half, tile), next, after, sums + MANY * TILE);
-            } else {
-                eight(go(row, tile), next, after, sums);
-            }
+            const Go second = count > MANY ? go(half, tile) : next;
+            if (is_coded && row == first) first_eight(go(row, tile), panel, sums);
+            else eight(go(row, tile), second, after, sums);
+            if (count > MANY) eight(second, next, after, sums + MANY * TILE);
             if (!put_out(row, count, panel, sums, finish, claim)) return;
         }
         if (passes_caches()) _mm_sfence();
+    }
+
+    // The first eight, while a panel that is coded is decoded for all.
+    [[gnu::noinline]] void first_eight(Go own, int64_t panel, float* to) const {
+        const bf16* from[MANY];
+        for (int row = 0; row < MANY; ++row) from[row] = own.rows + row * DEPTH;
+        bf16* kept = Matrix::room_for(matrix.size);
+        multiply_coded<MANY, 1, true>(matrix.coded, matrix.size, panel, from, 2 * TILE_SIZE, kept, to, [](const uint8_t* group, int64_t) {
+#pragma GCC unroll 6
+            for (int line = 0; line < Coded::GROUP_BYTES; line += 64) __builtin_prefetch(group + NEAR + line);
+        });
     }
 
     // Eight rows, of which some may lie behind the last, into their part of the sums of a tile. That they lie at fixed distances
@@ -205,7 +213,7 @@ struct PairProduct {
     template <int P>
     void coded_beside(int64_t panel, float* to) const {
         const int64_t quiet = Coded::groups_of(matrix.size) - ONE_FAR / Coded::GROUP_BYTES, rest = (P - 1) * matrix.panel_bytes();
-        multiply_coded<1, P, false>(matrix.coded, matrix.size, panel, {x}, nullptr, to, [&](const uint8_t* group, int64_t number) {
+        multiply_coded<1, P, false>(matrix.coded, matrix.size, panel, {x}, DEPTH, nullptr, to, [&](const uint8_t* group, int64_t number) {
             const int64_t far = ONE_FAR + (number < quiet ? 0 : rest);
 #pragma GCC unroll 6
             for (int line = 0; line < Coded::GROUP_BYTES; line += 64) {
@@ -243,50 +251,50 @@ struct PairProduct {
         }
     }
 
-    // The first rows, at most MANY, of a panel that is coded, which is left decoded where there are more. AHEAD: there are.
-    template <bool AHEAD, bool TWICE>
-    void coded(int64_t panel, Behind& next, float* sums) const {
-        if (AHEAD || rows > MANY) some_coded<MANY, true, TWICE>(panel, next, sums);
-        else if (rows == 1) some_coded<1, false, TWICE>(panel, next, sums);
-        else if (rows == 2) some_coded<2, false, TWICE>(panel, next, sums);
-        else if (rows <= 4) some_coded<4, false, TWICE>(panel, next, sums);
-        else if (rows <= 6) some_coded<6, false, TWICE>(panel, next, sums);
-        else some_coded<MANY, false, TWICE>(panel, next, sums);
-    }
-
-    template <int R, bool KEEP, bool TWICE>
-    void some_coded(int64_t panel, Behind& next, float* sums) const {
-        const bf16* from[R];
-        for (int64_t row = 0; row < R; ++row) from[row] = x + std::min(row, rows - 1) * matrix.size;
-        bf16* kept = KEEP ? Matrix::room_for(matrix.size) : nullptr;
-        multiply_coded<R, 1, KEEP>(matrix.coded, matrix.size, panel, from, kept, sums, [&](const uint8_t* group, int64_t number) {
-#pragma GCC unroll 6
-            for (int line = 0; line < Coded::GROUP_BYTES; line += 64) {
-                if (TWICE) __builtin_prefetch(group + FAR + line, 0, 2);
-                __builtin_prefetch(group + (TWICE ? NEARER : NEAR) + line);
-            }
-            if (KEEP) {
-                for (int pair = 0; pair < Coded::PAIRS; ++pair) next.fetch(number * Coded::PAIRS + pair);
-            }
-        });
-    }
-
     // As many as there are, or one more, and at most MANY.
     template <bool ARRIVES, bool AHEAD, bool TWICE>
-    void up_to(int64_t first, int64_t count, const bf16* tile, Behind& next, float* sums) const {
-        if (count == 1) some<1, ARRIVES, AHEAD, TWICE>(first, tile, next, sums);
-        else if (count == 2) some<2, ARRIVES, AHEAD, TWICE>(first, tile, next, sums);
-        else if (count <= 4) some<4, ARRIVES, AHEAD, TWICE>(first, tile, next, sums);
-        else if (count <= 6) some<6, ARRIVES, AHEAD, TWICE>(first, tile, next, sums);
-        else some<MANY, ARRIVES, AHEAD, TWICE>(first, tile, next, sums);
+    void up_to(int64_t first, int64_t count, int64_t panel, Behind& next, float* sums) const {
+        if (count == 1) some<1, ARRIVES, AHEAD, TWICE>(first, panel, next, sums);
+        else if (count == 2) some<2, ARRIVES, AHEAD, TWICE>(first, panel, next, sums);
+        else if (count <= 4) some<4, ARRIVES, AHEAD, TWICE>(first, panel, next, sums);
+        else if (count <= 6) some<6, ARRIVES, AHEAD, TWICE>(first, panel, next, sums);
+        else some<MANY, ARRIVES, AHEAD, TWICE>(first, panel, next, sums);
     }
 
     // R rows, into their part of the sums [2][16][16] of a tile; the last one as often as there are too few. ARRIVES: the panel
     // comes from memory, not from a cache.
     template <int R, bool ARRIVES, bool AHEAD, bool TWICE>
-    void some(int64_t first, const bf16* tile, Behind& next, float* to) const {
+    void some(int64_t first, int64_t panel, Behind& next, float* to) const {
         const bf16* from[R];
         for (int row = 0; row < R; ++row) from[row] = x + std::min(first + row, rows - 1) * matrix.size;
+        if (!matrix.coded.panels) return some_plain<R, ARRIVES, AHEAD, TWICE>(from, (const bf16*)matrix.address(panel), next, to);
+        if (rows <= DECODED_ONCE) return some_coded<R, ARRIVES, AHEAD, TWICE, false>(from, first / MANY, panel, to);
+        if (!ARRIVES) return some_plain<R, false, AHEAD, false>(from, Matrix::room_for(matrix.size), next, to);
+        if constexpr (R == MANY) some_coded<R, ARRIVES, AHEAD, TWICE, true>(from, 0, panel, to);
+    }
+
+    // ``go``: which rows these are of those that are multiplied one behind the other. Each fetches its part of the next panel, so many
+    // lines with every group; but what is decoded for all leaves that to the others.
+    template <int R, bool ARRIVES, bool AHEAD, bool TWICE, bool KEEP>
+    void some_coded(const bf16* const (&from)[R], int64_t go, int64_t panel, float* to) const {
+        constexpr int lines = AHEAD && !KEEP ? 3 : 0;
+        const char* ahead = (const char*)matrix.address(panel + 1) + go * Coded::groups_of(matrix.size) * lines * 64;
+        bf16* kept = KEEP ? Matrix::room_for(matrix.size) : nullptr;
+        multiply_coded<R, 1, KEEP>(matrix.coded, matrix.size, panel, from, DEPTH, kept, to, [&](const uint8_t* group, int64_t) {
+            if (ARRIVES) {
+#pragma GCC unroll 6
+                for (int line = 0; line < Coded::GROUP_BYTES; line += 64) {
+                    if (TWICE) __builtin_prefetch(group + FAR + line, 0, 2);
+                    __builtin_prefetch(group + (TWICE ? NEARER : NEAR) + line);
+                }
+            }
+#pragma GCC unroll 3
+            for (int line = 0; line < lines; ++line, ahead += 64) __builtin_prefetch(ahead, 0, 2);
+        });
+    }
+
+    template <int R, bool ARRIVES, bool AHEAD, bool TWICE>
+    void some_plain(const bf16* (&from)[R], const bf16* tile, Behind& next, float* to) const {
         const int64_t steps = matrix.size / DEPTH;
         __m512 sums[R][2];
         for (auto& of_row : sums) of_row[0] = of_row[1] = _mm512_setzero_ps();

@@ -67,7 +67,8 @@ struct SingleProduct {
         const int64_t lines;  // in a step of a group
 
         Ahead(const Matrix& matrix, const void* begin, int64_t groups)
-            : at((const char*)begin), lines(matrix.coded.panels || groups > 1 ? (of_step(matrix) + groups - 1) / groups : 0) {}
+            : at((const char*)begin),
+              lines(matrix.coded.panels || groups > 1 ? (of_step(matrix) + groups - 1) / groups : 0) {}
         static int64_t of_step(const Matrix& matrix) {
             return matrix.coded.panels ? Coded::groups_of(DEPTH) * Coded::GROUP_BYTES / 64 : 2 * TILE;
         }
