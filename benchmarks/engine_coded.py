@@ -129,7 +129,8 @@ def main(shape: str, sequences: str, input_tokens: int, output_tokens: int, roun
                     taken[name].append(1e3 * seconds)
             ratios = [plain / coded for plain, coded in zip(taken[PLAIN], taken[CODED], strict=True)]
             of_each = ", ".join(f"{name} {median(all_):.2f} ms" for name, all_ in taken.items())
-            click.echo(f"{kind}: {of_each}, {min(ratios):.2f} to {max(ratios):.2f} times as fast coded")
+            spread = f"{min(ratios):.2f} to {max(ratios):.2f}"
+            click.echo(f"{kind}: {of_each}, {median(ratios):.2f} ({spread}) times as fast coded")
 
 
 if __name__ == "__main__":

@@ -164,7 +164,7 @@ def test_weights_in_twelve_bits_are_held_against_the_same_in_sixteen():
         assert "no matrix of this model is coded on this machine" in done.output
         return
     assert done.exit_code == 0, done.output
-    kinds = re.findall(r"(.*): 16 bits [\d.]+ ms, 12 bits [\d.]+ ms, [\d.]+ to [\d.]+ times", done.stdout)
+    kinds = re.findall(r"(.*): 16 bits [\d.]+ ms, 12 bits [\d.]+ ms, [\d.]+ \([\d.]+ to [\d.]+\) times", done.stdout)
     assert kinds == ["prompt", "1 decoding", "2 decoding"]
 
 
