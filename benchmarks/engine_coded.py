@@ -48,7 +48,7 @@ class Side:
             return coded
 
         began_at = time.perf_counter()
-        with patch.object(Library, "code", note):
+        with patch.object(Library, "code", note), patch("worker.loading.coding_pays", return_value=True):
             self._runner = Runner.load(directory, settings, may_part=True)
         self.load_s = time.perf_counter() - began_at
         self._settings = settings

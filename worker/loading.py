@@ -27,6 +27,7 @@ from worker.models import (
     path_of,
     read_architecture,
 )
+from worker.native import coding_pays
 from worker.room import kv_type_of, max_model_tokens_of, mib
 
 
@@ -52,7 +53,9 @@ def load_model(
     num_parameters = sum(Shard.of(architecture, layout, other).num_parameters for other in asking)
     needed = num_parameters * bytes_per_parameter(path, architecture, dtype)
     refuse_too_large(source, needed, dtype, device)
-    means = Means(kernels_of(engine, device), engine.quantize_activations, engine.deterministic)
+    kernels = kernels_of(engine, device)
+    codes = kernels is not None and dtype is torch.bfloat16 and coding_pays(kernels)
+    means = Means(kernels, engine.quantize_activations, engine.deterministic, codes)
     # One rank reads ahead for all, no more than stays in memory beside the model until it is taken.
     beside = int(needed) if device.type == "cpu" else 0
     room_bytes = free_bytes(torch.device("cpu")) - beside if rank == 0 else 0

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from tests.worker.with_tiles import TILES
-from worker.native import PackedMatrix, build
+from worker.native import PackedMatrix, build, coding_pays, trial
 from worker.native.build import BuildError, CompilerFailed, built
 from worker.native.check import agrees_with_torch, library
 from worker.native.library import Library
@@ -283,6 +283,27 @@ def test_a_matrix_whose_exponents_are_too_many_stays_as_it_is():
     x = torch.randn(3, 256).bfloat16()
     expected = library.linear(x, PackedMatrix(weight, None, False), torch.float32)
     assert torch.equal(library.linear(x, packed, torch.float32), expected)
+
+
+@needs_compiler
+def test_whether_twelve_bits_pay_is_tried_once_a_machine_and_then_known(cache, monkeypatch):
+    optimise(monkeypatch, "-O2")
+    kernels = Library(str(built()))
+    if not kernels.has_linear:
+        assert not coding_pays(kernels)
+        return
+    assert 0.1 < trial.gain_of_coding(kernels, 512, 256) < 10
+    tried = []
+    monkeypatch.setattr(trial, "gain_of_coding", lambda library: tried.append(library) or 1.25)
+    assert coding_pays(kernels)
+    (kept,) = cache.glob("kernels-*-coded-*.txt")
+    assert float(kept.read_text()) == 1.25
+    kept.write_text("0.93")
+    assert not coding_pays(Library(str(built())))
+    assert len(tried) == 1
+    kept.write_text("")
+    assert coding_pays(Library(str(built())))
+    assert len(tried) == 2
 
 
 @needs_compiler

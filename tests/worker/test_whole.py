@@ -70,7 +70,7 @@ FAMILIES = {
 CPU = torch.device("cpu")
 
 
-def runner_of(architecture: Architecture, form: Quantization, **changes: Any) -> Runner:
+def runner_of(architecture: Architecture, form: Quantization, codes: bool = True, **changes: Any) -> Runner:
     generator = torch.Generator().manual_seed(3)
 
     def take(name: str, size: tuple[int, ...]) -> torch.Tensor:
@@ -79,7 +79,9 @@ def runner_of(architecture: Architecture, form: Quantization, **changes: Any) ->
 
     engine = Engine(device="cpu", **{"dtype": "bfloat16", **changes})
     dtype = {"bfloat16": torch.bfloat16, "float32": torch.float32}[engine.dtype]
-    model = build_decoder(Shard.of(architecture), PlainSource(take), dtype, CPU, 2048, Means(library()), form)
+    model = build_decoder(
+        Shard.of(architecture), PlainSource(take), dtype, CPU, 2048, Means(library(), codes=codes), form
+    )
     return Runner.of(model, engine, num_blocks=200)
 
 
@@ -147,6 +149,19 @@ def test_so_it_is_wherever_many_rows_are_cut(num_tokens):
     at_once = runner.forward([span])
     runner.whole = None
     assert torch.equal(runner.forward([span]), at_once)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_with_weights_in_twelve_bits_it_is_the_same_as_in_sixteen(family):
+    coded, plain = (runner_of(FAMILIES[family], "none", codes=codes) for codes in (True, False))
+    if coded.whole is None:
+        pytest.skip("no step in one call here")
+    for step in steps_of([None] * 3):
+        got, expected = coded.forward(step), plain.forward(step)
+        if library().has_tiles:  # few rows of what is coded are added up without them
+            torch.testing.assert_close(got, expected, atol=0.1, rtol=0.1)
+        else:
+            assert torch.equal(got, expected)
 
 
 COMPANIES = ("every", "every", ""), ("", "few", "every"), ("", "", "few")

@@ -9,6 +9,7 @@ from worker.native.check import library
 from worker.native.library import ACTIVATIONS, DTYPES, MAX_HEAD_DIM, MAX_TRIES, STORED_TYPES, TILE_LOGITS, Library, Step
 from worker.native.packed import PackedInt4, PackedInt8, PackedMatrix
 from worker.native.pages import huge_empty
+from worker.native.trial import coding_pays
 
 __all__ = [
     "ACTIVATIONS",
@@ -24,6 +25,7 @@ __all__ = [
     "PackedInt8",
     "PackedMatrix",
     "Step",
+    "coding_pays",
     "huge_empty",
     "library",
 ]

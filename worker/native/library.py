@@ -91,6 +91,7 @@ class Library:
     def __init__(self, path: str) -> None:
         """Raises OSError."""
         loaded = ctypes.CDLL(path)
+        self.path = path
         self._add_norm = loaded.penstock_add_norm
         self._add_norm.argtypes = (c_int, *(c_void_p,) * 5, c_int64, c_int64, c_float, c_int)
         self._turn = loaded.penstock_turn

@@ -37,7 +37,7 @@ struct SingleProduct {
     void run(Team& team) const {
         if (rows > FEW_ROWS) return many(team);
         static thread_local Lines<float> held;
-        const Rows all(rows);
+        const Rows all(rows, matrix.coded.panels && rows <= 16 ? DECODED_MOST : AT_ONCE);
         held.grow(all.padded() * matrix.size);
         widen(all, 0, 0, matrix.size, held.begin());
         const int64_t panels = matrix.num_panels(), at_once = std::clamp<int64_t>(panels / (RUNS * team.size()), 1, MAX_RUN);
@@ -51,8 +51,8 @@ struct SingleProduct {
     struct Rows {
         int64_t count, groups, of_group;
 
-        explicit Rows(int64_t all) : count(all), groups((all + AT_ONCE - 1) / AT_ONCE) {
-            of_group = std::min<int64_t>(AT_ONCE, even((count + groups - 1) / groups));
+        explicit Rows(int64_t all, int64_t most = AT_ONCE) : count(all), groups((all + most - 1) / most) {
+            of_group = std::min<int64_t>(most, even((count + groups - 1) / groups));
             groups = (count + of_group - 1) / of_group;
         }
         static int64_t even(int64_t number) { return (number + 1) / 2 * 2; }

@@ -47,7 +47,7 @@ def _is_packed(linear: Linear) -> bool:
 
 def _linear_of(form: Form, bias: Tensor | None, means: Means, gated: bool) -> Linear:
     if isinstance(form, Plain):
-        return PlainLinear(form.weight, bias, means.kernels, gated, means.is_repeatable)
+        return PlainLinear(form.weight, bias, means.kernels, gated, means.may_code)
     kernels = means.kernels if means.rounds_inputs else None
     if has_triton(form.codes.device):
         from worker.models.linear.on_cuda import CudaFp8Linear, CudaInt4Linear

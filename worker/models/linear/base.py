@@ -20,6 +20,13 @@ class Means:
     """Inputs may be rounded where the matrix is."""
     is_repeatable: bool = False
     """A row's product has the same bits whichever rows come along, and however many."""
+    codes: bool = True
+    """Weights of bfloat16 may lie in twelve bits, see Library.code."""
+
+    @property
+    def may_code(self) -> bool:
+        """The same; but with tiles few rows are added up in another order than many, which is not repeatable."""
+        return self.codes and not (self.is_repeatable and self.kernels is not None and self.kernels.has_tiles)
 
 
 @dataclass(frozen=True, slots=True)

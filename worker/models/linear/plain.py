@@ -17,8 +17,8 @@ class PlainLinear:
     """A Linear over weight [out, in] in x's dtype.
 
     On the CPU a bfloat16 weight is repacked, and the plain copy is not kept: for our own kernels where the processor
-    multiplies bfloat16, in twelve bits a weight and without loss where its exponents allow it; else for oneDNN's
-    blocked layout, which reads it at close to memory bandwidth where F.linear repacks in every call.
+    multiplies bfloat16, in twelve bits a weight and without loss where that is wanted and its exponents allow it; else
+    for oneDNN's blocked layout, which reads it at close to memory bandwidth where F.linear repacks in every call.
     """
 
     __slots__ = ("_bias", "_kernels", "_multiply", "_packed", "_weight", "in_features", "out_features", "packed")
@@ -29,9 +29,9 @@ class PlainLinear:
         bias: Tensor | None = None,
         kernels: Library | None = None,
         gated: bool = False,
-        is_repeatable: bool = False,
+        may_code: bool = True,
     ) -> None:
-        """``gated``: see linear_of; ``is_repeatable``: see Means."""
+        """``gated``: see linear_of; ``may_code``: see Means.codes."""
         self.out_features, self.in_features = weight.shape
         self._bias = bias
         self._weight: Tensor | None = weight
@@ -43,8 +43,7 @@ class PlainLinear:
             return
         if kernels is not None and kernels.has_linear and self.in_features % 32 == 0:
             self._kernels = kernels
-            # Where there are tiles, few rows are multiplied with what is coded without them, and added up otherwise.
-            code = None if is_repeatable and kernels.has_tiles else kernels.code
+            code = kernels.code if may_code else None
             self.packed, self._weight = PackedMatrix(weight, bias, gated, code), None
         elif packs_bfloat16():
             operators: Any = torch.ops.mkldnn
