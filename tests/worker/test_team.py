@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -33,8 +34,12 @@ def num_threads() -> Iterator[int]:
 
 def others_cpus() -> list[str]:
     """Where this process' other threads may run."""
-    tasks = [task for task in Path("/proc/self/task").iterdir() if task.name != str(os.getpid())]
-    return re.findall(r"Cpus_allowed_list:\t(.*)", "".join((task / "status").read_text() for task in tasks))
+    found = []
+    for task in Path("/proc/self/task").iterdir():
+        if task.name != str(os.getpid()):
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
+                found += re.findall(r"Cpus_allowed_list:\t(.*)", (task / "status").read_text())
+    return found
 
 
 @pytest.fixture

@@ -34,7 +34,7 @@ def coding_pays(library: Library) -> bool:
         return float(path.read_text()) > 1.0
     except (OSError, ValueError):
         gain = gain_of_coding(library)
-    log.info("weights of bfloat16 in twelve bits are %.2f times as fast here as in sixteen", gain)
+    log.debug("weights of bfloat16 in twelve bits are %.2f times as fast here as in sixteen", gain)
     try:
         made = path.with_suffix(f".{os.getpid()}")
         made.write_text(f"{gain}\n")
