@@ -8,38 +8,49 @@ as it gets when it is level with this.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from time import perf_counter
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from worker.models import Architecture
 from worker.models.rope import Rotary
 
 
-@dataclass(slots=True)
-class _Layer:
+class _Layer(nn.Module):
+    """Buffers, which a recorded graph finds where they lie and may change; of a mixture, the two matrices behind
+    attention are those of all experts."""
+
     qkv: Tensor
     output: Tensor
     gate_up: Tensor
     down: Tensor
     router: Tensor | None
-    """Of a mixture; the two before it are then those of all experts."""
     keys: Tensor
     """[1, num_kv_heads, max_tokens, head_dim], as values."""
     values: Tensor
 
+    def __init__(self, **tensors: Tensor | None) -> None:
+        super().__init__()
+        for name, tensor in tensors.items():
+            self.register_buffer(name, tensor)
 
-class CompiledLoop:
-    """Random weights of a shape; norms weigh nothing."""
 
-    def __init__(self, architecture: Architecture, device: torch.device, max_tokens: int, compiles: bool) -> None:
-        self._architecture, self._device = architecture, device
-        each, size = architecture, architecture.hidden_size
+class _Step(nn.Module):
+    """A token after the other; norms weigh nothing."""
+
+    embedding: Tensor
+    head: Tensor
+    places: Tensor
+    cos: Tensor
+    sin: Tensor
+
+    def __init__(self, architecture: Architecture, device: torch.device, max_tokens: int) -> None:
+        super().__init__()
+        self._architecture = each = architecture
+        size, inner, kv_width = each.hidden_size, each.intermediate_size, each.num_kv_heads * each.head_dim
         width = each.num_heads * each.head_dim
-        kv_width = each.num_kv_heads * each.head_dim
 
         def matrix(*shape: int) -> Tensor:
             return torch.empty(shape, dtype=torch.bfloat16, device=device).normal_(0.0, 0.02)
@@ -50,50 +61,33 @@ class CompiledLoop:
             shape = (1, each.num_kv_heads, max_tokens, each.head_dim)
             return torch.zeros(shape, dtype=torch.bfloat16, device=device)
 
-        self._embedding = matrix(each.vocab_size, size)
-        self._layers = [
+        self.register_buffer("embedding", matrix(each.vocab_size, size))
+        self.layers = nn.ModuleList(
             _Layer(
-                matrix(width + 2 * kv_width, size),
-                matrix(size, width),
-                matrix(*num_experts, 2 * each.intermediate_size, size),
-                matrix(*num_experts, size, each.intermediate_size),
-                matrix(*num_experts, size) if num_experts else None,
-                cache(),
-                cache(),
+                qkv=matrix(width + 2 * kv_width, size),
+                output=matrix(size, width),
+                gate_up=matrix(*num_experts, 2 * inner, size),
+                down=matrix(*num_experts, size, inner),
+                router=matrix(*num_experts, size) if num_experts else None,
+                keys=cache(),
+                values=cache(),
             )
             for _ in range(each.num_layers)
-        ]
-        self._head = matrix(each.vocab_size, size)
-        self._places = torch.arange(max_tokens, device=device)
-        self._cos, self._sin = Rotary(each.ropes[0], max_tokens, device).at(self._places)
-        step: Callable[[Tensor, Tensor], Tensor] = self._step
-        if compiles:
-            torch._inductor.config.coordinate_descent_tuning = True
-            step = torch.compile(step, mode="reduce-overhead", fullgraph=True)
-        self._decode = step
+        )
+        self.register_buffer("head", matrix(each.vocab_size, size))
+        self.register_buffer("places", torch.arange(max_tokens, device=device))
+        cos, sin = Rotary(each.ropes[0], max_tokens, device).at(self.places)
+        self.register_buffer("cos", cos)
+        self.register_buffer("sin", sin)
 
-    @torch.inference_mode()
-    def decode_s(self, num_prompt_tokens: int, num_tokens: int) -> float:
-        """Seconds for so many tokens behind a prompt; the prompt's keys and values are zeros, which cost the same."""
-        token_id = torch.zeros(1, dtype=torch.int64, device=self._device)
-        positions = torch.arange(num_prompt_tokens, num_prompt_tokens + num_tokens, device=self._device)
-        for position in positions[:3]:
-            # Compiled, then captured, then replayed.
-            token_id = self._decode(token_id, position[None]).clone()
-        _finish(self._device)
-        began_at = perf_counter()
-        for position in positions:
-            token_id = self._decode(token_id, position[None]).clone()
-        _finish(self._device)
-        return perf_counter() - began_at
-
-    def _step(self, token_id: Tensor, position: Tensor) -> Tensor:
+    def forward(self, token_id: Tensor, position: Tensor) -> Tensor:
         """[1] i64 and [1] i64 -> [1] i64."""
         each = self._architecture
-        x = F.embedding(token_id, self._embedding)
-        seen = (self._places <= position)[None, None, None]
-        cos, sin = self._cos[position], self._sin[position]
-        for layer in self._layers:
+        x = F.embedding(token_id, self.embedding)
+        seen = (self.places <= position)[None, None, None]
+        cos, sin = self.cos[position], self.sin[position]
+        for layer in self.layers:
+            assert isinstance(layer, _Layer)
             heads = F.linear(self._norm(x), layer.qkv).view(1, -1, each.head_dim)
             queries, keys, values = heads.split([each.num_heads, each.num_kv_heads, each.num_kv_heads], dim=1)
             layer.keys.index_copy_(2, position, _turned(keys, cos, sin)[None].transpose(1, 2))
@@ -107,7 +101,7 @@ class CompiledLoop:
             )
             x = x + F.linear(attended.reshape(1, -1), layer.output)
             x = x + self._feed(layer, self._norm(x))
-        return F.linear(self._norm(x), self._head).argmax(-1)
+        return F.linear(self._norm(x), self.head).argmax(-1)
 
     def _feed(self, layer: _Layer, x: Tensor) -> Tensor:
         """[1, hidden_size] -> the same."""
@@ -125,6 +119,33 @@ class CompiledLoop:
 
     def _norm(self, x: Tensor) -> Tensor:
         return F.rms_norm(x, (x.shape[-1],), eps=self._architecture.norm_eps)
+
+
+class CompiledLoop:
+    """Random weights of a shape."""
+
+    def __init__(self, architecture: Architecture, device: torch.device, max_tokens: int, compiles: bool) -> None:
+        self._device = device
+        step = _Step(architecture, device, max_tokens)
+        self._decode: Callable[[Tensor, Tensor], Tensor] = step
+        if compiles:
+            torch._inductor.config.coordinate_descent_tuning = True
+            self._decode = torch.compile(step, mode="reduce-overhead", fullgraph=True)
+
+    @torch.inference_mode()
+    def decode_s(self, num_prompt_tokens: int, num_tokens: int) -> float:
+        """Seconds for so many tokens behind a prompt; the prompt's keys and values are zeros, which cost the same."""
+        token_id = torch.zeros(1, dtype=torch.int64, device=self._device)
+        positions = torch.arange(num_prompt_tokens, num_prompt_tokens + num_tokens, device=self._device)
+        for position in positions[:3]:
+            # Compiled, then captured, then replayed.
+            token_id = self._decode(token_id, position[None]).clone()
+        _finish(self._device)
+        began_at = perf_counter()
+        for position in positions:
+            token_id = self._decode(token_id, position[None]).clone()
+        _finish(self._device)
+        return perf_counter() - began_at
 
 
 def _turned(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

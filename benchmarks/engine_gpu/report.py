@@ -42,6 +42,8 @@ class Report(msgspec.Struct):
     """By "tokens in/tokens out"."""
     transformers_tokens_per_s: dict[str, float] = {}
     transformers: str = ""
+    reckoned: list[str] = []
+    """Of these, those that were not run to the end."""
     attention_kernel: str = ""
     attention_decode_gb_per_s: float | None = None
     attention_prefill_ms: float | None = None
@@ -75,8 +77,9 @@ class Report(msgspec.Struct):
         for name, rate in self.ours_tokens_per_s.items():
             said.append(f"{name}: {rate:,.0f} tokens/s")
             if theirs := self.transformers_tokens_per_s.get(name):
+                how = " at most, reckoned from its first steps" if name in self.reckoned else ""
                 said.append(
-                    f"{name}: transformers {self.transformers} {theirs:,.0f}; ours is {rate / theirs:.2f} of it"
+                    f"{name}: transformers {self.transformers} {theirs:,.0f}{how}; ours is {rate / theirs:.2f} of it"
                 )
             sizes = tuple(int(part) for part in name.split("/"))
             if (

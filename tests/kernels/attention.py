@@ -217,7 +217,7 @@ def test_a_fixed_plan_serves_one_step_after_another(num_tokens, window):
     scores = Scores(0.2, (window, window))
     held_slots = torch.full((4 * num_tokens,), -1, device=DEVICE)
     places = torch.zeros(4 * num_tokens * EXTENT_FIELDS + 160, dtype=torch.int32, device=DEVICE)
-    fixed = TritonAttention(cache, scores, 6, num_processors=12).fixed(num_tokens, held_slots, places)
+    fixed = TritonAttention(cache, scores, 6, num_processors=6).fixed(num_tokens, held_slots, places)
     assert fixed.most == 3, "some of what follows is dealt to several programs"
     for lengths in ([600, 3, 17], [0], [], [40, 620, 1, 300], [5, 5]):
         sequences = [(start, chance.randint(1, num_tokens), False) for start in lengths]

@@ -272,6 +272,41 @@ def test_products_of_few_rows(compiled, monkeypatch, quantize):
     assert {name for name, _ in compiled} >= {"add_norm", "gate", "stream"}
 
 
+@pytest.mark.parametrize("compiled", [90], indirect=True)
+def test_what_begins_early_waits_on_each_of_its_ways(compiled, monkeypatch):
+    """Once, before anything branches: who left without would let others go before their time."""
+    for module in ("attention.paged", "models.fused", "models.triton_ops", "triton.check"):
+        monkeypatch.setattr(f"worker.{module}.early", lambda device: {"EARLY": True, "launch_pdl": True})
+    monkeypatch.setattr("worker.models.linear.has_triton", lambda device: True)
+    monkeypatch.setattr("worker.models.linear.plain.packs_bfloat16", lambda: False)
+    attend(compiled, torch.bfloat16, 4, 1, 128, 0)
+    own = replace(SHAPES["S"], hidden_size=1024, num_layers=1, layer_ropes=(0,), windows=(0,))
+    source = PlainSource(lambda name, shape: torch.zeros(shape, dtype=torch.bfloat16))
+    model = build_decoder(Shard.of(own), source, torch.bfloat16, CPU, 128, Means(rounds_inputs=False))
+    FusedDecoder.all_of(model, TritonOps())
+    cache = KVCache(KVShape(1, own.num_kv_heads, own.head_dim), 8, 16, torch.bfloat16, CPU)
+    plan = TritonAttention(cache, Scores(0.1, (0,)), own.num_heads).plan(
+        [Extent(0, 1, 40, range(3))], torch.zeros(1).long()
+    )
+    qkv = torch.zeros(1, (own.num_heads + 2 * own.num_kv_heads) * own.head_dim, dtype=torch.bfloat16)
+    TritonOps().attend(plan, 0, qkv, own, Turning(*torch.zeros(2, 1, own.head_dim)))
+    assert {name for name, _ in compiled} == {
+        "write",
+        "attend",
+        "reduce",
+        "turn_and_write",
+        "add_norm",
+        "gate",
+        "stream",
+    }
+    for name, kernel in compiled:
+        assert kernel.metadata.launch_pdl, name
+        before, *behind = kernel.asm["ptx"].split("griddepcontrol.wait")
+        assert len(behind) == 1, name
+        assert before.count("griddepcontrol.launch_dependents") == 1, name
+        assert not re.search(r"\b(bra|ret|st\.global)\b", before), name
+
+
 def test_draws(compiled):
     asked = [Sampling(max_tokens=1, temperature=0.7, top_k=5, top_p=0.9)]
     draw(torch.zeros(1, 151_936), Wishes.of(asked, [(1, 2)], CPU))

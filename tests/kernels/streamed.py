@@ -19,7 +19,7 @@ from worker.attention.paged import TritonAttention
 from worker.inputs import Span, lay_out, planned
 from worker.kv_cache import KVCache, KVShape
 from worker.models.forms import Fp8
-from worker.models.fused import ROWS, FusedDecoder, stored_of
+from worker.models.fused import ROWS, WAYS, FusedDecoder, stored_of
 from worker.models.linear import Means
 from worker.models.linear.on_cuda import CudaFp8Linear
 from worker.models.load import build_decoder
@@ -73,6 +73,7 @@ def test_a_product_is_what_its_parts_are_one_by_one(
         codes.view(as_loaded), scales, bias, x, norm, y, num_outputs, num_inputs, x.stride(0), y.stride(0), 1e-5,
         ROWS=num_rows, FLOAT8=float8, SCALED=is_scaled, HAS_BIAS=has_bias, NORMED=is_normed, ACTIVATION=activation,
         ADDS=adds, BLOCK_N=block_n, BLOCK_K=block_k, STAGES=stages,
+        EARLY=False,
     )  # fmt: skip
     normed = TorchOps().add_norm(x.float(), None, None, norm, 1e-5) if is_normed else x.float()
     weights = codes.float() * scales[:, None] if is_scaled else codes.float()
@@ -107,7 +108,7 @@ def decoder(architecture, quantize="none", dtype=torch.float32, means=ALONE):
 def test_a_step_says_what_the_decoder_says(architecture, num_rows):
     model = decoder(architecture)
     ways = FusedDecoder.all_of(model, TritonOps())
-    assert len(ways) == 2
+    assert len(ways) == len(WAYS)
     shape = KVShape(architecture.num_layers, architecture.num_kv_heads, architecture.head_dim)
     cache = KVCache(shape, NUM_BLOCKS, BLOCK_SIZE, torch.float32, DEVICE)
     for tensor in (*cache.keys, *cache.values):
@@ -131,7 +132,7 @@ def test_codes_of_one_byte_are_read_as_they_lie_and_four_bits_are_left_to_others
     monkeypatch.setattr("worker.models.linear.has_triton", lambda device: True)
     model = decoder(replace(LLAMA, intermediate_size=128), quantize, means=Means(rounds_inputs=False))
     ways = FusedDecoder.all_of(model, TritonOps())
-    assert len(ways) == (0 if quantize == "int4" else 2)
+    assert len(ways) == (0 if quantize == "int4" else len(WAYS))
 
 
 def test_what_torch_multiplies_in_float8_lies_as_any_other_matrix_does():

@@ -20,8 +20,8 @@ from worker.attention.base import Extent, Fixing, Numbers, Scores
 from worker.attention.dense import Varlen, may_be_dense, varlen
 from worker.attention.paged_plan import EXTENT_FIELDS, Scratch, Tile, TritonOutline, TritonPlan, numbers_of
 from worker.kv_cache import KVCache
-from worker.triton import attention as kernels
 from worker.triton.device import num_processors as processors_of
+from worker.triton.early import early
 
 MIN_DENSE_TOKENS = 512
 """A chunk of so many tokens goes through torch's flash kernel (``worker.attention.dense``), over keys and values copied
@@ -32,8 +32,6 @@ MAX_SPLITS = 64
 MAX_GROUP = 128
 MAX_HEAD_DIM = 256
 UNLIMITED = 1 << 30
-WAVES = 2
-"""Programs wanted for each processor: two fit at once, and their loads hide each other's waits."""
 
 
 class TritonAttention(Fixing):
@@ -66,6 +64,7 @@ class TritonAttention(Fixing):
         self.num_kv_heads, _, self.head_dim = cache.keys[0].shape
         self.group = num_heads // self.num_kv_heads
         self.tensor_scales = list(tensor_scales) or [(1.0, 1.0)] * len(cache.keys)
+        self.early = early(cache.keys[0].device)
         self._num_processors = num_processors or processors_of(cache.keys[0].device)
         self._max_splits, self._min_dense_tokens = max_splits, min_dense_tokens
         device = cache.keys[0].device
@@ -102,7 +101,7 @@ class TritonAttention(Fixing):
         num_rows = len(slots)
         tile = self._tile(num_tokens)
         tiles = -(-num_rows // num_tokens) * -(-num_tokens // tile.tokens)
-        most = max(1, min(self._max_splits, round(WAVES * self._num_processors / (tiles * self.num_kv_heads))))
+        most = max(1, min(self._max_splits, round(tile.waves * self._num_processors / (tiles * self.num_kv_heads))))
         # There may be as many sequences as rows.
         extents = [Extent(0, num_tokens, 0, ())] * num_rows
         items = torch.from_numpy(_items(extents, np.full(num_rows, most, dtype=np.int32), tile)).to(slots.device)
@@ -145,7 +144,7 @@ class TritonAttention(Fixing):
 
     def _splits(self, extents: Sequence[Extent], tile: Tile) -> Numbers:
         """For each extent, in how many parts a tile's keys are read: so that all programs have about equally much to
-        do, and WAVES of them a processor are enough for all. [num_extents]
+        do, and as many as fit at once are enough for all. [num_extents]
         """
         window = 0 if 0 in self.scores.windows else max(self.scores.windows)
         num_tokens = np.array([extent.num_tokens for extent in extents], dtype=np.int64)
@@ -153,8 +152,8 @@ class TritonAttention(Fixing):
         if window:
             lengths = np.minimum(lengths, window + num_tokens)
         blocks, tiles = -(-lengths // tile.keys), -(-num_tokens // tile.tokens)
-        share = int(blocks @ tiles) * self.num_kv_heads / (WAVES * self._num_processors)
-        share = max(share, int(kernels.LEAST_BLOCKS.value))
+        share = int(blocks @ tiles) * self.num_kv_heads / (tile.waves * self._num_processors)
+        share = max(share, tile.least_blocks)
         return np.clip(np.rint(blocks / share), 1, self._max_splits).astype(np.int32)
 
     def room(self, num_rows: int) -> Scratch:

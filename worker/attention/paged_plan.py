@@ -30,9 +30,38 @@ class Tile:
 
     rows: int
     """Of queries: heads that share a KV head, times tokens."""
+    used: int
+    """Of these rows, at most."""
     tokens: int
     keys: int
     """At once."""
+    itemsize: int
+    """Of a key's numbers."""
+
+    @property
+    def is_small(self) -> bool:
+        """Of decodes and short drafts."""
+        return self.rows <= 32
+
+    @property
+    def waves(self) -> int:
+        """Programs that are wanted for each processor: they fit at once, and their loads hide each other's waits."""
+        return 4 if self.is_small else 2
+
+    @property
+    def least_blocks(self) -> int:
+        """Of ``keys``, of a split. What a split of a large tile leaves for ``reduce`` is as much as some blocks."""
+        return 1 if self.is_small else 4
+
+    @property
+    def num_stages(self) -> int:
+        return 3 if self.is_small else 2
+
+    def num_warps(self, block_d: int) -> int:
+        """More where a tile's numbers have no room in the registers of fewer."""
+        if self.rows * block_d >= 1 << 14:
+            return 8
+        return 2 if self.rows == 16 and self.itemsize == 2 and block_d <= 128 else 4
 
     @staticmethod
     def pressure(head_dim: int, itemsize: int) -> int:
@@ -49,7 +78,8 @@ class Tile:
         largest = (64 if itemsize == 1 else 128) // pressure
         while rows < largest and rows < group * num_tokens:
             rows *= 2
-        return cls(rows, rows // group, 64 // pressure)
+        used = min(rows // group, num_tokens) * group
+        return cls(rows, used, rows // group, 64 // pressure, itemsize)
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +225,7 @@ class TritonPlan:
             part.keys.stride(0), part.key_scales.stride(0), self.attention.num_kv_heads, part.key_scale,
             part.value_scale, PLAIN=part.is_plain, FLOAT8=part.float8, PER_TOKEN=part.per_token,
             HEAD_DIM=part.head_dim, BLOCK_H=triton.next_power_of_2(self.attention.num_kv_heads), BLOCK_D=part.block_d,
+            **self.attention.early,
         )  # fmt: skip
         return self._read(part, layer, queries, keys, values)
 
@@ -229,7 +260,7 @@ class TritonPlan:
             BLOCK_KV=triton.next_power_of_2(num_kv_heads), BLOCK_D=part.block_d,
             BLOCK_HALF=triton.next_power_of_2(rotary_dim // 2),
             BLOCK_REST=triton.next_power_of_2(max(1, head_dim - rotary_dim)),
-            num_warps=min(16, max(4, block_h * part.block_d // 1024)),
+            num_warps=min(16, max(4, block_h * part.block_d // 1024)), **attention.early,
         )  # fmt: skip
         heads = qkv.view(len(qkv), -1, head_dim)
         values_at = num_heads + num_kv_heads
@@ -265,7 +296,8 @@ class TritonPlan:
             "BLOCK_M": tile.rows,
             "BLOCK_N": tile.keys,
             "BLOCK_D": part.block_d,
-            "num_warps": 8 if tile.rows * part.block_d >= 1 << 14 else 4,
+            "LEAST": tile.least_blocks,
+            **attention.early,
         }
         if len(self.items):
             kernels.attend[(len(self.items), num_kv_heads)](
@@ -275,12 +307,14 @@ class TritonPlan:
                 attention.scores.scale * (1.0 if part.per_token else part.key_scale),
                 1.0 if part.per_token else part.value_scale, MULTIPLY=multiplies(queries), FLOAT8=part.float8,
                 PER_TOKEN=part.per_token, SOFTCAP=attention.scores.softcap, BLOCK_SIZE=cache.block_size,
-                num_stages=3 if tile.rows <= 32 else 2, **shape,
+                num_stages=tile.num_stages, num_warps=tile.num_warps(part.block_d), **shape,
             )  # fmt: skip
         if len(self.scratch.sums):
-            kernels.reduce[(len(self.items), num_kv_heads, tile.rows // 16)](
-                beside, out, self.scratch.partial, self.scratch.sums, self.items, self.extents, ROWS=16, **shape
-            )
+            rows = min(16, triton.next_power_of_2(attention.group))
+            kernels.reduce[(len(self.items), num_kv_heads, triton.cdiv(tile.used, rows))](
+                beside, out, self.scratch.partial, self.scratch.sums, self.items, self.extents, ROWS=rows,
+                SPLITS=32 // rows, **shape,
+            )  # fmt: skip
         if self.together is not None and attention.varlen is not None:
             prompts, scale = self.together, attention.scores.scale
             out[prompts.rows] = prompts.attend(attention.varlen, queries, keys, values, scale)

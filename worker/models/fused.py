@@ -28,15 +28,10 @@ from worker.models.linear.scaled_on_cuda import CudaScaledLinear
 from worker.models.mlp import feed
 from worker.models.ops import Ops, Turning, softcapped
 from worker.triton import streamed as kernels
+from worker.triton.early import early
 
 ROWS = (1, 2, 4)
 """Of a step; a sum for each of them is held in registers."""
-STAGES = (1, 3)
-"""Pieces of a matrix under way at once in a program: one, straight into registers, while other programs wait less; or
-three, by way of shared memory. Which is faster is not known beforehand.
-"""
-_PIECE_BYTES = 2048
-"""Of a row of a matrix, at once: 16 for each thread."""
 _PIECE = 4096
 """Numbers of all rows of x, at once."""
 _SUMS = 8192
@@ -46,6 +41,29 @@ _MOST_OFF = 0.1
 float8."""
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """To read the matrices; of each, the bytes of a row that are read at once, 4 KB of eight rows or more."""
+
+    name: str
+    stages: int
+    """Pieces under way at once in a program: one, straight into registers, while other programs wait less; or more, by
+    way of shared memory."""
+    qkv: int = 2048
+    output: int = 2048
+    gate_up: int = 2048
+    down: int = 2048
+    head: int = 2048
+
+
+WAYS = (
+    Way("1 at once", 1),
+    Way("3 at once", 3),
+    Way("3 at once, shorter", 3, output=1024, gate_up=1024, head=1024),
+)
+"""Which is fastest is not known beforehand."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,20 +89,21 @@ class FusedDecoder:
 
     rows = ROWS
 
-    def __init__(self, model: Decoder, ops: Ops, layers: list[_Matrices], head: Stored, stages: int) -> None:
-        self._model, self._ops, self._layers, self._head, self._stages = model, ops, layers, head, stages
+    def __init__(self, model: Decoder, ops: Ops, layers: list[_Matrices], head: Stored, way: Way) -> None:
+        self._model, self._ops, self._layers, self._head, self._way = model, ops, layers, head, way
+        self._early = early(model.device)
 
     @classmethod
     def all_of(cls, model: Decoder, ops: Ops) -> list[Self]:
-        """One for each of STAGES that says on this device what ``model`` says; none where it has other parts."""
+        """One for each of WAYS that says on this device what ``model`` says; none where it has other parts."""
         layers, head = [_Matrices.of(layer) for layer in model.layers], stored_of(model.head)
         held = [layer for layer in layers if layer is not None]
         if head is None or model.norm is None or len(held) < len(layers):
             return []
-        return [each for each in (cls(model, ops, held, head, stages) for stages in STAGES) if each.agrees()]
+        return [each for each in (cls(model, ops, held, head, way) for way in WAYS) if each.agrees()]
 
     def __str__(self) -> str:
-        return f"fused, {self._stages} at once"
+        return f"fused, {self._way.name}"
 
     @torch.inference_mode()
     def forward(self, token_ids: Tensor, positions: Tensor, plan: Plan, logits: Tensor) -> None:
@@ -94,12 +113,14 @@ class FusedDecoder:
         x = model.enter(token_ids)
         angles = [rotary.at(positions) for rotary in model.rotaries]
         for index, (layer, own) in enumerate(zip(model.layers, self._layers, strict=True)):
-            qkv = self._multiply(own.qkv, x, x.new_empty((num_rows, len(own.qkv.codes))), layer.attention_pre_norm)
+            qkv = self._multiply(
+                own.qkv, self._way.qkv, x, x.new_empty((num_rows, len(own.qkv.codes))), layer.attention_pre_norm
+            )
             turning = Turning(*angles[architecture.layer_ropes[index]], layer.query_norm, layer.key_norm)
             mixed = self._ops.attend(plan, index, qkv, architecture, turning)
-            self._multiply(own.output, mixed, x, adds=True)
-            self._multiply(own.down, self._gated(own, layer, x), x, adds=True)
-        self._multiply(self._head, x, logits, model.norm)
+            self._multiply(own.output, self._way.output, mixed, x, adds=True)
+            self._multiply(own.down, self._way.down, self._gated(own, layer, x), x, adds=True)
+        self._multiply(self._head, self._way.head, x, logits, model.norm)
         if architecture.logits_softcap:
             logits.copy_(softcapped(logits, architecture.logits_softcap))
 
@@ -132,13 +153,16 @@ class FusedDecoder:
 
         x, mixed = rows(layer.qkv.in_features), rows(layer.output.in_features)
         normed = ops.add_norm(x, None, None, layer.attention_pre_norm, eps)
-        yield layer.qkv(normed), self._multiply(own.qkv, x, rows(layer.qkv.out_features), layer.attention_pre_norm)
-        yield x + layer.output(mixed), self._multiply(own.output, mixed, x.clone(), adds=True)
+        yield (
+            layer.qkv(normed),
+            self._multiply(own.qkv, self._way.qkv, x, rows(layer.qkv.out_features), layer.attention_pre_norm),
+        )
+        yield x + layer.output(mixed), self._multiply(own.output, self._way.output, mixed, x.clone(), adds=True)
         normed = ops.add_norm(x, None, None, layer.mlp_pre_norm, eps)
         fed = feed(normed, layer.gate_up, layer.down, ops, activation, 0, None)
-        yield x + fed, self._multiply(own.down, self._gated(own, layer, x), x.clone(), adds=True)
+        yield x + fed, self._multiply(own.down, self._way.down, self._gated(own, layer, x), x.clone(), adds=True)
         normed, logits = ops.add_norm(x, None, None, model.norm, eps), rows(model.head.out_features).float()
-        yield model.head.wide(normed), self._multiply(self._head, x, logits, model.norm)
+        yield model.head.wide(normed), self._multiply(self._head, self._way.head, x, logits, model.norm)
 
     @staticmethod
     def _off(expected: Tensor, got: Tensor) -> Tensor:
@@ -146,11 +170,14 @@ class FusedDecoder:
 
     def _gated(self, own: _Matrices, layer: Layer, x: Tensor) -> Tensor:
         gated = x.new_empty((len(x), len(own.gate_up.codes) // 2))
-        return self._multiply(own.gate_up, x, gated, layer.mlp_pre_norm, self._model.architecture.activation)
+        return self._multiply(
+            own.gate_up, self._way.gate_up, x, gated, layer.mlp_pre_norm, self._model.architecture.activation
+        )
 
     def _multiply(
         self,
         stored: Stored,
+        piece_bytes: int,
         x: Tensor,
         y: Tensor,
         norm: Tensor | None = None,
@@ -160,13 +187,14 @@ class FusedDecoder:
         """x [num_rows, in] into y [num_rows, out], of which there are half as many with an activation."""
         codes, scales, bias = stored.codes, stored.scales, stored.bias
         (num_rows, num_outputs), num_inputs = y.shape, codes.shape[1]
-        block_k = min(_PIECE_BYTES // codes.itemsize, _PIECE // num_rows, triton.next_power_of_2(num_inputs))
+        block_k = min(piece_bytes // codes.itemsize, _PIECE // num_rows, triton.next_power_of_2(num_inputs))
         block_n = max(1, min(_SUMS // (block_k * num_rows), 8) // (1 if activation is None else 2))
         kernels.stream[(triton.cdiv(num_outputs, block_n),)](
             codes, x if scales is None else scales, x if bias is None else bias, x, x if norm is None else norm, y,
             num_outputs, num_inputs, x.stride(0), y.stride(0), self._model.architecture.norm_eps, ROWS=num_rows,
             FLOAT8=stored.float8, SCALED=scales is not None, HAS_BIAS=bias is not None, NORMED=norm is not None,
-            ACTIVATION=activation, ADDS=adds, BLOCK_N=block_n, BLOCK_K=block_k, STAGES=self._stages,
+            ACTIVATION=activation, ADDS=adds, BLOCK_N=block_n, BLOCK_K=block_k, STAGES=self._way.stages,
+            **self._early,
         )  # fmt: skip
         return y
 

@@ -23,6 +23,8 @@ MAX_ROTARY_DIM = 1 << 14
 MAX_REACH = 1 << 31
 PAGE = 64
 """Positions of a table that are filled in at once."""
+MAX_TABLE_BYTES = 256 << 20
+"""Of all positions, on a device: one launch looks them up, where nine would compute them."""
 
 
 class Rotary:
@@ -39,12 +41,23 @@ class Rotary:
         self._max_model_tokens = max_model_tokens
         self._frequencies = inverse_frequencies(rope, max_model_tokens).to(device)
         self._stretches = rope.kind == "dynamic" and max_model_tokens > rope.max_positions
+        self._table: Tensor | None = None
+        # Behind the last position that a model takes may be one that is computed in vain.
+        num_positions = max_model_tokens + PAGE
+        if device.type == "cuda" and num_positions * 2 * rope.rotary_dim * 4 <= MAX_TABLE_BYTES:
+            self._table = torch.cat(self._computed(torch.arange(num_positions, device=device)), 1)
 
     def at(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """positions [num_tokens] i64 -> cos and sin, each [num_tokens, rotary_dim] f32, the first half of sin negated.
 
         With x rolled by half of rotary_dim, ``x * cos + rolled * sin`` is the rotation.
         """
+        if self._table is None:
+            return self._computed(positions)
+        rows, rotary_dim = self._table.index_select(0, positions), self._rope.rotary_dim
+        return rows[:, :rotary_dim], rows[:, rotary_dim:]
+
+    def _computed(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         frequencies = _dynamic(self._rope, positions) if self._stretches else self._frequencies
         angles = positions.float()[:, None] * frequencies
         cos, sin = (angles.cos(), angles.sin()) if angles.is_cuda else _cos_and_sin(angles)

@@ -11,6 +11,7 @@ from worker.models.architecture import Activation, Architecture
 from worker.models.ops import Turning, TurnsFirst
 from worker.triton import small as kernels
 from worker.triton import turned as turned_kernels
+from worker.triton.early import early
 
 _GATED_AT_ONCE = 1024
 
@@ -28,7 +29,7 @@ class TritonOps(TurnsFirst):
             x, x if delta is None else delta, x if post is None else post, x if pre is None else pre, out,
             x.shape[1], x.stride(0), 0 if delta is None else delta.stride(0), eps,
             HAS_DELTA=delta is not None, HAS_POST=post is not None, HAS_PRE=pre is not None, BLOCK=block,
-            num_warps=min(16, max(4, block // 512)),
+            num_warps=min(16, max(4, block // 512)), **early(x.device),
         )  # fmt: skip
         return out
 
@@ -65,6 +66,7 @@ class TritonOps(TurnsFirst):
         out = gate_up.new_empty((num_tokens, size))
         if num_tokens:
             kernels.gate[(num_tokens, triton.cdiv(size, _GATED_AT_ONCE))](
-                gate_up, out, size, gate_up.stride(0), ACTIVATION=activation, BLOCK=_GATED_AT_ONCE
-            )
+                gate_up, out, size, gate_up.stride(0), ACTIVATION=activation, BLOCK=_GATED_AT_ONCE,
+                **early(gate_up.device),
+            )  # fmt: skip
         return out

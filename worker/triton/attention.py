@@ -15,6 +15,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from worker.triton.early import open_next, wait
 from worker.triton.float8 import decoded
 from worker.triton.stored import coded, scale_of
 
@@ -23,8 +24,6 @@ ITEM_FIELDS = tl.constexpr(3)
 EXTENT_FIELDS = tl.constexpr(6)
 """Numbers an extent: first row, number of tokens, position of the first, where in the tables its blocks begin, most
 splits of a tile, where in the scratch its partial results begin."""
-LEAST_BLOCKS = tl.constexpr(4)
-"""A split is at least so many blocks of BLOCK_N keys: fewer are read sooner than they are merged."""
 
 STEP = ("items", "extents", "tables")
 """Parts of one upload, aligned anyhow: else the kernels would be compiled anew for some steps."""
@@ -33,9 +32,9 @@ _LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
-def _reach(extent, first, WINDOW: tl.constexpr, TOKENS: tl.constexpr, BLOCK_N: tl.constexpr):
+def _reach(extent, first, WINDOW: tl.constexpr, TOKENS: tl.constexpr, BLOCK_N: tl.constexpr, LEAST: tl.constexpr):
     """What the tile at token ``first`` sees: keys [begin, end), in num_blocks blocks of BLOCK_N, of which each of
-    num_splits programs takes per_split."""
+    num_splits programs takes per_split, LEAST of them or more."""
     num_tokens, start, most = tl.load(extent + 1), tl.load(extent + 2), tl.load(extent + 4)
     end = start + tl.minimum(first + TOKENS, num_tokens)
     begin = end * 0
@@ -43,9 +42,8 @@ def _reach(extent, first, WINDOW: tl.constexpr, TOKENS: tl.constexpr, BLOCK_N: t
         # At a whole block, so that a split's share does not move with every token.
         begin = tl.maximum(start + first - WINDOW + 1, 0) // BLOCK_N * BLOCK_N
     num_blocks = tl.cdiv(end - begin, BLOCK_N)
-    per_split = tl.maximum(num_blocks, 1)
-    if most > 1:
-        per_split = tl.maximum(tl.cdiv(num_blocks, most), LEAST_BLOCKS)
+    # Of padding there are no splits.
+    per_split = tl.maximum(tl.cdiv(num_blocks, tl.maximum(most, 1)), tl.where(most > 1, LEAST, 1))
     return begin, end, num_blocks, per_split, tl.cdiv(num_blocks, per_split)
 
 
@@ -101,7 +99,7 @@ def attend(
     head_stride, scale_stride, scale, value_scale,
     MULTIPLY: tl.constexpr, FLOAT8: tl.constexpr, PER_TOKEN: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr,
     SINKS: tl.constexpr, BLOCK_SIZE: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, LEAST: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Grid (items, KV heads).
 
@@ -113,16 +111,17 @@ def attend(
     """
     item, head = tl.program_id(0), tl.program_id(1)
     TOKENS: tl.constexpr = BLOCK_M // GROUP
+    open_next(EARLY)
+    # What lies in these comes from the host, before all kernels of a step.
     number = tl.load(items + item * ITEM_FIELDS)
-    if number < 0:
-        return
     first, split = tl.load(items + item * ITEM_FIELDS + 1), tl.load(items + item * ITEM_FIELDS + 2)
-    extent = extents + number * EXTENT_FIELDS
-    begin, end, num_blocks, per_split, num_splits = _reach(extent, first, WINDOW, TOKENS, BLOCK_N)
+    extent = extents + tl.maximum(number, 0) * EXTENT_FIELDS
+    begin, end, num_blocks, per_split, num_splits = _reach(extent, first, WINDOW, TOKENS, BLOCK_N, LEAST)
     row, num_tokens, start, table = tl.load(extent), tl.load(extent + 1), tl.load(extent + 2), tl.load(extent + 3)
     low = split * per_split
+    wait(EARLY)
     # A graph's extents may have become shorter than when its items were made, or empty.
-    if (low >= num_blocks) | (first >= num_tokens):
+    if (number < 0) | (low >= num_blocks) | (first >= num_tokens):
         return
     stop = tl.minimum(low + per_split, num_blocks)
 
@@ -181,22 +180,23 @@ def attend(
 def reduce(
     sinks, out, partial, sums, items, extents,
     WINDOW: tl.constexpr, SINKS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, ROWS: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, LEAST: tl.constexpr, ROWS: tl.constexpr, SPLITS: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Grid (items, KV heads, BLOCK_M / ROWS): the splits of ``attend`` into out.
+    """Grid (items, KV heads, a tile's rows / ROWS): the splits of ``attend`` into out, SPLITS of them at once.
 
     Tiles of one split have their result already; of the others, the item of the first split merges them all.
     """
     item, head, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     TOKENS: tl.constexpr = BLOCK_M // GROUP
+    open_next(EARLY)
     number = tl.load(items + item * ITEM_FIELDS)
-    if number < 0:
-        return
     first, split = tl.load(items + item * ITEM_FIELDS + 1), tl.load(items + item * ITEM_FIELDS + 2)
-    extent = extents + number * EXTENT_FIELDS
-    _, _, _, _, num_splits = _reach(extent, first, WINDOW, TOKENS, BLOCK_N)
+    extent = extents + tl.maximum(number, 0) * EXTENT_FIELDS
+    _, _, _, _, num_splits = _reach(extent, first, WINDOW, TOKENS, BLOCK_N, LEAST)
     row, num_tokens, most, scratch = tl.load(extent), tl.load(extent + 1), tl.load(extent + 4), tl.load(extent + 5)
-    if (split > 0) | (num_splits == 1) | (first >= num_tokens):
+    wait(EARLY)
+    if (number < 0) | (split > 0) | (num_splits == 1) | (first + part * ROWS // GROUP >= num_tokens):
         return
     m, d = part * ROWS + tl.arange(0, ROWS), tl.arange(0, BLOCK_D)
     token = first + m // GROUP
@@ -209,17 +209,22 @@ def reduce(
     high = tl.full([ROWS], -float("inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     mixed = tl.zeros([ROWS, BLOCK_D], tl.float32)
-    for i in range(0, num_splits):
-        here = place + i
-        other_high = tl.load(sums + here * 2, mask=is_row, other=-float("inf"))
-        other_total = tl.load(sums + here * 2 + 1, mask=is_row, other=0.0)
-        other_mixed = tl.load(partial + here[:, None] * HEAD_DIM + d[None, :], mask=is_number, other=0.0)
-        higher = tl.maximum(high, other_high)
+    for i in range(0, num_splits, SPLITS):
+        at = i + tl.arange(0, SPLITS)
+        here = place[None, :] + at[:, None]
+        is_split = is_row[None, :] & (at < num_splits)[:, None]
+        highs = tl.load(sums + here * 2, mask=is_split, other=-float("inf"))
+        totals = tl.load(sums + here * 2 + 1, mask=is_split, other=0.0)
+        parts = tl.load(
+            partial + here[:, :, None] * HEAD_DIM + d[None, None, :],
+            mask=is_split[:, :, None] & (d < HEAD_DIM)[None, None, :], other=0.0,
+        )  # fmt: skip
+        higher = tl.maximum(high, tl.max(highs, 0))
         # Of a window's or a draft's rows, some see nothing of a split.
         level = tl.where(higher == -float("inf"), 0.0, higher)
-        ours, theirs = tl.exp2(high - level), tl.exp2(other_high - level)
-        total = total * ours + other_total * theirs
-        mixed = mixed * ours[:, None] + other_mixed * theirs[:, None]
+        ours, theirs = tl.exp2(high - level), tl.exp2(highs - level[None, :])
+        total = total * ours + tl.sum(totals * theirs, 0)
+        mixed = mixed * ours[:, None] + tl.sum(parts * theirs[:, :, None], 0)
         high = higher
     if SINKS:
         total += tl.exp2(tl.load(sinks + query_head) * _LOG2_E - high)
@@ -233,13 +238,15 @@ def write(
     new_keys, new_values, keys, values, key_scales, value_scales, slots, row_stride, head_stride, scale_stride,
     num_heads, key_scale, value_scale,
     PLAIN: tl.constexpr, FLOAT8: tl.constexpr, PER_TOKEN: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_H: tl.constexpr,
-    BLOCK_D: tl.constexpr,
+    BLOCK_D: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Grid (rows): a row's keys and values into its slot (below 0: nowhere); unless PLAIN, as codes of int8 or float8:
     multiples of a scale by its own largest number (PER_TOKEN), which is noted, or of key_scale and value_scale.
     """
+    open_next(EARLY)
     row = tl.program_id(0)
     slot = tl.load(slots + row)
+    wait(EARLY)
     if slot < 0:
         return
     h, d = tl.arange(0, BLOCK_H), tl.arange(0, BLOCK_D)

@@ -9,6 +9,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from worker.triton.early import open_next, wait
+
 _LOG2_E = tl.constexpr(1.4426950408889634)
 _ALPHA, _LIMIT = tl.constexpr(1.702), tl.constexpr(7.0)
 """Of the clamped SwiGLU."""
@@ -17,9 +19,11 @@ _ALPHA, _LIMIT = tl.constexpr(1.702), tl.constexpr(7.0)
 @triton.jit
 def add_norm(
     x, delta, post, pre, out, size, x_stride, delta_stride, eps,
-    HAS_DELTA: tl.constexpr, HAS_POST: tl.constexpr, HAS_PRE: tl.constexpr, BLOCK: tl.constexpr,
+    HAS_DELTA: tl.constexpr, HAS_POST: tl.constexpr, HAS_PRE: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Grid (rows): x grows by delta, normed by post (HAS_POST); out is x normed by pre (HAS_PRE). out is contiguous."""
+    open_next(EARLY)
+    wait(EARLY)
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)
     here = at < size
@@ -61,8 +65,10 @@ def gated(x, up, ACTIVATION: tl.constexpr):
 
 
 @triton.jit
-def gate(gate_up, out, size, row_stride, ACTIVATION: tl.constexpr, BLOCK: tl.constexpr):
+def gate(gate_up, out, size, row_stride, ACTIVATION: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr):
     """Grid (rows, size / BLOCK, rounded up): out [rows, size] = activation(first half) * second half, see Ops."""
+    open_next(EARLY)
+    wait(EARLY)
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     here = at < size

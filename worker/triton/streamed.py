@@ -12,6 +12,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from worker.triton.early import open_next, wait
 from worker.triton.float8 import decoded
 from worker.triton.small import gated
 
@@ -21,12 +22,14 @@ def stream(
     matrix, scales, bias, x, norm, y, num_outputs, num_inputs, x_stride, y_stride, eps,
     ROWS: tl.constexpr, FLOAT8: tl.constexpr, SCALED: tl.constexpr, HAS_BIAS: tl.constexpr, NORMED: tl.constexpr,
     ACTIVATION: tl.constexpr, ADDS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     """Grid (num_outputs / BLOCK_N, rounded up): y [ROWS, num_outputs] = x [ROWS, num_inputs] times matrix, transposed.
 
     matrix [num_outputs, num_inputs], SCALED: codes, a row times scales [num_outputs] f32; HAS_BIAS: and bias
     [num_outputs]. NORMED: x by norm [num_inputs] f32. ADDS: y grows by it. ACTIVATION: there are twice as many rows in
     matrix, scales and bias as outputs, and the first half of them opens the second.
+    STAGES: pieces of the matrix under way at once; 1: straight into registers.
     """
     HALVES: tl.constexpr = 1 if ACTIVATION is None else 2
     # The two rows of an output stand beside each other here.
@@ -36,6 +39,8 @@ def stream(
     row = n + place % HALVES * num_outputs
     k = tl.arange(0, BLOCK_K)
     here = matrix + row.to(tl.int64)[:, None] * num_inputs + k[None, :]
+    open_next(EARLY)
+    wait(EARLY)
     totals = (tl.zeros([HALVES * BLOCK_N, BLOCK_K], tl.float32),) * ROWS
     squares = (tl.zeros([BLOCK_K], tl.float32),) * ROWS
     for start in tl.range(0, num_inputs, BLOCK_K, num_stages=STAGES):

@@ -11,6 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from worker.triton.early import open_next, wait
 from worker.triton.stored import coded, scale_of
 
 
@@ -107,7 +108,7 @@ def turn_and_write(
     head_stride, scale_stride, num_heads, num_kv_heads, eps, key_scale, value_scale,
     NORM: tl.constexpr, KEEP: tl.constexpr, PLAIN: tl.constexpr, FLOAT8: tl.constexpr, PER_TOKEN: tl.constexpr,
     HEAD_DIM: tl.constexpr, ROTARY_DIM: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_KV: tl.constexpr,
-    BLOCK_D: tl.constexpr, BLOCK_HALF: tl.constexpr, BLOCK_REST: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_HALF: tl.constexpr, BLOCK_REST: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Grid (rows, 3): the query heads as by ``turn``; the key heads, turned, into the row's slot, and KEEP back to
     where they come from as well; the value heads into it.
@@ -121,7 +122,9 @@ def turn_and_write(
     cos += row * angle_stride
     sin += row * angle_stride
     changes_rest: tl.constexpr = NORM > 0 and REST > 0
+    open_next(EARLY)
     slot = tl.load(slots + row)
+    wait(EARLY)
     h = tl.arange(0, BLOCK_KV)
     is_head = h < tl.where(slot < 0, 0, num_kv_heads)
     target = h.to(tl.int64)[:, None] * head_stride + slot * HEAD_DIM
