@@ -130,6 +130,7 @@ class Bench:
         num_in, num_out = self._sizes.single
         ours = self._ours(1, num_in + num_out, quantize)
         ours.batch(self._prompter.take(1, num_in), num_out)
+        self._note_ways(ours)
         rates = []
         for _ in range(3):
             first_s = self._batch_s(ours, 1, num_in, 1)
@@ -140,8 +141,12 @@ class Bench:
         ours = self._ours(FEW[-1], 64)
         for num in FEW:
             ours.batch(self._prompter.take(num, 16), 16)
+        self._note_ways(ours)
+
+    def _note_ways(self, ours: Ours) -> None:
         if ours.runner.graphs is not None:
-            self._report.few_rows_s = {str(size): tried for (size, _), tried in ours.runner.graphs.tried_s.items()}
+            tried = ours.runner.graphs.tried_s
+            self._report.few_rows_s |= {f"{rows}": by_way for (rows, _), by_way in tried.items()}
 
     def loop(self) -> None:
         num_in, num_out = self._sizes.single

@@ -37,7 +37,7 @@ class Report(msgspec.Struct):
     single_decode_tokens_per_s: float | None = None
     loop_decode_tokens_per_s: float | None = None
     few_rows_s: dict[str, dict[str, float]] = {}
-    """A step's, by its rows and the way that it is computed in, without attention's share."""
+    """A step's, by its rows and the way that it is computed in."""
     ours_tokens_per_s: dict[str, float] = {}
     """By "tokens in/tokens out"."""
     transformers_tokens_per_s: dict[str, float] = {}
@@ -73,7 +73,7 @@ class Report(msgspec.Struct):
         for rows, tried in self.few_rows_s.items():
             copy_s = self.weight_bytes / (self.copy_gb_per_s * 1e9)
             ways = "; ".join(f"{way} {1e3 * took_s:.2f} ms, {copy_s / took_s:.2f}" for way, took_s in tried.items())
-            said.append(f"a step of {rows} without keys, of copying the weights' bytes: {ways}")
+            said.append(f"a step of {rows}, of copying the weights' bytes: {ways}")
         for name, rate in self.ours_tokens_per_s.items():
             said.append(f"{name}: {rate:,.0f} tokens/s")
             if theirs := self.transformers_tokens_per_s.get(name):
