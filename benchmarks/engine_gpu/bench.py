@@ -130,7 +130,8 @@ class Bench:
         num_in, num_out = self._sizes.single
         ours = self._ours(1, num_in + num_out, quantize)
         ours.batch(self._prompter.take(1, num_in), num_out)
-        self._note_ways(ours)
+        if quantize == self._quantize:
+            self._note_ways(ours)
         rates = []
         for _ in range(3):
             first_s = self._batch_s(ours, 1, num_in, 1)

@@ -94,7 +94,7 @@ def test_a_part_whose_process_ends_is_named_and_the_others_are_measured(tmp_path
 def test_each_way_to_compute_few_rows_is_told_with_its_share_of_the_copy():
     report = Report("today", "abc", "cpu", "2", "tiny", "none", 8_000_000, copy_gb_per_s=4.0)
     report.few_rows_s = {"1": {"as ever": 0.004, "fused": 0.0025}}
-    told = "a step of 1 without keys, of copying the weights' bytes: as ever 4.00 ms, 0.50; fused 2.50 ms, 0.80"
+    told = "a step of 1, of copying the weights' bytes: as ever 4.00 ms, 0.50; fused 2.50 ms, 0.80"
     assert told in report.lines()
 
 
