@@ -63,6 +63,8 @@ class Sizes(msgspec.Struct, frozen=True):
     attention_tokens: int
     prefill_tokens: tuple[int, ...]
     """Of a prompt; the longest last."""
+    warm_tokens: int
+    """Of each, until steps of so many sequences have been recorded."""
     busy_tokens: int
     expert_tokens: tuple[int, ...]
     """At once, through the experts of one layer."""
@@ -77,10 +79,11 @@ LARGE = Sizes(
     16,
     8192,
     (256, 512, 1024, 2048, 8192),
+    16,
     64,
     (1, 8, 64, 256, 2048),
 )
-SMALL = Sizes(1 << 20, (24, 8), 3, ((16, 4),), (1, 3), 2, 70, (40,), 4, (1, 20))
+SMALL = Sizes(1 << 20, (24, 8), 3, ((16, 4),), (1, 3), 2, 70, (40,), 2, 4, (1, 20))
 
 
 class Bench:
@@ -159,7 +162,7 @@ class Bench:
         num = self._sizes.num_sequences
         for num_in, num_out in self._sizes.batches:
             ours = self._ours(num, num_in + num_out)
-            self._batch_s(ours, num, num_in, 4)
+            self._batch_s(ours, num, num_in, self._sizes.warm_tokens)
             name = f"{num_in}/{num_out}"
             self._report.ours_tokens_per_s[name] = num * num_out / self._batch_s(ours, num, num_in, num_out)
             self._save()
@@ -214,6 +217,7 @@ class Bench:
     def busy(self) -> None:
         num, (num_in, _) = self._sizes.num_sequences, self._sizes.batches[0]
         ours = self._ours(num, num_in + 2 * self._sizes.busy_tokens + 64)
+        ours.batch(self._prompter.take(num, num_in), self._sizes.warm_tokens)
         busy = Busy()
         ours.steady(self._prompter.take(num, num_in), self._sizes.busy_tokens, busy)
         self._report.busy_share = busy.share

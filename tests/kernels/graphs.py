@@ -198,7 +198,7 @@ def test_a_bucket_is_recorded_once_it_recurs_and_says_the_same():
 
 
 @pytest.mark.skipif(DEVICE.type != "cpu", reason="a device says itself what it takes")
-@pytest.mark.parametrize("took_s", [(1.0, 3.0, 2.0, 4.0), (3.0, 1.0, 2.0, 4.0), (4.0, 3.0, 2.0, 1.0)])
+@pytest.mark.parametrize("took_s", [(1.0, 3.0, 2.0), (3.0, 1.0, 2.0), (3.0, 2.0, 1.0)])
 def test_of_several_ways_to_compute_few_rows_the_fastest_is_kept(took_s):
     record = Repeat(*took_s)
     pair = Pair(record, few=True, apart=True)
@@ -208,7 +208,7 @@ def test_of_several_ways_to_compute_few_rows_the_fastest_is_kept(took_s):
         if got is not None:
             torch.testing.assert_close(got, expected, atol=1e-4, rtol=1e-4)
             assert record.last == took_s.index(min(took_s))
-    assert record.num_replays == 4 + 3
+    assert record.num_replays == 3 + 3
 
 
 @pytest.mark.skipif(DEVICE.type != "cpu", reason="a device refuses nothing here")
@@ -220,17 +220,17 @@ def test_a_way_that_cannot_be_recorded_is_left_out_and_the_others_are_tried(capl
                 raise OutOfResources(1, 0, "shared memory")
             return super().__call__(run)
 
-    pair = Pair(RefusesTheSecond(3.0, 1.0, 2.0, 4.0), few=True)
+    pair = Pair(RefusesTheSecond(3.0, 1.0, 2.0), few=True)
     for step in range(NUM_STEPS_BEFORE + 2):
         expected, got = pair.step([20], step)
         if got is not None:
             torch.testing.assert_close(got, expected, atol=1e-4, rtol=1e-4)
-    assert pair.graphs.tried_s == {(1, 1): {"as ever": 3.0, "fused, 3 at once": 2.0, "fused, 3 at once, shorter": 4.0}}
+    assert pair.graphs.tried_s == {(1, 1): {"as ever": 3.0, "fused, 3 at once": 2.0}}
     assert "steps of 1 rows, fused, 1 at once: out of resource" in caplog.text
 
 
 def test_few_rows_and_drafts_of_few_are_replayed_as_they_are_fastest():
-    pair = Pair(record() if DEVICE.type != "cpu" else Repeat(*(3.0, 1.0, 2.0, 4.0) * 9), max_verified=8, few=True)
+    pair = Pair(record() if DEVICE.type != "cpu" else Repeat(*(3.0, 1.0, 2.0) * 9), max_verified=8, few=True)
     chance = random.Random(5)
     for step in range(2 * NUM_STEPS_BEFORE + 6):
         drafts = [[0], [2, 0]][step % 2]

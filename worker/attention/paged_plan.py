@@ -310,7 +310,7 @@ class TritonPlan:
                 num_stages=tile.num_stages, num_warps=tile.num_warps(part.block_d), **shape,
             )  # fmt: skip
         if len(self.scratch.sums):
-            rows = min(16, triton.next_power_of_2(attention.group))
+            rows = min(16, triton.next_power_of_2(attention.group)) if tile.is_small else 16
             kernels.reduce[(len(self.items), num_kv_heads, triton.cdiv(tile.used, rows))](
                 beside, out, self.scratch.partial, self.scratch.sums, self.items, self.extents, ROWS=rows,
                 SPLITS=32 // rows, **shape,

@@ -235,7 +235,8 @@ def draw(
                 _, _, x = _open(logits, notes, first, num, vocab_size)
                 weights = tl.where(x > drawn, tl.exp((x - largest) / temperature), 0.0)
                 likelier += tl.sum(tl.sum(weights, 1).to(tl.float64), 0)
-            if (likelier >= mass) & (likelier > 0):
+            # It is likelier than the one before it, or nothing is: a device must not turn here for ever.
+            if (likelier >= mass) & (likelier > 0) & (drawn > above_this):
                 above_this = drawn
                 is_drawn = False
     tl.store(chosen + row, winner.to(tl.int64))
