@@ -27,3 +27,21 @@ def test_a_position_that_no_text_reaches_is_refused():
     angles = Rotary(ROPES[0], 200, torch.device("cpu")).angles()
     with pytest.raises(IndexError):
         angles.learn([4 * PAGE])
+
+
+@pytest.mark.parametrize("rope", ROPES)
+def test_what_is_looked_up_is_what_would_be_computed(rope, monkeypatch):
+    computed, looked_up = (Rotary(rope, 200, torch.device("cpu")) for _ in "ab")
+    looked_up.look_up()
+    positions = torch.tensor([0, 199, 7, 7, 200, 64])
+    for one, other in zip(computed.at(positions), looked_up.at(positions), strict=True):
+        assert torch.equal(one, other)
+        assert one.shape == (6, rope.rotary_dim)
+    monkeypatch.setattr(looked_up, "_computed", None)
+    assert looked_up.at(positions)[0].shape == (6, rope.rotary_dim)
+
+
+def test_a_table_that_would_be_too_large_is_none():
+    rotary = Rotary(ROPES[0], 1 << 31, torch.device("cpu"))
+    rotary.look_up()
+    assert rotary.at(torch.tensor([1 << 30]))[0].shape == (1, ROPES[0].rotary_dim)

@@ -42,10 +42,17 @@ class Rotary:
         self._frequencies = inverse_frequencies(rope, max_model_tokens).to(device)
         self._stretches = rope.kind == "dynamic" and max_model_tokens > rope.max_positions
         self._table: Tensor | None = None
+        """[positions, 2 * rotary_dim] f32: what ``at`` says of each."""
+        if device.type == "cuda":
+            self.look_up()
+
+    def look_up(self) -> None:
+        """From now on, where a table of all positions is not too large."""
         # Behind the last position that a model takes may be one that is computed in vain.
-        num_positions = max_model_tokens + PAGE
-        if device.type == "cuda" and num_positions * 2 * rope.rotary_dim * 4 <= MAX_TABLE_BYTES:
-            self._table = torch.cat(self._computed(torch.arange(num_positions, device=device)), 1)
+        num_positions = self._max_model_tokens + PAGE
+        if num_positions * 2 * self._rope.rotary_dim * 4 <= MAX_TABLE_BYTES:
+            positions = torch.arange(num_positions, device=self._frequencies.device)
+            self._table = torch.cat(self._computed(positions), 1)
 
     def at(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """positions [num_tokens] i64 -> cos and sin, each [num_tokens, rotary_dim] f32, the first half of sin negated.
