@@ -1,5 +1,5 @@
 """Triton's kernels without a device: run by its interpreter, and compiled for the devices they are meant for. Steps
-are given to a device that is imagined.
+are given to a device that is imagined, and what draws is run as it was compiled.
 
 They are processes of their own, for Triton reads the environment when it is imported.
 """
@@ -26,7 +26,7 @@ INTERPRETED = (
     ("experts", "mixtures", "streamed"),
 )
 """Files that one process runs."""
-COMPILED = ("compiled", "unwaited")
+COMPILED = (("compiled", "unwaited"), ("executed",))
 AT_ONCE = 2
 """Each has a core busy, for half a minute."""
 
@@ -47,7 +47,7 @@ def running(
 ) -> Iterator[dict[Files, Future[subprocess.CompletedProcess[str]]]]:
     """All of them, that first which takes longest; those that nobody has waited for are not begun any more."""
     pool = ThreadPoolExecutor(AT_ONCE)
-    environments = {COMPILED: {"TRITON_CACHE_DIR": str(tmp_path_factory.mktemp("triton"))}}
+    environments = {files: {"TRITON_CACHE_DIR": str(tmp_path_factory.mktemp("triton"))} for files in COMPILED}
     environments |= {files: {"TRITON_INTERPRET": "1"} for files in INTERPRETED}
     yield {files: pool.submit(run, files, environment) for files, environment in environments.items()}
     pool.shutdown(cancel_futures=True)
@@ -58,8 +58,9 @@ def test_kernels_agree_with_torch_under_the_interpreter(running, files):
     passed(running[files])
 
 
-def test_kernels_compile_for_every_device_they_are_meant_for(running):
-    passed(running[COMPILED])
+@pytest.mark.parametrize("files", COMPILED, ids="-".join)
+def test_kernels_compile_for_every_device_they_are_meant_for(running, files):
+    passed(running[files])
 
 
 def passed(one: Future[subprocess.CompletedProcess[str]]) -> None:
