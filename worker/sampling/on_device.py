@@ -26,12 +26,10 @@ def draw(logits: Tensor, wishes: Wishes) -> Tensor:
         kernels.survey[(num, triton.cdiv(num_tiles, _TILES_EACH))](
             logits, wishes.temperatures, maxima, masses, vocab_size, num_tiles, logits.stride(0), TILES=_TILES_EACH
         )
-        block_t = max(64, triton.next_power_of_2(num_tiles))
         kernels.draw[(num,)](
             logits, maxima, masses, wishes.starts, wishes.temperatures, wishes.top_ks, wishes.top_ps, wishes.min_ps,
             notes, chosen, vocab_size, num_tiles, logits.stride(0),
-            # A thread for each tile, or several tiles: none has one that another has too.
-            BLOCK_T=block_t, num_warps=min(8, block_t // 32),
+            BLOCK_T=max(64, triton.next_power_of_2(num_tiles)), num_warps=8,
         )  # fmt: skip
     return chosen
 
