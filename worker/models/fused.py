@@ -45,7 +45,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """To read the matrices; of each, the bytes of a row that are read at once, 4 KB of eight rows or more."""
+    """To read the matrices; of each, the bytes of a row that are read at once."""
 
     name: str
     stages: int

@@ -3,8 +3,8 @@ programming guide; PTX, griddepcontrol).
 
 Between two kernels of a stream a device would stand idle: the last programs of one end one by one, and the first of the
 next have to be started and to read something first. Launched early, a kernel's programs take the room that is left as
-soon as all of the one before have begun; there they read what no kernel of the step writes, or have it fetched, and
-then wait until all that came before is done and can be seen.
+soon as all of the one before have begun; there they read what no kernel of the step writes, and then wait until all
+that came before is done and can be seen.
 
 So each program, on each of its ways, first calls ``open_next``, and calls ``wait`` before it touches what another
 kernel of the step writes or reads, and before it leaves: a kernel that ends without having waited would let the ones
