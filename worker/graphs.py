@@ -1,11 +1,12 @@
-"""Steps of decodes, and of drafts to verify, as CUDA graphs: launched as one, where launching each kernel would take
-the host longer than the device takes to compute it.
+"""Steps as CUDA graphs, of decodes, of drafts to verify, and of these beside short chunks of prompts: launched as one,
+where launching each kernel would take the host longer than the device takes to compute it.
 
-A graph is recorded for a bucket, so many rows and so many of them of one sequence, once that bucket has been met a few
-times, between two steps, so a worker serves from its first second and the sizes that matter come first. It reads and
-writes the same memory each time; a step is copied in, once, and replayed, and its logits lie where the last ones lay.
-Where a bucket's rows are few there are other ways to compute them (``worker.models.fused``): all are recorded, and the
-one that the device is through with first is kept. Whatever else there is, or has no graph yet, is computed as ever.
+A graph is recorded for a bucket, so many rows and so many of them of one sequence or so many logits, once that bucket
+has been met a few times, between two steps, so a worker serves from its first second and the sizes that matter come
+first. It reads and writes the same memory each time; a step is copied in, once, and replayed, and its logits lie where
+the last ones lay. Where a bucket's rows are few there are other ways to compute them (``worker.models.fused``): all are
+recorded, and the one that the device is through with first is kept. Whatever else there is, or has no graph yet, is
+computed as ever.
 """
 
 from __future__ import annotations
@@ -15,14 +16,14 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from policies import settings
-from worker.attention import Backend, Fixed, Fixing, Plan
+from worker.attention import Backend, Fixed, Fixing, Plan, Shape
 from worker.inputs import Laid, fill_in, lay_out
 from worker.models import Decoder, Ops
 from worker.transfer import send_into
@@ -35,6 +36,10 @@ _VERIFIED = (2, 4, 8, 16, 32, 64, 128, 256)
 """Of steps with drafts: fewer, as each is one for every size of draft as well."""
 _EACH = (4, 16, 64)
 """Rows of one sequence that has a draft."""
+_MIXED = (16, 32, 48, 64, 96, 128, 160, 192, 256, 320, 384, 448, 512)
+"""Rows of steps with chunks of prompts; of longer ones the device has more to do than the host."""
+_LOGITS = (8, 32, 128, 512)
+"""That these may want; or as many as steps of decodes."""
 TIMES = 3
 """That each of several recordings of a bucket is tried."""
 _WIDE = 5
@@ -43,10 +48,21 @@ _WIDE = 5
 _NOBODYS = lay_out((), block_size=1)
 
 Replay = Callable[[], object]
-Bucket = tuple[int, int]
-"""Rows of a step, and at most so many of one sequence."""
 
 log = logging.getLogger(__name__)
+
+
+class Bucket(NamedTuple):
+    """Steps that one graph serves."""
+
+    num_rows: int
+    each: int
+    """Rows of one sequence, at most; 0: any."""
+    num_logits: int
+    """At most."""
+
+    def __str__(self) -> str:
+        return f"{self.num_rows} rows" + ("" if self.each else f" with chunks and {self.num_logits} logits")
 
 
 class Record(Protocol):
@@ -134,8 +150,11 @@ class StepGraphs:
         # One for all: each is read before the next step is replayed.
         largest, device = max(self._decoded + self._verified), model.device
         self._logits = torch.empty((largest, model.architecture.vocab_size), device=device)
-        num_places = attention.num_places(largest, max_sequences * max_blocks)
-        self._step = torch.zeros(2 * _WIDE * largest + num_places, dtype=torch.int32, device=device)
+        self._num_logits = [*(num for num in _LOGITS if num < largest), largest]
+        widest = [Bucket(largest, 1, largest), *(Bucket(size, 0, self._num_logits[-1]) for size in _MIXED)]
+        num_blocks = max_sequences * max_blocks
+        most = max(_num_wide(each) + attention.num_places(self._shape(each), num_blocks) for each in widest)
+        self._step = torch.zeros(most, dtype=torch.int32, device=device)
         self._num_met: Counter[Bucket] = Counter()
         self._recordings: dict[Bucket, _Recording] = {}
         self.tried_s: dict[Bucket, dict[str, float]] = {}
@@ -182,7 +201,7 @@ class StepGraphs:
             recording = self._make(bucket)
             if recording is None:
                 return None
-        self._put(laid, bucket[0], recording.plan)
+        self._put(laid, bucket, recording.plan)
         num_unknown = len(laid.unknown)
         if num_unknown:
             token_ids, _, _, unknown, sources = recording.wide
@@ -191,38 +210,58 @@ class StepGraphs:
             self._keep_fastest(bucket, recording)
         (replay,) = recording.replays.values()
         replay()
-        return self._logits[: len(laid.token_ids)]
+        return self._logits[: len(laid.rows)]
 
     def _bucket(self, laid: Laid) -> Bucket | None:
         num, num_extents = len(laid.token_ids), len(laid.extents)
-        if len(laid.rows) != num or num_extents > self._max_sequences:
+        if num_extents > self._max_sequences:
             return None
+        if len(laid.rows) < num:
+            return self._mixed(num, len(laid.rows))
         sizes, each = self._decoded, 1
         if num > num_extents:
             most = max(extent.num_tokens for extent in laid.extents)
             sizes, each = self._verified, next((each for each in _EACH if each >= most), 0)
         size = next((size for size in sizes if size >= num), 0)
-        return (size, each) if size and each else None
+        return Bucket(size, each, size) if size and each else None
 
-    def _put(self, laid: Laid, num_rows: int, plan: Fixed) -> None:
+    def _mixed(self, num: int, num_logits: int) -> Bucket | None:
+        if num > self._attention.max_mixed_tokens:
+            return None
+        most = next((most for most in self._num_logits if most >= num_logits), 0)
+        # More than have logits, or the model would take each row for one of these.
+        size = next((size for size in _MIXED if size >= num and size > most), 0)
+        return Bucket(size, 0, most) if size and most else None
+
+    def _shape(self, bucket: Bucket) -> Shape:
+        num_rows, each, _ = bucket
+        # There may be as many decodes as rows.
+        return Shape(num_rows, num_rows if each else min(num_rows, self._max_sequences), each)
+
+    def _put(self, laid: Laid, bucket: Bucket, plan: Fixed) -> None:
         """In its places; rows that it does not have are padding."""
-        num, num_unknown, wide = len(laid.token_ids), len(laid.unknown), np.zeros((_WIDE, num_rows), dtype=np.int64)
+        num_rows, num, num_unknown = bucket.num_rows, len(laid.token_ids), len(laid.unknown)
+        numbers = np.zeros(_num_wide(bucket) // 2, dtype=np.int64)
+        wide, rows = numbers[: _WIDE * num_rows].reshape(_WIDE, num_rows), numbers[_WIDE * num_rows :]
         wide[0, :num], wide[1, :num] = laid.token_ids, laid.positions
         wide[2, :num], wide[2, num:] = laid.slots, -1
         wide[3, :num_unknown], wide[4, :num_unknown] = laid.unknown, laid.sources
-        step = np.concatenate((wide.ravel().view(np.int32), *plan.numbers(laid.extents)))
+        if not bucket.each:
+            rows[: len(laid.rows)] = laid.rows
+        step = np.concatenate((numbers.view(np.int32), *plan.numbers(laid.extents)))
         send_into(self._step[: len(step)], step)
 
     def _make(self, bucket: Bucket) -> _Recording | None:
         """None where it cannot be recorded; serving goes on without, and nothing more is recorded."""
-        num_rows, each = bucket
-        num_wide = 2 * _WIDE * num_rows
-        wide = self._step[:num_wide].view(torch.int64).view(_WIDE, num_rows)
-        plan = self._attention.fixed(each, wide[2], self._step[num_wide:])
-        rows = torch.arange(num_rows, device=self._model.device)
-        self._put(_NOBODYS, num_rows, plan)  # for the first runs
+        num_rows, num_wide = bucket.num_rows, _num_wide(bucket)
+        numbers = self._step[:num_wide].view(torch.int64)
+        wide, rows = numbers[: _WIDE * num_rows].view(_WIDE, num_rows), numbers[_WIDE * num_rows :]
+        plan = self._attention.fixed(self._shape(bucket), wide[2], self._step[num_wide:])
+        if bucket.each:
+            rows = torch.arange(num_rows, device=self._model.device)
+        self._put(_NOBODYS, bucket, plan)  # for the first runs
 
-        logits = self._logits[:num_rows]
+        logits = self._logits[: bucket.num_logits]
 
         def run() -> None:
             logits.copy_(self._model.forward(wide[0], wide[1], rows, plan, self._ops))
@@ -236,15 +275,15 @@ class StepGraphs:
             raise
         except Exception as error:  # Triton's own are no RuntimeErrors, and would come again at each such step
             self._gives_up = True
-            log.warning("steps of %d rows go without a graph: %s", num_rows, str(error).partition("\n")[0])
+            log.warning("steps of %s go without a graph: %s", bucket, str(error).partition("\n")[0])
             return None
         replays = {"as ever": replay}
         for few in self._few:
-            if num_rows in few.rows:
+            if bucket.each and num_rows in few.rows:
                 try:
                     replays[str(few)] = self._record(partial(run_few, few))
                 except Exception as error:
-                    log.warning("steps of %d rows, %s: %s", num_rows, few, str(error).partition("\n")[0])
+                    log.warning("steps of %s, %s: %s", bucket, few, str(error).partition("\n")[0])
         recording = self._recordings[bucket] = _Recording(wide, plan, replays)
         return recording
 
@@ -252,6 +291,12 @@ class StepGraphs:
         """Of several recordings, by a step that lies ready: to compute it more than once changes nothing."""
         replays = recording.replays
         took_s = self.tried_s[bucket] = {way: self._record.seconds(replay) for way, replay in replays.items()}
-        log.info("seconds of a step of %d rows: %s", bucket[0], took_s)
+        log.info("seconds of a step of %s: %s", bucket, took_s)
         fastest = min(took_s, key=lambda way: took_s[way])
         recording.replays = {fastest: replays[fastest]}
+
+
+def _num_wide(bucket: Bucket) -> int:
+    """Numbers of 32 bits, in front of what attention wants: of each row, and where there are chunks of each row whose
+    logits are wanted."""
+    return 2 * (_WIDE * bucket.num_rows + (0 if bucket.each else bucket.num_logits))

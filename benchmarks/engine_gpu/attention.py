@@ -71,7 +71,8 @@ def prefill(runner: Runner, num_tokens: int, num_heads: int) -> PrefillAttention
 def _kernel_s(runner: Runner, extent: Extent, slots: Tensor, heads: tuple[Tensor, Tensor, Tensor]) -> float | None:
     if not slots.is_cuda or not has_triton(slots.device):
         return None
-    from worker.attention.paged import UNLIMITED, TritonAttention
+    from worker.attention.paged import TritonAttention
+    from worker.attention.paged_cut import UNLIMITED
 
     served = runner.attention
     assert isinstance(served, TritonAttention)

@@ -150,7 +150,7 @@ class Bench:
     def _note_ways(self, ours: Ours) -> None:
         if ours.runner.graphs is not None:
             tried = ours.runner.graphs.tried_s
-            self._report.few_rows_s |= {f"{rows}": by_way for (rows, _), by_way in tried.items()}
+            self._report.few_rows_s |= {f"{bucket.num_rows}": by_way for bucket, by_way in tried.items()}
 
     def loop(self) -> None:
         num_in, num_out = self._sizes.single

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from tests.kernels.device import DEVICE, examples
 from tests.worker.pools import extents_of, filled, slots_of
-from worker.attention.base import Extent, Scores
+from worker.attention.base import Extent, Scores, Shape
 from worker.attention.gathered import GatheredAttention
 from worker.attention.paged import TritonAttention
-from worker.attention.paged_plan import EXTENT_FIELDS
+from worker.attention.paged_cut import Cutter, Tile
 from worker.attention.reference import ReferenceAttention
 from worker.kv_cache import KVCache, KVShape
 
@@ -208,22 +208,18 @@ def test_a_repeatable_row_has_the_same_bits_from_any_chunk_and_in_any_company(wi
             assert torch.equal(got, together[rows])
 
 
-@pytest.mark.parametrize(("num_tokens", "window"), [(1, 0), (1, 40), (5, 0)])
-def test_a_fixed_plan_serves_one_step_after_another(num_tokens, window):
-    """As a captured graph would: the same launches, over what was put into the same places."""
-    torch.manual_seed(num_tokens)
-    chance = random.Random(num_tokens)
-    cache = filled(2, 32, 80, 16, torch.float32, DEVICE)
-    scores = Scores(0.2, (window, window))
-    held_slots = torch.full((4 * num_tokens,), -1, device=DEVICE)
-    places = torch.zeros(4 * num_tokens * EXTENT_FIELDS + 160, dtype=torch.int32, device=DEVICE)
-    fixed = TritonAttention(cache, scores, 6, num_processors=6).fixed(num_tokens, held_slots, places)
-    assert fixed.most == 3, "some of what follows is dealt to several programs"
-    for lengths in ([600, 3, 17], [0], [], [40, 620, 1, 300], [5, 5]):
-        sequences = [(start, chance.randint(1, num_tokens), False) for start in lengths]
-        extents, _ = extents_of(sequences, 16, chance, 80)
-        slots = slots_of(extents, 16).to(DEVICE)
-        queries, keys, values = heads_for([Extent(0, 4 * num_tokens, 0, ())], 6, cache, torch.float32)
+def assert_serves(backend: TritonAttention, shape: Shape, steps: list[list[tuple[int, int]]], seed: int) -> Any:
+    """A fixed plan, over one step of (start, num_tokens) each after another, as a captured graph would be: the same
+    launches, over what was put into the same places. Returns it."""
+    chance, cache = random.Random(seed), backend.cache
+    num_blocks = len(cache.keys[0][0]) // cache.block_size
+    held_slots = torch.full((shape.num_rows,), -1, device=DEVICE)
+    places = torch.zeros(backend.num_places(shape, num_blocks), dtype=torch.int32, device=DEVICE)
+    fixed = backend.fixed(shape, held_slots, places)
+    for step in steps:
+        extents, _ = extents_of([(*each, False) for each in step], cache.block_size, chance, num_blocks)
+        slots = slots_of(extents, cache.block_size).to(DEVICE)
+        queries, keys, values = heads_for([Extent(0, shape.num_rows, 0, ())], backend.num_heads, cache, torch.float32)
         used = len(slots)
         numbers = np.concatenate(fixed.numbers(extents))
         places[: len(numbers)] = torch.from_numpy(numbers).to(DEVICE)
@@ -234,10 +230,77 @@ def test_a_fixed_plan_serves_one_step_after_another(num_tokens, window):
         for tensor, kept in zip(tensors_of(cache), before, strict=True):
             tensor.copy_(kept)
         if used:
-            plain = ReferenceAttention(cache, scores).plan(extents, slots)
+            plain = ReferenceAttention(cache, backend.scores).plan(extents, slots)
             expected = plain.attend(0, queries[:used], keys[:used], values[:used])
             torch.testing.assert_close(got[:used], expected, **TOLERANCES[torch.float32])
         assert all(torch.equal(*pair) for pair in zip(tensors_of(cache), after, strict=True))
+    return fixed
+
+
+@pytest.mark.parametrize(("num_tokens", "window"), [(1, 0), (1, 40), (5, 0)])
+def test_a_fixed_plan_serves_one_step_after_another(num_tokens, window):
+    torch.manual_seed(num_tokens)
+    chance = random.Random(num_tokens)
+    backend = TritonAttention(
+        filled(2, 32, 80, 16, torch.float32, DEVICE), Scores(0.2, (window, window)), 6, num_processors=6
+    )
+    starts = ([600, 3, 17], [0], [], [40, 620, 1, 300], [5, 5])
+    steps = [[(start, chance.randint(1, num_tokens)) for start in each] for each in starts]
+    fixed = assert_serves(backend, Shape(4 * num_tokens, 4 * num_tokens, num_tokens), steps, num_tokens)
+    assert fixed.most == 3, "some of what follows is dealt to several programs"
+
+
+@pytest.mark.parametrize("num_processors", [2, 32])
+@pytest.mark.parametrize(("group", "window"), [(3, 0), (1, 40), (40, 0)])
+def test_a_fixed_plan_serves_chunks_beside_decodes_and_drafts(group, window, num_processors):
+    torch.manual_seed(group)
+    cache, scores = filled(2, 16, 80, 16, torch.float32, DEVICE), Scores(0.2, (window, window))
+    backend = TritonAttention(cache, scores, 2 * group, num_processors=num_processors)
+    steps = [
+        [(600, 1), (3, 40), (17, 1), (300, 4)],
+        [(0, 64)],
+        [],
+        [(800, 1), (0, 1), (50, 2)],
+        [(700, 33), (5, 9), (40, 11), (0, 1), (90, 1), (33, 1)],
+    ]
+    fixed = assert_serves(backend, Shape(64, 6), steps, group)
+    assert len(fixed.launches) == 2
+
+
+def test_what_a_fixed_plan_leaves_room_for_is_enough_for_all_and_what_is_split_is_held_to_its_scratch():
+    chance = random.Random(5)
+    for _ in range(300):
+        group, num_kv_heads = chance.choice([1, 3, 4, 8, 16, 40]), chance.choice([1, 2, 8])
+        processors, window = chance.choice([1, 8, 132]), chance.choice([0, 0, 100])
+        num_rows, num_sequences, most = (
+            chance.choice([16, 64, 300]),
+            chance.randint(1, 20),
+            chance.choice([0, 40, 4000]),
+        )
+        cutter = Cutter(group, num_kv_heads, 128, 2, window, processors, 64, False)
+        bounds = sorted(chance.sample(range(1, num_rows), num_sequences - 1) if num_sequences <= num_rows else [])
+        counts = [end - begin for begin, end in zip([0, *bounds], [*bounds, num_rows], strict=True)]
+        extents = [Extent(0, count, chance.choice([0, 50, 9000]), ()) for count in counts]
+        tiles = cutter.tiles_of(num_rows)
+        cut = cutter.recut(extents, tiles, most)
+        for tile, share in zip(tiles, cut.shares, strict=True):
+            assert share.tile == tile
+            assert len(share.items) <= cutter.most_items(tile, num_rows, num_sequences)
+        assert cut.num_split_rows <= len(tiles) * most
+        assert sorted(cut.extents) == sorted(extents)
+
+
+def test_decodes_and_short_drafts_are_launched_apart_from_chunks():
+    cutter = Cutter(4, 8, 128, 2, 0, 132, 64, False)
+    extents = [Extent(row, count, 100, ()) for row, count in enumerate([1, 200, 1, 8, 9])]
+    few, many = cutter.cut(extents).shares
+    assert few.tile == Tile.of(4, 8, 128, 2)
+    assert few.tile.is_small
+    assert many.tile == Tile.of(4, 200, 128, 2)
+    assert not many.tile.is_small
+    assert [share.tile for share in cutter.cut(extents[:1]).shares] == [Tile.of(4, 1, 128, 2)]
+    assert [share.tile for share in cutter.cut(extents[1:2]).shares] == [many.tile]
+    assert cutter.cut([]).shares == []
 
 
 @pytest.mark.parametrize("scaled", [True, False])

@@ -155,21 +155,24 @@ class Pair:
         return model.forward(inputs.token_ids, inputs.positions, inputs.rows, plan, ops)
 
     @torch.inference_mode()
-    def step(self, lengths, seed, drafts=None):
-        """One decode a length, with so many tokens of a draft each; what each side says. The second is None where there
-        was no graph."""
+    def step(self, lengths, seed, drafts=None, chunks=()):
+        """One decode a length, with so many tokens of a draft each, and among them chunks (start, tokens, logits?) of
+        prompts; what each side says. The second is None where there was no graph."""
         chance = random.Random(seed)
         counts = [1 + num for num in drafts or [0] * len(lengths)]
-        each = [(length, count, False) for length, count in zip(lengths, counts, strict=True)]
-        extents, _ = extents_of(each, BLOCK_SIZE, chance, NUM_BLOCKS)
+        each = [(length, count, count) for length, count in zip(lengths, counts, strict=True)]
+        each += [(start, count, int(is_last)) for start, count, is_last in chunks]
+        if chunks:
+            chance.shuffle(each)
+        extents, _ = extents_of([(*span[:2], False) for span in each], BLOCK_SIZE, chance, NUM_BLOCKS)
         # Of some the last token is the one that was sampled a step ago, in a batch of another order.
         before = torch.tensor([chance.randrange(61) for _ in extents], device=DEVICE)
         before[0] = -1
         spans = []
-        for at, (extent, count) in enumerate(zip(extents, counts, strict=True)):
+        for at, (extent, (_, count, num_logits)) in enumerate(zip(extents, each, strict=True)):
             source = len(extents) - 1 - at if count == 1 and chance.random() < 0.7 else -1
             token_ids = [chance.randrange(61) for _ in range(count)]
-            spans.append(Span(token_ids, extent.start, extent.block_ids, count, source))
+            spans.append(Span(token_ids, extent.start, extent.block_ids, num_logits, source))
         laid = lay_out(spans, BLOCK_SIZE)
         if self.apart:
             self.move(extents, chance)
@@ -194,7 +197,7 @@ def test_a_bucket_is_recorded_once_it_recurs_and_says_the_same():
         assert (got is None) == (step < NUM_STEPS_BEFORE)
         if got is not None:
             torch.testing.assert_close(got, expected, atol=1e-4, rtol=1e-4)
-    assert pair.graphs.recorded == [(4, 1)]
+    assert pair.graphs.recorded == [(4, 1, 4)]
 
 
 @pytest.mark.skipif(DEVICE.type != "cpu", reason="a device says itself what it takes")
@@ -225,7 +228,7 @@ def test_a_way_that_cannot_be_recorded_is_left_out_and_the_others_are_tried(capl
         expected, got = pair.step([20], step)
         if got is not None:
             torch.testing.assert_close(got, expected, atol=1e-4, rtol=1e-4)
-    assert pair.graphs.tried_s == {(1, 1): {"as ever": 3.0, "fused, 3 at once": 2.0}}
+    assert pair.graphs.tried_s == {(1, 1, 1): {"as ever": 3.0, "fused, 3 at once": 2.0}}
     assert "steps of 1 rows, fused, 1 at once: out of resource" in caplog.text
 
 
@@ -238,7 +241,7 @@ def test_few_rows_and_drafts_of_few_are_replayed_as_they_are_fastest():
         assert (got is None) == (step < 2 * NUM_STEPS_BEFORE)
         if got is not None:
             torch.testing.assert_close(got, expected, atol=1e-4, rtol=1e-4)
-    assert pair.graphs.recorded == [(1, 1), (4, 4)]
+    assert pair.graphs.recorded == [(1, 1, 1), (4, 4, 4)]
 
 
 def test_sizes_of_one_bucket_share_its_recording_and_padding_is_never_seen():
@@ -250,7 +253,7 @@ def test_sizes_of_one_bucket_share_its_recording_and_padding_is_never_seen():
         if got is not None:
             assert got.shape == (num, 61)
             torch.testing.assert_close(got, expected, atol=1e-4, rtol=1e-4)
-    assert pair.graphs.recorded == [(4, 1)]
+    assert pair.graphs.recorded == [(4, 1, 4)]
 
 
 def test_experts_are_recorded_whoever_is_chosen(monkeypatch):
@@ -264,7 +267,7 @@ def test_experts_are_recorded_whoever_is_chosen(monkeypatch):
         assert (got is None) == (step < NUM_STEPS_BEFORE)
         if got is not None:
             torch.testing.assert_close(got, expected, atol=1e-4, rtol=1e-4)
-    assert pair.graphs.recorded == [(4, 1)]
+    assert pair.graphs.recorded == [(4, 1, 4)]
 
 
 def test_drafts_to_verify_are_replayed_too_whoever_has_one():
@@ -277,18 +280,48 @@ def test_drafts_to_verify_are_replayed_too_whoever_has_one():
         assert (got is None) == (step < NUM_STEPS_BEFORE)
         if got is not None:
             torch.testing.assert_close(got, expected, atol=1e-4, rtol=1e-4)
-    assert pair.graphs.recorded == [(8, 4)]
+    assert pair.graphs.recorded == [(8, 4, 8)]
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_chunks_of_prompts_are_replayed_beside_decodes_and_drafts(apart):
+    pair = Pair(record(), max_sequences=6, max_verified=8, apart=apart)
+    chance = random.Random(7)
+    for step in range(NUM_STEPS_BEFORE + 6):
+        # Of one bucket, whoever is in it.
+        lengths, drafts, chunks = [
+            ([40, 3], [0, 0], [(0, 20, True)]),
+            ([70, 9, 0], [0, 3, 0], [(16, 13, False), (0, 11, True)]),
+            ([], [], [(64, 30, False)]),
+            ([5], [6], [(33, 17, True)]),
+            ([90, 80, 3, 4], [0, 0, 0, 0], [(0, 14, False)]),
+        ][step % 5]
+        lengths = [max(0, length - chance.randrange(3)) for length in lengths]
+        expected, got = pair.step(lengths, step, drafts, chunks)
+        assert (got is None) == (step < NUM_STEPS_BEFORE)
+        if got is not None:
+            torch.testing.assert_close(got, expected, atol=1e-4, rtol=1e-4)
+    assert pair.graphs.recorded == [(32, 0, 8)]
+
+
+def test_a_chunk_that_wants_nothing_is_replayed_too_and_experts_are_recorded_beside_it(monkeypatch):
+    monkeypatch.setattr("worker.models.load.goes_together", lambda device: True)
+    pair = Pair(record(), architecture=MIXTURE)
+    for step in range(NUM_STEPS_BEFORE + 3):
+        expected, got = pair.step([30, 7][: step % 3], step, chunks=[(0, 9, step % 2)])
+        if got is not None:
+            torch.testing.assert_close(got, expected, atol=1e-4, rtol=1e-4)
+    assert pair.graphs.recorded == [(16, 0, 4)]
 
 
 @torch.inference_mode()
-def test_whatever_is_no_pure_decode_is_not_replayed():
+def test_too_many_sequences_and_long_chunks_are_not_replayed():
     pair = Pair(record())
+    pair.attention.max_mixed_tokens = 30
     for _ in range(2 * NUM_STEPS_BEFORE):
-        chunk = lay_out([Span([1, 2, 3], 0, [4], 1)], BLOCK_SIZE)
+        chunk = lay_out([Span([1] * 31, 0, [4, 5], 1)], BLOCK_SIZE)
         assert pair.graphs.run(chunk) is None
-        unsampled = lay_out([Span([1], 0, [4], 0)], BLOCK_SIZE)
-        assert pair.graphs.run(unsampled) is None
-        too_many = lay_out([Span([1], 0, [block], 1) for block in range(5)], BLOCK_SIZE)
+        too_many = lay_out([Span([1], 0, [block], block % 2) for block in range(6)], BLOCK_SIZE)
         assert pair.graphs.run(too_many) is None
     assert pair.graphs.recorded == []
 

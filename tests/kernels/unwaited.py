@@ -48,8 +48,10 @@ ANYTHING = {"top_p": 0.9, "top_k": 4, "min_p": 0.1}
 ADJUSTED = {"presence_penalty": 0.5, "logit_bias": {3: 1.0}, "min_tokens": 3, "num_logprobs": 3}
 
 
-def submit(name: str, num_prompt_tokens: int, num_sequences: int = 1, **asked: Any) -> wire.Submit:
-    sampling = Sampling(NUM_TOKENS, temperature=0.7, ignore_eos=True, **asked)
+def submit(
+    name: str, num_prompt_tokens: int, num_sequences: int = 1, num_tokens: int = NUM_TOKENS, **asked: Any
+) -> wire.Submit:
+    sampling = Sampling(num_tokens, temperature=0.7, ignore_eos=True, **asked)
     token_ids = [1 + (7 * place + len(name)) % 600 for place in range(num_prompt_tokens)]
     return wire.Submit(name, token_ids, sampling, num_sequences, cache_salt=name.encode())
 
@@ -69,6 +71,7 @@ def served(
     changes: dict[str, Any] | None = None,
     quantize: str = "none",
     adapters: tuple[Adapter | None, ...] = (None,),
+    num_steps: int = 4 * NUM_TOKENS,
     **engine: Any,
 ) -> Runner:
     asked = settings.Engine(device="cuda", dtype="bfloat16", max_sequences=8, **engine)
@@ -83,7 +86,7 @@ def served(
     watch.seen.clear()
     for at, each in enumerate(submits):
         assert engine_.add(each, adapters[at % len(adapters)]) is None
-    for _ in range(4 * NUM_TOKENS):
+    for _ in range(num_steps):
         _, failed = engine_.step()
         assert not failed, failed
     assert not engine_.has_work
@@ -119,7 +122,21 @@ def test_steps_wait_for_nobody_and_are_recorded(watch, how):
     runner = served(watch, **how)
     assert watch.seen == []
     assert runner.graphs is not None
-    assert runner.graphs.recorded == [(4, 1)]
+    assert (4, 1, 4) in runner.graphs.recorded
+
+
+@pytest.mark.parametrize(
+    "how",
+    [{}, {"changes": {"windows": (0, 40)}}, {"quantize": "fp8", "kv_dtype": "fp8"}, {"changes": EXPERTS}],
+    ids=["plain", "windows", "fp8", "experts"],
+)
+def test_steps_with_prompts_wait_for_nobody_and_are_recorded(watch, how):
+    """Sequences end one by one, and another begins in the place of each."""
+    submits = [submit("a" * num, 20, num_tokens=1 + 2 * num) for num in range(1, 24)]
+    runner = served(watch, submits, num_steps=150, **how)
+    assert watch.seen == []
+    assert runner.graphs is not None
+    assert (32, 0, 8) in runner.graphs.recorded
 
 
 def test_adapters_wait_for_nobody(watch):

@@ -4,7 +4,7 @@ A ``Backend`` knows the pool and the layers; once a step its ``plan`` sees where
 ``attend`` then runs layer by layer. The reference is the oracle of the others.
 """
 
-from worker.attention.base import Backend, Extent, Fixed, Fixing, Numbers, Plan, Scores, outlined, slots_of
+from worker.attention.base import Backend, Extent, Fixed, Fixing, Numbers, Plan, Scores, Shape, outlined, slots_of
 from worker.attention.gathered import GatheredAttention
 from worker.attention.native import NativeAttention, NativePlan
 from worker.attention.reference import ReferenceAttention
@@ -27,6 +27,7 @@ __all__ = [
     "RepeatableAttention",
     "Scores",
     "SegmentAttention",
+    "Shape",
     "TwoPools",
     "WindowedAttention",
     "WindowedPlan",

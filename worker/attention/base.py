@@ -144,17 +144,30 @@ class Fixed(Plan, Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Of the steps that one captured plan serves."""
+
+    num_rows: int
+    num_sequences: int
+    """At most."""
+    num_tokens: int = 0
+    """Of each of them, at most: a decode has 1, a draft to verify one more than it has; 0: any, so chunks of prompts
+    are among them."""
+
+
 class Fixing(Outlining):
     """A Backend whose steps can be captured."""
 
+    max_mixed_tokens: int
+    """Of a step that has chunks of prompts: what captured plans are for."""
+
     @abstractmethod
-    def fixed(self, num_tokens: int, slots: Tensor, places: Tensor) -> Fixed:
-        """A plan to capture: up to so many tokens of each of some sequences (a decode 1, a draft to verify one more
-        than it has), and in all no more than there are ``slots``. A step is what lies in slots [any] i64 (below 0: the
-        row is padding, its key and value are not kept) and in places [any] i32 (what ``Fixed.numbers`` says) when it is
-        replayed.
+    def fixed(self, shape: Shape, slots: Tensor, places: Tensor) -> Fixed:
+        """A plan to capture. A step is what lies in slots [num_rows] i64 (below 0: the row is padding, its key and
+        value are not kept) and in places [any] i32 (what ``Fixed.numbers`` says) when it is replayed.
         """
 
     @abstractmethod
-    def num_places(self, num_rows: int, num_blocks: int) -> int:
-        """That a step of so many rows takes, with so many blocks in all of its tables."""
+    def num_places(self, shape: Shape, num_blocks: int) -> int:
+        """That such a step takes, with so many blocks in all of its tables."""

@@ -16,9 +16,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from worker.attention.base import Extent, Fixing, Numbers, Scores
+from worker.attention.base import Extent, Fixing, Scores, Shape
 from worker.attention.dense import Varlen, may_be_dense, varlen
-from worker.attention.paged_plan import EXTENT_FIELDS, Scratch, Tile, TritonOutline, TritonPlan, numbers_of
+from worker.attention.paged_cut import EXTENT_FIELDS, ITEM_FIELDS, UNLIMITED, Cutter, Tile, items_of
+from worker.attention.paged_plan import FixedMixed, FixedTokens, Launch, Scratch, TritonOutline
 from worker.kv_cache import KVCache
 from worker.triton.device import num_processors as processors_of
 from worker.triton.early import early
@@ -31,7 +32,8 @@ need no copy. A guess: not measured yet.
 MAX_SPLITS = 64
 MAX_GROUP = 128
 MAX_HEAD_DIM = 256
-UNLIMITED = 1 << 30
+MIN_SPLIT_ROWS = 2048
+"""Of the scratch, for each launch of a captured step with chunks; more where it has more than half as many rows."""
 
 
 class TritonAttention(Fixing):
@@ -65,8 +67,18 @@ class TritonAttention(Fixing):
         self.group = num_heads // self.num_kv_heads
         self.tensor_scales = list(tensor_scales) or [(1.0, 1.0)] * len(cache.keys)
         self.early = early(cache.keys[0].device)
-        self._num_processors = num_processors or processors_of(cache.keys[0].device)
-        self._max_splits, self._min_dense_tokens = max_splits, min_dense_tokens
+        windows = scores.windows
+        self.cutter = Cutter(
+            self.group,
+            self.num_kv_heads,
+            self.head_dim,
+            cache.keys[0].dtype.itemsize,
+            0 if 0 in windows else max(windows),
+            num_processors or processors_of(cache.keys[0].device),
+            max_splits,
+            is_repeatable,
+        )
+        self._min_dense_tokens, self.max_mixed_tokens = min_dense_tokens, min_dense_tokens - 1
         device = cache.keys[0].device
         self.varlen = varlen(device) if varlen_attn is None and device.type == "cuda" else varlen_attn
         self._scratch = self._none = self._fresh(0)
@@ -87,37 +99,49 @@ class TritonAttention(Fixing):
         others = [extent for extent in extents if extent.start or not together]
         dense = [extent for extent in others if self._is_dense(extent)]
         paged = [extent for extent in others if not self._is_dense(extent)]
-        tile = self._tile(max((extent.num_tokens for extent in paged), default=1))
-        splits = self._splits(paged, tile)
-        items = _items(paged, splits, tile)
-        num_rows = int(splits @ [extent.num_tokens for extent in paged]) if splits.max(initial=1) > 1 else 0
-        fields, tables = numbers_of(paged, splits, self.num_heads)
-        return TritonOutline(self, tile, items, fields, tables, num_rows, dense, together)
+        return TritonOutline(self, self.cutter.cut(paged), dense, together)
 
-    def fixed(self, num_tokens: int, slots: Tensor, places: Tensor) -> TritonPlan:
-        """See Fixing. The launches depend on num_tokens and the number of slots alone. Programs without work leave at
-        once.
-        """
-        num_rows = len(slots)
-        tile = self._tile(num_tokens)
-        tiles = -(-num_rows // num_tokens) * -(-num_tokens // tile.tokens)
-        most = max(1, min(self._max_splits, round(tile.waves * self._num_processors / (tiles * self.num_kv_heads))))
-        # There may be as many sequences as rows.
-        extents = [Extent(0, num_tokens, 0, ())] * num_rows
-        items = torch.from_numpy(_items(extents, np.full(num_rows, most, dtype=np.int32), tile)).to(slots.device)
-        numbers = places[: num_rows * EXTENT_FIELDS].view(num_rows, EXTENT_FIELDS)
-        tables = places[num_rows * EXTENT_FIELDS :]
+    def fixed(self, shape: Shape, slots: Tensor, places: Tensor) -> FixedTokens | FixedMixed:
+        """See Fixing. The launches depend on the shape alone. Programs without work leave at once."""
+        fields, rest = torch.split(
+            places, [EXTENT_FIELDS * shape.num_sequences, len(places) - EXTENT_FIELDS * shape.num_sequences]
+        )
+        extents = fields.view(-1, EXTENT_FIELDS)
+        return (self._fixed_tokens if shape.num_tokens else self._fixed_mixed)(shape, slots, extents, rest)
+
+    def _fixed_tokens(self, shape: Shape, slots: Tensor, extents: Tensor, places: Tensor) -> FixedTokens:
+        """Where all sequences may have as many tokens, each is cut the same, whatever its keys."""
+        num_rows, num_tokens = shape.num_rows, shape.num_tokens
+        tile = self.cutter.tile(num_tokens)
+        num_tiles = -(-num_rows // num_tokens) * -(-num_tokens // tile.tokens)
+        most = self.cutter.even_splits(tile, num_tiles)
+        every = [Extent(0, num_tokens, 0, ())] * shape.num_sequences
+        items = torch.from_numpy(items_of(every, np.full(len(every), most, dtype=np.int32), tile)).to(slots.device)
         scratch = self.room(num_rows * most if most > 1 else 0)
-        return TritonPlan(self, tile, slots, items, numbers, tables, scratch, [], most)
+        return FixedTokens(self, slots, [Launch(tile, items, most > 1)], extents, places, scratch, [], None, most)
 
-    def num_places(self, num_rows: int, num_blocks: int) -> int:
+    def _fixed_mixed(self, shape: Shape, slots: Tensor, extents: Tensor, places: Tensor) -> FixedMixed:
+        """Each step's items are its own, and there is room for the most that there can be."""
+        sizes = [(tile, ITEM_FIELDS * num) for tile, num in self._most_items(shape)]
+        *parts, tables = torch.split(
+            places, [*(size for _, size in sizes), len(places) - sum(size for _, size in sizes)]
+        )
+        launches = [
+            Launch(tile, items.view(-1, ITEM_FIELDS), True) for (tile, _), items in zip(sizes, parts, strict=True)
+        ]
+        max_split_rows = max(MIN_SPLIT_ROWS, 2 * shape.num_rows)
+        scratch = self.room(len(launches) * max_split_rows)
+        return FixedMixed(self, slots, launches, extents, tables, scratch, [], None, max_split_rows)
+
+    def _most_items(self, shape: Shape) -> list[tuple[Tile, int]]:
+        """Of each launch of a step with chunks."""
+        cutter, num_rows = self.cutter, shape.num_rows
+        return [(tile, cutter.most_items(tile, num_rows, shape.num_sequences)) for tile in cutter.tiles_of(num_rows)]
+
+    def num_places(self, shape: Shape, num_blocks: int) -> int:
         """See Fixing."""
-        return num_rows * EXTENT_FIELDS + num_blocks
-
-    def _tile(self, num_tokens: int) -> Tile:
-        # Of another shape it would be another kernel, which may add up otherwise.
-        num_tokens = 1 if self._is_repeatable else num_tokens
-        return Tile.of(self.group, num_tokens, self.head_dim, self.cache.keys[0].dtype.itemsize)
+        num_items = 0 if shape.num_tokens else sum(num for _, num in self._most_items(shape))
+        return shape.num_sequences * EXTENT_FIELDS + num_items * ITEM_FIELDS + num_blocks
 
     def window(self, layer: int) -> int:
         """As the kernels are told it."""
@@ -142,20 +166,6 @@ class TritonAttention(Fixing):
         scores = self.scores
         return not scores.softcap and not scores.sinks and all(not window or window >= end for window in scores.windows)
 
-    def _splits(self, extents: Sequence[Extent], tile: Tile) -> Numbers:
-        """For each extent, in how many parts a tile's keys are read: so that all programs have about equally much to
-        do, and as many as fit at once are enough for all. [num_extents]
-        """
-        window = 0 if 0 in self.scores.windows else max(self.scores.windows)
-        num_tokens = np.array([extent.num_tokens for extent in extents], dtype=np.int64)
-        lengths = num_tokens + [extent.start for extent in extents]
-        if window:
-            lengths = np.minimum(lengths, window + num_tokens)
-        blocks, tiles = -(-lengths // tile.keys), -(-num_tokens // tile.tokens)
-        share = int(blocks @ tiles) * self.num_kv_heads / (tile.waves * self._num_processors)
-        share = max(share, tile.least_blocks)
-        return np.clip(np.rint(blocks / share), 1, self._max_splits).astype(np.int32)
-
     def room(self, num_rows: int) -> Scratch:
         """For so many rows of each head. Kept from step to step: kernels of one stream use it one after the other."""
         if len(self._scratch.sums) < num_rows * self.num_heads:
@@ -168,16 +178,3 @@ class TritonAttention(Fixing):
             torch.empty((size, self.head_dim), device=device),
             torch.empty((size, 2), device=device),
         )
-
-
-def _items(extents: Sequence[Extent], splits: Numbers, tile: Tile) -> Numbers:
-    """[num_items, ITEM_FIELDS]: those with most to do first, lest the last processor start on one."""
-    counts = np.array([extent.num_tokens for extent in extents], dtype=np.int64)
-    starts = np.array([extent.start for extent in extents], dtype=np.int64)
-    each = -(-counts // tile.tokens) * splits
-    extent = np.repeat(np.arange(len(counts)), each)
-    within = np.arange(each.sum()) - np.repeat(each.cumsum() - each, each)
-    first = within // splits[extent] * tile.tokens
-    work = (starts[extent] + first) / splits[extent]
-    items = np.stack((extent, first, within % splits[extent]), 1).astype(np.int32)
-    return items[np.argsort(-work, kind="stable")]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,72 +13,13 @@ from torch import Tensor
 
 from worker.attention.base import Extent, Numbers
 from worker.attention.dense import Dense, Together
+from worker.attention.paged_cut import EXTENT_FIELDS, ITEM_FIELDS, NO_ITEM, Cut, Tile, numbers_of
 from worker.triton import attention as kernels
 from worker.triton.device import float8_as, multiplies
 from worker.triton.turned import turn_and_write
 
 if TYPE_CHECKING:
     from worker.attention.paged import TritonAttention
-
-EXTENT_FIELDS = int(kernels.EXTENT_FIELDS.value)
-
-
-@dataclass(frozen=True, slots=True)
-class Tile:
-    """How work is cut."""
-
-    rows: int
-    """Of queries: heads that share a KV head, times tokens."""
-    used: int
-    """Of these rows, at most."""
-    tokens: int
-    keys: int
-    """At once."""
-    itemsize: int
-    """Of a key's numbers."""
-
-    @property
-    def is_small(self) -> bool:
-        """Of decodes and short drafts."""
-        return self.rows <= 32
-
-    @property
-    def waves(self) -> int:
-        """Programs that are wanted for each processor: they fit at once, and their loads hide each other's waits."""
-        return 4 if self.is_small else 2
-
-    @property
-    def least_blocks(self) -> int:
-        """Of ``keys``, of a split. What a split of a large tile leaves for ``reduce`` is as much as some blocks."""
-        return 1 if self.is_small else 4
-
-    @property
-    def num_stages(self) -> int:
-        return 3 if self.is_small else 2
-
-    def num_warps(self, block_d: int) -> int:
-        """More where a tile's numbers have no room in the registers of fewer."""
-        if self.rows * block_d >= 1 << 14:
-            return 8
-        return 2 if self.rows == 16 and self.itemsize == 2 and block_d <= 128 else 4
-
-    @staticmethod
-    def pressure(head_dim: int, itemsize: int) -> int:
-        """How many times smaller than the largest a tile of such numbers has to be. Shared memory is what runs out
-        first: of the devices served, sm_89 has least of it, 99 KiB a program."""
-        return int(triton.cdiv(head_dim, 128) * triton.cdiv(itemsize, 2))
-
-    @classmethod
-    def of(cls, group: int, num_tokens: int, head_dim: int, itemsize: int) -> Tile:
-        """For extents of up to num_tokens, of numbers of itemsize bytes."""
-        pressure = cls.pressure(head_dim, itemsize)
-        rows = max(16, triton.next_power_of_2(group))
-        # Decoding float8 takes registers.
-        largest = (64 if itemsize == 1 else 128) // pressure
-        while rows < largest and rows < group * num_tokens:
-            rows *= 2
-        used = min(rows // group, num_tokens) * group
-        return cls(rows, used, rows // group, 64 // pressure, itemsize)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,23 +63,15 @@ class Part:
         return max(16, int(triton.next_power_of_2(self.head_dim)))
 
 
-def numbers_of(
-    extents: Sequence[Extent], splits: Numbers, num_heads: int, num_padded: int = 0, tables_at: int = 0
-) -> tuple[Numbers, Numbers]:
-    """Of each extent EXTENT_FIELDS numbers, and of empty ones up to num_padded in all; and all block tables, end to
-    end. splits: the most that a tile of the extent is cut into; tables_at: where among others these tables begin."""
-    num_extents = len(extents)
-    fields = np.zeros((max(num_extents, num_padded), EXTENT_FIELDS), dtype=np.int32)
-    tables = [extent.block_ids for extent in extents]
-    lengths = np.array([len(table) for table in tables], dtype=np.int64)
-    own = fields[:num_extents]
-    for at, extent in enumerate(extents):
-        own[at, :3] = extent.row, extent.num_tokens, extent.start
-    own[:, 3] = tables_at + lengths.cumsum() - lengths
-    own[:, 4] = splits
-    scratch = own[:, 1] * splits * num_heads * (splits > 1)
-    own[:, 5] = scratch.cumsum() - scratch
-    return fields, np.array(list(chain.from_iterable(tables)), dtype=np.int32)
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """A Share of a step on the device."""
+
+    tile: Tile
+    items: Tensor
+    """[num_items, ITEM_FIELDS] i32"""
+    is_split: bool
+    """Some keys may be read by several programs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,42 +79,38 @@ class TritonOutline:
     """See Outline."""
 
     attention: TritonAttention
-    tile: Tile
-    items: Numbers
-    """[num_items, ITEM_FIELDS]"""
-    extents: Numbers
-    """[num_extents, EXTENT_FIELDS]"""
-    tables: Numbers
-    """[any]: see ``numbers_of``."""
-    num_rows: int
-    """Of the scratch; 0: nothing is split."""
+    cut: Cut
     dense: list[Extent]
     together: list[Extent]
 
     @property
     def numbers(self) -> Numbers:
         """See Outline."""
-        tables = [np.array(extent.block_ids, dtype=np.int32) for extent in self.dense]
+        items = [share.items.ravel() for share in self.cut.shares]
+        fields, tables = numbers_of(self.cut.extents, self.cut.splits, self.attention.num_heads)
+        of_dense = [np.array(extent.block_ids, dtype=np.int32) for extent in self.dense]
         together = [Together.numbers(self.together)] if self.together else []
-        return np.concatenate((self.items.ravel(), self.extents.ravel(), self.tables, *tables, *together))
+        return np.concatenate((*items, fields.ravel(), tables, *of_dense, *together))
 
     def plan(self, slots: Tensor, numbers: Tensor) -> TritonPlan:
         """See Outline."""
-        sizes = [self.items.size, self.extents.size, self.tables.size]
+        attention, cut, size = self.attention, self.cut, self.attention.cache.block_size
+        sizes = [share.items.size for share in cut.shares]
+        sizes += [len(cut.extents) * EXTENT_FIELDS, sum(len(extent.block_ids) for extent in cut.extents)]
         sizes += [len(extent.block_ids) for extent in self.dense]
         sizes.append(len(numbers) - sum(sizes))
-        items, extents, tables, *dense, together = torch.split(numbers, sizes)
-        attention, size = self.attention, self.attention.cache.block_size
+        parts = iter(torch.split(numbers, sizes))
+        launches = [Launch(share.tile, next(parts).view(-1, ITEM_FIELDS), share.is_split) for share in cut.shares]
+        extents, tables, *dense, together = parts
         return TritonPlan(
             attention,
-            self.tile,
             slots,
-            items.view(self.items.shape),
-            extents.view(self.extents.shape),
+            launches,
+            extents.view(-1, EXTENT_FIELDS),
             tables,
-            attention.room(self.num_rows),
+            attention.room(cut.num_split_rows),
             [Dense.of(extent, block_ids, size) for extent, block_ids in zip(self.dense, dense, strict=True)],
-            together=Together.of(self.together, together) if self.together else None,
+            Together.of(self.together, together) if self.together else None,
         )
 
 
@@ -193,11 +121,9 @@ class TritonPlan:
     """
 
     attention: TritonAttention
-    tile: Tile
     slots: Tensor
     """[num_tokens] i64; below 0: the row is padding, its key and value are not kept."""
-    items: Tensor
-    """[num_items, ITEM_FIELDS] i32"""
+    launches: list[Launch]
     extents: Tensor
     """[num_extents, EXTENT_FIELDS] i32; one of 0 tokens is padding."""
     tables: Tensor
@@ -205,15 +131,7 @@ class TritonPlan:
     scratch: Scratch
     """Empty: nothing is split."""
     dense: list[Dense]
-    most: int = 1
-    """Splits of a tile, where it is ``fixed``."""
     together: Together | None = None
-
-    def numbers(self, extents: Sequence[Extent], tables_at: int = 0) -> Sequence[Numbers]:
-        """See Fixed."""
-        splits = np.full(len(extents), self.most, dtype=np.int32)
-        fields, tables = numbers_of(extents, splits, self.attention.num_heads, len(self.extents), tables_at)
-        return fields.ravel(), tables
 
     def attend(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         """See Plan."""
@@ -282,7 +200,7 @@ class TritonPlan:
         """What ``attend`` gives back, keys and values being in the pool; of ``keys`` only those of whole prompts are
         looked at."""
         attention, cache, head_dim = self.attention, self.attention.cache, part.head_dim
-        num_kv_heads, tile = attention.num_kv_heads, self.tile
+        num_kv_heads = attention.num_kv_heads
         out = queries.new_empty((len(queries), attention.num_heads * head_dim))
         as_loaded = float8_as(cache.keys[layer])[1]
         pool_keys, pool_values = part.keys.view(as_loaded), part.values.view(as_loaded)
@@ -293,27 +211,28 @@ class TritonPlan:
             "SINKS": sinks is not None,
             "GROUP": attention.group,
             "HEAD_DIM": head_dim,
-            "BLOCK_M": tile.rows,
-            "BLOCK_N": tile.keys,
             "BLOCK_D": part.block_d,
-            "LEAST": tile.least_blocks,
             **attention.early,
         }
-        if len(self.items):
-            kernels.attend[(len(self.items), num_kv_heads)](
+        for launch in self.launches:
+            tile = launch.tile
+            kernels.attend[(len(launch.items), num_kv_heads)](
                 queries, pool_keys, pool_values, part.key_scales, part.value_scales, beside, out, self.scratch.partial,
-                self.scratch.sums, self.items, self.extents, self.tables, queries.stride(0), pool_keys.stride(0),
+                self.scratch.sums, launch.items, self.extents, self.tables, queries.stride(0), pool_keys.stride(0),
                 part.key_scales.stride(0),
                 attention.scores.scale * (1.0 if part.per_token else part.key_scale),
                 1.0 if part.per_token else part.value_scale, MULTIPLY=multiplies(queries), FLOAT8=part.float8,
                 PER_TOKEN=part.per_token, SOFTCAP=attention.scores.softcap, BLOCK_SIZE=cache.block_size,
-                num_stages=tile.num_stages, num_warps=tile.num_warps(part.block_d), **shape,
+                num_stages=tile.num_stages, num_warps=tile.num_warps(part.block_d), **tile.shape, **shape,
             )  # fmt: skip
-        if len(self.scratch.sums):
+        for launch in self.launches:
+            if not launch.is_split:
+                continue
+            tile = launch.tile
             rows = min(16, triton.next_power_of_2(attention.group)) if tile.is_small else 16
-            kernels.reduce[(len(self.items), num_kv_heads, triton.cdiv(tile.used, rows))](
-                beside, out, self.scratch.partial, self.scratch.sums, self.items, self.extents, ROWS=rows,
-                SPLITS=32 // rows, **shape,
+            kernels.reduce[(len(launch.items), num_kv_heads, triton.cdiv(tile.used, rows))](
+                beside, out, self.scratch.partial, self.scratch.sums, launch.items, self.extents, ROWS=rows,
+                SPLITS=32 // rows, **tile.shape, **shape,
             )  # fmt: skip
         if self.together is not None and attention.varlen is not None:
             prompts, scale = self.together, attention.scores.scale
@@ -322,3 +241,42 @@ class TritonPlan:
             own = cache.keys[layer], cache.values[layer]
             out[chunk.rows] = chunk.attend(queries, keys, values, *own, attention.scores.scale)
         return out
+
+
+@dataclass(slots=True)
+class FixedTokens(TritonPlan):
+    """Of decodes, or of drafts of up to so many tokens. See Fixed."""
+
+    most: int = 1
+    """Splits of each tile."""
+
+    def numbers(self, extents: Sequence[Extent], tables_at: int = 0) -> Sequence[Numbers]:
+        """See Fixed."""
+        splits = np.full(len(extents), self.most, dtype=np.int32)
+        fields, tables = numbers_of(extents, splits, self.attention.num_heads, len(self.extents), tables_at)
+        return fields.ravel(), tables
+
+
+@dataclass(slots=True)
+class FixedMixed(TritonPlan):
+    """With chunks of prompts. See Fixed."""
+
+    max_split_rows: int = 0
+    """Of the scratch, for each launch."""
+
+    def numbers(self, extents: Sequence[Extent], tables_at: int = 0) -> Sequence[Numbers]:
+        """See Fixed."""
+        attention = self.attention
+        cut = attention.cutter.recut(extents, [launch.tile for launch in self.launches], self.max_split_rows)
+        fields, tables = numbers_of(cut.extents, cut.splits, attention.num_heads, len(self.extents), tables_at)
+        items = [
+            _padded(share.items, len(launch.items)) for share, launch in zip(cut.shares, self.launches, strict=True)
+        ]
+        return fields.ravel(), *items, tables
+
+
+def _padded(items: Numbers, num: int) -> Numbers:
+    """[num * ITEM_FIELDS], with such as nobody does behind them."""
+    every = np.full((num, ITEM_FIELDS), NO_ITEM, dtype=np.int32)
+    every[: len(items)] = items
+    return every.ravel()

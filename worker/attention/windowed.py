@@ -26,6 +26,7 @@ from worker.attention.base import (
     Outline,
     Outlining,
     Plan,
+    Shape,
     outlined,
     slots_of,
 )
@@ -135,23 +136,24 @@ class FixingWindows(WindowedAttention, Fixing):
     def __init__(self, full: Fixing, windowed: Fixing, cache: TwoPools, is_repeatable: bool = False) -> None:
         super().__init__(full, windowed, cache, is_repeatable)
         self._fixing = full, windowed
+        self.max_mixed_tokens = min(full.max_mixed_tokens, windowed.max_mixed_tokens)
 
-    def fixed(self, num_tokens: int, slots: Tensor, places: Tensor) -> FixedWindows:
+    def fixed(self, shape: Shape, slots: Tensor, places: Tensor) -> FixedWindows:
         """See Fixing. First in places are the slots in the other pool."""
         full, windowed = self._fixing
-        num_rows, num_slots = len(slots), SLOT_NUMBERS * len(slots)
+        num_slots = SLOT_NUMBERS * shape.num_rows
         apart, own = places[:num_slots].view(torch.int64), places[num_slots:]
         # Its tables lie behind the other's, so that nothing is between what a step needs.
         plans = (
-            full.fixed(num_tokens, slots, own[windowed.num_places(num_rows, 0) :]),
-            windowed.fixed(num_tokens, apart, own),
+            full.fixed(shape, slots, own[windowed.num_places(shape, 0) :]),
+            windowed.fixed(shape, apart, own),
         )
-        return FixedWindows(plans, self._cache.places, self, num_rows)
+        return FixedWindows(plans, self._cache.places, self, shape.num_rows)
 
-    def num_places(self, num_rows: int, num_blocks: int) -> int:
+    def num_places(self, shape: Shape, num_blocks: int) -> int:
         """See Fixing."""
         # With what seems to be in front of it, a window is never longer than what it is a window on.
-        return SLOT_NUMBERS * num_rows + sum(each.num_places(num_rows, num_blocks) for each in self._fixing)
+        return SLOT_NUMBERS * shape.num_rows + sum(each.num_places(shape, num_blocks) for each in self._fixing)
 
 
 @dataclass(frozen=True, slots=True)
