@@ -145,7 +145,8 @@ class StepGraphs:
         self._model, self._ops, self._attention, self._record = model, ops, attention, record
         self._few = few
         self._max_sequences = max_sequences
-        self._decoded = [size for size in _SIZES if size <= max_sequences]
+        most_decoded = min(max_sequences, _SIZES[-1])
+        self._decoded = [*(size for size in _SIZES if size < most_decoded), most_decoded]
         self._verified = [size for size in _VERIFIED if size <= max_verified]
         # One for all: each is read before the next step is replayed.
         largest, device = max(self._decoded + self._verified), model.device

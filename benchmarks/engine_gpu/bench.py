@@ -14,7 +14,7 @@ import msgspec
 import torch
 from msgspec.structs import replace
 
-from benchmarks.engine_gpu import attention, experts
+from benchmarks.engine_gpu import attention, experts, mixed
 from benchmarks.engine_gpu.device import Busy, copy_bytes_per_s, finish
 from benchmarks.engine_gpu.loop import CompiledLoop
 from benchmarks.engine_gpu.peer import ContinuousBatching
@@ -34,6 +34,7 @@ PARTS = {
     "batches": 120,
     "attention": 60,
     "busy": 60,
+    "mixed": 60,
     "transformers": 200,
     "experts": 60,
     "forms": 120,
@@ -66,6 +67,8 @@ class Sizes(msgspec.Struct, frozen=True):
     warm_tokens: int
     """Of each, until steps of so many sequences have been recorded."""
     busy_tokens: int
+    mixed: tuple[tuple[int, int, int], ...]
+    """Decodes, tokens behind each, and tokens of the chunk beside them."""
     expert_tokens: tuple[int, ...]
     """At once, through the experts of one layer."""
 
@@ -81,9 +84,10 @@ LARGE = Sizes(
     (256, 512, 1024, 2048, 8192),
     16,
     64,
+    ((8, 1500, 32), (8, 1500, 128), (8, 1500, 400), (128, 1500, 128)),
     (1, 8, 64, 256, 2048),
 )
-SMALL = Sizes(1 << 20, (24, 8), 3, ((16, 4),), (1, 3), 2, 70, (40,), 2, 4, (1, 20))
+SMALL = Sizes(1 << 20, (24, 8), 3, ((16, 4),), (1, 3), 2, 70, (40,), 2, 4, ((2, 10, 5),), (1, 20))
 
 
 class Bench:
@@ -221,6 +225,15 @@ class Bench:
         busy = Busy()
         ours.steady(self._prompter.take(num, num_in), self._sizes.busy_tokens, busy)
         self._report.busy_share = busy.share
+
+    def mixed(self) -> None:
+        num = max(num for num, _, _ in self._sizes.mixed)
+        most = max(max(num_tokens, num_chunk) for _, num_tokens, num_chunk in self._sizes.mixed)
+        runner = self._runner(num + 1, most + 64)
+        for num_decodes, num_tokens, num_chunk in self._sizes.mixed:
+            name = f"{num_decodes} decodes of {num_tokens} tokens and a chunk of {num_chunk}"
+            self._report.mixed_steps[name] = mixed.measured(runner, num_decodes, num_tokens, num_chunk)
+            self._save()
 
     def forget(self) -> None:
         gc.collect()

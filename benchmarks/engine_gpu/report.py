@@ -23,6 +23,17 @@ class OfExperts(msgspec.Struct):
     """Of the matrices of those that were chosen."""
 
 
+class OfMixed(msgspec.Struct):
+    """A step of decodes and a chunk of a prompt."""
+
+    launched_ms: float
+    """Launch by launch."""
+    graph_ms: float | None
+    """None: there is none for such a step here."""
+    recorded_ms: float | None
+    """The step in which that is recorded."""
+
+
 class Report(msgspec.Struct):
     """What was measured; None: not measured."""
 
@@ -52,6 +63,8 @@ class Report(msgspec.Struct):
     """Our own kernel, by tokens."""
     flash_prefill_ms: dict[str, float] = {}
     busy_share: float | None = None
+    mixed_steps: dict[str, OfMixed] = {}
+    """By what they consist of."""
     experts: dict[str, OfExperts] = {}
     """By tokens."""
     forms_decode_tokens_per_s: dict[str, float] = {}
@@ -103,6 +116,13 @@ class Report(msgspec.Struct):
             )
         if self.busy_share is not None:
             said.append(f"GPU busy in steady decode: {self.busy_share:.1%}")
+        for name, step in self.mixed_steps.items():
+            said.append(f"a step of {name}: {step.launched_ms:.2f} ms")
+            if step.graph_ms and step.recorded_ms:
+                said[-1] += (
+                    f", as a graph {step.graph_ms:.2f}, {step.launched_ms / step.graph_ms:.2f} times as fast;"
+                    f" recorded in {step.recorded_ms:.0f} ms"
+                )
         for tokens, each in self.experts.items():
             share = each.num_bytes / each.call_us / 1e3 / self.copy_gb_per_s
             said.append(

@@ -311,7 +311,7 @@ def test_a_chunk_that_wants_nothing_is_replayed_too_and_experts_are_recorded_bes
         expected, got = pair.step([30, 7][: step % 3], step, chunks=[(0, 9, step % 2)])
         if got is not None:
             torch.testing.assert_close(got, expected, atol=1e-4, rtol=1e-4)
-    assert pair.graphs.recorded == [(16, 0, 4)]
+    assert pair.graphs.recorded == [(16, 0, 5)]
 
 
 @torch.inference_mode()

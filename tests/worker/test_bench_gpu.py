@@ -30,6 +30,7 @@ def test_every_part_measures_something_on_a_cpu(tmp_path):
     assert report["ours_tokens_per_s"].keys() == report["transformers_tokens_per_s"].keys() == {"16/4"}
     assert report["forms_decode_tokens_per_s"].keys() == {"int8", "int4", "fp8"}
     assert report["experts"].keys() == {"1", "20"}
+    assert report["mixed_steps"]["2 decodes of 10 tokens and a chunk of 5"]["launched_ms"] > 0
     assert "ours is" in done.output
     assert notes.read_text().count(f"## {report['date']}, {report['commit']}, ") == 1
     assert report["done"] == list(PARTS)
