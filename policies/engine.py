@@ -88,6 +88,7 @@ class Engine(Section, frozen=True):
     attention: Literal["auto", "torch", "reference"] = "auto"
     """auto: the fastest that works here; torch: without compiled kernels; reference: the plain one, for comparison."""
     cuda_graphs: bool = True
-    """On CUDA, steps of decodes are recorded and replayed as one launch, batch sizes that recur first."""
+    """On CUDA, steps of decodes, with short chunks of prompts beside them or without, are recorded and replayed as one
+    launch, sizes that recur first."""
     speculation: Speculation = Speculation()
     grammars: KeptGrammars = KeptGrammars()

@@ -30,6 +30,9 @@ from worker.transfer import send_into
 
 NUM_STEPS_BEFORE = 4
 """Of a bucket, computed as ever before it is worth a graph."""
+NUM_MIXED_BEFORE = 10
+"""The same of steps with chunks of prompts, of which there are many sizes: recording one takes as long as so many of
+its replays save."""
 _SIZES = (1, 2, 4, 8, 12, *range(16, 257, 16), *range(288, 1025, 32))
 """Rows of steps of decodes."""
 _VERIFIED = (2, 4, 8, 16, 32, 64, 128, 256)
@@ -38,7 +41,7 @@ _EACH = (4, 16, 64)
 """Rows of one sequence that has a draft."""
 _MIXED = (16, 32, 48, 64, 96, 128, 160, 192, 256, 320, 384, 448, 512)
 """Rows of steps with chunks of prompts; of longer ones the device has more to do than the host."""
-_LOGITS = (8, 32, 128, 512)
+_LOGITS = (8, 32, 128, 256)
 """That these may want; or as many as steps of decodes."""
 TIMES = 3
 """That each of several recordings of a bucket is tried."""
@@ -61,8 +64,12 @@ class Bucket(NamedTuple):
     num_logits: int
     """At most."""
 
+    @property
+    def has_chunks(self) -> bool:
+        return not self.each
+
     def __str__(self) -> str:
-        return f"{self.num_rows} rows" + ("" if self.each else f" with chunks and {self.num_logits} logits")
+        return f"{self.num_rows} rows" + (f" with chunks and {self.num_logits} logits" if self.has_chunks else "")
 
 
 class Record(Protocol):
@@ -160,7 +167,8 @@ class StepGraphs:
         self._recordings: dict[Bucket, _Recording] = {}
         self.tried_s: dict[Bucket, dict[str, float]] = {}
         """What a step took in each of several ways."""
-        self._gives_up = False
+        self._gives_up: set[bool] = set()
+        """Kinds of buckets, with chunks or without, of which one could not be recorded."""
 
     @classmethod
     def of(
@@ -197,7 +205,8 @@ class StepGraphs:
         recording = self._recordings.get(bucket)
         if recording is None:
             self._num_met[bucket] += 1
-            if self._num_met[bucket] <= NUM_STEPS_BEFORE or self._gives_up:
+            num_before = NUM_MIXED_BEFORE if bucket.has_chunks else NUM_STEPS_BEFORE
+            if self._num_met[bucket] <= num_before or bucket.has_chunks in self._gives_up:
                 return None
             recording = self._make(bucket)
             if recording is None:
@@ -247,18 +256,18 @@ class StepGraphs:
         wide[0, :num], wide[1, :num] = laid.token_ids, laid.positions
         wide[2, :num], wide[2, num:] = laid.slots, -1
         wide[3, :num_unknown], wide[4, :num_unknown] = laid.unknown, laid.sources
-        if not bucket.each:
+        if bucket.has_chunks:
             rows[: len(laid.rows)] = laid.rows
         step = np.concatenate((numbers.view(np.int32), *plan.numbers(laid.extents)))
         send_into(self._step[: len(step)], step)
 
     def _make(self, bucket: Bucket) -> _Recording | None:
-        """None where it cannot be recorded; serving goes on without, and nothing more is recorded."""
+        """None where it cannot be recorded; serving goes on without, and nothing more of its kind is recorded."""
         num_rows, num_wide = bucket.num_rows, _num_wide(bucket)
         numbers = self._step[:num_wide].view(torch.int64)
         wide, rows = numbers[: _WIDE * num_rows].view(_WIDE, num_rows), numbers[_WIDE * num_rows :]
         plan = self._attention.fixed(self._shape(bucket), wide[2], self._step[num_wide:])
-        if bucket.each:
+        if not bucket.has_chunks:
             rows = torch.arange(num_rows, device=self._model.device)
         self._put(_NOBODYS, bucket, plan)  # for the first runs
 
@@ -275,12 +284,12 @@ class StepGraphs:
         except AssertionError:
             raise
         except Exception as error:  # Triton's own are no RuntimeErrors, and would come again at each such step
-            self._gives_up = True
+            self._gives_up.add(bucket.has_chunks)
             log.warning("steps of %s go without a graph: %s", bucket, str(error).partition("\n")[0])
             return None
         replays = {"as ever": replay}
         for few in self._few:
-            if bucket.each and num_rows in few.rows:
+            if not bucket.has_chunks and num_rows in few.rows:
                 try:
                     replays[str(few)] = self._record(partial(run_few, few))
                 except Exception as error:
@@ -300,4 +309,4 @@ class StepGraphs:
 def _num_wide(bucket: Bucket) -> int:
     """Numbers of 32 bits, in front of what attention wants: of each row, and where there are chunks of each row whose
     logits are wanted."""
-    return 2 * (_WIDE * bucket.num_rows + (0 if bucket.each else bucket.num_logits))
+    return 2 * (_WIDE * bucket.num_rows + (bucket.num_logits if bucket.has_chunks else 0))

@@ -8,7 +8,7 @@ import torch
 
 from benchmarks.engine_gpu.device import finish
 from benchmarks.engine_gpu.report import OfMixed
-from worker.graphs import NUM_STEPS_BEFORE
+from worker.graphs import NUM_MIXED_BEFORE
 from worker.inputs import Span
 from worker.runner import Runner
 
@@ -33,7 +33,7 @@ def measured(runner: Runner, num_decodes: int, num_tokens: int, num_chunk: int) 
     if graphs is None:
         return OfMixed(1e3 * launched_s, None, None)
     before = set(graphs.recorded)
-    for _ in range(NUM_STEPS_BEFORE):
+    for _ in range(NUM_MIXED_BEFORE):
         runner.forward(spans)
     finish(torch.device(runner.device))
     began_at = perf_counter()

@@ -264,7 +264,7 @@ def test_a_fixed_plan_serves_chunks_beside_decodes_and_drafts(group, window, num
         [(700, 33), (5, 9), (40, 11), (0, 1), (90, 1), (33, 1)],
     ]
     fixed = assert_serves(backend, Shape(64, 6), steps, group)
-    assert len(fixed.launches) == 2
+    assert len(fixed.launches) == (1 if group == 40 else 2)
 
 
 def test_what_a_fixed_plan_leaves_room_for_is_enough_for_all_and_what_is_split_is_held_to_its_scratch():
@@ -283,9 +283,9 @@ def test_what_a_fixed_plan_leaves_room_for_is_enough_for_all_and_what_is_split_i
         extents = [Extent(0, count, chance.choice([0, 50, 9000]), ()) for count in counts]
         tiles = cutter.tiles_of(num_rows)
         cut = cutter.recut(extents, tiles, most)
-        for tile, share in zip(tiles, cut.shares, strict=True):
+        for tile, most_items, share in zip(tiles, cutter.most_items(num_rows, num_sequences), cut.shares, strict=True):
             assert share.tile == tile
-            assert len(share.items) <= cutter.most_items(tile, num_rows, num_sequences)
+            assert len(share.items) <= most_items
         assert cut.num_split_rows <= len(tiles) * most
         assert sorted(cut.extents) == sorted(extents)
 

@@ -17,7 +17,7 @@ from triton.runtime.jit import JITFunction
 
 from policies.terms import Sampling
 from tests.worker.pools import slots_of
-from worker.attention.base import Extent, Scores
+from worker.attention.base import Extent, Scores, Shape
 from worker.attention.paged import TritonAttention
 from worker.inputs import Laid, planned
 from worker.kv_cache import KVCache, KVShape
@@ -162,6 +162,17 @@ def attend(
     heads = torch.zeros(num_tokens, 2 * group + 4, head_dim, dtype=torch.bfloat16 if dtype.itemsize == 1 else dtype)
     backend.plan(extents, slots_of(extents, 16)).attend(0, *heads.split((2 * group, 2, 2), 1))
     assert {name for name, _ in compiled} >= {"write", "attend"}
+
+
+@pytest.mark.parametrize(("group", "kept"), [(1, torch.bfloat16), (4, torch.bfloat16), (4, torch.float8_e4m3fn)])
+def test_attention_of_recorded_steps_with_chunks(compiled, group, kept):
+    cache = KVCache(KVShape(1, 2, 128), 300, 16, kept, CPU)
+    backend = TritonAttention(cache, Scores(0.1, (0,)), 2 * group, num_processors=132)
+    shape = Shape(128, 16)
+    places = torch.zeros(backend.num_places(shape, 300), dtype=torch.int32)
+    heads = torch.zeros(128, 2 * group + 4, 128, dtype=torch.bfloat16)
+    backend.fixed(shape, torch.zeros(128).long(), places).attend(0, *heads.split((2 * group, 2, 2), 1))
+    assert [name for name, _ in compiled] == ["write", *2 * ["attend"], *2 * ["reduce"]]
 
 
 @pytest.mark.parametrize(

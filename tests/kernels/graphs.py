@@ -16,7 +16,7 @@ from worker.attention.base import Scores
 from worker.attention.gathered import GatheredAttention
 from worker.attention.paged import TritonAttention
 from worker.attention.windowed import FULL, WINDOWED
-from worker.graphs import NUM_STEPS_BEFORE, CudaRecord, StepGraphs
+from worker.graphs import NUM_MIXED_BEFORE, NUM_STEPS_BEFORE, CudaRecord, StepGraphs
 from worker.inputs import Span, lay_out, planned
 from worker.kv_cache import KVCache, KVShape, KVType
 from worker.models import Decoder, TorchOps
@@ -284,7 +284,8 @@ def test_drafts_to_verify_are_replayed_too_whoever_has_one():
 
 
 @pytest.mark.parametrize("apart", [False, True])
-def test_chunks_of_prompts_are_replayed_beside_decodes_and_drafts(apart):
+def test_chunks_of_prompts_are_replayed_beside_decodes_and_drafts(monkeypatch, apart):
+    monkeypatch.setattr("worker.graphs.NUM_MIXED_BEFORE", NUM_STEPS_BEFORE)
     pair = Pair(record(), max_sequences=6, max_verified=8, apart=apart)
     chance = random.Random(7)
     for step in range(NUM_STEPS_BEFORE + 6):
@@ -306,6 +307,7 @@ def test_chunks_of_prompts_are_replayed_beside_decodes_and_drafts(apart):
 
 def test_a_chunk_that_wants_nothing_is_replayed_too_and_experts_are_recorded_beside_it(monkeypatch):
     monkeypatch.setattr("worker.models.load.goes_together", lambda device: True)
+    monkeypatch.setattr("worker.graphs.NUM_MIXED_BEFORE", NUM_STEPS_BEFORE)
     pair = Pair(record(), architecture=MIXTURE)
     for step in range(NUM_STEPS_BEFORE + 3):
         expected, got = pair.step([30, 7][: step % 3], step, chunks=[(0, 9, step % 2)])
@@ -318,7 +320,7 @@ def test_a_chunk_that_wants_nothing_is_replayed_too_and_experts_are_recorded_bes
 def test_too_many_sequences_and_long_chunks_are_not_replayed():
     pair = Pair(record())
     pair.attention.max_mixed_tokens = 30
-    for _ in range(2 * NUM_STEPS_BEFORE):
+    for _ in range(2 * NUM_MIXED_BEFORE):
         chunk = lay_out([Span([1] * 31, 0, [4, 5], 1)], BLOCK_SIZE)
         assert pair.graphs.run(chunk) is None
         too_many = lay_out([Span([1], 0, [block], block % 2) for block in range(6)], BLOCK_SIZE)

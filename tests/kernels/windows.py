@@ -16,7 +16,7 @@ from tests.worker.tiny import checkpoint
 from worker.attention import FixingWindows, Scores, TwoPools
 from worker.attention.paged import TritonAttention
 from worker.engine import Engine
-from worker.graphs import StepGraphs
+from worker.graphs import NUM_STEPS_BEFORE, StepGraphs
 from worker.loading import load_model
 from worker.models import TorchOps
 from worker.room import kv_of
@@ -56,7 +56,8 @@ def on_kernels(directory) -> Runner:
     return runner
 
 
-def test_overtaken_preempted_and_cached_answers_are_those_of_generate(tmp_path):
+def test_overtaken_preempted_and_cached_answers_are_those_of_generate(tmp_path, monkeypatch):
+    monkeypatch.setattr("worker.graphs.NUM_MIXED_BEFORE", NUM_STEPS_BEFORE)
     architecture, changes = FAMILIES["gemma2"]
     oracle = checkpoint(tmp_path, architecture, num_hidden_layers=2, **changes)
     runner, ticks = on_kernels(tmp_path), itertools.count()

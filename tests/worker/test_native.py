@@ -124,6 +124,28 @@ def targeted(less=()):
     return subprocess.check_output([COMPILER, *build.FLAGS, *less, "-dM", "-E", "-x", "c++", os.devnull])
 
 
+@needs_compiler
+def test_what_cannot_be_made_in_parallel_is_made_in_one_go(cache, monkeypatch):
+    optimise(monkeypatch, "-O0")
+    monkeypatch.setattr(build, "IN_PARALLEL", ("-fno-such-option",))
+    assert agrees_with_torch(Library(str(built())))
+
+
+@needs_compiler
+def test_only_gcc_is_told_how_to_make_them_in_parallel(cache, tmp_path, monkeypatch):
+    other, log = tmp_path / "other", tmp_path / "told"
+    answers = 'case "$1" in --version) echo "clang version 19";; *) exit 1;; esac'
+    other.write_text(f'#!/bin/sh\necho "$@" >> {log}\n{answers}\n')
+    other.chmod(0o755)
+    monkeypatch.setenv("CXX", str(other))
+    with pytest.raises(CompilerFailed, match="other failed"):
+        built()
+    version, command = log.read_text().splitlines()
+    assert version == "--version"
+    assert "-std=c++17" in command
+    assert "-flto" not in command
+
+
 def test_without_a_compiler_there_are_none(cache, monkeypatch):
     monkeypatch.setenv("CXX", "no-such-compiler")
     with pytest.raises(BuildError, match="there is no compiler no-such-compiler"):

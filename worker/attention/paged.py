@@ -18,7 +18,7 @@ from torch import Tensor
 
 from worker.attention.base import Extent, Fixing, Scores, Shape
 from worker.attention.dense import Varlen, may_be_dense, varlen
-from worker.attention.paged_cut import EXTENT_FIELDS, ITEM_FIELDS, UNLIMITED, Cutter, Tile, items_of
+from worker.attention.paged_cut import EXTENT_FIELDS, ITEM_FIELDS, MERGED_ROWS, UNLIMITED, Cutter, Tile, items_of
 from worker.attention.paged_plan import FixedMixed, FixedTokens, Launch, Scratch, TritonOutline
 from worker.kv_cache import KVCache
 from worker.triton.device import num_processors as processors_of
@@ -118,29 +118,35 @@ class TritonAttention(Fixing):
         every = [Extent(0, num_tokens, 0, ())] * shape.num_sequences
         items = torch.from_numpy(items_of(every, np.full(len(every), most, dtype=np.int32), tile)).to(slots.device)
         scratch = self.room(num_rows * most if most > 1 else 0)
-        return FixedTokens(self, slots, [Launch(tile, items, most > 1)], extents, places, scratch, [], None, most)
+        return FixedTokens(
+            self,
+            slots,
+            [Launch(tile, items, tile.merged_rows(self.group) if most > 1 else 0)],
+            extents,
+            places,
+            scratch,
+            [],
+            None,
+            most,
+        )
 
     def _fixed_mixed(self, shape: Shape, slots: Tensor, extents: Tensor, places: Tensor) -> FixedMixed:
         """Each step's items are its own, and there is room for the most that there can be."""
-        sizes = [(tile, ITEM_FIELDS * num) for tile, num in self._most_items(shape)]
-        *parts, tables = torch.split(
-            places, [*(size for _, size in sizes), len(places) - sum(size for _, size in sizes)]
-        )
+        sizes = [ITEM_FIELDS * num for num in self.cutter.most_items(shape.num_rows, shape.num_sequences)]
+        *parts, tables = torch.split(places, [*sizes, len(places) - sum(sizes)])
+        # Most tiles of decodes have one token: in pieces of rows nearly all of what merges them would have no work.
+        merged_rows = MERGED_ROWS if self.cutter.may_split else 0
         launches = [
-            Launch(tile, items.view(-1, ITEM_FIELDS), True) for (tile, _), items in zip(sizes, parts, strict=True)
+            Launch(tile, items.view(-1, ITEM_FIELDS), merged_rows)
+            for tile, items in zip(self.cutter.tiles_of(shape.num_rows), parts, strict=True)
         ]
-        max_split_rows = max(MIN_SPLIT_ROWS, 2 * shape.num_rows)
+        max_split_rows = max(MIN_SPLIT_ROWS, 2 * shape.num_rows) if merged_rows else 0
         scratch = self.room(len(launches) * max_split_rows)
         return FixedMixed(self, slots, launches, extents, tables, scratch, [], None, max_split_rows)
 
-    def _most_items(self, shape: Shape) -> list[tuple[Tile, int]]:
-        """Of each launch of a step with chunks."""
-        cutter, num_rows = self.cutter, shape.num_rows
-        return [(tile, cutter.most_items(tile, num_rows, shape.num_sequences)) for tile in cutter.tiles_of(num_rows)]
-
     def num_places(self, shape: Shape, num_blocks: int) -> int:
         """See Fixing."""
-        num_items = 0 if shape.num_tokens else sum(num for _, num in self._most_items(shape))
+        num_items = 0 if shape.num_tokens else sum(self.cutter.most_items(shape.num_rows, shape.num_sequences))
         return shape.num_sequences * EXTENT_FIELDS + num_items * ITEM_FIELDS + num_blocks
 
     def window(self, layer: int) -> int:

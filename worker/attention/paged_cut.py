@@ -20,6 +20,8 @@ from worker.triton import attention as kernels
 EXTENT_FIELDS = int(kernels.EXTENT_FIELDS.value)
 ITEM_FIELDS = int(kernels.ITEM_FIELDS.value)
 NO_ITEM = -1
+MERGED_ROWS = 16
+"""Of a tile, that one program of ``reduce`` takes at most."""
 UNLIMITED = 1 << 30
 
 
@@ -55,6 +57,10 @@ class Tile:
     @property
     def num_stages(self) -> int:
         return 3 if self.is_small else 2
+
+    def merged_rows(self, group: int) -> int:
+        """That one program of ``reduce`` takes: of decodes and drafts a token's."""
+        return min(MERGED_ROWS, int(triton.next_power_of_2(group))) if self.is_small else MERGED_ROWS
 
     @property
     def shape(self) -> dict[str, int]:
@@ -138,7 +144,9 @@ class Cutter:
         self._shape = group, head_dim, itemsize
         self._num_kv_heads, self._window, self._num_processors = num_kv_heads, window, num_processors
         self._max_splits, self._is_repeatable = max_splits, is_repeatable
-        self._few = UNLIMITED if is_repeatable else Tile.few(group, head_dim, itemsize)
+        # Where even a decode's tile is large there is nothing to be launched apart.
+        self._few = UNLIMITED if is_repeatable else Tile.few(group, head_dim, itemsize) or UNLIMITED
+        self.may_split = max_splits > 1
 
     def tile(self, num_tokens: int) -> Tile:
         """For extents of up to so many."""
@@ -158,16 +166,24 @@ class Cutter:
         return self._cut(self._kinds(extents)[: len(tiles)], tiles, max_split_rows)
 
     def tiles_of(self, num_rows: int) -> list[Tile]:
-        """That serve any step of so many rows: of decodes and short drafts, and, where there may be some, of chunks."""
+        """That serve any step of so many rows: of decodes and short drafts, and of chunks; or of all, where these are
+        not apart."""
+        tile = self.tile(num_rows)
+        if num_rows <= self._few:
+            return [tile]
         group, _, _ = self._shape
         of_decodes = self.tile(1)
-        tiles = [replace(of_decodes, used=group * of_decodes.tokens), self.tile(num_rows)]
-        return tiles[: 1 if num_rows <= self._few else 2]
+        return [replace(of_decodes, used=group * of_decodes.tokens), tile]
 
-    def most_items(self, tile: Tile, num_rows: int, num_extents: int) -> int:
-        """No cut of so many rows, of so many extents, has more for this tile: those that fill the device, and, as each
-        extent's are rounded, one more for each tile."""
-        return -(-tile.waves * self._num_processors // self._num_kv_heads) + num_rows // tile.tokens + num_extents
+    def most_items(self, num_rows: int, num_extents: int) -> list[int]:
+        """For each of ``tiles_of``: no cut of so many rows, of so many extents, has more. Those that fill the device,
+        and, as each extent's are rounded, one more for each tile."""
+        # Of chunks there are fewer, as each has more tokens than a draft.
+        most = [num_extents, min(num_extents, num_rows // (self._few + 1))]
+        return [
+            -(-tile.waves * self._num_processors // self._num_kv_heads) + num_rows // tile.tokens + num
+            for tile, num in zip(self.tiles_of(num_rows), most, strict=False)
+        ]
 
     def even_splits(self, tile: Tile, num_tiles: int) -> int:
         """Of each of so many tiles, whatever their keys."""

@@ -70,8 +70,8 @@ class Launch:
     tile: Tile
     items: Tensor
     """[num_items, ITEM_FIELDS] i32"""
-    is_split: bool
-    """Some keys may be read by several programs."""
+    merged_rows: int
+    """Of a tile, that one program of ``reduce`` takes; 0: no keys are read by several, so nothing is merged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,14 @@ class TritonOutline:
         sizes += [len(extent.block_ids) for extent in self.dense]
         sizes.append(len(numbers) - sum(sizes))
         parts = iter(torch.split(numbers, sizes))
-        launches = [Launch(share.tile, next(parts).view(-1, ITEM_FIELDS), share.is_split) for share in cut.shares]
+        launches = [
+            Launch(
+                share.tile,
+                next(parts).view(-1, ITEM_FIELDS),
+                share.tile.merged_rows(attention.group) if share.is_split else 0,
+            )
+            for share in cut.shares
+        ]
         extents, tables, *dense, together = parts
         return TritonPlan(
             attention,
@@ -226,10 +233,9 @@ class TritonPlan:
                 num_stages=tile.num_stages, num_warps=tile.num_warps(part.block_d), **tile.shape, **shape,
             )  # fmt: skip
         for launch in self.launches:
-            if not launch.is_split:
+            tile, rows = launch.tile, launch.merged_rows
+            if not rows:
                 continue
-            tile = launch.tile
-            rows = min(16, triton.next_power_of_2(attention.group)) if tile.is_small else 16
             kernels.reduce[(len(launch.items), num_kv_heads, triton.cdiv(tile.used, rows))](
                 beside, out, self.scratch.partial, self.scratch.sums, launch.items, self.extents, ROWS=rows,
                 SPLITS=32 // rows, **tile.shape, **shape,
