@@ -1,9 +1,8 @@
-"""Compiled kernels are used only where they can be built and compute what torch computes."""
+"""Compiled kernels compute what torch computes, or are found out."""
 
 from __future__ import annotations
 
 import itertools
-import logging
 import os
 import platform
 import shutil
@@ -16,18 +15,13 @@ import numpy as np
 import pytest
 import torch
 
+from tests.worker.compiling import COMPILER, needs_compiler, optimise
 from tests.worker.with_tiles import TILES
 from worker.native import PackedMatrix, build, coding_pays, trial
-from worker.native.build import BuildError, CompilerFailed, built
+from worker.native.build import built
 from worker.native.check import agrees_with_torch, library
 from worker.native.library import Library
 from worker.native.pages import HUGE_PAGE_BYTES, huge_empty
-
-
-@pytest.fixture
-def cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    return tmp_path / "penstock"
 
 
 @pytest.fixture
@@ -35,15 +29,6 @@ def num_threads() -> Iterator[int]:
     before = torch.get_num_threads()
     yield before
     torch.set_num_threads(before)
-
-
-COMPILER = os.environ.get("CXX") or "g++"
-needs_compiler = pytest.mark.skipif(shutil.which(COMPILER) is None, reason="no C++ compiler here")
-
-
-def optimise(monkeypatch, level):
-    """As much as this: with -O3 the compiler takes longer than all else here."""
-    monkeypatch.setattr(build, "FLAGS", tuple(level if flag == "-O3" else flag for flag in build.FLAGS))
 
 
 def emulate(monkeypatch):
@@ -55,18 +40,6 @@ def emulate(monkeypatch):
 @needs_compiler
 def test_this_machine_has_kernels_and_they_compute_what_torch_does():
     assert library() is not None
-
-
-@needs_compiler
-def test_kernels_are_compiled_once_and_then_found(cache, monkeypatch):
-    optimise(monkeypatch, "-O0")
-    first = built()
-    compiled_at = first.stat().st_mtime_ns
-    assert first.parent == cache
-    assert [path.name for path in cache.iterdir()] == [first.name]
-    assert built() == first
-    assert first.stat().st_mtime_ns == compiled_at
-    assert agrees_with_torch(Library(str(first)))
 
 
 @needs_compiler
@@ -122,78 +95,6 @@ def test_machines_that_can_do_less_get_the_same(cache, monkeypatch, less):
 def targeted(less=()):
     """What the compiler says of the machine that it compiles for."""
     return subprocess.check_output([COMPILER, *build.FLAGS, *less, "-dM", "-E", "-x", "c++", os.devnull])
-
-
-@needs_compiler
-def test_what_cannot_be_made_in_parallel_is_made_in_one_go(cache, monkeypatch):
-    optimise(monkeypatch, "-O0")
-    monkeypatch.setattr(build, "IN_PARALLEL", ("-fno-such-option",))
-    assert agrees_with_torch(Library(str(built())))
-
-
-@needs_compiler
-def test_only_gcc_is_told_how_to_make_them_in_parallel(cache, tmp_path, monkeypatch):
-    other, log = tmp_path / "other", tmp_path / "told"
-    answers = 'case "$1" in --version) echo "clang version 19";; *) exit 1;; esac'
-    other.write_text(f'#!/bin/sh\necho "$@" >> {log}\n{answers}\n')
-    other.chmod(0o755)
-    monkeypatch.setenv("CXX", str(other))
-    with pytest.raises(CompilerFailed, match="other failed"):
-        built()
-    version, command = log.read_text().splitlines()
-    assert version == "--version"
-    assert "-std=c++17" in command
-    assert "-flto" not in command
-
-
-def test_without_a_compiler_there_are_none(cache, monkeypatch):
-    monkeypatch.setenv("CXX", "no-such-compiler")
-    with pytest.raises(BuildError, match="there is no compiler no-such-compiler"):
-        built()
-
-
-@pytest.fixture
-def failing_compiler(cache, tmp_path, monkeypatch):
-    compiler = tmp_path / "compiler"
-    compiler.write_text("#!/bin/sh\nprintf 'in step.h\\nkernels.cpp:1: nonsense\\n' >&2\nexit 1\n")
-    compiler.chmod(0o755)
-    monkeypatch.setenv("CXX", str(compiler))
-
-
-@pytest.mark.usefixtures("failing_compiler")
-def test_a_compiler_that_fails_leaves_nothing_behind(cache):
-    with pytest.raises(CompilerFailed, match=r"in step\.h\nkernels\.cpp:1: nonsense"):
-        built()
-    assert list(cache.iterdir()) == []
-
-
-def told(caplog):
-    """That there are no kernels, by how loud it is said."""
-    caplog.set_level(logging.INFO)
-    assert library.__wrapped__() is None
-    return [(record.levelname, record.getMessage()) for record in caplog.records]
-
-
-@pytest.mark.usefixtures("failing_compiler")
-def test_that_kernels_do_not_compile_is_a_warning_with_what_the_compiler_said(caplog):
-    ((level, message),) = told(caplog)
-    assert level == "WARNING"
-    assert message.endswith("in step.h\nkernels.cpp:1: nonsense")
-
-
-@pytest.mark.usefixtures("cache")
-def test_that_there_is_no_compiler_is_no_warning(monkeypatch, caplog):
-    monkeypatch.setenv("CXX", "no-such-compiler")
-    assert told(caplog) == [
-        ("INFO", "no compiled kernels, so decoding is slower: there is no compiler no-such-compiler")
-    ]
-
-
-def test_a_cache_that_others_can_write_is_not_trusted(cache):
-    cache.mkdir(mode=0o777)
-    cache.chmod(0o777)
-    with pytest.raises(BuildError, match=r"can be written by others|there is no compiler"):
-        built()
 
 
 @needs_compiler

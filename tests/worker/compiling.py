@@ -1,0 +1,18 @@
+"""A compiler for tests of kernels, and how much it is asked."""
+
+from __future__ import annotations
+
+import os
+import shutil
+
+import pytest
+
+from worker.native import build
+
+COMPILER = os.environ.get("CXX") or "g++"
+needs_compiler = pytest.mark.skipif(shutil.which(COMPILER) is None, reason="no C++ compiler here")
+
+
+def optimise(monkeypatch, level):
+    """As much as this: with -O3 the compiler takes longer than all else here."""
+    monkeypatch.setattr(build, "FLAGS", tuple(level if flag == "-O3" else flag for flag in build.FLAGS))

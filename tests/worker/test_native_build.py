@@ -1,0 +1,97 @@
+"""Compiled kernels are built once, by whatever compiler there is, and where there is none it is said."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from tests.worker.compiling import needs_compiler, optimise
+from worker.native import build
+from worker.native.build import BuildError, CompilerFailed, built
+from worker.native.check import agrees_with_torch, library
+from worker.native.library import Library
+
+
+@needs_compiler
+def test_kernels_are_compiled_once_and_then_found(cache, monkeypatch):
+    optimise(monkeypatch, "-O0")
+    first = built()
+    compiled_at = first.stat().st_mtime_ns
+    assert first.parent == cache
+    assert [path.name for path in cache.iterdir()] == [first.name]
+    assert built() == first
+    assert first.stat().st_mtime_ns == compiled_at
+    assert agrees_with_torch(Library(str(first)))
+
+
+@needs_compiler
+def test_what_cannot_be_made_in_parallel_is_made_in_one_go(cache, monkeypatch):
+    optimise(monkeypatch, "-O0")
+    monkeypatch.setattr(build, "IN_PARALLEL", ("-fno-such-option",))
+    assert agrees_with_torch(Library(str(built())))
+
+
+@needs_compiler
+def test_only_gcc_is_told_how_to_make_them_in_parallel(cache, tmp_path, monkeypatch):
+    other, log = tmp_path / "other", tmp_path / "told"
+    answers = 'case "$1" in --version) echo "clang version 19";; *) exit 1;; esac'
+    other.write_text(f'#!/bin/sh\necho "$@" >> {log}\n{answers}\n')
+    other.chmod(0o755)
+    monkeypatch.setenv("CXX", str(other))
+    with pytest.raises(CompilerFailed, match="other failed"):
+        built()
+    version, command = log.read_text().splitlines()
+    assert version == "--version"
+    assert "-std=c++17" in command
+    assert "-flto" not in command
+
+
+def test_without_a_compiler_there_are_none(cache, monkeypatch):
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(BuildError, match="there is no compiler no-such-compiler"):
+        built()
+
+
+@pytest.fixture
+def failing_compiler(cache, tmp_path, monkeypatch):
+    compiler = tmp_path / "compiler"
+    compiler.write_text("#!/bin/sh\nprintf 'in step.h\\nkernels.cpp:1: nonsense\\n' >&2\nexit 1\n")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+
+
+@pytest.mark.usefixtures("failing_compiler")
+def test_a_compiler_that_fails_leaves_nothing_behind(cache):
+    with pytest.raises(CompilerFailed, match=r"in step\.h\nkernels\.cpp:1: nonsense"):
+        built()
+    assert list(cache.iterdir()) == []
+
+
+def told(caplog):
+    """That there are no kernels, by how loud it is said."""
+    caplog.set_level(logging.INFO)
+    assert library.__wrapped__() is None
+    return [(record.levelname, record.getMessage()) for record in caplog.records]
+
+
+@pytest.mark.usefixtures("failing_compiler")
+def test_that_kernels_do_not_compile_is_a_warning_with_what_the_compiler_said(caplog):
+    ((level, message),) = told(caplog)
+    assert level == "WARNING"
+    assert message.endswith("in step.h\nkernels.cpp:1: nonsense")
+
+
+@pytest.mark.usefixtures("cache")
+def test_that_there_is_no_compiler_is_no_warning(monkeypatch, caplog):
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    assert told(caplog) == [
+        ("INFO", "no compiled kernels, so decoding is slower: there is no compiler no-such-compiler")
+    ]
+
+
+def test_a_cache_that_others_can_write_is_not_trusted(cache):
+    cache.mkdir(mode=0o777)
+    cache.chmod(0o777)
+    with pytest.raises(BuildError, match=r"can be written by others|there is no compiler"):
+        built()
