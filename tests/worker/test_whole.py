@@ -139,9 +139,15 @@ def test_a_step_at_once_is_the_same_operations_in_the_same_order(family, form, k
         assert torch.equal(runner.forward(step), logits)
 
 
+WIDE = replace(PLAIN, hidden_size=288, intermediate_size=544)
+"""Its products take longer than what is done between them with the sums of those before."""
+
+
+@pytest.mark.parametrize("form", ["none", "int8"])
+@pytest.mark.parametrize("architecture", [PLAIN, WIDE], ids=["narrow", "wide"])
 @pytest.mark.parametrize("num_tokens", [65, 71, 72, 73, 255, 257, 300, 513])
-def test_so_it_is_wherever_many_rows_are_cut(num_tokens):
-    runner = runner_of(next(iter(FAMILIES.values())), "none")
+def test_so_it_is_wherever_many_rows_are_cut(num_tokens, architecture, form):
+    runner = runner_of(architecture, form)
     if runner.whole is None:
         pytest.skip("no step in one call here")
     ids = torch.randint(1000, (num_tokens,), generator=torch.Generator().manual_seed(num_tokens)).tolist()

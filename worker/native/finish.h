@@ -48,6 +48,55 @@ struct Matrix {
     const bf16* panel_at(int64_t panel) const { return panel_at(panel, 0, size); }
 };
 
+// The columns of y that a panel makes, and what is added to each row there.
+struct PanelColumns {
+    int64_t first = 0, width = 0;
+    Floats low_bias, high_bias;
+
+    PanelColumns() = default;
+    PanelColumns(const Matrix& matrix, int64_t panel) : first(matrix.left(panel)) {
+        width = matrix.apart == TILE ? std::min<int64_t>(PANEL, matrix.columns - first) : PANEL;
+        bf16 added[PANEL] = {};
+        if (matrix.bias && matrix.apart == TILE) {
+            std::memcpy(added, matrix.bias + first, width * sizeof(bf16));
+        } else if (matrix.bias) {
+            std::memcpy(added, matrix.bias + first, TILE * sizeof(bf16));
+            std::memcpy(added + TILE, matrix.bias + first + matrix.apart, TILE * sizeof(bf16));
+        }
+        low_bias = load(added), high_bias = load(added + TILE);
+    }
+};
+
+inline Floats low_of(__m512i both) { return widened(_mm512_castsi512_si256(both)); }
+inline Floats high_of(__m512i both) { return widened(_mm512_extracti64x4_epi64(both, 1)); }
+
+// To ``width`` numbers of y, whose tiles are neighbours.
+inline __m512i sum_with(const bf16* y, int64_t width, __m512i both) {
+    bf16 held[PANEL] = {};
+    if (width != PANEL) std::memcpy(held, y, width * sizeof(bf16)), y = held;
+    const __m512 low = (__m512)(load(y) + low_of(both)), high = (__m512)(load(y + TILE) + high_of(both));
+    return (__m512i)_mm512_cvtne2ps_pbh(high, low);
+}
+
+// What ``width`` numbers of y become of a row's sums.
+template <Result RESULT>
+inline __m512i put_together(const bf16* y, int64_t width, Floats low, Floats high) {
+    const __m512i both = (__m512i)_mm512_cvtne2ps_pbh((__m512)high, (__m512)low);
+    return RESULT == ADDED ? sum_with(y, width, both) : both;
+}
+
+// Of the rounded numbers, as when the two were columns of y.
+[[gnu::always_inline]] inline void put_gated(bf16* to, Floats low, Floats high, int activation) {
+    store(to, gated<bf16>(as_stored(low), as_stored(high), activation));
+}
+
+// Where a row's gated numbers go, and how far the next row is.
+inline bf16* gated_at(const Matrix& matrix, const Output& output, int64_t row, int64_t column) {
+    const int64_t size = matrix.columns / 2;
+    return (bf16*)output.y + (output.is_laid ? Laid::place(row, column, size) : row * size + column);
+}
+inline int64_t gated_apart(const Matrix& matrix, const Output& output) { return output.is_laid ? DEPTH : matrix.columns / 2; }
+
 // Sums of one panel, for one or two tiles of rows, on their way into y.
 class Finish {
     const Matrix& matrix_;
@@ -55,8 +104,9 @@ class Finish {
     const Expansion* const expansion_;
     const bool passes_caches_;
     const float* sums_ = nullptr;  // [row tiles, 2, 16, 16]
-    Floats low_bias_, high_bias_, tops_[TILE];
-    int64_t panel_ = -1, row_ = 0, column_ = 0, width_ = 0, next_ = 0, count_ = 0;
+    PanelColumns columns_;
+    Floats tops_[TILE];
+    int64_t panel_ = -1, row_ = 0, next_ = 0, count_ = 0;
 
   public:
     // ``passes_caches``: whole lines of y do, which is WIDE; they are there for others behind a fence.
@@ -69,17 +119,7 @@ class Finish {
     void begin(int64_t row, int64_t count, int64_t panel, const float* sums) {
         some(left());
         sums_ = sums, row_ = row, next_ = 0, count_ = count;
-        if (panel == panel_) return;
-        panel_ = panel, column_ = matrix_.left(panel);
-        width_ = matrix_.apart == TILE ? std::min<int64_t>(PANEL, matrix_.columns - column_) : PANEL;
-        bf16 added[PANEL] = {};
-        if (matrix_.bias && matrix_.apart == TILE) {
-            std::memcpy(added, matrix_.bias + column_, width_ * sizeof(bf16));
-        } else if (matrix_.bias) {
-            std::memcpy(added, matrix_.bias + column_, TILE * sizeof(bf16));
-            std::memcpy(added + TILE, matrix_.bias + column_ + matrix_.apart, TILE * sizeof(bf16));
-        }
-        low_bias_ = load(added), high_bias_ = load(added + TILE);
+        if (panel != panel_) columns_ = PanelColumns(matrix_, panel), panel_ = panel;
     }
 
     void some(int64_t count) {
@@ -96,7 +136,7 @@ class Finish {
     // not know that it is not y.
     template <typename Body>
     [[gnu::always_inline]] void each_row(int64_t count, const Body& body) {
-        const Floats low_bias = low_bias_, high_bias = high_bias_;
+        const Floats low_bias = columns_.low_bias, high_bias = columns_.high_bias;
         const float* const of_all = sums_;
         const uint64_t begin = next_, end = std::min(next_ + count, count_);
         auto row = [&](uint64_t index, auto expand) {
@@ -114,7 +154,7 @@ class Finish {
         for (uint64_t index = begin; index < end; ++index) {
             row(index, [&](int64_t number, Floats& low, Floats& high) {
                 if (expansion_->is_tile(number / TILE)) return;
-                expansion_->add_row(number, column_, column_ + matrix_.apart, low, high);
+                expansion_->add_row(number, columns_.first, columns_.first + matrix_.apart, low, high);
             });
         }
     }
@@ -122,12 +162,11 @@ class Finish {
     // What is added to y, or is it, row by row.
     template <Result RESULT>
     void each(int64_t count) {
-        const int64_t columns = matrix_.columns, apart = matrix_.apart, width = width_;
-        bf16* const y = (bf16*)output_.y + row_ * columns + column_;
+        const int64_t columns = matrix_.columns, apart = matrix_.apart, width = columns_.width;
+        bf16* const y = (bf16*)output_.y + row_ * columns + columns_.first;
         each_row(count, [&](uint64_t index, Floats low, Floats high) {
             bf16* to = y + index * columns;
-            __m512i both = (__m512i)_mm512_cvtne2ps_pbh((__m512)high, (__m512)low);
-            if (RESULT == ADDED) both = sum_with(to, width, both);
+            const __m512i both = put_together<RESULT>(to, width, low, high);
             if (apart != TILE) {
                 _mm256_storeu_si256((__m256i*)to, _mm512_castsi512_si256(both));
                 _mm256_storeu_si256((__m256i*)(to + apart), _mm512_extracti64x4_epi64(both, 1));
@@ -139,22 +178,11 @@ class Finish {
         });
     }
 
-    // To ``width`` numbers of y, whose tiles are neighbours.
-    static __m512i sum_with(const bf16* y, int64_t width, __m512i both) {
-        bf16 held[PANEL] = {};
-        if (width != PANEL) std::memcpy(held, y, width * sizeof(bf16)), y = held;
-        const __m512 low = (__m512)(load(y) + low_of(both)), high = (__m512)(load(y + TILE) + high_of(both));
-        return (__m512i)_mm512_cvtne2ps_pbh(high, low);
-    }
-
-    static Floats low_of(__m512i both) { return widened(_mm512_castsi512_si256(both)); }
-    static Floats high_of(__m512i both) { return widened(_mm512_extracti64x4_epi64(both, 1)); }
-
     // Rounded all the same: what is wanted are the floats of a bfloat16 result.
     void widen(int64_t count) {
-        const int64_t columns = matrix_.columns, apart = matrix_.apart, width = width_;
+        const int64_t columns = matrix_.columns, apart = matrix_.apart, width = columns_.width;
         const bool passes_caches = passes_caches_, finds = output_.maxima;
-        float* const y = (float*)output_.y + row_ * columns + column_;
+        float* const y = (float*)output_.y + row_ * columns + columns_.first;
         each_row(count, [&](uint64_t index, Floats low, Floats high) {
             float* to = y + index * columns;
             const Floats values[] = {as_stored(low), as_stored(high)};
@@ -173,18 +201,15 @@ class Finish {
         const Floats found = largest_across(tops_);
         const uint64_t first = last / TILE * TILE;
         for (uint64_t row = first; row <= last; ++row) {
-            output_.put_maximum(row_ + row, matrix_.columns, column_, found[row - first]);
+            output_.put_maximum(row_ + row, matrix_.columns, columns_.first, found[row - first]);
         }
     }
 
     void gate(int64_t count) {
-        const int64_t size = matrix_.columns / 2, apart = output_.is_laid ? DEPTH : size;
-        bf16* const y = (bf16*)output_.y + (output_.is_laid ? Laid::place(row_, column_, size) : row_ * size + column_);
+        bf16* const y = gated_at(matrix_, output_, row_, columns_.first);
+        const int64_t apart = gated_apart(matrix_, output_);
         with_activation(output_.activation, [&](auto activation) {
-            each_row(count, [&](uint64_t index, Floats low, Floats high) {
-                // Of the rounded numbers, as when the two were columns of y.
-                store(y + index * apart, gated<bf16>(as_stored(low), as_stored(high), activation));
-            });
+            each_row(count, [&](uint64_t index, Floats low, Floats high) { put_gated(y + index * apart, low, high, activation); });
         });
     }
 };

@@ -9,6 +9,7 @@
 #include "behind.h"
 #include "coded_rows.h"
 #include "finish.h"
+#include "interleaved.h"
 #include "team.h"
 
 #if defined(__AVX512BF16__)
@@ -115,31 +116,62 @@ struct PairProduct {
         const int64_t panels = matrix.num_panels(), blocks = (rows + BLOCK_ROWS - 1) / BLOCK_ROWS;
         const int64_t of_block = ((rows + blocks - 1) / blocks + Laid::ROWS - 1) / Laid::ROWS * Laid::ROWS;
         team.each_apart(blocks * panels, at_once, [&](int64_t task, Claim& claim) {
-            const int64_t first = task / panels * of_block;
-            block(first, std::min(first + of_block, rows), task % panels, claim);
+            const int64_t first = task / panels * of_block, last = std::min(first + of_block, rows);
+            if (serves<ROUNDED>()) between<ROUNDED>(first, last, task % panels, claim);
+            else if (serves<ADDED>()) between<ADDED>(first, last, task % panels, claim);
+            else if (serves<GATED>()) between<GATED>(first, last, task % panels, claim);
+            else each_tile(first, last, task % panels, claim);
         });
     }
 
-    // Rows [first, last) of a panel, a tile at a time.
-    void block(int64_t first, int64_t last, int64_t panel, Claim& claim) const {
+    template <Result RESULT>
+    bool serves() const { return !expansion && Interleaved<RESULT>::serves(matrix, output); }
+
+    // Rows [first, last) of a panel, whose sums are made into y while the next ones are summed.
+    template <Result RESULT>
+    void between(int64_t first, int64_t last, int64_t panel, Claim& claim) const {
+        Interleaved<RESULT> others(matrix, output, panel);
+        const bool is_own = block(first, last, panel, others, [&](int64_t row, int64_t count, const float* sums) {
+            if (!claim.may_write()) return false;
+            others.begin(row, count, sums);
+            return true;
+        });
+        if (is_own) others.all();
+    }
+
+    // The same, each tile's before the next.
+    void each_tile(int64_t first, int64_t last, int64_t panel, Claim& claim) const {
+        Finish finish(matrix, output, expansion, passes_caches());
+        Nothing none;
+        block(first, last, panel, none, [&](int64_t row, int64_t count, float* sums) {
+            const int64_t place = row % TILE, tile = row - place;
+            const bool is_whole = place || row + count == last;
+            return !is_whole || put_out(tile, place + count, panel, sums - place * TILE, finish, claim);
+        });
+        if (passes_caches()) _mm_sfence();
+    }
+
+    struct Nothing {
+        void one() {}
+    };
+
+    // Eight rows of [first, last) at a time; summed(row, count, sums) tells whether to go on, and ``others`` have a turn now and then.
+    template <typename Others, typename Summed>
+    bool block(int64_t first, int64_t last, int64_t panel, Others& others, const Summed& summed) const {
         alignas(64) float sums[2 * TILE * TILE];
         Behind after = behind(panel, last - first);
         const bool is_coded = matrix.coded.panels;
         const bf16* tile = is_coded ? Matrix::room_for(matrix.size) : (const bf16*)matrix.address(panel);
         // Of what is coded the next panel is not there yet.
         const bf16* next_tile = is_coded ? tile : (const bf16*)matrix.address(panel + 1);
-        Finish finish(matrix, output, expansion, passes_caches());
         auto go = [&](int64_t row, const bf16* of) { return Go{of, x + Laid::place(row, 0, matrix.size)}; };
-        for (int64_t row = first; row < last; row += TILE) {
-            const int64_t count = std::min<int64_t>(TILE, last - row), half = row + MANY;
-            const Go next = row + TILE < last ? go(row + TILE, tile) : go(first, next_tile);
-            const Go second = count > MANY ? go(half, tile) : next;
-            if (is_coded && row == first) first_eight(go(row, tile), panel, sums);
-            else eight(go(row, tile), second, after, sums);
-            if (count > MANY) eight(second, next, after, sums + MANY * TILE);
-            if (!put_out(row, count, panel, sums, finish, claim)) return;
+        for (int64_t row = first; row < last; row += MANY) {
+            float* to = sums + row % TILE * TILE;
+            if (is_coded && row == first) first_eight(go(row, tile), panel, to);
+            else eight(go(row, tile), row + MANY < last ? go(row + MANY, tile) : go(first, next_tile), after, to, others);
+            if (!summed(row, std::min<int64_t>(MANY, last - row), to)) return false;
         }
-        if (passes_caches()) _mm_sfence();
+        return true;
     }
 
     // The first eight, while a panel that is coded is decoded for all.
@@ -155,11 +187,15 @@ struct PairProduct {
 
     // Eight rows, of which some may lie behind the last, into their part of the sums of a tile. That they lie at fixed distances
     // leaves the compiler registers enough. While the last steps are summed the first of ``next`` arrive in the first cache.
-    [[gnu::noinline]] void eight(Go own, Go next, Behind& after, float* to) const {
+    template <typename Others>
+    [[gnu::noinline]] void eight(Go own, Go next, Behind& after, float* to, Others& others) const {
         const int64_t steps = matrix.size / DEPTH, quiet = std::max<int64_t>(0, steps - LAST_STEPS);
+        const int64_t every = std::max<int64_t>(1, steps / MANY);
+        int64_t turn = every;
         __m512 sums[MANY][2];
         for (auto& of_row : sums) of_row[0] = of_row[1] = _mm512_setzero_ps();
         auto take = [&](int64_t step, auto&& fetch) {
+            if (!--turn) others.one(), turn = every;
 #pragma GCC unroll 2
             for (int pair = 0; pair < TILE; ++pair) {
                 fetch(pair);
