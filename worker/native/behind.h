@@ -2,6 +2,7 @@
 
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 namespace {
@@ -13,18 +14,30 @@ class Behind {
   public:
     Behind() = default;  // nothing
 
-    // So many bytes within so many turns at least; one line of a cache with every so many of them.
+    // So many bytes within so many turns at least; some lines of a cache with every so many of them.
     Behind(const void* begin, int64_t bytes, int64_t turns) : at_((const char*)begin), end_(at_ + bytes) {
         int64_t every = 1;
         while (2 * every * bytes <= 64 * turns) every *= 2;
         rest_ = every - 1;
     }
 
-    void fetch(int64_t turn) {
+    void fetch(int64_t turn, int64_t lines = 1) {
         if (turn & rest_ || at_ >= end_) return;
-        __builtin_prefetch(at_, 0, 2);
-        at_ += 64;
+        for (int64_t line = 0; line < lines; ++line, at_ += 64) __builtin_prefetch(at_, 0, 2);
     }
+};
+
+// The same in turns so far between that there may be fewer of them than lines.
+class BehindSteps {
+    Behind next_;
+    int64_t lines_ = 1;
+
+  public:
+    BehindSteps() = default;
+    BehindSteps(const void* begin, int64_t bytes, int64_t steps)
+        : next_(begin, bytes, steps), lines_(std::max<int64_t>(1, (bytes + 64 * steps - 1) / (64 * steps))) {}
+
+    void fetch(int64_t step) { next_.fetch(step, lines_); }
 };
 
 }  // namespace

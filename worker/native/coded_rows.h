@@ -33,7 +33,7 @@ template <int R, int P, bool KEEP, typename Fetch>
 #pragma GCC unroll 4
         for (int one = 0; one < P; ++one) {
             const uint8_t* own = at + one * apart;
-            fetch(own, group);
+            if (R > 1) fetch(own, group);
             const CodedLines left(own), right(own + Coded::HALF_BYTES);
 #pragma GCC unroll 4
             for (int line = 0; line < Coded::PAIRS; ++line) {
@@ -53,6 +53,8 @@ template <int R, int P, bool KEEP, typename Fetch>
                     sums[one][row][1] = _mm512_dpbf16_ps(sums[one][row][1], (__m512bh)high, both);
                 }
             }
+            // One row waits for lines: its own go before those that are to come.
+            if (R == 1) fetch(own, group);
         }
         at += Coded::GROUP_BYTES;
     };

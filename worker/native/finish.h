@@ -48,13 +48,16 @@ struct Matrix {
     const bf16* panel_at(int64_t panel) const { return panel_at(panel, 0, size); }
 };
 
-// The columns of y that a panel makes, and what is added to each row there.
+// The columns of y that a panel makes, and what is added to a row's sums there.
 struct PanelColumns {
+    typedef float Sum;
+    static constexpr int ROW = TILE;  // from row to row of the sums of a tile [2][16][16]
+
     int64_t first = 0, width = 0;
     Floats low_bias, high_bias;
 
-    PanelColumns() = default;
-    PanelColumns(const Matrix& matrix, int64_t panel) : first(matrix.left(panel)) {
+    void be(const Matrix& matrix, int64_t panel) {
+        first = matrix.left(panel);
         width = matrix.apart == TILE ? std::min<int64_t>(PANEL, matrix.columns - first) : PANEL;
         bf16 added[PANEL] = {};
         if (matrix.bias && matrix.apart == TILE) {
@@ -65,32 +68,14 @@ struct PanelColumns {
         }
         low_bias = load(added), high_bias = load(added + TILE);
     }
+
+    // See interleaved.h.
+    void take(int64_t, const float* sums, Floats& low, Floats& high) const {
+        low = load(sums) + low_bias, high = load(sums + TILE * TILE) + high_bias;
+    }
 };
 
-inline Floats low_of(__m512i both) { return widened(_mm512_castsi512_si256(both)); }
-inline Floats high_of(__m512i both) { return widened(_mm512_extracti64x4_epi64(both, 1)); }
-
-// To ``width`` numbers of y, whose tiles are neighbours.
-inline __m512i sum_with(const bf16* y, int64_t width, __m512i both) {
-    bf16 held[PANEL] = {};
-    if (width != PANEL) std::memcpy(held, y, width * sizeof(bf16)), y = held;
-    const __m512 low = (__m512)(load(y) + low_of(both)), high = (__m512)(load(y + TILE) + high_of(both));
-    return (__m512i)_mm512_cvtne2ps_pbh(high, low);
-}
-
-// What ``width`` numbers of y become of a row's sums.
-template <Result RESULT>
-inline __m512i put_together(const bf16* y, int64_t width, Floats low, Floats high) {
-    const __m512i both = (__m512i)_mm512_cvtne2ps_pbh((__m512)high, (__m512)low);
-    return RESULT == ADDED ? sum_with(y, width, both) : both;
-}
-
-// Of the rounded numbers, as when the two were columns of y.
-[[gnu::always_inline]] inline void put_gated(bf16* to, Floats low, Floats high, int activation) {
-    store(to, gated<bf16>(as_stored(low), as_stored(high), activation));
-}
-
-// Where a row's gated numbers go, and how far the next row is.
+// Where a row's gated numbers go from a column on, and how far it is to the next row's.
 inline bf16* gated_at(const Matrix& matrix, const Output& output, int64_t row, int64_t column) {
     const int64_t size = matrix.columns / 2;
     return (bf16*)output.y + (output.is_laid ? Laid::place(row, column, size) : row * size + column);
@@ -119,7 +104,7 @@ class Finish {
     void begin(int64_t row, int64_t count, int64_t panel, const float* sums) {
         some(left());
         sums_ = sums, row_ = row, next_ = 0, count_ = count;
-        if (panel != panel_) columns_ = PanelColumns(matrix_, panel), panel_ = panel;
+        if (panel != panel_) columns_.be(matrix_, panel), panel_ = panel;
     }
 
     void some(int64_t count) {
@@ -166,7 +151,8 @@ class Finish {
         bf16* const y = (bf16*)output_.y + row_ * columns + columns_.first;
         each_row(count, [&](uint64_t index, Floats low, Floats high) {
             bf16* to = y + index * columns;
-            const __m512i both = put_together<RESULT>(to, width, low, high);
+            __m512i both = (__m512i)_mm512_cvtne2ps_pbh((__m512)high, (__m512)low);
+            if (RESULT == ADDED) both = sum_with(to, width, both);
             if (apart != TILE) {
                 _mm256_storeu_si256((__m256i*)to, _mm512_castsi512_si256(both));
                 _mm256_storeu_si256((__m256i*)(to + apart), _mm512_extracti64x4_epi64(both, 1));
@@ -177,6 +163,17 @@ class Finish {
             }
         });
     }
+
+    // To ``width`` numbers of y, whose tiles are neighbours.
+    static __m512i sum_with(const bf16* y, int64_t width, __m512i both) {
+        bf16 held[PANEL] = {};
+        if (width != PANEL) std::memcpy(held, y, width * sizeof(bf16)), y = held;
+        const __m512 low = (__m512)(load(y) + low_of(both)), high = (__m512)(load(y + TILE) + high_of(both));
+        return (__m512i)_mm512_cvtne2ps_pbh(high, low);
+    }
+
+    static Floats low_of(__m512i both) { return widened(_mm512_castsi512_si256(both)); }
+    static Floats high_of(__m512i both) { return widened(_mm512_extracti64x4_epi64(both, 1)); }
 
     // Rounded all the same: what is wanted are the floats of a bfloat16 result.
     void widen(int64_t count) {
@@ -209,7 +206,9 @@ class Finish {
         bf16* const y = gated_at(matrix_, output_, row_, columns_.first);
         const int64_t apart = gated_apart(matrix_, output_);
         with_activation(output_.activation, [&](auto activation) {
-            each_row(count, [&](uint64_t index, Floats low, Floats high) { put_gated(y + index * apart, low, high, activation); });
+            each_row(count, [&](uint64_t index, Floats low, Floats high) {
+                store(y + index * apart, Output::gate_both(low, high, activation));
+            });
         });
     }
 };

@@ -6,8 +6,8 @@
 #pragma once
 
 #include "behind.h"
-#include "output.h"
-#include "rounded.h"
+#include "int8_matrix.h"
+#include "interleaved.h"
 #include "team.h"
 
 #if defined(HAVE_INT8)
@@ -28,49 +28,6 @@ constexpr int64_t KEPT = 1 << 20;      // bytes of a matrix that one thread find
 constexpr int SOME_AHEAD = 4096;       // the same, where several rows are multiplied by vectors
 constexpr int TILES_AHEAD = 1024;      // the same, by tiles
 
-// x by token: codes in tiles [rows / 16][size / 64][16][64], what to multiply by, and 128 times the sum of the codes.
-struct Tokens {
-    int64_t deep;  // bytes of a row: the size rounded up to whole tiles
-    float* scales;
-    int32_t* shifts;
-    int8_t* codes;
-
-    static int64_t whole(int64_t size, int64_t of) { return (size + of - 1) / of * of; }
-    static int64_t bytes(int64_t rows, int64_t size) { return whole(rows, SIDE) * (whole(size, DEEP) + 8); }
-
-    // In memory that starts a cache line.
-    Tokens(int64_t rows, int64_t size, void* memory) : deep(whole(size, DEEP)) {
-        scales = (float*)memory;
-        shifts = (int32_t*)(scales + whole(rows, SIDE));
-        codes = (int8_t*)(shifts + whole(rows, SIDE));
-    }
-
-    int8_t* row(int64_t row) const { return codes + row / SIDE * SIDE * deep + row % SIDE * DEEP; }
-
-    template <typename T>
-    void take(int64_t index, const T* x, int64_t size) const {
-        Codes rounded(x, size);
-        int8_t* to = row(index);
-        for (int64_t at = 0; at < size; at += DEEP, to += TILE_BYTES) _mm512_store_si512(to, rounded.next(x + at, size - at));
-        scales[index] = rounded.scale;
-        shifts[index] = 128 * rounded.sum();
-    }
-};
-
-// Panels of two tiles. The second one holds the columns ``apart`` further on: 16, or, where gates and what they open lie
-// below each other, half of all.
-struct Matrix {
-    const uint8_t* codes;  // [panels][size / 64][2][16 quads][16][4]
-    const float* scales;   // [panels][2][16]
-    const float* bias;     // the same, or null
-    int64_t size, columns, apart;
-
-    int64_t deep() const { return Tokens::whole(size, DEEP); }
-    int64_t num_panels() const { return (columns + COLUMNS - 1) / COLUMNS; }
-    int64_t left(int64_t panel) const { return panel * (apart == SIDE ? COLUMNS : SIDE); }
-    const uint8_t* panel_at(int64_t panel) const { return codes + panel * deep() * COLUMNS; }
-};
-
 struct Product {
     const Matrix& matrix;
     const Tokens x;
@@ -79,12 +36,6 @@ struct Product {
 
     int64_t steps() const { return x.deep / DEEP; }
     int64_t row_tiles() const { return (rows + SIDE - 1) / SIDE; }
-
-    // Of sixteen columns of one row; one way to round, wherever it is called from.
-    static Floats value_of(__m512i sum, __m512i shift, Floats scale, Floats scales, Floats bias) {
-        __m512 exact = _mm512_cvtepi32_ps(_mm512_sub_epi32(sum, shift));
-        return (Floats)_mm512_fmadd_ps(_mm512_mul_ps(exact, (__m512)scale), (__m512)scales, (__m512)bias);
-    }
 
     // Rows from ``first`` on of a panel: sums(row, half) are theirs. Of no more than MANY, everything but storing them is done before
     // the claim is asked, so that they are hardly ever being written while a thread is put aside.
@@ -106,14 +57,10 @@ struct Product {
     // use(row, low, high)
     template <typename Sums, typename Use>
     [[gnu::always_inline]] void each_value(int64_t first, int64_t count, int64_t panel, const Sums& sums, const Use& use) const {
-        const float *scales = matrix.scales + panel * COLUMNS, *bias = matrix.bias + panel * COLUMNS;
-        const Floats left = load(scales), right = load(scales + SIDE);
-        const Floats left_bias = matrix.bias ? load(bias) : Floats{}, right_bias = matrix.bias ? load(bias + SIDE) : Floats{};
+        const Scaled scaled(matrix, x, panel);
         for (int64_t row = 0; row < count; ++row) {
-            const __m512i shift = _mm512_set1_epi32(x.shifts[first + row]);
-            const Floats scale = Floats{} + x.scales[first + row];
-            Floats low = value_of(sums(row, 0), shift, scale, left, left_bias);
-            Floats high = value_of(sums(row, 1), shift, scale, right, right_bias);
+            Floats low, high;
+            scaled.take(first + row, sums(row, 0), sums(row, 1), low, high);
             use(row, low, high);
         }
     }
@@ -144,19 +91,22 @@ struct Product {
         return _mm512_set1_epi32(four);
     }
 
-    // R rows of a tile of x: what is read of the matrix serves all of them, and what is read of x both halves of the panel.
-    // ARRIVES: the panel comes from memory, not from a cache. ``next`` comes meanwhile.
-    template <int R, bool ARRIVES>
-    void some(int64_t first, int64_t panel, Claim& claim, Behind& next) const {
+    // Sums [R][2][16] of R rows of a tile of x: what is read of the matrix serves all of them, and what is read of x both halves of the
+    // panel. ARRIVES: the panel comes from memory, not from a cache. ``next`` comes meanwhile, and ``others`` have a turn now and then.
+    template <int R, bool ARRIVES, typename Others>
+    [[gnu::always_inline]] void sum(int64_t first, int64_t panel, BehindSteps& next, int32_t* to, Others& others) const {
         const int8_t* from = x.row(first);
         const uint8_t* tile = matrix.panel_at(panel);
+        const int64_t every = std::max<int64_t>(1, steps() / MANY);
+        int64_t turn = every;
         __m512i sums[R][2];
         for (auto& of_row : sums) of_row[0] = of_row[1] = _mm512_setzero_si512();
         for (int64_t step = 0; step < steps(); ++step, from += TILE_BYTES, tile += 2 * TILE_BYTES) {
+            if (!--turn) others.one(), turn = every;
+            if (R == MANY) next.fetch(step);
             // No more of them at once, as in pairs.h.
 #pragma GCC unroll 2
             for (int quad = 0; quad < SIDE; ++quad) {
-                if (R == MANY) next.fetch(step * SIDE + quad);
                 if (ARRIVES) {
                     __builtin_prefetch(tile + SOME_AHEAD + quad * 128);
                     __builtin_prefetch(tile + SOME_AHEAD + quad * 128 + 64);
@@ -171,19 +121,25 @@ struct Product {
             }
         }
         // Sums that are asked for by number would never have been in registers.
-        alignas(64) int32_t held[R][2][SIDE];
 #pragma GCC unroll 8
         for (int row = 0; row < R; ++row) {
-            _mm512_store_si512(held[row][0], sums[row][0]);
-            _mm512_store_si512(held[row][1], sums[row][1]);
+            _mm512_store_si512(to + row * COLUMNS, sums[row][0]);
+            _mm512_store_si512(to + row * COLUMNS + SIDE, sums[row][1]);
         }
+    }
+
+    template <int R, bool ARRIVES>
+    void some(int64_t first, int64_t panel, Claim& claim, BehindSteps& next) const {
+        alignas(64) int32_t held[R * COLUMNS];
+        Nothing none;
+        sum<R, ARRIVES>(first, panel, next, held, none);
         put_claimed(first, std::min<int64_t>(R, rows - first), panel, claim,
-                    [&](int64_t row, int half) { return _mm512_load_si512(held[row][half]); });
+                    [&](int64_t row, int half) { return _mm512_load_si512(held + row * COLUMNS + half * SIDE); });
     }
 
     // All rows of a panel, by VNNI.
     void all(int64_t panel, Claim& claim) const {
-        Behind next;
+        BehindSteps next;
         switch (rows) {
             case 1: return is_amd() ? some<1, true>(0, panel, claim, next) : one<true>(panel, claim);
             case 2: return some<2, true>(0, panel, claim, next);
@@ -191,14 +147,40 @@ struct Product {
             case 4: return some<4, true>(0, panel, claim, next);
         }
         const int64_t goes = (rows + MANY - 1) / MANY;
-        if (goes > 1) next = {matrix.panel_at(panel + 1), matrix.deep() * COLUMNS, goes * steps() * SIDE};
+        if (goes > 1) next = {matrix.panel_at(panel + 1), matrix.deep() * COLUMNS, goes * steps()};
         each_some(0, rows, panel, claim, next);
     }
 
     // Rows [first, last), of which the first begins a tile.
-    void each_some(int64_t first, int64_t last, int64_t panel, Claim& claim, Behind next) const {
+    void each_some(int64_t first, int64_t last, int64_t panel, Claim& claim, BehindSteps next) const {
+        auto is_simply = [&](Result result) { return output.is_simply(result, matrix.columns, matrix.apart); };
+        if (is_simply(ROUNDED)) return between<ROUNDED>(first, last, panel, claim, next);
+        if (is_simply(ADDED)) return between<ADDED>(first, last, panel, claim, next);
+        if (is_simply(GATED)) return between<GATED>(first, last, panel, claim, next);
         some<MANY, true>(first, panel, claim, next);
         while ((first += MANY) < last && !claim.is_lost()) some<MANY, false>(first, panel, claim, next);
+    }
+
+    // The same, and what is summed is made into y while the next rows are.
+    template <Result RESULT>
+    void between(int64_t first, int64_t last, int64_t panel, Claim& claim, BehindSteps next) const {
+        alignas(64) int32_t held[2][MANY * COLUMNS];
+        const int64_t width = RESULT == GATED ? matrix.columns / 2 : matrix.columns;
+        bf16* to = (bf16*)output.y + first * width + matrix.left(panel);
+        Interleaved<RESULT, Scaled> others(Scaled(matrix, x, panel), width);
+        for (int64_t row = first; row < last; row += MANY, to += MANY * width) {
+            int32_t* sums = held[row / MANY % 2];
+            if (row == first) eight<true>(row, panel, next, sums, others);
+            else eight<false>(row, panel, next, sums, others);
+            if (!claim.may_write()) return;
+            others.begin(row, std::min<int64_t>(MANY, last - row), sums, to);
+        }
+        others.all();
+    }
+
+    template <bool ARRIVES, typename Others>
+    [[gnu::noinline]] void eight(int64_t first, int64_t panel, BehindSteps& next, int32_t* to, Others& others) const {
+        sum<MANY, ARRIVES>(first, panel, next, to, others);
     }
 
 #if defined(HAVE_TILES)

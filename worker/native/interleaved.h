@@ -3,46 +3,42 @@
 
 #pragma once
 
-#include "finish.h"
-
-#if defined(__AVX512BF16__)
+#include "output.h"
 
 namespace {
 
-// Whole panels of what is ROUNDED, ADDED, or GATED by SILU, to which nobody else adds.
-template <Result RESULT>
+// Where nothing is to be done beside products.
+struct Nothing {
+    void one() {}
+};
+
+// Rows of whole panels of what is ROUNDED, ADDED, or GATED by SILU. VALUES makes floats of a row's
+// sums, which begin ROW further on than those of the row before.
+template <Result RESULT, typename Values>
 class Interleaved {
-    const Matrix& matrix_;
-    const Output& output_;
-    const PanelColumns columns_;
-    const float* sums_;
+    const Values values_;
+    const typename Values::Sum* sums_;
     bf16* to_;
-    int64_t left_ = 0;
+    int64_t row_, left_ = 0;
+    const int64_t apart_;
 
   public:
-    Interleaved(const Matrix& matrix, const Output& output, int64_t panel) : matrix_(matrix), output_(output), columns_(matrix, panel) {}
+    // ``apart``: from row to row of y.
+    Interleaved(const Values& values, int64_t apart) : values_(values), apart_(apart) {}
 
-    static bool serves(const Matrix& matrix, const Output& output) {
-        if (output.result != RESULT) return false;
-        return RESULT == GATED ? output.activation == SILU : matrix.apart == TILE && matrix.columns % PANEL == 0;
-    }
-
-    // ``count`` rows of a tile from ``row`` on; what was left of others is made now.
-    void begin(int64_t row, int64_t count, const float* sums) {
+    // ``count`` rows from ``row`` on, whose first goes to ``to``; what was left of others is made now.
+    void begin(int64_t row, int64_t count, const typename Values::Sum* sums, bf16* to) {
         all();
-        left_ = count, sums_ = sums;
-        to_ = RESULT == GATED ? gated_at(matrix_, output_, row, columns_.first)
-                              : (bf16*)output_.y + row * matrix_.columns + columns_.first;
+        row_ = row, left_ = count, sums_ = sums, to_ = to;
     }
 
-    // Of the next row, if there is one.
+    // The next row, if there is one.
     [[gnu::always_inline]] void one() {
         if (!left_) return;
-        const Floats low = load(sums_) + columns_.low_bias, high = load(sums_ + TILE * TILE) + columns_.high_bias;
-        if constexpr (RESULT == GATED) put_gated(to_, low, high, SILU);
-        else _mm512_storeu_si512(to_, put_together<RESULT>(to_, PANEL, low, high));
-        to_ += RESULT == GATED ? gated_apart(matrix_, output_) : matrix_.columns;
-        sums_ += TILE, --left_;
+        Floats low, high;
+        values_.take(row_, sums_, low, high);
+        put_row<RESULT>(to_, low, high);
+        ++row_, --left_, sums_ += Values::ROW, to_ += apart_;
     }
     void all() {
         while (left_) one();
@@ -50,5 +46,3 @@ class Interleaved {
 };
 
 }  // namespace
-
-#endif

@@ -68,12 +68,20 @@ struct Output {
         if (left % LOGITS == 0 && left + HALF_TILE >= columns) to[1] = -INFINITY;
     }
 
-  private:
     // Of the rounded numbers, as when the two were columns of y.
     [[gnu::always_inline]] static Floats gate_both(Floats low, Floats high, int activation) {
         return gated<bf16>(as_stored(low), as_stored(high), activation);
     }
+
+    // Whether what is written are whole panels of what it says, side by side, or gated by SILU: see interleaved.h.
+    bool is_simply(Result wanted, int64_t columns, int64_t apart) const {
+        if (result != wanted) return false;
+        return result == GATED ? activation == SILU : result != WIDE && apart == WIDTH && columns % (2 * WIDTH) == 0;
+    }
+
     [[gnu::always_inline]] static void add_to(bf16* to, Floats values) { store(to, load(to) + as_stored(values)); }
+
+  private:
 
     [[gnu::noinline]] void put_some(int64_t row, int64_t columns, int64_t left, int64_t apart, Floats low, Floats high) const {
         const int64_t at = row * columns + left;
@@ -95,5 +103,22 @@ struct Output {
         for (int64_t i = 0; i < count; ++i) put(to + i, result == ADDED ? get(to[i]) + values[i] : values[i]);
     }
 };
+
+// A row of two neighbouring tiles of bfloat16, or of one that SILU gates.
+template <Result RESULT>
+[[gnu::always_inline]] inline void put_row(bf16* to, Floats low, Floats high) {
+    static_assert(RESULT != WIDE);
+    if constexpr (RESULT == GATED) {
+        store(to, Output::gate_both(low, high, SILU));
+    } else if constexpr (RESULT == ADDED) {
+        Output::add_to(to, low), Output::add_to(to + WIDTH, high);
+    } else {
+#if defined(__AVX512BF16__)
+        _mm512_storeu_si512(to, (__m512i)_mm512_cvtne2ps_pbh((__m512)high, (__m512)low));
+#else
+        store(to, low), store(to + WIDTH, high);
+#endif
+    }
+}
 
 }  // namespace

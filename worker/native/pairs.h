@@ -65,17 +65,14 @@ struct PairProduct {
     }
 
   private:
-    // The next panel, while ``count`` rows are multiplied.
-    Behind behind(int64_t panel, int64_t count) const {
-        const int64_t goes = (count + MANY - 1) / MANY;
-        return {matrix.address(panel + 1), matrix.panel_bytes(), goes * matrix.size / DEPTH * TILE};
-    }
+    // Steps of so many rows, eight at a time.
+    int64_t steps_of(int64_t count) const { return (count + MANY - 1) / MANY * matrix.size / DEPTH; }
 
     // All rows of a panel, a tile at a time; AHEAD: while the next one is fetched.
     template <bool AHEAD, bool TWICE>
     void all(int64_t panel, Claim& claim) const {
         alignas(64) float sums[2 * TILE * TILE];
-        Behind next = behind(panel, rows);
+        Behind next(matrix.address(panel + 1), matrix.panel_bytes(), steps_of(rows) * TILE);
         Finish finish(matrix, output, expansion, passes_caches());
         for (int64_t first = 0; first < rows; first += TILE) {
             const int64_t count = std::min<int64_t>(TILE, rows - first);
@@ -117,23 +114,27 @@ struct PairProduct {
         const int64_t of_block = ((rows + blocks - 1) / blocks + Laid::ROWS - 1) / Laid::ROWS * Laid::ROWS;
         team.each_apart(blocks * panels, at_once, [&](int64_t task, Claim& claim) {
             const int64_t first = task / panels * of_block, last = std::min(first + of_block, rows);
-            if (serves<ROUNDED>()) between<ROUNDED>(first, last, task % panels, claim);
-            else if (serves<ADDED>()) between<ADDED>(first, last, task % panels, claim);
-            else if (serves<GATED>()) between<GATED>(first, last, task % panels, claim);
+            if (is_simply<ROUNDED>()) between<ROUNDED>(first, last, task % panels, claim);
+            else if (is_simply<ADDED>()) between<ADDED>(first, last, task % panels, claim);
+            else if (is_simply<GATED>()) between<GATED>(first, last, task % panels, claim);
             else each_tile(first, last, task % panels, claim);
         });
     }
 
     template <Result RESULT>
-    bool serves() const { return !expansion && Interleaved<RESULT>::serves(matrix, output); }
+    bool is_simply() const { return !expansion && output.is_simply(RESULT, matrix.columns, matrix.apart); }
 
     // Rows [first, last) of a panel, whose sums are made into y while the next ones are summed.
     template <Result RESULT>
     void between(int64_t first, int64_t last, int64_t panel, Claim& claim) const {
-        Interleaved<RESULT> others(matrix, output, panel);
+        PanelColumns columns;
+        columns.be(matrix, panel);
+        Interleaved<RESULT, PanelColumns> others(columns, RESULT == GATED ? gated_apart(matrix, output) : matrix.columns);
         const bool is_own = block(first, last, panel, others, [&](int64_t row, int64_t count, const float* sums) {
             if (!claim.may_write()) return false;
-            others.begin(row, count, sums);
+            bf16* const to = RESULT == GATED ? gated_at(matrix, output, row, columns.first)
+                                             : (bf16*)output.y + row * matrix.columns + columns.first;
+            others.begin(row, count, sums, to);
             return true;
         });
         if (is_own) others.all();
@@ -151,15 +152,11 @@ struct PairProduct {
         if (passes_caches()) _mm_sfence();
     }
 
-    struct Nothing {
-        void one() {}
-    };
-
     // Eight rows of [first, last) at a time; summed(row, count, sums) tells whether to go on, and ``others`` have a turn now and then.
     template <typename Others, typename Summed>
     bool block(int64_t first, int64_t last, int64_t panel, Others& others, const Summed& summed) const {
         alignas(64) float sums[2 * TILE * TILE];
-        Behind after = behind(panel, last - first);
+        BehindSteps after(matrix.address(panel + 1), matrix.panel_bytes(), steps_of(last - first));
         const bool is_coded = matrix.coded.panels;
         const bf16* tile = is_coded ? Matrix::room_for(matrix.size) : (const bf16*)matrix.address(panel);
         // Of what is coded the next panel is not there yet.
@@ -188,7 +185,7 @@ struct PairProduct {
     // Eight rows, of which some may lie behind the last, into their part of the sums of a tile. That they lie at fixed distances
     // leaves the compiler registers enough. While the last steps are summed the first of ``next`` arrive in the first cache.
     template <typename Others>
-    [[gnu::noinline]] void eight(Go own, Go next, Behind& after, float* to, Others& others) const {
+    [[gnu::noinline]] void eight(Go own, Go next, BehindSteps& after, float* to, Others& others) const {
         const int64_t steps = matrix.size / DEPTH, quiet = std::max<int64_t>(0, steps - LAST_STEPS);
         const int64_t every = std::max<int64_t>(1, steps / MANY);
         int64_t turn = every;
@@ -196,10 +193,10 @@ struct PairProduct {
         for (auto& of_row : sums) of_row[0] = of_row[1] = _mm512_setzero_ps();
         auto take = [&](int64_t step, auto&& fetch) {
             if (!--turn) others.one(), turn = every;
+            after.fetch(step);
 #pragma GCC unroll 2
             for (int pair = 0; pair < TILE; ++pair) {
                 fetch(pair);
-                after.fetch(step * TILE + pair);
                 const __m512bh left = line_at(own.tile + pair * LANES), right = line_at(own.tile + TILE_SIZE + pair * LANES);
 #pragma GCC unroll 8
                 for (int row = 0; row < MANY; ++row) {

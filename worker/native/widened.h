@@ -112,7 +112,7 @@ struct WidenedProduct {
 #endif
             for (int64_t panel = left; panel < right; ++panel) {
                 Claim claim(nullptr, 0);
-                product.each_some(first * SIDE, std::min(last * SIDE, rows), panel, claim, Behind());
+                product.each_some(first * SIDE, std::min(last * SIDE, rows), panel, claim, BehindSteps());
             }
         });
     }
