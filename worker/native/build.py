@@ -25,7 +25,7 @@ FLAGS = (
     "-shared",
     "-fPIC",
 )
-"""Where a loop begins in a line of the cache decides on a hundredth of a prompt's products on Zen 5: so it is always the
+"""Where a loop begins in a line of the cache decides on a hundredth of a prompt's products on Zen 5: it is to be the
 same."""
 IN_PARALLEL = ("-flto=auto", "--param", "lto-partitions=16", "--param", "lto-min-partition=1000")
 """As GCC is told besides, to make the machine code of one source in several processes (where there is ``make``): two
