@@ -153,7 +153,7 @@ struct Product {
 
     // Rows [first, last), of which the first begins a tile.
     void each_some(int64_t first, int64_t last, int64_t panel, Claim& claim, BehindSteps next) const {
-        auto is_simply = [&](Result result) { return output.is_simply(result, matrix.columns, matrix.apart); };
+        auto is_simply = [&](Result result) { return last - first > MANY && output.is_simply(result, matrix.columns, matrix.apart); };
         if (is_simply(ROUNDED)) return between<ROUNDED>(first, last, panel, claim, next);
         if (is_simply(ADDED)) return between<ADDED>(first, last, panel, claim, next);
         if (is_simply(GATED)) return between<GATED>(first, last, panel, claim, next);
@@ -161,7 +161,7 @@ struct Product {
         while ((first += MANY) < last && !claim.is_lost()) some<MANY, false>(first, panel, claim, next);
     }
 
-    // The same, and what is summed is made into y while the next rows are.
+    // The same of more than MANY, and what is summed is made into y while the next rows are.
     template <Result RESULT>
     void between(int64_t first, int64_t last, int64_t panel, Claim& claim, BehindSteps next) const {
         alignas(64) int32_t held[2][MANY * COLUMNS];

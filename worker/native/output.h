@@ -82,7 +82,6 @@ struct Output {
     [[gnu::always_inline]] static void add_to(bf16* to, Floats values) { store(to, load(to) + as_stored(values)); }
 
   private:
-
     [[gnu::noinline]] void put_some(int64_t row, int64_t columns, int64_t left, int64_t apart, Floats low, Floats high) const {
         const int64_t at = row * columns + left;
         if (result != WIDE) {
