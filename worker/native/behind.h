@@ -27,7 +27,7 @@ class Behind {
     }
 };
 
-// The same in turns so far between that there may be fewer of them than lines.
+// The same in turns so rare that there may be fewer of them than lines.
 class BehindSteps {
     Behind next_;
     int64_t lines_ = 1;

@@ -56,7 +56,7 @@ struct PanelColumns {
     int64_t first = 0, width = 0;
     Floats low_bias, high_bias;
 
-    void be(const Matrix& matrix, int64_t panel) {
+    void set(const Matrix& matrix, int64_t panel) {
         first = matrix.left(panel);
         width = matrix.apart == TILE ? std::min<int64_t>(PANEL, matrix.columns - first) : PANEL;
         bf16 added[PANEL] = {};
@@ -104,7 +104,7 @@ class Finish {
     void begin(int64_t row, int64_t count, int64_t panel, const float* sums) {
         some(left());
         sums_ = sums, row_ = row, next_ = 0, count_ = count;
-        if (panel != panel_) columns_.be(matrix_, panel), panel_ = panel;
+        if (panel != panel_) columns_.set(matrix_, panel), panel_ = panel;
     }
 
     void some(int64_t count) {

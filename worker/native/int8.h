@@ -153,10 +153,8 @@ struct Product {
 
     // Rows [first, last), of which the first begins a tile.
     void each_some(int64_t first, int64_t last, int64_t panel, Claim& claim, BehindSteps next) const {
-        auto is_simply = [&](Result result) { return last - first > MANY && output.is_simply(result, matrix.columns, matrix.apart); };
-        if (is_simply(ROUNDED)) return between<ROUNDED>(first, last, panel, claim, next);
-        if (is_simply(ADDED)) return between<ADDED>(first, last, panel, claim, next);
-        if (is_simply(GATED)) return between<GATED>(first, last, panel, claim, next);
+        auto in_between = [&](auto result) { between<decltype(result)::value>(first, last, panel, claim, next); };
+        if (last - first > MANY && output.if_simple(matrix.columns, matrix.apart, in_between)) return;
         some<MANY, true>(first, panel, claim, next);
         while ((first += MANY) < last && !claim.is_lost()) some<MANY, false>(first, panel, claim, next);
     }

@@ -12,8 +12,8 @@ struct Nothing {
     void one() {}
 };
 
-// Rows of whole panels of what is ROUNDED, ADDED, or GATED by SILU. VALUES makes floats of a row's
-// sums, which begin ROW further on than those of the row before.
+// Rows of whole panels of what is ROUNDED, ADDED, or GATED by SILU. Values makes floats of a row's sums, which begin ROW further on
+// than those of the row before.
 template <Result RESULT, typename Values>
 class Interleaved {
     const Values values_;

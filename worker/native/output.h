@@ -73,10 +73,15 @@ struct Output {
         return gated<bf16>(as_stored(low), as_stored(high), activation);
     }
 
-    // Whether what is written are whole panels of what it says, side by side, or gated by SILU: see interleaved.h.
-    bool is_simply(Result wanted, int64_t columns, int64_t apart) const {
-        if (result != wanted) return false;
-        return result == GATED ? activation == SILU : result != WIDE && apart == WIDTH && columns % (2 * WIDTH) == 0;
+    // use(a constant) of the result, where it is of whole panels whose tiles lie side by side, or gated by SILU, see interleaved.h;
+    // whether that is so.
+    template <typename Use>
+    bool if_simple(int64_t columns, int64_t apart, const Use& use) const {
+        const bool is_whole = apart == WIDTH && columns % (2 * WIDTH) == 0;
+        if (result == ROUNDED && is_whole) return use(std::integral_constant<Result, ROUNDED>()), true;
+        if (result == ADDED && is_whole) return use(std::integral_constant<Result, ADDED>()), true;
+        if (result == GATED && activation == SILU) return use(std::integral_constant<Result, GATED>()), true;
+        return false;
     }
 
     [[gnu::always_inline]] static void add_to(bf16* to, Floats values) { store(to, load(to) + as_stored(values)); }

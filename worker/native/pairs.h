@@ -113,22 +113,18 @@ struct PairProduct {
         const int64_t panels = matrix.num_panels(), blocks = (rows + BLOCK_ROWS - 1) / BLOCK_ROWS;
         const int64_t of_block = ((rows + blocks - 1) / blocks + Laid::ROWS - 1) / Laid::ROWS * Laid::ROWS;
         team.each_apart(blocks * panels, at_once, [&](int64_t task, Claim& claim) {
-            const int64_t first = task / panels * of_block, last = std::min(first + of_block, rows);
-            if (is_simply<ROUNDED>()) between<ROUNDED>(first, last, task % panels, claim);
-            else if (is_simply<ADDED>()) between<ADDED>(first, last, task % panels, claim);
-            else if (is_simply<GATED>()) between<GATED>(first, last, task % panels, claim);
-            else each_tile(first, last, task % panels, claim);
+            const int64_t first = task / panels * of_block, last = std::min(first + of_block, rows), panel = task % panels;
+            auto in_between = [&](auto result) { between<decltype(result)::value>(first, last, panel, claim); };
+            if (!expansion && output.if_simple(matrix.columns, matrix.apart, in_between)) return;
+            each_tile(first, last, panel, claim);
         });
     }
-
-    template <Result RESULT>
-    bool is_simply() const { return !expansion && output.is_simply(RESULT, matrix.columns, matrix.apart); }
 
     // Rows [first, last) of a panel, whose sums are made into y while the next ones are summed.
     template <Result RESULT>
     void between(int64_t first, int64_t last, int64_t panel, Claim& claim) const {
         PanelColumns columns;
-        columns.be(matrix, panel);
+        columns.set(matrix, panel);
         Interleaved<RESULT, PanelColumns> others(columns, RESULT == GATED ? gated_apart(matrix, output) : matrix.columns);
         const bool is_own = block(first, last, panel, others, [&](int64_t row, int64_t count, const float* sums) {
             if (!claim.may_write()) return false;
