@@ -5,13 +5,15 @@ A graph is recorded for a bucket, so many rows and so many of them of one sequen
 has been met a few times, between two steps, so a worker serves from its first second and the sizes that matter come
 first. It reads and writes the same memory each time; a step is copied in, once, and replayed, and its logits lie where
 the last ones lay. Where a bucket's rows are few there are other ways to compute them (``worker.models.fused``): all are
-recorded, and the one that the device is through with first is kept. Whatever else there is, or has no graph yet, is
-computed as ever.
+recorded, and the one that the device is through with first is kept. The first step of a bucket is computed both ways,
+and a graph that says something else than the step as ever is not used again. Whatever else there is, or has no graph
+yet, is computed as ever.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -24,7 +26,7 @@ from torch import Tensor
 
 from policies import settings
 from worker.attention import Backend, Fixed, Fixing, Plan, Shape
-from worker.inputs import Laid, fill_in, lay_out
+from worker.inputs import Laid, fill_in, lay_out, planned
 from worker.models import Decoder, Ops
 from worker.transfer import send_into
 
@@ -45,6 +47,10 @@ _LOGITS = (8, 32, 128, 256)
 """That these may want; or as many as steps of decodes."""
 TIMES = 3
 """That each of several recordings of a bucket is tried."""
+FARTHEST = 0.5
+"""Of logits that a graph says from those of the same step as ever, in standard deviations of these: rounding leaves
+some hundredths, an expert chosen otherwise some tenths, and logits that have nothing to do with each other lie 1.4
+apart."""
 _WIDE = 5
 """Numbers of 64 bits a row: token, position and slot, and where it comes from if it is not known yet."""
 
@@ -204,23 +210,52 @@ class StepGraphs:
             return None
         recording = self._recordings.get(bucket)
         if recording is None:
-            self._num_met[bucket] += 1
-            num_before = NUM_MIXED_BEFORE if bucket.has_chunks else NUM_STEPS_BEFORE
-            if self._num_met[bucket] <= num_before or bucket.has_chunks in self._gives_up:
-                return None
-            recording = self._make(bucket)
-            if recording is None:
-                return None
+            return self._begin(bucket, laid, sampled_before) if self._is_due(bucket, laid) else None
+        self._lay_in(laid, bucket, recording, sampled_before)
+        (replay,) = recording.replays.values()
+        replay()
+        return self._logits[: len(laid.rows)]
+
+    def _is_due(self, bucket: Bucket, laid: Laid) -> bool:
+        """To be recorded, with this step as its first. One that wants no logits would show nothing."""
+        self._num_met[bucket] += 1
+        num_before = NUM_MIXED_BEFORE if bucket.has_chunks else NUM_STEPS_BEFORE
+        is_known = self._num_met[bucket] > num_before and len(laid.rows) > 0
+        return is_known and bucket.has_chunks not in self._gives_up
+
+    def _begin(self, bucket: Bucket, laid: Laid, sampled_before: Tensor | None) -> Tensor | None:
+        """A bucket's first step, by every way that it could be recorded in and as ever, which leaves its keys and
+        values; what agrees and is fastest is kept. None where it could not be recorded."""
+        recording = self._make(bucket)
+        if recording is None:
+            return None
+        self._lay_in(laid, bucket, recording, sampled_before)
+        said: dict[str, Tensor] = {}
+        logits = self._logits[: len(laid.rows)]
+        for way, replay in recording.replays.items():
+            logits.fill_(math.nan)
+            replay()
+            said[way] = logits.clone() if len(recording.replays) > 1 else logits
+        inputs, plan = planned(laid, self._attention, self._model.device, sampled_before)
+        expected = self._model.forward(inputs.token_ids, inputs.positions, inputs.rows, plan, self._ops)
+        for way, got in said.items():
+            if not _agree(got, expected):
+                log.warning("steps of %s, %s, say something else as a graph, and go without", bucket, way)
+                del recording.replays[way]
+        if not recording.replays:
+            self._gives_up.add(bucket.has_chunks)
+            return expected
+        if len(recording.replays) > 1:
+            self._keep_fastest(bucket, recording)
+        self._recordings[bucket] = recording
+        return expected
+
+    def _lay_in(self, laid: Laid, bucket: Bucket, recording: _Recording, sampled_before: Tensor | None) -> None:
         self._put(laid, bucket, recording.plan)
         num_unknown = len(laid.unknown)
         if num_unknown:
             token_ids, _, _, unknown, sources = recording.wide
             fill_in(token_ids, unknown[:num_unknown], sources[:num_unknown], sampled_before)
-        if len(recording.replays) > 1:
-            self._keep_fastest(bucket, recording)
-        (replay,) = recording.replays.values()
-        replay()
-        return self._logits[: len(laid.rows)]
 
     def _bucket(self, laid: Laid) -> Bucket | None:
         num, num_extents = len(laid.token_ids), len(laid.extents)
@@ -294,8 +329,7 @@ class StepGraphs:
                     replays[str(few)] = self._record(partial(run_few, few))
                 except Exception as error:
                     log.warning("steps of %s, %s: %s", bucket, few, str(error).partition("\n")[0])
-        recording = self._recordings[bucket] = _Recording(wide, plan, replays)
-        return recording
+        return _Recording(wide, plan, replays)
 
     def _keep_fastest(self, bucket: Bucket, recording: _Recording) -> None:
         """Of several recordings, by a step that lies ready: to compute it more than once changes nothing."""
@@ -304,6 +338,16 @@ class StepGraphs:
         log.info("seconds of a step of %s: %s", bucket, took_s)
         fastest = min(took_s, key=lambda way: took_s[way])
         recording.replays = {fastest: replays[fastest]}
+
+
+def _agree(said: Tensor, expected: Tensor) -> bool:
+    """Every row of one with that of the other ([rows, vocab_size] f32), but for rows that are no numbers as ever
+    either."""
+    for got, usual in zip(torch.split(said, 16), torch.split(expected, 16), strict=True):
+        apart, wide = (got - usual).square().mean(dim=-1).sqrt(), usual.std(dim=-1)
+        if not bool(((apart <= FARTHEST * wide) | ~usual.isfinite().all(dim=-1)).all()):
+            return False
+    return True
 
 
 def _num_wide(bucket: Bucket) -> int:

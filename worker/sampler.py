@@ -22,23 +22,16 @@ from torch import Tensor
 from policies.terms import Sampling
 from policies.wire import TokenLogprob
 from worker.native import MAX_TRIES, Library, library
-from worker.sampling import race
+from worker.sampling import in_torch, race
 from worker.sampling.adjust import Adjusted, Adjustments, adjust
-from worker.sampling.filters import mass_above, mass_from, min_p_threshold, top_k_threshold
 from worker.sampling.masks import Masks
 from worker.sampling.tiles import Tiles
-from worker.sampling.wishes import NO_NOISE, Wishes, wish_of
+from worker.sampling.wishes import NO_NOISE, UNUSABLE, Wishes, wish_of
 from worker.transfer import Arriving, rows_of, sent
 from worker.triton import has_triton
 
-UNUSABLE = -1
-"""Sampled instead of a token where the logits are no distribution (NaN, +inf, or nothing above -inf)."""
-
 NOT_FORCED = -1
 """In place of the token that comes in any case."""
-
-SMALLEST_TEMPERATURE = 1e-30
-"""Smaller ones would be zero in float32; at this one only the exact maximum can win already."""
 
 
 @dataclass(slots=True)
@@ -223,56 +216,16 @@ class Sampler:
 
     def _chosen(self, logits: Tensor, rows: Sequence[Row]) -> Tensor:
         """Token ids [n] i64, UNUSABLE ones too, where there are no compiled kernels."""
-        if has_triton(logits.device):
-            from worker.sampling.on_device import draw
+        asked, keys, device = [row.sampling for row in rows], [_key(row) for row in rows], logits.device
+        if has_triton(device):
+            from worker.sampling import on_device
 
-            return draw(logits, Wishes.of([row.sampling for row in rows], [_key(row) for row in rows], logits.device))
-        each = zip(torch.split(logits, 1), rows, strict=True) if self._by_row else ()
-        alone = [self._choose(one, [row]) for one, row in each]
-        return torch.cat(alone) if alone else self._choose(logits, rows)
-
-    def _choose(self, logits: Tensor, rows: Sequence[Row]) -> Tensor:
-        """Token ids [n] i64, UNUSABLE ones too."""
-        tiles = Tiles(logits)
-        drawn = [i for i, row in enumerate(rows) if row.sampling.temperature > 0]
-        if len(drawn) < len(rows):
-            chosen = tiles.argmax()
-            if drawn:
-                chosen[drawn] = self._draw(tiles, rows, drawn)
-        else:
-            chosen = self._draw(tiles, rows, drawn)
-        return chosen.masked_fill_(~tiles.largest.isfinite(), UNUSABLE)
-
-    def _draw(self, tiles: Tiles, rows: Sequence[Row], drawn: list[int]) -> Tensor:
-        """Token ids [len(drawn)] i64 for the rows that are not greedy."""
-        device = tiles.largest.device
-        at = torch.tensor(drawn, device=device)
-        chosen = [rows[i] for i in drawn]
-        asked = [row.sampling for row in chosen]
-        temperature = torch.tensor([max(s.temperature, SMALLEST_TEMPERATURE) for s in asked], device=device)
-        starts = race.streams([_key(row) for row in chosen], device)
-        top_k = [s.top_k if s.top_k < self.vocab_size else 0 for s in asked]
-        threshold = top_k_threshold(tiles, at, top_k)
-        nucleus = [i for i, s in enumerate(asked) if s.top_p < 1.0]
-        if nucleus:
-            top_p = torch.tensor([asked[i].top_p for i in nucleus], dtype=torch.float64, device=device)
-            mass = top_p * mass_from(tiles, at[nucleus], temperature[nucleus], threshold[nucleus])
-        if any(s.min_p for s in asked):
-            threshold = threshold.maximum(min_p_threshold(tiles, at, temperature, [s.min_p for s in asked]))
-        winners = race.draw(tiles, at, starts, temperature, threshold)
-
-        if nucleus:
-            left = torch.tensor(nucleus, device=device)
-            while True:
-                drawn_logits = tiles.at(at[left], winners[left])
-                above = mass_above(tiles, at[left], temperature[left], drawn_logits)
-                outside = (above >= mass) & (above > 0)
-                if not outside.any():
-                    break
-                left, mass = left[outside], mass[outside]
-                threshold[left] = drawn_logits[outside].nextafter(torch.tensor(torch.inf, device=device))
-                winners[left] = race.draw(tiles, at[left], starts[left], temperature[left], threshold[left])
-        return winners
+            if on_device.agrees(device, self.vocab_size):
+                return on_device.draw(logits, Wishes.of(asked, keys, device))
+        if not self._by_row or not rows:
+            return in_torch.draw(logits, asked, keys)
+        each = zip(torch.split(logits, 1), asked, keys, strict=True)
+        return torch.cat([in_torch.draw(one, [sampling], [key]) for one, sampling, key in each])
 
 
 def _key(row: Row) -> tuple[int, int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from unittest.mock import patch
 
+import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -13,6 +14,7 @@ from tests.kernels.device import DEVICE, examples
 from tests.worker import sampling_oracle
 from worker.native import library
 from worker.sampler import Row, Sampler
+from worker.sampling import on_device
 from worker.sampling.on_device import draw
 from worker.sampling.wishes import Wishes
 
@@ -64,3 +66,27 @@ def test_rows_that_are_no_distribution_fail_alone():
     logits[3, 150] = logits[4, 150] = 60.0
     rows = [sampling_oracle.row(temperature=temperature) for temperature in (1.0, 0.0, 1.0, 1.0, 0.0)]
     assert drawn(logits, rows) == [-1, -1, -1, 150, 150]
+
+
+def test_the_kernels_are_tried_before_they_draw():
+    assert on_device.agrees(DEVICE, 5000)
+
+
+@pytest.mark.parametrize("vocab_size", [300, 301])
+def test_kernels_that_fail_or_draw_other_tokens_are_not_used(monkeypatch, caplog, vocab_size):
+    def fail(logits, wishes):
+        raise RuntimeError("no such instruction")
+
+    def other(logits, wishes):
+        return draw(logits, wishes) + (torch.arange(len(logits), device=DEVICE) == 5)
+
+    monkeypatch.setattr(on_device, "draw", fail if vocab_size == 300 else other)
+    monkeypatch.setattr("worker.sampler.has_triton", lambda device: True)
+    rows = [sampling_oracle.row(temperature=temperature, seed=seed) for seed, temperature in enumerate((0.0, 1.0, 0.5))]
+    logits = torch.randn(3, vocab_size, generator=torch.Generator().manual_seed(4))
+    with patch("worker.sampler.library", lambda: None):
+        got = Sampler(vocab_size, ()).sample(logits.to(DEVICE), rows).token_ids
+    monkeypatch.undo()
+    assert got == drawn(logits, rows)
+    (record,) = caplog.records
+    assert record.message.endswith("torch draws instead")

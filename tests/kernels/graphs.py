@@ -68,6 +68,18 @@ class Repeat:
         return self.took_s[self.last]
 
 
+class Forget(Repeat):
+    """Of these recordings nothing is left when they are replayed."""
+
+    def __init__(self, which, *took_s):
+        super().__init__(*took_s)
+        self.which = which
+
+    def __call__(self, run):
+        replay = super().__call__(run)
+        return (lambda: None) if self.num_recorded - 1 in self.which else replay
+
+
 class Refuse:
     def __init__(self, error):
         self.error = error
@@ -210,8 +222,9 @@ def test_of_several_ways_to_compute_few_rows_the_fastest_is_kept(took_s):
         expected, got = pair.step([chance.randrange(90) for _ in range(chance.choice([3, 4]))], step)
         if got is not None:
             torch.testing.assert_close(got, expected, atol=1e-4, rtol=1e-4)
+        if step > NUM_STEPS_BEFORE:
             assert record.last == took_s.index(min(took_s))
-    assert record.num_replays == 3 + 3
+    assert record.num_replays == 3 + 3 + 2  # the first step by each way, twice, and the steps behind it
 
 
 @pytest.mark.skipif(DEVICE.type != "cpu", reason="a device refuses nothing here")
@@ -230,6 +243,32 @@ def test_a_way_that_cannot_be_recorded_is_left_out_and_the_others_are_tried(capl
             torch.testing.assert_close(got, expected, atol=1e-4, rtol=1e-4)
     assert pair.graphs.tried_s == {(1, 1, 1): {"as ever": 3.0, "fused, 3 at once": 2.0}}
     assert "steps of 1 rows, fused, 1 at once: out of resource" in caplog.text
+
+
+@pytest.mark.skipif(DEVICE.type != "cpu", reason="a device does not forget")
+def test_a_graph_that_says_something_else_is_found_at_its_first_step(caplog):
+    pair = Pair(Forget({1}, 3.0, 1.0, 2.0), few=True)
+    for step in range(NUM_STEPS_BEFORE + 2):
+        expected, got = pair.step([20], step)
+        if got is not None:
+            torch.testing.assert_close(got, expected, atol=1e-4, rtol=1e-4)
+    assert pair.graphs.tried_s == {(1, 1, 1): {"as ever": 3.0, "fused, 3 at once": 2.0}}
+    (record,) = caplog.records
+    assert record.message == "steps of 1 rows, fused, 1 at once, say something else as a graph, and go without"
+
+
+@pytest.mark.skipif(DEVICE.type != "cpu", reason="a device does not forget")
+def test_where_no_graph_says_the_same_steps_are_computed_and_leave_what_they_always_leave(monkeypatch, caplog):
+    monkeypatch.setattr("worker.graphs.NUM_MIXED_BEFORE", NUM_STEPS_BEFORE)
+    pair = Pair(Forget({1}))
+    for step in range(2 * NUM_STEPS_BEFORE + 6):
+        chunks = [(16, 13, True)] if step % 2 else []
+        expected, got = pair.step([20, 7, 30], step, chunks=chunks)
+        if got is not None:
+            torch.testing.assert_close(got, expected, atol=1e-4, rtol=1e-4)
+    assert pair.graphs.recorded == [(4, 1, 4)]
+    (record,) = caplog.records
+    assert record.message.startswith("steps of 16 rows with chunks and 5 logits, as ever, say something else")
 
 
 def test_few_rows_and_drafts_of_few_are_replayed_as_they_are_fastest():

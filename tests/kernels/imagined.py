@@ -171,6 +171,8 @@ def imagined(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
     monkeypatch.setattr(torch.Tensor, "pin_memory", pinned)
     monkeypatch.setattr(JITFunction, "run", launch)
     monkeypatch.setattr("worker.triton.check.agrees", lambda device: True)
+    monkeypatch.setattr("worker.sampling.on_device.agrees", lambda device, vocab_size: True)
+    monkeypatch.setattr("worker.graphs._agree", lambda said, expected: True)
     monkeypatch.setattr("worker.models.fused.FusedDecoder.agrees", lambda self: True)
     monkeypatch.setattr("worker.graphs.CudaRecord", lambda: Record(watch))
     monkeypatch.setattr("worker.sampling.race.streams", streams)

@@ -14,9 +14,9 @@ from policies.terms import Sampling
 from tests.worker import sampling_oracle as oracle
 from tests.worker.sampling_oracle import row
 from worker.native import MAX_TRIES, library
-from worker.sampler import UNUSABLE, Row, Sampler
+from worker.sampler import Row, Sampler
 from worker.sampling import race
-from worker.sampling.wishes import wish_of
+from worker.sampling.wishes import UNUSABLE, wish_of
 
 VOCAB_SIZE = 300
 """Not a multiple of the tile's width."""

@@ -15,8 +15,9 @@ import torch
 from policies.terms import Sampling
 from tests.worker import sampling_oracle as oracle
 from worker.native import library
-from worker.sampler import UNUSABLE, Row, Sampled, Sampler
+from worker.sampler import Row, Sampled, Sampler
 from worker.sampling.masks import Bits, Masks
+from worker.sampling.wishes import UNUSABLE
 
 EOS = (7, 8)
 MAX_TOKENS = 100

@@ -14,6 +14,9 @@ from policies.terms import Sampling
 from worker.sampling import race
 from worker.transfer import sent
 
+UNUSABLE = -1
+"""Drawn instead of a token where the logits are no distribution (NaN, +inf, or nothing above -inf)."""
+
 _WISH = struct.Struct("=fffi")
 NO_NOISE = bytes(8)
 """In place of a start where nothing is left to chance."""
