@@ -6,12 +6,14 @@ before anybody is.
 
 from __future__ import annotations
 
+import math
+import mmap
 from functools import cache
 from pathlib import Path
 
 import msgspec
 
-from policies import safetensors, settings
+from policies import gguf, safetensors, settings
 from policies.engine import KV_MEMORY_SHARES
 from policies.gguf import SUFFIX
 
@@ -20,6 +22,8 @@ PROCESS_BYTES = 384 << 20
 _BYTES_EACH = {"bfloat16": 2.0, "float16": 2.0, "float32": 4.0}
 _QUANTISED = {"int8": 1.05, "fp8": 1.05, "int4": 0.6}
 """Bytes of a value, scales included."""
+_EMBEDDING, _HEAD = "embed_tokens.weight", "lm_head.weight"
+"""Ends of names; rows of the one are looked up, and it stays as it is."""
 _NATIVE_BFLOAT16 = ("avx512_bf16", "amx_tile")
 """Without these flags a CPU's "auto" is float32."""
 _UNLIMITED_BYTES = 1 << 62
@@ -49,10 +53,7 @@ class Need(msgspec.Struct, frozen=True):
 def need_of(place: Path, engine: settings.Engine) -> Need:
     """``place`` is a directory in Hugging Face layout or a GGUF file. Damaged files count as what they have; the worker
     says what is wrong with them."""
-    if place.suffix == SUFFIX:
-        weights_bytes = _size(place)
-    else:
-        weights_bytes = sum(_loaded_bytes(file, engine) for file in place.glob("*.safetensors"))
+    weights_bytes = _of_gguf(place, engine) if place.suffix == SUFFIX else _of_directory(place, engine)
     share = engine.kv_memory_share or KV_MEMORY_SHARES["cuda" if engine.device == "cuda" else "cpu"]
     return Need(weights_bytes, engine.max_kv_bytes, share)
 
@@ -83,24 +84,59 @@ def free_bytes(meminfo: Path, cgroup: Path) -> int | None:
     return max(0, min(free, limit - used))
 
 
-def _loaded_bytes(file: Path, engine: settings.Engine) -> int:
-    """Of one file's tensors in the form that they are loaded in."""
+def _of_gguf(file: Path, engine: settings.Engine) -> int:
+    """Its matrices stay as they are; its embedding is there as floats, too."""
     size = _size(file)
     try:
-        with file.open("rb") as opened:
-            length = safetensors.header_length(opened.read(safetensors.LENGTH_BYTES), size)
-            tensors = safetensors.tensors_of(opened.read(length), size)
-    except (OSError, safetensors.SafetensorsInvalid):
+        with (
+            file.open("rb") as opened,
+            mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as mapped,
+            memoryview(mapped) as view,
+        ):
+            table = gguf.parse(view).tensors.get("token_embd.weight")
+    except (OSError, ValueError):
         return size
-    return int(sum(_bytes_of(tensor, engine) for tensor in tensors.values()))
+    return size if table is None else size + int(math.prod(table.shape) * _plain_bytes(engine))
 
 
-def _bytes_of(tensor: safetensors.Tensor, engine: settings.Engine) -> float:
+def _of_directory(directory: Path, engine: settings.Engine) -> int:
+    """Of its tensors in the form that they are loaded in."""
+    tensors: dict[str, safetensors.Tensor] = {}
+    damaged_bytes = 0
+    for file in directory.glob("*.safetensors"):
+        size = _size(file)
+        try:
+            with file.open("rb") as opened:
+                length = safetensors.header_length(opened.read(safetensors.LENGTH_BYTES), size)
+                tensors |= safetensors.tensors_of(opened.read(length), size)
+        except (OSError, safetensors.SafetensorsInvalid):
+            damaged_bytes += size
+    held = damaged_bytes + sum(_bytes_of(name, tensor, engine) for name, tensor in tensors.items())
+    table = next((tensor for name, tensor in tensors.items() if name.endswith(_EMBEDDING)), None)
+    if table is not None and not any(name.endswith(_HEAD) for name in tensors):
+        held += _bytes_of_tied_head(table, engine)
+    return int(held)
+
+
+def _bytes_of(name: str, tensor: safetensors.Tensor, engine: settings.Engine) -> float:
     if tensor.dtype not in safetensors.FLOATS:
         return tensor.num_bytes  # it is quantised, and stays so
-    if len(tensor.shape) > 1 and engine.quantize != "none":
+    if len(tensor.shape) > 1 and engine.quantize != "none" and not name.endswith(_EMBEDDING):
         return tensor.num_values * _QUANTISED[engine.quantize]
-    return tensor.num_values * _BYTES_EACH.get(engine.dtype, 2.0 if _has_bfloat16() else 4.0)
+    return tensor.num_values * _plain_bytes(engine)
+
+
+def _bytes_of_tied_head(table: safetensors.Tensor, engine: settings.Engine) -> float:
+    """Of the embedding as it is multiplied, where that is another copy: rounded, or as CPUs multiply bfloat16."""
+    if engine.quantize != "none":
+        return table.num_values * _QUANTISED[engine.quantize]
+    each = _plain_bytes(engine)
+    return table.num_values * each if engine.device != "cuda" and each < _BYTES_EACH["float32"] else 0.0
+
+
+def _plain_bytes(engine: settings.Engine) -> float:
+    """Of a weight that is not quantised."""
+    return _BYTES_EACH.get(engine.dtype, 2.0 if _has_bfloat16() else 4.0)
 
 
 @cache

@@ -21,7 +21,7 @@ from worker.models import (
     Means,
     ModelError,
     Shard,
-    bytes_per_parameter,
+    held_bytes,
     load_decoder,
     packs_bfloat16,
     path_of,
@@ -48,14 +48,14 @@ def load_model(
     dtype = dtype_of(engine, device, architecture)
     kv_type_of(engine, dtype, device)  # refused before anything is loaded
     max_model_tokens = max_model_tokens_of(engine, architecture)
-    # On the CPU all ranks take of the same memory; one asks for them all, before the others have begun to load.
-    asking = range(layout.num_ranks) if device.type == "cpu" and rank == 0 else (rank,)
-    num_parameters = sum(Shard.of(architecture, layout, other).num_parameters for other in asking)
-    needed = num_parameters * bytes_per_parameter(path, architecture, dtype)
-    refuse_too_large(source, needed, dtype, device)
     kernels = kernels_of(engine, device)
     codes = kernels is not None and dtype is torch.bfloat16 and coding_pays(kernels)
     means = Means(kernels, engine.quantize_activations, engine.deterministic, codes)
+    # On the CPU all ranks take of the same memory; one asks for them all, before the others have begun to load.
+    asking = range(layout.num_ranks) if device.type == "cpu" and rank == 0 else (rank,)
+    shards = [Shard.of(architecture, layout, other) for other in asking]
+    needed = sum(held_bytes(path, each, dtype, device, engine.quantize, means) for each in shards)
+    refuse_too_large(source, needed, dtype if engine.quantize == "none" else engine.quantize, device)
     # One rank reads ahead for all, no more than stays in memory beside the model until it is taken.
     beside = int(needed) if device.type == "cpu" else 0
     room_bytes = free_bytes(torch.device("cpu")) - beside if rank == 0 else 0
@@ -80,12 +80,12 @@ def refuse_files_too_large(path: Path, facts: Facts, dtype: torch.dtype, device:
     refuse_too_large(str(path), in_files * dtype.itemsize / stored.itemsize, dtype, device)
 
 
-def refuse_too_large(source: str, needed: float, dtype: torch.dtype, device: torch.device) -> None:
-    """Raises ModelError where the device has not so many bytes left."""
+def refuse_too_large(source: str, needed: float, form: torch.dtype | str, device: torch.device) -> None:
+    """Raises ModelError where the device has not so many bytes left. ``form``: that weights will be in."""
     free = free_bytes(device)
     if needed > free:
         raise ModelError(
-            f"the weights of {source} take {mib(needed)} MiB in {str(dtype).removeprefix('torch.')},"
+            f"the weights of {source} take {mib(needed)} MiB in {str(form).removeprefix('torch.')},"
             f" but {mib(free)} MiB of memory are free"
         )
 

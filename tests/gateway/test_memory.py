@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gguf
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -34,6 +36,38 @@ def checkpoint(tmp_path):
 )
 def test_weights_count_in_the_form_that_they_are_loaded_in(checkpoint, engine, num_bytes):
     assert weights(engine, checkpoint) == num_bytes
+
+
+def test_an_embedding_stays_as_it_is_and_a_tied_head_is_another_copy_where_it_is_multiplied_otherwise(tmp_path):
+    table = torch.zeros(1000, 100, dtype=torch.bfloat16)
+    save_file({"model.embed_tokens.weight": table}, tmp_path / "model.safetensors")
+    for engine, num_bytes in (
+        (settings.Engine(dtype="float32"), 400_000),
+        (settings.Engine(dtype="bfloat16"), 400_000),
+        (settings.Engine(dtype="bfloat16", device="cuda"), 200_000),
+        (settings.Engine(dtype="bfloat16", quantize="int8"), 305_000),
+        (settings.Engine(dtype="float32", quantize="int4"), 460_000),
+    ):
+        assert weights(engine, tmp_path) == num_bytes
+    save_file({"lm_head.weight": table}, tmp_path / "head.safetensors")
+    assert weights(settings.Engine(dtype="bfloat16"), tmp_path) == 400_000
+    assert weights(settings.Engine(dtype="bfloat16", quantize="int8"), tmp_path) == 305_000
+
+
+def test_a_gguf_counts_as_its_file_and_its_embedding_as_floats(tmp_path):
+    path, bare = tmp_path / "model.gguf", tmp_path / "bare.gguf"
+    table = np.zeros((1000, 64), dtype=np.float16)
+    for place, tensors in ((path, {"token_embd.weight": table, "output.weight": table}), (bare, {"other": table})):
+        writer = gguf.GGUFWriter(place, "llama")
+        for name, tensor in tensors.items():
+            writer.add_tensor(name, tensor)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+    assert weights(settings.Engine(dtype="bfloat16"), path) == path.stat().st_size + 128_000
+    assert weights(settings.Engine(dtype="float32"), path) == path.stat().st_size + 256_000
+    assert weights(settings.Engine(), bare) == bare.stat().st_size
 
 
 def test_what_is_quantised_in_the_file_stays_so(tmp_path):

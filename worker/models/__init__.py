@@ -5,10 +5,11 @@ from worker.models.decoder import Decoder
 from worker.models.encoders import Encoder, is_encoder, load_encoder, read_encoder
 from worker.models.errors import ModelError
 from worker.models.finite import not_finite
+from worker.models.footprint import held_bytes
 from worker.models.foreign import Facts, Foreign, is_native, load_foreign, read_facts, refuse_foreign
 from worker.models.linear import Means, packs_bfloat16
 from worker.models.link import Link
-from worker.models.load import bytes_per_parameter, load_decoder, read_architecture
+from worker.models.load import load_decoder, read_architecture
 from worker.models.ops import NativeOps, Ops, RepeatableOps, TorchOps
 from worker.models.place import path_of
 from worker.models.pooled import pooling_of
@@ -33,7 +34,7 @@ __all__ = [
     "Shard",
     "TorchOps",
     "Whole",
-    "bytes_per_parameter",
+    "held_bytes",
     "is_encoder",
     "is_native",
     "load_decoder",

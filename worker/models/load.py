@@ -19,8 +19,8 @@ from worker.models.facts import token_ids
 from worker.models.families import architecture_of
 from worker.models.fitting import together
 from worker.models.forms import Form, Plain
-from worker.models.gguf import GgufFile, GgufSource, architecture_of_gguf, stored_bytes
-from worker.models.importers import NOT_NEEDED, Mxfp4, importer_of
+from worker.models.gguf import GgufFile, GgufSource, architecture_of_gguf
+from worker.models.importers import NOT_NEEDED, importer_of
 from worker.models.latent import LatentAttention
 from worker.models.linear import ALONE, Linear, Means, linear_by_head, linear_of
 from worker.models.quantize import quantized
@@ -58,19 +58,6 @@ def _with_ends(architecture: Architecture, place: Path) -> Architecture:
         if not 0 <= token_id < vocab_size:
             raise ModelError(f"{place} has answers end with token {token_id}, but the vocabulary has {vocab_size}")
     return architecture
-
-
-def bytes_per_parameter(path: Path, architecture: Architecture, dtype: torch.dtype) -> float:
-    """About what a weight takes in memory once it is loaded: less than one of ``dtype`` where it is stored quantised.
-    Raises ModelError.
-    """
-    if is_gguf(path):
-        return stored_bytes(GgufFile(path).header, dtype) / architecture.num_parameters
-    importer = importer_of(read_json(path / "config.json"))
-    if importer is None or isinstance(importer, Mxfp4):  # which is not kept as it is
-        return dtype.itemsize
-    in_files = sum(file.stat().st_size for file in path.glob("*.safetensors"))
-    return min(dtype.itemsize, in_files / architecture.num_parameters)
 
 
 def load_decoder(

@@ -163,8 +163,12 @@ class Shard:
     def num_parameters(self) -> int:
         """Of its matrices; norms and biases are too small to count."""
         tables = self.is_first + (self.is_last and not (self.is_first and self.whole.tied))
-        layers = sum(self.own.num_layer_parameters(layer) for layer in range(len(self.layers)))
-        return layers + tables * len(self.vocabulary) * self.own.hidden_size
+        return self.num_layer_parameters + tables * len(self.vocabulary) * self.own.hidden_size
+
+    @property
+    def num_layer_parameters(self) -> int:
+        """The same without embedding and head."""
+        return sum(self.own.num_layer_parameters(layer) for layer in range(len(self.layers)))
 
     def whole_name(self, name: str) -> str:
         """Of "layers.0.mlp.up_proj", the first of its own: the name in the checkpoint."""

@@ -40,16 +40,17 @@ _NOT_NEEDED = re.compile(r"(blk\.\d+\.)?(rope_freqs|rope_factors_long|rope_facto
 """They are in the architecture, or follow from it."""
 
 
-def stored_bytes(header: Header, dtype: torch.dtype) -> float:
-    """About what the matrices will take in memory; the embedding, of which rows are looked up, as ``dtype`` too."""
+def stored_bytes(header: Header, dtype: torch.dtype, plain_bytes: float) -> float:
+    """About what the matrices will take in memory, a weight of those that are floats ``plain_bytes``; the embedding, of
+    which rows are looked up, as ``dtype`` too."""
     matrices = {name: place for name, place in header.tensors.items() if len(place.shape) > 1}
-    stored = sum(math.prod(place.shape) * _size(place.kind.name, dtype) for place in matrices.values())
+    stored = sum(math.prod(place.shape) * _size(place.kind.name, plain_bytes) for place in matrices.values())
     return stored + math.prod(matrices["token_embd.weight"].shape) * dtype.itemsize
 
 
-def _size(kind: str, dtype: torch.dtype) -> float:
+def _size(kind: str, plain_bytes: float) -> float:
     """Of a value in its form: half a byte and its part of a scale and an offset, or a byte."""
-    return dtype.itemsize if kind in FLOATS else 0.75 if kind in FOUR_BITS else 1.0
+    return plain_bytes if kind in FLOATS else 0.75 if kind in FOUR_BITS else 1.0
 
 
 class GgufSource:
