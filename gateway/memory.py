@@ -127,11 +127,12 @@ def _bytes_of(name: str, tensor: safetensors.Tensor, engine: settings.Engine) ->
 
 
 def _bytes_of_tied_head(table: safetensors.Tensor, engine: settings.Engine) -> float:
-    """Of the embedding as it is multiplied, where that is another copy: rounded, or as CPUs multiply bfloat16."""
+    """Of the embedding as it is multiplied, where that is another copy: rounded, or in the order of a CPU's kernels."""
     if engine.quantize != "none":
         return table.num_values * _QUANTISED[engine.quantize]
-    each = _plain_bytes(engine)
-    return table.num_values * each if engine.device != "cuda" and each < _BYTES_EACH["float32"] else 0.0
+    if engine.device == "cuda":
+        return 0.0
+    return table.num_values * min(_plain_bytes(engine), 2.0 if table.dtype == "BF16" else 4.0)
 
 
 def _plain_bytes(engine: settings.Engine) -> float:

@@ -167,8 +167,8 @@ def _torch(found: Facts) -> None:
         if not native_bf16:
             found.find(
                 "slow",
-                "the CPU has neither AVX512-BF16 nor AMX: the engine computes in float32, which reads twice the memory"
-                " for each token.",
+                "the CPU has neither AVX512-BF16 nor AMX: the engine computes in float32, which takes several times as"
+                " long for prompts and, without a C++ compiler, for each token.",
             )
 
 

@@ -61,6 +61,11 @@ def _numbers(_: click.Context, __: click.Parameter, text: str) -> list[int]:
     default=100.0,
     help="CPUs that anything else may have beside a run, or it is run again, twice at most [no limit].",
 )
+@click.option(
+    "--avx2",
+    is_flag=True,
+    help="As a processor with no more does it: torch, oneDNN and our kernels keep to AVX2; llama.cpp is as built.",
+)
 @click.option("--keep", type=click.Path(file_okay=False, path_type=Path), help="Keep checkpoints and logs here.")
 @click.option("--prepare-only", is_flag=True, help="Make what the peers want of the checkpoint, into --keep.")
 @click.option("--wait", is_flag=True, help="Before each round, when all is loaded and warm, wait for a line on stdin.")
@@ -103,6 +108,7 @@ async def _race(options: dict[str, Any]) -> Report:
         start_limit_s=options["start_limit_s"],
         with_limits=options["limits"],
         max_others=options["max_others"],
+        keeps_to_avx2=options["avx2"],
     )
     forms = [] if options["ours"] == "none" else options["ours"].split(",")
     contestants = [parse(f"{OURS}:{form}={sys.executable}") for form in forms] + options["peers"]

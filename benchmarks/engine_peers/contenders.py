@@ -27,6 +27,8 @@ FORMS = {
 """Who can be measured, and in which stored forms of the same weights; the first is the default."""
 NAMES = {OURS: "Penstock", "vllm": "vLLM", "openvino": "openvino-genai", "llama": "llama.cpp"}
 """As they are printed, where that is another name; llama.cpp comes with llama-cpp-python, whose version is given."""
+KEPT_TO_AVX2 = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"}
+"""What torch and its libraries are told where they are to use no more."""
 MAX_LINE_BYTES = 1 << 24
 RESERVED_BYTES = 2 << 30
 """Memory that loading another engine must leave free, or one that waits is ended first."""
@@ -125,6 +127,8 @@ class Contender:
     async def _start(self) -> None:
         # Each is told its number of threads by its driver; some warn of a number from outside, and keep to it.
         environ = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+        if self._facts.get("keeps_to_avx2"):
+            environ |= KEPT_TO_AVX2
         if self.contestant.engine == OURS:
             environ["PYTHONPATH"] = str(ROOT)
         with self._log.open("ab") as errors:

@@ -53,6 +53,7 @@ class Plan(msgspec.Struct, frozen=True):
     with_limits: bool
     max_others: float
     """CPUs that anything else may have had beside a run, or it is run again."""
+    keeps_to_avx2: bool = False
 
 
 class Race:
@@ -72,7 +73,10 @@ class Race:
             "input_tokens": plan.input_tokens,
             "output_tokens": plan.output_tokens,
             "commit": commit,
+            "keeps_to_avx2": plan.keeps_to_avx2,
         }
+        if plan.keeps_to_avx2:
+            self.report.machine["kept to"] = "avx2"
         self.contenders = [
             Contender(
                 each,

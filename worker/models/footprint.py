@@ -18,6 +18,8 @@ _QUANTISED = {"int8": 1.0, "fp8": 1.0, "int4": 0.625}
 """Bytes of a weight, with its part of a group's scale and offset."""
 _CODED = 1.5
 """The same of bfloat16 in twelve bits, see PlainLinear."""
+_NOT_WIDENED = 2.0
+"""The same of bfloat16 in a model that computes in float32, see FloatLinear."""
 
 
 def held_bytes(
@@ -26,11 +28,13 @@ def held_bytes(
     """Of all that ``shard`` has of the checkpoint; the other arguments as for ``load_decoder``. Norms and biases are
     too small to count. Raises ModelError.
     """
-    whole, is_packed = shard.whole, device.type == "cpu" and dtype is torch.bfloat16
+    whole, kernels = shard.whole, means.kernels if device.type == "cpu" else None
     each: float = dtype.itemsize
     if quantization != "none":
         each = _QUANTISED[quantization]
-    elif is_packed and means.may_code and means.kernels is not None and means.kernels.has_linear:
+    elif kernels is not None and dtype is torch.float32 and whole.dtype == "bfloat16":
+        each = _NOT_WIDENED
+    elif kernels is not None and dtype is torch.bfloat16 and kernels.has_linear and means.may_code:
         each = _CODED
     if is_gguf(path):
         return stored_bytes(GgufFile(path).header, dtype, each) * shard.num_parameters / whole.num_parameters
@@ -39,7 +43,10 @@ def held_bytes(
         in_files = sum(file.stat().st_size for file in path.glob("*.safetensors"))
         return min(dtype.itemsize, in_files / whole.num_parameters) * shard.num_parameters
     # A tied head that is kept as it came is the embedding; otherwise it is another copy.
-    is_shared = whole.tied and quantization == "none" and not (is_packed and (means.kernels or packs_bfloat16()))
+    packs = device.type == "cpu" and (
+        (dtype is torch.bfloat16 and packs_bfloat16()) or (kernels is not None and dtype is not torch.float16)
+    )
+    is_shared = whole.tied and quantization == "none" and not packs
     num_heads = shard.is_last and not is_shared
     num_embeddings = shard.is_first or (shard.is_last and whole.tied)
     table = len(shard.vocabulary) * whole.hidden_size

@@ -6,9 +6,11 @@ in torch; nothing else changes.
 
 from worker.native.adapters import MAX_FACTORS, PackedAdapter
 from worker.native.check import library
-from worker.native.library import ACTIVATIONS, DTYPES, MAX_HEAD_DIM, MAX_TRIES, STORED_TYPES, TILE_LOGITS, Library, Step
+from worker.native.floats import FloatMatrix
+from worker.native.library import ACTIVATIONS, DTYPES, MAX_HEAD_DIM, MAX_TRIES, STORED_TYPES, TILE_LOGITS, Library
 from worker.native.packed import PackedInt4, PackedInt8, PackedMatrix
 from worker.native.pages import huge_empty
+from worker.native.structures import Step
 from worker.native.trial import coding_pays
 
 __all__ = [
@@ -19,6 +21,7 @@ __all__ = [
     "MAX_TRIES",
     "STORED_TYPES",
     "TILE_LOGITS",
+    "FloatMatrix",
     "Library",
     "PackedAdapter",
     "PackedInt4",

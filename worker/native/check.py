@@ -13,8 +13,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from worker.native.build import BuildError, CompilerFailed, built
-from worker.native.library import Library, Step
+from worker.native.floats import FloatMatrix
+from worker.native.library import Library
 from worker.native.packed import PackedInt4, PackedInt8, PackedMatrix
+from worker.native.structures import Step
 
 log = logging.getLogger(__name__)
 
@@ -115,8 +117,14 @@ def _draws(library: Library) -> bool:
 
 
 def _multiplies(library: Library, dtype: torch.dtype, random: Callable[..., Tensor]) -> bool:
-    """Matrices of few bits, with one row and with several."""
+    """Matrices of few bits, and of floats, with one row and with several."""
     weight, bias, x = random(56, 128).float(), random(56), random(37, 128)
+    expected = x.float() @ weight.T + bias.float()
+    floats = FloatMatrix.of_floats(weight, library.float_panel, bias)
+    for part in (x, x[:1]):
+        got = library.linear_as_floats(part.float(), floats)
+        if not torch.allclose(got, expected[: len(part)], atol=1e-3, rtol=1e-4):
+            return False
     if library.has_int8:
         scales = weight.abs().amax(1) / 127
         codes = (weight / scales[:, None]).round()

@@ -97,14 +97,32 @@ struct Part {
                 for (int64_t d = 0; d < head_dim; d += WIDTH) store(held_keys + i * head_dim + d, load(row + d));
             }
             for (int64_t g = 0; g < group; ++g) {
-                Floats sums[WIDTH] = {};
-                for (int64_t d = 0; d < head_dim; d += WIDTH) {
-                    Floats query = load(held_queries + g * head_dim + d);
-                    for (int i = 0; i < WIDTH; ++i) sums[i] += query * load(held_keys + i * head_dim + d);
-                }
-                store(scores + g * PART + first, scaled(sums_across(sums), places, first));
+                const float* query = held_queries + g * head_dim;
+                store(scores + g * PART + first, scaled(products(query, held_keys, head_dim), places, first));
             }
         }
+    }
+
+    // Of a query with sixteen keys.
+    static Floats products(const float* query, const float* held_keys, int64_t head_dim) {
+        if constexpr (REGISTER_FLOATS == WIDTH) {
+            Floats sums[WIDTH] = {};
+            for (int64_t d = 0; d < head_dim; d += WIDTH) {
+                const Floats some = load(query + d);
+                for (int i = 0; i < WIDTH; ++i) sums[i] += some * load(held_keys + i * head_dim + d);
+            }
+            return sums_across(sums);
+        }
+        alignas(64) float found[WIDTH];
+        for (int first = 0; first < WIDTH; first += 4, held_keys += 4 * head_dim) {
+            Register sums[4] = {};
+            for (int64_t d = 0; d < head_dim; d += REGISTER_FLOATS) {
+                const Register some = load_part(query + d);
+                for (int i = 0; i < 4; ++i) sums[i] += some * load_part(held_keys + i * head_dim + d);
+            }
+            sum_four(sums, found + first);
+        }
+        return load(found);
     }
 
     Floats scaled(Floats sums, const Places& places, int64_t first) const {
@@ -152,33 +170,30 @@ struct Part {
     // out [GROUP, head_dim] += weights [GROUP, PART] times the values of ``count`` positions
     template <int GROUP>
     void mix(const int64_t* offsets, int64_t count, const float* weights, float* out) const {
-        int64_t head_dim = step.head_dim;
+        constexpr int PARTS = REGISTER_FLOATS == WIDTH || GROUP <= 4 ? 2 : 1, AT_ONCE = PARTS * REGISTER_FLOATS;
+        const int64_t head_dim = step.head_dim;
         int64_t d = 0;
-        for (; d + 2 * WIDTH <= head_dim; d += 2 * WIDTH) {
-            Floats low[GROUP], high[GROUP];
+        for (; d + AT_ONCE <= head_dim; d += AT_ONCE) mix_parts<GROUP, PARTS>(offsets, count, weights, d, out);
+        for (; d < head_dim; d += REGISTER_FLOATS) mix_parts<GROUP, 1>(offsets, count, weights, d, out);
+    }
+
+    // Of dimensions from ``d`` on, as many as so many registers hold.
+    template <int GROUP, int PARTS>
+    void mix_parts(const int64_t* offsets, int64_t count, const float* weights, int64_t d, float* out) const {
+        Register sums[GROUP][PARTS];
+        float* const to = out + d;
+        for (int g = 0; g < GROUP; ++g) {
+            for (int part = 0; part < PARTS; ++part) sums[g][part] = load_part(to + g * step.head_dim + part * REGISTER_FLOATS);
+        }
+        for (int64_t i = 0; i < count; ++i) {
+            Register own[PARTS];
+            for (int part = 0; part < PARTS; ++part) own[part] = load_part(values + offsets[i] + d + part * REGISTER_FLOATS);
             for (int g = 0; g < GROUP; ++g) {
-                low[g] = load(out + g * head_dim + d);
-                high[g] = load(out + g * head_dim + d + WIDTH);
-            }
-            for (int64_t i = 0; i < count; ++i) {
-                Floats a = load(values + offsets[i] + d), b = load(values + offsets[i] + d + WIDTH);
-                for (int g = 0; g < GROUP; ++g) {
-                    float weight = weights[g * PART + i];
-                    low[g] += a * weight;
-                    high[g] += b * weight;
-                }
-            }
-            for (int g = 0; g < GROUP; ++g) {
-                store(out + g * head_dim + d, low[g]);
-                store(out + g * head_dim + d + WIDTH, high[g]);
+                for (int part = 0; part < PARTS; ++part) sums[g][part] += own[part] * weights[g * PART + i];
             }
         }
-        for (; d < head_dim; d += WIDTH) {
-            for (int g = 0; g < GROUP; ++g) {
-                Floats sum = load(out + g * head_dim + d);
-                for (int64_t i = 0; i < count; ++i) sum += load(values + offsets[i] + d) * weights[g * PART + i];
-                store(out + g * head_dim + d, sum);
-            }
+        for (int g = 0; g < GROUP; ++g) {
+            for (int part = 0; part < PARTS; ++part) store_part(to + g * step.head_dim + part * REGISTER_FLOATS, sums[g][part]);
         }
     }
 

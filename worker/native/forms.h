@@ -47,16 +47,9 @@ struct FloatForm {
     static void score(const Past<Stored>& past, int64_t, int64_t skipped, int64_t size, const float* turned, const float* keys,
                       float* scores) {
         int64_t head_dim = past.head_dim;
-        constexpr int AT_ONCE = 8;
         for (int one = 0; one < N; ++one, turned += turned_size(head_dim), scores += KEYS * WIDTH) {
             for (int64_t key = 0; key < size; key += AT_ONCE) {
-                const float* rows = keys + (skipped + key) * head_dim;
-                Floats added[AT_ONCE] = {};
-                for (int64_t d = 0; d < head_dim; ++d) {
-                    Floats column = load(turned + d * WIDTH);
-                    for (int i = 0; i < AT_ONCE; ++i) added[i] += column * rows[i * head_dim + d];
-                }
-                for (int i = 0; i < AT_ONCE; ++i) store(scores + (key + i) * WIDTH, added[i]);
+                add<false>(turned, head_dim, keys + (skipped + key) * head_dim, head_dim, 1, scores + key * WIDTH);
             }
         }
     }
@@ -75,18 +68,34 @@ struct FloatForm {
     template <int N>
     static void mix(int64_t head_dim, int64_t skipped, int64_t size, const float* weights, const float* values,
                     float* sums) {
-        constexpr int AT_ONCE = 8;
         for (int one = 0; one < N; ++one, weights += KEYS * WIDTH, sums += head_dim * WIDTH) {
             for (int64_t d = 0; d < head_dim; d += AT_ONCE) {
-                Floats added[AT_ONCE];
-                for (int i = 0; i < AT_ONCE; ++i) added[i] = load(sums + (d + i) * WIDTH);
-                for (int64_t key = 0; key < size; ++key) {
-                    Floats column = load(weights + key * WIDTH);
-                    const float* row = values + (skipped + key) * head_dim + d;
-                    for (int i = 0; i < AT_ONCE; ++i) added[i] += column * row[i];
-                }
-                for (int i = 0; i < AT_ONCE; ++i) store(sums + (d + i) * WIDTH, added[i]);
+                add<true>(weights, size, values + skipped * head_dim + d, 1, head_dim, sums + d * WIDTH);
             }
+        }
+    }
+
+  private:
+    static constexpr int PARTS = WIDTH / REGISTER_FLOATS, AT_ONCE = 8 / PARTS;  // that as many registers add up
+
+    // sums [AT_ONCE, 16] = or += columns [count, 16] by the numbers at ``rows``, ``apart`` from row to row and ``step`` from one to the
+    // next of a row.
+    template <bool ADDS>
+    static void add(const float* columns, int64_t count, const float* rows, int64_t apart, int64_t step, float* sums) {
+        Register added[AT_ONCE][PARTS];
+        for (int i = 0; i < AT_ONCE; ++i) {
+            for (int part = 0; part < PARTS; ++part) {
+                added[i][part] = ADDS ? load_part(sums + i * WIDTH + part * REGISTER_FLOATS) : Register{};
+            }
+        }
+        for (int64_t at = 0; at < count; ++at, columns += WIDTH, rows += step) {
+            for (int part = 0; part < PARTS; ++part) {
+                const Register column = load_part(columns + part * REGISTER_FLOATS);
+                for (int i = 0; i < AT_ONCE; ++i) added[i][part] += column * rows[i * apart];
+            }
+        }
+        for (int i = 0; i < AT_ONCE; ++i) {
+            for (int part = 0; part < PARTS; ++part) store_part(sums + i * WIDTH + part * REGISTER_FLOATS, added[i][part]);
         }
     }
 };

@@ -4,6 +4,7 @@
 // one thread at a time.
 
 #include "adapt.h"
+#include "as_floats.h"
 #include "attend.h"
 #include "coding.h"
 #include "draws.h"
@@ -196,5 +197,13 @@ void penstock_linear_int4(int is_bf16, const void* x, int64_t rows, const void* 
 #else
     (void)is_bf16, (void)x, (void)rows, (void)matrix, (void)result, (void)y, (void)threads;
 #endif
+}
+
+// Columns that ``penstock_linear_as_floats`` multiplies together.
+int penstock_float_panel() { return as_floats::PANEL; }
+
+// y [rows, columns] = x [rows, size] times the matrix (see as_floats.h), both float32.
+void penstock_linear_as_floats(const void* x, int64_t rows, const void* matrix, void* y, int threads) {
+    as_floats::linear(*(const as_floats::Matrix*)matrix, (const float*)x, rows, (float*)y, threads);
 }
 }

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from ctypes import c_char_p, c_float, c_int, c_int32, c_int64, c_void_p
+from ctypes import c_float, c_int, c_int64, c_void_p
 
 import torch
 from torch import Tensor
 
+from worker.native.floats import FloatMatrix
 from worker.native.packed import PANEL, Matrix, PackedInt4, PackedInt8, PackedMatrix
 from worker.native.pages import huge_empty
+from worker.native.structures import Draws, Step
 from worker.native.whole import Following, Network, Pass, Turning
 
 MAX_HEAD_DIM = 1024
@@ -31,58 +33,6 @@ TILE_LOGITS = 64
 """Of a tile of the sampler's."""
 MAX_TRIES = 64
 """Of a row of the sampler's."""
-
-
-class Draws(ctypes.Structure):
-    """draws.h's struct of the same name; whoever fills it keeps the arrays alive."""
-
-    _fields_ = (
-        ("rows", c_int64),
-        ("vocab_size", c_int64),
-        ("logits", c_void_p),
-        ("maxima", c_void_p),
-        ("wishes", c_char_p),
-        ("chosen", c_void_p),
-        ("tries", c_int64),
-        ("at", c_void_p),
-        ("bits", c_void_p),
-        ("words", c_int64),
-        ("forced", c_void_p),
-    )
-
-
-class Step(ctypes.Structure):
-    """step.h's struct of the same name."""
-
-    held: tuple[object, ...]
-    """What it points into."""
-
-    _fields_ = (
-        ("num_tokens", c_int64),
-        ("slots", c_void_p),
-        ("row_stride", c_int64),
-        ("num_slots", c_int64),
-        ("num_heads", c_int64),
-        ("num_kv_heads", c_int64),
-        ("head_dim", c_int64),
-        ("block_size", c_int64),
-        ("num_decodes", c_int64),
-        ("rows", c_void_p),
-        ("lengths", c_void_p),
-        ("tables", c_void_p),
-        ("table_stride", c_int64),
-        ("num_shares", c_int64),
-        ("shares", c_void_p),
-        ("sharers", c_void_p),
-        ("num_chunks", c_int64),
-        ("chunks", c_void_p),
-        ("chunk_tables", c_void_p),
-        ("chunk_table_stride", c_int64),
-        ("scale", c_float),
-        ("softcap", c_float),
-        ("threads", c_int32),
-        ("is_repeatable", c_int32),
-    )
 
 
 class Library:
@@ -140,6 +90,11 @@ class Library:
             self._whole_bytes.restype = c_int64
         self.has_int8 = bool(loaded.penstock_has_int8())
         """Whether ``linear_rounded`` computes anything here."""
+        self._linear_as_floats = loaded.penstock_linear_as_floats
+        self._linear_as_floats.argtypes = (c_void_p, c_int64, c_void_p, c_void_p, c_int)
+        self._linear_as_floats.restype = None
+        self.float_panel = int(loaded.penstock_float_panel())
+        """Columns of a panel of what ``linear_as_floats`` multiplies."""
         self._adapt = loaded.penstock_adapt
         self._adapt.argtypes = (c_void_p, *(c_int64,) * 3, c_void_p, c_int64, c_int64, c_void_p, c_int64, c_int)
         self._adapt.restype = None
@@ -336,6 +291,14 @@ class Library:
             RESULTS[dtype],
             out.data_ptr(),
             torch.get_num_threads(),
+        )
+        return out
+
+    def linear_as_floats(self, x: Tensor, matrix: FloatMatrix) -> Tensor:
+        """x [rows, size] float32 times the matrix -> [rows, columns] float32."""
+        out = x.new_empty((len(x), matrix.columns))
+        self._linear_as_floats(
+            x.data_ptr(), len(x), ctypes.addressof(matrix.struct), out.data_ptr(), torch.get_num_threads()
         )
         return out
 

@@ -128,15 +128,15 @@ class PackedMatrix(_Packed):
         """``size`` must be a multiple of 32."""
         super().__init__(weight.shape[0], weight.shape[1], gated)
         self._bias = bias
-        self.struct = Matrix(None, _pointer(bias), self.size, self.columns, self._apart)
+        self.struct = Matrix(None, pointer(bias), self.size, self.columns, self._apart)
         self.coded = None if code is None else code(weight.contiguous(), self.struct)
         """Panels, exceptions and where those of each panel begin; None: its exponents are too many, or may be."""
         if self.coded is not None:
-            self.struct.panels, self.struct.exceptions, self.struct.firsts = map(_pointer, self.coded)
+            self.struct.panels, self.struct.exceptions, self.struct.firsts = map(pointer, self.coded)
             return
         panels = self._panels(weight)
-        self._tiles = _moved(panels.view(*panels.shape[:3], -1, 16, 2).permute(0, 3, 1, 4, 2, 5))
-        self.struct.packed = _pointer(self._tiles)
+        self._tiles = moved(panels.view(*panels.shape[:3], -1, 16, 2).permute(0, 3, 1, 4, 2, 5))
+        self.struct.packed = pointer(self._tiles)
 
     @property
     def is_coded(self) -> bool:
@@ -159,11 +159,11 @@ class PackedInt8(_Packed):
         filled = F.pad(codes.view(torch.uint8) ^ 128, (0, -self.size % DEEP), value=128)
         panels = self._panels(filled)
         tiles = panels.view(*panels.shape[:3], -1, 16, 4).permute(0, 3, 1, 4, 2, 5)
-        self._tiles, self._scales, self._bias = _moved(tiles), self._wide(scales), self._wide(bias)
+        self._tiles, self._scales, self._bias = moved(tiles), self._wide(scales), self._wide(bias)
         self.struct = Int8Matrix(
-            _pointer(self._tiles),
-            _pointer(self._scales),
-            _pointer(self._bias),
+            pointer(self._tiles),
+            pointer(self._scales),
+            pointer(self._bias),
             self.size,
             self.columns,
             self._apart,
@@ -203,11 +203,11 @@ class PackedInt4(_Packed):
         inputs = torch.stack((stored & 15, stored >> 4), 4).flatten(3)
         lines = self._panels(inputs[..., :4] | inputs[..., 4:] << 4).permute(0, 3, 1, 4, 2, 5)
         units = self._panels(terms).permute(0, 3, 1, 4, 2).contiguous().view(torch.uint8)
-        self._groups = _moved(torch.cat((units.flatten(3), lines.flatten(3)), 3))
+        self._groups = moved(torch.cat((units.flatten(3), lines.flatten(3)), 3))
         self._bias = self._wide(bias)
         self.struct = Int4Matrix(
-            _pointer(self._groups),
-            _pointer(self._bias),
+            pointer(self._groups),
+            pointer(self._bias),
             unit,
             self.size,
             self.columns,
@@ -217,9 +217,9 @@ class PackedInt4(_Packed):
         )
 
 
-def _moved(tensor: Tensor) -> Tensor:
+def moved(tensor: Tensor) -> Tensor:
     return huge_empty(tensor.shape, tensor.dtype).copy_(tensor)
 
 
-def _pointer(tensor: Tensor | None) -> int | None:
+def pointer(tensor: Tensor | None) -> int | None:
     return None if tensor is None else tensor.data_ptr()

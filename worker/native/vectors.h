@@ -3,7 +3,7 @@
 
 #pragma once
 
-#if defined(__AVX512BF16__)
+#if defined(__AVX2__)
 #include <immintrin.h>
 #endif
 
@@ -20,6 +20,18 @@ typedef uint16_t Halves __attribute__((vector_size(32)));
 typedef int8_t Codes __attribute__((vector_size(16)));
 
 constexpr int WIDTH = 16;  // floats in a vector
+
+// What one register holds: where it is less than sixteen floats, compilers keep sums of these in memory.
+#if defined(__AVX512F__)
+constexpr int REGISTER_FLOATS = 16;
+#elif defined(__AVX2__)
+constexpr int REGISTER_FLOATS = 8;
+#else
+constexpr int REGISTER_FLOATS = 4;
+#endif
+typedef float Register __attribute__((vector_size(4 * REGISTER_FLOATS)));
+typedef uint32_t Bits __attribute__((vector_size(4 * REGISTER_FLOATS)));
+typedef int32_t Integers __attribute__((vector_size(4 * REGISTER_FLOATS)));
 constexpr int MAX_HEAD_DIM = 1024;
 
 struct bf16 {
@@ -73,6 +85,58 @@ inline Floats load(const int8_t* from) {
     Codes codes;
     std::memcpy(&codes, from, 16);
     return __builtin_convertvector(__builtin_convertvector(codes, Lanes), Floats);
+#endif
+}
+
+// As many as a register holds.
+inline Register load_part(const float* from) {
+    Register values;
+    std::memcpy(&values, from, sizeof values);
+    return values;
+}
+inline Bits words(const void* from) {
+    Bits values;
+    std::memcpy(&values, from, sizeof values);
+    return values;
+}
+inline Register load_part(const bf16* from) {
+#if defined(__AVX2__) && !defined(__AVX512F__)
+    return (Register)((Bits)_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)from)) << 16);
+#else
+    typedef uint16_t Shorts __attribute__((vector_size(2 * REGISTER_FLOATS)));
+    Shorts halves;
+    std::memcpy(&halves, from, sizeof halves);
+    return (Register)(__builtin_convertvector(halves, Bits) << 16);
+#endif
+}
+inline Integers bytes(const int8_t* from) {
+#if defined(__AVX512F__)
+    return (Integers)_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)from));
+#elif defined(__AVX2__)
+    return (Integers)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)from));
+#else
+    typedef int8_t Bytes __attribute__((vector_size(REGISTER_FLOATS)));
+    Bytes values;
+    std::memcpy(&values, from, sizeof values);
+    return __builtin_convertvector(values, Integers);
+#endif
+}
+inline Register load_part(const int8_t* from) { return __builtin_convertvector(bytes(from), Register); }
+
+inline void store_part(float* to, Register values) { std::memcpy(to, &values, sizeof values); }
+
+// Of each of four what its floats add up to.
+inline void sum_four(const Register* values, float* to) {
+#if defined(__AVX2__) && !defined(__AVX512F__)
+    const __m256 left = _mm256_hadd_ps(values[0], values[1]), right = _mm256_hadd_ps(values[2], values[3]);
+    const __m256 halves = _mm256_hadd_ps(left, right);
+    const __m128 sums = _mm_add_ps(_mm256_castps256_ps128(halves), _mm256_extractf128_ps(halves, 1));
+    std::memcpy(to, &sums, sizeof sums);
+#else
+    for (int i = 0; i < 4; ++i) {
+        to[i] = 0.0f;
+        for (int lane = 0; lane < REGISTER_FLOATS; ++lane) to[i] += values[i][lane];
+    }
 #endif
 }
 

@@ -25,13 +25,19 @@ class Penstock:
         from policies import settings
         from policies.terms import Sampling
         from worker.bench.ours import Ours
+        from worker.native import build
         from worker.runner import Runner
 
+        kept = {}
+        if facts.get("keeps_to_avx2"):
+            build.FLAGS = tuple("-march=x86-64-v3" if flag == "-march=native" else flag for flag in build.FLAGS)
+            kept["dtype"] = "float32"  # as such a processor computes by itself
         engine = settings.Engine(
             num_threads=facts["num_threads"],
             max_model_tokens=facts["input_tokens"] + facts["output_tokens"],
             max_sequences=facts["max_sequences"],
             max_kv_bytes=1 << 30,
+            **kept,
             **FORMS[form],
         )
         runner = Runner.load(str(checkpoint), engine)
