@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 #include "lines.h"
 #include "team.h"
@@ -24,6 +25,7 @@ constexpr int64_t INPUTS = 4096 / PANEL;    // that become floats at a time: 16 
 constexpr int64_t BLOCK_ROWS = 192;         // of x, of which so many inputs stay in the second cache while some panels pass
 constexpr int64_t BLOCK_PANELS = 8;
 constexpr int64_t ALONE = 400000;           // bytes and a 64th of the products, for which no other thread is woken
+constexpr int64_t AHEAD = 2048;             // bytes by which a panel is fetched before one row is multiplied by it
 constexpr int64_t RUNS = 16;                // that each thread reads the matrix in, where rows are few
 
 enum Form { FLOAT32, BFLOAT16, INT8, FLOAT8, INT4 };
@@ -47,50 +49,118 @@ inline Register of_float8(Integers codes) {
     return (Register)((codes & 0x7f) << 20 | (codes & int32_t(0x80000000))) * 0x1p120f;
 }
 
-// Inputs [from, from + count) of a panel: where they lie as floats [count][PANEL], which may be ``held``.
-inline const float* expanded(const Matrix& matrix, int64_t panel, int64_t from, int64_t count, float* held) {
-    const char* at = matrix.at(panel, from);
-    switch (matrix.form) {
-        case BFLOAT16:
-            for (int64_t pair = 0; pair < count / 2; ++pair, at += 4 * PANEL) {
-                for (int part = 0; part < 2; ++part) {
-                    const Bits both = words(at + part * 4 * REGISTER_FLOATS);
-                    store_part(held + 2 * pair * PANEL + part * REGISTER_FLOATS, (Register)(both << 16));
-                    store_part(held + (2 * pair + 1) * PANEL + part * REGISTER_FLOATS, (Register)(both & 0xffff0000u));
-                }
-            }
-            return held;
-        case INT8:
-            for (int64_t part = 0; part < 2 * count; ++part, at += REGISTER_FLOATS) {
-                store_part(held + part * REGISTER_FLOATS, __builtin_convertvector(bytes((const int8_t*)at), Register));
-            }
-            return held;
-        case FLOAT8:
-            for (int64_t part = 0; part < 2 * count; ++part, at += REGISTER_FLOATS) {
-                store_part(held + part * REGISTER_FLOATS, of_float8(bytes((const int8_t*)at)));
-            }
-            return held;
-        case INT4:
-            for (int64_t done = 0; done < count;) {
-                const int64_t inside = (from + done) % matrix.group, stop = std::min(count, done + matrix.group - inside);
-                const int64_t group = panel * (matrix.size / matrix.group) + (from + done) / matrix.group;
-                for (int part = 0; part < 2; ++part) {
-                    const float* terms = matrix.groups + 2 * group * PANEL + part * REGISTER_FLOATS;
-                    const Register scale = load_part(terms), offset = load_part(terms + PANEL);
-                    float* to = held + done * PANEL + part * REGISTER_FLOATS;
-                    for (int64_t eight = done / 8; eight < stop / 8; ++eight) {
-                        const Bits codes = words(at + (eight * 2 + part) * 4 * REGISTER_FLOATS);
+// Inputs of a column that lie in one word.
+template <int FORM>
+constexpr int STEP = FORM == BFLOAT16 ? 2 : FORM == INT4 ? 8 : 1;
+
+// As many columns of a panel as a register holds: how a form becomes floats there.
+template <int FORM>
+struct Part {
+    static constexpr int64_t BYTES = FORM == INT8 || FORM == FLOAT8 ? PANEL : 4 * PANEL;  // of a step of the whole panel
+
+    const char* at;
+    Register scale = {}, offset = {};
+
+    Part() = default;
+    // From an input on, which begins a word; of INT4 as far as its group goes.
+    Part(const Matrix& matrix, int64_t panel, int64_t input, int part)
+        : at(matrix.at(panel, input) + part * BYTES / 2) {
+        if constexpr (FORM == INT4) {
+            const int64_t group = panel * (matrix.size / matrix.group) + input / matrix.group;
+            const float* terms = matrix.groups + 2 * group * PANEL + part * REGISTER_FLOATS;
+            scale = load_part(terms), offset = load_part(terms + PANEL);
+        }
+    }
+
+    // Inputs of a step, the so manieth.
+    [[gnu::always_inline]] void take(int64_t step, Register* to) const {
+        const char* from = at + step * BYTES;
+        if constexpr (FORM == FLOAT32) {
+            to[0] = load_part((const float*)from);
+        } else if constexpr (FORM == BFLOAT16) {
+            const Bits both = words(from);
+            to[0] = (Register)(both << 16), to[1] = (Register)(both & 0xffff0000u);
+        } else if constexpr (FORM == INT8) {
+            to[0] = load_part((const int8_t*)from);
+        } else if constexpr (FORM == FLOAT8) {
+            to[0] = of_float8(bytes((const int8_t*)from));
+        } else {
+            const Bits codes = words(from);
 #pragma GCC unroll 8
-                        for (int input = 0; input < 8; ++input, to += PANEL) {
-                            const Integers code = (Integers)(codes >> (4 * input) & 15);
-                            store_part(to, __builtin_convertvector(code, Register) * scale + offset);
-                        }
-                    }
-                }
-                done = stop;
+            for (int input = 0; input < 8; ++input) {
+                to[input] = __builtin_convertvector((Integers)(codes >> (4 * input) & 15), Register) * scale + offset;
             }
-            return held;
-        default: return (const float*)at;
+        }
+    }
+};
+
+// body(from, count) of inputs [from, stop), of INT4 within one group each.
+template <int FORM, typename Body>
+inline void each_group(const Matrix& matrix, int64_t from, int64_t stop, const Body& body) {
+    while (from < stop) {
+        const int64_t end = FORM == INT4 ? std::min(stop, (from / matrix.group + 1) * matrix.group) : stop;
+        body(from, end - from);
+        from = end;
+    }
+}
+
+// use(a constant) of the matrix's form.
+template <typename Use>
+inline void with_form(int64_t form, const Use& use) {
+    switch (form) {
+        case FLOAT32: return use(std::integral_constant<int, FLOAT32>());
+        case BFLOAT16: return use(std::integral_constant<int, BFLOAT16>());
+        case INT8: return use(std::integral_constant<int, INT8>());
+        case FLOAT8: return use(std::integral_constant<int, FLOAT8>());
+        case INT4: return use(std::integral_constant<int, INT4>());
+    }
+}
+
+// Inputs [from, from + count) of a panel: where they lie as floats [count][PANEL], which may be ``held``.
+template <int FORM>
+inline const float* expanded(const Matrix& matrix, int64_t panel, int64_t from, int64_t count, float* held) {
+    if constexpr (FORM == FLOAT32) return (const float*)matrix.at(panel, from);
+    each_group<FORM>(matrix, from, from + count, [&](int64_t first, int64_t inputs) {
+        for (int part = 0; part < 2; ++part) {
+            const Part<FORM> own(matrix, panel, first, part);
+            float* to = held + (first - from) * PANEL + part * REGISTER_FLOATS;
+            for (int64_t step = 0; step < inputs / STEP<FORM>; ++step) {
+                Register values[STEP<FORM>];
+                own.take(step, values);
+#pragma GCC unroll 8
+                for (int input = 0; input < STEP<FORM>; ++input, to += PANEL) store_part(to, values[input]);
+            }
+        }
+    });
+    return held;
+}
+
+// One row, x [size], by PANELS panels from ``first`` on, straight from where they lie: sums [PANELS][PANEL].
+template <int FORM, int PANELS>
+inline void multiply_one(const Matrix& matrix, const float* x, int64_t first, float* sums) {
+    Register own[PANELS][2] = {};
+    each_group<FORM>(matrix, 0, matrix.size, [&](int64_t from, int64_t inputs) {
+        Part<FORM> parts[PANELS][2];
+        for (int panel = 0; panel < PANELS; ++panel) {
+            for (int part = 0; part < 2; ++part) parts[panel][part] = Part<FORM>(matrix, first + panel, from, part);
+        }
+        const float* a = x + from;
+        for (int64_t step = 0; step < inputs / STEP<FORM>; ++step, a += STEP<FORM>) {
+#pragma GCC unroll 4
+            for (int panel = 0; panel < PANELS; ++panel) {
+                __builtin_prefetch(parts[panel][0].at + step * Part<FORM>::BYTES + AHEAD);
+#pragma GCC unroll 2
+                for (int part = 0; part < 2; ++part) {
+                    Register values[STEP<FORM>];
+                    parts[panel][part].take(step, values);
+#pragma GCC unroll 8
+                    for (int input = 0; input < STEP<FORM>; ++input) own[panel][part] += values[input] * a[input];
+                }
+            }
+        }
+    });
+    for (int panel = 0; panel < PANELS; ++panel) {
+        for (int part = 0; part < 2; ++part) store_part(sums + panel * PANEL + part * REGISTER_FLOATS, own[panel][part]);
     }
 }
 
@@ -173,31 +243,32 @@ struct Product {
         }
     }
 
-    // Panels that are multiplied at once: sums of one or two rows and one panel would wait for each other. Of bfloat16 two are
-    // faster than four.
-    int64_t together() const { return rows == 1 && matrix.form != BFLOAT16 ? 4 : rows <= 2 ? 2 : 1; }
-
     // So many panels from ``first`` on, of so few rows that they are summed at once.
-    template <int PANELS>
+    template <int FORM, int PANELS>
     void few(int64_t first, Claim& claim) const {
         alignas(64) float held[PANELS][INPUTS * PANEL / PANELS];
         alignas(64) float sums[PANELS * MOST_ROWS * PANEL];
         const int64_t most = INPUTS / PANELS, fetched = PANEL * matrix.bits() / 8;
         Piece panels[PANELS];
-        for (int64_t from = 0; from < matrix.size; from += most) {
-            const int64_t count = std::min(most, matrix.size - from);
-            for (int panel = 0; panel < PANELS; ++panel) {
-                panels[panel] = {expanded(matrix, first + panel, from, count, held[panel]), matrix.at(first + panel, from + count)};
+        if (rows == 1) {
+            multiply_one<FORM, PANELS>(matrix, x, first, sums);
+        } else {
+            for (int64_t from = 0; from < matrix.size; from += most) {
+                const int64_t count = std::min(most, matrix.size - from);
+                for (int panel = 0; panel < PANELS; ++panel) {
+                    const float* floats = expanded<FORM>(matrix, first + panel, from, count, held[panel]);
+                    panels[panel] = {floats, matrix.at(first + panel, from + count)};
+                }
+                if constexpr (PANELS == 2) multiply<2, 2>(x + 2 * from, panels, count, fetched, sums, !from);
+                else multiply_rows(rows, x + from * rows, panels, count, fetched, sums, !from);
             }
-            if constexpr (PANELS == 1) multiply_rows(rows, x + from * rows, panels, count, fetched, sums, !from);
-            else if (PANELS == 4 || rows == 1) multiply<1, PANELS>(x + from, panels, count, fetched, sums, !from);
-            else multiply<2, PANELS>(x + 2 * from, panels, count, fetched, sums, !from);
         }
         if (!claim.may_write()) return;
         for (int panel = 0; panel < PANELS; ++panel) put(0, rows, first + panel, sums + panel * rows * PANEL);
     }
 
     // Tiles [first, last) of rows by panels [left, right).
+    template <int FORM>
     void block(int64_t first, int64_t last, int64_t left, int64_t right, float* sums) const {
         alignas(64) float held[INPUTS * PANEL];
         const Tiling tiles{rows};
@@ -205,7 +276,7 @@ struct Product {
         for (int64_t from = 0; from < matrix.size; from += INPUTS) {
             const int64_t inputs = std::min(INPUTS, matrix.size - from);
             for (int64_t panel = left; panel < right; ++panel) {
-                const float* floats = expanded(matrix, panel, from, inputs, held);
+                const float* floats = expanded<FORM>(matrix, panel, from, inputs, held);
                 const Piece piece{floats, (const char*)floats};
                 for (int64_t tile = first; tile < last; ++tile) {
                     const int64_t row = tiles.first(tile), own = tiles.rows_of(tile);
@@ -217,16 +288,18 @@ struct Product {
         for (int64_t panel = left; panel < right; ++panel) put(begin, count, panel, sums + (panel - left) * count * PANEL);
     }
 
+    template <int FORM>
     void run(Team& team) const {
         const int64_t panels = matrix.num_panels();
         if (rows <= MOST_ROWS) {
-            const int64_t some = together(), tasks = (panels + some - 1) / some;
+            // Sums of one or two rows and one panel would wait for each other.
+            const int64_t most = rows == 1 ? (FORM == INT4 ? 2 : 4) : rows == 2 ? 2 : 1, tasks = (panels + most - 1) / most;
             const int64_t at_once = std::max<int64_t>(1, tasks / (RUNS * team.size()));
             return team.each_apart(tasks, at_once, [&](int64_t task, Claim& claim) {
-                const int64_t first = task * some, end = std::min(first + some, panels);
-                if (end - first == 4) return few<4>(first, claim);
-                if (end - first == 2 && rows <= 2) return few<2>(first, claim);
-                for (int64_t panel = first; panel < end; ++panel) few<1>(panel, claim);
+                const int64_t first = task * most, end = std::min(first + most, panels);
+                if (end - first == 4) return few<FORM, 4>(first, claim);
+                if (end - first == 2) return few<FORM, 2>(first, claim);
+                for (int64_t panel = first; panel < end; ++panel) few<FORM, 1>(panel, claim);
             });
         }
         const int64_t tiles = Tiling{rows}.count(), blocks = (rows + BLOCK_ROWS - 1) / BLOCK_ROWS;
@@ -237,8 +310,8 @@ struct Product {
         static thread_local Lines<float> sums;
         sums.grow(of_block * MOST_ROWS * group * PANEL);
         team.each(blocks * groups, 1, [&](int64_t task) {
-            const int64_t first = task / groups * of_block, left = task % groups * group;
-            block(std::min(first, tiles), std::min(first + of_block, tiles), left, std::min(left + group, panels), sums.begin());
+            const int64_t first = std::min(task / groups * of_block, tiles), left = task % groups * group;
+            block<FORM>(first, std::min(first + of_block, tiles), left, std::min(left + group, panels), sums.begin());
         });
     }
 };
@@ -262,7 +335,8 @@ inline void linear(const Matrix& matrix, const float* x, int64_t rows, float* y,
         if (rows > 1) {
             team.each(Tiling{rows}.count(), 1, [&](int64_t tile) { lay(x, rows, matrix.size, tile, laid.begin()); });
         }
-        Product{matrix, rows > 1 ? laid.begin() : x, rows, y}.run(team);
+        const Product product{matrix, rows > 1 ? laid.begin() : x, rows, y};
+        with_form(matrix.form, [&](auto form) { product.run<form()>(team); });
     });
 }
 
