@@ -93,7 +93,8 @@ def test_any_cut_and_any_company_gives_the_logits_of_transformers(models, name, 
     walk = Walk(models.runner(name, attention), prompts, num_new, chance)
     for token_ids, logits in zip(walk.token_ids, walk.logits, strict=True):
         expected = oracle_logits(models.oracle(name), token_ids)
-        torch.testing.assert_close(torch.stack(logits), expected[:-1], atol=1e-4, rtol=0)
+        # Layers that are gone through several times round as often.
+        torch.testing.assert_close(torch.stack(logits), expected[:-1], atol=3e-4 if "twice" in name else 1e-4, rtol=0)
 
 
 REFUSED: dict[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {
