@@ -250,7 +250,7 @@ struct Product {
         alignas(64) float sums[PANELS * MOST_ROWS * PANEL];
         const int64_t most = INPUTS / PANELS, fetched = PANEL * matrix.bits() / 8;
         Piece panels[PANELS];
-        if (rows == 1) {
+        if (PANELS == 4 || rows == 1) {
             multiply_one<FORM, PANELS>(matrix, x, first, sums);
         } else {
             for (int64_t from = 0; from < matrix.size; from += most) {
