@@ -6,11 +6,23 @@ import os
 import shutil
 
 import pytest
+import torch
 
-from worker.native import build
+from worker.native import Library, build, library
 
 COMPILER = os.environ.get("CXX") or "g++"
 needs_compiler = pytest.mark.skipif(shutil.which(COMPILER) is None, reason="no C++ compiler here")
+
+
+def kernels() -> Library:
+    loaded = library()
+    if loaded is None:
+        pytest.skip("the kernels cannot be built here")
+    return loaded
+
+
+def random(seed: int, *shape: int) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 def optimise(monkeypatch, level):

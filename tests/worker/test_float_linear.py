@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import platform
-import shutil
 import subprocess
 
 import pytest
@@ -12,33 +10,22 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.worker.compiling import COMPILER, kernels, needs_compiler, random
 from worker.models.forms import Form, Fp8, Int4, Plain
 from worker.models.linear import Means, linear_of
 from worker.models.linear.floats import FloatLinear
 from worker.models.quantize import fp8_of, int4_of, int8_of
-from worker.native import FloatMatrix, Library, library
-from worker.native.build import COMPILER, FLAGS, IN_PARALLEL, SOURCE
+from worker.native import FloatMatrix, Library
+from worker.native.build import FLAGS, IN_PARALLEL, SOURCE
 from worker.native.check import agrees_with_torch
 from worker.native.floats import BFLOAT16, FLOAT32
 
-COMPILER_PATH = shutil.which(os.environ.get("CXX") or COMPILER)
-pytestmark = pytest.mark.skipif(COMPILER_PATH is None, reason="no C++ compiler here")
+pytestmark = needs_compiler
 
 KINDS = ("float32", "bfloat16", "int8", "fp8", "int4")
 ROWS = (0, 1, 2, 3, 4, 6, 7, 8, 11, 12, 13, 25, 64, 191, 192, 200, 385)
 PROCESSORS = {"x86-64-v3": "avx2", "x86-64": "sse2"}
 """What the kernels are compiled for besides, and what this one has to have for that."""
-
-
-def kernels() -> Library:
-    loaded = library()
-    if loaded is None:
-        pytest.skip("the kernels cannot be built here")
-    return loaded
-
-
-def random(seed: int, *shape: int) -> torch.Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 def form_of(kind: str, weight: torch.Tensor, group: int = 32) -> Form:
@@ -170,7 +157,7 @@ def elsewhere(request, tmp_path_factory):
     # With -O3 the compiler takes longer than all else here.
     options = ["-O1" if flag == "-O3" else flag for flag in FLAGS if not flag.startswith("-march")]
     for parallel in (IN_PARALLEL, ()):
-        command = [str(COMPILER_PATH), *options, f"-march={request.param}", *parallel, "-o", str(path), str(SOURCE)]
+        command = [COMPILER, *options, f"-march={request.param}", *parallel, "-o", str(path), str(SOURCE)]
         if subprocess.run(command, capture_output=True, check=False).returncode == 0:
             break
     return Library(str(path))

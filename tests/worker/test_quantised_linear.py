@@ -2,36 +2,22 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.worker.compiling import kernels, needs_compiler, random
 from worker.models.forms import Int4, Int8
 from worker.models.linear import Means, linear_of
 from worker.models.linear.int4 import PackedInt4Linear
 from worker.models.linear.int8 import Int8Linear
 from worker.models.quantize import int4_of, int8_of
-from worker.native import Library, library
 
-pytestmark = pytest.mark.skipif(shutil.which(os.environ.get("CXX") or "g++") is None, reason="no C++ compiler here")
+pytestmark = needs_compiler
 
 NUM_TOKENS = st.sampled_from((1, 2, 3, 4, 5, 16, 17, 31, 64, 65, 130, 300))
 WIDTHS = st.sampled_from((1, 7, 16, 31, 32, 40, 65, 97, 600))
-
-
-def kernels() -> Library:
-    loaded = library()
-    if loaded is None:
-        pytest.skip("the kernels cannot be built here")
-    return loaded
-
-
-def random(seed: int, *shape: int) -> torch.Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 def int8_linear(form: Int8, bias: torch.Tensor | None) -> Int8Linear:
