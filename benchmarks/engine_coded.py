@@ -2,7 +2,7 @@
 
 One process has the model twice, once with its matrices coded (worker/native/coded.h) and once as they are, and both do
 the same work, step by step in turn: prompts, and sequences that decode together. Nothing is lost, so both must give the
-same tokens, or this fails; but where there are tiles (AMX) one and two rows of what is coded are added up in another
+same tokens, or this fails; but where there are tiles (AMX) one row of what is coded is added up in another
 order, and it is said how many answers are alike.
 """
 

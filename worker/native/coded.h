@@ -102,8 +102,6 @@ struct CodedLines {
 
 // Inputs [from, to) of a panel, bit by bit what was packed, some groups at a time: panels[steps][2][16 pairs][16][2].
 class Decoding {
-    static constexpr int AHEAD = 4096;  // bytes by which a panel is fetched before it is read
-
     const uint8_t* at_ = nullptr;
     bf16* to_ = nullptr;
     __m512i table_;
@@ -111,6 +109,9 @@ class Decoding {
     Exceptions exceptions_;
 
   public:
+    // Bytes by which a panel is fetched before it is read, into the first cache and into the second, which waits for more lines.
+    static constexpr int NEAR = 1024, FAR = 8192;
+
     Decoding() = default;  // nothing
 
     Decoding(const Coded& coded, int64_t panel, int64_t size, int64_t from, int64_t to, bf16* into)
@@ -123,19 +124,33 @@ class Decoding {
 
     void some(int64_t count) {
         const int64_t stop = std::min(group_ + count, end_);
-        for (; group_ < stop; ++group_, at_ += Coded::GROUP_BYTES) {
-            for (int line = 0; line < Coded::GROUP_BYTES; line += 64) __builtin_prefetch(at_ + AHEAD + line);
-            bf16* to = to_ + Coded::place_of(group_) - Coded::place_of(begin_);
-#pragma GCC unroll 2
-            for (int half = 0; half < 2; ++half) {
-                const CodedLines lines(at_ + half * Coded::HALF_BYTES);
+        while (group_ < stop) group(to_ + Coded::place_of(group_) - Coded::place_of(begin_));
+        exceptions_.each(stop, [&](const Exception& each) { to_[each.place - Coded::place_of(begin_)].bits = each.bits; });
+    }
+
+    // The next step, which there is, into ``to`` [2][16 pairs][16][2].
+    [[gnu::always_inline]] void step(bf16* to) {
 #pragma GCC unroll 4
-                for (int line = 0; line < Coded::PAIRS; ++line) {
-                    _mm512_store_si512(to + half * TILE_SIZE + line * Coded::LINE, lines.line(line, table_));
-                }
+        for (int pair = 0; pair < TILE; pair += Coded::PAIRS) group(to + pair * Coded::LINE);
+        exceptions_.each(group_, [&](const Exception& each) { to[each.place % (2 * TILE_SIZE)].bits = each.bits; });
+    }
+
+  private:
+    // The next group, but for exceptions.
+    [[gnu::always_inline]] void group(bf16* to) {
+#pragma GCC unroll 6
+        for (int line = 0; line < Coded::GROUP_BYTES; line += 64) {
+            __builtin_prefetch(at_ + FAR + line, 0, 2), __builtin_prefetch(at_ + NEAR + line);
+        }
+#pragma GCC unroll 2
+        for (int half = 0; half < 2; ++half) {
+            const CodedLines lines(at_ + half * Coded::HALF_BYTES);
+#pragma GCC unroll 4
+            for (int line = 0; line < Coded::PAIRS; ++line) {
+                _mm512_store_si512(to + half * TILE_SIZE + line * Coded::LINE, lines.line(line, table_));
             }
         }
-        exceptions_.each(stop, [&](const Exception& each) { to_[each.place - Coded::place_of(begin_)].bits = each.bits; });
+        ++group_, at_ += Coded::GROUP_BYTES;
     }
 };
 

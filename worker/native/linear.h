@@ -1,4 +1,4 @@
-// y = x times the transpose of a packed matrix of bfloat16, in tiles where there are some, else, and of one or two rows where it is
+// y = x times the transpose of a packed matrix of bfloat16, in tiles where there are some, else, and of one row where it is
 // coded, as pairs.h has it.
 //
 // For few rows it is the matrix that takes its time to arrive: it is read once, in order, and ahead. For many it is the tiles
@@ -7,6 +7,7 @@
 
 #pragma once
 
+#include "arriving.h"
 #include "finish.h"
 #include "lines.h"
 #include "pairs.h"
@@ -21,14 +22,13 @@
 
 namespace {
 
-constexpr int AHEAD_BYTES = 512;
 constexpr int MAX_RUN = 8;               // panels that one task takes of few rows
-constexpr int64_t FEW_BY_PAIRS = 2;      // rows of a matrix that is coded
+constexpr int64_t FEW_BY_PAIRS = 1;      // rows of a matrix that is coded
 constexpr int BLOCK_ROWS = 512;
 constexpr int BLOCK_BYTES = 1 << 20;     // of x, that stay in the second cache
 constexpr int SLICE_BYTES = 1 << 19;     // of x, where sums of several panels stay there too
 constexpr int HELD = 10;                 // steps of a panel, that stay in the first cache
-constexpr int HELD_DECODED = 7;          // the same, where the next ones are decoded into it meanwhile
+constexpr int HELD_DECODED = 14;         // the same, where the next ones are decoded meanwhile
 constexpr int GROUP_PANELS = 14;         // that one task takes of many rows
 constexpr int SLICED_PANELS = 7;         // that it takes where x is sliced
 constexpr int64_t ALONE = 400000;        // bytes of the matrix, and a 64th of the products, that one thread is done with
@@ -69,23 +69,32 @@ struct Product {
 
     // Few rows, one panel.
     void stream(int64_t panel, Claim& claim) const {
-        alignas(64) float sums[4][TILE * TILE];
-        const int64_t steps = matrix.size / DEPTH, last = row_tiles(), row_bytes = matrix.size * 2;
-        const bf16* b = matrix.panel_at(panel);
+        alignas(64) float sums[4 * TILE * TILE];
+        const int64_t last = row_tiles();
         Finish finish(matrix, output, expansion);
         for (int64_t tile = 0; tile < last; tile += 2) {
-            if (tile + 1 < last) {
-                multiply<2, 2, false, AHEAD_BYTES>({tile_of(tile), tile_of(tile + 1)}, row_bytes, DEPTH, {b, b + TILE_SIZE},
-                                                   2 * TILE_SIZE, steps, {{sums[0], sums[1]}, {sums[2], sums[3]}});
-            } else {
-                multiply<1, 2, false, AHEAD_BYTES>({tile_of(tile)}, row_bytes, DEPTH, {b, b + TILE_SIZE}, 2 * TILE_SIZE,
-                                                   steps, {{sums[0], sums[1]}});
+            if (tile + 1 < last) stream<2>({tile_of(tile), tile_of(tile + 1)}, tile, panel, sums);
+            else stream<1>({tile_of(tile)}, tile, panel, sums);
+            for (int64_t own = tile; expansion && own < std::min(tile + 2, last); ++own) {
+                add_tile(own, panel, sums + 2 * (own - tile) * TILE * TILE);
             }
-            for (int64_t own = tile; expansion && own < std::min(tile + 2, last); ++own) add_tile(own, panel, sums[2 * (own - tile)]);
             if (!claim.may_write()) return;
-            finish.begin(tile * TILE, std::min(Laid::ROWS, rows - tile * TILE), panel, sums[0]);
+            finish.begin(tile * TILE, std::min(Laid::ROWS, rows - tile * TILE), panel, sums);
             finish.some(finish.left());
         }
+    }
+
+    // The first of them take the panel from memory, others find it in a cache and fetch the next.
+    template <int M>
+    void stream(const bf16* const (&tiles)[M], int64_t tile, int64_t panel, float* sums) const {
+        const int64_t steps = matrix.size / DEPTH;
+        const bool is_coded = matrix.coded.panels, is_kept = row_tiles() > 2;
+        bf16* held = is_coded ? Matrix::room_for(is_kept ? matrix.size : ArrivingCoded::HELD * DEPTH) : nullptr;
+        auto by = [&](auto arriving) { multiply_arriving(tiles, matrix.size * sizeof(bf16), steps, arriving, sums); };
+        const bf16* packed = is_coded ? held : (const bf16*)matrix.address(panel);
+        if (tile) by(Arrived{packed, BehindSteps(matrix.address(panel + 1), matrix.panel_bytes(), steps)});
+        else if (is_coded) by(ArrivingCoded(matrix, panel, held, is_kept));
+        else by(ArrivingPacked{packed});
     }
 
     void add_tile(int64_t tile, int64_t panel, float* sums) const {

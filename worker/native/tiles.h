@@ -1,6 +1,6 @@
 // Products of bfloat16 tiles, 16 x 32 by 32 x 16, added up in 16 x 16 float32: by AMX where the processor has it and the
 // system lets us, else pair by pair. Both round differently, so a process uses one of them from its start to its end; but see
-// linear.h for one or two rows.
+// linear.h for one row.
 
 #pragma once
 
@@ -138,9 +138,8 @@ template <int M, int N, bool ADD, int ROW_BYTES>
 }
 
 // sums[i][j] (16 rows of 16 floats, side by side) of a[i] times b[j]. Rows of a[i] are ``row_bytes`` apart, its steps
-// ``a_step`` elements; b[j] is whole tiles of [16 pairs][16 columns][2], its steps ``b_step`` elements apart, and
-// ``AHEAD`` bytes of it are fetched before they are used.
-template <int M, int N, bool ADD, int AHEAD = 0>
+// ``a_step`` elements; b[j] is whole tiles of [16 pairs][16 columns][2], its steps ``b_step`` elements apart.
+template <int M, int N, bool ADD>
 inline void multiply(const bf16* const (&a)[M], int64_t row_bytes, int64_t a_step, const bf16* const (&b)[N],
                      int64_t b_step, int64_t steps, float* const (&sums)[M][N]) {
 #if defined(HAVE_TILES)
@@ -158,12 +157,6 @@ inline void multiply(const bf16* const (&a)[M], int64_t row_bytes, int64_t a_ste
             if constexpr (M > 1 && N > 1) _tile_zero(3);
         }
         for (int64_t step = 0; step < steps; ++step) {
-            if constexpr (AHEAD != 0) {
-                for (int line = 0; line < TILE; ++line) {
-                    __builtin_prefetch((const char*)(b[0] + step * b_step) + AHEAD + line * 64);
-                    if constexpr (N > 1) __builtin_prefetch((const char*)(b[N - 1] + step * b_step) + AHEAD + line * 64);
-                }
-            }
             _tile_loadd(4, a[0] + step * a_step, row_bytes);
             _tile_loadd(6, b[0] + step * b_step, 64);
             _tile_dpbf16ps(0, 4, 6);
