@@ -28,7 +28,6 @@ constexpr int BLOCK_ROWS = 512;
 constexpr int BLOCK_BYTES = 1 << 20;     // of x, that stay in the second cache
 constexpr int SLICE_BYTES = 1 << 19;     // of x, where sums of several panels stay there too
 constexpr int HELD = 10;                 // steps of a panel, that stay in the first cache
-constexpr int HELD_DECODED = 14;         // the same, where the next ones are decoded meanwhile
 constexpr int GROUP_PANELS = 14;         // that one task takes of many rows
 constexpr int SLICED_PANELS = 7;         // that it takes where x is sliced
 constexpr int64_t ALONE = 400000;        // bytes of the matrix, and a 64th of the products, that one thread is done with
@@ -108,11 +107,13 @@ struct Product {
         Finish finish;
         Decoding decoding;
         const char* ahead = nullptr;
-        int64_t lines = 0, groups = 0;  // in each step
+        int64_t lines = 0;              // in each step
+        int64_t groups = 0, every = 1;  // of what is decoded, in one of so many steps
+        int64_t turn = 1;
 
         void step(int64_t rows) {
             for (int64_t line = 0; line < lines; ++line, ahead += 64) __builtin_prefetch(ahead, 0, 2);
-            if (groups) decoding.some(groups);
+            if (groups && !--turn) decoding.some(groups), turn = every;
             if (rows) finish.some(rows);
         }
     };
@@ -128,37 +129,36 @@ struct Product {
     void block(int64_t first, int64_t last, int64_t left, int64_t right, int64_t from, int64_t to, const bf16* a,
                int64_t pair_size, float* sums, Meanwhile& meanwhile) const {
         const bool is_coded = matrix.coded.panels, is_whole = to - from == matrix.size;
-        const int64_t pairs = (last - first + 1) / 2, steps = (to - from) / DEPTH, most = is_coded ? HELD_DECODED : HELD;
-        const int64_t pieces = (steps + most - 1) / most, held = (steps + pieces - 1) / pieces;
+        const int64_t pairs = (last - first + 1) / 2, steps = (to - from) / DEPTH;
+        const int64_t pieces = (steps + HELD - 1) / HELD, held = (steps + pieces - 1) / pieces;
         static thread_local Lines<bf16> decoded;
-        if (is_coded) decoded.grow(2 * held * 2 * TILE_SIZE);
-        auto begin_decoding = [&](Piece piece, int64_t number) {
-            const int64_t begin = from + piece.at * DEPTH;
-            bf16* into = decoded.begin() + number % 2 * held * 2 * TILE_SIZE;
-            meanwhile.decoding = {matrix.coded, piece.panel, matrix.size, begin, begin + piece.count * DEPTH, into};
+        if (is_coded) decoded.grow(2 * steps * 2 * TILE_SIZE);
+        auto place = [&](int64_t panel) { return decoded.begin() + panel % 2 * steps * 2 * TILE_SIZE; };
+        auto begin_decoding = [&](int64_t panel) {
+            meanwhile.decoding = {matrix.coded, panel, matrix.size, from, to, place(panel)};
         };
-        const Piece end{right, 0, 0};
+        if (is_coded) {
+            constexpr int64_t OF_STEP = TILE / Coded::PAIRS;
+            meanwhile.every = std::max<int64_t>(1, pairs / OF_STEP), meanwhile.turn = meanwhile.every;
+            meanwhile.groups = (OF_STEP + pairs - 1) / pairs;
+            // The last tasks may have no panels.
+            if (left < right) begin_decoding(left), meanwhile.decoding.some(meanwhile.decoding.left());
+        }
         Piece piece{left, 0, std::min(held, steps)};
-        // The last tasks may have no panels.
-        if (is_coded && left < right) begin_decoding(piece, 0), meanwhile.decoding.some(meanwhile.decoding.left());
-        for (int64_t number = 0; piece.panel < right; ++number) {
-            const int64_t panel = piece.panel, at = piece.at, count = piece.count, passes = pairs * count;
+        while (piece.panel < right) {
+            const int64_t panel = piece.panel, at = piece.at, count = piece.count;
             const bool is_end = at + count == steps;
-            const Piece next = !is_end          ? Piece{panel, at + count, std::min(held, steps - at - count)}
-                               : panel + 1 < right ? Piece{panel + 1, 0, std::min(held, steps)}
-                                                   : end;
-            const bf16* b = is_coded ? decoded.begin() + number % 2 * held * 2 * TILE_SIZE
-                                     : (const bf16*)matrix.address(panel, from + at * DEPTH);
+            const Piece next = is_end ? Piece{panel + 1, 0, std::min(held, steps)}
+                                      : Piece{panel, at + count, std::min(held, steps - at - count)};
+            const bf16* b = is_coded ? place(panel) + at * 2 * TILE_SIZE : (const bf16*)matrix.address(panel, from + at * DEPTH);
             if (is_coded) {
-                meanwhile.decoding = {};
-                if (next.panel < right) begin_decoding(next, number + 1);
-                meanwhile.groups = (meanwhile.decoding.left() + passes - 1) / passes;
+                if (!at && panel + 1 < right) begin_decoding(panel + 1);
             } else {
                 // What comes next in memory, or what the next slice begins with.
                 meanwhile.ahead = (const char*)(!is_end || is_whole  ? b + count * 2 * TILE_SIZE
                                                 : panel + 1 < right ? matrix.address(panel + 1, from)
                                                                     : matrix.address(left, to));
-                meanwhile.lines = (held * 2 * TILE_SIZE * 2 / 64 + passes - 1) / passes;
+                meanwhile.lines = (held * 2 * TILE_SIZE * 2 / 64 + pairs * count - 1) / (pairs * count);
             }
             float* own = sums + (is_whole ? 0 : panel - left) * pairs * 4 * TILE * TILE;
             for (int64_t pair = 0; pair < pairs; ++pair) {
@@ -175,7 +175,7 @@ struct Product {
                 if (adding && !is_pair) add_tile(tile, panel, c);
                 meanwhile.finish.begin(tile * TILE, std::min(Laid::ROWS, rows - tile * TILE), panel, c);
             }
-            meanwhile.decoding.some(meanwhile.decoding.left());
+            if (is_end) meanwhile.decoding.some(meanwhile.decoding.left());
             piece = next;
         }
         meanwhile.finish.some(meanwhile.finish.left());
