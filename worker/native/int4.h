@@ -185,7 +185,7 @@ struct Product {
                 const int8_t* eight = from + (step + inside / DEEP) * TILE_BYTES + inside % DEEP;
 #pragma GCC unroll 8
                 for (int row = 0; row < MANY; ++row) {
-                    const __m512i even = int8::Product::four_of(eight + row * DEEP), odd = int8::Product::four_of(eight + row * DEEP + 4);
+                    const __m512i even = int8::four_of(eight + row * DEEP), odd = int8::four_of(eight + row * DEEP + 4);
                     sums[0][row] = _mm512_dpbusd_epi32(_mm512_dpbusd_epi32(sums[0][row], low_even, even), low_odd, odd);
                     sums[1][row] = _mm512_dpbusd_epi32(_mm512_dpbusd_epi32(sums[1][row], high_even, even), high_odd, odd);
                 }

@@ -7,6 +7,7 @@
 
 #include "behind.h"
 #include "int8_matrix.h"
+#include "int8_row.h"
 #include "interleaved.h"
 #include "team.h"
 
@@ -22,10 +23,7 @@ constexpr int64_t STREAMED = 64;       // rows for which the matrix is what take
 constexpr int TASK_PANELS = 8;         // of many rows
 constexpr int64_t MAX_RUN = 8;         // panels of few rows that a thread takes at once
 constexpr int STEPS = 7;               // of a panel, that stay in the first cache
-constexpr int AHEAD = 4096;            // bytes by which a panel is fetched before it is multiplied, into the second cache
-constexpr int NEAR = 512;              // the same, into the first
-constexpr int64_t KEPT = 1 << 20;      // bytes of a matrix that one thread finds in its second cache again
-constexpr int SOME_AHEAD = 4096;       // the same, where several rows are multiplied by vectors
+constexpr int SOME_AHEAD = 4096;       // bytes by which a panel is fetched before several rows are multiplied, by vectors
 constexpr int TILES_AHEAD = 1024;      // the same, by tiles
 
 struct Product {
@@ -63,32 +61,6 @@ struct Product {
             scaled.take(first + row, sums(row, 0), sums(row, 1), low, high);
             use(row, low, high);
         }
-    }
-
-    // One row of a panel, as it lies in memory. ARRIVES: from there, not from a cache.
-    template <bool ARRIVES>
-    void one(int64_t panel, Claim& claim) const {
-        const int8_t* from = x.row(0);
-        const uint8_t* tile = matrix.panel_at(panel);
-        __m512i sums[2][2] = {};  // of each half two side by side, since each takes some cycles to be added to
-        for (int64_t step = 0; step < steps(); ++step) {
-#pragma GCC unroll 2
-            for (int half = 0; half < 2; ++half, tile += TILE_BYTES) {
-#pragma GCC unroll 16
-                for (int quad = 0; quad < SIDE; ++quad) {
-                    if (ARRIVES) fetch(tile + AHEAD + quad * 64), __builtin_prefetch(tile + NEAR + quad * 64);
-                    __m512i& sum = sums[half][quad % 2];
-                    sum = _mm512_dpbusd_epi32(sum, _mm512_load_si512(tile + quad * 64), four_of(from + step * TILE_BYTES + quad * 4));
-                }
-            }
-        }
-        put_claimed(0, 1, panel, claim, [&](int64_t, int half) { return _mm512_add_epi32(sums[half][0], sums[half][1]); });
-    }
-
-    static __m512i four_of(const int8_t* codes) {
-        int32_t four;
-        std::memcpy(&four, codes, 4);
-        return _mm512_set1_epi32(four);
     }
 
     // Sums [R][2][16] of R rows of a tile of x: what is read of the matrix serves all of them, and what is read of x both halves of the
@@ -141,7 +113,7 @@ struct Product {
     void all(int64_t panel, Claim& claim) const {
         BehindSteps next;
         switch (rows) {
-            case 1: return is_amd() ? some<1, true>(0, panel, claim, next) : one<true>(panel, claim);
+            case 1: return some<1, true>(0, panel, claim, next);
             case 2: return some<2, true>(0, panel, claim, next);
             case 3: return some<3, true>(0, panel, claim, next);
             case 4: return some<4, true>(0, panel, claim, next);
@@ -352,10 +324,8 @@ struct Product {
             return team.each_apart(panels, at_once, [&](int64_t panel, Claim& claim) { stream(panel, claim); });
         }
 #endif
-        const bool is_kept = team.size() == 1 && matrix.deep() * matrix.columns <= KEPT;
-        team.each_apart(panels, at_once, [&](int64_t panel, Claim& claim) {
-            rows == 1 && is_kept ? one<false>(panel, claim) : all(panel, claim);
-        });
+        if (rows == 1 && (!is_amd() || row_is_kept(matrix, team.size()))) return Row{matrix, x, output}.run(team);
+        team.each_apart(panels, at_once, [&](int64_t panel, Claim& claim) { all(panel, claim); });
     }
 };
 
