@@ -40,6 +40,22 @@ struct AnyMatrix {
         if (form == PLAIN && rows > FEW_ROWS) Laid::take(x, 0, size, (bf16*)rounded + Laid::place(row, 0, size));
     }
 
+    // Whether what is gated of so many rows goes where Laid has them, and whether ``round_laid`` takes them there.
+    bool lays(int64_t rows) const {
+#if defined(HAVE_TILES)
+        if (is_by_token(rows)) return rows > FEW_ROWS && may_use_tiles();
+#endif
+        return rows > FEW_ROWS && form == PLAIN;
+    }
+    bool takes_laid(int64_t rows) const { return form == PLAIN || (is_by_token(rows) && size % int8::DEEP == 0); }
+
+    // A tile of them, for ``multiply``; bfloat16 is taken as it is laid.
+    void round_laid(const bf16* laid, int64_t tile, int64_t rows, void* rounded) const {
+#if defined(HAVE_TILES)
+        if (is_by_token(rows)) int8::Tokens(rows, size, rounded).take_laid(tile, laid, size);
+#endif
+    }
+
     // With the rows of x [rows, size], or, but for few rows of bfloat16, what ``round`` left of them. Every thread of the
     // team calls it, each with Tiles of its own.
     // ``expansion`` only of what is PLAIN.

@@ -75,13 +75,6 @@ struct PanelColumns {
     }
 };
 
-// Where a row's gated numbers go from a column on, and how far it is to the next row's.
-inline bf16* gated_at(const Matrix& matrix, const Output& output, int64_t row, int64_t column) {
-    const int64_t size = matrix.columns / 2;
-    return (bf16*)output.y + (output.is_laid ? Laid::place(row, column, size) : row * size + column);
-}
-inline int64_t gated_apart(const Matrix& matrix, const Output& output) { return output.is_laid ? DEPTH : matrix.columns / 2; }
-
 // Sums of one panel, for one or two tiles of rows, on their way into y.
 class Finish {
     const Matrix& matrix_;
@@ -203,8 +196,8 @@ class Finish {
     }
 
     void gate(int64_t count) {
-        bf16* const y = gated_at(matrix_, output_, row_, columns_.first);
-        const int64_t apart = gated_apart(matrix_, output_);
+        bf16* const y = gated_at(output_, row_, columns_.first, matrix_.columns / 2);
+        const int64_t apart = gated_apart(output_, matrix_.columns / 2);
         with_activation(output_.activation, [&](auto activation) {
             each_row(count, [&](uint64_t index, Floats low, Floats high) {
                 store(y + index * apart, Output::gate_both(low, high, activation));

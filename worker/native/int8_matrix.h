@@ -2,14 +2,20 @@
 
 #pragma once
 
+#include "laid.h"
 #include "output.h"
 #include "rounded.h"
 
 #if defined(HAVE_INT8)
 
+#include <optional>
+
 namespace {
 
 namespace int8 {
+
+// Panels of a matrix times few rows that a thread takes at once.
+inline int64_t run_of(int64_t panels) { return std::clamp<int64_t>(panels / RUNS, 1, 8); }
 
 // x by token: codes in tiles [rows / 16][size / 64][16][64], what to multiply by, and 128 times the sum of the codes.
 struct Tokens {
@@ -38,6 +44,33 @@ struct Tokens {
         scales[index] = rounded.scale;
         shifts[index] = 128 * rounded.sum();
     }
+
+#if defined(HAVE_TILES)
+    // A tile of rows that lie as Laid has them, of whole tiles of inputs.
+    void take_laid(int64_t tile, const bf16* laid, int64_t size) const {
+        const bf16* const from = laid + Laid::place(tile * SIDE, 0, size);
+        __m512i largest[SIDE] = {};
+        for (int64_t at = 0; at < size; at += DEPTH) {
+#pragma GCC unroll 16
+            for (int row = 0; row < SIDE; ++row) largest[row] = Codes::larger(largest[row], line_of(from, at, row));
+        }
+        std::optional<Codes> rounded[SIDE];
+        for (int row = 0; row < SIDE; ++row) rounded[row].emplace(Codes::magnitude_of(largest[row]));
+        int8_t* to = codes + tile * SIDE * deep;
+        for (int64_t at = 0; at < size; at += DEEP) {
+            for (int row = 0; row < SIDE; ++row, to += DEEP) {
+                _mm512_store_si512(to, rounded[row]->next(line_of(from, at, row), line_of(from, at + DEPTH, row)));
+            }
+        }
+        for (int row = 0; row < SIDE; ++row) {
+            scales[tile * SIDE + row] = rounded[row]->scale;
+            shifts[tile * SIDE + row] = 128 * rounded[row]->sum();
+        }
+    }
+    static __m512i line_of(const bf16* tile, int64_t column, int64_t row) {
+        return _mm512_load_si512(tile + column / DEPTH * 2 * TILE_SIZE + row * DEPTH);
+    }
+#endif
 };
 
 // Panels of two tiles. The second one holds the columns ``apart`` further on: 16, or, where gates and what they open lie
@@ -62,7 +95,9 @@ struct Scaled {
     const Tokens& x;
     Floats left, right, left_bias = {}, right_bias = {};
 
-    Scaled(const Matrix& matrix, const Tokens& x, int64_t panel) : x(x) {
+    Scaled(const Matrix& matrix, const Tokens& x, int64_t panel) : x(x) { set(matrix, panel); }
+
+    void set(const Matrix& matrix, int64_t panel) {
         const float *scales = matrix.scales + panel * COLUMNS, *bias = matrix.bias + panel * COLUMNS;
         left = load(scales), right = load(scales + SIDE);
         if (matrix.bias) left_bias = load(bias), right_bias = load(bias + SIDE);

@@ -2,6 +2,7 @@
 
 #pragma once
 
+#include "output.h"
 #include "tiles.h"
 
 #if defined(__AVX512BF16__)
@@ -26,6 +27,12 @@ struct Laid {
         }
     }
 };
+
+// Where a row's gated numbers go from a column on, of ``size``, and how far it is to the next row's.
+inline bf16* gated_at(const Output& output, int64_t row, int64_t column, int64_t size) {
+    return (bf16*)output.y + (output.is_laid ? Laid::place(row, column, size) : row * size + column);
+}
+inline int64_t gated_apart(const Output& output, int64_t size) { return output.is_laid ? DEPTH : size; }
 
 }  // namespace
 

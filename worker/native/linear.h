@@ -27,7 +27,7 @@ constexpr int64_t FEW_BY_PAIRS = 1;      // rows of a matrix that is coded
 constexpr int BLOCK_ROWS = 512;
 constexpr int BLOCK_BYTES = 1 << 20;     // of x, that stay in the second cache
 constexpr int SLICE_BYTES = 1 << 19;     // of x, where sums of several panels stay there too
-constexpr int HELD = 10;                 // steps of a panel, that stay in the first cache
+constexpr int HELD = 16;                 // steps of a panel, that stay in the first cache
 constexpr int GROUP_PANELS = 14;         // that one task takes of many rows
 constexpr int SLICED_PANELS = 7;         // that it takes where x is sliced
 constexpr int64_t ALONE = 400000;        // bytes of the matrix, and a 64th of the products, that one thread is done with
@@ -218,12 +218,12 @@ struct Product {
             _tile_zero(3);
         }
         for (int64_t step = 0; step < steps; ++step, a += 2 * TILE_SIZE, b += 2 * TILE_SIZE) {
-            _tile_loadd(4, a, 64);
+            _tile_stream_loadd(4, a, 64);
             _tile_loadd(6, b, 64);
             _tile_dpbf16ps(0, 4, 6);
             _tile_loadd(7, b + TILE_SIZE, 64);
             _tile_dpbf16ps(1, 4, 7);
-            _tile_loadd(5, a + TILE_SIZE, 64);
+            _tile_stream_loadd(5, a + TILE_SIZE, 64);
             _tile_dpbf16ps(2, 5, 6);
             _tile_dpbf16ps(3, 5, 7);
             meanwhile.step(rows);

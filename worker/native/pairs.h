@@ -125,10 +125,10 @@ struct PairProduct {
     void between(int64_t first, int64_t last, int64_t panel, Claim& claim) const {
         PanelColumns columns;
         columns.set(matrix, panel);
-        Interleaved<RESULT, PanelColumns> others(columns, RESULT == GATED ? gated_apart(matrix, output) : matrix.columns);
+        Interleaved<RESULT, PanelColumns> others(columns, RESULT == GATED ? gated_apart(output, matrix.columns / 2) : matrix.columns);
         const bool is_own = block(first, last, panel, others, [&](int64_t row, int64_t count, const float* sums) {
             if (!claim.may_write()) return false;
-            bf16* const to = RESULT == GATED ? gated_at(matrix, output, row, columns.first)
+            bf16* const to = RESULT == GATED ? gated_at(output, row, columns.first, matrix.columns / 2)
                                              : (bf16*)output.y + row * matrix.columns + columns.first;
             others.begin(row, count, sums, to);
             return true;

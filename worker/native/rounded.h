@@ -53,8 +53,10 @@ class Codes {
     float scale;
 
     template <typename T>
-    Codes(const T* x, int64_t size) {
-        const float magnitude = largest_of(x, size);
+    Codes(const T* x, int64_t size) : Codes(largest_of(x, size)) {}
+
+    // Of numbers of which none is larger than this.
+    explicit Codes(float magnitude) {
         const bool is_finite = magnitude < INFINITY;
         // The reciprocal of what is smaller than this is no longer a number.
         const bool is_zero = magnitude < 1e-36f;
@@ -75,14 +77,32 @@ class Codes {
             std::memcpy(padded, x, size * sizeof(T));
             codes = codes_of(padded);
         }
-        sum_ = _mm512_dpbusd_epi32(sum_, _mm512_set1_epi8(1), codes);
-        return codes;
+        return counted(codes);
+    }
+
+    // The next 64 of bfloat16, 32 and 32.
+    __m512i next(__m512i first, __m512i second) {
+        return is_empty_ ? _mm512_setzero_si512() : counted(codes_of(first, second));
     }
 
     // Of all codes so far.
     int32_t sum() const { return _mm512_reduce_add_epi32(sum_); }
 
+    // Of many numbers the largest so far, ``largest``, for ``magnitude_of``: of bfloat16 as bits, so that a NaN is larger than anything.
+    static __m512i larger(__m512i largest, __m512i numbers) {
+        return _mm512_max_epu16(largest, _mm512_and_si512(numbers, _mm512_set1_epi16(0x7fff)));
+    }
+    static float magnitude_of(__m512i largest) {
+        const __m512i low = _mm512_slli_epi32(largest, 16);
+        return bits_to_float(_mm512_reduce_max_epu32(_mm512_max_epu32(low, largest)) & 0xffff0000u);
+    }
+
   private:
+    __m512i counted(__m512i codes) {
+        sum_ = _mm512_dpbusd_epi32(sum_, _mm512_set1_epi8(1), codes);
+        return codes;
+    }
+
     // As bits, so that a NaN is larger than anything.
     static float largest_of(const float* x, int64_t size) {
         Words largest = {};
@@ -93,14 +113,12 @@ class Codes {
         return bits_to_float(_mm512_reduce_max_epu32((__m512i)largest));
     }
     static float largest_of(const bf16* x, int64_t size) {
-        const __m512i no_sign = _mm512_set1_epi16(0x7fff);
         __m512i largest = _mm512_setzero_si512();
         for (int64_t at = 0; at < size; at += 2 * WIDTH) {
             __mmask32 inside = size - at < 2 * WIDTH ? (1u << (size - at)) - 1 : ~0u;
-            largest = _mm512_max_epu16(largest, _mm512_and_si512(_mm512_maskz_loadu_epi16(inside, x + at), no_sign));
+            largest = larger(largest, _mm512_maskz_loadu_epi16(inside, x + at));
         }
-        __m512i low = _mm512_slli_epi32(largest, 16);
-        return bits_to_float(_mm512_reduce_max_epu32(_mm512_max_epu32(low, largest)) & 0xffff0000u);
+        return magnitude_of(largest);
     }
 
     __m512i rounded(__m512 x) const { return _mm512_cvtps_epi32(_mm512_mul_ps(x, (__m512)inverse_)); }
@@ -112,17 +130,18 @@ class Codes {
         std::memcpy(&codes, parts, 64);
         return codes;
     }
-    __m512i codes_of(const bf16* x) const {
-        __m512i halves[2];
-        for (int half = 0; half < 2; ++half) {
-            __m512i both = _mm512_loadu_si512(x + half * 2 * WIDTH);
-            __m512i even = rounded((__m512)_mm512_slli_epi32(both, 16));
-            __m512i odd = rounded((__m512)_mm512_and_si512(both, _mm512_set1_epi32(0xffff0000)));
-            halves[half] = _mm512_mask_blend_epi16(0xaaaaaaaa, even, _mm512_slli_epi32(odd, 16));
-        }
+    __m512i codes_of(const bf16* x) const { return codes_of(_mm512_loadu_si512(x), _mm512_loadu_si512(x + 2 * WIDTH)); }
+    __m512i codes_of(__m512i first, __m512i second) const {
+        const __m512i halves[2] = {in_pairs(first), in_pairs(second)};
         // Quarters of both take turns after packing.
         const __m512i in_order = _mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7);
         return _mm512_permutexvar_epi64(in_order, _mm512_packs_epi16(halves[0], halves[1]));
+    }
+    // Of bfloat16, in 16 bits.
+    __m512i in_pairs(__m512i both) const {
+        const __m512i even = rounded((__m512)_mm512_slli_epi32(both, 16));
+        const __m512i odd = rounded((__m512)_mm512_and_si512(both, _mm512_set1_epi32(0xffff0000)));
+        return _mm512_mask_blend_epi16(0xaaaaaaaa, even, _mm512_slli_epi32(odd, 16));
     }
 };
 

@@ -154,7 +154,8 @@ class Whole {
                 norm(row, rows, change, layer.attention_post_norm, layer.mlp_pre_norm, layer.gate_up, claim);
             });
             const bf16* opened = layer.mlp_pre_norm ? own_.normed : own_.x;
-            const bool is_laid = rows > FEW_ROWS && layer.gate_up.form == PLAIN && layer.down.form == PLAIN;
+            const bool is_plain = layer.gate_up.form == PLAIN && layer.down.form == PLAIN;
+            const bool is_laid = layer.gate_up.lays(rows) && layer.down.takes_laid(rows) && (is_plain || !adapted->groups.count);
             if (adapted->groups.count && layer.gate_up.form != PLAIN) {
                 adapted_product(team, *adapted, {index, 2}, opened, rows, layer.gate_up, {own_.adapted, ROUNDED, 0});
                 each_row(team, rows, [&](int64_t row, Claim& claim) {
@@ -163,10 +164,12 @@ class Whole {
             } else {
                 adapted_product(team, *adapted, {index, 2}, opened, rows, layer.gate_up,
                                 {own_.gated, GATED, int(network_.activation), nullptr, is_laid});
-                if (!is_laid) round(team, own_.gated, rows, layer.down);
+                if (is_laid) round_laid(team, own_.gated, rows, layer.down);
+                else round(team, own_.gated, rows, layer.down);
             }
             change = change_of(*adapted, layer.down, layer.mlp_post_norm);
-            adapted_product(team, *adapted, {index, 3}, own_.gated, rows, layer.down, output_of(change), is_laid);
+            adapted_product(team, *adapted, {index, 3}, own_.gated, rows, layer.down, output_of(change),
+                            is_laid && layer.down.form == PLAIN);
             each_row(team, rows, [&](int64_t row, Claim& claim) {
                 norm(row, rows, change, layer.mlp_post_norm, next_norm, next, claim);
             });
@@ -230,6 +233,11 @@ class Whole {
         each_row(team, rows, [&](int64_t row, Claim& claim) {
             if (claim.may_write()) next.round(x + row * next.size, row, rows, own_.rounded);
         });
+    }
+
+    void round_laid(Team& team, const bf16* laid, int64_t rows, const AnyMatrix& next) const {
+        if (next.form == PLAIN) return;
+        team.each((rows + TILE - 1) / TILE, 1, [&](int64_t tile) { next.round_laid(laid, tile, rows, own_.rounded); });
     }
 
     void embed(int64_t row) const {

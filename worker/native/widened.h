@@ -104,12 +104,13 @@ struct WidenedProduct {
             // As if all panels were there: none but these are read.
             const int8::Matrix wide = {codes - left * panel_bytes, scales - left * COLUMNS, matrix.bias,
                                        matrix.size, matrix.columns, matrix.apart};
-            const int8::Product product = {wide, x, rows, output};
 #if defined(HAVE_TILES)
-            if (may_use_tiles()) return product.block(first, last, left, right, product.slice_of(block_tiles), sums);
+            const int8::TileProduct tiles = {wide, x, rows, output};
+            if (may_use_tiles()) return tiles.block(first, last, left, right, tiles.slice_of(block_tiles), sums);
 #else
             (void)sums;
 #endif
+            const int8::Product product = {wide, x, rows, output};
             for (int64_t panel = left; panel < right; ++panel) {
                 Claim claim(nullptr, 0);
                 product.each_some(first * SIDE, std::min(last * SIDE, rows), panel, claim, BehindSteps());
