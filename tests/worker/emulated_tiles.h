@@ -79,6 +79,7 @@ void dpb(int sums, int a, int b) {
 #undef _tile_release
 #undef _tile_zero
 #undef _tile_loadd
+#undef _tile_stream_loadd
 #undef _tile_stored
 #undef _tile_dpbf16ps
 #undef _tile_dpbsud
@@ -86,6 +87,7 @@ void dpb(int sums, int a, int b) {
 #define _tile_release() emulated::are_configured = false
 #define _tile_zero(tile) emulated::use(), std::memset(&emulated::tiles[tile], 0, sizeof(emulated::Tile))
 #define _tile_loadd(tile, from, stride) emulated::load(tile, from, stride)
+#define _tile_stream_loadd _tile_loadd
 #define _tile_stored(tile, to, stride) emulated::store(tile, to, stride)
 #define _tile_dpbf16ps(sums, a, b) emulated::dpbf16ps(sums, a, b)
 #define _tile_dpbsud(sums, a, b) emulated::dpb<int8_t, uint8_t>(sums, a, b)

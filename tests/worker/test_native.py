@@ -55,7 +55,7 @@ def test_this_machine_has_kernels_and_they_compute_what_torch_does():
         ("noise.h", "z >> 27", "z >> 28"),
         ("pairs.h", "TILE_SIZE + pair * LANES", "TILE_SIZE"),
         ("int8_matrix.h", "= 128 * rounded", "= 127 * rounded"),
-        ("int4.h", "srli_epi16(line, 4)", "srli_epi16(line, 5)"),
+        ("int4_matrix.h", "srli_epi16(line, 4)", "srli_epi16(line, 5)"),
         ("widened.h", "srli_epi16(codes, 4)", "srli_epi16(codes, 5)"),
         ("coded.h", "srli_epi16(codes, 4 * number)", "srli_epi16(codes, 4)"),
         ("coded_rows.h", "low = _mm512_or_si512(low,", "low = _mm512_and_si512(low,"),
@@ -71,7 +71,7 @@ def test_kernels_that_compute_something_else_are_found_out(cache, tmp_path, monk
     monkeypatch.setattr(build, "SOURCE", wrong_source / "kernels.cpp")
     optimise(monkeypatch, "-O0")
     library = Library(str(built()))
-    of_int8 = dict.fromkeys(("int8_matrix.h", "int4.h", "widened.h"), library.has_int8)
+    of_int8 = dict.fromkeys(("int8_matrix.h", "int4_matrix.h", "widened.h"), library.has_int8)
     of_coded = dict.fromkeys(("coded.h", "coded_rows.h", "coding.h"), library.has_linear)
     has_pairs = library.has_linear and not library.has_tiles
     if not {"forms.h": library.has_adapt, "pairs.h": has_pairs, **of_int8, **of_coded}.get(name, True):

@@ -4,6 +4,7 @@
 
 #pragma once
 
+#include "int4_row.h"
 #include "int8.h"
 
 #if defined(HAVE_INT8)
@@ -12,88 +13,12 @@ namespace {
 
 namespace int4 {
 
-using int8::COLUMNS;
-using int8::DEEP;
-using int8::SIDE;
-using int8::TILE_BYTES;
-
 constexpr int64_t NO_TILES = 4;      // rows for which VNNI is no slower than tiles
 constexpr int FEW = 2;               // rows that are multiplied as they come
 constexpr int MANY = 8;              // rows that VNNI multiplies at once, of both halves of a panel
-constexpr int UNIT_BYTES = 64;       // of a group and 16 columns: their scales and their offsets, in float16
 constexpr int AHEAD = 4096;          // bytes by which a panel is fetched before it is multiplied, into the second cache
 constexpr int FEW_AHEAD = 8192;      // the same, of few rows
-constexpr int NEAR = 1024;           // the same, into the first
 constexpr int64_t GROUPS = 4;        // of a panel, that stay in the first cache
-
-// x by token and group: codes in tiles [rows / 16][tiles][16][64], a tile for 64 inputs, or, where a group has 32, for it and
-// as many zeros; what to multiply by, and what the group's inputs sum to.
-struct Tokens {
-    int64_t group, groups, tiles;
-    float *scales, *sums;  // [rows / 16][groups][16]
-    int8_t* codes;
-
-    static int64_t bytes(int64_t rows, int64_t size, int64_t group) {
-        return (rows + SIDE - 1) / SIDE * SIDE * (size / group) * (8 + std::max<int64_t>(group, DEEP));
-    }
-
-    // In memory that starts a cache line.
-    Tokens(int64_t rows, int64_t size, int64_t of_group, void* memory) : group(of_group), groups(size / of_group) {
-        const int64_t all = (rows + SIDE - 1) / SIDE * SIDE;
-        tiles = groups * tiles_of_group();
-        scales = (float*)memory;
-        sums = scales + all * groups;
-        codes = (int8_t*)(sums + all * groups);
-    }
-
-    int64_t tiles_of_group() const { return group < DEEP ? 1 : group / DEEP; }
-    const int8_t* tile(int64_t row) const { return codes + row / SIDE * SIDE * tiles * DEEP; }
-    int64_t place(int64_t row) const { return row / SIDE * SIDE * groups + row % SIDE; }
-
-    template <typename T>
-    void take(int64_t row, const T* x) const {
-        int8_t* to = codes + row / SIDE * SIDE * tiles * DEEP + row % SIDE * DEEP;
-        for (int64_t index = 0; index < groups; ++index) {
-            int8::Codes rounded(x + index * group, group);
-            for (int64_t at = 0; at < group; at += DEEP, to += TILE_BYTES) {
-                // The second group of a tile of the matrix meets it in the second half.
-                __m512i code = rounded.next(x + index * group + at, group - at);
-                if (group < DEEP && index % 2) code = _mm512_shuffle_i64x2(code, code, 0x4e);
-                _mm512_store_si512(to, code);
-            }
-            scales[place(row) + index * SIDE] = rounded.scale;
-            sums[place(row) + index * SIDE] = rounded.scale * float(rounded.sum());
-        }
-    }
-};
-
-struct Matrix {
-    const uint8_t* packed;  // [panels][size / group][2] of UNIT_BYTES and then lines for 8 inputs of 16 columns: their first
-                            // four in the low halves of bytes
-    const float* bias;      // [panels][2][16], or null
-    double unit;            // that all scales and offsets are multiples of
-    int64_t size, columns, apart;  // as int8's
-    int64_t group;
-    int64_t may_widen;      // whether many rows may get other bits than few (see widened.h)
-
-    int64_t num_panels() const { return (columns + COLUMNS - 1) / COLUMNS; }
-    int64_t left(int64_t panel) const { return panel * (apart == SIDE ? COLUMNS : SIDE); }
-    int64_t groups() const { return size / group; }
-    int64_t unit_bytes() const { return UNIT_BYTES + group * SIDE / 2; }
-    const uint8_t* panel_at(int64_t panel) const { return packed + panel * groups() * 2 * unit_bytes(); }
-
-    static __m512 scales_of(const uint8_t* at) { return _mm512_cvtph_ps(_mm256_load_si256((const __m256i*)at)); }
-    static __m512 offsets_of(const uint8_t* at) { return _mm512_cvtph_ps(_mm256_load_si256((const __m256i*)at + 1)); }
-    static __m512i low(__m512i line) { return _mm512_and_si512(line, _mm512_set1_epi8(15)); }
-    static __m512i high(__m512i line) { return low(_mm512_srli_epi16(line, 4)); }
-
-    // What a group adds to sixteen columns of a row; one way to round, wherever it is called from.
-    static __m512 add(__m512 total, __m512i sum, __m512 scale, __m512 offset, float row_scale, float row_sum) {
-        total = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), _mm512_mul_ps(scale, _mm512_set1_ps(row_scale)), total);
-        return _mm512_fmadd_ps(offset, _mm512_set1_ps(row_sum), total);
-    }
-
-};
 
 struct Product {
     const Matrix& matrix;
@@ -103,16 +28,7 @@ struct Product {
 
     int64_t row_tiles() const { return (rows + SIDE - 1) / SIDE; }
 
-    // Of one row of a panel.
-    void put_out(int64_t row, int64_t panel, __m512 low, __m512 high) const {
-        const __m512 unit = _mm512_set1_ps(float(matrix.unit)), zero = _mm512_setzero_ps();
-        const float* bias = matrix.bias + panel * COLUMNS;
-        low = _mm512_fmadd_ps(low, unit, matrix.bias ? _mm512_loadu_ps(bias) : zero);
-        high = _mm512_fmadd_ps(high, unit, matrix.bias ? _mm512_loadu_ps(bias + SIDE) : zero);
-        output.put_both(row, matrix.columns, matrix.left(panel), matrix.apart, (Floats)low, (Floats)high);
-    }
-
-    static void fetch(const uint8_t* at) {
+    static void fetch_few(const uint8_t* at) {
         int8::fetch(at + FEW_AHEAD);
         __builtin_prefetch(at + NEAR);
     }
@@ -134,13 +50,13 @@ struct Product {
 #pragma GCC unroll 2
             for (int half = 0; half < 2; ++half) {
                 const __m512 scale = Matrix::scales_of(at), offset = Matrix::offsets_of(at);
-                fetch(at);
+                fetch_few(at);
                 at += UNIT_BYTES;
                 __m512i parts[R][2];
                 for (auto& of_row : parts) of_row[0] = of_row[1] = _mm512_setzero_si512();
                 int64_t inside = group < DEEP && index % 2 ? group : 0;
                 for (int64_t line = 0; line < lines; ++line, at += 64, inside += 8) {
-                    fetch(at);
+                    fetch_few(at);
                     const __m512i codes = _mm512_load_si512(at);
                     const __m512i even = Matrix::low(codes), odd = Matrix::high(codes);
                     const int64_t place = step * TILE_BYTES + inside / DEEP * TILE_BYTES + inside % DEEP;
@@ -158,7 +74,7 @@ struct Product {
             }
         }
         if (!claim.may_write()) return;
-        for (int row = 0; row < R; ++row) put_out(first + row, panel, totals[row][0], totals[row][1]);
+        for (int row = 0; row < R; ++row) matrix.put_out(output, first + row, panel, totals[row][0], totals[row][1]);
     }
 
     // MANY rows from ``first`` of a panel, both halves at once: what is read of x serves both, and what is unpacked of the panel all
@@ -171,14 +87,14 @@ struct Product {
         const uint8_t* at = matrix.panel_at(panel);
         alignas(64) float totals[2][MANY][SIDE] = {};
         for (int64_t index = 0, step = 0; index < x.groups; ++index, step += x.tiles_of_group(), at += 2 * unit_bytes) {
-            if (ARRIVES) fetch(at), fetch(at + unit_bytes);
+            if (ARRIVES) fetch_few(at), fetch_few(at + unit_bytes);
             __m512i sums[2][MANY];
 #pragma GCC unroll 8
             for (int row = 0; row < MANY; ++row) sums[0][row] = sums[1][row] = _mm512_setzero_si512();
             int64_t inside = group < DEEP && index % 2 ? group : 0;
             const uint8_t* line = at + UNIT_BYTES;
             for (int64_t left = lines; left; --left, line += 64, inside += 8) {
-                if (ARRIVES) fetch(line), fetch(line + unit_bytes);
+                if (ARRIVES) fetch_few(line), fetch_few(line + unit_bytes);
                 const __m512i low = _mm512_load_si512(line), high = _mm512_load_si512(line + unit_bytes);
                 const __m512i low_even = Matrix::low(low), low_odd = Matrix::high(low);
                 const __m512i high_even = Matrix::low(high), high_odd = Matrix::high(high);
@@ -203,7 +119,7 @@ struct Product {
         }
         if (!claim.may_write()) return;
         for (int row = 0; row < std::min<int64_t>(MANY, rows - first); ++row) {
-            put_out(first + row, panel, _mm512_load_ps(totals[0][row]), _mm512_load_ps(totals[1][row]));
+            matrix.put_out(output, first + row, panel, _mm512_load_ps(totals[0][row]), _mm512_load_ps(totals[1][row]));
         }
     }
 
@@ -303,7 +219,7 @@ struct Product {
         if (!claim.may_write()) return;
         for (int64_t row = first * SIDE; row < std::min(last * SIDE, rows); ++row) {
             const float* low = totals + ((row / SIDE - first) * 2 * SIDE + row % SIDE) * SIDE;
-            put_out(row, panel, _mm512_load_ps(low), _mm512_load_ps(low + SIDE * SIDE));
+            matrix.put_out(output, row, panel, _mm512_load_ps(low), _mm512_load_ps(low + SIDE * SIDE));
         }
     }
 
@@ -327,6 +243,7 @@ struct Product {
 #if defined(HAVE_TILES)
         if (rows > NO_TILES && may_use_tiles()) return by_tiles(team);
 #endif
+        if (rows == 1 && !int8::is_amd()) return Row{matrix, x, output}.run(team);
         const int64_t panels = matrix.num_panels(), at_once = std::max<int64_t>(1, panels / int8::RUNS);
         team.each_apart(panels, at_once, [&](int64_t panel, Claim& claim) { all(panel, claim); });
     }

@@ -24,25 +24,36 @@ inline __m512i four_of(const int8_t* codes) {
 
 inline bool row_is_kept(const Matrix& matrix, int64_t threads) { return threads == 1 && matrix.deep() * matrix.columns <= KEPT; }
 
+// As many panels side by side as all threads have in equal parts, or nearly: memory answers faster where it is asked for in several
+// places.
+inline int64_t num_beside(int64_t panels, int64_t threads) {
+    auto serves = [&](int64_t count) { return panels % (count * threads) == 0 || panels >= count * ROW_RUNS * threads; };
+    return serves(4) ? 4 : serves(2) ? 2 : 1;
+}
+
+// body(a constant, panel, claim) of so many of all panels at a time, and of those that are left one by one.
+template <typename Body>
+void each_beside(Team& team, int64_t panels, int64_t at_once, const Body& body) {
+    team.each_apart((panels + at_once - 1) / at_once, 1, [&](int64_t task, Claim& claim) {
+        int64_t panel = task * at_once;
+        const int64_t last = std::min(panel + at_once, panels);
+        if (last - panel == 4) return body(std::integral_constant<int, 4>(), panel, claim);
+        if (last - panel == 2) return body(std::integral_constant<int, 2>(), panel, claim);
+        for (; panel < last; ++panel) body(std::integral_constant<int, 1>(), panel, claim);
+    });
+}
+
 struct Row {
     const Matrix& matrix;
     const Tokens& x;
     const Output& output;
 
-    // As many panels at a time as all threads have in equal parts, or nearly: memory answers faster where it is asked for in several
-    // places.
     void run(Team& team) const {
         const int64_t panels = matrix.num_panels();
         const bool is_kept = row_is_kept(matrix, team.size());
-        auto serves = [&](int64_t count) { return panels % (count * team.size()) == 0 || panels >= count * ROW_RUNS * team.size(); };
-        const int64_t at_once = is_kept ? 1 : serves(4) ? 4 : serves(2) ? 2 : 1;
-        team.each_apart((panels + at_once - 1) / at_once, 1, [&](int64_t task, Claim& claim) {
-            int64_t panel = task * at_once;
-            const int64_t last = std::min(panel + at_once, panels);
-            if (is_kept) return beside<1, false>(panel, claim);
-            if (last - panel == 4) return beside<4, true>(panel, claim);
-            if (last - panel == 2) return beside<2, true>(panel, claim);
-            for (; panel < last; ++panel) beside<1, true>(panel, claim);
+        each_beside(team, panels, is_kept ? 1 : num_beside(panels, team.size()), [&](auto count, int64_t panel, Claim& claim) {
+            if (is_kept) beside<1, false>(panel, claim);
+            else beside<decltype(count)::value, true>(panel, claim);
         });
     }
 
