@@ -8,7 +8,6 @@ cannot start, with one sentence on stderr; 3 when an invariant broke, with a tra
 
 from __future__ import annotations
 
-import gc
 import logging
 import os
 import select
@@ -27,7 +26,7 @@ from policies import wire
 from policies.costs import StepCosts
 from policies.settings import WorkerSettings
 from worker.channel import listen
-from worker.process import NICENESS, prepare
+from worker.process import NICENESS, freeze_objects, prepare
 
 if TYPE_CHECKING:
     from worker.engine import Engine
@@ -180,8 +179,7 @@ def _run(
         os.nice(NICENESS)
     engine = _engine(settings, runner)
     ready = _ready(settings, runner, engine)
-    gc.collect()
-    gc.freeze()  # the model's objects live as long as the process: collections need not walk them
+    freeze_objects()
     others.is_serving = True
     log.info("serving %s on %s, loaded in %.2f s", settings.source, settings.listen, time.monotonic() - started_at)
 

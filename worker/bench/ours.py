@@ -16,6 +16,7 @@ from worker.bench import measures
 from worker.bench.measures import Round, SharedPrefix, Stall, Timeline
 from worker.engine import Engine
 from worker.probe import probe
+from worker.process import freeze_objects
 from worker.runner import Runner
 from worker.sampler import Sampler
 
@@ -47,6 +48,7 @@ class Ours:
         make = partial(Engine, runner, sampler, engine, perf_counter)
         # As a worker does before it serves.
         self._engine = make(probe(make, runner.max_model_tokens))
+        freeze_objects()
         # A step is to be a token: what guessing gains depends on the text, and is measured on its own.
         self._engine.speculates = False
         self._timelines: dict[str, Timeline] = {}

@@ -6,7 +6,6 @@ a traceback, when ranks parted in the middle of a step.
 
 from __future__ import annotations
 
-import gc
 import logging
 import os
 import select
@@ -20,7 +19,7 @@ import msgspec
 
 from worker.parallel.control import Begin, Control, Failed, Loaded, Measure, Room
 from worker.parallel.duty import Duty
-from worker.process import NICENESS, end_with_parent, prepare
+from worker.process import NICENESS, end_with_parent, freeze_objects, prepare
 
 CANNOT_START, BROKEN = 2, 3
 GRACE_S = 0.5
@@ -82,8 +81,7 @@ def _compute(duty: Duty, control: Control) -> int:
     shelf = Shelf(rank.runner)
     reading = Control(socket.socket(fileno=duty.reading))
     threading.Thread(target=read_beside, args=(reading, shelf.read), name="adapters", daemon=True).start()
-    gc.collect()
-    gc.freeze()
+    freeze_objects()
     try:
         serve(control, rank, shelf)
     except Exception:
