@@ -20,8 +20,7 @@ struct Row {
     const Output& output;
 
     void run(Team& team) const {
-        const int64_t panels = matrix.num_panels();
-        int8::each_beside(team, panels, int8::num_beside(panels, team.size()), [&](auto count, int64_t panel, Claim& claim) {
+        each_beside(team, matrix.num_panels(), [&](auto count, int64_t panel, Claim& claim) {
             beside<decltype(count)::value>(panel, claim);
         });
     }

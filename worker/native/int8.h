@@ -29,28 +29,6 @@ struct Product {
     Output output;
 
     int64_t steps() const { return x.deep / DEEP; }
-    int64_t row_tiles() const { return (rows + SIDE - 1) / SIDE; }
-
-    // Rows from ``first`` on of a panel: sums(row, half) are theirs. Of no more than MANY, everything but storing them is done before
-    // the claim is asked, so that they are hardly ever being written while a thread is put aside.
-    template <typename Sums>
-    void put_claimed(int64_t first, int64_t count, int64_t panel, Claim& claim, const Sums& sums) const {
-        Floats low[MANY], high[MANY];
-        each_value(first, count, panel, sums, [&](int64_t row, Floats left, Floats right) { low[row] = left, high[row] = right; });
-        output.gate_rows(count, low, high);
-        if (claim.may_write()) output.put_rows(first, count, matrix.columns, matrix.left(panel), matrix.apart, low, high);
-    }
-
-    // use(row, low, high)
-    template <typename Sums, typename Use>
-    [[gnu::always_inline]] void each_value(int64_t first, int64_t count, int64_t panel, const Sums& sums, const Use& use) const {
-        const Scaled scaled(matrix, x, panel);
-        for (int64_t row = 0; row < count; ++row) {
-            Floats low, high;
-            scaled.take(first + row, sums(row, 0), sums(row, 1), low, high);
-            use(row, low, high);
-        }
-    }
 
     // Sums [R][2][16] of R rows of a tile of x: what is read of the matrix serves all of them, and what is read of x both halves of the
     // panel. ARRIVES: the panel comes from memory, not from a cache. ``next`` comes meanwhile, and ``others`` have a turn now and then.
@@ -89,13 +67,18 @@ struct Product {
         }
     }
 
+    // Everything but storing is done before the claim is asked, so that they are hardly ever being written while a thread is put aside.
     template <int R, bool ARRIVES>
     void some(int64_t first, int64_t panel, Claim& claim, BehindSteps& next) const {
         alignas(64) int32_t held[R * COLUMNS];
         Nothing none;
         sum<R, ARRIVES>(first, panel, next, held, none);
-        put_claimed(first, std::min<int64_t>(R, rows - first), panel, claim,
-                    [&](int64_t row, int half) { return _mm512_load_si512(held + row * COLUMNS + half * SIDE); });
+        const int64_t count = std::min<int64_t>(R, rows - first);
+        const Scaled scaled(matrix, x, panel);
+        Floats low[R], high[R];
+        for (int64_t row = 0; row < count; ++row) scaled.take(first + row, held + row * COLUMNS, low[row], high[row]);
+        output.gate_rows(count, low, high);
+        if (claim.may_write()) output.put_rows(first, count, matrix.columns, matrix.left(panel), matrix.apart, low, high);
     }
 
     // All rows of a panel, by VNNI.

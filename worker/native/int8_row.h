@@ -2,8 +2,8 @@
 
 #pragma once
 
+#include "beside.h"
 #include "int8_matrix.h"
-#include "team.h"
 
 #if defined(HAVE_INT8)
 
@@ -14,7 +14,6 @@ namespace int8 {
 constexpr int AHEAD = 4096;        // bytes by which a panel is fetched before it is multiplied, into the second cache
 constexpr int NEAR = 1024;         // the same, into the first
 constexpr int64_t KEPT = 1 << 20;  // bytes of a matrix that one thread finds in its second cache again
-constexpr int64_t ROW_RUNS = 16;   // that each thread has at least, where panels are multiplied side by side
 
 inline __m512i four_of(const int8_t* codes) {
     int32_t four;
@@ -23,25 +22,6 @@ inline __m512i four_of(const int8_t* codes) {
 }
 
 inline bool row_is_kept(const Matrix& matrix, int64_t threads) { return threads == 1 && matrix.deep() * matrix.columns <= KEPT; }
-
-// As many panels side by side as all threads have in equal parts, or nearly: memory answers faster where it is asked for in several
-// places.
-inline int64_t num_beside(int64_t panels, int64_t threads) {
-    auto serves = [&](int64_t count) { return panels % (count * threads) == 0 || panels >= count * ROW_RUNS * threads; };
-    return serves(4) ? 4 : serves(2) ? 2 : 1;
-}
-
-// body(a constant, panel, claim) of so many of all panels at a time, and of those that are left one by one.
-template <typename Body>
-void each_beside(Team& team, int64_t panels, int64_t at_once, const Body& body) {
-    team.each_apart((panels + at_once - 1) / at_once, 1, [&](int64_t task, Claim& claim) {
-        int64_t panel = task * at_once;
-        const int64_t last = std::min(panel + at_once, panels);
-        if (last - panel == 4) return body(std::integral_constant<int, 4>(), panel, claim);
-        if (last - panel == 2) return body(std::integral_constant<int, 2>(), panel, claim);
-        for (; panel < last; ++panel) body(std::integral_constant<int, 1>(), panel, claim);
-    });
-}
 
 struct Row {
     const Matrix& matrix;

@@ -34,7 +34,8 @@ class Finish {
   public:
     // ``panel``: the first one.
     Finish(const Matrix& matrix, const Tokens& x, const Output& output, int64_t panel)
-        : matrix_(matrix), output_(output), apart_(output.result == GATED ? gated_apart(output, matrix.columns / 2) : matrix.columns), values_(matrix, x, panel) {}
+        : matrix_(matrix), output_(output), apart_(output.result == GATED ? gated_apart(output, matrix.columns / 2) : matrix.columns),
+          values_(matrix, x, panel) {}
 
     int64_t left() const { return left_; }
 

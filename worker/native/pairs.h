@@ -7,10 +7,10 @@
 #pragma once
 
 #include "behind.h"
+#include "beside.h"
 #include "coded_rows.h"
 #include "finish.h"
 #include "interleaved.h"
-#include "team.h"
 
 #if defined(__AVX512BF16__)
 
@@ -212,18 +212,9 @@ struct PairProduct {
         }
     }
 
-    // One row, several panels side by side where all threads have as many of them: memory answers faster where it is asked for in
-    // several places, and so many more sums wait for each other less.
     void one(Team& team) const {
-        const int64_t panels = matrix.num_panels();
-        auto serves = [&](int64_t count) { return panels % (count * team.size()) == 0 || panels >= count * RUNS * team.size(); };
-        const int64_t at_once = serves(4) ? 4 : serves(2) ? 2 : 1;
-        team.each_apart((panels + at_once - 1) / at_once, 1, [&](int64_t task, Claim& claim) {
-            int64_t panel = task * at_once;
-            const int64_t left = std::min(at_once, panels - panel);
-            if (left == 4) return beside<4>(panel, claim);
-            if (left == 2) return beside<2>(panel, claim);
-            for (const int64_t last = panel + left; panel < last; ++panel) beside<1>(panel, claim);
+        each_beside(team, matrix.num_panels(), [&](auto count, int64_t panel, Claim& claim) {
+            beside<decltype(count)::value>(panel, claim);
         });
     }
 
