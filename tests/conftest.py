@@ -32,6 +32,10 @@ Start = Callable[..., Awaitable[str]]
 
 PATIENT_MS = 5000.0
 
+# As workers have it (worker/process.py). Before torch is imported, for that is when it is read. Threads that spin while
+# they wait for one another keep these off the processor where files run side by side.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 # How long an example takes is up to the machine.
 hypothesis_settings.register_profile(
     "patient", hypothesis_settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow]

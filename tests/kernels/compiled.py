@@ -268,10 +268,11 @@ def test_small_operations(compiled, dtype):
 
 @pytest.mark.parametrize(
     ("compiled", "quantize"),
-    [(80, "int8"), (80, "fp8"), (89, "none"), (90, "none"), (90, "fp8")],
+    [(80, "int8"), (80, "fp8"), (89, "none"), (90, "fp8")],
     indirect=["compiled"],
 )
 def test_products_of_few_rows(compiled, monkeypatch, quantize):
+    """Of 90 without quantisation see below."""
     dtype = torch.bfloat16
     monkeypatch.setattr("worker.models.linear.has_triton", lambda device: True)
     monkeypatch.setattr("worker.models.linear.plain.packs_bfloat16", lambda: False)

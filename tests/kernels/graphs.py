@@ -16,7 +16,7 @@ from worker.attention.base import Scores
 from worker.attention.gathered import GatheredAttention
 from worker.attention.paged import TritonAttention
 from worker.attention.windowed import FULL, WINDOWED
-from worker.graphs import NUM_MIXED_BEFORE, NUM_STEPS_BEFORE, CudaRecord, StepGraphs
+from worker.graphs import CudaRecord, StepGraphs
 from worker.inputs import Span, lay_out, planned
 from worker.kv_cache import KVCache, KVShape, KVType
 from worker.models import Decoder, TorchOps
@@ -28,6 +28,7 @@ from worker.models.sources import PlainSource
 from worker.models.triton_ops import TritonOps
 
 BLOCK_SIZE, MAX_TOKENS, NUM_BLOCKS, WINDOW = 16, 96, 64, 20
+NUM_STEPS_BEFORE, NUM_MIXED_BEFORE = 1, 2
 ARCHITECTURE = Architecture(
     name="LlamaForCausalLM",
     vocab_size=61,
@@ -45,6 +46,13 @@ ARCHITECTURE = Architecture(
     windows=(0, WINDOW),
     tied=True,
 )
+
+
+@pytest.fixture(autouse=True)
+def buckets_recur_soon(monkeypatch):
+    """What is computed before a recording takes the interpreter as long as what is looked at behind it."""
+    monkeypatch.setattr("worker.graphs.NUM_STEPS_BEFORE", NUM_STEPS_BEFORE)
+    monkeypatch.setattr("worker.graphs.NUM_MIXED_BEFORE", NUM_MIXED_BEFORE)
 
 
 class Repeat:
@@ -121,7 +129,7 @@ class Pair:
             other.copy_(tensor.normal_())
         scores = Scores(ARCHITECTURE.attention_scale, ARCHITECTURE.windows)
         self.plain_attention = GatheredAttention(self.plain, scores)
-        heads, processors = ARCHITECTURE.num_heads, 8
+        heads, processors = ARCHITECTURE.num_heads, 4
         if apart:
             parts = zip(self.graphed.caches, ([0], [1]), strict=True)
             each = [TritonAttention(pool, scores.of(own), heads, num_processors=processors) for pool, own in parts]
@@ -218,13 +226,13 @@ def test_of_several_ways_to_compute_few_rows_the_fastest_is_kept(took_s):
     record = Repeat(*took_s)
     pair = Pair(record, few=True, apart=True)
     chance = random.Random(4)
-    for step in range(NUM_STEPS_BEFORE + 3):
+    for step in range(NUM_STEPS_BEFORE + 2):
         expected, got = pair.step([chance.randrange(90) for _ in range(chance.choice([3, 4]))], step)
         if got is not None:
             torch.testing.assert_close(got, expected, atol=1e-4, rtol=1e-4)
         if step > NUM_STEPS_BEFORE:
             assert record.last == took_s.index(min(took_s))
-    assert record.num_replays == 3 + 3 + 2  # the first step by each way, twice, and the steps behind it
+    assert record.num_replays == 3 + 3 + 1  # the first step by each way, twice, and the step behind it
 
 
 @pytest.mark.skipif(DEVICE.type != "cpu", reason="a device refuses nothing here")
@@ -258,10 +266,9 @@ def test_a_graph_that_says_something_else_is_found_at_its_first_step(caplog):
 
 
 @pytest.mark.skipif(DEVICE.type != "cpu", reason="a device does not forget")
-def test_where_no_graph_says_the_same_steps_are_computed_and_leave_what_they_always_leave(monkeypatch, caplog):
-    monkeypatch.setattr("worker.graphs.NUM_MIXED_BEFORE", NUM_STEPS_BEFORE)
+def test_where_no_graph_says_the_same_steps_are_computed_and_leave_what_they_always_leave(caplog):
     pair = Pair(Forget({1}))
-    for step in range(2 * NUM_STEPS_BEFORE + 6):
+    for step in range(NUM_STEPS_BEFORE + NUM_MIXED_BEFORE + 6):
         chunks = [(16, 13, True)] if step % 2 else []
         expected, got = pair.step([20, 7, 30], step, chunks=chunks)
         if got is not None:
@@ -274,7 +281,7 @@ def test_where_no_graph_says_the_same_steps_are_computed_and_leave_what_they_alw
 def test_few_rows_and_drafts_of_few_are_replayed_as_they_are_fastest():
     pair = Pair(record() if DEVICE.type != "cpu" else Repeat(*(3.0, 1.0, 2.0) * 9), max_verified=8, few=True)
     chance = random.Random(5)
-    for step in range(2 * NUM_STEPS_BEFORE + 6):
+    for step in range(2 * NUM_STEPS_BEFORE + 4):
         drafts = [[0], [2, 0]][step % 2]
         expected, got = pair.step([chance.randrange(80) for _ in drafts], step, drafts)
         assert (got is None) == (step < 2 * NUM_STEPS_BEFORE)
@@ -323,22 +330,21 @@ def test_drafts_to_verify_are_replayed_too_whoever_has_one():
 
 
 @pytest.mark.parametrize("apart", [False, True])
-def test_chunks_of_prompts_are_replayed_beside_decodes_and_drafts(monkeypatch, apart):
-    monkeypatch.setattr("worker.graphs.NUM_MIXED_BEFORE", NUM_STEPS_BEFORE)
+def test_chunks_of_prompts_are_replayed_beside_decodes_and_drafts(apart):
     pair = Pair(record(), max_sequences=6, max_verified=8, apart=apart)
     chance = random.Random(7)
-    for step in range(NUM_STEPS_BEFORE + 6):
+    for step in range(NUM_MIXED_BEFORE + 5):
         # Of one bucket, whoever is in it.
         lengths, drafts, chunks = [
             ([40, 3], [0, 0], [(0, 20, True)]),
             ([70, 9, 0], [0, 3, 0], [(16, 13, False), (0, 11, True)]),
-            ([], [], [(64, 30, False)]),
-            ([5], [6], [(33, 17, True)]),
             ([90, 80, 3, 4], [0, 0, 0, 0], [(0, 14, False)]),
+            ([5], [6], [(33, 17, True)]),
+            ([], [], [(64, 30, False)]),
         ][step % 5]
         lengths = [max(0, length - chance.randrange(3)) for length in lengths]
         expected, got = pair.step(lengths, step, drafts, chunks)
-        assert (got is None) == (step < NUM_STEPS_BEFORE)
+        assert (got is None) == (step < NUM_MIXED_BEFORE)
         if got is not None:
             torch.testing.assert_close(got, expected, atol=1e-4, rtol=1e-4)
     assert pair.graphs.recorded == [(32, 0, 8)]
@@ -346,9 +352,8 @@ def test_chunks_of_prompts_are_replayed_beside_decodes_and_drafts(monkeypatch, a
 
 def test_a_chunk_that_wants_nothing_is_replayed_too_and_experts_are_recorded_beside_it(monkeypatch):
     monkeypatch.setattr("worker.models.load.goes_together", lambda device: True)
-    monkeypatch.setattr("worker.graphs.NUM_MIXED_BEFORE", NUM_STEPS_BEFORE)
     pair = Pair(record(), architecture=MIXTURE)
-    for step in range(NUM_STEPS_BEFORE + 3):
+    for step in range(NUM_MIXED_BEFORE + 3):
         expected, got = pair.step([30, 7][: step % 3], step, chunks=[(0, 9, step % 2)])
         if got is not None:
             torch.testing.assert_close(got, expected, atol=1e-4, rtol=1e-4)

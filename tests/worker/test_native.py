@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import os
 import platform
@@ -31,65 +32,96 @@ def num_threads() -> Iterator[int]:
     torch.set_num_threads(before)
 
 
-def emulate(monkeypatch):
-    """Tiles, see emulated_tiles.h."""
-    optimise(monkeypatch, "-O2")
-    monkeypatch.setattr(build, "FLAGS", (*build.FLAGS, *TILES))
-
-
 @needs_compiler
 def test_this_machine_has_kernels_and_they_compute_what_torch_does():
     assert library() is not None
 
 
+WITH_EXCEPTIONS = "_mm512_or_si512(low, _mm512_load_si512(held[one] + line * Coded::LINE))"
+SLIPS = [
+    ("small.h", "return 1.0f / std::sqrt", "1.0f", "1.02f"),
+    ("decode.h", "= slot *", "slot", "(slot ^ 1)"),
+    ("chunk.h", "score = positions >= key ?", "positions >= key", "positions > key"),
+    ("chunk.h", "sinks[(first + at) % group]", "(first + at) % group", "at % 2"),
+    ("forms.h", "dim % TILE * DEPTH;", "dim", "(dim ^ 1)"),
+    ("maxima.h", "return (a > b) |", "a > b", "a < b"),
+    ("noise.h", "(z >> 27)", "27", "28"),
+    ("pairs.h", "TILE_SIZE + pair * LANES)", "TILE_SIZE + pair * LANES", "TILE_SIZE"),
+    ("int8_matrix.h", "= 128 * rounded", "128", "127"),
+    ("int4_matrix.h", "epi16(line, 4)", " 4", " 5"),
+    ("widened.h", "widened(_mm512_srli_epi16(codes, 4)", " 4", " 5"),
+    ("coded.h", "_mm512_srli_epi16(codes, 4 * number)", "4 * number", "4"),
+    ("coded_rows.h", f"low = {WITH_EXCEPTIONS};", WITH_EXCEPTIONS, "low"),
+    ("coding.h", "{uint32_t(place + lane)", "place + lane", "place + (lane ^ 2)"),
+]
+"""Of each: a header, a place in it, what is right there, and what is not."""
+SWITCH = ("-include", str(Path(__file__).with_name("switch.h")))
+
+
+def switch(library: Library) -> ctypes.c_int:
+    """Of kernels that were built with it, see switch.h."""
+    return ctypes.c_int.in_dll(ctypes.CDLL(library.path), "penstock_switch")
+
+
+def changed(directory: Path, changes: list[tuple[str, str, str]]) -> Path:
+    """The kernels' source there, with something else at some places of some headers."""
+    source = shutil.copytree(build.SOURCE.parent, directory / "native")
+    for name, place, other in changes:
+        text = (source / name).read_text()
+        assert place in text
+        (source / name).write_text(text.replace(place, other))
+    return source / build.SOURCE.name
+
+
+def made(directory: Path, level: str, *flags: str, source: Path = build.SOURCE) -> Library:
+    """Kernels of tests of their own."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("XDG_CACHE_HOME", str(directory))
+        optimise(patched, level)
+        patched.setattr(build, "FLAGS", (*build.FLAGS, *flags))
+        patched.setattr(build, "SOURCE", source)
+        return Library(str(built()))
+
+
+@pytest.fixture(scope="module")
+def slipping(tmp_path_factory) -> Library:
+    """Kernels that slip as the switch says."""
+    directory = tmp_path_factory.mktemp("slipping")
+    changes = [
+        (name, place, place.replace(right, f"(penstock_switch == {number} ? {wrong} : {right})"))
+        for number, (name, place, right, wrong) in enumerate(SLIPS)
+    ]
+    return made(directory, "-O0", *SWITCH, source=changed(directory, changes))
+
+
 @needs_compiler
-@pytest.mark.parametrize(
-    "slip",
-    [
-        ("small.h", "return 1.0f / std::sqrt", "return 1.02f / std::sqrt"),
-        ("decode.h", "] = slot *", "] = (slot ^ 1) *"),
-        ("chunk.h", "positions >= key ?", "positions > key ?"),
-        ("chunk.h", "sinks[(first + at) % group]", "sinks[at % 2]"),
-        ("forms.h", "dim % TILE * DEPTH;", "(dim ^ 1) % TILE * DEPTH;"),
-        ("maxima.h", "(a > b) |", "(a < b) |"),
-        ("noise.h", "z >> 27", "z >> 28"),
-        ("pairs.h", "TILE_SIZE + pair * LANES", "TILE_SIZE"),
-        ("int8_matrix.h", "= 128 * rounded", "= 127 * rounded"),
-        ("int4_matrix.h", "srli_epi16(line, 4)", "srli_epi16(line, 5)"),
-        ("widened.h", "srli_epi16(codes, 4)", "srli_epi16(codes, 5)"),
-        ("coded.h", "srli_epi16(codes, 4 * number)", "srli_epi16(codes, 4)"),
-        ("coded_rows.h", "low = _mm512_or_si512(low,", "low = _mm512_and_si512(low,"),
-        ("coding.h", "{uint32_t(place + lane)", "{uint32_t(place + (lane ^ 2))"),
-    ],
-)
-def test_kernels_that_compute_something_else_are_found_out(cache, tmp_path, monkeypatch, slip):
-    name, right, wrong = slip
-    wrong_source = shutil.copytree(build.SOURCE.parent, tmp_path / "native")
-    text = (wrong_source / name).read_text()
-    assert right in text
-    (wrong_source / name).write_text(text.replace(right, wrong))
-    monkeypatch.setattr(build, "SOURCE", wrong_source / "kernels.cpp")
-    optimise(monkeypatch, "-O0")
-    library = Library(str(built()))
-    of_int8 = dict.fromkeys(("int8_matrix.h", "int4_matrix.h", "widened.h"), library.has_int8)
-    of_coded = dict.fromkeys(("coded.h", "coded_rows.h", "coding.h"), library.has_linear)
-    has_pairs = library.has_linear and not library.has_tiles
-    if not {"forms.h": library.has_adapt, "pairs.h": has_pairs, **of_int8, **of_coded}.get(name, True):
+@pytest.mark.parametrize("number", range(len(SLIPS)))
+def test_kernels_that_compute_something_else_are_found_out(slipping, number):
+    name = SLIPS[number][0]
+    of_int8 = dict.fromkeys(("int8_matrix.h", "int4_matrix.h", "widened.h"), slipping.has_int8)
+    of_coded = dict.fromkeys(("coded.h", "coded_rows.h", "coding.h"), slipping.has_linear)
+    has_pairs = slipping.has_linear and not slipping.has_tiles
+    if not {"forms.h": slipping.has_adapt, "pairs.h": has_pairs, **of_int8, **of_coded}.get(name, True):
         pytest.skip("nothing here uses it")
-    assert not agrees_with_torch(library)
+    switch(slipping).value = number
+    assert not agrees_with_torch(slipping)
+
+
+@needs_compiler
+def test_kernels_that_could_slip_and_do_not_are_not_found_out(slipping):
+    switch(slipping).value = -1
+    assert agrees_with_torch(slipping)
 
 
 @needs_compiler
 @pytest.mark.parametrize("less", [("-mno-amx-tile", "-mno-amx-bf16"), ("-mno-avx512bf16",), ("-mno-avx512f",)])
-def test_machines_that_can_do_less_get_the_same(cache, monkeypatch, less):
+def test_machines_that_can_do_less_get_the_same(tmp_path, less):
     if platform.machine() != "x86_64":
         pytest.skip("these are instructions of x86")
     if targeted(less) == targeted():  # this machine can do no more: its own kernels are those
         assert library() is not None
         return
-    optimise(monkeypatch, "-O2")
-    monkeypatch.setattr(build, "FLAGS", (*build.FLAGS, *less))
-    assert agrees_with_torch(Library(str(built())))
+    assert agrees_with_torch(made(tmp_path, "-O1", *less))
 
 
 def targeted(less=()):
@@ -210,7 +242,7 @@ def test_a_matrix_whose_exponents_are_too_many_stays_as_it_is():
 
 @needs_compiler
 def test_whether_twelve_bits_pay_is_tried_once_a_machine_and_then_known(cache, monkeypatch):
-    optimise(monkeypatch, "-O2")
+    optimise(monkeypatch, "-O0")
     kernels = Library(str(built()))
     if not kernels.has_linear:
         assert not coding_pays(kernels)
@@ -229,13 +261,18 @@ def test_whether_twelve_bits_pay_is_tried_once_a_machine_and_then_known(cache, m
     assert len(tried) == 2
 
 
-@needs_compiler
-@pytest.mark.usefixtures("num_threads")
-def test_kernels_with_tiles_compute_what_torch_does_where_tiles_are_only_emulated(cache, monkeypatch):
+@pytest.fixture(scope="module")
+def emulated(tmp_path_factory) -> Library:
+    """Tiles, see emulated_tiles.h."""
     if not Library(str(built())).has_linear:
         pytest.skip("the processor does not multiply bfloat16")
-    emulate(monkeypatch)
-    library = Library(str(built()))
+    return made(tmp_path_factory.mktemp("emulated"), "-O2", *TILES)
+
+
+@needs_compiler
+@pytest.mark.usefixtures("num_threads")
+def test_kernels_with_tiles_compute_what_torch_does_where_tiles_are_only_emulated(emulated):
+    library = emulated
     assert library.has_tiles
     assert agrees_with_torch(library)
     torch.manual_seed(0)
@@ -255,11 +292,8 @@ def test_kernels_with_tiles_compute_what_torch_does_where_tiles_are_only_emulate
 
 
 @needs_compiler
-def test_the_last_rows_of_very_many_are_a_tile_alone(cache, monkeypatch):
-    if not Library(str(built())).has_linear:
-        pytest.skip("the processor does not multiply bfloat16")
-    emulate(monkeypatch)
-    library = Library(str(built()))
+def test_the_last_rows_of_very_many_are_a_tile_alone(emulated):
+    library = emulated
     torch.manual_seed(0)
     x, weight = torch.randn(7681, 32).bfloat16(), torch.randn(96, 32).bfloat16()
     expected = torch.nn.functional.linear(x.float(), weight.float()).bfloat16().float()
@@ -269,22 +303,15 @@ def test_the_last_rows_of_very_many_are_a_tile_alone(cache, monkeypatch):
 
 
 @needs_compiler
-def test_floats_and_pairs_of_bfloat16_make_the_same_bits_of_numbers_of_all_sizes(cache, tmp_path, monkeypatch):
-    optimise(monkeypatch, "-O1")
-    monkeypatch.setattr(build, "FLAGS", (*build.FLAGS, "-mno-amx-tile", "-mno-amx-bf16"))
-    libraries = []
-    for chosen in ("true", "false"):
-        source = shutil.copytree(build.SOURCE.parent, tmp_path / chosen) / "floats.h"
-        text, decision = source.read_text(), "return 2 * pairs > 5 * singles;"
-        assert decision in text
-        source.write_text(text.replace(decision, f"return {chosen};"))
-        with monkeypatch.context() as patched:
-            patched.setattr(build, "SOURCE", source.with_name("kernels.cpp"))
-            libraries.append(Library(str(built())))
-    floats, pairs = libraries
-    if not pairs.has_linear:
+def test_floats_and_pairs_of_bfloat16_make_the_same_bits_of_numbers_of_all_sizes(tmp_path):
+    decision = "static const bool found = find_whether_pairs_are_slow();"
+    source = changed(tmp_path, [("floats.h", decision, "const bool found = penstock_switch;")])
+    library = made(tmp_path, "-O1", "-mno-amx-tile", "-mno-amx-bf16", *SWITCH, source=source)
+    if not library.has_linear:
         pytest.skip("the processor does not multiply bfloat16")
-    assert agrees_with_torch(floats)
+    by_floats = switch(library)
+    by_floats.value = True
+    assert agrees_with_torch(library)
     torch.manual_seed(0)
     for num_tokens in (1, 4, 5, 8, 14, 15, 17, 32, 61, 65, 300):
         for columns, size in ((40, 96), (608, 2400), (1024, 160)):
@@ -293,9 +320,11 @@ def test_floats_and_pairs_of_bfloat16_make_the_same_bits_of_numbers_of_all_sizes
             # Those of a panel are alike enough to be coded.
             sizes = torch.randint(-30, 3, (-(-columns // 32),)).repeat_interleave(32)[:columns, None]
             weight = (torch.randn(columns, size) * 2.0**sizes).bfloat16()
-            matrices = [PackedMatrix(weight, None, False), PackedMatrix(weight, None, False, pairs.code)]
+            matrices = [PackedMatrix(weight, None, False), PackedMatrix(weight, None, False, library.code)]
             assert matrices[1].is_coded
-            products = [library.linear(x, each, torch.float32) for library in libraries for each in matrices]
+            products = []
+            for by_floats.value in (True, False):
+                products += [library.linear(x, each, torch.float32) for each in matrices]
             assert all(torch.equal(product, products[0]) for product in products)
 
 
