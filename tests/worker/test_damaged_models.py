@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import random
 import re
 import shutil
@@ -17,6 +18,7 @@ import msgspec
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers.utils import logging as of_transformers
 
 from policies import settings
 from tests.worker import gguf_files
@@ -118,12 +120,21 @@ def test_no_layer_is_made_where_there_are_a_billion(tmp_path, family):
     assert re.search("impossible num(ber of |_hidden_)layers: 1000000000", refusal_of(tmp_path))
 
 
+@pytest.fixture(params=[logging.WARNING, logging.ERROR], ids=["as ever", "TRANSFORMERS_VERBOSITY=error"])
+def verbosity(request):
+    """What transformers writes, at least."""
+    before = of_transformers.get_verbosity()
+    of_transformers.set_verbosity(request.param)
+    yield request.param
+    of_transformers.set_verbosity(before)
+
+
 @pytest.mark.parametrize(
     ("family", "name"),
     [("GPT2LMHeadModel", "transformer.wte.weight"), ("BertModel", "embeddings.word_embeddings.weight")],
 )
 def test_the_tensor_that_transformers_finds_of_another_shape_is_named_and_no_table_written(
-    tmp_path, capfd, family, name
+    tmp_path, capfd, verbosity, family, name
 ):
     checkpoint(tmp_path, family, num_hidden_layers=1)
     path = tmp_path / "config.json"
@@ -131,6 +142,7 @@ def test_the_tensor_that_transformers_finds_of_another_shape_is_named_and_no_tab
     capfd.readouterr()
     assert f"tensor {name} of {tmp_path} is 97, 32, not 2147483647, 32" in refusal_of(tmp_path)
     assert capfd.readouterr().err == ""
+    assert of_transformers.get_verbosity() == verbosity
 
 
 def test_a_number_of_more_digits_than_are_read_is_one_sentence(whole, tmp_path):

@@ -80,11 +80,13 @@ def text_config(config: Any, path: Path) -> Any:
 
 @contextmanager
 def quietly() -> Iterator[list[str]]:
-    """Without transformers' bars, and its tables of what tensors lack: what it would have written is in the list."""
+    """Without transformers' bars, and its tables of what tensors lack: what it would have written is in the list, also
+    where it was told to write less (TRANSFORMERS_VERBOSITY)."""
     from transformers.utils import logging as of_transformers
 
     of_transformers.disable_progress_bar()  # type: ignore[no-untyped-call]
-    listener = _Listener()
+    listener, verbosity = _Listener(), of_transformers.get_verbosity()
+    of_transformers.set_verbosity(min(verbosity, logging.WARNING))
     of_transformers.disable_default_handler()
     of_transformers.add_handler(listener)
     try:
@@ -92,6 +94,7 @@ def quietly() -> Iterator[list[str]]:
     finally:
         of_transformers.remove_handler(listener)
         of_transformers.enable_default_handler()
+        of_transformers.set_verbosity(verbosity)
 
 
 class _Listener(logging.Handler):
