@@ -272,7 +272,7 @@ def test_small_operations(compiled, dtype):
     indirect=["compiled"],
 )
 def test_products_of_few_rows(compiled, monkeypatch, quantize):
-    """Of 90 without quantisation see below."""
+    """For 90 without quantisation, see what begins early."""
     dtype = torch.bfloat16
     monkeypatch.setattr("worker.models.linear.has_triton", lambda device: True)
     monkeypatch.setattr("worker.models.linear.plain.packs_bfloat16", lambda: False)

@@ -21,7 +21,7 @@ def examples(num: int) -> int:
 
 def check_no_overflow() -> None:
     """The interpreter does each sum of integers again in 64 bits to find overflow, and then, since that is said only to
-    who debugs, throws what it found away: a fifth of the time of these tests.
+    who debugs, throws what it found away: a third of the time of these tests.
     """
     from triton.runtime import interpreter
 
