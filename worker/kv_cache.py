@@ -72,8 +72,6 @@ class KVCache:
         """``scaled``: numbers are multiples of a scale that each token and head has of its own."""
         self.num_blocks, self.block_size = num_blocks, block_size
         size = (shape.num_kept, shape.num_layers, shape.num_kv_heads, num_blocks * block_size, shape.head_dim)
-        # Elsewhere than on the CPU, attention pads its gathers with slots that may never have been written: NaN must
-        # not be there.
         on_cpu = device.type == "cpu"
         self._pool = huge_empty(size, dtype) if on_cpu else torch.zeros(size, dtype=dtype, device=device)
         self.keys: list[Tensor] = list(self._pool[0])

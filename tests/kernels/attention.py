@@ -71,7 +71,11 @@ def assert_agrees(
         tensor.copy_(kept)
     # Whatever else lies in the pool is nobody's business, least of all when it is NaN.
     own = torch.cat(
-        [slots_of([Extent(0, extent.start + extent.num_tokens, 0, extent.block_ids)], block_size) for extent in extents]
+        [
+            slots_of([Extent(0, extent.start + extent.num_tokens, 0, extent.block_ids)], block_size)[first:]
+            for extent in extents
+            for first in [max(0, extent.start - max(windows) + 1) if min(windows) > 0 else 0]
+        ]
     )
     foreign = torch.ones(num_blocks * block_size, dtype=torch.bool)
     foreign[own] = False

@@ -34,28 +34,29 @@ class GatheredAttention:
     def _decodes(self, extents: list[Extent], device: torch.device) -> Group:
         size = self._cache.block_size
         width = max(len(extent.block_ids) for extent in extents)
-        # Padding repeats block 0: its slots hold numbers, which the mask turns away.
         blocks = torch.tensor([[*extent.block_ids, *(0,) * (width - len(extent.block_ids))] for extent in extents])
         lengths = torch.tensor([extent.start + 1 for extent in extents])
         rows = torch.tensor([extent.row for extent in extents])
         blocks, lengths, rows = blocks.to(device), lengths.to(device), rows.to(device)
         length = max(extent.start for extent in extents) + 1
-        places = (blocks[:, :, None] * size + torch.arange(size, device=device)).flatten(1)[:, :length]
-        position = torch.arange(length, device=device)[None, :]
-        seen = {
-            window: ((position < lengths[:, None]) & (position >= first_seen(lengths - 1, window)[:, None]))[:, None]
-            for window in set(self._scores.windows)
-        }
+        slots = (blocks[:, :, None] * size + torch.arange(size, device=device)).flatten(1)
+        position, last = torch.arange(length, device=device)[None, :], lengths[:, None] - 1
+        places, seen = {}, {}
+        for window in set(self._scores.windows):
+            first = first_seen(last, window)
+            places[window] = slots.gather(1, position.clamp(first, last))
+            seen[window] = ((position >= first) & (position <= last))[:, None]
         return Group(rows, places, seen)
 
     def _chunk(self, extent: Extent, device: torch.device) -> Group:
         size, end = self._cache.block_size, extent.start + extent.num_tokens
         blocks = torch.tensor(extent.block_ids).to(device)
-        places = (blocks[:, None] * size + torch.arange(size, device=device)).flatten()[None, :end]
-        seen = {
-            window: visible(extent.start, extent.num_tokens, window, device)[None]
-            for window in set(self._scores.windows)
-        }
+        slots = (blocks[:, None] * size + torch.arange(size, device=device)).flatten()
+        position, start = torch.arange(end, device=device), torch.tensor(extent.start, device=device)
+        places, seen = {}, {}
+        for window in set(self._scores.windows):
+            places[window] = slots[position.clamp(min=first_seen(start, window))][None]
+            seen[window] = visible(extent.start, extent.num_tokens, window, device)[None]
         rows = torch.arange(extent.row, extent.row + extent.num_tokens, device=device)
         return Group(rows, places, seen)
 
@@ -66,8 +67,9 @@ class Group:
 
     rows: Tensor
     """[num_sequences * num_queries]"""
-    places: Tensor
-    """[num_sequences, num_positions]: slots"""
+    places: dict[int, Tensor]
+    """By window, [num_sequences, num_positions]: slots. What a sequence does not see stands for one that it does: times
+    a weight of nought a stranger's NaN would still be NaN."""
     seen: dict[int, Tensor]
     """By window, [num_sequences, num_queries, num_positions] bool."""
 
@@ -85,8 +87,9 @@ class GatheredPlan:
         num_heads, head_dim = queries.shape[1:]
         out = queries.new_empty((len(queries), num_heads * head_dim))
         for group in self.groups:
-            seen = group.seen[self.scores.windows[layer]]
-            past = self.cache.read(layer, group.places, queries.dtype)
+            window = self.scores.windows[layer]
+            seen = group.seen[window]
+            past = self.cache.read(layer, group.places[window], queries.dtype)
             k, v = (each.transpose(0, 1) for each in past)
             q = queries[group.rows].view(len(k), -1, num_heads, head_dim)
             if self.scores.softcap or self.scores.sinks:

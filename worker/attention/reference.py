@@ -88,5 +88,6 @@ def attend(
     else:
         beside = sinks.float().view(num_kv_heads, -1, 1, 1).expand(*weights.shape[:-1], 1)
         weights = torch.cat((weights, beside), -1).softmax(-1)[..., :-1]
-    mixed = weights @ values.float()[:, None]
+    # What nobody sees may be NaN, which no weight turns into nothing.
+    mixed = weights @ values.float().masked_fill(~seen.any(0)[:, None], 0.0)[:, None]
     return mixed.permute(2, 0, 1, 3).reshape(num_queries, num_heads, -1).to(queries.dtype)

@@ -58,7 +58,8 @@ class RepeatablePlan:
         for extent, table in zip(self.extents, self.tables, strict=True):
             end = extent.start + extent.num_tokens
             first = max(0, extent.start // TILE * TILE - window + 1) // KEYS if window else 0
-            past = [self._past(layer, table, block, end) for block in range(first, len(table) // KEYS)]
+            seen = range(max(0, extent.start - window + 1) if window else 0, end)
+            past = [self._past(layer, table, block, seen) for block in range(first, len(table) // KEYS)]
             for begin in range(extent.start // TILE * TILE, end, TILE):
                 start, stop = max(begin, extent.start), min(begin + TILE, end)
                 rows = slice(extent.row + start - extent.start, extent.row + stop - extent.start)
@@ -68,12 +69,14 @@ class RepeatablePlan:
                 out[rows] = mixed[start - begin : stop - begin].to(out.dtype)
         return out.flatten(1)
 
-    def _past(self, layer: int, table: Tensor, block: int, end: int) -> tuple[Tensor, Tensor]:
-        """Keys and values of one block, [num_kv_heads, KEYS, head_dim] f32; zeros where none is written."""
+    def _past(self, layer: int, table: Tensor, block: int, seen: range) -> tuple[Tensor, Tensor]:
+        """Keys and values of one block, [num_kv_heads, KEYS, head_dim] f32; zeros where nobody sees them, for they may
+        be a stranger's."""
         slots = table[block * KEYS : (block + 1) * KEYS]
-        nowhere = (torch.arange(KEYS, device=table.device) + block * KEYS >= end)[:, None]
+        at = torch.arange(block * KEYS, (block + 1) * KEYS, device=table.device)
+        hidden = ((at < seen.start) | (at >= seen.stop))[:, None]
         keys, values = self.cache.read(layer, slots, torch.float32)
-        return keys.masked_fill_(nowhere, 0.0), values.masked_fill_(nowhere, 0.0)
+        return keys.masked_fill_(hidden, 0.0), values.masked_fill_(hidden, 0.0)
 
     def _attend(self, tile: Tensor, begin: int, layer: int, first: int, past: list[tuple[Tensor, Tensor]]) -> Tensor:
         """tile [TILE, num_heads, head_dim] of the positions from ``begin`` on -> the same shape. ``past``: the blocks

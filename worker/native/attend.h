@@ -202,15 +202,16 @@ class Attention {
     // Of the query heads of one KV head.
     const float* sinks_of(int64_t kv_head) const { return sinks_ ? sinks_ + kv_head * group_ : nullptr; }
 
-    Past<Stored> past_of(int64_t kv_head, const int32_t* table, int64_t end) const {
+    Past<Stored> past_of(int64_t kv_head, const int32_t* table, int64_t end, int64_t begin = 0) const {
         const int64_t first = kv_head * step_.num_slots, base = first * head_dim_;
         return {pool_.keys + base, pool_.values + base, pool_.key_scales + first, pool_.value_scales + first,
-                table, head_dim_, step_.block_size, end};
+                table, head_dim_, step_.block_size, end, begin};
     }
 
     Rows<T, Form> rows_of(const ChunkTask& task) const {
         const Chunk& chunk = task.chunk;
-        return cut_.rows_of(task, past_of(task.kv_head, chunk.table, chunk.start + chunk.num_tokens),
+        const int64_t begin = cut_.window ? std::max<int64_t>(0, chunk.start - cut_.window + 1) : 0;
+        return cut_.rows_of(task, past_of(task.kv_head, chunk.table, chunk.start + chunk.num_tokens, begin),
                             queries_ + chunk.row * step_.row_stride + task.kv_head * group_ * head_dim_);
     }
 

@@ -134,7 +134,7 @@ struct PairForm {
             const bf16* rows[DEPTH];
             for (int i = 0; i < DEPTH; ++i) {
                 if constexpr (IS_OWN) {
-                    rows[i] = past.values + past.offset(key + i);
+                    rows[i] = past.values + past.value_slot(key + i) * past.head_dim;
                 } else {
                     past.take_value(key + i, taken + i * past.head_dim);
                     rows[i] = taken + i * past.head_dim;

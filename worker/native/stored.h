@@ -65,6 +65,7 @@ struct Past {
     const int32_t* table;
     int64_t head_dim, block_size;
     int64_t end;                  // positions that were written
+    int64_t begin = 0;            // the first that anybody sees; before it lies what may be a stranger's by now
 
     // Past the end it is the last one: what is scored there does not count.
     int64_t slot(int64_t position) const {
@@ -77,7 +78,9 @@ struct Past {
     template <typename To>
     void take_key(int64_t position, To* to) const { take(keys, key_scales, slot(position), to); }
     template <typename To>
-    void take_value(int64_t position, To* to) const { take(values, value_scales, slot(position), to); }
+    void take_value(int64_t position, To* to) const { take(values, value_scales, value_slot(position), to); }
+    // Of a position that nobody sees it is one that somebody does: no weight of nought makes a stranger's NaN a number.
+    int64_t value_slot(int64_t position) const { return slot(std::max(position, begin)); }
 
   private:
     template <typename To>

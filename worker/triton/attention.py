@@ -49,19 +49,21 @@ def _reach(extent, first, WINDOW: tl.constexpr, TOKENS: tl.constexpr, BLOCK_N: t
 
 @triton.jit
 def _seen(
-    q, high, total, mixed, keys, values, key_scales, value_scales, table, positions, begin, end, scale,
+    q, high, total, mixed, keys, values, key_scales, value_scales, table, positions, begin, seen, end, scale,
     MULTIPLY: tl.constexpr, FLOAT8: tl.constexpr, PER_TOKEN: tl.constexpr, MASKED: tl.constexpr, WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr, BLOCK_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """One block of keys and values, from position ``begin`` on, into the running maximum, sum and mixture."""
+    """One block of keys and values, from position ``begin`` on, into the running maximum, sum and mixture: of those in
+    [seen, end), for others may be a stranger's, or nobody's, and hold NaN."""
     at = begin + tl.arange(0, BLOCK_N)
     d = tl.arange(0, BLOCK_D)
     here = at < end
+    if WINDOW > 0:
+        here = here & (at >= seen)
     block = tl.load(table + at // BLOCK_SIZE, mask=here, other=0).to(tl.int64)
     slots = block * BLOCK_SIZE + at % BLOCK_SIZE
     k_here, v_here = here[None, :] & (d < HEAD_DIM)[:, None], here[:, None] & (d < HEAD_DIM)[None, :]
-    # Slots past the end may hold anything, NaN too: they are not loaded.
     k = tl.load(keys + slots[None, :] * HEAD_DIM + d[:, None], mask=k_here, other=0.0)
     v = tl.load(values + slots[:, None] * HEAD_DIM + d[None, :], mask=v_here, other=0.0)
     k, v = decoded(k, MULTIPLY, FLOAT8), decoded(v, MULTIPLY, FLOAT8)
@@ -151,13 +153,14 @@ def attend(
         whole = tl.minimum(tl.maximum((start + first + 1) // BLOCK_N, low), stop)
         for i in range(low, whole):
             high, total, mixed = _seen(
-                q, high, total, mixed, keys, values, key_scales, value_scales, tables, positions, i * BLOCK_N, end,
+                q, high, total, mixed, keys, values, key_scales, value_scales, tables, positions, i * BLOCK_N, 0, end,
                 scale, MULTIPLY, FLOAT8, PER_TOKEN, False, WINDOW, SOFTCAP, BLOCK_SIZE, HEAD_DIM, BLOCK_N, BLOCK_D,
             )  # fmt: skip
     for i in range(whole, stop):
         high, total, mixed = _seen(
-            q, high, total, mixed, keys, values, key_scales, value_scales, tables, positions, begin + i * BLOCK_N, end,
-            scale, MULTIPLY, FLOAT8, PER_TOKEN, True, WINDOW, SOFTCAP, BLOCK_SIZE, HEAD_DIM, BLOCK_N, BLOCK_D,
+            q, high, total, mixed, keys, values, key_scales, value_scales, tables, positions, begin + i * BLOCK_N,
+            start + first - WINDOW + 1, end, scale, MULTIPLY, FLOAT8, PER_TOKEN, True, WINDOW, SOFTCAP, BLOCK_SIZE,
+            HEAD_DIM, BLOCK_N, BLOCK_D,
         )  # fmt: skip
 
     num_heads = tl.num_programs(1) * GROUP
