@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
 import msgspec
@@ -10,6 +11,9 @@ from policies.batching import Limits
 
 NUM_STEPS_TO_RECOVER = 64
 """Steps that must go well before twice as much is tried again."""
+
+
+log = logging.getLogger("penstock.worker")
 
 
 class OutOfMemory(Exception):
@@ -24,14 +28,15 @@ class Budget:
         self._num_good_steps = 0
         self.limits = limits
 
-    def shrink(self, nums_tokens: Sequence[int]) -> bool:
-        """A step of so many tokens of each sequence did not fit. Whether less can be tried; what one token alone
-        cannot have, or one prompt that is computed whole, nobody can give it.
+    def shrink(self, nums_tokens: Sequence[int], error: Exception) -> bool:
+        """A step of so many tokens of each sequence did not fit, as ``error`` says. Whether less can be tried; what one
+        token alone cannot have, or one prompt that is computed whole, nobody can give it.
         """
         if sum(nums_tokens) <= 1 or (self.limits.whole_prompts and len(nums_tokens) == 1):
             return False
         self._num_good_steps = 0
         self._set(min(self.limits.max_step_tokens, sum(nums_tokens)) // 2)
+        log.warning("%s; steps hold at most %d tokens now", error, self.limits.max_step_tokens)
         return True
 
     def passed(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from policies import settings
+from worker.budget import OutOfMemory
 from worker.models import ModelError
 from worker.triton import has_triton
 
@@ -24,7 +25,8 @@ def refuse_unrepeatable(engine: settings.Engine, device: torch.device) -> None:
 
 def is_out_of_memory(error: BaseException) -> bool:
     """torch has a type for it on CUDA; on the CPU its allocator says so in words only."""
-    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+    kinds = (OutOfMemory, MemoryError, torch.OutOfMemoryError)
+    return isinstance(error, kinds) or "can't allocate memory" in str(error)
 
 
 class DeviceLost(AssertionError):

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
+from worker.device import is_out_of_memory
 from worker.flight import Draw
 from worker.grammar.errors import GuideLost
 from worker.sequence import Sequence
@@ -40,11 +41,13 @@ class Drawing:
         sampler: Sampler,
         maxima_of: Callable[[Tensor], Tensor | None],
         put_back: Callable[[Sequence], None],
+        ran_out: Callable[[list[int], Exception], object],
     ) -> None:
-        """``maxima_of``: as Runner.maxima_of; ``put_back``: has a sequence compute its logits anew."""
+        """``maxima_of``: as Runner.maxima_of; ``put_back``: has a sequence compute its logits anew; ``ran_out``: learns
+        of a step of so many tokens of each sequence for which there was no memory."""
         self._sampler = sampler
         self._maxima_of = maxima_of
-        self._put_back = put_back
+        self._put_back, self._ran_out = put_back, ran_out
         self._mask_maker: MaskMaker | None = None
         """As soon as a sequence has a guide."""
         self._suspects: set[str] = set()
@@ -60,12 +63,17 @@ class Drawing:
         if self._mask_maker is not None:
             self._mask_maker.settle()
 
-    def draw(self, logits: Tensor, sequences: list[Sequence]) -> tuple[list[Draw], Faults]:
-        """logits: of each sequence a row, and one for each token of its draft. One batched sample, and one each for
-        those whose last batch failed."""
+    def draw(self, logits: Tensor, indices: list[int], sequences: list[Sequence]) -> tuple[list[Draw], Faults]:
+        """indices: of the rows of the logits; of each sequence one, and one for each token of its draft. One batched
+        sample, and one each for those whose last batch failed."""
         draws: list[Draw] = []
         faults: Faults = {}
         suspects = self._suspects
+        try:
+            logits = rows_of(logits, indices)
+        except RuntimeError as error:
+            self._stumble(error, sequences, faults)
+            return draws, faults
         if not suspects:
             self._draw_together(logits, sequences, draws, faults)
             return draws, faults
@@ -113,18 +121,24 @@ class Drawing:
         except AssertionError:
             raise
         except Exception as error:
-            log.exception("sampling for %d sequences failed", len(sequences))
-            if len(sequences) == 1:
-                faults[sequences[0].request.request_id] = error
-                return
-            # The logits may be half overwritten. Computed anew and sampled one by one, only the faulty request fails.
-            for sequence in sequences:
-                self._suspects.add(sequence.request.request_id)
-                if not sequence.has_ended:
-                    self._put_back(sequence)
+            self._stumble(error, sequences, faults)
             return
         drafts = [sequence.draft_token_ids for sequence in sequences]
         draws.append(Draw(sequences, [sequence.expect() for sequence in sequences], drafts, pending))
+
+    def _stumble(self, error: Exception, sequences: list[Sequence], faults: Faults) -> None:
+        """Sampling failed for these. One alone is to blame; of several the logits may be half overwritten. Computed
+        anew and sampled one by one, only the faulty request fails."""
+        log.error("sampling for %d sequences failed", len(sequences), exc_info=error)
+        if len(sequences) == 1:
+            faults[sequences[0].request.request_id] = error
+            return
+        if is_out_of_memory(error):
+            self._ran_out([1 + len(sequence.draft_token_ids) for sequence in sequences], error)
+        for sequence in sequences:
+            self._suspects.add(sequence.request.request_id)
+            if not sequence.has_ended:
+                self._put_back(sequence)
 
     def _masks(self, sequences: list[Sequence], is_for_device: bool) -> Masks | None:
         if self._mask_maker is None:

@@ -25,14 +25,14 @@ from worker.account import Account
 from worker.adapters import Adapter
 from worker.admission import refusal
 from worker.blocks import Pool
-from worker.budget import Budget, OutOfMemory
+from worker.budget import Budget
+from worker.device import is_out_of_memory
 from worker.drawing import Drawing, Faults, told
 from worker.flight import NO_WORK, Draw, Flight, Gain, span_of, work_of
 from worker.inputs import Span
 from worker.scheduler import Scheduler
 from worker.sequence import Request, Sequence
 from worker.speculation import Speculation
-from worker.transfer import rows_of
 
 if TYPE_CHECKING:
     from worker.grammar.guide import Guide
@@ -69,7 +69,7 @@ class Engine:
         self._budget = Budget(self._limits)
         self._scheduler = Scheduler(pool, runner.block_size, limits, runner.copy_block, runner.window, runner.apart)
         self._requests: dict[str, Request] = {}
-        self._drawing = Drawing(sampler, runner.maxima_of, lambda sequence: self._scheduler.preempt(sequence, now()))
+        self._drawing = Drawing(sampler, runner.maxima_of, self._put_back, self._budget.shrink)
         self._flight: Flight | None = None
         """Launched, and not landed: only where the runner overlaps."""
         self._landed_at = 0.0
@@ -162,6 +162,7 @@ class Engine:
         """Plan a step and give it to the device. ``before``: the one that the device may still be busy with; it comes
         back, or what came of it, where its tokens had to be known."""
         started_at = self._now()
+        self._scheduler.limits = self._budget.limits
         batch = self._scheduler.schedule(started_at, self._costs)
         assert batch or before is not None, "there is work, and none of it can be done"
         if not batch:
@@ -175,6 +176,7 @@ class Engine:
         sampled_before = before.sampled() if sources and before is not None else None
         try:
             logits = self._runner.forward(spans, sampled_before)
+            pooled = self._vectors.take(spans, batch, self._runner)
         except AssertionError:
             raise
         except Exception as error:
@@ -183,17 +185,14 @@ class Engine:
             self._account.spend(now - started_at, work, spans, batch, self._costs, now)
             for sequence, _ in batch:
                 self._scheduler.end_draft(sequence, 0, now)
-            if isinstance(error, OutOfMemory) and self._budget.shrink([len(span.token_ids) for span in spans]):
+            if is_out_of_memory(error) and self._budget.shrink([len(span.token_ids) for span in spans], error):
                 # Nothing was committed: those who fit into a smaller step compute the same again, the others pause.
-                self._scheduler.limits = self._budget.limits
-                log.warning("%s; steps hold at most %d tokens now", error, self._budget.limits.max_step_tokens)
                 return None, before, [], []
             log.exception("a step of %d sequences failed", len(batch))
             return None, before, [], self._fail({sequence.request.request_id: error for sequence, _ in batch}, now)
         watching = self._speculation if self.speculates and self._speculation and self._speculation.watches else None
         if watching is not None:
             watching.computed(batch)
-        pooled = self._vectors.take(spans, batch, self._runner)
         sampled, indices = self._commit(batch, self._now())
         deltas, failed, draws = list[wire.Delta](), list[wire.Failed](), list[Draw]()
         faults: Faults = {}
@@ -204,7 +203,7 @@ class Engine:
                 # Masks follow from the last tokens, for which the device does not wait meanwhile.
                 (deltas, failed), before = self._land(before), None
             # Forks begin with the row of the prompt's last token: the same logits, each with its own seed.
-            draws, faults = self._drawing.draw(rows_of(logits, indices), sampled)
+            draws, faults = self._drawing.draw(logits, indices, sampled)
         flight = Flight(batch, spans, work, draws, started_at, pooled)
         if faults:
             self._account.spend((now := self._now()) - started_at, work, spans, batch, self._costs, now)
@@ -226,7 +225,6 @@ class Engine:
                 self._speculation.spent(flight.work, seconds, num_right, self._costs)
         self._landed_at = now
         self._budget.passed()
-        self._scheduler.limits = self._budget.limits
         faults: Faults = {
             run.sequence.request.request_id: ArithmeticError("the model gave no usable logits")
             for run in runs
@@ -293,6 +291,9 @@ class Engine:
                 num_drafted += num_tokens
                 spans[place] = span_of(sequence, 1)
         return work._replace(num_draft_tokens=num_drafted) if num_drafted else work
+
+    def _put_back(self, sequence: Sequence) -> None:
+        self._scheduler.preempt(sequence, self._now())
 
     def _commit(self, batch: list[tuple[Sequence, int]], now: float) -> tuple[list[Sequence], list[int]]:
         """Note what is computed, but for drafts. Returns the sequences to sample, and the rows of the logits."""

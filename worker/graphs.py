@@ -26,6 +26,7 @@ from torch import Tensor
 
 from policies import settings
 from worker.attention import Backend, Fixed, Fixing, Plan, Shape
+from worker.device import is_out_of_memory
 from worker.inputs import Laid, fill_in, lay_out, planned
 from worker.models import Decoder, Ops
 from worker.transfer import send_into
@@ -35,6 +36,8 @@ NUM_STEPS_BEFORE = 4
 NUM_MIXED_BEFORE = 10
 """The same of steps with chunks of prompts, of which there are many sizes: recording one takes as long as so many of
 its replays save."""
+NUM_STEPS_WITHOUT = 1000
+"""Of a bucket for which there was no memory, before it is tried again."""
 _SIZES = (1, 2, 4, 8, 12, *range(16, 257, 16), *range(288, 1025, 32))
 """Rows of steps of decodes."""
 _VERIFIED = (2, 4, 8, 16, 32, 64, 128, 256)
@@ -297,7 +300,8 @@ class StepGraphs:
         send_into(self._step[: len(step)], step)
 
     def _make(self, bucket: Bucket) -> _Recording | None:
-        """None where it cannot be recorded; serving goes on without, and nothing more of its kind is recorded."""
+        """None where it cannot be recorded; serving goes on without, and nothing more of its kind is recorded, or this
+        one later where it was for want of memory."""
         num_rows, num_wide = bucket.num_rows, _num_wide(bucket)
         numbers = self._step[:num_wide].view(torch.int64)
         wide, rows = numbers[: _WIDE * num_rows].view(_WIDE, num_rows), numbers[_WIDE * num_rows :]
@@ -319,8 +323,13 @@ class StepGraphs:
         except AssertionError:
             raise
         except Exception as error:  # Triton's own are no RuntimeErrors, and would come again at each such step
-            self._gives_up.add(bucket.has_chunks)
-            log.warning("steps of %s go without a graph: %s", bucket, str(error).partition("\n")[0])
+            said = str(error).partition("\n")[0]
+            if is_out_of_memory(error):
+                self._num_met[bucket] = -NUM_STEPS_WITHOUT
+                log.warning("steps of %s go without a graph for now: %s", bucket, said)
+            else:
+                self._gives_up.add(bucket.has_chunks)
+                log.warning("steps of %s go without a graph: %s", bucket, said)
             return None
         replays = {"as ever": replay}
         for few in self._few:

@@ -50,11 +50,13 @@ class Vectors:
         self, spans: Run[Span], batch: Run[tuple[Sequence, int]], runner: Runner | ParallelRunner
     ) -> Finished | None:
         """From the step that this runner has just computed: of the sequences whose prompts end with it, None where
-        there are none. What it says of prompts is noted with their requests."""
+        there are none. What it says of prompts is noted with their requests. If it raises, the step may be computed
+        again."""
         wanted = [(sequence, span) for (sequence, _), span in zip(batch, spans, strict=True) if span.num_hidden]
         if not wanted:
             return None
         done = []
+        begun: dict[Sequence, Tensor] = {}
         rows = runner.take_hidden([span for _, span in wanted])
         for (sequence, span), hidden in zip(wanted, rows, strict=True):
             if span.pooling is None:
@@ -62,9 +64,14 @@ class Vectors:
                 continue
             pooled = self._pooled(sequence, span, hidden)
             if span.start + len(span.token_ids) == len(sequence.token_ids):
-                self.forget(sequence)
                 done.append((sequence, _finished(pooled, len(sequence.token_ids), span.pooling)))
-        return Finished(done) if done else None
+            else:
+                begun[sequence] = pooled
+        finished = Finished(done) if done else None
+        self._begun |= begun
+        for sequence, _ in done:
+            self.forget(sequence)
+        return finished
 
     def forget(self, sequence: Sequence) -> None:
         """It has ended."""
@@ -76,12 +83,10 @@ class Vectors:
         if span.pooling.kind in ("last", "score"):
             return hidden[-1].float()
         if span.pooling.kind == "first":
-            pooled = hidden[0].float() if span.start == 0 else self._begun[sequence]
-        else:
-            pooled = hidden.float().sum(0)
-            if span.start:  # else it begins, perhaps again
-                pooled += self._begun[sequence]
-        self._begun[sequence] = pooled
+            return hidden[0].float() if span.start == 0 else self._begun[sequence]
+        pooled = hidden.float().sum(0)
+        if span.start:  # else it begins, perhaps again
+            pooled += self._begun[sequence]
         return pooled
 
 

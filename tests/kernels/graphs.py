@@ -10,6 +10,7 @@ import torch
 from triton.runtime.errors import OutOfResources
 
 from tests.kernels.device import DEVICE
+from tests.kernels.recordings import Forget, Refuse, Repeat
 from tests.worker.pools import extents_of, slots_of
 from worker.attention import FixingWindows, TwoPools
 from worker.attention.base import Scores
@@ -53,47 +54,6 @@ def buckets_recur_soon(monkeypatch):
     """What is computed before a recording takes the interpreter as long as what is looked at behind it."""
     monkeypatch.setattr("worker.graphs.NUM_STEPS_BEFORE", NUM_STEPS_BEFORE)
     monkeypatch.setattr("worker.graphs.NUM_MIXED_BEFORE", NUM_MIXED_BEFORE)
-
-
-class Repeat:
-    """What a device records, the CPU does again; ``took_s``: of each recording, in turn."""
-
-    def __init__(self, *took_s):
-        self.num_replays, self.num_recorded, self.took_s = 0, 0, took_s
-
-    def __call__(self, run):
-        run()
-        which, self.num_recorded = self.num_recorded, self.num_recorded + 1
-
-        def replay():
-            self.num_replays, self.last = self.num_replays + 1, which
-            run()
-
-        return replay
-
-    def seconds(self, replay):
-        replay()
-        return self.took_s[self.last]
-
-
-class Forget(Repeat):
-    """Of these recordings nothing is left when they are replayed."""
-
-    def __init__(self, which, *took_s):
-        super().__init__(*took_s)
-        self.which = which
-
-    def __call__(self, run):
-        replay = super().__call__(run)
-        return (lambda: None) if self.num_recorded - 1 in self.which else replay
-
-
-class Refuse:
-    def __init__(self, error):
-        self.error = error
-
-    def __call__(self, run):
-        raise self.error
 
 
 MIXTURE = replace(ARCHITECTURE, mixture=Mixture(6, 2, True), intermediate_size=40)
@@ -237,14 +197,7 @@ def test_of_several_ways_to_compute_few_rows_the_fastest_is_kept(took_s):
 
 @pytest.mark.skipif(DEVICE.type != "cpu", reason="a device refuses nothing here")
 def test_a_way_that_cannot_be_recorded_is_left_out_and_the_others_are_tried(caplog):
-    class RefusesTheSecond(Repeat):
-        def __call__(self, run):
-            if self.num_recorded == 1:
-                self.num_recorded += 1
-                raise OutOfResources(1, 0, "shared memory")
-            return super().__call__(run)
-
-    pair = Pair(RefusesTheSecond(3.0, 1.0, 2.0), few=True)
+    pair = Pair(Refuse(OutOfResources(1, 0, "shared memory"), 1, (3.0, 1.0, 2.0)), few=True)
     for step in range(NUM_STEPS_BEFORE + 2):
         expected, got = pair.step([20], step)
         if got is not None:
@@ -381,12 +334,22 @@ def test_too_many_sequences_and_long_chunks_are_not_replayed():
     ids=["torch", "Triton"],
 )
 def test_a_step_that_cannot_be_recorded_is_computed_and_no_other_is_tried(caplog, error, said):
-    pair = Pair(Refuse(error))
+    pair = Pair(Refuse(error, None))
     for step in range(4 * NUM_STEPS_BEFORE):
         _, got = pair.step([5, 7][: 1 + step % 2], step)
         assert got is None
     (record,) = caplog.records
     assert record.message.startswith(f"steps of 1 rows go without a graph: {said}")
+
+
+def test_a_step_for_whose_graph_there_is_no_memory_is_tried_again_later(caplog, monkeypatch):
+    monkeypatch.setattr("worker.graphs.NUM_STEPS_WITHOUT", 3)
+
+    pair = Pair(Refuse(torch.OutOfMemoryError("CUDA out of memory\nand more")))
+    graphed = [pair.step([5], step)[1] is not None for step in range(2 * NUM_STEPS_BEFORE + 6)]
+    assert graphed == [step >= 2 * NUM_STEPS_BEFORE + 4 for step in range(len(graphed))]
+    (record,) = caplog.records
+    assert record.message == "steps of 1 rows go without a graph for now: CUDA out of memory"
 
 
 @pytest.mark.skipif(DEVICE.type == "cpu", reason="recording is the device's")

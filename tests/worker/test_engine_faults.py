@@ -1,10 +1,12 @@
 """What the engine refuses, and what happens when a step, a sample or the memory fails."""
 
 import pytest
+import torch
 
 from tests.worker.engine_bench import Bench, expected, tokens
 from tests.worker.scripted import ScriptedRunner
 from worker.budget import NUM_STEPS_TO_RECOVER, OutOfMemory
+from worker.transfer import rows_of
 
 
 @pytest.mark.parametrize(
@@ -66,10 +68,10 @@ def test_a_fault_of_a_step_fails_its_requests_and_the_engine_goes_on():
         bench.submit(name, tokens(10, ord(name)))
     bench.step()
 
-    def out_of_memory(spans):
-        raise MemoryError("the device has none left")
+    def broken(spans):
+        raise RuntimeError("the device has no such operation")
 
-    bench.runner.fault = out_of_memory
+    bench.runner.fault = broken
     bench.step()
     bench.runner.fault = None
     assert {failure.request_id: failure.code for failure in bench.failures.values()} == {
@@ -168,3 +170,43 @@ def test_a_broken_invariant_stops_everything():
     bench.runner.memory[:] = 0
     with pytest.raises(AssertionError, match="not its own history"):
         bench.step()
+
+
+def test_where_memory_runs_out_while_tokens_are_drawn_steps_become_smaller_and_nothing_is_lost():
+    bench = Bench(ScriptedRunner(num_blocks=128))
+    start, nums = bench.sampler.start, []
+
+    def for_three_at_most(logits, rows, maxima):
+        nums.append(len(rows))
+        if len(rows) > 3:
+            raise MemoryError("no memory for so many rows")
+        return start(logits, rows, maxima)
+
+    bench.sampler.start = for_three_at_most
+    for name in "abcdefgh":
+        bench.submit(name, tokens(20, ord(name)), max_tokens=30)
+    bench.run()
+    assert not bench.failures
+    for name in "abcdefgh":
+        assert bench.answers[name, 0] == expected(tokens(20, ord(name)), 30)
+    # Once in a while it is tried with twice as many.
+    assert sum(num > 3 for num in nums) <= 3 + len(nums) // NUM_STEPS_TO_RECOVER
+
+
+def test_memory_that_is_short_where_rows_of_the_logits_are_copied_ends_neither_the_worker_nor_an_answer(monkeypatch):
+    bench = Bench()
+    faults = [torch.OutOfMemoryError("no memory")]
+
+    def short(logits, indices):
+        if faults:
+            raise faults.pop()
+        return rows_of(logits, indices)
+
+    monkeypatch.setattr("worker.drawing.rows_of", short)
+    for each in "abc":
+        bench.submit(each, tokens(20, ord(each)), max_tokens=8)
+    bench.run()
+    assert not bench.failures
+    assert not faults
+    for each in "abc":
+        assert bench.answers[each, 0] == expected(tokens(20, ord(each)), 8)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 
 import pytest
@@ -67,6 +68,25 @@ def test_they_are_those_of_transformers_in_chunks_and_beside_answers(tmp_path, n
     told = answered(engine, *submits)
     for number, text in enumerate(texts):
         assert_told(model, text, told[str(number)], num_top)
+
+
+def test_they_outlast_memory_that_runs_out_while_they_are_found(tmp_path, monkeypatch):
+    model = checkpoint(tmp_path, "Qwen3ForCausalLM", head_dim=16)
+    runner = loaded(tmp_path)
+    engine = engine_of(runner, max_step_tokens=32, max_sequences=8)
+    logits_of, times = runner.logits_of, itertools.count()
+
+    def short(hidden):
+        if next(times) in (2, 7, 20):
+            raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory")
+        return logits_of(hidden)
+
+    monkeypatch.setattr(runner, "logits_of", short)
+    monkeypatch.setattr("worker.scoring.ROWS", 8)
+    texts = some_texts(1)
+    told = answered(engine, *[submit(str(number), text, 1) for number, text in enumerate(texts)])
+    for number, text in enumerate(texts):
+        assert_told(model, text, told[str(number)], 1)
 
 
 def test_what_the_prefix_cache_holds_hides_none_of_them(tmp_path):

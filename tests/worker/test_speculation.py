@@ -200,6 +200,33 @@ def test_a_drafter_that_raises_is_switched_off_for_that_request_alone():
     assert speculation.num_drafted_tokens > 0
 
 
+class Short(Broken):
+    """A Watcher that has no memory left."""
+
+    name, is_free = "short", True
+
+    def expected_s(self, num_sequences, num_tokens):
+        return 0.0
+
+    def computed(self, batch):
+        pass
+
+    def watch(self, sequences, rows):
+        raise MemoryError("no memory")
+
+
+def test_a_drafter_that_cannot_keep_what_it_sees_sees_nothing_more_and_answers_go_on():
+    speculation = Speculation([Short("none"), SuffixDrafter()], 4)
+    engine = Engine(ScriptedRunner(num_blocks=64), ScriptedSampler(), EngineSettings(), float, None, speculation)
+    engine.add(wire.Submit("a", [1, 2, 3, 1, 2], Sampling(max_tokens=30, ignore_eos=True)))
+    token_ids = []
+    while engine.has_work:
+        for delta in engine.step()[0]:
+            token_ids += delta.token_ids
+    assert speculation.num_faults == {"short": 1}
+    assert token_ids == answer([1, 2, 3, 1, 2], 0, 30, eos_token_ids=())
+
+
 class Silent:
     """Has nothing to say, and counts how often it is asked."""
 

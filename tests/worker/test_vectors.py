@@ -17,6 +17,7 @@ from worker.engine import Engine
 from worker.models import ModelError
 from worker.runner import Runner
 from worker.sampler import Sampler
+from worker.vectors import _finished
 
 ENCODERS = {
     "bert": ("BertModel", {"type_vocab_size": 2}),
@@ -113,6 +114,24 @@ def test_vectors_outlast_a_pool_that_is_too_small(tmp_path, kind):
     assert engine.stats().num_preemptions
     for number, text in enumerate(texts):
         torch.testing.assert_close(found[str(number)], pooled(hidden(model, text), kind), rtol=1e-4, atol=1e-4)
+
+
+def test_vectors_outlast_memory_that_runs_out_while_they_are_made(tmp_path, monkeypatch):
+    """A step whose vectors cannot be made is computed again; what there is so far of other prompts counts once."""
+    model = checkpoint(tmp_path, "LlamaForCausalLM")
+    engine = engine_of(loaded(tmp_path), max_step_tokens=16, max_sequences=6)
+    finished, times = _finished, itertools.count()
+
+    def short(*args):
+        if next(times) % 3 == 0:
+            raise torch.OutOfMemoryError("no memory")
+        return finished(*args)
+
+    monkeypatch.setattr("worker.vectors._finished", short)
+    texts = some_texts(3, (60, 70, 33, 80, 12, 95))
+    found = vectors(engine, *[asked(str(number), text, "mean") for number, text in enumerate(texts)])
+    for number, text in enumerate(texts):
+        torch.testing.assert_close(found[str(number)], hidden(model, text).mean(0), rtol=1e-4, atol=1e-4)
 
 
 def test_a_prompt_that_was_read_before_is_found_and_its_vector_is_the_same(tmp_path):

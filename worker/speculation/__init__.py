@@ -240,18 +240,20 @@ class Speculation:
 
     def computed(self, batch: Run[tuple[Sequence, int]]) -> None:
         """See Watcher."""
+        self._tell(lambda watcher: watcher.computed(batch))
+
+    def watch(self, sequences: Run[Sequence], rows: Run[int]) -> None:
+        """See Watcher."""
+        self._tell(lambda watcher: watcher.watch(sequences, rows))
+
+    def _tell(self, call: Callable[[Watcher], None]) -> None:
         for watcher in list(self._watchers):
             try:
-                watcher.computed(batch)
+                call(watcher)
             except Exception as error:
                 log.warning("drafter %s is switched off", watcher.name, exc_info=error)
                 self._watchers.remove(watcher)
                 self.num_faults[watcher.name] += 1
-
-    def watch(self, sequences: Run[Sequence], rows: Run[int]) -> None:
-        """See Watcher."""
-        for watcher in self._watchers:
-            watcher.watch(sequences, rows)
 
     def ended(self, sequence: Sequence) -> None:
         """With whatever it has written; not by a fault."""

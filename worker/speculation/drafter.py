@@ -65,5 +65,5 @@ class Watcher(Drafter, Protocol):
 
     def watch(self, sequences: Run[Sequence], rows: Run[int]) -> None:
         """The next token of each is about to be sampled by these rows of what the target has just computed, and the one
-        after each token of its draft: consecutive rows, sequence by sequence."""
+        after each token of its draft: consecutive rows, sequence by sequence. If it raises, as above."""
         ...
