@@ -89,6 +89,7 @@ class Engine(Section, frozen=True):
     """auto: the fastest that works here; torch: without compiled kernels; reference: the plain one, for comparison."""
     cuda_graphs: bool = True
     """On CUDA, steps of decodes, with short chunks of prompts beside them or without, are recorded and replayed as one
-    launch, sizes that recur first."""
+    launch, sizes that recur first; not those with an adapter's row or a text that wants its vector, and none of a model
+    that has Medusa heads or an EAGLE-3 head, latent attention, several processes, or transformers to compute it."""
     speculation: Speculation = Speculation()
     grammars: KeptGrammars = KeptGrammars()

@@ -10,6 +10,8 @@ import os
 import signal
 import sys
 
+from worker.user_cache import place_triton
+
 NICENESS = 5
 """On a CPU the engine takes what it is given; the gateway, on the same cores, wakes for a moment only but at once."""
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
@@ -22,7 +24,8 @@ _PR_SET_PDEATHSIG = 1
 
 
 def prepare() -> None:
-    """Call it before the first import of torch."""
+    """Call it before the first import of torch or Triton."""
+    place_triton()
     # Threads that wait for each other must not burn the core of the gateway, or of whoever else they wait for.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     # The activations of each step are as large as those of the last. Given back to the system in between, every page of

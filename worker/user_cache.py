@@ -1,4 +1,5 @@
-"""The directory in the user's cache for what each start would make anew: compiled kernels, quantised weights."""
+"""The directory in the user's cache for what each start would make anew: compiled kernels, ours and Triton's, and
+quantised weights."""
 
 from __future__ import annotations
 
@@ -16,3 +17,16 @@ def user_cache() -> Path:
     if hasattr(os, "getuid") and (status.st_uid != os.getuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)):
         raise PermissionError(f"{directory} can be written by others")
     return directory
+
+
+def place_triton() -> None:
+    """Triton's kernels lie beside ours, so that one volume keeps both, unless the environment says where. Triton reads
+    that when it compiles; what it writes takes its place as a whole, so several processes may at once."""
+    if "TRITON_CACHE_DIR" in os.environ or "TRITON_HOME" in os.environ:
+        return
+    try:
+        directory = user_cache() / "triton"
+        directory.mkdir(exist_ok=True)
+    except OSError:
+        return  # it has a place of its own
+    os.environ["TRITON_CACHE_DIR"] = str(directory)

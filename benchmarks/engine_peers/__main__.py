@@ -16,7 +16,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.engine_peers import figures, picture
+from benchmarks.engine_peers import environments, figures, picture
 from benchmarks.engine_peers.contenders import FORMS, NAMES, OURS, ROOT, ContenderError, Contestant, numbers, parse
 from benchmarks.engine_peers.figures import Point, Report
 from benchmarks.engine_peers.race import Plan, Race
@@ -24,7 +24,10 @@ from benchmarks.engine_peers.race import Plan, Race
 notes = Console(stderr=True, highlight=False, soft_wrap=True)
 
 
-def _contestant(_: click.Context, __: click.Parameter, texts: tuple[str, ...]) -> list[Contestant]:
+def _contestants(_: click.Context, __: click.Parameter, texts: tuple[str, ...]) -> list[Contestant] | None:
+    """None: whoever is found."""
+    if texts in ((), ("none",)):
+        return [] if texts else None
     try:
         return [parse(text) for text in texts]
     except ValueError as error:
@@ -41,9 +44,22 @@ def _numbers(_: click.Context, __: click.Parameter, text: str) -> list[int]:
 @click.command()
 @click.option("--shape", default="M", show_default=True, help="Whose random weights all engines get: S (25 M) or M.")
 @click.option(
-    "--ours", default="bf16", show_default=True, help=f"Our forms: {', '.join(FORMS[OURS])}; none: leave out."
+    "--ours",
+    help=f"Our forms: {', '.join(FORMS[OURS])}; none: leave out [bf16, and where peers are looked for as many bits as "
+    "theirs].",
 )
-@click.option("--peer", "peers", multiple=True, callback=_contestant, help="NAME[:FORM][@N,N]=PYTHON.")
+@click.option(
+    "--peer",
+    "peers",
+    multiple=True,
+    callback=_contestants,
+    help="NAME[:FORM][@N,N]=PYTHON; none: Penstock alone [all that are installed here, and in --environments].",
+)
+@click.option(
+    "--environments",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Look for peers in each DIRECTORY/*/bin/python, too.",
+)
 @click.option("--concurrency", default="1,8,32", callback=_numbers, show_default=True, help="Prompts at a time.")
 @click.option("--rounds", type=click.IntRange(1, 50), default=3, show_default=True)
 @click.option("--input-tokens", type=click.IntRange(1), default=512, show_default=True)
@@ -81,6 +97,8 @@ def main(**options: Any) -> None:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     if options["plot"]:
         picture.check()
+    if options["environments"] and options["peers"] is not None:
+        raise click.UsageError("--environments is where to look for peers, and --peer says which there are")
     try:
         if options["merge"]:
             report = figures.merged([msgspec.json.decode(path.read_bytes(), type=Report) for path in options["merge"]])
@@ -110,8 +128,15 @@ async def _race(options: dict[str, Any]) -> Report:
         max_others=options["max_others"],
         keeps_to_avx2=options["avx2"],
     )
-    forms = [] if options["ours"] == "none" else options["ours"].split(",")
-    contestants = [parse(f"{OURS}:{form}={sys.executable}") for form in forms] + options["peers"]
+    peers, forms = options["peers"], ["bf16"]
+    if peers is None:
+        peers, said = environments.find(options["environments"])
+        for sentence in said:
+            notes.print(sentence)
+        forms = environments.forms_beside(peers)
+    if options["ours"]:
+        forms = [] if options["ours"] == "none" else options["ours"].split(",")
+    contestants = [parse(f"{OURS}:{form}={sys.executable}") for form in forms] + peers
     with contextlib.ExitStack() as stack:
         folder = options["keep"] or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="peers-")))
         folder.mkdir(parents=True, exist_ok=True)

@@ -116,6 +116,15 @@ def test_the_image_has_the_compiler_that_kernels_are_built_by():
     assert COMPILER in packages[1].split()
 
 
+def test_caches_of_containers_lie_in_the_volume():
+    image = (DEPLOY / "Dockerfile").read_text()
+    (volume,) = re.findall(r"^VOLUME (\S+)$", image, re.M)
+    (cache,) = re.findall(r"^ENV XDG_CACHE_HOME=(\S+)$", image, re.M)
+    assert Path(cache).is_relative_to(volume)
+    services = yaml.safe_load((DEPLOY / "compose" / "compose.yaml").read_text())["services"]
+    assert volume in {each.split(":")[1] for each in services["penstock"]["volumes"]}
+
+
 def test_the_compose_file_sets_what_there_is_to_set():
     compose = yaml.safe_load((DEPLOY / "compose" / "compose.yaml").read_text())
     services = compose["services"]
@@ -188,7 +197,12 @@ def test_the_chart_renders_to_what_kubernetes_knows(storage_class, is_monitored)
     spec = objects["StatefulSet"]["spec"]
     (container,) = spec["template"]["spec"]["containers"]
     assert container["ports"][0]["containerPort"] == config.server.port
-    assert config.store.data_dir in {mount["mountPath"] for mount in container["volumeMounts"]}
+    (data,) = (mount["mountPath"] for mount in container["volumeMounts"] if mount["name"] == "data")
+    assert config.store.data_dir == data
+    (cache,) = (each["value"] for each in container["env"] if each["name"] == "XDG_CACHE_HOME")
+    assert Path(cache).is_relative_to(data)
+    # Else Kubernetes lets the group write to it at each start, and then it is not used.
+    assert spec["template"]["spec"]["securityContext"]["fsGroupChangePolicy"] == "OnRootMismatch"
     assert spec["selector"]["matchLabels"] == objects["Service"]["spec"]["selector"]
     assert spec["template"]["spec"]["terminationGracePeriodSeconds"] > config.server.drain_s
     (claim,) = spec["volumeClaimTemplates"]

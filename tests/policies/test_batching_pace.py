@@ -1,8 +1,12 @@
-"""What a step may take: chunks by promise, pauses, displacement by deadline, and tenants' turns."""
+"""What a step may take: chunks by promise, what that keeps, pauses, displacement by deadline, and tenants' turns."""
+
+import random
 
 import pytest
 
 from policies.batching import MIN_CHUNK, Limits, Turns
+from policies.batching.pace import LEAST, MAX_STRETCH
+from policies.simulation.worker import Promise, Simulated, Worker
 from tests.policies.plans import a_machine_that_takes, decoding, newcomer, plan, prefilling
 
 PACED = Limits(max_step_tokens=2048, max_prefill_tokens_beside_decodes=2048, max_sequences=64, max_slowdown=2.0)
@@ -90,6 +94,41 @@ def test_on_a_slow_machine_no_step_takes_much_longer_than_a_second():
     costs = a_machine_that_takes(decode_s=1e-6, token_s=1e-2)
     ((_, num_tokens),) = plan([prefilling(2, 5000)], [], 10, PACED, costs).grants
     assert 90 <= num_tokens <= 105
+
+
+# What that keeps
+
+SEQUENCES, DECODE_S, TIGHTEST_S = 16, 1e-3, 0.025
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_where_it_can_be_kept_every_answers_mean_gap_is_and_no_single_one_is_stretched_farther(seed):
+    """After every token; prompts of all lengths come faster than they can be computed."""
+    assert SEQUENCES * DECODE_S * (1 + LEAST) < TIGHTEST_S
+    draw = random.Random(seed)
+    limits = Limits(2048, 2048, SEQUENCES, max_slowdown=1.8)
+    worker = Worker(limits, 10**6, 32, a_machine_that_takes(DECODE_S, token_s=1e-4), allowance=lambda _: 1)
+    now = comes_at = longest = 0.0
+    for _ in range(1500):
+        while comes_at <= now:
+            promise = Promise(draw.choice([None, 0.3, 1.0, 10.0]), draw.choice([None, TIGHTEST_S, 0.05, 0.2]))
+            num_prompt, num_written = draw.choice([20, 300, 2000, 6000]), draw.randrange(2, 300)
+            worker.submit(Simulated(None, 0, num_prompt, 0, num_written, promise), comes_at)
+            comes_at += draw.expovariate(3.0)
+        step = worker.begin(now)
+        if step is None:
+            now = comes_at
+            continue
+        now = step.end
+        before_at = {sequence: sequence.last_token_at for sequence, _ in step.grants}
+        for sequence, _ in worker.finish():
+            if sequence.tpot_s is not None and sequence.num_written > 1:
+                gap = (now - before_at[sequence]) / sequence.tpot_s
+                mean = (now - sequence.first_token_at) / (sequence.num_written - 1) / sequence.tpot_s
+                longest = max(longest, gap)
+                assert mean <= 1.0, f"seed {seed}: {mean:.2f} of the promise at {now:.2f} s"
+                assert gap <= MAX_STRETCH, f"seed {seed}: a gap of {gap:.2f} at {now:.2f} s"
+    assert longest > 1.0, "a first token in danger is never given more than a gap"
 
 
 # Pauses

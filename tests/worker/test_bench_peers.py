@@ -12,7 +12,7 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
-from benchmarks.engine_peers import figures
+from benchmarks.engine_peers import environments, figures
 from benchmarks.engine_peers.__main__ import main
 from benchmarks.engine_peers.figures import Model, Point, Report
 from benchmarks.engine_peers.limits import Limits, best_of
@@ -71,6 +71,62 @@ def test_ours_and_transformers_race_on_the_same_weights_and_leave_no_process(tmp
     assert "does not start: No such file" in report.failures["S openvino:bf16"]
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert drivers_of(os.getpid()) == []
+
+
+@pytest.fixture
+def installed(tmp_path):
+    """Makes an environment with such packages and no others, which are looked for and never imported."""
+
+    def make(name: str, **versions: str) -> str:
+        place = tmp_path / "environments" / name
+        for module, version in versions.items():
+            (place / "site" / module).mkdir(parents=True)
+            (place / "site" / module / "__init__.py").write_text("raise ImportError('it is imported')")
+            told = place / "site" / f"{module}-{version}.dist-info"
+            told.mkdir()
+            (told / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {module}\nVersion: {version}\n")
+            (told / "top_level.txt").write_text(module)
+        return program(place / "bin" / "python", f'PYTHONPATH="{place / "site"}" exec "{sys.executable}" -S "$@"')
+
+    return make
+
+
+def program(path: Path, line: str) -> str:
+    path.parent.mkdir(parents=True)
+    path.write_text(f"#!/bin/sh\n{line}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_peers_are_found_where_they_are_installed_the_first_of_each(tmp_path, installed):
+    first, second = installed("a", vllm="1.2"), installed("b", vllm="1.3", openvino_genai="2026.1", optimum="2.0")
+    lacking = installed("c", llama_cpp="0.3")
+    broken = program(tmp_path / "environments" / "d" / "bin" / "python", "echo no such library >&2; exit 1")
+    contestants, said = environments.find(tmp_path / "environments")
+    assert [(each.engine, each.form, each.python) for each in contestants if each.engine != "transformers"] == [
+        *(("vllm", form, first) for form in ("bf16", "int8")),
+        *(("openvino", form, second) for form in ("bf16", "int8", "int4")),
+    ]
+    assert f"found: vLLM 1.2 in {first}: vllm, vllm:int8" in said
+    assert f"left out: vLLM 1.3 in {second}, found before" in said
+    assert f"not found: llama.cpp 0.3 in {lacking} lacks gguf" in said
+    assert f"{broken} does not say what it has: no such library" in said
+    assert "not found: vLLM" in environments.find(None)[1]
+
+
+def contestants_of(*arguments: str) -> list[str]:
+    done = CliRunner().invoke(main, ["--shape", "S", "--prepare-only", *arguments], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return [line.removesuffix(": preparing") for line in done.output.splitlines() if line.endswith(": preparing")]
+
+
+def test_a_race_that_names_no_peers_is_against_all_that_there_are_and_ours_has_as_many_bits(tmp_path, installed):
+    pytest.importorskip("transformers")
+    installed("a", llama_cpp="0.3", gguf="0.1")
+    places = ("--environments", str(tmp_path / "environments"))
+    theirs = ["transformers:bf16", "llama:q8_0", "llama:q4_0", "llama:bf16"]
+    assert contestants_of(*places) == ["penstock:bf16", "penstock:int8", "penstock:int4", *theirs]
+    assert contestants_of("--peer", "none") == ["penstock:bf16"]
 
 
 def drivers_of(pid: int) -> list[str]:
@@ -143,6 +199,8 @@ def test_reports_of_one_commit_merge_their_rounds_and_others_are_refused(tmp_pat
         (["--peer", "vllm:int2=python"], "vllm has no form int2; it has bf16, int8"),
         (["--peer", "vllm"], "say with which interpreter: vllm=PYTHON"),
         (["--peer", "vllm@0=python"], "is no list of numbers"),
+        (["--peer", "none", "--peer", "vllm=python"], "there is no engine none"),
+        (["--peer", "none", "--environments", "."], "--peer says which there are"),
         (["--concurrency", "1,x"], "is no list of numbers"),
     ],
 )
