@@ -45,8 +45,9 @@ class Engine(Section, frozen=True):
     """How keys and values are kept. auto: in the type that the model computes in; int8, or on CUDA devices fp8: about
     half of that, each token and KV head with a scale of its own, at a small loss."""
     quantize_activations: bool = True
-    """What multiplies int8 or int4 matrices may round their inputs to int8 as well, by token or by group, which is much
-    faster where the processor multiplies integers; false: only weights are rounded."""
+    """What multiplies int8 or int4 matrices may round their inputs to int8 as well, by token or by group (on CUDA those
+    of int8 to int8 and those of fp8 to fp8), which is much faster where the processor multiplies so; false: only
+    weights are rounded."""
     tensor_parallel: Annotated[int, Meta(ge=1, le=64)] = 1
     """Processes that share each matrix of the model, each with a device of its own, or with its part of the CPU's
     cores; the model's heads must be divisible by it."""

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 from policies import settings
 from tests.worker.tiny import BLOCK_SIZE, checkpoint
 from worker.inputs import Span
+from worker.models.fitting import fitted
 from worker.models.forms import Form, Fp8, Int4, Int8
 from worker.models.importers import importer_of
 from worker.models.weights import Checkpoint
@@ -289,6 +291,6 @@ def form_of(directory: Path, name: str, shape: tuple[int, int]) -> Form:
     importer = importer_of(json.loads((directory / "config.json").read_text()))
     assert importer is not None
     with Checkpoint(directory) as tensors:
-        form = importer.matrix(tensors, name, shape, torch.bfloat16)
+        form = importer.matrix(tensors, name, shape, partial(fitted, dtype=torch.bfloat16))
     assert form is not None
     return form

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -16,6 +18,10 @@ from tests.worker.test_models import LATENT
 from worker.inputs import Span
 from worker.models import Layout, ModelError, Shard, load, load_decoder, quantized_cache, read_architecture
 from worker.models.forms import Plain
+from worker.models.load import build_decoder
+from worker.models.quantized_cache import QuantizingSource
+from worker.models.sources import CheckpointSource
+from worker.models.weights import Checkpoint
 from worker.runner import Runner
 
 
@@ -47,6 +53,24 @@ def kept(cache) -> list[str]:
     return sorted(path.name for path in cache.iterdir() if not path.name.startswith("kernels-"))
 
 
+def products(model, layout: Layout, kind: settings.Quantization) -> list[torch.Tensor]:
+    """Of each rank's matrices with the same numbers."""
+    architecture, made = read_architecture(model), []
+    for rank in range(layout.num_ranks):
+        shard = Shard.of(architecture, layout, rank)
+        of_rank = load_decoder(
+            model, architecture, torch.float32, torch.device("cpu"), 64, quantization=kind, shard=shard
+        )
+        linears = [linear for each in of_rank.layers for linear in (each.qkv, each.output, each.gate_up, each.down)]
+        experts = [each.experts for each in of_rank.layers if each.experts is not None]
+        linears += [linear for each in experts for linear in (*each.gate_up, *each.down)]
+        for linear in [*linears, of_rank.head]:
+            if linear is not None:
+                x = torch.randn(3, linear.in_features, generator=torch.Generator().manual_seed(1))
+                made.append(linear(x))
+    return made
+
+
 def rounded_again(*_):
     raise AssertionError("the cache has these")
 
@@ -69,30 +93,15 @@ def test_a_model_is_rounded_once(cache, model, kind, monkeypatch):
 
 @pytest.mark.parametrize("layout", [Layout(tensor=2), Layout(pipeline=2), Layout(2, 2)])
 def test_each_rank_rounds_its_part_once(cache, model, layout, monkeypatch):
-    def products() -> list[torch.Tensor]:
-        """Of each rank's matrices with the same numbers."""
-        architecture, made = read_architecture(model), []
-        for rank in range(layout.num_ranks):
-            shard = Shard.of(architecture, layout, rank)
-            of_rank = load_decoder(
-                model, architecture, torch.float32, torch.device("cpu"), 64, quantization="int8", shard=shard
-            )
-            linears = [linear for each in of_rank.layers for linear in (each.qkv, each.output, each.gate_up, each.down)]
-            for linear in [*linears, of_rank.head]:
-                if linear is not None:
-                    x = torch.randn(3, linear.in_features, generator=torch.Generator().manual_seed(1))
-                    made.append(linear(x))
-        return made
-
     logits(model, "int8")
     whole = kept(cache)
-    first = products()
+    first = products(model, layout, "int8")
     places = kept(cache)
     assert len(places) == layout.num_ranks + 1
     assert set(whole) < set(places)
     monkeypatch.setattr(quantized_cache, "quantized", rounded_again)
     monkeypatch.setattr(load, "quantized", as_it_is)
-    for before, after in zip(first, products(), strict=True):
+    for before, after in zip(first, products(model, layout, "int8"), strict=True):
         assert torch.equal(before, after)
     assert kept(cache) == places
 
@@ -144,6 +153,47 @@ def test_other_weights_are_found_out_where_files_are_as_large_and_as_old(cache, 
     assert not torch.equal(fresh, first)
     assert kept(cache) != before
     assert torch.equal(logits(model, "int8"), fresh)
+
+
+@contextmanager
+def starting(model) -> Iterator[QuantizingSource]:
+    with Checkpoint(model) as files:
+        source = CheckpointSource(files, "model.", torch.float32, torch.device("cpu"))
+        shard = Shard.of(read_architecture(model))
+        with QuantizingSource(source, model, "int8", torch.float32, shard) as found:
+            yield found
+
+
+def build(model, source: QuantizingSource) -> None:
+    shard = Shard.of(read_architecture(model))
+    build_decoder(shard, source, torch.float32, torch.device("cpu"), 64, quantization="int8")
+
+
+def test_of_two_starts_at_once_the_first_to_finish_is_kept_and_can_be_read_at_once(cache, model, monkeypatch):
+    with starting(model) as first, starting(model) as second:
+        build(model, first)
+        build(model, second)
+        first.finish()
+        (place,) = [name for name in kept(cache) if not name.startswith(".")]
+        monkeypatch.setattr(quantized_cache, "quantized", rounded_again)
+        inode = (cache / place).stat().st_ino
+        with starting(model) as third:
+            second.finish()
+            build(model, third)
+        assert (cache / place).stat().st_ino == inode
+    assert kept(cache) == [place]
+
+
+def test_what_a_killed_start_left_is_swept_away_after_a_day(cache, model):
+    old, fresh = cache / ".making-old", cache / ".making-fresh"
+    for left in (old, fresh):
+        left.mkdir(parents=True)
+        (left / "layers.0.mlp.down_proj.safetensors").write_text("half")
+    cache.chmod(0o700)
+    os.utime(old, (1, 1))
+    logits(model, "int8")
+    assert not old.exists()
+    assert fresh.exists()
 
 
 def test_what_another_start_puts_in_its_place_meanwhile_is_in_nobody_s_way(cache, model):

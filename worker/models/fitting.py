@@ -23,6 +23,8 @@ VALUES_AT_ONCE = 1 << 20
 
 Rows = Callable[[int, int], Tensor]
 """The rows [start, stop) of a matrix [out, in], as float32."""
+Fit = Callable[[tuple[int, int], Rows], Form]
+"""From the shape and the rows of a matrix to a form for it, as ``fitted``."""
 
 
 def spans(shape: tuple[int, int]) -> list[tuple[int, int]]:

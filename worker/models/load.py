@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,7 +27,7 @@ from worker.models.quantize import quantized
 from worker.models.quantized_cache import LEAST_PARAMETERS, QuantizingSource
 from worker.models.read_ahead import ReadAhead
 from worker.models.shard import Shard
-from worker.models.sources import HEAD, CheckpointSource, ShardSource, Source
+from worker.models.sources import HEAD, CheckpointSource, FileSource, ShardSource, Source
 from worker.models.stacks import Stack, Stacking
 from worker.models.weights import Checkpoint, read_json
 
@@ -75,12 +75,24 @@ def load_decoder(
     files. Raises ModelError.
     """
     shard = shard or Shard.of(architecture)
+
+    def build(source: FileSource, paths: list[Path], is_rounded: bool, finish: Callable[[], None]) -> Decoder:
+        """``paths``: of the files; ``is_rounded``: so some matrices may be, here or where they are read."""
+        if not is_rounded or architecture.num_parameters < LEAST_PARAMETERS:
+            with ReadAhead(paths, room_bytes):
+                decoder = build_decoder(shard, source, dtype, device, max_model_tokens, means, quantization)
+            finish()
+            return decoder
+        with QuantizingSource(source, path, quantization, dtype, shard) as kept:
+            with ReadAhead(kept.paths(paths), room_bytes):
+                decoder = build_decoder(shard, kept, dtype, device, max_model_tokens, means, quantization)
+            finish()
+            kept.finish()
+        return decoder
+
     if is_gguf(path):
         file = GgufSource(GgufFile(path), architecture, dtype, device)
-        with ReadAhead([path], room_bytes):
-            decoder = build_decoder(shard, file, dtype, device, max_model_tokens, means, quantization)
-        file.finish(shard.misses)
-        return decoder
+        return build(file, [path], True, lambda: file.finish(shard.misses))
     with Checkpoint(path) as checkpoint:
         roots = architecture.tensor_roots
         root = next((root for root in roots if f"{root}embed_tokens.weight" in checkpoint), roots[0])
@@ -94,20 +106,8 @@ def load_decoder(
         if importer is not None:
             checkpoint.drop_where(lambda name: name.endswith(NOT_NEEDED))
         source = CheckpointSource(checkpoint, root, dtype, device, importer)
-
-        def build(source: Source) -> Decoder:
-            decoder = build_decoder(shard, source, dtype, device, max_model_tokens, means, quantization)
-            checkpoint.finish()
-            return decoder
-
-        if quantization == "none" or importer is not None or architecture.num_parameters < LEAST_PARAMETERS:
-            with ReadAhead(checkpoint.paths, room_bytes):
-                return build(source)
-        with QuantizingSource(source, path, quantization, dtype, shard) as kept:
-            with ReadAhead(kept.paths or checkpoint.paths, room_bytes):
-                decoder = build(kept)
-            kept.finish()
-        return decoder
+        is_rounded = quantization != "none" or importer is not None
+        return build(source, checkpoint.paths, is_rounded, checkpoint.finish)
 
 
 def build_decoder(
@@ -275,9 +275,8 @@ class _Builder:
 
         def matrices(name: str, num_inputs: int, outputs: Tensor, gated: bool) -> _OfExperts:
             name = f"{prefix}{mixture.experts}.{name}"
-            weights = source.tensor(name, (num_experts, num_inputs, len(outputs)))
+            forms = source.experts(name, (num_experts, num_inputs, len(outputs)), outputs)
             biases = source.tensor(f"{name}_bias", (num_experts, len(outputs)))
-            forms = (Plain(weight.T[outputs].contiguous()) for weight in weights)
             return self._matrices(forms, gated, biases[:, outputs].contiguous())
 
         bias = source.tensor(f"{prefix}{mixture.router}.bias", (num_experts,))

@@ -1,8 +1,9 @@
 """Quantised weights on disk, so that a model is rounded once and not at each start.
 
 Owns one directory for each model and way to quantise it, and for each rank where several compute one, in the user's
-cache: a file for each matrix and a list of them. It is written beside its place and put there by one rename, and
-whatever is not as it should be is made anew: nothing here keeps a model from being loaded.
+cache: a file for each matrix that was rounded, as it was asked for or to be read at all, and a list of all matrices. It
+is written beside its place and put there by one rename, and whatever is not as it should be is made anew: nothing here
+keeps a model from being loaded. Matrices that are taken from their files as they are, codes or floats, stay there.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ import os
 import shutil
 import tempfile
 import time
+from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -26,46 +28,54 @@ from torch import Tensor
 from worker.models.forms import Form, Fp8, Int4, Int8, Plain
 from worker.models.quantize import quantized
 from worker.models.shard import Part, Shard
-from worker.models.sources import CheckpointSource
+from worker.models.sources import FileSource, Source
 from worker.user_cache import user_cache
 
 log = logging.getLogger(__name__)
 
-VERSION = 1
-"""Of the files, and of how quantize.py rounds."""
+VERSION = 2
+"""Of the files, and of how quantize.py and fitting.py round."""
 LEAST_PARAMETERS = 16_000_000
 """Smaller models are rounded in less time than files take to look up."""
 _LIST = "matrices.json"
 _DENSE = ".kv_b_proj"
 """Ends the names of matrices that are folded into others as they are, and never multiplied by themselves."""
 _FORMS = {"int8": Int8, "int4": Int4, "fp8": Fp8}
+_Sizes = dict[str, int | None]
+"""By a matrix's name, of its file in bytes; None: it was not rounded, and has none."""
 
 
-class QuantizingSource:
-    """A Source over a plain checkpoint whose matrices are ``kind``, from the cache where it has them."""
+class QuantizingSource(Source):
+    """A Source over another, whose plain matrices are ``kind`` ("none": as they are), from the cache where it has
+    them."""
 
-    def __init__(self, source: CheckpointSource, directory: Path, kind: str, dtype: torch.dtype, shard: Shard) -> None:
-        """``dtype``: what plain matrices are in before they are rounded; ``shard``: whose parts of them are asked
-        for."""
+    def __init__(self, source: FileSource, path: Path, kind: str, dtype: torch.dtype, shard: Shard) -> None:
+        """``path``: of the model; ``dtype``: what plain matrices are in before they are rounded; ``shard``: whose parts
+        of them are asked for."""
         self._source, self._kind = source, kind
         self._found: Path | None = None
         self._scratch: Path | None = None
-        self._sizes: dict[str, int] = {}
-        """In bytes, of the files written so far."""
+        self._sizes: _Sizes = {}
+        """Of what is found, or was made so far."""
         self._place: Path | None = None
         try:
-            self._place = user_cache() / _name(directory, kind, dtype, shard)
-            if self._place.exists():
-                self._found = self._place if _is_whole(self._place) else None
-            if self._found is None:
+            self._place = user_cache() / _name(path, kind, dtype, shard)
+            sizes = _whole(self._place) if self._place.exists() else None
+            if sizes is not None:
+                self._found, self._sizes = self._place, sizes
+            else:
+                shutil.rmtree(self._place, ignore_errors=True)
                 self._begin()
         except OSError as error:
             log.info("quantised weights are not kept on disk: %s", error)
 
-    @property
-    def paths(self) -> list[Path]:
-        """Of the files that its matrices come from; none where they are made anew."""
-        return sorted(self._found.glob("*.safetensors")) if self._found is not None else []
+    def paths(self, others: list[Path]) -> list[Path]:
+        """Of the files that its matrices come from, in the order in which they were asked for; ``others``: those of
+        the source."""
+        if self._found is None:
+            return others
+        kept = [self._found / f"{name}.safetensors" for name, size in self._sizes.items() if size is not None]
+        return kept if len(kept) == len(self._sizes) else [*kept, *others]
 
     def tensor(
         self, name: str, shape: tuple[int, ...], part: Part | None = None, dtype: torch.dtype | None = None
@@ -79,19 +89,41 @@ class QuantizingSource:
             return self._source.matrix(name, shape, part)
         form = self._read(name, _shape_of(shape, part))
         if form is not None:
-            self._source.skip(f"{name}.weight")
+            self._source.skip(name, shape)
             return form
-        return self._written(name, quantized(self._source.matrix(name, shape, part), self._kind))
+        return self._kept(name, self._source.matrix(name, shape, part))
 
     def tied(self, name: str, shape: tuple[int, int], table: Tensor, part: Part | None = None) -> Form:
         """See Source."""
-        return self._read(name, _shape_of(shape, part)) or self._written(name, quantized(Plain(table), self._kind))
+        form = self._read(name, _shape_of(shape, part))
+        return form or self._kept(name, self._source.tied(name, shape, table, part))
+
+    def experts(
+        self, name: str, shape: tuple[int, int, int], outputs: Tensor, part: Part | None = None
+    ) -> Iterator[Form]:
+        """See Source."""
+        num_experts, num_inputs, _ = shape
+        if part is not None and part.columns is not None and part.dim == 1:
+            num_inputs = len(part.columns)
+        made: Iterator[Form] | None = None
+        for expert in range(num_experts):
+            of_one = f"{name}.{expert}"
+            form = self._read(of_one, (len(outputs), num_inputs))
+            if form is None:
+                if made is None:
+                    made = islice(self._source.experts(name, shape, outputs, part), expert, None)
+                form = self._kept(of_one, next(made))
+            yield form
+        if made is None:
+            self._source.skip(name, shape)
 
     def finish(self) -> None:
         """All matrices have been taken: where they were made anew, they are put in their place."""
-        if self._scratch is None or self._place is None:
+        if self._scratch is None or self._place is None or not any(self._sizes.values()):
             return
         try:
+            if self._place.exists():
+                return  # another worker was faster, with the same, which others may be reading by now
             (self._scratch / _LIST).write_text(json.dumps(self._sizes))
             # Of the same files as they were before, or of what could not be used.
             for old in self._place.parent.glob(self._place.name.rpartition("-")[0] + "-*"):
@@ -99,7 +131,6 @@ class QuantizingSource:
             self._scratch.rename(self._place)
             self._scratch = None
         except OSError as error:
-            # Another worker may have been faster, with the same.
             log.info("quantised weights are not kept on disk: %s", error)
 
     def __enter__(self) -> QuantizingSource:
@@ -123,7 +154,7 @@ class QuantizingSource:
         self._scratch = Path(tempfile.mkdtemp(prefix=".making-", dir=self._place.parent))
 
     def _read(self, name: str, shape: tuple[int, int]) -> Form | None:
-        if self._found is None:
+        if self._found is None or self._sizes.get(name, 0) is None:
             return None
         try:
             form = _form_of(self._found / f"{name}.safetensors")
@@ -138,9 +169,18 @@ class QuantizingSource:
             return None
         return form.to(self._source.device)
 
-    def _written(self, name: str, form: Form) -> Form:
+    def _kept(self, name: str, form: Form) -> Form:
+        """Rounded, and written where that, or reading it, took time."""
+        rounded = form if self._kind == "none" else quantized(form, self._kind)
+        if isinstance(rounded, Plain) or (rounded is form and name not in self._source.rounded):
+            self._sizes[name] = None
+            return rounded
+        self._write(name, rounded)
+        return rounded
+
+    def _write(self, name: str, form: Int8 | Int4 | Fp8) -> None:
         if self._scratch is None:
-            return form
+            return
         path = self._scratch / f"{name}.safetensors"
         parts = {part: getattr(form, part) for part in ("codes", "scales", "offsets") if hasattr(form, part)}
         header = {"form": type(form).__name__.lower(), "group": str(getattr(form, "group", 0))}
@@ -150,7 +190,6 @@ class QuantizingSource:
         except (OSError, SafetensorError) as error:
             log.info("quantised weights are not kept on disk: %s", error)
             self._abandon()
-        return form
 
 
 def _shape_of(whole: tuple[int, int], part: Part | None) -> tuple[int, int]:
@@ -159,31 +198,35 @@ def _shape_of(whole: tuple[int, int], part: Part | None) -> tuple[int, int]:
     return sum(map(len, part.rows)), whole[1] if part.columns is None else len(part.columns)
 
 
-def _name(directory: Path, kind: str, dtype: torch.dtype, shard: Shard) -> str:
+def _name(model: Path, kind: str, dtype: torch.dtype, shard: Shard) -> str:
     """Which place this is, and after the last hyphen what is there now. Raises OSError."""
-    directory = directory.resolve()
+    model = model.resolve()
     digest = hashlib.sha256(repr((VERSION, str(dtype))).encode())
-    for path in sorted(directory.glob("*.safetensors")) + sorted(directory.glob("*.json")):
+    files = sorted(model.glob("*.safetensors")) + sorted(model.glob("*.json")) if model.is_dir() else [model]
+    for path in files:
         status = path.stat()
         # Files that are unpacked, or copied with their times, may be as large and as old as those that they replace;
         # when the system last wrote to one, nobody can set.
         times = status.st_mtime_ns, status.st_ctime_ns
         digest.update(repr((path.name, str(path.resolve()), status.st_size, *times)).encode())
-    place = hashlib.sha256(os.fsencode(directory)).hexdigest()
+    place = hashlib.sha256(os.fsencode(model)).hexdigest()
     layout = shard.layout
     rank = f"rank{shard.rank}of{layout.tensor}x{layout.pipeline}-" if layout.num_ranks > 1 else ""
     return f"weights-{kind}-{str(dtype).removeprefix('torch.')}-{rank}{place[:16]}-{digest.hexdigest()[:16]}"
 
 
-def _is_whole(place: Path) -> bool:
+def _whole(place: Path) -> _Sizes | None:
+    """What its list says; None where a file is not as it says."""
     try:
-        sizes: dict[str, Any] = json.loads((place / _LIST).read_text())
-        wrong = [name for name, size in sizes.items() if (place / f"{name}.safetensors").stat().st_size != size]
+        sizes: _Sizes = json.loads((place / _LIST).read_text())
+        kept = {place / f"{name}.safetensors": size for name, size in sizes.items() if size is not None}
+        wrong = [path.name for path, size in kept.items() if path.stat().st_size != size]
     except (OSError, ValueError, AttributeError) as error:
         wrong = [str(error)]
     if wrong:
         log.info("quantised weights in %s cannot be used and are made anew: %s", place, wrong[0])
-    return not wrong
+        return None
+    return sizes
 
 
 def _form_of(path: Path) -> Form:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from worker.models.errors import ModelError
+from worker.models.fitting import Fit, Rows, fitted
 from worker.models.forms import Form, Plain
 from worker.models.importers import Importer, Mxfp4
 from worker.models.shard import Part, Shard
@@ -38,8 +39,28 @@ class Source(Protocol):
         """The same of an embedding whose ``table`` was taken as a tensor already, for a head that is tied to it."""
         ...
 
+    def experts(
+        self, name: str, shape: tuple[int, int, int], outputs: Tensor, part: Part | None = None
+    ) -> Iterator[Form]:
+        """Of one tensor of all experts, ``shape`` [num_experts, in, out], each one's matrix in turn; its rows are
+        these ``outputs`` of the part. Raises ModelError, and ValueError as ``tensor``."""
+        for weight in self.tensor(name, shape, part):
+            yield Plain(weight.T[outputs].contiguous())
 
-class PlainSource:
+
+class FileSource(Source, Protocol):
+    """One over files, of which some matrices are rounded when they are read."""
+
+    device: torch.device
+    rounded: set[str]
+    """The names of those that were: reading them again would take as long again."""
+
+    def skip(self, name: str, shape: tuple[int, ...]) -> None:
+        """The matrix of this name, or that of all experts, is had from elsewhere. Raises ModelError."""
+        ...
+
+
+class PlainSource(Source):
     """A Source that has nothing but floats, which cost nothing to make."""
 
     def __init__(self, take: Callable[[str, tuple[int, ...]], Tensor]) -> None:
@@ -62,7 +83,7 @@ class PlainSource:
         return Plain(table)
 
 
-class CheckpointSource:
+class CheckpointSource(FileSource):
     """The Source that a directory of safetensors is."""
 
     def __init__(
@@ -76,6 +97,7 @@ class CheckpointSource:
         """``root``: what the names of all tensors but the head's begin with; ``importer``: of what is quantised."""
         self._checkpoint, self._root, self._dtype, self.device = checkpoint, root, dtype, device
         self._importer = importer
+        self.rounded = set()
 
     def tensor(
         self, name: str, shape: tuple[int, ...], part: Part | None = None, dtype: torch.dtype | None = None
@@ -88,28 +110,46 @@ class CheckpointSource:
                 return stack.to(self.device)
         return self._checkpoint.take(name, shape, part).to(self.device, dtype or self._dtype)
 
-    def skip(self, name: str) -> None:
-        """This tensor is had from elsewhere."""
-        self._checkpoint.drop(self._whole_name(name))
-
-    def _whole_name(self, name: str) -> str:
-        return name if name == HEAD else self._root + name
+    def skip(self, name: str, shape: tuple[int, ...]) -> None:
+        """See FileSource."""
+        if len(shape) == 3:
+            for ending in ("", "_blocks", "_scales"):
+                self._checkpoint.drop(f"{self._whole_name(name)}{ending}")
+        elif self._imported(name, (shape[0], shape[1]), _left) is None:
+            self._checkpoint.drop(self._whole_name(f"{name}.weight"))
 
     def matrix(self, name: str, shape: tuple[int, int], part: Part | None = None) -> Form:
         """See Source."""
-        if self._importer is not None:
-            whole_name = name if name == _HEAD_MODULE else self._root + name
-            whole = self._importer.matrix(self._checkpoint, whole_name, shape, self._dtype)
-            if whole is not None:
-                return (whole if part is None else part.of_form(whole)).to(self.device)
+
+        def fit(shape: tuple[int, int], rows: Rows) -> Form:
+            self.rounded.add(name)
+            return fitted(shape, rows, self._dtype)
+
+        whole = self._imported(name, shape, fit)
+        if whole is not None:
+            return (whole if part is None else part.of_form(whole)).to(self.device)
         return Plain(self.tensor(f"{name}.weight", shape, part))
 
     def tied(self, name: str, shape: tuple[int, int], table: Tensor, part: Part | None = None) -> Plain:
         """See Source."""
         return Plain(table)
 
+    def _imported(self, name: str, shape: tuple[int, int], fit: Fit) -> Form | None:
+        """None where the matrix is one of floats."""
+        if self._importer is None:
+            return None
+        return self._importer.matrix(self._checkpoint, self._whole_name(name), shape, fit)
 
-class ShardSource:
+    def _whole_name(self, name: str) -> str:
+        return name if name in (HEAD, _HEAD_MODULE) else self._root + name
+
+
+def _left(shape: tuple[int, int], rows: Rows) -> Form:
+    """In place of ``fitted``, of a matrix that is had from elsewhere: its tensors are taken, and not unpacked."""
+    return Plain(torch.empty(shape, device="meta"))
+
+
+class ShardSource(Source):
     """What one rank takes from the Source of the whole model, by its own names and shapes."""
 
     def __init__(self, source: Source, shard: Shard) -> None:
@@ -139,6 +179,16 @@ class ShardSource:
         assert part is None
         whole, own = self._shard.part(name, shape)
         return self._source.tied(name, (whole[0], whole[1]), table, own)
+
+    def experts(
+        self, name: str, shape: tuple[int, int, int], outputs: Tensor, part: Part | None = None
+    ) -> Iterator[Form]:
+        """See Source."""
+        assert part is None
+        name = self._shard.whole_name(name)
+        (num_experts, num_inputs, num_outputs), own = self._shard.part(name, shape)
+        with self._named(name):
+            yield from self._source.experts(name, (num_experts, num_inputs, num_outputs), outputs, own)
 
     @contextmanager
     def _named(self, name: str) -> Iterator[None]:

@@ -14,10 +14,11 @@ from worker.models.architecture import Architecture
 from worker.models.errors import ModelError
 from worker.models.fitting import dense_of
 from worker.models.forms import Form
-from worker.models.gguf.blocks import FLOATS, FOUR_BITS, KINDS, form_of, values_of
+from worker.models.gguf.blocks import FLOATS, FOUR_BITS, KINDS, OTHERS, form_of, values_of
 from worker.models.gguf.config import PERMUTED
 from worker.models.gguf.file import GgufFile
 from worker.models.shard import Part
+from worker.models.sources import FileSource
 
 _OUTER = {"embed_tokens": "token_embd", "norm": "output_norm", "lm_head": "output"}
 _INNER = {
@@ -53,13 +54,14 @@ def _size(kind: str, plain_bytes: float) -> float:
     return plain_bytes if kind in FLOATS else 0.75 if kind in FOUR_BITS else 1.0
 
 
-class GgufSource:
-    """A Source, as worker.models.load has it. A tensor may be asked for more than once."""
+class GgufSource(FileSource):
+    """See FileSource. A tensor may be asked for more than once."""
 
     def __init__(self, file: GgufFile, architecture: Architecture, dtype: torch.dtype, device: torch.device) -> None:
         self._file, self._architecture = file, architecture
-        self._dtype, self._device = dtype, device
+        self._dtype, self.device = dtype, device
         self._taken: set[str] = set()
+        self.rounded = set()
         self._is_permuted = file.header.text("general.architecture") in PERMUTED
 
     def tensor(
@@ -69,25 +71,31 @@ class GgufSource:
         dtype = dtype or self._dtype
         kind, raw = self._raw(name, shape)
         if len(shape) == 1:
-            whole = values_of(kind, raw)[0].to(self._device, dtype)
+            whole = values_of(kind, raw)[0].to(self.device, dtype)
             return whole if part is None else part.of(whole)
         raw = raw if part is None else Part(part.rows).of(raw)
         assert part is None or part.columns is None
         weight = dense_of((len(raw), shape[1]), lambda start, stop: values_of(kind, raw[start:stop]), dtype)
-        return weight.to(self._device)
+        return weight.to(self.device)
 
     def matrix(self, name: str, shape: tuple[int, int], part: Part | None = None) -> Form:
         """See Source."""
         kind, raw = self._raw(f"{name}.weight", shape)
+        if kind in OTHERS:
+            self.rounded.add(name)
         raw = raw if part is None else Part(part.rows).of(raw)
         form = form_of(kind, raw, (len(raw), shape[1]), self._dtype)
         if part is not None and part.columns is not None:
             form = form.columns(part.columns.start, part.columns.stop)
-        return form.to(self._device)
+        return form.to(self.device)
 
     def tied(self, name: str, shape: tuple[int, int], table: Tensor, part: Part | None = None) -> Form:
         """See Source."""
         return self.matrix(name, shape, part)
+
+    def skip(self, name: str, shape: tuple[int, ...]) -> None:
+        """See FileSource."""
+        self._taken.add(self._named(f"{name}.weight"))
 
     def finish(self, misses: Callable[[str], bool]) -> None:
         """Raises ModelError where tensors are left that no part of the decoder wanted; ``misses``: whether a name in

@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
-import torch
-
 from worker.models.errors import ModelError
 from worker.models.fields import Fields
+from worker.models.fitting import Fit
 from worker.models.forms import Form
 from worker.models.importers.awq import Awq
 from worker.models.importers.compressed_tensors import CompressedTensors
@@ -35,9 +34,9 @@ own measure at run time."""
 class Importer(Protocol):
     """One method, as one checkpoint's configuration has it."""
 
-    def matrix(self, checkpoint: Checkpoint, name: str, shape: tuple[int, int], dtype: torch.dtype) -> Form | None:
-        """The module's matrix, ``shape`` [out, in]; None where the configuration leaves this one as it was. ``dtype``:
-        of what has to become floats. Raises ModelError."""
+    def matrix(self, checkpoint: Checkpoint, name: str, shape: tuple[int, int], fit: Fit) -> Form | None:
+        """The module's matrix, ``shape`` [out, in]; None where the configuration leaves this one as it was. ``fit``:
+        what makes a form of one that there is none for. Raises ModelError."""
         ...
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from worker.models.errors import ModelError
 from worker.models.fields import Fields
-from worker.models.fitting import spans
+from worker.models.fitting import Fit, spans
 from worker.models.forms import Form
 from worker.models.importers.gptq import group_size
 from worker.models.importers.packing import four_bits, matches, nibbles, paired
@@ -38,7 +38,7 @@ class Awq:
             raise fields.wrong("modules_to_not_convert", left_out)
         self._left_out = ["lm_head", *left_out]
 
-    def matrix(self, checkpoint: Checkpoint, name: str, shape: tuple[int, int], dtype: torch.dtype) -> Form | None:
+    def matrix(self, checkpoint: Checkpoint, name: str, shape: tuple[int, int], fit: Fit) -> Form | None:
         """See Importer."""
         if matches(name, self._left_out):
             return None
@@ -55,7 +55,7 @@ class Awq:
             start, stop = start // 8 * 8, min(-(-stop // 8) * 8, num_outputs)
             codes[start:stop] = paired(_outputs(words[:, start // 8 : stop // 8]).t())
         zeros = _outputs(packed).t().float().contiguous()
-        return four_bits(codes, scales, zeros, None, name, dtype)
+        return four_bits(codes, scales, zeros, None, name, fit)
 
 
 def _outputs(words: Tensor) -> Tensor:

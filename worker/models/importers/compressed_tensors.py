@@ -15,6 +15,7 @@ from torch import Tensor
 
 from worker.models.errors import ModelError
 from worker.models.fields import Fields
+from worker.models.fitting import Fit
 from worker.models.forms import Form
 from worker.models.importers.packing import eight_bits, float_8, four_bits, nibbles, paired
 from worker.models.weights import FLOATS, Checkpoint
@@ -53,7 +54,7 @@ class CompressedTensors:
             if scheme is not None:
                 self._schemes.append(scheme)
 
-    def matrix(self, checkpoint: Checkpoint, name: str, shape: tuple[int, int], dtype: torch.dtype) -> Form | None:
+    def matrix(self, checkpoint: Checkpoint, name: str, shape: tuple[int, int], fit: Fit) -> Form | None:
         """See Importer."""
         if _names(name, self._ignored):
             return None
@@ -63,7 +64,7 @@ class CompressedTensors:
         scales = _scales(checkpoint, name, scheme, shape)
         if scheme.is_float:
             codes = checkpoint.take(f"{name}.weight", shape, dtypes=(torch.float8_e4m3fn,))
-            return float_8(codes, scales, scheme.block if scheme.strategy == "block" else None, dtype)
+            return float_8(codes, scales, scheme.block if scheme.strategy == "block" else None, fit)
         g_idx = None
         if f"{name}.weight_g_idx" in checkpoint:
             g_idx = checkpoint.take(f"{name}.weight_g_idx", (shape[1],), dtypes=(torch.int32, torch.int64))
@@ -74,8 +75,8 @@ class CompressedTensors:
         half = 2 ** (scheme.bits - 1)
         if scheme.bits == 4:
             raised = torch.full_like(scales, half) if zeros is None else zeros + half
-            return four_bits(codes, scales, raised, g_idx, name, dtype)
-        return eight_bits(codes, scales, zeros, g_idx, name, dtype)
+            return four_bits(codes, scales, raised, g_idx, name, fit)
+        return eight_bits(codes, scales, zeros, g_idx, name, fit)
 
 
 def _scheme(fields: Fields, group: Fields) -> _Scheme | None:

@@ -8,6 +8,7 @@ import torch
 
 from worker.models.errors import ModelError
 from worker.models.fields import Fields
+from worker.models.fitting import Fit
 from worker.models.forms import Form
 from worker.models.importers.packing import float_8, matches
 from worker.models.weights import Checkpoint
@@ -38,14 +39,14 @@ class FinegrainedFp8:
                 raise fields.wrong(key, entries)
             self._left_out += entries
 
-    def matrix(self, checkpoint: Checkpoint, name: str, shape: tuple[int, int], dtype: torch.dtype) -> Form | None:
+    def matrix(self, checkpoint: Checkpoint, name: str, shape: tuple[int, int], fit: Fit) -> Form | None:
         """See Importer."""
         if matches(name, self._left_out):
             return None
         codes = checkpoint.take(f"{name}.weight", shape, dtypes=(torch.float8_e4m3fn,))
         if self._block is None:
             scale = checkpoint.take_one_of(f"{name}.weight_scale", ((), (1,), (shape[0], 1)))
-            return float_8(codes, scale.float().reshape(-1, 1).expand(shape[0], 1), None, dtype)
+            return float_8(codes, scale.float().reshape(-1, 1).expand(shape[0], 1), None, fit)
         blocks = -(-shape[0] // self._block[0]), -(-shape[1] // self._block[1])
         scales = checkpoint.take(f"{name}.weight_scale_inv", blocks).float()
-        return float_8(codes, scales, self._block, dtype)
+        return float_8(codes, scales, self._block, fit)

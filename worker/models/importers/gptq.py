@@ -15,6 +15,7 @@ from torch import Tensor
 
 from worker.models.errors import ModelError
 from worker.models.fields import Fields
+from worker.models.fitting import Fit
 from worker.models.forms import Form
 from worker.models.importers.packing import eight_bits, four_bits, matches, nibbles
 from worker.models.weights import Checkpoint
@@ -36,7 +37,7 @@ class Gptq:
         self._has_head = fields.flag("lm_head", False)
         self._left_out, self._only = _chosen(fields)
 
-    def matrix(self, checkpoint: Checkpoint, name: str, shape: tuple[int, int], dtype: torch.dtype) -> Form | None:
+    def matrix(self, checkpoint: Checkpoint, name: str, shape: tuple[int, int], fit: Fit) -> Form | None:
         """See Importer."""
         if not self._quantises(name):
             return None
@@ -57,8 +58,8 @@ class Gptq:
         codes = words.t().contiguous().view(torch.uint8)
         unpacked = self._zeros(zeros).t().float().contiguous()
         if self._bits == 4:
-            return four_bits(codes, scales, unpacked, g_idx, name, dtype)
-        return eight_bits(codes, scales, unpacked, g_idx, name, dtype)
+            return four_bits(codes, scales, unpacked, g_idx, name, fit)
+        return eight_bits(codes, scales, unpacked, g_idx, name, fit)
 
     def _zeros(self, words: Tensor) -> Tensor:
         """[groups, out] uint8"""

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from worker.models.fields import Fields
+from worker.models.fitting import Fit
 from worker.models.forms import Form
 from worker.models.shard import Part
 from worker.models.weights import Checkpoint
@@ -27,7 +28,7 @@ class Mxfp4:
     def __init__(self, fields: Fields) -> None:
         """What is packed is told by the tensors' names."""
 
-    def matrix(self, checkpoint: Checkpoint, name: str, shape: tuple[int, int], dtype: torch.dtype) -> Form | None:
+    def matrix(self, checkpoint: Checkpoint, name: str, shape: tuple[int, int], fit: Fit) -> Form | None:
         """See Importer: none but those of experts are packed."""
         return None
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from worker.models.errors import ModelError
-from worker.models.fitting import Rows, fitted, spans
+from worker.models.fitting import Fit, Rows, spans
 from worker.models.forms import INT4_GROUPS, Form, Fp8, Int4, Int8
 
 Codes = Callable[[slice], Tensor]
@@ -31,9 +31,7 @@ def paired(codes: Tensor) -> Tensor:
     return codes[:, 0::2] | codes[:, 1::2] << 4
 
 
-def four_bits(
-    codes: Tensor, scales: Tensor, zeros: Tensor, g_idx: Tensor | None, name: str, dtype: torch.dtype
-) -> Form:
+def four_bits(codes: Tensor, scales: Tensor, zeros: Tensor, g_idx: Tensor | None, name: str, fit: Fit) -> Form:
     """w = (code - zero) * scale: codes [out, in / 2] uint8 as Int4 has them, scales and zeros [out, groups] f32;
     ``g_idx`` [in]: the group of each input, None: in order. Raises ModelError.
     """
@@ -43,7 +41,7 @@ def four_bits(
         order, is_even = order_of(g_idx, num_inputs, num_groups, name)
         if not is_even:
             group_of = g_idx.long()
-            return fitted((len(codes), num_inputs), _rows(_unpaired(codes), scales, zeros, group_of), dtype)
+            return fit((len(codes), num_inputs), _rows(_unpaired(codes), scales, zeros, group_of))
         if order is not None:
             codes = _reordered(codes, order)
     offsets = -zeros * scales
@@ -53,12 +51,10 @@ def four_bits(
         times = group // own
         return Int4(codes, scales.repeat_interleave(times, 1), offsets.repeat_interleave(times, 1), own, order)
     narrow = Int4(codes, scales, offsets, group, order)
-    return fitted(narrow.shape, lambda start, stop: narrow.rows(start, stop).dense(torch.float32), dtype)
+    return fit(narrow.shape, lambda start, stop: narrow.rows(start, stop).dense(torch.float32))
 
 
-def eight_bits(
-    codes: Tensor, scales: Tensor, zeros: Tensor | None, g_idx: Tensor | None, name: str, dtype: torch.dtype
-) -> Form:
+def eight_bits(codes: Tensor, scales: Tensor, zeros: Tensor | None, g_idx: Tensor | None, name: str, fit: Fit) -> Form:
     """The same of codes [out, in] int8 or uint8; ``zeros`` None: all are 0."""
     num_inputs, num_groups = codes.shape[1], scales.shape[1]
     if num_groups == 1 and zeros is None and codes.dtype == torch.int8:
@@ -69,10 +65,10 @@ def eight_bits(
         order_of(g_idx, num_inputs, num_groups, name)
         group_of = g_idx.long()
     zeros = torch.zeros_like(scales) if zeros is None else zeros
-    return fitted((len(codes), num_inputs), _rows(lambda rows: codes[rows], scales, zeros, group_of), dtype)
+    return fit((len(codes), num_inputs), _rows(lambda rows: codes[rows], scales, zeros, group_of))
 
 
-def float_8(codes: Tensor, scales: Tensor, block: tuple[int, int] | None, dtype: torch.dtype) -> Form:
+def float_8(codes: Tensor, scales: Tensor, block: tuple[int, int] | None, fit: Fit) -> Form:
     """codes [out, in] float8_e4m3fn, scales [out, 1], or one for each block of rows and inputs."""
     if block is None:
         return Fp8(codes, scales[:, 0].contiguous())
@@ -83,7 +79,7 @@ def float_8(codes: Tensor, scales: Tensor, block: tuple[int, int] | None, dtype:
         wide = here.repeat_interleave(width, 1)[start % height :, : codes.shape[1]]
         return codes[start:stop].float() * wide[: stop - start]
 
-    return fitted((codes.shape[0], codes.shape[1]), rows, dtype)
+    return fit((codes.shape[0], codes.shape[1]), rows)
 
 
 def order_of(g_idx: Tensor, num_inputs: int, num_groups: int, name: str) -> tuple[Tensor | None, bool]:
