@@ -23,7 +23,6 @@ prepare()
 from policies.settings import Engine, WorkerSettings  # noqa: E402
 from worker.bench.checkpoint import write  # noqa: E402
 from worker.inputs import Span  # noqa: E402
-from worker.loading import set_num_threads  # noqa: E402
 from worker.models import SHAPES  # noqa: E402
 from worker.parallel.runner import ParallelRunner  # noqa: E402
 from worker.runner import Runner  # noqa: E402
@@ -83,7 +82,6 @@ def main() -> None:
             print(line(f"one rank, threads: {num_threads}", Runner.load(directory, engine(1, 1, num_threads))))
         for tensor, pipeline in LAYOUTS:
             one_thread = engine(tensor, pipeline, 1)
-            set_num_threads(one_thread)
             runner = ParallelRunner.load(WorkerSettings("bench", shape, directory, "", engine=one_thread), sys.exit)
             print(line(f"tensor {tensor}, pipeline {pipeline}", runner))
             runner.close()

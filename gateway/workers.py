@@ -286,14 +286,15 @@ class Worker:
 
 
 def claims_of(models: Mapping[str, settings.Model]) -> tuple[Claim, ...]:
-    """What the workers that are started here ask for of the machine's CUDA devices."""
+    """What all the workers that may ever be started here ask for of the machine: where one computes is settled when it
+    starts, and stays so while others come and go."""
     claims = []
     for name, model in models.items():
         engine = model.engine
-        num_ranks = engine.tensor_parallel * engine.pipeline_parallel
-        for replica in range(model.replicas if engine.device != "cpu" else 0):
-            named = devices_of(engine.devices, replica, num_ranks)
-            claims.append(Claim(model=name, replica=replica, num_devices=num_ranks, devices=named))
+        num_ranks, devices = engine.tensor_parallel * engine.pipeline_parallel, engine.devices
+        for replica in range(model.replicas):
+            named = devices_of(devices, replica, num_ranks) if engine.device != "cpu" else ()
+            claims.append(Claim(model=name, replica=replica, num_ranks=num_ranks, device=engine.device, devices=named))
     return tuple(claims)
 
 

@@ -55,7 +55,8 @@ class Engine(Section, frozen=True):
     """Stages that the model's layers are divided into, one after the other; each of them has ``tensor_parallel``
     processes."""
     num_threads: NonNegative = 0
-    """CPU threads of each process; 0: one a physical core, less one for the gateway from four cores up."""
+    """CPU threads of each process; 0: one a physical core of its memory node, or as many as a quota of CPUs allows if
+    these are fewer, less one for the gateway from four up, divided among the model's processes there."""
     kv_memory_share: Share = 0
     """Share of the memory free after the weights are loaded that becomes KV blocks; 0: 0.3 on the CPU; 0.9 on a CUDA
     device, divided by the number of the workers started here that share it, a draft model counted as one."""

@@ -333,7 +333,8 @@ class WorkerSettings(Section, frozen=True):
     exit_with_stdin: bool = False
     """The end of standard input means that the parent is gone: stop."""
     replica: NonNegative = 0
-    """Which of its model's workers on this machine it is: they take the memory nodes of a large CPU in turn."""
+    """Which of its model's workers on this machine it is."""
     claims: tuple[Claim, ...] = ()
-    """What all workers that were started together ask for of the CUDA devices; empty: it is by itself."""
+    """What all workers of whoever started it ask for of this machine, loaded at the moment or not; empty: it is by
+    itself."""
     engine: Engine = Engine()

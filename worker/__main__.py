@@ -138,7 +138,7 @@ class _Others:
 def _serve(settings: WorkerSettings, listener: socket.socket) -> int:
     prepare()
     from worker.device import is_out_of_memory
-    from worker.devices import placed
+    from worker.devices import own_turn, placed
     from worker.models import ModelError
     from worker.parallel.runner import ParallelRunner
     from worker.runner import Runner
@@ -149,7 +149,7 @@ def _serve(settings: WorkerSettings, listener: socket.socket) -> int:
         settings = placed(settings)
         engine = settings.engine
         if engine.tensor_parallel * engine.pipeline_parallel == 1:
-            alone = Runner.load(settings.source, engine, settings.replica, may_part=True)
+            alone = Runner.load(settings.source, engine, own_turn(settings), may_part=True)
             return _run(settings, listener, alone, others, started_at)
         with closing(ParallelRunner.load(settings, others.lost)) as runner:
             return _run(settings, listener, runner, others, started_at)
@@ -169,6 +169,8 @@ def _run(
     others: _Others,
     started_at: float,
 ) -> int:
+    import torch
+
     from worker.adapters.store import Store
     from worker.grammar.store import Grammars
     from worker.grammar.vocabulary import read_vocabulary
@@ -181,7 +183,8 @@ def _run(
     ready = _ready(settings, runner, engine)
     freeze_objects()
     others.is_serving = True
-    log.info("serving %s on %s, loaded in %.2f s", settings.source, settings.listen, time.monotonic() - started_at)
+    facts = settings.source, settings.listen, time.monotonic() - started_at, torch.get_num_threads()
+    log.info("serving %s on %s, loaded in %.2f s, CPU threads: %d", *facts)
 
     wakeup, wakes = socket.socketpair()
     wakeup.setblocking(False)
@@ -233,7 +236,7 @@ def _engine(settings: WorkerSettings, runner: Runner | ParallelRunner) -> Engine
 
     drafter = twins = None
     if runner.writes and settings.engine.speculation.enabled:
-        drafter = draft_model(settings.source, settings.engine, runner, time.monotonic, settings.replica)
+        drafter = draft_model(settings.source, settings.engine, runner, time.monotonic)
         twins = Twins(spelt(path_of(settings.source)))
     speculation = Speculation.of(settings.engine, drafter, twins)
 

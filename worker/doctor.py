@@ -15,7 +15,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from worker.placement import allowed, cores, nodes
+from policies.devices import ALONE
+from worker.cgroups import cpu_quota
+from worker.placement import allowed, choices, cores, part_of
 
 Severity = Literal["fatal", "slow", "note"]
 """It cannot run; it runs slower than it could here; worth knowing."""
@@ -82,23 +84,16 @@ def _cpu(found: Facts) -> None:
     found.facts["cpu_features"] = [feature for feature in CPU_FEATURES if feature in flags]
     found.facts["num_logical_cpus"] = len(cpus)
     found.facts["num_physical_cores"] = num_cores
-    found.facts["num_memory_nodes"] = max(1, len(nodes(cpus)))
-    quota = _cgroup_cpus()
+    choice, quota = choices(), cpu_quota()
+    found.facts["num_memory_nodes"] = len(choice)
     found.facts["cpu_quota"] = quota
+    found.facts["num_threads"] = num_threads = part_of(ALONE, choice, quota).num_threads
     if quota is not None and quota < num_cores:
         found.find(
-            "slow",
-            f"this container may use {quota:g} CPUs, but sees {num_cores} cores; threads beyond the quota are"
-            f" stopped for most of each period. Set engine.num_threads = {max(1, int(quota))}.",
+            "note",
+            f"this container may use {quota:g} CPUs, but sees {num_cores} cores: a worker takes {num_threads}"
+            f" thread{'s' if num_threads > 1 else ''}, as more would be stopped for most of each period.",
         )
-
-
-def _cgroup_cpus() -> float | None:
-    """CPUs that the control group allows; None without a limit."""
-    with contextlib.suppress(OSError, ValueError):
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-        return None if quota == "max" else int(quota) / int(period)
-    return None
 
 
 def _memory(found: Facts) -> None:
@@ -136,11 +131,8 @@ def _packages(found: Facts) -> None:
 def _torch(found: Facts) -> None:
     import torch
 
-    from policies import settings
-    from worker.loading import set_num_threads
-
     facts = found.facts
-    facts["num_threads"] = set_num_threads(settings.Engine())
+    torch.set_num_threads(facts["num_threads"])
     facts["omp_wait_policy"] = os.environ.get("OMP_WAIT_POLICY")
     facts["compiler"] = shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
     # Untyped in torch.
@@ -221,8 +213,9 @@ def _devices(found: Facts) -> None:
     if not devices:
         built = "this torch was built without CUDA" if torch.version.cuda is None else "torch finds no CUDA device"
         found.find("note", f"the engine runs on the CPU ({built}).")
-        if found.facts["num_physical_cores"] == 1:
-            found.find("slow", "there is one CPU core, and the gateway shares it with the engine.")
+        num_cores, quota = found.facts["num_physical_cores"], found.facts["cpu_quota"]
+        if min(num_cores, quota or num_cores) < 2:
+            found.find("slow", "there is one CPU core to compute on, and the gateway shares it with the engine.")
 
 
 def _parallel(num_devices: int) -> dict[str, Any]:
@@ -245,12 +238,12 @@ def report(found: Facts) -> str:
         f"python       {facts['python']} on {facts['machine']}",
         f"torch        {facts['torch'] or 'not usable'}" + (f", CUDA {facts['cuda']}" if facts.get("cuda") else ""),
         f"cpu          {facts['cpu']}, {facts['num_physical_cores']} cores"
-        + (f" on {facts['num_memory_nodes']} memory nodes" if facts["num_memory_nodes"] > 1 else ""),
+        + (f" on {facts['num_memory_nodes']} memory nodes" if facts["num_memory_nodes"] > 1 else "")
+        + (f", {facts['cpu_quota']:g} CPUs by quota" if facts["cpu_quota"] is not None else ""),
         f"             {' '.join(facts['cpu_features']) or 'no vector extensions known'}",
+        f"threads      {facts['num_threads']} for a worker on the CPU",
         f"memory       {_gib(facts['available_memory_bytes'])} free of {_gib(facts['memory_bytes'])}",
     ]
-    if "num_threads" in facts:
-        lines.append(f"threads      {facts['num_threads']} for the engine")
     lines += [
         f"device {index}     {device['name']}, capability {device['capability']},"
         f" {_gib(device['free_memory_bytes'])} free of {_gib(device['memory_bytes'])}"

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from policies import settings
+from policies.devices import ALONE, Turn
 from policies.wire import Pooling
 from worker.adapters import Adapter, AdapterError
 from worker.inputs import Laid, Span
@@ -41,13 +42,13 @@ class EncoderRunner(Runner):
         self.pooling, self.num_dimensions, self.scores = pooling, encoder.hidden_size, encoder.scores
 
     @classmethod
-    def load_from(cls, path: Path, engine: settings.Engine, replica: int = 0) -> EncoderRunner:
+    def load_from(cls, path: Path, engine: settings.Engine, turn: Turn = ALONE) -> EncoderRunner:
         """From a directory. Raises ModelError, a sentence."""
         facts = read_encoder(path)
         for name, is_asked in (("quantize", engine.quantize != "none"), ("deterministic", engine.deterministic)):
             if is_asked:
                 raise ModelError(f"{facts.name} is an encoder, which engine.{name} does not reach")
-        device, dtype = settle(engine, facts, replica)
+        device, dtype = settle(engine, facts, turn)
         refuse_files_too_large(path, facts, dtype, device)
         encoder = load_encoder(path, facts, dtype, device)
         return cls(encoder, pooling_of(path, Pooling("mean")), engine)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from policies import settings
+from policies.devices import ALONE, Turn
 from worker.adapters import Adapter, AdapterError
 from worker.attention import Backend, GatheredAttention, NativeAttention, ReferenceAttention, SegmentAttention
 from worker.attention.grouped import Group, GroupedAttention, Pools, groups_of
@@ -37,7 +38,7 @@ class ForeignRunner(Runner):
         self.pooling, self.scores_prompts = None, False
 
     @classmethod
-    def load_from(cls, path: Path, engine: settings.Engine, replica: int = 0) -> ForeignRunner:
+    def load_from(cls, path: Path, engine: settings.Engine, turn: Turn = ALONE) -> ForeignRunner:
         """From a directory. Raises ModelError, a sentence."""
         facts = read_facts(path)
         if engine.quantize != "none":
@@ -49,7 +50,7 @@ class ForeignRunner(Runner):
             raise ModelError(
                 f"{facts.name} is served by way of transformers, whose sums engine.deterministic does not reach"
             )
-        device, dtype = settle(engine, facts, replica)
+        device, dtype = settle(engine, facts, turn)
         kv_type = kv_type_of(engine, dtype, device)
         if kv_type.is_scaled or kv_type.dtype is not dtype:
             raise ModelError(

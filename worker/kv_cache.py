@@ -13,6 +13,7 @@ from torch import Tensor
 
 from policies import settings
 from policies.engine import KV_MEMORY_SHARES
+from worker.cgroups import MEMBERSHIP, ROOT, groups
 from worker.native import huge_empty
 
 SCALE_BYTES = 4
@@ -157,9 +158,7 @@ def free_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         torch.cuda.empty_cache()  # what torch keeps for later, of what loading took, is free as well
         return int(torch.cuda.mem_get_info(device)[0])
-    return max(
-        0, min(_available(Path("/proc/meminfo")), _cgroup_room(Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")))
-    )
+    return max(0, min(_available(Path("/proc/meminfo")), _cgroup_room(ROOT, MEMBERSHIP)))
 
 
 _UNKNOWN_BYTES = 2 << 30
@@ -178,27 +177,13 @@ def _available(meminfo: Path) -> int:
 
 
 def _cgroup_room(root: Path, membership: Path) -> int:
-    """What the tightest of this process's control groups (version 2, or 1) leaves; page cache counts as free."""
-    try:
-        lines = [line.split(":", 2) for line in membership.read_text().splitlines()]
-    except OSError:
-        return _UNLIMITED_BYTES
+    """What the tightest of this process's control groups leaves; page cache counts as free."""
     room = _UNLIMITED_BYTES
-    for _, controllers, path in (line for line in lines if len(line) == 3):
-        if controllers == "":
-            base, limit_name, used_name = root, "memory.max", "memory.current"
-        elif "memory" in controllers.split(","):
-            base, limit_name, used_name = root / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes"
-        else:
-            continue
-        group = base / path.lstrip("/")
-        # Inside a container the path may be the host's; the container's own group is then mounted as the root.
-        for directory in (group, *group.parents):
-            limit = _number(directory / limit_name)
-            if limit:
-                room = min(room, limit - _number(directory / used_name) + _page_cache(directory / "memory.stat"))
-            if directory == base:
-                break
+    for directory in groups("memory", root, membership):
+        limit = _number(directory / "memory.max") or _number(directory / "memory.limit_in_bytes")
+        if limit:
+            used = _number(directory / "memory.current") or _number(directory / "memory.usage_in_bytes")
+            room = min(room, limit - used + _page_cache(directory / "memory.stat"))
     return room
 
 

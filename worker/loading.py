@@ -8,6 +8,7 @@ from typing import cast
 import torch
 
 from policies import settings
+from policies.devices import ALONE, Turn
 from worker import placement
 from worker.device import refuse_unrepeatable
 from worker.devices import device_of
@@ -32,19 +33,23 @@ from worker.room import kv_type_of, max_model_tokens_of, mib
 
 
 def load_model(
-    source: str, engine: settings.Engine, replica: int = 0, layout: Layout | None = None, rank: int = 0
+    source: str,
+    engine: settings.Engine,
+    layout: Layout | None = None,
+    rank: int = 0,
+    turn: Turn | None = ALONE,
 ) -> Decoder:
-    """One rank's part of a model, in its device's memory; see ``Runner.load``. Raises ModelError, one sentence."""
+    """One rank's part of a model, in its device's memory; see ``Runner.load``. ``turn``: None in a process that has its
+    place already. Raises ModelError, one sentence.
+    """
     layout = layout or Layout()
     path = path_of(source)
     architecture = read_architecture(path)
     shard = Shard.of(architecture, layout, rank)
     device = device_of(engine, layout, rank)
     refuse_unrepeatable(engine, device)
-    num_nodes = placement.num_nodes()
-    if device.type == "cpu":
-        placement.keep_to_a_node(replica * layout.num_ranks + rank)
-    set_num_threads(engine, -(-layout.num_ranks // num_nodes))
+    if turn is not None:
+        take_place(engine, device, turn)
     dtype = dtype_of(engine, device, architecture)
     kv_type_of(engine, dtype, device)  # refused before anything is loaded
     max_model_tokens = max_model_tokens_of(engine, architecture)
@@ -62,14 +67,12 @@ def load_model(
     return load_decoder(path, architecture, dtype, device, max_model_tokens, means, engine.quantize, shard, room_bytes)
 
 
-def settle(engine: settings.Engine, facts: Facts, replica: int) -> tuple[torch.device, torch.dtype]:
-    """Where and in what a model computes that one process loads whole; from now on it keeps to its node of the CPU's
-    memory and to its threads. Raises ModelError, one sentence.
+def settle(engine: settings.Engine, facts: Facts, turn: Turn) -> tuple[torch.device, torch.dtype]:
+    """Where and in what a model computes that one process loads whole, which takes its place. Raises ModelError, one
+    sentence.
     """
     device = device_of(engine, Layout(), 0)
-    if device.type == "cpu":
-        placement.keep_to_a_node(replica)
-    set_num_threads(engine)
+    take_place(engine, device, turn)
     return device, dtype_of(engine, device, facts)
 
 
@@ -90,11 +93,11 @@ def refuse_too_large(source: str, needed: float, form: torch.dtype | str, device
         )
 
 
-def set_num_threads(engine: settings.Engine, num_sharing: int = 1) -> int:
-    """Of torch, in this process: as configured, or its part of as many as there is room for."""
-    num_threads = engine.num_threads or max(1, placement.num_threads() // num_sharing)
-    torch.set_num_threads(num_threads)
-    return num_threads
+def take_place(engine: settings.Engine, device: torch.device, turn: Turn) -> None:
+    """From now on this process keeps to its node of the CPU's memory, if it computes there, and torch to so many
+    threads as are configured, or as are its part."""
+    part = placement.take(turn, binds=device.type == "cpu")
+    torch.set_num_threads(engine.num_threads or part.num_threads)
 
 
 def dtype_of(engine: settings.Engine, device: torch.device, architecture: Architecture | Facts) -> torch.dtype:

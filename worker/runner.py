@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from policies import settings
+from policies.devices import ALONE, Turn
 from policies.wire import Pooling
 from worker.adapters import Adapter, NativeAdditions, TorchAdditions, groups_of, read_adapter
 from worker.attention import (
@@ -84,24 +85,24 @@ class Runner:
         self.dtype = str(model.dtype).removeprefix("torch.")
 
     @classmethod
-    def load(cls, source: str, engine: settings.Engine, replica: int = 0, may_part: bool = False) -> Runner:
+    def load(cls, source: str, engine: settings.Engine, turn: Turn = ALONE, may_part: bool = False) -> Runner:
         """From a directory in Hugging Face layout, a GGUF file, a hub id, or "demo". Raises ModelError, a sentence.
 
-        ``replica``: on a CPU with several memory nodes, this process keeps to the one that is its turn; ``may_part``:
-        the steps come from an Engine, and layers with windows may have a pool apart.
+        ``turn``: this process's among those that compute on this machine, which says where it runs and on how many
+        threads; ``may_part``: the steps come from an Engine, and layers with windows may have a pool apart.
         """
         path = path_of(source)
         if is_encoder(path):
             from worker.encoder import EncoderRunner
 
-            return EncoderRunner.load_from(path, engine, replica)
+            return EncoderRunner.load_from(path, engine, turn)
         if is_native(path):
-            runner = cls.of(load_model(source, engine, replica), engine, may_part=may_part)
+            runner = cls.of(load_model(source, engine, turn=turn), engine, may_part=may_part)
             runner.pooling = pooling_of(path, Pooling("last"))
             return runner
         from worker.foreign import ForeignRunner
 
-        return ForeignRunner.load_from(path, engine, replica)
+        return ForeignRunner.load_from(path, engine, turn)
 
     @classmethod
     def of(

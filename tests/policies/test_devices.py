@@ -7,12 +7,12 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.devices import Claim, dealt, devices_of, fault_of
+from policies.devices import ALONE, Claim, Turn, dealt, devices_of, fault_of, turn_of
 
 
 def claims(model: str, num_replicas: int, num_ranks: int = 1, devices: tuple[int, ...] = ()) -> list[Claim]:
     return [
-        Claim(model=model, replica=at, num_devices=num_ranks, devices=devices_of(devices, at, num_ranks))
+        Claim(model=model, replica=at, num_ranks=num_ranks, devices=devices_of(devices, at, num_ranks))
         for at in range(num_replicas)
     ]
 
@@ -49,13 +49,21 @@ asked = st.lists(st.tuples(st.integers(1, 3), st.integers(1, 2)), min_size=1, ma
 def test_no_device_has_a_model_twice_and_none_is_idle_while_another_is_shared(models, num_devices):
     made = [claim for name, (replicas, ranks) in enumerate(models) for claim in claims(str(name), replicas, ranks)]
     found = dealt(made, num_devices)
-    assert all(len(devices) == claim.num_devices for claim, devices in zip(made, found, strict=True))
+    assert all(len(devices) == claim.num_ranks for claim, devices in zip(made, found, strict=True))
     pairs = Counter((claim.model, device) for claim, devices in zip(made, found, strict=True) for device in devices)
     assert max(pairs.values()) == 1
     load = Counter(device for devices in found for device in devices)
     assert set(load) <= set(range(num_devices))
     if sum(load.values()) <= num_devices:
         assert max(load.values()) == 1
+
+
+def test_turns_go_through_all_ranks_of_all_workers_and_tell_a_model_its_own():
+    line = [*claims("a", 1), *claims("b", 2, 2), *claims("c", 1)]
+    ranks = [("a", 0, 0), ("b", 0, 0), ("b", 0, 1), ("b", 1, 0), ("b", 1, 1), ("c", 0, 0)]
+    of_b = [Turn(number, 1, 4) for number in range(1, 5)]
+    assert [turn_of(line, *rank) for rank in ranks] == [Turn(0, 0, 1), *of_b, Turn(5, 5, 1)]
+    assert turn_of(claims("alone", 1), "alone", 0, 0) == ALONE
 
 
 def test_names_that_are_too_few_are_told_with_the_numbers():

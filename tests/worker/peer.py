@@ -98,7 +98,7 @@ class Peer:
 class WorkerProcess:
     """A real worker with its stderr at hand."""
 
-    def __init__(self, source, listen=None, exit_with_stdin=False, **engine):
+    def __init__(self, source, listen=None, exit_with_stdin=False, claims=(), **engine):
         self.directory = tempfile.TemporaryDirectory()
         self.address = listen or f"unix:{self.directory.name}/worker"
         settings = {
@@ -107,6 +107,7 @@ class WorkerProcess:
             "source": str(source),
             "listen": self.address,
             "exit_with_stdin": exit_with_stdin,
+            "claims": list(claims),
             "engine": {"device": "cpu", "dtype": "float32", "num_threads": 1, "max_kv_bytes": 1 << 20, **engine},
         }
         self.process = subprocess.Popen(

@@ -7,8 +7,9 @@ import torch
 
 from gateway.workers import child_of, claims_of
 from policies import settings
+from policies.devices import ALONE, Turn
 from policies.engine import Speculation
-from worker.devices import device_of, placed
+from worker.devices import device_of, own_turn, placed
 from worker.kv_cache import budget_bytes
 from worker.models import Layout, ModelError
 
@@ -94,7 +95,33 @@ def test_on_the_cpu_nothing_is_dealt_out(monkeypatch):
         monkeypatch.setattr(torch.cuda, "is_available", lambda cpu=engine.device == "cpu": cpu)
         assert placed(by_itself(engine)).engine == engine
         assert device_of(engine, Layout(), 0) == torch.device("cpu")
-    assert claims_of({"m": model(2, device="cpu")}) == ()
+
+
+def test_who_computes_on_the_cpu_takes_turns_with_those_who_do_too(monkeypatch):
+    models = {
+        "far": settings.Model(replicas=0, addresses=("unix:/there",)),
+        "chat": model(),
+        "small": model(2, device="cpu", devices=(9,)),
+        "seldom": settings.Model(load_at_start=False),
+        "wide": model(tensor_parallel=2, device="cpu"),
+        "named": model(devices=(0,)),
+    }
+    assert {claim.devices for claim in claims_of(models) if claim.device == "cpu"} == {()}
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    everybody = [("chat", 0), ("small", 0), ("small", 1), ("seldom", 0), ("wide", 0)]
+    assert [own_turn(told(models, *worker)).number for worker in everybody] == [0, 1, 2, 3, 4]
+    assert own_turn(told(models, "small", 1)) == Turn(2, 1, 2)
+    assert own_turn(told(models, "wide"), 1) == Turn(5, 4, 2)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert own_turn(told(models, "small", 1)) == Turn(1, 0, 2)
+    assert own_turn(told(models, "wide"), 1) == Turn(3, 2, 2)
+    assert own_turn(told(models, "seldom")) == Turn(1, 1, 1)
+
+
+def test_a_worker_by_itself_is_alone(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert own_turn(by_itself(settings.Engine())) == ALONE
+    assert own_turn(by_itself(settings.Engine(tensor_parallel=2)), 1) == Turn(1, 0, 2)
 
 
 def test_devices_that_are_named_are_not_done_without(monkeypatch):

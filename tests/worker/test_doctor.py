@@ -50,3 +50,12 @@ def test_the_report_has_a_line_for_each_finding():
     found = doctor.examine()
     found.find("slow", "the moon is in the wrong phase.")
     assert "slow: the moon is in the wrong phase." in doctor.report(found).splitlines()
+
+
+def test_a_quota_is_kept_to_and_told(monkeypatch):
+    monkeypatch.setattr(doctor, "cpu_quota", lambda: 0.5)
+    found = doctor.examine()
+    assert (found.facts["cpu_quota"], found.facts["num_threads"]) == (0.5, 1)
+    assert any("may use 0.5 CPUs" in each.text and "takes 1 thread," in each.text for each in found.findings)
+    assert not any("num_threads" in each.text for each in found.findings)
+    assert ", 0.5 CPUs by quota\n" in doctor.report(found)

@@ -106,4 +106,4 @@ def test_a_group_of_mxfp4_that_ranks_would_share_is_refused(tmp_path):
     write_mxfp4(tmp_path, **SIZES)
     reason = r"layers\.0\.mlp\.experts\.down_proj cannot be shared among 2 ranks: columns 48 to 96 cut a group of 32"
     with pytest.raises(ModelError, match=reason):
-        load_model(str(tmp_path), settings.Engine(device="cpu"), 0, Layout(2), 1)
+        load_model(str(tmp_path), settings.Engine(device="cpu"), Layout(2), 1)

@@ -58,7 +58,7 @@ def test_a_quantised_checkpoint(troop, directory, name):
 def test_a_matrix_whose_columns_are_in_an_order_of_their_own_is_refused(tmp_path, name):
     write(tmp_path, METHODS[name], intermediate_size=512)
     with pytest.raises(ModelError, match="cannot be shared among 2 ranks: columns in another order"):
-        load_model(str(tmp_path), ENGINE, 0, Layout(2), 1)
+        load_model(str(tmp_path), ENGINE, Layout(2), 1)
 
 
 def test_experts_in_mxfp4(troop, directory):

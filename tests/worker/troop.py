@@ -112,7 +112,7 @@ class Troop:
 
 def rank_of(directory: Path, begin: Begin, engine: Engine, rank: int, link: ProcessLink) -> Rank:
     """Any rank, of the model whose number stands for that of its blocks."""
-    model = load_model(str(directory / str(begin.num_blocks)), engine, 0, layout_of(engine), rank)
+    model = load_model(str(directory / str(begin.num_blocks)), engine, layout_of(engine), rank)
     num_windowed_blocks = begin.num_windowed_blocks if any(rooms_apart(model, engine)) else 0
     found = Rank(model, engine, NUM_BLOCKS, num_windowed_blocks, link, LEAST_PART_TOKENS)
     found.runner._ops = ScarceOps(directory / "memory.json", rank)

@@ -27,7 +27,7 @@ from worker.grammar.errors import GuideLost
 from worker.grammar.guide import Guide, first_line
 from worker.grammar.in_time import allow
 from worker.grammar.nodes import NONE, Mask
-from worker.placement import allowed, cores
+from worker.placement import taken
 from worker.sampling.masks import Bits, Masks, Words
 from worker.sequence import Sequence
 
@@ -71,8 +71,8 @@ class MaskMaker:
     def __init__(self, is_for_device: bool) -> None:
         """``is_for_device``: the masks go there."""
         self._is_for_device = is_for_device
-        self._num_spare = len(cores(allowed())) - torch.get_num_threads()
-        """Cores that the forward pass leaves alone."""
+        self._num_spare = taken().num_cores - torch.get_num_threads()
+        """Cores that no forward pass of this model takes."""
         num_threads = self._num_spare if self._num_spare > 0 else torch.get_num_threads()
         self._executor = LLExecutor(num_threads)
         self._is_alone = num_threads < WORTH_THREADS

@@ -50,6 +50,7 @@ def main() -> int:
 
 
 def _compute(duty: Duty, control: Control) -> int:
+    from worker.devices import own_turn
     from worker.loading import load_model
     from worker.models import ModelError
     from worker.parallel.adapters import Shelf, read_beside
@@ -60,7 +61,7 @@ def _compute(duty: Duty, control: Control) -> int:
     engine = duty.settings.engine
     layout = layout_of(engine)
     try:
-        model = load_model(duty.settings.source, engine, duty.settings.replica, layout, duty.rank)
+        model = load_model(duty.settings.source, engine, layout, duty.rank, own_turn(duty.settings, duty.rank))
         control.tell(Loaded())
         if not isinstance(control.hear(), Measure):
             return 0

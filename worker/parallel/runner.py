@@ -12,6 +12,7 @@ from policies.settings import WorkerSettings
 from worker.adapters import Adapter
 from worker.attention.windowed import FULL, WINDOWED
 from worker.budget import OutOfMemory
+from worker.devices import own_turn
 from worker.inputs import Span
 from worker.loading import load_model
 from worker.models import Decoder, Layout, ModelError, Shard, path_of, read_architecture, refuse_foreign
@@ -73,7 +74,7 @@ class ParallelRunner:
         found = msgspec.structs.replace(settings, source=str(path))
         ranks = Ranks(layout.num_ranks, lambda rank, *files: Duty(found, rank, *files).command())
         try:
-            model = load_model(found.source, found.engine, found.replica, layout)
+            model = load_model(found.source, found.engine, layout, turn=own_turn(found))
             return cls._joined(model, found.engine, layout, ranks, lost)
         except BaseException:
             ranks.close()

@@ -32,7 +32,6 @@ def draft_model(
     engine: settings.Engine,
     target: Runner | ParallelRunner,
     now: Callable[[], float],
-    replica: int = 0,
 ) -> Drafter | None:
     """The configured one, model or heads, or the one that belongs to the demo model; None: there is none. Raises
     ModelError."""
@@ -62,7 +61,7 @@ def draft_model(
     kernels = kernels_of(engine, torch.device(target.device))
     quantize: settings.Quantization = "int8" if kernels is not None and kernels.has_int8 else "none"
     plain = msgspec.structs.replace(engine, quantize=quantize, deterministic=False, kv_dtype="auto", max_model_tokens=0)
-    model = load_model(path, plain, replica)
+    model = load_model(path, plain, turn=None)
     vocab_size = model.architecture.vocab_size
     if vocab_size != target.vocab_size:
         raise ModelError(
