@@ -105,14 +105,14 @@ class QuantizingSource(Source):
         num_experts, num_inputs, _ = shape
         if part is not None and part.columns is not None and part.dim == 1:
             num_inputs = len(part.columns)
-        made: Iterator[Form] | None = None
+        made, num_made = None, 0
         for expert in range(num_experts):
             of_one = f"{name}.{expert}"
             form = self._read(of_one, (len(outputs), num_inputs))
             if form is None:
-                if made is None:
-                    made = islice(self._source.experts(name, shape, outputs, part), expert, None)
-                form = self._kept(of_one, next(made))
+                made = made or self._source.experts(name, shape, outputs, part)
+                form = self._kept(of_one, next(islice(made, expert - num_made, None)))
+                num_made = expert + 1
             yield form
         if made is None:
             self._source.skip(name, shape)
