@@ -39,7 +39,7 @@ def curse() -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         logits = forward(runner, spans, sampled_before)
         if any(list(span.token_ids) == CURSED_PROMPT for span in spans):
-            raise MemoryError("the device has none left")
+            raise RuntimeError("the device has none left")
         return logits
 
     Runner.forward = forward_or_fail  # type: ignore[method-assign]

@@ -119,7 +119,7 @@ class Walk:
 
     def maybe_break_forward(self, spans):
         if self.rng.random() < self.fault_rate:
-            raise MemoryError("the device has none left")
+            raise RuntimeError("the device has none left")
         if self.rng.random() < self.shortage_rate:
             self.num_tokens_held = self.rng.choice([1, 3, 9, math.inf, math.inf])
         if sum(len(span.token_ids) for span in spans) > self.num_tokens_held:
