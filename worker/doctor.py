@@ -166,11 +166,11 @@ def _torch(found: Facts) -> None:
 
 def _compiled_kernels(found: Facts) -> bool:
     """Builds them where that has not happened yet, as the first start would."""
-    from worker.native import library
     from worker.native.build import BuildError, CompilerFailed, built
+    from worker.native.trusted import Unproved, prove
 
     try:
-        built()
+        prove(built())
     except CompilerFailed as error:
         said = str(error).partition("\n")[0]
         found.find("slow", f"the kernels for the CPU do not compile ({said}): decoding takes about half as long again.")
@@ -182,8 +182,8 @@ def _compiled_kernels(found: Facts) -> bool:
             " install g++.",
         )
         return False
-    if library() is None:
-        found.find("slow", "the compiled kernels do not compute what torch does here, so they are not used.")
+    except Unproved as error:
+        found.find("slow", f"the kernels for the CPU are not used: {error}.")
         return False
     return True
 

@@ -29,25 +29,32 @@ def kernels_of(engine: settings.Engine, device: torch.device) -> Library | None:
     return library() if device.type == "cpu" and engine.attention == "auto" else None
 
 
-def means_of(engine: settings.Engine, model: Decoder, cache: KVCache | TwoPools) -> tuple[Backend, Ops]:
-    """Attention, of each pool its own, and small operations, as ``engine`` asks and ``cache`` can be read."""
+def means_of(
+    engine: settings.Engine, model: Decoder, cache: KVCache | TwoPools, kernels: Library | None
+) -> tuple[Backend, Ops]:
+    """Attention, of each pool its own, and small operations, as ``engine`` asks and ``cache`` can be read; ``kernels``
+    as ``kernels_of`` says."""
     architecture = model.architecture
     sinks = tuple(layer.sinks for layer in model.layers if layer.sinks is not None)
     scores = Scores(architecture.attention_scale, architecture.windows, architecture.attention_softcap, sinks)
     if not isinstance(cache, TwoPools):
-        return _means_with(engine, model, cache, scores)
+        return _means_with(engine, model, cache, scores, kernels)
     pairs = zip(cache.caches, cache.layers, strict=True)
-    (full, ops), (windowed, _) = (_means_with(engine, model, pool, scores.of(layers)) for pool, layers in pairs)
+    (full, ops), (windowed, _) = (
+        _means_with(engine, model, pool, scores.of(layers), kernels) for pool, layers in pairs
+    )
     if isinstance(full, Fixing) and isinstance(windowed, Fixing):
         return FixingWindows(full, windowed, cache, engine.deterministic), ops
     return WindowedAttention(full, windowed, cache, engine.deterministic), ops
 
 
-def _means_with(engine: settings.Engine, model: Decoder, cache: KVCache, scores: Scores) -> tuple[Backend, Ops]:
+def _means_with(
+    engine: settings.Engine, model: Decoder, cache: KVCache, scores: Scores, kernels: Library | None
+) -> tuple[Backend, Ops]:
     """Attention and small operations: the compiled ones where they serve, torch's elsewhere and for comparison."""
     architecture = model.architecture
     if engine.deterministic:
-        return _repeatable_means(engine, model, cache, scores)
+        return _repeatable_means(model, cache, scores, kernels)
     if engine.attention == "reference":
         return ReferenceAttention(cache, scores), TorchOps()
     if model.device.type != "cpu":
@@ -59,7 +66,6 @@ def _means_with(engine: settings.Engine, model: Decoder, cache: KVCache, scores:
                 return TritonAttention(cache, scores, architecture.num_heads), TritonOps()
             return GatheredAttention(cache, scores), TritonOps()
         return GatheredAttention(cache, scores), TorchOps()
-    kernels = kernels_of(engine, model.device)
     if kernels is None:
         return SegmentAttention(cache, scores), TorchOps()
     attends, operates = NativeAttention.serves(cache, model.dtype), NativeOps.serves(architecture, model.dtype)
@@ -69,7 +75,7 @@ def _means_with(engine: settings.Engine, model: Decoder, cache: KVCache, scores:
     )
 
 
-def _repeatable_means(engine: settings.Engine, model: Decoder, cache: KVCache, scores: Scores) -> tuple[Backend, Ops]:
+def _repeatable_means(model: Decoder, cache: KVCache, scores: Scores, kernels: Library | None) -> tuple[Backend, Ops]:
     """Those with which a row gets the same bits in any company."""
     num_heads = model.architecture.num_heads
     if model.device.type != "cpu":
@@ -79,7 +85,6 @@ def _repeatable_means(engine: settings.Engine, model: Decoder, cache: KVCache, s
         if TritonAttention.serves(cache, num_heads):
             return TritonAttention(cache, scores, num_heads, is_repeatable=True), TritonOps()
         return RepeatableAttention(cache, scores), TritonOps()
-    kernels = kernels_of(engine, model.device)
     attends = kernels is not None and NativeAttention.serves(cache, model.dtype)
     operates = kernels is not None and NativeOps.serves(model.architecture, model.dtype)
     return (
@@ -90,9 +95,8 @@ def _repeatable_means(engine: settings.Engine, model: Decoder, cache: KVCache, s
     )
 
 
-def whole_of(engine: settings.Engine, model: Decoder, cache: KVCache | TwoPools) -> Whole | None:
+def whole_of(model: Decoder, cache: KVCache | TwoPools, kernels: Library | None) -> Whole | None:
     """What computes a step in one native call; None where these kernels do not serve such a model or cache."""
-    kernels = kernels_of(engine, model.device)
     pool = cache.caches[0] if isinstance(cache, TwoPools) else cache
     if kernels is None or not NativeAttention.serves(pool, model.dtype) or not Whole.serves(model, kernels):
         return None

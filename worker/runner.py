@@ -117,11 +117,11 @@ class Runner:
         ModelError."""
         max_model_tokens = max_model_tokens_of(engine, model.architecture)
         cache = kv_of(model, engine, num_blocks, num_windowed_blocks, may_part)
-        attention, ops = means_of(engine, model, cache)
+        kernels = kernels_of(engine, model.device)
+        attention, ops = means_of(engine, model, cache, kernels)
         max_model_tokens = min(max_model_tokens, cache.num_blocks * engine.block_size)
         graphs = StepGraphs.of(engine, model, attention, ops, max_model_tokens)
-        kernels = kernels_of(engine, model.device)
-        whole, is_repeatable = whole_of(engine, model, cache), engine.deterministic
+        whole, is_repeatable = whole_of(model, cache, kernels), engine.deterministic
         return cls(model, cache, attention, ops, max_model_tokens, graphs, whole, kernels, is_repeatable)
 
     def forward(self, spans: Sequence[Span], sampled_before: Tensor | None = None) -> Tensor:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
 
 from worker.native import Library, build, library
+from worker.native.build import built
 
 COMPILER = os.environ.get("CXX") or "g++"
 needs_compiler = pytest.mark.skipif(shutil.which(COMPILER) is None, reason="no C++ compiler here")
@@ -28,3 +31,31 @@ def random(seed: int, *shape: int) -> torch.Tensor:
 def optimise(monkeypatch, level):
     """As much as this: with -O3 the compiler takes longer than all else here."""
     monkeypatch.setattr(build, "FLAGS", tuple(level if flag == "-O3" else flag for flag in build.FLAGS))
+
+
+SWITCH = ("-include", str(Path(__file__).with_name("switch.h")))
+
+
+def switch(library: Library) -> ctypes.c_int:
+    """Of kernels that were built with it, see switch.h."""
+    return ctypes.c_int.in_dll(ctypes.CDLL(library.path), "penstock_switch")
+
+
+def changed(directory: Path, changes: list[tuple[str, str, str]]) -> Path:
+    """The kernels' source there, with something else at some places of some headers."""
+    source = shutil.copytree(build.SOURCE.parent, directory / "native")
+    for name, place, other in changes:
+        text = (source / name).read_text()
+        assert place in text
+        (source / name).write_text(text.replace(place, other))
+    return source / build.SOURCE.name
+
+
+def made(directory: Path, level: str, *flags: str, source: Path = build.SOURCE) -> Library:
+    """Kernels of tests of their own."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("XDG_CACHE_HOME", str(directory))
+        optimise(patched, level)
+        patched.setattr(build, "FLAGS", (*build.FLAGS, *flags))
+        patched.setattr(build, "SOURCE", source)
+        return Library(str(built()))

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import ctypes
 import itertools
 import os
 import platform
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,13 +14,14 @@ import numpy as np
 import pytest
 import torch
 
-from tests.worker.compiling import COMPILER, needs_compiler, optimise
+from tests.worker.compiling import COMPILER, SWITCH, changed, made, needs_compiler, optimise, switch
 from tests.worker.with_tiles import TILES
 from worker.native import PackedMatrix, build, coding_pays, trial
 from worker.native.build import built
-from worker.native.check import agrees_with_torch, library
 from worker.native.library import Library
 from worker.native.pages import HUGE_PAGE_BYTES, huge_empty
+from worker.native.trusted import library
+from worker.proof import failures
 
 
 @pytest.fixture
@@ -37,82 +36,6 @@ def test_this_machine_has_kernels_and_they_compute_what_torch_does():
     assert library() is not None
 
 
-WITH_EXCEPTIONS = "_mm512_or_si512(low, _mm512_load_si512(held[one] + line * Coded::LINE))"
-SLIPS = [
-    ("small.h", "return 1.0f / std::sqrt", "1.0f", "1.02f"),
-    ("decode.h", "= slot *", "slot", "(slot ^ 1)"),
-    ("chunk.h", "score = positions >= key ?", "positions >= key", "positions > key"),
-    ("chunk.h", "sinks[(first + at) % group]", "(first + at) % group", "at % 2"),
-    ("forms.h", "dim % TILE * DEPTH;", "dim", "(dim ^ 1)"),
-    ("maxima.h", "return (a > b) |", "a > b", "a < b"),
-    ("noise.h", "(z >> 27)", "27", "28"),
-    ("pairs.h", "TILE_SIZE + pair * LANES)", "TILE_SIZE + pair * LANES", "TILE_SIZE"),
-    ("int8_matrix.h", "= 128 * rounded", "128", "127"),
-    ("int4_matrix.h", "epi16(line, 4)", " 4", " 5"),
-    ("widened.h", "widened(_mm512_srli_epi16(codes, 4)", " 4", " 5"),
-    ("coded.h", "_mm512_srli_epi16(codes, 4 * number)", "4 * number", "4"),
-    ("coded_rows.h", f"low = {WITH_EXCEPTIONS};", WITH_EXCEPTIONS, "low"),
-    ("coding.h", "{uint32_t(place + lane)", "place + lane", "place + (lane ^ 2)"),
-]
-"""Of each: a header, a place in it, what is right there, and what is not."""
-SWITCH = ("-include", str(Path(__file__).with_name("switch.h")))
-
-
-def switch(library: Library) -> ctypes.c_int:
-    """Of kernels that were built with it, see switch.h."""
-    return ctypes.c_int.in_dll(ctypes.CDLL(library.path), "penstock_switch")
-
-
-def changed(directory: Path, changes: list[tuple[str, str, str]]) -> Path:
-    """The kernels' source there, with something else at some places of some headers."""
-    source = shutil.copytree(build.SOURCE.parent, directory / "native")
-    for name, place, other in changes:
-        text = (source / name).read_text()
-        assert place in text
-        (source / name).write_text(text.replace(place, other))
-    return source / build.SOURCE.name
-
-
-def made(directory: Path, level: str, *flags: str, source: Path = build.SOURCE) -> Library:
-    """Kernels of tests of their own."""
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setenv("XDG_CACHE_HOME", str(directory))
-        optimise(patched, level)
-        patched.setattr(build, "FLAGS", (*build.FLAGS, *flags))
-        patched.setattr(build, "SOURCE", source)
-        return Library(str(built()))
-
-
-@pytest.fixture(scope="module")
-def slipping(tmp_path_factory) -> Library:
-    """Kernels that slip as the switch says."""
-    directory = tmp_path_factory.mktemp("slipping")
-    changes = [
-        (name, place, place.replace(right, f"(penstock_switch == {number} ? {wrong} : {right})"))
-        for number, (name, place, right, wrong) in enumerate(SLIPS)
-    ]
-    return made(directory, "-O0", *SWITCH, source=changed(directory, changes))
-
-
-@needs_compiler
-@pytest.mark.parametrize("number", range(len(SLIPS)))
-def test_kernels_that_compute_something_else_are_found_out(slipping, number):
-    name = SLIPS[number][0]
-    of_int8 = dict.fromkeys(("int8_matrix.h", "int4_matrix.h", "widened.h"), slipping.has_int8)
-    of_coded = dict.fromkeys(("coded.h", "coded_rows.h", "coding.h"), slipping.has_linear)
-    has_pairs = slipping.has_linear and not slipping.has_tiles
-    if not {"forms.h": slipping.has_adapt, "pairs.h": has_pairs, **of_int8, **of_coded}.get(name, True):
-        pytest.skip("nothing here uses it")
-    switch(slipping).value = number
-    assert not agrees_with_torch(slipping)
-
-
-@needs_compiler
-def test_kernels_that_could_slip_and_do_not_are_not_found_out(slipping):
-    switch(slipping).value = -1
-    assert agrees_with_torch(slipping)
-
-
 @needs_compiler
 @pytest.mark.parametrize("less", [("-mno-amx-tile", "-mno-amx-bf16"), ("-mno-avx512bf16",), ("-mno-avx512f",)])
 def test_machines_that_can_do_less_get_the_same(tmp_path, less):
@@ -121,7 +44,7 @@ def test_machines_that_can_do_less_get_the_same(tmp_path, less):
     if targeted(less) == targeted():  # this machine can do no more: its own kernels are those
         assert library() is not None
         return
-    assert agrees_with_torch(made(tmp_path, "-O1", *less))
+    assert not list(failures(made(tmp_path, "-O1", *less)))
 
 
 def targeted(less=()):
@@ -274,7 +197,7 @@ def emulated(tmp_path_factory) -> Library:
 def test_kernels_with_tiles_compute_what_torch_does_where_tiles_are_only_emulated(emulated):
     library = emulated
     assert library.has_tiles
-    assert agrees_with_torch(library)
+    assert not list(failures(library))
     torch.manual_seed(0)
     for columns, size in ((40, 96), (320, 96), (608, 2400), (4192, 96)):
         weight, bias = scaled(torch.randn(columns, size) / 50, 3e-4, -120, 30), torch.randn(columns).bfloat16()
@@ -311,7 +234,7 @@ def test_floats_and_pairs_of_bfloat16_make_the_same_bits_of_numbers_of_all_sizes
         pytest.skip("the processor does not multiply bfloat16")
     by_floats = switch(library)
     by_floats.value = True
-    assert agrees_with_torch(library)
+    assert not list(failures(library))
     torch.manual_seed(0)
     for num_tokens in (1, 4, 5, 8, 14, 15, 17, 32, 61, 65, 300):
         for columns, size in ((40, 96), (608, 2400), (1024, 160)):

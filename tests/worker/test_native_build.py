@@ -9,8 +9,9 @@ import pytest
 from tests.worker.compiling import needs_compiler, optimise
 from worker.native import build
 from worker.native.build import BuildError, CompilerFailed, built
-from worker.native.check import agrees_with_torch, library
+from worker.native.check import agrees_with_torch
 from worker.native.library import Library
+from worker.native.trusted import library
 
 
 @needs_compiler

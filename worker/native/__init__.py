@@ -1,17 +1,17 @@
 """Compiled kernels for the CPU: optional, built once a machine, and checked against torch before they are trusted.
 
-Owns the C++ and its building. Where there is no compiler, or the check fails, ``library()`` is None and everything runs
-in torch; nothing else changes.
+Owns the C++ and its building. Where there is no compiler, or the kernels do not prove themselves (``worker.proof``),
+``library()`` is None and everything runs in torch; nothing else changes.
 """
 
 from worker.native.adapters import MAX_FACTORS, PackedAdapter
-from worker.native.check import library
 from worker.native.floats import FloatMatrix
 from worker.native.library import ACTIVATIONS, DTYPES, MAX_HEAD_DIM, MAX_TRIES, STORED_TYPES, TILE_LOGITS, Library
 from worker.native.packed import PackedInt4, PackedInt8, PackedMatrix
 from worker.native.pages import huge_empty
 from worker.native.structures import Step
 from worker.native.trial import coding_pays
+from worker.native.trusted import library
 
 __all__ = [
     "ACTIVATIONS",

@@ -1,24 +1,19 @@
-"""A few milliseconds of doubt: the compiled kernels against torch, before anything is computed with them."""
+"""A few milliseconds of doubt: what the compiled kernels do one by one, against torch."""
 
 from __future__ import annotations
 
-import logging
 import struct
 from collections.abc import Callable
-from functools import cache
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from worker.native.build import BuildError, CompilerFailed, built
 from worker.native.floats import FloatMatrix
 from worker.native.library import Library
 from worker.native.packed import PackedInt4, PackedInt8, PackedMatrix
 from worker.native.structures import Step
-
-log = logging.getLogger(__name__)
 
 NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, NUM_BLOCKS = 6, 2, 64, 16, 64
 LENGTHS = (1, 17, 600)
@@ -26,23 +21,6 @@ LENGTHS = (1, 17, 600)
 START, NUM_CHUNK_TOKENS = 309, 45
 """Of the one whose prompt is computed."""
 NUM_ROWS = len(LENGTHS) + NUM_CHUNK_TOKENS
-
-
-@cache
-def library() -> Library | None:
-    """The kernels of this machine, or None where they cannot be built or do not compute what torch does."""
-    try:
-        loaded = Library(str(built()))
-    except CompilerFailed as error:
-        log.warning("the kernels do not compile here, so decoding is slower: %s", error)
-        return None
-    except (BuildError, OSError) as error:
-        log.info("no compiled kernels, so decoding is slower: %s", error)
-        return None
-    if not agrees_with_torch(loaded):
-        log.warning("the compiled kernels do not agree with torch on this machine, so they are not used")
-        return None
-    return loaded
 
 
 def agrees_with_torch(library: Library) -> bool:

@@ -1,0 +1,136 @@
+"""Kernels that compute something else than torch, or crash, are found out before anything is computed with them."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.worker.compiling import COMPILER, SWITCH, changed, made, needs_compiler, switch
+from worker import proof
+from worker.native import trusted
+from worker.native.check import agrees_with_torch
+from worker.native.library import Library
+from worker.native.trusted import Unproved, library, prove
+
+WITH_EXCEPTIONS = "_mm512_or_si512(low, _mm512_load_si512(held[one] + line * Coded::LINE))"
+SLIPS = [
+    ("small.h", "return 1.0f / std::sqrt", "1.0f", "1.02f"),
+    ("decode.h", "= slot *", "slot", "(slot ^ 1)"),
+    ("chunk.h", "score = positions >= key ?", "positions >= key", "positions > key"),
+    ("chunk.h", "sinks[(first + at) % group]", "(first + at) % group", "at % 2"),
+    ("forms.h", "dim % TILE * DEPTH;", "dim", "(dim ^ 1)"),
+    ("maxima.h", "return (a > b) |", "a > b", "a < b"),
+    ("noise.h", "(z >> 27)", "27", "28"),
+    ("pairs.h", "TILE_SIZE + pair * LANES)", "TILE_SIZE + pair * LANES", "TILE_SIZE"),
+    ("int8_matrix.h", "= 128 * rounded", "128", "127"),
+    ("int4_matrix.h", "epi16(line, 4)", " 4", " 5"),
+    ("widened.h", "widened(_mm512_srli_epi16(codes, 4)", " 4", " 5"),
+    ("coded.h", "_mm512_srli_epi16(codes, 4 * number)", "4 * number", "4"),
+    ("coded_rows.h", f"low = {WITH_EXCEPTIONS};", WITH_EXCEPTIONS, "low"),
+    ("coding.h", "{uint32_t(place + lane)", "place + lane", "place + (lane ^ 2)"),
+]
+"""Of each: a header, a place in it, what is right there, and what is not."""
+WHOLE_SLIPS = [
+    ("whole.h", "const int64_t row = pass_.rows[place], size", "pass_.rows[place]", "place"),
+    ("whole.h", "pass_.cosines[layer.rope]", "layer.rope", "0"),
+    ("whole.h", "get_from(x) * network_.embedding_scale", "network_.embedding_scale", "1.0f"),
+    ("whole.h", "(layer * PLACES + place)", "place", "0"),
+    ("whole.h", "layer.mlp_post_norm, next_norm", "layer.mlp_post_norm", "nullptr"),
+    ("follow.h", "step.slots += at", "at", "0"),
+    ("follow.h", "largest(tops, tops)", "largest(tops, tops)", "0.0f"),
+    ("attend.h", "sharers[at]] = length;", "length", "length / 2"),
+    ("attend.h", "begin = length - window;", "length - window", "0"),
+]
+"""The same of what only whole steps come to."""
+
+
+@pytest.fixture(scope="module")
+def slipping(tmp_path_factory) -> Library:
+    """Kernels that slip as the switch says."""
+    directory = tmp_path_factory.mktemp("slipping")
+    changes = [
+        (name, place, place.replace(right, f"(penstock_switch == {number} ? {wrong} : {right})"))
+        for number, (name, place, right, wrong) in enumerate(SLIPS + WHOLE_SLIPS)
+    ]
+    return made(directory, "-O0", *SWITCH, source=changed(directory, changes))
+
+
+@needs_compiler
+@pytest.mark.parametrize("number", range(len(SLIPS)))
+def test_kernels_that_compute_something_else_are_found_out(slipping, number):
+    name = SLIPS[number][0]
+    of_int8 = dict.fromkeys(("int8_matrix.h", "int4_matrix.h", "widened.h"), slipping.has_int8)
+    of_coded = dict.fromkeys(("coded.h", "coded_rows.h", "coding.h"), slipping.has_linear)
+    has_pairs = slipping.has_linear and not slipping.has_tiles
+    if not {"forms.h": slipping.has_adapt, "pairs.h": has_pairs, **of_int8, **of_coded}.get(name, True):
+        pytest.skip("nothing here uses it")
+    switch(slipping).value = number
+    assert not agrees_with_torch(slipping)
+
+
+@needs_compiler
+@pytest.mark.parametrize("number", range(len(SLIPS), len(SLIPS) + len(WHOLE_SLIPS)))
+def test_whole_steps_that_compute_something_else_are_found_out(slipping, number):
+    if not slipping.has_whole:
+        pytest.skip("no step in one call here")
+    switch(slipping).value = number
+    assert agrees_with_torch(slipping)
+    assert next(proof.failures(slipping), None)
+
+
+@needs_compiler
+def test_kernels_that_could_slip_and_do_not_are_not_found_out(slipping):
+    switch(slipping).value = -1
+    assert not list(proof.failures(slipping))
+
+
+@needs_compiler
+def test_what_a_proof_found_is_said_and_known_at_the_next_start(slipping, monkeypatch):
+    path = Path(slipping.path)
+    monkeypatch.setenv("PENSTOCK_SWITCH", "0")
+    with pytest.raises(Unproved, match="do not compute what torch does on this machine: parts") as said:
+        prove(path)
+    monkeypatch.delenv("PENSTOCK_SWITCH")
+    with pytest.raises(Unproved) as again:
+        prove(path)
+    assert str(again.value) == str(said.value)
+    (kept,) = path.parent.glob("*-proved.txt")
+    assert str(kept) in str(said.value)
+    kept.unlink()
+    prove(path)
+    monkeypatch.setenv("PENSTOCK_SWITCH", "0")
+    prove(path)
+
+
+@needs_compiler
+def test_kernels_that_crash_end_a_process_of_their_own(tmp_path, monkeypatch, caplog):
+    source, path = tmp_path / "crashing.cpp", tmp_path / "crashing.so"
+    source.write_text("__attribute__((constructor)) static void crash() { __builtin_trap(); }")
+    subprocess.run([COMPILER, "-shared", "-fPIC", "-o", str(path), str(source)], check=True)
+    monkeypatch.setattr(trusted, "built", lambda: path)
+    caplog.set_level(logging.WARNING)
+    for _ in range(2):
+        assert library.__wrapped__() is None
+    first, second = (record.getMessage() for record in caplog.records)
+    assert first == second
+    assert "they crash on this machine: SIG" in first
+
+
+@needs_compiler
+def test_a_proof_that_does_not_end_or_begin_is_tried_again(slipping, monkeypatch):
+    path = Path(slipping.path)
+    for kept in path.parent.glob("*-proved.txt"):
+        kept.unlink()
+    monkeypatch.setattr(trusted, "TIMEOUT_S", 0.01)
+    with pytest.raises(Unproved, match="could not be found out"):
+        prove(path)
+    monkeypatch.setattr(trusted, "PROOF", ("no-such-program",))
+    with pytest.raises(Unproved, match="could not be found out"):
+        prove(path)
+    monkeypatch.setattr(trusted, "PROOF", ("false",))
+    with pytest.raises(Unproved, match="ended with 1"):
+        prove(path)
+    assert not list(path.parent.glob("*-proved.txt"))
