@@ -43,6 +43,11 @@ hypothesis_settings.register_profile(
 hypothesis_settings.load_profile("patient")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A file that takes minutes comes first: last, it would keep a core busy while the others have nothing to do."""
+    items.sort(key=lambda item: item.get_closest_marker("long") is None)
+
+
 def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
     """Tests run on the loop that serves."""
     return {"uvloop": uvloop.new_event_loop}

@@ -17,7 +17,7 @@ import pytest
 
 from tests.builders import ROOT
 
-pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="no Triton here")
+pytestmark = [pytest.mark.long, pytest.mark.skipif(find_spec("triton") is None, reason="no Triton here")]
 
 
 INTERPRETED = (
