@@ -132,7 +132,7 @@ class Race:
             # Many rows at once, and no more tokens than a few whole prompts: warming shall not take as long as a round.
             size = self.plan.input_tokens * min(concurrency, WARM_PROMPTS) // concurrency
             prompts = [prompt[: max(1, size)] for prompt in self._prompts(concurrency)]
-            await self._run(contender, prompts, WARM_TOKENS)
+            await self._run(contender, prompts, min(WARM_TOKENS, self.plan.output_tokens))
 
         async def run(contender: Contender) -> None:
             key = contender.contestant.key
