@@ -25,7 +25,7 @@ from worker.attention import (
     SegmentAttention,
 )
 from worker.attention.dense import varlen
-from worker.attention.native import beginnings
+from worker.attention.shared import beginnings
 from worker.kv_cache import KVCache
 from worker.native import library
 

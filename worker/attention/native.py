@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from worker.attention import shared
 from worker.attention.base import Extent, Scores
 from worker.kv_cache import KVCache
 from worker.native import DTYPES, MAX_HEAD_DIM, STORED_TYPES, Library, Step
@@ -18,13 +18,6 @@ from worker.native import DTYPES, MAX_HEAD_DIM, STORED_TYPES, Library, Step
 MAX_DECODE_TOKENS, MAX_TILED_DECODE_TOKENS = 2, 1
 """An extent of so many tokens (one, or a short draft to verify) is as cheap row by row as it is as a chunk; where tiles
 score and mix, only one alone is."""
-MIN_SHARERS = 4
-MIN_SHARED_TOKENS = 256
-"""So many decodes that have so many tokens in common read them together. Fewer are read one by one about as fast."""
-SHARED_STEP = 32
-"""Keys that the kernel takes at once."""
-
-Numbers = npt.NDArray[np.int32]
 
 
 class NativeAttention:
@@ -87,9 +80,11 @@ class NativeAttention:
         step.tables, step.table_stride = tables.buffer_info()[0], width
         step.threads = torch.get_num_threads()
         step.held = rows, lengths, tables
-        if len(rows) >= MIN_SHARERS:
+        if len(rows) >= shared.MIN_SHARERS:
             of_decodes = np.frombuffer(tables, dtype=np.int32).reshape(len(rows), width)
-            shares, sharers = beginnings(of_decodes, np.frombuffer(lengths, dtype=np.int32), self._cache.block_size)
+            shares, sharers = shared.beginnings(
+                of_decodes, np.frombuffer(lengths, dtype=np.int32), self._cache.block_size
+            )
             step.num_shares, step.shares, step.sharers = len(shares), shares.ctypes.data, sharers.ctypes.data
             step.held += shares, sharers
         if len(decodes) < len(extents):
@@ -102,34 +97,6 @@ class NativeAttention:
             step.chunk_tables, step.chunk_table_stride = chunk_tables.buffer_info()[0], width
             step.held += places, chunk_tables
         return step
-
-
-def beginnings(tables: Numbers, lengths: Numbers, block_size: int) -> tuple[Numbers, Numbers]:
-    """Beginnings that enough decodes have in common: [num_shares, 3], the first of its sharers, how many of them, and
-    positions; and the sharers, decodes of ``tables`` [num_decodes, width].
-
-    Who has the same block at the end of the shortest beginning that is worth it is taken to begin alike; how far they
-    do is then looked up.
-    """
-    at = -(-MIN_SHARED_TOKENS // block_size) - 1
-    alike: dict[int, list[int]] = {}
-    if len(tables) >= MIN_SHARERS and at < tables.shape[1]:
-        # A sequence that does not reach so far has anything in that place of its table.
-        for decode in (lengths > (at + 1) * block_size).nonzero()[0].tolist():
-            alike.setdefault(int(tables[decode, at]), []).append(decode)
-    shares: list[tuple[int, int, int]] = []
-    sharers: list[int] = []
-    for decodes in alike.values():
-        if len(decodes) < MIN_SHARERS:
-            continue
-        # What is the same in all tables; their last tokens are their own.
-        num_blocks = (int(lengths[decodes].min()) - 1) // block_size
-        same = (tables[decodes, :num_blocks] == tables[decodes[0], :num_blocks]).all(0)
-        positions = int(same.argmin() if not same.all() else num_blocks) * block_size // SHARED_STEP * SHARED_STEP
-        if positions >= MIN_SHARED_TOKENS:
-            shares.append((len(sharers), len(decodes), positions))
-            sharers += decodes
-    return np.array(shares, dtype=np.int32).reshape(-1, 3), np.array(sharers, dtype=np.int32)
 
 
 def _width(extents: Sequence[Extent]) -> int:

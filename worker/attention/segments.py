@@ -3,8 +3,8 @@
 Blocks that are neighbours in the table and in the pool are one stretch, which torch's flash kernel reads in place. A
 token that is decoded needs no mask over its past; a chunk of a prompt needs none over its past either, and over itself
 only the square causal one. Softmax over the union is the mean of the parts weighted by exp(log-sum-exp), as in
-flash-decoding (Dao et al. 2023) and cascade inference (Ye et al. 2024). What flash cannot do, soft-capped scores, goes
-the plain way.
+flash-decoding (Dao et al. 2023) and cascade inference (Ye et al. 2024), whose way it is, too, to read a beginning that
+several decodes have in common once for all of them. What flash cannot do, soft-capped scores, goes the plain way.
 """
 
 from __future__ import annotations
@@ -12,9 +12,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from worker.attention import shared
 from worker.attention.base import Extent, Scores
 from worker.attention.reference import attend as attend_plainly
 from worker.attention.reference import visible
@@ -29,7 +31,7 @@ Run = tuple[int, int]
 """Slots [first, last)."""
 
 Part = tuple[Tensor, Tensor]
-"""Of the keys: outputs [1, heads, rows, head_dim] and log-sum-exps [1, heads, rows] f32."""
+"""Of the keys: outputs [n, heads, rows, head_dim] and log-sum-exps [n, heads, rows] f32."""
 
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 
@@ -44,16 +46,34 @@ class SegmentAttention:
         size = self._cache.block_size
         # What is to be multiplied by scales is copied anyway.
         max_runs = MAX_RUNS if self._cache.key_scales[0] is None else 0
+        is_capped = bool(self._scores.softcap)
+        # A window sees its own beginning.
+        common = [] if is_capped or 0 not in self._scores.windows else _common(extents, size, max_runs)
+        begins = {row: beginning.num_tokens for beginning in common for row in beginning.rows}
         pieces = {
-            window: [_piece(extent, window, size, bool(self._scores.softcap), max_runs) for extent in extents]
+            window: [
+                _piece(extent, window, size, is_capped, max_runs, 0 if window else begins.get(extent.row, 0))
+                for extent in extents
+            ]
             for window in set(self._scores.windows)
         }
-        return SegmentPlan(self._cache, self._scores, slots, pieces)
+        return SegmentPlan(self._cache, self._scores, slots, pieces, common)
+
+
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """What several decodes have in common."""
+
+    rows: list[int]
+    num_tokens: int
+    runs: list[Run]
+    gather: Tensor | None
+    """As in Decode."""
 
 
 @dataclass(frozen=True, slots=True)
 class Decode:
-    """One token and all it may see."""
+    """One token and all it may see, but for what it has in common with others."""
 
     row: int
     runs: list[Run]
@@ -99,6 +119,8 @@ class SegmentPlan:
     slots: Tensor
     pieces: dict[int, list[Piece]]
     """By window."""
+    common: list[Beginning]
+    """Of decodes in layers without a window."""
 
     def attend(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         """See Plan."""
@@ -108,27 +130,53 @@ class SegmentPlan:
 
     def read(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> list[Tensor]:
         """Attention of each piece, [its num_tokens, num_heads * head_dim]; all keys and values are in their slots."""
-        outs = []
-        for piece in self.pieces[self.scores.windows[layer]]:
-            match piece:
-                case Decode():
-                    outs.append(self._decode(piece, layer, queries))
-                case Chunk():
-                    outs.append(self._chunk(piece, layer, queries, keys, values))
-                case Tiles():
-                    outs.append(self._tiles(piece, layer, queries))
-        return outs
+        window = self.scores.windows[layer]
+        pieces = self.pieces[window]
+        together: dict[int, Tensor] = {}
+        if self.common and not window:
+            decodes = {piece.row: piece for piece in pieces if isinstance(piece, Decode)}
+            for beginning in self.common:
+                outs = self._together(beginning, [decodes[row] for row in beginning.rows], layer, queries)
+                together.update(zip(beginning.rows, torch.split(outs, 1), strict=True))
+        return [
+            together[piece.row] if piece.row in together else self._alone(piece, layer, queries, keys, values)
+            for piece in pieces
+        ]
 
-    def _decode(self, piece: Decode, layer: int, queries: Tensor) -> Tensor:
-        """[1, num_heads * head_dim]"""
+    def _alone(self, piece: Piece, layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        """[its num_tokens, num_heads * head_dim]"""
+        match piece:
+            case Decode():
+                parts = self._with_sinks(self._decode(piece, layer, queries), layer, 1)
+                return _joined(parts)[0].reshape(1, -1)
+            case Chunk():
+                return self._chunk(piece, layer, queries, keys, values)
+            case Tiles():
+                return self._tiles(piece, layer, queries)
+
+    def _together(self, beginning: Beginning, decodes: list[Decode], layer: int, queries: Tensor) -> Tensor:
+        """[n, num_heads * head_dim] of decodes that have a beginning in common."""
+        num, num_kv_heads = len(decodes), len(self.cache.keys[layer])
+        own = queries[beginning.rows].view(num, num_kv_heads, -1, queries.shape[2])
+        folded = own.transpose(0, 1).reshape(1, num_kv_heads, -1, queries.shape[2])
+        alike = (num_kv_heads, num, own.shape[2])
+        parts = []
+        for k, v in self._stretches(beginning, layer, queries.dtype):
+            out, log_sum = _flash(folded, k[None], v[None], scale=self.scores.scale)
+            parts.append((out.reshape(*alike, -1).transpose(0, 1), log_sum.reshape(alike).transpose(0, 1)))
+        rests = [_joined(self._decode(decode, layer, queries)) for decode in decodes]
+        rest = torch.cat([out for out, _ in rests]), torch.cat([log_sum for _, log_sum in rests])
+        return _joined(self._with_sinks([*parts, rest], layer, 1))[0].reshape(num, -1)
+
+    def _decode(self, piece: Decode, layer: int, queries: Tensor) -> list[Part]:
+        """Of what it sees by itself; rows are the heads that share a KV head."""
         num_kv_heads = len(self.cache.keys[layer])
-        # The heads that share a KV head become rows of one call, so its keys are read once.
+        # They become rows of one call, so its keys are read once.
         folded = queries[piece.row].view(1, num_kv_heads, -1, queries.shape[2])
-        parts = [
+        return [
             _flash(folded, k[None], v[None], scale=self.scores.scale)
             for k, v in self._stretches(piece, layer, queries.dtype)
         ]
-        return _joined(self._with_sinks(parts, layer, 1)).reshape(1, -1)
 
     def _with_sinks(self, parts: list[Part], layer: int, num_tokens: int) -> list[Part]:
         """A sink is one more part of the keys, whose values are zero."""
@@ -136,7 +184,7 @@ class SegmentPlan:
         if sinks is None:
             return parts
         out, log_sum = parts[0]
-        sinks = sinks.view(-1, 1).expand(-1, num_tokens).reshape(log_sum.shape)
+        sinks = sinks.view(-1, 1).expand(-1, num_tokens).reshape(log_sum.shape[1:]).expand_as(log_sum)
         return [*parts, (torch.zeros_like(out), sinks)]
 
     def _chunk(self, piece: Chunk, layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
@@ -156,9 +204,11 @@ class SegmentPlan:
         else:  # as whoever comes later will see them
             own_keys, own_values = self.cache.read(layer, self.slots[rows], queries.dtype)
         parts.append(_flash(own, own_keys[None], own_values[None], is_causal=True, scale=self.scores.scale))
-        return _joined(self._with_sinks(parts, layer, piece.num_tokens))[0].transpose(0, 1).flatten(1)
+        return _joined(self._with_sinks(parts, layer, piece.num_tokens))[0][0].transpose(0, 1).flatten(1)
 
-    def _stretches(self, piece: Decode | Chunk, layer: int, dtype: torch.dtype) -> list[tuple[Tensor, Tensor]]:
+    def _stretches(
+        self, piece: Beginning | Decode | Chunk, layer: int, dtype: torch.dtype
+    ) -> list[tuple[Tensor, Tensor]]:
         if piece.gather is not None:
             return [self.cache.read(layer, piece.gather, dtype)]
         keys, values = self.cache.keys[layer], self.cache.values[layer]
@@ -175,18 +225,36 @@ class SegmentPlan:
             else:
                 mask = torch.zeros(tile.seen.shape, dtype=rows.dtype).masked_fill_(~tile.seen, float("-inf"))
                 part = _flash(rows.transpose(0, 1)[None], k[None], v[None], attn_mask=mask, scale=self.scores.scale)
-                out = _joined(self._with_sinks([part], layer, len(rows)))
+                out, _ = _joined(self._with_sinks([part], layer, len(rows)))
                 outs.append(out[0].transpose(0, 1).flatten(1))
         return torch.cat(outs)
 
 
-def _piece(extent: Extent, window: int, block_size: int, is_capped: bool, max_runs: int) -> Piece:
+def _common(extents: Sequence[Extent], block_size: int, max_runs: int) -> list[Beginning]:
+    decodes = [extent for extent in extents if extent.num_tokens == 1]
+    if len(decodes) < shared.MIN_SHARERS:
+        return []
+    tables = np.zeros((len(decodes), max(len(decode.block_ids) for decode in decodes)), dtype=np.int32)
+    for table, decode in zip(tables, decodes, strict=True):
+        table[: len(decode.block_ids)] = decode.block_ids
+    lengths = np.array([decode.start + 1 for decode in decodes], dtype=np.int32)
+    shares, sharers = shared.beginnings(tables, lengths, block_size)
+    common = []
+    for first, num, num_tokens in shares.tolist():
+        own = [decodes[index] for index in sharers[first : first + num].tolist()]
+        runs = _runs(own[0].block_ids, 0, num_tokens, block_size)
+        common.append(Beginning([decode.row for decode in own], num_tokens, runs, _gather(runs, max_runs)))
+    return common
+
+
+def _piece(extent: Extent, window: int, block_size: int, is_capped: bool, max_runs: int, begin: int) -> Piece:
+    """``begin``: of what a decode sees by itself."""
     start, num_tokens = extent.start, extent.num_tokens
     end = start + num_tokens
     if is_capped or (num_tokens > 1 and 0 < window < end):
         return Tiles(extent.row, [_tile(extent, window, block_size, first) for first in range(0, num_tokens, TILE)])
     if num_tokens == 1:
-        runs = _runs(extent.block_ids, max(0, end - window) if window else 0, end, block_size)
+        runs = _runs(extent.block_ids, max(0, end - window) if window else begin, end, block_size)
         return Decode(extent.row, runs, _gather(runs, max_runs))
     runs = _runs(extent.block_ids, 0, start, block_size)
     return Chunk(extent.row, num_tokens, runs, _gather(runs, max_runs))
@@ -224,12 +292,13 @@ def _gather(runs: list[Run], max_runs: int) -> Tensor | None:
     return torch.cat([torch.arange(*run) for run in runs]) if len(runs) > max_runs else None
 
 
-def _joined(parts: list[Part]) -> Tensor:
+def _joined(parts: list[Part]) -> Part:
     """Over parts of the keys -> over all."""
     if len(parts) == 1:
-        return parts[0][0]
-    weights = torch.stack([part[1] for part in parts]).softmax(0).unsqueeze(-1)
+        return parts[0]
+    log_sums = torch.stack([part[1] for part in parts])
+    weights = log_sums.softmax(0).unsqueeze(-1)
     total = parts[0][0].float() * weights[0]
     for index in range(1, len(parts)):
         total.addcmul_(parts[index][0].float(), weights[index])
-    return total.to(parts[0][0].dtype)
+    return total.to(parts[0][0].dtype), log_sums.logsumexp(0)
