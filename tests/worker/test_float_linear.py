@@ -16,7 +16,7 @@ from worker.models.linear import Means, linear_of
 from worker.models.linear.floats import FloatLinear
 from worker.models.quantize import fp8_of, int4_of, int8_of
 from worker.native import FloatMatrix, Library
-from worker.native.build import FLAGS, IN_PARALLEL, SOURCE
+from worker.native.build import FLAGS, SOURCE, in_parallel
 from worker.native.floats import BFLOAT16, FLOAT32
 from worker.proof import failures
 
@@ -156,7 +156,7 @@ def elsewhere(request, tmp_path_factory):
     path = tmp_path_factory.mktemp("elsewhere") / "kernels.so"
     # With -O3 the compiler takes longer than all else here.
     options = ["-O1" if flag == "-O3" else flag for flag in FLAGS if not flag.startswith("-march")]
-    for parallel in (IN_PARALLEL, ()):
+    for parallel in (in_parallel(), ()):
         command = [COMPILER, *options, f"-march={request.param}", *parallel, "-o", str(path), str(SOURCE)]
         if subprocess.run(command, capture_output=True, check=False).returncode == 0:
             break

@@ -33,6 +33,16 @@ def test_what_cannot_be_made_in_parallel_is_made_in_one_go(cache, monkeypatch):
     assert agrees_with_torch(Library(str(built())))
 
 
+def test_no_more_processes_compile_than_there_are_cores_for_them(monkeypatch):
+    monkeypatch.setattr(build.os, "sched_getaffinity", lambda _: set(range(64)), raising=False)
+    monkeypatch.setattr(build, "cpu_quota", lambda: 2.5)
+    assert build.in_parallel()[0] == "-flto=2"
+    monkeypatch.setattr(build, "cpu_quota", lambda: 0.5)
+    assert build.in_parallel()[0] == "-flto=1"
+    monkeypatch.setattr(build, "cpu_quota", lambda: None)
+    assert build.in_parallel()[0] == "-flto=64"
+
+
 @needs_compiler
 def test_only_gcc_is_told_how_to_make_them_in_parallel(cache, tmp_path, monkeypatch):
     other, log = tmp_path / "other", tmp_path / "told"

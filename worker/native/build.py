@@ -10,6 +10,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
+from worker.cgroups import cpu_quota
 from worker.user_cache import user_cache
 
 SOURCE = Path(__file__).with_name("kernels.cpp")
@@ -27,9 +28,8 @@ FLAGS = (
 )
 """Where a loop begins in a line of the cache decides on a hundredth of a prompt's products on Zen 5: it is to be the
 same."""
-IN_PARALLEL = ("-flto=auto", "--param", "lto-partitions=16", "--param", "lto-min-partition=1000")
-"""As GCC is told besides, to make the machine code of one source in several processes (where there is ``make``): two
-cores need 11 s for it rather than 17."""
+IN_PARALLEL = ("--param", "lto-partitions=16", "--param", "lto-min-partition=1000")
+"""With the number of processes; see ``in_parallel``."""
 COMPILER = "g++"
 """Unless CXX names another."""
 TIMEOUT_S = 180.0
@@ -62,10 +62,18 @@ def built() -> Path:
     return target
 
 
+def in_parallel() -> tuple[str, ...]:
+    """As GCC is told besides, to make the machine code of one source in as many processes as there are cores for us
+    (where there is ``make``): two cores need 11 s for it rather than 17. Others would only be waited for, each with the
+    compiler's memory."""
+    num_cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return f"-flto={max(1, min(num_cpus, int(cpu_quota() or num_cpus)))}", *IN_PARALLEL
+
+
 def _compile(compiler: str, target: Path) -> None:
     with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
         made = Path(scratch) / "kernels.so"
-        ways = [(), IN_PARALLEL] if _is_gcc(compiler) else [()]
+        ways = [(), in_parallel()] if _is_gcc(compiler) else [()]
         while True:
             command = [compiler, *FLAGS, *ways.pop(), "-o", str(made), str(SOURCE)]
             done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
