@@ -18,6 +18,7 @@ from typing import Any, Literal, cast
 from policies.devices import ALONE
 from worker.cgroups import cpu_quota
 from worker.placement import allowed, choices, cores, part_of
+from worker.user_cache import user_cache
 
 Severity = Literal["fatal", "slow", "note"]
 """It cannot run; it runs slower than it could here; worth knowing."""
@@ -57,6 +58,7 @@ def examine() -> Facts:
     found.facts["machine"] = platform.machine()
     _cpu(found)
     _memory(found)
+    _cache(found)
     _packages(found)
     try:
         import torch
@@ -108,6 +110,18 @@ def _memory(found: Facts) -> None:
         found.find(
             "slow", f"only {available >> 20} MiB of memory are free: few KV blocks fit, so few requests run at once."
         )
+
+
+def _cache(found: Facts) -> None:
+    """Compiled kernels and quantised weights."""
+    try:
+        directory = user_cache()
+        sizes = [path.lstat().st_size for path in directory.rglob("*") if path.is_file()]
+    except OSError as error:
+        found.facts["cache"], found.facts["cache_bytes"] = None, None
+        found.find("slow", f"nothing is kept from start to start, for there is no place for it: {error}.")
+        return
+    found.facts["cache"], found.facts["cache_bytes"] = str(directory), sum(sizes)
 
 
 def _packages(found: Facts) -> None:
@@ -243,6 +257,7 @@ def report(found: Facts) -> str:
         f"             {' '.join(facts['cpu_features']) or 'no vector extensions known'}",
         f"threads      {facts['num_threads']} for a worker on the CPU",
         f"memory       {_gib(facts['available_memory_bytes'])} free of {_gib(facts['memory_bytes'])}",
+        f"cache        {_gib(facts['cache_bytes'])} in {facts['cache'] or 'no place'}",
     ]
     lines += [
         f"device {index}     {device['name']}, capability {device['capability']},"

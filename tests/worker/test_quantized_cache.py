@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import resource
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -194,6 +195,21 @@ def test_what_a_killed_start_left_is_swept_away_after_a_day(cache, model):
     logits(model, "int8")
     assert not old.exists()
     assert fresh.exists()
+
+
+def test_what_nobody_has_used_for_long_goes_when_something_else_is_written(cache, model, tmp_path):
+    other, third = (shutil.copytree(model, tmp_path / name) for name in ("other", "third"))
+    logits(model, "int8")
+    (old,) = kept(cache)
+    logits(other, "int8")
+    (used,) = set(kept(cache)) - {old}
+    for place in (old, used):
+        os.utime(cache / place / "matrices.json", (1, 1))
+    logits(other, "int8")  # is used again
+    assert set(kept(cache)) == {old, used}
+    logits(third, "int8")
+    assert old not in kept(cache)
+    assert used in kept(cache)
 
 
 def test_what_another_start_puts_in_its_place_meanwhile_is_in_nobody_s_way(cache, model):

@@ -3,7 +3,8 @@
 Owns one directory for each model and way to quantise it, and for each rank where several compute one, in the user's
 cache: a file for each matrix that was rounded, as it was asked for or to be read at all, and a list of all matrices. It
 is written beside its place and put there by one rename, and whatever is not as it should be is made anew: nothing here
-keeps a model from being loaded. Matrices that are taken from their files as they are, codes or floats, stay there.
+keeps a model from being loaded. What is not used for long goes. Matrices that are taken from their files as they are,
+codes or floats, stay there.
 """
 
 from __future__ import annotations
@@ -37,7 +38,11 @@ VERSION = 2
 """Of the files, and of how quantize.py and fitting.py round."""
 LEAST_PARAMETERS = 16_000_000
 """Smaller models are rounded in less time than files take to look up."""
+DAY_S = 86_400.0
+UNUSED_DAYS = 90
+"""What no start has read for so long goes when something else is written."""
 _LIST = "matrices.json"
+"""Its time is that of the last start that found it."""
 _DENSE = ".kv_b_proj"
 """Ends the names of matrices that are folded into others as they are, and never multiplied by themselves."""
 _FORMS = {"int8": Int8, "int4": Int4, "fp8": Fp8}
@@ -149,8 +154,14 @@ class QuantizingSource(Source):
         assert self._place is not None
         for left in self._place.parent.glob(".making-*"):
             with contextlib.suppress(FileNotFoundError):  # put in its place meanwhile
-                if time.time() - left.stat().st_mtime > 86_400:  # by a process that was killed
+                if time.time() - left.stat().st_mtime > DAY_S:  # by a process that was killed
                     shutil.rmtree(left, ignore_errors=True)
+        for unused in self._place.parent.glob(f"weights-*/{_LIST}"):
+            with contextlib.suppress(FileNotFoundError):  # another start was faster
+                days = (time.time() - unused.stat().st_mtime) / DAY_S
+                if days > UNUSED_DAYS:
+                    log.info("quantised weights in %s go, for nobody has used them for %d days", unused.parent, days)
+                    shutil.rmtree(unused.parent, ignore_errors=True)
         self._scratch = Path(tempfile.mkdtemp(prefix=".making-", dir=self._place.parent))
 
     def _read(self, name: str, shape: tuple[int, int]) -> Form | None:
@@ -226,6 +237,8 @@ def _whole(place: Path) -> _Sizes | None:
     if wrong:
         log.info("quantised weights in %s cannot be used and are made anew: %s", place, wrong[0])
         return None
+    with contextlib.suppress(OSError):  # it may be read and no more
+        os.utime(place / _LIST)
     return sizes
 
 
