@@ -10,6 +10,7 @@ from typing import Any, get_args
 import click
 import msgspec
 
+from gateway.importing import importing
 from gateway.settings_file import BAD_START, config_option, data_dir_option, fail, load
 from policies import settings
 from policies.gguf import SUFFIX
@@ -67,8 +68,9 @@ async def serving(loaded: settings.Settings) -> None:
 
     launcher = Launcher()
     async with launcher.ahead(list(loaded.models.values())):
-        from gateway import app, processes
-        from gateway.dispatch import NothingToServe
+        with importing():
+            from gateway import app, processes
+            from gateway.dispatch import NothingToServe
 
         serve_all = processes.serve if loaded.server.processes > 1 else app.serve
         try:
