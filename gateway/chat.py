@@ -11,11 +11,10 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import perf_counter
+from typing import TYPE_CHECKING
 
-import aiohttp
 import click
 import msgspec
-from rich.console import Console
 
 from gateway.client import (
     DEFAULT_URL,
@@ -32,6 +31,9 @@ from gateway.client import (
     unreachable,
 )
 from gateway.terminal.tables import printable
+
+if TYPE_CHECKING:
+    import aiohttp
 
 HELP = """\
 /clear           forget the conversation
@@ -96,6 +98,8 @@ class Reply:
 
 async def ask(session: aiohttp.ClientSession, talk: Conversation, reply: Reply, show: Callable[[str], None]) -> None:
     """Streams the answer to the last turn into ``reply``, each piece to ``show`` as it comes. Raises CallFailed."""
+    import aiohttp
+
     events = Events()
     done = False
     try:
@@ -140,6 +144,8 @@ class Terminal:
     """The conversation in a terminal; its one event loop runs only while an answer or a list is awaited."""
 
     def __init__(self, runner: asyncio.Runner, session: aiohttp.ClientSession, talk: Conversation) -> None:
+        from rich.console import Console
+
         self._runner = runner
         self._session = session
         self._talk = talk

@@ -1,6 +1,7 @@
 """The client's end of OpenAI's API, as far as our commands need it: where to call, with which key, reading a stream.
 
 Nothing of the server imports this; ``penstock chat`` and ``penstock bench serve`` do, and work against any such server.
+aiohttp takes as long to load as all else that a command needs, so whoever asks for help only does without it.
 """
 
 from __future__ import annotations
@@ -8,10 +9,13 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-import aiohttp
 import msgspec
+
+if TYPE_CHECKING:
+    import aiohttp
 
 DEFAULT_URL = "http://127.0.0.1:8080"
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -131,6 +135,8 @@ def _own_key(variable: str, url: str) -> str | None:
 
 def open_session(url: str, key: str | None, timeout_s: float) -> aiohttp.ClientSession:
     """A session on the API at ``url``, any number of connections; ``timeout_s`` bounds each call to its last byte."""
+    import aiohttp
+
     return aiohttp.ClientSession(
         base_url=f"{api_root(url)}/",
         headers={"Authorization": f"Bearer {key}"} if key else None,
@@ -141,6 +147,8 @@ def open_session(url: str, key: str | None, timeout_s: float) -> aiohttp.ClientS
 
 async def list_models(session: aiohttp.ClientSession) -> list[str]:
     """The ids of the models served. Raises CallFailed."""
+    import aiohttp
+
     try:
         async with session.get("models") as response:
             body = await response.read()
@@ -165,6 +173,8 @@ def refusal(status: int, body: bytes) -> str:
 
 def unreachable(error: BaseException) -> str:
     """Why a call never got an answer, in one line."""
+    import aiohttp
+
     if isinstance(error, TimeoutError):
         return "timed out"
     if isinstance(error, aiohttp.ClientConnectorError):

@@ -17,17 +17,16 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
-import sqlalchemy as sa
-from sqlalchemy.exc import SQLAlchemyError
-from sqlalchemy.ext.asyncio import create_async_engine
 
-from gateway import store
 from gateway.launcher import COMMAND, environment
 from gateway.settings_file import config_option, data_dir_option, load
 from policies.settings import Settings
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
 
 PACKAGES = ("penstock", "aiohttp", "uvloop", "msgspec", "sqlalchemy", "aiosqlite", "asyncpg", "alembic", "tokenizers")
 FEW_FILES = 4096
@@ -155,6 +154,12 @@ def _is_new(url: sa.URL) -> bool:
 
 
 async def _database(config: Settings, facts: dict[str, Any], findings: list[Finding]) -> None:
+    import sqlalchemy as sa
+    from sqlalchemy.exc import SQLAlchemyError
+    from sqlalchemy.ext.asyncio import create_async_engine
+
+    from gateway import store
+
     try:
         url = store.url_of(config.store)
     except store.StoreError as error:

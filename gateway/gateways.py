@@ -19,7 +19,6 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
 
 import msgspec
-from redis.exceptions import RedisError
 
 from gateway.clock import Clock
 from gateway.dispatch import Dispatch
@@ -207,6 +206,8 @@ class Gateways:
                 timer.cancel()
 
     async def _listen_on(self, redis: Redis) -> None:
+        from redis.exceptions import RedisError  # loaded by whoever made the ``Redis``
+
         while True:
             with contextlib.suppress(RedisError, OSError):
                 async with redis.client.pubsub(ignore_subscribe_messages=True) as notices:

@@ -2,8 +2,9 @@
 
 The first process listens to nobody. It brings the store up to date, starts the workers, and then as many gateways as
 the settings say; each binds the port for itself, so that the kernel deals the connections out among those that live.
-A gateway is told its settings, with their secrets, over its standard input, and then how the models stand; its end
-tells it that it is alone. What it asks for stands on its standard output, among the lines for everybody (``leases``).
+A gateway (``member``) is told its settings, with their secrets, over its standard input, and then how the models
+stand; its end tells it that it is alone. What it asks for stands on its standard output, among the lines for everybody
+(``leases``).
 """
 
 from __future__ import annotations
@@ -11,31 +12,28 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 
-import click
 import msgspec
-import uvloop
 
-from gateway import app, doors, log_level, store, telemetry, webhooks, workers
+from gateway import app, doors, log_level, store, webhooks, workers
 from gateway.bootstrap import bootstrap
 from gateway.clock import Clock
 from gateway.crew import Crew
 from gateway.dispatch import NothingToServe
 from gateway.doors import Stop
 from gateway.launcher import Launcher, environment
-from gateway.leases import ToGateway, ToOwner
+from gateway.leases import ToOwner
 from gateway.memory import Need
 from gateway.redis import Redis
-from gateway.settings_file import BAD_START, fail
+from gateway.settings_file import BAD_START
 from policies import settings
 
 log = logging.getLogger(__name__)
 
-COMMAND = (sys.executable, "-P", "-m", "gateway.processes")
+COMMAND = (sys.executable, "-P", "-m", "gateway.member")
 """Starts a gateway, which waits for its settings."""
 READY = "Penstock ready on "
 CLOSING_S = 30.0
@@ -244,57 +242,3 @@ class Member:
             await process.wait()
             process.stdin.close()
             self._process = None
-
-
-# The gateway's side
-
-
-class Parent(asyncio.Protocol):
-    """The process that started us, by standard input, once the settings are read, and output: the models' ``Owner``."""
-
-    def __init__(self) -> None:
-        self._unread = b""
-        self._heard: Callable[[ToGateway], None] | None = None
-
-    def send(self, message: ToOwner) -> None:
-        with contextlib.suppress(BrokenPipeError):  # it is gone, and so are we in a moment
-            click.echo(msgspec.json.encode(message))
-
-    def follow(self, heard: Callable[[ToGateway], None]) -> None:
-        self._heard = heard
-        self._read()
-
-    def data_received(self, data: bytes) -> None:
-        self._unread += data
-        self._read()
-
-    def _read(self) -> None:
-        if self._heard is not None:
-            *lines, self._unread = self._unread.split(b"\n")
-            for line in lines:
-                self._heard(msgspec.json.decode(line, type=ToGateway))
-
-    def connection_lost(self, error: Exception | None) -> None:
-        os.kill(os.getpid(), signal.SIGTERM)  # running answers may finish
-
-
-async def _serve_as_one_of_several(config: settings.Settings) -> None:
-    parent = Parent()
-    await asyncio.get_running_loop().connect_read_pipe(lambda: parent, sys.stdin)
-    await app.serve(config, os.environ, click.echo, owner=parent)
-
-
-def main() -> None:
-    with open(sys.stdin.fileno(), "rb", buffering=0, closefd=False) as unbuffered:  # what follows is not ours to read
-        config = msgspec.json.decode(unbuffered.readline(), type=settings.Settings)
-    telemetry.log_to_stderr(config.log)
-    try:
-        uvloop.run(_serve_as_one_of_several(config))
-    except app.BAD_STARTS as error:
-        fail(str(error))
-    except NothingToServe:
-        sys.exit(BAD_START)
-
-
-if __name__ == "__main__":
-    main()

@@ -21,8 +21,6 @@ from typing import TYPE_CHECKING
 
 import click
 import msgspec
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from gateway.fetch import File, PullError, digest_of, fetch_large
 from gateway.settings_file import fail
@@ -31,6 +29,7 @@ from sources import TEXT_FILES, WEIGHTS
 
 if TYPE_CHECKING:
     from huggingface_hub.hf_api import ModelInfo
+    from rich.console import Console
 
 MAX_SHOWN = 12
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -137,6 +136,8 @@ def _check_space(files: Sequence[File], to: Path | None) -> None:
 
 def _verify(root: Path, files: Sequence[File], console: Console) -> None:
     """Raises PullError; what is not what the hub says is removed, so that it is fetched again."""
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
     columns = (TextColumn("Verifying"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("", total=sum(file.num_bytes for file in files))
@@ -231,6 +232,8 @@ def _shown(num_bytes: int) -> str:
 @click.option("--json", "as_json", is_flag=True, help="Say what came as one JSON object.")
 def command(model: str, revision: str | None, quantization: str | None, to: Path | None, as_json: bool) -> None:
     """Fetch MODEL (OWNER/NAME) from the hub and verify every file; then it is served as --model OWNER/NAME."""
+    from rich.console import Console
+
     try:
         pulled = pull(model, revision, to, quantization, Console(stderr=True))
     except PullError as error:

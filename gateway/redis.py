@@ -15,11 +15,6 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from redis import asyncio as client
-from redis import exceptions
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
-
 from gateway.clock import Clock
 from policies import settings
 
@@ -33,15 +28,6 @@ MAX_WAITING = 10_000
 """Calls that wait for one of those; what comes beyond is told that Redis is away."""
 NOT_NOW = ("BUSY ", "LOADING", "MASTERDOWN", "MISCONF", "TRYAGAIN")
 """How refusals begin that are about Redis's own state rather than about the command."""
-AWAY = (
-    exceptions.ConnectionError,
-    exceptions.TimeoutError,
-    exceptions.InvalidResponse,
-    exceptions.OutOfMemoryError,
-    exceptions.ReadOnlyError,
-    TimeoutError,
-    OSError,
-)
 
 Word = str | bytes | int | float
 Call = tuple[tuple[Word, ...], asyncio.Future[Any]]
@@ -102,6 +88,22 @@ class Redis:
 
     def __init__(self, config: settings.Redis, clock: Clock) -> None:
         """Connects with the first call. Raises RedisUrlError."""
+        # Imported here: it takes a tenth of a start, and most gateways share nothing.
+        from redis import asyncio as client
+        from redis import exceptions
+        from redis.asyncio.retry import Retry
+        from redis.backoff import NoBackoff
+
+        self._exceptions = exceptions
+        self._away: tuple[type[Exception], ...] = (
+            exceptions.ConnectionError,
+            exceptions.TimeoutError,
+            exceptions.InvalidResponse,
+            exceptions.OutOfMemoryError,
+            exceptions.ReadOnlyError,
+            TimeoutError,
+            OSError,
+        )
         try:
             # Its own timeouts and retries are off: what a call may take is one figure, and it is kept here.
             self._pool = client.ConnectionPool.from_url(
@@ -159,7 +161,7 @@ class Redis:
         """What a script returns. Raises as ``call`` does."""
         try:
             return await self.call("EVALSHA", script.digest, len(keys), *keys, *arguments)
-        except exceptions.NoScriptError:  # Redis is new, or its scripts were flushed; nothing was run
+        except self._exceptions.NoScriptError:  # Redis is new, or its scripts were flushed; nothing was run
             return await self.call("EVAL", script.text, len(keys), *keys, *arguments)
 
     async def close(self) -> None:
@@ -190,7 +192,7 @@ class Redis:
             pipeline.execute_command(*command)
         try:
             answers = await self._in_time(pipeline)
-        except AWAY as error:
+        except self._away as error:
             self._fail(RedisAway(str(error) or "no answer"), batch)
         else:
             self._heard(batch, answers)
@@ -222,7 +224,7 @@ class Redis:
     def _heard(self, batch: Batch, answers: list[Any]) -> None:
         refusal: RedisAway | None = None
         for (_, answer), value in zip(batch, answers, strict=True):
-            if isinstance(value, AWAY) or (isinstance(value, Exception) and str(value).startswith(NOT_NOW)):
+            if isinstance(value, self._away) or (isinstance(value, Exception) and str(value).startswith(NOT_NOW)):
                 value = refusal = RedisAway(str(value))
             if answer.done():
                 continue

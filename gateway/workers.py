@@ -30,7 +30,8 @@ CANNOT_LOAD = 2
 """The exit status by which a worker says that its model will not load, however often it is tried."""
 MAX_FIRST_STARTS = 3
 """A child that ends so often before it was ever ready will not be: better to say so than to go on trying."""
-CONNECT_POLL_S = 0.02
+FIRST_POLL_S, LAST_POLL_S = 0.02, 0.2
+"""Between two looks whether a child listens by now: a tenth of the time that it has been looked for."""
 LEAVE_S = 5.0
 """How long a worker that holds nothing may take to leave; then it is ended."""
 LAST_WORDS_S = 1.0
@@ -236,6 +237,7 @@ class Worker:
         self.hung_up("exited", by_worker=True)
 
     async def _connect(self) -> None:
+        poll_s = FIRST_POLL_S
         while True:
             # Known before it is connected: what the worker says first may be heard before connect() returns.
             self._channel = Channel(self, self._limits.max_send_buffer_bytes, self._asks)
@@ -246,7 +248,8 @@ class Worker:
                 # A child comes to listening in its own time, and its exit would be noticed; nobody watches the others.
                 if self._child is None:
                     return self._lose(f"cannot be reached at {self._address}: {error.strerror or error}")
-                await asyncio.sleep(CONNECT_POLL_S)
+                await asyncio.sleep(poll_s)
+                poll_s = min(1.1 * poll_s, LAST_POLL_S)
 
     def _lose_unready(self, reason: str) -> None:
         if self.facts is None:

@@ -65,10 +65,10 @@ class Family:
 
     def gateways(self) -> list[int]:
         """Process ids of its gateways."""
-        return [pid for pid in children(self.process.pid) if b"gateway.processes" in command_of(pid)]
+        return [pid for pid in children(self.process.pid) if b"gateway.member" in command_of(pid)]
 
     def workers(self) -> list[int]:
-        return [pid for pid in children(self.process.pid) if b"gateway.processes" not in command_of(pid)]
+        return [pid for pid in children(self.process.pid) if b"gateway.member" not in command_of(pid)]
 
     async def end(self, number: signal.Signals = signal.SIGTERM) -> int | None:
         self.process.send_signal(number)

@@ -26,7 +26,7 @@ from policies import wire
 from policies.costs import StepCosts
 from policies.settings import WorkerSettings
 from worker.channel import listen
-from worker.process import NICENESS, freeze_objects, prepare
+from worker.process import NICENESS, freeze_objects, importing, prepare
 
 if TYPE_CHECKING:
     from worker.engine import Engine
@@ -88,8 +88,9 @@ def _told_later() -> list[str]:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is for whoever tells them to decide
     signal.signal(signal.SIGTERM, _leave)
     prepare()
-    import worker.loop
-    import worker.runner  # noqa: F401
+    with importing():
+        import worker.loop
+        import worker.runner  # noqa: F401
 
     line = b""
     # Nothing is held back in a buffer: its end is watched for later.
@@ -137,11 +138,12 @@ class _Others:
 
 def _serve(settings: WorkerSettings, listener: socket.socket) -> int:
     prepare()
-    from worker.device import is_out_of_memory
-    from worker.devices import own_turn, placed
-    from worker.models import ModelError
-    from worker.parallel.runner import ParallelRunner
-    from worker.runner import Runner
+    with importing():
+        from worker.device import is_out_of_memory
+        from worker.devices import own_turn, placed
+        from worker.models import ModelError
+        from worker.parallel.runner import ParallelRunner
+        from worker.runner import Runner
 
     started_at = time.monotonic()
     others = _Others()

@@ -18,6 +18,7 @@ from typing import Any, Literal, cast
 from policies.devices import ALONE
 from worker.cgroups import cpu_quota
 from worker.placement import allowed, choices, cores, part_of
+from worker.process import importing
 from worker.user_cache import user_cache
 
 Severity = Literal["fatal", "slow", "note"]
@@ -61,7 +62,8 @@ def examine() -> Facts:
     _cache(found)
     _packages(found)
     try:
-        import torch
+        with importing():
+            import torch
     except (ImportError, OSError) as error:
         # OSError: the package is there, but a library that it needs is not.
         found.facts["torch"] = None

@@ -4,11 +4,13 @@ one ends with another.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
 import os
 import signal
 import sys
+from collections.abc import Iterator
 
 from worker.user_cache import place_triton
 
@@ -36,6 +38,18 @@ def prepare() -> None:
         return  # not glibc
     mallopt(_M_MMAP_THRESHOLD, _LARGEST_MMAP_THRESHOLD_BYTES)
     mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
+
+
+@contextlib.contextmanager
+def importing() -> Iterator[None]:
+    """For torch, and what is imported with it: it stays as long as the process, so the collector looks it through
+    neither meanwhile nor later, which would take a sixth of a start. What little of it is garbage stays as well."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def freeze_objects() -> None:

@@ -11,23 +11,24 @@ from collections.abc import Coroutine
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import aiohttp
 import click
 import msgspec
-import uvloop
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
-from gateway.bench import arrivals, load, measures, plot
+from gateway.bench import arrivals, measures, plot
 from gateway.bench.arrivals import Due, TraceError
 from gateway.bench.measures import Report
 from gateway.bench.prompts import Prompts
 from gateway.client import DEFAULT_URL, CallFailed, api_root, find_key, list_models, open_session
 from gateway.settings_file import fail
 from policies.distribution import Distribution, distribution
+
+if TYPE_CHECKING:
+    import aiohttp
+    from rich.console import Console
+
+    from gateway.bench import load
 
 MOST_REQUESTS = 1_000_000
 LONGEST_S = 3600.0
@@ -173,12 +174,18 @@ def serve(**options: Any) -> None:
         fail(str(error))
     if not dues:
         fail("no request is due within the time given")
+    import uvloop
+
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         sys.exit(runner.run(_serve(chosen, dues)))
 
 
 async def _serve(options: Options, dues: list[Due]) -> int:
     """Runs it all; the exit code."""
+    from rich.console import Console
+
+    from gateway.bench import load
+
     notes = Console(stderr=True)
     run = load.Run()
     async with open_session(options.url, find_key(options.key, options.url), options.timeout) as session:
@@ -236,6 +243,8 @@ async def _first_model(session: aiohttp.ClientSession) -> str:
 
 async def _watched(work: Coroutine[Any, Any, None], run: load.Run, num_requests: int, notes: Console) -> bool:
     """Runs ``work`` under a progress bar; True when Ctrl-C ended it."""
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
     task = asyncio.ensure_future(work)
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGINT, task.cancel)
@@ -288,6 +297,9 @@ def _as_json(options: Options, model: str, report: Report, interrupted: bool) ->
 
 
 def _print(report: Report, subtitle: str, interrupted: bool) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
     out = Console(highlight=False)
     out.print(
         f"[bold]{report.num_ok:,} answers[/bold] in {report.duration_s:,.1f} s, {report.num_errors:,} errors", end=""

@@ -8,8 +8,6 @@ import logging
 import re
 from collections.abc import AsyncIterator
 
-from redis.exceptions import ResponseError
-
 from gateway.cache.memory import Held
 from gateway.redis import Redis, RedisAway
 
@@ -57,6 +55,8 @@ class Shared:
         return Held(num_entries, num_bytes)
 
     async def _put(self, key: str, value: bytes, ttl_s: float) -> None:
+        from redis.exceptions import ResponseError  # loaded by whoever made the ``Redis``
+
         try:
             await self._redis.call("SET", key, value, "PX", max(1, int(1e3 * ttl_s)))
         except RedisAway:

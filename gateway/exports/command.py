@@ -11,12 +11,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import click
-from sqlalchemy.exc import SQLAlchemyError
 
-from gateway import store
 from gateway.exports import DAY_S, EPOCH, FORMATS, BadOrder, Format, Order, What, check
-from gateway.exports.files import InTheWay, write_file, write_stream
-from gateway.exports.pieces import Export
 from gateway.settings_file import config_option, data_dir_option, fail, load
 from policies import settings
 
@@ -58,6 +54,11 @@ def export(
     A period whose days are closed is written to the same bytes each time. focus is FOCUS 1.2, of costs, as CSV.
     The gateway may be running or not.
     """
+    from sqlalchemy.exc import SQLAlchemyError
+
+    from gateway.exports.files import InTheWay
+    from gateway.store import StoreError
+
     loaded = load(config, {} if data_dir is None else {"store.data_dir": data_dir})
     format_ = "jsonl" if is_json else format_
     order = Order(what=what, format=format_, from_=from_, to=to, currency=loaded.billing.currency)
@@ -70,7 +71,7 @@ def export(
         asyncio.run(_export(loaded.store, order, tenant, output))
     except BadOrder as error:
         fail(f"--{error}")
-    except (store.StoreError, InTheWay) as error:
+    except (StoreError, InTheWay) as error:
         fail(str(error))
     except BrokenPipeError:  # whoever read it has enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -83,7 +84,7 @@ def export(
         sys.exit(130)
 
 
-def _cause(error: SQLAlchemyError | OSError) -> str:
+def _cause(error: Exception) -> str:
     return " ".join(str(getattr(error, "orig", None) or error).split()) or type(error).__name__
 
 
@@ -93,6 +94,10 @@ def today() -> datetime.date:
 
 
 async def _export(config: settings.Store, order: Order, tenants: tuple[str, ...], output: Path | None) -> None:
+    from gateway import store
+    from gateway.exports.files import write_file, write_stream
+    from gateway.exports.pieces import Export
+
     async with store.beside(config) as rooms:
         begun = await Export.begin(rooms, order, tenants)
         with _Progress(begun.period.num_rows, is_shown=output is not None and sys.stderr.isatty()) as progress:

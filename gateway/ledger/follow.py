@@ -17,13 +17,13 @@ from collections.abc import AsyncIterator, Collection, Sequence
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
-from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway import store
 from gateway.ledger.entry import Entry
 from gateway.store import Store
+from gateway.store.upserts import insert_for
 
 LOCKS = 0x666F6C6C
 """The first half of the advisory locks ("foll") under which followers of one PostgreSQL take turns."""
@@ -173,9 +173,8 @@ class Follower:
                 columns.follower == self.name, columns.chain == move.chain, columns.position == move.from_
             )
         else:
-            insert = sqlite.insert if connection.dialect.name == "sqlite" else postgresql.insert
             row = {"follower": self.name, "chain": move.chain, "position": move.to}
-            statement = insert(store.ledger_cursors).values(row).on_conflict_do_nothing()
+            statement = insert_for(connection.dialect.name)(store.ledger_cursors).values(row).on_conflict_do_nothing()
         if (await connection.execute(statement)).rowcount != 1:
             raise Overtaken(f"{self.name}: chain {move.chain} is not at {move.from_} any more")
 

@@ -16,7 +16,6 @@ from operator import attrgetter
 from typing import Any, Protocol, get_args
 
 import sqlalchemy as sa
-from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -26,6 +25,7 @@ from gateway.clock import Clock
 from gateway.ledger.entry import Entry
 from gateway.ledger.follow import Batch, Follower, Move
 from gateway.store import Store
+from gateway.store.upserts import insert_for
 from gateway.telemetry import about
 from policies import pricing
 from policies.pricing import Kind, Rates
@@ -287,6 +287,6 @@ async def _write(connection: AsyncConnection, sums: Sums) -> None:
 @functools.cache
 def _upsert(dialect: str) -> Any:
     """A row of sums, added to what there is."""
-    statement = (sqlite.insert if dialect == "sqlite" else postgresql.insert)(store.usage)
+    statement = insert_for(dialect)(store.usage)
     grown = {name: store.usage.c[name] + statement.excluded[name] for name in NUMBERS}
     return statement.on_conflict_do_update(index_elements=store.usage.primary_key.columns, set_=grown)

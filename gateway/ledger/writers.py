@@ -15,7 +15,6 @@ from typing import Any
 
 import msgspec
 import sqlalchemy as sa
-from sqlalchemy.dialects import postgresql
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
@@ -23,17 +22,10 @@ from gateway import store
 from gateway.ledger.chains import content_of
 from gateway.ledger.entry import Entry, RowRefused, WriteError, Writer
 from gateway.store import PRAGMAS, Store
+from gateway.store.upserts import insert_for
 
 MAX_ROWS_A_STATEMENT = 32
 """Of SQLite's; as many are kept prepared."""
-_postgres = postgresql.dialect()  # type: ignore[no-untyped-call]
-_arrays = ", ".join(f"${number}::{column.type.compile(_postgres)}[]" for number, column in enumerate(store.ledger.c, 1))
-INSERT_ARRAYS = (
-    f"INSERT INTO {store.ledger.name} ({', '.join(store.ledger.c.keys())}) SELECT * FROM unnest({_arrays})"
-    " ON CONFLICT (request_id) DO NOTHING"
-)
-"""PostgreSQL's."""
-
 REFUSED_STATES = ("22", "23")
 """How PostgreSQL's codes begin for what is wrong with a row: its values, or what a constraint says of them."""
 _RARE = (
@@ -66,12 +58,13 @@ class PostgresWriter:
 
     def __init__(self, engine: AsyncEngine) -> None:
         self._engine = engine
+        self._insert = _insert_arrays(engine.dialect)
 
     async def write(self, entries: Sequence[Entry]) -> None:
         columns = tuple(map(list, zip(*map(msgspec.structs.astuple, entries), strict=True)))
         try:
             async with self._engine.begin() as connection:
-                inserted = await connection.exec_driver_sql(INSERT_ARRAYS, columns)
+                inserted = await connection.exec_driver_sql(self._insert, columns)
                 if inserted.rowcount < len(entries):
                     await self._note_repeats(connection, entries)
         except (SQLAlchemyError, OSError) as error:
@@ -87,7 +80,16 @@ class PostgresWriter:
         query = sa.select(rows.request_id, rows.chain, rows.position)
         found = await connection.execute(query.where(rows.request_id.in_([entry.request_id for entry in entries])))
         if repeats := _repeats(entries, {request_id: (chain, position) for request_id, chain, position in found}):
-            await connection.execute(postgresql.insert(store.ledger_repeats).on_conflict_do_nothing(), repeats)
+            await connection.execute(insert_for("postgresql")(store.ledger_repeats).on_conflict_do_nothing(), repeats)
+
+
+def _insert_arrays(dialect: sa.Dialect) -> str:
+    columns = store.ledger.c
+    arrays = ", ".join(f"${number}::{column.type.compile(dialect)}[]" for number, column in enumerate(columns, 1))
+    return (
+        f"INSERT INTO {store.ledger.name} ({', '.join(columns.keys())}) SELECT * FROM unnest({arrays})"
+        " ON CONFLICT (request_id) DO NOTHING"
+    )
 
 
 class SqliteWriter:

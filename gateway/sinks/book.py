@@ -7,13 +7,13 @@ from typing import Any, NamedTuple
 
 import msgspec
 import sqlalchemy as sa
-from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway import store
 from gateway.ledger.entry import Entry
 from gateway.sinks.events import Event
 from gateway.store import Store
+from gateway.store.upserts import insert_for
 from policies.sinks import BY_METADATA, Sink
 
 MAX_FAILURES = 10_000
@@ -104,7 +104,7 @@ class Book:
             row["delivered_at"] = grown["delivered_at"] = int(now)
         await self._write(connection, row, grown)
         for tenant_id, seen in skipped.items():
-            insert = _insert(connection)(skips)
+            insert = insert_for(connection.dialect.name)(skips)
             values = {"sink": self._name, "tenant_id": tenant_id, **msgspec.structs.asdict(seen)}
             more = {"num_rows": skips.c.num_rows + insert.excluded.num_rows, "last_at": insert.excluded.last_at}
             statement = insert.on_conflict_do_update(index_elements=[skips.c.sink, skips.c.tenant_id], set_=more)
@@ -123,7 +123,7 @@ class Book:
             for event, why in refused
         ]
         if rows:
-            await connection.execute(_insert(connection)(failures).on_conflict_do_nothing(), rows)
+            await connection.execute(insert_for(connection.dialect.name)(failures).on_conflict_do_nothing(), rows)
 
     async def note(self, why: str, num_tries: int, retry_at: float, now: float) -> None:
         """Nothing is taken at the moment."""
@@ -176,7 +176,7 @@ class Book:
         return {"sink": self._name, "num_rows": 0, "num_events": 0, "num_tries": 0, "retry_at": 0.0, **others}
 
     async def _write(self, connection: AsyncConnection, row: dict[str, Any], changed: dict[str, Any]) -> None:
-        insert = _insert(connection)(states).values(row)
+        insert = insert_for(connection.dialect.name)(states).values(row)
         await connection.execute(insert.on_conflict_do_update(index_elements=[states.c.sink], set_=changed))
 
 
@@ -184,7 +184,3 @@ async def count_failures(connection: AsyncConnection, name: str) -> int:
     query = sa.select(sa.func.count()).select_from(failures).where(failures.c.sink == name)
     number: int = (await connection.execute(query)).scalar_one()
     return number
-
-
-def _insert(connection: AsyncConnection) -> Any:
-    return sqlite.insert if connection.dialect.name == "sqlite" else postgresql.insert

@@ -27,8 +27,7 @@ responses = sa.Table(
 )
 """``input`` and ``body`` are JSON: a list of items, and the response object. ``renewed_at``: when the gateway that
 writes it has last said so."""
-_open = responses.c.status.in_(("queued", "in_progress"))
-sa.Index("responses_open", responses.c.renewed_at, sqlite_where=_open, postgresql_where=_open)
+sa.Index("responses_open", responses.c.renewed_at)
 response_events = sa.Table(
     "response_events",
     metadata,

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterator
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import quote
 
-import aiohttp
 import msgspec
 
 from gateway.client import CallFailed, Events, Unreachable, api_root, unreachable
+
+if TYPE_CHECKING:
+    import aiohttp
 
 Thing = dict[str, Any]
 """One object of the API, as it came."""
@@ -33,6 +34,8 @@ class Administration:
     """One gateway's admin API. Every call raises CallFailed: Refused, or Unreachable."""
 
     def __init__(self, url: str, key: str | None) -> None:
+        import asyncio
+
         self.root = api_root(url).removesuffix("/v1")
         self._key = key
         self._runner = asyncio.Runner()
@@ -81,6 +84,8 @@ class Administration:
         self._runner.run(self._follow(path, _params(query), show))
 
     async def _follow(self, path: tuple[object, ...], params: dict[str, str], show: Callable[[bytes], bool]) -> None:
+        import aiohttp
+
         events = Events()
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=10.0, sock_read=QUIET_S)
         try:
@@ -97,6 +102,8 @@ class Administration:
     async def _call(
         self, method: str, path: tuple[object, ...], query: dict[str, object], body: object, version: int | None
     ) -> Thing:
+        import aiohttp
+
         headers = {"content-type": "application/json"} if body is not None else {}
         if version is not None:
             headers["if-match"] = f'"{version}"'
@@ -117,6 +124,8 @@ class Administration:
 
     async def _opened(self) -> aiohttp.ClientSession:
         if self._session is None:
+            import aiohttp
+
             self._session = aiohttp.ClientSession(
                 headers={"authorization": f"Bearer {self._key}"} if self._key else None,
                 timeout=aiohttp.ClientTimeout(total=TIMEOUT_S, sock_connect=10.0),

@@ -14,7 +14,6 @@ from typing import Any
 
 import click
 import msgspec
-from rich.console import Console
 
 from gateway.client import DEFAULT_URL, CallFailed, Unreachable, find_admin_key
 from gateway.terminal.administration import Administration, Refused, Thing
@@ -83,6 +82,8 @@ def told(answer: object) -> None:
 @contextlib.contextmanager
 def busy(what: str) -> Iterator[None]:
     """Something that turns on standard error while the caller waits; nothing where nobody looks."""
+    from rich.console import Console
+
     console = Console(stderr=True)
     if not console.is_terminal:
         yield

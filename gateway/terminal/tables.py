@@ -6,12 +6,10 @@ import datetime
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from rich import box
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
+if TYPE_CHECKING:
+    from rich.text import Text
 
 # What others wrote must not move the cursor, retitle the window or paste into it: control characters other than tab and
 # newline, those of C1 among them, are left out.
@@ -70,6 +68,11 @@ def amount(micros: int, currency: str) -> str:
 
 def shown(things: Iterable[Any], columns: Iterable[Column], nothing: str) -> None:
     """A table on standard output; ``nothing`` where there are no rows."""
+    # Imported where something is drawn: as JSON, and for help alone, nothing is.
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
     columns = list(columns)
     rows = [[_cell(column.cell(thing)) for column in columns] for thing in things]
     if not rows:
@@ -89,6 +92,9 @@ def shown(things: Iterable[Any], columns: Iterable[Column], nothing: str) -> Non
 
 def facts(thing: Any, columns: Iterable[Column]) -> None:
     """One object, a line for each thing about it."""
+    from rich.console import Console
+    from rich.text import Text
+
     columns = list(columns)
     width = max(len(column.title) for column in columns)
     console = Console(highlight=False)
@@ -102,6 +108,8 @@ def _count(number: int | None) -> str | None:
 
 
 def _cell(value: object) -> Text:
+    from rich.text import Text
+
     if value is None or value == "":
         return Text("-", style="dim")
     if isinstance(value, bool):

@@ -27,6 +27,13 @@ ENVIRON = {name: value for name, value in os.environ.items() if not name.startsw
     "PENSTOCK_ENGINE__MAX_KV_BYTES": "67108864",
 }
 
+OPTIONAL = (
+    *("aiohttp", "alembic", "brotli", "huggingface_hub", "jinja2", "llguidance", "numpy"),
+    *("opentelemetry", "prometheus_client", "pyarrow", "redis", "rich", "sqlalchemy"),
+    *("sqlalchemy.dialects.postgresql", "tokenizers", "torch", "uvloop", "policies.simulation"),
+)
+"""What takes long to be loaded, and is for some commands or settings alone."""
+
 
 def penstock(*arguments: object, cwd: Path, **environ: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
@@ -195,6 +202,28 @@ def test_all_that_serve_imports_is_free_of_tensors(tmp_path):
     )
     done = subprocess.run([sys.executable, "-c", script], env=ENVIRON, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def loaded(script: str, cwd: Path) -> set[str]:
+    """Of OPTIONAL, what a process has loaded that ran this."""
+    asked = f"import atexit, sys; atexit.register(lambda: print(*{set(OPTIONAL)} & {{*sys.modules}}, file=sys.stderr))"
+    command = [sys.executable, "-c", f"{asked}\n{script}"]
+    done = subprocess.run(command, cwd=cwd, env=ENVIRON, capture_output=True, text=True, check=True)
+    return set(done.stderr.split())
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["tenants", "--help"], ["serve", "--help"]], ids=" ".join)
+def test_help_waits_for_nothing_that_the_work_needs(tmp_path, arguments):
+    """All commands are imported to be listed."""
+    assert loaded(f"from gateway.cli import main; main({arguments})", tmp_path) == set()
+
+
+def test_a_start_loads_what_its_settings_and_its_store_ask_for(tmp_path):
+    apart = {"alembic", "huggingface_hub", "opentelemetry", "redis", "rich", "sqlalchemy.dialects.postgresql"}
+    assert not loaded("import gateway.app, gateway.processes, gateway.starting", tmp_path) & apart
+    migrate = "from gateway.cli import main; main(['migrate'])"
+    assert "alembic" in loaded(migrate, tmp_path)
+    assert "alembic" not in loaded(migrate, tmp_path)  # there was nothing to do
 
 
 def test_a_port_that_is_taken(tmp_path):

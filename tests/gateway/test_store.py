@@ -10,6 +10,7 @@ import sqlalchemy as sa
 from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
 
 import migrations
 from gateway import keys, store
@@ -29,6 +30,17 @@ async def test_an_empty_database_is_brought_up_to_date_and_a_second_start_change
         assert rooms.applied == REVISIONS
     async with store.opened(new_store) as rooms:
         assert rooms.applied == []
+
+
+async def test_a_step_is_in_a_file_of_its_revisions_name(new_store):
+    """By which a start finds that there is nothing to do, without Alembic."""
+
+    def steps(connection: sa.Connection) -> list[str]:
+        scripts = ScriptDirectory.from_config(migrations.config_of(connection))
+        return [script.revision for script in scripts.walk_revisions()][::-1]
+
+    async with store.opened(new_store) as rooms, rooms.engine.connect() as connection:
+        assert await connection.run_sync(steps) == REVISIONS
 
 
 async def test_the_migrated_schema_is_the_one_that_the_code_knows(new_store):

@@ -15,7 +15,7 @@ import pytest
 from rich.console import Console
 
 from gateway import live
-from gateway.terminal import top
+from gateway.terminal import view
 from tests.builders import PATIENCE_S, ROOT
 from tests.gateway.conftest import ADMIN_KEY
 
@@ -136,17 +136,17 @@ def a_snapshot(num_streams: int) -> bytes:
 
 @pytest.mark.parametrize("size", [(140, 40), (125, 30), (80, 24), (40, 10)])
 def test_it_fits_the_terminal(size):
-    view = top.View()
-    view.take(a_snapshot(50))
+    drawn = view.View()
+    drawn.take(a_snapshot(50))
     console = Console(width=size[0], height=size[1], force_terminal=True, file=io.StringIO())
     with console.capture() as captured:
-        console.print(view.drawn(*size))
+        console.print(drawn.drawn(*size))
     lines = captured.get().splitlines()
     assert len(lines) <= max(size[1], 22)
     assert "req_\x1b[2J" not in captured.get()
 
 
 def test_a_sparkline_is_as_high_as_its_highest():
-    assert top.sparkline([0.0, 4.0, 8.0]) == " ▄█"
-    assert top.sparkline([0.0, 0.0]) == "  "
-    assert top.bar(2.0, 4).plain == "████ 200%"
+    assert view.sparkline([0.0, 4.0, 8.0]) == " ▄█"
+    assert view.sparkline([0.0, 0.0]) == "  "
+    assert view.bar(2.0, 4).plain == "████ 200%"

@@ -19,7 +19,7 @@ import msgspec
 
 from worker.parallel.control import Begin, Control, Failed, Loaded, Measure, Room
 from worker.parallel.duty import Duty
-from worker.process import NICENESS, end_with_parent, freeze_objects, prepare
+from worker.process import NICENESS, end_with_parent, freeze_objects, importing, prepare
 
 CANNOT_START, BROKEN = 2, 3
 GRACE_S = 0.5
@@ -50,13 +50,14 @@ def main() -> int:
 
 
 def _compute(duty: Duty, control: Control) -> int:
-    from worker.devices import own_turn
-    from worker.loading import load_model
-    from worker.models import ModelError
-    from worker.parallel.adapters import Shelf, read_beside
-    from worker.parallel.link import ProcessLink, store
-    from worker.parallel.rank import Rank, layout_of, serve
-    from worker.room import room, rooms_apart
+    with importing():
+        from worker.devices import own_turn
+        from worker.loading import load_model
+        from worker.models import ModelError
+        from worker.parallel.adapters import Shelf, read_beside
+        from worker.parallel.link import ProcessLink, store
+        from worker.parallel.rank import Rank, layout_of, serve
+        from worker.room import room, rooms_apart
 
     engine = duty.settings.engine
     layout = layout_of(engine)

@@ -1,5 +1,5 @@
 """`penstock ledger`: ``close`` closes days, ``verify`` reads rows and digests again, ``give-up`` ends the waiting for
-rows that are lost. Each may run beside a gateway."""
+rows that are lost. Each may run beside a gateway. The ledger and its store are loaded by what reads them."""
 
 from __future__ import annotations
 
@@ -9,19 +9,17 @@ import time
 from collections.abc import Coroutine
 from datetime import datetime
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 import msgspec
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from sqlalchemy.exc import SQLAlchemyError
 
-from gateway import store
-from gateway.ledger import closing, losses
-from gateway.ledger.verify import Verdict, verify
 from gateway.settings_file import config_option, data_dir_option, fail, load
 from policies import settings
+
+if TYPE_CHECKING:
+    from gateway.ledger import closing, losses
+    from gateway.ledger.verify import Verdict
 
 T = TypeVar("T")
 
@@ -42,6 +40,8 @@ def ledger() -> None:
 @click.option("--json", "as_json", is_flag=True, help="The days that were closed, as JSON.")
 def close(day: datetime, config: Path | None, data_dir: str | None, as_json: bool) -> None:
     """Close every open day up to one, without waiting for rows that may still come: those fall to a later day."""
+    from gateway.ledger import closing
+
     now, last = time.time(), closing.number_of(day.date())
     if last >= closing.day_of(now):
         fail(f"{day.date()} is not over yet (days are in UTC)")
@@ -68,6 +68,8 @@ def verify_command(
 
     Keep the digests somewhere else: whoever can write everything in the store can write other digests too.
     """
+    from gateway.ledger import closing
+
     if from_ is not None and to is not None and to <= from_:
         fail(f"the period ends at {to.date()}, before it begins: --to is the first day that is not read")
     days = [None if day is None else closing.number_of(day.date()) for day in (from_, to)]
@@ -91,6 +93,8 @@ def give_up(chain: int, first: int, last: int | None, reason: str, config: Path 
 
     What stands behind them in their chain is then counted, billed and closed; `verify` goes on finding them missing.
     """
+    from gateway.ledger import losses
+
     loss = losses.Loss(chain, first, last or first, reason)
     try:
         _run(_given_up(_store_of(config, data_dir), loss))
@@ -100,11 +104,17 @@ def give_up(chain: int, first: int, last: int | None, reason: str, config: Path 
 
 
 async def _given_up(config: settings.Store, loss: losses.Loss) -> None:
+    from gateway import store
+    from gateway.ledger import losses
+
     async with store.beside(config) as rooms:
         await losses.give_up(rooms, loss)
 
 
 async def _closed(config: settings.Store, before: int, now: float) -> list[closing.Day]:
+    from gateway import store
+    from gateway.ledger import closing
+
     closed = []
     async with store.beside(config) as rooms:
         while (one := await closing.close_next(rooms, before, now)) is not None:
@@ -113,6 +123,12 @@ async def _closed(config: settings.Store, before: int, now: float) -> list[closi
 
 
 async def _verified(config: settings.Store, from_day: int | None, to_day: int | None) -> Verdict:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from gateway import store
+    from gateway.ledger.verify import verify
+
     console = Console(stderr=True)
     columns = (TextColumn("rows"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
@@ -146,9 +162,13 @@ def _store_of(config: Path | None, data_dir: str | None) -> settings.Store:
 
 
 def _run(work: Coroutine[Any, Any, T]) -> T:
+    from sqlalchemy.exc import SQLAlchemyError
+
+    from gateway.store import StoreError
+
     try:
         return asyncio.run(work)
-    except store.StoreError as error:
+    except StoreError as error:
         fail(str(error))
     except (SQLAlchemyError, OSError) as error:
         fail(f"the store cannot be read: {' '.join(str(getattr(error, 'orig', None) or error).split())}")

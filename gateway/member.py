@@ -1,0 +1,76 @@
+"""One of several gateways on one port: ``python -m gateway.member``, which ``processes`` starts and instructs."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Callable
+
+import click
+import msgspec
+
+from gateway.importing import importing
+from gateway.leases import ToGateway, ToOwner
+from gateway.settings_file import BAD_START, fail
+from policies import settings
+
+
+class Parent(asyncio.Protocol):
+    """The process that started us, by standard input, once the settings are read, and output: the models' ``Owner``."""
+
+    def __init__(self) -> None:
+        self._unread = b""
+        self._heard: Callable[[ToGateway], None] | None = None
+
+    def send(self, message: ToOwner) -> None:
+        with contextlib.suppress(BrokenPipeError):  # it is gone, and so are we in a moment
+            click.echo(msgspec.json.encode(message))
+
+    def follow(self, heard: Callable[[ToGateway], None]) -> None:
+        self._heard = heard
+        self._read()
+
+    def data_received(self, data: bytes) -> None:
+        self._unread += data
+        self._read()
+
+    def _read(self) -> None:
+        if self._heard is not None:
+            *lines, self._unread = self._unread.split(b"\n")
+            for line in lines:
+                self._heard(msgspec.json.decode(line, type=ToGateway))
+
+    def connection_lost(self, error: Exception | None) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)  # running answers may finish
+
+
+async def _serve(config: settings.Settings) -> None:
+    from gateway import app
+
+    parent = Parent()
+    await asyncio.get_running_loop().connect_read_pipe(lambda: parent, sys.stdin)
+    await app.serve(config, os.environ, click.echo, owner=parent)
+
+
+def main() -> None:
+    with open(sys.stdin.fileno(), "rb", buffering=0, closefd=False) as unbuffered:  # what follows is not ours to read
+        config = msgspec.json.decode(unbuffered.readline(), type=settings.Settings)
+    with importing():
+        import uvloop
+
+        from gateway import app, telemetry
+        from gateway.dispatch import NothingToServe
+    telemetry.log_to_stderr(config.log)
+    try:
+        uvloop.run(_serve(config))
+    except app.BAD_STARTS as error:
+        fail(str(error))
+    except NothingToServe:
+        sys.exit(BAD_START)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,135 @@
+"""``penstock serve``, ``penstock migrate`` and ``penstock worker``: what begins with the settings and the store."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any, get_args
+
+import click
+import msgspec
+
+from gateway.importing import importing
+from gateway.settings_file import BAD_START, config_option, data_dir_option, fail, load
+from policies import settings
+from policies.gguf import SUFFIX
+
+quantize_option = click.option(
+    "--quantize",
+    type=click.Choice(get_args(settings.Quantization)),
+    help="What the matrices of a plain model become when it is loaded [engine.quantize].",
+)
+
+
+@click.command(short_help="Start the gateway and its workers.")
+@config_option
+@click.option(
+    "--model", help='Serve this one: a directory, a GGUF file, a hub id, or "demo" [what the settings say; else demo].'
+)
+@click.option("--host", help="Address to listen on [server.host].")
+@click.option("--port", type=click.IntRange(0, 65535), help="Port to listen on, 0 for any [server.port].")
+@quantize_option
+@data_dir_option
+def serve(
+    config: Path | None,
+    model: str | None,
+    host: str | None,
+    port: int | None,
+    quantize: str | None,
+    data_dir: str | None,
+) -> None:
+    """Start the gateway and its workers; a line on standard output says when the first model can answer."""
+    chosen: dict[str, Any] = {
+        "server.host": host,
+        "server.port": port,
+        "store.data_dir": data_dir,
+        "engine.quantize": quantize,
+    }
+    if model is not None:
+        chosen["models"] = {served_name(model): {"source": model}}
+    loaded = load(config, {name: value for name, value in chosen.items() if value is not None})
+    # Imported here: a bad config.toml should not wait for it.
+    import uvloop
+
+    from gateway import telemetry
+
+    telemetry.log_to_stderr(loaded.log)
+    try:
+        uvloop.run(serving(loaded))
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+async def serving(loaded: settings.Settings) -> None:
+    """Until a signal ends it. What is imported here takes as long as what a worker imports, and both are done at
+    once."""
+    from gateway.launcher import Launcher
+
+    launcher = Launcher()
+    async with launcher.ahead(list(loaded.models.values())):
+        with importing():
+            from gateway import app, processes
+            from gateway.dispatch import NothingToServe
+
+        serve_all = processes.serve if loaded.server.processes > 1 else app.serve
+        try:
+            await serve_all(loaded, os.environ, click.echo, launcher)
+        except app.BAD_STARTS as error:
+            fail(str(error))
+        except NothingToServe:
+            sys.exit(BAD_START)
+
+
+@click.command(short_help="Bring the store to this version's schema.")
+@config_option
+@data_dir_option
+def migrate(config: Path | None, data_dir: str | None) -> None:
+    """Bring the store to this version's schema, as `penstock serve` does when it starts."""
+    loaded = load(config, {} if data_dir is None else {"store.data_dir": data_dir})
+    import asyncio
+
+    from gateway import store
+
+    async def applied() -> list[str]:
+        async with store.opened(loaded.store) as rooms:
+            return rooms.applied
+
+    try:
+        revisions = asyncio.run(applied())
+    except store.StoreError as error:
+        fail(str(error))
+    click.echo(f"Applied {', '.join(revisions)}." if revisions else "Nothing to do: the store is up to date.")
+
+
+@click.command(short_help="Start one worker by itself.")
+@config_option
+@click.option("--model", required=True, help='What it computes: a directory, a GGUF file, a hub id, or "demo".')
+@click.option("--name", help="As clients name the model [the last part of --model].")
+@click.option("--listen", required=True, help='Where gateways find it: "unix:/path" or "tcp:host:port".')
+@quantize_option
+@click.option(
+    "--device",
+    "devices",
+    type=click.IntRange(0),
+    multiple=True,
+    help="Index of the CUDA device, once for each of its ranks [engine.devices].",
+)
+def worker(
+    config: Path | None, model: str, name: str | None, listen: str, quantize: str | None, devices: tuple[int, ...]
+) -> None:
+    """Start one worker by itself, for a gateway that names it under models.NAME.addresses."""
+    name = name or served_name(model)
+    loaded = load(config, {} if quantize is None else {"engine.quantize": quantize})
+    engine = loaded.models[name].engine if name in loaded.models else loaded.engine
+    if devices:
+        engine = msgspec.structs.replace(engine, devices=devices)
+    told = settings.WorkerSettings(name=f"{name}@{listen}", model=name, source=model, listen=listen, engine=engine)
+    from gateway.launcher import COMMAND, environment
+
+    os.execve(COMMAND[0], [*COMMAND, msgspec.json.encode(told).decode()], environment())
+
+
+def served_name(model: str) -> str:
+    """The last part of a directory or a hub id; of a GGUF file, without its ending."""
+    return model if model == "demo" else Path(model).expanduser().resolve().name.removesuffix(SUFFIX)
