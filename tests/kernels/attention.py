@@ -254,20 +254,26 @@ def test_a_fixed_plan_serves_one_step_after_another(num_tokens, window):
     assert fixed.most == 3, "some of what follows is dealt to several programs"
 
 
+BESIDE = [
+    [(600, 1), (3, 40), (17, 1), (300, 4)],
+    [(0, 64)],
+    [],
+    [(800, 1), (0, 1), (50, 2)],
+    [(700, 33), (5, 9), (40, 11), (0, 1), (90, 1), (33, 1)],
+]
+FEWER_BESIDE = [[(300, 1), (3, 11), (17, 1), (90, 3)], [(0, 16)], [], [(150, 9), (0, 1), (33, 1)]]
+"""Where many heads make many tiles of few tokens."""
+
+
 @pytest.mark.parametrize("num_processors", [2, 32])
-@pytest.mark.parametrize(("group", "window"), [(3, 0), (1, 40), (40, 0)])
-def test_a_fixed_plan_serves_chunks_beside_decodes_and_drafts(group, window, num_processors):
+@pytest.mark.parametrize(
+    ("group", "window", "num_rows", "steps"), [(3, 0, 64, BESIDE), (1, 40, 64, BESIDE), (40, 0, 16, FEWER_BESIDE)]
+)
+def test_a_fixed_plan_serves_chunks_beside_decodes_and_drafts(group, window, num_rows, steps, num_processors):
     torch.manual_seed(group)
     cache, scores = filled(2, 16, 80, 16, torch.float32, DEVICE), Scores(0.2, (window, window))
     backend = TritonAttention(cache, scores, 2 * group, num_processors=num_processors)
-    steps = [
-        [(600, 1), (3, 40), (17, 1), (300, 4)],
-        [(0, 64)],
-        [],
-        [(800, 1), (0, 1), (50, 2)],
-        [(700, 33), (5, 9), (40, 11), (0, 1), (90, 1), (33, 1)],
-    ]
-    fixed = assert_serves(backend, Shape(64, 6), steps, group)
+    fixed = assert_serves(backend, Shape(num_rows, 6), steps, group)
     assert len(fixed.launches) == (1 if group == 40 else 2)
 
 

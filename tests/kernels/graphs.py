@@ -181,8 +181,9 @@ def test_a_bucket_is_recorded_once_it_recurs_and_says_the_same():
 
 
 @pytest.mark.skipif(DEVICE.type != "cpu", reason="a device says itself what it takes")
-@pytest.mark.parametrize("took_s", [(1.0, 3.0, 2.0), (3.0, 1.0, 2.0), (3.0, 2.0, 1.0)])
+@pytest.mark.parametrize("took_s", [(1.0, 3.0, 2.0), (3.0, 2.0, 1.0)])
 def test_of_several_ways_to_compute_few_rows_the_fastest_is_kept(took_s):
+    """Of the way in between, see below."""
     record = Repeat(*took_s)
     pair = Pair(record, few=True, apart=True)
     chance = random.Random(4)

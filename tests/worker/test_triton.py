@@ -27,8 +27,8 @@ INTERPRETED = (
 )
 """Files that one process runs."""
 COMPILED = (("compiled", "unwaited"), ("executed",))
-AT_ONCE = 2
-"""Each has a core busy, for half a minute."""
+AT_ONCE = 1 if "PYTEST_XDIST_WORKER" in os.environ else 2
+"""Each has a core busy for minutes, and so have tests of other files beside them."""
 
 Files = tuple[str, ...]
 
