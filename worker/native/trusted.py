@@ -62,7 +62,9 @@ def _proved(path: Path) -> str:
     """What is wrong with the kernels; nothing: they are fine. Raises Unproved where that cannot be said."""
     command = [*PROOF, str(path), str(torch.get_num_threads())]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+        )
     except (OSError, subprocess.SubprocessError) as error:
         raise Unproved(f"whether they compute what torch does could not be found out: {error}") from None
     last = (done.stdout.strip() or done.stderr.strip()).rpartition("\n")[2]
