@@ -44,7 +44,7 @@ def test_machines_that_can_do_less_get_the_same(tmp_path, less):
     if targeted(less) == targeted():  # this machine can do no more: its own kernels are those
         assert library() is not None
         return
-    assert not list(failures(made(tmp_path, "-O1", *less)))
+    assert not list(failures(made(tmp_path, "-O0", *less)))  # nothing is where it is by inlining alone
 
 
 def targeted(less=()):

@@ -126,11 +126,12 @@ struct PairProduct {
         PanelColumns columns;
         columns.set(matrix, panel);
         Interleaved<RESULT, PanelColumns> others(columns, RESULT == GATED ? gated_apart(output, matrix.columns / 2) : matrix.columns);
-        const bool is_own = block(first, last, panel, others, [&](int64_t row, int64_t count, const float* sums) {
+        alignas(64) float sums[2 * TILE * TILE];  // until the last ones are made into y
+        const bool is_own = block(first, last, panel, sums, others, [&](int64_t row, int64_t count, const float* own) {
             if (!claim.may_write()) return false;
             bf16* const to = RESULT == GATED ? gated_at(output, row, columns.first, matrix.columns / 2)
                                              : (bf16*)output.y + row * matrix.columns + columns.first;
-            others.begin(row, count, sums, to);
+            others.begin(row, count, own, to);
             return true;
         });
         if (is_own) others.all();
@@ -140,18 +141,19 @@ struct PairProduct {
     void each_tile(int64_t first, int64_t last, int64_t panel, Claim& claim) const {
         Finish finish(matrix, output, expansion, passes_caches());
         Nothing none;
-        block(first, last, panel, none, [&](int64_t row, int64_t count, float* sums) {
+        alignas(64) float sums[2 * TILE * TILE];
+        block(first, last, panel, sums, none, [&](int64_t row, int64_t count, const float*) {
             const int64_t place = row % TILE, tile = row - place;
             const bool is_whole = place || row + count == last;
-            return !is_whole || put_out(tile, place + count, panel, sums - place * TILE, finish, claim);
+            return !is_whole || put_out(tile, place + count, panel, sums, finish, claim);
         });
         if (passes_caches()) _mm_sfence();
     }
 
-    // Eight rows of [first, last) at a time; summed(row, count, sums) tells whether to go on, and ``others`` have a turn now and then.
+    // Eight rows of [first, last) at a time, into their part of ``sums`` [2, TILE, TILE]; summed(row, count, own) tells whether to go
+    // on, and ``others`` have a turn now and then.
     template <typename Others, typename Summed>
-    bool block(int64_t first, int64_t last, int64_t panel, Others& others, const Summed& summed) const {
-        alignas(64) float sums[2 * TILE * TILE];
+    bool block(int64_t first, int64_t last, int64_t panel, float* sums, Others& others, const Summed& summed) const {
         BehindSteps after(matrix.address(panel + 1), matrix.panel_bytes(), steps_of(last - first));
         const bool is_coded = matrix.coded.panels;
         const bf16* tile = is_coded ? Matrix::room_for(matrix.size) : (const bf16*)matrix.address(panel);
