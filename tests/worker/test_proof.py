@@ -94,12 +94,15 @@ def test_what_a_proof_found_is_said_and_known_at_the_next_start(slipping, monkey
     with pytest.raises(Unproved) as again:
         prove(path)
     assert str(again.value) == str(said.value)
-    (kept,) = path.parent.glob("*-proved.txt")
+    (kept,) = path.parent.glob("*-proved-*.txt")
     assert str(kept) in str(said.value)
-    kept.unlink()
+    kept.write_text("")  # as if the machine had stopped while it was written
     prove(path)
     monkeypatch.setenv("PENSTOCK_SWITCH", "0")
     prove(path)
+    monkeypatch.setattr(trusted, "_version", lambda: "of another torch")
+    with pytest.raises(Unproved, match="parts"):
+        prove(path)
 
 
 @needs_compiler
@@ -119,7 +122,7 @@ def test_kernels_that_crash_end_a_process_of_their_own(tmp_path, monkeypatch, ca
 @needs_compiler
 def test_a_proof_that_does_not_end_or_begin_is_tried_again(slipping, monkeypatch):
     path = Path(slipping.path)
-    for kept in path.parent.glob("*-proved.txt"):
+    for kept in path.parent.glob("*-proved-*.txt"):
         kept.unlink()
     monkeypatch.setattr(trusted, "TIMEOUT_S", 0.01)
     with pytest.raises(Unproved, match="could not be found out"):
@@ -130,4 +133,4 @@ def test_a_proof_that_does_not_end_or_begin_is_tried_again(slipping, monkeypatch
     monkeypatch.setattr(trusted, "PROOF", ("false",))
     with pytest.raises(Unproved, match="ended with 1"):
         prove(path)
-    assert not list(path.parent.glob("*-proved.txt"))
+    assert not list(path.parent.glob("*-proved-*.txt"))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 from functools import cache
 from pathlib import Path
 
@@ -22,8 +24,11 @@ PROOF = (sys.executable, "-P", "-m", "worker.proof")
 DISPROVED = 3
 """What it exits with where the kernels compute something else than torch does; its last line says what."""
 TIMEOUT_S = 180.0
-CRASHES = {signal.SIGILL, signal.SIGSEGV, signal.SIGFPE, signal.SIGTRAP}
+CRASHES = {signal.SIGILL, signal.SIGTRAP}
 """Of which nothing but the kernels is the reason; whatever else ends it may not do so the next time."""
+ROOT = Path(__file__).parents[2]
+"""Of the packages that this process has, which the proof is to have, too."""
+FINE = "fine"
 
 
 class Unproved(Exception):
@@ -47,40 +52,71 @@ def library() -> Library | None:
 
 
 def prove(path: Path) -> None:
-    """Raises Unproved; what was found is kept beside the shared object, and not found out again."""
-    kept = path.with_name(f"{path.stem}-proved.txt")
-    try:
-        said = kept.read_text()
-    except OSError:
+    """Raises Unproved. What was found is kept beside the shared object, and not found out again by as many threads with
+    the same proof and the same torch."""
+    kept, version = path.with_name(f"{path.stem}-proved-{torch.get_num_threads()}.txt"), _version()
+    said = _kept(kept, version)
+    if said is None:
         said = _proved(path)
-        _keep(kept, said)
-    if said:
-        raise Unproved(f"{said.rstrip()} ({kept} keeps this; without it they are tried again)")
+        if not _keep(kept, f"{version}\n{said}\n") and said != FINE:
+            raise Unproved(said)
+    if said != FINE:
+        raise Unproved(f"{said} ({kept} keeps this; without it they are tried again)")
+
+
+def _version() -> str:
+    """Of what the kernels are called by, and held against."""
+    digest = hashlib.sha256(str(torch.__version__).encode())
+    others = (ROOT / "worker" / "models" / "whole.py", ROOT / "worker" / "proof.py")
+    for file in (*sorted(Path(__file__).parent.glob("*.py")), *others):
+        digest.update(file.read_bytes())
+    return digest.hexdigest()[:20]
+
+
+def _kept(kept: Path, version: str) -> str | None:
+    """What was found; None: nothing that counts."""
+    try:
+        first, _, said = kept.read_text(errors="replace").partition("\n")
+    except OSError:
+        return None
+    return said.strip() or None if first == version else None
 
 
 def _proved(path: Path) -> str:
-    """What is wrong with the kernels; nothing: they are fine. Raises Unproved where that cannot be said."""
+    """What is wrong with the kernels, or FINE. Raises Unproved where that cannot be said."""
     command = [*PROOF, str(path), str(torch.get_num_threads())]
+    paths = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     try:
         done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+            command,
+            env=os.environ | {"PYTHONPATH": paths},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=TIMEOUT_S,
+            check=False,
         )
     except (OSError, subprocess.SubprocessError) as error:
         raise Unproved(f"whether they compute what torch does could not be found out: {error}") from None
-    last = (done.stdout.strip() or done.stderr.strip()).rpartition("\n")[2]
+    tried, reason = (text.strip().rpartition("\n")[2] for text in (done.stdout, done.stderr))
+    tried = tried or "to load them"
     if done.returncode == DISPROVED:
-        return f"they do not compute what torch does on this machine: {last}\n"
+        return f"they do not compute what torch does on this machine: {tried}"
     if -done.returncode in CRASHES:
-        return f"they crash on this machine: {signal.Signals(-done.returncode).name}, after: {last or 'nothing'}\n"
+        return f"they crash on this machine: {signal.Signals(-done.returncode).name}, while this is tried: {tried}"
     if done.returncode:
-        raise Unproved(f"their proof ended with {done.returncode}: {last}")
-    return ""
+        raise Unproved(f"their proof ended with {done.returncode}, while this is tried: {tried}; {reason}")
+    return FINE
 
 
-def _keep(kept: Path, said: str) -> None:
-    made = kept.with_suffix(f".{os.getpid()}")
+def _keep(kept: Path, said: str) -> bool:
+    """Whether it is kept."""
     try:
-        made.write_text(said)
-        made.replace(kept)
+        with tempfile.NamedTemporaryFile("w", dir=kept.parent, delete=False) as made:
+            made.write(said)
+        Path(made.name).replace(kept)
     except OSError as error:
         log.warning("that the compiled kernels were tried is forgotten: %s", error)
+        return False
+    return True
