@@ -56,6 +56,12 @@ def buckets_recur_soon(monkeypatch):
     monkeypatch.setattr("worker.graphs.NUM_MIXED_BEFORE", NUM_MIXED_BEFORE)
 
 
+@pytest.fixture(autouse=True)
+def products_of_few_rows_are_not_tried(monkeypatch):
+    """That takes longer than all that they are for here. See streamed.py."""
+    monkeypatch.setattr("worker.models.fused.FusedDecoder.agrees", lambda self: True)
+
+
 MIXTURE = replace(ARCHITECTURE, mixture=Mixture(6, 2, True), intermediate_size=40)
 
 
