@@ -27,7 +27,7 @@ def drawn(logits: torch.Tensor, rows: list[Row]) -> list[int]:
     return draw(logits.to(DEVICE), wishes).tolist()
 
 
-@settings(max_examples=examples(12), **EASY)
+@settings(max_examples=examples(60), **EASY)
 @given(
     vocab_size=st.sampled_from((5, 64, 1000, 5000)),
     spread=st.sampled_from((0.5, 3.0, 12.0)),
