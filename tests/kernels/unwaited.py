@@ -130,10 +130,11 @@ def test_steps_wait_for_nobody_and_are_recorded(watch, how):
     [{}, {"changes": {"windows": (0, 40)}}, {"quantize": "fp8", "kv_dtype": "fp8"}, {"changes": EXPERTS}],
     ids=["plain", "windows", "fp8", "experts"],
 )
-def test_steps_with_prompts_wait_for_nobody_and_are_recorded(watch, how):
+def test_steps_with_prompts_wait_for_nobody_and_are_recorded(watch, how, monkeypatch):
     """Sequences end one by one, and another begins in the place of each."""
-    submits = [submit("a" * num, 20, num_tokens=1 + 2 * num) for num in range(1, 24)]
-    runner = served(watch, submits, num_steps=150, **how)
+    monkeypatch.setattr("worker.graphs.NUM_MIXED_BEFORE", 2)
+    submits = [submit("a" * num, 20, num_tokens=1 + 2 * num) for num in range(1, 15)]
+    runner = served(watch, submits, num_steps=60, **how)
     assert watch.seen == []
     assert runner.graphs is not None
     assert (32, 0, 8) in runner.graphs.recorded
