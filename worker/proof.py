@@ -1,4 +1,4 @@
-"""A second or two of doubt, once a machine: the compiled kernels against torch, part by part and in whole steps.
+"""Some seconds of doubt, once a machine: the compiled kernels against torch, part by part and in whole steps.
 
 Run as ``python -m worker.proof SHARED_OBJECT NUM_THREADS`` by ``worker.native.trusted``: an instruction that this
 machine does not have ends this process, and no worker. Says on stdout what it is trying.
@@ -19,6 +19,7 @@ from worker.adapters import Adapter
 from worker.adapters.adapter import Factor, Place
 from worker.adapters.files import assembled
 from worker.adapters.targets import targets_of
+from worker.attention import TwoPools
 from worker.inputs import Span
 from worker.means import means_of, whole_of
 from worker.models import Architecture, Shard
@@ -67,6 +68,14 @@ RICH = replace(
     qk_norm="head",
 )
 """Gemma has most of these."""
+UNUSUAL = replace(
+    RICH,
+    head_dim=64,
+    ropes=tuple(replace(rope, rotary_dim=32) for rope in RICH.ropes),
+    qk_norm="width",
+    activation="gelu",
+    logits_softcap=0.0,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,13 +90,18 @@ class Case:
     deterministic: bool = False
     codes: bool = True
     """See Means."""
+    parts: bool = False
+    """Layers with windows have a pool of their own."""
+    is_watched: bool = False
+    """What is between the layers, and what the head is given, is looked at, too."""
 
 
 PARTS = "parts"
 CASES = {
     "bfloat16": Case(has_adapter=True),
     "bfloat16, windows": Case(RICH, codes=False),
-    "bfloat16, repeatable": Case(RICH, deterministic=True),
+    "bfloat16, repeatable": Case(RICH, deterministic=True, has_adapter=True),
+    "bfloat16, two pools": Case(UNUSUAL, parts=True, is_watched=True),
     "int8": Case(form="int8", has_adapter=True),
     "int8, windows, KV in int8": Case(RICH, form="int8", kv_dtype="int8"),
     "int4": Case(form="int4", has_adapter=True),
@@ -114,11 +128,11 @@ def failures(library: Library) -> Iterator[str]:
 
 def agrees(library: Library, case: Case) -> bool:
     """Whether steps of all kinds, and several in a row, lead to torch's logits in float32."""
-    own, exact = _runner(case, library), _runner(replace(case, dtype="float32", kv_dtype="auto"), None)
-    steps = _steps()
+    exactly = replace(case, dtype="float32", kv_dtype="auto", parts=False)
+    own, exact, steps = _runner(case, library), _runner(exactly, None), _steps()
     pairs: list[tuple[Adapter | None, Adapter | None]] = [(None, None)]
     if case.has_adapter:
-        pairs.append((_adapter(case, library), _adapter(replace(case, dtype="float32"), None)))
+        pairs.append((_adapter(case, library), _adapter(exactly, None)))
     tolerance = TOLERANCES[case.form]
     for ours, theirs in pairs:
         for step in steps:
@@ -126,7 +140,18 @@ def agrees(library: Library, case: Case) -> bool:
             expected = exact.forward([replace(span, adapter=theirs) for span in step])
             if not _is_near(got, expected, tolerance):
                 return False
-    return _follows(own, exact, steps[-1], tolerance)
+            if case.is_watched and not all(
+                _is_near(seen.float(), wanted, tolerance) for seen, wanted in zip(_seen(own), _seen(exact), strict=True)
+            ):
+                return False
+    # What drafts has one pool.
+    return case.parts or _follows(own, exact, steps[-1], tolerance)
+
+
+def _seen(runner: Runner) -> list[Tensor]:
+    model = runner.keep_hidden()
+    assert model.hidden is not None
+    return [*model.tapped, model.hidden]
 
 
 def _follows(own: Runner, exact: Runner, spans: Sequence[Span], tolerance: float) -> bool:
@@ -184,9 +209,13 @@ def _runner(case: Case, library: Library | None) -> Runner:
     engine = Engine(device="cpu", dtype=case.dtype, kv_dtype=case.kv_dtype, deterministic=case.deterministic)
     means = Means(library, library is not None, case.deterministic, case.codes)
     model = build_decoder(Shard.of(case.architecture), PlainSource(take), dtype, CPU, MAX_TOKENS, means, case.form)
-    cache = kv_of(model, engine, NUM_BLOCKS)
+    cache = kv_of(model, engine, NUM_BLOCKS, NUM_BLOCKS if case.parts else 0)
+    if isinstance(cache, TwoPools):
+        cache.companions.copy_(torch.randperm(NUM_BLOCKS, generator=generator))
     attention, ops = means_of(engine, model, cache, library)
     whole = whole_of(model, cache, library)
+    if case.is_watched:
+        model.keeps_hidden, model.taps = True, tuple(range(case.architecture.num_layers))
     return Runner(model, cache, attention, ops, MAX_TOKENS, None, whole, library, case.deterministic)
 
 

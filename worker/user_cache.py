@@ -3,8 +3,11 @@ quantised weights."""
 
 from __future__ import annotations
 
+import fcntl
 import os
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 
@@ -17,6 +20,19 @@ def user_cache() -> Path:
     if hasattr(os, "getuid") and (status.st_uid != os.getuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)):
         raise PermissionError(f"{directory} can be written by others")
     return directory
+
+
+@contextmanager
+def in_turn(directory: Path) -> Iterator[None]:
+    """One of the processes that share a directory at a time, where its disk knows locks: workers that start together
+    make nothing twice."""
+    held = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        with suppress(OSError):
+            fcntl.flock(held, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(held)
 
 
 def place_triton() -> None:

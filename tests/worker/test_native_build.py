@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -56,6 +57,19 @@ def test_only_gcc_is_told_how_to_make_them_in_parallel(cache, tmp_path, monkeypa
     assert version == "--version"
     assert "-std=c++17" in command
     assert "-flto" not in command
+
+
+def test_of_workers_that_start_together_one_compiles_and_the_others_wait(cache, tmp_path, monkeypatch):
+    compiler, log = tmp_path / "compiler", tmp_path / "told"
+    made = f'echo made >> {log}; while [ "$1" != -o ]; do shift; done; sleep 0.3; echo kernels > "$2"'
+    compiler.write_text(f'#!/bin/sh\ncase "$1" in --version) echo "clang version 19";; *) {made};; esac\n')
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    with ThreadPoolExecutor(3) as pool:
+        first, *others = [each.result() for each in [pool.submit(built) for _ in range(3)]]
+    assert others == [first] * 2
+    assert first.read_text() == "kernels\n"
+    assert log.read_text() == "made\n"
 
 
 def test_without_a_compiler_there_are_none(cache, monkeypatch):

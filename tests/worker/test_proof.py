@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,13 @@ SLIPS = [
     ("chunk.h", "score = positions >= key ?", "positions >= key", "positions > key"),
     ("chunk.h", "sinks[(first + at) % group]", "(first + at) % group", "at % 2"),
     ("forms.h", "dim % TILE * DEPTH;", "dim", "(dim ^ 1)"),
+    ("small.h", "x[i] * 0.70710678118654752f", "0.70710678118654752f", "0.71f"),
+    ("small.h", "* (up + 1.0f)", "up + 1.0f", "up"),
     ("maxima.h", "return (a > b) |", "a > b", "a < b"),
+    ("maxima.h", "(places[i] - row * of.vocab_size)", "row * of.vocab_size", "0"),
+    ("as_floats.h", "* 0x1p120f", "0x1p120f", "0x1p119f"),
+    ("as_floats.h", "codes >> (4 * input)", "4 * input", "4"),
+    ("output.h", "gated<bf16>(as_stored(low), as_stored(high)", "as_stored(high)", "high * 1.1f"),
     ("noise.h", "(z >> 27)", "27", "28"),
     ("pairs.h", "TILE_SIZE + pair * LANES)", "TILE_SIZE + pair * LANES", "TILE_SIZE"),
     ("int8_matrix.h", "= 128 * rounded", "128", "127"),
@@ -39,6 +46,12 @@ WHOLE_SLIPS = [
     ("whole.h", "get_from(x) * network_.embedding_scale", "network_.embedding_scale", "1.0f"),
     ("whole.h", "(layer * PLACES + place)", "place", "0"),
     ("whole.h", "layer.mlp_post_norm, next_norm", "layer.mlp_post_norm", "nullptr"),
+    ("whole.h", "if (cut.window == window)", "cut.window == window", "true"),
+    ("whole.h", "std::memcpy(pass_.hidden + at, normed", "normed", "own_.x + at"),
+    ("whole.h", "tapped + row * size, own_.x + row * size", "own_.x + row * size", "own_.x"),
+    ("small.h", "head : head - num_heads) * head_dim", "head_dim", "0"),
+    ("small.h", "put(head + i, held[i])", "held[i]", "0.0f"),
+    ("adapt.h", "(__m512)place.get_from(y_ + rows[row] * columns_)", "rows[row]", "rows[0]"),
     ("follow.h", "step.slots += at", "at", "0"),
     ("follow.h", "largest(tops, tops)", "largest(tops, tops)", "0.0f"),
     ("attend.h", "sharers[at]] = length;", "length", "length / 2"),
@@ -66,9 +79,9 @@ def slipping(tmp_path_factory) -> Library:
 def test_kernels_that_compute_something_else_are_found_out(slipping, number):
     name = SLIPS[number][0]
     of_int8 = dict.fromkeys(("int8_matrix.h", "int4_matrix.h", "widened.h"), slipping.has_int8)
-    of_coded = dict.fromkeys(("coded.h", "coded_rows.h", "coding.h"), slipping.has_linear)
+    of_bfloat16 = dict.fromkeys(("coded.h", "coded_rows.h", "coding.h", "output.h"), slipping.has_linear)
     has_pairs = slipping.has_linear and not slipping.has_tiles
-    if not {"forms.h": slipping.has_adapt, "pairs.h": has_pairs, **of_int8, **of_coded}.get(name, True):
+    if not {"forms.h": slipping.has_adapt, "pairs.h": has_pairs, **of_int8, **of_bfloat16}.get(name, True):
         pytest.skip("nothing here uses it")
     switch(slipping).value = number
     assert not agrees_with_torch(slipping)
@@ -134,3 +147,12 @@ def test_a_proof_that_does_not_end_or_begin_is_tried_again(slipping, monkeypatch
     with pytest.raises(Unproved, match="ended with 1"):
         prove(path)
     assert not list(path.parent.glob("*-proved-*.txt"))
+
+
+def test_of_workers_that_start_together_one_has_them_proved(tmp_path, monkeypatch):
+    log = tmp_path / "told"
+    monkeypatch.setattr(trusted, "PROOF", ("sh", "-c", f"echo tried >> {log}; sleep 0.3"))
+    with ThreadPoolExecutor(3) as pool:
+        for each in [pool.submit(prove, tmp_path / "kernels.so") for _ in range(3)]:
+            each.result()
+    assert log.read_text() == "tried\n"

@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 
 from worker.cgroups import cpu_quota
-from worker.user_cache import user_cache
+from worker.user_cache import in_turn, user_cache
 
 SOURCE = Path(__file__).with_name("kernels.cpp")
 FLAGS = (
@@ -54,7 +54,9 @@ def built() -> Path:
     try:
         target = user_cache() / f"kernels-{_key(path)}.so"
         if not target.exists():
-            _compile(path, target)
+            with in_turn(target.parent):
+                if not target.exists():
+                    _compile(path, target)
     except subprocess.SubprocessError as error:
         raise CompilerFailed(str(error)) from None
     except OSError as error:
@@ -82,7 +84,6 @@ def _compile(compiler: str, target: Path) -> None:
             if not ways:
                 said = done.stderr.strip().splitlines()[:SAID_LINES]
                 raise CompilerFailed("\n".join(said) or f"{compiler} failed")
-        # Workers that start together may each compile; the last one's file stands, and all are the same.
         made.replace(target)
 
 

@@ -1,4 +1,4 @@
-"""A few milliseconds of doubt: what the compiled kernels do one by one, against torch."""
+"""A tenth of a second of doubt: what the compiled kernels do one by one, against torch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from worker.native.floats import FloatMatrix
-from worker.native.library import Library
+from worker.native.library import ACTIVATIONS, Library
 from worker.native.packed import PackedInt4, PackedInt8, PackedMatrix
 from worker.native.structures import Step
 
@@ -48,30 +48,26 @@ def _agrees(library: Library, dtype: torch.dtype, generator: torch.Generator) ->
     if not (near(x, total) and near(normed, F.rms_norm(total.float(), (96,), weight, 1e-6))):
         return False
 
-    gate_up = random(3, 160)
-    if not near(library.gate(gate_up, "silu"), F.silu(gate_up[:, :80].float()) * gate_up[:, 80:].float()):
+    gate_up = random(3, 160) * 4
+    if not all(near(library.gate(gate_up, activation), _gated(gate_up, activation)) for activation in ACTIVATIONS):
         return False
 
     logits = random(3, 300).float()
     maxima = library.maxima(logits)
-    if not torch.equal(maxima.flatten(1), F.pad(logits, (0, 20), value=-torch.inf).view(3, -1, 32).amax(-1)):
+    if not torch.equal(maxima, _maxima(logits)):
+        return False
+    logits[0, 3], logits[1, 5] = 9, 9
+    library.refresh_maxima(logits, maxima, torch.tensor([3, 305]))
+    if not torch.equal(maxima, _maxima(logits)):
         return False
 
     if not _draws(library):
         return False
 
-    if library.has_linear and dtype is torch.bfloat16:
-        x, matrix, bias = random(37, 64), random(56, 64) / 8, random(56)
-        # Where it is coded, the exponents of these have no code.
-        matrix[5, 7], matrix[50, 60] = 300, -500
-        expected = F.linear(x.float(), matrix.float(), bias.float())
-        for packed in (PackedMatrix(matrix, bias, False), PackedMatrix(matrix, bias, False, library.code)):
-            for count in (1, 2, 4, 6, len(x), 2 * len(x)):
-                rows = x.repeat(2, 1)[:count]
-                if not near(library.linear(rows, packed, torch.float32), expected.repeat(2, 1)[:count]):
-                    return False
+    if library.has_linear and dtype is torch.bfloat16 and not _multiplies_bfloat16(library, random, near):
+        return False
 
-    if not _multiplies(library, dtype, random):
+    if not (_multiplies_floats(library, random) and _multiplies_codes(library, random)):
         return False
 
     qkv, angles = random(NUM_ROWS, (NUM_HEADS + 2 * NUM_KV_HEADS) * HEAD_DIM), random(NUM_ROWS, HEAD_DIM).float()
@@ -94,41 +90,101 @@ def _draws(library: Library) -> bool:
     return drawn == [[136], [179], [109], [58], [167], [118], [237], [76]]
 
 
-def _multiplies(library: Library, dtype: torch.dtype, random: Callable[..., Tensor]) -> bool:
-    """Matrices of few bits, and of floats, with one row and with several."""
+def _multiplies_bfloat16(
+    library: Library, random: Callable[..., Tensor], near: Callable[[Tensor, Tensor], bool]
+) -> bool:
+    """With few rows and with many, in sixteen bits a weight and in twelve; and what is made of the sums."""
+    x, matrix, bias = random(74, 64), random(56, 64) / 8, random(56)
+    # Where it is coded, the exponents of these have no code.
+    matrix[5, 7], matrix[50, 60] = 300, -500
+    expected = F.linear(x.float(), matrix.float(), bias.float())
+    for packed in (PackedMatrix(matrix, bias, False), PackedMatrix(matrix, bias, False, library.code)):
+        for count in (1, 2, 4, 6, 37, 74):
+            maxima = torch.empty(count, 1, 2)
+            got = library.linear(x[:count], packed, torch.float32, maxima)
+            if not (near(got, expected[:count]) and torch.equal(maxima, _maxima(got))):
+                return False
+    matrix = random(96, 64) / 8
+    opened, packed = F.linear(x.float(), matrix.float()), PackedMatrix(matrix, None, True)
+    return all(
+        near(library.gated(x[:count], packed, activation), _gated(opened[:count], activation))
+        for activation in ACTIVATIONS
+        for count in (1, 6, 74)
+    )
+
+
+def _gated(gate_up: Tensor, activation: str) -> Tensor:
+    """In float32."""
+    gate, up = gate_up.float().chunk(2, 1)
+    if activation == "clamped_swiglu":
+        gate, up = gate.clamp(max=7), up.clamp(-7, 7)
+        return gate * torch.sigmoid(1.702 * gate) * (up + 1)
+    if activation == "gelu_tanh":
+        return F.gelu(gate, approximate="tanh") * up
+    functions: dict[str, Callable[[Tensor], Tensor]] = {"silu": F.silu, "gelu": F.gelu, "relu": F.relu}
+    return functions[activation](gate) * up
+
+
+def _maxima(logits: Tensor) -> Tensor:
+    """See Library.maxima."""
+    return F.pad(logits, (0, -logits.shape[1] % 64), value=-torch.inf).view(len(logits), -1, 2, 32).amax(-1)
+
+
+def _multiplies_floats(library: Library, random: Callable[..., Tensor]) -> bool:
+    """By all that can become floats, with one row and with several."""
+    weight, bias, x = random(56, 128).float(), random(56), random(37, 128).float()
+    scales = weight.abs().amax(1) / 127
+    codes, float8 = (weight / scales[:, None]).round(), (weight / scales[:, None]).to(torch.float8_e4m3fn)
+    eights, terms, offsets, dense = _in_four_bits(weight, random)
+    forms = [
+        (FloatMatrix.of_floats(weight, library.float_panel, bias), weight),
+        (FloatMatrix.of_codes(codes.to(torch.int8), scales, library.float_panel, bias), codes * scales[:, None]),
+        (FloatMatrix.of_codes(float8, scales, library.float_panel, bias), float8.float() * scales[:, None]),
+        (FloatMatrix.of_int4(eights, terms, offsets, 32, library.float_panel, bias), dense),
+    ]
+    return all(
+        torch.allclose(
+            library.linear_as_floats(rows, matrix), F.linear(rows, expected, bias.float()), atol=1e-3, rtol=1e-4
+        )
+        for matrix, expected in forms
+        for rows in (x, x[:1])
+    )
+
+
+def _multiplies_codes(library: Library, random: Callable[..., Tensor]) -> bool:
+    """Inputs that are rounded by matrices of few bits, with one row, with several and with many."""
+    if not library.has_int8:
+        return True
     weight, bias, x = random(56, 128).float(), random(56), random(37, 128)
-    expected = x.float() @ weight.T + bias.float()
-    floats = FloatMatrix.of_floats(weight, library.float_panel, bias)
+    scales = weight.abs().amax(1) / 127
+    codes = (weight / scales[:, None]).round()
+    expected = _rounded(x.float()) @ codes.T * scales + bias.float()
+    packed = PackedInt8(codes.to(torch.int8), scales, bias)
     for part in (x, x[:1]):
-        got = library.linear_as_floats(part.float(), floats)
-        if not torch.allclose(got, expected[: len(part)], atol=1e-3, rtol=1e-4):
+        got = library.linear_rounded(part, packed, torch.float32)
+        # An input halfway between two codes may go either way.
+        if not torch.allclose(got, expected[: len(part)], atol=0.02 * float(expected.std()), rtol=0.0):
             return False
-    if library.has_int8:
-        scales = weight.abs().amax(1) / 127
-        codes = (weight / scales[:, None]).round()
-        expected = _rounded(x.float()) @ codes.T * scales + bias.float()
-        packed = PackedInt8(codes.to(torch.int8), scales, bias)
-        for part in (x, x[:1]):
-            got = library.linear_rounded(part, packed, torch.float32)
-            # An input halfway between two codes may go either way.
-            if not torch.allclose(got, expected[: len(part)], atol=0.02 * float(expected.std()), rtol=0.0):
-                return False
-        codes = weight.mul(4).add(8).round().clamp(0, 15)
-        terms, offsets = random(56, 4).abs().float(), random(56, 4).float()
-        dense = codes.view(56, 4, 32) * terms[:, :, None] + offsets[:, :, None]
-        expected = _rounded(x.float().view(37, 4, 32)).flatten(1) @ dense.flatten(1).T + bias.float()
-        stored = codes.to(torch.uint8)
-        groups = PackedInt4(stored[:, 0::2] | stored[:, 1::2] << 4, terms, offsets, 32, bias, may_widen=True)
-        for part in (x, x[:1]):
-            got = library.linear_rounded(part, groups, torch.float32)
-            if not torch.allclose(got, expected[: len(part)], atol=0.02 * float(expected.std()), rtol=0.0):
-                return False
-        many = x.repeat(2, 1)
-        # By token as by group the inputs are nearly the same, but of the matrix each weight may be rounded again.
-        got, expected = library.linear_rounded(many, groups, torch.float32), expected.repeat(2, 1)
-        if not torch.allclose(got, expected, atol=0.1 * float(expected.std()), rtol=0.0):
+    eights, terms, offsets, dense = _in_four_bits(weight, random)
+    expected = _rounded(x.float().view(37, 4, 32)).flatten(1) @ dense.T + bias.float()
+    groups = PackedInt4(eights, terms, offsets, 32, bias, may_widen=True)
+    for part in (x, x[:1]):
+        got = library.linear_rounded(part, groups, torch.float32)
+        if not torch.allclose(got, expected[: len(part)], atol=0.02 * float(expected.std()), rtol=0.0):
             return False
-    return True
+    # By token as by group the inputs are nearly the same, but of the matrix each weight may be rounded again.
+    got, expected = library.linear_rounded(x.repeat(2, 1), groups, torch.float32), expected.repeat(2, 1)
+    return torch.allclose(got, expected, atol=0.1 * float(expected.std()), rtol=0.0)
+
+
+def _in_four_bits(weight: Tensor, random: Callable[..., Tensor]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Codes, two a byte, what those of each 32 inputs are multiplied by and what is added then, and what they stand
+    for; not the weights themselves."""
+    codes = weight.mul(4).add(8).round().clamp(0, 15)
+    terms, offsets = random(len(weight), 4).abs().float(), random(len(weight), 4).float()
+    dense = codes.view(len(weight), 4, 32) * terms[:, :, None] + offsets[:, :, None]
+    stored = codes.to(torch.uint8)
+    return stored[:, 0::2] | stored[:, 1::2] << 4, terms, offsets, dense.flatten(1)
 
 
 def _rounded(x: Tensor) -> Tensor:
