@@ -143,6 +143,17 @@ def test_a_beginning_that_decodes_share_is_read_for_all_of_them_at_once(
     assert_agree(sequences, group, 2, head_dim, block_size, (0, 90), softcap, dtype, group, *alike)
 
 
+def test_torch_reads_a_beginning_that_decodes_share_once():
+    cache = filled(2, 32, 64, 16, torch.float32)
+    extents = [Extent(row, 1, 400 + row, [*range(20), *range(20 + 6 * row, 26 + 6 * row)]) for row in range(6)]
+    plan = SegmentAttention(cache, Scores(0.2, (0,))).plan(extents, slots_of(extents, 16))
+    (beginning,) = plan.common
+    assert beginning.num_tokens == 320
+    assert beginning.rows == list(range(6))
+    capped = SegmentAttention(cache, Scores(0.2, (0,), 5.0)).plan(extents, slots_of(extents, 16))
+    assert not capped.common, "scores that are capped have no log-sum-exp"
+
+
 def test_decodes_are_found_to_begin_alike_as_far_as_they_do():
     blocks = np.arange(200, dtype=np.int32).reshape(10, 20)
     blocks[[1, 4, 5, 7, 9], :12] = blocks[3, :12]
