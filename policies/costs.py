@@ -123,6 +123,8 @@ _UNITS = (1.0, 256.0, 8.0, 4096.0, 256.0 * 1024.0, 1.0, 1024.0, 8.0)
 """Typical amounts; dividing by them keeps the fit well conditioned."""
 _NUM = len(_UNITS)
 _FORGET = 0.99
+_LEAST_S = 1e-9
+"""What a clock tells apart, and no step takes; squares of far less are nought."""
 _INERTIA = 1e-4
 """Of a weight, in squared amounts: what no step that is remembered speaks of stays as it was."""
 _HELD = 0.05
@@ -178,7 +180,7 @@ class StepCosts:
         """One step of this work took so long."""
         if not (math.isfinite(seconds) and seconds > 0):
             return
-        self._latest.append((work, seconds))
+        self._latest.append((work, max(seconds, _LEAST_S)))
         num_observed = self._num_observed + len(self._latest)
         if num_observed < _NUM_FITTED_EACH or not num_observed % _FIT_EVERY:
             self._fit(_NUM_SWEEPS)
@@ -209,7 +211,7 @@ class StepCosts:
         for _ in range(num_sweeps):
             for i, row in enumerate(products):
                 scale_s = weights[0] + weights[_REFERENCES[i]] if _REFERENCES[i] else 0.0
-                ridge = _HELD / scale_s**2 if scale_s else 0.0
+                ridge = _HELD / max(scale_s, _LEAST_S) ** 2 if scale_s else 0.0
                 pull = sums[i] - sum(map(mul, row, weights)) + ridge * (held[i] - weights[i])
                 weights[i] = max(0.0, weights[i] + pull / (row[i] + _INERTIA + ridge))
         for i, reference in enumerate(_REFERENCES):

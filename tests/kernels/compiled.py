@@ -43,12 +43,12 @@ SHARED_BYTES = {80: 99 << 10, 89: 99 << 10, 90: 227 << 10}
 ``in_turn``."""
 REGISTERS = 65536
 """What a processor has, and so the largest program."""
-MOST_STACK_BYTES = {"attend": 80, "multiply": 16, "stream": 8}
+MOST_STACK_BYTES = {"attend": 80, "multiply": 16, "stream": 8, "add_norm": 8}
 """By kernel; of the others none. float32, which tensor cores do not multiply, may have any."""
 
 
 def in_turn(*cases: Any) -> list[Any]:
-    """Each for sm_90, and for sm_80 or sm_89, which differ in float8 and in their memory: tensor cores are the same."""
+    """Each for sm_90, and for sm_80 or sm_89, which differ in their memory: tensor cores are the same."""
     return [(arch, *case) for at, case in enumerate(cases) for arch in ((80, 89)[at % 2], 90)]
 
 

@@ -1,7 +1,7 @@
 import random
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from policies.costs import ChunkPrice, StepCosts, Work, pairs, predicted, shares
@@ -144,6 +144,7 @@ def test_a_chunk_that_fits_its_budget_is_the_longest_that_does(token_s, pair_s, 
 
 
 @given(st.lists(st.tuples(st.integers(0, 4096), st.integers(0, 64), st.floats(-1, 100)), max_size=60))
+@example([(0, 0, 1.0), (0, 1, 1e-153)])
 def test_nothing_observed_makes_work_cost_less_than_nothing(observed):
     costs = StepCosts()
     for chunk, decodes, seconds in observed:

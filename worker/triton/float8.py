@@ -1,5 +1,5 @@
-"""float8 e4m3 inside kernels, written out in bits: devices before sm_89 have no instructions for it, and every device
-rounds alike.
+"""float8 e4m3 inside kernels, written out in bits: devices before sm_90 have no instructions that make bfloat16 of it,
+and every device rounds alike.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import triton.language as tl
 
 FLOAT8_BYTES = 1
 FLOAT8_NATIVE = 2
-"""How a float8 tensor is handed to a kernel: as bytes, or as what the device knows (sm_89 and later). 0: it is none."""
+"""How a float8 tensor is handed to a kernel: as bytes, or as what the device knows (sm_90 and later). 0: it is none."""
 
 
 @triton.jit
