@@ -9,6 +9,11 @@ from worker.budget import OutOfMemory
 from worker.models import ModelError
 from worker.triton import has_triton
 
+_NO_MEMORY = 2
+"""cudaErrorMemoryAllocation."""
+_NO_MEMORY_WORDS = ("can't allocate memory", "Triton Error [CUDA]: out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
+"""Not "out of memory" alone, as NCCL says it: its ranks have parted then."""
+
 
 def refuse_unrepeatable(engine: settings.Engine, device: torch.device) -> None:
     """Raises ModelError where ``engine.deterministic`` is asked for and cannot be kept."""
@@ -24,9 +29,11 @@ def refuse_unrepeatable(engine: settings.Engine, device: torch.device) -> None:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """torch has a type for it on CUDA; on the CPU its allocator says so in words only."""
+    """torch has a type for what its allocator on CUDA says. Its allocator on the CPU, Triton and cuBLAS say so in words
+    only, and CUDA itself by a number."""
     kinds = (OutOfMemory, MemoryError, torch.OutOfMemoryError)
-    return isinstance(error, kinds) or "can't allocate memory" in str(error)
+    is_cudas_own = isinstance(error, torch.AcceleratorError) and getattr(error, "error_code", None) == _NO_MEMORY
+    return isinstance(error, kinds) or is_cudas_own or any(words in str(error) for words in _NO_MEMORY_WORDS)
 
 
 class DeviceLost(AssertionError):

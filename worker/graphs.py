@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple, Protocol
@@ -29,6 +29,7 @@ from worker.attention import Backend, Fixed, Fixing, Plan, Shape
 from worker.device import is_out_of_memory
 from worker.inputs import Laid, fill_in, lay_out, planned
 from worker.models import Decoder, Ops
+from worker.recording import CudaRecord, Record, Replay
 from worker.transfer import send_into
 
 NUM_STEPS_BEFORE = 4
@@ -48,8 +49,6 @@ _MIXED = (16, 32, 48, 64, 96, 128, 160, 192, 256, 320, 384, 448, 512)
 """Rows of steps with chunks of prompts; of longer ones the device has more to do than the host."""
 _LOGITS = (8, 32, 128, 256)
 """That these may want; or as many as steps of decodes."""
-TIMES = 3
-"""That each of several recordings of a bucket is tried."""
 FARTHEST = 0.5
 """Of logits that a graph says from those of the same step as ever, in standard deviations of these: rounding leaves
 some hundredths, an expert chosen otherwise some tenths, and logits that have nothing to do with each other lie 1.4
@@ -58,8 +57,6 @@ _WIDE = 5
 """Numbers of 64 bits a row: token, position and slot, and where it comes from if it is not known yet."""
 
 _NOBODYS = lay_out((), block_size=1)
-
-Replay = Callable[[], object]
 
 log = logging.getLogger(__name__)
 
@@ -81,16 +78,6 @@ class Bucket(NamedTuple):
         return f"{self.num_rows} rows" + (f" with chunks and {self.num_logits} logits" if self.has_chunks else "")
 
 
-class Record(Protocol):
-    """Runs a function whose tensors stay where they are, and returns what repeats it."""
-
-    def __call__(self, run: Callable[[], None]) -> Replay: ...
-
-    def seconds(self, replay: Replay) -> float:
-        """That it takes, waiting for it."""
-        ...
-
-
 class FewRows(Protocol):
     """A FusedDecoder."""
 
@@ -98,39 +85,6 @@ class FewRows(Protocol):
     def rows(self) -> Sequence[int]: ...
 
     def forward(self, token_ids: Tensor, positions: Tensor, plan: Plan, logits: Tensor) -> None: ...
-
-
-class CudaRecord:
-    """All graphs share one pool of memory for what is in between: they never run at the same time."""
-
-    def __init__(self) -> None:
-        self._pool = torch.cuda.graph_pool_handle()
-        self._beside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-
-    def __call__(self, run: Callable[[], None]) -> Replay:
-        """See Record."""
-        stream = torch.cuda.current_stream()
-        self._beside.wait_stream(stream)
-        with torch.cuda.stream(self._beside):
-            run()  # whatever is compiled or allocated once only
-        stream.wait_stream(self._beside)
-        graph = torch.cuda.CUDAGraph()
-        # Other threads may use the device meanwhile; and where recording fails, torch leaves its own stream current.
-        with torch.cuda.stream(stream), torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-            run()
-        return graph.replay
-
-    def seconds(self, replay: Replay) -> float:
-        """See Record; the fastest of a few."""
-        took_ms: list[float] = []
-        for _ in range(TIMES):
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-            begin.record()
-            replay()
-            end.record()
-            end.synchronize()
-            took_ms.append(begin.elapsed_time(end))
-        return min(took_ms) / 1e3
 
 
 @dataclass(slots=True)
@@ -227,11 +181,23 @@ class StepGraphs:
         return is_known and bucket.has_chunks not in self._gives_up
 
     def _begin(self, bucket: Bucket, laid: Laid, sampled_before: Tensor | None) -> Tensor | None:
+        """A bucket's first step, see ``_try``. None where it could not be recorded, or there was no memory for it: then
+        it is tried again later."""
+        try:
+            recording = self._make(bucket)
+            return None if recording is None else self._try(bucket, recording, laid, sampled_before)
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+            said = str(error).partition("\n")[0]
+        # Nothing of the recording is left by now, so the step as ever may have its memory.
+        self._num_met[bucket] = -NUM_STEPS_WITHOUT
+        log.warning("steps of %s go without a graph for now: %s", bucket, said)
+        return None
+
+    def _try(self, bucket: Bucket, recording: _Recording, laid: Laid, sampled_before: Tensor | None) -> Tensor:
         """A bucket's first step, by every way that it could be recorded in and as ever, which leaves its keys and
-        values; what agrees and is fastest is kept. None where it could not be recorded."""
-        recording = self._make(bucket)
-        if recording is None:
-            return None
+        values; what agrees and is fastest is kept."""
         self._lay_in(laid, bucket, recording, sampled_before)
         said: dict[str, Tensor] = {}
         logits = self._logits[: len(laid.rows)]
@@ -300,8 +266,8 @@ class StepGraphs:
         send_into(self._step[: len(step)], step)
 
     def _make(self, bucket: Bucket) -> _Recording | None:
-        """None where it cannot be recorded; serving goes on without, and nothing more of its kind is recorded, or this
-        one later where it was for want of memory."""
+        """None where it cannot be recorded; serving goes on without, and nothing more of its kind is recorded. Raises
+        what ``is_out_of_memory``."""
         num_rows, num_wide = bucket.num_rows, _num_wide(bucket)
         numbers = self._step[:num_wide].view(torch.int64)
         wide, rows = numbers[: _WIDE * num_rows].view(_WIDE, num_rows), numbers[_WIDE * num_rows :]
@@ -323,13 +289,10 @@ class StepGraphs:
         except AssertionError:
             raise
         except Exception as error:  # Triton's own are no RuntimeErrors, and would come again at each such step
-            said = str(error).partition("\n")[0]
             if is_out_of_memory(error):
-                self._num_met[bucket] = -NUM_STEPS_WITHOUT
-                log.warning("steps of %s go without a graph for now: %s", bucket, said)
-            else:
-                self._gives_up.add(bucket.has_chunks)
-                log.warning("steps of %s go without a graph: %s", bucket, said)
+                raise
+            self._gives_up.add(bucket.has_chunks)
+            log.warning("steps of %s go without a graph: %s", bucket, str(error).partition("\n")[0])
             return None
         replays = {"as ever": replay}
         for few in self._few:

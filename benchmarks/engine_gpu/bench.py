@@ -27,7 +27,7 @@ from worker.inputs import Span
 from worker.runner import Runner
 
 PARTS = {
-    "correct": 200,
+    "correct": 400,
     "single": 90,
     "loop": 150,
     "few": 60,

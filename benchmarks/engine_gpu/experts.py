@@ -14,9 +14,9 @@ from benchmarks.engine_gpu.device import seconds
 from benchmarks.engine_gpu.report import OfExperts
 from benchmarks.engine_gpu.weights import decoder
 from policies.settings import Quantization
-from worker.graphs import CudaRecord
 from worker.models.architecture import Architecture
 from worker.models.ops import Ops, TorchOps
+from worker.recording import CudaRecord
 from worker.triton import has_triton
 
 _TIMES = 20

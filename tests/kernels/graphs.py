@@ -17,7 +17,7 @@ from worker.attention.base import Scores
 from worker.attention.gathered import GatheredAttention
 from worker.attention.paged import TritonAttention
 from worker.attention.windowed import FULL, WINDOWED
-from worker.graphs import CudaRecord, StepGraphs
+from worker.graphs import StepGraphs
 from worker.inputs import Span, lay_out, planned
 from worker.kv_cache import KVCache, KVShape, KVType
 from worker.models import Decoder, TorchOps
@@ -27,6 +27,7 @@ from worker.models.load import build_decoder
 from worker.models.shard import Shard
 from worker.models.sources import PlainSource
 from worker.models.triton_ops import TritonOps
+from worker.recording import CudaRecord
 
 BLOCK_SIZE, MAX_TOKENS, NUM_BLOCKS, WINDOW = 16, 96, 64, 20
 NUM_STEPS_BEFORE, NUM_MIXED_BEFORE = 1, 2
@@ -200,6 +201,34 @@ def test_of_several_ways_to_compute_few_rows_the_fastest_is_kept(took_s):
         if step > NUM_STEPS_BEFORE:
             assert record.last == took_s.index(min(took_s))
     assert record.num_replays == 3 + 3 + 1  # the first step by each way, twice, and the step behind it
+
+
+@pytest.mark.skipif(DEVICE.type != "cpu", reason="a device counts no calls")
+@pytest.mark.parametrize(
+    ("owner", "name", "nth"), [("model", "forward", NUM_STEPS_BEFORE + 3), ("attention", "fixed", 1)]
+)
+def test_a_first_step_without_memory_is_computed_and_its_graph_tried_again_later(caplog, monkeypatch, owner, name, nth):
+    """The model is called for what comes before, for the recording, for its replay, and for the step as ever."""
+    monkeypatch.setattr("worker.graphs.NUM_STEPS_WITHOUT", 2)
+    pair = Pair(Repeat())
+    usual, calls = getattr(getattr(pair, owner), name), []
+
+    def scarce(*args, **kwargs):
+        calls.append(args)
+        if len(calls) == nth:
+            raise torch.OutOfMemoryError("CUDA out of memory\nand more")
+        return usual(*args, **kwargs)
+
+    monkeypatch.setattr(getattr(pair, owner), name, scarce)
+    graphed = []
+    for step in range(2 * NUM_STEPS_BEFORE + 5):
+        expected, got = pair.step([5], step)
+        graphed.append(got is not None)
+        if got is not None:
+            torch.testing.assert_close(got, expected, atol=1e-4, rtol=1e-4)
+    assert graphed == [step >= 2 * NUM_STEPS_BEFORE + 3 for step in range(len(graphed))]
+    (record,) = caplog.records
+    assert record.message == "steps of 1 rows go without a graph for now: CUDA out of memory"
 
 
 @pytest.mark.skipif(DEVICE.type != "cpu", reason="a device refuses nothing here")

@@ -8,7 +8,7 @@ import torch
 from policies.settings import Engine
 from tests.worker import tiny
 from worker import runner as runners
-from worker.device import DeviceLost, is_lost
+from worker.device import DeviceLost, is_lost, is_out_of_memory
 from worker.inputs import Span
 from worker.runner import Runner
 
@@ -35,3 +35,28 @@ def test_a_step_tells_a_lost_device_from_its_own_fault(lost, raised, tmp_path, m
     monkeypatch.setattr(runners, "is_lost", lambda device: lost)
     with pytest.raises(raised, match="illegal memory access"):
         runner.forward([Span([1, 2], 0, [0], 1)])
+
+
+def of_cuda(error_code: int) -> torch.AcceleratorError:
+    error = torch.AcceleratorError("CUDA error: as it happens")
+    error.error_code = error_code
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "is_that"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory"), True),
+        (MemoryError(), True),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"), True),
+        (RuntimeError("Triton Error [CUDA]: out of memory"), True),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), True),
+        (of_cuda(2), True),
+        (of_cuda(700), False),
+        (RuntimeError("NCCL error: unhandled cuda error: Cuda failure 2 'out of memory'"), False),
+        (ValueError("the shape is off"), False),
+    ],
+    ids=lambda each: f"{type(each).__name__}: {each}"[:40],
+)
+def test_memory_that_runs_out_is_known_by_whoever_says_so(error, is_that):
+    assert is_out_of_memory(error) == is_that

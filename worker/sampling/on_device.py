@@ -12,6 +12,7 @@ import triton
 from torch import Tensor
 
 from policies.terms import Sampling
+from worker.device import is_out_of_memory
 from worker.sampling import in_torch
 from worker.sampling.tiles import WIDTH
 from worker.sampling.wishes import Wishes
@@ -35,14 +36,17 @@ log = logging.getLogger(__name__)
 
 @cache
 def agrees(device: torch.device, vocab_size: int) -> bool:
-    """Whether the kernels draw what torch draws there, whatever is asked: tried before anybody's token is drawn."""
+    """Whether the kernels draw what torch draws there, whatever is asked: tried before anybody's token is drawn. Raises
+    what ``is_out_of_memory``."""
     generator = torch.Generator().manual_seed(8)
     logits = 4 * torch.randn(len(_TRIED), vocab_size, generator=generator).to(device)
     logits[-1, 0] = torch.nan
     keys = [(seed, 0) for seed in range(len(_TRIED))]
     try:
         drawn = draw(logits, Wishes.of(_TRIED, keys, device)).tolist()
-    except Exception:
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise  # to be tried again
         log.exception("Triton's kernels draw nothing here; torch draws instead")
         return False
     if drawn != in_torch.draw(logits, _TRIED, keys).tolist():
