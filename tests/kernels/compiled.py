@@ -38,7 +38,7 @@ from worker.models.triton_ops import TritonOps
 from worker.sampling.on_device import Wishes, draw, mask
 
 CPU = torch.device("cpu")
-SHARED_BYTES = {80: 99 << 10, 89: 99 << 10, 90: 227 << 10}
+SHARED_BYTES = {80: 99 << 10, 89: 99 << 10, 90: 227 << 10, 120: 99 << 10}
 """What one program may have, by device. sm_80 has 163 KiB, but what is compiled for it stands for sm_89 as well: see
 ``in_turn``."""
 REGISTERS = 65536
@@ -48,8 +48,8 @@ MOST_STACK_BYTES = {"attend": 80, "multiply": 16, "stream": 8, "add_norm": 8}
 
 
 def in_turn(*cases: Any) -> list[Any]:
-    """Each for sm_90, and for sm_80 or sm_89, which differ in their memory: tensor cores are the same."""
-    return [(arch, *case) for at, case in enumerate(cases) for arch in ((80, 89)[at % 2], 90)]
+    """Each for sm_90, and for sm_80, sm_89 or sm_120, whose tensor cores Triton asks for the same."""
+    return [(arch, *case) for at, case in enumerate(cases) for arch in ((80, 89, 120)[at % 3], 90)]
 
 
 class OnPaper:

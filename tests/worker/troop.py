@@ -17,7 +17,7 @@ from policies.settings import Engine, WorkerSettings
 from worker.loading import load_model
 from worker.models import Layout, TorchOps
 from worker.parallel.adapters import Shelf, read_beside
-from worker.parallel.control import Begin, Control, Kept, Read, Refused, Step
+from worker.parallel.control import Begin, Control, Kept, Meet, Read, Refused, Step
 from worker.parallel.duty import Duty
 from worker.parallel.link import ProcessLink, store
 from worker.parallel.plan import decoded
@@ -81,14 +81,14 @@ class Troop:
         self._directory = directory
         self._ranks = Ranks(layout.num_ranks, self._command)
         meeting = store(num_ranks=layout.num_ranks)
-        self._ranks.tell(Begin(meeting.port, 0))
+        self._ranks.tell(Meet(meeting.port))
         self._ranks.watch(self.lost.append)
         self._link = ProcessLink.between(layout, 0, CPU, meeting)
         self._begun: Begin | None = None
 
     def runner(self, number: int, may_part: bool = False) -> ParallelRunner:
         """Of model ``number``; the one before is no more. ``may_part``: see Runner.load."""
-        begin = Begin(0, number, NUM_BLOCKS if may_part else 0)
+        begin = Begin(number, NUM_BLOCKS if may_part else 0)
         if self._begun != begin:
             self._ranks.tell(begin)
             rank = rank_of(self._directory, begin, self.engine, 0, self._link)
@@ -125,7 +125,7 @@ def main() -> None:
     engine, directory = duty.settings.engine, Path(duty.settings.source)
     control = Control(socket.socket(fileno=duty.control))
     met = control.hear()
-    assert isinstance(met, Begin)
+    assert isinstance(met, Meet)
     link = ProcessLink.between(layout_of(engine), duty.rank, CPU, store(met.port))
     rank: Rank | None = None
     shelf: Shelf | None = None

@@ -17,7 +17,7 @@ import time
 
 import msgspec
 
-from worker.parallel.control import Begin, Control, Failed, Loaded, Measure, Room
+from worker.parallel.control import Begin, Control, Failed, Loaded, Meet, Room
 from worker.parallel.duty import Duty
 from worker.process import NICENESS, end_with_parent, freeze_objects, importing, prepare
 
@@ -64,13 +64,15 @@ def _compute(duty: Duty, control: Control) -> int:
     try:
         model = load_model(duty.settings.source, engine, layout, duty.rank, own_turn(duty.settings, duty.rank))
         control.tell(Loaded())
-        if not isinstance(control.hear(), Measure):
+        meet = control.hear()
+        if not isinstance(meet, Meet):
             return 0
+        link = ProcessLink.between(layout, duty.rank, model.device, store(meet.port))
+        link.rehearse(engine.max_step_tokens, model.architecture.hidden_size, model.dtype)
         control.tell(Room(room(model, engine), rooms_apart(model, engine)))
         begin = control.hear()
         if not isinstance(begin, Begin):
             return 0
-        link = ProcessLink.between(layout, duty.rank, model.device, store(begin.port))
         rank = Rank(model, engine, begin.num_blocks, begin.num_windowed_blocks, link)
     except ModelError as error:
         control.tell(Failed(str(error)))

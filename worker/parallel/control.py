@@ -18,14 +18,16 @@ class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
 # From rank 0
 
 
-class Measure(Message, frozen=True):
-    """All have their weights: how many KV blocks are there room for?"""
+class Meet(Message, frozen=True):
+    """All have their weights: meet the others at the store on this port of the machine; for how many KV blocks is there
+    room then?"""
+
+    port: int
 
 
 class Begin(Message, frozen=True):
-    """Meet the others at the store on this port of the machine, and have so many blocks."""
+    """Have so many blocks, and step as you are told."""
 
-    port: int
     num_blocks: int
     num_windowed_blocks: int = 0
     """In a pool apart; 0: there is none."""
@@ -95,7 +97,7 @@ class Refused(Message, frozen=True):
     reason: str
 
 
-Any = Measure | Begin | Step | Read | Loaded | Room | Failed | Unable | Kept | Refused
+Any = Meet | Begin | Step | Read | Loaded | Room | Failed | Unable | Kept | Refused
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Any).decode

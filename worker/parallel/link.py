@@ -34,7 +34,7 @@ class ProcessLink:
 
     def __init__(self, layout: Layout, rank: int, group: dist.ProcessGroup | None, device: torch.device) -> None:
         """``group``: the ranks that share this stage's matrices; None: it has them alone."""
-        self._group, self._device = group, device
+        self._group, self._layout, self._device = group, layout, device
         self._is_leader = rank == layout.ranks(layout.stage(rank))[0]
         # Stages count down as ranks count up: the last one has rank 0.
         self._next, self._previous = rank - layout.tensor, rank + layout.tensor
@@ -100,6 +100,18 @@ class ProcessLink:
         dist.recv(x, self._previous)
         self.num_calls += 1
         return x
+
+    def rehearse(self, num_tokens: int, width: int, dtype: torch.dtype) -> None:
+        """What steps ask for, once, as large as they may: NCCL takes memory of its own for it, which KV is not to have.
+        On all ranks."""
+        x = torch.zeros((num_tokens, width), dtype=dtype, device=self._device)
+        if self._previous < self._layout.num_ranks:
+            x = self.receive((num_tokens, width), dtype, self._device)
+        self.sum(x)
+        self.gather(x[:1], [width] * self._layout.tensor)
+        if self._next >= 0:
+            self.send(x)
+        self.settle()
 
     def meet(self) -> None:
         """``settle`` then waits for all ranks of the model."""

@@ -7,7 +7,7 @@ import select
 import socket
 import subprocess
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 from worker.models import ModelError
@@ -31,8 +31,8 @@ class Ranks:
         self._controls: list[Control] = []
         self._readings: list[Control] = []
         self._processes: list[subprocess.Popen[bytes]] = []
-        self._leaving, self._left = socket.socketpair()
-        self._watch: threading.Thread | None = None
+        self._watch: tuple[threading.Thread, socket.socket] | None = None
+        """And what ends it when it is closed."""
         try:
             for rank in range(1, num_ranks):
                 ours, control = socket.socketpair()
@@ -95,15 +95,29 @@ class Ranks:
     def watch(self, lost: Callable[[str], None]) -> None:
         """From now on ``lost`` is called, on another thread and once, when one of them ends before ``close``; with a
         sentence that says why. What is still heard is ``unable`` alone."""
-        self._watch = threading.Thread(target=self._wait, args=(lost,), name="ranks", daemon=True)
-        self._watch.start()
+        leaving, left = socket.socketpair()
+        self._watch = threading.Thread(target=self._wait, args=(lost, left), name="ranks", daemon=True), leaving
+        self._watch[0].start()
+
+    @contextlib.contextmanager
+    def watched(self, lost: Callable[[str], None]) -> Iterator[None]:
+        """``watch`` for now: nothing is heard meanwhile."""
+        self.watch(lost)
+        try:
+            yield
+        finally:
+            self._look_away()
+
+    def _look_away(self) -> None:
+        if self._watch is not None:
+            thread, leaving = self._watch
+            leaving.close()
+            thread.join()
+            self._watch = None
 
     def leave(self) -> None:
         """They are told to end."""
-        self._leaving.close()
-        if self._watch is not None:
-            self._watch.join()
-            self._watch = None
+        self._look_away()
         for control in (*self._controls, *self._readings):
             control.close()
 
@@ -116,22 +130,23 @@ class Ranks:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-        self._left.close()
 
-    def _wait(self, lost: Callable[[str], None]) -> None:
+    def _wait(self, lost: Callable[[str], None], left: socket.socket) -> None:
         poll = select.poll()
-        poll.register(self._left, select.POLLIN)
+        poll.register(left, select.POLLIN)
         places = {}
         for place, control in enumerate(self._controls):
             places[control.connection.fileno()] = place
             poll.register(control.connection, 0)  # nothing but its end
-        ended = [number for number, _ in poll.poll()]
-        if self._left.fileno() not in ended:
-            place = places[ended[0]]
-            last = None
-            with contextlib.suppress(OSError):
-                last = self._controls[place].hear()
-            lost(self._reason(place, last))
+        with left:
+            ended = [number for number, _ in poll.poll()]
+            if left.fileno() in ended:
+                return
+        place = places[ended[0]]
+        last = None
+        with contextlib.suppress(OSError):
+            last = self._controls[place].hear()
+        lost(self._reason(place, last))
 
     def _reason(self, place: int, last: Any | None) -> str:
         if isinstance(last, Failed):

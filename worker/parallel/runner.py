@@ -17,7 +17,7 @@ from worker.inputs import Span
 from worker.loading import load_model
 from worker.models import Decoder, Layout, ModelError, Shard, path_of, read_architecture, refuse_foreign
 from worker.parallel.adapters import Shared
-from worker.parallel.control import Begin, Loaded, Measure, Room, Step, Unable
+from worker.parallel.control import Begin, Loaded, Meet, Room, Step, Unable
 from worker.parallel.duty import Duty
 from worker.parallel.link import ProcessLink, store
 from worker.parallel.plan import Companion, Copy, encoded
@@ -86,13 +86,15 @@ class ParallelRunner:
     ) -> ParallelRunner:
         try:
             ranks.hear(Loaded)
-            ranks.tell(Measure())
+            meeting = store(num_ranks=layout.num_ranks)
+            ranks.tell(Meet(meeting.port))
+            with ranks.watched(lost):
+                link = ProcessLink.between(layout, 0, model.device, meeting)
+                link.rehearse(engine.max_step_tokens, model.architecture.hidden_size, model.dtype)
             rooms = [Room(room(model, engine), rooms_apart(model, engine)), *ranks.hear(Room)]
             nums = larger(min(each.num_blocks for each in rooms), min(each.apart for each in rooms))
-            meeting = store(num_ranks=layout.num_ranks)
-            ranks.tell(Begin(meeting.port, *nums))
+            ranks.tell(Begin(*nums))
             ranks.watch(lost)
-            link = ProcessLink.between(layout, 0, model.device, meeting)
         except (OSError, RuntimeError) as error:
             reason = str(error).strip().partition("\n")[0]
             raise ModelError(f"the ranks of the model cannot be connected: {reason}") from None
