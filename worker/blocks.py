@@ -176,6 +176,22 @@ class Pool:
             self._num_children[parent] += 1
         return block_id
 
+    def doubt(self, block_ids: Sequence[int]) -> None:
+        """What is in those of one table that no other uses is no good: nobody finds them any more, nor what goes on
+        behind them. O(blocks)."""
+        children: dict[int, list[int]] = {}
+        for block_id, parent in enumerate(self._parents):
+            children.setdefault(parent, []).append(block_id)
+        left = [each for each in block_ids if self._num_users[each] == 1 and self._links[each] is not None]
+        while left:
+            block_id = left.pop()
+            if self._links[block_id] is not None:
+                left += children.get(block_id, ())
+                self._unname(block_id)
+                if not self._num_users[block_id]:
+                    self.num_cached -= 1
+                    self._free(block_id, block_id + 1)
+
     def named(self) -> list[bytes]:
         """The digests of all blocks that have a name."""
         return list(self._index)
@@ -218,17 +234,22 @@ class Pool:
             while not self._is_evictable(*leaf):
                 leaf = heapq.heappop(self._leaves)
             block_id = leaf[1]
-            link, parent = self._links[block_id], self._parents[block_id]
-            assert link is not None
-            del self._index[link.digest]
-            self._moved[link.digest] = False
-            self._links[block_id], self._keys[block_id], self._parents[block_id] = None, b"", NO_PARENT
+            parent = self._unname(block_id)
             self.num_cached -= 1
             self._free(block_id, block_id + 1)
-            if parent != NO_PARENT:
-                self._num_children[parent] -= 1
-                if self._num_users[parent] == 0:
-                    self._offer(parent)
+            if parent != NO_PARENT and self._num_users[parent] == 0:
+                self._offer(parent)
+
+    def _unname(self, block_id: int) -> int:
+        """Its parent, which has a child less."""
+        link, parent = self._links[block_id], self._parents[block_id]
+        assert link is not None
+        del self._index[link.digest]
+        self._moved[link.digest] = False
+        self._links[block_id], self._keys[block_id], self._parents[block_id] = None, b"", NO_PARENT
+        if parent != NO_PARENT:
+            self._num_children[parent] -= 1
+        return parent
 
     # Free blocks: gaps, and rooms to grow into
 

@@ -63,7 +63,7 @@ class Boarding:
     def add(self, submit: wire.Submit) -> wire.Failed | None:
         """Take a request in, or say why not."""
         request_id, grammars = submit.request_id, self._grammars
-        if request_id in self._waiting or request_id in self._unguided:
+        if self.holds(request_id):
             return wire.Failed(request_id, "invalid_request", "a request of this id is being answered")
         if submit.grammar is None:
             return self._add_guided(submit, None)

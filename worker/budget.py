@@ -35,7 +35,7 @@ class Budget:
         if sum(nums_tokens) <= 1 or (self.limits.whole_prompts and len(nums_tokens) == 1):
             return False
         self._num_good_steps = 0
-        self._set(min(self.limits.max_step_tokens, sum(nums_tokens)) // 2)
+        self._set(max(1, min(self.limits.max_step_tokens, sum(nums_tokens)) // 2))
         log.warning("%s; steps hold at most %d tokens now", error, self.limits.max_step_tokens)
         return True
 

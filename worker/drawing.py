@@ -33,6 +33,14 @@ def told(error: Exception) -> tuple[str, str]:
     return "internal", f"{type(error).__name__}: {error}"
 
 
+def unusable(sequence: Sequence) -> Exception:
+    """Why nothing could be drawn from its logits."""
+    sampling, num_output = sequence.sampling, sequence.num_known - sequence.num_prompt_tokens
+    if sequence.guide is not None and sampling.stop_token_ids and num_output < sampling.min_tokens:
+        return GuideLost("the grammar leaves nothing but stop tokens before min_tokens are reached")
+    return ArithmeticError("the model gave no usable logits")
+
+
 class Drawing:
     """One sampler, and the requests that it may have stumbled over."""
 
@@ -72,6 +80,7 @@ class Drawing:
         try:
             logits = rows_of(logits, indices)
         except RuntimeError as error:
+            self.settle()
             self._stumble(error, sequences, faults)
             return draws, faults
         if not suspects:
@@ -90,7 +99,12 @@ class Drawing:
                 rows_together += range(begin, end)
         for batch, rows in [(together, rows_together), *alone]:
             if batch and batch[0].request.request_id not in faults:  # else a sibling has failed a moment ago
-                self._draw_together(rows_of(logits, rows), batch, draws, faults)
+                try:
+                    own = rows_of(logits, rows)
+                except RuntimeError as error:
+                    self._stumble(error, batch, faults)
+                else:
+                    self._draw_together(own, batch, draws, faults)
         for draw in draws:
             suspects.difference_update(sequence.request.request_id for sequence in draw.sequences)
         return draws, faults
@@ -108,9 +122,9 @@ class Drawing:
         """Adds to ``draws`` and ``faults``."""
         rows = [row for sequence in sequences for row in sequence.rows()]
         masks = None
-        if any(sequence.guide is not None for sequence in sequences):
-            masks = self._masks(sequences, logits.is_cuda)
         try:
+            if any(sequence.guide is not None for sequence in sequences):
+                masks = self._masks(sequences, logits.is_cuda)
             if masks is None:
                 pending = self._sampler.start(logits, rows, self._maxima_of(logits))
             else:

@@ -27,7 +27,7 @@ from worker.admission import refusal
 from worker.blocks import Pool
 from worker.budget import Budget
 from worker.device import is_out_of_memory
-from worker.drawing import Drawing, Faults, told
+from worker.drawing import Drawing, Faults, told, unusable
 from worker.flight import NO_WORK, Draw, Flight, Gain, span_of, work_of
 from worker.inputs import Span
 from worker.scheduler import Scheduler
@@ -226,7 +226,7 @@ class Engine:
         self._landed_at = now
         self._budget.passed()
         faults: Faults = {
-            run.sequence.request.request_id: ArithmeticError("the model gave no usable logits")
+            run.sequence.request.request_id: unusable(run.sequence)
             for run in runs
             if run.token_ids[-1] < 0 and not run.sequence.has_ended
         }
@@ -379,6 +379,8 @@ class Engine:
                 continue
             sequences = list(self._requests[request_id].live)
             for sequence in sequences:
+                if isinstance(error, ArithmeticError):
+                    self._scheduler.doubt(sequence)
                 self._remove(sequence, now)
             self._forget(request_id)
             spent = [sum(each) for each in zip(*[sequence.spent for sequence in sequences], strict=True)]

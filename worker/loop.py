@@ -121,7 +121,8 @@ class Loop:
 
     def _patience(self, drained_at: float | None) -> float | None:
         """Seconds to wait for something to happen; None: for ever."""
-        if self._engine.has_work or self._stopped or (self._engine.draining and drained_at is None):
+        is_drained = self._engine.draining and not self._boarding.has_waiting
+        if self._engine.has_work or self._stopped or (is_drained and drained_at is None):
             return 0.0
         if not self._channels:
             return None

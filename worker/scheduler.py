@@ -81,6 +81,10 @@ class Scheduler:
             sequence.request.leader = None
         sequence.request.live.remove(sequence)
 
+    def doubt(self, sequence: Sequence) -> None:
+        """Its numbers are no good, and it is about to be removed: nobody is to begin with what it leaves."""
+        self._pool.doubt(sequence.held_block_ids)
+
     def schedule(self, now: float, costs: StepCosts | None = None) -> list[tuple[Sequence, int]]:
         """The sequences of this step, each with a number of pending tokens; all blocks that they will write are theirs
         alone. ``costs`` as for batching.plan."""

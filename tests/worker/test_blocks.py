@@ -99,6 +99,22 @@ def test_a_colliding_digest_costs_a_hit_and_never_serves_other_tokens():
     pool.audit([held.block_ids, [own]])
 
 
+def test_what_is_doubted_is_found_no_more_nor_is_what_goes_on_behind_it_but_what_others_use_is():
+    pool = Pool(16)
+    whole, other = hold(pool, [1, 2, 3, 4, 5, 6, 7, 8]), hold(pool, [1, 2, 3, 4, 9, 9])
+    pool.release(hold(pool, [1, 2, 3, 4, 5, 6, 7, 8, 8, 8]).block_ids)
+    pool.take_moved()
+    pool.doubt(whole.block_ids)
+    pool.audit([whole.block_ids, other.block_ids])
+    assert num_found(pool, [1, 2, 3, 4, 5, 6, 7, 8, 8, 8]) == 2
+    assert num_found(pool, [1, 2, 3, 4, 9, 9]) == 3
+    stored, gone = pool.take_moved()
+    assert (len(stored), len(gone)) == (0, 3)
+    pool.release(whole.block_ids)
+    assert (pool.num_used, pool.num_cached, pool.num_free) == (3, 0, 13)
+    pool.audit([other.block_ids])
+
+
 def test_two_that_computed_the_same_block_end_up_on_one():
     pool = Pool(16)
     first, second = pool.allocate(1), pool.allocate(1)
@@ -161,7 +177,10 @@ def test_any_mix_of_sharing_releasing_and_evicting_keeps_every_block_accounted_f
     tables = []
     for _ in range(500):
         if tables and rng.random() < 0.5:
-            pool.release(tables.pop(rng.randrange(len(tables))))
+            table = tables.pop(rng.randrange(len(tables)))
+            if rng.random() < 0.1:
+                pool.doubt(table)
+            pool.release(table)
         else:
             token_ids = [rng.randrange(2) for _ in range(rng.randrange(1, 12))]
             if -(-len(token_ids) // SIZE) <= pool.num_available:

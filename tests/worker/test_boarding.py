@@ -91,3 +91,24 @@ def test_an_adapter_that_nobody_loaded_is_refused_and_a_wait_can_be_given_up(tin
             failures += boarding.turn()[1]
         assert [(failed.request_id, failed.code) for failed in failures] == [("z", "adapter_unavailable")]
         boarding.audit()
+
+
+class Slow:
+    """Grammars that are never ready."""
+
+    def find(self, submit):
+        return None
+
+    def begin(self, submit):
+        """Some day."""
+
+
+def test_an_id_that_is_being_answered_is_refused_also_to_who_would_have_to_wait(tiny):
+    runner, _, _ = tiny
+    engine = Engine(runner, Sampler(runner.vocab_size, runner.eos_token_ids), EngineSettings(block_size=8), lambda: 0.0)
+    boarding = Boarding(engine, None, lambda: 0.0, Slow())
+    sampling = Sampling(max_tokens=MAX_TOKENS)
+    assert boarding.add(wire.Submit("x", PROMPT, sampling)) is None
+    refused = boarding.add(wire.Submit("x", PROMPT, sampling, grammar=wire.Grammar("regex", "a*", False)))
+    assert (refused.code, refused.reason) == ("invalid_request", "a request of this id is being answered")
+    assert not boarding.has_waiting

@@ -210,3 +210,72 @@ def test_memory_that_is_short_where_rows_of_the_logits_are_copied_ends_neither_t
     assert not faults
     for each in "abc":
         assert bench.answers[each, 0] == expected(tokens(20, ord(each)), 8)
+
+
+def test_memory_that_is_short_again_where_suspects_are_drawn_one_by_one_ends_one_answer_at_most(monkeypatch):
+    bench = Bench()
+    start, faults, shortages = bench.sampler.start, [MemoryError("no memory")], [torch.OutOfMemoryError("no memory")]
+
+    def short_once(logits, rows, maxima):
+        if len(rows) > 1 and faults:
+            raise faults.pop()
+        return start(logits, rows, maxima)
+
+    def short_of_copies(logits, indices):
+        if len(indices) < len(logits) and shortages:
+            raise shortages.pop()
+        return rows_of(logits, indices)
+
+    bench.sampler.start = short_once
+    monkeypatch.setattr("worker.drawing.rows_of", short_of_copies)
+    for each in "abcdefgh":
+        bench.submit(each, tokens(2, ord(each)), max_tokens=8)
+    bench.run()
+    assert not shortages
+    assert len(bench.failures) <= 1
+    for each in set("abcdefgh") - set(bench.failures):
+        assert bench.answers[each, 0] == expected(tokens(2, ord(each)), 8)
+
+
+def test_where_there_is_memory_for_one_token_and_one_row_alone_forks_are_answered_all_the_same():
+    bench = Bench()
+    start = bench.sampler.start
+
+    def for_one_row(logits, rows, maxima):
+        if len(rows) > 1:
+            raise MemoryError("no memory")
+        return start(logits, rows, maxima)
+
+    def for_one_token(spans):
+        if sum(len(span.token_ids) for span in spans) > 1:
+            raise OutOfMemory("no memory")
+
+    bench.runner.fault, bench.sampler.start = for_one_token, for_one_row
+    bench.submit("a", tokens(9), num_sequences=2)
+    bench.run()
+    assert not bench.failures
+    assert bench.answers["a", 0] == expected(tokens(9))
+
+
+def test_what_a_step_without_usable_numbers_has_left_is_found_by_nobody():
+    bench = Bench()
+    prompt, ill = tokens(40), [True]
+    start = bench.sampler.start
+
+    def with_nothing_at_first(logits, rows, maxima):
+        pending = start(logits, rows, maxima)
+        if ill:
+            pending.token_ids = [-1] * len(pending.token_ids)
+        return pending
+
+    bench.sampler.start = with_nothing_at_first
+    bench.submit("a", prompt)
+    bench.run()
+    assert list(bench.failures) == ["a"]
+    assert bench.engine.stats().num_cached_blocks == 0
+    ill.clear()
+    for name, last, num_cached in (("b", 7, 0), ("c", 8, 40)):
+        bench.submit(name, [*prompt, last])
+        bench.run()
+        assert bench.finishes[name, 0].num_cached_tokens == num_cached
+        assert bench.answers[name, 0] == expected([*prompt, last])

@@ -242,6 +242,16 @@ def test_what_is_complete_ends_however_short_and_own_stops_end_it_where_it_may_e
     assert guided.answers["ignored", 0].reason == "stop"
 
 
+def test_what_may_only_go_on_with_own_stops_before_it_may_stop_is_the_requests_own_fault(guided):
+    said = guided.vocabulary.decode_bytes
+    stops = tuple(token for token in range(2, 380) if said([token]) and set(said([token])) == {ord("a")})
+    guided.submit("x", "regex", "a{5,9}", min_tokens=3, stop_token_ids=stops)
+    guided.run()
+    failed = guided.failures["x"]
+    assert failed.code == "invalid_request"
+    assert failed.reason == "the grammar leaves nothing but stop tokens before min_tokens are reached"
+
+
 def test_every_kind_of_tokenizer_is_understood(tmp_path):
     for name, tokenizer, eos in (("level", byte_level(), 1), ("fallback", byte_fallback(), 2)):
         directory = tmp_path / name
