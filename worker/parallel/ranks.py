@@ -101,7 +101,7 @@ class Ranks:
 
     @contextlib.contextmanager
     def watched(self, lost: Callable[[str], None]) -> Iterator[None]:
-        """``watch`` for now: nothing is heard meanwhile."""
+        """``watch``, until this is left; nothing is heard meanwhile."""
         self.watch(lost)
         try:
             yield
