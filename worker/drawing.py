@@ -141,13 +141,17 @@ class Drawing:
         draws.append(Draw(sequences, [sequence.expect() for sequence in sequences], drafts, pending))
 
     def _stumble(self, error: Exception, sequences: list[Sequence], faults: Faults) -> None:
-        """Sampling failed for these. One alone is to blame; of several the logits may be half overwritten. Computed
-        anew and sampled one by one, only the faulty request fails."""
+        """Sampling failed for these. One alone is to blame, unless memory was short and is not for the first time; of
+        several the logits may be half overwritten. Computed anew and sampled one by one, only the faulty request
+        fails."""
         log.error("sampling for %d sequences failed", len(sequences), exc_info=error)
+        is_short = is_out_of_memory(error)
         if len(sequences) == 1:
-            faults[sequences[0].request.request_id] = error
-            return
-        if is_out_of_memory(error):
+            request_id = sequences[0].request.request_id
+            if not is_short or request_id in self._suspects:
+                faults[request_id] = error
+                return
+        if is_short:
             self._ran_out([1 + len(sequence.draft_token_ids) for sequence in sequences], error)
         for sequence in sequences:
             self._suspects.add(sequence.request.request_id)

@@ -249,7 +249,10 @@ class Loop:
     def _hear(self, channel: Channel, message: wire.ToWorker) -> None:
         match message:
             case wire.Submit(request_id=request_id):
-                refusal = self._boarding.add(message)
+                if self._owners.get(request_id, channel) is channel:
+                    refusal = self._boarding.add(message)
+                else:  # a gateway that was cut off, and is back before its old connection is seen to have ended
+                    refusal = wire.Failed(request_id, "overloaded", "it is being answered on another connection")
                 if refusal is None:
                     self._owners[request_id] = channel
                     channel.request_ids.add(request_id)

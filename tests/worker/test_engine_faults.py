@@ -128,6 +128,29 @@ def test_what_does_not_fit_alone_fails_and_the_engine_goes_on():
     assert bench.answers["b", 0] == expected(tokens(20))
 
 
+@pytest.mark.parametrize(("num_shortages", "is_answered"), [(1, True), (2, False)])
+def test_an_answer_that_is_drawn_alone_is_drawn_once_more_where_memory_was_short(num_shortages, is_answered):
+    bench = Bench()
+    start, shortages = bench.sampler.start, [torch.OutOfMemoryError("no memory")] * num_shortages
+
+    def short(logits, rows, maxima):
+        if shortages:
+            raise shortages.pop()
+        return start(logits, rows, maxima)
+
+    bench.sampler.start = short
+    bench.submit("a", tokens(20), max_tokens=8)
+    bench.run()
+    assert not shortages
+    if is_answered:
+        assert bench.answers["a", 0] == expected(tokens(20), 8)
+    else:
+        assert bench.failures["a"].reason == "OutOfMemoryError: no memory"
+    bench.submit("b", tokens(20, 30), max_tokens=8)
+    bench.run()
+    assert bench.answers["b", 0] == expected(tokens(20, 30), 8)
+
+
 def test_a_fault_of_one_request_fails_that_one_alone():
     bench = Bench()
 

@@ -128,8 +128,23 @@ def test_a_gateway_cannot_cancel_or_take_over_the_request_of_another(house):
         other.submit("b", PROMPT)
         house.may_step.set()
         refusal = other.next(wire.Failed)
-        assert refusal.code == "invalid_request"
+        assert refusal.code == "overloaded"
         assert one.finish("b") == expected(40)
+
+
+def test_a_gateway_that_is_back_before_its_old_connection_ends_may_send_a_request_again(house):
+    with house.connect() as before, house.connect() as back:
+        house.may_step.clear()
+        before.submit("a", PROMPT, 900)
+        assert house.in_step.wait(PATIENCE_S)
+        back.submit("a", PROMPT, 40)
+        house.may_step.set()
+        assert back.next(wire.Failed) == wire.Failed("a", "overloaded", "it is being answered on another connection")
+        back.next(wire.Stats, num_gateways=2)
+        before.socket.close()
+        back.next(wire.Stats, num_gateways=1)
+        back.submit("a", PROMPT, 40)
+        assert back.finish("a") == expected(40)
 
 
 def test_cancel_frees_the_blocks_and_answers_with_the_end(house):
