@@ -2,7 +2,8 @@
 
 Between tenants of a class it is the virtual token counter of Sheng et al. (OSDI '24), in seconds: each tenant has a
 count of what its prompts should have taken, divided by its weight, and the smallest goes first. A tenant that begins to
-have prompts is lifted to the smallest count among those that have some already: idling earns nothing. So one tenant's
+have prompts is lifted to the smallest count among those that have some already: idling earns nothing. Where nobody had
+any, all begin anew, so what a tenant took while nobody else wanted it costs it nothing later. So one tenant's
 long prompts, however many, cost the others' no more than their part. Within one step a tenant's later prompts count as
 behind its earlier ones by what those would cost (start-time fair queueing, Goyal et al., SIGCOMM '96).
 """
@@ -53,9 +54,9 @@ class Turns:
         joined = tenants - self._active
         if joined:
             served = self._served
-            floor = min([served[tenant] for tenant in tenants & self._active], default=None)
-            if floor is None:
-                floor = min([served[tenant] for tenant in tenants if tenant in served], default=0.0)
+            floor = min([served[tenant] for tenant in tenants & self._active], default=0.0)
+            if tenants == joined:
+                served.clear()
             for tenant in joined:
                 served[tenant] = max(served.get(tenant, floor), floor)
             if len(served) > MAX_REMEMBERED:

@@ -252,6 +252,16 @@ def test_whoever_begins_to_ask_has_no_credit_from_before():
     assert sorted(arrival for step in seen for arrival in step) == [1, 1, 1, 2, 2, 2]
 
 
+def test_what_a_tenant_took_while_nobody_else_asked_costs_it_nothing_later():
+    costs = a_machine_that_takes(decode_s=1e-6, token_s=1e-4)
+    turns = Turns()
+    often, seldom = prefilling(1, 50_000, tenant=b"often"), prefilling(2, 50_000, tenant=b"seldom")
+    steps_of(turns, [often], 20, costs)
+    steps_of(turns, [seldom], 1, costs)
+    seen = steps_of(turns, [often, seldom], 6, costs)
+    assert sorted(arrival for step in seen for arrival in step) == [1, 1, 1, 2, 2, 2]
+
+
 def test_a_short_prompt_of_another_tenant_is_computed_beside_a_long_one():
     costs = a_machine_that_takes(decode_s=1e-6, token_s=1e-4)
     turns = Turns()
