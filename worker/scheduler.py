@@ -14,7 +14,7 @@ from operator import attrgetter
 from typing import Any
 
 from policies import batching
-from policies.batching import Limits, Plan, Turns, raised
+from policies.batching import Limits, Plan, Turns, party_of, raised
 from policies.costs import StepCosts
 from worker.blocks import Pool
 from worker.claims import Claims, followers, num_slots
@@ -103,7 +103,7 @@ class Scheduler:
         claims = [of_running(sequence) for sequence in running]
         prompts = [claim for claim in claims if claim.num_pending > 1]
         if waiting or prompts:
-            self._turns.begin({claim.tenant for claim in prompts} | {each.tenant for each in waiting})
+            self._turns.begin({party_of(claim) for claim in prompts} | {party_of(each) for each in waiting})
         plan = batching.plan(
             claims,
             waiting,
@@ -123,7 +123,7 @@ class Scheduler:
         for sequence, num_tokens in grants:
             self._windows.hold(sequence, num_tokens)
             if num_tokens > 1:
-                self._turns.charge(sequence.tenant, num_tokens, sequence.num_computed, costs, sequence.weight)
+                self._turns.charge(party_of(sequence), num_tokens, sequence.num_computed, costs, sequence.weight)
         return grants
 
     def commit(self, sequence: Sequence, num_tokens: int) -> None:

@@ -25,7 +25,7 @@ from policies.batching.claims import Claim, Limits, Place, Plan, limits_of, rais
 from policies.batching.memory import Blocks, Freed, victims
 from policies.batching.pace import MIN_CHUNK, Pace, pausing_above
 from policies.batching.room import Room, parked
-from policies.batching.turns import Turns, W, in_turn
+from policies.batching.turns import Turns, W, in_turn, party_of
 from policies.costs import StepCosts
 
 __all__ = [
@@ -37,6 +37,7 @@ __all__ = [
     "Plan",
     "Turns",
     "limits_of",
+    "party_of",
     "pausing_above",
     "plan",
     "raised",

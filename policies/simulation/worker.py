@@ -14,7 +14,7 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from policies import batching
-from policies.batching import Claim, Limits, Place, Turns, raised, token_due_at
+from policies.batching import Claim, Limits, Place, Turns, party_of, raised, token_due_at
 from policies.costs import StepCosts, Work, pairs, shares
 
 MAX_STRETCH = 4096
@@ -210,9 +210,9 @@ class Worker:
             self._age(now)
         running, waiting = self.running, self.waiting
         claims = [self._claim(sequence) for sequence in running]
-        tenants = {sequence.tenant for sequence in waiting}
-        tenants.update([claim.tenant for claim in claims if claim.num_pending > 1])
-        self._turns.begin(tenants)
+        parties = {party_of(sequence) for sequence in waiting}
+        parties.update([party_of(claim) for claim in claims if claim.num_pending > 1])
+        self._turns.begin(parties)
         plan = batching.plan(
             claims,
             waiting,
@@ -241,7 +241,7 @@ class Worker:
         grants = [(by_arrival[arrival], num_tokens) for arrival, num_tokens in plan.grants]
         for sequence, num_tokens in grants:
             if num_tokens > 1:
-                self._turns.charge(sequence.tenant, num_tokens, sequence.num_computed, self._costs, sequence.weight)
+                self._turns.charge(party_of(sequence), num_tokens, sequence.num_computed, self._costs, sequence.weight)
         work = self._work(grants)
         step_s = self._costs.predict(work)
         num_steps, growth_s = 1, 0.0

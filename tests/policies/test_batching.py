@@ -258,7 +258,7 @@ def situations(draw):
     due = [draw(st.sampled_from([-math.inf, 0.0, 5.0])) for _ in running]
     costs = draw(st.sampled_from([None, a_machine_that_takes(5e-3, 1e-4)]))
     turns = batching.Turns()
-    turns.begin({b"", b"x"})
+    turns.begin({batching.party_of(claim) for claim in running + waiting})
     return running, waiting, draw(st.integers(0, 12)), limits, costs, frees, due, turns
 
 

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from policies.batching import MIN_CHUNK, Limits, Turns
+from policies.batching import MIN_CHUNK, Limits, Turns, party_of
 from policies.batching.pace import LEAST, MAX_STRETCH
 from policies.simulation.worker import Promise, Simulated, Worker
 from tests.policies.plans import a_machine_that_takes, decoding, newcomer, plan, prefilling
@@ -207,12 +207,12 @@ def steps_of(turns, running, num_steps, costs):
     """Who gets tokens, step by step, as prompts that never end."""
     seen = []
     for _ in range(num_steps):
-        turns.begin({claim.tenant for claim in running})
+        turns.begin({party_of(claim) for claim in running})
         made = plan(running, [], 10, PACED, costs, turns=turns)
         by_arrival = {claim.arrival: claim for claim in running}
         for arrival, num_tokens in made.grants:
             claim = by_arrival[arrival]
-            turns.charge(claim.tenant, num_tokens, 0, costs, claim.weight)
+            turns.charge(party_of(claim), num_tokens, 0, costs, claim.weight)
         seen.append([arrival for arrival, _ in made.grants])
     return seen
 
@@ -235,7 +235,7 @@ def test_a_tenant_of_twice_the_weight_has_twice_the_turns():
 def test_of_two_floods_of_short_prompts_the_heavier_has_more_of_one_step():
     costs = a_machine_that_takes(decode_s=1e-6, token_s=1e-4)
     turns = Turns()
-    turns.begin({b"light", b"heavy"})
+    turns.begin({(0, b"light"), (0, b"heavy")})
     light = [prefilling(arrival, 256, tenant=b"light") for arrival in range(20)]
     heavy = [prefilling(arrival, 256, tenant=b"heavy", weight=3.0) for arrival in range(20, 40)]
     made = plan([*light, *heavy], [], 99, PACED, costs, turns=turns)
@@ -262,11 +262,21 @@ def test_what_a_tenant_took_while_nobody_else_asked_costs_it_nothing_later():
     assert sorted(arrival for step in seen for arrival in step) == [1, 1, 1, 2, 2, 2]
 
 
+def test_whoever_begins_to_ask_has_no_credit_from_those_who_stand_behind_a_more_important_class():
+    costs = a_machine_that_takes(decode_s=1e-6, token_s=1e-4)
+    turns = Turns()
+    early = prefilling(1, 50_000, tenant=b"early")
+    behind = prefilling(9, 50_000, priority=1, tenant=b"behind")
+    steps_of(turns, [early, behind], 20, costs)
+    seen = steps_of(turns, [early, prefilling(2, 50_000, tenant=b"late"), behind], 6, costs)
+    assert sorted(arrival for step in seen for arrival in step) == [1, 1, 1, 2, 2, 2]
+
+
 def test_a_short_prompt_of_another_tenant_is_computed_beside_a_long_one():
     costs = a_machine_that_takes(decode_s=1e-6, token_s=1e-4)
     turns = Turns()
-    turns.begin({b"flood", b"other"})
-    turns.charge(b"flood", 1000, 0, costs)
+    turns.begin({(0, b"flood"), (0, b"other")})
+    turns.charge((0, b"flood"), 1000, 0, costs)
     flood = [prefilling(arrival, 5000, tenant=b"flood") for arrival in (1, 2)]
     made = plan(flood, [newcomer(3, 100, tenant=b"other")], 50, PACED, costs, turns=turns)
     assert made.grants == [(3, 100), (1, 1948)]
@@ -275,7 +285,7 @@ def test_a_short_prompt_of_another_tenant_is_computed_beside_a_long_one():
 def test_a_more_important_class_goes_before_any_turn():
     costs = a_machine_that_takes(decode_s=1e-6, token_s=1e-4)
     turns = Turns()
-    turns.begin({b"a", b"b"})
-    turns.charge(b"a", 100_000, 0, costs)
+    turns.begin({(0, b"a"), (1, b"b")})
+    turns.charge((0, b"a"), 100_000, 0, costs)
     running = [prefilling(1, 3000, tenant=b"a"), prefilling(2, 3000, priority=1, tenant=b"b")]
     assert plan(running, [], 50, PACED, costs, turns=turns).grants == [(1, 2048)]
