@@ -146,6 +146,10 @@ _MIN_OBSERVED = 8
 """Steps after which a prediction is better than none."""
 _SURPRISE = 4.0
 """A step this many times its prediction (a page fault storm, a neighbour on the core) teaches only as much as this."""
+_HASTE = 2.0
+"""A step that took less than its prediction divided by ``_SURPRISE`` teaches as much as one that took it divided by
+this, unless the last one of its kind was such, too: it was done while the host stood still, and is read with the one
+before. Of relative errors those of short steps weigh most."""
 
 
 class StepCosts:
@@ -188,10 +192,12 @@ class StepCosts:
     def _remember(self, work: Work, seconds: float) -> None:
         amounts = _amounts(work)
         predicted = sum(map(mul, self._weights, amounts))
-        if self.known and predicted > 0:
-            seconds = min(seconds, predicted * _SURPRISE)
         kind = 1 if work.num_prefill_tokens else 2 if work.num_draft_tokens else 0
         memory = self._memories[kind]
+        if self.known and predicted > 0:
+            was_short, memory.was_short = memory.was_short, seconds * _SURPRISE < predicted
+            least_s = predicted / _HASTE if memory.was_short and not was_short else seconds
+            seconds = min(max(seconds, least_s), predicted * _SURPRISE)
         memory.add([amounts[term] / seconds for term in memory.terms])
         self._num_observed += 1
 
@@ -247,6 +253,8 @@ class _Memory:
         self.terms = terms
         self.products = [[0.0] * len(terms) for _ in terms]
         self.sums = [0.0] * len(terms)
+        self.was_short = False
+        """The last one took far less than was predicted."""
 
     def add(self, x: list[float]) -> None:
         self.products = [

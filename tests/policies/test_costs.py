@@ -134,6 +134,31 @@ def test_one_stalled_step_teaches_little():
     assert costs.predict(work) < 2 * before
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_one_step_that_seems_to_take_no_time_teaches_little(seed):
+    costs, machine = StepCosts(), a_machine(seed)
+    for _, (work, _true, seen) in zip(range(400), machine, strict=False):
+        costs.observe(work, seen)
+    before = costs.chunk_price.seconds(512, 0)
+    costs.observe(Work(512, 8, 4000, pairs(512, 0), 1, 0), 2e-4)
+    for _, (work, _true, seen) in zip(range(8), machine, strict=False):
+        costs.observe(work, seen)
+    assert costs.chunk_price.seconds(512, 0) > before / 2
+
+
+def test_the_fit_follows_a_machine_that_becomes_much_faster():
+    costs = StepCosts()
+    for _, (work, _true, seen) in zip(range(500), a_machine(1), strict=False):
+        costs.observe(work, seen)
+    for _, (work, _true, seen) in zip(range(100), a_machine(2), strict=False):
+        costs.observe(work, seen / 100)
+    errors = [
+        abs(costs.predict(work) / (true / 100) - 1)
+        for _, (work, true, _) in zip(range(200), a_machine(3), strict=False)
+    ]
+    assert sorted(errors)[150] < 0.25
+
+
 @given(st.floats(1e-9, 1e-3), st.just(0.0) | st.floats(1e-12, 1e-6), st.floats(0, 1), st.integers(0, 100_000))
 def test_a_chunk_that_fits_its_budget_is_the_longest_that_does(token_s, pair_s, budget_s, start):
     price = ChunkPrice(token_s, pair_s)
