@@ -162,8 +162,8 @@ class Tables:
         self.let_go(sequence, now)
 
     def let_go(self, sequence: Sequence, now: float) -> None:
-        """Of the blocks that no token will look back on."""
-        if not self._window or not sequence.has_output:
+        """Of the blocks that no token will look back on; not while it catches up, as some may still get names."""
+        if not self._window or not sequence.has_output or sequence.num_pending > 1:
             return
         num_seen = min(sequence.num_computed, sequence.num_known) - 1  # a token may be computed once more
         num_gone = min(num_seen - self._window + 1, sequence.num_computed) // self._block_size

@@ -14,7 +14,7 @@ class Bench:
 
     def __init__(self, runner=None, **settings):
         self.runner = runner or ScriptedRunner(num_blocks=64)
-        self.sampler = ScriptedSampler()
+        self.sampler = ScriptedSampler(window=self.runner.window)
         self.settings = EngineSettings(**{"block_size": 32, "max_step_tokens": 64, **settings})
         ticks = itertools.count()
         self.engine = Engine(self.runner, self.sampler, self.settings, now=lambda: 0.01 * next(ticks))

@@ -4,7 +4,7 @@ Each slot of the memory holds the rolling hash of the history up to its token. A
 reads; the sampler, which knows each row's own tokens, computes the same digest from them. They agree only if every
 slot that was read held exactly that sequence's own history: so a block shared wrongly, written while shared, evicted
 or reused while in use is found in the first step that reads it. Layers with windows, where they have a pool apart, must
-find there what the others find in theirs.
+find there what the others find in theirs; where all layers have one, nothing before it is read.
 """
 
 import numpy as np
@@ -33,13 +33,14 @@ class ScriptedRunner:
         eos_token_ids=(0,),
         overlaps=False,
         apart=None,
+        window=0,
     ):
         self.num_blocks, self.block_size, self.vocab_size = num_blocks, block_size, vocab_size
         self.max_model_tokens, self.eos_token_ids = max_model_tokens, eos_token_ids
         self.device, self.dtype = "cpu", "float32"
         self.overlaps = overlaps
         self.writes, self.scores, self.pooling, self.num_dimensions = True, False, None, 0
-        self.window, self.apart = 0, apart
+        self.window, self.apart = window, apart
         rng = np.random.default_rng(0)
         self.memory = rng.integers(0, MASK, size=(num_blocks, block_size), dtype=np.uint64)
         if apart is not None:
@@ -77,8 +78,9 @@ class ScriptedRunner:
         for span in spans:
             end = span.start + len(span.token_ids)
             for num_tokens in range(end - span.num_logits + 1, end + 1):
-                slots = self.memory[np.array(span.block_ids)].reshape(-1)[:num_tokens]
-                digests.append(np.sum(slots * self.weights[:num_tokens], dtype=np.uint64))
+                first = max(0, num_tokens - self.window) if self.window else 0
+                slots = self.memory[np.array(span.block_ids)].reshape(-1)[first:num_tokens]
+                digests.append(np.sum(slots * self.weights[first:num_tokens], dtype=np.uint64))
         return torch.from_numpy(np.array(digests, dtype=np.uint64).view(np.int64)).view(-1, 1)
 
     def _look_back(self, spans):
@@ -133,8 +135,9 @@ class ScriptedPending:
 class ScriptedSampler:
     """The next token is a function of (seed, position, history)."""
 
-    def __init__(self, vocab_size=50):
-        self.vocab_size = vocab_size
+    def __init__(self, vocab_size=50, window=0):
+        """``window``: as the runner's."""
+        self.vocab_size, self.window = vocab_size, window
         self.fault = None
         """Called with each row before it is sampled."""
         self.num_untaken = 0
@@ -146,11 +149,11 @@ class ScriptedSampler:
         for digest, row in zip(logits[:, 0].tolist(), rows, strict=True):
             if self.fault is not None:
                 self.fault(row)
-            history, expected = history_of(row)
+            history, expected = history_of(row, self.window)
             assert digest & MASK == expected, "a sequence has read what is not its own history"
             token_ids.append(next_token(history, row.seed, self.vocab_size))
             if not row.draft_token_ids:
-                row.state = (*row.state[:3], token_ids[-1])
+                row.state = (*row.state[:-1], token_ids[-1])
         self.num_untaken += 1
         return ScriptedPending(token_ids, self.took)
 
@@ -158,9 +161,9 @@ class ScriptedSampler:
         self.num_untaken -= 1
 
 
-def history_of(row):
+def history_of(row, window=0):
     """The hash of this row's history, and what a forward pass must have read of it."""
-    num_seen, digest, history, drawn = row.state or (0, 0, 0, None)
+    num_seen, digest, history, seen, drawn = row.state or (0, 0, 0, (), None)
     num_prompt_tokens = len(row.prompt_token_ids)
     for position in range(num_seen, num_prompt_tokens + len(row.output_token_ids)):
         is_prompt = position < num_prompt_tokens
@@ -168,13 +171,23 @@ def history_of(row):
         if token_id == UNKNOWN:
             token_id = drawn  # only the device knows it yet
         history = following(history, token_id)
-        digest = (digest + history * (2 * position + 1)) & MASK
+        digest, seen = read_on(digest, seen, history, position, window)
         num_seen += 1
-    row.state = (num_seen, digest, history, drawn)
+    row.state = (num_seen, digest, history, seen, drawn)
     for position, token_id in enumerate(row.draft_token_ids, num_seen):
         history = following(history, token_id)
-        digest = (digest + history * (2 * position + 1)) & MASK
+        digest, seen = read_on(digest, seen, history, position, window)
     return history, digest
+
+
+def read_on(digest, seen, history, position, window):
+    """The digest with one slot more, and without the one that leaves the window; ``seen``: those in it."""
+    digest += history * (2 * position + 1)
+    if window:
+        if len(seen) == window:
+            digest -= seen[0] * (2 * (position - window) + 1)
+        seen = (*seen, history)[-window:]
+    return digest & MASK, seen
 
 
 def next_token(history, seed, vocab_size):

@@ -102,6 +102,18 @@ def test_where_memory_runs_out_steps_become_smaller_and_nothing_is_lost():
         assert bench.answers[name, 0] == expected(tokens(20, ord(name)), 8)
 
 
+def test_where_memory_runs_out_while_an_answer_catches_up_it_keeps_what_is_still_to_have_a_name():
+    bench = Bench(ScriptedRunner(window=2), max_step_tokens=7)
+    written = expected(tokens(21), 9)
+    bench.submit("a", tokens(21), max_tokens=9, promise={"emitted_token_ids": {0: written[:4]}})
+    bench.step()
+    bench.runner.fault = memory_for(5)
+    bench.step()
+    bench.runner.fault = None
+    bench.run()
+    assert bench.answers["a", 0] == written[4:]
+
+
 def test_when_there_is_memory_again_steps_grow_again():
     bench = Bench(ScriptedRunner(num_blocks=128))
     bench.runner.fault = memory_for(10)

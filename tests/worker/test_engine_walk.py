@@ -68,14 +68,16 @@ class Walk:
             prefix_cache=rng.random() < 0.8,
         )
         num_blocks = rng.choice([10, 24, 60])
+        window = rng.choice([0, 0, 0, 1, 5, 9, 30])
         self.runner = ScriptedRunner(
             num_blocks=num_blocks,
             block_size=self.block_size,
             overlaps=rng.random() < 0.5,
-            apart=self.apart(num_blocks) if rng.random() < 0.5 else None,
+            apart=self.apart(num_blocks) if not window and rng.random() < 0.5 else None,
+            window=window,
         )
         self.runner.fault = self.maybe_break_forward
-        self.sampler = ScriptedSampler()
+        self.sampler = ScriptedSampler(window=window)
         self.sampler.fault = self.maybe_break_sampling
         self.ticks = itertools.count()
         tick_s = rng.choice([0.001, 0.05, 1.0])
