@@ -163,11 +163,11 @@ class Scheduler:
     def preempt(self, sequence: Sequence, now: float) -> None:
         """Back to its place among the waiting; what it computed is computed again, or found in the cache."""
         self._take_from(self.running, sequence)
+        sequence.preempted(now)
         self._tables.release(sequence, now)
         sequence.num_computed = sequence.num_sealed = 0
         sequence.draft_token_ids = []
         sequence.may_share_tail = False
-        sequence.preempted(now)
         self.num_preemptions += 1
         if sequence.request.leader is sequence:
             sequence.request.leader = None

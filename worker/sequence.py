@@ -263,7 +263,10 @@ class Sequence:
             timeline.chunks.append(wire.Chunk(now - seconds - self.submitted_at, seconds, num_tokens))
 
     def preempted(self, now: float) -> None:
-        """It lost blocks, all or the last ones."""
+        """It lost blocks, all or the last ones; where it only waits for its last token to be read, that is nothing to
+        it."""
+        if self.is_complete:
+            return
         self.num_preemptions += 1
         timeline = self.timeline
         if timeline is not None and len(timeline.preempted_s) < MAX_TIMELINE:

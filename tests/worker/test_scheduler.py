@@ -89,6 +89,19 @@ def test_a_sequence_is_put_back_only_so_often_for_others(max_preemptions):
     assert bench.answers["low", 0] == expected(tokens(30, 5), 20)
 
 
+def test_one_whose_last_token_is_still_to_be_read_gives_up_blocks_and_is_not_put_back():
+    bench = Bench(ScriptedRunner(num_blocks=12, overlaps=True), max_preemptions=0)
+    bench.submit("ends", tokens(40), max_tokens=4, priority=5)
+    for _ in range(4):
+        bench.step()
+    bench.submit("urgent", tokens(30, 5), max_tokens=2)
+    bench.step()
+    assert stats_of(bench).num_displacements == 1
+    bench.run()
+    assert bench.answers["ends", 0] == expected(tokens(40), 4)
+    assert bench.finishes["ends", 0].num_preemptions == 0
+
+
 def test_a_tenants_flood_of_long_prompts_does_not_hold_up_anothers_short_one():
     bench = Bench(ScriptedRunner(num_blocks=256), max_step_tokens=16)
     for number in range(4):
