@@ -4,9 +4,9 @@
 that has requests waiting earns its ``share`` of that cost as credit (a deficit counter as in Shreedhar and Varghese,
 SIGCOMM '95). A class whose credit covers the cost of its first request has a claim, and claims go first, the one that
 has been open longest before the others. Without a claim the smallest ``priority`` goes; among equal priorities the one
-that was served least for its ``weight``. What goes by priority uses up credit and never leaves a debt, so a class that
-took what others did not want has its guarantee again as soon as they come. Where a request turned out longer or shorter
-than expected, the accounts are corrected when it ends.
+that was served least for its ``weight``, where idling earns nothing. What goes by priority uses up credit and never
+leaves a debt, so a class that took what others did not want has its guarantee again as soon as they come. Where a
+request turned out longer or shorter than expected, the accounts are corrected when it ends.
 
 **Between tenants of a class.** The virtual token counter of Sheng et al. (OSDI '24): each tenant has a count of tokens
 served, divided by its weight; the smallest goes first. The prompt counts when it is sent, the completion as it comes,
@@ -256,8 +256,9 @@ class Lanes:
         self._num_arrivals += 1
         lane = self._lanes[order.sla_class]
         if not lane.waiting:
-            peers = [other.served for other in self if other.waiting and other.terms.priority == lane.terms.priority]
-            lane.served = max(lane.served, min(peers, default=0.0))
+            peers = [other for other in self if other.terms.priority == lane.terms.priority]
+            least = min([other.served for other in peers if other.waiting], default=None)
+            lane.served = max(lane.served, max(other.served for other in peers) if least is None else least)
             lane.began_at = self.num_taken
         self.num_waiting += 1
         return lane.add(order, item, self._num_arrivals)

@@ -63,12 +63,10 @@ class SlowLanes:
         name = order.sla_class
         mine = self.classes[name]
         if not self.of(name):
-            peers = [
-                other.served
-                for peer, other in self.classes.items()
-                if self.of(peer) and other.terms.priority == mine.terms.priority
-            ]
-            mine.served = max(mine.served, min(peers, default=0.0))
+            equals = {name: one for name, one in self.classes.items() if one.terms.priority == mine.terms.priority}
+            peers = [other.served for peer, other in equals.items() if self.of(peer)]
+            floor = min(peers) if peers else max(other.served for other in equals.values())
+            mine.served = max(mine.served, floor)
             mine.began_at = self.num_taken
         if not self.of(name, order.tenant_id):
             self.raise_floor(name)
@@ -299,6 +297,19 @@ def test_between_classes_of_equal_priority_weight_decides():
             lanes.add(an_order(name), None)
     gone = [turn.lane.name for turn in drain(lanes, 400)]
     assert gone.count("left") == pytest.approx(300, abs=4)
+
+
+def test_a_class_that_took_what_its_equals_did_not_want_has_its_part_at_once_when_they_come():
+    lanes = Lanes({"left": a_class(1, 0.01), "right": a_class(1, 0.01)})
+    for name, num_turns in (("left", 500), ("right", 1)):
+        for _ in range(num_turns):
+            lanes.add(an_order(name), None)
+        drain(lanes, num_turns)
+    for _ in range(200):
+        lanes.add(an_order("right"), None)
+        lanes.add(an_order("left"), None)
+    gone = [turn.lane.name for turn in drain(lanes, 100)]
+    assert gone.count("left") == pytest.approx(50, abs=2)
 
 
 def test_tenants_of_a_class_get_tokens_by_their_weight_however_many_requests_they_send():
