@@ -78,11 +78,17 @@ def plan(
 
     seated = [index for index in range(len(running)) if index not in unseated and not blocks.is_out(index)]
     decodes = [index for index in seated if running[index].num_pending == 1][: limits.max_step_tokens]
+    prefills = [(index, running[index]) for index in seated if running[index].num_pending > 1]
+    if len(decodes) == limits.max_step_tokens:
+        # There are fewer places than tokens, but where memory ran out in larger steps.
+        first = min([each.place for _, each in prefills[:1]] + [each.place for each in waiting[:1]], default=None)
+        if first is not None:
+            num_before = sum([running[index].place < first for index in decodes])
+            decodes = decodes[: max(num_before, (len(decodes) + 1) // 2)]
     timed = pace.pausing(running, decodes, due) if decodes else set()
     if timed:
         blocks.take_back(timed)
         decodes = [index for index in decodes if index not in timed]
-    prefills = [(index, running[index]) for index in seated if running[index].num_pending > 1]
     chunks: list[tuple[int, int]] = []
     admitted: list[int] = []
     overtaken: list[int] = []

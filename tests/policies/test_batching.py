@@ -43,6 +43,16 @@ def test_a_prompt_that_is_due_sooner_is_computed_before_an_earlier_one():
     assert made.grants == [(2, 50), (1, 14)]
 
 
+def test_where_steps_have_fewer_tokens_than_streams_a_more_important_prompt_has_half_of_them():
+    limits = Limits(max_step_tokens=4, max_prefill_tokens_beside_decodes=16, max_sequences=8)
+    running = [decoding(1), *[decoding(arrival, priority=5) for arrival in range(2, 7)]]
+    made = plan(running, [newcomer(9, 20)], 50, limits)
+    assert (made.grants, made.paused) == ([(1, 1), (2, 1), (9, 2)], [3, 4, 5, 6])
+    assert plan(running, [newcomer(9, 20, priority=5)], 50, limits).grants == [(1, 1), (2, 1), (3, 1), (4, 1)]
+    single = Limits(max_step_tokens=1, max_prefill_tokens_beside_decodes=16, max_sequences=8)
+    assert plan(running[1:], [newcomer(9, 20)], 50, single).grants == [(2, 1)]
+
+
 def test_there_are_fewer_places_than_tokens_so_prefill_always_has_a_share():
     assert limits_of(Engine(max_sequences=256, max_step_tokens=100)).max_sequences == 99
     assert limits_of(Engine(max_sequences=256, max_step_tokens=1)).max_sequences == 1

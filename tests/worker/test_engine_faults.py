@@ -102,6 +102,18 @@ def test_where_memory_runs_out_steps_become_smaller_and_nothing_is_lost():
         assert bench.answers[name, 0] == expected(tokens(20, ord(name)), 8)
 
 
+def test_where_memory_runs_out_a_more_important_request_does_not_wait_for_all_others_to_end():
+    bench = Bench(ScriptedRunner(num_blocks=128))
+    for name in "abcdefgh":
+        bench.submit(name, tokens(5, ord(name)), max_tokens=50, priority=5)
+    bench.step()
+    bench.runner.fault = memory_for(4)
+    bench.submit("urgent", tokens(10), max_tokens=2)
+    bench.run()
+    assert not bench.failures
+    assert next(iter(bench.finishes)) == ("urgent", 0)
+
+
 def test_where_memory_runs_out_while_an_answer_catches_up_it_keeps_what_is_still_to_have_a_name():
     bench = Bench(ScriptedRunner(window=2), max_step_tokens=7)
     written = expected(tokens(21), 9)
