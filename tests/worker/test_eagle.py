@@ -163,6 +163,24 @@ def test_it_says_what_the_published_forward_says_and_answers_stay(
     assert not drafter._texts
 
 
+def test_a_text_longer_than_those_it_was_trained_on_is_followed_to_its_end(families, tmp_path):
+    head = random_head()
+    target, drafter = drafter_of(families, saved(head, tmp_path, max_position_embeddings=16))
+    drafter = Recorded(drafter._eagle, clock())
+    drafter._eagle.rotary.look_up()  # as on a device, where a position that is in no table is the end of the process
+    guessing = families.engine("llama")
+    guessing._runner = target
+    guessing._speculation = Speculation([drafter], 3, everything, clock())
+    guessing.speculates = True
+    prompt = [*STEMS[0], *STEMS[1]][: target.max_model_tokens - 20]
+    run(guessing, [(0, wire.Submit("long", prompt, Sampling(20, temperature=0.0, ignore_eos=True)))])
+    assert not guessing._speculation.num_faults
+    drafts = [(token_ids, draft) for token_ids, draft in drafter.said if draft]
+    assert len(drafts) > 5
+    for token_ids, draft in drafts:
+        assert draft == reference(families.oracle("llama"), head, token_ids, len(draft))
+
+
 @pytest.mark.parametrize(
     ("head", "changes", "named"),
     [

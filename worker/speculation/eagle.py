@@ -192,8 +192,10 @@ def is_eagle(directory: Path) -> bool:
     return (directory / "config.json").is_file() and SIZE_FIELD in read_json(directory / "config.json")
 
 
-def load_eagle(directory: Path, target: Decoder, source: str) -> Eagle:
-    """That of a directory, for this target, which came from ``source``. Raises ModelError."""
+def load_eagle(directory: Path, target: Decoder, source: str, max_model_tokens: int) -> Eagle:
+    """That of a directory, for this target, which came from ``source`` and takes so many tokens: the head follows it
+    that far, though it was mostly trained on shorter texts, for only how far positions lie apart matters to it. Raises
+    ModelError."""
     config = read_json(directory / "config.json")
     own = architecture_of({**config, "architectures": ["LlamaForCausalLM"]})
     draft_vocab_size = config[SIZE_FIELD]
@@ -238,4 +240,4 @@ def load_eagle(directory: Path, target: Decoder, source: str) -> Eagle:
     reached = weights["d2t"] + torch.arange(draft_vocab_size, device=target.device)
     if config.get("vocab_size") != vocab_size or int(reached.min()) < 0 or int(reached.max()) >= vocab_size:
         raise ModelError(f"the EAGLE head {directory} is for another vocabulary than that of {source}")
-    return Eagle(target, own, weights, Rotary(own.ropes[0], own.max_positions, target.device))
+    return Eagle(target, own, weights, Rotary(own.ropes[0], max_model_tokens, target.device))

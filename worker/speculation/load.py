@@ -49,7 +49,7 @@ def draft_model(
     if is_eagle(directory):
         if not is_native(path_of(source)):
             raise ModelError(f"the EAGLE head {path} needs a model that is not served by way of transformers")
-        return EagleDrafter(load_eagle(directory, target.keep_hidden(), source), now)
+        return EagleDrafter(load_eagle(directory, target.keep_hidden(), source, target.max_model_tokens), now)
     if is_medusa(directory):
         if not is_native(path_of(source)):
             raise ModelError(f"the Medusa heads {path} need a model that is not served by way of transformers")
