@@ -139,6 +139,39 @@ def test_a_good_draft_saves_steps(families):
     assert engine.stats().num_decode_tokens == 12
 
 
+class Beyond(Hindsight):
+    """Knows what would come after an end, too, as whoever copies an earlier turn of a chat does."""
+
+    def __init__(self, prompt, seed):
+        self.prompt, self.seed = prompt, seed
+
+    def propose(self, sequences, num_tokens):
+        return [
+            Draft(answer(sequence.token_ids, self.seed, num, eos_token_ids=()), 1)
+            for sequence, num in zip(sequences, num_tokens, strict=True)
+        ]
+
+
+@pytest.mark.parametrize("stop_token_ids", [[], [10]])
+def test_nothing_is_verified_behind_what_ends_an_answer(stop_token_ids):
+    prompt, seed = [1, 2, 3], 20
+    whole = answer(prompt, seed, 40, eos_token_ids=(0, *stop_token_ids))
+    runner = ScriptedRunner(num_blocks=64)
+    speculation = Speculation([Beyond(prompt, seed)], 8, everything, float)
+    engine = Engine(runner, ScriptedSampler(), EngineSettings(), float, None, speculation)
+    engine.add(wire.Submit("one", prompt, Sampling(max_tokens=40, seed=seed, stop_token_ids=stop_token_ids)))
+    token_ids, finish = [], None
+    while engine.has_work:
+        for delta in engine.step()[0]:
+            token_ids += delta.token_ids
+            finish = delta.finish
+    assert token_ids == whole
+    assert finish.reason == "stop"
+    assert finish.num_drafted_tokens == finish.num_accepted_tokens > 4
+    num_computed = sum(num_tokens for step in runner.steps for _, num_tokens in step)
+    assert num_computed == len(prompt) + len(whole) - 1
+
+
 @pytest.mark.parametrize("temperature", [0.7, 1.5])
 def test_sampled_frequencies_are_the_models_whatever_the_draft_says(temperature):
     """The first token of the run that is emitted at each place, over seeds, against the target's own distribution."""

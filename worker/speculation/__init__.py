@@ -11,7 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Run
-from itertools import zip_longest
+from itertools import takewhile, zip_longest
 from typing import Self
 
 from policies import settings
@@ -331,7 +331,8 @@ class Speculation:
 
     def _take_better(self, index: int, nums: dict[Sequence, int], best: dict[Sequence, Offer]) -> None:
         survival = self._survivals[index]
-        for sequence, draft in self._ask(index, list(nums), list(nums.values())):
+        for sequence, whole in self._ask(index, list(nums), list(nums.values())):
+            draft = _up_to_end(whole, sequence)
             if not draft.token_ids:
                 continue
             chances = survival.expected(draft.strength, len(draft.token_ids), self._notes[sequence].own[index])
@@ -373,6 +374,14 @@ class Speculation:
 def _is_known(sequence: Sequence) -> bool:
     """It is about to compute its last token, and that is known."""
     return sequence.num_pending == 1 and sequence.has_output and sequence.num_known == len(sequence.token_ids)
+
+
+def _up_to_end(draft: Draft, sequence: Sequence) -> Draft:
+    """What ends the sequence comes without being guessed, if it does, and nothing comes behind it."""
+    ends = sequence.stop_token_ids
+    if ends.isdisjoint(draft.token_ids):
+        return draft
+    return Draft(list(takewhile(lambda token_id: token_id not in ends, draft.token_ids)), draft.strength)
 
 
 def _weight(sequence: Sequence, now: float) -> float:
