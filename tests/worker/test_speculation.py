@@ -305,3 +305,40 @@ def test_who_has_nothing_to_say_is_asked_in_every_other_step_at_most():
     while engine.has_work:
         engine.step()
     assert 45 <= silent.num_asked <= 55
+
+
+class Once(Silent):
+    """Guesses right for each the first time that it is asked, and has nothing to say from then on."""
+
+    def __init__(self):
+        super().__init__()
+        self.known = set()
+
+    def propose(self, sequences, num_tokens):
+        new = [sequence not in self.known for sequence in sequences]
+        self.known.update(sequences)
+        return [
+            Draft(answer(each.token_ids, each.row.seed, 2, eos_token_ids=()), 1) if is_new else NO_DRAFT
+            for each, is_new in zip(sequences, new, strict=True)
+        ]
+
+
+@pytest.mark.parametrize("is_broke", [False, True])
+def test_a_device_is_not_waited_for_in_steps_in_which_nobody_is_looked_at(is_broke):
+    runner, sampler = ScriptedRunner(num_blocks=1200, overlaps=True), ScriptedSampler()
+    speculation = Speculation([Once()], 4, everything, float)
+    engine = Engine(runner, sampler, EngineSettings(), float, None, speculation)
+    for number in range(16):
+        engine.add(wire.Submit(str(number), [1, 2, number], Sampling(max_tokens=250, ignore_eos=True)))
+    for _ in range(64):
+        engine.step()
+    assert len(speculation._promising) == 16
+    if is_broke:
+        purse = speculation._accounts[(16).bit_length()].purse
+        while not purse.is_empty:
+            purse.tell(1.0, 1.0, 0, 16)
+    overtaken = []
+    runner.fault = lambda spans: overtaken.append(sampler.num_untaken)
+    for _ in range(160):
+        engine.step()
+    assert sum(overtaken) > 120

@@ -194,9 +194,16 @@ class Speculation:
 
     def expects(self, sequences: Iterable[Sequence]) -> bool:
         """Whether there should be a draft for one of them as soon as its last token is known: the last one was right to
-        some extent, or it is time to look again."""
+        some extent, and it is looked at in the next step; or it is time to look again."""
         self._num_looks += 1
-        return not self._num_looks % LOOK_EVERY or any(sequence in self._promising for sequence in sequences)
+        if not self._num_looks % LOOK_EVERY:
+            return True
+        step, notes = self._step + 1, self._notes
+        if not self._promising or step < max(self._rests_until, self._sleeps_until):
+            return False
+        is_due = self._latest.next_due() <= step
+        promising = filter(self._promising.__contains__, sequences)
+        return any(is_due or notes[sequence].rests_until <= step for sequence in promising)
 
     def learn(self, sequence: Sequence, num_drafted: int, num_right: int) -> None:
         """What became of the draft that it had in this step, of which the first ``num_right`` tokens were right."""
