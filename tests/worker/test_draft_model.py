@@ -13,6 +13,7 @@ from policies.terms import Sampling
 from tests.worker.test_engine_models import BLOCK_SIZE, STEMS, Families, run
 from tests.worker.test_speculation import everything
 from tests.worker.tiny import checkpoint
+from worker.budget import OutOfMemory
 from worker.inputs import Span
 from worker.models import ModelError
 from worker.runner import Runner
@@ -65,6 +66,25 @@ def test_a_long_text_is_caught_up_with_over_several_steps(families):
     drafts = drafter.propose([sequence, other], [3, 3])
     assert drafts[0].token_ids == families.generated("llama", tuple(sequence.token_ids))[:3]
     assert drafts[1].token_ids == families.generated("llama", tuple(other.token_ids))[:3]
+
+
+def test_what_could_not_be_computed_is_computed_when_it_is_asked_for_again(families, monkeypatch):
+    runner = families.runner("llama")
+    drafter = ModelDrafter(runner, clock())
+    sequences = [Asked(stem[:20]) for stem in STEMS]
+    forward = runner.forward
+
+    def has_no_memory(spans):
+        monkeypatch.setattr(runner, "forward", forward)
+        raise OutOfMemory("as much as this was not there")
+
+    monkeypatch.setattr(runner, "forward", has_no_memory)
+    with pytest.raises(OutOfMemory):
+        drafter.propose(sequences, [4] * len(sequences))
+    for sequence in sequences:
+        (draft,) = drafter.propose([sequence], [4])
+        assert draft.token_ids == families.generated("llama", tuple(sequence.token_ids))[:4]
+        drafter.forget(sequence)
 
 
 def test_whoever_finds_no_blocks_goes_without(families):

@@ -117,7 +117,8 @@ class ModelDrafter:
         began_at = self._now()
         drafts = [NO_DRAFT] * len(sequences)
         num = max(num_tokens)
-        spans = []
+        spans: list[Span] = []
+        computed: list[tuple[_Text, int]] = []
         ready: list[tuple[int, _Text]] = []
         num_left = self._max_catch_up
         for place, sequence in enumerate(sequences):
@@ -132,16 +133,20 @@ class ModelDrafter:
                 continue
             is_ready = end == len(known)
             spans.append(Span(known[start:end], start, text.block_ids, int(is_ready)))
-            text.num_computed = end
+            computed.append((text, end))
             num_left -= end - start
             if is_ready:
                 ready.append((place, text))
         if not spans:
             return drafts
-        if not ready:
+        rows: list[list[int]] = []
+        if ready:
+            rows = follow(self._runner, spans, num)
+        else:
             self._runner.forward(spans)
-            return drafts
-        rows = follow(self._runner, spans, num)
+        # Not before, since it may raise, and each of them is then asked for alone.
+        for text, end in computed:
+            text.num_computed = end
         for (place, text), *token_ids in zip(ready, *rows, strict=True):
             text.ahead = token_ids[:-1]
             drafts[place] = Draft(token_ids[: num_tokens[place]], 0)
