@@ -165,6 +165,28 @@ def test_a_draft_model_of_another_vocabulary_is_refused_by_name(families):
         draft_model("somewhere", engine, target, clock())
 
 
+@pytest.mark.parametrize(
+    ("said", "named"),
+    [
+        (b'{"model": {"vocab": {"a": 1}, "mer', "cannot be read"),
+        (b"\xff\xfe\x00", "cannot be read"),
+        (b"[]", "is not a JSON object"),
+        (b'{"model": "BPE"}', "has no vocabulary"),
+        (b'{"version": "1.0"}', "has no vocabulary"),
+        (b'{"model": {"vocab": {"a": 2}}}', "has another vocabulary than"),
+    ],
+)
+def test_a_draft_model_whose_tokenizer_is_broken_or_another_is_refused_by_name(families, tmp_path, said, named):
+    draft, source = tmp_path / "draft", tmp_path / "source"
+    checkpoint(draft, "LlamaForCausalLM", seed=5)
+    (draft / "tokenizer.json").write_bytes(said)
+    source.mkdir()
+    (source / "tokenizer.json").write_bytes(b'{"model": {"vocab": {"a": 1}}}')
+    with pytest.raises(ModelError, match=named) as refused:
+        draft_model(str(source), speculating(draft_model=str(draft)), families.runner("llama"), clock())
+    assert str(draft) in str(refused.value)
+
+
 def test_only_the_demo_model_has_a_draft_model_of_its_own(families):
     target = families.runner("llama")
     assert draft_model("somewhere", speculating(), target, clock()) is None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from worker.loading import load_model
 from worker.means import kernels_of
 from worker.models import ModelError, path_of
 from worker.models.foreign.load import is_native
+from worker.models.weights import read_json
 from worker.parallel.runner import ParallelRunner
 from worker.room import room
 from worker.runner import Runner
@@ -76,9 +76,16 @@ def draft_model(
 
 
 def _same_words(draft: Path, target: Path) -> bool:
-    """Whether both have the same tokens, as far as their tokenizers lie beside them."""
+    """Whether both have the same tokens, as far as their tokenizers lie beside them. Raises ModelError."""
     files = [directory / "tokenizer.json" for directory in (draft, target)]
     if not all(file.is_file() for file in files):
         return True
-    mine, theirs = (json.loads(file.read_bytes())["model"].get("vocab") for file in files)
+    mine, theirs = (_words(file) for file in files)
     return bool(mine == theirs)
+
+
+def _words(file: Path) -> object:
+    model = read_json(file).get("model")
+    if not isinstance(model, dict) or "vocab" not in model:
+        raise ModelError(f"{file} has no vocabulary")
+    return model["vocab"]
