@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies import wire
+from policies.costs import StepCosts
 from policies.settings import Engine as EngineSettings
 from policies.terms import Sampling
 from tests.worker.scripted import ScriptedRunner, ScriptedSampler, answer
@@ -142,12 +143,12 @@ def test_a_good_draft_saves_steps(families):
 class Beyond(Hindsight):
     """Knows what would come after an end, too, as whoever copies an earlier turn of a chat does."""
 
-    def __init__(self, prompt, seed):
-        self.prompt, self.seed = prompt, seed
+    def __init__(self):
+        pass
 
     def propose(self, sequences, num_tokens):
         return [
-            Draft(answer(sequence.token_ids, self.seed, num, eos_token_ids=()), 1)
+            Draft(answer(sequence.token_ids, sequence.row.seed, num, eos_token_ids=()), 1)
             for sequence, num in zip(sequences, num_tokens, strict=True)
         ]
 
@@ -157,7 +158,7 @@ def test_nothing_is_verified_behind_what_ends_an_answer(stop_token_ids):
     prompt, seed = [1, 2, 3], 20
     whole = answer(prompt, seed, 40, eos_token_ids=(0, *stop_token_ids))
     runner = ScriptedRunner(num_blocks=64)
-    speculation = Speculation([Beyond(prompt, seed)], 8, everything, float)
+    speculation = Speculation([Beyond()], 8, everything, float)
     engine = Engine(runner, ScriptedSampler(), EngineSettings(), float, None, speculation)
     engine.add(wire.Submit("one", prompt, Sampling(max_tokens=40, seed=seed, stop_token_ids=stop_token_ids)))
     token_ids, finish = [], None
@@ -342,3 +343,25 @@ def test_a_device_is_not_waited_for_in_steps_in_which_nobody_is_looked_at(is_bro
     for _ in range(160):
         engine.step()
     assert sum(overtaken) > 120
+
+
+def test_a_step_without_guesses_is_not_taken_beside_a_prompt_where_it_teaches_nothing():
+    speculation = Speculation([Beyond()], 4, everything, float)
+    costs = StepCosts.of((1.0, 1.0, 0.0, 0.0, 1.0, 0.0, 0.0))
+    settings = EngineSettings(max_step_tokens=64, max_prefill_tokens_beside_decodes=16)
+    engine = Engine(ScriptedRunner(num_blocks=600), ScriptedSampler(), settings, float, costs, speculation)
+    engine.add(wire.Submit("one", [1, 2, 3], Sampling(max_tokens=400, ignore_eos=True)))
+    engine.step()
+    effort = speculation._accounts[(1).bit_length()].effort
+    while not effort.wants_plain:
+        effort.tell(1.0, 1.0, 1, 1, 0)
+    engine.add(wire.Submit("long", list(range(1, 50)) * 12, Sampling(max_tokens=1)))
+    num_steps = 0
+    while engine.holds("long"):
+        engine.step()
+        num_steps += 1
+    assert num_steps > 30
+    assert effort.wants_plain
+    assert speculation.num_accepted_tokens > num_steps
+    engine.step()
+    assert not effort.wants_plain

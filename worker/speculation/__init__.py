@@ -162,7 +162,7 @@ class Speculation:
         if costs.known:
             self._fitted_s = costs.predict(work)
             step_s, token_s = effort.step_s(self._fitted_s), effort.token_s
-            if effort.wants_plain:
+            if effort.wants_plain and not work.num_prefill_tokens:  # beside a prompt it would teach nothing
                 return []
             if step_s <= work.num_decodes * token_s:
                 # Even a guess that is always right takes longer than what it saves.
