@@ -1,6 +1,7 @@
 """An EAGLE-3 head: what it says, what is refused, and that no answer changes."""
 
 import json
+import random
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from tests.worker.test_medusa import drafter_of
 from tests.worker.test_speculation import everything
 from tests.worker.tiny import SIZES, VOCAB_SIZE
 from worker.models import ModelError
-from worker.speculation import Speculation
+from worker.speculation import Speculation, eagle
 from worker.speculation.eagle import EagleDrafter
 
 SIZE, INNER, HEADS, KV_HEADS = 32, 40, 4, 2
@@ -179,6 +180,35 @@ def test_a_text_longer_than_those_it_was_trained_on_is_followed_to_its_end(famil
     assert len(drafts) > 5
     for token_ids, draft in drafts:
         assert draft == reference(families.oracle("llama"), head, token_ids, len(draft))
+
+
+class Computed:
+    """As far as a drafter looks at a sequence when a step is over."""
+
+    def __init__(self):
+        self.num_computed = 0
+        self.draft_token_ids = []
+
+
+def test_a_step_leaves_rows_behind_those_before_it_and_moves_none_of_them(families, tmp_path, monkeypatch):
+    monkeypatch.setattr(eagle, "MAX_CONTEXT", 16)
+    target, drafter = drafter_of(families, saved(random_head(), tmp_path))
+    model, rng, sequence = target.keep_hidden(), random.Random(5), Computed()
+    seen = torch.empty((0, SIZE))
+    for _ in range(200):
+        num_tokens, num_drafted = rng.choice([1, 1, 1, 5, 16, 40]), rng.choice([0, 0, 3])
+        sequence.draft_token_ids = [0] * num_drafted
+        model.tapped = list(torch.randn(3, num_tokens + num_drafted, SIZE))
+        text = drafter._texts.get(sequence)
+        before = {} if text is None else {rows.data_ptr(): len(rows) for rows in text.rows}
+        drafter.computed([(sequence, num_tokens)])
+        seen = torch.cat((seen[: sequence.num_computed], drafter._eagle.fused(model.tapped)))
+        text = drafter._texts[sequence]
+        assert torch.equal(torch.cat(text.rows), seen[text.start :])
+        assert text.num_rows == len(seen) - text.start <= 16
+        # The first piece, and the last one of a draft that was wrong, may be shorter now.
+        assert all(rows.data_ptr() in before for rows in text.rows[1:-1])
+        sequence.num_computed += num_tokens + rng.randint(0, num_drafted)
 
 
 @pytest.mark.parametrize(

@@ -93,13 +93,37 @@ class Eagle:
 class _Text:
     """One sequence: rows of positions that follow each other, and of the first of them keys and values."""
 
-    __slots__ = ("hidden", "keys", "start", "values")
+    __slots__ = ("keys", "num_rows", "rows", "start", "values")
 
-    def __init__(self, start: int, hidden: Tensor, keys: Tensor) -> None:
+    def __init__(self, start: int, keys: Tensor) -> None:
         self.start = start
         """The position of the first row that is not in ``keys``."""
-        self.hidden = hidden
+        self.rows: list[Tensor] = []
+        """Those, as steps have left them: they are put together where a draft is asked for, and not in each step."""
+        self.num_rows = 0
         self.keys = self.values = keys
+
+    def add(self, rows: Tensor) -> None:
+        """Behind those that there are."""
+        self.rows.append(rows)
+        self.num_rows += len(rows)
+
+    def keep_first(self, num: int) -> None:
+        """At most so many; the others are gone."""
+        while self.num_rows > num:
+            last = self.rows.pop()
+            self.num_rows -= len(last)
+            if self.num_rows < num:
+                self.add(last[: num - self.num_rows])
+
+    def keep_last(self, num: int) -> None:
+        """As ``keep_first``."""
+        while self.num_rows > num:
+            first = self.rows[0]
+            num_gone = min(len(first), self.num_rows - num)
+            self.rows[:1] = [first[num_gone:]] if num_gone < len(first) else []
+            self.num_rows -= num_gone
+            self.start += num_gone
 
 
 class EagleDrafter:
@@ -128,18 +152,20 @@ class EagleDrafter:
         fused = self._eagle.fused(self._eagle.target.tapped)
         at = 0
         for sequence, num_tokens in batch:
-            start, end = sequence.num_computed, at + num_tokens + len(sequence.draft_token_ids)
-            hidden = fused[at:end]
-            at = end
+            start, num = sequence.num_computed, num_tokens + len(sequence.draft_token_ids)
+            num_kept = min(num, MAX_CONTEXT)
+            at += num
+            # A copy, lest one that pauses keeps the rows of a whole step.
+            rows = fused[at - num_kept : at].clone()
             text = self._texts.get(sequence)
-            if text is None or not text.start <= start <= text.start + len(text.hidden):
-                text = self._texts[sequence] = _Text(start, hidden.clone(), self._nothing)
+            if text is None or num_kept < num or not text.start <= start <= text.start + text.num_rows:
+                text = self._texts[sequence] = _Text(start + num - num_kept, self._nothing)
             else:
                 # What was computed of a draft that was wrong is computed again, and replaced.
-                text.hidden = torch.cat((text.hidden[: start - text.start], hidden))
-            num_old = len(text.hidden) - MAX_CONTEXT
-            if num_old > 0:
-                text.start, text.hidden = text.start + num_old, text.hidden[num_old:].clone()
+                text.keep_first(start - text.start)
+            text.add(rows)
+            if text.num_rows > MAX_CONTEXT:
+                text.keep_last(MAX_CONTEXT)
                 text.keys = text.values = self._nothing
 
     def watch(self, sequences: Run[Sequence], rows: Run[int]) -> None:
@@ -158,14 +184,16 @@ class EagleDrafter:
         text, known = self._texts.get(sequence), sequence.token_ids
         # The last row that counts is that of the last token but one, which the last one was sampled by.
         num_rows = 0 if text is None else len(known) - 1 - text.start
-        if text is None or not 0 < num_rows <= len(text.hidden):
+        if text is None or not 0 < num_rows <= text.num_rows:
             return NO_DRAFT
         eagle = self._eagle
-        following = torch.tensor(known[text.start + 1 : text.start + 1 + num_rows], device=text.hidden.device)
-        hidden, keys, values = eagle.layer(text.hidden[:num_rows], following, text.start, text.keys, text.values)
+        rows = torch.cat(text.rows)
+        following = torch.tensor(known[text.start + 1 : text.start + 1 + num_rows], device=rows.device)
+        hidden, keys, values = eagle.layer(rows[:num_rows], following, text.start, text.keys, text.values)
         # These positions are certain, and are not computed again.
         text.keys, text.values = keys[:, -MAX_CONTEXT:], values[:, -MAX_CONTEXT:]
-        text.start, text.hidden = text.start + num_rows, text.hidden[num_rows:].clone()
+        text.rows, text.num_rows, text.start = [], 0, text.start + num_rows
+        text.add(rows[num_rows:].clone())
         hidden = hidden[-1:]
         token_ids = [eagle.choose(hidden)]
         for place in range(num_tokens - 1):
