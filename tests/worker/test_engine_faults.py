@@ -22,6 +22,8 @@ from worker.transfer import rows_of
         ("invalid_request", {"prompt": [1], "logit_bias": {-3: 1.0}}),
         ("invalid_request", {"prompt": [1], "promise": {"emitted_token_ids": {1: [2]}}}),
         ("invalid_request", {"prompt": [1], "promise": {"emitted_token_ids": {0: [50]}}}),
+        ("invalid_request", {"prompt": [1], "promise": {"predicted_token_ids": [2, 50]}}),
+        ("invalid_request", {"prompt": [1], "promise": {"predicted_token_ids": [-1]}}),
         ("invalid_request", {"prompt": [1], "max_tokens": 2, "promise": {"emitted_token_ids": {0: [2, 3]}}}),
         ("overloaded", {"prompt": [1], "num_sequences": 129}),
     ],
