@@ -241,14 +241,21 @@ METHODS: dict[str, Method] = {
     "fp8, by tensor": fp8(None),
 }
 LINEAR = re.compile(r"model\.layers\.\d+\.(self_attn|mlp)\.\w+_proj(_with_mqa)?")
+WITH_HEAD = re.compile(rf"{LINEAR.pattern}|lm_head")
 
 
-def write(directory: Path, method: Method, architecture: str = "LlamaForCausalLM", **changes: Any) -> Any:
+def write(
+    directory: Path,
+    method: Method,
+    architecture: str = "LlamaForCausalLM",
+    modules: re.Pattern[str] = LINEAR,
+    **changes: Any,
+) -> Any:
     """A checkpoint by this method, and the model of transformers with the weights that it means."""
     model = checkpoint(directory, architecture, **{**SIZES, **changes})
     tensors = load_file(directory / "model.safetensors")
     for name, module in model.named_modules():
-        if LINEAR.fullmatch(name):
+        if modules.fullmatch(name):
             weight = module.weight.detach() * 0.3  # so that what a rounding adds is not blown up by wide layers
             written, meant = method.quantise(name, weight)
             del tensors[f"{name}.weight"]

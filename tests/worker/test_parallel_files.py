@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.worker import gguf_files
-from tests.worker.quantised_files import ENGINE, METHODS, SIZES, TOKEN_IDS, write, write_mxfp4
+from tests.worker.quantised_files import ENGINE, METHODS, SIZES, TOKEN_IDS, WITH_HEAD, Method, write, write_mxfp4
 from tests.worker.tiny import BLOCK_SIZE
 from tests.worker.troop import Troop
 from worker.inputs import Span
@@ -59,6 +59,14 @@ def test_a_matrix_whose_columns_are_in_an_order_of_their_own_is_refused(tmp_path
     write(tmp_path, METHODS[name], intermediate_size=512)
     with pytest.raises(ModelError, match="cannot be shared among 2 ranks: columns in another order"):
         load_model(str(tmp_path), ENGINE, Layout(2), 1)
+
+
+@pytest.mark.parametrize(("name", "change"), [("gptq", {"lm_head": True}), ("W4A16 by channel", {"ignore": []})])
+def test_a_quantised_head_is_the_last_stages_alone(tmp_path, name, change):
+    method = METHODS[name]
+    write(tmp_path, Method({**method.config, **change}, method.quantise, method.form), modules=WITH_HEAD)
+    stages = [load_model(str(tmp_path), ENGINE, Layout(1, 2), rank) for rank in range(2)]
+    assert [stage.head is not None for stage in stages] == [True, False]
 
 
 def test_experts_in_mxfp4(troop, directory):

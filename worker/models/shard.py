@@ -182,9 +182,10 @@ class Shard:
         if name.startswith("layers."):
             index, num_layers = name.split(".", 2)[1], self.whole.num_layers + self.whole.num_extra_layers
             return index.isdecimal() and int(index) < num_layers and int(index) not in self.layers
-        if name == "embed_tokens.weight":
+        module = name.rpartition(".")[0]  # of several tensors, where it is quantised
+        if module == "embed_tokens":
             return not (self.is_first or (self.is_last and self.whole.tied))
-        return name in ("norm.weight", "lm_head.weight") and not self.is_last
+        return module in ("norm", "lm_head") and not self.is_last
 
     def part(self, name: str, shape: tuple[int, ...]) -> tuple[tuple[int, ...], Part | None]:
         """Own ``shape`` of a matrix, bias or norm -> the shape of the whole, and what of it is its own; None: all."""
