@@ -272,19 +272,22 @@ class Worker:
             self._host.left(self)
 
     async def _end(self, process: asyncio.subprocess.Process) -> int | None:
-        """The status of a process that ended, or is about to end, by itself; any other is killed."""
+        """The status of a process that ended, or is about to end, by itself; any other is killed, as is one that is
+        waited for no longer."""
         self._process = None
         by_itself = process.returncode is not None
-        if self._may_exit_by_itself and not by_itself:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(process.wait(), EXIT_GRACE_S)
-                by_itself = True
-        if not by_itself:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
-        status = await process.wait()
-        assert process.stdin is not None
-        process.stdin.close()
+        try:
+            if self._may_exit_by_itself and not by_itself:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(process.wait(), EXIT_GRACE_S)
+                    by_itself = True
+        finally:
+            if not by_itself:
+                with contextlib.suppress(ProcessLookupError):
+                    process.kill()
+            status = await process.wait()
+            assert process.stdin is not None
+            process.stdin.close()
         return status if by_itself else None
 
 

@@ -267,6 +267,35 @@ async def test_a_worker_that_is_closed_finishes_what_it_holds():
         assert len(tokens(await reading)) == 40
 
 
+async def test_a_worker_that_hangs_on_its_way_out_is_ended(tmp_path):
+    script = tmp_path / "lingering.py"
+    script.write_text(LINGERING)
+    async with dispatching(replicas=1, command=(sys.executable, str(script))) as dispatch:
+        process = dispatch.workers()[0]._process
+        await dispatch.close(drain_s=0.2)
+        assert process.returncode == -signal.SIGKILL
+
+
+LINGERING = """
+import os, signal, socket, sys
+import msgspec
+from policies import framing, settings, wire
+
+listen = msgspec.json.decode(sys.argv[1], type=settings.WorkerSettings).listen
+with socket.socket(socket.AF_UNIX) as server:
+    server.bind(listen.removeprefix("unix:"))
+    server.listen()
+    gateway, _ = server.accept()
+    gateway.sendall(framing.encode(wire.Hello(wire.VERSION, "lingering")))
+    gateway.sendall(framing.encode(wire.Ready("scripted", 100, 100, [0], 32, 10, 4, "cpu", "float32", os.getpid())))
+    frames = framing.frames_to_worker()
+    while not any(isinstance(message, wire.Drain) for message in frames.feed(gateway.recv(65536))):
+        pass
+    gateway.close()
+    signal.pause()
+"""
+
+
 async def test_a_worker_sees_that_its_gateway_is_gone():
     async with dispatching(replicas=1, command=builders.scripted()) as dispatch:
         process = dispatch.workers()[0]._process
