@@ -190,10 +190,9 @@ class Member:
         while True:
             num_lives += 1
             started_at = self._clock.now()
-            status = await self._one_life()
+            reason, status = await self._one_life()
             if self._stopping:
                 return
-            reason = f"exited with status {status}" if status >= 0 else f"was killed by signal {-status}"
             if not self.ready.is_set() and (status == BAD_START or num_lives == workers.MAX_FIRST_STARTS):
                 if status != BAD_START:  # which has said why
                     log.error("gateway %d given up: it %s before it was ever ready", self._number, reason)
@@ -205,16 +204,24 @@ class Member:
             log.error("gateway %d lost: it %s; the next starts in %.3g s", self._number, reason, delay_s)
             await self._clock.sleep(delay_s)
 
-    async def _one_life(self) -> int:
-        """From start to end: the exit status."""
+    async def _one_life(self) -> tuple[str, int | None]:
+        """From start to end: how it ended, and the exit status if there was a process."""
         self.is_ready = False
-        process = self._process = await asyncio.create_subprocess_exec(
-            *self._command,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            env=environment(),
-            start_new_session=True,  # Ctrl-C is for the first process, which then asks the others once
-        )
+        try:
+            process = self._process = await asyncio.create_subprocess_exec(
+                *self._command,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                env=environment(),
+                start_new_session=True,  # Ctrl-C is for the first process, which then asks the others once
+            )
+        except OSError as error:
+            return f"could not be started: {error.strerror or error}", None
+        status = await self._follow(process)
+        return f"exited with status {status}" if status >= 0 else f"was killed by signal {-status}", status
+
+    async def _follow(self, process: asyncio.subprocess.Process) -> int:
+        """Tells it what it has to know, and hears it until it ends: the exit status."""
         assert process.stdin is not None
         assert process.stdout is not None
         told = process.stdin
