@@ -7,11 +7,14 @@ import torch
 
 from tests.worker import gguf_files
 from tests.worker.quantised_files import ENGINE, METHODS, SIZES, TOKEN_IDS, WITH_HEAD, Method, write, write_mxfp4
+from tests.worker.test_shard import tensors_of
 from tests.worker.tiny import BLOCK_SIZE
 from tests.worker.troop import Troop
 from worker.inputs import Span
 from worker.loading import load_model
-from worker.models import Layout, ModelError
+from worker.models import Layout, ModelError, Shard, read_architecture
+from worker.models.gguf import GgufFile, GgufSource
+from worker.models.sources import ShardSource
 from worker.runner import Runner
 
 KINDS = {
@@ -82,3 +85,15 @@ def test_a_gguf_file(troop, directory, name):
     path.mkdir()
     gguf_files.write(path / "model.gguf", "qwen2", gguf_files.a_model("qwen2"), KINDS[name])
     assert_alike(troop, directory, number)
+
+
+@pytest.mark.parametrize("name", ["F16", "Q8_0", "Q4_0"])
+def test_what_of_a_gguf_is_another_ranks_is_not_kept(tmp_path, name):
+    path = tmp_path / "model.gguf"
+    gguf_files.write(path, "qwen2", gguf_files.a_model("qwen2"), name)
+    model = read_architecture(path)
+    shard, file = Shard.of(model, Layout(2), 1), GgufSource(GgufFile(path), model, torch.float32, torch.device("cpu"))
+    shape = model.hidden_size, shard.own.intermediate_size
+    form = ShardSource(file, shard).matrix("layers.0.mlp.down_proj", shape)
+    assert form.shape == shape
+    assert all(tensor.untyped_storage().nbytes() == tensor.nbytes for tensor in tensors_of(form))

@@ -13,7 +13,7 @@ from policies.gguf import Header, shown
 from worker.models.architecture import Architecture
 from worker.models.errors import ModelError
 from worker.models.fitting import dense_of
-from worker.models.forms import Form
+from worker.models.forms import Form, alone
 from worker.models.gguf.blocks import FLOATS, FOUR_BITS, KINDS, OTHERS, form_of, values_of
 from worker.models.gguf.config import PERMUTED
 from worker.models.gguf.file import GgufFile
@@ -86,7 +86,7 @@ class GgufSource(FileSource):
         raw = raw if part is None else Part(part.rows).of(raw)
         form = form_of(kind, raw, (len(raw), shape[1]), self._dtype)
         if part is not None and part.columns is not None:
-            form = form.columns(part.columns.start, part.columns.stop)
+            form = alone(form.columns(part.columns.start, part.columns.stop))
         return form.to(self.device)
 
     def tied(self, name: str, shape: tuple[int, int], table: Tensor, part: Part | None = None) -> Form:
