@@ -26,7 +26,7 @@ from policies import wire
 from policies.costs import StepCosts
 from policies.settings import WorkerSettings
 from worker.channel import listen
-from worker.process import NICENESS, freeze_objects, importing, prepare
+from worker.process import NICENESS, freeze_objects, importing, leave_with, prepare
 
 if TYPE_CHECKING:
     from worker.engine import Engine
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 CANNOT_START, BROKEN = 2, 3
 TOLD_WITHIN_S = 60.0
 """Of what was imported for nobody yet, the memory is not kept longer."""
+GRACE_S = 5.0
+"""When the parent is gone: for the step that is computed, and the other ranks' leave."""
 NUM_COMPILING = 2
 """Threads that compile grammars."""
 
@@ -62,6 +64,8 @@ def main() -> int:
         # The terminal's interrupt reaches the whole process group; with a parent, it is the parent who decides.
         signal.signal(signal.SIGINT, signal.SIG_IGN if settings.exit_with_stdin else _leave)
         signal.signal(signal.SIGTERM, _leave)
+        if settings.exit_with_stdin:
+            leave_with(0, GRACE_S)
         listener = _listen(settings.listen)
         path = Path(settings.listen.removeprefix("unix:")) if settings.listen.startswith("unix:") else None
         bound = path.stat() if path else None

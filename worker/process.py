@@ -8,8 +8,11 @@ import contextlib
 import ctypes
 import gc
 import os
+import select
 import signal
 import sys
+import threading
+import time
 from collections.abc import Iterator
 
 from worker.user_cache import place_triton
@@ -62,3 +65,18 @@ def end_with_parent() -> None:
     """From now on the kernel kills this process when its parent ends, even while it is stopped; only Linux can."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def leave_with(file: int, grace_s: float) -> None:
+    """From now on this process ends so long after the other end of this file is gone, whatever it is in the middle of:
+    what it waits for may never come."""
+
+    def wait() -> None:
+        poll = select.poll()
+        poll.register(file, 0)  # nothing but its end
+        poll.poll()
+        # The main thread may hear it, too, and take its leave in order.
+        time.sleep(grace_s)
+        os._exit(0)
+
+    threading.Thread(target=wait, name="lifeline", daemon=True).start()

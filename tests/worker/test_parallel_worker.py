@@ -216,6 +216,17 @@ def test_ranks_end_with_a_worker_that_is_killed_in_the_middle_of_a_step(source):
         assert ranks.end()
 
 
+def test_a_worker_whose_parent_is_gone_does_not_wait_for_a_rank_that_hangs(source):
+    with WorkerProcess(source, exit_with_stdin=True, tensor_parallel=2) as worker, worker.connect() as gateway:
+        (other,) = others_of(worker)
+        rank = Watched([other])
+        os.kill(other, signal.SIGSTOP)
+        gateway.submit("a", PROMPT, 100)
+        worker.process.stdin.close()
+        assert worker.exit_status() == 0
+        assert rank.end()
+
+
 def test_a_signal_to_the_whole_group_lets_the_worker_finish(pair):
     with pair.connect() as gateway:
         gateway.submit("a", PROMPT, 100)

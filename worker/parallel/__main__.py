@@ -8,21 +8,20 @@ from __future__ import annotations
 
 import logging
 import os
-import select
 import signal
 import socket
 import sys
 import threading
-import time
 
 import msgspec
 
 from worker.parallel.control import Begin, Control, Failed, Loaded, Meet, Room
 from worker.parallel.duty import Duty
-from worker.process import NICENESS, end_with_parent, freeze_objects, importing, prepare
+from worker.process import NICENESS, end_with_parent, freeze_objects, importing, leave_with, prepare
 
 CANNOT_START, BROKEN = 2, 3
 GRACE_S = 0.5
+"""When rank 0 is gone: a step without the others never ends."""
 
 log = logging.getLogger("penstock.worker")
 
@@ -35,7 +34,7 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     end_with_parent()
-    threading.Thread(target=_leave_with, args=(connection,), name="lifeline", daemon=True).start()
+    leave_with(connection.fileno(), GRACE_S)
     logging.basicConfig(
         stream=sys.stderr,
         level=logging.INFO,
@@ -93,16 +92,6 @@ def _compute(duty: Duty, control: Control) -> int:
         return BROKEN
     link.close()
     return 0
-
-
-def _leave_with(connection: socket.socket) -> None:
-    """Ends this process when rank 0 does, whatever it is in the middle of: a step without the others never ends."""
-    poll = select.poll()
-    poll.register(connection, 0)  # nothing but its end
-    poll.poll()
-    # Between steps the main thread has heard it, too, and takes its leave of the others.
-    time.sleep(GRACE_S)
-    os._exit(0)
 
 
 if __name__ == "__main__":
