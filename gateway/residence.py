@@ -89,7 +89,7 @@ class Residence(Residents[Model]):
                 self._want(model)
 
     def unasked(self, model: Model) -> None:
-        if model.stage == "out" and not model.is_busy:
+        if model.stage != "in" and not model.is_busy:
             model.is_wanted = model.is_pinned and model.is_wanted
 
     # What gateways do that are other processes

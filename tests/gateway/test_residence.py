@@ -108,6 +108,19 @@ async def test_who_asks_while_it_leaves_waits_and_has_it_loaded_again():
         assert states(dispatch) == {"a": "ready"}
 
 
+async def test_what_nobody_asks_for_any_more_when_it_has_left_stays_away():
+    async with serving({"a": settings.Model()}) as dispatch:
+        await dispatch.until_ready()
+        dispatch.residence.unload("a")
+        asking = asyncio.create_task(dispatch.loaded("a", builders.a_caller(), None))
+        await until(lambda: dispatch.num_waiting() == 1)
+        asking.cancel()
+        await asyncio.wait([asking])
+        assert states(dispatch) == {"a": "unloading"}
+        await until(lambda: states(dispatch) != {"a": "unloading"})
+        assert states(dispatch) == {"a": "unloaded"}
+
+
 async def test_the_one_unused_for_longest_makes_room():
     models = {"a": settings.Model(), "b": settings.Model(), "c": ON_DEMAND}
     async with serving(models, budget_bytes=9 * GIB) as dispatch:
