@@ -3,7 +3,7 @@ they are "-" they are one line on standard input, which may come later, and what
 imported meanwhile.
 
 Exit status: 0 after a drain (SIGTERM, or asked for on the wire), an interrupt, or the end of standard input; 2 when it
-cannot start, with one sentence on stderr; 3 when an invariant broke, with a traceback.
+cannot start, with one sentence on stderr; 3 when an invariant broke, with a traceback, or another rank is gone.
 """
 
 from __future__ import annotations
@@ -130,14 +130,16 @@ class _Others:
     def __init__(self) -> None:
         self.is_serving = False
 
-    def lost(self, reason: str) -> NoReturn:
+    def lost(self, fault: Exception) -> NoReturn:
         """On another thread: the main one may be waiting for that rank, without end."""
+        from worker.models import ModelError
+
         if self.is_serving:
-            log.error("%s", reason)
+            log.error("%s", fault)
         else:
-            print(f"penstock worker: {reason}", file=sys.stderr)
+            print(f"penstock worker: {fault}", file=sys.stderr)
         sys.stderr.flush()
-        os._exit(BROKEN if self.is_serving else CANNOT_START)
+        os._exit(CANNOT_START if isinstance(fault, ModelError) else BROKEN)
 
 
 def _serve(settings: WorkerSettings, listener: socket.socket) -> int:
@@ -146,6 +148,7 @@ def _serve(settings: WorkerSettings, listener: socket.socket) -> int:
         from worker.device import is_out_of_memory
         from worker.devices import own_turn, placed
         from worker.models import ModelError
+        from worker.parallel.ranks import RankEnded
         from worker.parallel.runner import ParallelRunner
         from worker.runner import Runner
 
@@ -161,6 +164,9 @@ def _serve(settings: WorkerSettings, listener: socket.socket) -> int:
             return _run(settings, listener, runner, others, started_at)
     except ModelError as error:
         raise CannotStart(str(error)) from None
+    except RankEnded as error:  # the next try may go well
+        print(f"penstock worker: {error}", file=sys.stderr)
+        return BROKEN
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
 import select
 import signal
+import subprocess
 import time
 from pathlib import Path
 
@@ -95,7 +97,7 @@ def test_layers_with_windows_have_a_pool_apart_on_every_rank_where_it_pays(tmp_p
     )
     prompt, ticks = [7 * place % 97 for place in range(1, 51)], itertools.count()
     whole = oracle.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=12, eos_token_id=None)
-    lost: list[str] = []
+    lost: list[Exception] = []
     runner = ParallelRunner.load(WorkerSettings("w", "tiny", str(tmp_path), "nowhere", engine=engine), lost.append)
     try:
         assert runner.apart is not None
@@ -195,6 +197,17 @@ def test_whichever_of_four_ranks_dies_in_the_middle_of_a_step_is_named_and_the_o
         assert worker.exit_status() == 3
         assert ranks.end()
         assert any(f"rank {which + 1} ended with signal 9" in line for line in worker.lines)
+
+
+def test_a_rank_that_dies_while_it_loads_is_no_reason_not_to_try_again(source):
+    with contextlib.ExitStack() as stack:
+        stack.push(worker := WorkerProcess(source, tensor_parallel=2))
+        while not (others := others_of(worker)):
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                worker.process.wait(0.02)
+        os.kill(others[0], signal.SIGKILL)
+        assert worker.exit_status() == 3
+        assert worker.lines == ["penstock worker: rank 1 ended with signal 9"]
 
 
 def test_an_idle_worker_notices_that_a_rank_is_gone_and_leaves_no_other(source):
@@ -308,7 +321,7 @@ def test_ranks_that_quantise_or_pack_their_own_parts_say_nearly_the_same(dtype, 
         if layout.tensor == 1:
             logits.append(said(Runner.load(str(tmp_path), engine)))
             continue
-        lost: list[str] = []
+        lost: list[Exception] = []
         runner = ParallelRunner.load(WorkerSettings("w", "tiny", str(tmp_path), "nowhere", engine=engine), lost.append)
         assert (runner.num_blocks, runner.vocab_size) == (Runner.load(str(tmp_path), engine).num_blocks, 96)
         logits.append(said(runner))

@@ -75,7 +75,7 @@ class Troop:
             **engine,  # type: ignore[arg-type]
         )
         self.layout, self.num_ranks = layout, layout.num_ranks
-        self.lost: list[str] = []
+        self.lost: list[Exception] = []
         self._memory = directory / "memory.json"
         self.limit(Memory())
         self._directory = directory

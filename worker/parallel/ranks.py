@@ -24,6 +24,13 @@ Command = Callable[[int, int, int], Sequence[str]]
 them."""
 
 
+class RankEnded(Exception):
+    """A rank is gone and has not said why; which and how, in one sentence."""
+
+
+Lost = Callable[[ModelError | RankEnded], None]
+
+
 class Ranks:
     """Ranks 1 and up. They end when this process does, however it ends: their sockets tell them."""
 
@@ -57,12 +64,12 @@ class Ranks:
             control.tell(message)
 
     def hear(self, kind: type[Kind]) -> list[Kind]:
-        """One message of each. Raises ModelError where one cannot start."""
+        """One message of each. Raises ModelError where one cannot start, RankEnded where one is gone."""
         heard = []
         for place, control in enumerate(self._controls):
             message = control.hear()
             if not isinstance(message, kind):
-                raise ModelError(self._reason(place, message))
+                raise self._fault(place, message)
             heard.append(message)
         return heard
 
@@ -92,15 +99,15 @@ class Ranks:
                 heard.append(message)
         return heard
 
-    def watch(self, lost: Callable[[str], None]) -> None:
-        """From now on ``lost`` is called, on another thread and once, when one of them ends before ``close``; with a
-        sentence that says why. What is still heard is ``unable`` alone."""
+    def watch(self, lost: Lost) -> None:
+        """From now on ``lost`` is called, on another thread and once, when one of them ends before ``close``; with what
+        ``hear`` would raise. What is still heard is ``unable`` alone."""
         leaving, left = socket.socketpair()
         self._watch = threading.Thread(target=self._wait, args=(lost, left), name="ranks", daemon=True), leaving
         self._watch[0].start()
 
     @contextlib.contextmanager
-    def watched(self, lost: Callable[[str], None]) -> Iterator[None]:
+    def watched(self, lost: Lost) -> Iterator[None]:
         """``watch``, until this is left; nothing is heard meanwhile."""
         self.watch(lost)
         try:
@@ -131,7 +138,7 @@ class Ranks:
                 process.kill()
                 process.wait()
 
-    def _wait(self, lost: Callable[[str], None], left: socket.socket) -> None:
+    def _wait(self, lost: Lost, left: socket.socket) -> None:
         poll = select.poll()
         poll.register(left, select.POLLIN)
         places = {}
@@ -146,14 +153,14 @@ class Ranks:
         last = None
         with contextlib.suppress(OSError):
             last = self._controls[place].hear()
-        lost(self._reason(place, last))
+        lost(self._fault(place, last))
 
-    def _reason(self, place: int, last: Any | None) -> str:
+    def _fault(self, place: int, last: Any | None) -> ModelError | RankEnded:
         if isinstance(last, Failed):
-            return f"rank {place + 1}: {last.reason}"
+            return ModelError(f"rank {place + 1}: {last.reason}")
         try:
             status = self._processes[place].wait(LAST_WORDS_S)
         except subprocess.TimeoutExpired:
-            return f"rank {place + 1} has closed its socket"
+            return RankEnded(f"rank {place + 1} has closed its socket")
         how = f"exit status {status}" if status >= 0 else f"signal {-status}"
-        return f"rank {place + 1} ended with {how}"
+        return RankEnded(f"rank {place + 1} ended with {how}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import msgspec
 from torch import Tensor
@@ -22,7 +22,7 @@ from worker.parallel.duty import Duty
 from worker.parallel.link import ProcessLink, store
 from worker.parallel.plan import Companion, Copy, encoded
 from worker.parallel.rank import Rank, layout_of
-from worker.parallel.ranks import Ranks
+from worker.parallel.ranks import Lost, Ranks
 from worker.room import larger, room, rooms_apart
 
 
@@ -60,9 +60,9 @@ class ParallelRunner:
         self.device, self.dtype = runner.device, runner.dtype
 
     @classmethod
-    def load(cls, settings: WorkerSettings, lost: Callable[[str], None]) -> ParallelRunner:
-        """As ``Runner.load``, with all ranks started and connected; ``lost``: see Ranks.watch. Raises ModelError, one
-        sentence.
+    def load(cls, settings: WorkerSettings, lost: Lost) -> ParallelRunner:
+        """As ``Runner.load``, with all ranks started and connected; ``lost``: see Ranks.watch. Raises ModelError and
+        RankEnded, one sentence.
         """
         layout = layout_of(settings.engine)
         # Found once, so that nothing is downloaded several times at once.
@@ -81,9 +81,7 @@ class ParallelRunner:
             raise
 
     @classmethod
-    def _joined(
-        cls, model: Decoder, engine: Engine, layout: Layout, ranks: Ranks, lost: Callable[[str], None]
-    ) -> ParallelRunner:
+    def _joined(cls, model: Decoder, engine: Engine, layout: Layout, ranks: Ranks, lost: Lost) -> ParallelRunner:
         try:
             ranks.hear(Loaded)
             meeting = store(num_ranks=layout.num_ranks)
