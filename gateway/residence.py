@@ -203,10 +203,11 @@ class Residence(Residents[Model]):
     def _advance(self) -> None:
         """Loads what is wanted, those that have waited for longest first, and makes room for it."""
         wanted = [model for model in self._models.values() if model.is_wanted and model.stage == "out"]
+        promised_bytes = 0  # to those that others leave for: nobody who came later has it meanwhile
         for model in sorted(wanted, key=lambda model: model.began_at):
             if self._is_closing:
                 return
-            if self._fits(model):
+            if self._fits(model, promised_bytes):
                 self._enter(model)
                 continue
             answer = self._no_room(model)
@@ -216,6 +217,7 @@ class Residence(Residents[Model]):
                     model.is_wanted = False
                     model.fail(model.too_large(answer))
             else:
+                promised_bytes += model.least_bytes
                 for name in answer:
                     self._leave(self._models[name], f"to make room for {model.name}")
         self._watch()
@@ -288,8 +290,12 @@ class Residence(Residents[Model]):
     def _taken(self) -> int:
         return sum(model.num_bytes for model in self._models.values())
 
-    def _fits(self, model: Model) -> bool:
-        return self._budget is None or self._taken() + model.least_bytes <= self._budget
+    def _fits(self, model: Model, promised_bytes: int = 0) -> bool:
+        """Now, and also when those that leave have gone and others have what they were promised."""
+        if self._budget is None:
+            return True
+        staying = sum(one.num_bytes for one in self._models.values() if one.stage != "leaving")
+        return max(self._taken(), staying + promised_bytes) + model.least_bytes <= self._budget
 
     def _no_room(self, model: Model) -> list[str] | NoRoom:
         """Who has to leave for it; those that leave already count as gone."""

@@ -161,6 +161,20 @@ async def test_who_waits_for_room_has_it_as_soon_as_somebody_has_become_idle():
         assert states(dispatch) == {"a": "unloaded", "b": "ready"}
 
 
+async def test_room_that_is_made_for_one_is_not_taken_by_another_that_came_later():
+    large, small = settings.Model(replicas=3, load_at_start=False), ON_DEMAND
+    models = {"old": settings.Model(replicas=2), "large": large, "small": small}
+    async with serving(models, budget_bytes=10 * GIB, need_bytes=3 * GIB) as dispatch:
+        await dispatch.until_ready()
+        first = asyncio.create_task(ask(dispatch, "large"))
+        await until(lambda: states(dispatch)["old"] == "unloading")
+        second = asyncio.create_task(ask(dispatch, "small"))
+        assert await first == 5
+        assert not second.done()
+        assert await second == 5
+        assert states(dispatch) == {"old": "unloaded", "large": "unloaded", "small": "ready"}
+
+
 async def test_what_never_fits_is_refused_at_once_with_numbers():
     async with serving({"a": ON_DEMAND}, budget_bytes=3 * GIB) as dispatch:
         with pytest.raises(errors.ModelUnavailable, match=r"it needs 4\.00 GiB of 3\.00 GiB"):
