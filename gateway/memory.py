@@ -18,7 +18,7 @@ from policies.engine import KV_MEMORY_SHARES
 from policies.gguf import SUFFIX
 
 PROCESS_BYTES = 384 << 20
-"""Of a worker without weights or KV: the interpreter, torch and its threads."""
+"""Of each process of a worker without weights or KV: the interpreter, torch and its threads."""
 _BYTES_EACH = {"bfloat16": 2.0, "float16": 2.0, "float32": 4.0}
 _QUANTISED = {"int8": 1.05, "fp8": 1.05, "int4": 0.6}
 """Bytes of a value, scales included."""
@@ -37,17 +37,23 @@ class Need(msgspec.Struct, frozen=True):
     max_kv_bytes: int
     """As the settings bound it; 0: a share of what is left."""
     kv_share: float
+    num_ranks: int = 1
 
     @property
     def least_bytes(self) -> int:
         """With which it can be loaded."""
-        return PROCESS_BYTES + self.weights_bytes + self.max_kv_bytes
+        return self.bare_bytes + self.max_kv_bytes
+
+    @property
+    def bare_bytes(self) -> int:
+        """Without KV."""
+        return self.num_ranks * PROCESS_BYTES + self.weights_bytes
 
     def kv_bytes(self, left_bytes: int) -> int:
         """Of so much that nobody else has, what becomes its KV."""
         if self.max_kv_bytes:
             return self.max_kv_bytes
-        return max(1, int((left_bytes - PROCESS_BYTES - self.weights_bytes) * self.kv_share))
+        return max(1, int((left_bytes - self.bare_bytes) * self.kv_share))
 
 
 def need_of(place: Path, engine: settings.Engine) -> Need:
@@ -55,7 +61,7 @@ def need_of(place: Path, engine: settings.Engine) -> Need:
     says what is wrong with them."""
     weights_bytes = _of_gguf(place, engine) if place.suffix == SUFFIX else _of_directory(place, engine)
     share = engine.kv_memory_share or KV_MEMORY_SHARES["cuda" if engine.device == "cuda" else "cpu"]
-    return Need(weights_bytes, engine.max_kv_bytes, share)
+    return Need(weights_bytes, engine.max_kv_bytes, share, engine.tensor_parallel * engine.pipeline_parallel)
 
 
 def budget_of(config: settings.Settings) -> int | None:

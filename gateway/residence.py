@@ -13,7 +13,7 @@ from typing import Any
 
 from gateway.clock import Clock
 from gateway.leases import Standing, Verb
-from gateway.memory import PROCESS_BYTES, Need, budget_of
+from gateway.memory import Need, budget_of
 from gateway.resident import SETTLE_S, InUse, Model, NotOurs, Occupancy, Residents
 from policies import settings
 from policies.residency import GIBIBYTE, NoRoom, Resident, room_for
@@ -227,8 +227,7 @@ class Residence(Residents[Model]):
         if model.need is not None and self._budget is not None:
             left = (self._budget - self._taken()) // max(1, model.config.replicas)
             kv_bytes = model.need.kv_bytes(left) if left >= model.need.least_bytes else model.need.max_kv_bytes
-            each = PROCESS_BYTES + model.need.weights_bytes + kv_bytes
-            model.num_bytes = model.config.replicas * each
+            model.num_bytes = model.config.replicas * (model.need.bare_bytes + kv_bytes)
         model.stage, model.is_wanted, model.no_room = "in", False, None
         model.is_first_start, model.is_loading = is_start, not is_start
         if not is_start:

@@ -96,6 +96,15 @@ def test_kv_is_what_the_settings_bound_or_a_share_of_what_is_left():
     assert bounded.kv_bytes(1 << 40) == 50
 
 
+def test_each_rank_is_a_process(checkpoint):
+    need = need_of(
+        checkpoint, settings.Engine(dtype="bfloat16", tensor_parallel=2, pipeline_parallel=2, max_kv_bytes=50)
+    )
+    assert need.least_bytes == 4 * PROCESS_BYTES + 2_000_200 + 50
+    shared = Need(weights_bytes=1000, max_kv_bytes=0, kv_share=0.5, num_ranks=2)
+    assert shared.kv_bytes(2 * PROCESS_BYTES + 1000 + 600) == 300
+
+
 def test_the_budget_is_the_settings_or_what_is_free(tmp_path):
     assert budget_of(settings.Settings(memory=settings.Memory(budget_bytes=7))) == 7
     on_cuda = {"m": settings.Model(engine=settings.Engine(device="cuda"))}
