@@ -253,6 +253,8 @@ class _Reader:
             if len(words) > 1 + ("type" in words):
                 raise _NotKnown
             values = words["enum"] if "enum" in words else [words["const"]]
+            if not isinstance(values, list):
+                raise _NotKnown
             lengths = [len(json.dumps(value)) + _ESCAPE for value in values]
             part.fixed = max(lengths, default=0)
         else:
@@ -291,6 +293,8 @@ class _Reader:
         others = words.get("additionalProperties", True)
         if not isinstance(properties, dict) or not isinstance(required, list):
             raise _NotKnown
+        if not all(isinstance(name, str) for name in required):
+            raise _NotKnown
         part.fixed, part.begun = 2, _ESCAPE
         if others is not False:
             part.possible.append(self._part(others))
@@ -307,7 +311,7 @@ class _Reader:
                 part.possible.append(inner)
         for name in required:
             if name not in properties:
-                if others is False or not isinstance(name, str):
+                if others is False:
                     raise _NotKnown
                 part.fixed += len(json.dumps(name)) + 2
                 part.needed.append((1, self._part(others)))

@@ -52,6 +52,8 @@ FULL_OF_CHOICES = {
         ({"items": {"type": "string", "minLength": 1 << 40}}, ".items.minLength"),
         ({"type": "array", "minItems": 1 << 40}, ".minItems"),
         ({"properties": {"n": {"type": "number", "multipleOf": 1e-300}}}, ".properties.n.multipleOf"),
+        ({"properties": {"a": {"enum": 5}}}, ""),
+        ({"properties": {"a": {"required": [{}]}}}, ""),
         ({"properties": {"s": {"type": "string", "pattern": "(" * 3000 + "a" + ")" * 3000}}}, ".properties.s.pattern"),
     ],
 )  # fmt: skip
