@@ -11,7 +11,8 @@ import json
 import re
 import time
 from collections import OrderedDict
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from threading import Lock
 from typing import Any, Generic, TypeVar
 
@@ -26,6 +27,8 @@ from policies.grammar import NotReadable, read_schema, spelled
 
 DEFAULTS = holding.Grammars()
 MAX_WAITING = 256
+WAITING_S = 10.0
+"""Until a thread is free for one."""
 FINDING_S = 1.0
 """How long the part of a schema that is at fault is looked for."""
 _NO_SPECIALS = "unknown special token"
@@ -59,6 +62,15 @@ class Remembered(Generic[T]):
             self._num_bytes -= gone
 
 
+@dataclass(slots=True)
+class _Asked:
+    """A grammar that is being read, or waits to be."""
+
+    reading: asyncio.Task[wire.Grammar | Fault]
+    num: int = 0
+    """Who wait for it."""
+
+
 class Grammars:
     """Not safe for two event loops."""
 
@@ -69,6 +81,7 @@ class Grammars:
         self._num_waiting = 0
         """Threads are busy with them, or will be; also with those for which nobody waits any more."""
         self._vocabulary: LLTokenizer | None = None
+        self._asked: dict[wire.Grammar, _Asked] = {}
         self._known: OrderedDict[wire.Grammar, wire.Grammar | Fault] = OrderedDict()
         self._num_known_bytes = 0
         self.strict: Remembered[frozenset[str]] = Remembered(settings.max_known, settings.max_known_bytes)
@@ -108,23 +121,47 @@ class Grammars:
         return found
 
     async def _found(self, grammar: wire.Grammar) -> wire.Grammar | Fault:
+        """Once for all who ask for it meanwhile, until nobody does any more."""
+        asked = self._asked.get(grammar)
+        if asked is None:
+            asked = self._asked[grammar] = _Asked(asyncio.create_task(self._in_time(grammar)))
+        asked.num += 1
+        try:
+            return await asyncio.shield(asked.reading)
+        finally:
+            asked.num -= 1
+            if not asked.num:
+                del self._asked[grammar]
+                asked.reading.cancel()
+
+    async def _in_time(self, grammar: wire.Grammar) -> wire.Grammar | Fault:
+        """That others take their time is no fault of a grammar that waits for them."""
         if self._num_waiting >= MAX_WAITING:
             raise ServiceUnavailable("Too many grammars wait to be read. Please try again.", retry_after_s=1.0)
         with self._lock:
             self._num_waiting += 1
-        began_at = time.monotonic()
-        reading = self._threads.submit(self._read, grammar)
-        reading.add_done_callback(lambda done: self._left(began_at))
+        asked_at, begun = time.monotonic(), Future[None]()
+        reading = self._threads.submit(self._begin, grammar, begun)
+        reading.add_done_callback(lambda done: self._left(asked_at, not done.cancelled()))
+        try:
+            await asyncio.wait_for(asyncio.wrap_future(begun), WAITING_S)
+        except TimeoutError:
+            raise ServiceUnavailable(
+                "Others' grammars take long to be read. Please try again.", retry_after_s=1.0
+            ) from None
+        finally:
+            if not begun.done() or begun.cancelled():
+                reading.cancel()
         try:
             return await asyncio.wait_for(asyncio.wrap_future(reading), self._settings.compile_s)
         except TimeoutError:
             return Fault(f"it could not be read within {self._settings.compile_s:g} s")
 
-    def _left(self, began_at: float) -> None:
+    def _left(self, asked_at: float, is_read: bool) -> None:
         with self._lock:
             self._num_waiting -= 1
-            self.num_read += 1
-            self.read_s += time.monotonic() - began_at
+            self.num_read += is_read
+            self.read_s += time.monotonic() - asked_at
 
     def _remember(self, grammar: wire.Grammar, found: wire.Grammar | Fault, num_bytes: int) -> None:
         if grammar in self._known:
@@ -137,6 +174,12 @@ class Grammars:
             self._num_known_bytes -= _num_bytes(gone)
 
     # On the thread
+
+    def _begin(self, grammar: wire.Grammar, begun: Future[None]) -> wire.Grammar | Fault:
+        if not begun.set_running_or_notify_cancel():
+            return Fault("nobody waits for it")
+        begun.set_result(None)
+        return self._read(grammar)
 
     def _read(self, grammar: wire.Grammar) -> wire.Grammar | Fault:
         with self._lock:

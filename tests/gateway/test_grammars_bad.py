@@ -7,6 +7,7 @@ import json
 
 import pytest
 
+from gateway.errors import ServiceUnavailable
 from gateway.grammars import Grammars
 from gateway.openai import AskedGrammar, Malformed
 from policies import holding, wire
@@ -98,6 +99,41 @@ async def test_what_takes_too_long_is_refused_and_others_go_on_meanwhile():
         await slow
     grammars.close()
     assert grammars.num_refused == 1
+
+
+def slow(num: int) -> AskedGrammar:
+    """Takes some hundredths of a second."""
+    many = {f"p{i}": {"type": "string", "pattern": f"^[a-z]{{{num + i % 50}}}[0-9]+$"} for i in range(500)}
+    return asked({"type": "object", "properties": many, "required": list(many)})
+
+
+async def test_what_waits_for_others_is_no_fault_and_not_remembered_as_one(monkeypatch):
+    grammars = Grammars(holding.Grammars(compile_s=PATIENCE_S, num_threads=1))
+    monkeypatch.setattr("gateway.grammars.WAITING_S", 0.0)
+    before = asyncio.create_task(grammars.checked(slow(1)))
+    await asyncio.sleep(0)
+    with pytest.raises(ServiceUnavailable):
+        await grammars.checked(asked({"type": "string"}))
+    monkeypatch.setattr("gateway.grammars.WAITING_S", PATIENCE_S)
+    await asyncio.gather(before, return_exceptions=True)
+    assert await grammars.checked(asked({"type": "string"})) is not None
+    grammars.close()
+
+
+async def test_what_many_ask_for_at_once_is_read_once_though_some_of_them_leave():
+    grammars = Grammars(holding.Grammars(compile_s=PATIENCE_S, num_threads=1))
+    every = [asyncio.create_task(grammars.checked(slow(1))) for _ in range(300)]
+    alone = asyncio.create_task(grammars.checked(slow(2)))
+    await asyncio.sleep(0)
+    for each in (*every[:100], alone):
+        each.cancel()
+    found = await asyncio.gather(*every, alone, return_exceptions=True)
+    assert all(isinstance(each, wire.Grammar) for each in found[100:-1])
+    assert await grammars.checked(slow(1)) == found[100]
+    await grammars.checked(slow(2))
+    assert grammars.num_known_hits == 1
+    assert grammars.num_read == 2
+    grammars.close()
 
 
 async def test_what_is_known_of_grammars_has_its_bounds_and_is_counted():
