@@ -328,6 +328,15 @@ def test_equal_logprobs_are_listed_by_token_id():
     assert logprob.top_token_ids == [3, 17, 31, 0, 1]
 
 
+@pytest.mark.parametrize("num", [1, 2, 5, 20])
+def test_so_they_are_in_a_large_vocabulary_whose_model_rounds_them(num):
+    x = logits(8, 5000).round()
+    likeliest = x.sort(stable=True, descending=True, dim=-1).indices[:, :num].tolist()
+    sampled = Sampler(5000, EOS).sample(x, [row(num_logprobs=num, temperature=0)] * 8)
+    assert [logprob.top_token_ids for logprob in sampled.logprobs] == likeliest
+    assert sampled.token_ids == [first for first, *_ in likeliest]
+
+
 def test_more_logprobs_than_tokens_are_all_tokens():
     logprob = Sampler(10, EOS).sample(logits(1, 10), [row(num_logprobs=20)]).logprobs[0]
     assert sorted(logprob.top_token_ids) == list(range(10))

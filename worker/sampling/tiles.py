@@ -72,7 +72,16 @@ class Tiles:
         -> [n, num] f32, [n, num] i64
         """
         rows = torch.arange(len(self.largest), device=self.largest.device)
-        tiles, _ = self.largest_tiles(rows, num)
+        tiles = self._first_tiles(min(num, self.num_tiles))
         values, at = self.open(rows[:, None], tiles).flatten(1).sort(stable=True, dim=-1, descending=True)
         at = at[:, :num]
         return values[:, :num], tiles.gather(1, at // WIDTH) * WIDTH + at % WIDTH
+
+    def _first_tiles(self, num: int) -> Tensor:
+        """Those with the largest maxima, of equal ones the first: what topk takes of those is anybody's guess. In order
+        of id -> [n, num] i64."""
+        # Floats with one zero, as integers of the same order.
+        bits = (self.maxima + 0.0).view(torch.int32).long()
+        ordered = bits ^ (bits >> 31 & 0x7FFFFFFF)
+        keys = (ordered << 32) - torch.arange(self.num_tiles, device=bits.device)
+        return keys.topk(num).indices.sort(-1).values
