@@ -25,6 +25,10 @@ KEYWORDS = frozenset({
 """Of JSON Schema, 2020-12 and before. Which of them can be kept to, llguidance says."""
 
 
+_Path = tuple["_Path", str] | None
+"""Of a part, and its last step: written out for each of many parts a long name would be there as often."""
+
+
 class Fault(Exception):
     """What is wrong, and the path of the part below the source."""
 
@@ -36,18 +40,26 @@ class Fault(Exception):
 def fault_of(schema: dict[str, Any], is_strict: bool) -> Fault | None:
     """None: it may be compiled. ``is_strict``: no word of it may be passed over."""
     endless = endless_part(schema)
-    left: list[tuple[str, dict[str, Any]]] = [("", schema)]
+    left: list[tuple[_Path, dict[str, Any]]] = [(None, schema)]
     while left:
         path, node = left.pop()
         if node is endless:
-            return Fault("it leads to itself, and no value of it ever ends", f"{path}.$ref")
+            return Fault("it leads to itself, and no value of it ever ends", f"{_written(path)}.$ref")
         for word, value in node.items() if is_strict else ():
             if word not in KEYWORDS and not word.startswith("x-"):
-                return Fault("it is no keyword of JSON Schema", f"{path}.{word[:64]}")
+                return Fault("it is no keyword of JSON Schema", f"{_written(path)}.{word[:64]}")
             if word in ("minItems", "minLength") and isinstance(value, int) and value > MAX_NEEDED:
-                return Fault(f"no answer is that long: {MAX_NEEDED} are allowed", f"{path}.{word}")
-        left += [(path + below, child) for _, below, child in parts_of(node)]
+                return Fault(f"no answer is that long: {MAX_NEEDED} are allowed", f"{_written(path)}.{word}")
+        left += [((path, below), child) for _, below, child in parts_of(node)]
     return None
+
+
+def _written(path: _Path) -> str:
+    steps = []
+    while path is not None:
+        path, step = path
+        steps.append(step)
+    return "".join(reversed(steps))
 
 
 _MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import tracemalloc
 
 import pytest
 
 from gateway.errors import ServiceUnavailable
 from gateway.grammars import Grammars
 from gateway.openai import AskedGrammar, Malformed
+from gateway.schemas import fault_of
 from policies import holding, wire
 from tests.builders import PATIENCE_S
 
@@ -89,6 +91,17 @@ async def test_words_for_people_and_recursion_with_an_end_are_no_faults(grammars
     schema = {"$defs": {"node": node}, "$ref": "#/$defs/node", "title": "t", "$comment": "c"}
     assert await grammars.checked(asked(schema)) is not None
     assert await grammars.checked(asked({"properties": {"a": {"frobnicate": 3}}}, is_strict=False)) is not None
+
+
+def test_a_long_name_is_not_written_down_for_each_part_below_it():
+    schema = {"properties": {"n" * 100_000: {"anyOf": [{}] * 1000 + [{"frobnicate": 1}]}}}
+    tracemalloc.start()
+    fault = fault_of(schema, True)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert fault is not None
+    assert fault.path.endswith("n.anyOf[1000].frobnicate")
+    assert most < 5e6
 
 
 async def test_what_takes_too_long_is_refused_and_others_go_on_meanwhile():
