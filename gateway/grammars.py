@@ -21,7 +21,7 @@ from llguidance.gbnf_to_lark import any_to_lark
 
 from gateway.errors import ServiceUnavailable
 from gateway.openai import AskedGrammar, Malformed
-from gateway.schemas import Fault, fault_of, parts_of
+from gateway.schemas import Fault, fault_of, multiples_fault, parts_of, schemas_in
 from policies import holding, wire
 from policies.grammar import NotReadable, read_schema, spelled
 
@@ -195,6 +195,9 @@ class Grammars:
             return Fault(f"it cannot be read as GBNF: {_line(str(error))}")
         if grammar.kind == "json_schema" and (fault := fault_of(read_schema(grammar.source), grammar.is_strict)):
             return fault
+        if grammar.kind == "lark":
+            for fault in filter(None, map(multiples_fault, schemas_in(grammar.source))):
+                return Fault(f"it cannot be compiled: {fault}")
         said = self._error(text)
         if not said or (grammar.kind == "lark" and _NO_SPECIALS in said):
             return grammar

@@ -11,7 +11,7 @@ import pytest
 from gateway.errors import ServiceUnavailable
 from gateway.grammars import Grammars
 from gateway.openai import AskedGrammar, Malformed
-from gateway.schemas import fault_of
+from gateway.schemas import fault_of, multiples_fault
 from policies import holding, wire
 from tests.builders import PATIENCE_S
 
@@ -55,6 +55,9 @@ FULL_OF_CHOICES = {
         ({"items": {"type": "string", "minLength": 1 << 40}}, ".items.minLength"),
         ({"type": "array", "minItems": 1 << 40}, ".minItems"),
         ({"properties": {"n": {"type": "number", "multipleOf": 1e-300}}}, ".properties.n.multipleOf"),
+        ({"properties": {"n": {"type": "integer", "multipleOf": 100_000_007}}}, ".properties.n.multipleOf"),
+        ({"allOf": [{"type": "integer", "multipleOf": 9973}, {"multipleOf": 1.01}]}, ".allOf"),
+        ({"x-n": [{"type": "integer", "multipleOf": 100_000_007}], "$ref": "#/x-n/0"}, ".x-n[0].multipleOf"),
         ({"properties": {"a": {"enum": 5}}}, ""),
         ({"properties": {"a": {"required": [{}]}}}, ""),
         ({"properties": {"s": {"type": "string", "pattern": "(" * 3000 + "a" + ")" * 3000}}}, ".properties.s.pattern"),
@@ -84,6 +87,21 @@ async def test_rules_that_lead_nowhere_are_refused(grammars, source):
     with pytest.raises(Malformed) as refused:
         await grammars.checked(AskedGrammar(wire.Grammar("lark", source), "guided_grammar"))
     assert refused.value.param == "guided_grammar"
+
+
+@pytest.mark.parametrize(
+    "schema", [r'{"multiple\u004ff": 100000007}', '{"x-n": %s, "multipleOf": 100000007}' % ("9" * 5000)]
+)
+async def test_so_it_is_in_a_grammar_that_has_a_schema_in_it(grammars, schema):
+    with pytest.raises(Malformed, match="multiples"):
+        await grammars.checked(AskedGrammar(wire.Grammar("lark", f"start: %json {schema}"), "guided_grammar"))
+
+
+@pytest.mark.parametrize(
+    "multiples", [[0.01, 5, 60], [1_000_000, 60, 86_400], [0.25, 1024, 1000], [-7, 0, "a", 10**40]]
+)
+def test_what_numbers_usually_are_multiples_of_is_no_fault(multiples):
+    assert multiples_fault({"anyOf": [{"type": "number", "multipleOf": each} for each in multiples]}) is None
 
 
 async def test_words_for_people_and_recursion_with_an_end_are_no_faults(grammars):
