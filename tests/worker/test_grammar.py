@@ -235,11 +235,13 @@ def test_what_is_complete_ends_however_short_and_own_stops_end_it_where_it_may_e
     guided.submit("stop", "regex", "[a-c]{3,60}", stop_token_ids=(stop,), logit_bias={stop: 100.0}, max_tokens=80)
     guided.submit("logprobs", "choice", '["yes", "no"]', num_logprobs=2)
     guided.submit("ignored", "regex", "a+", ignore_eos=True, logit_bias={EOS: 100.0})
+    guided.submit("called", "regex", ".*", ignore_eos=True, logit_bias={EOS: 100.0})
     guided.run()
     assert guided.answers["min", 0].text == "yes"
     assert guided.answers["stop", 0].token_ids[-1] == stop
     assert len(guided.answers["logprobs", 0].logprobs) == len(guided.answers["logprobs", 0].token_ids)
     assert guided.answers["ignored", 0].reason == "stop"
+    assert guided.answers["called", 0].token_ids == [EOS]
 
 
 def test_what_may_only_go_on_with_own_stops_before_it_may_stop_is_the_requests_own_fault(guided):

@@ -130,7 +130,9 @@ class Guide:
             if following is not None:
                 self.node = following
                 return
-        self._place = places.after(self._place if node is None else node.at, token_id)
+        at = self._place if node is None else node.at
+        # An end that is passed over is no text, and nothing is behind it.
+        self._place = NOWHERE if token_id in self.stop_token_ids else places.after(at, token_id)
         self._arrive(token_id)
         if node is not None and self.node is not None:
             places.join(node, token_id, self.node)
