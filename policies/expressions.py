@@ -69,6 +69,25 @@ def num_bytes(text: str) -> int:
     return len(json.dumps(text, ensure_ascii=False).encode("utf-8", "surrogatepass")) - 2
 
 
+def has_choice_outside(source: str) -> bool:
+    """Whether it is one of several choices, as a whole."""
+    depth, is_class, is_escaped = 0, False, False
+    for char in source:
+        if is_escaped:
+            is_escaped = False
+        elif char == "\\":
+            is_escaped = True
+        elif is_class:
+            is_class = char != "]"
+        elif char == "[":
+            is_class = True
+        elif char == "|" and not depth:
+            return True
+        else:
+            depth += (char == "(") - (char == ")")
+    return False
+
+
 class Expression:
     """As a schema's ``pattern`` has it: somewhere in the text, unless it says where."""
 
@@ -84,7 +103,7 @@ class Expression:
         self._end = self._alternatives(self._begin)
         if self._at < len(self._source):
             raise NotRead("a group is closed that was not opened")
-        if ("|" in self._source and (begins or ends)) and self._has_choice_outside():
+        if (begins or ends) and has_choice_outside(self._source):
             raise NotRead("an end of the text belongs to one of several choices")
         if not ends:
             self._edges[self._end].append((_ANY, self._end))
@@ -182,23 +201,6 @@ class Expression:
             raise NotRead("it has too many states")
         self._edges.append([])
         return len(self._edges) - 1
-
-    def _has_choice_outside(self) -> bool:
-        depth, is_class, is_escaped = 0, False, False
-        for char in self._source:
-            if is_escaped:
-                is_escaped = False
-            elif char == "\\":
-                is_escaped = True
-            elif is_class:
-                is_class = char != "]"
-            elif char == "[":
-                is_class = True
-            elif char == "|" and not depth:
-                return True
-            else:
-                depth += (char == "(") - (char == ")")
-        return False
 
     def _peek(self) -> str:
         return self._source[self._at : self._at + 1]

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -34,6 +35,9 @@ _OF_TYPE = {
     "boolean": set[str](),
     "null": set[str](),
 }
+_LEAST = re.compile(r"\{([0-9]{1,9})[,}]")
+"""How often at least something comes in an expression."""
+_ENDLESS = 1 << 40
 _NUMBER, _WORD, _FORMAT, _QUOTES, _ESCAPE = 48, 5, 96, 2, 16
 """Bytes of a number, of a word, of a date or address, of a string's ends, and of what an escape has begun."""
 
@@ -109,11 +113,15 @@ def bound(grammar: wire.Grammar) -> Bound | None:
 
 
 def _of_lark(source: str) -> Bound | None:
-    """Of rules some of which are schemas: each of them, one after the other, and all other words."""
+    """Of rules some of which are schemas: each of them, one after the other, and all other words, as often as they
+    must come."""
     total = 0
     for line in source.splitlines():
         before, mark, schema = line.partition("%json ")
-        total += len(before.encode())
+        times = 1
+        for least in _LEAST.findall(before):
+            times = min(times * max(1, int(least)), _ENDLESS)
+        total += len(before.encode()) * times
         if "%lark" in before:
             return None
         if mark:

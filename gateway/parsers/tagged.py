@@ -14,11 +14,14 @@ from gateway.parsers.custom import ARGUMENT
 from gateway.parsers.marks import without_marks
 from gateway.parsers.scan import NotACall, Read, literal, spaces, until
 from policies import wire
-from policies.grammar import spelled
+from policies.expressions import has_choice_outside
+from policies.grammar import spelled, unanchored
 
 MAX_NAME_CHARS = 256
 _PYTHON = {"True": "true", "False": "false", "None": "null"}
 """Templates that were written for Python show these."""
+_DEFINITIONS = ("$defs", "definitions")
+_OF_TEXTS = (("pattern", str), ("minLength", int), ("maxLength", int))
 
 
 class Tagged(Calls):
@@ -126,24 +129,87 @@ def _arguments(
     closing: str,
     behind: str = "",
 ) -> list[str]:
-    """In the order of the schema; references within it are no concern of one argument, so such are held to nothing.
-    ``opening`` of a key, ``closing`` and ``behind`` are what is around a value, in Lark."""
+    """In the order of the schema. ``opening`` of a key, ``closing`` and ``behind`` are what is around a value, in
+    Lark."""
     rules, parts = [], []
     for number, (key, given) in enumerate((schema.get("properties") or {}).items()):
         part, value, closes = f"{rule}_{number}", f"{rule}_{number}_value", closing
-        if _is_string(given) and isinstance(given.get("enum"), list):
-            rules.append(f"{value}: " + " | ".join(quoted(str(each)) for each in given["enum"]))
-        elif _is_string(given) or "$ref" in json.dumps(given):
-            if closing.startswith("<"):  # one token, which is in no text
-                rules.append(f"{value}: /(?s:.*)/")
-            else:
-                rules.append(f"{value}[suffix={closing}]: /(?s:.*)/")
-                closes = ""
+        among = _among(given)
+        whole = None if _is_string(given) else _whole(given, schema)
+        if among is not None:
+            rules.append(f"{value}: " + " | ".join(quoted(each) for each in among))
+        elif whole is not None:
+            rules.append(f"{value}: %json {json_schema(whole, is_strict)}")
         else:
-            rules.append(f"{value}: %json {json_schema(given if isinstance(given, dict) else {}, is_strict)}")
+            rules.append(f"{value.upper()}: {_text_of(given)}")
+            if closing.startswith("<"):  # one token, which is in no text
+                rules.append(f"{value}: {value.upper()}")
+            else:
+                rules.append(f"{value}[suffix={closing}]: {value.upper()}")
+                closes = ""
         rules.append(f"{part}: {opening(key)} {value} {closes} {behind}".rstrip())
         parts.append(part if key in (schema.get("required") or ()) else f"{part}?")
     return [f"{rule}: {' '.join(parts) or quoted('')}", *rules]
+
+
+def _among(schema: Any) -> list[str] | None:
+    """The texts of which an argument that is a string is one; None: it may be others."""
+    if not _is_string(schema):
+        return None
+    if isinstance(schema.get("enum"), list):
+        return [str(each) for each in schema["enum"]]
+    return [schema["const"]] if isinstance(schema.get("const"), str) else None
+
+
+def _whole(given: Any, schema: dict[str, Any]) -> dict[str, Any] | None:
+    """What an argument must be, by itself; None: it refers to something that only the whole schema has."""
+    if not isinstance(given, dict):
+        return {}
+    if not _references(given):
+        return given
+    definitions = {word: schema[word] for word in _DEFINITIONS if word in schema}
+    if given.keys() & definitions.keys():
+        return None
+    whole = {**given, **definitions}
+    is_known = all(
+        isinstance(each, str) and each.startswith(tuple(f"#/{word}/" for word in definitions))
+        for each in _references(whole)
+    )
+    return whole if is_known else None
+
+
+def _references(schema: Any) -> list[Any]:
+    found, left = [], [schema]
+    while left:
+        node = left.pop()
+        if isinstance(node, dict):
+            found += [node["$ref"]] if "$ref" in node else []
+            left += node.values()
+        elif isinstance(node, list):
+            left += node
+    return found
+
+
+def _text_of(schema: Any) -> str:
+    """What an argument that is a string must be as it stands, as a terminal in Lark."""
+    pattern, least, most = (_word(schema, word, kind) for word, kind in _OF_TEXTS)
+    said = []
+    if least or most is not None:
+        said.append(f"/(?s:.){{{least or 0},{'' if most is None else most}}}/")
+    rest = (pattern or "").removeprefix("^")
+    inner = unanchored(rest)
+    is_anchored = inner != pattern
+    # An end of the text that belongs to one of several choices is left to the model.
+    if pattern and not (is_anchored and has_choice_outside(inner)):
+        before = "" if pattern.startswith("^") else "(?s:.*)"
+        behind = "" if rest != inner else "(?s:.*)"
+        said.append(spelled(wire.Grammar("regex", f"{before}(?:{inner}){behind}")).removeprefix("start: "))
+    return " & ".join(said) or "/(?s:.*)/"
+
+
+def _word(schema: Any, word: str, kind: type) -> Any:
+    found = schema.get(word) if isinstance(schema, dict) else None
+    return found if isinstance(found, kind) else None
 
 
 def _text(rule: str, grammar: wire.Grammar, opening: str, closing: str, behind: str = "") -> list[str]:

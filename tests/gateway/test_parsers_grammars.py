@@ -212,6 +212,44 @@ def test_arguments_in_tags_are_held_each_to_its_own_schema():
         assert not allows(grammar, vocabulary, wrong)
 
 
+PLACE = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"], "additionalProperties": False}
+
+
+@pytest.mark.parametrize("family", ["tagged", "glm"])
+@pytest.mark.parametrize(
+    ("given", "right", "wrong"),
+    [
+        ({"$ref": "#/$defs/place"}, '{"x": 1}', "there"),
+        (
+            {"type": "array", "items": {"anyOf": [{"type": "null"}, {"$ref": "#/$defs/place"}]}},
+            '[null, {"x": 1}]',
+            "[2]",
+        ),
+        ({"type": "string", "const": "a b"}, "a b", "a"),
+        ({"type": "string", "minLength": 2, "maxLength": 3}, "a\n", "four"),
+        ({"type": "string", "pattern": "^(a|b/)+$"}, "b/a", "b/c"),
+        ({"type": "string", "pattern": "b/?c"}, "a\nb/cd", "b/d"),
+        ({"type": "string", "pattern": "^$"}, "", "a"),
+        ({"type": "string", "pattern": "^a+$", "minLength": 2}, "aa", "a"),
+    ],
+)
+def test_in_tags_texts_keep_to_their_words_and_references_lead_to_definitions(family, given, right, wrong):
+    tongue, vocabulary = made(family)
+    schema = {"type": "object", "properties": {"city": given}, "required": ["city"], "$defs": {"place": PLACE}}
+    held = Held([Callable("get_weather", schema, True)], True, False)
+    grammar = tongue.grammar(held, None, False)
+    assert allows(grammar, vocabulary, written(family, right, several=False))
+    assert not allows(grammar, vocabulary, written(family, wrong, several=False))
+
+
+def test_in_tags_what_cannot_be_told_of_one_argument_holds_it_to_nothing():
+    tongue, vocabulary = made("tagged")
+    for given in ({"$ref": "#"}, {"type": "string", "pattern": "^a|b$"}):
+        schema = {"type": "object", "properties": {"city": given}, "required": ["city"]}
+        grammar = tongue.grammar(Held([Callable("get_weather", schema, True)], True, False), None, False)
+        assert allows(grammar, vocabulary, written("tagged", several=False))
+
+
 def test_content_that_is_held_to_a_schema_leaves_calls_allowed():
     tongue, vocabulary = made("hermes")
     schema = wire.Grammar("json_schema", json.dumps({"type": "object", "required": ["a"]}))

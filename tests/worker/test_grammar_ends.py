@@ -108,6 +108,7 @@ def test_what_is_not_known_of_a_schema_has_no_bound():
         assert bound_of(schema) is None
     assert bound(wire.Grammar("choice", '["a"]')) is None
     assert bound(wire.Grammar("lark", 'start: "<" a\na: %json {"enum": [7]}\n')).total > 5
+    assert bound(wire.Grammar("lark", "start: A /b{2}/\nA: /((?s:.){3,9}){1000,}/\n")).total > 3000
     nested = bound_of({"type": "array", "items": {"$ref": "#"}})
     assert nested.total is None
     assert nested.of(3) > nested.of(0)
