@@ -4,19 +4,24 @@ import json
 import random
 import re
 import time
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event
 
 import jsonschema
 import numpy as np
 import pytest
 import torch
 
+from policies import wire
 from policies.holding import KeptGrammars
 from policies.terms import Sampling
+from tests.builders import PATIENCE_S
 from tests.gateway.texts import byte_fallback, byte_level
 from tests.worker.guided import EOS, VOCAB_SIZE, Guided, guided_model
 from tests.worker.schemas import a_schema
 from worker.boarding import Boarding
 from worker.engine import Engine
+from worker.grammar.store import Grammars
 from worker.grammar.vocabulary import read_vocabulary
 from worker.native import library
 from worker.sampling import race
@@ -113,6 +118,28 @@ def test_what_grammars_cost_is_counted_and_those_that_are_kept_have_a_bound(path
     counts = stats.num_grammars, stats.num_grammars_compiled, stats.num_grammar_hits, stats.num_grammars_refused
     assert counts == (1, 4, 1, 1)
     assert min(stats.num_masks, stats.mask_s, stats.grammar_compile_s) > 0
+
+
+def test_the_step_loop_does_not_wait_for_a_vocabulary_that_is_read(guided):
+    is_read, may_go_on = Event(), Event()
+
+    def slow():
+        is_read.set()
+        assert may_go_on.wait(PATIENCE_S)
+        return guided.vocabulary
+
+    grammars = Grammars(slow, VOCAB_SIZE, frozenset({EOS}), guided.executor, lambda: None)
+    first, second = (
+        wire.Submit(name, [5], Sampling(9), grammar=wire.Grammar("regex", name, True)) for name in ("a", "b")
+    )
+    grammars.begin(first)
+    assert is_read.wait(PATIENCE_S)
+    with ThreadPoolExecutor(1) as step_loop:
+        finding = step_loop.submit(grammars.find, second)
+        try:
+            assert finding.result(5) is None
+        finally:
+            may_go_on.set()
 
 
 NUM_SCHEMAS, MAX_TOKENS = 500, 300

@@ -79,6 +79,8 @@ class Grammars:
         self._read, self._num_logits, self._eos_token_ids = read, num_logits, eos_token_ids
         self._executor, self._wake = executor, wake
         self._lock = Lock()
+        self._reading = Lock()
+        """Of what takes up to seconds: the step loop never waits for this one."""
         self._vocabulary: LLTokenizer | None = None
         self._probes: list[int] = []
         self._counted: Counted | None = None
@@ -234,7 +236,7 @@ class Grammars:
         return _Compiled(matcher, vocabulary, reach, places)
 
     def _tokens(self) -> LLTokenizer:
-        with self._lock:
+        with self._reading:
             if self._vocabulary is None:
                 try:
                     self._vocabulary = self._read()
@@ -246,7 +248,7 @@ class Grammars:
             return self._vocabulary
 
     def _ends_of(self, vocabulary: LLTokenizer) -> Ends:
-        with self._lock:
+        with self._reading:
             if self._ends is None:
                 self._ends = Ends(vocabulary, self._num_logits)
             return self._ends
