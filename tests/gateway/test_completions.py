@@ -168,11 +168,13 @@ async def test_an_echo_tells_how_likely_the_prompt_was(front: Front, stream: boo
     assert parts[0].top_logprobs[0] is None
 
 
-async def test_a_prompt_is_scored_without_an_answer(front: Front):
+@pytest.mark.parametrize("reason", ["length", "stop"])
+async def test_a_prompt_is_scored_without_an_answer(front: Front, reason):
+    """Whether or not the model would have ended the text there."""
     call = complete(front, prompt="one two", echo=True, logprobs=0, max_tokens=0)
     submit = await front.peer.submitted()
     assert submit.sampling.max_tokens == 1
-    told(submit, front, front.ids("x")[:1])
+    told(submit, front, front.ids("x")[:1], reason)
     answer = await call
     (choice,) = answer.choices
     assert (choice.text, choice.finish_reason) == ("one two", "length")
