@@ -37,23 +37,32 @@ class Metered:
         """Of the completion so far; the ticket has to cover them."""
         self._open = {(submit.request_id, index): 0 for submit in submits for index in range(submit.num_sequences)}
         """Sequences without an end, and how many of the prompt's tokens were found for each."""
+        self._arrived: list[wire.Delta] = []
+        """Read from the source, and not given out."""
+        self._num_covered = 0
+        """Of those, the ones whose tokens are covered."""
 
     async def deltas(self) -> list[wire.Delta]:
-        """As ``Flight.deltas``. Raises LimitsUnavailable besides."""
-        deltas = await self._source.deltas()
-        for place, delta in enumerate(deltas):
+        """As ``Flight.deltas``: what a reader loses patience over while the ticket is topped up is there at its next
+        call. Raises LimitsUnavailable besides."""
+        if not self._arrived:
+            self._arrived, self._num_covered = await self._source.deltas(), 0
+        for place in range(self._num_covered, len(self._arrived)):
+            delta = self._arrived[place]
             num_tokens = self._num_tokens + len(delta.token_ids)
             # Whoever reads along may become the one who pays, and owes the tokens from then on.
             if not (
                 self._ticket.covers(num_tokens)
                 or await self._ticket.top_up(num_tokens, self._source.outcome in FROM_CACHE)
             ):
-                return [*deltas[:place], *self._cut(delta)]
-            self._num_tokens = num_tokens
+                covered, self._arrived = self._arrived[:place], []
+                return [*covered, *self._cut(delta)]
+            self._num_tokens, self._num_covered = num_tokens, place + 1
             if delta.num_cached_tokens:
                 self._open[delta.request_id, delta.index] = delta.num_cached_tokens
             if delta.finish is not None:
                 self._open.pop((delta.request_id, delta.index), None)
+        deltas, self._arrived = self._arrived, []
         return deltas
 
     def cancel(self, request_id: str, index: int) -> None:

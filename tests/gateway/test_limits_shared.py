@@ -11,7 +11,7 @@ import pytest
 
 from gateway.clock import Clock
 from gateway.errors import BudgetSpent, LimitsUnavailable, RateLimited, TokensLimited
-from gateway.limits import Limits
+from gateway.limits import Limits, metered
 from gateway.limits.plans import Plans
 from gateway.limits.shared import SharedMeters
 from gateway.redis import Redis
@@ -21,8 +21,9 @@ from policies.policy import Budget, Policy, Price
 from policies.policy import Limits as Ceilings
 from policies.rate import Purse
 from policies.terms import Usage
-from tests.builders import PATIENCE_S, HandClock, a_caller
+from tests.builders import PATIENCE_S, HandClock, a_caller, a_submit, tokens
 from tests.conftest import PATIENT_MS
+from tests.gateway.test_cache_runs import Engine
 from tests.redis import stalled
 
 POLICY = Policy(
@@ -229,6 +230,20 @@ async def test_whoever_hangs_up_while_redis_decides_leaves_nothing_set_aside(thr
         async with asyncio.timeout(PATIENCE_S):
             while not await is_free():
                 await settled(three_gateways)
+
+
+async def test_what_arrives_while_a_stream_loses_patience_for_its_first_token_is_told_all_the_same(three_gateways):
+    """A stream waits a second for its first token before it sends its headers, and then goes on waiting."""
+    engine, submit = Engine(Clock()), a_submit(max_tokens=500)
+    flight = engine.submit(submit)
+    async with three_gateways[0].admit(CEILING, "demo", 4, 500, submit.request_id) as ticket:
+        source = metered(flight, ticket, [submit])
+        for first, reason in ((0, None), (80, None), (160, "length")):
+            engine.say(flight, range(first, first + 80), reason)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0):
+                await source.deltas()  # more than was set aside, so Redis is asked
+        assert tokens(await source.deltas()) == list(range(240))
 
 
 @pytest.fixture
