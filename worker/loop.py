@@ -140,9 +140,19 @@ class Loop:
             for delta in deltas:
                 by_channel.setdefault(owners[delta.request_id], []).append(delta)
             for channel, own in by_channel.items():
-                self._tell(channel, wire.StepOutput(own))
+                self._tell_step(channel, own)
             self._let_go(delta.request_id for delta in deltas if delta.finish is not None)
         self._tell_failed(failed)
+
+    def _tell_step(self, channel: Channel, deltas: list[wire.Delta]) -> None:
+        """The log-probabilities of one prompt may fill half a frame, so no two prompts' are told in one."""
+        message: list[wire.Delta] = []
+        for delta in deltas:
+            if delta.prompt_logprobs is not None and message:
+                self._tell(channel, wire.StepOutput(message))
+                message = []
+            message.append(delta)
+        self._tell(channel, wire.StepOutput(message))
 
     def _tell_failed(self, failed: list[wire.Failed]) -> None:
         for failure in failed:

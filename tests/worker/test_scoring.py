@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import random
+import time
 
 import pytest
 import torch
 
-from policies import wire
+from policies import framing, wire
 from policies.terms import Sampling
+from tests.worker.peer import Peer, running
 from tests.worker.test_vectors import engine_of, loaded, some_texts
 from tests.worker.tiny import checkpoint
 from worker.admission import refusal
+from worker.channel import listen
+from worker.loop import Loop
 
 
 def submit(request_id, token_ids, num_top=2, num_sequences=1, **others):
@@ -129,6 +134,21 @@ def test_whoever_goes_on_elsewhere_has_told_them_there(tmp_path):
     engine = engine_of(loaded(tmp_path))
     told = answered(engine, submit("a", [5, 6, 7], emitted_token_ids={0: [8]}))["a"]
     assert all(delta.prompt_logprobs is None for delta in told)
+
+
+def test_prompts_that_are_told_in_one_step_need_a_frame_each(tmp_path, monkeypatch):
+    checkpoint(tmp_path, "LlamaForCausalLM")
+    runner = loaded(tmp_path)
+    engine, address = engine_of(runner), f"unix:{tmp_path}/worker"
+    ready = wire.Ready("tiny", 1024, runner.vocab_size, [0], 4, 256, 8, "cpu", "float32", 1)
+    with contextlib.closing(listen(address)) as listener:
+        loop = Loop(engine, listener, wire.Hello(wire.VERSION, "tiny-0"), ready, time.monotonic)
+        with running(loop), Peer(address) as gateway:
+            submits = [submit(str(number), text, 2) for number, text in enumerate(some_texts(5, (40, 41, 42)))]
+            monkeypatch.setattr(framing, "MAX_FRAME_BYTES", 2000)  # two of them do not fit
+            gateway.send(*submits)
+            for each in submits:
+                assert len(gateway.finish(each.request_id)) == 4
 
 
 def test_a_model_that_cannot_say_them_says_so(tmp_path):
