@@ -318,6 +318,7 @@ async def answering(gw: Gateway, house_doors: Doors, sockets: Sequence[socket.so
     server.request_handler = cast(Any, entrance.answer)
     gw.sockets.answer = entrance.answer
     server.__class__ = Server if gw.tracing is None else TimedServer
+    cast(Server, server).stall_s = gw.settings.server.stall_s
     async with contextlib.AsyncExitStack() as stack:
         stack.push_async_callback(runner.cleanup)
         if certificate is not None:

@@ -45,6 +45,26 @@ class Protocol(web.RequestHandler):
         if self._reading_paused:
             super().resume_reading(resume_parser)
 
+    async def _drain_helper(self) -> None:
+        """See BaseProtocol, which waits for a client that reads nothing as long as that stays connected, and for which
+        one cannot wait twice."""
+        transport, manager = self.transport, self._manager
+        if transport is None or manager is None:
+            raise ConnectionResetError("the client is gone")
+        assert isinstance(manager, Server)
+        while self._paused:
+            waiter = self._drain_waiter
+            if waiter is None:
+                waiter = self._drain_waiter = self._loop.create_future()
+            num_bytes = transport.get_write_buffer_size()
+            await asyncio.wait([waiter], timeout=manager.stall_s)
+            if waiter.done():
+                return waiter.result()
+            if transport.get_write_buffer_size() >= num_bytes:
+                transport.abort()
+                raise ConnectionResetError(f"the client read nothing for {manager.stall_s:g} s")
+        return None
+
     def handle_error(
         self,
         request: web.BaseRequest,
@@ -100,7 +120,8 @@ class Timed(Protocol):
 class Server(web.Server):
     """Makes one for each connection. aiohttp has no other seam for it: an instance of its own becomes one of these."""
 
-    __slots__ = ()
+    stall_s: float
+    """How long a client may read nothing; whoever makes a server sets it."""
 
     def __call__(self) -> web.RequestHandler:
         connection = super().__call__()
@@ -108,10 +129,8 @@ class Server(web.Server):
         return connection
 
 
-class TimedServer(web.Server):
+class TimedServer(Server):
     """As ``Server``, of connections that are ``Timed``."""
-
-    __slots__ = ()
 
     def __call__(self) -> web.RequestHandler:
         return Timed(self, loop=self._loop, **self._kwargs)

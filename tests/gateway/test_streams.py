@@ -11,7 +11,7 @@ import pytest
 
 from gateway import reply
 from policies import settings, wire
-from tests.builders import PATIENCE_S
+from tests.builders import PATIENCE_S, until
 from tests.gateway.conftest import HELLO, KEY, Front
 
 KERNEL_BYTES = 4096
@@ -19,8 +19,8 @@ KERNEL_BYTES = 4096
 SMALL = settings.Server(max_stream_buffer_bytes=10_000)
 
 
-async def ask(front: Front) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """Asks for a stream, and reads nothing of it yet."""
+async def ask(front: Front, stream: bool = True) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Asks for a stream, or for a body, and reads nothing of it yet."""
     host, port = front.url.removeprefix("http://").split(":")
     connection = socket.socket()
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, KERNEL_BYTES)
@@ -28,7 +28,7 @@ async def ask(front: Front) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]
     await asyncio.get_running_loop().sock_connect(connection, (host, int(port)))
     # With so low a limit asyncio takes next to nothing that was not asked for.
     reader, writer = await asyncio.open_connection(sock=connection, limit=1)
-    body = msgspec.json.encode({"model": "demo", "messages": HELLO, "stream": True})
+    body = msgspec.json.encode({"model": "demo", "messages": HELLO, "stream": stream})
     head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {KEY}\r\n"
     writer.write(f"{head}content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body)
     return reader, writer
@@ -84,6 +84,22 @@ async def test_a_reader_that_reads_nothing_is_given_up(open_front):
         assert row["num_completion_tokens"] > 0
         assert row["engine_us"] == 500_000, "its connection is closed while the worker's last word is waited for"
         writer.close()
+
+
+async def test_a_body_of_which_nothing_is_read_is_given_up(open_front):
+    async with open_front(server=settings.Server(stall_s=0.3), send_buffer_bytes=KERNEL_BYTES) as front:
+        num_before = num_connections()
+        _, writer = await ask(front, stream=False)
+        front.peer.say(await front.peer.submitted(), front.ids(" stone")[:1] * 40_000, "length")
+        assert (await front.settled(1))[0]["status"] == 200
+        assert num_connections() == num_before + 1
+        await until(lambda: num_connections() == num_before)
+        writer.close()
+
+
+def num_connections() -> int:
+    """That the gateway has, as far as it looks after them."""
+    return [task.get_coro().__qualname__ for task in asyncio.all_tasks()].count("RequestHandler.start")
 
 
 async def test_a_reader_that_leaves_while_it_is_waited_for_is_cancelled(open_front):
