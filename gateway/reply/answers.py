@@ -327,11 +327,12 @@ class TextAnswer(Answer):
         if call.max_tokens == 0:  # the token that was computed all the same is nobody's, be it one that ends a text
             finish = delta.finish and msgspec.structs.replace(delta.finish, reason="length", has_end_token=False)
             delta = msgspec.structs.replace(delta, token_ids=[], logprobs=None, finish=finish)
-        elif call.chooses and delta.logprobs is not None:
-            choice = part.choices[delta.index]
-            if choice.finish_reason is None:
-                self._likelihood[choice.index] += sum([told.logprob for told in delta.logprobs])
-        return super().take(delta)
+        num_before = part.choices[delta.index].num_tokens
+        choice = super().take(delta)
+        if call.chooses and delta.logprobs is not None:  # of a token behind a stop string nothing counts
+            num_new = choice.num_tokens - num_before
+            self._likelihood[choice.index] += sum([told.logprob for told in delta.logprobs[:num_new]])
+        return choice
 
     def _given(self) -> Iterator[Choice]:
         """Of each prompt's, those that are likeliest by the token, where not all are given."""

@@ -197,6 +197,19 @@ async def test_the_best_of_several_are_given_and_all_are_counted(front: Front):
     assert answer.usage.completion_tokens == sum(len(front.ids(word)) for word in "abcd")
 
 
+async def test_what_came_behind_a_stop_string_makes_no_answer_less_likely(front: Front):
+    """Drafted tokens come several at once."""
+    call = complete(front, prompt="one", best_of=2, stop="\n")
+    submit = await front.peer.submitted()
+    for index, (word, likely) in enumerate((("a", -1.0), ("b", -2.0))):
+        ids, behind = front.ids(word), front.ids(" and more") if word == "a" else []
+        logprobs = [scored(likely)] * (len(ids) + 1) + [scored(-50.0)] * len(behind)
+        front.peer.say(submit, [*ids, *front.ids("\n"), *behind], "length", index=index, logprobs=logprobs)
+    answer = await call
+    assert [choice.text for choice in answer.choices] == ["a"]
+    assert answer.usage.completion_tokens == len(front.ids("a\n")) + len(front.ids("b\n"))
+
+
 @pytest.mark.parametrize(
     ("call", "param"),
     [
