@@ -35,8 +35,12 @@ class Metered:
         self._ticket = ticket
         self._num_tokens = 0
         """Of the completion so far; the ticket has to cover them."""
-        self._open = {(submit.request_id, index): 0 for submit in submits for index in range(submit.num_sequences)}
-        """Sequences without an end, and how many of the prompt's tokens were found for each."""
+        self._open = dict.fromkeys(
+            (submit.request_id, index) for submit in submits for index in range(submit.num_sequences)
+        )
+        """Sequences without an end."""
+        self._num_cached_tokens: dict[str, int] = {}
+        """Of each prompt, the fewest that were found for one of its sequences."""
         self._arrived: list[wire.Delta] = []
         """Read from the source, and not given out."""
         self._num_covered = 0
@@ -47,8 +51,11 @@ class Metered:
         call. Raises LimitsUnavailable besides."""
         if not self._arrived:
             self._arrived, self._num_covered = await self._source.deltas(), 0
+        found = self._num_cached_tokens
         for place in range(self._num_covered, len(self._arrived)):
             delta = self._arrived[place]
+            if (num_cached_tokens := delta.num_cached_tokens) is not None:
+                found[delta.request_id] = min(num_cached_tokens, found.get(delta.request_id, num_cached_tokens))
             num_tokens = self._num_tokens + len(delta.token_ids)
             # Whoever reads along may become the one who pays, and owes the tokens from then on.
             if not (
@@ -58,8 +65,6 @@ class Metered:
                 covered, self._arrived = self._arrived[:place], []
                 return [*covered, *self._cut(delta)]
             self._num_tokens, self._num_covered = num_tokens, place + 1
-            if delta.num_cached_tokens:
-                self._open[delta.request_id, delta.index] = delta.num_cached_tokens
             if delta.finish is not None:
                 self._open.pop((delta.request_id, delta.index), None)
         deltas, self._arrived = self._arrived, []
@@ -105,14 +110,14 @@ class Metered:
         num_covered = ticket.num_paid if self._source.outcome in FROM_CACHE else ticket.num_covered
         room = max(0, num_covered - self._num_tokens)
         deltas: list[wire.Delta] = []
-        for (request_id, index), num_cached_tokens in self._open.items():
-            finish = wire.Finish("length", num_cached_tokens, 0, 0.0, 0.0, 0.0)
+        for request_id, index in self._open:
+            finish = wire.Finish("length", self._num_cached_tokens.get(request_id, 0), 0, 0.0, 0.0, 0.0)
             if (request_id, index) == (delta.request_id, delta.index):
                 if isinstance(delta, Piece):
                     deltas.append(msgspec.structs.replace(delta, finish=finish, counted=None, **delta.first(room)))
                     continue
-                logprobs = delta.logprobs[:room] if delta.logprobs is not None else None
-                deltas.append(wire.Delta(request_id, index, delta.token_ids[:room], logprobs, finish))
+                told, logprobs = delta.token_ids[:room], delta.logprobs and delta.logprobs[:room]
+                deltas.append(msgspec.structs.replace(delta, token_ids=told, logprobs=logprobs, finish=finish))
             else:
                 deltas.append(wire.Delta(request_id, index, [], None, finish))
         return deltas

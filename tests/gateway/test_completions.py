@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from policies import wire
+from policies.policy import Limits, Policy
 from tests.gateway.conftest import Front
 from tests.gateway.peer import Peer
 from tests.gateway.texts import byte_fallback
@@ -225,6 +226,24 @@ async def test_what_does_not_go_together_is_refused(front: Front, call, param):
     status, answer, _ = await front.post("/v1/completions", {"model": "demo", "prompt": "one", **call})
     assert (status, answer["error"]["param"]) == (400, param), answer
     assert front.peer.is_quiet()
+
+
+async def test_answers_that_a_limit_cuts_at_their_first_tokens_have_what_was_found_and_told_of_their_prompt(open_front):
+    policy = Policy(limits=Limits(tokens_per_minute=41))
+    async with open_front(policies={"default": policy}) as front:
+        call = complete(front, prompt=[5] * 40, n=2, max_tokens=8, echo=True, logprobs=0)
+        submit = await front.peer.submitted()
+        said = [scored(-0.1)] * 39
+        first, second = (
+            wire.Delta(submit.request_id, index, [7], [scored(-0.5)], num_cached_tokens=32, prompt_logprobs=told)
+            for index, told in ((0, None), (1, said))
+        )
+        front.peer.send(wire.StepOutput([first, second]))
+        answer = await call
+    assert [choice.finish_reason for choice in answer.choices] == ["length", "length"]
+    assert answer.usage.completion_tokens == 1
+    assert answer.usage.prompt_tokens_details.cached_tokens == 32
+    assert [len(choice.logprobs.tokens) for choice in answer.choices] == [41, 40]
 
 
 async def test_a_hole_is_filled_in_by_models_that_were_trained_to(open_front):
