@@ -228,8 +228,10 @@ class Account:
             return None
         if not (self._flights.were_sent if status == HUNG_UP else status == 200 or self.num_delivered > 0):
             return None
-        usage = self._answer.usage()
-        if status != 200 and self._answer.call.stream:
+        answer, usage = self._answer, self._answer.usage()
+        if status != 200 and (num_unsent := answer.num_unsent_prompt_tokens):
+            usage = msgspec.structs.replace(usage, num_prompt_tokens=usage.num_prompt_tokens - num_unsent)
+        if status != 200 and answer.call.stream:
             num_reasoning_tokens = min(usage.num_reasoning_tokens, self.num_delivered)
             usage = msgspec.structs.replace(
                 usage, num_completion_tokens=self.num_delivered, num_reasoning_tokens=num_reasoning_tokens

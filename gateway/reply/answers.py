@@ -197,6 +197,15 @@ class Answer:
         )
         return self._usage
 
+    @property
+    def num_unsent_prompt_tokens(self) -> int:
+        """Of prompts that no worker has been given; none where another request's flights bring the answer."""
+        parts = self.parts.values()
+        if all(part.flight is None for part in parts):
+            return 0
+        unsent = [part.submit for part in parts if part.flight is None or not part.flight.were_sent]
+        return sum([len(submit.prompt_token_ids) for submit in unsent])
+
     def _num_predicted_tokens(self) -> int:
         assert self._said_ids is not None
         said = self._said_ids

@@ -12,6 +12,7 @@ from policies import wire
 from policies.policy import Policy, Price
 from tests.builders import until
 from tests.gateway.conftest import HELLO, Front
+from tests.gateway.peer import Peer
 
 SPENT = {"engine_s": 0.0123456, "kv_block_s": 1.5, "num_drafted_tokens": 8, "num_accepted_tokens": 5}
 IN_THE_ROW = {"engine_us": 12_346, "kv_block_ms": 1500, "num_drafted_tokens": 8, "num_accepted_tokens": 5}
@@ -124,3 +125,19 @@ async def test_a_request_that_never_reached_a_worker_is_not_waited_for(front: Fr
     call.cancel()
     (row,) = await front.settled(1)
     assert (row["status"], row["engine_us"], row["num_prompt_tokens"]) == (499, 0, 0)
+
+
+@pytest.mark.parametrize("streams", [True, False])
+async def test_of_several_prompts_those_that_no_worker_was_given_are_not_owed(open_front, streams: bool):
+    async with open_front(peer=Peer(max_sequences=1)) as front:
+        prompts = [[number] * 10 for number in (5, 6, 7, 8)]
+        body = {"model": "demo", "prompt": prompts, "stream": streams}
+        call = asyncio.create_task(front.post("/v1/completions", body))
+        submits = [await front.peer.submitted(), await front.peer.submitted()]
+        await until(lambda: front.gw.dispatch.num_waiting() == 2)
+        call.cancel()
+        for submit in submits:
+            await front.peer.cancelled()
+            front.peer.say(submit, [], "cancelled")
+        (row,) = await front.settled(1)
+        assert (row["status"], row["num_prompt_tokens"]) == (499, 20)
