@@ -181,7 +181,8 @@ class Line:
             is_end = flight.arrive(delta, now)
             if flight.is_pending:
                 seat.began(flight)
-                self._waiting.began(flight, now)
+                if delta.token_ids or delta.vector:  # else it was given up before it had any
+                    self._waiting.began(flight, now)
                 flight.paused_at = None
             if others_wait:
                 self._waiting.served(flight, len(delta.token_ids))

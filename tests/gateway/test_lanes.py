@@ -9,11 +9,12 @@ import msgspec
 import pytest
 
 from gateway import errors
-from policies import settings
+from policies import settings, wire
 from policies.policy import Policy
 from tests import builders
 from tests.builders import a_submit, answer, dispatching, quiet, send, until
 from tests.gateway.conftest import HELLO, KEY, Front, OpenFront
+from tests.gateway.played import peers
 
 SLOW = ("--fault", "mute")
 WEIGHTS = ("--cost-weights", "0.1,0.01,0.01,0,0,0,0", "--stats-s", 0.01)
@@ -188,6 +189,24 @@ async def test_how_far_predictions_were_off_is_told(start_scripted_worker):
         assert told.num == 8
         assert told.mean_ms == told.bias_ms > 100
         assert sum(bucket.num for bucket in told.buckets if bucket.max_ms is None or bucket.max_ms > 100) == 8
+
+
+async def test_what_is_given_up_before_its_first_token_proves_no_prediction_wrong(tmp_path):
+    async with peers(tmp_path, max_sequences=1) as (dispatch, peer):
+        weights = (100.0, 10.0, 10.0, 0.0, 0.0, 0.0, 0.0)
+        peer.send(wire.Stats(0, 0, 64, 0, 0, 64, 0, 0, 0, 0, 0, 0.0, cost_weights=weights))
+        await until(lambda: dispatch.queues()[0].predicted_ttft_ms is not None)
+        *_, waited = flights = [send(dispatch, a_submit()) for _ in range(3)]
+        submits = [await peer.submitted() for _ in range(2)]
+        peer.say(submits[0], [72], "length")
+        submits.append(await peer.submitted())
+        waited.close()
+        await peer.cancelled()
+        for submit in submits[1:]:
+            peer.say(submit, [], "cancelled")
+        await until(lambda: all(flight.is_over for flight in flights))
+        (view,) = [view for view in dispatch.queues() if view.sla_class == "standard"]
+        assert (view.num_sent, view.num_predicted, view.ttft_error.num) == (3, 0, 0)
 
 
 async def test_whoever_waited_in_vain_is_told_when_the_line_will_be_shorter(start_scripted_worker, clock):
