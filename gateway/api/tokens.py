@@ -25,7 +25,7 @@ async def tokenize(gw: Gateway, request: web.Request) -> web.StreamResponse:
         count=len(token_ids),
         max_model_len=None if facts is None else facts.max_model_tokens,
         tokens=token_ids,
-        token_strs=[text.vocabulary.token_text(each) for each in token_ids] if asked.return_token_strs else None,
+        token_strs=await text.token_texts(token_ids) if asked.return_token_strs else None,
     )
     return head.Whole(msgspec.json.encode(body))
 
@@ -34,7 +34,7 @@ async def detokenize(gw: Gateway, request: web.Request) -> web.StreamResponse:
     caller = gw.auth.caller_of(request)
     asked = await parsed(openai.parse_detokenize, await taken_body_of(gw, request))
     text = gw.dispatch.text(_model_of(gw, caller, asked.model))
-    return head.Whole(msgspec.json.encode(openai.DetokenizeBody(text.decode(asked.tokens))))
+    return head.Whole(msgspec.json.encode(openai.DetokenizeBody(await text.decoded(asked.tokens))))
 
 
 def _model_of(gw: Gateway, caller: Caller, named: str | None) -> str:

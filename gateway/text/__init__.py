@@ -226,6 +226,22 @@ class Text:
         """The text of a whole sequence, special tokens left out."""
         return self._tokenizer.decode(token_ids)
 
+    async def decoded(self, token_ids: Sequence[int]) -> str:
+        """As ``decode``, of however many tokens. Raises ServiceUnavailable."""
+        if not self._is_long(len(token_ids)):
+            return self.decode(token_ids)
+        # Unlike decode() this lets other threads run.
+        (text,) = await self._on_thread(lambda: self._tokenizer.decode_batch([token_ids]))
+        return text
+
+    async def token_texts(self, token_ids: Sequence[int]) -> list[str]:
+        """Each token by itself, of however many. Raises ServiceUnavailable."""
+
+        def read() -> list[str]:
+            return [self.vocabulary.token_text(token_id) for token_id in token_ids]
+
+        return await self._on_thread(read) if self._is_long(len(token_ids)) else read()
+
     def decoder(self, continues: bool = False) -> Decoder:
         """For one answer, fed as its tokens arrive. ``continues``: the answer goes on from the prompt's own text, so
         that a first space is part of it."""

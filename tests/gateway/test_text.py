@@ -46,6 +46,28 @@ async def test_a_long_prompt_is_read_on_a_thread_and_a_short_one_is_not(tmp_path
     assert text.decode(token_ids) == "stone " * 1000
 
 
+async def test_many_tokens_are_told_as_text_on_a_thread_and_a_few_are_not(tmp_path):
+    text = Text.load(model_directory(tmp_path), settings.Text(inline_chars=1000))
+    token_ids, main = byte_level().encode("stone ").ids, threading.current_thread()
+    ran_on: list[threading.Thread] = []
+    of_one = text.vocabulary.token_text
+
+    def noted(token_id: int) -> str:
+        ran_on.append(threading.current_thread())
+        return of_one(token_id)
+
+    text.vocabulary.token_text = noted  # type: ignore[method-assign]
+    assert await text.decoded(token_ids) == "stone "
+    assert "".join(await text.token_texts(token_ids)) == "stone "
+    assert set(ran_on) == {main}
+    assert not text._threads._threads
+    ran_on.clear()
+    assert await text.decoded(token_ids * 1000) == "stone " * 1000
+    assert text._threads._threads
+    assert "".join(await text.token_texts(token_ids * 1000)) == "stone " * 1000
+    assert main not in ran_on
+
+
 async def test_only_so_many_long_prompts_wait_for_a_thread(tmp_path, monkeypatch):
     monkeypatch.setattr(text_module, "MAX_WAITING", 2)
     text = Text.load(model_directory(tmp_path), settings.Text(inline_chars=1))
