@@ -14,7 +14,7 @@ from gateway import openai
 from gateway.errors import RequestFailed
 from gateway.parsers import Parser, Said
 from gateway.reply.choices import ChatLogprobs, Choice, CompletionLogprobs, Logprobs
-from gateway.reply.predicted import num_true
+from gateway.reply.predicted import Predicted
 from gateway.reply.shapers import Chunked, Shaper
 from gateway.text import Text
 from policies import terms, wire
@@ -208,12 +208,11 @@ class Answer:
 
     def _num_predicted_tokens(self) -> int:
         assert self._said_ids is not None
-        said = self._said_ids
-        return sum(
-            num_true(part.submit.predicted_token_ids, said[choice.index])
-            for part in self.parts.values()
-            for choice in part.choices
-        )
+        num = 0
+        for part in filter(_PREDICTED, self.parts.values()):
+            predicted = Predicted(part.submit.predicted_token_ids)
+            num += sum([predicted.num_true(self._said_ids[choice.index]) for choice in part.choices])
+        return num
 
     @property
     def upstream(self) -> str | None:

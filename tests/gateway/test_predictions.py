@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.reply.predicted import num_true
+from gateway.reply.predicted import Predicted
 from tests.gateway.conftest import Front
 
 few = st.lists(st.integers(0, 3), max_size=30)
+
+
+def num_true(prediction: list[int], said: list[int]) -> int:
+    return Predicted(prediction).num_true(said)
 
 
 def longest(first: list[int], second: list[int]) -> int:
@@ -34,6 +40,25 @@ def test_a_changed_middle_does_not_lose_the_end():
     assert num_true(text, [*text[:40], 7777, *text[50:]]) == 90
     assert num_true(text, [500, 501, *text]) == 100
     assert num_true([], text) == num_true(text, []) == 0
+
+
+class Watched(list[int]):
+    """Notes how much of it is looked at."""
+
+    num_read = 0
+
+    def __getitem__(self, place: Any) -> Any:
+        self.num_read += 1
+        return super().__getitem__(place)
+
+
+def test_a_long_prediction_is_gone_through_once_for_however_many_answers():
+    text = Watched(range(10_000))
+    predicted = Predicted(text)
+    assert [predicted.num_true([7777, number, number + 1, number + 2, number + 3]) for number in range(128)] == [
+        4
+    ] * 128
+    assert text.num_read < 12_000
 
 
 @pytest.mark.parametrize("content", ["The river flows on.", [{"type": "text", "text": "The river flows on."}]])
