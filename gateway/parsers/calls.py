@@ -152,7 +152,7 @@ class Llama(Json):
     first_chars = "{"
 
     def call(self, words: Mapping[str, str], name: str, arguments: str) -> str:
-        return super().call(words, name, arguments).replace("arguments", "parameters", 1)
+        return f"""{quoted(f'{{"name": "{name}", "parameters": ')} {arguments} {quoted("}")}"""
 
     def section(self, words: Mapping[str, str], call: str, several: bool) -> str:
         return f"""{call} ("; " {call})*""" if several else call

@@ -65,9 +65,9 @@ def allows(grammar: wire.Grammar | None, vocabulary: Bytes, text: str) -> bool:
     return matcher.validate_tokens(token_ids) == len(token_ids)
 
 
-def said(tongue: Tongue, vocabulary: Bytes, text: str, is_thinking: bool = False) -> Said:
+def said(tongue: Tongue, vocabulary: Bytes, text: str, is_thinking: bool = False, name: str = "get_weather") -> Said:
     """As the parser reads it."""
-    parsers = tongue.parsers(Wanted(frozenset({"get_weather", "get_time"}), True), is_thinking)
+    parsers = tongue.parsers(Wanted(frozenset({name, "get_time"}), True), is_thinking)
     assert parsers is not None
     reader, decoder = parsers(), codecs.getincrementaldecoder("utf-8")()
     for token_id in vocabulary.encode(text):
@@ -85,7 +85,7 @@ def written(family: str, city: str = "Arden", several: bool = True, name: str = 
             each = [f"<tool_call>\n{call}\n</tool_call>" for call in (first, second)]
             return "\n".join(each[: 1 + several])
         case "llama":
-            return "; ".join([first, second][: 1 + several]).replace("arguments", "parameters")
+            return "; ".join([first, second][: 1 + several]).replace('"arguments":', '"parameters":')
         case "tagged":
             each = [
                 f"<tool_call>\n<function={called}>\n{told}</function>\n</tool_call>"
@@ -136,6 +136,17 @@ def test_a_model_that_has_to_call_calls(family, are_tokens):
     one = tongue.grammar(Held([STRICT], True, False), None, False)
     assert allows(one, vocabulary, written(family, several=False))
     assert not allows(one, vocabulary, text)
+
+
+@pytest.mark.parametrize(("family", "are_tokens"), FORMS)
+@pytest.mark.parametrize("name", ["parse_arguments", "parameters", "name", "json"])
+def test_a_function_may_be_called_like_a_word_of_a_call(family, are_tokens, name):
+    tongue, vocabulary = made(family, are_tokens=are_tokens)
+    grammar = tongue.grammar(Held([Callable(name, CITY, True)], True, False), None, False)
+    text = written(family, several=False, name=name)
+    assert allows(grammar, vocabulary, text)
+    (call,) = said(tongue, vocabulary, text, name=name).calls
+    assert (call.name, json.loads(call.arguments)) == (name, {"city": "Arden"})
 
 
 def test_older_mistrals_have_to_write_an_array():
