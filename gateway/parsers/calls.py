@@ -218,11 +218,13 @@ class DeepSeek(Calls):
         yield from literal(begin, (yield from spaces((yield))))
         while True:
             name = yield from until(spelled["<｜tool▁sep｜>"], (yield))
-            if name.strip() == "function":
-                name = yield from until("\n", (yield))
+            char = yield from spaces((yield))
+            if name.strip() == "function" and char != "{":  # else it is what a tool is called
+                name = yield from until("\n", char)
                 yield from literal("```json", (yield from spaces((yield))))
+                char = yield from spaces((yield))
             sink.begin(name.strip())
-            yield from container((yield from spaces((yield))), sink.arguments)
+            yield from container(char, sink.arguments)
             sink.end()
             char = yield from spaces((yield))
             if char == "`":

@@ -139,7 +139,7 @@ def test_a_model_that_has_to_call_calls(family, are_tokens):
 
 
 @pytest.mark.parametrize(("family", "are_tokens"), FORMS)
-@pytest.mark.parametrize("name", ["parse_arguments", "parameters", "name", "json"])
+@pytest.mark.parametrize("name", ["parse_arguments", "parameters", "name", "function", "json"])
 def test_a_function_may_be_called_like_a_word_of_a_call(family, are_tokens, name):
     tongue, vocabulary = made(family, are_tokens=are_tokens)
     grammar = tongue.grammar(Held([Callable(name, CITY, True)], True, False), None, False)
