@@ -68,7 +68,8 @@ def test_ignored_modules_are_read_as_they_are(tmp_path):
     torch.testing.assert_close(logits_of(tmp_path), oracle_logits(model, TOKEN_IDS), atol=2e-3, rtol=0)
 
 
-def test_modules_may_be_quantised_in_different_ways(tmp_path):
+@pytest.mark.parametrize("names_first", [True, False])
+def test_modules_may_be_quantised_in_different_ways(tmp_path, names_first):
     four, eight = METHODS["W4A16 by group"], METHODS["W8A8 by channel"]
 
     def quantise(name: str, weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
@@ -82,6 +83,8 @@ def test_modules_may_be_quantised_in_different_ways(tmp_path):
         },
         "group_1": {**four.config["config_groups"]["group_0"], "format": "pack-quantized"},
     }
+    if not names_first:
+        groups = dict(reversed(groups.items()))
     config = {**four.config, "format": "mixed-precision", "config_groups": groups}
     model = write(tmp_path, Method(config, quantise, Int4))
     near, exact = logits_of(tmp_path), oracle_logits(model, TOKEN_IDS)

@@ -58,7 +58,7 @@ class CompressedTensors:
         """See Importer."""
         if _names(name, self._ignored):
             return None
-        scheme = next((scheme for scheme in self._schemes if _names(name, scheme.targets)), None)
+        scheme = self._scheme_of(name)
         if scheme is None:
             return None
         scales = _scales(checkpoint, name, scheme, shape)
@@ -77,6 +77,15 @@ class CompressedTensors:
             raised = torch.full_like(scales, half) if zeros is None else zeros + half
             return four_bits(codes, scales, raised, g_idx, name, fit)
         return eight_bits(codes, scales, zeros, g_idx, name, fit)
+
+    def _scheme_of(self, name: str) -> _Scheme | None:
+        """As compressed-tensors chooses (``match_targets``): by the whole name, else by an expression, else by class,
+        in whatever order the groups are."""
+        for is_meant in (lambda entry: entry == name, lambda entry: entry.startswith("re:"), lambda entry: True):
+            for scheme in self._schemes:
+                if _names(name, tuple(filter(is_meant, scheme.targets))):
+                    return scheme
+        return None
 
 
 def _scheme(fields: Fields, group: Fields) -> _Scheme | None:
