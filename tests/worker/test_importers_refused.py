@@ -87,6 +87,11 @@ REFUSED: dict[str, tuple[str, Callable[[Path], object], str]] = {
     "no bits": ("gptq", said(bits=None), "quantization_config of this LlamaForCausalLM lacks bits"),
     "another layout of GPTQ": ("gptq", said(checkpoint_format="marlin"), "the GPTQ format marlin of this"),
     "unlike modules": ("gptq", said(dynamic={"+:.*mlp.*": {"bits": 8}}), "is quantised module by module"),
+    "modules that are no list": (
+        "gptq",
+        said(modules_in_block_to_quantize=5),
+        "has an impossible modules_in_block_to_quantize: 5",
+    ),
     "groups that do not divide": ("gptq", said(group_size=100), "groups of 100 and words of 8 codes do not divide"),
     "a group of text": ("gptq", said(group_size="128"), "has an impossible group_size: 128"),
     "eight bits of AWQ": ("awq", said(bits=8), "the 8 bits of this AWQ LlamaForCausalLM are not supported, but 4"),

@@ -96,6 +96,8 @@ def _chosen(fields: Fields) -> tuple[list[re.Pattern[str]], list[str]]:
         except re.error:
             raise fields.wrong("dynamic", pattern) from None
     only = fields.raw.get("modules_in_block_to_quantize") or []
+    if not isinstance(only, list):
+        raise fields.wrong("modules_in_block_to_quantize", only)
     flat = [name for entry in only for name in (entry if isinstance(entry, list) else [entry])]
     if not all(isinstance(name, str) for name in flat):
         raise fields.wrong("modules_in_block_to_quantize", only)
