@@ -63,6 +63,11 @@ REFUSED: dict[str, tuple[str, Callable[[Path], object], str]] = {
         spoiled(lambda t: t.update({f"{Q}.weight_scale": torch.ones(256, 3)})),
         f"tensor {Q}.weight_scale of .* is 256x3, not 256x2",
     ),
+    "a zero point a row, for several groups": (
+        "W4A16 by group of 32, asymmetric",
+        spoiled(lambda t: t.update({f"{Q}.weight_zero_point": torch.zeros(256, dtype=torch.int8)})),
+        f"tensor {Q}.weight_zero_point of .* is 256, not 32x8",
+    ),
     "codes of another type": (
         "W8A8 by channel",
         spoiled(lambda t: t.update({f"{Q}.weight": torch.zeros(256, 256)})),

@@ -142,7 +142,9 @@ def _zeros(checkpoint: Checkpoint, name: str, scheme: _Scheme, scales: Tensor) -
     num_outputs, num_groups = scales.shape
     full = f"{name}.weight_zero_point"
     packed = (-(-num_outputs * scheme.bits // 32), num_groups)
-    shapes: tuple[tuple[int, ...], ...] = ((num_outputs, num_groups), (num_outputs,), (1,), ())
+    shapes: tuple[tuple[int, ...], ...] = ((num_outputs, num_groups), (1,), ())
+    if num_groups == 1:
+        shapes = (*shapes, (num_outputs,))
     if scheme.format == _PACKED:
         shapes = (packed, *shapes)
     zeros = checkpoint.take_one_of(full, shapes, (torch.int32, torch.int8, torch.int64, *FLOATS))
