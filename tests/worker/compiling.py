@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -51,11 +52,21 @@ def changed(directory: Path, changes: list[tuple[str, str, str]]) -> Path:
     return source / build.SOURCE.name
 
 
+def targeted(less: tuple[str, ...] = ()) -> bytes:
+    """What the compiler says of the machine that it compiles for."""
+    return subprocess.check_output([COMPILER, *build.FLAGS, *less, "-dM", "-E", "-x", "c++", os.devnull])
+
+
 def made(directory: Path, level: str, *flags: str, source: Path = build.SOURCE) -> Library:
     """Kernels of tests of their own."""
+    return Library(str(made_at(directory, level, *flags, source=source)))
+
+
+def made_at(directory: Path, level: str, *flags: str, source: Path = build.SOURCE) -> Path:
+    """Where they lie, not loaded."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("XDG_CACHE_HOME", str(directory))
         optimise(patched, level)
         patched.setattr(build, "FLAGS", (*build.FLAGS, *flags))
         patched.setattr(build, "SOURCE", source)
-        return Library(str(built()))
+        return built()

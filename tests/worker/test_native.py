@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import os
 import platform
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,9 +12,9 @@ import numpy as np
 import pytest
 import torch
 
-from tests.worker.compiling import COMPILER, SWITCH, changed, made, needs_compiler, optimise, switch
+from tests.worker.compiling import SWITCH, changed, made, needs_compiler, optimise, switch, targeted
 from tests.worker.with_tiles import TILES
-from worker.native import PackedMatrix, build, coding_pays, trial
+from worker.native import PackedMatrix, coding_pays, trial
 from worker.native.build import built
 from worker.native.library import Library
 from worker.native.pages import HUGE_PAGE_BYTES, huge_empty
@@ -37,7 +35,7 @@ def test_this_machine_has_kernels_and_they_compute_what_torch_does():
 
 
 @needs_compiler
-@pytest.mark.parametrize("less", [("-mno-amx-tile", "-mno-amx-bf16"), ("-mno-avx512bf16",), ("-mno-avx512f",)])
+@pytest.mark.parametrize("less", [("-mno-avx512bf16",), ("-mno-avx512f",)])
 def test_machines_that_can_do_less_get_the_same(tmp_path, less):
     if platform.machine() != "x86_64":
         pytest.skip("these are instructions of x86")
@@ -45,11 +43,6 @@ def test_machines_that_can_do_less_get_the_same(tmp_path, less):
         assert library() is not None
         return
     assert not list(failures(made(tmp_path, "-O0", *less)))  # nothing is where it is by inlining alone
-
-
-def targeted(less=()):
-    """What the compiler says of the machine that it compiles for."""
-    return subprocess.check_output([COMPILER, *build.FLAGS, *less, "-dM", "-E", "-x", "c++", os.devnull])
 
 
 @needs_compiler
