@@ -7,6 +7,7 @@ they have the cores that one rank has with two threads.
 from __future__ import annotations
 
 import argparse
+import os
 import random
 import statistics
 import sys
@@ -15,6 +16,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import NoReturn
 
 from worker.process import prepare
 
@@ -32,6 +34,12 @@ BATCHES = (1, 8)
 LAYOUTS = ((2, 1), (1, 2))
 CONTEXT = 100
 BLOCKS = CONTEXT // Engine().block_size + 1
+
+
+def lost(fault: Exception) -> NoReturn:
+    """A rank ended, of which another thread is told while this one may wait for it without end."""
+    print(f"the measurement ends: {fault}", file=sys.stderr, flush=True)
+    os._exit(1)
 
 
 def median_ms(work: Callable[[], object], num_rounds: int) -> float:
@@ -82,7 +90,7 @@ def main() -> None:
             print(line(f"one rank, threads: {num_threads}", Runner.load(directory, engine(1, 1, num_threads))))
         for tensor, pipeline in LAYOUTS:
             one_thread = engine(tensor, pipeline, 1)
-            runner = ParallelRunner.load(WorkerSettings("bench", shape, directory, "", engine=one_thread), sys.exit)
+            runner = ParallelRunner.load(WorkerSettings("bench", shape, directory, "", engine=one_thread), lost)
             print(line(f"tensor {tensor}, pipeline {pipeline}", runner))
             runner.close()
 
