@@ -20,8 +20,9 @@ from worker.parallel.duty import Duty
 from worker.process import NICENESS, end_with_parent, freeze_objects, importing, leave_with, prepare
 
 CANNOT_START, BROKEN = 2, 3
-GRACE_S = 0.5
-"""When rank 0 is gone: a step without the others never ends."""
+GRACE_S = 3.0
+"""When rank 0 is gone: a step without the others never ends, and to leave them in order may take NCCL a while, for
+which rank 0 waits as well."""
 
 log = logging.getLogger("penstock.worker")
 
