@@ -7,7 +7,7 @@ import datetime
 import io
 from collections.abc import Sequence
 from decimal import Decimal
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO, Protocol, TextIO
 
 import msgspec
 
@@ -20,6 +20,7 @@ CONTENT_TYPES: dict[Format, str] = {
     "parquet": "application/vnd.apache.parquet",
     "focus": "text/csv; charset=utf-8",
 }
+_LINE_END = "\r\n"
 
 
 class Writer(Protocol):
@@ -47,7 +48,8 @@ class CsvWriter:
 
     def __init__(self, sink: BinaryIO, columns: Columns) -> None:
         self._text = io.TextIOWrapper(sink, "utf-8", newline="", write_through=True)
-        self._csv = csv.writer(self._text, lineterminator="\n")
+        # csv quotes what its own line ends are made of: readers end a row at a carriage return that is not quoted.
+        self._csv = csv.writer(_LineFeeds(self._text), lineterminator=_LINE_END)
         self._csv.writerow([column.name for column in columns])
 
     def write(self, rows: Sequence[Row]) -> None:
@@ -55,6 +57,16 @@ class CsvWriter:
 
     def close(self) -> None:
         self._text.detach()
+
+
+class _LineFeeds:
+    """Takes rows, each of them whole, and ends them with a line feed alone."""
+
+    def __init__(self, text: TextIO) -> None:
+        self._text = text
+
+    def write(self, row: str) -> None:
+        self._text.write(f"{row.removesuffix(_LINE_END)}\n")
 
 
 def _as_text(value: Value) -> Value:

@@ -170,6 +170,15 @@ async def test_all_formats_say_the_same(rooms):
         assert int(row["num_prompt_tokens"]) == object_["num_prompt_tokens"] == entry.num_prompt_tokens
 
 
+async def test_what_a_client_calls_its_user_makes_no_row_of_its_own(rooms):
+    users = ["a\rreq_forged,ten_2", "\r", "a\r\nb", "a\nb", "\x0b\x85\u2028", 'a,"b"\r']
+    await write_chain(rooms, *(an_entry(settled_at=FIRST * DAY_S, end_user=user) for user in users))
+    written = await exported(rooms, an_order())
+    rows = list(csv.DictReader(io.StringIO(written.decode(), newline="")))
+    assert [row["end_user"] for row in rows] == users
+    assert written.count(b"\r\n") == 1
+
+
 @pytest.mark.parametrize("format", ["csv", "focus"])
 async def test_the_lines_of_costs_add_up_to_the_rows(rooms, format):
     entries = random_entries(4, 200)
