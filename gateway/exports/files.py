@@ -1,7 +1,8 @@
 """An export to a file, which goes on where it was interrupted.
 
 Until it is whole its pieces lie beside the file, in ``FILE.pieces``, each a file that is whole, with a note of where
-the next one begins. Then they become the file, in one rename.
+the next one begins. Then they become the file, in one rename. Which rows belong to the period is as it was when the
+first piece was begun; a period that was closed meanwhile is begun anew, since then it is settled which they are.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import msgspec
 from gateway.exports import Order
 from gateway.exports.formats import writer_of
 from gateway.exports.pieces import Export, Piece, Place
+from gateway.exports.spans import Period
 
 NOTE = "note.json"
 
@@ -26,6 +28,8 @@ class Note(msgspec.Struct):
     """What the directory of pieces holds."""
 
     order: Order
+    period: Period
+    """What it had when the pieces were begun."""
     num_pieces: int = 0
     num_read: int = 0
     end: Place | None = None
@@ -38,7 +42,7 @@ class InTheWay(Exception):
 class Pieces:
     """Those of one file."""
 
-    def __init__(self, path: Path, order: Order) -> None:
+    def __init__(self, path: Path, export: Export) -> None:
         """Raises InTheWay, and OSError."""
         if path.exists():
             raise InTheWay(f"{path} is there already")
@@ -48,17 +52,20 @@ class Pieces:
         try:
             self.note = msgspec.json.decode((self._directory / NOTE).read_bytes(), type=Note)
         except FileNotFoundError:
-            self.note = Note(order)
+            self.note = Note(export.order, export.period)
         except msgspec.DecodeError as error:
             raise InTheWay(f"{self._directory / NOTE} cannot be read ({error}); remove the directory") from None
-        if self.note.order != order:
+        if self.note.order != export.order:
             raise InTheWay(f"{self._directory} has pieces of another export; remove it, or name another file")
+        if self.note.period.digest != export.period.digest:
+            self.note = Note(export.order, export.period)
 
     def add(self, export: Export, piece: Piece) -> None:
         """Durable, one after another."""
         with _whole(self._piece(self.note.num_pieces)) as sink:
             write_table(sink, export, [piece])
-        self.note = Note(export.order, self.note.num_pieces + 1, self.note.num_read + piece.num_read, piece.end)
+        note = self.note
+        self.note = Note(note.order, note.period, note.num_pieces + 1, note.num_read + piece.num_read, piece.end)
         with _whole(self._directory / NOTE) as sink:
             sink.write(msgspec.json.encode(self.note))
 
@@ -95,9 +102,9 @@ class Pieces:
 async def write_file(export: Export, path: Path, tell: Callable[[int], None]) -> int:
     """Writes the export to ``path``; the number of rows of the ledger that are in it. ``tell`` hears how many more have
     come. Raises InTheWay, OSError, and what the database raises."""
-    pieces = Pieces(path, export.order)
+    pieces = Pieces(path, export)
     tell(pieces.note.num_read)
-    async for piece in export.pieces(pieces.note.end):
+    async for piece in export.of(pieces.note.period).pieces(pieces.note.end):
         pieces.add(export, piece)
         tell(piece.num_read)
     pieces.join(export)

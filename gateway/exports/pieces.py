@@ -61,6 +61,10 @@ class Export:
             return usage.COLUMNS
         return focus.COLUMNS if self.order.format == "focus" else costs.COLUMNS
 
+    def of(self, period: Period) -> Export:
+        """The same of a period as it was found before."""
+        return Export(self._rooms, self.order, period, self._names)
+
     def pieces(self, after: Place | None = None) -> AsyncIterator[Piece]:
         """Those behind ``after``. Raises what the database raises."""
         return self._usage(after) if self.order.what == "usage" else self._costs(after)

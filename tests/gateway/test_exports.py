@@ -256,7 +256,7 @@ async def test_what_lies_in_the_way_is_left_alone(rooms, tmp_path):
         await write_file(begun, tmp_path / "there", lambda num_read: None)
     (tmp_path / "other.pieces").mkdir()
     note = tmp_path / "other.pieces" / files.NOTE
-    note.write_bytes(msgspec.json.encode(files.Note(an_order("costs"))))
+    note.write_bytes(msgspec.json.encode(files.Note(an_order("costs"), begun.period)))
     with pytest.raises(InTheWay, match="pieces of another export"):
         await write_file(begun, tmp_path / "other", lambda num_read: None)
     note.write_bytes(b"{torn")
