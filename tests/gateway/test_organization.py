@@ -208,6 +208,18 @@ async def test_rate_limits_are_the_projects_own(front, organization):
         await rate_limits.update_rate_limit("rl-demo", project_id=blue.id, max_tokens_per_1_minute=1)
 
 
+async def test_rate_limits_come_in_pages_whatever_their_models_are_called(front, organization):
+    models = ["Qwen/Qwen3-0.6B", "demo", "größer: 8B"]
+    body = {"document": {"model_limits": {model: {"requests_per_minute": 7} for model in models}}}
+    url, headers = f"{front.url}/admin/v1/policies/default", {"authorization": f"Bearer {ADMIN_KEY}", "if-match": "*"}
+    (await front.http.put(url, json=body, headers=headers, raise_for_status=True)).release()
+    (project,) = await everything(organization.projects.list())
+    rate_limits = organization.projects.rate_limits
+    assert [limit.model for limit in await everything(rate_limits.list_rate_limits(project.id, limit=1))] == models
+    before = await rate_limits.list_rate_limits(project.id, before="rl-größer: 8B", limit=1)
+    assert before.first_id == before.last_id == "rl-demo"
+
+
 async def test_admin_keys_are_made_by_owners_and_the_last_one_stays(front, organization):
     made = await organization.admin_api_keys.create(name="second", expires_in_seconds=60)
     assert (made.object, made.owner.role) == ("organization.admin_api_key", "owner")

@@ -17,7 +17,7 @@ from gateway.admin import policies, tenants
 from gateway.admin.change import Change
 from gateway.admin.endpoint import OPERATORS, READERS, Ask, Nothing
 from gateway.admin.organization import projects
-from gateway.admin.organization.shapes import Listing, ListQuery, OpenAIEndpoint, check_belongs, ours
+from gateway.admin.organization.shapes import Listing, OpenAIEndpoint, check_belongs, ours
 from gateway.admin.problems import Conflict, NotThere
 from gateway.admin.words import Written
 from policies.policy import ANY, Ceiling, Policy
@@ -27,6 +27,8 @@ PREFIX = "rl-"
 NO_CEILING = 1_000_000_000_000
 """Where there is no limit: OpenAI's shape wants a number, and no request comes near this one."""
 NOTE = "rate limit of {model}"
+RateLimitId = Annotated[str, Meta(min_length=1, max_length=512)]
+"""``PREFIX`` and a model, which may be called anything."""
 
 
 class RateLimit(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,8 +41,12 @@ class RateLimit(msgspec.Struct, frozen=True, kw_only=True):
     object: str = "project.rate_limit"
 
 
-class RateLimitQuery(ListQuery, frozen=True, kw_only=True):
+class RateLimitQuery(Written, frozen=True, kw_only=True):
+    """As of every list."""
+
     limit: Annotated[int, Meta(ge=1, le=100)] = 100
+    after: RateLimitId | None = None
+    before: RateLimitId | None = None
 
 
 class RateLimitChange(Written, frozen=True, kw_only=True):
