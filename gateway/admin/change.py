@@ -126,7 +126,13 @@ async def _kept(connection: AsyncConnection, ask: Ask[Any, Any], key: str, body_
         raise KeyReused(
             "This Idempotency-Key was used for another request. Take a new one for each thing that you want done."
         )
-    etag, body = msgspec.msgpack.decode(_sealed(ask.request, row.response), type=tuple[str | None, bytes])
+    try:
+        etag, body = msgspec.msgpack.decode(_sealed(ask.request, row.response), type=tuple[str | None, bytes])
+    except (msgspec.DecodeError, UnicodeDecodeError):  # sealed with other credentials of the same admin key
+        raise KeyReused(
+            "This Idempotency-Key was used in another session of this admin key, or with the key itself. What it asked"
+            " for is done, and its answer is for whoever asked then."
+        ) from None
     headers = {"idempotent-replayed": "true", **({"etag": etag} if etag else {})}
     return web.Response(status=row.status, body=body, content_type="application/json", headers=headers)
 

@@ -157,6 +157,22 @@ async def test_a_repeated_change_of_a_session_has_its_first_answer(browser):
     assert again.headers["idempotent-replayed"] == "true"
 
 
+async def test_what_another_session_of_the_key_has_changed_is_neither_repeated_nor_told(browser):
+    (tenant,) = (await browser("GET", "tenants")).body["data"]
+    body = {"tenant_id": tenant["id"], "name": "once"}
+    made = await browser("POST", "keys", body, idempotency_key="one")
+    assert made.status == 201
+    other = await Browser(browser.front).sign_in()
+    for again in (
+        await other("POST", "keys", body, idempotency_key="one"),
+        await other.desk("POST", "keys", body, idempotency_key="one"),
+    ):
+        assert (again.status, again.body["type"]) == (409, "urn:penstock:problem:idempotency_key_reused")
+        assert "is done" in again.body["detail"]
+    assert [each["name"] for each in (await other("GET", "keys")).body["data"]].count("once") == 1
+    assert (await browser("POST", "keys", body, idempotency_key="one")).body == made.body
+
+
 async def test_a_watcher_whose_session_ends_is_told_no_more(browser, monkeypatch):
     monkeypatch.setattr("gateway.admin.live.LOOK_S", 0.0)
     monkeypatch.setattr("gateway.live.TICK_S", 0.05)
