@@ -103,11 +103,12 @@ async def _ranked(
 ) -> web.StreamResponse:
     if isinstance(call, openai.RerankRequest):
         shaped: type[reply.Scored] = reply.RerankAnswer
-        pairs, suits = [(call.query, each) for each in call.texts], call.max_tokens_per_doc is None
+        suits = call.max_tokens_per_doc is None
     else:
-        shaped, pairs = reply.ScoreAnswer, call.pairs
-        suits = len({first for first, _ in pairs}) == 1
-    way = elsewhere.taken(gw, caller, call, "rerank", pairs, suits)
+        shaped = reply.ScoreAnswer
+        suits = len({first for first, _ in call.pairs}) == 1
+    # Each text once: pairs would have the one that all have in common as often as there are others.
+    way = elsewhere.taken(gw, caller, call, "rerank", call.texts_once, suits)
     here = partial(_ranking, gw, request, caller, shaped=shaped)
     if way is not None:
         answer, order = await elsewhere.ranking(gw, request, caller, call, shaped, way, here)

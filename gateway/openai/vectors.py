@@ -103,6 +103,11 @@ class RerankRequest(Reading, frozen=True, kw_only=True):
         """The documents."""
         return [item if isinstance(item, str) else item.text for item in self.documents]
 
+    @property
+    def texts_once(self) -> list[str]:
+        """The query and the documents."""
+        return [self.query, *self.texts]
+
 
 SIDES = (("text_1", "text_2"), ("queries", "documents"), ("queries", "items"), ("data_1", "data_2"))
 """vLLM's names of what is scored against what."""
@@ -136,6 +141,12 @@ class ScoreRequest(Reading, frozen=True, kw_only=True):
         """The two."""
         first, second = self.sides
         return getattr(self, first), getattr(self, second)
+
+    @property
+    def texts_once(self) -> list[str]:
+        """Those of both, as they were sent."""
+        first, second = ([text] if isinstance(text, str) else text for text in self.texts)
+        return [*first, *second]
 
 
 _embedding = msgspec.json.Decoder(EmbeddingRequest)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import tracemalloc
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -340,6 +341,24 @@ def test_a_chain_that_goes_on_behind_workers_is_refused():
 
     assert faults(fallbacks=("other", "demo")) == []
     assert faults(fallbacks=("demo", "other")) == ["fallbacks"]
+
+
+@pytest.mark.parametrize(
+    ("path", "one", "many"), [("/v1/rerank", "query", "documents"), ("/v1/score", "text_1", "text_2")]
+)
+async def test_what_all_pairs_have_in_common_is_weighed_once(open_front, far, path, one, many):
+    """Before it is known who answers. The worker gives no vectors, and says so."""
+    relief = far.upstream(model="demo", overflow=True, kinds=("rerank",))
+    async with open_front(upstreams=(relief,)) as front:
+        body = {"model": "demo", one: "river " * 5000, many: ["hat"] * 200}
+        tracemalloc.start()
+        try:
+            status, refused, _ = await front.post(path, body)
+            _, most_bytes = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+    assert (status, refused["error"]["param"]) == (400, "model")
+    assert most_bytes < 4_000_000
 
 
 async def test_vectors_and_scores_come_from_workers_too(house):
