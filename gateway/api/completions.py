@@ -26,7 +26,8 @@ A = TypeVar("A", bound=reply.Answer)
 DEFAULT_MAX_TOKENS = 16
 """OpenAI's, where a chat goes on until the context is full."""
 MAX_SCORES = 1_000_000
-"""Log-probabilities of one prompt: what fits into one frame of the wire."""
+"""Log-probabilities of prompts in one answer, each prompt's as often as it is echoed: those of one fit into one frame
+of the wire, and all are made JSON at once."""
 
 
 async def complete(gw: Gateway, request: web.Request) -> web.StreamResponse:
@@ -68,15 +69,17 @@ async def prepared(
     texts, (prompts, end_ids) = call.texts, await _prompts(call, text, facts)
     asked_tokens = DEFAULT_MAX_TOKENS if call.max_tokens is None else max(1, call.max_tokens)
     salt = gw.cache.salt_of(caller.tenant_id, caller.policy.cache)
-    parts = []
+    parts, num_scores = [], 0
     for number, prompt in enumerate(prompts):
         room = room_for(len(prompt), facts, "prompt")
         sampling = openai.sampling(call, min(asked_tokens, room), facts.vocab_size)
         if end_ids:
             stop_token_ids = (*sampling.stop_token_ids, *end_ids)
             sampling = msgspec.structs.replace(sampling, stop_token_ids=stop_token_ids)
-        if sampling.num_prompt_logprobs is not None and len(prompt) * (1 + sampling.num_prompt_logprobs) > MAX_SCORES:
-            raise openai.Malformed(f"'echo' with 'logprobs' gives at most {MAX_SCORES} numbers a prompt", "logprobs")
+        if sampling.num_prompt_logprobs is not None:
+            num_scores += len(prompt) * (1 + sampling.num_prompt_logprobs) * call.num_sequences
+        if num_scores > MAX_SCORES:
+            raise openai.Malformed(f"'echo' with 'logprobs' gives at most {MAX_SCORES} numbers", "logprobs")
         request_id = noted.request_id
         if len(prompts) > 1:
             request_id = f"{request_id}-{number}"

@@ -9,6 +9,7 @@ import pytest
 
 from policies import wire
 from policies.policy import Limits, Policy
+from tests.builders import PATIENCE_S
 from tests.gateway.conftest import Front
 from tests.gateway.peer import Peer
 from tests.gateway.texts import byte_fallback
@@ -183,6 +184,18 @@ async def test_a_prompt_is_scored_without_an_answer(front: Front, reason):
     assert answer.usage.completion_tokens == 0
     (row,) = await front.settled(1)
     assert (row["num_completion_tokens"], row["cache"]) == (0, "bypass")
+
+
+@pytest.mark.parametrize(
+    ("prompt", "num"), [([5] * 380, {"n": 128}), ([[5] * 380] * 64, {"n": 2}), ([5] * 380, {"best_of": 128})]
+)
+async def test_prompts_are_told_so_often_that_an_answer_can_hold_it(front: Front, prompt, num):
+    """Once for each answer that echoes one: what fits alone may be too much in so many."""
+    call = {"model": "demo", "prompt": prompt, "echo": True, "logprobs": 20, "max_tokens": 1, **num}
+    async with asyncio.timeout(PATIENCE_S):
+        status, answer, _ = await front.post("/v1/completions", call)
+    assert (status, answer["error"]["param"]) == (400, "logprobs"), answer
+    assert front.peer.is_quiet()
 
 
 async def test_the_best_of_several_are_given_and_all_are_counted(front: Front):
