@@ -205,6 +205,23 @@ def test_vectors_of_an_encoder_are_those_of_transformers(tmp_path, family):
     assert engine.add(wire.Submit("answer", [3], Sampling(4))).reason.startswith("this model writes nothing")
 
 
+@pytest.mark.parametrize("family", ["ConvBert", "MobileBert", "Nystromformer"])
+def test_no_encoder_reads_what_a_batch_is_padded_with(tmp_path, family):
+    """Some look at the tokens beside each one, whatever the mask says."""
+    sizes = {**SIZES, "embedding_size": 16, "pad_token_id": 1}
+    if family == "MobileBert":
+        sizes |= {"embedding_size": 32, "true_hidden_size": 32, "intra_bottleneck_size": 32}
+    torch.manual_seed(0)
+    model = getattr(transformers, f"{family}Model")(getattr(transformers, f"{family}Config")(**sizes)).eval()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.4)
+    model.save_pretrained(tmp_path)
+    texts = some_texts(11, (20, 14, 14, 12))
+    found = vectors(engine_of(loaded(tmp_path)), *(asked(str(n), text, "last") for n, text in enumerate(texts)))
+    for number, text in enumerate(texts):
+        torch.testing.assert_close(found[str(number)], hidden(model, text)[-1], rtol=1e-3, atol=1e-3)
+
+
 @pytest.mark.parametrize("leaves", [False, True], ids=["sigmoid", "as it stands"])
 def test_a_cross_encoder_scores_pairs_as_transformers_does(tmp_path, leaves):
     changes = {"type_vocab_size": 2, "num_labels": 1}

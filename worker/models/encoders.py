@@ -27,6 +27,9 @@ TYPES = _FROM_PADDING | {
     *("roformer", "squeezebert"),
 }
 """Of model_type in config.json: those that take token ids and a mask, and give a hidden state for each token."""
+_SEES_PADDING = {"convbert", "mobilebert", "nystromformer"}
+"""What a token becomes depends on those beside it, by a convolution or by a window of embeddings, whether or not the
+mask leaves them out: what stands behind a shorter text of a batch would change it."""
 LEAST_FILLED = 0.5
 """Of a padded batch's places: texts of lengths that differ more are computed apart."""
 
@@ -53,6 +56,7 @@ class Encoder:
         self._model, self._pad_id = model, pad_id
         self._has_types = int(getattr(model.config, "type_vocab_size", 0) or 0) > 1
         self._as_probability = not _leaves_scores(model.config)
+        self._least_filled = 1.0 if model.config.model_type in _SEES_PADDING else LEAST_FILLED
 
     @torch.inference_mode()
     def hidden(self, texts: Sequence[Sequence[int]], seconds_at: Sequence[int]) -> list[Tensor]:
@@ -60,7 +64,7 @@ class Encoder:
         none."""
         found: list[Tensor] = [torch.empty(0)] * len(texts)
         base = self._model.base_model if self._has_head else self._model
-        for group in _alike([len(text) for text in texts]):
+        for group in _alike([len(text) for text in texts], self._least_filled):
             states = base(**self._inputs([texts[i] for i in group], [seconds_at[i] for i in group])).last_hidden_state
             for row, index in enumerate(group):
                 found[index] = states[row, : len(texts[index])]
@@ -70,7 +74,7 @@ class Encoder:
     def score(self, texts: Sequence[Sequence[int]], seconds_at: Sequence[int]) -> list[Tensor]:
         """Of each text [1, 1]: what the head says of it."""
         found: list[Tensor] = [torch.empty(0)] * len(texts)
-        for group in _alike([len(text) for text in texts]):
+        for group in _alike([len(text) for text in texts], self._least_filled):
             logits = self._model(**self._inputs([texts[i] for i in group], [seconds_at[i] for i in group])).logits
             logits = logits.float().sigmoid() if self._as_probability else logits.float()
             for row, index in enumerate(group):
@@ -157,13 +161,13 @@ def _leaves_scores(config: Any) -> bool:
     return str(said or getattr(config, "sbert_ce_default_activation_function", "")).endswith("Identity")
 
 
-def _alike(lengths: Sequence[int]) -> list[list[int]]:
-    """The places of texts whose batch, padded to the longest, is filled well; each place once."""
+def _alike(lengths: Sequence[int], least_filled: float) -> list[list[int]]:
+    """The places of texts whose batch, padded to the longest, is filled so well; each place once."""
     groups: list[list[int]] = []
     longest = num_tokens = 0
     for index in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
         filled = (num_tokens + lengths[index]) / (longest * (len(groups[-1]) + 1)) if groups else -math.inf
-        if filled < LEAST_FILLED or (groups and lengths[index] < LEAST_FILLED * longest):
+        if filled < least_filled or (groups and lengths[index] < least_filled * longest):
             groups.append([])
             longest, num_tokens = lengths[index], 0
         groups[-1].append(index)
