@@ -86,7 +86,8 @@ class Budgets:
         shared = self._limits.shared
         if shared is not None and shared.may_lack.is_set():
             self._restored.clear()
-            shared.may_lack.clear()  # whatever goes wrong from now on sets it again
+            self._seen_revision = -1  # until all of it is done, whatever goes wrong in the database
+            shared.may_lack.clear()  # whatever goes wrong with Redis from now on sets it again
         revision = self._directory.revision
         running = self._running()
         news = [each for each in running if (each.rule.name, each.budget) not in self._restored]
@@ -101,6 +102,8 @@ class Budgets:
                     )
                 )
                 await self._tell(portion, spent)
+        if shared is not None:
+            await shared.all_told()
         self._restored = {(each.rule.name, each.budget) for each in running}
         self._seen_revision = revision
 
@@ -142,11 +145,12 @@ class Budgets:
         while True:
             await self._clock.sleep(LOOK_S)
             shared = self._limits.shared
-            lacks = shared is not None and shared.may_lack.is_set()
-            if not lacks and self._directory.revision == self._seen_revision:
-                continue
             try:
-                await self.restore()
+                if shared is not None:
+                    await shared.look()
+                lacks = shared is not None and shared.may_lack.is_set()
+                if lacks or self._directory.revision != self._seen_revision:
+                    await self.restore()
             except RedisAway:
                 continue
             except (SQLAlchemyError, OSError) as error:

@@ -22,6 +22,8 @@ log = logging.getLogger(__name__)
 IDS_A_CALL = 500
 """Leases renewed by one call."""
 SERVERS_TIME = 0
+MARK = "budgets:told"
+"""Key that lies in Redis as long as it has what it was told of budgets: one that has lost that has lost this too."""
 Told = Callable[[int], None]
 
 
@@ -95,6 +97,20 @@ class SharedMeters:
     async def restore(self, rule: Rule, spent_micros: int, now_ms: int = SERVERS_TIME) -> None:
         """At least so much of this budget is spent, as the ledger knows. Raises RedisAway."""
         await self._run(script.RESTORE, self._keys([rule]), [now_ms, *_words([rule]), spent_micros])
+
+    async def look(self) -> None:
+        """Redis may have been away, or have lost everything, while nobody asked it anything. Raises RedisAway."""
+        try:
+            is_told = await self._redis.call("EXISTS", self._redis.key(MARK))
+        except RedisAway:
+            self.may_lack.set()
+            raise
+        if not is_told:
+            self.may_lack.set()
+
+    async def all_told(self) -> None:
+        """It knows of all budgets what the ledger knows. Raises RedisAway."""
+        await self._redis.call("SET", self._redis.key(MARK), 1)
 
     async def close(self) -> None:
         """Until what is under way has arrived, or Redis is away."""

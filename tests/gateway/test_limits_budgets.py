@@ -155,18 +155,61 @@ async def test_a_redis_that_lost_everything_is_told_again_once_it_is_back(rooms,
     await redis.close()
 
 
+@pytest.mark.parametrize("store_settings", ["sqlite"], indirect=True)
+@pytest.mark.parametrize("is_readable", [True, False])
+async def test_a_redis_that_lost_everything_while_nobody_asked_is_told_again(rooms, clock, redis, is_readable):
+    tenant = await add_tenant(rooms, "north", "thrifty")
+    await spend(rooms, tenant, 900, NOON)
+    async with gateway(rooms, clock, redis) as (limits, _):
+        assert await spent(limits, tenant) == 900
+        if not is_readable:  # the ledger, at first
+            await rename(rooms, "ledger", "away")
+        await redis.call("FLUSHALL")
+        for _ in range(10):
+            clock.advance(LOOK_S)
+            await asyncio.sleep(0.01)
+        if not is_readable:
+            await rename(rooms, "away", "ledger")
+        async with asyncio.timeout(PATIENCE_S):
+            while await spent(limits, tenant) != 900:
+                clock.advance(LOOK_S)
+        await ask(limits, tenant)
+        with pytest.raises(BudgetSpent):
+            await ask(limits, tenant)
+
+
+@pytest.mark.parametrize("store_settings", ["sqlite"], indirect=True)
+async def test_what_redis_missed_is_told_again_when_the_ledger_can_be_read(rooms, clock, redis):
+    tenant = await add_tenant(rooms, "north", "thrifty")
+    async with gateway(rooms, clock, redis) as (limits, _):
+        await spend(rooms, tenant, 900, NOON)  # and Redis was away when it was settled
+        await rename(rooms, "ledger", "away")
+        limits.shared.may_lack.set()
+        clock.advance(LOOK_S)
+        await until(lambda: not limits.shared.may_lack.is_set())
+        await asyncio.sleep(0.05)
+        await rename(rooms, "away", "ledger")
+        async with asyncio.timeout(PATIENCE_S):
+            while await spent(limits, tenant) != 900:
+                clock.advance(LOOK_S)
+
+
+async def rename(rooms, name, other):
+    """A table of the store."""
+    async with rooms.engine.begin() as connection:
+        await connection.exec_driver_sql(f"ALTER TABLE {name} RENAME TO {other}")
+
+
 async def test_a_ledger_that_cannot_be_read_is_read_when_it_can(rooms, clock):
     tenant = await add_tenant(rooms, "north", "default")
     await spend(rooms, tenant, 900, NOON - 60)
     async with gateway(rooms, clock) as (limits, directory):
         await change(rooms, store.tenants, tenant, policy="thrifty")
         await directory.refresh()
-        async with rooms.engine.begin() as connection:
-            await connection.exec_driver_sql("ALTER TABLE ledger RENAME TO away")
+        await rename(rooms, "ledger", "away")
         clock.advance(LOOK_S)
         await asyncio.sleep(0.05)
-        async with rooms.engine.begin() as connection:
-            await connection.exec_driver_sql("ALTER TABLE away RENAME TO ledger")
+        await rename(rooms, "away", "ledger")
 
         def is_restored():
             clock.advance(LOOK_S)
