@@ -91,6 +91,7 @@ class Connection:
                 if code != LOST.code and reading not in done:
                     await self._socket.close(code=code, message=why.encode())
         finally:
+            self._waiting.clear()  # else each that is broken off would begin the next
             tasks = [reading, ending, *self._running]
             for task in tasks:
                 task.cancel()

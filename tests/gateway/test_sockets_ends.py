@@ -85,6 +85,23 @@ async def test_a_silent_client_is_asked_whether_it_is_there_and_given_up_when_it
             await there.answered()
 
 
+async def test_what_waits_on_a_connection_that_is_gone_is_never_begun(front):
+    async with talking(front) as socket:
+        for _ in range(3):
+            await socket.ask("Mine.")
+        await socket.socket.send_bytes(b"")
+        assert await socket.refusal() == (400, "invalid_message_type", None)  # so all three are here
+        submit = await front.peer.submitted()
+    assert (await front.peer.cancelled()).request_id == submit.request_id
+    front.peer.say(submit, [], "cancelled")
+    await until(lambda: not front.gw.sockets.num_open)
+    async with talking(front) as other:
+        await other.ask("Another's.")
+        assert "Another's." in await other.say()
+        await other.events()
+    assert len(await front.settled(2)) == 2
+
+
 async def test_a_client_that_reads_nothing_is_given_up_and_pays_for_what_it_was_sent(open_front):
     server = settings.Server(stall_s=0.3, max_stream_buffer_bytes=KERNEL_BYTES)
     async with (
