@@ -32,15 +32,16 @@ async def counted_of(
     else:
         num_completion = sum([estimated(len(each.encode("utf-8", "replace"))) for each in said])
     ours = Counts(num_prompt, num_completion)
-    theirs = None if told is None else Counts(told.prompt_tokens, told.completion_tokens)
+    theirs = None if told is None else told.counts
     found = verdict(theirs, ours, is_exact, asked.max_prompt_tokens, asked.max_completion_tokens)
     if not found.agrees:
         server.num_disagreements += 1
         extra = telemetry.about_sent(call.request)
         log.info("upstream %s says %s, and %s were counted here", server.name, theirs, ours, extra=extra)
-    if told is None:
+    if theirs is None:
         server.num_without_usage += 1
-    if told is None or found.counted_by == "gateway":
+    if told is None or theirs is None or found.counted_by == "gateway":
         return Counted(Usage(num_prompt, 0, num_completion), "gateway")
-    usage = Usage(told.prompt_tokens, told.num_cached_tokens, told.completion_tokens, told.num_reasoning_tokens)
+    num_prompt, num_completion = theirs
+    usage = Usage(num_prompt, told.num_cached_tokens, num_completion, told.num_reasoning_tokens)
     return Counted(usage, "upstream")

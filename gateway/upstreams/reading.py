@@ -16,7 +16,7 @@ from gateway.upstreams import failures
 from gateway.upstreams.asking import Asked
 from policies.answers import Word
 from policies.terms import FinishReason
-from policies.upstreams.counting import estimated
+from policies.upstreams.counting import Counts, estimated
 
 MAX_CALLS = 1024
 """Of tools, in one answer."""
@@ -77,23 +77,36 @@ class _CompletionDetails(msgspec.Struct, frozen=True):
 
 
 class ToldUsage(msgspec.Struct, frozen=True):
-    """As the upstream says it."""
+    """As the upstream says it; None: it does not."""
 
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    total_tokens: int = 0
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    total_tokens: int | None = None
     prompt_tokens_details: _PromptDetails | None = None
     completion_tokens_details: _CompletionDetails | None = None
 
     @property
+    def counts(self) -> Counts | None:
+        """None: one of both is not said."""
+        if self.prompt_tokens is None or self.completion_tokens is None:
+            return None
+        return Counts(self.prompt_tokens, self.completion_tokens)
+
+    @property
+    def of_prompt(self) -> ToldUsage:
+        """Where there is no completion: vLLM and others say nothing but the total then, of a ranking."""
+        num_tokens = self.prompt_tokens or self.total_tokens
+        return ToldUsage(num_tokens, self.completion_tokens or 0, num_tokens, self.prompt_tokens_details)
+
+    @property
     def num_cached_tokens(self) -> int:
         details = self.prompt_tokens_details
-        return min(max(0, (details and details.cached_tokens) or 0), max(0, self.prompt_tokens))
+        return min(max(0, (details and details.cached_tokens) or 0), max(0, self.prompt_tokens or 0))
 
     @property
     def num_reasoning_tokens(self) -> int:
         details = self.completion_tokens_details
-        return min(max(0, (details and details.reasoning_tokens) or 0), max(0, self.completion_tokens))
+        return min(max(0, (details and details.reasoning_tokens) or 0), max(0, self.completion_tokens or 0))
 
 
 class _Chunk(msgspec.Struct, frozen=True):
@@ -225,7 +238,7 @@ def vectors_of(asked: Asked, text: bytes) -> tuple[list[bytes], ToldUsage | None
         usage = embeddings.usage
     if set(found) != set(range(asked.num_sequences)):
         raise failures.garbage(f"{len(found)} answers where {asked.num_sequences} were asked for")
-    return [found[index] for index in range(asked.num_sequences)], usage
+    return [found[index] for index in range(asked.num_sequences)], usage and usage.of_prompt
 
 
 def _decoded(decode: Any, text: bytes) -> Any:

@@ -161,6 +161,24 @@ async def test_vectors_and_scores_come_from_an_upstream(open_front):
         assert [row["num_prompt_tokens"] for row in rows] == [7, 11]
 
 
+@pytest.mark.parametrize(
+    ("usage", "told"),
+    [({"total_tokens": 11}, (11, "upstream")), ({"prompt_tokens": None}, (2, "gateway")), ({}, (2, "gateway"))],
+)
+async def test_of_an_answer_without_a_completion_the_total_is_the_prompts(open_front, usage, told):
+    async with elsewhere() as far, open_front(upstreams=(far.upstream(kinds=("rerank",)),)) as front:
+
+        async def answer(heard):
+            from aiohttp import web
+
+            return web.json_response({"results": [{"index": 0, "relevance_score": 0.5}], "usage": usage})
+
+        far.always = answer
+        assert (await front.post("/v1/rerank", {"model": "far", "query": "q", "documents": ["a"]}))[0] == 200
+        (row,) = await front.settled(1)
+        assert (row["num_prompt_tokens"], row["counted_by"]) == told
+
+
 async def test_equal_questions_are_asked_once(open_front, far):
     policy = {"default": Policy(cache=Cache(exact="all"))}
     async with open_front(upstreams=(far.upstream(),), policies=policy) as front:
@@ -205,8 +223,9 @@ async def test_a_stop_string_that_the_upstream_does_not_know_ends_the_answer_her
     assert (row["num_completion_tokens"] <= 4, row["counted_by"]) == (True, "gateway")
 
 
-async def test_without_usage_our_own_count_is_billed_and_marked(front, far):
-    far.always = says("one two three four", usage=None)
+@pytest.mark.parametrize("usage", [None, {}, {"prompt_tokens": 21, "completion_tokens": None}])
+async def test_without_usage_our_own_count_is_billed_and_marked(front, far, usage):
+    far.always = says("one two three four", usage=usage)
     status, body, _ = await front.post("/v1/chat/completions", ASKED)
     assert (status, body["usage"]["completion_tokens"]) == (200, 5)
     (row,) = await front.settled(1)
