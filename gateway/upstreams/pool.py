@@ -75,6 +75,12 @@ class Pool(Servers):
         return len(self._waiting)
 
     @property
+    def waits_since(self) -> float:
+        """When the one came that has waited longest; somebody waits."""
+        oldest: list[Flight] = [next(iter(lane.waiting)).item for lane in self._waiting.lanes if lane.waiting]
+        return min([flight.submitted_at for flight in oldest])
+
+    @property
     def num_open(self) -> int:
         return len(self._open)
 
@@ -193,7 +199,6 @@ class Pool(Servers):
             call.fail(_cancelled())
         self._open.discard(call)
         self._waiting.ended(call)
-        self._advance()
 
     async def _answer(self, call: Call, answering: Answering) -> None:
         trouble = await answering.trouble()

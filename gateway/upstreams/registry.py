@@ -65,6 +65,8 @@ class Upstreams:
         """By source; None: it cannot be had, or not yet."""
         self._reading: set[asyncio.Task[None]] = set()
         self._probed_at: dict[str, float] = {}
+        self._is_due = False
+        """Those who wait go on before the loop turns again."""
         self._settled = {terms.name: Known(terms, key_of(terms, "", environ), "settings") for terms in config.upstreams}
         for known in self._settled.values():
             if known.terms.key_variable and not known.key.value:
@@ -146,7 +148,7 @@ class Upstreams:
         for name, known in wanted.items():
             server = self._servers.get(name)
             if server is None or server.known.terms.url != known.terms.url:
-                server = Server(known, self._clock)
+                server = Server(known, self._clock, self._freed)
             elif server.known != known:
                 server.changed(known)
             servers[name] = server
@@ -180,6 +182,19 @@ class Upstreams:
         self._idle = {model: pool for model, pool in self._idle.items() if pool.num_open or pool.num_waiting}
         self._pools = pools
         for pool in self.pools():
+            pool.changed()
+
+    def _freed(self) -> None:
+        """One of them has room again: for whoever has waited longest, whichever model it was asked for, since those of
+        one model may stand in for others."""
+        if not self._is_due:
+            self._is_due = True
+            asyncio.get_running_loop().call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        self._is_due = False
+        waiting = [pool for pool in self.pools() if pool.num_waiting]
+        for pool in sorted(waiting, key=lambda pool: pool.waits_since):
             pool.changed()
 
     def _relieved(self, model: ServedModel) -> ServedModel:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from collections.abc import Callable
 
 import msgspec
 
@@ -51,9 +52,11 @@ class Server:
     """``terms`` and ``key`` may change; what is known of its behaviour then stays as long as it is at the same
     address."""
 
-    def __init__(self, known: Known, clock: Clock) -> None:
+    def __init__(self, known: Known, clock: Clock, freed: Callable[[], None]) -> None:
+        """``freed`` hears that it has room for one more."""
         self.known = known
         self._clock = clock
+        self._freed = freed
         self.num_open = 0
         self.num_asked = self.num_failed = self.num_retries = self.num_hedges = self.num_openings = 0
         self.num_without_usage = self.num_disagreements = 0
@@ -147,6 +150,7 @@ class Server:
     def left(self) -> None:
         """One of its requests is over."""
         self.num_open -= 1
+        self._freed()
 
     def given_up(self) -> None:
         """Whoever had asked wants no answer any more."""

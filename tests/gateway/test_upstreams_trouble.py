@@ -347,3 +347,24 @@ async def test_events_in_odd_clothes_are_read(open_front: OpenFront):
         assert "".join(each.choices[0].delta.content or "" for each in chunks) == "one two"
         assert chunks[-1].choices[0].finish_reason == "length"
         assert isinstance(far, Elsewhere)
+
+
+async def test_room_at_one_that_stands_in_for_another_goes_to_whoever_has_waited_longest(open_front: OpenFront):
+    gap = asyncio.Event()
+    async with elsewhere(fails(500)) as down, elsewhere(says("one ", "two", gap=gap)) as there:
+        far = down.upstream(fallbacks=("small",), breaker_failures=1, breaker_open_s=3600)
+        small = there.upstream("small-1", "small", max_concurrent=1)
+        async with open_front(upstreams=(far, small)) as front:
+            assert (await streamed(front))[1]["code"] == "upstream_failed"  # and is not asked again
+
+            def num_here() -> int:
+                return sum(pool.num_open + pool.num_waiting for pool in front.gw.upstreams.pools())
+
+            calls = []
+            for model in ("far", "small", "far"):
+                messages = [{"role": "user", "content": f"{len(calls)}"}]
+                calls.append(asyncio.create_task(streamed(front, model=model, messages=messages)))
+                await until(lambda: num_here() == len(calls))
+            gap.set()
+            assert [text for text, _ in await asyncio.gather(*calls)] == ["one two"] * 3
+            assert [body["messages"][0]["content"] for body in there.bodies] == ["0", "1", "2"]
