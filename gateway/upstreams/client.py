@@ -53,20 +53,22 @@ class Client:
         ``context``: headers that say which trace it belongs to."""
         terms = upstream.terms
         first_s = terms.first_byte_timeout_s if streams else terms.timeout_s
+        ends_at = asyncio.get_running_loop().time() + terms.timeout_s
         try:
-            async with asyncio.timeout(terms.timeout_s), contextlib.AsyncExitStack() as stack:
-                try:
-                    async with asyncio.timeout(first_s):
-                        response = await stack.enter_async_context(self._post(upstream, path, body, context))
-                except TimeoutError as error:
-                    if isinstance(error, aiohttp.ConnectionTimeoutError):
-                        raise failures.unreachable(f"no connection within {terms.connect_timeout_s:g} s") from None
-                    raise failures.too_late("did not begin to answer", first_s) from None
-                if response.status != 200:
-                    raise failures.of_status(response.status, response.headers, await _error_of(response, upstream))
+            async with contextlib.AsyncExitStack() as stack:
+                async with asyncio.timeout_at(ends_at):
+                    try:
+                        async with asyncio.timeout(first_s):
+                            response = await stack.enter_async_context(self._post(upstream, path, body, context))
+                    except TimeoutError as error:
+                        if isinstance(error, aiohttp.ConnectionTimeoutError):
+                            raise failures.unreachable(f"no connection within {terms.connect_timeout_s:g} s") from None
+                        raise failures.too_late("did not begin to answer", first_s) from None
+                    if response.status != 200:
+                        raise failures.of_status(response.status, response.headers, await _error_of(response, upstream))
                 is_stream = response.content_type == "text/event-stream"
                 texts = _events(response, upstream) if is_stream else _whole(response, upstream, first_s)
-                async for text in texts:
+                while (text := await _next_of(texts, ends_at)) is not None:
                     yield text
         except TimeoutError:
             raise failures.too_late("did not finish its answer", terms.timeout_s) from None
@@ -107,6 +109,13 @@ class Client:
             timeout=timeout,
             allow_redirects=False,
         )
+
+
+async def _next_of(texts: AsyncIterator[bytes], ends_at: float) -> bytes | None:
+    """None at the end. The time is taken anew for each, as it ends what the task that began to count it waits for: the
+    first text is read by another one than the rest. Raises TimeoutError."""
+    async with asyncio.timeout_at(ends_at):
+        return await anext(texts, None)
 
 
 async def _events(response: aiohttp.ClientResponse, upstream: Known) -> AsyncIterator[bytes]:

@@ -70,6 +70,14 @@ async def never_ends_a_line(heard: Heard) -> web.StreamResponse:
     return response
 
 
+async def goes_on(heard: Heard) -> web.StreamResponse:
+    """A word at a time, and never the last one."""
+    response = await heard.stream()
+    while True:
+        await event(response, chunk(content="on "))
+        await asyncio.sleep(0.01)
+
+
 NESTED = b"[" * 100_000
 CASES = [
     (fails(500), 502, "upstream_failed"),
@@ -162,6 +170,17 @@ async def test_streams_without_an_end_of_a_line_end_here(open_front, behaviour):
         async with open_front(upstreams=(terms,)) as front:
             _, failure = await streamed(front)
             assert failure["code"] in ("upstream_timeout", "upstream_failed")
+
+
+async def test_a_stream_that_goes_on_for_too_long_ends_here(open_front: OpenFront):
+    async with elsewhere(goes_on) as far, open_front(upstreams=(far.upstream(timeout_s=0.5),)) as front:
+        async with asyncio.timeout(PATIENCE_S):
+            text, failure = await streamed(front)
+        assert text.startswith("on on ")
+        assert failure["code"] == "upstream_timeout"
+        (row,) = await front.settled(1)
+        assert (row["finish_reason"], row["num_completion_tokens"] > 1) == ("error", True)
+        await until(lambda: not front.gw.upstreams.view("far-1").num_open)
 
 
 async def test_what_was_not_answered_is_sent_again(open_front: OpenFront):
