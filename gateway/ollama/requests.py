@@ -113,8 +113,9 @@ C = TypeVar("C", openai.ChatRequest, CompletionRequest)
 _chat = msgspec.json.Decoder(ChatRequest)
 _generate = msgspec.json.Decoder(GenerateRequest)
 _UNITS_S = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
-_PART = re.compile(rf"(\d+\.?\d*|\.\d+)({'|'.join(_UNITS_S)})", re.ASCII)
-"""Of a duration, as Go writes it."""
+_PART = rf"(\d++\.?\d*+|\.\d++)({'|'.join(_UNITS_S)})"
+_PARTS, _DURATION = re.compile(_PART, re.ASCII), re.compile(rf"(?:{_PART})++", re.ASCII)
+"""As Go writes one. No digit is looked at twice: a client may send ever so many."""
 
 
 def name_of(model: str) -> str:
@@ -163,10 +164,9 @@ def _nothing(asked: Asked) -> Nothing:
 def _is_no_time(keep_alive: float | str | None) -> bool:
     """Less than a second, as Ollama counts them; a negative one is for ever."""
     if isinstance(keep_alive, str):
-        said, parts = keep_alive or "never", _PART.findall(keep_alive)
-        if said != "0" and "".join(map("".join, parts)) != said:
+        if keep_alive != "0" and not _DURATION.fullmatch(keep_alive):
             return False
-        keep_alive = sum([float(number) * _UNITS_S[unit] for number, unit in parts])
+        keep_alive = sum([float(number) * _UNITS_S[unit] for number, unit in _PARTS.findall(keep_alive)])
     return keep_alive is not None and 0.0 <= keep_alive < 1.0
 
 

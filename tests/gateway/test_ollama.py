@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -122,6 +123,13 @@ async def test_a_request_without_a_question_loads_the_model_or_is_told_that_it_i
     for keep_alive in (-1, 1, "1s", "5m", "0.5m", "-1m", "1h0m", "0x", "", "soon", "1000ms"):
         assert (await client.generate("demo", keep_alive=keep_alive)).done_reason == "load", keep_alive
     assert front.peer.is_quiet()
+
+
+@pytest.mark.parametrize("keep_alive", ["1" * 1200, "1.1" * 400, "1s" * 600 + "x", "." * 1200])
+def test_a_keep_alive_that_is_no_duration_is_read_in_no_time_however_long_it_is(keep_alive):
+    body, began_at = msgspec.json.encode({"model": "demo", "keep_alive": keep_alive}), time.process_time()
+    assert parse_chat(body).done_reason == "load"
+    assert time.process_time() - began_at < 1.0
 
 
 async def test_models_are_listed_and_described(front: Front, client):
