@@ -10,7 +10,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from gateway import openai
+from gateway import errors, openai
+from gateway.background import to_its_end
 from gateway.batches.book import Batch, Book
 from gateway.batches.journal import WAITING, Journal
 from gateway.batches.reading import Index
@@ -20,6 +21,9 @@ from gateway.house import Gateway
 PIECE_BYTES = 1 << 20
 """Written at once."""
 PURPOSE = "batch_output"
+
+Kept = tuple[Staged, File]
+"""What is written, and its row."""
 
 Ending = Literal["completed", "cancelled", "expired", "failed"]
 REASONS = {
@@ -64,28 +68,37 @@ async def finish(gw: Gateway, book: Book, batch: Batch, journal: Journal, index:
         await _write(failures, (output for is_answered, output in journal.outputs() if not is_answered))
         if num_unasked:
             await _write(failures, _unasked(batch, journal, index, ending))
-        kept: dict[str, File] = {}
-        try:
-            for word, staged in (("output", answers), ("error", failures)):
-                if staged.num_bytes:
-                    digest, name = await staged.finish(), f"{batch.id}_{word}.jsonl"
-                    kept[word] = files.row_of(staged, digest, batch.tenant_id, name, PURPOSE, expires_s)
-                    await files.place(staged, kept[word])
-            values: dict[str, Any] = msgspec.structs.asdict(journal.counts)
-            values["num_failed"] += num_unasked
-            if ending == "failed":
-                code, message = REASONS[ending]
-                values["errors"] = as_text([openai.BatchError(code=code, message=message)])
-            for word, file in kept.items():
-                values[f"{word}_file_id"] = file.id
-            return await book.finish(
-                batch.id, list(kept.values()), status=ending, **{f"{ending}_at": int(book.wall())}, **values
-            )
-        except BaseException:
-            for file in kept.values():
-                with contextlib.suppress(OSError):
-                    files.path(file.id).unlink(missing_ok=True)
-            raise
+        kept: dict[str, Kept] = {}
+        for word, staged in (("output", answers), ("error", failures)):
+            if staged.num_bytes:
+                digest, name = await staged.finish(), f"{batch.id}_{word}.jsonl"
+                kept[word] = staged, files.row_of(staged, digest, batch.tenant_id, name, PURPOSE, expires_s)
+        values: dict[str, Any] = msgspec.structs.asdict(journal.counts)
+        values["num_failed"] += num_unasked
+        if ending == "failed":
+            code, message = REASONS[ending]
+            values["errors"] = as_text([openai.BatchError(code=code, message=message)])
+        for word, (_, file) in kept.items():
+            values[f"{word}_file_id"] = file.id
+        values |= {"status": ending, f"{ending}_at": int(book.wall())}
+        # Whoever breaks it off could not know whether it was committed, and whose the files are then.
+        return await to_its_end(_place(gw, book, batch.id, list(kept.values()), values))
+
+
+async def _place(gw: Gateway, book: Book, batch_id: str, kept: list[Kept], values: dict[str, Any]) -> Batch:
+    """The files lie there when it is over, and nowhere when it is not; where nobody knows, they are left to be swept
+    up."""
+    try:
+        for staged, file in kept:
+            await gw.files.place(staged, file)
+        return await book.finish(batch_id, [file for _, file in kept], **values)
+    except errors.StoreUnavailable:  # it may have been committed all the same
+        raise
+    except Exception:
+        for _, file in kept:
+            with contextlib.suppress(OSError):
+                gw.files.path(file.id).unlink(missing_ok=True)
+        raise
 
 
 def _unasked(batch: Batch, journal: Journal, index: Index, ending: Ending) -> Iterator[bytes]:

@@ -15,7 +15,9 @@ import msgspec
 import openai
 import pytest
 
+from gateway.batches.book import Book
 from gateway.batches.journal import Record
+from gateway.errors import StoreUnavailable
 from policies import settings
 from policies.policy import Budget, Limits, Policy
 from policies.pricelist import Proposed
@@ -174,6 +176,31 @@ async def test_a_result_that_was_written_before_a_crash_has_its_row_written_afte
         num_owed = len(await house.ledger_rows(status=200))
     assert (row.num_completion_tokens, row.tenant_id) == (77, last.entry.tenant_id)
     assert (len(found), num_owed, batch.usage.output_tokens) == (100, 100, 99 * 4 + 77)
+
+
+async def test_results_are_there_although_nobody_heard_that_the_batch_was_committed_as_over(tmp_path, monkeypatch):
+    """The connection to the database breaks behind the commit, or the gateway stops there."""
+    num_ended, finish = 0, Book.finish
+
+    async def unheard(book: Book, *what: Any, **values: Any) -> Any:
+        nonlocal num_ended
+        ended = await finish(book, *what, **values)
+        num_ended += 1
+        if num_ended == 1:
+            raise StoreUnavailable(is_change=True)
+        await asyncio.sleep(1.0)
+        return ended
+
+    monkeypatch.setattr(Book, "finish", unheard)
+    with houses.running(tmp_path / "data", scripted("--tokens-per-step", 4)) as house:
+        async with house.client() as client:
+            batches = [await over(client, await begun(client, lines(3))) for _ in range(2)]
+    with houses.running(tmp_path / "data", scripted("--tokens-per-step", 4)) as house:
+        async with house.client() as client:
+            found = [await outputs(client, batch.output_file_id) for batch in batches]
+    assert [(batch.status, batch.request_counts.completed) for batch in batches] == [("completed", 3)] * 2
+    assert [[one["custom_id"] for one in of_batch] for of_batch in found] == [["line-0", "line-1", "line-2"]] * 2
+    assert num_ended == 2
 
 
 async def test_an_input_whose_time_is_over_stays_as_long_as_it_is_read(start_house):
