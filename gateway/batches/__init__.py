@@ -33,6 +33,8 @@ AGAIN_S = 5.0
 """After one could not go on."""
 MAX_RUNS = 32
 """Batches under way at a time; the others wait for their turn."""
+MAX_RUNS_OF_ONE = 4
+"""Of those, one tenant's: a batch may wait for a day, for a budget say, and nobody else is to wait behind it."""
 
 
 class Runner:
@@ -73,7 +75,8 @@ class Runner:
 
     async def _take_some(self) -> None:
         try:
-            claimed = await self._book.claim(self._runs, MAX_RUNS - len(self._runs))
+            running = [run.batch for run in self._runs.values()]
+            claimed = await self._book.claim(running, MAX_RUNS - len(running), MAX_RUNS_OF_ONE)
         except errors.StoreUnavailable as error:
             if not self._is_away:
                 log.warning("batches: none can be begun now: %s", error)

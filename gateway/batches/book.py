@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
+from collections import Counter
 from collections.abc import Callable, Collection
 from typing import Any
 
@@ -195,16 +196,25 @@ class Book:
 
     # For its owner
 
-    async def claim(self, running: Collection[str], limit: int) -> list[Batch]:
-        """So many batches at most that are this gateway's from now on, the oldest first: those that nobody has, and
-        those of its own that are not ``running``."""
+    async def claim(self, running: Collection[Batch], limit: int, most_of_one: int) -> list[Batch]:
+        """So many batches at most that are this gateway's from now on: those that nobody has, and those of its own that
+        are not ``running``. Tenants take turns, the oldest of each first, and none has more than ``most_of_one``; but
+        one that was cancelled is over at once, and waits for no turn."""
         now = int(self.wall())
         free: sa.ColumnElement[bool] = sa.true()
         if self._rooms.database is None:
             free = sa.or_(columns.owner.is_(None), columns.leased_until < now, columns.owner == self._owner)
-        query = sa.select(columns.id).where(columns.status.not_in(OVER), free, columns.id.not_in(running))
+        is_running = columns.id.in_([batch.id for batch in running])
+        place = sa.func.row_number().over(partition_by=columns.tenant_id, order_by=columns.id).label("place")
+        waiting = sa.select(columns.id, columns.tenant_id, columns.status, place)
+        waiting = waiting.where(columns.status.not_in(OVER), free, sa.not_(is_running))
+        first = waiting.subquery()
+        query = sa.select(first).where(sa.or_(first.c.place <= most_of_one, first.c.status == "cancelling"))
         async with reading(self._rooms) as connection:
-            ids = list((await connection.execute(query.order_by(columns.id).limit(limit))).scalars())
+            found = (await connection.execute(query)).all()
+        taken = Counter(batch.tenant_id for batch in running)
+        turns = [(0 if row.status == "cancelling" else taken[row.tenant_id] + row.place, row.id) for row in found]
+        ids = [batch_id for turn, batch_id in sorted(turns) if turn <= most_of_one][:limit]
         claimed = []
         for batch_id in ids:
             statement = sa.update(store.batches).where(columns.id == batch_id, columns.status.not_in(OVER), free)

@@ -1,0 +1,54 @@
+"""Whose batches a gateway takes next."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import msgspec
+import sqlalchemy as sa
+
+from gateway import store
+from gateway.batches.book import Batch, Book
+from gateway.bootstrap import bootstrap
+from gateway.clock import Clock
+from gateway.files import Files
+from policies import settings
+from tests.residents import add_tenant
+
+
+async def test_tenants_take_turns_and_none_has_more_than_its_share_but_the_cancelled_go_first(store_settings):
+    async with store.opened(store_settings) as rooms:
+        await bootstrap(rooms, {})
+        one, other = await add_tenant(rooms, "one"), await add_tenant(rooms, "other")
+        of_whom = [one] * 6 + [other] * 3
+        batches = [
+            Batch(
+                id=f"batch_{number:024x}",
+                tenant_id=tenant_id,
+                key_id="key_1",
+                endpoint="/v1/completions",
+                input_file_id="file-1",
+                completion_window="24h",
+                metadata=None,
+                output_expires_s=None,
+                model=None,
+                status="cancelling" if number == 5 else "validating",
+                errors=None,
+                output_file_id=None,
+                error_file_id=None,
+                created_at=0,
+                expires_at=86_400,
+            )
+            for number, tenant_id in enumerate(of_whom)
+        ]
+        async with rooms.engine.begin() as connection:
+            await connection.execute(sa.insert(store.batches), [msgspec.structs.asdict(batch) for batch in batches])
+        book = Book(rooms, settings.Batches(), Files(rooms, settings.Files(), Clock()), "a gateway")
+
+        first = await book.claim([], 4, 2)
+        assert [int(batch.id[6:], 16) for batch in first] == [5, 0, 6, 1]
+        more = await book.claim(first[:3], 4, 2)
+        assert [int(batch.id[6:], 16) for batch in more] == [7]
+        assert Counter(batch.owner for batch in [*first, *more]) == {"a gateway": 5}
+        assert not await book.claim(batches, 4, 2)
+        assert not await book.claim([], 0, 2)
