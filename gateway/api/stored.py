@@ -30,7 +30,7 @@ class RetrieveQuery(msgspec.Struct, frozen=True, kw_only=True):
     """As in a request."""
     stream: bool = False
     include_obfuscation: bool = False
-    starting_after: Annotated[int, Meta(ge=0, le=2**63 - 1)] | None = None
+    starting_after: Annotated[int, Meta(ge=0, le=2**63 - 2)] | None = None
 
 
 async def retrieve(request: web.Request) -> web.StreamResponse:

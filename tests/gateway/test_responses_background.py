@@ -83,6 +83,10 @@ async def test_a_stream_that_was_cut_is_gone_on_with_while_it_is_written_and_aft
         for first in (0, 3, len(events) - 2):
             told = await whole(await front.client.responses.retrieve(response_id, stream=True, starting_after=first))
             assert told == events[first + 1 :]
+        beyond = await front.client.responses.retrieve(response_id, stream=True, starting_after=2**63 - 2)
+        assert await whole(beyond) == []
+        with pytest.raises(openai.BadRequestError, match="starting_after"):
+            await front.client.responses.retrieve(response_id, stream=True, starting_after=2**63 - 1)
         assert await whole(await front.client.responses.retrieve(response_id, stream=True)) == events
         await each_delta_is_padded(front, response_id)
         assert await front.client.responses.retrieve(response_id) == events[-1].response
