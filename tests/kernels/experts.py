@@ -11,6 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.kernels.device import DEVICE, examples
+from worker.adapters.adapter import Adapter, Factor
+from worker.adapters.step import TorchAdditions
 from worker.models.architecture import Mixture
 from worker.models.experts import Experts
 from worker.models.experts_on_cuda import CudaExperts, max_blocks, pairs_at_once
@@ -270,6 +272,30 @@ def test_a_repeatable_row_has_the_same_bits_in_any_company():
     together = layer.ours(x, logits, "silu")
     for rows in (slice(0, 1), slice(7, 9), slice(20, 150)):
         assert torch.equal(layer.ours(x[rows], logits[rows], "silu"), together[rows])
+
+
+def test_a_repeatable_row_has_the_same_bits_beside_those_that_have_experts_of_their_own():
+    torch.manual_seed(5)
+    layer = Layer(Mixture(4, 2, True), 200, 96, is_repeatable=True)
+    router = linear_of(Plain(noise(4, 200)))
+    experts = replace(layer.plain, router=router, together=layer.ours)
+    factor = Factor(noise(3, 96), noise(200, 3), 0)
+    adapter = Adapter("theirs", "", 3, {(0, ("down", expert)): (factor,) for expert in range(4)}, 0)
+    x, own, others = noise(9, 200), [2, 7], [0, 1, 3, 4, 5, 6, 8]
+
+    def said(rows, changed):
+        groups = [(adapter, [rows.index(row)]) for row in changed]
+        additions = TorchAdditions.of(groups, DEVICE, range(len(rows))) if changed else None
+        return experts(x[rows], TorchOps(), "silu", 0, additions)
+
+    every = list(range(9))
+    beside, alone = said(every, own), said(every, [])
+    assert torch.equal(beside[others], alone[others])
+    assert (beside[own] - alone[own]).abs().min(0).values.max() > 0.1
+    torch.testing.assert_close(said(own, own), beside[own])
+    additions = TorchAdditions.of([(adapter, every)], DEVICE, every)
+    expected = layer.plain._apart(x, router.wide(x), TorchOps(), "silu", 0, additions)
+    torch.testing.assert_close(beside[own], expected[own])
 
 
 def test_matrices_that_are_not_alike_are_not_stacked():

@@ -90,9 +90,9 @@ class NativeAdditions:
             self._kernels.adapt(self.groups, self.rank, first, x, added)
             y += added
 
-    def are_of_experts(self, layer: int) -> bool:
+    def rows_of_experts(self, layer: int) -> Tensor | None:
         """See Additions; not told apart, as on the CPU experts are multiplied one after another anyhow."""
-        return True
+        return torch.from_numpy(self._rows).long() if len(self._rows) else None
 
     def only(self, rows: Tensor, num_rows: int) -> NativeAdditions:
         """See Additions."""

@@ -78,9 +78,10 @@ class TorchAdditions:
                 delta = factor.of(own).to(y.dtype)
                 y[:, factor.left : factor.left + delta.shape[1]].index_add_(0, rows, delta)
 
-    def are_of_experts(self, layer: int) -> bool:
+    def rows_of_experts(self, layer: int) -> Tensor | None:
         """See Additions."""
-        return any(layer in adapter.layers_of_experts for adapter, _ in self._groups)
+        parts = [rows for adapter, rows in self._groups if layer in adapter.layers_of_experts]
+        return torch.cat(parts) if parts else None
 
     def only(self, rows: Tensor, num_rows: int) -> Additions:
         """See Additions. The host waits for the device, which knows how many are left of each."""

@@ -23,8 +23,9 @@ class Additions(Protocol):
         """To y [num_rows, out], which the layer's own matrix has made of x [num_rows, in]; in place."""
         ...
 
-    def are_of_experts(self, layer: int) -> bool:
-        """Whether anything is added to what an expert of this layer multiplies."""
+    def rows_of_experts(self, layer: int) -> Tensor | None:
+        """Rows [any] i64, each once, for which something is added to what an expert of this layer multiplies; None:
+        there are none."""
         ...
 
     def only(self, rows: Tensor, num_rows: int) -> Additions:

@@ -63,8 +63,8 @@ class Experts:
     """Of what every token goes through."""
     shared_down: Linear | None = None
     together: Together | None = None
-    """In place of ``gate_up`` and ``down``, which then are views of the same memory, in steps that add nothing to what
-    experts multiply."""
+    """In place of ``gate_up`` and ``down``, which then are views of the same memory, for rows whose experts have
+    nothing added to what they multiply."""
 
     def __call__(
         self, x: Tensor, ops: Ops, activation: Activation, layer: int, additions: Additions | None = None
@@ -73,10 +73,15 @@ class Experts:
         logits = self.router.wide(x)
         if additions is not None:
             additions.add(layer, "router", x, logits)
-        if self.together is not None and (additions is None or not additions.are_of_experts(layer)):
-            mixed = self.together(x, logits, activation)
-        else:
+        own = None if additions is None or self.together is None else additions.rows_of_experts(layer)
+        if self.together is None or (own is not None and len(own) == len(x)):
             mixed = self._apart(x, logits, ops, activation, layer, additions)
+        else:
+            mixed = self.together(x, logits, activation)
+            if own is not None and additions is not None:
+                # The others stay as they are: what a row is told must not depend on who is beside it.
+                left = additions.only(own, len(x))
+                mixed[own] = self._apart(x[own], logits[own], ops, activation, layer, left)
         if self.shared_gate_up is not None and self.shared_down is not None:
             places: Places = "shared_gate_up", "shared_down"
             mixed += feed(x, self.shared_gate_up, self.shared_down, ops, activation, layer, additions, places)
