@@ -11,6 +11,7 @@ import torch
 
 from policies import settings
 from tests.worker.quantised_files import write_mxfp4
+from tests.worker.test_models import LATENT
 from tests.worker.tiny import BLOCK_SIZE, VOCAB_SIZE, Walk, checkpoint, oracle_logits
 from worker.foreign import ForeignRunner
 from worker.loading import load_model
@@ -72,6 +73,22 @@ def test_more_experts_for_a_token_than_there_are_is_refused(tmp_path):
     config = tmp_path / "config.json"
     config.write_text(config.read_text().replace('"num_experts_per_tok": 2', '"num_experts_per_tok": 9'))
     with pytest.raises(ModelError, match="impossible num_experts_per_tok: 9"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"n_group": 8, "topk_group": 4}, "impossible n_group: 8"),
+        ({"n_group": 4, "topk_group": 1, "num_experts_per_tok": 3}, "impossible topk_group: 1"),
+    ],
+)
+def test_groups_that_have_too_few_experts_are_refused(tmp_path, changes, reason):
+    """A group is ranked by its best two, and a token's experts are of the groups that it may choose from."""
+    checkpoint(tmp_path, "DeepseekV3ForCausalLM", **LATENT)
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), **changes}))
+    with pytest.raises(ModelError, match=reason):
         load(tmp_path)
 
 

@@ -29,8 +29,13 @@ def deepseek(fields: Fields) -> Architecture:
     )
     if is_third or fields.text("topk_method", "greedy") == "group_limited_greedy":
         num_groups, num_chosen = fields.positive("n_group", 8), fields.positive("topk_group", 4)
-        if mixture.num_experts % num_groups or num_chosen > num_groups:
+        num_each = mixture.num_experts // num_groups
+        # V3 ranks groups by the best two of each.
+        is_too_small = is_third and num_groups > 1 and num_each < 2
+        if mixture.num_experts % num_groups or num_chosen > num_groups or is_too_small:
             raise fields.wrong("n_group", num_groups)
+        if mixture.num_chosen > num_chosen * num_each:
+            raise fields.wrong("topk_group", num_chosen)
         mixture = replace(mixture, num_groups=num_groups, num_chosen_groups=num_chosen)
     changes = {
         "intermediate_size": fields.positive("moe_intermediate_size"),
