@@ -209,8 +209,8 @@ async def test_last_words_of_a_worker_that_exits_are_heard(tmp_path):
             assert tokens(await answer(send(dispatch, a_submit()))) == [1, 2, 3]
 
 
-HASTY = """
-import os, socket, sys
+READY = """
+import os, signal, socket, sys
 import msgspec
 from policies import framing, settings, wire
 
@@ -219,15 +219,22 @@ with socket.socket(socket.AF_UNIX) as server:
     server.bind(listen.removeprefix("unix:"))
     server.listen()
     gateway, _ = server.accept()
-    gateway.sendall(framing.encode(wire.Hello(wire.VERSION, "hasty")))
+    gateway.sendall(framing.encode(wire.Hello(wire.VERSION, "brief")))
     gateway.sendall(framing.encode(wire.Ready("scripted", 100, 100, [0], 32, 10, 4, "cpu", "float32", os.getpid())))
     frames = framing.frames_to_worker()
+"""
+"""A worker that is greeted, and takes what it is told."""
+
+HASTY = (
+    READY
+    + """
     while not (submits := [m for m in frames.feed(gateway.recv(65536)) if isinstance(m, wire.Submit)]):
         pass
     finish = wire.Finish("stop", 0, 0, 0.0, 0.0, 0.0)
     gateway.sendall(framing.encode(wire.StepOutput([wire.Delta(submits[0].request_id, 0, [1, 2, 3], finish=finish)])))
     os._exit(0)
 """
+)
 
 
 @pytest.mark.parametrize(("num_failures", "delay_s"), [(1, 0.5), (2, 1.0), (6, 16.0), (7, 30.0), (10**9, 30.0)])
@@ -276,24 +283,15 @@ async def test_a_worker_that_hangs_on_its_way_out_is_ended(tmp_path):
         assert process.returncode == -signal.SIGKILL
 
 
-LINGERING = """
-import os, signal, socket, sys
-import msgspec
-from policies import framing, settings, wire
-
-listen = msgspec.json.decode(sys.argv[1], type=settings.WorkerSettings).listen
-with socket.socket(socket.AF_UNIX) as server:
-    server.bind(listen.removeprefix("unix:"))
-    server.listen()
-    gateway, _ = server.accept()
-    gateway.sendall(framing.encode(wire.Hello(wire.VERSION, "lingering")))
-    gateway.sendall(framing.encode(wire.Ready("scripted", 100, 100, [0], 32, 10, 4, "cpu", "float32", os.getpid())))
-    frames = framing.frames_to_worker()
+LINGERING = (
+    READY
+    + """
     while not any(isinstance(message, wire.Drain) for message in frames.feed(gateway.recv(65536))):
         pass
     gateway.close()
     signal.pause()
 """
+)
 
 
 async def test_a_worker_sees_that_its_gateway_is_gone():
