@@ -142,7 +142,7 @@ def test_the_step_loop_does_not_wait_for_a_vocabulary_that_is_read(guided):
             may_go_on.set()
 
 
-NUM_SCHEMAS, MAX_TOKENS = 500, 300
+NUM_SCHEMAS, MAX_TOKENS = 250, 300
 
 
 def test_every_strict_answer_is_whole_and_as_its_schema_says_cut_or_not(path):
