@@ -91,11 +91,13 @@ def test_modules_may_be_quantised_in_different_ways(tmp_path, names_first):
     assert (near - exact).std() < 0.06 * exact.std()
 
 
-def test_what_was_measured_of_activations_is_not_needed(tmp_path):
-    model = write(tmp_path, METHODS["FP8 by tensor"])
+@pytest.mark.parametrize("name", ["FP8 by tensor", "fp8, by tensor"])
+def test_what_was_measured_of_activations_is_not_needed(tmp_path, name):
+    model = write(tmp_path, METHODS[name])
     tensors = load_file(tmp_path / "model.safetensors")
     tensors["model.layers.0.mlp.up_proj.input_scale"] = torch.tensor(0.5)
     tensors["model.layers.0.self_attn.k_scale"] = torch.tensor(0.5)
+    tensors["model.layers.1.self_attn.kv_scale"] = torch.tensor(0.5)
     save_file(tensors, tmp_path / "model.safetensors")
     torch.testing.assert_close(logits_of(tmp_path), oracle_logits(model, TOKEN_IDS), atol=2e-3, rtol=0)
 
