@@ -179,18 +179,20 @@ def _measured(weight: Tensor, args: QuantizationArgs) -> dict[str, Tensor]:
     }
 
 
-def fp8(block: tuple[int, int] | None) -> Method:
+def fp8(block: tuple[int, int] | None, scales: tuple[str, str] = ("weight_scale", "input_scale")) -> Method:
+    """``scales``: the names of those of a whole matrix and of its inputs."""
+
     def quantise(name: str, weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
         if block is None:
             scale = weight.abs().max() / 448
             codes = (weight / scale).to(torch.float8_e4m3fn)
-            return {"weight": codes, "weight_scale": scale, "input_scale": torch.tensor(0.5)}, codes.float() * scale
+            return {"weight": codes, scales[0]: scale, scales[1]: torch.tensor(0.5)}, codes.float() * scale
         height, width = block
         rows, columns = -(-weight.shape[0] // height), -(-weight.shape[1] // width)
-        scales = torch.rand(rows, columns) * 0.001 + 0.0005
-        wide = scales.repeat_interleave(height, 0)[: weight.shape[0]].repeat_interleave(width, 1)[:, : weight.shape[1]]
+        sizes = torch.rand(rows, columns) * 0.001 + 0.0005
+        wide = sizes.repeat_interleave(height, 0)[: weight.shape[0]].repeat_interleave(width, 1)[:, : weight.shape[1]]
         codes = (weight / wide).clamp(-448, 448).to(torch.float8_e4m3fn)
-        return {"weight": codes, "weight_scale_inv": scales}, codes.float() * wide
+        return {"weight": codes, "weight_scale_inv": sizes}, codes.float() * wide
 
     config: dict[str, Any] = {"quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3"}
     if block is None:
@@ -239,6 +241,7 @@ METHODS: dict[str, Method] = {
     "fp8, by blocks of 128": fp8((128, 128)),
     "fp8, by blocks that fit nowhere": fp8((48, 80)),
     "fp8, by tensor": fp8(None),
+    "fp8, by tensor, as transformers writes it": fp8(None, ("weight_scale_inv", "activation_scale")),
 }
 LINEAR = re.compile(r"model\.layers\.\d+\.(self_attn|mlp)\.\w+_proj(_with_mqa)?")
 WITH_HEAD = re.compile(rf"{LINEAR.pattern}|lm_head")

@@ -24,7 +24,7 @@ __all__ = ["NOT_NEEDED", "Importer", "Mxfp4", "importer_of"]
 
 NOT_NEEDED = tuple(
     f".{which}_{what}"
-    for which in ("input", "output", "k", "v", "q", "kv")
+    for which in ("input", "activation", "output", "k", "v", "q", "kv")
     for what in ("scale", "zero_point", "global_scale")
 )
 """Endings of what was measured about activations and keys and values: both are quantised here, if they are, by their
