@@ -83,6 +83,11 @@ REFUSED: dict[str, tuple[str, Callable[[Path], object], str]] = {
         spoiled(lambda t: t[f"{Q}.g_idx"].fill_(2)),
         f"{Q} places an input in a group past the 2 that it has",
     ),
+    "a code that is no number": (
+        "fp8, by tensor",
+        spoiled(lambda t: t[f"{Q}.weight"].view(torch.uint8)[255, 3].fill_(0xFF)),
+        f"tensor {Q}.weight holds values that are no numbers",
+    ),
     "a tensor too many": (
         "awq",
         spoiled(lambda t: t.update({f"{Q}.lora_A": torch.ones(2)})),

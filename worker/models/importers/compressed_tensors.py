@@ -64,7 +64,7 @@ class CompressedTensors:
         scales = _scales(checkpoint, name, scheme, shape)
         if scheme.is_float:
             codes = checkpoint.take(f"{name}.weight", shape, dtypes=(torch.float8_e4m3fn,))
-            return float_8(codes, scales, scheme.block if scheme.strategy == "block" else None, fit)
+            return float_8(codes, scales, scheme.block if scheme.strategy == "block" else None, name, fit)
         g_idx = None
         if f"{name}.weight_g_idx" in checkpoint:
             g_idx = checkpoint.take(f"{name}.weight_g_idx", (shape[1],), dtypes=(torch.int32, torch.int64))

@@ -48,7 +48,7 @@ class FinegrainedFp8:
             inverse = f"{name}.weight_scale_inv"  # as transformers calls it, and multiplies by it all the same
             scale_name = inverse if inverse in checkpoint else f"{name}.weight_scale"
             scale = checkpoint.take_one_of(scale_name, ((), (1,), (shape[0], 1)))
-            return float_8(codes, scale.float().reshape(-1, 1).expand(shape[0], 1), None, fit)
+            return float_8(codes, scale.float().reshape(-1, 1).expand(shape[0], 1), None, name, fit)
         blocks = -(-shape[0] // self._block[0]), -(-shape[1] // self._block[1])
         scales = checkpoint.take(f"{name}.weight_scale_inv", blocks).float()
-        return float_8(codes, scales, self._block, fit)
+        return float_8(codes, scales, self._block, name, fit)

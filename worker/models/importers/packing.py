@@ -11,6 +11,8 @@ from worker.models.errors import ModelError
 from worker.models.fitting import Fit, Rows, spans
 from worker.models.forms import INT4_GROUPS, Form, Fp8, Int4, Int8
 
+_NO_NUMBER = 0x7F
+"""Of float8_e4m3fn, apart from its sign."""
 Codes = Callable[[slice], Tensor]
 """Some rows of a matrix of codes, one to a byte."""
 
@@ -68,9 +70,13 @@ def eight_bits(codes: Tensor, scales: Tensor, zeros: Tensor | None, g_idx: Tenso
     return fit((len(codes), num_inputs), _rows(lambda rows: codes[rows], scales, zeros, group_of))
 
 
-def float_8(codes: Tensor, scales: Tensor, block: tuple[int, int] | None, fit: Fit) -> Form:
-    """codes [out, in] float8_e4m3fn, scales [out, 1], or one for each block of rows and inputs."""
+def float_8(codes: Tensor, scales: Tensor, block: tuple[int, int] | None, name: str, fit: Fit) -> Form:
+    """codes [out, in] float8_e4m3fn, scales [out, 1], or one for each block of rows and inputs. Raises ModelError."""
     if block is None:
+        sizes, shape = codes.view(torch.uint8), (codes.shape[0], codes.shape[1])
+        # Kernels that make floats of codes by their bits see a large number there.
+        if any(int((sizes[start:stop] & _NO_NUMBER).max()) == _NO_NUMBER for start, stop in spans(shape)):
+            raise ModelError(f"tensor {name}.weight holds values that are no numbers")
         return Fp8(codes, scales[:, 0].contiguous())
     height, width = block
 
