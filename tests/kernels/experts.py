@@ -73,6 +73,15 @@ def test_experts_are_chosen_and_weighed_as_by_torch(mixture, num_tokens, correct
     torch.testing.assert_close(weights, expected)
 
 
+def test_scores_that_vanish_weigh_as_nothing():
+    mixture = Mixture(24, 3, True, scores="sigmoid", scale=2.5)
+    logits = noise(4, 24)
+    logits[0], logits[1], logits[2] = -100.0, -50.0, -45.0
+    weights, _ = experts_of(mixture).route(logits)
+    assert weights[0].tolist() == [0.0, 0.0, 0.0]
+    torch.testing.assert_close(weights, plain_choice(mixture, logits, None)[0])
+
+
 @pytest.mark.parametrize("num_groups", [1, 4])
 @pytest.mark.parametrize("scores", ["softmax", "sigmoid"])
 def test_what_is_no_number_still_gets_experts_that_there_are(num_groups, scores):

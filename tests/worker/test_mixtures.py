@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from policies import settings
 from tests.worker.quantised_files import write_mxfp4
@@ -90,6 +91,18 @@ def test_groups_that_have_too_few_experts_are_refused(tmp_path, changes, reason)
     config.write_text(json.dumps({**json.loads(config.read_text()), **changes}))
     with pytest.raises(ModelError, match=reason):
         load(tmp_path)
+
+
+def test_experts_whose_scores_all_vanish_say_nothing(tmp_path):
+    """They are chosen by their corrections, and weigh as nothing: 0 / 0 is no number."""
+    oracle = checkpoint(tmp_path, "DeepseekV3ForCausalLM", **LATENT)
+    tensors = load_file(tmp_path / "model.safetensors")
+    for name in [name for name in tensors if name.endswith(("mlp.gate.weight", "e_score_correction_bias"))]:
+        tensors[name] = 200 * tensors[name] if name.endswith("weight") else 9 * torch.eye(8)[:2].sum(0)
+        (oracle.get_buffer if name.endswith("bias") else oracle.get_parameter)(name).data.copy_(tensors[name])
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    prompt = [random.Random(place).randrange(VOCAB_SIZE) for place in range(20)]
+    torch.testing.assert_close(logits_of(load(tmp_path), prompt), oracle_logits(oracle, prompt), atol=1e-4, rtol=0)
 
 
 def test_experts_in_mxfp4_are_read_as_transformers_reads_them(tmp_path):

@@ -22,6 +22,9 @@ from worker.models.ops import Ops, sigmoids
 from worker.models.stacks import Stack
 from worker.triton import has_triton
 
+LEAST_SUM = 1e-20
+"""Is added to what weights are divided by, as in transformers: sigmoids may all be nothing."""
+
 
 class Together(Protocol):
     """All experts of a layer at once, those that every token goes through apart."""
@@ -123,5 +126,5 @@ class Experts:
         chosen = ranked.topk(mixture.num_chosen).indices
         weights = scores.gather(1, chosen)
         if mixture.is_normed:
-            weights = weights / weights.sum(-1, keepdim=True)
+            weights = weights / (weights.sum(-1, keepdim=True) + LEAST_SUM)
         return weights * mixture.scale, chosen

@@ -66,7 +66,7 @@ def route(
         own, ids = tl.where(slot == each, score, own), tl.where(slot == each, at, ids)
         ranked = tl.where(is_at, float("-inf"), ranked)
     if NORMED:
-        own = tl.div_rn(own, tl.sum(own, 0))
+        own = tl.div_rn(own, tl.sum(own, 0) + 1e-20)  # as LEAST_SUM
     out = row * NUM_CHOSEN + slot
     tl.store(weights + out, own * scale, mask=slot < NUM_CHOSEN)
     tl.store(chosen + out, ids, mask=slot < NUM_CHOSEN)
