@@ -26,7 +26,8 @@ DRAFT_VOCAB_SIZE = 50
 EPS = 1e-5
 
 
-def random_head(seed=0, size=SIZE, num_tokens=DRAFT_VOCAB_SIZE):
+def random_head(seed=0, size=SIZE, num_tokens=DRAFT_VOCAB_SIZE, biased=()):
+    """``biased``: parts of the names of the matrices that have biases."""
     generator = torch.Generator().manual_seed(seed)
 
     def weight(*shape):
@@ -36,7 +37,7 @@ def random_head(seed=0, size=SIZE, num_tokens=DRAFT_VOCAB_SIZE):
     t2d = torch.zeros(VOCAB_SIZE, dtype=torch.bool)
     t2d[kept] = True
     attention = "midlayer.self_attn"
-    return {
+    head = {
         "fc.weight": weight(size, 3 * size),
         "lm_head.weight": weight(num_tokens, size),
         "norm.weight": weight(size),
@@ -53,6 +54,9 @@ def random_head(seed=0, size=SIZE, num_tokens=DRAFT_VOCAB_SIZE):
         "midlayer.input_layernorm.weight": weight(size),
         "midlayer.post_attention_layernorm.weight": weight(size),
     }
+    for name in [name for name in head if any(part in name for part in biased)]:
+        head[name.replace("weight", "bias")] = 10 * weight(len(head[name]))
+    return head
 
 
 def saved(tensors, directory, suffix="safetensors", **changes):
@@ -82,6 +86,9 @@ def reference(oracle, head, token_ids, num_tokens):
     def normed(x, name):
         return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + EPS) * head[f"{name}.weight"]
 
+    def linear(x, name):
+        return F.linear(x, head[f"{name}.weight"], head.get(f"{name}.bias"))
+
     def turned(x):
         positions = torch.arange(x.shape[1]).float()[:, None]
         angles = positions / 10000.0 ** (torch.arange(0, HEAD_DIM, 2).float() / HEAD_DIM)
@@ -98,25 +105,24 @@ def reference(oracle, head, token_ids, num_tokens):
             -1,
         )
         query, key, value = (
-            (x @ head[f"midlayer.self_attn.{name}_proj.weight"].T).view(len(x), -1, HEAD_DIM).transpose(0, 1)
-            for name in "qkv"
+            linear(x, f"midlayer.self_attn.{name}_proj").view(len(x), -1, HEAD_DIM).transpose(0, 1) for name in "qkv"
         )
         query, key = turned(query), turned(key)
         key, value = (each.repeat_interleave(HEADS // KV_HEADS, 0) for each in (key, value))
         scores = query @ key.transpose(1, 2) / HEAD_DIM**0.5
         scores = scores.masked_fill(torch.ones(len(x), len(x)).triu(1).bool(), float("-inf"))
         mixed = (scores.softmax(-1) @ value).transpose(0, 1).reshape(len(x), -1)
-        hidden = hidden + mixed @ head["midlayer.self_attn.o_proj.weight"].T
+        hidden = hidden + linear(mixed, "midlayer.self_attn.o_proj")
         x = normed(hidden, "midlayer.post_attention_layernorm")
-        gated = F.silu(x @ head["midlayer.mlp.gate_proj.weight"].T) * (x @ head["midlayer.mlp.up_proj.weight"].T)
-        return hidden + gated @ head["midlayer.mlp.down_proj.weight"].T
+        gated = F.silu(linear(x, "midlayer.mlp.gate_proj")) * linear(x, "midlayer.mlp.up_proj")
+        return hidden + linear(gated, "midlayer.mlp.down_proj")
 
     states = oracle.model(torch.tensor([token_ids[:-1]]), output_hidden_states=True).hidden_states
-    hidden = torch.cat([states[index][0] for index in (0, 1, 2)], -1) @ head["fc.weight"].T
+    hidden = linear(torch.cat([states[index][0] for index in (0, 1, 2)], -1), "fc")
     followed_by, draft = list(token_ids[1:]), []
     for _ in range(num_tokens):
         out = layer(hidden, followed_by)[-1:]
-        chosen = int((normed(out, "norm") @ head["lm_head.weight"].T).argmax())
+        chosen = int(linear(normed(out, "norm"), "lm_head").argmax())
         draft.append(chosen + int(head["d2t"][chosen]))
         hidden, followed_by = torch.cat((hidden, out)), [*followed_by, draft[-1]]
     return draft
@@ -209,6 +215,40 @@ def test_a_step_leaves_rows_behind_those_before_it_and_moves_none_of_them(famili
         # The first piece, and the last one of a draft that was wrong, may be shorter now.
         assert all(rows.data_ptr() in before for rows in text.rows[1:-1])
         sequence.num_computed += num_tokens + rng.randint(0, num_drafted)
+
+
+@pytest.mark.parametrize("biased", ["self_attn", ("q_proj", "k_proj", "v_proj"), ("mlp", "fc", "lm_head")])
+def test_biases_are_those_of_the_file(families, tmp_path, biased):
+    head = random_head(biased=(biased,) if isinstance(biased, str) else biased)
+    target, drafter = drafter_of(families, saved(head, tmp_path, attention_bias=biased == "self_attn"))
+    drafter = Recorded(drafter._eagle, clock())
+    guessing = families.engine("llama")
+    guessing._runner = target
+    guessing._speculation = Speculation([drafter], 3, everything, clock())
+    guessing.speculates = True
+    run(guessing, [(0, wire.Submit("biased", STEMS[0], Sampling(20, temperature=0.0, ignore_eos=True)))])
+    drafts = [(token_ids, draft) for token_ids, draft in drafter.said if draft]
+    assert len(drafts) > 5
+    for token_ids, draft in drafts:
+        assert draft == reference(families.oracle("llama"), head, token_ids, len(draft))
+
+
+@pytest.mark.parametrize(
+    ("changes", "more", "named"),
+    [
+        ({"attention_bias": True}, {}, r"self_attn\.q_proj\.bias is not there"),
+        ({}, {"midlayer.self_attn.q_norm.weight": torch.ones(HEAD_DIM)}, r"not known: midlayer\.self_attn\.q_norm"),
+        ({"hidden_act": "gelu"}, {}, "the activation gelu of the EAGLE head .* is not supported, but silu"),
+        (
+            {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 2, 3]}},
+            {},
+            "reads other layers than",
+        ),
+    ],
+)
+def test_a_head_that_would_compute_something_else_is_refused_by_name(families, tmp_path, changes, more, named):
+    with pytest.raises(ModelError, match=named):
+        drafter_of(families, saved({**random_head(), **more}, tmp_path, **changes))
 
 
 @pytest.mark.parametrize(

@@ -33,10 +33,13 @@ from worker.speculation.model import Durations
 from worker.speculation.trained import tensors_of
 
 SIZE_FIELD = "draft_vocab_size"
+TAPS_FIELD = "eagle_aux_hidden_state_layer_ids"
 MAX_CONTEXT = 1024
 """Positions of one sequence that are attended to, the latest: what is older is dropped."""
 _FILES = ("model.safetensors", "pytorch_model.bin")
 _NUM_TAPS = 3
+_NOT_NEEDED = ("t2d", "rotary_emb.inv_freq")
+"""Ends the names of tensors that follow from others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,21 +53,18 @@ class Eagle:
 
     def fused(self, tapped: Run[Tensor]) -> Tensor:
         """Each [n, target's hidden_size] -> [n, hidden_size]"""
-        return F.linear(torch.cat(list(tapped), -1), self.weights["fc.weight"])
+        return self._product(torch.cat(list(tapped), -1), "fc")
 
     def layer(self, hidden: Tensor, token_ids: Tensor, start: int, keys: Tensor, values: Tensor) -> tuple[Tensor, ...]:
         """[n, hidden_size] and the n tokens that follow them -> the same shape; with the keys and values [num_kv_heads,
         n, head_dim] of these positions behind those that were there."""
-        own, weights = self.architecture, self.weights
-        table = weights.get("embed_tokens.weight", self.target.embedding)
+        own, table = self.architecture, self.weights.get("embed_tokens.weight", self.target.embedding)
         assert table is not None
         embedded = self._normed(F.embedding(token_ids, table), "midlayer.input_layernorm")
         x = torch.cat((embedded, self._normed(hidden, "midlayer.hidden_norm")), -1)
         cos, sin = self.rotary.at(torch.arange(start, start + len(hidden), device=hidden.device))
         heads = [
-            F.linear(x, weights[f"midlayer.self_attn.{name}_proj.weight"])
-            .view(len(x), -1, own.head_dim)
-            .transpose(0, 1)
+            self._product(x, f"midlayer.self_attn.{name}_proj").view(len(x), -1, own.head_dim).transpose(0, 1)
             for name in "qkv"
         ]
         query, key = ((each * cos + each.roll(own.head_dim // 2, -1) * sin).to(hidden.dtype) for each in heads[:2])
@@ -72,17 +72,19 @@ class Eagle:
         keys, values = torch.cat((keys, key), 1), torch.cat((values, heads[2]), 1)
         sees = torch.ones(len(x), keys.shape[1], dtype=torch.bool, device=x.device).tril(num_before)
         mixed = F.scaled_dot_product_attention(query[None], keys[None], values[None], sees, enable_gqa=True)[0]
-        mixed = F.linear(mixed.transpose(0, 1).reshape(len(x), -1), weights["midlayer.self_attn.o_proj.weight"])
-        hidden = hidden + mixed
+        mixed = mixed.transpose(0, 1).reshape(len(x), -1)
+        hidden = hidden + self._product(mixed, "midlayer.self_attn.o_proj")
         x = self._normed(hidden, "midlayer.post_attention_layernorm")
-        gated = F.silu(F.linear(x, weights["midlayer.mlp.gate_proj.weight"]))
-        up = F.linear(x, weights["midlayer.mlp.up_proj.weight"])
-        return hidden + F.linear(gated * up, weights["midlayer.mlp.down_proj.weight"]), keys, values
+        gated = F.silu(self._product(x, "midlayer.mlp.gate_proj")) * self._product(x, "midlayer.mlp.up_proj")
+        return hidden + self._product(gated, "midlayer.mlp.down_proj"), keys, values
 
     def choose(self, hidden: Tensor) -> Tensor:
         """[1, hidden_size] -> [1], the likeliest token, in the target's vocabulary."""
-        chosen = F.linear(self._normed(hidden, "norm"), self.weights["lm_head.weight"]).argmax(-1)
+        chosen = self._product(self._normed(hidden, "norm"), "lm_head").argmax(-1)
         return chosen + self.weights["d2t"][chosen]
+
+    def _product(self, x: Tensor, name: str) -> Tensor:
+        return F.linear(x, self.weights[f"{name}.weight"], self.weights.get(f"{name}.bias"))
 
     def _normed(self, x: Tensor, name: str) -> Tensor:
         wide = x.float()
@@ -226,11 +228,18 @@ def load_eagle(directory: Path, target: Decoder, source: str, max_model_tokens: 
     ModelError."""
     config = read_json(directory / "config.json")
     own = architecture_of({**config, "architectures": ["LlamaForCausalLM"]})
+    if own.activation != "silu":
+        raise ModelError(f"the activation {own.activation} of the EAGLE head {directory} is not supported, but silu")
     draft_vocab_size = config[SIZE_FIELD]
     tensors = tensors_of(directory, _FILES, "the files of the EAGLE head")
     taps = taps_of(target)
     if len(taps) != _NUM_TAPS or taps[0] < 0:
         raise ModelError(f"{source} has too few layers for the EAGLE head {directory}")
+    others = config.get("eagle_config")
+    said = (others if isinstance(others, dict) else config).get(TAPS_FIELD) or list(taps)
+    # Some number a layer by what goes into it, some by what comes out of it.
+    if said not in (list(taps), [tap - 1 for tap in taps]):
+        raise ModelError(f"the EAGLE head {directory} reads other layers than {list(taps)}: {TAPS_FIELD} is {said}")
     size, inner = own.hidden_size, own.intermediate_size
     num_queries, num_keys = own.num_heads * own.head_dim, own.num_kv_heads * own.head_dim
     shapes: dict[str, tuple[int, ...]] = {
@@ -250,9 +259,17 @@ def load_eagle(directory: Path, target: Decoder, source: str, max_model_tokens: 
             for name in ("hidden_norm", "input_layernorm", "post_attention_layernorm")
         },
     }
+    for name, shape in list(shapes.items()):
+        bias = f"{name.removesuffix('weight')}bias"
+        # Whether a matrix has one is up to whoever trained the head.
+        if len(shape) == 2 and (bias in tensors or (own.qkv_bias and ".self_attn." in name)):
+            shapes[bias] = shape[:1]
     vocab_size = target.architecture.vocab_size
     if "embed_tokens.weight" in tensors or size != target.architecture.hidden_size:
         shapes["embed_tokens.weight"] = (vocab_size, size)
+    unknown = sorted(name for name in tensors if name not in shapes and not name.endswith(_NOT_NEEDED))
+    if unknown:
+        raise ModelError(f"the EAGLE head {directory} has what is not known: {unknown[0]}")
     num_bytes = sum(tensor.numel() for tensor in tensors.values()) * target.dtype.itemsize
     refuse_too_large(str(directory), num_bytes, target.dtype, target.device)
     weights = {}
