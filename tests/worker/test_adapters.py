@@ -161,8 +161,14 @@ def files(tmp_path, llama):
         ({"something_new": {"a": 1}}, "something_new"),
         ({"init_lora_weights": "pissa"}, "changes the base too"),
         ({"r": 0}, "r is 0"),
+        ({"r": 4.5}, "r is 4.5, and a rank is a whole number"),
+        ({"r": 10**400}, "r is 1000"),
+        ({"rank_pattern": {"q_proj": 3.5}}, "q_proj is 3.5, and a rank is a whole number"),
+        ({"alpha_pattern": {"q_proj": 10**400}}, "q_proj is 1000"),
+        ({"use_rslora": "false"}, "use_rslora is 'false', neither true nor false"),
         ({"lora_alpha": "eight"}, "lora_alpha is 'eight'"),
         ({"rank_pattern": {"(": 3}}, "no regular expression"),
+        ({"rank_pattern": {"a{99999999999}": 3}}, "no regular expression"),
         ({"r": 5}, "takes 5x48"),
     ],
 )
@@ -223,6 +229,9 @@ def test_a_broken_missing_or_swapped_file_is_refused_by_name(files):
     assert "has no adapter_model.safetensors" in files.refusal()
     (files.directory / CONFIG).write_text("[")
     assert "is not JSON" in files.refusal() or "has no" in files.refusal()
+    (files.directory / TENSORS).write_bytes(b"")
+    (files.directory / CONFIG).write_text(f'{{"r": {5000 * "1"}}}')
+    assert "is not JSON: Exceeds the limit" in files.refusal()
 
 
 def test_the_base_goes_on_after_a_refusal(files, llama):

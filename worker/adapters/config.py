@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,12 +74,13 @@ def scaling_of(config: Mapping[str, Any], path: Path) -> Scaling:
             f"{path}: init_lora_weights is {begun!r}, which changes the base too; save the adapter as one for the"
             " unchanged base (PEFT's path_initial_model_for_weight_conversion)"
         )
+    ranks, alphas = (_patterns(config, name, path) for name in ("rank_pattern", "alpha_pattern"))
     return Scaling(
-        rank=int(_number(config, "r", path)),
+        rank=_rank(config, "r", path),
         alpha=_number(config, "lora_alpha", path),
-        ranks={name: int(value) for name, value in _patterns(config, "rank_pattern", path).items()},
-        alphas=_patterns(config, "alpha_pattern", path),
-        by_root=bool(config.get("use_rslora")),
+        ranks={pattern: _rank(ranks, pattern, path) for pattern in ranks},
+        alphas={pattern: _number(alphas, pattern, path) for pattern in alphas},
+        by_root=_flag(config, "use_rslora", path),
         parameters=_names(config, "target_parameters", path),
     )
 
@@ -97,18 +99,32 @@ def _names(config: Mapping[str, Any], name: str, path: Path) -> tuple[str, ...]:
 
 def _number(config: Mapping[str, Any], name: str, path: Path) -> float:
     value = config.get(name)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-        raise AdapterError(f"{path}: {name} is {value!r}, not a positive number")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= sys.float_info.max:
+        raise AdapterError(f"{path}: {name} is {repr(value)[:80]}, not a positive number")
     return float(value)
 
 
-def _patterns(config: Mapping[str, Any], name: str, path: Path) -> dict[str, float]:
+def _rank(config: Mapping[str, Any], name: str, path: Path) -> int:
+    value = _number(config, name, path)
+    if value % 1:
+        raise AdapterError(f"{path}: {name} is {value!r}, and a rank is a whole number")
+    return int(value)
+
+
+def _flag(config: Mapping[str, Any], name: str, path: Path) -> bool:
+    value = config.get(name) or False
+    if not isinstance(value, bool):
+        raise AdapterError(f"{path}: {name} is {repr(value)[:80]}, neither true nor false")
+    return value
+
+
+def _patterns(config: Mapping[str, Any], name: str, path: Path) -> dict[str, Any]:
     patterns = config.get(name) or {}
     if not isinstance(patterns, dict):
         raise AdapterError(f"{path}: {name} is no object")
     for pattern in patterns:
         try:
             re.compile(pattern)
-        except re.error:
+        except (re.error, OverflowError, RecursionError):  # the second: of a count too large
             raise AdapterError(f"{path}: {name} has {pattern!r}, which is no regular expression") from None
-    return {pattern: _number(patterns, pattern, path) for pattern in patterns}
+    return patterns

@@ -119,7 +119,7 @@ def _read_tensors(directory: Path, max_bytes: int) -> bytes:
 def _object(raw: bytes, path: Path) -> dict[str, Any]:
     try:
         value = json.loads(raw)
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # the first also where a number has too many digits
         raise AdapterError(f"{path} is not JSON: {error}") from None
     if not isinstance(value, dict):
         raise AdapterError(f"{path} is not a JSON object")
