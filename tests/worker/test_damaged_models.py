@@ -110,6 +110,28 @@ def test_ropes_that_make_no_angles_are_refused(whole, tmp_path, scaling):
     assert "has an impossible rope: its numbers make no angles" in refusal_of(directory)
 
 
+@pytest.mark.parametrize("length", ["x", [64], 0, -5, 1.5, float("inf"), True])
+def test_a_length_of_texts_that_cannot_be_is_named(tmp_path, length):
+    checkpoint(tmp_path, "BertModel", num_hidden_layers=1)
+    (tmp_path / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": length}))
+    assert f"sentence_bert_config.json has an impossible max_seq_length: {length}" in refusal_of(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"pad_token_id": -5}, "cannot be served: it does not compute (index out of range"),
+        ({"sentence_transformers": 5}, ""),
+    ],
+)
+def test_an_encoder_whose_configuration_is_odd_is_served_or_refused(tmp_path, changes, sentence):
+    checkpoint(tmp_path, "BertModel", num_hidden_layers=1)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+    said = refusal_of(tmp_path)
+    assert sentence in said if sentence else not said
+
+
 @pytest.mark.parametrize("family", ["LlamaForCausalLM", "GPT2LMHeadModel", "BertModel"])
 def test_no_layer_is_made_where_there_are_a_billion(tmp_path, family):
     checkpoint(tmp_path, family, num_hidden_layers=1)

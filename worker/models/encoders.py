@@ -104,7 +104,10 @@ def read_encoder(path: Path) -> Facts:
         max_positions -= int(text.pad_token_id) + 1
     said = path / "sentence_bert_config.json"
     if said.exists():
-        max_positions = min(max_positions, int(read_json(said).get("max_seq_length") or max_positions))
+        length = read_json(said).get("max_seq_length")
+        if length is not None and (type(length) is not int or length < 1):
+            raise ModelError(f"{said} has an impossible max_seq_length: {str(length)[:80]}")
+        max_positions = min(max_positions, length or max_positions)
     names = config.architectures
     name = (
         str(names[0]) if isinstance(names, list) and names else f"{type(config).__name__.removesuffix('Config')}Model"
@@ -134,8 +137,11 @@ def load_encoder(path: Path, facts: Facts, dtype: torch.dtype, device: torch.dev
     if found["mismatched_keys"]:
         raise ModelError(f"a tensor of this {facts.name} has another shape: {found['mismatched_keys'][0]}")
     encoder = Encoder(model.to(device).eval(), facts, dtype, device, int(config.pad_token_id or 0))
-    with torch.inference_mode():
-        tried = encoder.hidden([[1, 2, 3], [1, 2]], [0, 0])
+    try:
+        with torch.inference_mode():
+            tried = encoder.hidden([[1, 2, 3], [1, 2]], [0, 0])
+    except Exception as error:
+        raise ModelError(f"this {facts.name} cannot be served: it does not compute ({_flat(error)})") from None
     if [each.shape for each in tried] != [(3, encoder.hidden_size), (2, encoder.hidden_size)]:
         raise ModelError(f"this {facts.name} gives no hidden state for each token")
     return encoder
@@ -157,7 +163,8 @@ def _config(path: Path) -> Any:
 
 def _leaves_scores(config: Any) -> bool:
     """The files of a cross-encoder say that its score is the head's number as it stands."""
-    said = (getattr(config, "sentence_transformers", None) or {}).get("activation_fn")
+    table = getattr(config, "sentence_transformers", None)
+    said = table.get("activation_fn") if isinstance(table, dict) else None
     return str(said or getattr(config, "sbert_ce_default_activation_function", "")).endswith("Identity")
 
 
