@@ -12,7 +12,9 @@ from policies.settings import Server
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
-_PAIR = re.compile(r'\s*([A-Za-z]+)\s*=\s*("(?:[^"\\]|\\.)*"|[^\s;,"]*)\s*')
+_PAIR = re.compile(r'\s*+([A-Za-z]++)\s*+=\s*+("(?:[^"\\]|\\.)*+"|[^\s;,"]*+)\s*+')
+_QUOTES = re.compile(r'[^"]*+(?:"(?:[^"\\]|\\.)*+"[^"]*+)*+')
+"""As far as they are closed."""
 _PORT = re.compile(r"\[(?P<six>[^\]]*)\](?::\d+)?|(?P<four>[\d.]+):\d+")
 
 
@@ -70,13 +72,16 @@ class Proxies:
 
 
 def _elements(text: str) -> list[str]:
-    """Split at the commas outside of quotes (RFC 7239, section 4)."""
-    return re.findall(r'(?:[^,"]|"(?:[^"\\]|\\.)*")+', text)
+    """Split at the commas outside of quotes (RFC 7239, section 4); a quote that is never closed is none."""
+    closed = _QUOTES.match(text)
+    assert closed is not None
+    text = closed[0] + text[closed.end() :].replace('"', "")
+    return re.findall(r'(?:[^,"]|"(?:[^"\\]|\\.)*+")+', text)
 
 
 def _part(element: str, name: str) -> str:
     """Such as the ``for`` of one element; empty where it has none."""
-    for pair in re.split(r';(?=(?:[^"]*"[^"]*")*[^"]*$)', element):
+    for pair in re.findall(r'(?:[^;"]|"(?:[^"\\]|\\.)*+")+', element):
         found = _PAIR.fullmatch(pair)
         if found is not None and found[1].lower() == name:
             return found[2].strip('"')
