@@ -28,7 +28,7 @@ class UpstreamUnreachable(UpstreamFailed):
 
 
 class UpstreamRefused(UpstreamFailed):
-    """It takes this gateway's key for no good one: nothing that a client could mend."""
+    """It takes this gateway's key for no good one, or wants to be paid: nothing that a client could mend."""
 
     code = "upstream_refused"
 
@@ -87,7 +87,7 @@ def of_status(status: int, headers: Mapping[str, str], body: bytes) -> Trouble:
             retry_after_s=1.0 if after_s is None else after_s,
         )
         return Trouble(error, is_fault=False, why=why)
-    if status in (401, 403, 407):
+    if status in (401, 402, 403, 407):
         error = UpstreamRefused("The server that answers for this model refuses this gateway.")
         return Trouble(error, again=False, why=why)
     if status in (404, 405, 501):

@@ -83,6 +83,7 @@ CASES = [
     (fails(500), 502, "upstream_failed"),
     (fails(503), 502, "upstream_failed"),
     (fails(401), 502, "upstream_refused"),
+    (fails(402), 502, "upstream_refused"),
     (fails(404), 502, "upstream_failed"),
     (fails(302, Location="http://127.0.0.1:9/"), 502, "upstream_failed"),
     (fails(429, retry_after="77"), 429, "upstream_rate_limited"),
@@ -242,9 +243,10 @@ async def test_a_probe_sees_that_one_is_gone_and_that_it_is_back(open_front: Ope
             assert not [heard for heard in far.heard if heard.gone.is_set()]
 
 
-async def test_another_one_answers_where_the_first_does_not(open_front: OpenFront):
+@pytest.mark.parametrize("status", [402, 500])
+async def test_another_one_answers_where_the_first_does_not(open_front: OpenFront, status):
     async with several(2) as (near, far):
-        near.always = fails(500)
+        near.always = fails(status)
         upstreams = (near.upstream("a", max_retries=2), far.upstream("b", priority=1))
         async with open_front(upstreams=upstreams) as front:
             assert (await streamed(front))[0] == "one two three"
