@@ -98,6 +98,8 @@ class Answering:
                 asking = await self._sooner(asking, hedge_s, both)
             await self._read(asking)
         finally:
+            for each in both:  # before any is waited for, since that may be broken off
+                each.drop()
             for each in both:
                 await each.close()
 

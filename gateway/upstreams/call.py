@@ -156,9 +156,7 @@ class Asking:
         self.server.succeeded()
 
     async def close(self) -> None:
-        """Hangs up, if it is not over."""
-        if self.is_closed:
-            return
+        """Hangs up, if it is not over, and waits until that is done."""
         self.drop()
         await asyncio.wait([self.first])
         with contextlib.suppress(Trouble, RuntimeError):

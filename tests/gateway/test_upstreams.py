@@ -7,13 +7,14 @@ import json
 from collections.abc import AsyncIterator
 
 import msgspec
+import openai
 import pytest
 
 from policies import settings, wire
 from policies.policy import Cache, Policy
 from tests.builders import PATIENCE_S, until
 from tests.gateway.conftest import ADMIN_KEY, HELLO, Front, OpenFront
-from tests.gateway.elsewhere import Elsewhere, chunk, elsewhere, fails, hangs, says, stalls, streams
+from tests.gateway.elsewhere import Elsewhere, chunk, elsewhere, fails, hangs, says, several, stalls, streams
 
 ASKED = {"model": "far", "messages": HELLO}
 
@@ -209,6 +210,26 @@ async def test_whoever_hangs_up_hangs_up_on_the_upstream(front, far):
     async with asyncio.timeout(PATIENCE_S):
         await far.heard[1].gone.wait()
     await front.settled(2)
+
+
+async def test_whoever_leaves_twice_while_two_are_asked_leaves_room_at_both(open_front):
+    async with several(2) as (slow, other):
+        upstreams = (slow.upstream("a", hedge=True), other.upstream("b", priority=1))
+        async with open_front(upstreams=upstreams) as front:
+            for _ in range(20):  # until it is known how long it takes
+                await front.client.chat.completions.create(**ASKED)
+            slow.always = other.always = hangs
+            asking = asyncio.create_task(front.client.chat.completions.create(**ASKED))
+            await until(lambda: other.heard)
+            pool = front.gw.upstreams.of("far")
+            (call,) = pool.flights()
+            call.close()
+            await asyncio.sleep(0)  # it is hanging up on the first
+            pool.abandon(call)
+            with pytest.raises(openai.APIStatusError):
+                await asking
+            await until(lambda: not pool.num_open)
+            assert [front.gw.upstreams.view(name).num_open for name in "ab"] == [0, 0]
 
 
 async def test_a_stop_string_that_the_upstream_does_not_know_ends_the_answer_here(front, far):
