@@ -9,7 +9,7 @@ import pytest
 import yarl
 
 from tests.builders import PATIENCE_S
-from tests.gateway.conftest import Front
+from tests.gateway.conftest import ADMIN_KEY, Front
 
 
 @pytest.mark.parametrize(
@@ -40,3 +40,19 @@ async def test_what_is_no_http_is_answered_with_an_error_object(front: Front, se
     error = json.loads(body)["error"]
     assert error["type"] == "invalid_request_error"
     assert error["message"].startswith("The request could not be read as HTTP: ")
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+async def test_an_organization_that_is_no_text_is_named_as_the_header_that_is_wrong(front: Front, method: str):
+    url = yarl.URL(front.url)
+    reader, writer = await asyncio.open_connection(url.host, url.port)
+    body = b'{"name": "a"}' if method == "POST" else b""
+    asked = (
+        f"{method} /v1/organization/projects HTTP/1.1\r\nhost: a\r\nconnection: close\r\n"
+        f"authorization: Bearer {ADMIN_KEY}\r\ncontent-length: {len(body)}\r\n"
+    )
+    writer.write(asked.encode() + b"openai-organization: org_\xff\r\n\r\n" + body)
+    head, _, answer = (await asyncio.wait_for(reader.read(), PATIENCE_S)).partition(b"\r\n\r\n")
+    writer.close()
+    assert head.startswith(b"HTTP/1.1 400 ")
+    assert json.loads(answer)["error"]["param"] == "OpenAI-Organization"

@@ -12,7 +12,7 @@ from gateway.admin import tenants
 from gateway.admin.change import Change
 from gateway.admin.endpoint import OPERATORS, READERS, Ask, Nothing
 from gateway.admin.organization.shapes import ROOT, Listing, ListQuery, OpenAIEndpoint, listed, ours
-from gateway.admin.problems import Conflict
+from gateway.admin.problems import Conflict, Invalid
 from gateway.admin.words import Title, Written
 
 PATH = ROOT + "/projects"
@@ -97,8 +97,11 @@ async def active(change: Change, project_id: str) -> tenants.Tenant:
 
 
 def organization_of(ask: Ask[Any, Any]) -> str | None:
-    """What the client was told is its organization."""
-    return ask.request.headers.get("openai-organization")
+    """What the client was told is its organization. Raises Invalid for what is no text: no store can look for it."""
+    named: str | None = ask.request.headers.get("openai-organization")
+    if named is not None and not named.isascii():
+        raise Invalid.of([("OpenAI-Organization", "must be ASCII")])
+    return named
 
 
 def shaped(tenant: tenants.Tenant) -> Project:
