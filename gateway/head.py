@@ -35,6 +35,8 @@ HUNG_UP = 499
 """The status, nginx's own, of a request whose client went away; nobody sees it but the ledger and the log."""
 API_VERSION = "2020-10-01"
 SERVER = "penstock"
+LONG_BYTES = 1 << 20
+"""Of a body that is written behind its head, rather than copied to be one with it."""
 _X_REQUEST_ID, _PROCESSING_MS, _VERSION = istr("x-request-id"), istr("openai-processing-ms"), istr("openai-version")
 _OWN_REQUEST_ID = istr("x-penstock-request-id")
 TRACE_ID = "x-trace-id"
@@ -233,7 +235,12 @@ class Whole(web.StreamResponse):
             f"Date: {_date(int(time.time()))}\r\nServer: {SERVER}\r\nx-request-id: {shown_id}\r\n"
             f"openai-processing-ms: {_processing_ms(noted)}\r\nopenai-version: {API_VERSION}\r\n{more}\r\n"
         )
-        transport.write(head.encode() + (b"" if request.method == hdrs.METH_HEAD else self.body))
+        body = b"" if request.method == hdrs.METH_HEAD else self.body
+        if len(body) > LONG_BYTES:
+            transport.write(head.encode())
+            transport.write(body)
+        else:
+            transport.write(head.encode() + body)
         if request.protocol.writing_paused:
             await request.writer.drain()
         return None

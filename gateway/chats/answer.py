@@ -30,8 +30,8 @@ class KeptAnswer(reply.ChatAnswer):
         return gathered([*self.told.events[choice.index], *choice.take_events()])
 
     def _logprobs_of(self, choice: Choice) -> openai.ChatLogprobs | None:
-        rest = super()._logprobs_of(choice)
-        entries = [*self.told.logprobs[choice.index], *(() if rest is None else rest.content)]
+        rest = choice.take_logprobs()
+        entries = [*self.told.logprobs[choice.index], *(rest.content if isinstance(rest, openai.ChatLogprobs) else ())]
         return openai.ChatLogprobs(entries) if entries else None
 
 

@@ -12,7 +12,7 @@ from msgspec import Meta
 from gateway import openai
 from gateway.ollama.requests import name_of
 from gateway.openai import Malformed, decoded
-from gateway.reply import VectorAnswer
+from gateway.reply import VectorAnswer, long
 
 
 class EmbedRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,14 +86,13 @@ class EmbedAnswer(VectorAnswer):
         self._started_at = started_at
 
     def body(self, extras: openai.PenstockExtras | None = None) -> bytes:
-        return msgspec.json.encode(
-            EmbedBody(
-                model=self.call.model,
-                embeddings=self.numbers(),
-                total_duration=int(1e9 * (time.monotonic() - self._started_at)),
-                prompt_eval_count=self.usage().num_prompt_tokens,
-            )
+        whole = EmbedBody(
+            model=self.call.model,
+            embeddings=[],
+            total_duration=int(1e9 * (time.monotonic() - self._started_at)),
+            prompt_eval_count=self.usage().num_prompt_tokens,
         )
+        return long.joined(long.framed(whole, "embeddings", long.each(self.numbers())))
 
 
 class EmbeddingsAnswer(VectorAnswer):

@@ -13,6 +13,7 @@ from gateway.flights import Source
 from gateway.head import HUNG_UP
 from gateway.house import Gateway
 from gateway.pressure import Pressure
+from gateway.reply import long
 from gateway.reply.account import Account, Keeper
 from gateway.reply.answers import Answer, ChatAnswer, Part, TextAnswer
 from gateway.reply.choices import ChatLogprobs, Choice
@@ -118,11 +119,12 @@ async def _send_body(answer: Answer, flights: Source, account: Account, currency
         for delta in deltas:
             _take(answer, flights, delta)
     if currency is None or account.keeper is not None:  # what is kept before its row is written has no receipt of it
-        body = answer.body()
+        body = await long.body_of(answer) if answer.is_long else answer.body()
         await account.settle(200, body)
     else:
         await account.settle(200)
-        body = answer.body(account.receipt(currency))
+        extras = account.receipt(currency)
+        body = await long.body_of(answer, extras) if answer.is_long else answer.body(extras)
     return head.Whole(body)
 
 

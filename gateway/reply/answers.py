@@ -13,6 +13,7 @@ from msgspec import UNSET
 from gateway import openai
 from gateway.errors import RequestFailed
 from gateway.parsers import Parser, Said
+from gateway.reply import long
 from gateway.reply.choices import ChatLogprobs, Choice, CompletionLogprobs, Logprobs
 from gateway.reply.predicted import Predicted
 from gateway.reply.shapers import Chunked, Shaper
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from gateway.pieces import Counted
 
 encode = msgspec.json.encode
+LONG_NUMBERS = 1024
 _PREDICTED = attrgetter("submit.predicted_token_ids")
 
 
@@ -255,6 +257,17 @@ class Answer:
         """Makes a stream of it."""
         return Chunked(self.chunks(), self.usage if self.call.includes_usage else None)
 
+    @property
+    def is_long(self) -> bool:
+        """Its body is a matter for ``long.body_of``: it has many numbers."""
+        sampling = next(iter(self.parts.values())).submit.sampling
+        if sampling.num_logprobs is None:
+            return False
+        num_tokens = self.num_tokens
+        if sampling.num_prompt_logprobs is not None:
+            num_tokens += self.usage().num_prompt_tokens
+        return num_tokens * (1 + sampling.num_logprobs) > LONG_NUMBERS
+
     def body(self, extras: openai.PenstockExtras | None = None) -> bytes:
         """The whole as JSON."""
         raise NotImplementedError
@@ -307,7 +320,7 @@ class ChatAnswer(Answer):
         return choice.said()
 
     def _logprobs_of(self, choice: Choice) -> openai.ChatLogprobs | None:
-        return cast("openai.ChatLogprobs | None", choice.take_logprobs())
+        return cast("openai.ChatLogprobs | None", long.logprobs(choice))
 
 
 class TextAnswer(Answer):
@@ -362,7 +375,7 @@ class TextAnswer(Answer):
             openai.CompletionChoice(
                 index,
                 choice.pending,
-                cast(openai.CompletionLogprobs | None, choice.take_logprobs()) if is_told else None,
+                cast(openai.CompletionLogprobs | None, long.logprobs(choice)) if is_told else None,
                 choice.finish_reason or "stop",
             )
             for index, choice in enumerate(self._given())

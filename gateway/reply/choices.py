@@ -9,6 +9,7 @@ shortest way.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 
 from gateway import openai
 from gateway.parsers import Content, Event, Parser, Said, gathered
@@ -45,10 +46,10 @@ class Logprobs:
             num_chars += len(decoder.feed((token_id,)))
         self._pending[:0] = told
 
-    def take(self, num_chars: int) -> openai.Logprobs | None:
-        """Those of the tokens that begin before character ``num_chars`` and were not taken yet; None when there are
-        none."""
-        num = sum(1 for offset, _, _ in self._pending if offset < num_chars)
+    def take(self, num_chars: int, most: int | None = None) -> openai.Logprobs | None:
+        """Those of the tokens that begin before character ``num_chars`` and were not taken yet, ``most`` of them; None
+        when there are none."""
+        num = sum(1 for offset, _, _ in islice(self._pending, most) if offset < num_chars)
         if not num:
             return None
         taken, self._pending = self._pending[:num], self._pending[num:]
@@ -224,9 +225,9 @@ class Choice:
         else:
             self._take_each(delta, len(token_ids))
 
-    def take_logprobs(self) -> openai.Logprobs | None:
-        """Those of the text given out since the last call."""
-        return None if self.logprobs is None else self.logprobs.take(self._num_given)
+    def take_logprobs(self, most: int | None = None) -> openai.Logprobs | None:
+        """Those of the text given out that were not taken yet, ``most`` of them."""
+        return None if self.logprobs is None else self.logprobs.take(self._num_given, most)
 
     def _take_end(self, delta: Delta, finish: Finish) -> None:
         self.finish = finish

@@ -143,10 +143,11 @@ class ToldChoice(Choice):
                 self._say([Content(text)] if (text := self._held()) else [])
                 self.finish_reason = delta.finish.reason
 
-    def take_logprobs(self) -> openai.Logprobs | None:
+    def take_logprobs(self, most: int | None = None) -> openai.Logprobs | None:
         if self.logprobs is None or not self._entries:
             return None
-        entries, self._entries = self._entries, []
+        num = len(self._entries) if most is None else most
+        entries, self._entries = self._entries[:num], self._entries[num:]
         read = [(_entry(each), at) for each, at in entries]
         if isinstance(self.logprobs, ChatLogprobs):
             return openai.ChatLogprobs([entry for entry, _ in read])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from array import array
 from base64 import b64encode
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from operator import mul
 
 import msgspec
@@ -13,12 +13,16 @@ from msgspec import UNSET
 
 from gateway import openai
 from gateway.errors import RequestFailed
+from gateway.reply import long
 from gateway.reply.answers import Answer, Part
 from gateway.reply.choices import Choice, Logprobs
 from gateway.text import Text
 from policies import wire
 
 encode = msgspec.json.encode
+
+LONG_BYTES = 32 << 10
+"""Of vectors that take a while to write as numbers."""
 
 
 class VectorAnswer(Answer):
@@ -40,15 +44,19 @@ class VectorAnswer(Answer):
             self._vectors[choice.index] = delta.vector
         return choice
 
+    @property
+    def is_long(self) -> bool:
+        return sum(map(len, self._vectors.values())) > LONG_BYTES
+
     def vectors(self) -> list[bytes]:
         """Of each text, as ``Delta.vector``. Raises RequestFailed where a worker gave none."""
         if len(self._vectors) < len(self.choices):
             raise RequestFailed("The model failed while answering this request.")
         return [self._vectors[number] for number in range(len(self.choices))]
 
-    def numbers(self) -> list[list[float]]:
+    def numbers(self) -> Iterator[list[float]]:
         """The same as numbers."""
-        return [_floats(vector).tolist() for vector in self.vectors()]
+        return (_floats(vector).tolist() for vector in self.vectors())
 
 
 class EmbeddingAnswer(VectorAnswer):
@@ -59,18 +67,18 @@ class EmbeddingAnswer(VectorAnswer):
 
     def body(self, extras: openai.PenstockExtras | None = None) -> bytes:
         assert isinstance(self.call, openai.EmbeddingRequest)
-        as_text = self.call.encoding_format == "base64"
-        return encode(
-            openai.EmbeddingList(
-                data=[
-                    openai.Embedding(index, b64encode(vector).decode() if as_text else _floats(vector).tolist())
-                    for index, vector in enumerate(self.vectors())
-                ],
-                model=self.call.model,
-                usage=openai.ReadUsage.of(self.usage()),
-                penstock=extras or UNSET,
-            )
+        whole = openai.EmbeddingList(
+            data=[],
+            model=self.call.model,
+            usage=openai.ReadUsage.of(self.usage()),
+            penstock=extras or UNSET,
         )
+        as_text = self.call.encoding_format == "base64"
+        told: Iterator[list[float] | str] = self.numbers()
+        if as_text:
+            told = (b64encode(vector).decode() for vector in self.vectors())
+        data = long.each(openai.Embedding(index, vector) for index, vector in enumerate(told))
+        return long.joined(long.framed(whole, "data", data))
 
 
 class Scored(VectorAnswer):
