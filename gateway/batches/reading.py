@@ -105,12 +105,26 @@ class Index:
             os.close(reading)
         return found
 
-    def custom_ids(self, numbers: Iterable[int]) -> Iterator[tuple[int, str]]:
+    def custom_ids(self, numbers: Iterable[int]) -> Iterator[tuple[int, str | None]]:
         """Of these lines, which were read. Runs on a thread; raises OSError."""
         with self._path.open("rb") as reading:
             for number in numbers:
                 reading.seek(self._offsets[number])
                 yield number, _line.decode(reading.read(self._sizes[number])).custom_id
+
+
+class LostIndex(Index):
+    """Of a file that cannot be read any more: so many lines, and nobody knows what they were called."""
+
+    def __init__(self, path: Path, num_lines: int) -> None:
+        super().__init__(path)
+        self._num_lines = num_lines
+
+    def __len__(self) -> int:
+        return self._num_lines
+
+    def custom_ids(self, numbers: Iterable[int]) -> Iterator[tuple[int, str | None]]:
+        return ((number, None) for number in numbers)
 
 
 def read(

@@ -28,7 +28,7 @@ from gateway.batches.book import Batch, Book, Lost
 from gateway.batches.journal import WAITING, Journal, Record
 from gateway.batches.outputs import Ending
 from gateway.batches.pace import TICK_S, Course, Pace
-from gateway.batches.reading import Index, read
+from gateway.batches.reading import Index, LostIndex, read
 from gateway.entrance import Endpoint
 from gateway.house import Gateway
 from gateway.ledger import Entry
@@ -133,7 +133,14 @@ class Run:
             return await self._refuse("invalid_file", "The input file has been deleted, or has expired.")
         if self._caller() is None and batch.status == "validating":
             return await self._refuse(*outputs.REASONS["failed"])
-        self._index = await self._read_file(gw.files.path(batch.input_file_id))
+        try:
+            self._index = await self._read_file(gw.files.path(batch.input_file_id))
+        except OSError:  # where it lies may come back as long as the batch has time
+            if batch.status != "cancelling" and book.wall() < batch.expires_at:
+                raise
+            if batch.in_progress_at is None:
+                return await self._refuse("invalid_file", "The input file cannot be read.")
+            self._index = LostIndex(gw.files.path(batch.input_file_id), batch.num_lines)
         if self._index.errors:
             return await self._fail(self._index.errors, len(self._index))
         path = gw.files.directory / f"{batch.id}.journal"

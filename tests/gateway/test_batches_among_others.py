@@ -178,6 +178,37 @@ async def test_a_result_that_was_written_before_a_crash_has_its_row_written_afte
     assert (len(found), num_owed, batch.usage.output_tokens) == (100, 100, 99 * 4 + 77)
 
 
+@pytest.mark.parametrize("ending", ["cancelled", "expired"])
+async def test_a_batch_whose_input_is_lost_ends_with_what_was_answered(tmp_path, ending):
+    command = scripted("--tokens-per-step", 1, "--step-s", 0.01)
+    slow = settings.Batches(max_in_flight=2)
+    with houses.running(tmp_path / "data", command, batches=slow) as house:
+        async with house.client() as client:
+            batch = await begun(client, lines(100))
+            await when(client, batch, lambda batch: batch.request_counts.completed >= 4)
+            unbegun = await client.files.create(file=("in.jsonl", b"{}"), purpose="batch")
+        files = house.gw.files.directory
+    for file_id in (batch.input_file_id, unbegun.id):
+        (files / file_id).unlink()
+    with houses.running(tmp_path / "data", command, batches=slow) as house:
+        async with house.client() as client:
+            other = await client.batches.create(
+                input_file_id=unbegun.id, endpoint="/v1/chat/completions", completion_window="24h"
+            )
+            if ending == "cancelled":
+                await asyncio.gather(*[client.batches.cancel(each.id) for each in (batch, other)])
+            house.gw.batches.wall = lambda: time.time() + (86_401 if ending == "expired" else 0)
+            batch, other = await over(client, batch), await over(client, other)
+            answered, unasked = await outputs(client, batch.output_file_id), await outputs(client, batch.error_file_id)
+        rows = await house.ledger_rows(status=200)
+    assert (batch.status, other.status) == (ending, "failed" if ending == "expired" else "cancelled")
+    assert "input file" in other.errors.data[0].message
+    assert len(answered) == batch.request_counts.completed == len(rows) >= 4
+    assert len(unasked) == 100 - len(answered)
+    assert {(one["custom_id"], one["error"]["code"]) for one in unasked} == {(None, f"batch_{ending}")}
+    assert not list(files.glob("*.journal"))
+
+
 async def test_results_are_there_although_nobody_heard_that_the_batch_was_committed_as_over(tmp_path, monkeypatch):
     """The connection to the database breaks behind the commit, or the gateway stops there."""
     num_ended, finish = 0, Book.finish
