@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import TYPE_CHECKING
@@ -30,7 +30,7 @@ from gateway.client import (
     refusal,
     unreachable,
 )
-from gateway.terminal.tables import printable
+from gateway.terminal.tables import leave_unread, printable
 
 if TYPE_CHECKING:
     import aiohttp
@@ -97,11 +97,24 @@ class Reply:
 
 
 async def ask(session: aiohttp.ClientSession, talk: Conversation, reply: Reply, show: Callable[[str], None]) -> None:
-    """Streams the answer to the last turn into ``reply``, each piece to ``show`` as it comes. Raises CallFailed."""
+    """Streams the answer to the last turn into ``reply``, each piece to ``show`` as it comes. Raises CallFailed, and
+    what ``show`` raises."""
+    done = False
+    async with contextlib.aclosing(_payloads(session, talk)) as payloads:
+        async for payload in payloads:
+            if payload == b"[DONE]":
+                done = True
+            else:
+                _take(payload, reply, show)
+    if not done:
+        raise CallFailed("the server broke off before the end of its answer")
+
+
+async def _payloads(session: aiohttp.ClientSession, talk: Conversation) -> AsyncIterator[bytes]:
+    """Those of the stream that answers. Raises CallFailed."""
     import aiohttp
 
     events = Events()
-    done = False
     try:
         headers = {"Content-Type": "application/json"}
         async with session.post("chat/completions", data=talk.request(), headers=headers) as response:
@@ -109,21 +122,17 @@ async def ask(session: aiohttp.ClientSession, talk: Conversation, reply: Reply, 
                 raise CallFailed(refusal(response.status, await response.read()))
             async for data in response.content.iter_any():
                 for payload in events.feed(data):
-                    if payload == b"[DONE]":
-                        done = True
-                    else:
-                        _take(payload, reply, show)
-    except msgspec.DecodeError as error:
-        raise CallFailed(f"the server sent what cannot be read: {error}") from error
+                    yield payload
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
         raise Unreachable(unreachable(error)) from error
-    if not done:
-        raise CallFailed("the server broke off before the end of its answer")
 
 
 def _take(payload: bytes, reply: Reply, show: Callable[[str], None]) -> None:
     """One chunk of a stream."""
-    answer = decode_answer(payload)
+    try:
+        answer = decode_answer(payload)
+    except msgspec.DecodeError as error:
+        raise CallFailed(f"the server sent what cannot be read: {error}") from error
     if answer.error is not None:
         error = answer.error
         raise CallFailed((error.message or str(error.code)) if isinstance(error, Failure) else error)
@@ -275,6 +284,8 @@ def chat(
             is_away = isinstance(error, Unreachable)
             click.echo(f"penstock chat: {error}{hint if is_away else ''}", err=True)
             sys.exit(2 if is_away else 1)
+        except OSError as error:  # of standard output: what calls meet are CallFailed
+            leave_unread(error)
         except KeyboardInterrupt:
             sys.exit(130)
         finally:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import contextlib
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import quote
 
@@ -80,10 +81,17 @@ class Administration:
         return self._runner.run(self._call("DELETE", path, {}, None, None))
 
     def follow(self, *path: object, show: Callable[[bytes], bool], **query: object) -> None:
-        """Hands each payload of a stream of server-sent events to ``show``, until that is enough or the stream ends."""
+        """Hands each payload of a stream of server-sent events to ``show``, until that is enough or the stream ends.
+        Raises what ``show`` raises, too."""
         self._runner.run(self._follow(path, _params(query), show))
 
     async def _follow(self, path: tuple[object, ...], params: dict[str, str], show: Callable[[bytes], bool]) -> None:
+        async with contextlib.aclosing(self._payloads(path, params)) as payloads:
+            async for payload in payloads:
+                if not show(payload):
+                    return
+
+    async def _payloads(self, path: tuple[object, ...], params: dict[str, str]) -> AsyncIterator[bytes]:
         import aiohttp
 
         events = Events()
@@ -94,8 +102,8 @@ class Administration:
                 if response.status != 200:
                     raise _refused(response.status, await response.read())
                 async for data in response.content.iter_any():
-                    if not all(show(payload) for payload in events.feed(data)):
-                        return
+                    for payload in events.feed(data):
+                        yield payload
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise Unreachable(unreachable(error)) from error
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import datetime
 import functools
-import os
 import re
 import sys
 import time
@@ -17,6 +16,7 @@ import msgspec
 
 from gateway.client import DEFAULT_URL, CallFailed, Unreachable, find_admin_key
 from gateway.terminal.administration import Administration, Refused, Thing
+from gateway.terminal.tables import leave_unread
 
 _AGO = re.compile(r"(\d{1,6})([smhdw])")
 _UNIT_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
@@ -44,9 +44,8 @@ def administers(command: Callable[..., None]) -> Callable[..., None]:
                     hint = " Give an admin key with --admin-key, or in PENSTOCK_ADMIN_KEY."
                 click.echo(f"penstock: {error}{hint}", err=True)
                 sys.exit(1)
-            except BrokenPipeError:  # whoever read it has enough
-                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-                sys.exit(1)
+            except OSError as error:  # of standard output: what calls meet are CallFailed
+                leave_unread(error)
             except KeyboardInterrupt:
                 sys.exit(130)
 

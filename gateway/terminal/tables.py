@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import datetime
+import os
+import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
+
+import click
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -101,6 +105,14 @@ def facts(thing: Any, columns: Iterable[Column]) -> None:
     for column in columns:
         line = Text.assemble((column.title.ljust(width), "dim"), "  ", _cell(column.cell(thing)))
         console.print(line, soft_wrap=True)
+
+
+def leave_unread(error: OSError) -> NoReturn:
+    """Standard output takes nothing more: whoever read it has enough, or there is no room where it goes."""
+    if not isinstance(error, BrokenPipeError):
+        click.echo(f"penstock: standard output cannot be written: {error.strerror}", err=True)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(1)
 
 
 def _count(number: int | None) -> str | None:

@@ -110,6 +110,28 @@ async def test_a_prompt_may_come_through_a_pipe():
     assert server.requests[0]["messages"][-1]["content"] == "Count\nto three"
 
 
+async def test_output_that_nobody_takes_is_no_fault_of_the_server():
+    async def left_by(output: int) -> tuple[int | None, str]:
+        process = await asyncio.create_subprocess_exec(
+            *(*COMMAND, "hello", "--url", server.url),
+            cwd=ROOT,
+            env=ENVIRONMENT,
+            stdout=output,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        os.close(output)
+        async with asyncio.timeout(PATIENCE_S):
+            _, err = await process.communicate()
+        return process.returncode, err.decode()
+
+    reads, writes = os.pipe()
+    os.close(reads)
+    async with compatible_server() as server:
+        assert await left_by(writes) == (1, "")
+        code, err = await left_by(os.open("/dev/full", os.O_WRONLY))
+    assert (code, err) == (1, "penstock: standard output cannot be written: No space left on device\n")
+
+
 async def test_without_a_server_one_sentence_says_how_to_start_one():
     code, out, err = await run_chat("hello", "--url", "http://127.0.0.1:9")
     assert (code, out) == (2, "")

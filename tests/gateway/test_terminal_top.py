@@ -45,6 +45,16 @@ async def told(process: subprocess.Popen[bytes]) -> str:
     return output.decode()
 
 
+async def test_whoever_reads_the_lines_may_have_enough_of_them(front):
+    process = begun(front, "--json", stderr=subprocess.PIPE)
+    assert process.stdout is not None
+    assert process.stderr is not None
+    assert await asyncio.to_thread(process.stdout.readline)
+    process.stdout.close()
+    assert await asyncio.to_thread(process.stderr.read) == b""
+    assert await asyncio.to_thread(process.wait, PATIENCE_S) == 1
+
+
 async def test_a_request_is_seen_with_its_tenant_its_worker_and_its_tokens(front):
     asked = front.chat()
     submit = await front.peer.submitted()
