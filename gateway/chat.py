@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 import sys
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
@@ -23,6 +24,7 @@ from gateway.client import (
     Failure,
     Unreachable,
     api_root,
+    checked_url,
     decode_answer,
     find_key,
     list_models,
@@ -116,8 +118,12 @@ async def _payloads(session: aiohttp.ClientSession, talk: Conversation) -> Async
 
     events = Events()
     try:
+        body = talk.request()
+    except UnicodeEncodeError as error:
+        raise CallFailed("a model is sent UTF-8 text, and this is none") from error
+    try:
         headers = {"Content-Type": "application/json"}
-        async with session.post("chat/completions", data=talk.request(), headers=headers) as response:
+        async with session.post("chat/completions", data=body, headers=headers) as response:
             if response.status != 200:
                 raise CallFailed(refusal(response.status, await response.read()))
             async for data in response.content.iter_any():
@@ -243,7 +249,9 @@ def _show(text: str) -> None:
 
 @click.command()
 @click.argument("prompt", required=False)
-@click.option("--url", default=DEFAULT_URL, show_default=True, help="Server, with or without /v1.")
+@click.option(
+    "--url", default=DEFAULT_URL, show_default=True, callback=checked_url, help="Server, with or without /v1."
+)
 @click.option("--key", help="API key [PENSTOCK_API_KEY, the local server's bootstrap.env, OPENAI_API_KEY].")
 @click.option("--model", help="Model name [the first that the server lists].")
 @click.option("--system", default="", help="What the model is told first.")
@@ -259,6 +267,8 @@ def chat(
     temperature: float | None,
 ) -> None:
     """Talk to a running server. With PROMPT, or text on standard input, print one answer and nothing else."""
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="surrogateescape")  # what is no text is refused where it would be sent
     if not sys.stdin.isatty() and not prompt:
         prompt = sys.stdin.read().strip()
         if not prompt:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+import click
 import msgspec
 
 if TYPE_CHECKING:
@@ -105,14 +106,31 @@ def api_root(url: str) -> str:
     return root if root.endswith("/v1") else f"{root}/v1"
 
 
+def checked_url(_context: click.Context, _parameter: click.Parameter, url: str) -> str:
+    """For an option that is an address as ``api_root`` takes it."""
+    try:
+        parts = urlsplit(api_root(url))
+        is_one = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        is_one = False
+    if not is_one:
+        raise click.BadParameter(f"{url!r} is no address of a server, such as {DEFAULT_URL}.")
+    return url
+
+
 def find_key(given: str | None, url: str) -> str | None:
     """``given``, else PENSTOCK_API_KEY, else the key a server here left in its data directory, else OPENAI_API_KEY."""
-    return given or _own_key("PENSTOCK_API_KEY", url) or os.environ.get("OPENAI_API_KEY")
+    return _bare(given or _own_key("PENSTOCK_API_KEY", url) or os.environ.get("OPENAI_API_KEY"))
 
 
 def find_admin_key(given: str | None, url: str) -> str | None:
     """``given``, else PENSTOCK_ADMIN_KEY, else the admin key a server here left in its data directory."""
-    return given or _own_key("PENSTOCK_ADMIN_KEY", url)
+    return _bare(given or _own_key("PENSTOCK_ADMIN_KEY", url))
+
+
+def _bare(key: str | None) -> str | None:
+    """Without the end of the line that it was read with, which no header may have."""
+    return None if key is None else key.strip()
 
 
 def _own_key(variable: str, url: str) -> str | None:

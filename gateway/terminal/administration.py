@@ -116,7 +116,10 @@ class Administration:
         if version is not None:
             headers["if-match"] = f'"{version}"'
         params = _params(query)
-        data = None if body is None else msgspec.json.encode(body)
+        try:
+            data = None if body is None else msgspec.json.encode(body)
+        except UnicodeEncodeError as error:
+            raise CallFailed("the administration is sent UTF-8 text, and this is none") from error
         try:
             session = await self._opened()
             async with session.request(method, self._url(path), params=params, data=data, headers=headers) as response:

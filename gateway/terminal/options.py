@@ -14,7 +14,7 @@ from typing import Any
 import click
 import msgspec
 
-from gateway.client import DEFAULT_URL, CallFailed, Unreachable, find_admin_key
+from gateway.client import DEFAULT_URL, CallFailed, Unreachable, checked_url, find_admin_key
 from gateway.terminal.administration import Administration, Refused, Thing
 from gateway.terminal.tables import leave_unread
 
@@ -26,7 +26,14 @@ def administers(command: Callable[..., None]) -> Callable[..., None]:
     """A command that gets an ``Administration`` as ``admin``. What goes wrong is said on standard error; the status is
     2 where no gateway answers, and 1 where it refuses."""
 
-    @click.option("--url", envvar="PENSTOCK_URL", default=DEFAULT_URL, show_default=True, help="The gateway.")
+    @click.option(
+        "--url",
+        envvar="PENSTOCK_URL",
+        default=DEFAULT_URL,
+        show_default=True,
+        callback=checked_url,
+        help="The gateway.",
+    )
     @click.option("--admin-key", help="[PENSTOCK_ADMIN_KEY, or what the local gateway's bootstrap.env has].")
     @functools.wraps(command)
     def run(url: str, admin_key: str | None, **others: Any) -> None:

@@ -12,6 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,7 +20,8 @@ from gateway.bench import arrivals, measures, plot
 from gateway.bench.arrivals import Due, TraceError
 from gateway.bench.measures import Outcome
 from gateway.bench.prompts import Fit, Prompts
-from gateway.client import Events, api_root, find_key
+from gateway.cli import main
+from gateway.client import Events, api_root, find_admin_key, find_key
 from policies.distribution import percentile
 from tests.builders import PATIENCE_S
 from tests.gateway.compatible_server import CompatibleServer, compatible_server
@@ -221,6 +223,24 @@ def test_events_are_the_same_however_the_bytes_are_cut(payloads, data):
 def test_an_address_may_be_typed_in_any_of_the_usual_ways():
     for url in ("localhost:8080", "http://localhost:8080/", "http://localhost:8080/v1", "http://localhost:8080/v1/"):
         assert api_root(url) == "http://localhost:8080/v1"
+
+
+@pytest.mark.parametrize(
+    "url", ["http://127.0.0.1:99999", "http://[::1", "http://[::1]:x", "ftp://here", "http://", ""]
+)
+@pytest.mark.parametrize("command", [("bench", "serve"), ("chat", "Hello"), ("tenants", "list")])
+def test_what_is_no_address_is_refused_where_it_was_typed(command, url):
+    said = CliRunner().invoke(main, [*command, "--url", url])
+    assert said.exit_code == 2, said.output
+    assert f"Invalid value for '--url': {url!r} is no address of a server" in said.output
+
+
+def test_a_key_is_read_without_the_end_of_its_line(monkeypatch):
+    monkeypatch.setenv("PENSTOCK_API_KEY", "sk-env\r")
+    monkeypatch.setenv("PENSTOCK_ADMIN_KEY", "sk-admin\r\n")
+    assert find_key(None, "127.0.0.1:8080") == "sk-env"
+    assert find_admin_key(None, "127.0.0.1:8080") == "sk-admin"
+    assert find_key(" sk-given\n", "127.0.0.1:8080") == "sk-given"
 
 
 def test_the_local_servers_key_is_found_and_stays_on_this_machine(tmp_path, monkeypatch):

@@ -17,7 +17,7 @@ COMMAND = (sys.executable, "-c", "from gateway.chat import chat; chat()")
 ENVIRONMENT = os.environ | {"PENSTOCK_API_KEY": "sk-test", "TERM": "dumb", "COLUMNS": "200"}
 
 
-async def run_chat(*arguments: str, typed: str = "") -> tuple[int | None, str, str]:
+async def run_chat(*arguments: str | bytes, typed: str | bytes = "") -> tuple[int | None, str, str]:
     """The command with ``typed`` piped in: exit code, standard output, standard error."""
     process = await asyncio.create_subprocess_exec(
         *(*COMMAND, *arguments),
@@ -28,7 +28,7 @@ async def run_chat(*arguments: str, typed: str = "") -> tuple[int | None, str, s
         stderr=asyncio.subprocess.PIPE,
     )
     async with asyncio.timeout(PATIENCE_S):
-        out, err = await process.communicate(typed.encode())
+        out, err = await process.communicate(typed.encode() if isinstance(typed, str) else typed)
     return process.returncode, out.decode(), err.decode()
 
 
@@ -108,6 +108,14 @@ async def test_a_prompt_may_come_through_a_pipe():
         code, out, _ = await run_chat("--url", server.url, typed="Count\nto three\n")
     assert (code, out) == (0, "one two three\n")
     assert server.requests[0]["messages"][-1]["content"] == "Count\nto three"
+
+
+async def test_bytes_that_are_no_text_are_refused_in_a_sentence():
+    async with compatible_server() as server:
+        piped = await run_chat("--url", server.url, typed=b"caf\xe9")
+        named = await run_chat(b"caf\xe9", "--url", server.url)
+    assert piped == named == (1, "", "penstock chat: a model is sent UTF-8 text, and this is none\n")
+    assert not server.requests
 
 
 async def test_output_that_nobody_takes_is_no_fault_of_the_server():

@@ -64,6 +64,12 @@ def written(path: Path, document: object) -> Path:
     return path
 
 
+async def test_a_name_that_is_no_text_is_refused_in_a_sentence(operator):
+    result = await operator("tenants", "create", "caf\udce9")
+    assert result.exit_code == 1
+    assert result.stderr == "penstock: the administration is sent UTF-8 text, and this is none\n"
+
+
 async def test_a_tenant_is_made_changed_and_disabled(operator):
     made = await operator.read("tenants", "create", "blue", "--metadata", "floor=3")
     assert (made["name"], made["policy"], made["metadata"]) == ("blue", "default", {"floor": "3"})
