@@ -22,6 +22,7 @@ from gateway.client import (
     CallFailed,
     Events,
     Failure,
+    Finite,
     Unreachable,
     api_root,
     checked_url,
@@ -256,7 +257,7 @@ def _show(text: str) -> None:
 @click.option("--model", help="Model name [the first that the server lists].")
 @click.option("--system", default="", help="What the model is told first.")
 @click.option("--max-tokens", type=click.IntRange(1), help="Ceiling on one answer [the server's].")
-@click.option("--temperature", type=click.FloatRange(0, 2), help="[the server's]")
+@click.option("--temperature", type=Finite(0, 2), help="[the server's]")
 def chat(
     prompt: str | None,
     url: str,

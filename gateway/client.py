@@ -6,10 +6,11 @@ aiohttp takes as long to load as all else that a command needs, so whoever asks 
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import click
@@ -116,6 +117,16 @@ def checked_url(_context: click.Context, _parameter: click.Parameter, url: str) 
     if not is_one:
         raise click.BadParameter(f"{url!r} is no address of a server, such as {DEFAULT_URL}.")
     return url
+
+
+class Finite(click.FloatRange):
+    """As an option's type: a float of that range that is a number, and not without end."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        found: float = super().convert(value, param, ctx)
+        if not math.isfinite(found):
+            self.fail(f"{value} is no number that there could be so many of.", param, ctx)
+        return found
 
 
 def find_key(given: str | None, url: str) -> str | None:

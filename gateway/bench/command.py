@@ -20,7 +20,7 @@ from gateway.bench import arrivals, measures, plot
 from gateway.bench.arrivals import Due, TraceError
 from gateway.bench.measures import Report
 from gateway.bench.prompts import Prompts
-from gateway.client import DEFAULT_URL, CallFailed, api_root, checked_url, find_key, list_models, open_session
+from gateway.client import DEFAULT_URL, CallFailed, Finite, api_root, checked_url, find_key, list_models, open_session
 from gateway.settings_file import fail
 from policies.distribution import Distribution, distribution
 
@@ -72,7 +72,7 @@ class Options:
     def schedule(self) -> list[Due]:
         """Raises TraceError."""
         if self.trace:
-            dues = arrivals.trace(self.trace.read_text(), self.time_scale, self.length_scale)
+            dues = arrivals.trace(self.trace.read_text("utf-8-sig"), self.time_scale, self.length_scale)
         elif self.rate:
             num = min(self.max_requests, round(2 * self.rate * self.max_s) + 10)
             dues = arrivals.poisson(num, self.rate, self.input_tokens, self.output_tokens, self.seed)
@@ -120,24 +120,16 @@ def engine(arguments: tuple[str, ...]) -> None:
     show_default=True,
     help="Closed loop: requests at a time.",
 )
-@click.option(
-    "--rate", type=click.FloatRange(0, min_open=True), help="Open loop: requests/s on average, Poisson arrivals."
-)
+@click.option("--rate", type=Finite(0, min_open=True), help="Open loop: requests/s on average, Poisson arrivals.")
 @click.option(
     "--trace",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="Open loop: arrivals and lengths of a CSV like Azure's 2023 LLM trace or JSON lines like Mooncake's.",
 )
-@click.option(
-    "--time-scale", type=click.FloatRange(0), default=1.0, show_default=True, help="Times a trace's instants."
-)
-@click.option(
-    "--length-scale", type=click.FloatRange(0), default=1.0, show_default=True, help="Times a trace's lengths."
-)
+@click.option("--time-scale", type=Finite(0), default=1.0, show_default=True, help="Times a trace's instants.")
+@click.option("--length-scale", type=Finite(0), default=1.0, show_default=True, help="Times a trace's lengths.")
 @click.option("--requests", type=click.IntRange(1, MOST_REQUESTS), help="At most so many [200, unless --duration].")
-@click.option(
-    "--duration", type=click.FloatRange(0, LONGEST_S, min_open=True), help="Begin none after so many s [120]."
-)
+@click.option("--duration", type=Finite(0, LONGEST_S, min_open=True), help="Begin none after so many s [120].")
 @click.option(
     "--input-tokens", type=click.IntRange(1, 1_000_000), default=256, show_default=True, help="About so many."
 )
@@ -150,10 +142,8 @@ def engine(arguments: tuple[str, ...]) -> None:
 @click.option("--stream/--no-stream", default=True, show_default=True)
 @click.option("--ignore-eos", is_flag=True, help="Ask for exactly --output-tokens (vLLM's and our own extension).")
 @click.option("--endpoint", type=click.Choice(["chat", "completions"]), default="chat", show_default=True)
-@click.option("--temperature", type=click.FloatRange(0, 2), default=0.0, show_default=True)
-@click.option(
-    "--timeout", type=click.FloatRange(0, min_open=True), default=120.0, show_default=True, help="s a request."
-)
+@click.option("--temperature", type=Finite(0, 2), default=0.0, show_default=True)
+@click.option("--timeout", type=Finite(0, min_open=True), default=120.0, show_default=True, help="s a request.")
 @click.option(
     "--warmup", type=click.IntRange(0, 10_000), default=1, show_default=True, help="Requests before measuring."
 )

@@ -174,6 +174,14 @@ def test_a_file_that_is_no_trace_is_refused_in_a_sentence(text):
         arrivals.trace(text, 1.0, 1.0)
 
 
+@pytest.mark.parametrize("number", ["inf", "nan"])
+@pytest.mark.parametrize("option", ["--rate", "--duration", "--timeout", "--time-scale", "--length-scale"])
+def test_a_number_without_end_is_refused(option, number):
+    said = CliRunner().invoke(main, ["bench", "serve", "--url", "http://127.0.0.1:9", option, number])
+    assert said.exit_code == 2
+    assert f"Invalid value for '{option}'" in said.output
+
+
 def test_a_schedule_is_bounded_in_count_and_time():
     dues = [Due(float(i), 1, 1) for i in range(10)]
     assert len(arrivals.bounded(dues, 5, 100.0)) == 5
@@ -299,6 +307,15 @@ async def test_without_usage_pieces_are_counted_and_the_report_says_so():
         code, out, _ = await bench_serve(server, "--requests", "5")
     assert code == 0
     assert "15 completion tokens, counted by pieces" in out
+
+
+async def test_a_trace_may_begin_as_spreadsheets_write_it(tmp_path):
+    path = tmp_path / "trace.csv"
+    path.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n0,5,3\n", "utf-8-sig")
+    async with compatible_server() as server:
+        code, out, err = await bench_serve(server, "--trace", str(path), "--warmup", "0", "--json")
+    assert code == 0, err
+    assert json.loads(out)["num_ok"] == 1
 
 
 async def test_a_trace_is_replayed(tmp_path):
