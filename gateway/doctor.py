@@ -71,6 +71,7 @@ def examine(config: Settings) -> tuple[dict[str, Any], list[Finding]]:
     _loop(facts, findings)
     _files(facts, findings)
     _port(config, facts, findings)
+    _certificate(config, findings)
     _data_dir(Path(config.store.data_dir), facts, findings)
     asyncio.run(_database(config, facts, findings))
     return facts, findings
@@ -116,17 +117,32 @@ def _port(config: Settings, facts: dict[str, Any], findings: list[Finding]) -> N
         )
 
 
+def _certificate(config: Settings, findings: list[Finding]) -> None:
+    from gateway.certificate import Certificate
+    from gateway.doors import DoorsError
+
+    if config.server.tls_cert:
+        try:
+            Certificate(config.server)
+        except DoorsError as error:
+            findings.append({"severity": "fatal", "text": f"{error}."})
+
+
 def _data_dir(data_dir: Path, facts: dict[str, Any], findings: list[Finding]) -> None:
     """Where it is, or would be made."""
     place = data_dir.absolute()
-    while not place.exists():
-        place = place.parent
-    if not (place.is_dir() and os.access(place, os.W_OK | os.X_OK)):
-        facts["data_dir"] = f"{data_dir} cannot be written"
-        findings.append({"severity": "fatal", "text": f"the data directory {data_dir} cannot be written."})
+    try:
+        while not place.exists():
+            place = place.parent
+        if not (place.is_dir() and os.access(place, os.W_OK | os.X_OK)):
+            raise PermissionError
+        facts["data_dir"] = str(data_dir) if data_dir.exists() else f"{data_dir} (will be made)"
+        facts["disk_sync_ms"] = sync_ms = round(_sync_ms(place), 3)
+    except OSError as error:
+        why = f": {error.strerror}" if error.strerror else ""
+        facts["data_dir"] = f"{data_dir} cannot be written{why}"
+        findings.append({"severity": "fatal", "text": f"the data directory {data_dir} cannot be written{why}."})
         return
-    facts["data_dir"] = str(data_dir) if data_dir.exists() else f"{data_dir} (will be made)"
-    facts["disk_sync_ms"] = sync_ms = round(_sync_ms(place), 3)
     if sync_ms > SLOW_SYNC_MS:
         text = f"the disk under {data_dir} takes {sync_ms:.1f} ms to make a write durable; every answer waits for one."
         findings.append({"severity": "slow", "text": text})
@@ -150,7 +166,7 @@ def _sync_ms(place: Path) -> float:
 
 
 def _is_new(url: sa.URL) -> bool:
-    return url.drivername.startswith("sqlite") and not Path(url.database or "").exists()
+    return url.drivername.startswith("sqlite") and not os.path.exists(url.database or "")
 
 
 async def _database(config: Settings, facts: dict[str, Any], findings: list[Finding]) -> None:
@@ -158,6 +174,7 @@ async def _database(config: Settings, facts: dict[str, Any], findings: list[Find
     from sqlalchemy.exc import SQLAlchemyError
     from sqlalchemy.ext.asyncio import create_async_engine
 
+    import migrations
     from gateway import store
 
     try:
@@ -175,6 +192,10 @@ async def _database(config: Settings, facts: dict[str, Any], findings: list[Find
             known = await connection.run_sync(lambda sync: sa.inspect(sync).has_table("alembic_version"))
             query = sa.text("SELECT version_num FROM alembic_version")
             facts["schema"] = (await connection.execute(query)).scalar() if known else None
+            await connection.run_sync(migrations.missing_of)
+    except migrations.Unknown as revision:
+        text = f"the store was written by a newer Penstock (revision {revision}), and this one refuses it."
+        findings.append({"severity": "fatal", "text": text})
     except (SQLAlchemyError, OSError) as error:
         reason = " ".join(str(getattr(error, "orig", None) or error).split())
         findings.append({"severity": "fatal", "text": f"the database {where} cannot be opened: {reason}."})

@@ -9,6 +9,7 @@ import os
 import shutil
 import signal
 import socket
+import sqlite3
 import stat
 import subprocess
 import sys
@@ -333,6 +334,26 @@ def test_doctor_finds_what_must_be_mended(tmp_path):
     done = penstock("doctor", cwd=tmp_path)
     assert done.returncode == 1
     assert "fatal: the data directory data cannot be written" in done.stdout
+
+
+def test_doctor_finds_what_a_start_would_refuse(tmp_path):
+    with sqlite3.connect(tmp_path / "penstock.db") as newer:
+        newer.execute("CREATE TABLE alembic_version (version_num VARCHAR(32))")
+        newer.execute("INSERT INTO alembic_version VALUES ('9999')")
+    done = penstock("doctor", "--data-dir", tmp_path, cwd=tmp_path, **certificate(tmp_path / "none.pem"))
+    assert done.returncode == 1
+    assert "fatal: the store was written by a newer Penstock (revision 9999)" in done.stdout
+    assert f"fatal: server.tls_cert {tmp_path / 'none.pem'} with" in done.stdout
+
+
+def certificate(path: Path) -> dict[str, str]:
+    return {"PENSTOCK_SERVER__TLS_CERT": str(path), "PENSTOCK_SERVER__TLS_KEY": str(path)}
+
+
+def test_doctor_looks_no_further_than_it_may(tmp_path):
+    done = penstock("doctor", "--data-dir", tmp_path / ("a" * 300), cwd=tmp_path)
+    assert done.returncode == 1, done.stderr
+    assert f"fatal: the data directory {tmp_path / ('a' * 300)} cannot be written: File name too long." in done.stdout
 
 
 @pytest.mark.parametrize("command", ["bench", "chat", "doctor", "migrate", "pull", "serve", "worker"])
