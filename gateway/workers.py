@@ -90,6 +90,7 @@ class Worker:
         """What it said of itself; None while it is not ready."""
         self.stats: wire.Stats | None = None
         self.num_lives = 0
+        """Processes that were started here, or those elsewhere that were ready when they were reached."""
         self.phases = Phases()
         """Of what was sent there from here."""
         self._address = address
@@ -158,6 +159,8 @@ class Worker:
             raise wire.WireError("a second Ready")
         self.facts = facts
         self._was_ready = True
+        if self._child is None:
+            self.num_lives += 1
         log.info(
             "worker %s ready: %s on %s%s in %s, %d KV blocks of %d tokens, process %d",
             *(self.name, facts.model, facts.device, f" by {facts.num_ranks} ranks" if facts.num_ranks > 1 else ""),
@@ -182,7 +185,8 @@ class Worker:
         num_failures = 0
         was_ever_ready = False
         while True:
-            self.num_lives += 1
+            if self._child is not None:
+                self.num_lives += 1
             started_at = self._clock.now()
             reason, status = await self._one_life()
             if self._closing:

@@ -37,7 +37,7 @@ class Sample(msgspec.Struct, frozen=True, array_like=True):
     value: float
     """Of a histogram the sum of what was observed."""
     counts: tuple[int, ...] = ()
-    """Of a histogram: by bucket, not added up; one more than there are bounds."""
+    """Of a histogram: by bucket, not added up; one more than there are bounds. Of a mean: of how many it is one."""
     bounds: tuple[float, ...] = ()
 
 
@@ -248,10 +248,10 @@ class Counts:
             for window, num_ticks in WINDOWS.items():
                 before = self._ticks[-num_ticks] if len(self._ticks) >= num_ticks else {}
                 num_before, num_kept_before = before.get(name, (0, 0))
-                if num > num_before:
-                    attained = (num_kept - num_kept_before) / (num - num_before)
-                    yield Sample("penstock_sla_attainment_ratio", (name, window), attained)
-                    yield Sample("penstock_sla_burn_rate", (name, window), (1.0 - attained) / (1.0 - objective))
+                if (num_here := num - num_before) > 0:
+                    attained, of = (num_kept - num_kept_before) / num_here, (num_here,)
+                    yield Sample("penstock_sla_attainment_ratio", (name, window), attained, of)
+                    yield Sample("penstock_sla_burn_rate", (name, window), (1.0 - attained) / (1.0 - objective), of)
 
 
 def _spread(name: str, labels: tuple[str, ...], spread: Spread) -> Sample:

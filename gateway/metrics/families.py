@@ -26,21 +26,27 @@ def merged(processes: Sequence[Families]) -> Families:
     families: Families = {}
     for process in processes:
         for name, series in process.items():
-            how = METRICS[name].merge
+            is_one = METRICS[name].merge == "one"
             for labels, sample in series.items():
-                before = families.get(name, {}).get(labels)
-                if before is None or how == "sum":
+                if not (is_one and labels in families.get(name, ())):
                     _add(families, sample)
-                elif how == "max" and sample.value > before.value:
-                    families[name][labels] = sample
     return families
 
 
 def _add(families: Families, sample: Sample) -> None:
     series = families.setdefault(sample.name, {})
     before = series.get(sample.labels)
-    if before is None:
-        series[sample.labels] = sample
-        return
+    series[sample.labels] = sample if before is None else _together(before, sample)
+
+
+def _together(before: Sample, sample: Sample) -> Sample:
+    """Two of one series."""
+    how = METRICS[sample.name].merge
+    if how in ("max", "min"):
+        is_kept = before.value >= sample.value if how == "max" else before.value <= sample.value
+        return before if is_kept else sample
     counts = tuple(map(sum, zip(before.counts, sample.counts, strict=True)))
-    series[sample.labels] = msgspec.structs.replace(before, value=before.value + sample.value, counts=counts)
+    value = before.value + sample.value
+    if how == "mean":
+        value = (before.value * before.counts[0] + sample.value * sample.counts[0]) / counts[0]
+    return msgspec.structs.replace(before, value=value, counts=counts)

@@ -14,7 +14,7 @@ from typing import Literal
 import msgspec
 
 Kind = Literal["counter", "gauge", "histogram"]
-Merge = Literal["sum", "max", "one"]
+Merge = Literal["sum", "max", "min", "mean", "one"]
 
 DURATIONS_S = tuple(0.01 * 2**power for power in range(14))
 TTFT_S = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
@@ -43,7 +43,8 @@ class Metric(msgspec.Struct, frozen=True, kw_only=True):
     buckets: tuple[float, ...] = ()
     """Upper bounds of a histogram, the last one, infinity, left out. Empty: those of what it is read from."""
     merge: Merge = "sum"
-    """Of several gateway processes: added up, the largest, or the same in each of them."""
+    """Of several gateway processes: added up, the largest, the smallest, the mean of what each has of it, or the same
+    in each of them."""
     otel_name: str = ""
     """Where OpenTelemetry calls it otherwise."""
 
@@ -242,7 +243,7 @@ OURS = (
         "Their mean with its sign: above zero, tokens came sooner.",
         *_CLASS,
         unit="s",
-        merge="max",
+        merge="mean",
     ),
     _counter("penstock_sla_requests_total", "Requests that count for their class's promise.", "sla_class"),
     _counter("penstock_sla_kept_total", "Of these: first token and pace as promised.", "sla_class"),
@@ -251,19 +252,19 @@ OURS = (
         "Their share, of the last 5 minutes or of the last hour.",
         "sla_class",
         "window",
-        merge="max",
+        merge="mean",
     ),
     _gauge(
         "penstock_sla_burn_rate",
         "How many times faster than metrics.sla_objective allows promises are broken.",
         "sla_class",
         "window",
-        merge="max",
+        merge="mean",
     ),
     _gauge("penstock_sla_objective_ratio", "metrics.sla_objective.", merge="one"),
     _gauge("penstock_ledger_pending_rows", "Rows that are not durable yet."),
     _histogram("penstock_ledger_wait_seconds", "How long answers waited for their rows."),
-    _gauge("penstock_ledger_up", "0: the last try to write failed.", merge="one"),
+    _gauge("penstock_ledger_up", "0: the last try to write failed.", merge="min"),
     _gauge("penstock_store_away", "1: PostgreSQL is away, and rows go to the spool.", merge="max"),
     _gauge("penstock_spool_rows", "Rows in the spool."),
     _gauge("penstock_redis_away", "1: Redis cannot be reached.", merge="max"),
@@ -275,7 +276,7 @@ OURS = (
         "penstock_workers", "Places for workers by state: starting, ready or resting.", "model", "state", merge="one"
     ),
     _counter(
-        "penstock_worker_lives_total", "Processes or connections that have filled a place.", *_ENGINE, merge="one"
+        "penstock_worker_lives_total", "Processes or connections that have filled a place.", *_ENGINE, merge="max"
     ),
     _gauge("penstock_worker_kv_blocks", "By state: used, cached or free.", *_ENGINE, "state", merge="one"),
     _gauge("penstock_worker_paused", "Sequences that had no part in the last step.", *_ENGINE, merge="one"),

@@ -2,7 +2,8 @@
 
 Prometheus reaches any one of them, by the kernel's choice. So each keeps a file with what it would say, written anew
 every second, and whoever is asked adds up the files of its family. A process that has died leaves its file: what it
-counted was counted, and a sum that fell would be taken for a restart of all. What stood in it at a moment is left out.
+counted was counted, and a sum that fell would be taken for a restart of all. What stood in it at a moment is left out,
+and so is what others than it have counted.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import msgspec
 
 from gateway.metrics.counts import Sample
 from gateway.metrics.families import Families, gathered
-from gateway.metrics.names import METRICS
+from gateway.metrics.names import METRICS, Metric
 
 log = logging.getLogger(__name__)
 
@@ -60,6 +61,11 @@ class Files:
                 log.error("what another gateway has counted cannot be read: %s", error)
                 continue
             if is_stale:
-                samples = [sample for sample in samples if METRICS[sample.name].kind != "gauge"]
+                samples = [sample for sample in samples if _was_its_own(METRICS[sample.name])]
             found.append(gathered(samples))
         return found
+
+
+def _was_its_own(metric: Metric) -> bool:
+    """What a process counted itself, which nobody else tells of."""
+    return metric.kind != "gauge" and metric.merge == "sum"

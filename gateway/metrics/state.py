@@ -77,7 +77,8 @@ def _queues(gw: Gateway) -> Iterator[Sample]:
         if error.num:
             sum_ms = error.num * (error.mean_ms or 0.0)
             yield _times("penstock_ttft_prediction_error_seconds", who, error.buckets, sum_ms)
-            yield Sample("penstock_ttft_prediction_bias_seconds", who, 1e-3 * (error.bias_ms or 0.0))
+            bias_s = 1e-3 * (error.bias_ms or 0.0)
+            yield Sample("penstock_ttft_prediction_bias_seconds", who, bias_s, (error.num,))
 
 
 def _workers(gw: Gateway) -> Iterator[Sample]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import shutil
 import subprocess
 from decimal import Decimal
@@ -293,15 +294,61 @@ def test_processes_are_added_up_as_each_metric_says():
     assert families["penstock_ledger_wait_seconds"][()].counts == (5, 2)
 
 
+def test_a_share_of_several_processes_is_that_of_all_their_requests():
+    def process(num: int, num_kept: int, is_up: bool, num_lives: int) -> Families:
+        counts = Counts(CLASSES, 10, 10)
+        times_ms = [1.0] * num_kept + [1e6] * (num - num_kept)
+        rows = [an_entry(sla_class="standard", ttft_ms=ms, duration_ms=ms) for ms in times_ms]
+        counts.take(Columns(rows, CLASSES))
+        return gathered(
+            [
+                *counts.samples("USD", 0.9),
+                Sample("penstock_ledger_up", (), is_up),
+                Sample("penstock_worker_lives_total", ("m", "w"), num_lives),
+                Sample("penstock_ttft_prediction_bias_seconds", ("m", "c"), float(num_kept), (num,)),
+            ]
+        )
+
+    for processes in itertools.permutations([process(1, 1, True, 3), process(99, 49, False, 1)]):
+        families = merged(processes)
+        assert families["penstock_sla_attainment_ratio"]["standard", "5m"].value == pytest.approx(0.5)
+        assert families["penstock_sla_burn_rate"]["standard", "1h"].value == pytest.approx(5.0)
+        assert families["penstock_ttft_prediction_bias_seconds"]["m", "c"].value == pytest.approx((1 + 99 * 49) / 100)
+        assert families["penstock_ledger_up"][()].value == 0
+        assert families["penstock_worker_lives_total"]["m", "w"].value == 3
+
+
+def test_what_two_lines_of_a_process_have_is_put_together_as_each_metric_says():
+    who = ("m", "c")
+    families = gathered(
+        [
+            Sample(name, who, value)
+            for name in ("penstock_queue_oldest_seconds", "penstock_queue_requests")
+            for value in (4, 3)
+        ]
+        + [Sample("penstock_workers", ("m", "ready"), 1)] * 2
+    )
+    assert families["penstock_queue_oldest_seconds"][who].value == 4
+    assert families["penstock_queue_requests"][who].value == 7
+    assert families["penstock_workers"]["m", "ready"].value == 2
+
+
 def test_what_a_dead_process_counted_stays_counted(tmp_path, monkeypatch):
     (tmp_path / "1-1").write_bytes(b"of an earlier family")
     mine = shared.Files(tmp_path)
     monkeypatch.setattr(shared.os, "getpid", lambda: 4_000_000)
     other = shared.Files(tmp_path)
     other.write(
-        gathered([Sample("penstock_tenant_requests_total", ("t",), 5), Sample("penstock_workers", ("m", "s"), 1)])
+        gathered(
+            [
+                Sample("penstock_tenant_requests_total", ("t",), 5),
+                Sample("penstock_workers", ("m", "s"), 1),
+                Sample("vllm:generation_tokens_total", ("m", "w"), 7),  # the worker did, and may have begun anew
+            ]
+        )
     )
-    assert [sorted(each) for each in mine.others()] == [["penstock_tenant_requests_total", "penstock_workers"]]
+    everything = ["penstock_tenant_requests_total", "penstock_workers", "vllm:generation_tokens_total"]
+    assert [sorted(each) for each in mine.others()] == [everything]
     (path,) = [path for path in tmp_path.iterdir() if path.name.endswith("-4000000")]
     shared.os.utime(path, (0, 0))
     assert [sorted(each) for each in mine.others()] == [["penstock_tenant_requests_total"]]

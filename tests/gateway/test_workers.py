@@ -104,6 +104,15 @@ async def test_while_one_model_has_no_worker_the_others_go_on(start_scripted_wor
     await dispatch.close(drain_s=0)
 
 
+async def test_nobody_who_could_not_be_reached_has_filled_a_place(caplog):
+    model = settings.Model(replicas=0, addresses=(f"tcp:127.0.0.1:{free_port()}",))
+    dispatch = Dispatch(settings.Settings(models={"away": model}, workers=FAST), Clock())
+    dispatch.serve("away", NO_TEXT)
+    await until(lambda: caplog.text.count("cannot be reached") >= 3)
+    assert dispatch.workers()[0].num_lives == 0
+    await dispatch.close(drain_s=0)
+
+
 async def test_a_worker_of_another_version_is_refused_by_name(start_scripted_worker, caplog):
     address = await start_scripted_worker("--version", 99)
     model = settings.Model(replicas=0, addresses=(address,))
