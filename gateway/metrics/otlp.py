@@ -2,16 +2,18 @@
 
 The library's instruments would count everything a second time, so its exporters are given the sums that are there. A
 collector that is away or hangs costs one thread of its own, and what it was not told it is told the next time: all
-counts are since start.
+counts are since start. At the end it is told once more, of the time since the last sending.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import threading
 import time
 from collections.abc import Awaitable, Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from gateway.clock import Clock
@@ -27,6 +29,8 @@ log = logging.getLogger(__name__)
 
 TIMEOUT_S = 10.0
 """Of one sending."""
+LAST_S = 2.0
+"""For the last one, when the gateway ends."""
 
 
 async def send_on(config: Metrics, clock: Clock, families: Callable[[], Awaitable[Families]]) -> None:
@@ -37,19 +41,48 @@ async def send_on(config: Metrics, clock: Clock, families: Callable[[], Awaitabl
         return log.error("metrics.otlp_endpoint needs OpenTelemetry: pip install 'penstock[tracing]'")
     logging.getLogger("opentelemetry.exporter").setLevel(logging.CRITICAL)  # that it is away is said here, once
     began_ns, is_away = time.time_ns(), False
-    thread = ThreadPoolExecutor(1, "otlp-metrics")
+    sending: asyncio.Future[Any] | None = None
+
+    async def send() -> None:
+        nonlocal sending, is_away
+        data = data_of(await families(), began_ns, time.time_ns())
+        sending = _beside(lambda: exporter.export(data))
+        result = await asyncio.shield(sending)
+        if is_away == (result.value == 0):
+            is_away = not is_away
+            state = "is away" if is_away else "is back"
+            log.warning("metrics: the collector at %s %s", config.otlp_endpoint, state)
+
     try:
         while True:
             await clock.sleep(config.otlp_interval_s)
-            data = data_of(await families(), began_ns, time.time_ns())
-            result = await asyncio.get_running_loop().run_in_executor(thread, exporter.export, data)
-            if is_away == (result.value == 0):
-                is_away = not is_away
-                state = "is away" if is_away else "is back"
-                log.warning("metrics: the collector at %s %s", config.otlp_endpoint, state)
+            await send()
+    except asyncio.CancelledError:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LAST_S):
+                if sending is not None:
+                    await asyncio.wait([sending])
+                await send()
+        raise
     finally:
-        thread.shutdown(wait=False, cancel_futures=True)
         exporter.shutdown(timeout_millis=0)
+
+
+def _beside(work: Callable[[], Any]) -> asyncio.Future[Any]:
+    """What it returns, by a thread that nobody waits for, nor the process when it ends."""
+    loop = asyncio.get_running_loop()
+    done = loop.create_future()
+
+    def run() -> None:
+        try:
+            tell = partial(done.set_result, work())
+        except Exception as error:
+            tell = partial(done.set_exception, error)
+        with contextlib.suppress(RuntimeError):  # the loop is gone
+            loop.call_soon_threadsafe(tell)
+
+    threading.Thread(target=run, name="otlp-metrics", daemon=True).start()
+    return done
 
 
 def _exporter(config: Metrics) -> Any:

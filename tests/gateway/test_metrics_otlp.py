@@ -72,6 +72,30 @@ async def test_a_collector_is_told_the_same(open_front):
     assert [point.as_double for point in by_name["penstock_limit_used_ratio"].gauge.data_points] == [0.1]
 
 
+async def test_what_was_counted_since_the_last_sending_is_told_at_the_end(open_front):
+    told: queue.Queue[ExportMetricsServiceRequest] = queue.Queue()
+
+    class Service(services.MetricsServiceServicer):
+        def Export(self, request, context):
+            told.put(request)
+            return ExportMetricsServiceResponse()
+
+    server = grpc.server(ThreadPoolExecutor(1))
+    services.add_MetricsServiceServicer_to_server(Service(), server)
+    endpoint = f"http://127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    server.start()
+    try:
+        config = Metrics(otlp_endpoint=endpoint, otlp_protocol="grpc", otlp_interval_s=3600.0)
+        async with open_front(metrics=config) as front:
+            await front.answered()
+        (last,) = list(told.queue)
+    finally:
+        server.stop(None)
+    counts = [metric for of in last.resource_metrics[0].scope_metrics for metric in of.metrics]
+    (requests,) = [metric for metric in counts if metric.name == "penstock_requests_total"]
+    assert [point.as_double for point in requests.sum.data_points] == [1.0]
+
+
 async def test_a_collector_is_told_by_grpc_and_one_that_hangs_costs_no_request(open_front):
     told: queue.Queue[ExportMetricsServiceRequest] = queue.Queue()
     lets_go = threading.Event()
@@ -93,6 +117,8 @@ async def test_a_collector_is_told_by_grpc_and_one_that_hangs_costs_no_request(o
             first = await asyncio.to_thread(told.get, timeout=PATIENCE_S)
             await front.answered()  # while it hangs
             assert told.empty()  # nothing piles up behind it
+            senders = [thread for thread in threading.enumerate() if thread.name.startswith("otlp-metrics")]
+            assert [thread.daemon for thread in senders] == [True]  # the process may end meanwhile
             began_at = time.monotonic()
         assert time.monotonic() - began_at < otlp.TIMEOUT_S  # nor is it waited for
     finally:
