@@ -208,7 +208,7 @@ class Repeats:
     def counts(self, record: logging.LogRecord) -> bool:
         """It is one of those that were told just now."""
         seen = self._seen.get(_said_by(record))
-        if seen is not None and record.created < seen[0]:
+        if seen is not None and record.created < seen[0] <= record.created + REPEAT_S:
             seen[1] += 1
             return True
         return False
@@ -222,7 +222,7 @@ class Repeats:
         """Of those whose time is over, what is to be said of them; they are forgotten."""
         found = []
         for said, (until, num) in list(self._seen.items()):
-            if until > unix_s:
+            if unix_s < until <= unix_s + REPEAT_S:  # later than that: the clock was set back meanwhile
                 break
             del self._seen[said]
             if num:

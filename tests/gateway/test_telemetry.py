@@ -190,6 +190,16 @@ def test_what_is_said_again_and_again_is_told_once_and_then_counted():
     assert stream.getvalue().endswith("the store is away (once more in 10 s)\n")
 
 
+def test_a_clock_that_is_set_back_silences_nothing():
+    stream = io.StringIO()
+    lines = Lines(stream, Fields(as_json=False))
+    for unix_s in (NOON, NOON + 1, NOON - 3600, NOON - 3599, NOON - 1800):
+        lines.emit(a_record("the store is away", unix_s))
+    told = [line.split(" warning ")[1] for line in stream.getvalue().splitlines()]
+    again = "the store is away (once more in 10 s)"
+    assert told == ["the store is away", again, "the store is away", again, "the store is away"]
+
+
 def test_more_kinds_of_lines_than_are_remembered_are_all_told():
     stream = io.StringIO()
     lines = Lines(stream, Fields(as_json=False))
