@@ -122,16 +122,16 @@ class Claims:
         num_pending = 0 if self._waits(sequence, num_found) else num_tokens - num_found
         return self._claim(sequence, num_pending, -(-num_tokens // self._block_size), num_found)
 
-    def freed(self, running: list[Sequence], order: Iterable[int]) -> Iterator[int]:
-        """Of each in order what its going makes available once all before it are gone."""
+    def freed(self, running: list[Sequence], order: Iterable[int]) -> Iterator[tuple[int, int]]:
+        """Of each in order what its going makes available once all before it are gone, and what it holds."""
         num_users: dict[int, int] = {}
         for index in order:
-            num_freed = 0
-            for block_id in running[index].held_block_ids:
+            num_freed, held = 0, running[index].held_block_ids
+            for block_id in held:
                 num_left = num_users.get(block_id, self._pool.num_users(block_id)) - 1
                 num_users[block_id] = num_left
                 num_freed += num_left == 0
-            yield num_freed
+            yield num_freed, len(held)
 
     def _of_cut(self, sequence: Sequence, num_missing: int) -> Claim:
         """It has lost its end; the cache may still have some of it."""

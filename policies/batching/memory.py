@@ -17,8 +17,9 @@ from collections.abc import Callable, Iterable, Sequence
 
 from policies.batching.claims import Claim
 
-Freed = Callable[[Sequence[int]], Iterable[int]]
-"""From indices to the blocks that each one's going makes available once all before it there are gone."""
+Freed = Callable[[Sequence[int]], Iterable[tuple[int, int]]]
+"""From indices to the blocks that each one's going makes available once all before it there are gone, and to how many
+it holds: what others hold as well it may keep."""
 
 STEPS_ALIKE = 4
 """For each factor of two in what it takes to compute a block again: less of a difference is none."""
@@ -100,27 +101,27 @@ class Blocks:
         goes altogether, ``num_each`` fewer are wanted."""
         running = self._running
         order = self.preempted + sorted((index for index in self._left() if may(index)), key=self._rank)
-        taken: list[tuple[int, int]] = []
+        taken: list[tuple[int, int, bool]] = []
         available, wanted = self.available, num_wanted
-        for index, num_freed in zip(order, self._freed(order), strict=True):
+        for index, (num_freed, num_held) in zip(order, self._freed(order), strict=True):
             if index in self.preempted:
                 continue
             if available >= wanted:
                 break
             num_left = num_freed - self.cuts.get(index, 0)
-            taken.append((index, num_left))
+            taken.append((index, num_left, num_held > num_freed))
             available += num_left + (running[index].num_new_blocks if index in self.grown else 0)
             wanted -= num_each
         if available < wanted:
             return False
-        for index, num_left in taken:
+        for index, num_left, keeps_some in taken:
             if index in self.grown:
                 self.grown.remove(index)
                 self.available += running[index].num_new_blocks
             lack = num_wanted - self.available
             if lack <= 0:
                 self.denied.add(index)
-            elif num_left > lack:
+            elif num_left > lack or (num_left == lack and keeps_some):
                 self.cuts[index] = self.cuts.get(index, 0) + lack
                 self.available += lack
             else:

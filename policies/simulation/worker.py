@@ -219,7 +219,7 @@ class Worker:
             self._num_free,
             self._limits,
             claim=self._waiting_claim,
-            freed=lambda order: (running[index].num_blocks for index in order),
+            freed=lambda order: [(running[index].num_blocks,) * 2 for index in order],
             due=lambda index: self._token_due_at(running[index]),
             costs=self._costs,
             turns=self._turns,

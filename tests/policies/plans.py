@@ -21,16 +21,21 @@ def newcomer(arrival, tokens, priority=0, blocks=1, slots=1, shared=0, due_at=0.
     return Claim((priority, due_at, arrival), tokens, blocks, slots, shared, **more)
 
 
-def plan(running, waiting, available, limits=LIMITS, costs=None, frees=1, due=-math.inf, **more):
+def plan(running, waiting, available, limits=LIMITS, costs=None, frees=1, due=-math.inf, num_shared=0, **more):
     """``frees``: the blocks that each that runs would free, or a list of it; ``due``: when its next token is due,
-    likewise."""
+    likewise. ``num_shared``: what each holds besides and others do as well."""
+
+    def freed(order):
+        nums = [frees[index] if isinstance(frees, list) else frees for index in order]
+        return [(num, num + num_shared) for num in nums]
+
     return batching.plan(
         running,
         waiting,
         available,
         limits,
         claim=lambda claim: claim,
-        freed=lambda order: (frees[index] if isinstance(frees, list) else frees for index in order),
+        freed=freed,
         due=lambda index: due[index] if isinstance(due, list) else due,
         costs=costs,
         **more,

@@ -109,6 +109,15 @@ def test_among_equals_the_one_that_computes_its_blocks_again_soonest_loses_its_e
     assert plan(lower, [], 0, costs=costs, frees=5).cut == [(3, 1)]
 
 
+def test_one_that_gives_all_it_has_for_itself_keeps_what_it_shares():
+    running = [decoding(1, blocks=2), decoding(2), decoding(3)]
+    alone, sharing = (plan(running, [], 0, frees=2, num_shared=num_shared) for num_shared in (0, 3))
+    assert (alone.preempted, alone.cut) == ([3], [])
+    assert (sharing.preempted, sharing.cut) == ([], [(3, 2)])
+    sharing = plan(running, [], 0, frees=1, num_shared=3)
+    assert (sharing.preempted, sharing.cut) == ([3], [(2, 1)])
+
+
 def test_nobody_takes_from_one_before_it_however_cheap_that_were():
     costs = a_machine_that_takes(decode_s=1e-4, token_s=1e-5, pair_s=1e-8)
     running = [decoding(1), decoding(2, start=10), decoding(3, blocks=1, start=100), decoding(4, start=9000)]

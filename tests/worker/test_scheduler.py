@@ -72,6 +72,18 @@ def test_siblings_that_pause_lose_the_block_they_share_when_another_writes_in_it
         assert bench.answers["a", index] == expected(tokens(10), seed=7 + index)
 
 
+@pytest.mark.parametrize("prefix_cache", [False, True])
+def test_a_sibling_all_of_whose_own_blocks_are_wanted_keeps_those_it_shares(prefix_cache):
+    bench = Bench(ScriptedRunner(num_blocks=4, overlaps=False), prefix_cache=prefix_cache)
+    bench.submit("a", tokens(8), seed=7, num_sequences=2, max_tokens=7)
+    bench.run()
+    stats = stats_of(bench)
+    assert (stats.num_preemptions, stats.num_tail_frees) == (0, 1)
+    assert stats.num_prefill_tokens == 8 + 5  # the prompt once, and what lay in its one block
+    for index in range(2):
+        assert bench.answers["a", index] == expected(tokens(8), 7, seed=7 + index)
+
+
 @pytest.mark.parametrize("max_preemptions", [0, 1, 2])
 def test_a_sequence_is_put_back_only_so_often_for_others(max_preemptions):
     bench = Bench(ScriptedRunner(num_blocks=24), max_preemptions=max_preemptions, prefix_cache=False)
