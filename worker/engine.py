@@ -187,6 +187,7 @@ class Engine:
                 self._scheduler.end_draft(sequence, 0, now)
             if is_out_of_memory(error) and self._budget.shrink([len(span.token_ids) for span in spans], error):
                 # Nothing was committed: those who fit into a smaller step compute the same again, the others pause.
+                self._scheduler.take_back(batch, self._costs)
                 return None, before, [], []
             log.exception("a step of %d sequences failed", len(batch))
             return None, before, [], self._fail({sequence.request.request_id: error for sequence, _ in batch}, now)

@@ -126,6 +126,12 @@ class Scheduler:
                 self._turns.charge(party_of(sequence), num_tokens, sequence.num_computed, costs, sequence.weight)
         return grants
 
+    def take_back(self, grants: list[tuple[Sequence, int]], costs: StepCosts | None = None) -> None:
+        """Nothing of them was computed, and it is planned again: it has been nobody's turn."""
+        for sequence, num_tokens in grants:
+            if num_tokens > 1:
+                self._turns.charge(party_of(sequence), num_tokens, sequence.num_computed, costs, -sequence.weight)
+
     def commit(self, sequence: Sequence, num_tokens: int) -> None:
         """``num_tokens`` more are computed; blocks filled by known ones get their names."""
         sequence.num_computed += num_tokens

@@ -55,6 +55,23 @@ def test_the_line_is_bounded():
     assert bench.submit("one too many", tokens(3)).code == "overloaded"
 
 
+def test_a_step_that_is_done_again_in_parts_was_nobodys_turn():
+    bench = Bench(ScriptedRunner(num_blocks=256), max_step_tokens=32, prefix_cache=False)
+    for name, first in (("a", 1), ("b", 30)):
+        bench.submit(name, tokens(200, first), promise={"tenant": name.encode()})
+    computed, shortages = [], [OutOfMemory("no memory")]
+
+    def fault(spans):
+        if shortages:
+            raise shortages.pop()
+        computed.extend(span.token_ids == tokens(16, 1 + span.start) for span in spans)
+
+    bench.runner.fault = fault
+    for _ in range(7):
+        bench.step()
+    assert computed == [True, False] * 3
+
+
 def test_while_draining_nothing_new_is_taken_and_what_runs_is_finished():
     bench = Bench()
     bench.submit("a", tokens(10))
