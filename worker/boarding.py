@@ -31,10 +31,20 @@ TAKES_NONE = "this worker takes no adapters"
 class _Waiting:
     submit: wire.Submit
     since: float
+    """When it came."""
     indices: list[int]
     """Of the sequences that nobody has cancelled."""
     guides: Mapping[int, Guide] | None = None
     """Where it has a grammar, as soon as that is compiled."""
+
+    @property
+    def left(self) -> wire.Submit:
+        """With those of its sequences that nobody has cancelled."""
+        submit = self.submit
+        if len(self.indices) == len(submit.indices):
+            return submit
+        emitted = {index: submit.emitted_token_ids.get(index, []) for index in self.indices}
+        return msgspec.structs.replace(submit, emitted_token_ids=emitted)
 
 
 class Boarding:
@@ -66,12 +76,12 @@ class Boarding:
         if self.holds(request_id):
             return wire.Failed(request_id, "invalid_request", "a request of this id is being answered")
         if submit.grammar is None:
-            return self._add_guided(submit, None)
+            return self._add_guided(submit, None, self._now())
         if grammars is None:
             return wire.Failed(request_id, "invalid_request", "this worker does not hold answers to a grammar")
         guides = grammars.find(submit)
         if guides is not None:
-            return self._add_guided(submit, guides)
+            return self._add_guided(submit, guides, self._now())
         if self._engine.draining or len(self._unguided) >= self._engine.max_waiting:
             code = "draining" if self._engine.draining else "overloaded"
             return wire.Failed(request_id, code, f"{len(self._unguided)} requests wait for grammars already")
@@ -79,19 +89,21 @@ class Boarding:
         grammars.begin(submit)
         return None
 
-    def _add_guided(self, submit: wire.Submit, guides: Mapping[int, Guide] | None) -> wire.Failed | None:
+    def _add_guided(
+        self, submit: wire.Submit, guides: Mapping[int, Guide] | None, came_at: float
+    ) -> wire.Failed | None:
         request_id, adapter_id, store = submit.request_id, submit.adapter, self._store
         if not adapter_id:
-            return self._engine.add(submit, None, guides)
+            return self._engine.add(submit, None, guides, came_at)
         if store is None or not store.knows(adapter_id):
             return wire.Failed(request_id, CODE, f"this worker has no adapter {adapter_id}")
         if self._engine.draining or len(self._waiting) >= self._engine.max_waiting:
             code = "draining" if self._engine.draining else "overloaded"
             return wire.Failed(request_id, code, f"{len(self._waiting)} requests wait for adapters already")
         if not store.lacks_room and store.is_in_memory(adapter_id):
-            return self._board(submit, guides)
+            return self._board(submit, guides, came_at)
         store.wait_for(adapter_id)
-        self._waiting[request_id] = _Waiting(submit, self._now(), list(submit.indices), guides)
+        self._waiting[request_id] = _Waiting(submit, came_at, list(submit.indices), guides)
         return None
 
     def cancel(self, request_id: str, index: int | None = None) -> list[wire.Delta]:
@@ -135,7 +147,7 @@ class Boarding:
             waiting = self._unguided.pop(request_id)
             if isinstance(guides, Unguided):
                 failed.append(wire.Failed(request_id, "invalid_request", str(guides)))
-            elif (refused := self._add_guided(self._now_due(waiting), guides)) is not None:
+            elif (refused := self._add_guided(waiting.left, guides, waiting.since)) is not None:
                 failed.append(refused)
         if self._store is None:
             return answers, failed
@@ -150,7 +162,7 @@ class Boarding:
             answers.append(wire.AdapterLoaded(told.adapter_id, told.digest, told.rank, told.num_bytes))
         for request_id, waiting in list(self._waiting.items()):
             if self._store.is_in_memory(waiting.submit.adapter):
-                refused = self._board(self._now_due(waiting), waiting.guides)
+                refused = self._board(waiting.left, waiting.guides, waiting.since)
                 self._leave(request_id)
                 if refused is not None:
                     failed.append(refused)
@@ -182,11 +194,11 @@ class Boarding:
         for request_id in self._taken:
             assert self._engine.holds(request_id), "an adapter is kept for a request that has ended"
 
-    def _board(self, submit: wire.Submit, guides: Mapping[int, Guide] | None) -> wire.Failed | None:
+    def _board(self, submit: wire.Submit, guides: Mapping[int, Guide] | None, came_at: float) -> wire.Failed | None:
         assert self._store is not None
         adapter = self._store.take(submit.adapter)
         assert adapter is not None
-        refused = self._engine.add(submit, adapter, guides)
+        refused = self._engine.add(submit, adapter, guides, came_at)
         if refused is None:
             self._taken[submit.request_id] = submit.adapter
         else:
@@ -200,12 +212,3 @@ class Boarding:
             return
         assert self._store is not None
         self._store.stop_waiting(self._waiting.pop(request_id).submit.adapter)
-
-    def _now_due(self, waiting: _Waiting) -> wire.Submit:
-        """Its promise counts from when it came, and those of its sequences are left that nobody has cancelled."""
-        submit = waiting.submit
-        ttft_s = None if submit.ttft_s is None else submit.ttft_s - (self._now() - waiting.since)
-        emitted = submit.emitted_token_ids
-        if len(waiting.indices) < len(submit.indices):
-            emitted = {index: emitted.get(index, []) for index in waiting.indices}
-        return msgspec.structs.replace(submit, ttft_s=ttft_s, emitted_token_ids=emitted)

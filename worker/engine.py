@@ -100,13 +100,16 @@ class Engine:
         return max(4 * self._limits.max_sequences, MIN_WAITING)
 
     def add(
-        self, submit: wire.Submit, adapter: Adapter | None = None, guides: Mapping[int, Guide] | None = None
+        self,
+        submit: wire.Submit,
+        adapter: Adapter | None = None,
+        guides: Mapping[int, Guide] | None = None,
+        came_at: float | None = None,
     ) -> wire.Failed | None:
-        """Take a request in, or say why not. ``adapter``: that it names; ``guides``: by index, if any."""
-        refused = self._refusal(submit)
-        if refused is not None:
+        """Take a request in, or say why not. ``adapter``: its own; ``guides``: by index; ``came_at``: if not now."""
+        if (refused := self._refusal(submit)) is not None:
             return refused
-        now = self._now()
+        now = self._now() if came_at is None else came_at
         sampling = submit.sampling
         stop_token_ids = frozenset(sampling.stop_token_ids)
         if not sampling.ignore_eos:
@@ -120,8 +123,7 @@ class Engine:
         request = self._requests[submit.request_id] = Request(submit.request_id, adapter, root, num_scored)
         for index in submit.indices:
             self._num_arrivals += 1
-            own_chain = chain.fork() if chain else None
-            guide = guides[index] if guides is not None else None
+            own_chain, guide = chain.fork() if chain else None, guides[index] if guides is not None else None
             sequence = Sequence(request, submit, index, self._num_arrivals, stop_token_ids, own_chain, now, guide)
             request.live.append(sequence)
             self._scheduler.add(sequence)
@@ -129,8 +131,7 @@ class Engine:
 
     def cancel(self, request_id: str, index: int | None = None) -> list[wire.Delta]:
         """End one sequence of a request, or all; nothing if there is none such. Their blocks are free on return."""
-        request = self._requests.get(request_id)
-        if request is None:
+        if (request := self._requests.get(request_id)) is None:
             return []
         now = self._now()
         gone = [sequence for sequence in request.live if index is None or sequence.index == index]
@@ -181,8 +182,7 @@ class Engine:
             raise
         except Exception as error:
             self._drawing.settle()
-            now = self._now()
-            self._account.spend(now - started_at, work, spans, batch, self._costs, now)
+            self._account.spend((now := self._now()) - started_at, work, spans, batch, self._costs, now)
             for sequence, _ in batch:
                 self._scheduler.end_draft(sequence, 0, now)
             if is_out_of_memory(error) and self._budget.shrink([len(span.token_ids) for span in spans], error):

@@ -94,13 +94,58 @@ def test_an_adapter_that_nobody_loaded_is_refused_and_a_wait_can_be_given_up(tin
 
 
 class Slow:
-    """Grammars that are never ready."""
+    """Grammars that are never ready, unless they are said to be."""
+
+    def __init__(self):
+        self.ready = []
 
     def find(self, submit):
         return None
 
     def begin(self, submit):
         """Some day."""
+
+    def turn(self):
+        ready, self.ready = self.ready, []
+        return ready
+
+    def counts(self):
+        return {}
+
+
+@pytest.mark.parametrize("waits_for", ["grammar", "adapter", "both"])
+def test_the_wait_for_a_grammar_and_for_an_adapter_is_a_wait_in_line(tiny, waits_for):
+    """It is told as such, and the promise counts from when the request came."""
+    runner, directory, _ = tiny
+    now = [10.0]
+    engine = Engine(
+        runner, Sampler(runner.vocab_size, runner.eos_token_ids), EngineSettings(block_size=8), lambda: now[0]
+    )
+    grammar = None if waits_for == "adapter" else wire.Grammar("regex", "a*", False)
+    adapter = "" if waits_for == "grammar" else "a0"
+    sampling = Sampling(max_tokens=MAX_TOKENS, ignore_eos=True)
+    asked = wire.Submit("x", PROMPT, sampling, ttft_s=60.0, num_sequences=2, adapter=adapter, grammar=grammar)
+    with ThreadPoolExecutor(1) as reader:
+        store = Store(runner.load_adapter, 1 << 20, reader, lambda: None)
+        grammars = Slow()
+        boarding = Boarding(engine, store, lambda: now[0], grammars)
+        boarding.load(wire.LoadAdapter("a0", str(directory / "a0")))
+        assert boarding.add(asked) is None
+        now[0] += 3.0
+        if grammar is not None:
+            grammars.ready = [("x", None)]
+        assert boarding.cancel("x", 1)[0].finish.queue_s == 3.0
+        while boarding.has_waiting:
+            now[0] += 1.0
+            assert boarding.turn()[1] == []
+        (waiting,) = engine._scheduler.waiting
+        assert waiting.place[1] == 10.0 + 60.0
+        waited_s = now[0] - 10.0
+        finishes = []
+        while engine.has_work:
+            now[0] += 0.5
+            finishes += [delta.finish for delta in engine.step()[0] if delta.finish is not None]
+    assert [finish.queue_s for finish in finishes] == [waited_s + 0.5]
 
 
 def test_an_id_that_is_being_answered_is_refused_also_to_who_would_have_to_wait(tiny):
