@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,7 +25,7 @@ from gateway.text import files, untold
 from gateway.text.detokenize import Decoder, Vocabulary
 from gateway.text.files import TextInvalid
 from gateway.text.infill import Infill
-from gateway.text.length import TooLong, beginnings, fitting
+from gateway.text.length import PIECE_CHARS, TooLong, beginnings, fitting
 from gateway.text.messages import as_dict, num_chars, with_arguments_as_text
 from gateway.text.pieces import Pieces, freeze_words
 from gateway.text.stops import StopStrings
@@ -39,6 +40,7 @@ MAX_WAITING = 256
 """Long prompts that wait for a thread before more are refused."""
 
 T = TypeVar("T")
+U = TypeVar("U")
 
 
 class Text:
@@ -162,19 +164,17 @@ class Text:
         ``max_tokens`` of each, as in ``encode_chat``; ``cut_at``: of a longer one so many are its beginning, between
         those special tokens. Raises InvalidRequest, also ContextLengthExceeded."""
 
-        def encode() -> list[list[int]]:
+        def encode(some: Sequence[str]) -> list[list[int]]:
             try:
                 if cut_at is not None:
-                    return fitting(prompts, cut_at, self._tokenizer)
-                for prompt in prompts:
+                    return fitting(some, cut_at, self._tokenizer)
+                for prompt in some:
                     self._pieces.check_length(prompt, max_tokens)
-                return self._pieces.read(prompts, max_tokens, with_specials)
+                return self._pieces.read(some, max_tokens, with_specials)
             except Exception as error:
                 raise _unread(error, param) from None
 
-        if not self._is_long(sum(20 + len(prompt) for prompt in prompts)):
-            return encode()
-        return await self._on_thread(encode)
+        return await self._by_and_by(prompts, [20 + len(prompt) for prompt in prompts], encode)
 
     async def encode_pairs(
         self, pairs: Sequence[tuple[str, str]], max_tokens: int, param: str
@@ -182,29 +182,27 @@ class Text:
         """Token ids of two texts in one, as the tokenizer joins them, and where the second begins; 0 where the
         tokenizer does not say. ``max_tokens`` of either, as in ``encode_chat``. Raises InvalidRequest."""
 
-        def read() -> list[tuple[list[int], int]]:
+        def read(some: Sequence[tuple[str, str]]) -> list[tuple[list[int], int]]:
             try:
-                for text in {text for pair in pairs for text in pair}:
+                for text in {text for pair in some for text in pair}:
                     self._pieces.check_length(text, max_tokens)
-                encodings = self._tokenizer.encode_batch(list(pairs), add_special_tokens=True)
+                encodings = self._tokenizer.encode_batch(list(some), add_special_tokens=True)
             except Exception as error:
                 raise _unread(error, param) from None
             return [(each.ids, each.type_ids.index(1) if 1 in each.type_ids else 0) for each in encodings]
 
-        if not self._is_long(sum(40 + len(first) + len(second) for first, second in pairs)):
-            return read()
-        return await self._on_thread(read)
+        return await self._by_and_by(pairs, [40 + len(first) + len(second) for first, second in pairs], read)
 
     async def cut(self, texts: Sequence[str], max_tokens: int) -> list[str]:
         """The beginnings of these texts that have so many tokens. Raises InvalidRequest."""
 
-        def cut() -> list[str]:
+        def cut(some: Sequence[str]) -> list[str]:
             try:
-                return beginnings(texts, max_tokens, self._tokenizer)
+                return beginnings(some, max_tokens, self._tokenizer)
             except Exception as error:
                 raise _unread(error, "prompt") from None
 
-        return await self._on_thread(cut)
+        return await self._by_and_by(texts, [20 + len(text) for text in texts], cut)
 
     async def encode_infill(
         self, prompts: Sequence[str], suffix: str, max_tokens: int | None = None
@@ -251,12 +249,38 @@ class Text:
         """Short texts are read on the loop; a long one would hold up every stream, so it goes to a thread."""
         return num_chars > self._inline_chars
 
+    async def _by_and_by(
+        self, texts: Sequence[T], nums_chars: Sequence[int], read: Callable[[Sequence[T]], list[U]]
+    ) -> list[U]:
+        """What is read of each. Many that are long together are read some at a time, so that whoever comes with a long
+        one meanwhile waits for no more than those."""
+        if not self._is_long(sum(nums_chars)):
+            return read(texts)
+        found: list[U] = []
+        with self._waiting():
+            while len(found) < len(texts):
+                begin = end = len(found)
+                num_chars = 0
+                while end < len(texts) and (end == begin or num_chars + nums_chars[end] <= PIECE_CHARS):
+                    num_chars += nums_chars[end]
+                    end += 1
+                found += await self._run(partial(read, texts[begin:end]))
+        return found
+
     async def _on_thread(self, encode: Callable[[], T]) -> T:
+        with self._waiting():
+            return await self._run(encode)
+
+    async def _run(self, encode: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, encode)
+
+    @contextlib.contextmanager
+    def _waiting(self) -> Iterator[None]:
         if self._num_waiting >= MAX_WAITING:
             raise ServiceUnavailable("Too many long prompts are waiting to be read", retry_after_s=1.0)
         self._num_waiting += 1
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._threads, encode)
+            yield
         finally:
             self._num_waiting -= 1
 

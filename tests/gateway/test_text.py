@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Awaitable
+from typing import Any
 
 import pytest
 from tokenizers import Tokenizer, models, processors
@@ -78,6 +80,31 @@ async def test_only_so_many_long_prompts_wait_for_a_thread(tmp_path, monkeypatch
     waiting[1].cancel()
     await asyncio.wait(waiting)
     assert await text.encode(["room again"])
+
+
+async def test_whoever_comes_with_a_long_text_does_not_wait_for_all_of_anothers_many(tmp_path):
+    text = Text.load(model_directory(tmp_path))
+    many, pair = ["stone " * 900 + str(number) for number in range(40)], ("stone", "river " * 2000)
+    ended: list[str] = []
+
+    async def noted(name: str, reading: Awaitable[list[Any]]) -> list[Any]:
+        read = await reading
+        ended.append(name)
+        return read
+
+    async def both(reading: Awaitable[list[Any]]) -> list[Any]:
+        ended.clear()
+        read, _ = await asyncio.gather(noted("many", reading), noted("one", text.encode(["river " * 2000])))
+        assert ended == ["one", "many"]
+        return read
+
+    assert await both(text.encode(many)) == [(await text.encode([each]))[0] for each in many]
+    beginnings = await both(text.encode(many, cut_at=300))
+    assert beginnings == [(await text.encode([each], cut_at=300))[0] for each in many]
+    assert await both(text.cut(many, 800)) == [(await text.cut([each], 800))[0] for each in many]
+    pairs = [("river", each) for each in many]
+    read = await both(text.encode_pairs([*pairs, pair], 10_000, "documents"))
+    assert read == [(await text.encode_pairs([each], 10_000, "documents"))[0] for each in [*pairs, pair]]
 
 
 async def test_a_text_that_the_tokenizer_cannot_read_is_refused(tmp_path):
