@@ -7,6 +7,7 @@
 
 #include "chunk.h"
 #include "decode.h"
+#include "parts.h"
 #include "team.h"
 
 namespace {
@@ -26,10 +27,10 @@ struct SharedTask {
     int64_t share, kv_head, first, count, begin, end, part;
 };
 
-// Of a chunk: ``num_parts`` tasks in a row, each with the ``part``-th stretch of keys, are joined.
+// Of a chunk: ``num_parts`` tasks in a row, each with the ``part``-th stretch of keys, are joined. ``number``: of all such parts.
 struct ChunkTask {
     Chunk chunk;
-    int64_t kv_head, first, count, begin, end, part, num_parts, place;
+    int64_t kv_head, first, count, begin, end, part, num_parts, number;
 };
 
 // How a step is cut into tasks: the same in all layers of one window.
@@ -45,19 +46,20 @@ class Cut {
     std::vector<SharedTask> shared;
     std::vector<int32_t> sharing;  // the step's row of each of its ``sharers``
     std::vector<ChunkTask> chunks;
-    std::vector<float> decode_parts, chunk_parts;
+    std::vector<float> decode_parts;
+    Parts chunk_parts;
     int64_t work = 0;  // elements of keys that are read
 
     Cut(const Step& step, int64_t window) : step_(step), group_(step.num_heads / step.num_kv_heads), window(window) {
-        int64_t num_decode_parts = 0, chunk_parts_size = 0;
+        int64_t num_decode_parts = 0, num_chunk_parts = 0;
         std::vector<int64_t> begins(step_.num_decodes);
         // A window sees its own beginning.
         for (int64_t index = 0; index < (window ? 0 : step_.num_shares); ++index) cut_shared(index, begins);
-        for (int64_t index = 0; index < step_.num_chunks; ++index) cut_chunk(index, chunk_parts_size);
+        for (int64_t index = 0; index < step_.num_chunks; ++index) cut_chunk(index, num_chunk_parts);
         for (int64_t decode = 0; decode < step_.num_decodes; ++decode) cut_decode(decode, begins[decode], num_decode_parts);
         first_parts.push_back(num_decode_parts);
         decode_parts.resize(num_decode_parts * part_size());
-        chunk_parts.resize(chunk_parts_size);
+        if (num_chunk_parts) chunk_parts.begin(num_chunk_parts, Sums::size(ROWS / WIDTH, step_.head_dim), step_.threads);
     }
 
     int64_t part_size() const { return group_ * (step_.head_dim + 2); }
@@ -110,7 +112,7 @@ class Cut {
     }
 
     // Its longest tasks, the last rows', come first.
-    void cut_chunk(int64_t index, int64_t& parts_size) {
+    void cut_chunk(int64_t index, int64_t& num_chunk_parts) {
         const int32_t* numbers = step_.chunks + 3 * index;
         Chunk chunk{numbers[0], numbers[1], numbers[2], step_.chunk_tables + index * step_.chunk_table_stride};
         int64_t num_rows = chunk.num_tokens * group_;
@@ -127,13 +129,12 @@ class Cut {
             task.num_parts = (end - base + SPAN - 1) / SPAN;
             if (!step_.is_repeatable) keys_each = rounded_up((end - base + task.num_parts - 1) / task.num_parts);
             task.num_parts = (end - base + keys_each - 1) / keys_each;
-            int64_t size = Sums::size(rows.num_tiles(task.count), step_.head_dim);
             for (task.kv_head = 0; task.kv_head < step_.num_kv_heads; ++task.kv_head) {
                 for (task.part = 0; task.part < task.num_parts; ++task.part) {
                     task.begin = std::max(begin, base + task.part * keys_each);
                     task.end = std::min(base + (task.part + 1) * keys_each, end);
-                    task.place = parts_size;
-                    if (task.num_parts > 1) parts_size += size;
+                    task.number = num_chunk_parts;
+                    if (task.num_parts > 1) ++num_chunk_parts;
                     chunks.push_back(task);
                 }
             }
@@ -186,7 +187,6 @@ class Attention {
             if (index < num_chunks) attend(cut_.chunks[index], scratch);
             else attend(cut_.shared[index - num_chunks], scratch);
         });
-        if (!cut_.chunk_parts.empty()) team.each(num_chunks, 1, [&](int64_t index) { join_parts(cut_.chunks[index]); });
         const int64_t at_once = 16 / step_.num_kv_heads + 1;
         if (!num_decodes) return;
         team.each_claimed(step_.num_decodes, at_once, [&](int64_t decode, Claim& claim) {
@@ -221,20 +221,31 @@ class Attention {
 
     void attend(const ChunkTask& task, Scratch scratch) const {
         Rows<T, Form> rows = rows_of(task);
-        int64_t tiles = rows.num_tiles(task.count);
-        bool is_whole = task.num_parts == 1;
-        float* place = is_whole ? scratch.take(Sums::size(tiles, head_dim_)) : cut_.chunk_parts.data() + task.place;
-        Sums sums = Sums::at(place, tiles, head_dim_);
+        const int64_t tiles = rows.num_tiles(task.count);
+        if (task.num_parts > 1) {
+            rows.run(task.begin, task.end, Sums::at(cut_.chunk_parts.take(task.number), tiles, head_dim_), scratch);
+            return join_parts(task, rows);
+        }
+        Sums sums = Sums::at(scratch.take(Sums::size(tiles, head_dim_)), tiles, head_dim_);
         rows.run(task.begin, task.end, sums, scratch);
-        if (is_whole) rows.put_out(sums, sinks_of(task.kv_head), out_of(task));
+        rows.put_out(sums, sinks_of(task.kv_head), out_of(task));
     }
 
-    void join_parts(const ChunkTask& task) const {
-        if (task.num_parts == 1 || task.part) return;
-        Rows<T, Form> rows = rows_of(task);
-        float* place = cut_.chunk_parts.data() + task.place;
-        rows.join(place, task.num_parts);
-        rows.put_out(Sums::at(place, rows.num_tiles(task.count), head_dim_), sinks_of(task.kv_head), out_of(task));
+    // The parts before a task's, its own and those behind it, as far as they wait for each other.
+    void join_parts(const ChunkTask& task, const Rows<T, Form>& rows) const {
+        Parts& parts = cut_.chunk_parts;
+        const int64_t tiles = rows.num_tiles(task.count), first = task.number - task.part, last = first + task.num_parts - 1;
+        auto sums_of = [&](int64_t number) { return Sums::at(parts.at(number), tiles, head_dim_); };
+        for (int64_t number = task.number;; ++number) {
+            if (number > first) {
+                if (!parts.are_met(number)) return;
+                rows.join(sums_of(number - 1), sums_of(number));
+                parts.leave(number - 1);
+            }
+            if (number == last) break;
+        }
+        rows.put_out(sums_of(last), sinks_of(task.kv_head), out_of(task));
+        parts.leave(last);
     }
 
     void attend(const SharedTask& task, Scratch scratch) const {

@@ -180,23 +180,18 @@ struct Rows {
     // Scores are multiplied by it before they are exponents.
     float unit() const { return step.softcap != 0.0f ? 1.0f : step.scale; }
 
-    // Several parts of the keys, ``size`` floats apart, become one, the first.
-    void join(float* parts, int64_t num_parts) const {
-        int64_t head_dim = step.head_dim, tiles = num_tiles(count), size = Sums::size(tiles, head_dim);
-        Sums all = Sums::at(parts, tiles, head_dim);
+    // What a part of the keys adds up to becomes what it does with ``before``, the parts before it.
+    void join(Sums before, Sums part) const {
+        const int64_t head_dim = step.head_dim;
         const float factor = Form::BASE * unit();
-        for (int64_t tile = 0; tile < tiles; ++tile) {
-            for (int64_t i = 1; i < num_parts; ++i) {
-                Sums part = Sums::at(parts + i * size, tiles, head_dim);
-                Floats a = load(all.greatest + tile * WIDTH), b = load(part.greatest + tile * WIDTH);
-                Floats top = greater(a, b);
-                Floats mine = fading_of(a, top, factor), theirs = fading_of(b, top, factor);
-                store(all.greatest + tile * WIDTH, top);
-                store(all.total + tile * WIDTH,
-                      load(all.total + tile * WIDTH) * mine + load(part.total + tile * WIDTH) * theirs);
-                for (int64_t at = tile * head_dim * WIDTH; at < (tile + 1) * head_dim * WIDTH; at += WIDTH) {
-                    store(all.mixed + at, load(all.mixed + at) * mine + load(part.mixed + at) * theirs);
-                }
+        for (int64_t tile = 0; tile < num_tiles(count); ++tile) {
+            const int64_t lanes = tile * WIDTH;
+            Floats a = load(before.greatest + lanes), b = load(part.greatest + lanes), top = greater(a, b);
+            Floats mine = fading_of(a, top, factor), theirs = fading_of(b, top, factor);
+            store(part.greatest + lanes, top);
+            store(part.total + lanes, load(before.total + lanes) * mine + load(part.total + lanes) * theirs);
+            for (int64_t at = tile * head_dim * WIDTH; at < (tile + 1) * head_dim * WIDTH; at += WIDTH) {
+                store(part.mixed + at, load(before.mixed + at) * mine + load(part.mixed + at) * theirs);
             }
         }
     }
