@@ -12,12 +12,13 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from worker.models.forms import Form, Int8, Plain, joined
+from worker.models.forms import Form, Fp8, Int4, Int8, Plain, joined
 from worker.models.quantize import int8_of
 
 MAX_ERROR = 0.02
 """Root mean square of what rounding to int8 may add, of the weights' own. On normally distributed weights Q6_K's own
 steps amount to 0.017 (a 31st of the largest of 16 values, over the root of 12), and this adds 0.007 to 0.009."""
+CPU = torch.device("cpu")
 VALUES_AT_ONCE = 1 << 20
 """So many values are unpacked at a time."""
 
@@ -33,17 +34,17 @@ def spans(shape: tuple[int, int]) -> list[tuple[int, int]]:
     return [(start, min(start + step, shape[0])) for start in range(0, shape[0], step)]
 
 
-def dense_of(shape: tuple[int, int], rows: Rows, dtype: torch.dtype) -> Tensor:
+def dense_of(shape: tuple[int, int], rows: Rows, dtype: torch.dtype, device: torch.device = CPU) -> Tensor:
     """[out, in]"""
-    weight = torch.empty(shape, dtype=dtype)
+    weight = torch.empty(shape, dtype=dtype, device=device)
     for start, stop in spans(shape):
         weight[start:stop] = rows(start, stop)
     return weight
 
 
-def fitted(shape: tuple[int, int], rows: Rows, dtype: torch.dtype) -> Int8 | Plain:
-    """In eight bits if the error is at most MAX_ERROR, else floats of ``dtype``."""
-    codes, scales = torch.empty(shape, dtype=torch.int8), torch.empty(shape[0])
+def fitted(shape: tuple[int, int], rows: Rows, dtype: torch.dtype, device: torch.device = CPU) -> Int8 | Plain:
+    """In eight bits if the error is at most MAX_ERROR, else floats of ``dtype``. ``device``: where the rows are."""
+    codes, scales = torch.empty(shape, dtype=torch.int8, device=device), torch.empty(shape[0], device=device)
     lost = whole = 0.0
     for start, stop in spans(shape):
         exact = rows(start, stop)
@@ -53,7 +54,7 @@ def fitted(shape: tuple[int, int], rows: Rows, dtype: torch.dtype) -> Int8 | Pla
         lost += float(exact.sub_(near.dense(torch.float32)).square_().sum())
     if lost <= MAX_ERROR**2 * whole:
         return Int8(codes, scales)
-    return Plain(dense_of(shape, rows, dtype))  # also where a weight is no number
+    return Plain(dense_of(shape, rows, dtype, device))  # also where a weight is no number
 
 
 def together(parts: Sequence[Form], dtype: torch.dtype) -> Form:
@@ -64,13 +65,13 @@ def together(parts: Sequence[Form], dtype: torch.dtype) -> Form:
     alike = joined(parts)
     if alike is not None:
         return alike
-    if not any(isinstance(part, Plain) for part in parts):
-        eight = [part if isinstance(part, Int8) else fitted(part.shape, _rows_of(part), dtype) for part in parts]
-        alike = joined(eight)
+    coded = [part for part in parts if not isinstance(part, Plain)]
+    if len(coded) == len(parts):
+        alike = joined([part if isinstance(part, Int8) else _fitted(part, dtype) for part in coded])
         if alike is not None:
             return alike
     return Plain(torch.cat([part.dense(dtype) for part in parts]))
 
 
-def _rows_of(part: Form) -> Rows:
-    return lambda start, stop: part.rows(start, stop).dense(torch.float32)
+def _fitted(part: Fp8 | Int4, dtype: torch.dtype) -> Int8 | Plain:
+    return fitted(part.shape, lambda *rows: part.rows(*rows).dense(torch.float32), dtype, part.codes.device)
