@@ -176,23 +176,24 @@ class Directory:
         A row in words that are unknown here, as a newer Penstock may write them, must not keep others from being
         revoked: a policy stays as it was, a key opens nothing, and the log says so.
         """
-        async with self._refreshing, self._rooms.engine.connect() as connection:
-            if self._rooms.database is None:  # SQLite has nothing but snapshots
-                await connection.execution_options(isolation_level="REPEATABLE READ")
-            revision = (await connection.execute(sa.select(store.changes.c.revision))).scalar_one()
-            if revision == self.revision:
+        async with self._refreshing:
+            if (await self._rooms.edition()).revision == self.revision:
                 return
-            policies = await self._new_policies(connection)
-            tenants = await self._new_tenants(connection)
-            entries = await self._new_prices(connection)
-            adapters = await self._new_adapters(connection)
-            upstreams = await self._new_upstreams(connection)
-            self._policies.update(policies)
-            self._tenants.update(tenants)
-            if entries:
-                self.prices = self.prices.extended(entries, time.time())
-            await self._take_new_keys(connection)
-            self.revision = revision
+            async with self._rooms.engine.connect() as connection:
+                if self._rooms.database is None:  # SQLite has nothing but snapshots
+                    await connection.execution_options(isolation_level="REPEATABLE READ")
+                revision = (await connection.execute(sa.select(store.changes.c.revision))).scalar_one()
+                policies = await self._new_policies(connection)
+                tenants = await self._new_tenants(connection)
+                entries = await self._new_prices(connection)
+                adapters = await self._new_adapters(connection)
+                upstreams = await self._new_upstreams(connection)
+                self._policies.update(policies)
+                self._tenants.update(tenants)
+                if entries:
+                    self.prices = self.prices.extended(entries, time.time())
+                await self._take_new_keys(connection)
+                self.revision = revision
         if adapters:
             known = self.adapters | adapters
             self.adapters = {name: adapter for name, adapter in known.items() if adapter is not None}

@@ -22,8 +22,12 @@ from policies.policy import Policy
 async def visiting(config: settings.Store) -> AsyncIterator[Store]:
     """The store of a gateway that is running, as somebody else sees it."""
     engine = create_async_engine(store.url_of(config))
+    data_dir = Path(config.data_dir)
     try:
-        yield Store(engine, Path(config.data_dir), None if config.url else Path(config.data_dir) / "penstock.db", [])
+        async with contextlib.aclosing(
+            Store(engine, data_dir, None if config.url else data_dir / "penstock.db", [])
+        ) as rooms:
+            yield rooms
     finally:
         await engine.dispose()
 

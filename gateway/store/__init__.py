@@ -24,6 +24,7 @@ import migrations
 from gateway.store.bulk import batches, files, upload_parts, uploads
 from gateway.store.chats import chat_labels, chats
 from gateway.store.conversations import conversation_items, conversations
+from gateway.store.edition import Edition, InPostgres, InSqlite
 from gateway.store.responses import response_events, responses
 from gateway.store.sessions import sessions
 from gateway.store.tables import (
@@ -57,6 +58,7 @@ from policies import settings
 
 __all__ = [
     "PRAGMAS",
+    "Edition",
     "Store",
     "StoreError",
     "adapters",
@@ -126,6 +128,18 @@ class Store:
         """SQLite's file; None on PostgreSQL."""
         self.applied = applied
         """The revisions by which opening it brought it up to date."""
+        self._kept: InPostgres | InSqlite | None = None
+
+    async def edition(self) -> Edition:
+        """As of now. Raises what the database raises."""
+        if self._kept is None:
+            self._kept = InPostgres(self.engine) if self.database is None else InSqlite(self.database)
+        return await self._kept.edition()
+
+    async def aclose(self) -> None:
+        """What ``edition`` has kept open."""
+        if self._kept is not None:
+            await self._kept.close()
 
     @contextlib.asynccontextmanager
     async def changing(self) -> AsyncIterator[tuple[AsyncConnection, int]]:
@@ -185,7 +199,8 @@ async def opened(config: settings.Store) -> AsyncIterator[Store]:
     with _held(data_dir, exclusively=_is_sqlite(url)):
         async with _engine_of(url) as engine:
             applied = await _of_schema(engine, url, migrations.upgrade)
-            yield Store(engine, data_dir, _database(url), applied)
+            async with contextlib.aclosing(Store(engine, data_dir, _database(url), applied)) as rooms:
+                yield rooms
 
 
 @contextlib.asynccontextmanager
@@ -198,7 +213,8 @@ async def beside(config: settings.Store) -> AsyncIterator[Store]:
     async with _engine_of(url) as engine:
         if await _of_schema(engine, url, migrations.missing_of):
             raise StoreError("the store is an older Penstock's; `penstock migrate` brings it up to date")
-        yield Store(engine, data_dir, database, [])
+        async with contextlib.aclosing(Store(engine, data_dir, database, [])) as rooms:
+            yield rooms
 
 
 def _is_sqlite(url: sa.URL) -> bool:
