@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import functools
 import logging
+import math
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from typing import Any, ClassVar, Concatenate, ParamSpec, TypeVar
@@ -23,7 +24,7 @@ from gateway import store
 from gateway.background import alongside
 from gateway.clock import Clock
 from gateway.errors import ServiceUnavailable
-from gateway.store import Store
+from gateway.store import Edition, Store
 from policies import settings
 
 log = logging.getLogger(__name__)
@@ -78,6 +79,7 @@ class Shelving:
         self, rooms: Store, config: settings.Responses, clock: Clock, wall: Callable[[], float] = time.time
     ) -> None:
         """``wall``: Unix seconds; what is kept expires by them."""
+        self._rooms = rooms
         self._engine = rooms.engine
         self._config = config
         self._clock = clock
@@ -85,6 +87,10 @@ class Shelving:
         self._waiting: list[tuple[Sequence[Row], asyncio.Future[None]]] = []
         self._writing: asyncio.Task[None] | None = None
         self._retry_at = 0.0
+        self._swept: Edition | None = None
+        """The store as it was before it was last looked through."""
+        self._due_at = 0.0
+        """When a time is over next of what is in it."""
 
     @contextlib.asynccontextmanager
     async def watched(self) -> AsyncIterator[None]:
@@ -106,7 +112,20 @@ class Shelving:
         return was_there
 
     async def sweep(self) -> None:
-        """What has expired, or is too much."""
+        """What has expired, or is too much: nothing more than last time where nothing was written and no time is over
+        since."""
+        edition = await self._rooms.edition()
+        if edition != self._swept or self._wall() >= self._due_at:
+            await self._sweep()
+            async with self._engine.connect() as connection:
+                times = [(await connection.execute(query)).scalar() for query in self._times()]
+            self._swept, self._due_at = edition, min((at for at in times if at is not None), default=math.inf)
+
+    def _times(self) -> list[sa.Select[Any]]:
+        """What tells when the next time is over."""
+        return [sa.select(sa.func.min(self.rows.c.expires_at))]
+
+    async def _sweep(self) -> None:
         rows, max_bytes = self.rows, self._config.max_bytes_per_tenant
         await self._delete(sa.select(rows.c.id).where(rows.c.expires_at <= int(self._wall())))
         query = sa.select(rows.c.tenant_id).group_by(rows.c.tenant_id)

@@ -10,10 +10,18 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway import errors, store
-from gateway.store import Store, is_away
+from gateway.store import Edition, Store, is_away
 
 _TO_WRITE = sa.update(store.files).where(sa.false()).values(filename=store.files.c.filename)
 """Changes nothing, and waits for its turn to."""
+
+
+async def edition_of(rooms: Store) -> Edition:
+    """Raises StoreUnavailable."""
+    try:
+        return await rooms.edition()
+    except (SQLAlchemyError, OSError) as error:
+        raise _unavailable(error, is_change=False) from error
 
 
 @contextlib.asynccontextmanager

@@ -8,6 +8,7 @@ it finds.
 from __future__ import annotations
 
 import asyncio
+import math
 import re
 import time
 from collections import Counter
@@ -20,7 +21,7 @@ import sqlalchemy as sa
 from gateway import errors, openai, store
 from gateway.files import OVER, File, Files
 from gateway.store import Store, new_id
-from gateway.transactions import changing, reading
+from gateway.transactions import changing, edition_of, reading
 from policies import settings
 
 WINDOW_S = {"24h": 86_400}
@@ -105,6 +106,10 @@ class Book:
         self._rooms = rooms
         self._files = files
         self._owner = owner
+        self._looked: object = None
+        """What was asked for last, and the store before it was."""
+        self._due_at = 0.0
+        """When a lease of another gateway is over next."""
 
     # For clients
 
@@ -200,18 +205,23 @@ class Book:
         """So many batches at most that are this gateway's from now on: those that nobody has, and those of its own that
         are not ``running``. Tenants take turns, the oldest of each first, and none has more than ``most_of_one``; but
         one that was cancelled is over at once, and waits for no turn."""
-        now = int(self.wall())
+        now, running_ids = int(self.wall()), {batch.id for batch in running}
+        looked = await edition_of(self._rooms), running_ids, limit, most_of_one
+        if looked == self._looked and now < self._due_at:  # whoever takes one changes the store, so there was none
+            return []
         free: sa.ColumnElement[bool] = sa.true()
         if self._rooms.database is None:
             free = sa.or_(columns.owner.is_(None), columns.leased_until < now, columns.owner == self._owner)
-        is_running = columns.id.in_([batch.id for batch in running])
+        is_running = columns.id.in_(running_ids)
         place = sa.func.row_number().over(partition_by=columns.tenant_id, order_by=columns.id).label("place")
         waiting = sa.select(columns.id, columns.tenant_id, columns.status, place)
         waiting = waiting.where(columns.status.not_in(OVER), free, sa.not_(is_running))
         first = waiting.subquery()
         query = sa.select(first).where(sa.or_(first.c.place <= most_of_one, first.c.status == "cancelling"))
+        soonest = sa.select(sa.func.min(columns.leased_until)).where(columns.status.not_in(OVER), sa.not_(free))
         async with reading(self._rooms) as connection:
             found = (await connection.execute(query)).all()
+            until = (await connection.execute(soonest)).scalar() if self._rooms.database is None else None
         taken = Counter(batch.tenant_id for batch in running)
         turns = [(0 if row.status == "cancelling" else taken[row.tenant_id] + row.place, row.id) for row in found]
         ids = [batch_id for turn, batch_id in sorted(turns) if turn <= most_of_one][:limit]
@@ -223,6 +233,7 @@ class Book:
                 row = (await connection.execute(statement)).first()
             if row is not None:
                 claimed.append(Batch(*row))
+        self._looked, self._due_at = looked, math.inf if until is None else until + 1
         return claimed
 
     async def key_hash(self, key_id: str) -> bytes | None:

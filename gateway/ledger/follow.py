@@ -138,10 +138,10 @@ class Follower:
         query = sa.select(columns.chain, columns.position).where(columns.follower == self.name)
         return {row.chain: row.position for row in await connection.execute(query)}
 
-    async def step_over(self, settled_before: int) -> list[Move]:
+    async def step_over(self, settled_before: int) -> tuple[list[Move], bool]:
         """Goes on behind those gaps whose next row was settled before then (Unix s), and leaves somebody to wait for
-        what is missing (``waiting``). The gaps, each as a move from the row before it to its last place. To be called
-        alone. Raises Overtaken, and what the database raises."""
+        what is missing (``waiting``). The gaps, each as a move from the row before it to its last place, and whether
+        there are others. To be called alone. Raises Overtaken, and what the database raises."""
         columns = store.ledger.c
         async with self._rooms.engine.connect() as connection:
             found = (await connection.execute(_gaps(self.name))).all()
@@ -155,7 +155,7 @@ class Follower:
                 await self._move(connection, gap)
                 row = {"follower": f"{self.name}{WAITING}{gap.to}", "chain": gap.chain, "position": gap.from_}
                 await connection.execute(sa.insert(store.ledger_cursors), row)
-        return gaps
+        return gaps, len(gaps) < len(found)
 
     async def waiting(self) -> list[Follower]:
         """Who waits for the rows of gaps that were stepped over, and has not got them all."""

@@ -24,7 +24,7 @@ from gateway.background import alongside
 from gateway.clock import Clock
 from gateway.ledger.entry import Entry
 from gateway.ledger.follow import Batch, Follower, Move
-from gateway.store import Store
+from gateway.store import Edition, Store
 from gateway.store.upserts import insert_for
 from gateway.telemetry import about
 from policies import pricing
@@ -134,6 +134,8 @@ class Rollup:
         self._follower = Follower(rooms, FOLLOWER)
         self._clock = clock
         self._failure: str | None = None
+        self._rolled: Edition | None = None
+        """The store as it was before all of it was added up that can be."""
 
     @contextlib.asynccontextmanager
     async def watched(self) -> AsyncIterator[None]:
@@ -147,14 +149,17 @@ class Rollup:
         async with self._follower.alone() as is_alone:
             if not is_alone:
                 return 0
+            edition = await self._rooms.edition()
             num_rows = await self._roll(self._follower)
-            for gap in await self._follower.step_over(int(self._wall()) - GAP_S):
+            gaps, has_more = await self._follower.step_over(int(self._wall()) - GAP_S)
+            for gap in gaps:
                 log.error(
                     "ledger: chain %d lacks rows %d to %d; they count when they come", gap.chain, gap.from_ + 1, gap.to
                 )
                 num_rows += await self._roll(self._follower)
             for waiting in await self._follower.waiting():
                 num_rows += await self._roll(waiting)
+        self._rolled = None if has_more else edition
         return num_rows
 
     async def _roll(self, follower: Follower) -> int:
@@ -208,7 +213,8 @@ class Rollup:
     async def _watch(self) -> None:
         while True:
             try:
-                await self.roll()
+                if await self._rooms.edition() != self._rolled:
+                    await self.roll()
             except (SQLAlchemyError, OSError) as error:
                 self._say(" ".join(str(getattr(error, "orig", None) or error).split()) or type(error).__name__)
             except Exception:

@@ -200,10 +200,14 @@ class Shelf(Shelving):
         async with self._engine.connect() as connection:
             return (await connection.execute(query)).scalar() or 0
 
-    async def sweep(self) -> None:
-        """What has expired, is too much, or is lost."""
-        await super().sweep()
+    async def _sweep(self) -> None:
+        """And what is lost."""
+        await super()._sweep()
         await self._say_lost(int(self._wall()) - LEASE_S)
+
+    def _times(self) -> list[sa.Select[Any]]:
+        lost_at = sa.func.min(rows.c.renewed_at) + LEASE_S + 1
+        return [*super()._times(), sa.select(lost_at).where(rows.c.status.in_(OPEN))]
 
     async def _say_lost(self, renewed_before: float) -> None:
         query = sa.select(*_columns(rows)).where(rows.c.status.in_(OPEN), rows.c.renewed_at < int(renewed_before))

@@ -21,7 +21,7 @@ from gateway.ledger.follow import Batch, Follower, Move, Overtaken
 from gateway.sinks.book import MAX_FAILURES, Book, Skips
 from gateway.sinks.events import Event, events_of
 from gateway.sinks.sending import MAX_RETRY_AFTER_S, Done, Sender, Trouble
-from gateway.store import Store
+from gateway.store import Edition, Store
 from policies.sinks import Sink
 
 log = logging.getLogger(__name__)
@@ -59,11 +59,14 @@ class Delivery:
         self._sender = sender
         self._clock = clock
         self._wall = wall
+        self._rooms = rooms
         self._book = Book(rooms, name, sink)
         self._follower = Follower(rooms, follower_of(name))
         since = sink.since
         self._since = 0 if since is None else int(datetime(since.year, since.month, since.day, tzinfo=UTC).timestamp())
         self._named: set[str] = set()
+        self._delivered: Edition | None = None
+        """The store as it was before all was sent."""
         self._failure: str | None = None
 
     async def deliver(self) -> None:
@@ -72,6 +75,7 @@ class Delivery:
         async with self._follower.alone() as is_alone:
             if not is_alone:
                 return
+            edition = await self._rooms.edition()
             state = await self._book.state()
             now = self._wall()
             # A clock that was set back must not make it wait for ever.
@@ -94,12 +98,14 @@ class Delivery:
                 self._say(f"{MAX_FAILURES} events were refused; until some are taken or discarded no more are sent")
             else:
                 self._say(None)
+            self._delivered = edition
 
     async def watch(self) -> None:
         """For ever."""
         while True:
             try:
-                await self.deliver()
+                if await self._rooms.edition() != self._delivered:
+                    await self.deliver()
             except Overtaken as error:
                 log.info("sink %s: %s", self._name, error)
             except (SQLAlchemyError, OSError) as error:
