@@ -8,10 +8,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.kernels.device import DEVICE, examples
+from worker.models.fitting import eight_of, together
 from worker.models.forms import Fp8, Int4, Int8
 from worker.models.linear import on_cuda, scaled_on_cuda
 from worker.models.linear.on_cuda import CudaFp8Linear, CudaInt4Linear, to_float8
 from worker.models.linear.scaled_on_cuda import ROUNDED_TOKENS, CudaScaledLinear, to_int8
+from worker.models.quantize import fp8_of, int8_of
 
 TOLERANCES: dict[torch.dtype, dict[str, float]] = {
     torch.float32: {"atol": 2e-4, "rtol": 2e-4},
@@ -54,6 +56,18 @@ def test_four_bit_codes_multiply_as_the_weights_they_stand_for(
     assert (got.dtype, wide.dtype) == (dtype, torch.float32)
     torch.testing.assert_close(got.float(), expected, **TOLERANCES[dtype])
     torch.testing.assert_close(wide, expected, **TOLERANCES[dtype])
+
+
+@pytest.mark.parametrize("other", [int8_of, fp8_of])
+def test_unlike_forms_become_one_where_they_lie(other):
+    """As four bits of queries and six of values in a GGUF."""
+    torch.manual_seed(0)
+    parts = [int4(16, 128, 32, ordered=False), other(torch.randn(8, 128, device=DEVICE))]
+    one = together({"queries": parts[0], "values": parts[1]}, torch.float32, lambda _, *form: eight_of(*form))
+    assert isinstance(one, Int8)
+    assert one.codes.device.type == one.scales.device.type == DEVICE.type
+    near, exact = one.dense(torch.float32), torch.cat([part.dense(torch.float32) for part in parts])
+    assert float((near - exact).norm() / exact.norm()) < 0.02
 
 
 def test_a_product_of_few_tokens_is_the_same_to_the_bit_each_time():

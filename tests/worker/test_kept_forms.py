@@ -15,7 +15,7 @@ from tests.worker.quantised_files import METHODS, Method, logits_of, write, writ
 from tests.worker.test_mixtures import GPT_OSS, SIZES
 from tests.worker.test_quantized_cache import as_it_is, kept, products, rounded_again
 from worker.inputs import Span
-from worker.models import Layout, Shard, load, quantized_cache, read_architecture, sources
+from worker.models import Layout, Shard, fitting, load, quantized_cache, read_architecture, sources
 from worker.models.gguf import GgufFile, GgufSource, blocks
 from worker.models.importers import Mxfp4
 from worker.models.quantized_cache import QuantizingSource
@@ -196,6 +196,19 @@ def test_of_a_gguf_with_several_kinds_those_are_kept_that_are_rounded(cache, a_g
     assert {name.rpartition(".")[2] for name in names(cache)} == {"o_proj", "down_proj"}
     monkeypatch.setattr(blocks, "fitted", rounded_again)
     assert torch.equal(logits(path, "int8"), first)
+
+
+@pytest.mark.parametrize("layout", [Layout(), Layout(tensor=2)], ids=["alone", "shared"])
+def test_what_unlike_forms_become_together_is_rounded_once(cache, a_gguf, layout, monkeypatch):
+    path = a_gguf({"": "Q4_K", "attn_v": "Q6_K"})
+    first = products(path, layout, "none")
+    for place in (cache / each for each in kept(cache)):
+        of_kinds = {file.stem.rpartition(".")[2] for file in place.glob("*.safetensors")}
+        assert of_kinds == {"q_proj", "k_proj", "v_proj"}
+    monkeypatch.setattr(fitting, "fitted", rounded_again)
+    monkeypatch.setattr(blocks, "fitted", rounded_again)
+    for before, after in zip(first, products(path, layout, "none"), strict=True):
+        assert torch.equal(before, after)
 
 
 def test_a_gguf_in_the_place_of_another_is_rounded_anew(cache, a_gguf):

@@ -7,12 +7,12 @@ rounded again to int8 with one scale a row, and the loss of that is measured whi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
 
-from worker.models.forms import Form, Fp8, Int4, Int8, Plain, joined
+from worker.models.forms import Form, Int8, Plain, joined
 from worker.models.quantize import int8_of
 
 MAX_ERROR = 0.02
@@ -26,6 +26,8 @@ Rows = Callable[[int, int], Tensor]
 """The rows [start, stop) of a matrix [out, in], as float32."""
 Fit = Callable[[tuple[int, int], Rows], Form]
 """From the shape and the rows of a matrix to a form for it, as ``fitted``."""
+Eight = Callable[[str, Form, torch.dtype], Form]
+"""From a matrix's name, and its form, as ``eight_of``."""
 
 
 def spans(shape: tuple[int, int]) -> list[tuple[int, int]]:
@@ -57,21 +59,19 @@ def fitted(shape: tuple[int, int], rows: Rows, dtype: torch.dtype, device: torch
     return Plain(dense_of(shape, rows, dtype, device))  # also where a weight is no number
 
 
-def together(parts: Sequence[Form], dtype: torch.dtype) -> Form:
-    """One matrix of the parts below each other. Where their forms differ, as where a checkpoint has four bits for
-    queries and six for values, all are brought to eight bits; where one is of floats, or eight bits are not enough, to
-    floats.
+def together(parts: Mapping[str, Form], dtype: torch.dtype, eight: Eight) -> Form:
+    """One matrix of the parts, by their names, below each other. Where their forms differ, as where a checkpoint has
+    four bits for queries and six for values, all are brought to eight bits; where one is of floats, or eight bits are
+    not enough, to floats.
     """
-    alike = joined(parts)
-    if alike is not None:
-        return alike
-    coded = [part for part in parts if not isinstance(part, Plain)]
-    if len(coded) == len(parts):
-        alike = joined([part if isinstance(part, Int8) else _fitted(part, dtype) for part in coded])
-        if alike is not None:
-            return alike
-    return Plain(torch.cat([part.dense(dtype) for part in parts]))
+    forms = list(parts.values())
+    alike = joined(forms)
+    if alike is None and not any(isinstance(form, Plain) for form in forms):
+        alike = joined([form if isinstance(form, Int8) else eight(name, form, dtype) for name, form in parts.items()])
+    return alike or Plain(torch.cat([form.dense(dtype) for form in forms]))
 
 
-def _fitted(part: Fp8 | Int4, dtype: torch.dtype) -> Int8 | Plain:
-    return fitted(part.shape, lambda *rows: part.rows(*rows).dense(torch.float32), dtype, part.codes.device)
+def eight_of(form: Form, dtype: torch.dtype) -> Form:
+    """As ``fitted``, of what is stored in another form, and where it is."""
+    assert not isinstance(form, Plain)
+    return fitted(form.shape, lambda *rows: form.rows(*rows).dense(torch.float32), dtype, form.codes.device)

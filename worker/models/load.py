@@ -174,8 +174,9 @@ class _Builder:
 
         def form(parts: dict[str, int], num_inputs: int) -> Form:
             """One matrix of the parts below each other."""
-            forms = [self._source.matrix(prefix + name, (size, num_inputs)) for name, size in parts.items()]
-            return together(forms, self._dtype)
+            names = {prefix + name: size for name, size in parts.items()}
+            forms = {name: self._source.matrix(name, (size, num_inputs)) for name, size in names.items()}
+            return together(forms, self._dtype, self._source.eight)
 
         def linear(fused: str, parts: dict[str, int], num_inputs: int, bias: bool) -> Linear:
             """Whether the checkpoint has the parts apart or as ``fused``."""

@@ -34,7 +34,7 @@ from worker.user_cache import user_cache
 
 log = logging.getLogger(__name__)
 
-VERSION = 2
+VERSION = 3
 """Of the files, and of how quantize.py and fitting.py round."""
 LEAST_PARAMETERS = 16_000_000
 """Smaller models are rounded in less time than files take to look up."""
@@ -97,6 +97,13 @@ class QuantizingSource(Source):
             self._source.skip(name, shape)
             return form
         return self._kept(name, self._source.matrix(name, shape, part))
+
+    def eight(self, name: str, form: Form, dtype: torch.dtype) -> Form:
+        """See Source. From the next start on this is what ``matrix`` gives."""
+        rounded = self._source.eight(name, form, dtype)
+        if isinstance(rounded, Int8):
+            self._write(name, rounded)
+        return rounded
 
     def tied(self, name: str, shape: tuple[int, int], table: Tensor, part: Part | None = None) -> Form:
         """See Source."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from worker.models.errors import ModelError
-from worker.models.fitting import Fit, Rows, fitted
+from worker.models.fitting import Fit, Rows, eight_of, fitted
 from worker.models.forms import Form, Plain
 from worker.models.importers import Importer, Mxfp4
 from worker.models.shard import Part, Shard
@@ -34,6 +34,10 @@ class Source(Protocol):
         """``name`` is that of the module, without ".weight"; a plain one is in the engine's type, and all are on its
         device. Raises ModelError."""
         ...
+
+    def eight(self, name: str, form: Form, dtype: torch.dtype) -> Form:
+        """A matrix that was taken, and is to be one with others of other forms: see ``eight_of``."""
+        return eight_of(form, dtype)
 
     def tied(self, name: str, shape: tuple[int, int], table: Tensor, part: Part | None = None) -> Form:
         """The same of an embedding whose ``table`` was taken as a tensor already, for a head that is tied to it."""
@@ -173,6 +177,10 @@ class ShardSource(Source):
         (num_rows, num_columns), own = self._shard.part(name, shape)
         with self._named(name):
             return self._source.matrix(name, (num_rows, num_columns), own)
+
+    def eight(self, name: str, form: Form, dtype: torch.dtype) -> Form:
+        """See Source."""
+        return self._source.eight(self._shard.whole_name(name), form, dtype)
 
     def tied(self, name: str, shape: tuple[int, int], table: Tensor, part: Part | None = None) -> Form:
         """See Source."""
