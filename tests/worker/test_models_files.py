@@ -86,6 +86,15 @@ def test_files_written_before_transformers_5_are_read_alike(tmp_path, kind):
     torch.testing.assert_close(logits_of(tmp_path), oracle_logits(model, TOKEN_IDS), atol=1e-4, rtol=0)
 
 
+@pytest.mark.parametrize("caps", [{"attn_logit_softcapping": None}, {"final_logit_softcapping": None}])
+def test_a_cap_that_is_null_is_none(tmp_path, caps):
+    """Gemma 2 has them where config.json does not speak of them."""
+    checkpoint(tmp_path, "Gemma2ForCausalLM", head_dim=16, sliding_window=9)
+    rewrite(tmp_path / "config.json", lambda content: content.update(caps))
+    model = transformers.Gemma2ForCausalLM.from_pretrained(tmp_path, attn_implementation="eager").eval()
+    torch.testing.assert_close(logits_of(tmp_path), oracle_logits(model, TOKEN_IDS), atol=1e-4, rtol=0)
+
+
 def test_the_language_model_of_a_multimodal_gemma_3_is_served(tmp_path):
     torch.manual_seed(0)
     config = transformers.Gemma3Config(

@@ -72,8 +72,9 @@ def gemma2(fields: Fields) -> Architecture:
         **_GEMMA_SIZES,
         vocab_size=256_000,
         max_position_embeddings=8192,
-        attn_logit_softcapping=50.0,
-        final_logit_softcapping=30.0,
+        # A null takes the cap away.
+        attn_logit_softcapping=0.0 if "attn_logit_softcapping" in fields.raw else 50.0,
+        final_logit_softcapping=0.0 if "final_logit_softcapping" in fields.raw else 30.0,
     )
     kinds = layer_kinds(fields, lambda layer: layer % 2 == 0)
     return Architecture(**_gemma(fields, kinds), **one_rope(fields))
