@@ -76,7 +76,7 @@ class Turns:
         self._active = parties
 
     def charge(self, party: Party, num_tokens: int, start: int, costs: StepCosts | None, weight: float = 1.0) -> None:
-        """For a chunk, what it should take; ``begin`` has named the party. With less than no weight it is taken back."""
+        """For a chunk, what it should take; ``begin`` has named the party. By less than no weight it is undone."""
         seconds = TOKEN_S * num_tokens
         if costs is not None and costs.known:
             seconds = max(seconds, costs.chunk_price.seconds(num_tokens, start))
