@@ -281,9 +281,10 @@ class Files:
         if self._clock.now() >= self._looked_at + ORPHANS_S:
             self._looked_at = self._clock.now()
             await self._sweep_orphans(now)
+            await self._sweep_journals(now)
 
     async def _sweep_orphans(self, now: int) -> None:
-        old = await asyncio.to_thread(self._older_than, now - FORGOTTEN_S)
+        old = await asyncio.to_thread(self._older_than, now - FORGOTTEN_S, "file-*")
         for start in range(0, len(old), MAX_ASKED):
             asked = old[start : start + MAX_ASKED]
             async with reading(self._rooms) as connection:
@@ -293,10 +294,23 @@ class Files:
                 log.warning("files: %d of %s are nobody's, and deleted", len(orphans), self.directory)
                 await asyncio.to_thread(self._unlink, orphans, now)
 
-    def _older_than(self, at: float) -> list[str]:
-        """Ids of files, whether or not they have a row."""
+    async def _sweep_journals(self, now: int) -> None:
+        """Those of batches that were over when their gateway was killed; that of a failed one may be damaged, and has
+        been left for whoever looks into it."""
+        columns, ended = store.batches.c, [status for status in OVER if status != "failed"]
+        old = await asyncio.to_thread(self._older_than, now - FORGOTTEN_S, "batch_*.journal")
+        for start in range(0, len(old), MAX_ASKED):
+            asked = [name.removesuffix(".journal") for name in old[start : start + MAX_ASKED]]
+            async with reading(self._rooms) as connection:
+                query = sa.select(columns.id).where(columns.id.in_(asked), columns.status.in_(ended))
+                over = (await connection.execute(query)).scalars().all()
+            for batch_id in over:
+                await asyncio.to_thread((self.directory / f"{batch_id}.journal").unlink, missing_ok=True)
+
+    def _older_than(self, at: float, pattern: str) -> list[str]:
+        """Names of files, whether or not they have a row."""
         old = []
-        for path in self.directory.glob("file-*"):
+        for path in self.directory.glob(pattern):
             with contextlib.suppress(FileNotFoundError):
                 if path.stat().st_mtime < at:
                     old.append(path.name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import resource
 import time
 from decimal import Decimal
@@ -207,6 +208,20 @@ async def test_a_batch_whose_input_is_lost_ends_with_what_was_answered(tmp_path,
     assert len(unasked) == 100 - len(answered)
     assert {(one["custom_id"], one["error"]["code"]) for one in unasked} == {(None, f"batch_{ending}")}
     assert not list(files.glob("*.journal"))
+
+
+async def test_a_journal_that_a_killed_gateway_left_behind_the_end_of_its_batch_is_swept_up(tmp_path):
+    command = scripted("--tokens-per-step", 4)
+    with houses.running(tmp_path / "data", command) as house:
+        async with house.client() as client:
+            batch = await over(client, await begun(client, lines(1)))
+        left, of_nobody = (house.gw.files.directory / f"{name}.journal" for name in (batch.id, f"batch_{0:024x}"))
+    for path in (left, of_nobody):
+        path.touch()
+        os.utime(path, (1, 1))
+    with houses.running(tmp_path / "data", command):
+        await until(lambda: not left.exists())
+    assert of_nobody.exists()
 
 
 async def test_results_are_there_although_nobody_heard_that_the_batch_was_committed_as_over(tmp_path, monkeypatch):
