@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from codecs import BOM_UTF8
 from collections.abc import AsyncIterator, Mapping
 
 import aiohttp
@@ -151,7 +152,7 @@ async def _lines(response: aiohttp.ClientResponse, upstream: Known) -> AsyncIter
             continue
         *lines, rest = (rest + chunk).split(b"\n")
         for line in lines:
-            yield line.removesuffix(b"\r")
+            yield line.removesuffix(b"\r").removeprefix(BOM_UTF8)
     if rest:
         yield rest.removesuffix(b"\r")
 

@@ -179,7 +179,7 @@ class Reader:
             if words and choice.index not in self._ends:
                 self.said[choice.index] += "".join([word.text for word in words])
                 found.append((choice.index, words))
-            if choice.finish_reason is not None:
+            if choice.finish_reason:  # some say "" until there is one
                 self._ends[choice.index] = "length" if choice.finish_reason in LENGTHS else "stop"
         return found
 

@@ -355,10 +355,10 @@ async def test_an_unexpected_failure_on_the_way_is_an_internal_error(front: Fron
 async def test_events_in_odd_clothes_are_read(open_front: OpenFront):
     async def odd(heard: Heard) -> web.StreamResponse:
         response = await heard.stream()
-        text = json.dumps(chunk(content="one "))
-        await response.write(b": a comment\r\n\r\nevent: message\r\nid: 7\r\ndata:" + text[:20].encode())
+        text = json.dumps(chunk(content="one ", finish=""))
+        await response.write(b"\xef\xbb\xbfdata:" + text[:20].encode())
         await asyncio.sleep(0)
-        await response.write(text[20:].encode() + b"\r\n\r\n")
+        await response.write(text[20:].encode() + b"\r\n\r\n: a comment\r\n\r\nevent: message\r\nid: 7\r\n")
         await event(response, chunk(content="two", finish="length"))
         return response
 
