@@ -153,6 +153,8 @@ class Reader:
         self._ends: dict[int, FinishReason] = {}
         self._calls: list[dict[int, str]] = [{} for _ in range(asked.num_sequences)]
         """Of each, the ids by their numbers."""
+        self._latest: list[dict[int, int]] = [{} for _ in range(asked.num_sequences)]
+        """Of each, the numbers of calls by those that the upstream gives to several."""
 
     @property
     def is_whole(self) -> bool:
@@ -202,7 +204,10 @@ class Reader:
 
     def _called(self, index: int, place: int, call: _Call) -> list[Word]:
         known, function, custom = self._calls[index], call.function or _Function(), call.custom
-        number = place if call.index is None else call.index
+        theirs = place if call.index is None else call.index
+        number = self._latest[index].get(theirs, theirs)
+        if call.id and function.name and known.get(number, call.id) != call.id:  # some count all of them 0
+            number = self._latest[index][theirs] = len(known)
         words = []
         if number not in known:
             if number != len(known) or len(known) >= MAX_CALLS:

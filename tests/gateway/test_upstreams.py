@@ -136,6 +136,18 @@ async def test_calls_reasoning_and_logprobs_come_through(front, far):
     ]
 
 
+async def test_calls_that_are_all_counted_as_the_first_one_are_told_apart(front, far):
+    named = [("call_a", "get", '{"a":1}'), ("call_b", "put", "{"), ("call_b", "put", "}")]
+    calls = [{"index": 0, "id": id, "function": {"name": name, "arguments": text}} for id, name, text in named]
+    far.always = streams(*[chunk(tool_calls=[call]) for call in calls], chunk(finish="tool_calls"), "[DONE]")
+    tools = [
+        {"type": "function", "function": {"name": name, "parameters": {"type": "object"}}} for name in ("get", "put")
+    ]
+    whole = await front.client.chat.completions.create(**ASKED, tools=tools)
+    found = [(call.id, call.function.name, call.function.arguments) for call in whole.choices[0].message.tool_calls]
+    assert found == [("call_a", "get", '{"a":1}'), ("call_b", "put", "{}")]
+
+
 async def test_vectors_and_scores_come_from_an_upstream(open_front):
     async with elsewhere() as far, open_front(upstreams=(far.upstream(kinds=("embeddings", "rerank")),)) as front:
 
