@@ -111,7 +111,7 @@ class ToldUsage(msgspec.Struct, frozen=True):
 
 class _Chunk(msgspec.Struct, frozen=True):
     choices: list[_Choice] | None = None
-    usage: ToldUsage | None = None
+    usage: Any = None
     error: Any = None
 
 
@@ -122,7 +122,7 @@ class _Embedding(msgspec.Struct, frozen=True):
 
 class _Embeddings(msgspec.Struct, frozen=True):
     data: list[_Embedding]
-    usage: ToldUsage | None = None
+    usage: Any = None
 
 
 class _Score(msgspec.Struct, frozen=True):
@@ -134,7 +134,7 @@ class _Score(msgspec.Struct, frozen=True):
 class _Ranking(msgspec.Struct, frozen=True):
     results: list[_Score] | None = None
     data: list[_Score] | None = None
-    usage: ToldUsage | None = None
+    usage: Any = None
 
 
 _chunk, _embeddings, _ranking = (msgspec.json.Decoder(shape).decode for shape in (_Chunk, _Embeddings, _Ranking))
@@ -172,7 +172,7 @@ class Reader:
         chunk = _decoded(_chunk, text)
         if chunk.error is not None:
             raise failures.of_event(chunk.error)
-        self.usage = chunk.usage or self.usage
+        self.usage = _told(chunk.usage) or self.usage
         found = []
         for choice in chunk.choices or ():
             if not 0 <= choice.index < self._asked.num_sequences:
@@ -233,17 +233,25 @@ def vectors_of(asked: Asked, text: bytes) -> tuple[list[bytes], ToldUsage | None
         for each in ranking.results or ranking.data or ():
             score = each.score if each.relevance_score is None else each.relevance_score
             found[each.index] = _floats([score or 0.0])
-        usage = ranking.usage
+        usage = _told(ranking.usage)
     else:
         embeddings = _decoded(_embeddings, text)
         for place, one in enumerate(embeddings.data):
             vector = one.embedding
             raw = _floats(vector) if isinstance(vector, list) else _from_text(vector)
             found[place if one.index is None else one.index] = raw
-        usage = embeddings.usage
+        usage = _told(embeddings.usage)
     if set(found) != set(range(asked.num_sequences)):
         raise failures.garbage(f"{len(found)} answers where {asked.num_sequences} were asked for")
     return [found[index] for index in range(asked.num_sequences)], usage and usage.of_prompt
+
+
+def _told(usage: Any) -> ToldUsage | None:
+    """None: there is none, or one that cannot be read, for which no answer is given up."""
+    try:
+        return None if usage is None else msgspec.convert(usage, ToldUsage)
+    except msgspec.ValidationError:
+        return None
 
 
 def _decoded(decode: Any, text: bytes) -> Any:

@@ -256,7 +256,9 @@ async def test_a_stop_string_that_the_upstream_does_not_know_ends_the_answer_her
     assert (row["num_completion_tokens"] <= 4, row["counted_by"]) == (True, "gateway")
 
 
-@pytest.mark.parametrize("usage", [None, {}, {"prompt_tokens": 21, "completion_tokens": None}])
+@pytest.mark.parametrize(
+    "usage", [None, {}, {"prompt_tokens": 21, "completion_tokens": None}, {"prompt_tokens": "21"}, [21, 3]]
+)
 async def test_without_usage_our_own_count_is_billed_and_marked(front, far, usage):
     far.always = says("one two three four", usage=usage)
     status, body, _ = await front.post("/v1/chat/completions", ASKED)
