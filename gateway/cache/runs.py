@@ -7,6 +7,7 @@ meanwhile leaves this to the next; the computation ends early only when the last
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -20,6 +21,9 @@ from gateway.spent import Spent
 from gateway.traceparent import context_of
 from policies import wire
 from policies.answers import Kept, Outcome, Told
+
+MAX_SCORED = 32
+"""Tokens with log-probabilities that are told in one go."""
 
 
 class Run:
@@ -217,7 +221,8 @@ class Reader:
 
 
 class Replay:
-    """A kept answer as it is told again, all at once. A ``Source``."""
+    """A kept answer as it is told again: all at once, but for log-probabilities, of which it takes long to tell. A
+    ``Source``."""
 
     outcome: Outcome = "hit"
     were_sent = True
@@ -230,6 +235,8 @@ class Replay:
         self._kept = kept
         self._request_ids = [submit.request_id for submit in submits]
         self._clock = clock
+        self._left: deque[list[wire.Delta]] = deque()
+        """What follows after a turn for everybody else."""
 
     @property
     def num_tokens(self) -> int:
@@ -237,6 +244,9 @@ class Replay:
         return sum([len(told.token_ids) for told in self._kept.sequences])
 
     async def deltas(self) -> list[wire.Delta]:
+        if self._left:
+            await asyncio.sleep(0)
+            return self._left.popleft()
         self.first_token_at = self._clock.now()
         deltas: list[wire.Delta] = []
         for told in self._kept.sequences:
@@ -255,7 +265,14 @@ class Replay:
                     )
                 )
             else:
-                deltas.append(wire.Delta(request_id, told.index, told.token_ids, told.logprobs, finish))
+                ids, logprobs = told.token_ids, told.logprobs
+                while logprobs is not None and len(ids) > MAX_SCORED:
+                    deltas.append(wire.Delta(request_id, told.index, ids[:MAX_SCORED], logprobs[:MAX_SCORED]))
+                    ids, logprobs = ids[MAX_SCORED:], logprobs[MAX_SCORED:]
+                deltas.append(wire.Delta(request_id, told.index, ids, logprobs, finish))
+        if any(told.logprobs for told in self._kept.sequences):
+            self._left.extend([delta] for delta in deltas)
+            return self._left.popleft()
         return deltas
 
     def cancel(self, request_id: str, index: int) -> None:

@@ -66,6 +66,28 @@ async def test_an_answer_that_ends_without_an_end_token_is_kept_to_its_last_word
     assert first.choices[0].message.content == second.choices[0].message.content == '{"city": "Paris"}'
 
 
+async def test_many_log_probabilities_are_told_again_a_few_at_a_time(front):
+    told = {**GREEDY, "n": 2, "logprobs": True, "top_logprobs": 2, "stop": ["END"]}
+    asking, token_ids = front.chat(**told), front.ids("a river ") * 20
+    submit = await front.peer.submitted()
+    for index, text in enumerate(("naïve", "END")):
+        ids = token_ids + front.ids(text)
+        logprobs = [wire.TokenLogprob(-1.0 - place - index / 2, [4, 5], [-1.0, -2.0]) for place in range(len(ids))]
+        front.peer.say(submit, ids, "length", index=index, logprobs=logprobs)
+    first = await asking
+    stream = await front.chat(**told, stream=True, stream_options={"include_usage": True})
+    assert stream.response.headers["x-penstock-cache"] == "hit"
+    chunks = [chunk async for chunk in stream]
+    for choice in first.choices:
+        mine = [chunk.choices[0] for chunk in chunks if chunk.choices and chunk.choices[0].index == choice.index]
+        entries = [each.logprobs.content for each in mine if each.logprobs]
+        assert [each for some in entries for each in some] == choice.logprobs.content
+        assert max(map(len, entries)) <= 32 < len(choice.logprobs.content)
+        assert "".join(each.delta.content or "" for each in mine) == choice.message.content
+        assert mine[-1].finish_reason == choice.finish_reason
+    assert chunks[-1].usage.completion_tokens == first.usage.completion_tokens
+
+
 async def test_an_answer_that_was_given_whole_is_replayed_as_a_stream_and_back(front):
     await answered(front)
     stream = await front.chat(**GREEDY, stream=True, stream_options={"include_usage": True})
