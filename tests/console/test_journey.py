@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -239,6 +240,23 @@ def test_a_session_that_ends_elsewhere_leads_back_to_signing_in(open_console, ho
     console.page.get_by_text("Your session is over").wait_for()
     assert "401" in " ".join(console.wrong)
     assert len(token) == 43
+
+
+def test_a_session_that_ends_while_nothing_is_asked_leads_back_to_signing_in(open_console, house):
+    admins = f"{house.url}/admin/v1/admin_keys"
+    made = asked_by_admin(house, "POST", admins, {"role": "operator", "name": "for an hour"})
+    console = open_console()
+    console.sign_in(made["key"])
+    console.page.get_by_text("Live", exact=True).wait_for()
+    asked_by_admin(house, "DELETE", f"{admins}/{made['id']}")
+    console.page.get_by_text("Your session is over").wait_for()
+
+
+def asked_by_admin(house, method: str, url: str, body: object = None) -> dict:
+    headers = {"authorization": f"Bearer {house.admin_key}", "content-type": "application/json"}
+    request = urllib.request.Request(url, None if body is None else json.dumps(body).encode(), headers, method=method)
+    with urllib.request.urlopen(request) as answer:
+        return json.load(answer)
 
 
 def test_a_key_that_is_none_is_refused_in_words_and_a_narrow_screen_suffices(open_console, house):

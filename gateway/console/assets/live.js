@@ -1,5 +1,7 @@
 // One stream of snapshots for all pages, while somebody looks. What is kept is bounded.
 
+import { get } from "./api.js";
+
 export const KEPT_S = 300;
 const listeners = new Set();
 const snapshots = [];
@@ -20,7 +22,11 @@ function open() {
   };
   source.onerror = () => {
     state = "away";
-    if (source && source.readyState === EventSource.CLOSED) { shut(); again = setTimeout(open, 3000); }
+    if (source && source.readyState === EventSource.CLOSED) {
+      shut();
+      again = setTimeout(open, 3000);
+      get("session").catch(() => {}); // an event source does not say why: where the session is over, this leads to signing in
+    }
     for (const listener of listeners) listener(snapshots, state);
   };
 }
