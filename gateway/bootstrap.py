@@ -64,6 +64,9 @@ async def bootstrap(
             API_KEY: environ.get(API_KEY) or keys.new_key(),
             ADMIN_KEY: environ.get(ADMIN_KEY) or keys.new_admin_key(),
         }
+        for name, value in values.items():
+            if " " in value or not (value.isascii() and value.isprintable()):
+                raise StoreError(f"{name} has characters that no client can send, such as a blank or the end of a line")
         if values[API_KEY] == values[ADMIN_KEY]:
             raise StoreError(f"{API_KEY} and {ADMIN_KEY} are the same key, but one opens what the other must not")
         path = _write(rooms.data_dir / FILE, values)

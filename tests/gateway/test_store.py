@@ -176,6 +176,15 @@ async def test_the_first_start_makes_keys_that_open_the_door_and_the_second_make
     assert auth.caller(born.made[API_KEY][:-1]) is None
 
 
+@pytest.mark.parametrize("name", [API_KEY, ADMIN_KEY])
+@pytest.mark.parametrize("key", ["sk-of-my-own\r", "sk of my own", "sk-\u20ac", "sk-of\nmy-own"])
+async def test_a_key_that_no_client_can_send_is_refused_before_it_is_kept(store_settings, name, key):
+    async with store.opened(store_settings) as rooms:
+        with pytest.raises(store.StoreError, match=f"{name} has characters that no client can send"):
+            await bootstrap(rooms, {name: key})
+        assert await bootstrap(rooms, {}) is not None
+
+
 async def test_keys_of_the_environment_are_used_as_they_are(store_settings):
     environ = {API_KEY: "sk-of-my-own", ADMIN_KEY: "sk-another"}
     async with store.opened(store_settings) as rooms:
