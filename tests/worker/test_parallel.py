@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import random
 from dataclasses import replace
@@ -192,6 +193,29 @@ def test_whichever_rank_has_no_memory_for_a_step_the_next_step_is_computed(famil
             runner.forward(spans)
         troop.limit(Memory())
         torch.testing.assert_close(runner.forward(spans), expected, atol=1e-4, rtol=1e-4)
+
+
+def test_ranks_speak_in_one_order_whatever_one_of_them_cannot_compute(families, troop):
+    """gloo finds what belongs together by itself; NCCL does what each rank says one after the other."""
+    runner = troop.runner(NUMBERS["olmo2"])
+    prompt = Span(STEMS[0][:12], 0, [3, 1], 0)
+    for spans in ([prompt], [prompt, Span(STEMS[1][:9], 0, [2, 5], 9)], [Span(STEMS[0][12:13], 12, [3, 1], 1)]):
+        for rank, call in itertools.product(range(troop.num_ranks), range(6)):
+            troop.limit(Memory(rank, 0, call))
+            with contextlib.suppress(OutOfMemory):
+                runner.forward(spans)
+        troop.limit(Memory())
+        runner.forward(spans)
+    runner.forward([Span([7], 13, [3, 1], 1)])  # by now each has noted what came before
+    calls = troop.calls()
+    assert sum(map(len, calls)) > 100
+    while any(calls):
+        meeting = [own[0] for own in calls if own]
+        at_once = [each for each in meeting if meeting.count(each) == len(each[1])]
+        assert at_once, "each waits for another"
+        for kind, ranks, *what in at_once[:1]:
+            for rank in ranks:
+                assert calls[rank].pop(0) == (kind, ranks, *what)
 
 
 @pytest.mark.parametrize("family", ["olmo2", "gemma2"])

@@ -8,10 +8,14 @@ from __future__ import annotations
 import socket
 import sys
 import threading
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import torch
+import torch.distributed as dist
 
 from policies.settings import Engine, WorkerSettings
 from worker.loading import load_model
@@ -62,6 +66,37 @@ class ScarceOps(TorchOps):
         return super().add_norm(x, delta, post, pre, eps)
 
 
+Call = tuple[str, list[int], list[int], str]
+"""What it is, of which ranks, from the one that sends on, and what of: a shape and a type."""
+
+
+def note_calls(path: Path, rank: int) -> Callable[[], None]:
+    """From now on each thing that this rank says to others is noted there, before it is said; until what is returned is
+    called."""
+    notes = path.open("a", buffering=1)
+    plain = {name: getattr(dist, name) for name in ("all_reduce", "gather", "isend", "recv")}
+
+    def noting(name: str, x: torch.Tensor, *others: Any, **said: Any) -> Any:
+        if name == "isend":
+            kind, ranks = "send", [rank, others[0]]
+        elif name == "recv":
+            kind, ranks = "send", [others[0], rank]
+        else:
+            kind, ranks = name, dist.get_process_group_ranks(said.get("group") or dist.group.WORLD)
+        notes.write(msgspec.json.encode((kind, ranks, list(x.shape), str(x.dtype))).decode() + "\n")
+        return plain[name](x, *others, **said)
+
+    for name in plain:
+        setattr(dist, name, partial(noting, name))
+
+    def leave() -> None:
+        notes.close()
+        for name, function in plain.items():
+            setattr(dist, name, function)
+
+    return leave
+
+
 class Troop:
     """All ranks of a layout, connected; the models are in numbered directories under ``directory``."""
 
@@ -79,11 +114,14 @@ class Troop:
         self._memory = directory / "memory.json"
         self.limit(Memory())
         self._directory = directory
+        for path in directory.glob("calls*"):  # of another troop
+            path.unlink()
         self._ranks = Ranks(layout.num_ranks, self._command)
         meeting = store(num_ranks=layout.num_ranks)
         self._ranks.tell(Meet(meeting.port))
         self._ranks.watch(self.lost.append)
         self._link = ProcessLink.between(layout, 0, CPU, meeting)
+        self._leave = note_calls(directory / "calls0", 0)
         self._begun: Begin | None = None
 
     def runner(self, number: int, may_part: bool = False) -> ParallelRunner:
@@ -99,7 +137,14 @@ class Troop:
         """From the next pass on."""
         self._memory.write_bytes(msgspec.json.encode(memory))
 
+    def calls(self) -> list[list[Call]]:
+        """Of each rank, all that it has said so far, in order."""
+        decode = msgspec.json.Decoder(Call).decode
+        paths = [self._directory / f"calls{rank}" for rank in range(self.num_ranks)]
+        return [[decode(line) for line in path.read_text().splitlines()] for path in paths]
+
     def close(self) -> None:
+        self._leave()
         self._ranks.leave()
         self._link.close()
         self._ranks.close()
@@ -127,6 +172,7 @@ def main() -> None:
     met = control.hear()
     assert isinstance(met, Meet)
     link = ProcessLink.between(layout_of(engine), duty.rank, CPU, store(met.port))
+    note_calls(directory / f"calls{duty.rank}", duty.rank)
     rank: Rank | None = None
     shelf: Shelf | None = None
 
