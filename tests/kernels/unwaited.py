@@ -72,6 +72,7 @@ def served(
     quantize: str = "none",
     adapters: tuple[Adapter | None, ...] = (None,),
     num_steps: int = 4 * NUM_TOKENS,
+    speculates: bool = False,
     **engine: Any,
 ) -> Runner:
     asked = settings.Engine(device="cuda", dtype="bfloat16", max_sequences=8, **engine)
@@ -82,7 +83,7 @@ def served(
     runner = Runner.of(model, asked, 600, 600 if is_mixed else 0, may_part=True)
     ticks = count()
     engine_ = Engine(runner, Sampler(own.vocab_size, ()), asked, lambda: 0.01 * next(ticks))
-    engine_.speculates = False
+    engine_.speculates = speculates
     watch.seen.clear()
     for at, each in enumerate(submits):
         assert engine_.add(each, adapters[at % len(adapters)]) is None
@@ -138,6 +139,20 @@ def test_steps_with_prompts_wait_for_nobody_and_are_recorded(watch, how, monkeyp
     assert watch.seen == []
     assert runner.graphs is not None
     assert (32, 0, 8) in runner.graphs.recorded
+
+
+@pytest.mark.parametrize(
+    "how", [{}, {"changes": {"windows": (0, 40)}}, {"changes": EXPERTS}], ids=["plain", "windows", "experts"]
+)
+def test_steps_with_drafts_wait_for_nobody_and_are_recorded(watch, how, monkeypatch):
+    """Of what always comes to the same the next tokens are soon foreseen."""
+    monkeypatch.setattr("worker.speculation.LOOK_EVERY", 1)
+    submits = [submit("a", 20, num_tokens=90), submit("bb", 40, num_tokens=90)]
+    few = settings.Speculation(max_draft_tokens=3)
+    runner = served(watch, submits, num_steps=200, speculates=True, speculation=few, **how)
+    assert watch.seen == []
+    assert runner.graphs is not None
+    assert (8, 4, 8) in runner.graphs.recorded
 
 
 def test_adapters_wait_for_nobody(watch):
