@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import io
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import TYPE_CHECKING
@@ -113,7 +113,7 @@ async def ask(session: aiohttp.ClientSession, talk: Conversation, reply: Reply, 
         raise CallFailed("the server broke off before the end of its answer")
 
 
-async def _payloads(session: aiohttp.ClientSession, talk: Conversation) -> AsyncIterator[bytes]:
+async def _payloads(session: aiohttp.ClientSession, talk: Conversation) -> AsyncGenerator[bytes]:
     """Those of the stream that answers. Raises CallFailed."""
     import aiohttp
 
@@ -138,8 +138,8 @@ def _take(payload: bytes, reply: Reply, show: Callable[[str], None]) -> None:
     """One chunk of a stream."""
     try:
         answer = decode_answer(payload)
-    except msgspec.DecodeError as error:
-        raise CallFailed(f"the server sent what cannot be read: {error}") from error
+    except msgspec.DecodeError as unread:
+        raise CallFailed(f"the server sent what cannot be read: {unread}") from unread
     if answer.error is not None:
         error = answer.error
         raise CallFailed((error.message or str(error.code)) if isinstance(error, Failure) else error)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import quote
 
@@ -91,7 +91,7 @@ class Administration:
                 if not show(payload):
                     return
 
-    async def _payloads(self, path: tuple[object, ...], params: dict[str, str]) -> AsyncIterator[bytes]:
+    async def _payloads(self, path: tuple[object, ...], params: dict[str, str]) -> AsyncGenerator[bytes]:
         import aiohttp
 
         events = Events()
