@@ -65,6 +65,8 @@ class Upstreams:
         """By source; None: it cannot be had, or not yet."""
         self._reading: set[asyncio.Task[None]] = set()
         self._probed_at: dict[str, float] = {}
+        self._followed = asyncio.Event()
+        """There may be one to be probed where there was none."""
         self._is_due = False
         """Those who wait go on before the loop turns again."""
         self._settled = {terms.name: Known(terms, key_of(terms, "", environ), "settings") for terms in config.upstreams}
@@ -153,6 +155,7 @@ class Upstreams:
                 server.changed(known)
             servers[name] = server
         self._servers = servers
+        self._followed.set()
         self._probed_at = {name: at for name, at in self._probed_at.items() if name in servers}
         self._divide()
         for server in servers.values():
@@ -245,14 +248,19 @@ class Upstreams:
         try:
             while True:
                 now = self._clock.now()
-                for name, server in self._servers.items():
+                probed = {name: server for name, server in self._servers.items() if server.known.terms.probe_s}
+                for name, server in probed.items():
                     every_s = server.known.terms.probe_s
-                    if every_s and now - self._probed_at.setdefault(name, now) >= every_s:
+                    if now - self._probed_at.setdefault(name, now) >= every_s:
                         self._probed_at[name] = now
                         task = asyncio.create_task(self._probe(server))
                         probing.add(task)
                         task.add_done_callback(probing.discard)
-                await self._clock.sleep(LOOK_S)
+                if probed:
+                    await self._clock.sleep(LOOK_S)
+                else:
+                    self._followed.clear()
+                    await self._followed.wait()
         finally:
             for task in probing:
                 task.cancel()

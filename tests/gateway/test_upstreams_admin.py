@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
 
 import pytest
 
+from gateway.dispatch import Dispatch
 from gateway.sealing import SealBroken, sealed, unsealed
+from gateway.upstreams.registry import LOOK_S, Upstreams
+from policies import settings
+from policies.upstreams.terms import Upstream
+from tests.builders import until
 from tests.gateway.conftest import HELLO, KEY, Front, OpenFront
 from tests.gateway.desk import Desk
 from tests.gateway.elsewhere import elsewhere, fails, says
@@ -151,3 +157,28 @@ def test_a_sealed_key_opens_for_its_upstream_alone():
     ):
         with pytest.raises(SealBroken):
             unsealed(other, what, name, body)
+
+
+class Written:
+    """A board of a test's own."""
+
+    def __init__(self, *upstreams: Upstream) -> None:
+        self.upstreams = {terms.name: (terms, SECRET) for terms in upstreams}
+
+
+async def test_nobody_wakes_up_as_long_as_none_is_to_be_probed(clock):
+    config = settings.Settings(models={})
+    registry = Upstreams(config, {}, clock, Dispatch(config, clock))
+    quiet, probed = (
+        Upstream(name=name, model="far", url="http://127.0.0.1:9/v1", probe_s=probe_s)
+        for name, probe_s in (("quiet", 0.0), ("probed", 15.0))
+    )
+    async with registry.opened():
+        for board in (Written(), Written(quiet)):
+            registry.follow(board)
+            for _ in range(5):
+                await asyncio.sleep(0)
+            assert clock.waits() == []
+        registry.follow(Written(quiet, probed))
+        await until(clock.waits)
+        assert clock.waits() == [LOOK_S]
