@@ -86,6 +86,26 @@ def test_files_written_before_transformers_5_are_read_alike(tmp_path, kind):
     torch.testing.assert_close(logits_of(tmp_path), oracle_logits(model, TOKEN_IDS), atol=1e-4, rtol=0)
 
 
+@pytest.mark.parametrize(
+    ("ropes", "is_refused"),
+    [
+        ({"rope_parameters": {}, "rope_theta": 5e5}, False),
+        ({"rope_parameters": {"rope_type": "linear", "factor": 2, "rope_theta": 5e5}}, False),
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}, True),
+        ({"rope_parameters": {"rope_type": "linear", "factor": 3.0, "rope_theta": 5e5}}, True),
+    ],
+)
+def test_ropes_that_are_stretched_in_two_places_are_stretched_alike_or_refused(llama, ropes, is_refused):
+    scaling = {"type": "linear", "factor": 2.0}
+    rewrite(llama / "config.json", lambda content: content.update(**ropes, rope_scaling=scaling))
+    if is_refused:
+        with pytest.raises(ModelError, match="has both rope_parameters and rope_scaling, which say different things"):
+            read_architecture(llama)
+    else:
+        (rope,) = read_architecture(llama).ropes
+        assert (rope.kind, rope.factor, rope.theta) == ("linear", 2.0, 5e5)
+
+
 @pytest.mark.parametrize("caps", [{"attn_logit_softcapping": None}, {"final_logit_softcapping": None}])
 def test_a_cap_that_is_null_is_none(tmp_path, caps):
     """Gemma 2 has them where config.json does not speak of them."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from worker.models.architecture import Architecture, Latent
-from worker.models.facts import common, mixture_of, one_rope
+from worker.models.facts import common, mixture_of, one_rope, scaling_of
 from worker.models.fields import Fields
 from worker.models.rope import temperature
 
@@ -16,7 +16,7 @@ def deepseek(fields: Fields) -> Architecture:
     rope_dim, rank = fields.positive("qk_rope_head_dim", 64), fields.positive("kv_lora_rank", 512)
     fields = Fields({**fields.raw, "head_dim": rope_dim}, fields.architecture, fields.place)
     facts, rope = common(fields), one_rope(fields)
-    scaling = fields.table("rope_parameters") or fields.table("rope_scaling")
+    scaling = scaling_of(fields)
     growth = temperature(scaling.number("factor", 1.0), scaling.number("mscale_all_dim", 0.0)) if scaling else 1.0
     key_dim, bias = fields.positive("qk_nope_head_dim", 128), fields.flag("attention_bias", False)
     mixture = replace(

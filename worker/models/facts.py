@@ -88,6 +88,20 @@ def _dtype(fields: Fields) -> str:
 def one_rope(fields: Fields, is_phi3: bool = False) -> dict[str, Any]:
     """``ropes``, ``layer_ropes`` and ``max_positions`` of a family that turns all layers alike."""
     max_positions = fields.positive("max_position_embeddings", 2048)
-    scaling = fields.table("rope_parameters") or fields.table("rope_scaling")
-    rope = rope_of(fields, scaling, max_positions, 10_000.0, is_phi3)
+    rope = rope_of(fields, scaling_of(fields), max_positions, 10_000.0, is_phi3)
     return {"ropes": (rope,), "layer_ropes": (0,) * fields.num_layers(), "max_positions": reach(rope)}
+
+
+def scaling_of(fields: Fields) -> Fields | None:
+    """What is said of ropes, in ``rope_parameters`` (transformers 5) or ``rope_scaling`` (before); None: nothing.
+    Raises ModelError where they say two things."""
+    both = [table for name in ("rope_parameters", "rope_scaling") if (table := fields.table(name)) and table.raw]
+    if len(both) > 1 and _stretching(both[0]) != _stretching(both[1]):
+        raise ModelError(f"{fields.place} has both rope_parameters and rope_scaling, which say different things")
+    return both[0] if both else None
+
+
+def _stretching(scaling: Fields) -> dict[str, Any]:
+    """All but the angles of what is stretched, which stand elsewhere beside ``rope_scaling``."""
+    said = {name: value for name, value in scaling.raw.items() if name not in ("type", "rope_theta")}
+    return {"rope_type": scaling.raw.get("type", "default"), **said}

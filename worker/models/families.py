@@ -11,7 +11,7 @@ from typing import Any
 from worker.models.architecture import SWIGLU_ALPHA, SWIGLU_LIMIT, Architecture
 from worker.models.deepseek import deepseek
 from worker.models.errors import ModelError
-from worker.models.facts import common, layer_kinds, mixture_of, one_rope
+from worker.models.facts import common, layer_kinds, mixture_of, one_rope, scaling_of
 from worker.models.fields import Fields
 from worker.models.rope import reach, rope_of
 
@@ -87,12 +87,12 @@ def gemma3(fields: Fields) -> Architecture:
     pattern = fields.positive("sliding_window_pattern", 6)
     kinds = layer_kinds(fields, lambda layer: (layer + 1) % pattern != 0)
     max_positions = fields.positive("max_position_embeddings")
-    nested = fields.table("rope_parameters")
-    if nested:
+    scaling, nested = scaling_of(fields), fields.table("rope_parameters")
+    if nested is not None and nested.raw:
         scalings = nested.table("full_attention"), nested.table("sliding_attention")
     else:
         local = Fields({"rope_theta": fields.number("rope_local_base_freq", 10_000.0)}, fields.architecture)
-        scalings = fields.table("rope_scaling"), local
+        scalings = scaling, local
     full = rope_of(fields, scalings[0], max_positions, 1_000_000.0)
     sliding = rope_of(fields, scalings[1], max_positions, 10_000.0)
     return Architecture(
