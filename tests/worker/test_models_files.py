@@ -106,6 +106,17 @@ def test_ropes_that_are_stretched_in_two_places_are_stretched_alike_or_refused(l
         assert (rope.kind, rope.factor, rope.theta) == ("linear", 2.0, 5e5)
 
 
+def test_a_tied_head_that_is_in_the_file_is_the_embedding_or_refused(tmp_path):
+    """transformers takes such a head for what it is, whatever is tied."""
+    model = checkpoint(tmp_path, "LlamaForCausalLM", tie_word_embeddings=True)
+    table = model.model.embed_tokens.weight.detach()
+    rewrite_tensors(tmp_path, lambda tensors: tensors.update({"lm_head.weight": table.clone()}))
+    torch.testing.assert_close(logits_of(tmp_path), oracle_logits(model, TOKEN_IDS), atol=1e-4, rtol=0)
+    rewrite_tensors(tmp_path, lambda tensors: tensors.update({"lm_head.weight": table + 1}))
+    with pytest.raises(ModelError, match=r"has an lm_head\.weight that is not model\.embed_tokens\.weight, which"):
+        logits_of(tmp_path)
+
+
 @pytest.mark.parametrize("caps", [{"attn_logit_softcapping": None}, {"final_logit_softcapping": None}])
 def test_a_cap_that_is_null_is_none(tmp_path, caps):
     """Gemma 2 has them where config.json does not speak of them."""

@@ -99,7 +99,8 @@ def load_decoder(
         if roots != ("model.",):
             checkpoint.keep(root, HEAD)
         if architecture.tied:
-            # Some checkpoints save the embedding twice.
+            if HEAD in checkpoint and "" not in roots:
+                _refuse_another_head(checkpoint, f"{root}embed_tokens.weight", architecture, path)
             checkpoint.drop(HEAD)
         checkpoint.drop_where(lambda name: shard.misses(name.removeprefix(root)))
         importer = importer_of(read_json(path / "config.json"))
@@ -108,6 +109,17 @@ def load_decoder(
         source = CheckpointSource(checkpoint, root, dtype, device, importer)
         is_rounded = quantization != "none" or importer is not None
         return build(source, checkpoint.paths, is_rounded, checkpoint.finish)
+
+
+def _refuse_another_head(checkpoint: Checkpoint, table: str, architecture: Architecture, path: Path) -> None:
+    """Some checkpoints save the embedding twice; in others the head went on by itself. Raises ModelError."""
+    shape = architecture.vocab_size, architecture.hidden_size
+    embedding, head = checkpoint.peek(table, shape), checkpoint.peek(HEAD, shape)
+    if not torch.equal(embedding, head.to(embedding.dtype)):
+        raise ModelError(
+            f"{path} has an {HEAD} that is not {table}, which its config.json ties it to; tie_word_embeddings is to be"
+            " false there if the head is meant, or the tensor is to go"
+        )
 
 
 def build_decoder(
