@@ -110,6 +110,16 @@ def test_ropes_that_make_no_angles_are_refused(whole, tmp_path, scaling):
     assert "has an impossible rope: its numbers make no angles" in refusal_of(directory)
 
 
+@pytest.mark.parametrize("family", ["LlamaForCausalLM", "GPT2LMHeadModel"])
+@pytest.mark.parametrize("said", ["</s>", ["</s>"], [1, None], 1.0, True, {"a": 1}])
+def test_end_tokens_that_are_no_ids_are_named(tmp_path, family, said):
+    """Without them no answer would end."""
+    checkpoint(tmp_path, family, num_hidden_layers=1)
+    path = tmp_path / "generation_config.json"
+    path.write_text(json.dumps({"eos_token_id": said}))
+    assert f"generation_config.json has an impossible eos_token_id: {said}" in refusal_of(tmp_path)
+
+
 @pytest.mark.parametrize("length", ["x", [64], 0, -5, 1.5, float("inf"), True])
 def test_a_length_of_texts_that_cannot_be_is_named(tmp_path, length):
     checkpoint(tmp_path, "BertModel", num_hidden_layers=1)

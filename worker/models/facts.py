@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from worker.models.architecture import Activation, Mixture
@@ -48,7 +49,7 @@ def common(fields: Fields, windows: tuple[int, ...] = ()) -> dict[str, Any]:
         "windows": windows or (0,) * num_layers,
         "activation": _ACTIVATIONS[activation],
         "tied": fields.flag("tie_word_embeddings", False),
-        "eos_token_ids": token_ids(fields.raw.get("eos_token_id")),
+        "eos_token_ids": token_ids(fields.raw.get("eos_token_id"), fields.place),
         "dtype": _dtype(fields),
     }
 
@@ -73,11 +74,14 @@ def layer_kinds(fields: Fields, is_sliding: Callable[[int], bool]) -> list[str]:
     return kinds
 
 
-def token_ids(value: object) -> tuple[int, ...]:
-    """``eos_token_id`` of config.json or generation_config.json: absent, one, or a list."""
-    if isinstance(value, list):
-        return tuple(item for item in value if isinstance(item, int))
-    return (value,) if isinstance(value, int) else ()
+def token_ids(value: object, place: str | Path) -> tuple[int, ...]:
+    """``eos_token_id`` of config.json or generation_config.json, which is at ``place``: absent, one, or a list. Raises
+    ModelError.
+    """
+    found = value if isinstance(value, list) else [] if value is None else [value]
+    if not all(type(item) is int for item in found):
+        raise ModelError(f"{place} has an impossible eos_token_id: {str(value)[:80]}")
+    return tuple(found)
 
 
 def _dtype(fields: Fields) -> str:

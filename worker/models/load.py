@@ -45,7 +45,7 @@ def _of_directory(directory: Path) -> Architecture:
     importer_of(config)  # what cannot be read is refused before anything is
     generation = directory / "generation_config.json"
     if generation.exists():
-        eos_token_ids = token_ids(read_json(generation).get("eos_token_id"))
+        eos_token_ids = token_ids(read_json(generation).get("eos_token_id"), generation)
         if eos_token_ids:
             return _with_ends(replace(architecture, eos_token_ids=eos_token_ids), generation)
     return _with_ends(architecture, directory / "config.json")

@@ -58,9 +58,10 @@ def read_facts(path: Path) -> Facts:
     raw = read_json(path / "config.json")
     name, config = raw["architectures"][0], _config(path, raw)
     text = text_config(config, path)
-    eos = token_ids(raw.get("eos_token_id")) or token_ids(getattr(text, "eos_token_id", None))
-    if (path / "generation_config.json").exists():
-        eos = token_ids(read_json(path / "generation_config.json").get("eos_token_id")) or eos
+    place, generation = path / "config.json", path / "generation_config.json"
+    eos = token_ids(raw.get("eos_token_id"), place) or token_ids(getattr(text, "eos_token_id", None), place)
+    if generation.exists():
+        eos = token_ids(read_json(generation).get("eos_token_id"), generation) or eos
     dtype = raw.get("dtype") or raw.get("torch_dtype") or "float32"
     vocab_size = int(text.vocab_size)
     eos = tuple(token_id for token_id in eos if 0 <= token_id < vocab_size)  # -1 is some families' word for none
