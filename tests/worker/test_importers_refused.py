@@ -112,6 +112,12 @@ REFUSED: dict[str, tuple[str, Callable[[Path], object], str]] = {
     "scales by something": ("W4A16 by group", said(config_groups=weights(strategy="row")), "scales by row in this"),
     "groups that are no table": ("W4A16 by group", said(config_groups=[1]), "has an impossible config_groups"),
     "an ignore that is no expression": ("W4A16 by group", said(ignore=["re:("]), "has an impossible ignore"),
+    "an ignore of a count too large": (
+        "W4A16 by group",
+        said(ignore=["re:a{99999999999}"]),
+        r"has an impossible ignore: re:a\{9",
+    ),
+    "a module of brackets alone": ("gptq", said(dynamic={f"-:{5000 * '('}": {}}), r"has an impossible dynamic: -:\("),
     "sparse too": ("W4A16 by group", said(sparsity_config={"format": "sparse-24-bitmask"}), "is sparse as well"),
     "turned too": ("W4A16 by group", said(transform_config={"config_groups": {}}), "is transformed as well"),
     "another float": ("fp8, by tensor", said(fmt="e5m2"), "the FP8 format e5m2 of this LlamaForCausalLM"),

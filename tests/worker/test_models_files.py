@@ -309,6 +309,10 @@ REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda at: (at / "model.safetensors.index.json").write_text('{"weight_map": {"a": "../x.safetensors"}}'),
         "names a file outside its directory",
     ),
+    "an index of names that cannot be": (
+        lambda at: (at / "model.safetensors.index.json").write_text(f'{{"weight_map": {{"a": "{5000 * "a"}"}}}}'),
+        "a is not a whole safetensors file: .*too long",
+    ),
     "an index of nothing": (
         lambda at: (at / "model.safetensors.index.json").write_text("{}"),
         "has no weight_map",

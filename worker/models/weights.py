@@ -167,9 +167,9 @@ class Checkpoint:
 
     def _open(self, file_name: str) -> list[str]:
         path = self._directory / file_name
-        if not path.is_file():
-            raise ModelError(f"{path} is missing")
         try:
+            if not path.is_file():
+                raise ModelError(f"{path} is missing")
             self._files[file_name] = self._stack.enter_context(safe_open(path, framework="pt"))
             return list(self._files[file_name].keys())
         except (SafetensorError, OSError, RuntimeError, ValueError) as error:

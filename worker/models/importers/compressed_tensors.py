@@ -191,6 +191,6 @@ def _texts(fields: Fields, key: str) -> tuple[str, ...]:
         if entry.startswith("re:"):
             try:
                 re.compile(entry[3:])
-            except re.error:
+            except (re.error, OverflowError, RecursionError):  # the second: of a count too large
                 raise fields.wrong(key, entry) from None
     return tuple(value)

@@ -93,7 +93,7 @@ def _chosen(fields: Fields) -> tuple[list[re.Pattern[str]], list[str]]:
             )
         try:
             left_out.append(re.compile(pattern.removeprefix("-:")))
-        except re.error:
+        except (re.error, OverflowError, RecursionError):  # the second: of a count too large
             raise fields.wrong("dynamic", pattern) from None
     only = fields.raw.get("modules_in_block_to_quantize") or []
     if not isinstance(only, list):
