@@ -154,9 +154,13 @@ class Answering:
     async def _read_words(self, asking: Asking) -> None:
         call = self._call
         reader = Reader(call.asked)
-        async for text in asking.texts():
-            for index, words in reader.read(text):
-                self._bring(index, words, asking.server.name)
+        try:
+            async for text in asking.texts():
+                for index, words in reader.read(text):
+                    self._bring(index, words, asking.server.name)
+        except Trouble:  # behind its last word it is the upstream's alone
+            if not reader.is_whole:
+                raise
         if not reader.is_whole:
             raise (failures.cut("the answer ended in the middle") if any(reader.said) else failures.garbage("nothing"))
         counted = await counted_of(call, asking.server, self._text, reader.usage, reader.said)

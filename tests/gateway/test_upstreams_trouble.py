@@ -164,6 +164,14 @@ async def test_a_stream_that_goes_wrong_in_the_middle_ends_with_an_error_and_owe
         assert len(far.heard) == 1  # what has begun is not asked again
 
 
+@pytest.mark.parametrize("behind", ["no json", {"error": {"message": "out of memory", "code": 500}}])
+async def test_what_goes_wrong_behind_the_end_of_an_answer_takes_nothing_of_it(open_front, behind):
+    said = streams(chunk(content="one "), chunk(finish="stop"), behind)
+    async with elsewhere(said) as far, open_front(upstreams=(far.upstream(),)) as front:
+        assert await streamed(front) == ("one ", None)
+        assert (await front.post(CHAT, ASKED))[0] == 200
+
+
 @pytest.mark.parametrize("behaviour", [drips, never_ends_a_line])
 async def test_streams_without_an_end_of_a_line_end_here(open_front, behaviour):
     async with elsewhere(behaviour) as far:
