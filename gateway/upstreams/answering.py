@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+LONG_BYTES = 64 << 10
+"""Of vectors as JSON, which are read beside the event loop."""
+
 
 class Answering:
     """The first upstream is asked as soon as this exists."""
@@ -144,7 +147,10 @@ class Answering:
     async def _read_vectors(self, asking: Asking) -> None:
         call = self._call
         async for text in asking.texts():
-            vectors, usage = vectors_of(call.asked, text)
+            if len(text) > LONG_BYTES:
+                vectors, usage = await asyncio.to_thread(vectors_of, call.asked, text)
+            else:
+                vectors, usage = vectors_of(call.asked, text)
             counted = await counted_of(call, asking.server, self._text, usage, [])
             for index, vector in enumerate(vectors):
                 end(call, index, "stop", self._clock.now(), asking, counted, vector)

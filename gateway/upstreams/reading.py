@@ -116,7 +116,8 @@ class _Chunk(msgspec.Struct, frozen=True):
 
 
 class _Embedding(msgspec.Struct, frozen=True):
-    embedding: list[float] | str
+    embedding: msgspec.Raw
+    """Numbers, or base64: read one by one, since others have no turn while JSON is."""
     index: int | None = None
 
 
@@ -138,6 +139,7 @@ class _Ranking(msgspec.Struct, frozen=True):
 
 
 _chunk, _embeddings, _ranking = (msgspec.json.Decoder(shape).decode for shape in (_Chunk, _Embeddings, _Ranking))
+_vector = msgspec.json.Decoder(list[float] | str).decode
 
 
 class Reader:
@@ -226,7 +228,8 @@ class Reader:
 
 
 def vectors_of(asked: Asked, text: bytes) -> tuple[list[bytes], ToldUsage | None]:
-    """One for each sequence: f32, least byte first; a score is a vector of one number. Raises Trouble."""
+    """One for each sequence: f32, least byte first; a score is a vector of one number. Of a long text this is run on a
+    thread. Raises Trouble."""
     found: dict[int, bytes] = {}
     if asked.kind == "rerank":
         ranking = _decoded(_ranking, text)
@@ -237,7 +240,7 @@ def vectors_of(asked: Asked, text: bytes) -> tuple[list[bytes], ToldUsage | None
     else:
         embeddings = _decoded(_embeddings, text)
         for place, one in enumerate(embeddings.data):
-            vector = one.embedding
+            vector = _decoded(_vector, bytes(one.embedding))
             raw = _floats(vector) if isinstance(vector, list) else _from_text(vector)
             found[place if one.index is None else one.index] = raw
         usage = _told(embeddings.usage)
