@@ -106,6 +106,16 @@ def test_ropes_that_are_stretched_in_two_places_are_stretched_alike_or_refused(l
         assert (rope.kind, rope.factor, rope.theta) == ("linear", 2.0, 5e5)
 
 
+@pytest.mark.parametrize("family", ["MistralForCausalLM", "MixtralForCausalLM", "Phi3ForCausalLM"])
+@pytest.mark.parametrize("said", [{"sliding_window": None}, {"sliding_window": 9}, {}])
+def test_a_window_that_is_not_spoken_of_is_the_family_s_own(tmp_path, family, said):
+    kind = getattr(transformers, family).config_class
+    config = {"model_type": kind.model_type, **SIZES, "num_local_experts": 4}
+    (tmp_path / "config.json").write_text(json.dumps({**config, "architectures": [family], **said}))
+    meant = transformers.AutoConfig.from_pretrained(tmp_path).sliding_window or 0
+    assert read_architecture(tmp_path).windows == (meant,) * 3
+
+
 def test_a_tied_head_that_is_in_the_file_is_the_embedding_or_refused(tmp_path):
     """transformers takes such a head for what it is, whatever is tied."""
     model = checkpoint(tmp_path, "LlamaForCausalLM", tie_word_embeddings=True)

@@ -42,8 +42,8 @@ def llama(fields: Fields) -> Architecture:
 
 def mistral(fields: Fields) -> Architecture:
     """Llama with a sliding window in all layers, if any (arXiv:2310.06825)."""
+    window = fields.integer("sliding_window", 0 if "sliding_window" in fields.raw else 4096)  # a null takes it away
     fields = fields.over(num_key_value_heads=8, max_position_embeddings=131_072)
-    window = fields.integer("sliding_window", 0)
     return Architecture(**common(fields, windows=(window,) * fields.num_layers()), **one_rope(fields))
 
 
@@ -147,7 +147,7 @@ def olmo2(fields: Fields) -> Architecture:
 
 def mixtral(fields: Fields) -> Architecture:
     """Mistral with two of eight experts for each token (arXiv:2401.04088)."""
-    fields = fields.over(num_local_experts=8, num_experts_per_tok=2, rms_norm_eps=1e-5)
+    fields = fields.over(num_local_experts=8, num_experts_per_tok=2, rms_norm_eps=1e-5, sliding_window=0)
     mixture = mixture_of(
         fields, "num_local_experts", True, "block_sparse_moe.gate", "block_sparse_moe.experts", "w1", "w3", "w2"
     )
