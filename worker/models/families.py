@@ -199,7 +199,7 @@ def gpt_oss(fields: Fields) -> Architecture:
         max_position_embeddings=131_072,
         rms_norm_eps=1e-5,
         rope_theta=150_000.0,
-        rope_scaling=yarn,
+        rope_scaling=None if fields.raw.get("rope_parameters") else yarn,
         sliding_window=128,
         num_local_experts=128,
         num_experts_per_tok=4,
