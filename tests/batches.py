@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import openai
 
+from gateway.batches.book import Batch
 from policies.policy import Price
 from tests.builders import PATIENCE_S
 
@@ -31,6 +32,27 @@ def lines(number: int, **body: Any) -> list[dict[str, Any]]:
 
 def as_file(some: Iterable[dict[str, Any] | str]) -> bytes:
     return "\n".join(one if isinstance(one, str) else json.dumps(one) for one in some).encode()
+
+
+def a_batch(number: int, tenant_id: str, status: Any = "validating") -> Batch:
+    """As it is in the book, and nobody's yet."""
+    return Batch(
+        id=f"batch_{number:024x}",
+        tenant_id=tenant_id,
+        key_id="key_1",
+        endpoint="/v1/completions",
+        input_file_id="file-1",
+        completion_window="24h",
+        metadata=None,
+        output_expires_s=None,
+        model=None,
+        status=status,
+        errors=None,
+        output_file_id=None,
+        error_file_id=None,
+        created_at=0,
+        expires_at=86_400,
+    )
 
 
 async def begun(

@@ -92,7 +92,7 @@ class EmbedAnswer(VectorAnswer):
             total_duration=int(1e9 * (time.monotonic() - self._started_at)),
             prompt_eval_count=self.usage().num_prompt_tokens,
         )
-        return long.joined(long.framed(whole, "embeddings", long.each(self.numbers())))
+        return long.joined(long.framed(whole, "embeddings", long.listed(self.numbers())))
 
 
 class EmbeddingsAnswer(VectorAnswer):

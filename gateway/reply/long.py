@@ -48,19 +48,14 @@ def framed(body: msgspec.Struct, field: str, pieces: Iterable[bytes]) -> Iterato
     yield behind
 
 
-def listed(items: Iterable[Iterable[bytes]]) -> Iterator[bytes]:
-    """A list of items, each in pieces."""
+def listed(items: Iterable[object]) -> Iterator[bytes]:
+    """A list, in as many pieces as it has items."""
     yield b"["
     for number, item in enumerate(items):
         if number:
             yield b","
-        yield from item
+        yield encode(item)
     yield b"]"
-
-
-def each(items: Iterable[object]) -> Iterator[bytes]:
-    """A list whose items are short."""
-    return listed((encode(item),) for item in items)
 
 
 def logprobs(choice: Choice) -> openai.Logprobs | None:

@@ -77,7 +77,7 @@ class EmbeddingAnswer(VectorAnswer):
         told: Iterator[list[float] | str] = self.numbers()
         if as_text:
             told = (b64encode(vector).decode() for vector in self.vectors())
-        data = long.each(openai.Embedding(index, vector) for index, vector in enumerate(told))
+        data = long.listed(openai.Embedding(index, vector) for index, vector in enumerate(told))
         return long.joined(long.framed(whole, "data", data))
 
 

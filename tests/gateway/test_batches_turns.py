@@ -8,11 +8,12 @@ import msgspec
 import sqlalchemy as sa
 
 from gateway import store
-from gateway.batches.book import Batch, Book
+from gateway.batches.book import Book
 from gateway.bootstrap import bootstrap
 from gateway.clock import Clock
 from gateway.files import Files
 from policies import settings
+from tests.batches import a_batch
 from tests.residents import add_tenant
 
 
@@ -22,23 +23,7 @@ async def test_tenants_take_turns_and_none_has_more_than_its_share_but_the_cance
         one, other = await add_tenant(rooms, "one"), await add_tenant(rooms, "other")
         of_whom = [one] * 6 + [other] * 3
         batches = [
-            Batch(
-                id=f"batch_{number:024x}",
-                tenant_id=tenant_id,
-                key_id="key_1",
-                endpoint="/v1/completions",
-                input_file_id="file-1",
-                completion_window="24h",
-                metadata=None,
-                output_expires_s=None,
-                model=None,
-                status="cancelling" if number == 5 else "validating",
-                errors=None,
-                output_file_id=None,
-                error_file_id=None,
-                created_at=0,
-                expires_at=86_400,
-            )
+            a_batch(number, tenant_id, "cancelling" if number == 5 else "validating")
             for number, tenant_id in enumerate(of_whom)
         ]
         async with rooms.engine.begin() as connection:

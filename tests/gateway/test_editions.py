@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import SQLAlchemyError
 
 from gateway import store
-from gateway.batches.book import Batch, Book
+from gateway.batches.book import Book
 from gateway.bootstrap import bootstrap
 from gateway.clock import Clock
 from gateway.directory import Directory
@@ -28,6 +28,7 @@ from gateway.sinks.delivery import LOOK_S as SINK_LOOK_S
 from gateway.store import Edition, Store
 from policies import settings
 from policies.pricing import Rates
+from tests.batches import a_batch
 from tests.builders import PATIENCE_S, an_entry, until, write_chain
 from tests.gateway import sink_bench
 from tests.gateway.test_responses_shelf import Wall, a_response, there
@@ -96,10 +97,9 @@ async def test_an_edition_is_another_one_after_each_commit_and_after_nothing_els
             assert after.revision == before.revision + 1
 
 
+@pytest.mark.parametrize("store_settings", ["postgres"], indirect=True)  # SQLite's writers come one after the other
 async def test_one_under_way_is_in_no_edition_before_it_is_committed(rooms, store_settings):
     """However many begin and end meanwhile."""
-    if rooms.database is not None:
-        pytest.skip("SQLite's writers come one after the other")
     async with visiting(store_settings) as others, others.engine.connect() as connection:
         await connection.execute(sa.update(store.install).values(created_at=7))
         await write_chain(rooms, an_entry())
@@ -166,23 +166,7 @@ async def test_a_batch_is_looked_for_when_something_has_changed_or_a_lease_is_ov
     ours, others = (Book(rooms, settings.Batches(), files, name, wall=wall) for name in ("ours", "another's"))
     assert await ours.claim([], 4, 2) == []
     assert await is_quiet(rooms, lambda: ours.claim([], 4, 2))
-    batch = Batch(
-        id=f"batch_{1:024x}",
-        tenant_id=await add_tenant(rooms, "one"),
-        key_id="key_1",
-        endpoint="/v1/completions",
-        input_file_id="file-1",
-        completion_window="24h",
-        metadata=None,
-        output_expires_s=None,
-        model=None,
-        status="validating",
-        errors=None,
-        output_file_id=None,
-        error_file_id=None,
-        created_at=0,
-        expires_at=86_400,
-    )
+    batch = a_batch(1, await add_tenant(rooms, "one"))
     async with rooms.engine.begin() as connection:
         await connection.execute(sa.insert(store.batches), msgspec.structs.asdict(batch))
     (taken,) = await others.claim([], 4, 2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import queue
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from threading import Thread
@@ -72,12 +74,17 @@ async def test_a_collector_is_told_the_same(open_front):
     assert [point.as_double for point in by_name["penstock_limit_used_ratio"].gauge.data_points] == [0.1]
 
 
-async def test_what_was_counted_since_the_last_sending_is_told_at_the_end(open_front):
+@contextlib.contextmanager
+def collecting(
+    meanwhile: Callable[[], object] = lambda: None,
+) -> Iterator[tuple[str, queue.Queue[ExportMetricsServiceRequest]]]:
+    """A collector's address, and what it is told; ``meanwhile``: before it answers."""
     told: queue.Queue[ExportMetricsServiceRequest] = queue.Queue()
 
     class Service(services.MetricsServiceServicer):
         def Export(self, request, context):
             told.put(request)
+            meanwhile()
             return ExportMetricsServiceResponse()
 
     server = grpc.server(ThreadPoolExecutor(1))
@@ -85,32 +92,25 @@ async def test_what_was_counted_since_the_last_sending_is_told_at_the_end(open_f
     endpoint = f"http://127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     server.start()
     try:
+        yield endpoint, told
+    finally:
+        server.stop(None)
+
+
+async def test_what_was_counted_since_the_last_sending_is_told_at_the_end(open_front):
+    with collecting() as (endpoint, told):
         config = Metrics(otlp_endpoint=endpoint, otlp_protocol="grpc", otlp_interval_s=3600.0)
         async with open_front(metrics=config) as front:
             await front.answered()
         (last,) = list(told.queue)
-    finally:
-        server.stop(None)
     counts = [metric for of in last.resource_metrics[0].scope_metrics for metric in of.metrics]
     (requests,) = [metric for metric in counts if metric.name == "penstock_requests_total"]
     assert [point.as_double for point in requests.sum.data_points] == [1.0]
 
 
 async def test_a_collector_is_told_by_grpc_and_one_that_hangs_costs_no_request(open_front):
-    told: queue.Queue[ExportMetricsServiceRequest] = queue.Queue()
     lets_go = threading.Event()
-
-    class Service(services.MetricsServiceServicer):
-        def Export(self, request, context):
-            told.put(request)
-            lets_go.wait(PATIENCE_S)
-            return ExportMetricsServiceResponse()
-
-    server = grpc.server(ThreadPoolExecutor(1))
-    services.add_MetricsServiceServicer_to_server(Service(), server)
-    endpoint = f"http://127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
-    server.start()
-    try:
+    with collecting(lambda: lets_go.wait(PATIENCE_S)) as (endpoint, told):
         config = Metrics(otlp_endpoint=endpoint, otlp_protocol="grpc", otlp_interval_s=0.05)
         async with open_front(metrics=config) as front:
             await front.answered()
@@ -121,9 +121,7 @@ async def test_a_collector_is_told_by_grpc_and_one_that_hangs_costs_no_request(o
             assert [thread.daemon for thread in senders] == [True]  # the process may end meanwhile
             began_at = time.monotonic()
         assert time.monotonic() - began_at < otlp.TIMEOUT_S  # nor is it waited for
-    finally:
         lets_go.set()
-        server.stop(None)
     names_told = {metric.name for each in first.resource_metrics for of in each.scope_metrics for metric in of.metrics}
     assert "penstock_build_info" in names_told
 
