@@ -88,4 +88,7 @@ def device_of(engine: settings.Engine, layout: Layout, rank: int) -> torch.devic
             f" devices {there}"
         )
     torch.cuda.set_device(devices[rank])
+    # torch prefers cuDNN's attention on Hopper and on Blackwell's large devices, but plans it anew for each length, in
+    # tens of milliseconds, and keeps every plan: drafts by an EAGLE head and batches for an encoder have any length.
+    torch.backends.cuda.enable_cudnn_sdp(False)
     return torch.device("cuda", devices[rank])

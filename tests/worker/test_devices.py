@@ -44,6 +44,14 @@ def test_each_replica_computes_on_a_device_of_its_own(machine):
     assert {engine.kv_memory_share for engine in engines} == {0.9}
 
 
+def test_attention_that_is_planned_anew_for_each_length_is_not_used_on_devices(machine):
+    torch.backends.cuda.enable_cudnn_sdp(True)
+    device_of(settings.Engine(device="cpu"), Layout(), 0)
+    assert torch.backends.cuda.cudnn_sdp_enabled()
+    device_of(settings.Engine(), Layout(), 0)
+    assert not torch.backends.cuda.cudnn_sdp_enabled()
+
+
 def test_ranks_of_replicas_tile_the_devices(machine):
     models = {"m": model(2, tensor_parallel=2)}
     for replica in range(2):
