@@ -52,9 +52,11 @@ class CudaRecord:
             with torch.cuda.stream(stream), torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
                 run()
         except BaseException:
-            # Nor does it, up to 2.11, stop allocating there; where it has, it says so.
+            # Nor does it, up to 2.11, stop allocating there and let go of the pool, which would keep all that it has
+            # taken for ever; where it has stopped, it says so.
             with contextlib.suppress(RuntimeError):
                 torch._C._cuda_endAllocateToPool(stream.device_index, self._pool)
+                torch._C._cuda_releasePool(stream.device_index, self._pool)
             raise
         self._graphs.add(graph)
         return graph.replay

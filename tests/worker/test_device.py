@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from contextlib import contextmanager, nullcontext
+from itertools import count
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -10,6 +15,7 @@ from tests.worker import tiny
 from worker import runner as runners
 from worker.device import DeviceLost, is_lost, is_out_of_memory
 from worker.inputs import Span
+from worker.recording import CudaRecord
 from worker.runner import Runner
 
 
@@ -60,3 +66,68 @@ def of_cuda(error_code: int) -> torch.AcceleratorError:
 )
 def test_memory_that_runs_out_is_known_by_whoever_says_so(error, is_that):
     assert is_out_of_memory(error) == is_that
+
+
+@pytest.mark.parametrize("ends_itself", [False, True], ids=["torch 2.11", "later"])
+def test_a_recording_that_breaks_off_holds_no_memory(monkeypatch, ends_itself):
+    """Whoever records holds the pool, and a graph that was made lets go of it when it is dropped; in later versions of
+    torch so does one that was not."""
+    holders, recording, handles = Counter[int](), set[int](), count(1)
+
+    class Graph:
+        pool = 0
+
+        def replay(self): ...
+
+        def __del__(self):
+            holders[self.pool] -= bool(self.pool)
+
+    @contextmanager
+    def graph(own, pool, capture_error_mode):
+        holders[pool] += 1
+        recording.add(pool)
+        is_broken = True
+        try:
+            yield
+            is_broken = False
+        finally:
+            if ends_itself or not is_broken:
+                recording.remove(pool)
+                own.pool = pool
+
+    def end(device_index, pool):
+        if pool not in recording:
+            raise RuntimeError("endAllocatePool: not currently recording to mempool_id")
+        recording.remove(pool)
+
+    stream = SimpleNamespace(wait_stream=lambda other: None, device_index=0)
+    for name, own in {
+        "graph_pool_handle": lambda: next(handles),
+        "Stream": lambda: stream,
+        "current_stream": lambda: stream,
+        "stream": lambda other: nullcontext(),
+        "CUDAGraph": Graph,
+        "graph": graph,
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, own)
+    monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", end)
+    monkeypatch.setattr(torch._C, "_cuda_releasePool", lambda device_index, pool: holders.subtract([pool]))
+    record, calls = CudaRecord(), count()
+
+    def broken():
+        if next(calls) % 2:  # the first call is not recorded
+            raise RuntimeError("CUDA error: operation not permitted when stream is capturing")
+
+    def try_it():
+        with pytest.raises(RuntimeError, match="not permitted"):
+            record(broken)
+
+    try_it()
+    assert not recording
+    assert not +holders
+    replay = record(lambda: None)
+    try_it()
+    assert not recording
+    assert list((+holders).values()) == [1]
+    del replay
+    assert not +holders
