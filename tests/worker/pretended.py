@@ -24,6 +24,7 @@ MAY_MIX = ("_to_copy", "copy_", "aten.index.Tensor", "aten.index_put")
 
 aten: Any = torch.ops.aten
 internals: Any = torch._C
+future: Any = torch.__future__
 
 
 class There(torch.Tensor):
@@ -191,12 +192,15 @@ def pretended() -> Iterator[None]:
         patches.enter_context(patch.object(torch.inference_mode, "__enter__", _as_no_grad))
         leave = lambda self, *raised: self._instead.__exit__(*raised)  # noqa: E731
         patches.enter_context(patch.object(torch.inference_mode, "__exit__", leave))
-        before = internals._only_lift_cpu_tensors()
+        before = internals._only_lift_cpu_tensors(), future.get_overwrite_module_params_on_conversion()
         internals._set_only_lift_cpu_tensors(True)
+        # What a parameter's ``data`` becomes is not seen otherwise.
+        future.set_overwrite_module_params_on_conversion(True)
         has_triton.cache_clear()
         try:
             with _Pretending():
                 yield
         finally:
             has_triton.cache_clear()
-            internals._set_only_lift_cpu_tensors(before)
+            internals._set_only_lift_cpu_tensors(before[0])
+            future.set_overwrite_module_params_on_conversion(before[1])

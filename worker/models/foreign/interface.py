@@ -21,8 +21,9 @@ MaskFunction = Callable[[Any, Any, Any, Any], Any]
 class Answers(Protocol):
     """What a pass asks."""
 
-    def mark(self, mask: MaskFunction) -> float:
-        """A number that stands for this mask, at most 255, which every floating type holds."""
+    def mark(self, mask: MaskFunction, device: torch.device | str) -> float:
+        """A number that stands for this mask, at most 255, which every floating type holds. ``device``: where the mask
+        has tensors of its own, if it has any."""
         ...
 
     def attend(
@@ -93,5 +94,5 @@ def _mask(
 ) -> Tensor:
     """[batch_size, 1, q_length, kv_length], all of it one number."""
     assert _answers is not None, "a pass that nobody answers"
-    mark = torch.full((1, 1, 1, 1), _answers.mark(mask_function), dtype=dtype, device=device)
+    mark = torch.full((1, 1, 1, 1), _answers.mark(mask_function, device), dtype=dtype, device=device)
     return mark.expand(batch_size, 1, q_length, kv_length)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from worker.attention.base import Scores
@@ -46,10 +47,10 @@ class Survey:
         self._num_positions = num_positions
         self._windows: list[int | None] = []
 
-    def mark(self, mask: MaskFunction) -> float:
+    def mark(self, mask: MaskFunction, device: torch.device | str) -> float:
         """See Answers. 0 is left to masks that are made of nothing."""
         try:
-            self._windows.append(window_of(mask, self._num_positions))
+            self._windows.append(window_of(mask, self._num_positions, device))
         except Exception as error:
             raise ModelError(f"its mask cannot be read: {error}") from None
         return float(len(self._windows))
@@ -120,7 +121,7 @@ class Reader:
         self.plan: Any = None
         self.next_layer = 0
 
-    def mark(self, mask: MaskFunction) -> float:
+    def mark(self, mask: MaskFunction, device: torch.device | str) -> float:
         """See Answers: nobody reads it."""
         return 1.0
 

@@ -11,16 +11,16 @@ NUM_ASKED = 64
 """So many positions are asked about, spread over all of them, beside the first ones."""
 
 
-def window_of(mask: MaskFunction, num_positions: int) -> int | None:
+def window_of(mask: MaskFunction, num_positions: int, device: torch.device | str) -> int | None:
     """As in Scores: 0, a window, or minus the length of a chunk. None: it is something else, not causal for example.
-    Raises what the function raises.
+    ``device``: where it is asked. Raises what the function raises.
     """
     asked = _asked(num_positions)
-    keys = torch.arange(num_positions)
-    zero = torch.zeros((), dtype=torch.long)
+    keys = torch.arange(num_positions, device=device)
+    zero = torch.zeros((), dtype=torch.long, device=device)
     firsts = []
     for position in asked.tolist():
-        seen = torch.as_tensor(mask(zero, zero, torch.tensor(position), keys)).expand(num_positions)
+        seen = torch.as_tensor(mask(zero, zero, torch.tensor(position, device=device), keys)).expand(num_positions)
         places = seen.nonzero().flatten()
         if not len(places) or int(places[-1]) != position or len(places) != position + 1 - int(places[0]):
             return None
