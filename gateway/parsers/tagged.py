@@ -20,6 +20,16 @@ from policies.grammar import spelled, unanchored
 MAX_NAME_CHARS = 256
 _PYTHON = {"True": "true", "False": "false", "None": "null"}
 """Templates that were written for Python show these."""
+_KINDS: dict[type, frozenset[str]] = {
+    str: frozenset(("string",)),
+    bool: frozenset(("boolean",)),
+    int: frozenset(("integer", "number")),
+    float: frozenset(("number",)),
+    dict: frozenset(("object",)),
+    list: frozenset(("array",)),
+    type(None): frozenset(("null",)),
+}
+"""What a schema calls a value of a type of Python's."""
 _DEFINITIONS = ("$defs", "definitions")
 _OF_TEXTS = (("pattern", str), ("minLength", int), ("maxLength", int))
 
@@ -239,10 +249,26 @@ def _typed(value: str, schema: Any) -> str:
         return _said(value)
     text = _PYTHON.get(value.strip(), value)
     try:
-        json.loads(text, parse_constant=_refused)
+        parsed = json.loads(text, parse_constant=_refused)
+        kinds = _kinds(schema)
     except (ValueError, RecursionError, NotACall):
         return _said(value)
-    return text.strip()
+    # Where it may be a string or null, digits are a string.
+    return _said(value) if "string" in kinds and not kinds & _KINDS[type(parsed)] else text.strip()
+
+
+def _kinds(schema: Any) -> frozenset[str]:
+    """Of JSON, those that it says a value may be of; empty where it does not say, or not of all."""
+    if not isinstance(schema, dict):
+        return frozenset()
+    if isinstance(schema.get("enum"), list):
+        return frozenset().union(*(_KINDS.get(type(each), ()) for each in schema["enum"]))
+    kinds = schema.get("type")
+    if isinstance(kinds, str | list):
+        return frozenset([kinds] if isinstance(kinds, str) else map(str, kinds))
+    among = schema.get("anyOf") or schema.get("oneOf")
+    each = [_kinds(one) for one in among] if isinstance(among, list) else []
+    return frozenset().union(*each) if all(each) else frozenset()
 
 
 def _refused(constant: str) -> None:

@@ -103,6 +103,35 @@ def test_arguments_in_tags_are_what_their_schemas_say():
     assert json.loads(call.arguments) == {"a": long, "n": "NaN"}
 
 
+@pytest.mark.parametrize(
+    ("value", "schema", "said"),
+    [
+        ("2024", {"anyOf": [{"type": "string"}, {"type": "null"}]}, "2024"),
+        ("2024", {"type": ["string", "null"]}, "2024"),
+        ('{"a": 1}', {"type": ["string", "null"]}, '{"a": 1}'),
+        ("true", {"oneOf": [{"anyOf": [{"type": "integer"}, {"type": "string"}]}, {"type": "null"}]}, "true"),
+        ("1", {"enum": ["1", "2", None]}, "1"),
+        ("null", {"type": ["string", "null"]}, None),
+        ("None", {"anyOf": [{"type": "string"}, {"type": "null"}]}, None),
+        ('"a"', {"type": ["string", "null"]}, "a"),
+        ("2024", {"type": ["string", "integer"]}, 2024),
+        ("2024", {"type": ["string", "number"]}, 2024),
+        ("1", {"enum": ["1", 1]}, 1),
+        ("2024", {"anyOf": [{"type": "string"}, {"$ref": "#/$defs/year"}]}, 2024),
+        ("2024", {}, 2024),
+    ],
+)
+def test_what_may_be_a_string_is_one_unless_its_schema_knows_what_else_it_is(value, schema, said):
+    for family, tags in (
+        ("tagged", f"\n<function=get_time>\n<parameter=at>\n{value}\n</parameter>\n</function>\n"),
+        ("glm", f"get_time\n<arg_key>at</arg_key>\n<arg_value>{value}</arg_value>\n"),
+    ):
+        wanted = Wanted(NAMES, True, {"get_time": {"at": schema}})
+        of = Reader(marks_of(CALLS[family]().marks, {}), None, False, CALLS[family](), wanted)
+        (call,) = read(of, list(f"<tool_call>{tags}</tool_call>")).calls
+        assert json.loads(call.arguments) == {"at": said}
+
+
 def test_glms_write_each_argument_with_its_key():
     schemas = {"get_weather": {"city": {"type": "string"}, "days": {"type": "integer"}, "at": {"type": "object"}}}
     for special in (False, True):
