@@ -73,11 +73,11 @@ class Vocabulary:
 
     def token_bytes(self, token_id: int) -> bytes:
         """The token by itself, for log-probabilities; a special one by its name, one that no text has as nothing."""
+        if self._table is not None and token_id not in self._specials:
+            return self._table[token_id] if token_id < len(self._table) else b""
         name = self._names.get(token_id)
         if name is not None:
             return name
-        if self._table is not None:
-            return self._table[token_id] if token_id < len(self._table) else b""
         return self._tokenizer.decode([token_id], skip_special_tokens=False).encode()
 
     def token_text(self, token_id: int) -> str:
@@ -169,7 +169,8 @@ def _table(tokenizer: Tokenizer, names: dict[int, bytes], specials: frozenset[in
         if token_id >= len(table):  # ids may have gaps
             table += [b""] * (token_id + 1 - len(table))
         if token_id not in specials:
-            table[token_id] = names[token_id] if token_id in names else spell(token)
+            # SentencePiece's decoder knows no added tokens: Gemma's for several spaces are spelled as the others are.
+            table[token_id] = names[token_id] if token_id in names and spell is _byte_level else spell(token)
     return table, strips_space
 
 

@@ -7,7 +7,7 @@ import itertools
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, decoders
+from tokenizers import AddedToken, Tokenizer, decoders
 
 from gateway.text.detokenize import Vocabulary
 from tests.gateway.texts import KINDS, SENTENCES, SPECIALS, byte_fallback, byte_level, word_pieces
@@ -76,6 +76,16 @@ def test_special_tokens_say_nothing_but_other_added_ones_do():
     vocabulary = BYTES["byte level"]
     token_ids = [byte_level().token_to_id(name) for name in (*SPECIALS, "<tool_call>")]
     assert vocabulary.decoder(continues=False).feed(token_ids) == "<tool_call>"
+
+
+def test_added_tokens_of_several_spaces_are_spaces_as_in_gemmas():
+    spaced = Tokenizer.from_str(byte_fallback().to_str())
+    spaced.add_tokens([AddedToken("▁▁", normalized=False), AddedToken("<table>", normalized=False)])
+    vocabulary = Vocabulary(spaced)
+    assert vocabulary.is_table
+    two, table, byte = [spaced.token_to_id(token) for token in ("▁▁", "<table>", "<0xE6>")]
+    assert vocabulary.decoder(continues=True).feed([two, table]) == "  <table>"
+    assert [vocabulary.token_bytes(token_id) for token_id in (two, table, byte)] == [b"  ", b"<table>", b"\xe6"]
 
 
 def test_a_token_beyond_the_vocabulary_says_nothing():
