@@ -215,6 +215,10 @@ class Text:
             what = "this model has no tokens for filling in the middle"
             raise InvalidRequest(f"'suffix' is not supported: {what}", param="suffix", code="unsupported_parameter")
         *before, after = await self.encode([*prompts, suffix], False, max_tokens)
+        if self.vocabulary.strips_space:
+            # Such a tokenizer has a text begin with a space; what follows the hole begins as it stands (Code Llama).
+            line, behind = await self.encode(["\n", f"\n{suffix}"], False, max_tokens)
+            after = behind[len(line) :] if behind[: len(line)] == line else after
         ((*lead,),) = await self.encode([""])
         # Whatever comes behind a text has no place here.
         lead = lead if len(lead) == 1 else []

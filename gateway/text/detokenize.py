@@ -49,7 +49,8 @@ class Vocabulary:
         self._names: dict[int, bytes] = {
             token_id: token.content.encode() for token_id, token in tokenizer.get_added_tokens_decoder().items()
         }
-        table, self._strips_space = _table(tokenizer, self._names, self._specials)
+        table, self.strips_space = _table(tokenizer, self._names, self._specials)
+        """Of a text the first space is dropped, as the tokenizer puts it there."""
         self._table: list[bytes] | None = table
         if table is not None and not self._agrees():
             self._table = None
@@ -69,7 +70,7 @@ class Vocabulary:
         first space belongs to it; otherwise it is dropped, as the tokenizer's own decoder does."""
         if self._table is None:
             return _StreamDecoder(self._tokenizer)
-        return _TableDecoder(self._table, self._strips_space and not continues)
+        return _TableDecoder(self._table, self.strips_space and not continues)
 
     def token_bytes(self, token_id: int) -> bytes:
         """The token by itself, for log-probabilities; a special one by its name, one that no text has as nothing."""
