@@ -229,11 +229,11 @@ class Text:
         return self._tokenizer.decode(token_ids)
 
     async def decoded(self, token_ids: Sequence[int]) -> str:
-        """As ``decode``, of however many tokens. Raises ServiceUnavailable."""
+        """The text of however many tokens, special ones by their names. Raises ServiceUnavailable."""
         if not self._is_long(len(token_ids)):
-            return self.decode(token_ids)
+            return self._tokenizer.decode(token_ids, skip_special_tokens=False)
         # Unlike decode() this lets other threads run.
-        (text,) = await self._on_thread(lambda: self._tokenizer.decode_batch([token_ids]))
+        (text,) = await self._on_thread(lambda: self._tokenizer.decode_batch([token_ids], skip_special_tokens=False))
         return text
 
     async def token_texts(self, token_ids: Sequence[int]) -> list[str]:

@@ -24,12 +24,14 @@ async def test_a_text_is_told_as_tokens_and_back(front: Front):
 async def test_a_conversation_is_told_as_the_model_reads_it(front: Front):
     _, told, _ = await front.post("/tokenize", {"messages": HELLO})
     _, unopened, _ = await front.post("/tokenize", {"messages": HELLO, "add_generation_prompt": False})
+    _, back, _ = await front.post("/detokenize", {"tokens": told["tokens"]})
     call = front.chat()
     submit = await front.peer.submitted()
     front.peer.say(submit, [3], "stop")
     await call
     assert told["tokens"] == submit.prompt_token_ids
     assert told["token_strs"] is None
+    assert back["prompt"] == f"<|im_start|>user\n{HELLO[0]['content']}<|im_end|>\n<|im_start|>assistant\n"
     assert told["tokens"][: unopened["count"]] == unopened["tokens"] != told["tokens"]
 
 
