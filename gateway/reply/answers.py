@@ -344,7 +344,7 @@ class TextAnswer(Answer):
         if delta.prompt_logprobs is not None:
             for choice in part.choices:
                 if choice.logprobs is not None:
-                    choice.logprobs.add_prompt(part.submit.prompt_token_ids, delta.prompt_logprobs)
+                    choice.logprobs.add_prompt(part.submit.prompt_token_ids, delta.prompt_logprobs, part.preamble)
         if call.max_tokens == 0:  # the token that was computed all the same is nobody's, be it one that ends a text
             finish = delta.finish and msgspec.structs.replace(delta.finish, reason="length", has_end_token=False)
             delta = msgspec.structs.replace(delta, token_ids=[], logprobs=None, finish=finish)

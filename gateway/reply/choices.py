@@ -37,13 +37,17 @@ class Logprobs:
         """A token whose text begins at character ``offset`` of the answer."""
         self._pending.append((offset, token_id, logprob))
 
-    def add_prompt(self, token_ids: Sequence[int], scored: Sequence[TokenLogprob]) -> None:
-        """Those of a prompt that is the beginning of the answer; ``scored``: of its tokens from the second on."""
+    def add_prompt(self, token_ids: Sequence[int], scored: Sequence[TokenLogprob], text: str) -> None:
+        """Those of a prompt that is the beginning of the answer; ``scored``: of its tokens from the second on;
+        ``text``: as the answer has it, in which special tokens may be named."""
         decoder, num_chars = self._vocabulary.decoder(continues=False), 0
         told: list[Told] = []
         for token_id, logprob in zip(token_ids, (None, *scored), strict=True):
             told.append((num_chars, token_id, logprob))
-            num_chars += len(decoder.feed((token_id,)))
+            piece = decoder.feed((token_id,))
+            if not piece and text.startswith(name := self._vocabulary.token_text(token_id), num_chars):
+                piece = name
+            num_chars += len(piece)
         self._pending[:0] = told
 
     def take(self, num_chars: int, most: int | None = None) -> openai.Logprobs | None:
