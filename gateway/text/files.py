@@ -37,9 +37,10 @@ def _of_directory(directory: Path) -> Described:
     except Exception as error:  # the library raises nothing narrower
         raise TextInvalid(f"{path} cannot be read as a tokenizer: {error}") from None
     config = _json_object(directory / "tokenizer_config.json")
-    variables = {
-        name: content for name, value in config.items() if (content := _special_token(name, value)) is not None
-    }
+    named = config
+    if "added_tokens_decoder" not in config:  # older ones have the special tokens' names in a file of their own
+        named = config | _json_object(directory / "special_tokens_map.json")
+    variables = {name: content for name, value in named.items() if (content := _special_token(name, value)) is not None}
     return Described(tokenizer, variables, _sources(directory, config))
 
 

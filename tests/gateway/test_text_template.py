@@ -6,7 +6,7 @@ import json
 
 import msgspec
 import pytest
-from transformers import PreTrainedTokenizerFast
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from gateway.openai import FunctionCall, Message, ToolCall
 from gateway.text import Text, TextInvalid
@@ -229,3 +229,13 @@ def test_special_tokens_may_be_names_or_descriptions(tmp_path):
     directory = model_directory(tmp_path, template="{{ bos_token }}{{ eos_token }}{{ pad_token is defined }}")
     assert Text.load(directory)._templates["default"].render([USER], None, {}) == "<s><|im_end|>False"
     assert "pad_token" not in json.loads((directory / "tokenizer_config.json").read_text())
+
+
+@pytest.mark.parametrize(("others", "said"), [({}, "<s>|</s>"), ({"added_tokens_decoder": {}}, "|<|im_end|>")])
+def test_older_models_name_special_tokens_in_a_file_of_their_own_as_in_transformers(tmp_path, others, said):
+    config = {"bos_token": None, "eos_token": "<|im_end|>", **others}
+    directory = model_directory(tmp_path, template="{{ bos_token }}|{{ eos_token }}", **config)
+    names = {"bos_token": {"content": "<s>"}, "eos_token": "</s>", "additional_special_tokens": ["<|im_end|>"]}
+    (directory / "special_tokens_map.json").write_text(json.dumps(names))
+    assert Text.load(directory)._templates["default"].render([USER], None, {}) == said
+    assert AutoTokenizer.from_pretrained(directory).apply_chat_template([USER], tokenize=False) == said
