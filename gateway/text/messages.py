@@ -39,6 +39,9 @@ def as_dict(message: openai.Message, template: ChatTemplate) -> dict[str, Any]:
         entry["tool_call_id"] = template.id_of(message.tool_call_id)
     if message.reasoning_content is not None:
         entry["reasoning_content"] = message.reasoning_content
+        # gpt-oss's template refuses it together with a text, where something is called.
+        if template.knows_thinking and not (message.calls and entry["content"]):
+            entry["thinking"] = message.reasoning_content
     if message.calls:
         entry["tool_calls"] = [
             {

@@ -117,6 +117,8 @@ class ChatTemplate:
         self.source = source
         # Templates written before the role existed would refuse it, or drop the message in silence.
         self.knows_developer = "developer" in source
+        self.knows_thinking = re.search(r"""\.thinking\b|["']thinking["'](\]|\s+in\b)""", source) is not None
+        """What a message's reasoning is to gpt-oss."""
         self._wants_short_ids = re.search(r"\bid\s*\|\s*length\s*(!=|<)\s*9\b", source) is not None
 
     def id_of(self, call_id: str) -> str:

@@ -143,6 +143,19 @@ def _call(call: dict) -> object:
     return msgspec.convert(call, ToolCall)
 
 
+def test_reasoning_has_the_name_by_which_a_template_knows_it():
+    named = ChatTemplate("{% for m in messages %}{% if 'thinking' in m %}<{{ m.thinking }}>{% endif %}{% endfor %}", {})
+    switched = ChatTemplate("{{ messages[0].reasoning_content }}{% if thinking %}<think>{% endif %}", {})
+    call = ToolCall(FunctionCall("get_time", "{}"), "1")
+    said = [
+        Message("assistant", None, reasoning_content="I look.", tool_calls=[call]),
+        Message("assistant", "It is noon.", reasoning_content="Noon."),
+        Message("assistant", "A text beside a call.", reasoning_content="Both.", tool_calls=[call]),
+    ]
+    assert named.render([as_dict(message, named) for message in said], None, {}) == "<I look.><Noon.>"
+    assert "thinking" not in as_dict(said[0], switched)
+
+
 def test_a_developer_is_a_system_to_templates_that_know_none():
     message = Message("developer", "Be brief.")
     assert as_dict(message, CHATML_TEMPLATE)["role"] == "system"
