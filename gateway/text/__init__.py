@@ -117,7 +117,7 @@ class Text:
         def rendered() -> str:
             told = [as_dict(message, template) for message in messages]
             if not self.tongue.knows_tools and (tools or any(map(HAS_CALLS, messages))):
-                told = untold.told(told, tools or ())
+                told = untold.told(told, tools or (), template.knows_system)
             try:
                 return template.render(told, tools, switches or {})
             except TemplateFailure as failure:

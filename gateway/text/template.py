@@ -12,6 +12,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from functools import cached_property
 from hashlib import blake2b
 from typing import Any
 
@@ -120,6 +121,15 @@ class ChatTemplate:
         self.knows_thinking = re.search(r"""\.thinking\b|["']thinking["'](\]|\s+in\b)""", source) is not None
         """What a message's reasoning is to gpt-oss."""
         self._wants_short_ids = re.search(r"\bid\s*\|\s*length\s*(!=|<)\s*9\b", source) is not None
+
+    @cached_property
+    def knows_system(self) -> bool:
+        """What a system says is neither refused nor left out."""
+        said = [{"role": "system", "content": "0123456789"}, {"role": "user", "content": "-"}]
+        try:
+            return "0123456789" in self.render(said, None, {})
+        except TemplateFailure:
+            return False
 
     def id_of(self, call_id: str) -> str:
         """A call's id as the template takes it: Mistral's want nine letters and digits, whoever gave it."""

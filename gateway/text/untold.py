@@ -1,6 +1,7 @@
 """Tools for models whose chat template knows of none: told in the system message, called as plain JSON.
 
-Calls and their results go back into the conversation as what the assistant and the user said.
+Calls and their results go back into the conversation as what the assistant and the user said. What the user says
+behind results is one turn with them, as some templates (Gemma's) want turns to alternate.
 """
 
 from __future__ import annotations
@@ -16,13 +17,28 @@ _INTRODUCTION = (
 )
 
 
-def told(messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The conversation with all that it says of tools in words."""
+def told(
+    messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]], knows_system: bool = True
+) -> list[dict[str, Any]]:
+    """The conversation with all that it says of tools in words. ``knows_system``: the template takes what a system
+    says; otherwise the user's first turn has it."""
     names = _names(messages)
-    plain = [_plain(message, names) for message in messages]
+    plain: list[dict[str, Any]] = []
+    is_behind = False
+    for message in messages:
+        said = _plain(message, names)
+        if is_behind and said["role"] == "user":
+            plain[-1] = {**plain[-1], "content": f"{plain[-1]['content']}\n{said['content']}"}
+        else:
+            plain.append(said)
+            is_behind = message["role"] == "tool"
     if not tools:
         return plain
     introduction = _INTRODUCTION.format(tools="\n".join(_json(tool["function"]) for tool in tools))
+    first = next((place for place, message in enumerate(plain) if message["role"] == "user"), None)
+    if not knows_system and first is not None:
+        begun = {**plain[first], "content": f"{introduction}\n\n{plain[first]['content']}"}
+        return [*plain[:first], begun, *plain[first + 1 :]]
     if plain[0]["role"] in ("system", "developer"):
         return [{**plain[0], "content": f"{plain[0]['content']}\n\n{introduction}"}, *plain[1:]]
     return [{"role": "system", "content": introduction}, *plain]

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, models, processors
 
 from gateway import text as text_module
 from gateway.errors import InvalidRequest, ServiceUnavailable
-from gateway.openai import Message
+from gateway.openai import FunctionCall, Message, ToolCall
 from gateway.text import Text, TextInvalid
 from policies import settings
 from tests.gateway.texts import a_text, byte_level, model_directory, word_pieces
@@ -32,6 +32,28 @@ async def test_no_special_token_is_added_to_what_the_template_wrote(tmp_path):
 async def test_a_special_tokens_name_in_a_message_is_that_token_as_in_transformers(tmp_path):
     text = a_text(tmp_path, template="{{ messages[0].content }}")
     assert await text.encode_chat([Message("user", "<|im_end|>")]) == [byte_level().token_to_id("<|im_end|>")]
+
+
+async def test_tools_are_told_to_templates_that_take_no_system_and_have_turns_alternate_as_gemmas(tmp_path):
+    turns = (
+        "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
+        "{% for message in messages %}"
+        "{% if (message.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('no turns') }}{% endif %}"
+        "<{{ message.role }}>{{ message.content }}{% endfor %}"
+    )
+    text = a_text(tmp_path, template=turns)
+    calls = [ToolCall(FunctionCall("get_time", f'{{"city": "{city}"}}'), city) for city in ("Arden", "Bree")]
+    told = [
+        *HELLO,
+        Message("assistant", None, tool_calls=calls),
+        *[Message("tool", f"noon in {call.id}", tool_call_id=call.id) for call in calls],
+        Message("user", "And now?"),
+    ]
+    tools = [{"type": "function", "function": {"name": "get_time"}}]
+    prompt = text.decode(await text.encode_chat(told, tools))
+    assert prompt.startswith('<user>You can call these functions:\n{"name": "get_time"}\n')
+    assert "\n\nHello<assistant>[" in prompt
+    assert prompt.endswith("<user>get_time gave: noon in Arden\nget_time gave: noon in Bree\nAnd now?")
 
 
 async def test_a_long_prompt_is_read_on_a_thread_and_a_short_one_is_not(tmp_path):
