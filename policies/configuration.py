@@ -13,7 +13,7 @@ import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from decimal import Decimal
-from typing import Any, get_type_hints
+from typing import Any, TypeVar, get_type_hints
 
 import msgspec
 
@@ -23,6 +23,8 @@ from policies.pricelist import Proposed
 from policies.settings import CLASSES, Model, Server, Settings, SlaClass
 from policies.sinks import Sink, faults_of
 from policies.upstreams import terms as upstreams
+
+Shape = TypeVar("Shape", bound=msgspec.Struct)
 
 
 class SettingsError(ValueError):
@@ -77,14 +79,13 @@ def _checked(raw: dict[str, Any], environ: Mapping[str, str], overrides: Mapping
     if isinstance(named, dict):
         defaults = {name: {**msgspec.structs.asdict(entry), **named.get(name, {})} for name, entry in CLASSES.items()}
         raw["classes"] = {**named, **defaults}
-    models = raw.get("models")
-    for model in models.values() if isinstance(models, dict) else ():
-        if isinstance(model, dict):
-            model["engine"] = {**_table(raw, "engine"), **_table(model, "engine")}
-    try:
-        settings = msgspec.convert(raw, Settings, strict=True)
-    except msgspec.ValidationError as error:
-        raise _of_type(str(error)) from None
+    for model in _table(raw, "models").values():
+        if isinstance(model.setdefault("engine", {}), dict):
+            model["engine"] = _merged(_table(raw, "engine"), model["engine"])
+    for key, shape in _NAMED.items():
+        for name, entry in _table(raw, key).items():  # of the whole it would be said without the name
+            _converted(entry, shape, f"{key}.{name}")
+    settings = _converted(raw, Settings, "")
     if not settings.models and not settings.upstreams:
         settings = msgspec.structs.replace(settings, models={"demo": Model(engine=settings.engine)})
     for name, served in settings.models.items():
@@ -208,6 +209,23 @@ def _table(raw: dict[str, Any], key: str) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
+def _merged(table: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    """``table`` with what ``over`` says otherwise, key by key, also of the tables in it."""
+    said = {
+        key: _merged(table[key], value) if isinstance(value, dict) and isinstance(table.get(key), dict) else value
+        for key, value in over.items()
+    }
+    return {**table, **said}
+
+
+def _converted(raw: dict[str, Any], shape: type[Shape], where: str) -> Shape:
+    """Raises _Fault."""
+    try:
+        return msgspec.convert(raw, shape, strict=True)
+    except msgspec.ValidationError as error:
+        raise _of_type(str(error), where) from None
+
+
 _NAMED: dict[str, type[msgspec.Struct]] = {"models": Model, "classes": SlaClass, "policies": Policy, "sinks": Sink}
 """Tables of tables."""
 _NUMBERED: dict[str, type[msgspec.Struct]] = {"prices": Proposed, "upstreams": upstreams.Upstream}
@@ -234,9 +252,10 @@ def _refuse_unknown(raw: dict[str, Any], shape: type[msgspec.Struct], where: str
             _refuse_unknown(value, hints[key], f"{where}{key}.")
 
 
-def _of_type(error: str) -> _Fault:
+def _of_type(error: str, where: str) -> _Fault:
     """ "Expected `int`, got `str` - at `$.server.port`" as "server.port: expected `int`, got `str`"; of a key that will
     not do it is "at `key` in", and of the whole nothing."""
     found = re.fullmatch(r"(?s)(.*?)(?: - at (?:`key` in )?`\$\.?(.*)`)?", error)
     assert found is not None, "any text is one"
-    return _Fault(found[2] or "settings", f"{found[1][0].lower()}{found[1][1:]}")
+    key = ".".join(filter(None, [where, found[2]]))
+    return _Fault(key or "settings", f"{found[1][0].lower()}{found[1][1:]}")

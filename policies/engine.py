@@ -54,7 +54,7 @@ class Engine(Section, frozen=True):
     pipeline_parallel: Annotated[int, Meta(ge=1, le=64)] = 1
     """Stages that the model's layers are divided into, one after the other; each of them has ``tensor_parallel``
     processes."""
-    num_threads: NonNegative = 0
+    num_threads: Annotated[int, Meta(ge=0, le=1024)] = 0
     """CPU threads of each process; 0: one a physical core of its memory node, or as many as a quota of CPUs allows if
     these are fewer, less one for the gateway from four up, divided among the model's processes there."""
     kv_memory_share: Share = 0
@@ -72,7 +72,7 @@ class Engine(Section, frozen=True):
     """Tokens of one step, prefill and decode together."""
     max_prefill_tokens_beside_decodes: Positive = 2048
     """Of those, prompt tokens beside answers being written: fewer keep streams smoother, more start answers sooner."""
-    max_slowdown: Annotated[float, Meta(ge=0)] = 1.8
+    max_slowdown: Annotated[float, Meta(ge=0, le=1e6)] = 1.8
     """Fewer still, so that a step takes at most so many times as long as its answers alone would (more where several
     prompts wait, or where a first token would be late and the answers are ahead of what their classes promise for a
     token; less where that promise is tighter); 0: no such limit."""

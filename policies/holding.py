@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from policies.section import Positive, Seconds, Section
+from policies.section import Positive, Seconds, Section, Threads
 
 
 class Grammars(Section, frozen=True):
@@ -16,7 +16,7 @@ class Grammars(Section, frozen=True):
     """Of which the gateway remembers whether they can be kept to."""
     max_known_bytes: Positive = 16 << 20
     """Of those, the sources together."""
-    num_threads: Positive = 2
+    num_threads: Threads = 2
     """That read them."""
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from policies.section import NonNegative, Positive, Seconds, Section
+from policies.section import NonNegative, Positive, Seconds, SecondsOrNone, Section
 
 
 class Log(Section, frozen=True):
@@ -37,7 +37,7 @@ class Tracing(Section, frozen=True):
     """Whatever ends in a refusal or a failure is kept, sampled or not."""
     keep_missed: bool = True
     """So is what missed its class's ttft_ms or tpot_ms."""
-    keep_slower_s: Annotated[float, Meta(ge=0)] = 0.0
+    keep_slower_s: SecondsOrNone = 0.0
     """So is what took longer than this; 0: no such rule."""
     max_queued_spans: Positive = 8192
     """Waiting to be exported; what comes while so many wait is dropped and counted."""

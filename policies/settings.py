@@ -16,10 +16,22 @@ from policies.holding import Grammars
 from policies.observing import Log as Log
 from policies.observing import Metrics as Metrics
 from policies.observing import Tracing as Tracing
-from policies.policy import Policy
+from policies.policy import Name, Policy
 from policies.pricelist import Proposed
-from policies.section import NonNegative, Positive, Seconds, Section
+from policies.section import (
+    MAX_S,
+    Milliseconds,
+    MillisecondsOrNone,
+    NonNegative,
+    Positive,
+    Seconds,
+    SecondsOrNone,
+    Section,
+    Threads,
+)
 from policies.sinks import Sink
+from policies.upstreams.terms import Model as ModelName
+from policies.upstreams.terms import Name as AdapterName
 from policies.upstreams.terms import Upstream
 
 Port = Annotated[int, Meta(ge=0, le=65535)]
@@ -63,10 +75,10 @@ class Server(Section, frozen=True):
 class Store(Section, frozen=True):
     """Tenants, keys and the ledger."""
 
-    data_dir: str = "data"
+    data_dir: Annotated[str, Meta(min_length=1)] = "data"
     url: str = ""
     """SQLAlchemy URL of PostgreSQL (postgresql+asyncpg://...); empty: SQLite in data_dir."""
-    ledger_flush_ms: Annotated[float, Meta(ge=0)] = 2.0
+    ledger_flush_ms: MillisecondsOrNone = 2.0
     """How long a finished request may wait for others to share its commit."""
     max_ledger_backlog: Positive = 100_000
     """Rows waiting to be written before new requests are refused."""
@@ -78,7 +90,7 @@ class Ledger(Section, frozen=True):
     mark_tokens: Annotated[int, Meta(ge=1, le=1_000_000)] = 64
     """Completion tokens that a stream's client may be ahead of what the disk knows to have been delivered: at most so
     many of a stream are not owed when the machine is lost."""
-    close_after_s: Annotated[float, Meta(ge=0)] = 3600.0
+    close_after_s: SecondsOrNone = 3600.0
     """After the end of a day (UTC) its rows are closed under one digest; rows that come later fall to the next day."""
 
 
@@ -87,11 +99,11 @@ class SlaClass(Section, frozen=True, kw_only=True):
 
     priority: Annotated[int, Meta(ge=0, le=15)]
     """Smaller goes first, in the queue and in the engine, once every class has its guaranteed share."""
-    ttft_ms: Annotated[float, Meta(gt=0)]
+    ttft_ms: Milliseconds
     """Target of the time to the first token; also the deadline by which a tenant's own requests are ordered."""
-    tpot_ms: Annotated[float, Meta(gt=0)]
+    tpot_ms: Milliseconds
     """Target of the time for each further token."""
-    max_ttft_ms: Annotated[float, Meta(ge=0)] = 0.0
+    max_ttft_ms: MillisecondsOrNone = 0.0
     """A request whose first token is predicted later is refused at once; 0: only ``max_wait_s`` counts."""
     share: Annotated[float, Meta(gt=0, le=1)]
     """Of the tokens served while it has requests waiting, this much is its own, whatever the others ask for."""
@@ -138,7 +150,7 @@ class Cache(Section, frozen=True):
     """Of answers kept in this process's memory; 0: none are kept, though equal requests still share one flight."""
     max_entry_bytes: Positive = 1 << 20
     """A longer answer is not kept."""
-    idempotency_ttl_s: Positive = 86_400
+    idempotency_ttl_s: Annotated[int, Meta(ge=1, le=int(MAX_S))] = 86_400
     """How long the same Idempotency-Key gives the same answer."""
 
 
@@ -173,7 +185,7 @@ class Redis(Section, frozen=True):
     """"redis://host:6379/0"; empty: this gateway is alone and keeps all of it in memory."""
     prefix: str = "penstock:"
     """Of all keys."""
-    timeout_ms: Annotated[float, Meta(gt=0)] = 50.0
+    timeout_ms: Milliseconds = 50.0
     """Of one command; longer counts as gone."""
     retry_s: Seconds = 2.0
     """After a failure Redis is not asked for so long; then one command tries it."""
@@ -221,7 +233,7 @@ class Text(Section, frozen=True):
 
     inline_chars: Positive = 4096
     """Prompts up to this length are tokenised on the event loop; longer ones on a thread."""
-    num_threads: Positive = 1
+    num_threads: Threads = 1
 
 
 class Model(Section, frozen=True):
@@ -229,17 +241,17 @@ class Model(Section, frozen=True):
 
     source: str = "demo"
     """A directory in Hugging Face layout, a hub id, or "demo"."""
-    replicas: NonNegative = 1
+    replicas: Annotated[int, Meta(ge=0, le=1024)] = 1
     """Worker processes to start here."""
     addresses: tuple[str, ...] = ()
     """Workers that run already elsewhere: "unix:/path" or "tcp:host:port"."""
     load_at_start: bool = True
     """false: loaded when somebody asks for it."""
-    idle_unload_s: Annotated[float, Meta(ge=0)] = 0.0
+    idle_unload_s: SecondsOrNone = 0.0
     """Unused for so long it is unloaded, and loaded again when somebody asks for it; 0: never."""
     pinned: bool = False
     """Not unloaded to make room for others."""
-    adapters: dict[str, str] = msgspec.field(default_factory=dict)
+    adapters: dict[AdapterName, Annotated[str, Meta(min_length=1)]] = msgspec.field(default_factory=dict)
     """Directories in PEFT's layout, where the workers run, by the names that clients ask for; served when the store has
     never had an adapter of that name, from then on the store's word counts."""
     tool_parser: ToolParser = "auto"
@@ -257,7 +269,7 @@ class Files(Section, frozen=True):
     max_file_bytes: Positive = 512 << 20
     max_tenant_bytes: Positive = 10 << 30
     """Of all files of one tenant together."""
-    batch_expires_s: Annotated[int, Meta(ge=3600)] = 2_592_000
+    batch_expires_s: Annotated[int, Meta(ge=3600, le=int(MAX_S))] = 2_592_000
     """How long a file for a batch, and what a batch has written, is kept where its client does not say."""
     max_open_uploads: Positive = 100
     """Of one tenant, that come in parts and are neither completed nor cancelled."""
@@ -281,7 +293,7 @@ class Batches(Section, frozen=True):
     """Batches of one tenant that are not over."""
     group_by_prefix: bool = True
     """Lines that begin alike follow each other, so that the prefix cache has what they share."""
-    lease_s: Annotated[float, Meta(ge=1)] = 30.0
+    lease_s: Annotated[float, Meta(ge=1, le=MAX_S)] = 30.0
     """After so long without a word from the gateway that works on a batch, another one goes on with it."""
 
 
@@ -291,8 +303,8 @@ class Settings(Section, frozen=True):
     server: Server = Server()
     store: Store = Store()
     ledger: Ledger = Ledger()
-    classes: dict[str, SlaClass] = msgspec.field(default_factory=lambda: dict(CLASSES))
-    policies: dict[str, Policy] = msgspec.field(default_factory=lambda: {"default": Policy()})
+    classes: dict[Name, SlaClass] = msgspec.field(default_factory=lambda: dict(CLASSES))
+    policies: dict[Name, Policy] = msgspec.field(default_factory=lambda: {"default": Policy()})
     """Made in the store when it has none of that name; from then on the store's word counts."""
     prices: tuple[Proposed, ...] = ()
     """Put on the price list when it has never had one of that model and class; from then on the list's word counts."""
@@ -314,7 +326,7 @@ class Settings(Section, frozen=True):
     tracing: Tracing = Tracing()
     metrics: Metrics = Metrics()
     engine: Engine = Engine()
-    models: dict[str, Model] = msgspec.field(default_factory=dict)
+    models: dict[ModelName, Model] = msgspec.field(default_factory=dict)
     """Empty: the demo model under the name "demo", unless there are upstreams."""
     upstreams: tuple[Upstream, ...] = ()
     """Servers elsewhere; those of the admin API come to these."""

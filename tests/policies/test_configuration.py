@@ -1,3 +1,4 @@
+import re
 from decimal import Decimal
 from pathlib import Path
 
@@ -48,6 +49,29 @@ def test_a_model_overrides_single_engine_keys():
     assert loaded.models["b"].engine == settings.Engine(block_size=64, dtype="float32")
 
 
+def test_a_model_overrides_single_keys_of_the_engines_tables_too():
+    text = "[engine.speculation]\nenabled = false\n[models.a.engine.speculation]\nmax_draft_tokens = 8"
+    loaded = configuration.load(text, {})
+    assert loaded.models["a"].engine.speculation == settings.Speculation(enabled=False, max_draft_tokens=8)
+
+
+def test_no_number_of_the_settings_is_without_an_end():
+    every = configuration.load("", {})
+    for path, value in numbers_of(msgspec.to_builtins(every)):
+        for endless in ("inf", "nan") if isinstance(value, float) else ("1" + "0" * 40,):
+            variable = "PENSTOCK_" + "__".join(path).upper()
+            with pytest.raises(configuration.SettingsError, match=rf"^{variable}: {re.escape('.'.join(path))}: "):
+                configuration.load("", {variable: endless})
+
+
+def numbers_of(table, path=()):
+    for key, value in table.items():
+        if isinstance(value, dict):
+            yield from numbers_of(value, (*path, key))
+        elif isinstance(value, (int, float)) and not isinstance(value, bool):
+            yield (*path, key), value
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -60,7 +84,22 @@ def test_a_model_overrides_single_engine_keys():
         ("[models]\na = 1", "models.a: expected a table, got `int`"),
         ("classes = 3", "classes: expected `object`, got `int`"),
         ("[classes]\nbatch = 3", "classes.batch: expected a table, got `int`"),
-        ("[classes.batch]\nshare = 'x'", "expected `float`, got `str`"),
+        ("[classes.batch]\nshare = 'x'", "classes.batch.share: expected `float`, got `str`"),
+        ("[models.a]\nreplicas = -1", "models.a.replicas: expected `int` >= 0"),
+        ("[models.a]\nengine = 3", "models.a.engine: expected `object`, got `int`"),
+        ("[models.a]\n[models.b.engine.speculation]\nenabled = 3", "models.b.engine.speculation.enabled: expected"),
+        ("[policies.a]\nweight = inf", "policies.a.weight: expected `float` <= 1000"),
+        ("[ledger]\nclose_after_s = inf", "ledger.close_after_s: expected `float` <= 10000000000"),
+        ("[responses]\nretention_s = 1e300", "responses.retention_s: expected `float` <= 10000000000"),
+        ("[store]\nledger_flush_ms = nan", "store.ledger_flush_ms: expected `float` >= 0"),
+        ("[store]\ndata_dir = ''", "store.data_dir: expected `str` of length >= 1"),
+        ("[classes.batch]\nttft_ms = inf", "classes.batch.ttft_ms: expected `float` <= 10000000000000"),
+        ("[engine]\nmax_slowdown = inf", "engine.max_slowdown: expected `float` <="),
+        ("[engine]\nnum_threads = 100000", "engine.num_threads: expected `int` <= 1024"),
+        ("[files]\nmax_tenant_bytes = 9223372036854775808", "files.max_tenant_bytes: expected `int` <="),
+        ("[models.'']", "models: expected `str` of length >= 1"),
+        ("[models.a.adapters]\n'' = 'a'", "models.a.adapters: expected `str` of length >= 1"),
+        ("[policies.'a b']", "policies: expected `str` matching regex"),
         (
             "[models.a.engine]\nblok_size = 1",
             "unknown key models.a.engine.blok_size; did you mean models.a.engine.block_size?",
@@ -108,6 +147,7 @@ def test_a_variable_that_contradicts_the_file_is_named():
         ("PENSTOCK_SERVER__PORT", "many", "server.port: expected `int`, got `str`"),
         ("PENSTOCK_SERVER__TRUSTED_PROXIES", "['10.0.0.1/8']", "server.trusted_proxies: 10.0.0.1/8 has host bits set"),
         ("PENSTOCK_SERVER__CORS_ORIGINS", "[1]", "server.cors_origins[0]"),
+        ("PENSTOCK_MODELS__A__REPLICAS", "two", "models.a.replicas: expected `int`, got `str`"),
     ],
 )
 def test_what_a_variable_says_is_said_of_the_variable(variable, value, message):
