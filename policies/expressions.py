@@ -22,6 +22,27 @@ _CLASSES = {
     "s": ((0x20, 0x20), (0x09, 0x0D)),
 }
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "f": "\f", "v": "\v", "0": "\0"}
+_OCTETS = r"(?:[0-9]{1,3}\.){3}[0-9]{1,3}"
+_HEX = "[0-9a-fA-F]"
+_HEXTETS = f"(?:(?::|(?:{_HEX}+:)+):(?:{_HEX}+(?::{_HEX}+)*)?|(?:{_HEX}+:){{7}}{_HEX}+)"
+_LABEL = "[a-zA-Z0-9](?:[a-zA-Z0-9-]*[a-zA-Z0-9])?"
+_DATE = "[0-9]{4}-(?:0[1-9]|1[0-2])-(?:0[1-9]|[12][0-9]|30)"
+_TIME = r"(?:[01][0-9]|2[0-3]):[0-5][0-9]:(?:[0-5][0-9]|60)(?:\.[0-9]+)?(?:[Zz]|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])"
+_DAYS = "(?:[0-9]+Y(?:[0-9]+M(?:[0-9]+D)?)?|[0-9]+M(?:[0-9]+D)?|[0-9]+D)"
+_HOURS = "T(?:[0-9]+H(?:[0-9]+M(?:[0-9]+S)?)?|[0-9]+M(?:[0-9]+S)?|[0-9]+S)"
+FORMATS = {
+    "date": f"^{_DATE}$",
+    "time": f"^{_TIME}$",
+    "date-time": f"^{_DATE}[Tt]{_TIME}$",
+    "duration": f"^P(?:{_DAYS}(?:{_HOURS})?|{_HOURS}|[0-9]+W)$",
+    "email": rf"^(?:[^@.]+\.)*[^@.]+@(?:{_LABEL}(?:\.{_LABEL})*|\[{_OCTETS}\])$",
+    "hostname": rf"^{_LABEL}(?:\.{_LABEL})*$",
+    "ipv4": f"^{_OCTETS}$",
+    "ipv6": f"^{_HEXTETS}$",
+    "uuid": f"^{_HEX}{{8}}-(?:{_HEX}{{4}}-){{3}}{_HEX}{{12}}$",
+    "uri": rf"^[a-zA-Z][a-zA-Z0-9+.-]*:(?:[^%\[]|%{_HEX}{{2}}|\[{_HEXTETS}\])*$",
+}
+"""Of a schema's ``format``: how such a text ends, whatever else it has to be."""
 _LIKED = "a0 -_.A,:/@" + "".join(map(chr, range(0x20, 0x7F)))
 
 

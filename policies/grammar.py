@@ -52,6 +52,24 @@ def read_schema(source: str) -> dict[str, Any]:
     return schema
 
 
+def schemas_of(grammar: Grammar) -> list[Any]:
+    """Those in it that can be read."""
+    match grammar.kind:
+        case "json_schema":
+            sources = [grammar.source]
+        case "lark":
+            sources = [line.partition("%json ")[2] for line in grammar.source.splitlines()]
+        case _:
+            sources = []
+    found = []
+    for source in filter(None, sources):
+        try:
+            found.append(json.loads(source))
+        except (ValueError, RecursionError):
+            continue
+    return found
+
+
 def read_choice(source: str) -> list[str]:
     """Raises NotReadable."""
     try:

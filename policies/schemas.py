@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from policies import wire
-from policies.expressions import Expression, NotRead
+from policies.expressions import FORMATS, Expression, NotRead
 
 MAX_PARTS = 5000
 MAX_LOOKS = 50_000
@@ -379,13 +379,15 @@ def referred(root: Any, reference: Any) -> Any:
 
 
 def patterns_of(schema: Any) -> list[str]:
-    """All that its strings must match."""
+    """All that its strings must match, and what leads to the ends of those that have a format."""
     found: dict[str, None] = {}
     level = [schema]
     while level:
         for each in level:
             if isinstance(each, dict) and isinstance(pattern := each.get("pattern"), str):
                 found[pattern] = None
+            if isinstance(each, dict) and isinstance(name := each.get("format"), str) and name in FORMATS:
+                found[FORMATS[name]] = None
         level = [
             child
             for each in level

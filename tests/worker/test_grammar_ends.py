@@ -8,7 +8,7 @@ import jsonschema
 import pytest
 
 from policies import wire
-from policies.expressions import Expression, NotRead, read
+from policies.expressions import FORMATS, Expression, NotRead, read
 from policies.schemas import bound, bound_of, patterns_of
 from policies.terms import Sampling
 from tests.worker.guided import EOS, Guided, guided_model
@@ -28,7 +28,7 @@ def path(tmp_path_factory):
     return guided_model(tmp_path_factory.mktemp("guided"))
 
 
-@pytest.mark.parametrize("source", EXPRESSIONS)
+@pytest.mark.parametrize("source", [*EXPRESSIONS, *FORMATS.values()])
 def test_every_beginning_of_a_match_has_an_end_no_farther_than_is_said(source):
     expression, chance = Expression(source), random.Random(1)
     for _ in range(100):
@@ -133,6 +133,27 @@ def test_strings_that_must_match_end_in_time_wherever_the_answer_is_cut(path):
     assert {answer.reason for answer in guided.answers.values()} == {"length"}
     for answer in guided.answers.values():
         jsonschema.validate(json.loads(answer.text), schema)
+
+
+@pytest.mark.parametrize("kind", ["json_schema", "lark"])
+def test_texts_of_any_format_end_in_time_in_an_answer_and_in_a_call(path, kind):
+    guided = Guided(path, max_sequences=16)
+    for name in FORMATS:
+        text = {"type": "string", "format": name}
+        schema = {"type": "object", "properties": {"a": text, "b": text}, "required": ["a", "b"]}
+        schema["additionalProperties"] = False
+        source = json.dumps(schema)
+        if kind == "lark":
+            source = f'start: "call" call "."\ncall: %json {source}\n'
+        for seed in range(4):
+            guided.submit(f"{name} {seed}", kind, source, max_tokens=120 + 40 * seed, seed=seed)
+    guided.run()
+    guided.close()
+    assert not guided.failures
+    assert {answer.reason for answer in guided.answers.values()} == {"stop", "length"}
+    for answer in guided.answers.values():
+        found = json.loads(answer.text.removeprefix("call").removesuffix("."))
+        assert found.keys() == {"a", "b"}
 
 
 def test_the_known_end_is_come_to_though_no_mask_has_its_next_token(path):

@@ -6,7 +6,6 @@ grammar that is asked for. Whoever asks for one that is there goes on at once.
 
 from __future__ import annotations
 
-import json
 import time
 from collections import OrderedDict
 from collections.abc import Callable
@@ -18,7 +17,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from policies import wire
 from policies.expressions import read
-from policies.grammar import NotReadable, spelled
+from policies.grammar import NotReadable, schemas_of, spelled
 from policies.holding import KeptGrammars
 from policies.schemas import bound, patterns_of
 from policies.terms import Sampling
@@ -228,7 +227,7 @@ class Grammars:
         if places is not None and self._counted is not None:
             look_ahead(places, matcher, vocabulary, self._counted)
         if grammar.is_strict:
-            expressions = read(patterns_of(json.loads(grammar.source))) if grammar.kind == "json_schema" else []
+            expressions = read(patterns_of(schemas_of(grammar)))
             reach = Reach(self._ends_of(vocabulary), bound(grammar), expressions)
         with self._lock:
             self.num_compiled += 1
