@@ -26,7 +26,6 @@ _EMBEDDING, _HEAD = "embed_tokens.weight", "lm_head.weight"
 """Ends of names; rows of the one are looked up, and it stays as it is."""
 _NATIVE_BFLOAT16 = ("avx512_bf16", "amx_tile")
 """Without these flags a CPU's "auto" is float32."""
-_UNLIMITED_BYTES = 1 << 62
 
 
 class Need(msgspec.Struct, frozen=True):

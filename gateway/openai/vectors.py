@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Literal, cast
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
@@ -262,8 +262,3 @@ class ScoreList(msgspec.Struct, frozen=True, kw_only=True):
     data: list[Score]
     usage: ReadUsage
     penstock: PenstockExtras | UnsetType = UNSET
-
-
-def encoded(vectors: Any) -> bytes:
-    """Any of these answers, as JSON."""
-    return msgspec.json.encode(vectors)

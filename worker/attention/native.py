@@ -28,8 +28,7 @@ class NativeAttention:
     ) -> None:
         """``is_repeatable``: a row gets the same bits whatever else is in the step, and however its sequence is cut
         into steps. Then all rows are computed as those of chunks are."""
-        self._cache, self._scores, self._library, self._num_heads = cache, scores, library, num_heads
-        self._is_repeatable = is_repeatable
+        self._cache, self._scores, self._library = cache, scores, library
         is_tiled = library.has_tiles and cache.keys[0].dtype in (torch.bfloat16, torch.int8)
         num_kv_heads, num_slots, head_dim = cache.keys[0].shape
         self._always = Step(
