@@ -32,7 +32,7 @@ def administers(command: Callable[..., None]) -> Callable[..., None]:
         default=DEFAULT_URL,
         show_default=True,
         callback=checked_url,
-        help="The gateway.",
+        help="The gateway [PENSTOCK_URL].",
     )
     @click.option("--admin-key", help="[PENSTOCK_ADMIN_KEY, or what the local gateway's bootstrap.env has].")
     @functools.wraps(command)
