@@ -106,11 +106,12 @@ class NotServedHere(GatewayError):
 
 
 class MethodNotAllowed(GatewayError):
-    """The address exists, but not for this method; ``allowed`` names those it takes."""
+    """The address exists, but not for this method."""
 
     status, type, code = 405, "invalid_request_error", "method_not_allowed"
 
     def __init__(self, message: str, *, allowed: str) -> None:
+        """``allowed``: the methods that it takes."""
         super().__init__(message)
         self.allowed = allowed
 
@@ -141,7 +142,7 @@ class IdempotencyKeyReused(GatewayError):
 
 
 class InUse(GatewayError):
-    """It cannot be changed or deleted while something else needs it as it is."""
+    """What is asked for cannot be changed or deleted while something else needs it as it is."""
 
     status, type, code = 409, "invalid_request_error", "in_use"
     should_retry = False
@@ -217,7 +218,7 @@ class TooManyBatches(RateLimited):
 
 
 class UnsupportedMediaType(GatewayError):
-    """The body is not declared as JSON."""
+    """The body is not declared as what its address takes, or is packed in a way that is not known."""
 
     status, type, code = 415, "invalid_request_error", "unsupported_media_type"
 
@@ -299,7 +300,7 @@ class EndsWorkers(GatewayError):
 
 
 class RequestFailed(GatewayError):
-    """The worker refused or gave up the request; ``of`` makes the failure that the client hears."""
+    """The worker refused or gave up the request. ``of`` makes the failure that the client hears."""
 
     code = "internal_error"
 

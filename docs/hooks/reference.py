@@ -1,4 +1,4 @@
-"""Pages that the code writes: what config.toml holds, what /openapi.json describes, and what is measured.
+"""Pages that the code writes: what config.toml holds, what /openapi.json describes, what is measured, what goes wrong.
 
 MkDocs calls ``on_files`` before it reads the pages. Nothing is written into the tree.
 """
@@ -16,6 +16,8 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
 from gateway import metrics, openapi
+from gateway.admin.problems import Problem
+from gateway.errors import GatewayError
 
 ROOT = Path(__file__).parents[2]
 INFERENCE = "Inference"
@@ -31,6 +33,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         "reference/config.md": settings((ROOT / "config.toml").read_text()),
         "reference/rest.md": rest(),
         "reference/metrics.md": measured(),
+        "reference/errors.md": failing(),
     }
     for name, text in pages.items():
         files.append(File.generated(config, name, content=text))
@@ -176,3 +179,48 @@ def measured() -> str:
             *rows,
         ]
     )
+
+
+def failing() -> str:
+    """Every failure that a client may hear of as a page: each class says itself what it is of."""
+    kinds = sorted(_kinds_of(GatewayError), key=lambda kind: (kind.status, str(kind.code), kind.type))
+    usual = [
+        f"| {kind.status} | {_code(kind)} | `{kind.type}` | {_failure(kind)} |"
+        for kind in kinds
+        if not issubclass(kind, Problem)
+    ]
+    problems = [
+        f"| {kind.status} | `urn:penstock:problem:{kind.code}` | {_failure(kind)} |"
+        for kind in kinds
+        if issubclass(kind, Problem) and kind is not Problem
+    ]
+    return "\n\n".join(
+        [
+            "# Errors",
+            "Under `/v1` a failure is OpenAI's error object: `message`, `type`, `code`, and `param` where one is at"
+            " fault. Anthropic's Messages and Ollama's endpoints tell the same in their own shapes. OpenAI's packages"
+            " try 408, 409, 429 and everything from 500 on again by themselves, after `retry-after-ms`; where that is"
+            " in vain `x-should-retry: false` keeps them from it. A stream that has begun ends with the failure as an"
+            " event.",
+            "\n".join(["| status | `code` | `type` | what it is |", "|---|---|---|---|", *usual]),
+            "`/admin/v1` answers with problem details (RFC 9457), whose `type` is made of the code, and which name the"
+            " fields that are wrong. Besides those above it says:",
+            "\n".join(["| status | `type` | what it is |", "|---|---|---|", *problems]),
+        ]
+    )
+
+
+def _kinds_of(kind: type[GatewayError]) -> Iterator[type[GatewayError]]:
+    for one in kind.__subclasses__():
+        yield one
+        yield from _kinds_of(one)
+
+
+def _code(kind: type[GatewayError]) -> str:
+    return f"`{kind.code}`" if kind.code else "none, or its own"
+
+
+def _failure(kind: type[GatewayError]) -> str:
+    what = " ".join((kind.__doc__ or "").split()).replace("``", "`").partition(". ")[0].removesuffix(".")
+    again = f" (`x-should-retry: {str(kind.should_retry).lower()}`)" if kind.should_retry is not None else ""
+    return f"{_cell(what)}{again}"

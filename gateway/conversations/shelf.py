@@ -35,7 +35,7 @@ _item: msgspec.json.Decoder[AnyItem] = msgspec.json.Decoder(AnyItem)
 
 
 class ConversationLocked(InvalidRequest):
-    """Another response goes on from it at the moment."""
+    """Another response goes on from the conversation at the moment."""
 
     code, should_retry = "conversation_locked", True
 

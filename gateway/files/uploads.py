@@ -32,7 +32,7 @@ columns, parts = store.uploads.c, store.upload_parts.c
 
 
 class TooManyUploads(errors.RateLimited):
-    """The tenant has as many that are pending as the settings allow."""
+    """The tenant has as many uploads that are pending as the settings allow."""
 
     code, should_retry = "upload_limit_exceeded", False
 
@@ -44,7 +44,7 @@ class TooManyParts(errors.RateLimited):
 
 
 class UploadOver(errors.InvalidRequest):
-    """It is not pending any more."""
+    """The upload is not pending any more."""
 
     def __init__(self, upload: Upload, status: openai.UploadStatus) -> None:
         super().__init__(f"The upload {upload.id} is {status} already", code=f"upload_{status}")

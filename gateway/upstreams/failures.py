@@ -16,31 +16,31 @@ LONGEST_RETRY_AFTER_S = 86_400.0
 
 
 class UpstreamFailed(GatewayError):
-    """It answered with an error, with something that is no answer, or stopped in the middle of one."""
+    """An upstream answered with an error, with something that is no answer, or stopped in the middle of one."""
 
     status, type, code = 502, "server_error", "upstream_failed"
 
 
 class UpstreamUnreachable(UpstreamFailed):
-    """No connection to it can be had."""
+    """No connection to an upstream can be had."""
 
     code = "upstream_unreachable"
 
 
 class UpstreamRefused(UpstreamFailed):
-    """It takes this gateway's key for no good one, or wants to be paid: nothing that a client could mend."""
+    """An upstream takes this gateway's key for no good one, or wants to be paid: nothing that a client could mend."""
 
     code = "upstream_refused"
 
 
 class UpstreamTimeout(GatewayError):
-    """It said nothing for as long as the settings allow."""
+    """An upstream said nothing for as long as the settings allow."""
 
     status, type, code = 504, "server_error", "upstream_timeout"
 
 
 class UpstreamLimited(GatewayError):
-    """It lets this gateway have no more for now."""
+    """An upstream lets this gateway have no more for now."""
 
     status, type, code = 429, "rate_limit_error", "upstream_rate_limited"
 

@@ -14,7 +14,7 @@ import click
 import msgspec
 import pytest
 
-from gateway import metrics, openapi
+from gateway import errors, metrics, openapi
 from gateway.cli import main
 from policies import configuration
 from policies.policy import Budget, Cache, Limits, Policy, Price
@@ -88,7 +88,7 @@ def site(tmp_path_factory) -> Path:
     return place
 
 
-def test_the_reference_has_every_setting_command_and_operation(site):
+def test_the_reference_has_every_setting_command_operation_metric_and_failure(site):
     settings = (site / "reference/config.html").read_text()
     written = tomllib.loads((ROOT / "config.toml").read_text())
     for section, keys in written.items():
@@ -106,6 +106,11 @@ def test_the_reference_has_every_setting_command_and_operation(site):
     measured = (site / "reference/metrics.html").read_text()
     for metric in metrics.reference():
         assert f"<code>{metric.name}</code>" in measured, metric.name
+
+    failures = (site / "reference/errors.html").read_text()
+    for kind in vars(errors).values():
+        if isinstance(kind, type) and issubclass(kind, errors.GatewayError):
+            assert kind.code is None or f"<code>{kind.code}</code>" in failures, kind.code
 
 
 def _paths() -> list[str]:
