@@ -222,18 +222,23 @@ class Limits:
         cost_micros: int,
     ) -> None:
         """Gives back and charges. Never waits."""
-        if isinstance(meters, Meters):
-            spent = meters.settle(rules, request_id, unused, overused, cost_micros)
-            if plan.period is not None:
-                self._spent(plan, spent + self._known(plan), cost_micros)
-            return
 
         def told(spent: int) -> None:
             if plan.period is not None:
                 self._known_spent[plan.tenant_id] = (rules[-1].name, spent)
                 self._spent(plan, spent, cost_micros)
+                if meters is self.local:
+                    self.local.forget(rules[-1])  # as ``restore`` does
 
-        meters.settle_soon(rules, request_id, unused, overused, cost_micros, told)
+        if isinstance(meters, SharedMeters):
+            meters.settle_soon(rules, request_id, unused, overused, cost_micros, told)
+            return
+        spent = meters.settle(rules, request_id, unused, overused, cost_micros)
+        if plan.period is not None:
+            self._spent(plan, spent + self._known(plan), cost_micros)
+            if self.shared is not None and cost_micros:
+                # Redis may be back, and know already all that the ledger had until then.
+                self.shared.settle_soon(rules[-1:], request_id, [], 0, cost_micros, told)
 
     async def readings(self, rules: Sequence[Rule]) -> list[int]:
         """As ``admission.readings``. Raises RedisAway."""

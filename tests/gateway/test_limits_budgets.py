@@ -156,6 +156,28 @@ async def test_a_redis_that_lost_everything_is_told_again_once_it_is_back(rooms,
 
 
 @pytest.mark.parametrize("store_settings", ["sqlite"], indirect=True)
+async def test_what_was_let_in_without_redis_is_counted_there_when_it_ends_after_its_return(
+    rooms, clock, fragile_redis
+):
+    tenant = await add_tenant(rooms, "north", "thrifty")
+    redis = Redis(settings.Redis(url=fragile_redis.url, timeout_ms=PATIENT_MS, retry_s=2.0), clock)
+    async with gateway(rooms, clock, redis) as (limits, _):
+        await spend(rooms, tenant, 300, NOON)
+        fragile_redis.kill()
+        async with limits.admit(a_caller(POLICY, tenant), "demo", 1, 1, "long") as ticket:
+            fragile_redis.start()
+            clock.advance(2.0)
+            async with asyncio.timeout(PATIENCE_S):
+                while await spent(limits, tenant) != 300 or limits.shared.may_lack.is_set():
+                    clock.advance(LOOK_S)
+            ticket.settle(Usage(1, 0, 1))
+        await limits.shared.close()
+        assert await spent(limits, tenant) == 400
+        assert limits.known(POLICY, tenant)[0].used == 400
+    await redis.close()
+
+
+@pytest.mark.parametrize("store_settings", ["sqlite"], indirect=True)
 @pytest.mark.parametrize("is_readable", [True, False])
 async def test_a_redis_that_lost_everything_while_nobody_asked_is_told_again(rooms, clock, redis, is_readable):
     tenant = await add_tenant(rooms, "north", "thrifty")
