@@ -254,6 +254,9 @@ class Limits:
         taking = asyncio.get_running_loop().create_task(self.shared.take(rules, ask))
         try:
             return await asyncio.shield(taking)
+        except RedisAway:
+            self.shared.left(undo, ask.request_id)
+            raise
         except asyncio.CancelledError:
             taking.add_done_callback(partial(self._give_back, undo, ask))
             raise
@@ -261,7 +264,11 @@ class Limits:
     def _give_back(
         self, rules: Sequence[Rule], ask: Ask, taking: asyncio.Task[tuple[Grant | Refusal, list[int]]]
     ) -> None:
-        if taking.cancelled() or taking.exception() is not None or self.shared is None:
+        if taking.cancelled() or self.shared is None:
+            return
+        if (error := taking.exception()) is not None:
+            if isinstance(error, RedisAway):
+                self.shared.left(rules, ask.request_id)
             return
         grant, _ = taking.result()
         if isinstance(grant, Grant):

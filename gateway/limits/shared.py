@@ -1,8 +1,8 @@
 """The gauges that several gateways share, in Redis: each admission is one script, and so is each settlement.
 
 An admission waits for its answer. A settlement nobody waits for: it travels by itself, and if Redis is away it is lost,
-which errs on the strict side, as the tokens stay counted until they leave their window and the leases end by
-themselves. (What was spent, the ledger knows; ``budgets`` restores it.)
+which errs on the strict side, as the tokens stay counted until they leave their window. (What was spent, the ledger
+knows; ``budgets`` restores it. What it held as long as it was open is let go when Redis is back.)
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ log = logging.getLogger(__name__)
 IDS_A_CALL = 500
 """Leases renewed by one call."""
 SERVERS_TIME = 0
+MAX_LEFT = 10_000
+"""Requests that Redis is told of when it is back; the leases of others end by themselves."""
 MARK = "budgets:told"
 """Key that lies in Redis as long as it has what it was told of budgets: one that has lost that has lost this too."""
 Told = Callable[[int], None]
@@ -35,6 +37,9 @@ class SharedMeters:
         self._settlements: set[asyncio.Task[None]] = set()
         self.may_lack = asyncio.Event()
         """Redis has been away since this was last cleared: it may have lost gauges, or have missed a settlement."""
+        self._left: dict[str, list[Rule]] = {}
+        """By request id: the rules under which Redis may hold something for a request that is not open there any
+        more."""
 
     async def take(
         self, rules: Sequence[Rule], ask: Ask, now_ms: int = SERVERS_TIME
@@ -78,6 +83,7 @@ class SharedMeters:
             try:
                 told(await self.settle(rules, request_id, unused, overused, cost_micros))
             except RedisAway as away:
+                self.left(rules, request_id)
                 log.debug("this request is not settled in Redis: %s", away, extra=about(request_id))
 
         settlement = asyncio.get_running_loop().create_task(settling())
@@ -98,8 +104,16 @@ class SharedMeters:
         """At least so much of this budget is spent, as the ledger knows. Raises RedisAway."""
         await self._run(script.RESTORE, self._keys([rule]), [now_ms, *_words([rule]), spent_micros])
 
+    def left(self, rules: Sequence[Rule], request_id: str) -> None:
+        """Redis gave no answer: it may hold something for this request, which is not open there any more."""
+        if leases := [rule for rule in rules if not rule.slot_ms]:
+            self._left[request_id] = leases
+            if len(self._left) > MAX_LEFT:
+                del self._left[next(iter(self._left))]
+
     async def look(self) -> None:
-        """Redis may have been away, or have lost everything, while nobody asked it anything. Raises RedisAway."""
+        """Redis may have been away, or have lost everything, while nobody asked it anything; it hears what it need not
+        hold any more. Raises RedisAway."""
         try:
             is_told = await self._redis.call("EXISTS", self._redis.key(MARK))
         except RedisAway:
@@ -107,6 +121,9 @@ class SharedMeters:
             raise
         if not is_told:
             self.may_lack.set()
+        left, self._left = self._left, {}
+        for request_id, rules in left.items():
+            self.settle_soon(rules, request_id, [], 0, 0, lambda spent: None)
 
     async def all_told(self) -> None:
         """It knows of all budgets what the ledger knows. Raises RedisAway."""

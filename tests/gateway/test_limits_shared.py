@@ -276,6 +276,34 @@ async def test_without_redis_each_gateway_holds_to_its_part_of_the_limit(fragile
         assert ticket.headers()["x-ratelimit-limit-tokens"] == "900"
 
 
+@pytest.mark.parametrize("without_redis", ["divide", "refuse"])
+async def test_places_of_requests_that_ended_without_redis_are_free_when_it_is_back(fragile, without_redis):
+    limits, clock, server = fragile
+    caller = a_caller(Policy(limits=Ceilings(concurrent_requests=2), without_redis=without_redis))
+    async with limits.admit(caller, "demo", 10, 10, "lasts"):
+        ending = limits.admit(caller, "demo", 10, 10, "ends")
+        await ending.__aenter__()
+        with stalled(server, limits.shared._redis):
+            await ending.__aexit__(None, None, None)
+            await limits.shared.close()
+        clock.advance(2.0)
+        await limits.shared.look()
+        await limits.shared.close()
+        refused = limits.admit(caller, "demo", 10, 10, "refused")
+        outcome = pytest.raises(LimitsUnavailable) if without_redis == "refuse" else contextlib.nullcontext()
+        with stalled(server, limits.shared._redis), outcome:  # Redis does what it is asked when it goes on
+            await refused.__aenter__()
+        clock.advance(2.0)
+        await limits.shared.look()
+        await limits.shared.close()
+        async with limits.admit(caller, "demo", 10, 10, "next"):
+            with pytest.raises(RateLimited):  # for the one that lasts holds what it held
+                async with limits.admit(caller, "demo", 10, 10, "one too many"):
+                    pass
+        if without_redis == "divide":
+            await refused.__aexit__(None, None, None)
+
+
 async def test_without_redis_a_policy_may_rather_refuse(fragile):
     limits, clock, server = fragile
     caller = a_caller(Policy(limits=Ceilings(tokens_per_minute=900), without_redis="refuse"))
