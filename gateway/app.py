@@ -193,7 +193,8 @@ async def opened(
         limits = Limits(config, clock, redis, prices, num_gateways=lambda: others.num_gateways, alert=alert)
         await stack.enter_async_context(limits.watched())
         await days.restore(rooms, directory, limits)
-        await stack.enter_async_context(Budgets(rooms, directory, limits, clock, alert).watched())
+        budgets = Budgets(rooms, directory, limits, clock, ledger.came_late, alert)
+        await stack.enter_async_context(budgets.watched())
         memory = Memory(config.cache.max_bytes, clock)
         cache = Cache(config.cache, directory.secret, memory if redis is None else Shared(redis), clock)
         idempotency = Idempotency(config, directory.secret, memory, redis, clock, house_doors.inside)
@@ -267,6 +268,8 @@ async def books(
         marks = await stack.enter_async_context(Marks(marked_in, config.ledger.mark_tokens, clock).opened())
         chain, tally = await open_chain(rooms), Tally(config.classes)
         ledger = Ledger(writer, config.store, clock, chain, lambda: house_doors.num_inside, marks, tally, recent)
+        if spool is not None:
+            spool.came_over = ledger.came_late.set
         stack.push_async_callback(ledger.close, LEDGER_S)
         await stack.enter_async_context(Recovery(marked_in, rooms, ledger, spool, clock).watched())
         await stack.enter_async_context(Closing(rooms, clock, config.ledger.close_after_s).watched())

@@ -197,7 +197,10 @@ class Run:
             async with reading(self._gw.store) as connection:
                 query = sa.select(ids).where(ids.in_([entry.request_id for entry in some]))
                 known = set((await connection.execute(query)).scalars())
-            await asyncio.gather(*(self._gw.ledger.settle(entry) for entry in some if entry.request_id not in known))
+            lacking = [entry for entry in some if entry.request_id not in known]
+            await asyncio.gather(*map(self._gw.ledger.settle, lacking))
+            if lacking:
+                self._gw.ledger.came_late.set()
 
     async def _note_unread(self) -> None:
         """Lines that could not be read fail before the others begin."""

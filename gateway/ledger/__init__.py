@@ -64,6 +64,8 @@ class Ledger:
         self.tally = tally or Tally({})
         """Has them counted when they are durable."""
         self.recent = recent or Recent(0)
+        self.came_late = asyncio.Event()
+        """Rows have come long after what was spent was counted, or of requests that nobody has counted."""
         self._pending: list[tuple[Entry, asyncio.Future[None], float]] = []
         self._timer: Timer | None = None
         self._writing: asyncio.Task[None] | None = None

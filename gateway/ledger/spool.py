@@ -13,7 +13,7 @@ import asyncio
 import logging
 import sqlite3
 import threading
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +57,8 @@ class SpooledWriter:
         self._draining: asyncio.Task[None] | None = None
         self._has_more = False
         """Rows may have been kept since it was last looked."""
+        self.came_over: Callable[[], None] = lambda: None
+        """Called when rows have, and none are left that will."""
         if path.exists():
             self._drain()
 
@@ -138,12 +140,13 @@ class SpooledWriter:
 
     async def _bring_over(self) -> None:
         """Until nothing is left."""
-        spool, most, trouble = self._open(), MAX_BATCH, ""
+        spool, most, trouble, have_come = self._open(), MAX_BATCH, "", False
         while self._has_more:
             self._has_more = False
             try:
                 while entries := await asyncio.to_thread(spool.oldest, most):
                     most = await self._brought(spool, entries)
+                    have_come = True
             except (sqlite3.Error, OSError) as error:
                 if str(error) != trouble:
                     trouble = str(error)
@@ -151,6 +154,8 @@ class SpooledWriter:
                 self._has_more = True
                 await self._clock.sleep(RETRY_S)
         self._is_away = False
+        if have_come:
+            self.came_over()
 
     async def _brought(self, spool: Spool, entries: Sequence[Entry]) -> int:
         """How many should be brought next. Of rows of which one is refused half as many are tried, down to that one."""

@@ -1,6 +1,7 @@
-"""What is spent already: the ledger knows, and tells the gauges at start, when a tenant gets a budget, and when Redis
-has been away, which may have lost some of it and has missed what gateways spent meanwhile by themselves. Whatever
-shares of a budget the ledger knows to be spent, and the webhook has not taken, are told then as well.
+"""What is spent already: the ledger knows, and tells the gauges at start, when a tenant gets a budget, when rows have
+come late, and when Redis has been away, which may have lost some of it and has missed what gateways spent meanwhile by
+themselves. Whatever shares of a budget the ledger knows to be spent, and the webhook has not taken, are told then as
+well.
 
 None of this is on the way of a request. Until it is done the gauges have what they have.
 """
@@ -56,16 +57,18 @@ class Budgets:
         directory: Directory,
         limits: Limits,
         clock: Clock,
+        came_late: asyncio.Event,
         alert: Callable[[Alert], None] = lambda alert: None,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        """``alert`` as that of ``Limits``."""
+        """``came_late`` is the ledger's, ``alert`` as that of ``Limits``."""
         self._rooms = rooms
         self._posted = Posted(rooms)
         self._alert = alert
         self._directory = directory
         self._limits = limits
         self._clock = clock
+        self._came_late = came_late
         self._wall = wall
         self._restored: set[tuple[str, Budget]] = set()
         """Names of the rules whose gauges know what was spent before, under these budgets."""
@@ -84,10 +87,12 @@ class Budgets:
     async def restore(self) -> None:
         """Raises what the database raises, and RedisAway."""
         shared = self._limits.shared
-        if shared is not None and shared.may_lack.is_set():
+        if self._lack:
             self._restored.clear()
             self._seen_revision = -1  # until all of it is done, whatever goes wrong in the database
-            shared.may_lack.clear()  # whatever goes wrong with Redis from now on sets it again
+            self._came_late.clear()
+            if shared is not None:
+                shared.may_lack.clear()  # whatever goes wrong with Redis from now on sets it again
         revision = self._directory.revision
         running = self._running()
         news = [each for each in running if (each.rule.name, each.budget) not in self._restored]
@@ -106,6 +111,12 @@ class Budgets:
             await shared.all_told()
         self._restored = {(each.rule.name, each.budget) for each in running}
         self._seen_revision = revision
+
+    @property
+    def _lack(self) -> bool:
+        """The gauges may, of what the ledger has."""
+        shared = self._limits.shared
+        return self._came_late.is_set() or (shared is not None and shared.may_lack.is_set())
 
     def _running(self) -> list[Running]:
         now, periods, running = self._wall(), {}, []
@@ -148,8 +159,7 @@ class Budgets:
             try:
                 if shared is not None:
                     await shared.look()
-                lacks = shared is not None and shared.may_lack.is_set()
-                if lacks or self._directory.revision != self._seen_revision:
+                if self._lack or self._directory.revision != self._seen_revision:
                     await self.restore()
             except RedisAway:
                 continue

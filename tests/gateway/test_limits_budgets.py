@@ -59,7 +59,8 @@ async def gateway(rooms, clock, redis=None, alert=lambda alert: None):
     """A gateway's limits and budgets, beginning at noon."""
     directory = await Directory.load(rooms, clock)
     limits = Limits(settings.Settings(), clock, redis, wall=lambda: NOON)
-    async with limits.watched(), Budgets(rooms, directory, limits, clock, alert, lambda: NOON).watched():
+    budgets = Budgets(rooms, directory, limits, clock, asyncio.Event(), alert, lambda: NOON)
+    async with limits.watched(), budgets.watched():
         yield limits, directory
 
 

@@ -13,8 +13,9 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from gateway import store
+from gateway.ledger.spool import Spool
 from policies import settings
-from tests.builders import PATIENCE_S, until
+from tests.builders import PATIENCE_S, an_entry, until
 from tests.family import answered_by, family, sharing
 
 NUM_CLIENTS = 12
@@ -113,6 +114,35 @@ async def test_without_the_database_requests_go_on_and_are_billed_once_when_it_i
                 await asyncio.sleep(0.05)
         assert await house.end() == 0
     assert len(running.answers) <= await num_billed(url) <= len(running.answers) + NUM_CLIENTS
+
+
+async def test_rows_that_come_out_of_the_spool_after_a_start_count_in_the_budget(tmp_path, worker, postgres):
+    policy = '{budget = {amount = "100"}, prices = {"*" = {request = "0.0001"}}}'
+    environ = {"PENSTOCK_STORE__URL": postgres, "PENSTOCK_POLICIES__DEFAULT": policy, **worker}
+    async with family(tmp_path, **environ) as house:
+        (tenant,) = (await admin(house, "GET", "tenants"))["data"]
+        await house.end()
+    now = int(time.time())
+    rows = [
+        an_entry(
+            request_id=f"req_{(1000 * now << 80) + number:032x}",
+            tenant_id=tenant["id"],
+            created_at=now,
+            settled_at=now,
+            chain=1,
+            position=number,
+            cost_micros=100,
+        )
+        for number in range(1, 4001)
+    ]
+    spool = Spool(tmp_path / "data" / "spool.db")
+    spool.keep(rows)
+    spool.close()
+    async with family(tmp_path, **environ) as house, asyncio.timeout(PATIENCE_S):
+        path = f"tenants/{tenant['id']}/limits"
+        while (await admin(house, "GET", path))["budget"]["used_micros"] != 400_000:  # noqa: ASYNC110 (it tells nobody)
+            await asyncio.sleep(0.05)
+        await house.end()
 
 
 async def num_billed(url: str) -> int:

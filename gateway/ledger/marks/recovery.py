@@ -100,6 +100,7 @@ class Recovery:
         entries = await self._unsettled([entry_of(each) for each in left])
         await asyncio.gather(*(self._ledger.settle(entry) for entry in entries))
         if entries:
+            self._ledger.came_late.set()
             num_tokens = sum(entry.num_completion_tokens for entry in entries)
             log.warning(
                 "ledger: streams that broke off are settled from %s: %d, for %d tokens", path, len(entries), num_tokens
