@@ -65,10 +65,11 @@ class Group(NamedTuple):
 class Sums:
     """Of the rows of one group."""
 
-    __slots__ = ("cached", "completion", "cost", "engine_us", "prompt", "reasoning", "requests")
+    __slots__ = ("cached", "completion", "cost", "engine_us", "owing", "prompt", "reasoning", "requests")
 
     def __init__(self) -> None:
-        self.requests = self.prompt = self.cached = self.completion = self.reasoning = self.engine_us = self.cost = 0
+        self.requests = self.owing = self.engine_us = self.cost = 0
+        self.prompt = self.cached = self.completion = self.reasoning = 0
 
     @property
     def usage(self) -> Usage:
@@ -117,11 +118,13 @@ class Day:
             if sums is None:
                 sums = groups[group] = Sums()
             sums.requests += 1
+            if entry.cost_micros or entry.num_prompt_tokens or entry.num_completion_tokens or group.is_correction:
+                sums.owing += 1
+                sums.engine_us += entry.engine_us  # what failed owes nothing, whatever it took
             sums.prompt += entry.num_prompt_tokens
             sums.cached += entry.num_cached_tokens
             sums.completion += entry.num_completion_tokens
             sums.reasoning += entry.num_reasoning_tokens
-            sums.engine_us += entry.engine_us
             sums.cost += entry.cost_micros
 
     async def lines(self, history: PriceHistory) -> list[Line]:
@@ -132,9 +135,9 @@ class Day:
             listed = await _rates(history, _undiscounted(group.price_version), group.model)
             outcome = "hit" if group.is_from_cache else "miss"
             # A correction is no request, and corrects what its row says.
-            num_requests = 0 if group.is_correction else sums.requests
-            quantities = pricing.quantities(sums.usage, outcome, sums.engine_us, num_requests)
-            parts = pricing.parts(rates, sums.usage, outcome, sums.engine_us, num_requests, sums.cost)
+            num_requests, num_owing = (0, 0) if group.is_correction else (sums.requests, sums.owing)
+            quantities = pricing.quantities(sums.usage, outcome, sums.engine_us, num_owing)
+            parts = pricing.parts(rates, sums.usage, outcome, sums.engine_us, num_owing, sums.cost)
             for kind in sorted(quantities.keys() | parts.keys()):
                 quantity, rate, list_rate = quantities.get(kind, 0), getattr(rates, kind), getattr(listed, kind)
                 cost = parts.get(kind, 0)

@@ -247,22 +247,24 @@ def _with_wider(sums: Sums) -> Sums:
 
 
 def _groups() -> sa.Select[Any]:
-    """A line for each minute and WORDS of the rows of ``:chain`` behind ``:first`` up to ``:last``, and for each
-    correction, which may be of anything."""
+    """A line for each minute and WORDS of the rows of ``:chain`` behind ``:first`` up to ``:last``, those that cost
+    nothing apart from the others, whose cost is for nothing that they took; and for each correction, which may be of
+    anything."""
     columns = store.ledger.c
     minute = (columns.settled_at - columns.settled_at % WIDTHS[0]).label("minute")
     correction = sa.case((columns.corrects.is_not(None), columns.request_id), else_="").label("correction")
+    is_paid = (columns.cost_micros != 0).label("is_paid")
     # The policy is what a row from before there were price lists was charged by.
     words = [*(columns[name] for name in WORDS), columns.policy_name, columns.policy_version]
     sums = [sa.func.sum(columns[name]).label(name) for name in ADDED]
     return (
-        sa.select(minute, correction, *words, sa.func.count().label("num_rows"), *sums)
+        sa.select(minute, correction, is_paid, *words, sa.func.count().label("num_rows"), *sums)
         .where(
             columns.chain == sa.bindparam("chain"),
             columns.position > sa.bindparam("first"),
             columns.position <= sa.bindparam("last"),
         )
-        .group_by(minute, correction, *words)
+        .group_by(minute, correction, is_paid, *words)
     )
 
 

@@ -199,6 +199,27 @@ async def test_the_lines_of_costs_add_up_to_the_rows(rooms, format):
     assert abs(found - undiscounted) <= len(entries) + len(lines)  # each of them is rounded
 
 
+async def test_what_failed_is_in_no_line_of_what_was_paid_for(rooms):
+    paid = [row for row in random_entries(5, 60, days=1) if row.cache == "miss"]
+    failed = [
+        msgspec.structs.replace(
+            row,
+            request_id=f"{row.request_id}0",
+            status=503,
+            finish_reason="error",
+            num_prompt_tokens=0,
+            num_cached_tokens=0,
+            num_completion_tokens=0,
+            cost_micros=0,
+        )
+        for row in paid
+    ]
+    await write_chain(rooms, *sorted((*paid, *failed), key=lambda row: row.settled_at))
+    for line in await rows_of(rooms, an_order("costs", "focus", days=1)):
+        exact = Decimal(line["PricingQuantity"]) * Decimal(line["ContractedUnitPrice"])
+        assert abs(exact - Decimal(line["ContractedCost"])) * 10**6 <= int(line["x_NumRequests"])
+
+
 async def test_a_corrections_lines_are_corrections_with_the_sign_of_what_they_take_back(rooms):
     entry = an_entry(settled_at=FIRST * DAY_S, price_version="list:1", num_prompt_tokens=1_000_000, cost_micros=310_123)
     correction = an_entry(

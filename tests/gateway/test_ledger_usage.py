@@ -192,6 +192,26 @@ async def test_what_each_kind_cost_adds_up_to_the_row_in_whatever_spans(rooms):
     assert quantities["cache_hit"] == sum(row.num_prompt_tokens + row.num_completion_tokens for row in kept)
 
 
+async def test_what_failed_has_no_part_in_what_others_paid_for(rooms):
+    dear = pricing.rates_of(Price(completion=Decimal(2), request=Decimal("0.0001"), engine_second=Decimal("0.5")))
+
+    async def as_dear(price_version: str, model: str) -> Rates:
+        return dear
+
+    paid = an_entry(settled_at=NOON, num_completion_tokens=10_000, engine_us=1000, cost_micros=20_600)
+    nothing = {"num_prompt_tokens": 0, "num_cached_tokens": 0, "num_completion_tokens": 0}
+    failed = [an_entry(settled_at=NOON, status=503, engine_us=10**6, **nothing) for _ in range(50)]
+    await write_chain(rooms, *failed, paid)
+    asked, rollup = Usage(rooms, as_dear), Rollup(rooms, as_dear, Clock())
+    for _ in range(2):  # from the rows, and from the sums
+        question = Question(since=NOON, until=NOON + DAY_S, width_s=DAY_S, with_charges=True)
+        (line,) = await everything(asked, question)
+        totals = line.totals
+        assert (totals.completion_micros, totals.request_micros, totals.engine_second_micros) == (20_000, 100, 500)
+        assert (totals.num_requests, totals.cost_micros) == (51, 20_600)
+        await rollup.roll()
+
+
 async def test_a_row_that_comes_late_is_found_before_it_is_in_the_sums_and_after(rooms):
     first, second, third = (an_entry(settled_at=NOON) for _ in range(3))
     await write_chain(rooms, first)
