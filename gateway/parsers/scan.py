@@ -8,6 +8,7 @@ that is not theirs. Raises NotACall where the text is something else.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Generator
 from typing import TypeVar
 
@@ -16,6 +17,7 @@ MAX_HELD_CHARS = 32_768
 MAX_STRING_CHARS = 4096
 """Of a key or a name."""
 SPACES = frozenset(" \t\r\n")
+_HALF = re.compile("[\ud800-\udfff]")
 _SCALAR = frozenset("+-.0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
 
 T = TypeVar("T")
@@ -85,12 +87,14 @@ def container(char: str, say: Callable[[str], None]) -> Read[None]:
 
 
 def string(char: str, most: int = MAX_STRING_CHARS) -> Read[str]:
-    """What a JSON string says, exactly."""
+    """What a JSON string says, exactly; half characters, which no answer can tell, as U+FFFD."""
     if char != '"':
         raise NotACall
     raw, is_escaped = [char], False
     while True:
         char = yield
+        if is_mark(char):
+            continue
         raw.append(char)
         if is_escaped:
             is_escaped = False
@@ -105,7 +109,7 @@ def string(char: str, most: int = MAX_STRING_CHARS) -> Read[str]:
     except ValueError:
         raise NotACall from None
     assert isinstance(said, str)
-    return said
+    return _HALF.sub("\ufffd", said)
 
 
 def scalar(char: str) -> Read[tuple[str, str]]:

@@ -54,7 +54,7 @@ class Tagged(Calls):
             if char == "/":
                 break
             yield from literal("parameter=", char)
-            key = yield from until(">", (yield), 4096)
+            key = without_marks((yield from until(">", (yield), 4096)))
             value = (yield from _value("</parameter>", sink)).removeprefix("\n").removesuffix("\n")
             sink.arguments(f"{', ' if number else ''}{_said(key)}: {_typed(value, sink.schema(name.strip(), key))}")
             number += 1

@@ -132,6 +132,15 @@ def test_what_may_be_a_string_is_one_unless_its_schema_knows_what_else_it_is(val
         assert json.loads(call.arguments) == {"at": said}
 
 
+def test_no_half_character_is_told_of_arguments_whoever_wrote_it():
+    of = reader("hermes", special=True)
+    half = r'<tool_call>{"name": "get_time", "arguments": "{\"a\": \"\ud800<tool_call>\ud83d\ude42\"}"}</tool_call>'
+    assert read(of, pieces_of(half, of)).calls[0].arguments == '{"a": "\ufffd🙂"}'
+    of = reader("tagged", special=True)
+    tags = "<tool_call><function=get_time><parameter=a<tool_call>b>1</parameter></function></tool_call>"
+    assert read(of, pieces_of(tags, of)).calls[0].arguments == '{"ab": "1"}'
+
+
 def test_glms_write_each_argument_with_its_key():
     schemas = {"get_weather": {"city": {"type": "string"}, "days": {"type": "integer"}, "at": {"type": "object"}}}
     for special in (False, True):
