@@ -156,6 +156,9 @@ class ChatRequest(Generation, frozen=True, kw_only=True):
     audio: Any = None
     chat_template_kwargs: dict[str, Any] | None = None
     """For the template's own switches (vLLM's and SGLang's name)."""
+    chat_template: str | None = None
+    continue_final_message: bool | None = None
+    """Of vLLM's, these two would make another prompt of it."""
     enable_thinking: bool | None = None
     """Whether it reasons before it answers, however hard (DashScope's name)."""
 
@@ -276,6 +279,10 @@ def check_chat(call: ChatRequest) -> ChatRequest:
         _refuse("web_search_options")
     if call.moderation is not None:
         _refuse("moderation")
+    if call.chat_template:
+        _refuse("chat_template", "the model's own is used")
+    if call.continue_final_message:
+        _refuse("continue_final_message", "an answer is a turn of its own")
     call.tooling()
     for i, message in enumerate(call.messages):
         if not message.is_plain:
