@@ -103,6 +103,7 @@ async def serve(
     """
     stop, house_doors = Stop(), Doors()
     switch_by_signal()
+    look_at(config, environ)
     with contextlib.ExitStack() as stack:
         sockets = doors.listen(config.server)
         for bound in sockets:
@@ -113,6 +114,15 @@ async def serve(
                 announce(f"Penstock ready on {doors.url_of(config.server, sockets[0])}")
                 await stop.asked.wait()
             await drain(gw, house_doors, stop)
+
+
+def look_at(config: Settings, environ: Mapping[str, str]) -> None:
+    """Raises those of BAD_STARTS that the settings alone give rise to: before a first start has shown its keys."""
+    if config.server.tls_cert:
+        Certificate(config.server)
+    webhooks.secret_of(config.billing, environ)
+    sinks.receivers(config, environ)
+    order_of(config, environ)
 
 
 def show(born: Born | None, announce: Callable[[str], None]) -> None:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
-from gateway import app, doors, log_level, store, webhooks, workers
+from gateway import app, doors, log_level, store, workers
 from gateway.bootstrap import bootstrap
 from gateway.clock import Clock
 from gateway.crew import Crew
@@ -56,7 +56,7 @@ async def serve(
         stop.asked.set()
 
     # What each of the gateways would refuse is refused once, before anything has begun.
-    webhooks.secret_of(config.billing, environ)
+    app.look_at(config, environ)
     await Redis(config.redis, clock).close()
     async with contextlib.AsyncExitStack() as stack:
         reserved = doors.reserve(config.server)
