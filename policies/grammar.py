@@ -12,6 +12,9 @@ from policies.wire import Grammar
 MAX_BLANKS = 64
 WHITESPACE = rf"[ \t\n\r]{{1,{MAX_BLANKS}}}"
 """Between the parts of a JSON text; a model that has nothing to say would write blanks until it is cut."""
+_TEXTS = re.compile(r'"(?:\\.|[^"\\\n])*"?|/(?:\\.|[^/\\\n])*/?')
+"""In Lark, what stands for itself."""
+_MARK = re.compile(r"[<\[][^<>\[\]]+[>\]]")
 MAX_NESTING = 100
 """Levels of a schema, each object, list and schema counted; llguidance reads 128."""
 
@@ -35,6 +38,12 @@ def spelled(grammar: Grammar) -> str:
             texts = " | ".join(json.dumps(text, ensure_ascii=False) for text in read_choice(grammar.source))
             # One lexeme: as alternatives of a rule, more than 2,000 would be too many for a row of the parser.
             return f"start: CHOICE\nCHOICE: {texts}"
+
+
+def marks_in(grammar: Grammar) -> list[str]:
+    """What may be called as a special token is in what answers may have to say; not the special tokens of Lark."""
+    texts = _TEXTS.findall(grammar.source) if grammar.kind == "lark" else [grammar.source]
+    return _MARK.findall(" ".join(texts).replace("\\", ""))
 
 
 def read_schema(source: str) -> dict[str, Any]:

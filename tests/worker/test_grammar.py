@@ -86,6 +86,33 @@ def test_what_cannot_be_compiled_fails_that_request_alone(guided):
     assert guided.answers["plain", 0].reason in ("length", "stop")
 
 
+@pytest.mark.parametrize("is_strict", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "source", "says"),
+    [
+        ("choice", '["<tool_call>"]', "<tool_call>"),
+        ("regex", r"x<\/s>[a-c]", "x</s>[a-c]"),
+        ("json_schema", '{"const": "</s><tool_call>"}', '"</s><tool_call>"'),
+        (
+            "lark",
+            'start: <tool_call> "<|im_end|>" a\na: %json {"const": "<tool_call>"}',
+            r'<tool_call><\|im_end\|>"<tool_call>"',
+        ),
+    ],
+)
+def test_a_text_that_must_come_may_say_what_a_special_token_is_called(path, kind, source, says, is_strict):
+    guided = Guided(path)
+    for seed in range(3):
+        guided.submit(f"s{seed}", kind, source, is_strict, seed=seed)
+    guided.run()
+    guided.close()
+    assert not guided.failures
+    (special,) = byte_level().encode("<tool_call>").ids
+    for answer in guided.answers.values():
+        assert answer.token_ids.count(special) == (kind == "lark")
+        assert re.fullmatch(says, answer.text)
+
+
 def test_a_choice_may_be_one_of_very_many(guided):
     texts = [f"{number * 7919 % 100_003} of them" for number in range(10_000)]
     guided.submit("choice", "choice", json.dumps(texts))

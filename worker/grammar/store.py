@@ -17,7 +17,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from policies import wire
 from policies.expressions import read
-from policies.grammar import NotReadable, schemas_of, spelled
+from policies.grammar import NotReadable, marks_in, schemas_of, spelled
 from policies.holding import KeptGrammars
 from policies.schemas import bound, patterns_of
 from policies.terms import Sampling
@@ -30,6 +30,7 @@ from worker.grammar.lengths import Counted
 from worker.grammar.nodes import KeptMasks
 from worker.grammar.places import Places, places_of
 from worker.grammar.trail import Trail
+from worker.grammar.vocabulary import marks_of, without_marks
 
 MAX_SOURCE_CHARS = 4 << 20
 MAX_END_TOKENS = 4096
@@ -81,6 +82,9 @@ class Grammars:
         self._reading = Lock()
         """Of what takes up to seconds: the step loop never waits for this one."""
         self._vocabulary: LLTokenizer | None = None
+        self._marks: frozenset[str] = frozenset()
+        self._plain: LLTokenizer | None = None
+        """For grammars whose texts say what marks are called, which the other would take for the marks."""
         self._probes: list[int] = []
         self._counted: Counted | None = None
         self._ends: Ends | None = None
@@ -212,6 +216,8 @@ class Grammars:
         vocabulary = self._tokens()
         if len(grammar.source) > MAX_SOURCE_CHARS:
             raise Unguided(f"the grammar has {len(grammar.source)} characters; {MAX_SOURCE_CHARS} are allowed")
+        if not self._marks.isdisjoint(marks_in(grammar)):
+            vocabulary = self._plain_tokens(vocabulary)
         try:
             text = spelled(grammar)
         except NotReadable as error:
@@ -244,7 +250,14 @@ class Grammars:
                 probes = [self._vocabulary.tokenize_bytes(probe) for probe in PROBES]
                 self._probes = [found[0] for found in probes] if all(probes) else []
                 self._counted = Counted.of(self._vocabulary)
+                self._marks = marks_of(self._vocabulary)
             return self._vocabulary
+
+    def _plain_tokens(self, vocabulary: LLTokenizer) -> LLTokenizer:
+        with self._reading:
+            if self._plain is None:
+                self._plain = without_marks(vocabulary)
+            return self._plain
 
     def _ends_of(self, vocabulary: LLTokenizer) -> Ends:
         with self._reading:

@@ -47,6 +47,31 @@ def read_vocabulary(path: Path, num_logits: int, eos_token_ids: Iterable[int]) -
         raise NoVocabulary(f"its tokenizer cannot be read for grammars: {str(error)[:300]}") from error
 
 
+def marks_of(vocabulary: LLTokenizer) -> frozenset[str]:
+    """What its special tokens are called."""
+    return frozenset(vocabulary.decode_bytes([each]).decode(errors="replace") for each in _specials(vocabulary))
+
+
+def without_marks(vocabulary: LLTokenizer) -> LLTokenizer:
+    """The same tokens; but where a text says what a special token is called, it is a text. It cuts texts greedily."""
+    specials = set(_specials(vocabulary))
+    tokens = {
+        token_id: (_SPECIAL if token_id in specials else b"") + vocabulary.decode_bytes([token_id])
+        for token_id in range(vocabulary.vocab_size)
+        if token_id in specials or not vocabulary.is_special_token(token_id)
+    }
+    return made(tokens, vocabulary.vocab_size, vocabulary.eos_tokens)
+
+
+def _specials(vocabulary: LLTokenizer) -> list[int]:
+    """Those that have names."""
+    return [
+        token_id
+        for token_id in range(vocabulary.vocab_size)
+        if vocabulary.is_special_token(token_id) and vocabulary.decode_bytes([token_id]) != b"<[%d]>" % token_id
+    ]
+
+
 def spelt(path: Path) -> dict[int, bytes]:
     """The bytes of each token of such a model, none where its tokenizer cannot be read; special ones are marked."""
     try:
