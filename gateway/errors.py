@@ -149,7 +149,7 @@ class InUse(GatewayError):
 
 
 class BodyTooLarge(GatewayError):
-    """The body is longer than ``server.max_body_bytes``."""
+    """The body is longer than ``server.max_body_bytes``, or a file, or a part of one, than it may be."""
 
     status, type, code = 413, "invalid_request_error", "request_too_large"
 
