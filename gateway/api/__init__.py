@@ -1,5 +1,5 @@
-"""/v1 and the health of the house: a file for each endpoint. ``chat`` is the whole journey, the others are its
-variations."""
+"""/v1 and the health of the house: a file for each endpoint. ``chat`` and ``answer`` are the whole journey, the others
+its variations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""POST /v1/chat/completions: the whole journey of a request."""
+"""POST /v1/chat/completions: the journey of a request to its prompt in tokens. From there ``answer`` leads on."""
 
 from __future__ import annotations
 
