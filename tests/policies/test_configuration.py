@@ -28,6 +28,16 @@ def test_every_key_is_in_the_documented_file():
     assert keys - {"engine", "speculation", "grammars"} <= {line.split(" = ")[0] for line in text.splitlines()}
 
 
+def test_every_key_in_the_documented_file_says_what_it_is():
+    section, silent = "", []  # of classes the first one has words
+    for line in (ROOT / "config.toml").read_text().splitlines():
+        if line.startswith("["):
+            section = line.partition("]")[0].removeprefix("[")
+        elif " = " in line and not line.startswith("#") and " # " not in line:
+            silent.append((section, line))
+    assert [each for each in silent if each[0] not in ("classes.standard", "classes.batch")] == []
+
+
 def test_every_key_of_an_upstream_is_documented_with_its_default():
     lines = (ROOT / "config.toml").read_text().split("# [[upstreams]]")[1].splitlines()
     documented = "[[upstreams]]\n" + "\n".join(line.removeprefix("# ") for line in lines if " = " in line)
