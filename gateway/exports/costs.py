@@ -118,9 +118,9 @@ class Day:
             if sums is None:
                 sums = groups[group] = Sums()
             sums.requests += 1
-            if entry.cost_micros or entry.num_prompt_tokens or entry.num_completion_tokens or group.is_correction:
+            if entry.is_owed:
                 sums.owing += 1
-                sums.engine_us += entry.engine_us  # what failed owes nothing, whatever it took
+                sums.engine_us += entry.engine_us
             sums.prompt += entry.num_prompt_tokens
             sums.cached += entry.num_cached_tokens
             sums.completion += entry.num_completion_tokens

@@ -74,6 +74,12 @@ class Entry(msgspec.Struct, frozen=True, array_like=True):
     counted_by: CountedBy | None = None
     """Whose count the tokens are, where an upstream answered."""
 
+    @property
+    def is_owed(self) -> bool:
+        """What failed before anything of it was delivered owes nothing, whatever it took."""
+        has_tokens = self.num_prompt_tokens or self.num_completion_tokens
+        return bool(has_tokens or self.cost_micros or self.corrects is not None)
+
 
 assert Entry.__struct_fields__ == tuple(store.ledger.c.keys())
 

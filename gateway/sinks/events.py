@@ -50,9 +50,11 @@ class Kind(Protocol):
 
 
 def events_of(entry: Entry, customer: str, sink: Sink) -> list[Event]:
-    """All that the row has to say."""
+    """All that the row has to say: to those who count, what is owed."""
     if sink.kind == "webhook":
         return [Event(id_of(entry, "row"), customer, "", "row", 0, entry)]
+    if not entry.is_owed:
+        return []
     usage = Usage(
         entry.num_prompt_tokens, entry.num_cached_tokens, entry.num_completion_tokens, entry.num_reasoning_tokens
     )

@@ -248,6 +248,16 @@ def test_ids_follow_from_the_row_and_have_their_bound():
     assert len(id_of(an_entry(request_id="r" * 200), "prompt")) <= 100
 
 
+def test_what_failed_counts_as_nothing():
+    nothing = {"num_prompt_tokens": 0, "num_cached_tokens": 0, "num_completion_tokens": 0}
+    failed = an_entry(status=503, finish_reason="error", engine_us=1000, **nothing)
+    counting = a_sink("lago", meters={"completion": "c", "request": "r", "engine_us": "e"})
+    assert events_of(failed, "north", counting) == []
+    assert [event.entry for event in events_of(failed, "north", a_sink("webhook"))] == [failed]
+    broken_off = msgspec.structs.replace(failed, num_prompt_tokens=5, num_completion_tokens=1)
+    assert [event.value for event in events_of(broken_off, "north", counting)] == [1, 1, 1000]
+
+
 def test_an_answer_from_the_exact_cache_counts_as_such():
     sink = a_sink("lago", meters={"prompt": "p", "completion": "c", "cache_hit": "h", "request": "r"})
     found = events_of(an_entry(cache="hit"), "c", sink)
