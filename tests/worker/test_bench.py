@@ -7,12 +7,15 @@ import json
 import re
 
 import pytest
+import torch
 from click.testing import CliRunner
 
 from benchmarks import engine_coded, engine_host, engine_probe
+from tests.worker import tiny
 from worker.bench import checkpoint, measures
 from worker.bench.command import main
 from worker.bench.measures import Round, Timeline
+from worker.bench.peer import Transformers
 from worker.models import SHAPES, ModelError, load_decoder, read_architecture
 from worker.native import library
 from worker.runner import Runner
@@ -43,6 +46,17 @@ def bench(*arguments: str) -> dict:
     done = CliRunner().invoke(main, ["--shape", "S", "--json", "--rounds", "2", *arguments], catch_exceptions=False)
     assert done.exit_code == 0, done.output
     return json.loads(done.stdout)
+
+
+def test_a_peer_computes_by_what_torch_chooses_whatever_a_worker_does(tmp_path):
+    pytest.importorskip("transformers")
+    tiny.checkpoint(tmp_path, "LlamaForCausalLM")
+    peer, seen, choice = Transformers(tmp_path, "float32", "cpu", 16), [], torch.backends.cuda
+    peer._model.register_forward_pre_hook(lambda *_: seen.append(choice.cudnn_sdp_enabled()))
+    choice.enable_cudnn_sdp(False)
+    peer.generate([[3, 4], [5, 6]], 2)
+    assert seen == [True, True]
+    assert not choice.cudnn_sdp_enabled()
 
 
 def test_a_race_against_transformers_counts_every_token_and_draws_its_picture(tmp_path):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -17,6 +19,17 @@ Prompts = list[list[int]]
 
 class PeerError(Exception):
     """The peer cannot be measured here; the message says why."""
+
+
+@contextmanager
+def _by_any_attention() -> Iterator[None]:
+    """Whichever of torch's it would take if no worker were here, who goes without one: see device_of."""
+    was_enabled = torch.backends.cuda.cudnn_sdp_enabled()  # type: ignore[no-untyped-call]
+    torch.backends.cuda.enable_cudnn_sdp(True)
+    try:
+        yield
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(was_enabled)
 
 
 class Transformers:
@@ -36,6 +49,7 @@ class Transformers:
         self._num_blocks = 2 * -(-max_total_tokens // _PAGE) + 2
         self.version: str = transformers.__version__
 
+    @_by_any_attention()
     def generate(self, prompts: Prompts, num_output_tokens: int) -> Round:
         """One static batch of prompts of equal length."""
         input_ids = torch.tensor(prompts, device=self._model.device)
@@ -57,6 +71,7 @@ class Transformers:
         timelines = [Timeline(began_at, token_ats) for _ in prompts]
         return measures.round_of(timelines, duration_s, len(prompts) * num_output_tokens)
 
+    @_by_any_attention()
     def generate_batch(self, prompts: Prompts, num_output_tokens: int) -> Round:
         """Its continuous batching, the manager kept between rounds."""
         began_at = perf_counter()
