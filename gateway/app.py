@@ -95,13 +95,15 @@ async def serve(
     announce: Callable[[str], None],
     launcher: Launcher | None = None,
     owner: Owner | None = None,
+    stop: Stop | None = None,
 ) -> None:
     """Answers requests until a signal asks it to stop, then lets the running ones finish.
 
-    ``announce`` gets the lines for standard output; ``launcher`` and ``owner``: as for ``Dispatch``. Raises one of
-    BAD_STARTS, and NothingToServe when what is wrong has been said on standard error already.
+    ``announce`` gets the lines for standard output; ``launcher`` and ``owner``: as for ``Dispatch``; ``stop``: one
+    that hears signals already. Raises one of BAD_STARTS, and NothingToServe when what is wrong has been said on
+    standard error already.
     """
-    stop, house_doors = Stop(), Doors()
+    stop, house_doors = stop or Stop(), Doors()
     switch_by_signal()
     look_at(config, environ)
     with contextlib.ExitStack() as stack:

@@ -89,13 +89,17 @@ class Doors:
 
 
 class Stop:
-    """SIGTERM or Ctrl-C: the first asks to finish, the second to hurry."""
+    """SIGTERM or Ctrl-C: the first asks to finish, the second to hurry. The end of the terminal (SIGHUP) asks to
+    finish, unless whoever started us wants it to be nothing to us (nohup)."""
 
     def __init__(self) -> None:
         self.asked = asyncio.Event()
         self.urgent = asyncio.Event()
+        loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(number, self._heard)
+            loop.add_signal_handler(number, self._heard)
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+            loop.add_signal_handler(signal.SIGHUP, self.asked.set)
 
     def _heard(self) -> None:
         (self.urgent if self.asked.is_set() else self.asked).set()

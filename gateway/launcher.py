@@ -66,6 +66,7 @@ class Launcher:
             stdin=asyncio.subprocess.PIPE,
             stdout=2,  # our own standard output belongs to the ready line
             env=environment(),
+            start_new_session=True,  # Ctrl-C, and the terminal's end, are for us, who then tell it
         )
 
 

@@ -45,9 +45,10 @@ async def serve(
     environ: Mapping[str, str],
     announce: Callable[[str], None],
     launcher: Launcher | None = None,
+    stop: Stop | None = None,
 ) -> None:
     """As ``app.serve``, with ``server.processes`` gateways; raises what it raises."""
-    stop, clock = Stop(), Clock()
+    stop, clock = stop or Stop(), Clock()
     is_hopeless = False
 
     def give_up() -> None:

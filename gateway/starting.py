@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import Any, get_args
@@ -40,6 +41,9 @@ def serve(
     data_dir: str | None,
 ) -> None:
     """Start the gateway and its workers; a line on standard output says when the first model can answer."""
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):  # until ``doors.Stop`` hears them
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, lambda signum, frame: os._exit(0))  # nothing has begun yet
     chosen: dict[str, Any] = {
         "server.host": host,
         "server.port": port,
@@ -55,26 +59,29 @@ def serve(
     from gateway import telemetry
 
     telemetry.log_to_stderr(loaded.log)
-    try:
-        uvloop.run(serving(loaded))
-    except KeyboardInterrupt:
-        sys.exit(130)
+    uvloop.run(serving(loaded))
 
 
 async def serving(loaded: settings.Settings) -> None:
     """Until a signal ends it. What is imported here takes as long as what a worker imports, and both are done at
     once."""
+    import asyncio
+
+    from gateway.doors import Stop
     from gateway.launcher import Launcher
 
-    launcher = Launcher()
+    stop, launcher = Stop(), Launcher()
     async with launcher.ahead(list(loaded.models.values())):
         with importing():
             from gateway import app, processes
             from gateway.dispatch import NothingToServe
 
+        await asyncio.sleep(0)  # what was asked while modules were loaded is heard
+        if stop.asked.is_set():
+            return
         serve_all = processes.serve if loaded.server.processes > 1 else app.serve
         try:
-            await serve_all(loaded, os.environ, click.echo, launcher)
+            await serve_all(loaded, os.environ, click.echo, launcher, stop=stop)
         except app.BAD_STARTS as error:
             fail(str(error))
         except NothingToServe:

@@ -22,7 +22,8 @@ NICENESS = 19
 
 def main() -> None:
     order = msgspec.json.decode(sys.argv[1], type=Order)
-    for number in (signal.SIGINT, signal.SIGTERM):  # of a terminal, to all that belong to it: the gateway goes first
+    # Of a terminal, to all that belong to it: the gateway goes first.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     with contextlib.suppress(OSError):
         os.nice(NICENESS)

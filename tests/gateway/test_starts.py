@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
+import urllib.request
 from pathlib import Path
 
 import pytest
 
-from tests.gateway.test_cli import penstock
+from tests.builders import PATIENCE_S
+from tests.gateway.test_cli import ENVIRON, penstock
 
 WRONG = {
     "server.tls_cert": "[server]\ntls_cert = 'none.pem'\ntls_key = 'none.pem'",
@@ -32,3 +38,46 @@ def test_a_start_that_its_settings_keep_from_beginning_makes_no_keys(tmp_path: P
     assert said in done.stderr
     assert len(done.stderr.splitlines()) == 1
     assert not (tmp_path / "data").exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_while_modules_are_loaded_is_a_stop_without_a_word(tmp_path: Path, number: signal.Signals):
+    process = subprocess.Popen(
+        [sys.executable, "-m", "gateway", "serve", "--port", "0"],
+        cwd=tmp_path,
+        env=ENVIRON,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    while not (workers := children.read_text().split()):  # the first is begun before most modules are loaded
+        assert process.poll() is None
+    os.killpg(process.pid, number)  # as a terminal does
+    assert process.communicate(timeout=PATIENCE_S) == ("", "")
+    assert process.returncode == 0
+    assert not any(Path(f"/proc/{worker}").exists() for worker in workers)
+
+
+def test_nohup_is_heeded(tmp_path: Path):
+    process = subprocess.Popen(
+        ["nohup", sys.executable, "-m", "gateway", "serve", "--port", "0"],
+        cwd=tmp_path,
+        env=ENVIRON,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        url = next(line for line in process.stdout if line.startswith("Penstock ready")).split()[-1]
+        process.send_signal(signal.SIGHUP)
+        with urllib.request.urlopen(f"{url}/healthz", timeout=PATIENCE_S) as answer:
+            assert answer.status == 200
+        process.terminate()
+        assert process.wait(PATIENCE_S) == 0
+    finally:
+        process.kill()
+        process.communicate()

@@ -150,10 +150,11 @@ def test_a_first_start_makes_keys_and_a_second_start_keeps_them(tmp_path):
         assert second.answer()
 
 
-def test_a_stop_lets_a_running_stream_finish(tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+def test_a_stop_lets_a_running_stream_finish(tmp_path, number):
     with serving(tmp_path) as house:
         with house.story(max_tokens=400) as stream:
-            house.process.send_signal(signal.SIGINT)
+            house.process.send_signal(number)
             assert events(stream)[-1] == b"[DONE]"
         assert house.wait() == 0
 
