@@ -131,6 +131,10 @@ class Dispatch:
     def models(self) -> list[ServedModel]:
         return [ServedModel(name, self._created, self.residence.state(name)) for name in self._lines]
 
+    def given_up(self) -> list[str]:
+        """Models of the settings that are not served; why was said when that was found."""
+        return [name for name in self._config.models if name not in self._lines]
+
     def adapters(self) -> list[ServedModel]:
         """Each as a model of its own."""
         return [

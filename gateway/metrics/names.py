@@ -273,7 +273,11 @@ OURS = (
     _counter("penstock_spans_total", "By outcome: exported, dropped for want of room, or failed to export.", "outcome"),
     _histogram("penstock_event_loop_lag_seconds", "How late the event loop's timers are.", buckets=LAG_S),
     _gauge(
-        "penstock_workers", "Places for workers by state: starting, ready or resting.", "model", "state", merge="one"
+        "penstock_workers",
+        "Places for workers by state: starting, ready or resting; given_up: the model is not served.",
+        "model",
+        "state",
+        merge="one",
     ),
     _counter(
         "penstock_worker_lives_total", "Processes or connections that have filled a place.", *_ENGINE, merge="max"

@@ -82,6 +82,8 @@ def _queues(gw: Gateway) -> Iterator[Sample]:
 
 
 def _workers(gw: Gateway) -> Iterator[Sample]:
+    for model in gw.dispatch.given_up():
+        yield Sample("penstock_workers", (model, "given_up"), 1)
     resting = gw.gateways.resting
     for model, worker, _ in gw.dispatch.seated():
         facts, stats = worker.facts, worker.stats

@@ -308,6 +308,8 @@ async def test_a_broken_model_beside_a_good_one_does_not_keep_it_from_serving(tm
     async with serving(cwd=tmp_path) as house:
         async with aiohttp.ClientSession() as session, session.get(f"{house.url}/readyz") as response:
             assert (await response.json())["models"] == {"demo": "ready"}
+        async with aiohttp.ClientSession() as session, session.get(f"{house.url}/metrics") as response:
+            assert 'penstock_workers{model="broken",state="given_up"} 1' in await response.text()
         status, told = await house.end(signal.SIGTERM)
     assert status == 0
     assert "penstock: model broken: there is no directory ./nowhere" in told
