@@ -160,7 +160,7 @@ def serve(**options: Any) -> None:
         raise click.UsageError("--rate and --trace are two ways to say when requests are due; give one.")
     try:
         if chosen.plot_path:
-            plot.check()
+            plot.check(chosen.plot_path)
         dues = chosen.schedule()
     except (plot.PlotError, TraceError, OSError, UnicodeDecodeError) as error:
         fail(str(error))

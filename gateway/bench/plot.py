@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,17 +18,22 @@ class PlotError(Exception):
     """The picture cannot be drawn; the message says what to do."""
 
 
-def check() -> None:
-    """Raises PlotError where matplotlib is missing: before the load, not after it."""
+def check(path: Path) -> None:
+    """Raises PlotError where matplotlib is missing, or ``path`` will not do: before the load, not after it."""
     try:
-        import matplotlib  # noqa: F401
+        from matplotlib.backend_bases import FigureCanvasBase
     except ImportError:
         raise PlotError("--plot needs matplotlib, which is not installed: pip install 'penstock[plot]'") from None
+    known = FigureCanvasBase.get_supported_filetypes()
+    if path.suffix and path.suffix[1:].lower() not in known:
+        raise PlotError(f"cannot write the picture to {path}: its ending is none of {', '.join(sorted(known))}")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise PlotError(f"cannot write the picture to {path}: no file can be written there")
 
 
 def draw(outcomes: Sequence[Outcome], title: str, subtitle: str, path: Path) -> None:
     """Writes a PNG of two by two panels to ``path``. Raises PlotError where that cannot be done."""
-    check()
+    check(path)
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import signal
+import subprocess
 import sys
 from array import array
 from itertools import pairwise
@@ -367,3 +368,17 @@ async def test_an_interrupted_run_prints_what_was_measured():
 def test_a_picture_of_failures_alone_can_be_drawn(tmp_path):
     plot.draw([Outcome(0.0, finished_at=1.0, error="timed out")], "0 tokens/s", "nothing worked", tmp_path / "none.png")
     assert (tmp_path / "none.png").stat().st_size > 1000
+
+
+@pytest.mark.parametrize("command", ["serve", "engine"])
+@pytest.mark.parametrize("name", ["nowhere/run.png", "run.doc"])
+def test_a_picture_that_cannot_be_written_is_refused_before_anything_is_measured(tmp_path, command, name):
+    done = subprocess.run(
+        [sys.executable, "-m", "gateway", "bench", command, "--plot", tmp_path / name],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"cannot write the picture to {tmp_path / name}: " in done.stderr
+    assert len(done.stderr.splitlines()) == 1

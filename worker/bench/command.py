@@ -87,7 +87,7 @@ def main(**options: Any) -> None:
         if options["plot_path"]:
             if options["shared_prefix"]:
                 raise click.UsageError("--shared-prefix has no picture.")
-            plot.check()
+            plot.check(options["plot_path"])
         with _directory(options) as (name, directory):
             run = _stalls if options["stall"] else _shared_prefix if options["shared_prefix"] else _race
             report = run(name, directory, options)
