@@ -91,6 +91,9 @@ def _checked(raw: dict[str, Any], environ: Mapping[str, str], overrides: Mapping
     for name, served in settings.models.items():
         if not served.replicas and not served.addresses:
             raise _Fault(f"models.{name}", "it has neither replicas nor addresses, so nothing can answer for it")
+        for number, address in enumerate(served.addresses):
+            if not re.fullmatch(r"unix:.+|tcp:.+:[0-9]{1,5}", address) or _port_of(address) > 65535:
+                raise _Fault(f"models.{name}.addresses[{number}]", 'it is neither "unix:/path" nor "tcp:host:port"')
     _check_server(settings.server)
     _check_devices(settings)
     _check_residency(settings)
@@ -101,6 +104,11 @@ def _checked(raw: dict[str, Any], environ: Mapping[str, str], overrides: Mapping
     for number, field, what in upstreams.faults_of(settings.upstreams, settings.models):
         raise _Fault(f"upstreams[{number}].{field}", what)
     return settings
+
+
+def _port_of(address: str) -> int:
+    """0 where it has none."""
+    return int(address.rpartition(":")[2]) if address.startswith("tcp:") else 0
 
 
 def _check_server(server: Server) -> None:

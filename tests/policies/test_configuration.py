@@ -114,6 +114,10 @@ def numbers_of(table, path=()):
             "[models.a.engine]\nblok_size = 1",
             "unknown key models.a.engine.blok_size; did you mean models.a.engine.block_size?",
         ),
+        *(
+            (f"[models.a]\naddresses = ['unix:/a', '{address}']", "models.a.addresses[1]: it is neither")
+            for address in ("nowhere", "unix:", "tcp:host", "tcp::1", "tcp:host:70000", "http://host:80")
+        ),
         ("[models.a]\nreplicas = 0", "models.a: it has neither replicas nor addresses"),
         ("[engine]\ndtype = 'int3'", "engine.dtype"),
         ("[engine", "not valid TOML"),
