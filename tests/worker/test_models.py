@@ -50,6 +50,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "llama, a KV head each": ("LlamaForCausalLM", {"num_key_value_heads": 4, "hidden_act": "gelu"}),
+    "llama, another family's word": ("LlamaForCausalLM", {"hidden_activation": "gelu_pytorch_tanh"}),
     "llama, linear rope": ("LlamaForCausalLM", rope("linear", factor=4.0)),
     "llama, dynamic rope": ("LlamaForCausalLM", rope("dynamic", factor=4.0)),
     "llama, llama3 rope": (

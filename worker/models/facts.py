@@ -32,7 +32,7 @@ def common(fields: Fields, windows: tuple[int, ...] = ()) -> dict[str, Any]:
             f" cannot share {num_kv_heads} key-value heads evenly"
         )
     head_dim = fields.positive("head_dim", hidden_size // num_heads)
-    activation = fields.text("hidden_activation", fields.text("hidden_act", "silu"))
+    activation = fields.text("hidden_act", "silu")
     if activation not in _ACTIVATIONS:
         raise ModelError(f"the activation {activation} of this {fields.architecture} is not supported")
     return {

@@ -271,6 +271,8 @@ def _gemma(fields: Fields, kinds: list[str]) -> dict[str, Any]:
     if fields.flag("use_bidirectional_attention", False):
         raise ModelError(f"this {fields.architecture} attends in both directions, which does not generate text")
     window = fields.positive("sliding_window")
+    # What others' files have under this name nobody reads.
+    fields = Fields({**fields.raw, "hidden_act": fields.raw["hidden_activation"]}, fields.architecture, fields.place)
     return {
         **common(fields, windows=tuple(window if kind == "sliding_attention" else 0 for kind in kinds)),
         "attention_scale": fields.positive("query_pre_attn_scalar") ** -0.5,
