@@ -51,13 +51,17 @@ def test_a_signal_while_modules_are_loaded_is_a_stop_without_a_word(tmp_path: Pa
         text=True,
         start_new_session=True,
     )
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
-    while not (workers := children.read_text().split()):  # the first is begun before most modules are loaded
-        assert process.poll() is None
-    os.killpg(process.pid, number)  # as a terminal does
-    assert process.communicate(timeout=PATIENCE_S) == ("", "")
-    assert process.returncode == 0
-    assert not any(Path(f"/proc/{worker}").exists() for worker in workers)
+    try:
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+        while not (workers := children.read_text().split()):  # the first is begun before most modules are loaded
+            assert process.poll() is None
+        os.killpg(process.pid, number)  # as a terminal does
+        assert process.communicate(timeout=PATIENCE_S) == ("", "")
+        assert process.returncode == 0
+        assert not any(Path(f"/proc/{worker}").exists() for worker in workers)
+    finally:
+        process.kill()
+        process.communicate()
 
 
 def test_nohup_is_heeded(tmp_path: Path):
