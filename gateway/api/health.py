@@ -14,12 +14,14 @@ async def alive(request: web.Request) -> web.Response:
 
 
 async def ready(request: web.Request) -> web.Response:
-    """200 while a model can answer, if need be as soon as it is loaded, and new requests are let in, else 503; with the
-    state of each model."""
+    """200 while a model can answer, if need be as soon as it is loaded, and new requests are let in, else 503 (also
+    while the ledger cannot be written); with the state of each model."""
     gw = request.app[GATEWAY]
     models = {model.name: model.state for model in gw.upstreams.models()}
     if gw.dispatch.draining:
         status, code = "draining", 503
+    elif not gw.ledger.has_room:
+        status, code = "ledger_behind", 503
     elif {"ready", "unloaded", "unloading"} & set(models.values()):
         status, code = "ready", 200
     else:

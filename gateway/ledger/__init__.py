@@ -102,6 +102,15 @@ class Ledger:
             )
 
     @property
+    def has_room(self) -> bool:
+        """``check_room`` raises nothing."""
+        try:
+            self.check_room()
+        except LedgerBehind:
+            return False
+        return True
+
+    @property
     def is_failing(self) -> bool:
         """The last try to write failed, and it is tried again."""
         return self._is_failing

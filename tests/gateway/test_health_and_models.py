@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import sqlite3
 from typing import Any
 
 import openai
 import pytest
 
 from gateway.anthropic import ModelInfo, ModelQuery, page_of
+from tests.builders import PATIENCE_S
 from tests.gateway.conftest import KEY, Front
 
 
@@ -97,6 +101,32 @@ async def test_health_needs_no_key_and_readiness_a_worker(front: Front):
     await front.lost()
     assert await ask("/healthz") == (200, {"status": "ok"})
     assert await ask("/readyz") == (503, {"status": "starting", "models": {"demo": "starting"}})
+
+
+async def test_who_cannot_write_the_ledger_is_not_ready(open_front, monkeypatch):
+    monkeypatch.setattr("gateway.ledger.writers.PRAGMAS", ("busy_timeout = 1",))
+
+    async def ready(front: Front, wanted: str) -> int:
+        async with asyncio.timeout(PATIENCE_S):
+            while True:
+                async with front.http.get(f"{front.url}/readyz") as answer:
+                    if (await answer.json())["status"] == wanted:
+                        return answer.status
+                await asyncio.sleep(0.01)
+
+    async with open_front() as front:
+        assert await ready(front, "ready") == 200
+        another = sqlite3.connect(front.gw.store.database, isolation_level=None, check_same_thread=False)
+        with contextlib.closing(another) as other:
+            await asyncio.to_thread(other.execute, "BEGIN IMMEDIATE")  # whoever writes now may end meanwhile
+            answering = front.chat()
+            front.peer.say(await front.peer.submitted(), [3], "stop")
+            assert await ready(front, "ledger_behind") == 503
+            status, body, _ = await front.post("/v1/completions", {"model": "demo", "prompt": "x"})
+            assert (status, body["error"]["code"]) == (503, "server_is_overloaded")
+            other.execute("ROLLBACK")
+        await answering
+        assert await ready(front, "ready") == 200
 
 
 async def test_a_model_without_a_worker_is_unavailable_for_now(front: Front):
