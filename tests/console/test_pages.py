@@ -114,6 +114,17 @@ def shown(console, title: str) -> None:
     console.settled()
 
 
+def test_long_names_leave_room_for_what_is_said_of_them(open_console, house):
+    tenant = posted(house, "/admin/v1/tenants", {"name": "Research " * 10}, house.admin_key)
+    key = posted(house, "/admin/v1/keys", {"tenant_id": tenant["id"], "name": "k"}, house.admin_key)["key"]
+    asked(house, "Tell me a story about a fox.", key=key)
+    console = open_console(width=1280)
+    console.sign_in()
+    table = console.page.get_by_role("table", name="Tenants")
+    table.get_by_role("link", name="Research Research").wait_for()
+    assert table.evaluate("table => table.parentElement.scrollWidth - table.parentElement.clientWidth") == 0
+
+
 def test_a_fleet_with_more_workers_than_colours_is_drawn_as_three_lines(open_console, house):
     console = open_console()
     console.page.route(re.compile("/admin/v1/live"), lambda route: route.fulfill(**fleet_of_seven(house)))
