@@ -135,14 +135,33 @@ def test_a_fleet_with_more_workers_than_colours_is_drawn_as_three_lines(open_con
     assert console.wrong == []
 
 
+def test_a_clock_that_was_set_back_does_not_stop_the_view(open_console, house):
+    now = snapshot_of(house)
+    (worker,) = now["workers"]
+    then = {**now, "at": now["at"] - 3600, "num_open": 7, "workers": [{**worker, "name": "demo-then"}]}
+    console = open_console()
+    console.page.route(re.compile("/admin/v1/live"), lambda route: route.fulfill(**stream_of(now, then)))
+    console.sign_in()
+    console.page.get_by_role("table", name="Workers").get_by_text("demo-then").wait_for()
+    assert console.page.locator(".tiles").get_by_text("7", exact=True).is_visible()
+
+
 def fleet_of_seven(house) -> dict:
     """One snapshot as it came, but with workers that have a tenth to seven tenths of their blocks in use."""
+    snapshot = snapshot_of(house)
+    (worker,) = snapshot["workers"]
+    shares = [{"name": f"demo-{number}", "num_blocks": 10, "num_used_blocks": number} for number in range(1, 8)]
+    return stream_of({**snapshot, "workers": [{**worker, **each} for each in shares]})
+
+
+def snapshot_of(house) -> dict:
     request = urllib.request.Request(
         f"{house.url}/admin/v1/live?history=0", headers={"authorization": f"Bearer {house.admin_key}"}
     )
     with urllib.request.urlopen(request) as stream:
-        snapshot = next(json.loads(line[6:]) for line in stream if line.startswith(b"data: "))
-    (worker,) = snapshot["workers"]
-    shares = [{"name": f"demo-{number}", "num_blocks": 10, "num_used_blocks": number} for number in range(1, 8)]
-    snapshot["workers"] = [{**worker, **each} for each in shares]
-    return {"content_type": "text/event-stream", "body": f"data: {json.dumps(snapshot)}\n\n"}
+        return next(json.loads(line[6:]) for line in stream if line.startswith(b"data: "))
+
+
+def stream_of(*snapshots: dict) -> dict:
+    body = "".join(f"data: {json.dumps(each)}\n\n" for each in snapshots)
+    return {"content_type": "text/event-stream", "body": body}

@@ -13,7 +13,10 @@ function open() {
   source.onmessage = (event) => {
     const snapshot = JSON.parse(event.data);
     const last = snapshots[snapshots.length - 1];
-    if (last && snapshot.at <= last.at) return;
+    if (last && snapshot.at <= last.at) {
+      if (last.at - snapshot.at <= KEPT_S) return; // told again with a new connection
+      snapshots.length = 0; // the gateway's clock was set back
+    }
     snapshots.push(snapshot);
     if (snapshots.length > KEPT_S) snapshots.splice(0, snapshots.length - KEPT_S);
     state = "live";

@@ -114,7 +114,7 @@ export async function open({ closing }) {
       put(kvPlace, lines.length > 0 && kvChart.element);
     }
     kvChart.set([times, ...lines.map((each) => each.values)]);
-    if (last.at < tablesAt + 1) return;
+    if (last.at >= tablesAt && last.at < tablesAt + 1) return;
     tablesAt = last.at;
     const isRead = (place) => place.contains(document.activeElement) || (getSelection().type === "Range" && place.contains(getSelection().anchorNode));
     if (!isRead(workers)) {
