@@ -43,7 +43,8 @@ def test_a_start_that_its_settings_keep_from_beginning_makes_no_keys(tmp_path: P
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_while_modules_are_loaded_is_a_stop_without_a_word(tmp_path: Path, number: signal.Signals):
     process = subprocess.Popen(
-        [sys.executable, "-m", "gateway", "serve", "--port", "0"],
+        # Whoever runs the tests may heed no SIGHUP (nohup), nor would what they start.
+        ["env", "--default-signal=HUP", sys.executable, "-m", "gateway", "serve", "--port", "0"],
         cwd=tmp_path,
         env=ENVIRON,
         stdout=subprocess.PIPE,

@@ -41,7 +41,8 @@ class Process:
     def __init__(self, directory: Path, **environment: str) -> None:
         self.directory = directory
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "gateway", "serve", "--port", "0", "--data-dir", str(directory / "data")],
+            # Whoever runs the tests may heed no SIGHUP (nohup), nor would what they start.
+            ["env", "--default-signal=HUP", sys.executable, "-m", "gateway", "serve", "--port", "0"],
             cwd=directory,
             env={**ENVIRONMENT, **environment},
             stdout=subprocess.PIPE,
