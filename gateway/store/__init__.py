@@ -27,6 +27,7 @@ from gateway.store.conversations import conversation_items, conversations
 from gateway.store.edition import Edition, InPostgres, InSqlite
 from gateway.store.responses import response_events, responses
 from gateway.store.sessions import sessions
+from gateway.store.sqlite import Connection
 from gateway.store.tables import (
     adapters,
     audit_log,
@@ -227,9 +228,15 @@ def _database(url: sa.URL) -> Path | None:
 
 @contextlib.asynccontextmanager
 async def _engine_of(url: sa.URL) -> AsyncIterator[AsyncEngine]:
+    is_sqlite = _is_sqlite(url)
     # What a statement that failed was given, an answer to be kept for one, is nothing for the log.
-    engine = create_async_engine(url, pool_pre_ping=not _is_sqlite(url), hide_parameters=True)
-    if _is_sqlite(url):
+    engine = create_async_engine(
+        url,
+        pool_pre_ping=not is_sqlite,
+        hide_parameters=True,
+        connect_args={"factory": Connection} if is_sqlite else {},
+    )
+    if is_sqlite:
         sa.event.listen(engine.sync_engine, "connect", _set_up_sqlite)
         sa.event.listen(engine.sync_engine, "begin", _begin_sqlite)
     try:

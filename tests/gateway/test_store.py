@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
 import os
+import sqlite3
 
 import pytest
 import sqlalchemy as sa
@@ -256,6 +259,29 @@ async def test_one_data_directory_is_one_gateways(tmp_path):
                 pass
     async with store.opened(config):
         pass
+
+
+async def test_a_change_that_is_broken_off_within_a_statement_keeps_nobody_from_writing(tmp_path):
+    """As when a client hangs up; and while nobody has collected what is left of it."""
+    asked = asyncio.Event()
+    async with store.opened(settings.Store(data_dir=str(tmp_path))) as rooms:
+        sa.event.listen(rooms.engine.sync_engine, "before_cursor_execute", lambda *_: asked.set())
+        with contextlib.closing(sqlite3.connect(tmp_path / "penstock.db", isolation_level=None)) as other:
+            async with rooms.engine.connect() as connection:
+                await connection.begin()
+                asked.clear()
+                other.execute("BEGIN IMMEDIATE")
+                change = asyncio.create_task(store.bump(connection))
+                await asked.wait()
+                gc.disable()
+                try:
+                    change.cancel()
+                    other.execute("ROLLBACK")
+                    await asyncio.wait([change])
+                    other.execute("BEGIN IMMEDIATE")
+                finally:
+                    gc.enable()
+        assert change.cancelled()
 
 
 async def test_gateways_may_share_a_postgresql(postgres, tmp_path):
