@@ -62,6 +62,7 @@ class Running:
         """Until all is said."""
         self.task: asyncio.Task[None] | None = None
         """Until all is stored."""
+        self._is_broken_off = False
 
     @property
     def id(self) -> str:
@@ -71,6 +72,13 @@ class Running:
     def about(self) -> dict[str, str | None]:
         """For what the log says of it."""
         return about(self.noted.request_id, self.noted.trace_id)
+
+    def break_off(self) -> None:
+        """Its work, once: what that gives back on its way out is not to be broken off as well."""
+        assert self.work is not None
+        if not self._is_broken_off:
+            self._is_broken_off = True
+            self.work.cancel()
 
 
 class Background:
@@ -128,9 +136,8 @@ class Background:
     async def cancel(self, running: Running) -> ResponseBody:
         """It is over when this returns, and stored as it is then; unless it had ended before."""
         running.is_unwanted = True
-        assert running.work is not None
         assert running.task is not None
-        running.work.cancel()
+        running.break_off()
         await asyncio.wait([running.task])
         return running.events.body
 
@@ -152,16 +159,15 @@ class Background:
         self._is_closing = True
         tasks = []
         for running in self._running.values():
-            assert running.work is not None
             assert running.task is not None
-            running.work.cancel()
+            running.break_off()
             tasks.append(running.task)
         if tasks:
             await asyncio.wait(tasks)
 
     async def _run(self, running: Running, work: asyncio.Future[object]) -> None:
         with self._inside():
-            flushing = asyncio.create_task(self._flush_on(running, work))
+            flushing = asyncio.create_task(self._flush_on(running))
             await asyncio.wait([work])
             events = running.events
             if work.cancelled():
@@ -174,7 +180,7 @@ class Background:
                 flushing.cancel()
             await self._finish(running)
 
-    async def _flush_on(self, running: Running, work: asyncio.Future[object]) -> None:
+    async def _flush_on(self, running: Running) -> None:
         """What is said is stored, until this is cancelled."""
         renewed_at = self._clock.now()
         while True:
@@ -196,7 +202,7 @@ class Background:
             renewed_at = self._clock.now()
             if not is_wanted:
                 running.is_unwanted = True
-                work.cancel()
+                running.break_off()
 
     async def _finish(self, running: Running) -> None:
         """Stores the end, and then tells it; first, if the store is away, and goes on trying."""

@@ -119,6 +119,30 @@ async def test_a_client_that_hangs_up_leaves_the_conversation_as_it_was_and_free
     assert await texts_of(front.client, mine) == ["And?", "Hi there."]
 
 
+async def test_one_that_is_cancelled_again_while_it_ends_leaves_the_conversation_free(front: Front, monkeypatch):
+    conversations, lets_go, may_go = type(front.gw.conversations), asyncio.Event(), asyncio.Event()
+
+    async def let_go(*asked: Any, real: Any = conversations._let_go) -> None:
+        lets_go.set()
+        await may_go.wait()
+        await real(*asked)
+
+    monkeypatch.setattr(conversations, "_let_go", let_go)
+    mine, background = await begun(front), front.gw.responses.background
+    queued = await ask(front, conversation=mine, background=True)
+    submit = await front.peer.submitted()
+    (running,) = background._running.values()
+    first = asyncio.create_task(front.client.responses.cancel(queued.id))
+    await front.peer.cancelled()
+    front.peer.say(submit, [], "cancelled")
+    await lets_go.wait()
+    again = asyncio.create_task(background.cancel(running))
+    await asyncio.sleep(0)
+    may_go.set()
+    assert {(await first).status, (await again).status} == {"cancelled"}
+    await answered(front, conversation=mine)
+
+
 async def test_while_one_is_written_another_is_refused_and_items_may_be_added(open_front: OpenFront, store_settings):
     async with open_front(store=store_settings) as front:
         mine, other = await begun(front), await begun(front)
