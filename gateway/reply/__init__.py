@@ -152,23 +152,24 @@ async def _send_events(
         if mark is not None and (len(deltas) > 1 or len(deltas[0].token_ids) > mark.most):
             deltas, later = mark.portion(deltas)
         if len(deltas) == 1:
-            events = shaper.moved(_take(answer, flights, deltas[0]))
+            moved = [_take(answer, flights, deltas[0])]
         else:  # in order and each once
-            moved = dict.fromkeys([_take(answer, flights, delta) for delta in deltas])
-            events = b"".join([shaper.moved(choice) for choice in moved])
+            moved = list(dict.fromkeys([_take(answer, flights, delta) for delta in deltas]))
+        num_tokens = answer.num_tokens
+        if mark is not None and num_tokens > mark.allowed and answer.num_unfinished:
+            # Before anything is said of them: who is cancelled meanwhile has said nothing that is not delivered.
+            await stream.flush()
+            mark.reached(account.num_delivered)
+            await mark.room(num_tokens)
+        events = b"".join([shaper.moved(choice) for choice in moved])
         if not answer.num_unfinished:
             break
         if events:
-            num_tokens = answer.num_tokens
             if mark is None:
                 await stream.write(events)
             else:
                 if lags and stream.is_flushed:
                     mark.reached(account.num_delivered)
-                if num_tokens > mark.allowed:
-                    await stream.flush()
-                    mark.reached(account.num_delivered)
-                    await mark.room(num_tokens)
                 lags = not await stream.write(events)
                 if not lags:
                     mark.reached(num_tokens)

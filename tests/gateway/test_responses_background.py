@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from typing import Any
 
 import openai
@@ -16,7 +17,7 @@ from gateway.responses.shapes import begun
 from gateway.responses.shelf import LOST, Kept
 from policies import settings
 from policies.policy import Limits, Policy
-from tests.builders import PATIENCE_S
+from tests.builders import PATIENCE_S, until
 from tests.gateway.conftest import KEY, Front
 from tests.gateway.responding import END, another_tenant, ask
 
@@ -124,6 +125,27 @@ async def test_a_response_is_cancelled_and_stays_so(front: Front, stream: bool):
     (row,) = await front.settled(1)
     assert (row["status"], row["finish_reason"]) == (499, "cancelled")
     assert row["num_completion_tokens"] == len(front.ids("Hi"))
+
+
+async def test_one_that_is_cancelled_before_it_may_be_delivered_says_nothing_of_it(front: Front):
+    """Nothing is delivered before the disk knows that it may be."""
+    marks, may_write = front.gw.ledger.marks, threading.Event()
+    assert marks is not None
+    marks._executor.submit(may_write.wait)
+    response = await ask(front, background=True)
+    submit = await front.peer.submitted()
+    front.peer.say(submit, front.ids("Hi"))
+    await until(lambda: any(mark._waiter is not None for mark in marks._asking))
+    asked = asyncio.create_task(front.client.responses.cancel(response.id))
+    await front.peer.cancelled()
+    front.peer.say(submit, [], "cancelled")
+    may_write.set()
+    cancelled = await asked
+    assert (cancelled.status, cancelled.output) == ("cancelled", [])
+    events = await whole(await front.client.responses.retrieve(response.id, stream=True))
+    assert (numbers(events), text_of(events)) == (list(range(len(events))), "")
+    (row,) = await front.settled(1)
+    assert (row["status"], row["num_completion_tokens"]) == (499, 0)
 
 
 async def test_one_that_is_deleted_is_broken_off(front: Front):
