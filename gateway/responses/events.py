@@ -52,6 +52,8 @@ class Events:
         self._nests_errors = nests_errors
         self._preceding: CompactionItem | None = None
         self._usage_before = terms.Usage(0, 0, 0)
+        self.is_whole = False
+        """All of the answer is said, though not its end."""
         self._number = 0
         """Of the next event."""
         self._has_begun = False
@@ -76,7 +78,7 @@ class Events:
         for event in said:
             self._take(event)
         if ended_as is not None and not choice.closed:
-            choice.closed = True
+            choice.closed = self.is_whole = True
             self._was_cut = ended_as == "length"
             if self._item is None and len(self._output) == (self._preceding is not None):
                 self._open("message")

@@ -74,9 +74,10 @@ class Running:
         return about(self.noted.request_id, self.noted.trace_id)
 
     def break_off(self) -> None:
-        """Its work, once: what that gives back on its way out is not to be broken off as well."""
+        """Its work, once: what that gives back on its way out is not to be broken off as well; nor is an answer that
+        is whole, and owed, and about to be kept."""
         assert self.work is not None
-        if not self._is_broken_off:
+        if not (self._is_broken_off or self.events.is_whole):
             self._is_broken_off = True
             self.work.cancel()
 
@@ -159,8 +160,9 @@ class Background:
         self._is_closing = True
         tasks = []
         for running in self._running.values():
+            assert running.work is not None
             assert running.task is not None
-            running.break_off()
+            running.work.cancel()
             tasks.append(running.task)
         if tasks:
             await asyncio.wait(tasks)

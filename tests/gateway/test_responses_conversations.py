@@ -143,6 +143,28 @@ async def test_one_that_is_cancelled_again_while_it_ends_leaves_the_conversation
     await answered(front, conversation=mine)
 
 
+async def test_one_that_is_being_added_is_cancelled_no_more(front: Front, monkeypatch):
+    conversations, adds, may_add = type(front.gw.conversations), asyncio.Event(), asyncio.Event()
+
+    async def add(*asked: Any, real: Any = conversations.add) -> None:
+        adds.set()
+        await may_add.wait()
+        await real(*asked)
+
+    monkeypatch.setattr(conversations, "add", add)
+    mine, background = await begun(front), front.gw.responses.background
+    queued = await ask(front, conversation=mine, background=True)
+    front.peer.say(await front.peer.submitted(), [*front.ids("Hi there."), END], "stop")
+    await adds.wait()
+    (running,) = background._running.values()
+    cancelled = asyncio.create_task(background.cancel(running))
+    await asyncio.sleep(0)
+    may_add.set()
+    response = await over(front.client, queued.id)
+    assert ((await cancelled).status, response.status, response.output_text) == ("completed", "completed", "Hi there.")
+    assert await texts_of(front.client, mine) == ["Hello", "Hi there."]
+
+
 async def test_while_one_is_written_another_is_refused_and_items_may_be_added(open_front: OpenFront, store_settings):
     async with open_front(store=store_settings) as front:
         mine, other = await begun(front), await begun(front)
