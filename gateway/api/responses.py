@@ -22,6 +22,7 @@ from gateway.api.request import may_store, parsed, taken_body_of
 from gateway.api.traced import behind
 from gateway.api.turn import Question, Turn
 from gateway.auth import Caller
+from gateway.background import to_its_end
 from gateway.head import HEAD
 from gateway.house import Gateway
 from gateway.reply.events import OUTLET, EventStream, Outlet
@@ -177,8 +178,12 @@ async def _in_background(
     running = Running(caller.tenant_id, events, request[HEAD])
     running.log.add(events.queued())
     queued = turn.kept()
-    await gw.responses.shelf.put(queued)
-    gw.responses.background.start(running, place.pop_all(), partial(work, stack.pop_all()))
+
+    async def started() -> None:
+        await gw.responses.shelf.put(queued)
+        gw.responses.background.start(running, place.pop_all(), partial(work, stack.pop_all()))
+
+    await to_its_end(started())  # what is stored is written, too, though its client may be gone by then
     if not asked.call.stream:
         return head.Whole(queued.body)
     return await relay(outlet, gw, queued, running, 0)

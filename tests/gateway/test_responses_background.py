@@ -61,6 +61,26 @@ async def test_a_response_in_the_background_needs_no_client(open_front, store_se
         assert row == (submit.request_id, "/v1/responses", 200, response.usage.output_tokens)
 
 
+async def test_nor_does_it_while_it_is_being_stored(front: Front, monkeypatch):
+    shelf, puts, may_put = type(front.gw.responses.shelf), asyncio.Event(), asyncio.Event()
+
+    async def put(*asked: Any, real: Any = shelf.put) -> None:
+        puts.set()
+        await may_put.wait()
+        await real(*asked)
+
+    monkeypatch.setattr(shelf, "put", put)
+    call = ask(front, background=True)
+    await puts.wait()
+    call.cancel()
+    await front.client.models.list()  # the gateway has heard of it by now
+    may_put.set()
+    submit = await front.peer.submitted()
+    front.peer.say(submit, [*front.ids("Hi there."), END], "stop")
+    response = await over(front.client, submit.request_id.replace("req_", "resp_"))
+    assert (response.status, response.output_text) == ("completed", "Hi there.")
+
+
 async def test_a_stream_that_was_cut_is_gone_on_with_while_it_is_written_and_afterwards(open_front, store_settings):
     async with open_front(store=store_settings) as front:
         stream = await ask(front, background=True, stream=True)
