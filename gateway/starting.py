@@ -76,7 +76,8 @@ async def serving(loaded: settings.Settings) -> None:
             from gateway import app, processes
             from gateway.dispatch import NothingToServe
 
-        await asyncio.sleep(0)  # what was asked while modules were loaded is heard
+        for _ in range(2):  # what was asked while modules were loaded is noticed, and then heard
+            await asyncio.sleep(0)
         if stop.asked.is_set():
             return
         serve_all = processes.serve if loaded.server.processes > 1 else app.serve
