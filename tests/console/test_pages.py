@@ -165,3 +165,12 @@ def snapshot_of(house) -> dict:
 def stream_of(*snapshots: dict) -> dict:
     body = "".join(f"data: {json.dumps(each)}\n\n" for each in snapshots)
     return {"content_type": "text/event-stream", "body": body}
+
+
+def test_a_clock_that_was_set_back_a_little_does_not_either(open_console, house):
+    now = snapshot_of(house)
+    then = {**now, "at": now["at"] - 30, "num_open": 7}
+    console = open_console()
+    console.page.route(re.compile("/admin/v1/live"), lambda route: route.fulfill(**stream_of(now, then)))
+    console.sign_in()
+    console.page.locator(".tiles").get_by_text("7", exact=True).wait_for()
