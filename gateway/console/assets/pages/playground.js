@@ -14,7 +14,9 @@ async function* events(response) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
   for (;;) {
-    const { done, value } = await reader.read();
+    const { done, value } = await reader.read().catch((error) => {
+      throw error.name === "AbortError" ? error : new Error("The connection was lost before the answer was complete.");
+    });
     if (done) return;
     const lines = (rest + value).split("\n");
     rest = lines.pop();
@@ -78,6 +80,7 @@ function pane(number, models) {
   let history = [];
   const element = card(number === 1 ? "Answer" : "Second answer", [], field(number === 1 ? "Model" : "Model to compare", choice), talk, explained(answer), below);
 
+  /** Whether the answer is complete. */
   async function ask(text, values, key, signal) {
     const messages = [...(values.system ? [{ role: "system", content: values.system }] : []), ...history, { role: "user", content: text }];
     const body = { model: choice.value, messages, stream: true, logprobs: true, top_logprobs: 4, temperature: Number(values.temperature), max_tokens: Number(values.max_tokens) };
@@ -103,15 +106,17 @@ function pane(number, models) {
         said += piece;
         answer.append(...(entries.length && entries.map((each) => each.token).join("") === piece ? entries.map(token) : [document.createTextNode(piece)]));
       }
+      if (first === null) put(answer, h("span", { class: "soft" }, "The answer has no text."));
       history = [...history, { role: "user", content: text }, { role: "assistant", content: said }];
       put(below, told(receipt, first));
+      return true;
     } catch (error) {
       put(below, error.name === "AbortError" ? note("Stopped. What was written until then is in the ledger.", "warn") : note(error.message, "bad"));
       if (first === null) put(answer, h("span", { class: "soft" }, "There is no answer."));
+      return false;
     } finally {
       answer.removeAttribute("aria-busy");
     }
-    return said;
   }
 
   function told(receipt, first) {
@@ -168,6 +173,7 @@ export async function open({ closing }) {
   });
   let abort = null;
   closing(() => abort?.abort());
+  const anew = button("New conversation", () => panes.forEach((each) => each.clear()));
   const stop = button("Stop", () => abort?.abort(), "bad", { disabled: true });
   const prompt = h("textarea", { class: "prose", name: "prompt", rows: 3, required: true, placeholder: "Tell me a story about a fox." });
   const asked = form([
@@ -188,15 +194,17 @@ export async function open({ closing }) {
     const key = await keyOf(values.tenant, values.key.trim());
     abort = new AbortController();
     stop.disabled = false;
+    anew.disabled = true;
     const asking = isBoth() ? panes : panes.slice(0, 1);
     try {
       asking.forEach((each) => each.settle());
-      await Promise.all(asking.map((each) => each.ask(text, values, key, abort.signal)));
-      say("The answer is complete.");
+      const complete = await Promise.all(asking.map((each) => each.ask(text, values, key, abort.signal)));
+      say(complete.every(Boolean) ? "The answer is complete." : "The answer is not complete.");
     } finally {
       stop.disabled = true;
+      anew.disabled = false;
     }
-  }, [submit("Send"), stop, button("New conversation", () => panes.forEach((each) => each.clear()))]);
+  }, [submit("Send"), stop, anew]);
   prompt.addEventListener("keydown", (event) => {
     if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) { event.preventDefault(); asked.requestSubmit(); }
   });
