@@ -29,3 +29,37 @@ def test_an_answer_in_the_playground_is_called_complete_only_if_it_is(console):
         page.get_by_text(told).wait_for()
         page.wait_for_function("said => document.querySelector('#said').textContent === said", arg=said)
         assert console.button("New conversation").is_enabled()
+
+
+def test_the_same_search_finds_what_is_new(console, house):
+    page = console.page
+    console.sign_in()
+    console.open("Requests")
+    page.get_by_label("End user").fill("somebody new")
+    console.button("Search").click()
+    page.get_by_text("No such request").wait_for()
+    asked(house, "Hello", user="somebody new")
+    console.button("Search").click()
+    console.button(re.compile("Show request")).wait_for()
+    assert page.get_by_role("heading", level=1).evaluate("each => each === document.activeElement")
+    page.get_by_role("link", name="Clear").click()
+    page.wait_for_function("() => document.querySelector('[name=end_user]').value === ''")
+    page.get_by_label("Trace id").fill("typed, not searched")
+    page.get_by_role("link", name="Clear").click()
+    page.wait_for_function("() => document.querySelector('[name=trace_id]').value === ''")
+
+
+def test_a_tenant_that_is_chosen_comes_into_view_however_long_the_list_and_its_name(open_console, house):
+    for number in range(40):
+        posted(house, "/admin/v1/tenants", {"name": f"one of many {number}"}, house.admin_key)
+    name = "L" * 128
+    posted(house, "/admin/v1/tenants", {"name": name}, house.admin_key)
+    console = open_console(width=390)
+    console.sign_in()
+    console.open("Tenants and keys")
+    console.page.get_by_role("link", name=name).click()
+    console.page.wait_for_function("() => document.activeElement.matches('[data-chosen] > .card')")
+    heading = console.page.get_by_role("heading", level=2, name=name)
+    assert heading.evaluate("each => each.getBoundingClientRect().top < innerHeight")
+    assert console.page.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
+    assert console.wrong == []

@@ -93,12 +93,21 @@ function begin(signedIn) {
   show();
 }
 
+/** What had the focus is gone with what it was in: on to what was chosen, into view, or to the top of the page. */
+function goOn() {
+  const chosen = main.querySelector("[data-chosen] > .card");
+  chosen?.setAttribute("tabindex", "-1");
+  if (chosen) chosen.focus();
+  else main.querySelector("h1")?.focus({ preventScroll: true });
+}
+
 async function show() {
   if (!me) return;
   const [path, said] = location.hash.replace(/^#\/?/, "").split("?");
   const found = PAGES.find(([name, , role]) => name === path && may(role)) || PAGES.find(([, , role]) => may(role));
   const [name, title] = found;
   const isOther = name !== shownPage;
+  const isWithin = main.contains(document.activeElement) || document.activeElement === document.body; // a button that is disabled has no focus
   close();
   close = () => {};
   for (const each of document.querySelectorAll("[data-page]")) {
@@ -121,6 +130,7 @@ async function show() {
     put(main, content);
     if (isOther && document.activeElement?.matches("[data-page]")) main.querySelector("h1")?.focus({ preventScroll: true });
     if (isOther) window.scrollTo(0, 0);
+    else if (isWithin) goOn();
   } catch (error) {
     closers.forEach((work) => work());
     if (show.latest === token && me) put(main, h("h1", {}, title), card("This page could not be shown", [], note(error.message, "bad"), h("div", { class: "buttons" }, h("button", { type: "button", class: "button", onclick: show }, "Try again"))));

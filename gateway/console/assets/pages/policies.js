@@ -16,7 +16,7 @@ const REASONS = {
 export async function open({ me, values }) {
   const canChange = me.role !== "billing_reader";
   const list = h("div");
-  const one = h("div", { class: "grid one" });
+  const one = h("div", { class: "grid one", "data-chosen": true });
   let policies = [];
   const name = () => values.name || policies[0]?.name;
 

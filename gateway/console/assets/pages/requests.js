@@ -28,7 +28,7 @@ function receipt(row, names) {
   ]);
 }
 
-export async function open({ values }) {
+export async function open({ values, again }) {
   const tenants = await all("tenants").catch(() => []);
   const names = Object.fromEntries(tenants.map((each) => [each.id, each.name]));
   const rows = h("div");
@@ -46,8 +46,12 @@ export async function open({ values }) {
     field("Request id", input("request_id", { value: values.request_id || "" })),
     field("Trace id", input("trace_id", { value: values.trace_id || "" })),
     field("End user", input("end_user", { value: values.end_user || "" })))],
-  async (said) => { location.hash = link("requests", Object.fromEntries(Object.entries(said).filter(([, value]) => value))); },
-  [submit("Search"), h("a", { class: "button quiet", href: link("requests") }, "Clear")]);
+  async (said) => {
+    const aim = link("requests", Object.fromEntries(Object.entries(said).filter(([, value]) => value)));
+    if (location.hash === aim) await again(); // the same once more: there may be new ones
+    else location.hash = aim;
+  },
+  [submit("Search"), h("a", { class: "button quiet", href: link("requests"), onclick: () => { if (location.hash === link("requests")) again(); } }, "Clear")]);
 
   async function read(after) {
     const { within, show, ...asked } = values;

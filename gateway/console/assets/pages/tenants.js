@@ -16,7 +16,7 @@ const NUM_SEEN = 10;
 export async function open({ me, values, closing }) {
   const canChange = me.role !== "billing_reader";
   const list = h("div");
-  const chosen = h("div", { class: "grid one" });
+  const chosen = h("div", { class: "grid one", "data-chosen": true });
   let tenants = [];
   let policies = [];
 

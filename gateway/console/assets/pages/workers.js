@@ -37,7 +37,7 @@ const rect = (cell, kind) => s("rect", { class: kind, x: (cell % ACROSS) * 12, y
 
 export async function open({ closing, values }) {
   const list = h("div");
-  const one = h("div", { class: "grid one" });
+  const one = h("div", { class: "grid one", "data-chosen": true });
   let workers = [];
   let chosen = values.name || "";
 
