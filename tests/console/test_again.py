@@ -63,3 +63,17 @@ def test_a_tenant_that_is_chosen_comes_into_view_however_long_the_list_and_its_n
     assert heading.evaluate("each => each.getBoundingClientRect().top < innerHeight")
     assert console.page.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
     assert console.wrong == []
+
+
+def test_who_signs_in_anew_in_one_tab_goes_on_in_the_other(console, house):
+    console.sign_in()
+    console.open("Tenants and keys")
+    other = type(console)(console.page.context.new_page(), house, "")
+    other.page.goto(f"{house.url}/console")
+    other.button("Sign out").click()
+    console.page.get_by_text("Your session is over").wait_for()
+    other.sign_in()
+    console.button("New tenant").first.click()
+    console.dialog().get_by_label("Name").fill("made in the first tab")
+    console.button("Create tenant").click()
+    console.page.get_by_role("heading", level=2, name="made in the first tab").wait_for()

@@ -141,6 +141,12 @@ async function show() {
 
 onSignedOut(() => { if (me) signIn("Your session is over. Please sign in again."); });
 addEventListener("hashchange", show);
+// All tabs have one session: who signs in or out in another one does so here.
+addEventListener("storage", async ({ key, newValue }) => {
+  if (key !== "signed-in") return;
+  if (newValue === "yes") await get("session", { quiet: true }).then(begin, () => {});
+  else if (me) signIn("Your session is over. Please sign in again.");
+});
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", recolour);
 
 // Without the note nobody has signed in here, and asking would only be refused.
