@@ -234,6 +234,7 @@ def told_of_tokens(page) -> None:
 def test_a_session_that_ends_elsewhere_leads_back_to_signing_in(open_console, house):
     console = open_console()
     console.sign_in()
+    console.page.get_by_text("Live", exact=True).wait_for()  # nothing of Overview is asked for any more
     token = console.page.context.cookies()[0]["value"]
     console.page.context.clear_cookies()
     console.page.get_by_role("navigation").get_by_role("link", name="Policies").click()
