@@ -96,6 +96,8 @@ class Reply:
             parts.append("stopped")
         elif self.finish_reason == "length":
             parts.append("cut at the token limit")
+        elif self.finish_reason == "content_filter":
+            parts.append("cut by a filter")
         return " · ".join(parts)
 
 

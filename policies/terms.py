@@ -7,8 +7,11 @@ from typing import Literal
 
 import msgspec
 
-FinishReason = Literal["stop", "length", "error", "cancelled"]
-"""How a sequence ended: on a stop token, at its token limit, by a fault, or because nobody wants it any more."""
+FinishReason = Literal["stop", "length", "content_filter", "error", "cancelled"]
+"""How a sequence ended: on a stop token, at its token limit, where an upstream's filter withheld the rest, by a fault,
+or because nobody wants it any more."""
+ANSWERED = frozenset(("stop", "length", "content_filter"))
+"""What was said until then is an answer."""
 
 
 class Sampling(msgspec.Struct, frozen=True, array_like=True):

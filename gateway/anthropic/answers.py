@@ -74,6 +74,8 @@ class MessageAnswer(Answer):
                 most, asked = part.submit.sampling.max_tokens, self.call.asked_tokens
                 is_cut = asked is not None and most < asked and choice.num_tokens >= most
                 return "model_context_window_exceeded" if is_cut else "max_tokens"
+            case "content_filter":
+                return "refusal"
             case _:
                 return "end_turn" if choice.stopped_by is None else "stop_sequence"
 

@@ -10,7 +10,7 @@ from msgspec import UNSET, UnsetType
 from gateway.openai import PenstockExtras
 from policies import terms
 
-Reason = Literal["end_turn", "max_tokens", "model_context_window_exceeded", "stop_sequence", "tool_use"]
+Reason = Literal["end_turn", "max_tokens", "model_context_window_exceeded", "refusal", "stop_sequence", "tool_use"]
 
 SIGNATURE = "penstock"
 """Of thinking. Clients send it back; it proves nothing and is not looked at."""

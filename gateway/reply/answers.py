@@ -153,7 +153,7 @@ class Answer:
             self.num_open -= 1
             self._num_drafted_tokens += delta.finish.num_drafted_tokens
             self._num_accepted_tokens += delta.finish.num_accepted_tokens
-            if choice.finish_reason not in ("stop", "length"):
+            if choice.finish_reason not in terms.ANSWERED:
                 raise RequestFailed("The model failed while answering this request.")
         return choice
 

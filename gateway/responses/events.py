@@ -63,7 +63,8 @@ class Events:
         self._logprobs: list[openai.ChatLogprob] = []
         """Of tokens whose text has not come yet."""
         self._in_summary = body.reasoning.summary is not None
-        self._was_cut = False
+        self._cut: IncompleteDetails | None = None
+        """Why not all of it is said."""
 
     # A reply.Shaper
 
@@ -79,18 +80,18 @@ class Events:
             self._take(event)
         if ended_as is not None and not choice.closed:
             choice.closed = self.is_whole = True
-            self._was_cut = ended_as == "length"
+            self._cut = IncompleteDetails.of(ended_as)
             if self._item is None and len(self._output) == (self._preceding is not None):
                 self._open("message")
-            self._close("incomplete" if self._was_cut else "completed")
+            self._close("completed" if self._cut is None else "incomplete")
         return self._taken()
 
     def last(self, extras: openai.PenstockExtras | None) -> bytes:
         self.body = replace(self.body, penstock=msgspec.UNSET if extras is None else extras)
-        if self._was_cut:
-            self._end("incomplete", incomplete_details=IncompleteDetails("max_output_tokens"))
-        else:
+        if self._cut is None:
             self._end("completed", completed_at=int(time.time()))
+        else:
+            self._end("incomplete", incomplete_details=self._cut)
         return self._taken()
 
     def failed(self, failure: errors.GatewayError) -> bytes:

@@ -70,7 +70,18 @@ class ResponseError(msgspec.Struct, frozen=True):
 
 
 class IncompleteDetails(msgspec.Struct, frozen=True):
-    reason: Literal["max_output_tokens"]
+    reason: Literal["max_output_tokens", "content_filter"]
+
+    @classmethod
+    def of(cls, ended_as: str) -> IncompleteDetails | None:
+        """None: it is complete."""
+        match ended_as:
+            case "length":
+                return cls("max_output_tokens")
+            case "content_filter":
+                return cls("content_filter")
+            case _:
+                return None
 
 
 class ReasoningBody(msgspec.Struct, frozen=True):

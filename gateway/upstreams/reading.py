@@ -22,6 +22,8 @@ MAX_CALLS = 1024
 """Of tools, in one answer."""
 LENGTHS = frozenset(("length", "max_tokens", "model_length"))
 """What the end at a limit is called."""
+FILTERED = "content_filter"
+"""By everybody."""
 
 
 class _Function(msgspec.Struct, frozen=True):
@@ -184,7 +186,7 @@ class Reader:
                 self.said[choice.index] += "".join([word.text for word in words])
                 found.append((choice.index, words))
             if choice.finish_reason:  # some say "" until there is one
-                self._ends[choice.index] = "length" if choice.finish_reason in LENGTHS else "stop"
+                self._ends[choice.index] = _end_of(choice.finish_reason)
         return found
 
     def _words(self, choice: _Choice) -> list[Word]:
@@ -225,6 +227,12 @@ class Reader:
         if isinstance(arguments, dict):
             arguments = msgspec.json.encode(arguments).decode()
         return words + (_divided("arguments", arguments, [], number) if arguments else [])
+
+
+def _end_of(finish_reason: str) -> FinishReason:
+    if finish_reason == FILTERED:
+        return "content_filter"
+    return "length" if finish_reason in LENGTHS else "stop"
 
 
 def vectors_of(asked: Asked, text: bytes) -> tuple[list[bytes], ToldUsage | None]:
