@@ -149,13 +149,13 @@ def _take(payload: bytes, reply: Reply, show: Callable[[str], None]) -> None:
         reply.num_tokens = answer.usage.completion_tokens
     for choice in answer.choices:
         reply.finish_reason = choice.finish_reason or reply.finish_reason
-        if choice.delta and choice.delta.content:
+        if choice.delta and (text := choice.delta.content or choice.delta.refusal):
             reply.last_at = perf_counter()
             if reply.first_at is None:
                 reply.first_at = reply.last_at
             reply.num_tokens += 1
-            reply.text += choice.delta.content
-            show(choice.delta.content)
+            reply.text += text
+            show(text)
 
 
 class Terminal:

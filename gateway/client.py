@@ -34,6 +34,7 @@ class Unreachable(CallFailed):
 class Delta(msgspec.Struct):
     content: str | None = None
     reasoning_content: str | None = None
+    refusal: str | None = None
     tool_calls: list[msgspec.Raw] | None = None
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from gateway.parsers import Content, Event, Reasoning, ToolArguments, ToolCallBegin, ToolInput
+from gateway.parsers import Content, Event, Reasoning, Refusal, ToolArguments, ToolCallBegin, ToolInput
 from policies import wire
 from policies.answers import Word
 from policies.terms import Usage
@@ -54,6 +54,8 @@ def events_of(words: Sequence[Word]) -> list[Event]:
                 events.append(Content(word.text))
             case "reasoning" if word.text:
                 events.append(Reasoning(word.text))
+            case "refusal" if word.text:
+                events.append(Refusal(word.text))
             case "call":
                 events.append(ToolCallBegin(word.number, word.id, word.text))
             case "arguments" if word.text:

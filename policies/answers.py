@@ -101,7 +101,7 @@ def _canonical(sampling: Sampling, is_seeded: bool) -> tuple[object, ...]:
 class Word(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What one token of an upstream's answer says."""
 
-    kind: Literal["content", "reasoning", "call", "arguments", "custom", "input"]
+    kind: Literal["content", "reasoning", "refusal", "call", "arguments", "custom", "input"]
     """The last two are the same of a custom tool."""
     text: str
     """Of a call: the name of what is called."""

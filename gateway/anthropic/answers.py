@@ -12,7 +12,7 @@ from gateway import openai
 from gateway.anthropic import failures
 from gateway.anthropic.responses import SIGNATURE, MessageBody, Reason, Text, Thought, ToolUse, UsageBody
 from gateway.errors import GatewayError
-from gateway.parsers import Content, Event, Reasoning, ToolArguments, ToolCallBegin
+from gateway.parsers import Content, Event, Reasoning, Refusal, ToolArguments, ToolCallBegin
 from gateway.reply import Answer, Choice, Shaper
 
 encode = msgspec.json.encode
@@ -39,8 +39,8 @@ class MessageAnswer(Answer):
         content: list[Text | ToolUse | Thought] = []
         if said.reasoning:
             content.append(Thought(said.reasoning))
-        if said.content:
-            content.append(Text(said.content))
+        if said.text:
+            content.append(Text(said.text))
         content += [ToolUse(call_id(call.id), call.name, _object(call.arguments)) for call in said.calls]
         return encode(self.message(content, self.stop_reason(), choice.stopped_by, extras or UNSET))
 
@@ -116,7 +116,7 @@ class Events:
 
     def _say(self, piece: Event, events: list[bytes]) -> None:
         match piece:
-            case Content(text):
+            case Content(text) | Refusal(text):
                 self._within(Content, events, {"type": "text", "text": ""})
                 self._delta(events, {"type": "text_delta", "text": text})
             case Reasoning(text):

@@ -12,7 +12,7 @@ from gateway import openai
 from gateway.errors import GatewayError
 from gateway.ollama import failures
 from gateway.ollama.responses import Call, CalledFunction, ChatBody, GenerateBody, Message, instant
-from gateway.parsers import Content, Reasoning, ToolArguments, ToolCallBegin
+from gateway.parsers import Content, Reasoning, Refusal, ToolArguments, ToolCallBegin
 from gateway.reply import Answer, ChatLogprobs, Choice, Shaper
 
 encode = msgspec.json.encode
@@ -39,7 +39,7 @@ class OllamaAnswer(Answer):
         said = choice.said()
         calls = [whole for call in said.calls if (whole := _call(call.id, call.name, call.arguments)) is not None]
         told = logprobs_of(choice)
-        return self.line(said.content or "", said.reasoning or UNSET, calls or UNSET, logprobs=told, **self.end())
+        return self.line(said.text, said.reasoning or UNSET, calls or UNSET, logprobs=told, **self.end())
 
     def end(self) -> dict[str, Any]:
         """What the last line has and no other."""
@@ -121,7 +121,7 @@ class Lines:
                     assert self._call is not None
                     self._call[2].append(more)
                     continue
-                case Content(more):
+                case Content(more) | Refusal(more):
                     text += more
                 case Reasoning(more):
                     thoughts += more

@@ -14,7 +14,7 @@ import msgspec
 from gateway.openai.failures import ErrorBody, ErrorDetail
 from gateway.openai.receipts import PenstockExtras
 from gateway.openai.responses import Logprobs, UsageBody
-from gateway.parsers import Content, Event, Reasoning, ToolArguments, ToolCallBegin, ToolInput
+from gateway.parsers import Content, Event, Reasoning, Refusal, ToolArguments, ToolCallBegin, ToolInput
 from policies.terms import Usage
 
 DONE = b"data: [DONE]\n\n"
@@ -172,6 +172,8 @@ class ChatChunks(Chunks):
                 return b'"delta":{"content":%b},' % _json(text)
             case Reasoning(text):
                 return b'"delta":{"reasoning_content":%b},' % _json(text)
+            case Refusal(text):
+                return b'"delta":{"refusal":%b},' % _json(text)
             case ToolCallBegin(_, _, name) if self.is_legacy:
                 return b'"delta":{"function_call":{"name":%b,"arguments":""}},' % _json(name)
             case ToolArguments(_, text) if self.is_legacy:

@@ -133,7 +133,7 @@ class AnswerMessage(msgspec.Struct, frozen=True):
 
     content: str | None
     role: str = "assistant"
-    refusal: None = None
+    refusal: str | None = None
     reasoning_content: str | UnsetType = UNSET
     """What was thought before; DeepSeek's name."""
     tool_calls: list[AnswerCall] | UnsetType = UNSET
@@ -147,7 +147,8 @@ class AnswerMessage(msgspec.Struct, frozen=True):
             function = CalledFunction(said.calls[0].name, said.calls[0].arguments)
             return cls(said.content, reasoning_content=said.reasoning or UNSET, function_call=function)
         if not said.calls:
-            return cls(said.content or "", reasoning_content=said.reasoning or UNSET)
+            content = said.content if said.refusal else said.content or ""
+            return cls(content, refusal=said.refusal, reasoning_content=said.reasoning or UNSET)
         calls = [AnswerCall.of(call) for call in said.calls]
         return cls(said.content, reasoning_content=said.reasoning or UNSET, tool_calls=calls)
 

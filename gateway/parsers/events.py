@@ -22,6 +22,12 @@ class Reasoning(NamedTuple):
     text: str
 
 
+class Refusal(NamedTuple):
+    """More of why there is no answer, where whoever says it tells that apart from the text; never empty."""
+
+    text: str
+
+
 class ToolCallBegin(NamedTuple):
     """A call of a tool. Its arguments follow, and end where the next one begins or the answer ends."""
 
@@ -47,7 +53,7 @@ class ToolInput(NamedTuple):
     text: str
 
 
-Event = Content | Reasoning | ToolCallBegin | ToolArguments | ToolInput
+Event = Content | Reasoning | Refusal | ToolCallBegin | ToolArguments | ToolInput
 
 
 class Call(NamedTuple):
@@ -60,17 +66,25 @@ class Call(NamedTuple):
 
 
 class Said(NamedTuple):
-    """A whole answer. ``content`` and ``reasoning`` are None where nothing of the kind was said."""
+    """A whole answer. ``content``, ``reasoning`` and ``refusal`` are None where nothing of the kind was
+    said."""
 
     content: str | None
     reasoning: str | None
     calls: tuple[Call, ...]
+    refusal: str | None = None
+
+    @property
+    def text(self) -> str:
+        """For whoever makes no difference between an answer and a refusal."""
+        return (self.content or "") + (self.refusal or "")
 
 
 def gathered(events: Iterable[Event]) -> Said:
     """What the events add up to."""
     content: list[str] = []
     reasoning: list[str] = []
+    refusal: list[str] = []
     begun: list[ToolCallBegin] = []
     arguments: list[list[str]] = []
     for event in events:
@@ -79,6 +93,8 @@ def gathered(events: Iterable[Event]) -> Said:
                 content.append(text)
             case Reasoning(text):
                 reasoning.append(text)
+            case Refusal(text):
+                refusal.append(text)
             case ToolCallBegin():
                 begun.append(event)
                 arguments.append([])
@@ -87,4 +103,4 @@ def gathered(events: Iterable[Event]) -> Said:
     calls = tuple(
         Call(call.id, call.name, "".join(texts), call.is_custom) for call, texts in zip(begun, arguments, strict=True)
     )
-    return Said("".join(content) or None, "".join(reasoning) or None, calls)
+    return Said("".join(content) or None, "".join(reasoning) or None, calls, "".join(refusal) or None)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 import msgspec
 
 from gateway import openai
-from gateway.parsers import Content, Event, Reasoning, Said, ToolCallBegin, gathered
+from gateway.parsers import Content, Event, Reasoning, Refusal, Said, ToolCallBegin, gathered
 from gateway.pieces import Counted, Piece, events_of
 from gateway.reply.answers import Part
 from gateway.reply.choices import ChatLogprobs, Choice
@@ -116,6 +116,8 @@ class ToldChoice(Choice):
                     events[-1] = Content(last.text + text)
                 case Reasoning(text) if isinstance(last, Reasoning):
                     events[-1] = Reasoning(last.text + text)
+                case Refusal(text) if isinstance(last, Refusal):
+                    events[-1] = Refusal(last.text + text)
                 case _:
                     events.append(event)
         return events

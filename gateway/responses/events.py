@@ -13,7 +13,7 @@ from typing import Any, cast
 import msgspec
 
 from gateway import errors, failures, openai
-from gateway.parsers import Content, Event, Reasoning, ToolArguments, ToolCallBegin, ToolInput
+from gateway.parsers import Content, Event, Reasoning, Refusal, ToolArguments, ToolCallBegin, ToolInput
 from gateway.reply.choices import Choice
 from gateway.responses.items import (
     AnyItem,
@@ -21,6 +21,7 @@ from gateway.responses.items import (
     CustomToolCallItem,
     FunctionCallItem,
     MessageItem,
+    OutputRefusal,
     OutputText,
     ReasoningItem,
     ReasoningText,
@@ -173,6 +174,10 @@ class Events:
                 item.add(text)
                 item.logprobs += logprobs
                 self._say("response.output_text.delta", **item.place, content_index=0, delta=text, logprobs=logprobs)
+            case Refusal(text):
+                item = self._opened("refusal")
+                item.add(text)
+                self._say("response.refusal.delta", **item.place, content_index=0, delta=text)
             case Reasoning(text):
                 item = self._opened("reasoning")
                 item.add(text)
@@ -203,6 +208,7 @@ class Events:
         number = len(self._output)
         types: dict[str, type[AnyItem]] = {
             "message": MessageItem,
+            "refusal": MessageItem,
             "reasoning": ReasoningItem,
             "function_call": FunctionCallItem,
             "custom_tool_call": CustomToolCallItem,
@@ -213,6 +219,8 @@ class Events:
         match kind:
             case "message":
                 self._say("response.content_part.added", **item.place, content_index=0, part=OutputText(""))
+            case "refusal":
+                self._say("response.content_part.added", **item.place, content_index=0, part=OutputRefusal(""))
             case "reasoning" if self._in_summary:
                 self._say("response.reasoning_summary_part.added", **item.place, summary_index=0, part=SummaryText(""))
             case "reasoning":
@@ -233,6 +241,9 @@ class Events:
                 self._say("response.output_text.done", **place, content_index=0, text=text, logprobs=item.logprobs)
                 part = OutputText(text, logprobs=item.logprobs)
                 self._say("response.content_part.done", **place, content_index=0, part=part)
+            case "refusal":
+                self._say("response.refusal.done", **place, content_index=0, refusal=text)
+                self._say("response.content_part.done", **place, content_index=0, part=OutputRefusal(text))
             case "reasoning" if self._in_summary:
                 self._say("response.reasoning_summary_text.done", **place, summary_index=0, text=text)
                 self._say("response.reasoning_summary_part.done", **place, summary_index=0, part=SummaryText(text))
@@ -297,7 +308,7 @@ class _Open:
     def begun(self) -> AnyItem:
         """Before there is anything of it."""
         match self.kind:
-            case "message":
+            case "message" | "refusal":
                 return MessageItem(id=self._id, status="in_progress", role="assistant", content=[])
             case "reasoning":
                 return ReasoningItem(id=self._id, status="in_progress", content=None if self._in_summary else [])
@@ -307,9 +318,10 @@ class _Open:
     def whole(self, status: Status) -> AnyItem:
         text = self.text
         match self.kind:
-            case "message":
-                parts = [OutputText(text, logprobs=self.logprobs)]
-                return MessageItem(id=self._id, status=status, role="assistant", content=cast(Any, parts))
+            case "message" | "refusal":
+                is_text = self.kind == "message"
+                part = OutputText(text, logprobs=self.logprobs) if is_text else OutputRefusal(text)
+                return MessageItem(id=self._id, status=status, role="assistant", content=[part])
             case "reasoning" if self._in_summary:
                 return ReasoningItem(id=self._id, status=status, summary=[SummaryText(text)])
             case "reasoning":

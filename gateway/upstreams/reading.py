@@ -195,10 +195,12 @@ class Reader:
         words: list[Word] = []
         if thought := message.reasoning_content or message.reasoning:
             words += _divided("reasoning", thought, [])
-        if content := choice.text or message.content or message.refusal:
+        if content := choice.text or message.content:
             words += _divided("content", content, entries)
         elif entries:  # tokens without a text, such as the last one
             words += _divided("content", "", entries)
+        if message.refusal:
+            words += _divided("refusal", message.refusal, [])
         calls = message.tool_calls or []
         if message.function_call is not None:
             calls = [_Call(message.function_call, index=0)]

@@ -5,13 +5,20 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator
 
+import pydantic
 import pytest
+from aiohttp import web
 
 from policies.policy import Cache, Policy
 from tests.gateway.conftest import HELLO, Front, OpenFront
-from tests.gateway.elsewhere import Elsewhere, elsewhere, says
+from tests.gateway.elsewhere import USAGE, Elsewhere, Heard, chunk, elsewhere, says
+from tests.gateway.elsewhere import streams as events_of
 
 ASKED = {"model": "far", "messages": HELLO, "temperature": 0}
+
+
+class Weather(pydantic.BaseModel):
+    city: str
 
 
 @pytest.fixture
@@ -58,3 +65,38 @@ async def test_an_answer_that_a_filter_cut_says_so_in_every_dialect_and_is_not_k
     far.always = says("one ", "two")
     again = await front.client.chat.completions.create(**ASKED)
     assert (again.choices[0].message.content, again.choices[0].finish_reason) == ("one two", "stop")
+
+
+@pytest.mark.parametrize("streams", [False, True])
+async def test_a_refusal_stays_apart_from_what_was_asked_for(front, far, streams):
+    if streams:
+        far.always = events_of(*[chunk(refusal=each) for each in ("I will ", "not.")], chunk(finish="stop"), "[DONE]")
+        async with front.client.chat.completions.stream(**ASKED, response_format=Weather) as said:
+            deltas = [event.delta async for event in said if event.type == "refusal.delta"]
+            assert "".join(deltas) == "I will not."
+            (choice,) = (await said.get_final_completion()).choices
+        async with front.client.responses.stream(model="far", input="Hi", text_format=Weather) as told:
+            deltas = [event.delta async for event in told if event.type == "response.refusal.delta"]
+            assert "".join(deltas) == "I will not."
+            response = await told.get_final_response()
+    else:
+        message = {"role": "assistant", "content": None, "refusal": "I will not."}
+        choices = [{"index": 0, "message": message, "finish_reason": "stop"}]
+
+        async def answer(heard: Heard) -> web.Response:
+            return web.json_response({"choices": choices, "usage": USAGE})
+
+        far.always = answer
+        (choice,) = (await front.client.chat.completions.parse(**ASKED, response_format=Weather)).choices
+        response = await front.client.responses.parse(model="far", input="Hi", text_format=Weather)
+    assert (choice.message.refusal, choice.message.parsed, choice.finish_reason) == ("I will not.", None, "stop")
+    assert choice.message.content is None
+    (part,) = response.output[0].content
+    assert (part.type, part.refusal, response.status) == ("refusal", "I will not.", "completed")
+    assert response.output_parsed is None
+    await front.settled(2)
+
+    status, message, _ = await front.post("/v1/messages", {**ASKED, "max_tokens": 9})
+    assert (status, message["content"]) == (200, [{"type": "text", "text": "I will not."}])
+    status, told, _ = await front.post("/api/chat", {**ASKED, "stream": False})
+    assert (status, told["message"]["content"]) == (200, "I will not.")
