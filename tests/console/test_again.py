@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 from tests.console.test_pages import asked, posted
@@ -29,6 +30,40 @@ def test_an_answer_in_the_playground_is_called_complete_only_if_it_is(console):
         page.get_by_text(told).wait_for()
         page.wait_for_function("said => document.querySelector('#said').textContent === said", arg=said)
         assert console.button("New conversation").is_enabled()
+
+
+def test_the_playground_shows_reasoning_apart_and_sends_no_number_that_is_not_there(console):
+    page, bodies = console.page, []
+
+    def answer(route) -> None:
+        bodies.append(route.request.post_data_json)
+        deltas = ({"reasoning_content": "They ask for "}, {"reasoning_content": "a story."}, {"content": "Once"})
+        chunks = [json.dumps({"choices": [{"delta": delta}]}) for delta in deltas]
+        route.fulfill(content_type="text/event-stream", body="".join(f"data: {chunk}\n\n" for chunk in chunks))
+
+    console.sign_in()
+    console.open("Playground")
+    page.get_by_label("Or a key of a tenant").fill("none is needed")
+    page.route(re.compile("/v1/chat/completions"), answer)
+    for label in ("Temperature", "Tokens at most"):
+        page.get_by_label(label).fill("")
+    page.get_by_label("Message", exact=True).fill("Tell me a story.")
+    console.button("Send").click()
+    page.get_by_text("First token after").wait_for()
+    assert not {"temperature", "max_tokens", "top_p", "seed"} & bodies[0].keys()
+    assert page.locator(".answer").inner_text() == "Once"
+    page.get_by_text("Reasoning", exact=True).click()
+    assert page.get_by_text("They ask for a story.").is_visible()
+    assert console.serious() == []
+    page.get_by_label("Temperature").fill("0")
+    page.get_by_label("Message", exact=True).fill("Another one.")
+    with page.expect_response(re.compile("/v1/chat/completions")):
+        console.button("Send").click()
+    page.get_by_text("First token after").wait_for()
+    assert bodies[1]["temperature"] == 0
+    assert [message["content"] for message in bodies[1]["messages"]] == ["Tell me a story.", "Once", "Another one."]
+    console.button("New conversation").click()
+    assert page.get_by_text("Reasoning", exact=True).is_hidden()
 
 
 def test_the_same_search_finds_what_is_new(console, house):

@@ -76,18 +76,20 @@ function pane(number, models) {
   const talk = h("div", { class: "talk" });
   const answer = h("div", { class: "answer", role: "group", "aria-label": `Answer of ${number === 1 ? "the first" : "the second"} model`, tabindex: "0" });
   const below = h("div", {});
+  const thought = h("div", { class: "thought" });
+  const reasoning = h("details", { hidden: true }, h("summary", {}, "Reasoning"), thought);
   put(answer, h("span", { class: "soft" }, "The answer appears here."));
   let history = [];
-  const element = card(number === 1 ? "Answer" : "Second answer", [], field(number === 1 ? "Model" : "Model to compare", choice), talk, explained(answer), below);
+  const element = card(number === 1 ? "Answer" : "Second answer", [], field(number === 1 ? "Model" : "Model to compare", choice), talk, reasoning, explained(answer), below);
 
   /** Whether the answer is complete. */
   async function ask(text, values, key, signal) {
     const messages = [...(values.system ? [{ role: "system", content: values.system }] : []), ...history, { role: "user", content: text }];
-    const body = { model: choice.value, messages, stream: true, logprobs: true, top_logprobs: 4, temperature: Number(values.temperature), max_tokens: Number(values.max_tokens) };
-    if (values.top_p) body.top_p = Number(values.top_p);
-    if (values.seed) body.seed = Number(values.seed);
+    const body = { model: choice.value, messages, stream: true, logprobs: true, top_logprobs: 4 };
+    for (const name of ["temperature", "max_tokens", "top_p", "seed"]) if (values[name]) body[name] = Number(values[name]);
     put(answer, h("span", { class: "soft" }, "Waiting for the first token …"));
     put(below);
+    forget();
     answer.setAttribute("aria-busy", "true");
     let said = "";
     let receipt = null;
@@ -100,19 +102,27 @@ function pane(number, models) {
         const [delta] = event.choices || [];
         if (!delta) continue;
         const entries = delta.logprobs?.content || [];
-        const piece = delta.delta?.content || "";
-        if (!piece && !entries.length) continue;
-        if (first === null) { first = performance.now() - began; put(answer); }
+        const thinks = delta.delta?.reasoning_content || "";
+        const piece = delta.delta?.content || delta.delta?.refusal || "";
+        if (!thinks && !piece && !entries.length) continue;
+        if (first === null) first = performance.now() - began;
+        if (thinks) {
+          reasoning.hidden = false;
+          thought.append(thinks);
+          if (!said) put(answer, h("span", { class: "soft" }, "Reasoning …"));
+        }
+        if (!piece) continue;
+        if (!said) put(answer);
         said += piece;
         answer.append(...(entries.length && entries.map((each) => each.token).join("") === piece ? entries.map(token) : [document.createTextNode(piece)]));
       }
-      if (first === null) put(answer, h("span", { class: "soft" }, "The answer has no text."));
+      if (!said) put(answer, h("span", { class: "soft" }, "The answer has no text."));
       history = [...history, { role: "user", content: text }, { role: "assistant", content: said }];
       put(below, told(receipt, first));
       return true;
     } catch (error) {
       put(below, error.name === "AbortError" ? note("Stopped. What was written until then is in the ledger.", "warn") : note(error.message, "bad"));
-      if (first === null) put(answer, h("span", { class: "soft" }, "There is no answer."));
+      if (!said) put(answer, h("span", { class: "soft" }, "There is no answer."));
       return false;
     } finally {
       answer.removeAttribute("aria-busy");
@@ -132,8 +142,13 @@ function pane(number, models) {
   function settle() {
     put(talk, history.map((each) => h("div", { class: "said" }, h("strong", { class: "small soft" }, each.role === "user" ? "You" : "Model"), h("div", {}, each.content))));
   }
+  function forget() {
+    put(thought);
+    reasoning.hidden = true;
+  }
   function clear() {
     history = [];
+    forget();
     put(talk);
     put(below);
     put(answer, h("span", { class: "soft" }, "The answer appears here."));
@@ -182,8 +197,8 @@ export async function open({ closing }) {
       field("In the name of", select("tenant", tenants.map((each) => [each.id, each.name]), tenants[0].id), "A key of an hour is made for it, and revoked when you leave."),
       field("Or a key of a tenant", input("key", { type: "password", autocomplete: "off" }), "It stays on this page.")),
     h("div", { class: "row" },
-      field("Temperature", input("temperature", { type: "number", min: 0, max: 2, step: 0.1, value: "0.7" })),
-      field("Tokens at most", input("max_tokens", { type: "number", min: 1, step: 1, value: "128" })),
+      field("Temperature", input("temperature", { type: "number", min: 0, max: 2, step: 0.1, value: "0.7" }), "Empty: the model's own."),
+      field("Tokens at most", input("max_tokens", { type: "number", min: 1, step: 1, value: "128" }), "Empty: as many as fit."),
       field("Top p", input("top_p", { type: "number", min: 0, max: 1, step: 0.05, value: "" })),
       field("Seed", input("seed", { type: "number", step: 1, value: "" }))),
     field("System message", h("textarea", { class: "prose", name: "system", rows: 2 })),
