@@ -7,8 +7,8 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-# Without control characters; the last group keeps ``$`` from overlooking a newline at the end.
-Title = Annotated[str, Meta(min_length=1, max_length=128, pattern=r"^[^\x00-\x1f\x7f]+$(?!\n)")]
+# Not of blanks alone and without control characters; the last group keeps ``$`` from overlooking a newline at the end.
+Title = Annotated[str, Meta(min_length=1, max_length=128, pattern=r"^(?=.*\S)[^\x00-\x1f\x7f]+$(?!\n)")]
 """What people call something."""
 Note = Annotated[str, Meta(max_length=1024, pattern=r"^[^\x00]*$(?!\n\x00)")]
 Id = Annotated[str, Meta(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9_-]+$(?!\n)")]

@@ -51,6 +51,7 @@ REFUSED: list[tuple[str, str, object, str]] = [
     # fields
     ("POST", "tenants", {}, "name"),
     ("POST", "tenants", {"name": ""}, "name"),
+    ("POST", "tenants", {"name": " \u00a0 "}, "name"),
     ("POST", "tenants", {"name": 5}, "name"),
     ("POST", "tenants", {"name": None}, "name"),
     ("POST", "tenants", {"name": LONG}, "name"),
