@@ -14,14 +14,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from heapq import merge
-from itertools import islice
 from typing import Protocol, TypeVar
 
 from policies.batching.claims import Claim, Place
 from policies.costs import StepCosts
 
 MAX_LOOKED_AT = 512
-"""Of those who wait, in order: the first so many are given turns."""
+"""Of each tenant's that wait, in order: the first so many are given turns."""
 MAX_REMEMBERED = 1024
 """Tenants, each once a class; past it those who have nothing to do are forgotten, and begin where the others stand."""
 TOKEN_S = 1e-6
@@ -102,9 +101,14 @@ def in_turn(
     if turns is None or not turns.are_several:
         return by_place
     tags: dict[Party, float] = {}
+    nums_waiting: dict[Party, int] = {}
     ranked = []
-    for index, each in islice(by_place, len(prefills) + MAX_LOOKED_AT):
+    for index, each in by_place:
         place, party = each.place, party_of(each)
+        if index < 0:
+            nums_waiting[party] = num = nums_waiting.get(party, 0) + 1
+            if num > MAX_LOOKED_AT:
+                continue
         tag = tags.get(party)
         if tag is None:
             tag = turns.served(party)

@@ -282,6 +282,17 @@ def test_a_short_prompt_of_another_tenant_is_computed_beside_a_long_one():
     assert made.grants == [(3, 100), (1, 1948)]
 
 
+def test_a_tenant_that_comes_last_has_its_turn_however_many_prompts_of_others_wait():
+    costs = a_machine_that_takes(decode_s=1e-6, token_s=1e-4)
+    turns = Turns()
+    turns.begin({(0, b"flood"), (0, b"late")})
+    flood = [newcomer(arrival, 128, tenant=b"flood") for arrival in range(1000)]
+    late = [newcomer(arrival, 128, tenant=b"late") for arrival in range(1000, 1020)]
+    made = plan([], [*flood, *late], 9999, PACED, costs, turns=turns)
+    given = [sum(tokens for arrival, tokens in made.grants if (arrival >= 1000) == of_late) for of_late in (0, 1)]
+    assert given == [1024, 1024]
+
+
 def test_a_more_important_class_goes_before_any_turn():
     costs = a_machine_that_takes(decode_s=1e-6, token_s=1e-4)
     turns = Turns()
