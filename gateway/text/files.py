@@ -45,16 +45,18 @@ def _of_directory(directory: Path) -> Described:
 
 
 def _sources(directory: Path, config: dict[str, Any]) -> dict[str, str]:
-    """The chat templates' texts by name. A file of its own wins over the one in the configuration."""
+    """The chat templates' texts by name. Those in the configuration count where there is no file for the one that is
+    meant for all conversations, and no file of their name."""
     sources: dict[str, str] = {}
-    match config.get("chat_template"):
+    default = directory / "chat_template.jinja"
+    match None if default.is_file() else config.get("chat_template"):
         case str(source):
             sources["default"] = source
         case list(named):
             for entry in named:
                 if isinstance(entry, dict) and isinstance(entry.get("name"), str):
                     sources[entry["name"]] = str(entry.get("template", ""))
-    paths = {"default": directory / "chat_template.jinja"}
+    paths = {"default": default}
     paths |= {path.stem: path for path in sorted((directory / "additional_chat_templates").glob("*.jinja"))}
     for name, path in paths.items():
         if path.is_file():

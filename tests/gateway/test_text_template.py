@@ -238,6 +238,18 @@ def test_a_template_of_its_own_file_wins(tmp_path):
     assert text._templates["tool_use"].render([USER], None, {}) == "with tools"
 
 
+def test_a_file_of_its_own_takes_the_place_of_a_whole_list_as_in_transformers(tmp_path):
+    templates = [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "with tools"}]
+    directory = model_directory(tmp_path, template="from the file", chat_template=templates)
+    text = Text.load(directory)
+    assert {name: template.render([USER], None, {}) for name, template in text._templates.items()} == {
+        "default": "from the file"
+    }
+    tools = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}]
+    theirs = AutoTokenizer.from_pretrained(directory).apply_chat_template([USER], tools=tools, tokenize=False)
+    assert theirs == "from the file"
+
+
 def test_special_tokens_may_be_names_or_descriptions(tmp_path):
     directory = model_directory(tmp_path, template="{{ bos_token }}{{ eos_token }}{{ pad_token is defined }}")
     assert Text.load(directory)._templates["default"].render([USER], None, {}) == "<s><|im_end|>False"
