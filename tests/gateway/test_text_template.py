@@ -240,7 +240,7 @@ def test_a_template_of_its_own_file_wins(tmp_path):
 
 def test_a_file_of_its_own_takes_the_place_of_a_whole_list_as_in_transformers(tmp_path):
     templates = [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "with tools"}]
-    directory = model_directory(tmp_path, template="from the file", chat_template=templates)
+    directory = model_directory(tmp_path, template="from the file", eos_token="</s>", chat_template=templates)
     text = Text.load(directory)
     assert {name: template.render([USER], None, {}) for name, template in text._templates.items()} == {
         "default": "from the file"
