@@ -2,8 +2,8 @@
 they are "-" they are one line on standard input, which may come later, and what takes long to be imported is
 imported meanwhile.
 
-Exit status: 0 after a drain (SIGTERM, or asked for on the wire), an interrupt, or the end of standard input; 2 when it
-cannot start, with one sentence on stderr; 3 when an invariant broke, with a traceback, or another rank is gone.
+Exit status: 0 after a drain (SIGTERM, SIGHUP, or asked for on the wire), an interrupt, or the end of standard input; 2
+when it cannot start, with one sentence on stderr; 3 when an invariant broke, with a traceback, or another rank is gone.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from pathlib import Path
@@ -29,6 +30,8 @@ from worker.channel import listen
 from worker.process import NICENESS, freeze_objects, importing, leave_with, prepare
 
 if TYPE_CHECKING:
+    from types import FrameType
+
     from worker.engine import Engine
     from worker.parallel.runner import ParallelRunner
     from worker.runner import Runner
@@ -63,7 +66,7 @@ def main() -> int:
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # it is the gateway's, and may be sent to all of a service
         # The terminal's interrupt reaches the whole process group; with a parent, it is the parent who decides.
         signal.signal(signal.SIGINT, signal.SIG_IGN if settings.exit_with_stdin else _leave)
-        signal.signal(signal.SIGTERM, _leave)
+        _on_request(_leave)
         if settings.exit_with_stdin:
             leave_with(0, GRACE_S)
         listener = _listen(settings.listen)
@@ -79,6 +82,13 @@ def main() -> int:
     except CannotStart as error:
         print(f"penstock worker: {error}", file=sys.stderr)
         return CANNOT_START
+
+
+def _on_request(end: Callable[[int, FrameType | None], object]) -> None:
+    """From now on what SIGTERM does, and the end of the terminal (SIGHUP), unless that is nothing to us (nohup)."""
+    signal.signal(signal.SIGTERM, end)
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, end)
 
 
 def _leave(signum: int, frame: object) -> NoReturn:
@@ -218,7 +228,7 @@ def _run(
     loop = Loop(engine, listener, hello, ready, time.monotonic, adapters, grammars)
     signal.set_wakeup_fd(wakes.fileno(), warn_on_full_buffer=False)
     loop.wake_on(wakeup)
-    signal.signal(signal.SIGTERM, lambda signum, frame: loop.drain())
+    _on_request(lambda signum, frame: loop.drain())
     if settings.exit_with_stdin:
         loop.stop_at_end_of(0)
     else:

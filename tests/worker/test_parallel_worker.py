@@ -244,8 +244,9 @@ def test_a_signal_to_the_whole_group_lets_the_worker_finish(pair):
     with pair.connect() as gateway:
         gateway.submit("a", PROMPT, 100)
         gateway.next(wire.StepOutput)
-        for pid in [*others_of(pair), pair.process.pid]:
-            os.kill(pid, signal.SIGTERM)
+        for number in (signal.SIGHUP, signal.SIGTERM):
+            for pid in [*others_of(pair), pair.process.pid]:
+                os.kill(pid, number)
         assert len(gateway.finish("a")) == 100
     assert pair.exit_status() == 0
 

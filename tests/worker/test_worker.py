@@ -81,6 +81,15 @@ def test_terminating_a_worker_lets_it_finish_what_it_has(source):
         assert worker.exit_status() == 0
 
 
+def test_a_worker_whose_terminal_ends_finishes_what_it_has(source):
+    with WorkerProcess(source) as worker, worker.connect() as gateway:
+        gateway.submit("a", PROMPT, 100)
+        gateway.next(wire.StepOutput)
+        worker.process.send_signal(signal.SIGHUP)
+        assert len(gateway.finish("a")) == 100
+        assert worker.exit_status() == 0
+
+
 def test_a_worker_ends_with_its_parent_and_leaves_an_interrupt_to_it(source):
     with WorkerProcess(source, exit_with_stdin=True) as worker, worker.connect() as gateway:
         worker.process.send_signal(signal.SIGINT)

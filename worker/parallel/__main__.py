@@ -34,6 +34,7 @@ def main() -> int:
     # A signal to the whole group is meant for rank 0: it decides when the others end.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     end_with_parent()
     leave_with(connection.fileno(), GRACE_S)
     logging.basicConfig(
