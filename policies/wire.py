@@ -299,6 +299,8 @@ class Stats(Message, frozen=True):
     """Since start."""
     mask_s: float = 0.0
     """Since start, that steps have waited for masks."""
+    num_generated_tokens: int = 0
+    """Since start: of answers, the first ones included."""
 
 
 class AdapterLoaded(Message, frozen=True):

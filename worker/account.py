@@ -17,10 +17,16 @@ class Account:
     def __init__(self) -> None:
         self.num_prefill_tokens = 0
         self.num_decode_tokens = 0
+        self.num_generated_tokens = 0
         self.num_steps = 0
         self.busy_s = 0.0
         self._told = (0, 0.0)
         """Steps and busy seconds that the last ``counts`` told of."""
+
+    def gained(self, num_tokens: int) -> None:
+        """So many tokens of one answer from one step, all but one of them as its draft foresaw."""
+        self.num_generated_tokens += num_tokens
+        self.num_decode_tokens += num_tokens - 1
 
     def spend(
         self,
@@ -51,7 +57,7 @@ class Account:
 
     def counts(self) -> dict[str, Any]:
         """What a worker's ``Stats`` say of it, by field; the mean step is that since the last call."""
-        names = ("num_prefill_tokens", "num_decode_tokens", "num_steps", "busy_s")
+        names = ("num_prefill_tokens", "num_decode_tokens", "num_generated_tokens", "num_steps", "busy_s")
         return {"step_ms": self._mean_step_ms(), **{name: getattr(self, name) for name in names}}
 
     def _mean_step_ms(self) -> float:

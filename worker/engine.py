@@ -328,8 +328,8 @@ class Engine:
             reason = sequence.ending()
             if reason is not None:
                 break
+        self._account.gained(num_tokens)
         if num_drafted:
-            self._account.num_decode_tokens += num_tokens - 1
             self._scheduler.end_draft(sequence, num_tokens - 1, now)
             assert self._speculation is not None
             self._speculation.learn(sequence, num_drafted, min(num_tokens, len(run.token_ids) - 1))

@@ -128,7 +128,7 @@ VLLM = (
         "source",
         merge="one",
     ),
-    _counter("vllm:generation_tokens_total", "Tokens that were decoded.", *_ENGINE, merge="one"),
+    _counter("vllm:generation_tokens_total", "Tokens of answers.", *_ENGINE, merge="one"),
     _counter("vllm:prefix_cache_queries_total", "Tokens of prompts, cached or not.", *_ENGINE, merge="one"),
     _counter("vllm:prefix_cache_hits_total", "Tokens of prompts that were found.", *_ENGINE, merge="one"),
     _counter("vllm:spec_decode_num_draft_tokens_total", "Tokens that were guessed.", *_ENGINE, merge="one"),

@@ -110,7 +110,7 @@ def _workers(gw: Gateway) -> Iterator[Sample]:
             ("vllm:num_preemptions_total", stats.num_preemptions),
             ("vllm:prompt_tokens_total", num_prompt_tokens),
             ("vllm:prompt_tokens_cached_total", stats.num_cached_tokens),
-            ("vllm:generation_tokens_total", stats.num_decode_tokens),
+            ("vllm:generation_tokens_total", stats.num_generated_tokens),
             ("vllm:prefix_cache_queries_total", num_prompt_tokens),
             ("vllm:prefix_cache_hits_total", stats.num_cached_tokens),
             ("vllm:spec_decode_num_draft_tokens_total", stats.num_drafted_tokens),

@@ -16,6 +16,7 @@ def test_the_account_of_an_answer_adds_up():
     assert finish.decode_s > 0
     stats = bench.engine.stats()
     assert (stats.num_steps, stats.num_prefill_tokens, stats.num_decode_tokens) == (10, 12, 8)
+    assert stats.num_generated_tokens == 8 + 2
     assert (stats.num_cached_tokens, stats.num_blocks) == (8, 64)
     assert stats.step_ms > 0
     assert bench.engine.stats().step_ms == 0
