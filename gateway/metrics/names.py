@@ -291,6 +291,7 @@ OURS = (
     _counter(
         "penstock_worker_drafter_faults_total", "Requests for which a drafter was switched off.", *_ENGINE, merge="one"
     ),
+    _gauge("penstock_worker_adapters", "Adapters in its memory.", *_ENGINE, merge="one"),
     _counter("penstock_grammars_total", "Looked for by the gateway: read, known or refused.", "outcome"),
     _counter("penstock_grammar_read_seconds_total", "Reading grammars, beside the event loop.", unit="s"),
     _gauge("penstock_worker_grammars", "Compiled, and kept for the next request.", *_ENGINE, merge="one"),

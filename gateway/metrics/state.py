@@ -121,6 +121,7 @@ def _workers(gw: Gateway) -> Iterator[Sample]:
             ("penstock_worker_steps_total", stats.num_steps),
             ("penstock_worker_displacements_total", stats.num_displacements),
             ("penstock_worker_drafter_faults_total", stats.num_drafter_faults),
+            ("penstock_worker_adapters", stats.num_adapters),
             ("penstock_worker_grammars", stats.num_grammars),
             ("penstock_worker_grammar_compile_seconds_total", stats.grammar_compile_s),
             ("penstock_worker_masks_total", stats.num_masks),
