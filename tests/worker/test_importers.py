@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -13,7 +15,9 @@ from tests.worker.quantised_files import (
     TOKEN_IDS,
     Method,
     form_of,
+    fp8,
     logits_of,
+    rewrite,
     write,
 )
 from tests.worker.tiny import oracle_logits
@@ -126,6 +130,14 @@ def test_modules_that_gptq_left_out_are_read_as_they_are(tmp_path):
     ):
         model = write(tmp_path, Method({**method.config, **more}, quantise, Int4))
         torch.testing.assert_close(logits_of(tmp_path), oracle_logits(model, TOKEN_IDS), atol=2e-3, rtol=0)
+
+
+def test_blocks_of_scales_may_be_said_to_be_larger_than_any_matrix(tmp_path):
+    write(tmp_path, fp8((384, 384)))
+    whole = logits_of(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())["quantization_config"]
+    rewrite(tmp_path, quantization_config={**config, "weight_block_size": [1 << 31, 10**30]})
+    assert torch.equal(logits_of(tmp_path), whole)
 
 
 def test_every_form_is_one_of_ours():

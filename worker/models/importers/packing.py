@@ -78,7 +78,7 @@ def float_8(codes: Tensor, scales: Tensor, block: tuple[int, int] | None, name: 
         if any(int((sizes[start:stop] & _NO_NUMBER).max()) == _NO_NUMBER for start, stop in spans(shape)):
             raise ModelError(f"tensor {name}.weight holds values that are no numbers")
         return Fp8(codes, scales[:, 0].contiguous())
-    height, width = block
+    height, width = (min(size, there) for size, there in zip(block, codes.shape, strict=True))
 
     def rows(start: int, stop: int) -> Tensor:
         here = scales[start // height : -(-stop // height)].repeat_interleave(height, 0)
