@@ -68,6 +68,11 @@ REFUSED: dict[str, tuple[str, Callable[[Path], object], str]] = {
         spoiled(lambda t: t.update({f"{Q}.weight_zero_point": torch.zeros(256, dtype=torch.int8)})),
         f"tensor {Q}.weight_zero_point of .* is 256, not 32x8",
     ),
+    "packed zero points of another type": (
+        "W4A16 by group of 32, asymmetric",
+        spoiled(lambda t: t.update({f"{Q}.weight_zero_point": t[f"{Q}.weight_zero_point"].float()})),
+        f"the packed zero points of {Q} are float32, not int32",
+    ),
     "codes of another type": (
         "W8A8 by channel",
         spoiled(lambda t: t.update({f"{Q}.weight": torch.zeros(256, 256)})),

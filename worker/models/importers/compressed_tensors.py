@@ -152,6 +152,8 @@ def _zeros(checkpoint: Checkpoint, name: str, scheme: _Scheme, scales: Tensor) -
         words = zeros.t()
         raised = nibbles(words) if scheme.bits == 4 else words.contiguous().view(torch.uint8)
         return raised.t()[:num_outputs].float() - float(1 << (scheme.bits - 1))
+    if zeros.numel() not in (1, num_outputs * num_groups):
+        raise ModelError(f"the packed zero points of {name} are {str(zeros.dtype).removeprefix('torch.')}, not int32")
     return zeros.float().reshape(-1, num_groups if zeros.numel() > 1 else 1).expand(num_outputs, num_groups)
 
 
