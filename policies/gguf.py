@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from policies.terms import printable
+
 MAX_DIMENSIONS = 4
 SUFFIX = ".gguf"
 
@@ -29,7 +31,7 @@ class GgufInvalid(ValueError):
 
 def shown(name: str) -> str:
     """A name out of the file, fit to stand in a sentence."""
-    clean = "".join(char if char.isprintable() else "?" for char in name[:80])
+    clean = printable(name[:80])
     return clean if len(name) <= 80 else f"{clean}…"
 
 

@@ -14,6 +14,12 @@ ANSWERED = frozenset(("stop", "length", "content_filter"))
 """What was said until then is an answer."""
 
 
+def printable(text: str) -> str:
+    """The same without what would break a line, steer a terminal or be no UTF-8: for sentences with names in them that
+    are out of files."""
+    return "".join(char if char.isprintable() else "?" for char in text)
+
+
 class Sampling(msgspec.Struct, frozen=True, array_like=True):
     """How a sequence's next token is chosen; the worker needs nothing else of the request.
 

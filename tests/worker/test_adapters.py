@@ -170,6 +170,7 @@ def files(tmp_path, llama):
         ({"rank_pattern": {"(": 3}}, "no regular expression"),
         ({"rank_pattern": {"a{99999999999}": 3}}, "no regular expression"),
         ({"r": 5}, "takes 5x48"),
+        ({"half a \ud800\n": 1}, "half a ?? is set"),
     ],
 )
 def test_a_configuration_that_is_not_served_is_refused_by_name(files, changes, named):

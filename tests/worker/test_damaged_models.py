@@ -177,6 +177,11 @@ def test_the_tensor_that_transformers_finds_of_another_shape_is_named_and_no_tab
     assert of_transformers.get_verbosity() == verbosity
 
 
+def test_names_out_of_its_files_neither_break_the_sentence_nor_steer_a_terminal(whole, tmp_path):
+    directory = configured(whole, tmp_path / "model", "LlamaForCausalLM", hidden_act="x\n\x1b[31m\ud800")
+    assert refusal_of(directory) == "the activation x??[31m? of this LlamaForCausalLM is not supported"
+
+
 def test_a_number_of_more_digits_than_are_read_is_one_sentence(whole, tmp_path):
     directory = configured(whole, tmp_path / "model", "LlamaForCausalLM")
     (directory / "config.json").write_text('{"vocab_size": ' + "9" * 5000 + "}")
