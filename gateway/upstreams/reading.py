@@ -176,7 +176,9 @@ class Reader:
         chunk = _decoded(_chunk, text)
         if chunk.error is not None:
             raise failures.of_event(chunk.error)
-        self.usage = _told(chunk.usage) or self.usage
+        told = _told(chunk.usage)
+        if told is not None and (told.counts is not None or self.usage is None):  # some say {} once more at the end
+            self.usage = told
         found = []
         for choice in chunk.choices or ():
             if not 0 <= choice.index < self._asked.num_sequences:

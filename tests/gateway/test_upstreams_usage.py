@@ -1,0 +1,27 @@
+"""What an upstream says of its usage, in all the places where upstreams say it: what is told on is what is billed."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.gateway.conftest import HELLO, OpenFront
+from tests.gateway.elsewhere import USAGE, chunk, elsewhere, streams
+
+ASKED = {"model": "far", "messages": HELLO}
+END = [chunk(content="one"), chunk(finish="stop")]
+
+
+@pytest.mark.parametrize("last", [{}, None, {"prompt_tokens": 21}, {"prompt_tokens": None, "completion_tokens": None}])
+async def test_a_count_stands_whatever_is_said_behind_it(open_front: OpenFront, last):
+    said = [*END, {"choices": [], "usage": USAGE}, {"choices": [], "usage": last}, "[DONE]"]
+    async with elsewhere(streams(*said)) as far, open_front(upstreams=(far.upstream(),)) as front:
+        asked = {**ASKED, "stream": True, "stream_options": {"include_usage": True}}
+        async with front.http.post(f"{front.url}/v1/chat/completions", json=asked) as answer:
+            lines = (await answer.text()).split("\n\n")
+        usage = json.loads(lines[-3].removeprefix("data: "))["usage"]
+        (row,) = await front.settled(1)
+        counts = (row["num_prompt_tokens"], row["num_completion_tokens"], row["num_cached_tokens"])
+        assert (counts, row["counted_by"]) == ((21, 3, 5), "upstream")
+        assert (usage["prompt_tokens"], usage["completion_tokens"]) == (21, 3)
