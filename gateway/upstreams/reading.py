@@ -96,9 +96,10 @@ class ToldUsage(msgspec.Struct, frozen=True):
 
     @property
     def of_prompt(self) -> ToldUsage:
-        """Where there is no completion: vLLM and others say nothing but the total then, of a ranking."""
+        """Where there is no completion, and none is told on: vLLM and others say nothing but the total then, of a
+        ranking."""
         num_tokens = self.prompt_tokens or self.total_tokens
-        return ToldUsage(num_tokens, self.completion_tokens or 0, num_tokens, self.prompt_tokens_details)
+        return ToldUsage(num_tokens, 0, num_tokens, self.prompt_tokens_details)
 
     @property
     def num_cached_tokens(self) -> int:

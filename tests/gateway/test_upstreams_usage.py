@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 
 import pytest
+from aiohttp import web
 
 from tests.gateway.conftest import HELLO, OpenFront
-from tests.gateway.elsewhere import USAGE, chunk, elsewhere, streams
+from tests.gateway.elsewhere import USAGE, Heard, chunk, elsewhere, streams
 
 ASKED = {"model": "far", "messages": HELLO}
 END = [chunk(content="one"), chunk(finish="stop")]
@@ -25,3 +26,15 @@ async def test_a_count_stands_whatever_is_said_behind_it(open_front: OpenFront, 
         counts = (row["num_prompt_tokens"], row["num_completion_tokens"], row["num_cached_tokens"])
         assert (counts, row["counted_by"]) == ((21, 3, 5), "upstream")
         assert (usage["prompt_tokens"], usage["completion_tokens"]) == (21, 3)
+
+
+async def test_vectors_have_no_completion_that_could_be_billed(open_front: OpenFront):
+    async def answer(heard: Heard) -> web.StreamResponse:
+        usage = {"prompt_tokens": 7, "completion_tokens": 4, "total_tokens": 11}
+        return web.json_response({"data": [{"index": 0, "embedding": [0.5]}], "usage": usage})
+
+    async with elsewhere(answer) as far, open_front(upstreams=(far.upstream(),)) as front:
+        found = await front.client.embeddings.create(model="far", input="a")
+        (row,) = await front.settled(1)
+        assert (found.usage.prompt_tokens, found.usage.total_tokens) == (7, 7)
+        assert (row["num_prompt_tokens"], row["num_completion_tokens"], row["counted_by"]) == (7, 0, "upstream")
