@@ -54,14 +54,17 @@ class Prices:
         self._wall = wall
         self._base_of = base_of
         self._list = self._board.prices
-        self._until = self._list.changes_at(wall())
+        self._since = wall()
+        self._until = self._list.changes_at(self._since)
 
     def have_changed(self) -> bool:
-        """Since this was asked before: what was found until then counts no more for requests to come."""
-        if self._board.prices is self._list and self._wall() < self._until:
+        """Since this was asked before: what was found until then counts no more for requests to come. A clock that was
+        ahead and is set back changes them too."""
+        if self._board.prices is self._list and self._since <= self._wall() < self._until:
             return False
         self._list = self._board.prices
-        self._until = self._list.changes_at(self._wall())
+        self._since = self._wall()
+        self._until = self._list.changes_at(self._since)
         return True
 
     def find(self, caller: Caller, model: str, sla_class: str) -> Priced:

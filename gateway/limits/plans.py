@@ -66,7 +66,7 @@ class Plans:
             return shape
         name = (id(policy), caller.tenant_id, caller.key_id, model, sla_class)
         plan = self._plans.get(name)
-        if plan is None or (plan.period is not None and self._wall() >= plan.period.ends_at):
+        if plan is None or not (plan.period is None or plan.period.starts_at <= self._wall() < plan.period.ends_at):
             plan = self._named(shape, caller.tenant_id, caller.key_id)
             _keep(self._plans, name, plan)
         return plan

@@ -155,6 +155,18 @@ async def test_a_new_period_begins_with_nothing_spent(clock):
     await ask(limits, caller, 10, 50, "c", 20)
 
 
+async def test_a_clock_that_was_ahead_and_is_set_back_makes_no_money_of_another_period(clock):
+    now = [1_795_000_000.0]
+    limits = Limits(settings.Settings(), clock, wall=lambda: now[0])
+    caller = a_spender("0.00006")
+    await ask(limits, caller, 10, 50, "a", 20)
+    now[0] += 86_400
+    await ask(limits, caller, 1, 1, "b", 1)
+    now[0] -= 86_400
+    with pytest.raises(BudgetSpent):
+        await ask(limits, caller, 1, 1, "c", 1)
+
+
 async def test_whoever_administers_sees_how_the_ceilings_stand(limits):
     caller = a_caller(
         a_policy(
