@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from functools import partial
 
 import msgspec
@@ -90,6 +90,11 @@ class Limits:
         self._alert = alert
         self._known_spent: dict[str, tuple[str, int]] = {}
         """By tenant: the name of its shared budget's rule, which has the period, and micro-units as last heard of."""
+        self.running: Mapping[str, str] = {}
+        """By tenant: the name of the rule of its budget in the period that runs, as ``Budgets`` last saw it."""
+        self.late: set[str] = set()
+        """Tenants whose budget's gauge may lack, of what the ledger has, a request that was let in before there was
+        such a budget."""
 
     def admit(
         self,
@@ -114,7 +119,9 @@ class Limits:
         """
         plan = self.plans.find(caller, model, sla_class)
         chunk = self._estimate * num_sequences
-        return Ticket(self, plan, request_id, num_prompt_tokens, max_completion_tokens, chunk, outcome)
+        return Ticket(
+            self, plan, caller.tenant_id, request_id, num_prompt_tokens, max_completion_tokens, chunk, outcome
+        )
 
     async def peek(self, policy: Policy, tenant_id: str, key_id: str = "", models: Sequence[str] = ()) -> list[Reading]:
         """How the tenant's ceilings stand: its own and its budget, the key's if one is named, those on each of
@@ -239,6 +246,12 @@ class Limits:
             if self.shared is not None and cost_micros:
                 # Redis may be back, and know already all that the ledger had until then.
                 self.shared.settle_soon(rules[-1:], request_id, [], 0, cost_micros, told)
+
+    def has_cost(self, plan: Plan, tenant_id: str) -> None:
+        """A request has, and its row is written; by now the tenant may have a budget that it was not let in by."""
+        name = self.running.get(tenant_id)
+        if name is not None and (plan.period is None or plan.rules[-1].name != name):
+            self.late.add(tenant_id)
 
     async def readings(self, rules: Sequence[Rule]) -> list[int]:
         """As ``admission.readings``. Raises RedisAway."""

@@ -1,7 +1,7 @@
-"""What is spent already: the ledger knows, and tells the gauges at start, when a tenant gets a budget, when rows have
-come late, and when Redis has been away, which may have lost some of it and has missed what gateways spent meanwhile by
-themselves. Whatever shares of a budget the ledger knows to be spent, and the webhook has not taken, are told then as
-well.
+"""What is spent already: the ledger knows, and tells the gauges at start, when a tenant gets a budget, when what was
+under way at that time has ended, when rows have come late, and when Redis has been away, which may have lost some of it
+and has missed what gateways spent meanwhile by themselves. Whatever shares of a budget the ledger knows to be spent,
+and the webhook has not taken, are told then as well.
 
 None of this is on the way of a request. Until it is done the gauges have what they have.
 """
@@ -95,6 +95,10 @@ class Budgets:
                 shared.may_lack.clear()  # whatever goes wrong with Redis from now on sets it again
         revision = self._directory.revision
         running = self._running()
+        if late := self._limits.late:
+            self._limits.late = set()
+            self._restored -= {(each.rule.name, each.budget) for each in running if each.tenant_id in late}
+            self._seen_revision = -1
         news = [each for each in running if (each.rule.name, each.budget) not in self._restored]
         for period in {budget.period for budget in news}:
             of_period = [budget for budget in news if budget.period == period]
@@ -110,6 +114,7 @@ class Budgets:
         if shared is not None:
             await shared.all_told()
         self._restored = {(each.rule.name, each.budget) for each in running}
+        self._limits.running = {each.tenant_id: each.rule.name for each in running}
         self._seen_revision = revision
 
     @property
@@ -159,7 +164,7 @@ class Budgets:
             try:
                 if shared is not None:
                     await shared.look()
-                if self._lack or self._directory.revision != self._seen_revision:
+                if self._lack or self._limits.late or self._directory.revision != self._seen_revision:
                     await self.restore()
             except RedisAway:
                 continue

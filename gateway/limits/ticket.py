@@ -40,6 +40,7 @@ class Ticket:
         "_plan",
         "_readings",
         "_rules",
+        "_tenant_id",
         "_tokens",
         "_used",
         "request_id",
@@ -49,6 +50,7 @@ class Ticket:
         self,
         limits: Limits,
         plan: Plan,
+        tenant_id: str,
         request_id: str,
         num_prompt_tokens: int,
         max_completion_tokens: int,
@@ -58,6 +60,8 @@ class Ticket:
         self.request_id = request_id
         self._limits = limits
         self._plan = plan
+        self._tenant_id = tenant_id
+        """Which a plan without rules does not say."""
         self._rules: tuple[Rule, ...] = plan.rules
         """Those it was let in by."""
         self._meters: Meters | SharedMeters | None = None
@@ -112,6 +116,8 @@ class Ticket:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self._cost_micros:
+            self._limits.has_cost(self._plan, self._tenant_id)
         if self._meters is None:
             return
         del self._limits.open_tickets[self.request_id]

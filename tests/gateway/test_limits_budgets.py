@@ -101,6 +101,21 @@ async def test_a_budget_that_is_new_to_a_tenant_begins_with_what_it_spent_before
         await until(lambda: limits.local.readings(limits.plans.find(a_caller(POLICY, tenant), "").rules) == [900, 0])
 
 
+async def test_what_was_under_way_when_its_tenant_got_a_budget_counts_too(rooms, clock):
+    tenant = await add_tenant(rooms, "north", "default")
+    caller = a_caller(Policy(prices=POLICY.prices), tenant)
+    async with gateway(rooms, clock) as (limits, directory):
+        async with limits.admit(caller, "demo", 1, 1, "r") as ticket:
+            await change(rooms, store.tenants, tenant, policy="thrifty")
+            await directory.refresh()
+            clock.advance(LOOK_S)
+            await until(lambda: tenant in limits.running)
+            await spend(rooms, tenant, ticket.settle(Usage(1, 0, 1)), NOON)
+        clock.advance(LOOK_S)
+        await until(lambda: limits.local.readings(limits.plans.find(a_caller(POLICY, tenant), "").rules) == [100, 0])
+        assert not limits.late
+
+
 async def test_shares_that_nobody_was_told_of_are_told_by_the_next_start_and_once(rooms, clock):
     budget = msgspec.structs.replace(POLICY.budget, alerts_at=(0.5, 0.9, 2.0))
     await add_version(rooms, "thrifty", msgspec.structs.replace(POLICY, budget=budget), version=2)
