@@ -184,7 +184,7 @@ class Budgets:
 
 def is_since(unix_s: int) -> sa.ColumnElement[bool]:
     """Of rows of the ledger. Their request ids are in the order of time and have an index, which the column of the time
-    itself has not."""
+    itself has not. Corrections have ids before all of them: they change what is billed, and no gauge."""
     rows = store.ledger.c
     first = f"req_{1000 * (unix_s - ID_MARGIN_S) << 80:032x}"
     return sa.and_(rows.request_id >= first, rows.created_at >= unix_s)

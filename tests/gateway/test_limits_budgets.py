@@ -41,10 +41,10 @@ async def rooms(store_settings):
         yield rooms
 
 
-async def spend(rooms, tenant_id, micros, at):
+async def spend(rooms, tenant_id, micros, at, kind="req"):
     """A row of the ledger, as of a request that came at that time."""
     row = an_entry(
-        request_id=f"req_{(1000 * at << 80) + next(numbers):032x}",
+        request_id=f"{kind}_{(1000 * at << 80) + next(numbers):032x}",
         tenant_id=tenant_id,
         created_at=at,
         cost_micros=micros,
@@ -83,6 +83,7 @@ async def test_a_restart_forgets_nothing_that_was_spent_in_the_period(rooms, clo
         (other, 7, NOON),
     ]:
         await spend(rooms, tenant_id, micros, at)
+    await spend(rooms, one, 100, NOON, kind="corr")  # which is billed, and no use of anything
     async with gateway(rooms, clock) as (limits, _):
         assert (await spent(limits, one), await spent(limits, other)) == (900, 7)
         await ask(limits, one)
