@@ -119,5 +119,5 @@ class Metered:
                 told, logprobs = delta.token_ids[:room], delta.logprobs and delta.logprobs[:room]
                 deltas.append(msgspec.structs.replace(delta, token_ids=told, logprobs=logprobs, finish=finish))
             else:
-                deltas.append(wire.Delta(request_id, index, [], None, finish))
+                deltas.append(type(delta)(request_id, index, [], None, finish))  # an upstream's has its own kind
         return deltas

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from decimal import Decimal
 
 import pytest
 from aiohttp import web
 
+from policies import settings
+from policies.policy import Budget, Cache, Policy, Price
 from tests.gateway.conftest import HELLO, OpenFront
-from tests.gateway.elsewhere import USAGE, Heard, chunk, elsewhere, streams
+from tests.gateway.elsewhere import USAGE, Heard, chunk, elsewhere, says, streams
 
 ASKED = {"model": "far", "messages": HELLO}
 END = [chunk(content="one"), chunk(finish="stop")]
@@ -38,3 +41,20 @@ async def test_vectors_have_no_completion_that_could_be_billed(open_front: OpenF
         (row,) = await front.settled(1)
         assert (found.usage.prompt_tokens, found.usage.total_tokens) == (7, 7)
         assert (row["num_prompt_tokens"], row["num_completion_tokens"], row["counted_by"]) == (7, 0, "upstream")
+
+
+@pytest.mark.parametrize("several", [{"messages": HELLO, "n": 2}, {"prompt": ["a", "b"]}])
+@pytest.mark.parametrize("streams", [False, True])
+async def test_several_answers_end_together_where_the_budget_does(open_front: OpenFront, several, streams):
+    price = Price(completion=Decimal(1_000_000))
+    policy = Policy(budget=Budget(Decimal(8), "month"), prices={"*": price}, cache=Cache("off"))
+    terms = {"limits": settings.Limits(completion_estimate=1), "policies": {"default": policy}}
+    async with elsewhere(says(*["one "] * 50)) as far, open_front(upstreams=(far.upstream(),), **terms) as front:
+        path = "/v1/chat/completions" if "messages" in several else "/v1/completions"
+        asked = {"model": "far", "stream": streams, "max_tokens": 60, **several}
+        async with front.http.post(front.url + path, json=asked) as answer:
+            text = await answer.text()
+        (row,) = await front.settled(1)
+        assert (answer.status, row["status"], row["finish_reason"]) == (200, 200, "length")
+        assert text.count('"finish_reason":"length"') == 2
+        assert row["cost_micros"] == 1_000_000 * row["num_completion_tokens"] <= 8_000_000
