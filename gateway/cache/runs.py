@@ -21,6 +21,7 @@ from gateway.spent import Spent
 from gateway.traceparent import context_of
 from policies import wire
 from policies.answers import Kept, Outcome, Told
+from policies.terms import Usage
 
 MAX_SCORED = 32
 """Tokens with log-probabilities that are told in one go."""
@@ -212,11 +213,12 @@ class Reader:
             await self._run.source.over()
 
     def _as_mine(self, delta: wire.Delta, ids: dict[str, str]) -> wire.Delta:
-        finish = delta.finish
+        finish, counted = delta.finish, delta.counted if isinstance(delta, Piece) else None
         if finish is not None and self.outcome == "shared":
             finish = _unreused(finish)
+            counted = counted and Counted(_uncached(counted.usage), counted.by)
         if isinstance(delta, Piece):
-            return msgspec.structs.replace(delta, request_id=ids[delta.request_id], finish=finish)
+            return msgspec.structs.replace(delta, request_id=ids[delta.request_id], finish=finish, counted=counted)
         return wire.Delta(ids[delta.request_id], delta.index, delta.token_ids, delta.logprobs, finish)
 
 
@@ -253,7 +255,7 @@ class Replay:
             request_id = self._request_ids[told.part]
             finish = wire.Finish(told.reason, 0, 0, 0.0, 0.0, 0.0, has_end_token=told.has_end_token)
             if told.words is not None:
-                counted = None if told.usage is None else Counted(told.usage, "upstream")
+                counted = None if told.usage is None else Counted(_uncached(told.usage), "upstream")
                 deltas.append(
                     Piece(
                         request_id,
@@ -290,3 +292,8 @@ def _unreused(finish: wire.Finish) -> wire.Finish:
     pays."""
     times = finish.queue_s, finish.prefill_s, finish.decode_s
     return wire.Finish(finish.reason, 0, 0, *times, has_end_token=finish.has_end_token)
+
+
+def _uncached(usage: Usage) -> Usage:
+    """An upstream's, likewise."""
+    return msgspec.structs.replace(usage, num_cached_tokens=0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from decimal import Decimal
 
@@ -58,3 +59,22 @@ async def test_several_answers_end_together_where_the_budget_does(open_front: Op
         assert (answer.status, row["status"], row["finish_reason"]) == (200, 200, "length")
         assert text.count('"finish_reason":"length"') == 2
         assert row["cost_micros"] == 1_000_000 * row["num_completion_tokens"] <= 8_000_000
+
+
+async def test_what_an_upstream_had_of_a_prompt_is_on_the_bill_of_the_one_who_pays(open_front: OpenFront):
+    gap, terms = asyncio.Event(), {"policies": {"default": Policy(cache=Cache("all"))}}
+    async with (
+        elsewhere(says("one ", "two", gap=gap)) as far,
+        open_front(upstreams=(far.upstream(),), **terms) as front,
+    ):
+        path, asked = f"{front.url}/v1/chat/completions", {**ASKED, "stream": True}
+        async with front.http.post(path, json=asked) as one, front.http.post(path, json=asked) as other:
+            for answer in (one, other):
+                await answer.content.readuntil(b"one ")
+            gap.set()
+            for answer in (one, other):
+                await answer.read()
+        again = await front.client.chat.completions.create(**ASKED)
+        rows = await front.settled(3)
+        assert {row["cache"]: row["num_cached_tokens"] for row in rows} == {"miss": 5, "shared": 0, "hit": 0}
+        assert (again.usage.prompt_tokens, again.usage.prompt_tokens_details.cached_tokens) == (21, 0)
