@@ -36,13 +36,13 @@ def estimated(num_bytes: int) -> int:
 
 
 def verdict(told: Counts | None, counted: Counts, is_exact: bool, max_prompt: int, max_completion: int) -> Verdict:
-    """``told``: by the server, None where it said nothing. What it says is billed, unless it cannot be: below zero, or
-    more than the prompt has bytes or than was asked for. ``max_prompt`` and ``max_completion`` are those bounds;
-    ``is_exact``: a tokenizer has counted here."""
+    """``told``: by the server, None where it said nothing. What it says is billed, unless it cannot be: none where
+    there are some, as of servers that do not count, or more than the prompt has bytes or than was asked for.
+    ``max_prompt`` and ``max_completion`` are those bounds; ``is_exact``: a tokenizer has counted here."""
     if told is None:
         return Verdict("gateway", True)
-    for said, most in ((told.num_prompt_tokens, max_prompt), (told.num_completion_tokens, max_completion)):
-        if not 0 <= said <= most:
+    for said, ours, most in zip(told, counted, (max_prompt, max_completion), strict=True):
+        if not min(1, ours) <= said <= most:
             return Verdict("gateway", False)
     share = EXACT_SHARE if is_exact else ROUGH_SHARE
     agrees = all(abs(a - b) <= ROOM + share * min(a, b) for a, b in zip(told, counted, strict=True))

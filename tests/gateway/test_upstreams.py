@@ -268,7 +268,7 @@ async def test_without_usage_our_own_count_is_billed_and_marked(front, far, usag
     assert front.gw.upstreams.view("far-1").num_without_usage == 1
 
 
-@pytest.mark.parametrize(("told", "by"), [((21, 900), "upstream"), ((21, -3), "gateway"), ((10**9, 3), "gateway")])
+@pytest.mark.parametrize(("told", "by"), [((21, 900), "upstream"), ((21, -3), "gateway"), ((0, 0), "gateway")])
 async def test_a_count_that_differs_is_noted_and_one_that_cannot_be_is_not_billed(front, far, told, by):
     far.always = says("one", usage={"prompt_tokens": told[0], "completion_tokens": told[1], "total_tokens": 0})
     await front.post("/v1/chat/completions", ASKED)
