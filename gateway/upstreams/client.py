@@ -129,7 +129,7 @@ async def _events(response: aiohttp.ClientResponse, upstream: Known) -> AsyncIte
             event, said = b"\n".join(said), []
             yield event
             if event == DONE:
-                with contextlib.suppress(TimeoutError, aiohttp.ClientError):
+                with contextlib.suppress(TimeoutError, aiohttp.ClientError, RuntimeError):
                     async with asyncio.timeout(LAST_S):
                         await response.content.read(1)
                 return
@@ -174,6 +174,8 @@ async def _chunk(response: aiohttp.ClientResponse, idle_s: float) -> bytes:
             return await response.content.readany()
     except TimeoutError:
         raise failures.too_late("said no more", idle_s) from None
+    except RuntimeError as error:  # aiohttp's, where it closed the connection on bytes that it cannot read
+        raise failures.cut(_shown(error)) from None
 
 
 async def _error_of(response: aiohttp.ClientResponse, upstream: Known) -> bytes:
