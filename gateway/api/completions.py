@@ -101,7 +101,7 @@ async def _prompts(
     if call.suffix:
         return await text.encode_infill(call.texts, call.suffix, facts.max_model_tokens)
     if call.texts:
-        prompts = await text.encode(call.texts, max_tokens=facts.max_model_tokens)
+        prompts = await text.encode(call.texts, call.add_special_tokens is not False, facts.max_model_tokens)
         if not all(prompts):
             raise openai.Malformed("Invalid 'prompt': there is not one token in it", "prompt", "empty_string")
         return prompts, ()

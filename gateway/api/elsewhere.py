@@ -128,7 +128,10 @@ async def completion(
     prompts: list[Any] = list(call.texts or call.token_ids)
     text, request_id = pool.text, request[HEAD].request_id
     asked_tokens = DEFAULT_MAX_TOKENS if call.max_tokens is None else call.max_tokens
-    ids = await text.encode(call.texts) if text is not None and call.texts else [_ids(prompt) for prompt in prompts]
+    if text is not None and call.texts:
+        ids = await text.encode(call.texts, call.add_special_tokens is not False)
+    else:
+        ids = [_ids(prompt) for prompt in prompts]
     parts = []
     for number, (prompt, prompt_ids) in enumerate(zip(prompts, ids, strict=True)):
         most = _room(pool, len(prompt_ids), asked_tokens, "prompt")

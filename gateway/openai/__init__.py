@@ -23,6 +23,7 @@ from gateway.openai.batches import (
 )
 from gateway.openai.chunks import DONE, KEEP_ALIVE, ChatChunks, Chunks, CompletionChunks, obfuscation
 from gateway.openai.decoding import converted, decoded
+from gateway.openai.extras import EXTRAS
 from gateway.openai.failures import ErrorBody, ErrorDetail, Malformed
 from gateway.openai.files import (
     MAX_PARTS,
@@ -97,6 +98,7 @@ from gateway.openai.vectors import (
 
 __all__ = [
     "DONE",
+    "EXTRAS",
     "KEEP_ALIVE",
     "MAX_PARTS",
     "NO_PARAMETERS",

@@ -11,6 +11,7 @@ import msgspec
 from msgspec import Meta
 
 from gateway.openai.decoding import converted
+from gateway.openai.extras import refused
 from gateway.openai.failures import Malformed
 from policies import wire
 
@@ -26,6 +27,7 @@ _ways_to_ask = attrgetter(
 )
 _guided = attrgetter("guided_json", "guided_regex", "guided_choice", "guided_grammar")
 NOTHING_ASKED = (None,) * 8
+_UNSERVED = ("structural_tag", "whitespace_pattern", "disable_any_whitespace", "disable_additional_properties")
 
 
 class JsonSchema(msgspec.Struct, frozen=True):
@@ -39,13 +41,17 @@ class JsonSchema(msgspec.Struct, frozen=True):
 
 
 class StructuredOutputs(msgspec.Struct, frozen=True):
-    """vLLM's; one of them."""
+    """vLLM's; one of the first five. The others would make another answer of it, and are refused."""
 
     json: str | dict[str, Any] | None = None
     regex: str | None = None
     choice: Choices | None = None
     grammar: str | None = None
     json_object: bool | None = None
+    structural_tag: Any = None
+    whitespace_pattern: Any = None
+    disable_any_whitespace: bool | None = None
+    disable_additional_properties: bool | None = None
 
 
 class AskedGrammar(NamedTuple):
@@ -62,6 +68,9 @@ def asked_grammar(call: ChatRequest | CompletionRequest) -> AskedGrammar | None:
         return None  # as nearly always, and reading them one by one takes 3 us
     asked = [_of_format(call.response_format)] if call.response_format is not None else []
     outputs = converted(call.structured_outputs or {}, StructuredOutputs, "structured_outputs")
+    for name in _UNSERVED:
+        if getattr(outputs, name):
+            raise refused(f"structured_outputs.{name}")
     asked += _of_outputs(outputs, "structured_outputs.")
     asked += _of_outputs(StructuredOutputs(*_guided(call)), "guided_")
     asked += _of_outputs(StructuredOutputs(regex=call.regex, grammar=call.ebnf), "")

@@ -15,6 +15,7 @@ from msgspec import Meta
 from msgspec.structs import astuple
 
 from gateway.openai.decoding import decoded
+from gateway.openai.extras import Extras, check_extras, refused
 from gateway.openai.failures import Malformed
 from gateway.openai.grammars import Choices, asked_grammar
 from gateway.openai.messages import Message, TextPart, check_message, check_text
@@ -45,7 +46,7 @@ class PenstockOptions(msgspec.Struct, frozen=True):
     receipt: bool | None = None
 
 
-class Generation(msgspec.Struct, frozen=True, kw_only=True):
+class Generation(Extras, frozen=True, kw_only=True):
     """What both kinds of completion take. The second half is vLLM's, for its clients."""
 
     model: str
@@ -74,7 +75,12 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
     repetition_penalty: Annotated[float, Meta(gt=0.0, le=100.0)] | None = None
     min_tokens: Annotated[int, Meta(ge=0, le=2**63 - 1)] | None = None
     stop_token_ids: Annotated[list[TokenId], Meta(max_length=256)] | None = None
+    include_stop_str_in_output: bool | None = None
+    no_stop_trim: bool | None = None
+    """SGLang's name of the same."""
     ignore_eos: bool | None = None
+    add_special_tokens: bool | None = None
+    """Those that the tokenizer puts around a text; for a completion they are there unless this is false."""
     structured_outputs: dict[str, Any] | None = None
     guided_json: str | dict[str, Any] | None = None
     guided_regex: str | None = None
@@ -102,6 +108,11 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
         if self.stop is None:
             return ()
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+    @property
+    def keeps_stop(self) -> bool:
+        """The stop string that ends a text is told as well, and so is the token."""
+        return bool(self.include_stop_str_in_output or self.no_stop_trim)
 
     @property
     def includes_usage(self) -> bool:
@@ -158,7 +169,8 @@ class ChatRequest(Generation, frozen=True, kw_only=True):
     """For the template's own switches (vLLM's and SGLang's name)."""
     chat_template: str | None = None
     continue_final_message: bool | None = None
-    """Of vLLM's, these two would make another prompt of it."""
+    echo: bool | None = None
+    """Of vLLM's, these would make another prompt or answer of it."""
     enable_thinking: bool | None = None
     """Whether it reasons before it answers, however hard (DashScope's name)."""
 
@@ -272,17 +284,21 @@ def check_chat(call: ChatRequest) -> ChatRequest:
     if call.top_logprobs is not None and not call.logprobs:
         raise Malformed("'top_logprobs' needs 'logprobs' to be true", "top_logprobs")
     if call.modalities is not None and call.modalities != ["text"]:
-        _refuse("modalities", "only ['text'] is")
+        raise refused("modalities", "only ['text'] is")
     if call.audio is not None:
-        _refuse("audio")
+        raise refused("audio")
     if call.web_search_options is not None:
-        _refuse("web_search_options")
+        raise refused("web_search_options")
     if call.moderation is not None:
-        _refuse("moderation")
+        raise refused("moderation")
     if call.chat_template:
-        _refuse("chat_template", "the model's own is used")
+        raise refused("chat_template", "the model's own is used")
     if call.continue_final_message:
-        _refuse("continue_final_message", "an answer is a turn of its own")
+        raise refused("continue_final_message", "an answer is a turn of its own")
+    if call.echo:
+        raise refused("echo", "an answer is a turn of its own")
+    if call.add_special_tokens:
+        raise refused("add_special_tokens", "the template writes those that the model wants")
     call.tooling()
     for i, message in enumerate(call.messages):
         if not message.is_plain:
@@ -307,7 +323,7 @@ def parse_completion(body: bytes) -> CompletionRequest:
     if call.suffix and not call.texts:
         raise Malformed("'suffix' needs a 'prompt' of text", "suffix")
     if call.suffix and call.echo:
-        _refuse("echo", "not together with 'suffix'")
+        raise refused("echo", "not together with 'suffix'")
     if call.best_of is not None and call.best_of < call.num_choices:
         raise Malformed("'best_of' must be at least 'n'", "best_of")
     if call.chooses and call.stream:
@@ -349,17 +365,13 @@ def sampling(call: ChatRequest | CompletionRequest, max_tokens: int, vocab_size:
 
 
 def _check(call: ChatRequest | CompletionRequest) -> None:
+    check_extras(call)
     if call.stream_options is not None and not call.stream:
         raise Malformed("'stream_options' is allowed only when 'stream' is true", "stream_options")
     max_tokens = call.asked_tokens if isinstance(call, ChatRequest) else call.max_tokens
     asked_grammar(call)
     if max_tokens is not None and (call.min_tokens or 0) > max_tokens:
         raise Malformed("'min_tokens' is larger than the number of tokens asked for", "min_tokens")
-
-
-def _refuse(param: str, instead: str = "") -> None:
-    but = f"; {instead}" if instead else ""
-    raise Malformed(f"'{param}' is not supported by this server{but}", param, "unsupported_parameter")
 
 
 def _biases(biases: dict[str, float], vocab_size: int) -> dict[int, float]:

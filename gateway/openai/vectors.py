@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, cast
+from typing import Annotated, Any, Literal, TypeVar, cast
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from gateway.openai.decoding import decoded
+from gateway.openai.extras import ReadingExtras, check_extras, refused
 from gateway.openai.failures import Malformed
 from gateway.openai.receipts import PenstockExtras
 from gateway.openai.requests import Metadata, Named, PenstockOptions, TokenId
@@ -17,7 +18,7 @@ MAX_INPUTS = 2048
 """Texts of one request, as at OpenAI."""
 
 
-class Reading(msgspec.Struct, frozen=True, kw_only=True):
+class Reading(ReadingExtras, frozen=True, kw_only=True):
     """What all of these take: texts are read, and none is written."""
 
     model: str
@@ -46,6 +47,11 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True):
     def stops(self) -> tuple[str, ...]:
         """None."""
         return ()
+
+    @property
+    def keeps_stop(self) -> bool:
+        """There is none."""
+        return False
 
     @property
     def seed(self) -> None:
@@ -97,6 +103,8 @@ class RerankRequest(Reading, frozen=True, kw_only=True):
     """They are in the answer unless this is false."""
     max_tokens_per_doc: Annotated[int, Meta(ge=1, le=2**63 - 1)] | None = None
     """Of a longer document only its beginning is read."""
+    truncate_prompt_tokens: Any = None
+    """Of both texts, it would be."""
 
     @property
     def texts(self) -> list[str]:
@@ -124,6 +132,7 @@ class ScoreRequest(Reading, frozen=True, kw_only=True):
     items: Texts | None = None
     data_1: Texts | None = None
     data_2: Texts | None = None
+    truncate_prompt_tokens: Any = None
 
     @property
     def sides(self) -> tuple[str, str]:
@@ -149,6 +158,8 @@ class ScoreRequest(Reading, frozen=True, kw_only=True):
         return [*first, *second]
 
 
+R = TypeVar("R", RerankRequest, ScoreRequest)
+
 _embedding = msgspec.json.Decoder(EmbeddingRequest)
 _rerank = msgspec.json.Decoder(RerankRequest)
 _score = msgspec.json.Decoder(ScoreRequest)
@@ -157,6 +168,7 @@ _score = msgspec.json.Decoder(ScoreRequest)
 def parse_embedding(body: bytes) -> EmbeddingRequest:
     """The request in ``body``. Raises Malformed."""
     call = decoded(_embedding, body)
+    check_extras(call)
     if not isinstance(call.input, str):
         kinds = {type(item) for item in call.input}
         if len(kinds) > 1:
@@ -175,12 +187,12 @@ def parse_embedding(body: bytes) -> EmbeddingRequest:
 
 def parse_rerank(body: bytes) -> RerankRequest:
     """The request in ``body``. Raises Malformed."""
-    return decoded(_rerank, body)
+    return _uncut(decoded(_rerank, body))
 
 
 def parse_score(body: bytes) -> ScoreRequest:
     """The request in ``body``. Raises Malformed."""
-    call = decoded(_score, body)
+    call = _uncut(decoded(_score, body))
     sides = call.sides
     for name in sides:
         if getattr(call, name) is None:
@@ -192,6 +204,13 @@ def parse_score(body: bytes) -> ScoreRequest:
     if first not in (1, second):
         what = f"'{sides[0]}' has {first} texts and '{sides[1]}' {second}: one, or as many as the other"
         raise Malformed(what, sides[0])
+    return call
+
+
+def _uncut(call: R) -> R:
+    check_extras(call)
+    if call.truncate_prompt_tokens is not None:
+        raise refused("truncate_prompt_tokens")
     return call
 
 

@@ -118,6 +118,7 @@ class Answer:
                     part.preamble,
                     not call.stream,
                     None if parsers is None else parsers(),
+                    call.keeps_stop,
                 )
                 part.choices.append(choice)
                 self.choices.append(choice)

@@ -115,6 +115,7 @@ class Choice:
     __slots__ = (
         "_decoder",
         "_is_decoded_whole",
+        "_keeps_stop",
         "_num_decoded",
         "_num_given",
         "_parser",
@@ -141,9 +142,11 @@ class Choice:
         preamble: str = "",
         at_once: bool = False,
         parser: Parser | None = None,
+        keeps_stop: bool = False,
     ) -> None:
         """``preamble``: text that comes before the answer's own. ``at_once``: nobody reads before the end, so nothing
-        need be decoded before it. ``parser``: None where all text is content."""
+        need be decoded before it. ``parser``: None where all text is content. ``keeps_stop``: the stop string that ends
+        it is a part of it, and so is the end token's text, where all is content."""
         self.index = index
         self.logprobs = logprobs
         self.pending = preamble
@@ -163,7 +166,8 @@ class Choice:
         self.closed = False
         """Its last event is out."""
         self._decoder = decoder
-        self._stops = StopStrings(stops) if stops else None
+        self._stops = StopStrings(stops, keeps_stop) if stops else None
+        self._keeps_stop = keeps_stop and parser is None
         self._num_decoded = self._num_given = len(preamble)
         self._parser = parser
         self._is_decoded_whole = self._stops is None and self.is_plain
@@ -239,8 +243,8 @@ class Choice:
         if self.finish_reason is not None:
             return
         token_ids = delta.token_ids
-        # The end token is counted and says nothing.
-        num_texts = len(token_ids) - finish.has_end_token
+        # The end token is counted and says nothing, unless it was asked for.
+        num_texts = len(token_ids) - (finish.has_end_token and not self._keeps_stop)
         if self._is_decoded_whole:
             self.num_tokens += len(token_ids)
             token_ids = (self._waiting_ids or []) + token_ids[:num_texts]

@@ -14,6 +14,7 @@ from msgspec import Meta
 
 from gateway import openai
 from gateway.openai import Malformed
+from gateway.openai.extras import Extras, check_extras, refused
 from gateway.openai.requests import Metadata, Named, Penalty, PenstockOptions, StreamOptions
 from gateway.responses.context import CacheOptions, Compaction, ImageOptions
 from gateway.responses.conversation import Message
@@ -80,7 +81,7 @@ class ConversationRef(msgspec.Struct, frozen=True):
     id: Id
 
 
-class Asked(msgspec.Struct, frozen=True, kw_only=True):
+class Asked(Extras, frozen=True, kw_only=True):
     """What a request says of the prompt; all that a count of its tokens needs."""
 
     input: str | list[dict[str, Any]] | None = None
@@ -151,6 +152,16 @@ class ResponseRequest(Asked, frozen=True, kw_only=True):
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     repetition_penalty: Annotated[float, Meta(gt=0.0, le=100.0)] | None = None
+    logit_bias: dict[str, float] | None = None
+    stop: str | list[str] | None = None
+    include_stop_str_in_output: bool | None = None
+    ignore_eos: bool | None = None
+    min_tokens: Annotated[int, Meta(ge=0, le=2**63 - 1)] | None = None
+    stop_token_ids: list[int] | None = None
+    structured_outputs: dict[str, Any] | None = None
+    enable_response_messages: bool | None = None
+    previous_input_messages: Any = None
+    """These two would have the conversation in the model's own form, and are refused."""
 
     @property
     def wants_logprobs(self) -> bool:
@@ -181,6 +192,13 @@ AS_THEY_ARE = (
     "presence_penalty",
     "frequency_penalty",
     "repetition_penalty",
+    "logit_bias",
+    "stop",
+    "include_stop_str_in_output",
+    "ignore_eos",
+    "min_tokens",
+    "stop_token_ids",
+    "structured_outputs",
 )
 """What a chat calls by the same name."""
 OURS = (
@@ -203,9 +221,11 @@ T = TypeVar("T")
 def parse(body: bytes) -> ResponseRequest:
     """The request in ``body``. Raises Malformed."""
     call = _checked(openai.decoded(_decoder, body))
-    for name in ("access_programs", "prompt", "moderation"):
+    for name in ("access_programs", "prompt", "moderation", "previous_input_messages"):
         if getattr(call, name) is not None:
-            _refuse(name)
+            raise refused(name)
+    if call.enable_response_messages:
+        raise refused("enable_response_messages")
     if call.background and call.store is False:
         raise Malformed("'background' needs the response to be stored: 'store' must not be false", "background")
     return call
@@ -215,7 +235,7 @@ def parse_count(body: bytes) -> CountRequest:
     """The request in ``body``. Raises Malformed."""
     call = _checked(openai.decoded(_count, body))
     if call.personality is not None:
-        _refuse("personality")
+        raise refused("personality")
     return call
 
 
@@ -291,6 +311,7 @@ def _format(form: TextFormat) -> dict[str, Any] | None:
 
 
 def _checked(call: A) -> A:
+    check_extras(call)
     if call.conversation is not None and call.previous_response_id is not None:
         raise Malformed(
             "'conversation' and 'previous_response_id' cannot both be gone on from",
@@ -311,7 +332,3 @@ def _checked(call: A) -> A:
     elif call.tool_choice is not None and call.tool_choice not in ("none", "auto", "required"):
         raise Malformed("Invalid 'tool_choice': it is none, auto or required", "tool_choice", "invalid_value")
     return call
-
-
-def _refuse(param: str) -> None:
-    raise Malformed(f"'{param}' is not supported by this server", param, "unsupported_parameter")

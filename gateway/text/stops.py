@@ -13,9 +13,10 @@ class StopStrings:
     repeats.
     """
 
-    __slots__ = ("_borders", "_firsts", "_held", "_matched", "_stops", "found")
+    __slots__ = ("_borders", "_firsts", "_held", "_keeps", "_matched", "_stops", "found")
 
-    def __init__(self, stops: Sequence[str]) -> None:
+    def __init__(self, stops: Sequence[str], keeps: bool = False) -> None:
+        """``keeps``: the one that ends the text is a part of it."""
         assert stops
         assert all(stops)
         self._stops = tuple(stops)
@@ -23,11 +24,12 @@ class StopStrings:
         self._borders = tuple(_borders(stop) for stop in stops)
         self._matched = [0] * len(self._stops)
         self._held = ""
+        self._keeps = keeps
         self.found: str | None = None
         """The one that has ended the text."""
 
     def feed(self, text: str) -> tuple[str, bool]:
-        """What may be sent now, and whether a stop string was found: then the text before it, and nothing may
+        """What may be sent now, and whether a stop string was found: then the text up to it, and nothing may
         follow."""
         held = self._held
         if not held and not any(first in text for first in self._firsts):
@@ -49,7 +51,7 @@ class StopStrings:
             if num_found:
                 self._held = ""
                 self.found = held_and_text[i + 1 - num_found : i + 1]
-                return held_and_text[: i + 1 - num_found], True
+                return held_and_text[: i + 1 if self._keeps else i + 1 - num_found], True
         num_safe = len(held_and_text) - max(matched)
         self._held = held_and_text[num_safe:]
         return held_and_text[:num_safe], False

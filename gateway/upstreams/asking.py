@@ -17,9 +17,10 @@ OURS = frozenset(
         *("model", "stream", "stream_options", "penstock", "service_tier", "user", "safety_identifier", "metadata"),
         *("store", "echo", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention"),
         "enable_thinking",
+        *openai.EXTRAS,
     )
 )
-"""Fields that are not passed on: they are answered here, or say who asks."""
+"""Fields that are not passed on: they are answered here, say who asks, or say what is so anyway."""
 PATHS: dict[Kind, str] = {
     "chat": "/chat/completions",
     "completions": "/completions",

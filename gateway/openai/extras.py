@@ -1,0 +1,111 @@
+"""What vLLM and SGLang take beside OpenAI's fields and this server does not do: refused by name where it would change
+the answer.
+
+What would change nothing is tolerated, as fields are that nobody knows: ``request_id``, ``session_id``, ``rid``,
+``stream_interval``, ``length_penalty`` (of beams), ``spaces_between_special_tokens`` (no special ones are told),
+``truncation_side`` (of a prompt that is not cut), ``mm_processor_kwargs`` and ``media_io_kwargs`` (there is text
+alone), ``guided_decoding_backend``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from operator import attrgetter
+from typing import Any
+
+import msgspec
+
+from gateway.openai.failures import Malformed
+
+
+class Extras(msgspec.Struct, frozen=True, kw_only=True):
+    """Of what is answered in words. null is as if it was not there."""
+
+    add_generation_prompt: Any = None
+    allowed_token_ids: Any = None
+    bad_words: Any = None
+    custom_logit_processor: Any = None
+    documents: Any = None
+    guided_whitespace_pattern: Any = None
+    include_reasoning: Any = None
+    input_ids: Any = None
+    logits_processors: Any = None
+    logprob_token_ids: Any = None
+    lora_path: Any = None
+    priority: Any = None
+    prompt_embeds: Any = None
+    prompt_logprobs: Any = None
+    repetition_detection: Any = None
+    return_hidden_states: Any = None
+    return_prompt_text: Any = None
+    return_token_ids: Any = None
+    return_tokens_as_token_ids: Any = None
+    separate_reasoning: Any = None
+    session_params: Any = None
+    skip_special_tokens: Any = None
+    stop_regex: Any = None
+    thinking_token_budget: Any = None
+    truncate_prompt_tokens: Any = None
+    use_beam_search: Any = None
+    vllm_xargs: Any = None
+    watermarking: Any = None
+
+
+class ReadingExtras(msgspec.Struct, frozen=True, kw_only=True):
+    """Of what is answered in numbers."""
+
+    add_special_tokens: Any = None
+    embed_dtype: Any = None
+    endianness: Any = None
+    normalize: Any = None
+    padding: Any = None
+    priority: Any = None
+    truncation_side: Any = None
+    use_activation: Any = None
+
+
+EXTRAS = Extras.__struct_fields__
+_SERVED: Mapping[str, tuple[Any, ...]] = {
+    "add_generation_prompt": (True,),
+    "add_special_tokens": (True,),
+    "bad_words": ([],),
+    "documents": ([],),
+    "embed_dtype": ("float32",),
+    "endianness": ("native", "little"),
+    "include_reasoning": (True,),
+    "logits_processors": ([],),
+    "normalize": (True,),
+    "padding": ("do_not_pad",),
+    "priority": (0,),
+    "separate_reasoning": (True,),
+    "skip_special_tokens": (True,),
+    "thinking_token_budget": (-1,),
+    "truncation_side": ("right",),
+    "use_activation": (True,),
+    "vllm_xargs": ({},),
+}
+"""What they may say, as that is how it is here anyway; those that are not here: false."""
+_INSTEAD: Mapping[str, str] = {
+    "documents": "'chat_template_kwargs' hands them to templates that know them",
+    "lora_path": "an adapter is asked for as a 'model'",
+    "priority": "'service_tier' says how soon it is needed",
+    "prompt_logprobs": "'echo' with 'logprobs' tells them of a completion's prompt",
+    "truncate_prompt_tokens": "a prompt is read whole or not at all",
+}
+_READ, _NUM_READ = attrgetter(*EXTRAS), len(EXTRAS)
+
+
+def check_extras(call: Extras | ReadingExtras) -> None:
+    """Raises Malformed."""
+    if isinstance(call, Extras) and _READ(call).count(None) == _NUM_READ:
+        return  # as nearly always
+    for name in EXTRAS if isinstance(call, Extras) else ReadingExtras.__struct_fields__:
+        value, served = getattr(call, name), _SERVED.get(name)
+        if value is not None and (value is not False if served is None else value not in served):
+            raise refused(name, _INSTEAD.get(name, ""))
+
+
+def refused(param: str, instead: str = "") -> Malformed:
+    """What is not done here."""
+    but = f"; {instead}" if instead else ""
+    return Malformed(f"'{param}' is not supported by this server{but}", param, "unsupported_parameter")
