@@ -115,6 +115,9 @@ def _nested(fields: dict[str, str]) -> dict[str, Any]:
 
 
 def _storable(filename: str) -> str:
-    """A name to be shown; nothing is opened by it. (PostgreSQL has no NUL, and UTF-8 no lone surrogates.)"""
+    """A name to be shown; nothing is opened by it. Clients spell three of its characters as HTML's forms do (WHATWG
+    HTML, 4.10.21.8). (PostgreSQL has no NUL, and UTF-8 no lone surrogates.)"""
+    for spelled, char in (("%22", '"'), ("%0D", "\r"), ("%0A", "\n")):
+        filename = filename.replace(spelled, char)
     name = filename.replace("\0", "\N{REPLACEMENT CHARACTER}").encode("utf-8", "replace").decode()
     return name[:MAX_NAME_CHARS]

@@ -10,6 +10,7 @@ import resource
 import time
 from functools import partial
 from typing import Any
+from urllib.parse import quote
 
 import aiohttp
 import brotli
@@ -43,6 +44,14 @@ async def another_key(front: Any, **scopes: Any) -> str:
         assert answer.status == 201, await answer.text()
         key: str = (await answer.json())["key"]
         return key
+
+
+async def test_a_file_is_called_what_its_client_called_it(front):
+    for name in ('the "first".jsonl', "two\r\nlines", "back\\slash", "größe; x=y.jsonl"):
+        made = await front.client.files.create(file=(name, b"{}"), purpose="user_data")
+        assert made.filename == name
+        content = await front.client.files.content(made.id)
+        assert content.response.headers["content-disposition"].endswith(quote(name, safe=""))
 
 
 async def test_a_file_is_uploaded_read_in_ranges_and_deleted(front):
