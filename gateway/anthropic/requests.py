@@ -14,6 +14,7 @@ from msgspec import Meta
 
 from gateway.openai import ChatRequest, Malformed, decoded, parse_chat
 from gateway.openai.custom import Name
+from gateway.openai.extras import refused
 
 MAX_STOPS = 64
 
@@ -85,6 +86,11 @@ class Tool(msgspec.Struct, frozen=True, kw_only=True):
     type: str | None = None
     """"custom"; the others run at Anthropic."""
     strict: bool | None = None
+    input_examples: list[dict[str, Any]] | None = None
+    """Shown to the model as its template shows the rest of a tool."""
+    allowed_callers: list[str] | None = None
+    defer_loading: bool | None = None
+    """Every call is the model's own, and of every tool it is told."""
     cache_control: CacheControl | None = None
 
 
@@ -116,6 +122,20 @@ class OutputConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
     format: OutputFormat | None = None
+    task_budget: Any = None
+
+
+class Edit(msgspec.Struct, frozen=True):
+    """Of a conversation before it is read. How much of earlier thinking a model reads is its template's word; nothing
+    else is left out."""
+
+    type: str
+
+
+class ContextManagement(msgspec.Struct, frozen=True):
+    """What of a conversation is left out when it has become long."""
+
+    edits: list[Edit] | None = None
 
 
 class UserMetadata(msgspec.Struct, frozen=True):
@@ -151,6 +171,12 @@ class CountRequest(msgspec.Struct, frozen=True, kw_only=True):
     cache_control: CacheControl | None = None
     speed: Literal["standard", "fast"] | None = None
     """"fast" asks for the class that "priority" does."""
+    context_management: ContextManagement | None = None
+    mcp_servers: list[Any] | None = None
+    compaction: Any = None
+    thread: Any = None
+    """These four are beta's. Without a server's tools, as a summary, or behind what a thread has, it would be another
+    answer: they are refused."""
 
 
 class MessageRequest(CountRequest, frozen=True, kw_only=True):
@@ -181,7 +207,7 @@ def parse_message(body: bytes) -> ChatRequest:
     asked = _decoded(_message, body)
     for name in ("container", "inference_geo"):
         if getattr(asked, name) is not None:
-            raise Malformed(f"'{name}' is not supported by this server", name, "unsupported_parameter")
+            raise refused(name)
     fields = _chat(asked)
     if asked.messages[-1].role == "assistant":
         raise Malformed("'messages': an answer cannot be begun for this server's models; end with the user", "messages")
@@ -222,7 +248,21 @@ def _checked(fields: dict[str, Any]) -> ChatRequest:
         raise Malformed("The body could not be read as JSON: it is nested too deeply") from None
 
 
+def _check_served(asked: CountRequest) -> None:
+    """Raises Malformed."""
+    for name in ("mcp_servers", "compaction", "thread"):
+        if getattr(asked, name):
+            raise refused(name)
+    if asked.output_config is not None and asked.output_config.task_budget is not None:
+        raise refused("output_config.task_budget")
+    if asked.context_management is not None:
+        for number, edit in enumerate(asked.context_management.edits or ()):
+            if edit.type != "clear_thinking_20251015":
+                raise refused(f"context_management.edits[{number}]", "a conversation is read whole or not at all")
+
+
 def _chat(asked: CountRequest) -> dict[str, Any]:
+    _check_served(asked)
     messages: list[dict[str, Any]] = []
     if asked.system:
         messages.append({"role": "system", "content": _text(asked.system)})
@@ -327,11 +367,14 @@ def _tool(tool: Tool, path: str) -> dict[str, Any]:
         raise Malformed(what, f"{path}.type")
     if tool.input_schema is None:
         raise Malformed(f"Missing required parameter: '{path}.input_schema'.", f"{path}.input_schema")
+    if tool.defer_loading:
+        raise refused(f"{path}.defer_loading")
+    if tool.allowed_callers is not None and "direct" not in tool.allowed_callers:
+        raise refused(f"{path}.allowed_callers", "a tool is called by the model itself")
     function: dict[str, Any] = {"name": tool.name, "parameters": tool.input_schema}
-    if tool.description is not None:
-        function["description"] = tool.description
-    if tool.strict is not None:
-        function["strict"] = tool.strict
+    for name in ("description", "strict", "input_examples"):
+        if (value := getattr(tool, name)) is not None:
+            function[name] = value
     return {"type": "function", "function": function}
 
 

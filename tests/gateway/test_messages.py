@@ -265,11 +265,21 @@ def test_a_tool_may_be_called_by_a_servers_name_and_its_own():
     assert call.tools[0]["function"]["name"] == name
 
 
+def test_what_a_tool_is_shown_by_is_shown_and_what_is_so_anyway_may_be_said():
+    tool = {**WEATHER, "input_examples": [{"city": "Arden"}], "allowed_callers": ["direct"], "defer_loading": False}
+    context = {"context_management": {"edits": [CLEARING]}, "mcp_servers": []}
+    call = parse_message(msgspec.json.encode({**said(TEXT), "tools": [tool], **context}))
+    tooling = call.tooling()
+    assert tooling is not None
+    assert tooling.shown[0]["function"]["input_examples"] == [{"city": "Arden"}]
+
+
 def said(*blocks: object, role: str = "user") -> dict[str, object]:
     return {"model": "demo", "max_tokens": 9, "messages": [{"role": role, "content": list(blocks)}]}
 
 
 TEXT = {"type": "text", "text": "x"}
+CLEARING = {"type": "clear_thinking_20251015", "keep": "all"}
 REFUSED = [
     (b"{", "JSON"),
     (b"[]", "object"),
@@ -297,6 +307,13 @@ REFUSED = [
     ({**said(TEXT), "tool_choice": {"type": "some"}}, "tool_choice"),
     ({**said(TEXT), "thinking": {"type": "deep"}}, "thinking"),
     ({**said(TEXT), "metadata": {"user_id": "x" * 600}}, "user_id"),
+    ({**said(TEXT), "tools": [{**WEATHER, "defer_loading": True}]}, r"tools\[0\].defer_loading"),
+    ({**said(TEXT), "tools": [{**WEATHER, "allowed_callers": ["code"]}]}, r"tools\[0\].allowed_callers"),
+    ({**said(TEXT), "mcp_servers": [{"type": "url", "url": "x", "name": "y"}]}, "mcp_servers"),
+    ({**said(TEXT), "compaction": {"type": "summarize"}}, "compaction"),
+    ({**said(TEXT), "thread": {"type": "create"}}, "thread"),
+    ({**said(TEXT), "output_config": {"task_budget": {"type": "tokens", "total": 20_000}}}, "task_budget"),
+    ({**said(TEXT), "context_management": {"edits": [CLEARING, {"type": "compact_20260112"}]}}, r"edits\[1\]"),
 ]
 
 

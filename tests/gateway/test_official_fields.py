@@ -7,7 +7,9 @@ from typing import Any
 import msgspec
 import ollama._types as ollamas
 import pytest
-from anthropic.types import message_count_tokens_params, message_create_params
+from anthropic.types import OutputConfigParam, ToolParam, message_count_tokens_params, message_create_params
+from anthropic.types.beta import BetaOutputConfigParam, BetaToolParam
+from anthropic.types.beta import message_create_params as beta_create_params
 from openai import BadRequestError
 from openai.types import (
     batch_create_params,
@@ -38,7 +40,8 @@ from openai.types.responses import (
 
 from gateway import openai
 from gateway.anthropic.requests import CountRequest as AnthropicCount
-from gateway.anthropic.requests import MessageRequest
+from gateway.anthropic.requests import MessageRequest, OutputConfig
+from gateway.anthropic.requests import Tool as AnthropicTool
 from gateway.api.stored import RetrieveQuery
 from gateway.chats.shapes import ChatChange, ChatQuery
 from gateway.conversations.shapes import Addition, Change, Creation, Including
@@ -56,6 +59,8 @@ from tests.gateway.responding import answered
 
 HEADERS = {"user_profile_id", "workspace_id"}
 """Of Anthropic's parameters, those that its client sends as headers."""
+OF_NO_CONSEQUENCE = {"betas", "billing_policy", "eager_input_streaming", "fallback_credit_token", "fallbacks"}
+"""Of Anthropic's: who pays for what is refused there, and by whom that is answered; when arguments are sent."""
 
 
 def fields(*structs: type[msgspec.Struct]) -> set[str]:
@@ -101,6 +106,7 @@ def test_every_field_of_a_request_is_known(theirs: Any, ours: set[str]):
     ("theirs", "ours"),
     [
         (message_create_params.MessageCreateParamsStreaming, fields(MessageRequest)),
+        (beta_create_params.MessageCreateParamsStreaming, fields(MessageRequest)),
         (message_count_tokens_params.MessageCountTokensParams, fields(AnthropicCount)),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
@@ -108,7 +114,21 @@ def test_every_field_of_a_request_is_known(theirs: Any, ours: set[str]):
 def test_so_is_every_field_of_anthropics_client(theirs: Any, ours: set[str]):
     asked = {name for each in theirs.__mro__ for name in getattr(each, "__annotations__", {})}
     assert asked >= HEADERS
-    assert asked - HEADERS - ours == set()
+    assert asked - HEADERS - OF_NO_CONSEQUENCE - ours == set()
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        (ToolParam, fields(AnthropicTool)),
+        (BetaToolParam, fields(AnthropicTool)),
+        (OutputConfigParam, fields(OutputConfig)),
+        (BetaOutputConfigParam, fields(OutputConfig)),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_so_is_every_field_of_its_tools_and_of_its_output(theirs: Any, ours: set[str]):
+    assert set(theirs.__annotations__) - OF_NO_CONSEQUENCE - ours == set()
 
 
 @pytest.mark.parametrize(
