@@ -72,6 +72,13 @@ class Message(msgspec.Struct, frozen=True):
     refusal: str | None = None
     function_call: FunctionCall | None = None
     audio: Any = None
+    reasoning: str | None = None
+    """vLLM's newer name of ``reasoning_content``."""
+
+    @property
+    def thought(self) -> str | None:
+        """What it thought before it said anything."""
+        return self.reasoning if self.reasoning_content is None else self.reasoning_content
 
     @property
     def is_plain(self) -> bool:

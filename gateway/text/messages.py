@@ -18,8 +18,8 @@ def num_chars(messages: Sequence[openai.Message]) -> int:
         total += 20 + len(content if isinstance(content, str) else message.text)
         if message.tool_calls or message.function_call is not None:
             total += sum(100 + len(_text(call.called.arguments)) for call in message.calls)
-        if message.reasoning_content:
-            total += len(message.reasoning_content)
+        if message.thought:
+            total += len(message.thought)
     return total
 
 
@@ -37,11 +37,11 @@ def as_dict(message: openai.Message, template: ChatTemplate) -> dict[str, Any]:
         entry["name"] = message.name
     if message.tool_call_id is not None:
         entry["tool_call_id"] = template.id_of(message.tool_call_id)
-    if message.reasoning_content is not None:
-        entry["reasoning_content"] = message.reasoning_content
+    if message.thought is not None:
+        entry["reasoning_content"] = message.thought
         # gpt-oss's template refuses it together with a text, where something is called.
         if template.knows_thinking and not (message.calls and entry["content"]):
-            entry["thinking"] = message.reasoning_content
+            entry["thinking"] = message.thought
     if message.calls:
         entry["tool_calls"] = [
             {

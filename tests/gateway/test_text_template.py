@@ -156,6 +156,15 @@ def test_reasoning_has_the_name_by_which_a_template_knows_it():
     assert "thinking" not in as_dict(said[0], switched)
 
 
+def test_reasoning_may_come_back_by_vllms_name():
+    for said in (
+        {"reasoning": "Noon."},
+        {"reasoning_content": "Noon."},
+        {"reasoning": "", "reasoning_content": "Noon."},
+    ):
+        assert as_dict(Message("assistant", "12", **said), CHATML_TEMPLATE)["reasoning_content"] == "Noon."
+
+
 def test_a_developer_is_a_system_to_templates_that_know_none():
     message = Message("developer", "Be brief.")
     assert as_dict(message, CHATML_TEMPLATE)["role"] == "system"
