@@ -150,6 +150,8 @@ def parse_generate(body: bytes) -> openai.ChatRequest | CompletionRequest | Noth
         return _as_chat(asked, fields)
     if asked.format:
         raise Malformed("'format' needs a conversation: it is not taken with 'raw' or 'suffix'", "format")
+    if asked.raw and asked.system:
+        raise Malformed("'system' needs a conversation: it is not taken with 'raw'", "system")
     num_logprobs = (asked.top_logprobs or 0) if asked.logprobs else None
     fields |= {"prompt": asked.prompt, "suffix": asked.suffix, "logprobs": num_logprobs}
     fields.setdefault("max_tokens", 2**31 - 1)

@@ -169,6 +169,7 @@ CASES = [
     text("images", images=["aGVsbG8="]),
     text("images[0]", images=[None]),
     text("format", raw=True, format="json"),
+    text("system", raw=True, system="Be brief."),
     text("format", format="xml"),
     text("top_logprobs", top_logprobs=3),
     text("stream", stream="no"),
