@@ -163,6 +163,13 @@ class ResponseRequest(Asked, frozen=True, kw_only=True):
     previous_input_messages: Any = None
     """These two would have the conversation in the model's own form, and are refused."""
 
+    max_tokens: Any = None
+    """From here on a chat's, which have other names in a response."""
+    max_completion_tokens: Any = None
+    response_format: Any = None
+    reasoning_effort: Any = None
+    verbosity: Any = None
+
     @property
     def wants_logprobs(self) -> bool:
         return LOGPROBS in (self.include or ()) or bool(self.top_logprobs)
@@ -213,6 +220,14 @@ OURS = (
     (".function", ""),
 )
 """What a chat's words are called here."""
+ELSEWHERE = {
+    "max_tokens": "max_output_tokens",
+    "max_completion_tokens": "max_output_tokens",
+    "response_format": "text.format",
+    "reasoning_effort": "reasoning.effort",
+    "verbosity": "text.verbosity",
+}
+"""What would be passed over under a chat's name, and its name here."""
 
 A = TypeVar("A", bound=Asked)
 T = TypeVar("T")
@@ -224,8 +239,15 @@ def parse(body: bytes) -> ResponseRequest:
     for name in ("access_programs", "prompt", "moderation", "previous_input_messages"):
         if getattr(call, name) is not None:
             raise refused(name)
+    for name, ours in ELSEWHERE.items():
+        if getattr(call, name) is not None:
+            raise refused(name, f"of a response it is '{ours}'")
     if call.enable_response_messages:
         raise refused("enable_response_messages")
+    form = None if call.text is None else call.text.format
+    if call.structured_outputs and form is not None and form.type != "text":
+        what = "'text.format' and 'structured_outputs' cannot both say what the answer must be"
+        raise Malformed(what, "structured_outputs")
     if call.background and call.store is False:
         raise Malformed("'background' needs the response to be stored: 'store' must not be false", "background")
     return call

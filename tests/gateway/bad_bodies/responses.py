@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from gateway.responses import requests
 from tests.gateway.bad_bodies.cases import HUGE, TEN_MB, Case, nested
 
 PATH, COUNT, COMPACT = "/v1/responses", "/v1/responses/input_tokens", "/v1/responses/compact"
@@ -150,6 +151,8 @@ CASES = [
     bad("background", background=True, store=False),
     bad("store", store="no"),
     bad("store", store=0),
+    *(bad(name, **{name: "low"}) for name in requests.ELSEWHERE),
+    bad("structured_outputs", structured_outputs={"regex": "a"}, text={"format": {"type": "json_object"}}),
     bad("max_output_tokens", max_output_tokens=0),
     bad("max_output_tokens", max_output_tokens=-1),
     bad("max_output_tokens", max_output_tokens="16"),
