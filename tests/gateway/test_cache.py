@@ -198,6 +198,18 @@ async def test_a_stop_string_ends_a_replay_where_it_ended_the_answer(front):
     assert (await answered(front))[0] == "miss", "without it the answer is another one"
 
 
+async def test_a_replay_tells_a_stop_string_to_whom_it_is_to_be_told(front):
+    asking = ask(front, stop=[" the"])
+    submit = await front.peer.submitted()
+    front.peer.say(submit, front.ids("Over the hill"))
+    await front.peer.cancelled()
+    front.peer.say(submit, [], "cancelled")
+    assert (await outcome_of(asking))[1].choices[0].message.content == "Over"
+    for keeps in (True, False):
+        outcome, again = await outcome_of(ask(front, stop=[" the"], extra_body={"include_stop_str_in_output": keeps}))
+        assert (outcome, again.choices[0].message.content) == ("hit", "Over the" if keeps else "Over")
+
+
 async def test_prompts_of_one_completion_are_found_together(front):
     async def complete(prompts: list[str]) -> tuple[str, Any]:
         call = front.client.completions.with_raw_response.create(
