@@ -119,6 +119,7 @@ class Answer:
                     not call.stream,
                     None if parsers is None else parsers(),
                     call.keeps_stop,
+                    part.submit.sampling.min_tokens,
                 )
                 part.choices.append(choice)
                 self.choices.append(choice)

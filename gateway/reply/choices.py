@@ -116,6 +116,7 @@ class Choice:
         "_decoder",
         "_is_decoded_whole",
         "_keeps_stop",
+        "_min_tokens",
         "_num_decoded",
         "_num_given",
         "_parser",
@@ -143,10 +144,12 @@ class Choice:
         at_once: bool = False,
         parser: Parser | None = None,
         keeps_stop: bool = False,
+        min_tokens: int = 0,
     ) -> None:
         """``preamble``: text that comes before the answer's own. ``at_once``: nobody reads before the end, so nothing
         need be decoded before it. ``parser``: None where all text is content. ``keeps_stop``: the stop string that ends
-        it is a part of it, and so is the end token's text, where all is content."""
+        it is a part of it, and so is the end token's text, where all is content. ``min_tokens``: no stop string ends it
+        that begins before there are so many."""
         self.index = index
         self.logprobs = logprobs
         self.pending = preamble
@@ -168,6 +171,7 @@ class Choice:
         self._decoder = decoder
         self._stops = StopStrings(stops, keeps_stop) if stops else None
         self._keeps_stop = keeps_stop and parser is None
+        self._min_tokens = min_tokens
         self._num_decoded = self._num_given = len(preamble)
         self._parser = parser
         self._is_decoded_whole = self._stops is None and self.is_plain
@@ -291,7 +295,7 @@ class Choice:
     def _through_stops(self, text: str) -> str:
         """As much of the text as the stop strings let through."""
         self._num_decoded += len(text)
-        if self._stops is not None:
+        if self._stops is not None and self.num_tokens > self._min_tokens:
             text, stopped = self._stops.feed(text)
             if stopped:
                 self.finish_reason = "stop"

@@ -165,6 +165,23 @@ async def test_a_stop_string_is_told_where_it_is_asked_for(front: Front, stream:
     assert said == ["Yes.\n\nHuman:", "No."]
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_no_stop_string_ends_an_answer_before_its_least_tokens(front: Front, stream: bool):
+    first, then = front.ids("a stone and"), front.ids(" one stone more")
+    call = front.chat(stop=["stone"], stream=stream, extra_body={"min_tokens": len(first)})
+    submit = await front.peer.submitted()
+    front.peer.say(submit, first)
+    front.peer.say(submit, then)
+    await front.peer.cancelled()
+    front.peer.say(submit, [], "cancelled")
+    answer = await call
+    if stream:
+        said = "".join([chunk.choices[0].delta.content or "" async for chunk in answer])
+    else:
+        said = answer.choices[0].message.content
+    assert said == "a stone and one "
+
+
 async def test_so_is_the_token_that_ends_a_text(front: Front):
     stone = front.ids("stones")[0]
     extras = {"stop_token_ids": [stone], "include_stop_str_in_output": True}
@@ -192,12 +209,12 @@ async def test_a_completion_is_asked_for_without_special_tokens(open_front):
 async def test_a_response_takes_what_a_chat_does(front: Front):
     extras = {
         **{"stop": ["stone"], "include_stop_str_in_output": True, "ignore_eos": True, "logit_bias": {"5": -100}},
-        **{"min_tokens": 2, "stop_token_ids": [7], "structured_outputs": {"choice": ["a stone", "a river"]}},
+        **{"min_tokens": 1, "stop_token_ids": [7], "structured_outputs": {"choice": ["a stone", "a river"]}},
     }
     call = ask(front, max_output_tokens=20, extra_body=extras)
     submit = await front.peer.submitted()
     assert (submit.sampling.ignore_eos, submit.sampling.logit_bias) == (True, {5: -100.0})
-    assert (submit.sampling.min_tokens, submit.sampling.stop_token_ids) == (2, (7,))
+    assert (submit.sampling.min_tokens, submit.sampling.stop_token_ids) == (1, (7,))
     assert submit.grammar.kind == "choice"
     front.peer.say(submit, front.ids("a stone here"))
     await front.peer.cancelled()
