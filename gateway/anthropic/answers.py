@@ -30,6 +30,12 @@ class MessageAnswer(Answer):
     def limit_headers(self, headers: Mapping[str, str]) -> Mapping[str, str]:
         return failures.limited(headers)
 
+    @property
+    def tells_thinking(self) -> bool:
+        """Else there is a block of it without a word."""
+        assert isinstance(self.call, openai.ChatRequest)
+        return self.call.include_reasoning is not False
+
     def shaper(self) -> Shaper:
         return Events(self)
 
@@ -38,7 +44,7 @@ class MessageAnswer(Answer):
         said = choice.said()
         content: list[Text | ToolUse | Thought] = []
         if said.reasoning:
-            content.append(Thought(said.reasoning))
+            content.append(Thought(said.reasoning if self.tells_thinking else ""))
         if said.text:
             content.append(Text(said.text))
         content += [ToolUse(call_id(call.id), call.name, _object(call.arguments)) for call in said.calls]
@@ -121,7 +127,8 @@ class Events:
                 self._delta(events, {"type": "text_delta", "text": text})
             case Reasoning(text):
                 self._within(Reasoning, events, {"type": "thinking", "thinking": "", "signature": ""})
-                self._delta(events, {"type": "thinking_delta", "thinking": text})
+                if self._answer.tells_thinking:
+                    self._delta(events, {"type": "thinking_delta", "thinking": text})
             case ToolCallBegin(_, id, name):
                 self._close(events)
                 block = {"type": "tool_use", "id": call_id(id), "name": name, "input": {}}

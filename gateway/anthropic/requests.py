@@ -103,7 +103,8 @@ class ToolChoice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Thinking(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether the model thinks before it answers, where it can. The budget is not enforced."""
+    """Whether the model thinks before it answers, where it can. The budget is not enforced; thinking that is omitted is
+    not told, and cannot come back."""
 
     type: Kind
     budget_tokens: Annotated[int, Meta(ge=1, le=2**63 - 1)] | None = None
@@ -221,8 +222,9 @@ def parse_message(body: bytes) -> ChatRequest:
         "service_tier": _tier(asked),
         "penstock": asked.penstock,
     }
-    # More stop strings than OpenAI takes are not against what the journey can do.
-    return msgspec.structs.replace(_checked(fields), stop=asked.stop_sequences or None)
+    tells = asked.thinking is None or asked.thinking.display != "omitted"
+    # More stop strings than OpenAI takes are not against what the journey can do, nor is thinking that is not told.
+    return msgspec.structs.replace(_checked(fields), stop=asked.stop_sequences or None, include_reasoning=tells)
 
 
 def parse_count(body: bytes) -> ChatRequest:
