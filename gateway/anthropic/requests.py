@@ -75,6 +75,9 @@ class Message(msgspec.Struct, frozen=True):
 
     role: Literal["user", "assistant", "system"]
     content: str | list[Block]
+    clear_at: Literal["next_user_message", "never"] | None = None
+    output_config: dict[str, Any] | None = None
+    """These two are beta's, of a system's words: what is said is said to the end, and of the whole answer."""
 
 
 class Tool(msgspec.Struct, frozen=True, kw_only=True):
@@ -306,6 +309,10 @@ def _tier(asked: MessageRequest) -> str | None:
 
 def _messages(message: Message, path: str) -> list[dict[str, Any]]:
     """One message may hold what are several in a chat: results of tools are messages of their own there."""
+    if message.clear_at == "next_user_message":
+        raise refused(f"{path}.clear_at")
+    if message.output_config:
+        raise refused(f"{path}.output_config")
     if not message.content:
         raise Malformed(f"'{path}.content': a message has to say something", f"{path}.content")
     if isinstance(message.content, str):

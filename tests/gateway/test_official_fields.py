@@ -8,7 +8,7 @@ import msgspec
 import ollama._types as ollamas
 import pytest
 from anthropic.types import OutputConfigParam, ToolParam, message_count_tokens_params, message_create_params
-from anthropic.types.beta import BetaOutputConfigParam, BetaToolParam
+from anthropic.types.beta import BetaOutputConfigParam, BetaSystemMessageParam, BetaToolParam
 from anthropic.types.beta import message_create_params as beta_create_params
 from openai import BadRequestError
 from openai.types import (
@@ -40,6 +40,7 @@ from openai.types.responses import (
 
 from gateway import openai
 from gateway.anthropic.requests import CountRequest as AnthropicCount
+from gateway.anthropic.requests import Message as AnthropicMessage
 from gateway.anthropic.requests import MessageRequest, OutputConfig
 from gateway.anthropic.requests import Tool as AnthropicTool
 from gateway.api.stored import RetrieveQuery
@@ -124,10 +125,11 @@ def test_so_is_every_field_of_anthropics_client(theirs: Any, ours: set[str]):
         (BetaToolParam, fields(AnthropicTool)),
         (OutputConfigParam, fields(OutputConfig)),
         (BetaOutputConfigParam, fields(OutputConfig)),
+        (BetaSystemMessageParam, fields(AnthropicMessage)),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
-def test_so_is_every_field_of_its_tools_and_of_its_output(theirs: Any, ours: set[str]):
+def test_so_is_every_field_of_its_tools_and_of_what_is_said(theirs: Any, ours: set[str]):
     assert set(theirs.__annotations__) - OF_NO_CONSEQUENCE - ours == set()
 
 

@@ -38,6 +38,9 @@ def count(param: str, status: int = 400, **fields: Any) -> Case:
 
 
 CASES = [
+    # What of a system's words is not done
+    said("messages[0].clear_at", {"role": "system", "content": "Hi", "clear_at": "next_user_message"}, *HELLO),
+    said("messages[0].output_config", {"role": "system", "content": "Hi", "output_config": {"effort": "low"}}, *HELLO),
     # What it is asked of, and how much
     Case("model", {"max_tokens": 8, "messages": HELLO}, PATH),
     bad("model", model=None),
