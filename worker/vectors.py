@@ -44,7 +44,7 @@ class Vectors:
 
     def __init__(self) -> None:
         self._begun: dict[Sequence, Tensor] = {}
-        """What there is so far of those whose prompt is computed in several steps: the sum, or the first row, f32."""
+        """What there is so far of those whose prompt is computed in several steps: the sum, or the first row."""
 
     def take(
         self, spans: Run[Span], batch: Run[tuple[Sequence, int]], runner: Runner | ParallelRunner
@@ -78,13 +78,13 @@ class Vectors:
         self._begun.pop(sequence, None)
 
     def _pooled(self, sequence: Sequence, span: Span, hidden: Tensor) -> Tensor:
-        """Of its tokens so far: [size] f32."""
+        """Of its tokens so far: [size] f32, or f64 where it is their sum."""
         assert span.pooling is not None
         if span.pooling.kind in ("last", "score"):
             return hidden[-1].float()
         if span.pooling.kind == "first":
             return hidden[0].float() if span.start == 0 else self._begun[sequence]
-        pooled = hidden.float().sum(0)
+        pooled = hidden.sum(0, dtype=torch.float64)  # else it would show how the prompt was cut
         if span.start:  # else it begins, perhaps again
             pooled += self._begun[sequence]
         return pooled
@@ -93,7 +93,7 @@ class Vectors:
 def _finished(pooled: Tensor, num_tokens: int, pooling: wire.Pooling | None) -> Tensor:
     assert pooling is not None
     if pooling.kind == "mean":
-        pooled = pooled / num_tokens
+        pooled = (pooled / num_tokens).float()
     if pooling.num_dimensions:
         pooled = pooled[: pooling.num_dimensions]
     if pooling.is_normalized and pooling.kind != "score":

@@ -144,6 +144,18 @@ def test_a_prompt_that_was_read_before_is_found_and_its_vector_is_the_same(tmp_p
     torch.testing.assert_close(found[2], hidden(model, text).mean(0), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("kind", ["last", "mean"])
+def test_in_deterministic_mode_a_vector_does_not_show_how_its_prompt_was_cut(tmp_path, kind):
+    checkpoint(tmp_path, "LlamaForCausalLM")
+    (text,) = some_texts(5, [120])
+    runner = loaded(tmp_path, deterministic=True)
+    whole, *others = (
+        vectors(engine_of(runner, max_step_tokens=most, max_sequences=4), asked("a", text, kind))["a"]
+        for most in (128, 16, 37, 50)
+    )
+    assert all(torch.equal(other, whole) for other in others)
+
+
 def test_a_vector_is_cut_and_then_normalised(tmp_path):
     model = checkpoint(tmp_path, "LlamaForCausalLM")
     engine = engine_of(loaded(tmp_path))
