@@ -90,8 +90,8 @@ class Limits:
         self._alert = alert
         self._known_spent: dict[str, tuple[str, int]] = {}
         """By tenant: the name of its shared budget's rule, which has the period, and micro-units as last heard of."""
-        self.running: Mapping[str, str] = {}
-        """By tenant: the name of the rule of its budget in the period that runs, as ``Budgets`` last saw it."""
+        self.periods: Mapping[str, str] = {}
+        """By tenant: how long the periods of its budget are, as ``Budgets`` last saw it."""
         self.late: set[str] = set()
         """Tenants whose budget's gauge may lack, of what the ledger has, a request that was let in before there was
         such a budget."""
@@ -249,8 +249,8 @@ class Limits:
 
     def has_cost(self, plan: Plan, tenant_id: str) -> None:
         """A request has, and its row is written; by now the tenant may have a budget that it was not let in by."""
-        name = self.running.get(tenant_id)
-        if name is not None and (plan.period is None or plan.rules[-1].name != name):
+        period, budget = self.periods.get(tenant_id), plan.policy.budget
+        if period is not None and (budget is None or budget.period != period):
             self.late.add(tenant_id)
 
     async def readings(self, rules: Sequence[Rule]) -> list[int]:

@@ -114,7 +114,7 @@ class Budgets:
         if shared is not None:
             await shared.all_told()
         self._restored = {(each.rule.name, each.budget) for each in running}
-        self._limits.running = {each.tenant_id: each.rule.name for each in running}
+        self._limits.periods = {each.tenant_id: each.budget.period for each in running}
         self._seen_revision = revision
 
     @property

@@ -102,15 +102,16 @@ async def test_a_budget_that_is_new_to_a_tenant_begins_with_what_it_spent_before
         await until(lambda: limits.local.readings(limits.plans.find(a_caller(POLICY, tenant), "").rules) == [900, 0])
 
 
-async def test_what_was_under_way_when_its_tenant_got_a_budget_counts_too(rooms, clock):
+@pytest.mark.parametrize("budget", [None, Budget(Decimal(1), "week")])
+async def test_what_was_under_way_when_its_tenant_got_a_budget_counts_too(rooms, clock, budget):
     tenant = await add_tenant(rooms, "north", "default")
-    caller = a_caller(Policy(prices=POLICY.prices), tenant)
+    caller = a_caller(Policy(prices=POLICY.prices, budget=budget), tenant)
     async with gateway(rooms, clock) as (limits, directory):
         async with limits.admit(caller, "demo", 1, 1, "r") as ticket:
             await change(rooms, store.tenants, tenant, policy="thrifty")
             await directory.refresh()
             clock.advance(LOOK_S)
-            await until(lambda: tenant in limits.running)
+            await until(lambda: tenant in limits.periods)
             await spend(rooms, tenant, ticket.settle(Usage(1, 0, 1)), NOON)
         clock.advance(LOOK_S)
         await until(lambda: limits.local.readings(limits.plans.find(a_caller(POLICY, tenant), "").rules) == [100, 0])
