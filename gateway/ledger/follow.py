@@ -8,6 +8,7 @@ gateways that share a store one at a time is ``alone`` with a name.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import fcntl
 import functools
@@ -219,8 +220,11 @@ class Follower:
             is_alone = bool((await connection.execute(lock, name)).scalar_one())
             try:
                 yield is_alone
+            except asyncio.CancelledError:  # a server that is stalled would not answer, and nobody cancels twice
+                await connection.invalidate()
+                raise
             finally:
-                if is_alone:
+                if is_alone and not connection.invalidated:
                     try:
                         await connection.execute(sa.text("SELECT pg_advisory_unlock(:space, :name)"), name)
                     except (SQLAlchemyError, OSError):

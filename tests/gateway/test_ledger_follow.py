@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import random
 from collections.abc import AsyncIterator
@@ -14,7 +15,8 @@ from gateway import store
 from gateway.ledger import Chain, writer_for
 from gateway.ledger.follow import NO_CHAIN, Follower, Overtaken, number_strays
 from gateway.store import Store
-from tests.builders import an_entry, write_chain
+from policies import settings
+from tests.builders import PATIENCE_S, an_entry, write_chain
 
 
 @pytest.fixture
@@ -134,6 +136,31 @@ async def test_one_at_a_time_is_alone_with_a_name(rooms, store_settings, tmp_pat
             assert (first, second, third) == (True, False, True)
         async with other.alone() as is_alone:
             assert is_alone
+
+
+async def test_who_is_cancelled_is_alone_no_more_though_the_server_says_nothing(fragile_postgres, tmp_path):
+    async def follow() -> None:
+        async with Follower(rooms, "usage").alone() as is_alone:
+            assert is_alone
+            fragile_postgres.stall()
+            is_stalled.set()
+            await asyncio.Event().wait()
+
+    is_stalled = asyncio.Event()
+    config = settings.Store(data_dir=str(tmp_path), url=f"{fragile_postgres.url}/postgres")
+    async with store.opened(config) as rooms:
+        following = asyncio.create_task(follow())
+        await is_stalled.wait()
+        following.cancel()
+        over, _ = await asyncio.wait([following], timeout=PATIENCE_S)
+        fragile_postgres.resume()
+        await asyncio.wait([following])
+        assert over
+        async with asyncio.timeout(PATIENCE_S):
+            while True:  # the server hears of it in its own time
+                async with Follower(rooms, "usage").alone() as is_alone:
+                    if is_alone:
+                        break
 
 
 async def test_rows_that_belong_to_no_chain_are_given_a_place_and_followed(rooms):
