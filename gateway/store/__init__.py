@@ -21,13 +21,13 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
 import migrations
+from gateway.store import sqlite
 from gateway.store.bulk import batches, files, upload_parts, uploads
 from gateway.store.chats import chat_labels, chats
 from gateway.store.conversations import conversation_items, conversations
 from gateway.store.edition import Edition, InPostgres, InSqlite
 from gateway.store.responses import response_events, responses
 from gateway.store.sessions import sessions
-from gateway.store.sqlite import Connection
 from gateway.store.tables import (
     adapters,
     audit_log,
@@ -229,12 +229,18 @@ def _database(url: sa.URL) -> Path | None:
 @contextlib.asynccontextmanager
 async def _engine_of(url: sa.URL) -> AsyncIterator[AsyncEngine]:
     is_sqlite = _is_sqlite(url)
+    if is_sqlite:
+        connect_args: dict[str, Any] = {"factory": sqlite.Connection}
+    else:
+        from gateway.store import postgres  # with its driver
+
+        connect_args = {"connection_class": postgres.Connection}
     # What a statement that failed was given, an answer to be kept for one, is nothing for the log.
     engine = create_async_engine(
         url,
         pool_pre_ping=not is_sqlite,
         hide_parameters=True,
-        connect_args={"factory": Connection} if is_sqlite else {},
+        connect_args=connect_args,
     )
     if is_sqlite:
         sa.event.listen(engine.sync_engine, "connect", _set_up_sqlite)

@@ -14,6 +14,7 @@ from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
+from sqlalchemy.exc import SQLAlchemyError
 
 import migrations
 from gateway import keys, store
@@ -23,6 +24,7 @@ from gateway.clock import Clock
 from gateway.directory import Directory
 from policies import settings
 from policies.policy import Limits, Policy
+from tests.builders import PATIENCE_S
 from tests.residents import visiting
 
 REVISIONS = sorted(path.name[:4] for path in migrations.DIRECTORY.glob("0*.py"))
@@ -282,6 +284,29 @@ async def test_a_change_that_is_broken_off_within_a_statement_keeps_nobody_from_
                 finally:
                     gc.enable()
         assert change.cancelled()
+
+
+async def test_a_server_that_says_nothing_any_more_keeps_nobody_for_ever(fragile_postgres, tmp_path):
+    """Neither whoever is through with reading, nor whoever closes the store."""
+    config = settings.Store(data_dir=str(tmp_path), url=f"{fragile_postgres.url}/postgres")
+
+    async def read(rooms: store.Store) -> None:
+        async with rooms.engine.connect() as left_in_the_pool, rooms.engine.connect() as reading:
+            await left_in_the_pool.execute(sa.select(1))
+            await left_in_the_pool.rollback()
+            await reading.execute(sa.select(1))
+            fragile_postgres.stall()
+
+    async def visit() -> None:
+        async with store.opened(config) as rooms:
+            with pytest.raises((SQLAlchemyError, OSError)):
+                await read(rooms)
+
+    visit_under_way = asyncio.create_task(visit())
+    over, _ = await asyncio.wait([visit_under_way], timeout=PATIENCE_S)
+    fragile_postgres.resume()
+    await visit_under_way
+    assert over
 
 
 async def test_gateways_may_share_a_postgresql(postgres, tmp_path):
