@@ -51,7 +51,6 @@ MAX_BODY_BYTES = 1 << 20
 STORE_S = 20.0
 """How long the store may take for one request."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@-]{0,255}")
-_ETAG = re.compile(r'"([0-9]{1,18})"')
 
 
 class Nothing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -90,11 +89,19 @@ class Ask(Generic[Q, B]):
             yield connection
 
     def check_version(self, version: int) -> None:
-        """Raises Stale unless the version that is there is one that If-Match names, or it names none."""
-        header = ",".join(self.request.headers.getall("if-match", []))
-        if header and header.strip() != "*" and str(version) not in _ETAG.findall(header):
+        """Raises Stale unless the version that is there is one that If-Match names, or it names none. What is weak
+        (W/"1") names none that a change could be held against (RFC 9110, section 13.1.1)."""
+        named = matched_by(self.request)
+        if named and named != ["*"] and f'"{version}"' not in named:
             what = "Read it again, and repeat the change on what it is now."
+            if f'W/"{version}"' in named:
+                what = "A weak ETag is none that a change is held against: send it without its W/."
             raise Stale(f'If-Match: the version is "{version}" now. {what}', etag=f'"{version}"')
+
+
+def matched_by(request: web.Request) -> list[str]:
+    """The ETags that If-Match names, as they are written, or "*"; no ETag of ours has a comma in it."""
+    return [tag for each in ",".join(request.headers.getall("if-match", [])).split(",") if (tag := each.strip())]
 
 
 Handler = Callable[..., Awaitable[msgspec.Struct | web.StreamResponse]]
@@ -149,7 +156,7 @@ class Endpoint:
                 raise
             raise StoreUnavailable(is_change=self.changes) from error
         ask = Ask(gw, request, caller, self._query_of(request), await self._body_of(gw, request), look)
-        if self.needs_match and "if-match" not in request.headers:
+        if self.needs_match and not matched_by(request):
             raise MatchRequired(
                 "Send If-Match with the ETag of what you read, so that nobody's change is lost; * takes any version."
             )

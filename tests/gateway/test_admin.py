@@ -72,6 +72,28 @@ async def test_two_who_change_the_same_thing_do_not_overwrite_each_other(desk):
     assert await actions(desk, object_id=tenant["id"]) == ["tenant.created", "tenant.updated"]
 
 
+@pytest.mark.parametrize(
+    ("if_match", "status"),
+    [
+        ('"1"', 200),
+        ('"9", "1"', 200),
+        ("*", 200),
+        ("", 428),
+        (",", 428),
+        ('W/"1"', 412),
+        ('"9"', 412),
+        ("1", 412),
+        ('a"1"b', 412),
+        ('"9", *', 412),
+    ],
+)
+async def test_a_change_is_held_against_whole_strong_etags(desk, if_match, status):
+    tenant = await desk.made("tenants", {"name": "blue"})
+    reply = await desk("PATCH", f"tenants/{tenant['id']}", {"name": "navy"}, if_match=if_match)
+    assert reply.status == status
+    assert (await desk.got(f"tenants/{tenant['id']}"))["name"] == ("navy" if status == 200 else "blue")
+
+
 async def test_a_creation_that_is_repeated_with_its_idempotency_key_is_made_once(desk):
     body = {"name": "blue"}
     replies = await asyncio.gather(*(desk("POST", "tenants", body, idempotency_key="first") for _ in range(4)))
