@@ -151,6 +151,9 @@ async def _insert(ask: Ask[Any, Any], change: Change, key: AdminKey) -> MadeAdmi
 
 
 async def _revoke(change: Change, before: AdminKey) -> AdminKey:
+    if before.revoked_at is not None:
+        change.is_done_already = True
+        return before
     after = revoked(before, change.at)
     await _write(change, after)
     await change.record("admin_key.revoked", "admin_key", before.id, before, after)

@@ -173,6 +173,9 @@ async def revoke(ask: Ask[Nothing, Nothing], change: Change) -> Key:
 
 async def revoke_one(change: Change, before: Key) -> Key:
     """The key afterwards."""
+    if before.revoked_at is not None:
+        change.is_done_already = True
+        return before
     after = revoked(before, change.at)
     await write(change, after)
     await change.record("key.revoked", "key", before.id, before, after)

@@ -57,8 +57,8 @@ def ending(before: K, overlap_s: int, now: int) -> K:
 
 
 def revoked(before: K, now: int) -> K:
-    """The key from now on, or from when it already was."""
-    return msgspec.structs.replace(before, revoked_at=before.revoked_at or now, version=before.version + 1)
+    """The key from now on."""
+    return msgspec.structs.replace(before, revoked_at=now, version=before.version + 1)
 
 
 def networks_of(texts: tuple[str, ...]) -> tuple[str, ...]:
