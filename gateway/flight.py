@@ -51,6 +51,7 @@ class Flight:
 
     __slots__ = (
         "_arrived",
+        "_cut",
         "_ending",
         "_error",
         "_here",
@@ -137,6 +138,8 @@ class Flight:
         """Sequences that have not finished, each with its tokens so far: what another worker has to know."""
         self._here = dict(self._open)
         """Those of them that its worker has, or will be given."""
+        self._cut: set[int] = set()
+        """Those that were cut, though they may stop by themselves."""
         self._stopped: set[int] = set()
         """Those of which nobody needs the rest."""
         self._num_cached_tokens: int | None = None
@@ -243,6 +246,8 @@ class Flight:
         except OverflowError:
             raise wire.WireError(f"a token of {self.request.request_id} whose id is none") from None
         self.num_tokens += len(token_ids)
+        if delta.is_cut:
+            self._cut.add(index)
         if finish is None:
             if self._is_under_way:  # as nearly all are; and what ``_wake`` does, without a call
                 self._arrived.append(delta)
@@ -314,7 +319,8 @@ class Flight:
         if not self._was_elsewhere:
             return self.request
         emitted = {index: token_ids.tolist() for index, token_ids in self._open.items()}
-        return msgspec.structs.replace(self.request, emitted_token_ids=emitted)
+        cut = sorted(self._cut & emitted.keys())
+        return msgspec.structs.replace(self.request, emitted_token_ids=emitted, cut_indices=cut)
 
     @property
     def standing(self) -> Standing:
@@ -339,6 +345,8 @@ class Flight:
         self.num_held_tokens = self.order.num_prompt_tokens + max(self.order.num_expected_tokens, self.num_tokens)
         for index, token_ids in list(self._open.items()):
             reason = self.request.sampling.end_of(token_ids, eos_token_ids)
+            if reason == "stop" and index in self._cut:
+                reason = "length"
             if index in self._stopped:
                 reason = reason or "cancelled"
             if reason is not None:

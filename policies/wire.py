@@ -82,6 +82,8 @@ class Submit(Message, frozen=True):
     """In place of tokens one vector is wanted, of one sequence; ``sampling`` is of no consequence then."""
     predicted_token_ids: list[int] = []
     """What much of the answer is expected to be: for whoever guesses, and of no other consequence."""
+    cut_indices: list[int] = []
+    """Of the sequences that go on: those of which a ``Delta`` said ``is_cut``."""
 
     @property
     def num_positions(self) -> int:
@@ -222,6 +224,9 @@ class Delta(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """With the end of one that is pooled: all that was asked for, [num_dimensions] f32, least byte first."""
     prompt_logprobs: list[TokenLogprob] | None = None
     """With a request's first token, when asked: one for each token of the prompt but the first."""
+    is_cut: bool = False
+    """For want of room its grammar has it go another way than it would have: even where it stops, its end is
+    "length"."""
 
 
 class StepOutput(Message, frozen=True):

@@ -338,7 +338,7 @@ class Engine:
         found = sequence.num_cached_tokens if run.position == sequence.num_prompt_tokens else None
         if reason is not None:
             return [self._end(sequence, token_ids, logprobs, reason, now)]
-        return [wire.Delta(sequence.request.request_id, sequence.index, token_ids, logprobs, None, found)]
+        return [sequence.gained(token_ids, logprobs, found)]
 
     # Ends
 

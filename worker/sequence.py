@@ -298,6 +298,15 @@ class Sequence:
             self.first_token_at = now
         self.last_token_at = now
 
+    def gained(
+        self, token_ids: list[int], logprobs: list[wire.TokenLogprob] | None, num_cached_tokens: int | None
+    ) -> wire.Delta:
+        """What is told of a step after which it goes on."""
+        is_cut = self.guide is not None and self.guide.is_cut
+        return wire.Delta(
+            self.request.request_id, self.index, token_ids, logprobs, None, num_cached_tokens, is_cut=is_cut
+        )
+
     @property
     def has_end_token(self) -> bool:
         """The last token of its completion that is known is one that ends it."""

@@ -48,6 +48,23 @@ async def test_a_worker_that_is_lost_before_the_first_token_is_asked_for_nothing
         assert [tokens(deltas, index) for index in range(2)] == [[20, 3], [21, 3]]
 
 
+async def test_the_next_worker_is_told_which_answers_were_cut(tmp_path):
+    async with peers(tmp_path) as (dispatch, peer):
+        reading = asyncio.create_task(answer(flight := send(dispatch, a_submit(max_tokens=3, num_sequences=3))))
+        first = await peer.submitted()
+        for index in range(3):
+            token_ids = [3] if index == 2 else [10]
+            peer.send(wire.StepOutput([wire.Delta(first.request_id, index, token_ids, is_cut=index > 0)]))
+        await until(lambda: flight.num_tokens == 3)
+        peer.hang_up()
+        again = await peer.submitted()
+        assert (again.emitted_token_ids, again.cut_indices) == ({0: [10], 1: [10]}, [1])
+        for index in range(2):
+            peer.say(again, [11, 12], "length", index=index)
+        ends = {delta.index: delta.finish.reason for delta in await reading if delta.finish}
+        assert ends == {0: "length", 1: "length", 2: "length"}, "the last by its end token, and cut"
+
+
 async def test_of_several_answers_only_those_go_on_that_have_not_ended(tmp_path):
     async with peers(tmp_path) as (dispatch, peer):
         reading = asyncio.create_task(answer(flight := send(dispatch, a_submit(max_tokens=3, num_sequences=3))))

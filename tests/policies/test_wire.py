@@ -32,6 +32,7 @@ submits = st.builds(
     emitted_token_ids=st.dictionaries(counts, st.lists(counts, max_size=4), max_size=3),
     grammar=st.none() | st.builds(wire.Grammar, st.sampled_from(["json_schema", "regex", "choice"]), texts),
     predicted_token_ids=st.lists(counts, max_size=4),
+    cut_indices=st.lists(counts, max_size=3),
 )
 to_worker = st.one_of(
     st.builds(wire.Hello, counts, texts), submits, st.builds(wire.Cancel, texts), st.just(wire.Drain())

@@ -38,6 +38,8 @@ class Answer:
     logprobs: list[wire.TokenLogprob] = field(default_factory=list)
     num_accepted_tokens: int = 0
     has_end_token: bool = False
+    cut_from: int = 0
+    """Tokens that it had when it was first said to be cut; 0: it was not, as long as it went on."""
 
     @property
     def text(self) -> str:
@@ -73,6 +75,7 @@ class Guided:
         is_strict: bool = True,
         num: int = 1,
         emitted=None,
+        cut=(),
         adapter: str = "",
         priority: int = 0,
         **sampling,
@@ -88,6 +91,7 @@ class Guided:
                 asked,
                 num,
                 emitted_token_ids=emitted or {},
+                cut_indices=list(cut),
                 grammar=grammar,
                 adapter=adapter,
                 priority=priority,
@@ -105,6 +109,8 @@ class Guided:
                 answer = self.answers.setdefault((delta.request_id, delta.index), Answer())
                 answer.token_ids += delta.token_ids
                 answer.logprobs += delta.logprobs or []
+                if delta.is_cut and not answer.cut_from:
+                    answer.cut_from = len(answer.token_ids)
                 if delta.finish is not None:
                     answer.reason = delta.finish.reason
                     answer.num_accepted_tokens = delta.finish.num_accepted_tokens

@@ -269,6 +269,28 @@ def test_an_answer_goes_on_elsewhere_as_it_would_have_here(path):
     assert "no beginning" in broken.failures["r"].reason
 
 
+def test_an_answer_that_was_cut_is_cut_wherever_it_goes_on(path):
+    either = {"a": {"enum": ["xq" * 60, "y"]}, "b": {"enum": ["east", "west"]}}
+    schema = {"type": "object", "properties": either, "required": ["a", "b"], "additionalProperties": False}
+    whole = Guided(path)
+    for seed in range(12):
+        whole.submit(f"s{seed}", "json_schema", json.dumps(schema), max_tokens=60, seed=seed)
+    whole.run()
+    whole.close()
+    cut = {name: answer for (name, _), answer in whole.answers.items() if answer.cut_from}
+    assert len(cut) > 3
+    for turn, (name, answer) in enumerate(cut.items()):
+        assert answer.reason == "length"
+        assert len(answer.token_ids) < 60
+        emitted = {0: answer.token_ids[: answer.cut_from if turn % 2 else -1]}
+        later, asked = Guided(path), {"max_tokens": 60, "seed": int(name[1:])}
+        later.submit(name, "json_schema", json.dumps(schema), emitted=emitted, cut=[0], **asked)
+        later.run()
+        later.close()
+        assert later.answers[name, 0].token_ids == answer.token_ids[len(emitted[0]) :]
+        assert later.answers[name, 0].reason == "length"
+
+
 def test_several_answers_to_a_prompt_keep_to_the_grammar_in_chunks_too(path):
     guided, chunked = Guided(path), Guided(path, max_step_tokens=16)
     for bench in (guided, chunked):

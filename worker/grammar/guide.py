@@ -105,8 +105,9 @@ class Guide:
         in_time = self.in_time
         return in_time is not None and in_time.is_careful(num_left, num_drafted)
 
-    def replay(self, token_ids: Sequence[int], max_tokens: int) -> bool:
-        """Where an answer of ``max_tokens`` goes on that has these, and whether they are such an answer's beginning."""
+    def replay(self, token_ids: Sequence[int], max_tokens: int, is_cut: bool = False) -> bool:
+        """Where an answer of ``max_tokens`` goes on that has these and ``is_cut``, and whether they are such an
+        answer's beginning."""
         for num, token_id in enumerate(token_ids):
             in_time, num_left = self.in_time, max_tokens - num
             if in_time is not None and in_time.is_careful(num_left) and not in_time.accepts(token_id, num_left):
@@ -114,6 +115,8 @@ class Guide:
             if not self.matcher.validate_tokens([token_id]):
                 return False
             self.advance(token_id)
+        if self.in_time is not None:
+            self.in_time.is_cut = is_cut
         return True
 
     def advance(self, token_id: int) -> None:

@@ -162,7 +162,7 @@ class Grammars:
                 end = self._end_of(compiled.matcher, reach, max_tokens)
         guides = self._guides(compiled, submit, end)
         for index, token_ids in submit.emitted_token_ids.items():
-            if not guides[index].replay(token_ids, max_tokens):
+            if not guides[index].replay(token_ids, max_tokens, index in submit.cut_indices):
                 raise Unguided(f"what was emitted of sequence {index} is no beginning of what its grammar allows")
         return guides
 
