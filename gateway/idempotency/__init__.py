@@ -22,7 +22,7 @@ from gateway import errors, failures, head
 from gateway.auth import Caller
 from gateway.cache import Memory
 from gateway.clock import Clock
-from gateway.head import HEAD
+from gateway.head import HEAD, HUNG_UP
 from gateway.idempotency.record import Record
 from gateway.idempotency.slots import Slot, Slots, check
 from gateway.redis import Redis
@@ -139,7 +139,8 @@ class Idempotency:
             return head.Whole(b"".join(record.said))
         async with EventStream(request, self._config.server, self._clock) as stream:
             try:
-                response, num_read = await stream.open(), 0
+                num_read = 0
+                await stream.open()
                 record.num_readers += 1
                 try:
                     while chunks := await record.more(num_read):
@@ -152,4 +153,4 @@ class Idempotency:
                     return await stream.fail(failures.event(failures.described(record.error, record.request_id)))
                 return await stream.end(b"")
             except ConnectionResetError:
-                return response
+                return stream.response or web.Response(status=HUNG_UP)

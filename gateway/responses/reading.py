@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Sequence
 
 from aiohttp import web
 
+from gateway.head import HUNG_UP
 from gateway.house import Gateway
 from gateway.reply.events import Outlet
 from gateway.responses.events import obfuscated
@@ -19,14 +20,14 @@ async def relay(
     """From the event of number ``first`` on, to the last. ``running``: where it is written here. ``obfuscates``: deltas
     are padded, also those that were not when they were written."""
     async with outlet:
-        response = await outlet.open()
         try:
+            await outlet.open()
             told = _written(running, first) if running is not None else _stored(gw, kept, first)
             async for events in told:
                 await outlet.write(b"".join(map(obfuscated, events) if obfuscates else events))
             return await outlet.end(b"")
         except ConnectionResetError:
-            return response
+            return outlet.response or web.Response(status=HUNG_UP)
 
 
 async def _written(running: Running, first: int) -> AsyncIterator[Sequence[bytes]]:

@@ -9,6 +9,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from gateway.reply.events import EventStream
 from policies import settings
 from tests.builders import PATIENCE_S
 from tests.gateway.conftest import HELLO, Front, OpenFront
@@ -123,3 +124,30 @@ async def test_one_that_loses_its_worker_for_good_says_that_it_may_be_tried_agai
         assert not [end for end in ENDS if end in read]
         (row,) = await front.settled(1)
         assert (row["status"], row["num_completion_tokens"]) == (503, len(front.ids("Word")))
+
+
+@pytest.mark.parametrize(
+    ("path", "others", "headers"),
+    [
+        *[(path, {}, {}) for path in DIALECTS],
+        ("/v1/chat/completions", {}, {"idempotency-key": "once"}),
+        ("/v1/responses", {"background": True}, {}),
+    ],
+)
+async def test_a_client_that_is_gone_when_its_stream_opens_is_no_failure(
+    front: Front, monkeypatch, caplog, path, others, headers
+):
+    async def open(stream: EventStream, real: Any = EventStream.open) -> Any:
+        assert stream._request.transport is not None
+        stream._request.transport.abort()
+        return await real(stream)
+
+    monkeypatch.setattr(EventStream, "open", open)
+    body = {"model": "demo", "stream": True, **DIALECTS[path], **others}
+    asking = asyncio.create_task(front.http.post(front.url + path, json=body, headers=headers))
+    submit = await front.peer.submitted()
+    front.peer.say(submit, [*front.ids("Word"), 3], "stop")
+    with pytest.raises(aiohttp.ClientConnectionError):
+        await asking
+    await front.settled(1)
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
