@@ -6,6 +6,7 @@ import asyncio
 from urllib.parse import quote
 
 import pytest
+import sqlalchemy as sa
 
 from gateway import trials
 from policies import settings, wire
@@ -85,6 +86,24 @@ async def test_what_is_kept_for_a_tenant_is_counted_and_forgotten(desk):
     assert flushed == {"tenant_id": tenant["id"], "sharing_group": "", "num_entries": 1}
     await answered(desk)
     assert (await desk("POST", "caches/exact/ten_none/flush")).status == 404
+
+
+async def test_what_was_done_is_in_the_audit_log_though_whoever_asked_hangs_up(open_front, migrated_postgres, data_dir):
+    async with open_front(store=settings.Store(data_dir=str(data_dir), url=migrated_postgres)) as front:
+        desk = Desk(front)
+        ((tenant),) = (await desk.got("tenants"))["data"]
+        await answered(desk)
+        async with front.gw.store.engine.begin() as connection:
+            await connection.execute(sa.text("LOCK TABLE audit_log IN EXCLUSIVE MODE"))
+            asked = asyncio.create_task(desk("POST", f"caches/exact/{tenant['id']}/flush"))
+            while (await front.gw.cache.held_in_all()).num_entries:  # noqa: ASYNC110 (it tells nobody)
+                await asyncio.sleep(0.001)
+            asked.cancel()
+            await asyncio.wait([asked])
+            await desk.got("models")  # the gateway has heard of it by now
+        await desk.made("tenants", {"name": "blue"})  # whose turn comes after it
+        log = (await desk.got("audit_log"))["data"]
+        assert [entry["action"] for entry in log] == ["cache.flushed", "tenant.created"]
 
 
 async def test_the_limits_of_a_tenant_and_of_a_key_are_seen_as_they_stand(desk):
