@@ -75,10 +75,12 @@ def asked_grammar(call: ChatRequest | CompletionRequest) -> AskedGrammar | None:
     asked += _of_outputs(StructuredOutputs(*_guided(call)), "guided_")
     asked += _of_outputs(StructuredOutputs(regex=call.regex, grammar=call.ebnf), "")
     found = [each for each in asked if each is not None]
-    if len(found) > 1:
-        raise Malformed(
-            f"'{found[0].param}' and '{found[1].param}' cannot both say what the answer must be", found[1].param
-        )
+    for each in found[1:]:
+        # Clients of vLLM of any version say the same by its older name and by its newer one.
+        if each.grammar != found[0].grammar:
+            raise Malformed(
+                f"'{found[0].param}' and '{each.param}' cannot both say what the answer must be", each.param
+            )
     return found[0] if found else None
 
 

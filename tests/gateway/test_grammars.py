@@ -41,6 +41,14 @@ async def checked(grammars: Grammars, **fields: object) -> wire.Grammar | None:
     return await grammars.checked(asked_grammar(parse_chat(msgspec.json.encode(body))))
 
 
+GUIDANCE = {
+    "guided_decoding_backend": "guidance",
+    "guided_grammar": 'start: "a"',
+    "structured_outputs": {"grammar": 'start: "a"'},
+}
+"""As the guidance package asks vLLM, of whichever version."""
+
+
 @pytest.mark.parametrize(
     ("fields", "kind", "source", "is_strict"),
     [
@@ -59,6 +67,7 @@ async def checked(grammars: Grammars, **fields: object) -> wire.Grammar | None:
         ({"structured_outputs": {"json": OBJECT}}, "json_schema", COMPACT, False),
         ({"structured_outputs": {"json_object": True}}, "json_object", "", False),
         ({"regex": "a{2}"}, "regex", "a{2}", False),
+        (GUIDANCE, "lark", 'start: "a"', False),
     ],
 )
 async def test_each_spelling_says_the_same_to_a_worker(grammars, fields, kind, source, is_strict):
@@ -130,6 +139,7 @@ async def test_the_part_of_a_strict_schema_that_cannot_be_kept_to_is_named(gramm
         ({"guided_grammar": "root ::= ("}, "guided_grammar"),
         ({"ebnf": ""}, "ebnf"),
         ({"regex": "a", "guided_choice": ["a"]}, "regex"),
+        ({**GUIDANCE, "guided_grammar": 'start: "b"'}, "guided_grammar"),
         ({"guided_json": {}, "structured_outputs": {"regex": "a"}}, "guided_json"),
     ],
 )  # fmt: skip
