@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import subprocess
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -114,6 +115,19 @@ def test_the_image_has_the_compiler_that_kernels_are_built_by():
     packages = re.search(r"apt-get install \S+ \S+ (.*?) &&", (DEPLOY / "Dockerfile").read_text())
     assert packages
     assert COMPILER in packages[1].split()
+
+
+def test_the_image_is_given_what_the_package_is_built_from_and_nothing_else_of_a_clone():
+    """A layer keeps what was copied, though a later one deletes it: what a trial leaves in a clone are keys, too."""
+    root = DEPLOY.parent
+    lines = [line for line in (root / ".dockerignore").read_text().splitlines() if line and not line.startswith("#")]
+    assert lines[0] == "*"
+    built = tomllib.loads((root / "pyproject.toml").read_text())
+    packages = {each.removesuffix("*") for each in built["tool"]["setuptools"]["packages"]["find"]["include"]}
+    project = built["project"]
+    needed = {*packages, "pyproject.toml", project["readme"], *project["license-files"]}
+    assert {line[1:] for line in lines if line.startswith("!")} == needed
+    assert [name for name in needed if not (root / name).exists()] == []
 
 
 def test_caches_of_containers_lie_in_the_volume():
