@@ -207,6 +207,9 @@ def test_the_chart_renders_to_what_kubernetes_knows(storage_class, is_monitored)
     assert (chart["apiVersion"], chart["name"]) == ("v2", CHART.name)
     objects = {each["kind"]: each for path in (CHART / "templates").glob("*.yaml") for each in rendered(path, values)}
     assert ("ServiceMonitor" in objects) == is_monitored
+    if is_monitored:
+        job = objects["Service"]["metadata"]["labels"][objects["ServiceMonitor"]["spec"]["jobLabel"]]
+        assert f'up{{job="{job}"}} == 0' in RULES[1].read_text()
     config = configuration.load(objects["ConfigMap"]["data"]["config.toml"], {}, {})
     spec = objects["StatefulSet"]["spec"]
     (container,) = spec["template"]["spec"]["containers"]
