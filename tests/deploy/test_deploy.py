@@ -221,7 +221,10 @@ def test_the_chart_renders_to_what_kubernetes_knows(storage_class, is_monitored)
     # Else Kubernetes lets the group write to it at each start, and then it is not used.
     assert spec["template"]["spec"]["securityContext"]["fsGroupChangePolicy"] == "OnRootMismatch"
     assert spec["selector"]["matchLabels"] == objects["Service"]["spec"]["selector"]
-    assert spec["template"]["spec"]["terminationGracePeriodSeconds"] > config.server.drain_s
+    # New requests are refused from SIGTERM on, which comes when nodes have had time to hear that the pod leaves.
+    program, pause_s = container["lifecycle"]["preStop"]["exec"]["command"]
+    assert (program, float(pause_s) > 0) == ("sleep", True)
+    assert spec["template"]["spec"]["terminationGracePeriodSeconds"] > float(pause_s) + config.server.drain_s
     (claim,) = spec["volumeClaimTemplates"]
     assert claim["spec"].get("storageClassName", "") == storage_class
 
