@@ -229,9 +229,21 @@ def test_the_chart_renders_to_what_kubernetes_knows(storage_class, is_monitored)
     assert claim["spec"].get("storageClassName", "") == storage_class
 
 
-def test_kubernetes_schemas_know_every_field_of_the_chart():
+@pytest.mark.parametrize("claim", ["", "shared"])
+def test_pods_share_files_where_a_claim_for_them_is_named(claim):
+    values = yaml.safe_load((CHART / "values.yaml").read_text()) | {"filesClaim": claim}
+    (found,) = rendered(CHART / "templates" / "statefulset.yaml", values)
+    spec = found["spec"]["template"]["spec"]
+    claims = {each["name"]: each["persistentVolumeClaim"] for each in spec["volumes"] if "configMap" not in each}
+    mounts = {each["name"]: each["mountPath"] for each in spec["containers"][0]["volumeMounts"]}
+    assert claims == ({"files": {"claimName": claim}} if claim else {})
+    assert mounts.get("files") == ("/files" if claim else None)
+
+
+@pytest.mark.parametrize("claim", ["", "shared"])
+def test_kubernetes_schemas_know_every_field_of_the_chart(claim):
     kubernetes = pytest.importorskip("kubernetes_validate")  # .ci/run installs it where it can be had
-    values = yaml.safe_load((CHART / "values.yaml").read_text())
+    values = yaml.safe_load((CHART / "values.yaml").read_text()) | {"filesClaim": claim}
     for path in (CHART / "templates").glob("*.yaml"):
         for each in rendered(path, values):
             kubernetes.validate(each, kubernetes.latest_version(), strict=True)
