@@ -33,9 +33,21 @@ _LIMIT = re.compile(r"x-ratelimit-(limit|remaining|reset)-(requests|tokens)")
 _DURATION = re.compile(r"(?:(\d+)h)?(?:(\d+)m(?!s))?(?:([\d.]+)s)?(?:(\d+)ms)?")
 
 
-class ErrorDetail(msgspec.Struct, frozen=True):
+UNTHREADED = "thread_unsupported_request"
+"""The code by which Anthropic's clients know that they have to send the whole conversation."""
+
+
+class Details(msgspec.Struct, frozen=True):
+    """What a client may go by."""
+
+    error_code: str
+    unsupported: list[str]
+
+
+class ErrorDetail(msgspec.Struct, frozen=True, omit_defaults=True):
     type: str
     message: str
+    details: Details | None = None
 
 
 class ErrorBody(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,7 +68,8 @@ def described(failure: GatewayError, request_id: str) -> ErrorBody:
     """``failure`` in Anthropic's words."""
     status = status_of(failure)
     type_ = TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")
-    return ErrorBody(error=ErrorDetail(type_, failures.told(failure, NAMES)), request_id=request_id)
+    details = Details(UNTHREADED, ["thread"]) if failure.code == UNTHREADED else None
+    return ErrorBody(error=ErrorDetail(type_, failures.told(failure, NAMES), details), request_id=request_id)
 
 
 def shaped(failure: GatewayError, request_id: str) -> web.Response:

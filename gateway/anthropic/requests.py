@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from gateway.anthropic.failures import UNTHREADED
 from gateway.openai import ChatRequest, Malformed, decoded, parse_chat
 from gateway.openai.custom import Name
 from gateway.openai.extras import refused
@@ -255,9 +256,11 @@ def _checked(fields: dict[str, Any]) -> ChatRequest:
 
 def _check_served(asked: CountRequest) -> None:
     """Raises Malformed."""
-    for name in ("mcp_servers", "compaction", "thread"):
+    for name in ("mcp_servers", "compaction"):
         if getattr(asked, name):
             raise refused(name)
+    if asked.thread:
+        raise Malformed("'thread' is not supported by this server; send the whole conversation", "thread", UNTHREADED)
     if asked.output_config is not None and asked.output_config.task_budget is not None:
         raise refused("output_config.task_budget")
     if asked.context_management is not None:

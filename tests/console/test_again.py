@@ -76,7 +76,7 @@ def test_the_same_search_finds_what_is_new(console, house):
     asked(house, "Hello", user="somebody new")
     console.button("Search").click()
     console.button(re.compile("Show request")).wait_for()
-    assert page.get_by_role("heading", level=1).evaluate("each => each === document.activeElement")
+    page.wait_for_function("() => document.activeElement.matches('h1')")
     page.get_by_role("link", name="Clear").click()
     page.wait_for_function("() => document.querySelector('[name=end_user]').value === ''")
     page.get_by_label("Trace id").fill("typed, not searched")

@@ -66,7 +66,8 @@ async def test_a_model_that_cannot_be_loaded_is_refused_and_stays_listed(start_h
 async def test_operators_load_unload_and_pin_and_each_change_is_in_the_audit_log(start_house):
     house = start_house(models={"demo": settings.Model(), "later": LATER})
     async with asking(house) as call, house.http(house.admin_key) as session:
-        assert (await call("POST", "later/load"))[1]["state"] == "starting"
+        status, model = await call("POST", "later/load")
+        assert (status, model.get("state")) == (200, "starting"), model
         await until(lambda: house.gw.dispatch.residence.state("later") == "ready")
         status, model = await call("GET", "later")
         assert (status, model["state"], model["pinned"]) == (200, "ready", False)

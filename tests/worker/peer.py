@@ -111,7 +111,7 @@ class WorkerProcess:
             "engine": {"device": "cpu", "dtype": "float32", "num_threads": 1, "max_kv_bytes": 1 << 20, **engine},
         }
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "worker", json.dumps(settings)],
+            ["env", "--default-signal=HUP", sys.executable, "-m", "worker", json.dumps(settings)],
             cwd=ROOT,
             stdin=subprocess.PIPE,
             stderr=subprocess.PIPE,

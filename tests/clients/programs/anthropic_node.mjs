@@ -23,6 +23,7 @@ const Place = z.object({ city: z.string().max(12) });
 const typed = await client.messages.parse({ ...says("Where?"), output_config: { format: zodOutputFormat(Place) } });
 const given = client.messages.stream({ ...says("Tell me a long story."), max_tokens: 4000 });
 given.on("text", () => given.abort());
+const aborted = given.done().catch((error) => error.constructor.name); // from now on, or Node would end
 const found = {
   whole: whole.content[0].text,
   streamed,
@@ -31,7 +32,7 @@ const found = {
   counted: (await client.messages.countTokens({ model: "demo", messages: question.messages })).input_tokens === whole.usage.input_tokens,
   kinds,
   typed: Place.safeParse(typed.parsed_output).success,
-  aborted: await given.done().catch((error) => error.constructor.name),
+  aborted: await aborted,
   refused: await client.messages.create({ ...question, model: "nobody" }).catch((error) => [error.constructor.name, error.type]),
 };
 console.log(JSON.stringify(found));
