@@ -78,8 +78,8 @@ class Room:
         has_place = self._num_slots + num_slots <= self._max_sequences
         num_wanted = claim.num_new_blocks - num_shared + num_others
         if not (has_place and blocks.available >= num_wanted):
-            if not (self._has_victims(claim) and self._pace.would_save(claim, ahead_s)):
-                return False
+            if not (claim.num_pending and self._has_victims(claim) and self._pace.would_save(claim, ahead_s)):
+                return False  # and nobody gives way to one who waits for another's beginning
             if not has_place and not self._can_park(claim, num_slots):
                 return False
             if blocks.available < num_wanted:

@@ -222,6 +222,17 @@ def test_nobody_waits_for_a_beginning_that_one_computes_who_did_not_fit():
     assert plan([decoding(1)], [newcomer(2, 50, blocks=9), newcomer(3, 0, blocks=1)], 5).admitted == []
 
 
+def test_nobody_gives_way_to_one_who_only_waits_for_a_beginning():
+    turns = batching.Turns()
+    turns.begin({(0, b""), (0, b"y")})
+    turns.charge((0, b""), 1, 0, None)
+    costs = a_machine_that_takes(decode_s=1e-3, token_s=1e-3)
+    running = [prefilling(1, 64, ttft_s=1.0, due_at=1.1), prefilling(2, 64, tenant=b"y", ttft_s=60.0, due_at=60.0)]
+    waiting = [newcomer(3, 0, ttft_s=1.0, due_at=1.1)]
+    made = plan(running, waiting, 50, Limits(64, 16, max_sequences=2), costs, turns=turns, now=0.9)
+    assert (made.admitted, made.grants) == ([], [(2, 64)])
+
+
 def test_a_prompt_that_will_fork_takes_the_places_of_its_forks():
     assert plan([decoding(1)], [newcomer(2, 8, slots=4)], 50).admitted == []
     assert plan([decoding(1)], [newcomer(2, 8, slots=3), newcomer(3, 8)], 50).admitted == [2]
@@ -264,7 +275,7 @@ def situations(draw):
     waiting = sorted(
         Claim(
             place=place(arrival),
-            num_pending=draw(st.integers(0, 100)),
+            num_pending=draw(st.sampled_from([0, 0, 1, 2, 7, 30, 100])),
             num_new_blocks=draw(st.integers(1, 8)),
             num_slots=draw(st.sampled_from([1, 1, 3])),
             num_shared_blocks=draw(st.sampled_from([0, 0, 1])),
@@ -321,9 +332,11 @@ def test_every_plan_keeps_its_promises(situation):
         assert by_arrival[arrival].num_new_blocks == 0 or arrival in made.grown
 
     # the first of all moves, or the prompt whose tenant's turn it is; and whoever stands still is named
-    if running and not admitted and running[0].num_new_blocks <= available + sum(frees[1:]):
+    if running and running[0].num_new_blocks <= available + sum(frees[1:]):
         is_full = limits.max_step_tokens <= len(decoding_on)
-        assert running[0].arrival in granted or (running[0].num_pending > 1 and (is_full or num_prefill_tokens))
+        is_others_turn = running[0].num_pending > 1 and (is_full or num_prefill_tokens)
+        assert granted, "there is work, and none of it is done"
+        assert admitted or running[0].arrival in granted or is_others_turn
     still = {claim.arrival for claim in staying if claim.num_pending == 1} - granted.keys()
     assert still <= idle
     assert idle <= index_of.keys()
