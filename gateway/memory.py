@@ -6,7 +6,6 @@ before anybody is.
 
 from __future__ import annotations
 
-import math
 import mmap
 from functools import cache
 from pathlib import Path
@@ -90,18 +89,17 @@ def free_bytes(meminfo: Path, cgroup: Path) -> int | None:
 
 
 def _of_gguf(file: Path, engine: settings.Engine) -> int:
-    """Its matrices stay as they are; its embedding is there as floats, too."""
-    size = _size(file)
+    """Of its tensors in the form that they are loaded in."""
     try:
         with (
             file.open("rb") as opened,
             mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as mapped,
             memoryview(mapped) as view,
         ):
-            table = gguf.parse(view).tensors.get("token_embd.weight")
+            plain_bytes = _plain_bytes(engine)
+            return int(gguf.parse(view).loaded_bytes(_QUANTISED.get(engine.quantize, plain_bytes), plain_bytes))
     except (OSError, ValueError):
-        return size
-    return size if table is None else size + int(math.prod(table.shape) * _plain_bytes(engine))
+        return _size(file)
 
 
 def _of_directory(directory: Path, engine: settings.Engine) -> int:

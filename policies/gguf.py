@@ -43,6 +43,10 @@ class Kind(NamedTuple):
     num_bytes: int
 
 
+FLOATS = ("F32", "F16", "BF16")
+FOUR_BITS = ("Q4_0", "Q4_1", "Q4_K")
+"""Those that stay four bits once they are loaded; whatever else is served becomes eight."""
+EMBEDDING, HEAD = "token_embd.weight", "output.weight"
 KINDS: dict[int, Kind] = {
     0: Kind("F32", 1, 4),
     1: Kind("F16", 1, 2),
@@ -152,6 +156,21 @@ class Header:
         if not isinstance(array, Array) or array.kind not in _SCALARS:
             raise self.wrong(key)
         return list(struct.unpack_from(f"<{array.count}{_SCALARS[array.kind]}", self._view, array.at))
+
+    def loaded_bytes(self, plain_bytes: float, table_bytes: float) -> float:
+        """About what the matrices take once they are loaded: a value of those that are floats ``plain_bytes``, of the
+        others half a byte with its part of a scale and an offset, or a byte. Of the embedding rows are looked up, at
+        ``table_bytes`` a value; it is multiplied as well where there is no head."""
+        sizes = {**dict.fromkeys(FLOATS, plain_bytes), **dict.fromkeys(FOUR_BITS, 0.75)}
+        held = 0.0
+        for name, place in self.tensors.items():
+            if len(place.shape) > 1:
+                num_values = math.prod(place.shape)
+                if name == EMBEDDING:
+                    held += num_values * table_bytes
+                if name != EMBEDDING or HEAD not in self.tensors:
+                    held += num_values * sizes.get(place.kind.name, 1.0)
+        return held
 
     def wrong(self, key: str) -> GgufInvalid:
         if key not in self.metadata:

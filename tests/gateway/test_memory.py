@@ -54,20 +54,29 @@ def test_an_embedding_stays_as_it_is_and_a_tied_head_is_another_copy_where_it_is
     assert weights(settings.Engine(dtype="bfloat16", quantize="int8"), tmp_path) == 305_000
 
 
-def test_a_gguf_counts_as_its_file_and_its_embedding_as_floats(tmp_path):
-    path, bare = tmp_path / "model.gguf", tmp_path / "bare.gguf"
-    table = np.zeros((1000, 64), dtype=np.float16)
-    for place, tensors in ((path, {"token_embd.weight": table, "output.weight": table}), (bare, {"other": table})):
-        writer = gguf.GGUFWriter(place, "llama")
-        for name, tensor in tensors.items():
-            writer.add_tensor(name, tensor)
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
-        writer.close()
-    assert weights(settings.Engine(dtype="bfloat16"), path) == path.stat().st_size + 128_000
-    assert weights(settings.Engine(dtype="float32"), path) == path.stat().st_size + 256_000
-    assert weights(settings.Engine(), bare) == bare.stat().st_size
+def a_gguf(path, tensors):
+    writer = gguf.GGUFWriter(path, "llama")
+    for name, kind in tensors.items():
+        raw = gguf.quants.quantize(np.ones((1000, 256), np.float32), gguf.GGMLQuantizationType[kind])
+        writer.add_tensor(name, raw, raw_dtype=gguf.GGMLQuantizationType[kind])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+@pytest.mark.parametrize(
+    ("engine", "tensors", "bytes_each"),
+    [
+        (settings.Engine(dtype="bfloat16"), {"token_embd.weight": "Q8_0", "output.weight": "F16"}, 2 + 2),
+        (settings.Engine(dtype="float32"), {"token_embd.weight": "F16", "output.weight": "Q5_0"}, 4 + 1),
+        (settings.Engine(dtype="bfloat16"), {"token_embd.weight": "Q4_0", "ffn_up.weight": "F32"}, 2 + 0.75 + 2),
+        (settings.Engine(dtype="float32", quantize="int8"), {"a.weight": "F16", "b.weight": "Q4_1"}, 1.05 + 0.75),
+    ],
+)
+def test_a_gguf_counts_in_the_forms_that_it_is_loaded_in(tmp_path, engine, tensors, bytes_each):
+    a_gguf(tmp_path / "model.gguf", tensors)
+    assert weights(engine, tmp_path / "model.gguf") == int(256_000 * bytes_each)
 
 
 def test_what_is_quantised_in_the_file_stays_so(tmp_path):

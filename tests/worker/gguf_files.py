@@ -27,8 +27,17 @@ SIZES: dict[str, Any] = {
     "bos_token_id": 2,
     "pad_token_id": 0,
 }
-_HALVES = {"Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
-"""Where the float16 scales of a block stand, of the kinds that the package reads but does not write."""
+_HALVES = {
+    "Q4_K": {0: 6e-4, 2: 5e-3},
+    "Q5_K": {0: 6e-4, 2: 5e-3},
+    "Q6_K": {208: 4e-5},
+    "Q3_K": {108: 1e-3},
+    "Q2_K": {80: 5e-3, 82: 7e-3},
+    "IQ4_NL": {0: 1e-3},
+    "IQ4_XS": {0: 6e-5},
+}
+"""Where the float16 scales of a block stand and about how large they are, of the kinds that the package reads but does
+not write."""
 
 
 def a_model(architecture: str, seed: int = 0, **changes: Any) -> Any:
@@ -57,8 +66,8 @@ def blocks(weight: np.ndarray[Any, Any], kind: str) -> tuple[np.ndarray[Any, Any
     block, size = gguf.GGML_QUANT_SIZES[number]
     chance = np.random.default_rng(abs(int(weight.flat[0] * 1e6)))
     codes = chance.integers(0, 256, (len(weight), weight.shape[1] // block, size), dtype=np.uint8)
-    for at in _HALVES[kind]:
-        scales = chance.uniform(0.5, 1.5, codes.shape[:2]) * (4e-5 if kind == "Q6_K" else 6e-4 if at == 0 else 5e-3)
+    for at, scale in _HALVES[kind].items():
+        scales = chance.uniform(0.5, 1.5, codes.shape[:2]) * scale
         codes[..., at : at + 2] = scales.astype(np.float16)[..., None].view(np.uint8)
     raw = codes.reshape(len(weight), -1)
     return raw, np.asarray(gguf.quants.dequantize(raw, number), np.float32)

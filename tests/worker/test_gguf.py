@@ -22,6 +22,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies import settings
+from policies.gguf import KINDS, Header, TensorPlace
 from tests.builders import ROOT
 from tests.worker import gguf_files
 from tests.worker.tiny import BLOCK_SIZE, oracle_logits
@@ -95,7 +96,7 @@ def test_these_kinds_are_read_without_a_loss(tmp_path, kind):
     torch.testing.assert_close(logits_of(tmp_path / "model.gguf"), oracle_logits(model, TOKEN_IDS), atol=1e-3, rtol=0)
 
 
-@pytest.mark.parametrize("kind", ["Q5_0", "Q5_1", "Q8_0", "Q5_K", "Q6_K"])
+@pytest.mark.parametrize("kind", ["Q5_0", "Q5_1", "Q8_0", "Q5_K", "Q6_K", "Q3_K", "Q2_K", "IQ4_NL", "IQ4_XS"])
 def test_these_kinds_lose_little(tmp_path, kind):
     model = gguf_files.write(
         tmp_path / "model.gguf", "qwen2", gguf_files.a_model("qwen2"), {"": kind, "token_embd": "F32"}
@@ -129,6 +130,9 @@ def test_blocks_mean_what_the_package_reads_in_them(kind):
     assert isinstance(form, Plain if kind in blocks.FLOATS else Int4 if kind in blocks.FOUR_BITS else Int8)
     lost = (form.dense(torch.float32) - torch.from_numpy(meant)).norm() / np.linalg.norm(meant)
     assert lost <= (MAX_ERROR if isinstance(form, Int8) else 0)
+    number = next(each for each in KINDS.values() if each.name == kind)
+    header = Header(3, {}, {"a.weight": TensorPlace("a.weight", (7, 512), number, 0, raw.nbytes)}, memoryview(b""))
+    assert header.loaded_bytes(4, 4) == pytest.approx(form.num_bytes, rel=0.01)
 
 
 def test_rows_with_outliers_stay_floats():

@@ -8,7 +8,7 @@ import torch
 
 from policies.engine import Quantization
 from sources import is_gguf
-from worker.models.gguf import GgufFile, stored_bytes
+from worker.models.gguf import GgufFile
 from worker.models.importers import Mxfp4, importer_of
 from worker.models.linear import Means, packs_bfloat16
 from worker.models.shard import Shard
@@ -37,7 +37,8 @@ def held_bytes(
     elif kernels is not None and dtype is torch.bfloat16 and kernels.has_linear and means.may_code:
         each = _CODED
     if is_gguf(path):
-        return stored_bytes(GgufFile(path).header, dtype, each) * shard.num_parameters / whole.num_parameters
+        held = GgufFile(path).header.loaded_bytes(each, dtype.itemsize)
+        return held * shard.num_parameters / whole.num_parameters
     importer = importer_of(read_json(path / "config.json"))
     if importer is not None and not isinstance(importer, Mxfp4):  # whose experts become floats
         in_files = sum(file.stat().st_size for file in path.glob("*.safetensors"))

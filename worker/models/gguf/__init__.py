@@ -2,6 +2,6 @@
 
 from worker.models.gguf.config import architecture_of_gguf
 from worker.models.gguf.file import GgufFile
-from worker.models.gguf.source import GgufSource, stored_bytes
+from worker.models.gguf.source import GgufSource
 
-__all__ = ["GgufFile", "GgufSource", "architecture_of_gguf", "stored_bytes"]
+__all__ = ["GgufFile", "GgufSource", "architecture_of_gguf"]

@@ -14,6 +14,8 @@ from torch import Tensor
 from worker.models.fitting import fitted, spans
 from worker.models.forms import Form, Int4, Plain
 
+_STEPS = torch.tensor([-127.0, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113])
+"""Of IQ4_NL and IQ4_XS, closer together where weights are many."""
 FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
@@ -85,6 +87,24 @@ def _q5_k(raw: Tensor) -> Tensor:
     return ((nibbles | fifths << 4).float() * scales[..., None] + offsets[..., None]).flatten(1)
 
 
+def _q2_k(raw: Tensor) -> Tensor:
+    blocks = _blocks(raw, 84)
+    scale, least = _half(blocks[..., 80:82])[..., None], _half(blocks[..., 82:])[..., None]
+    scales, offsets = (blocks[..., :16] & 15).float() * scale, (blocks[..., :16] >> 4).float() * least
+    return (_sixteens(_twos(blocks[..., 16:80])) * scales[..., None] - offsets[..., None]).flatten(1)
+
+
+def _q3_k(raw: Tensor) -> Tensor:
+    blocks = _blocks(raw, 110)
+    packed = blocks[..., 96:108]
+    low = torch.cat((packed[..., :8] & 15, packed[..., :8] >> 4), 2)
+    high = torch.cat([packed[..., 8:] >> shift & 3 for shift in (0, 2, 4, 6)], 2)
+    scales = ((low | high << 4).to(torch.int8) - 32).float() * _half(blocks[..., 108:])[..., None]
+    thirds = torch.stack([blocks[..., :32] >> bit & 1 for bit in range(8)], 2).reshape(*blocks.shape[:2], 2, 4, 32)
+    codes = (_twos(blocks[..., 32:96]) | thirds << 2).to(torch.int8) - 4
+    return (_sixteens(codes) * scales[..., None]).flatten(1)
+
+
 def _q6_k(raw: Tensor) -> Tensor:
     blocks = _blocks(raw, 210)
     low = blocks[..., :128].reshape(*blocks.shape[:2], 2, 2, 32)
@@ -93,7 +113,20 @@ def _q6_k(raw: Tensor) -> Tensor:
     pairs = torch.cat([high >> shift & 3 for shift in (0, 2, 4, 6)], 3)
     codes = (nibbles | pairs << 4).to(torch.int8) - 32
     scales = blocks[..., 192:208].view(torch.int8).float() * _half(blocks[..., 208:])[..., None]
-    return (codes.view(*blocks.shape[:2], 16, 16).float() * scales[..., None]).flatten(1)
+    return (_sixteens(codes) * scales[..., None]).flatten(1)
+
+
+def _iq4_nl(raw: Tensor) -> Tensor:
+    blocks = _blocks(raw, 18)
+    return (_steps(blocks[..., 2:]) * _half(blocks[..., 0:2])[..., None]).flatten(1)
+
+
+def _iq4_xs(raw: Tensor) -> Tensor:
+    blocks = _blocks(raw, 136)
+    high = torch.stack([blocks[..., 2 + part // 4] >> 2 * (part % 4) & 3 for part in range(8)], 2)
+    low = torch.stack((blocks[..., 4:8] & 15, blocks[..., 4:8] >> 4), 3).flatten(2)
+    scales = ((low | high << 4).to(torch.int8) - 32).float() * _half(blocks[..., 0:2])[..., None]
+    return (_steps(blocks[..., 8:].reshape(*blocks.shape[:2], 8, 16)) * scales[..., None]).flatten(1)
 
 
 FOUR_BITS: dict[str, Callable[[Tensor], Int4]] = {"Q4_0": _q4_0, "Q4_1": _q4_1, "Q4_K": _q4_k}
@@ -103,6 +136,10 @@ OTHERS: dict[str, Callable[[Tensor], Tensor]] = {
     "Q8_0": _q8_0,
     "Q5_K": _q5_k,
     "Q6_K": _q6_k,
+    "Q3_K": _q3_k,
+    "Q2_K": _q2_k,
+    "IQ4_NL": _iq4_nl,
+    "IQ4_XS": _iq4_xs,
 }
 KINDS = (*FLOATS, *FOUR_BITS, *OTHERS)
 
@@ -131,6 +168,24 @@ def _fives(high: Tensor, low: Tensor) -> Tensor:
     """Five-bit codes of a block of 32: bit j of ``high`` [..., 4] is the fifth of value j; ``low`` as in _halves."""
     bits = torch.stack([high >> bit & 1 for bit in range(8)], 3).flatten(2)
     return (torch.cat((low & 15, low >> 4), 2) | bits << 4).float()
+
+
+def _twos(packed: Tensor) -> Tensor:
+    """Two-bit codes of a block of 256: [rows, blocks, 64] -> [rows, blocks, 2, 4, 32], the lowest bits of 32 bytes
+    first."""
+    halves = packed.reshape(*packed.shape[:2], 2, 1, 32)
+    return torch.cat([halves >> shift & 3 for shift in (0, 2, 4, 6)], 3)
+
+
+def _sixteens(codes: Tensor) -> Tensor:
+    """A block of 256 in the parts that have a scale each: [rows, blocks, …] -> [rows, blocks, 16, 16] f32"""
+    return codes.reshape(*codes.shape[:2], 16, 16).float()
+
+
+def _steps(packed: Tensor) -> Tensor:
+    """What four-bit codes of uneven steps stand for, [..., 16] -> [..., 32] f32; in order as in _halves."""
+    codes = torch.cat((packed & 15, packed >> 4), packed.dim() - 1)
+    return _STEPS.index_select(0, codes.int().flatten()).view(codes.shape)
 
 
 def _k_scales(blocks: Tensor) -> tuple[Tensor, Tensor]:

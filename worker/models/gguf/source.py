@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from policies.gguf import Header, shown
+from policies.gguf import shown
 from worker.models.architecture import Architecture
 from worker.models.errors import ModelError
 from worker.models.fitting import dense_of
 from worker.models.forms import Form, alone
-from worker.models.gguf.blocks import FLOATS, FOUR_BITS, KINDS, OTHERS, form_of, values_of
+from worker.models.gguf.blocks import KINDS, OTHERS, form_of, values_of
 from worker.models.gguf.config import PERMUTED
 from worker.models.gguf.file import GgufFile
 from worker.models.shard import Part
@@ -39,19 +38,6 @@ _INNER = {
 }
 _NOT_NEEDED = re.compile(r"(blk\.\d+\.)?(rope_freqs|rope_factors_long|rope_factors_short|attn_rot_embd)\.weight")
 """They are in the architecture, or follow from it."""
-
-
-def stored_bytes(header: Header, dtype: torch.dtype, plain_bytes: float) -> float:
-    """About what the matrices will take in memory, a weight of those that are floats ``plain_bytes``; the embedding, of
-    which rows are looked up, as ``dtype`` too."""
-    matrices = {name: place for name, place in header.tensors.items() if len(place.shape) > 1}
-    stored = sum(math.prod(place.shape) * _size(place.kind.name, plain_bytes) for place in matrices.values())
-    return stored + math.prod(matrices["token_embd.weight"].shape) * dtype.itemsize
-
-
-def _size(kind: str, plain_bytes: float) -> float:
-    """Of a value in its form: half a byte and its part of a scale and an offset, or a byte."""
-    return plain_bytes if kind in FLOATS else 0.75 if kind in FOUR_BITS else 1.0
 
 
 class GgufSource(FileSource):
