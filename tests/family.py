@@ -68,7 +68,8 @@ class Family:
         return [pid for pid in children(self.process.pid) if b"gateway.member" in command_of(pid)]
 
     def workers(self) -> list[int]:
-        return [pid for pid in children(self.process.pid) if b"gateway.member" not in command_of(pid)]
+        commands = [(pid, command_of(pid)) for pid in children(self.process.pid)]
+        return [pid for pid, command in commands if command and b"gateway.member" not in command]
 
     async def end(self, number: signal.Signals = signal.SIGTERM) -> int | None:
         self.process.send_signal(number)
@@ -109,11 +110,20 @@ async def _read(stream: Any, lines: list[str]) -> None:
 
 
 def children(pid: int) -> list[int]:
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    """None where it is gone."""
+    return [int(child) for child in _said(pid, f"task/{pid}/children").split()]
 
 
 def command_of(pid: int) -> bytes:
-    return Path(f"/proc/{pid}/cmdline").read_bytes()
+    """Empty where it has ended, were it a moment ago."""
+    return _said(pid, "cmdline")
+
+
+def _said(pid: int, name: str) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/{name}").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return b""
 
 
 def is_alive(pid: int) -> bool:
