@@ -112,8 +112,17 @@ class Ranks:
         self.watch(lost)
         try:
             yield
+        except (OSError, RuntimeError):
+            self.missed()
+            raise
         finally:
             self._look_away()
+
+    def missed(self) -> None:
+        """Call it where something that all ranks do together broke off. A rank that is gone may be the reason, and its
+        end is heard of within moments: ``lost`` is called before this returns."""
+        if self._watch is not None:
+            self._watch[0].join(LAST_WORDS_S)
 
     def _look_away(self) -> None:
         if self._watch is not None:
@@ -146,14 +155,22 @@ class Ranks:
             places[control.connection.fileno()] = place
             poll.register(control.connection, 0)  # nothing but its end
         with left:
-            ended = [number for number, _ in poll.poll()]
-            if left.fileno() in ended:
-                return
-        place = places[ended[0]]
+            # One that has ended is told of also where this process leaves already: for want of it, perhaps.
+            ended = [places[number] for number, _ in poll.poll() if number in places]
+        if not ended:
+            return
+        place = self._first_to_end(ended)
         last = None
         with contextlib.suppress(OSError):
             last = self._controls[place].hear()
         lost(self._fault(place, last))
+
+    def _first_to_end(self, ended: list[int]) -> int:
+        """Who was killed, if anybody: whoever misses another rank ends by itself, and may be heard of earlier."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._processes[ended[0]].wait(LAST_WORDS_S)
+        killed = [place for place, process in enumerate(self._processes) if (process.poll() or 0) < 0]
+        return (killed or ended)[0]
 
     def _fault(self, place: int, last: Any | None) -> ModelError | RankEnded:
         if isinstance(last, Failed):

@@ -116,6 +116,8 @@ class ParallelRunner:
             unable = self._ranks.unable()
         except Exception as error:
             self._parted = True
+            if not isinstance(error, AssertionError):
+                self._ranks.missed()
             raise RanksParted(f"a step on several ranks failed: {type(error).__name__}: {error}") from error
         if isinstance(made, Unable):
             unable.append(made)

@@ -1,0 +1,95 @@
+"""Which rank is named when some have ended, and when."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+
+import pytest
+
+from tests.worker.peer import PATIENCE_S
+from worker.parallel import ranks as module
+from worker.parallel.control import Loaded, Meet
+from worker.parallel.ranks import Ranks
+
+RANK = """
+import os, socket, sys
+from worker.parallel.control import Control, Loaded
+control = Control(socket.socket(fileno=int(sys.argv[1])))
+control.tell(Loaded())
+if (told := control.hear()) is not None:
+    os._exit(told.port)
+"""
+"""One that ends as it is told, or is killed."""
+
+
+@pytest.fixture
+def two(monkeypatch):
+    """Ranks 1 and 2."""
+    monkeypatch.setattr(module, "LAST_WORDS_S", PATIENCE_S)
+    ranks = Ranks(3, lambda rank, *files: [sys.executable, "-c", RANK, str(files[0])])
+    ranks.hear(Loaded)
+    yield ranks
+    ranks.close()
+
+
+def kill(ranks: Ranks, place: int) -> None:
+    os.kill(ranks.pids[place], signal.SIGKILL)
+    _gone(ranks, place)
+
+
+def end(ranks: Ranks, place: int, status: int) -> None:
+    ranks._controls[place].tell(Meet(status))
+    _gone(ranks, place)
+
+
+def _gone(ranks: Ranks, place: int) -> None:
+    """Until it has ended, whoever is to hear of it. The interpreter's lock is kept, so no other thread goes on."""
+    ctypes.PyDLL(None).waitid(os.P_PID, ranks.pids[place], ctypes.create_string_buffer(128), os.WEXITED | os.WNOWAIT)
+
+
+def told(lost: list[Exception]) -> list[str]:
+    return [str(fault) for fault in lost]
+
+
+def test_a_rank_that_is_gone_is_named_also_where_the_others_have_begun_to_leave(two):
+    lost: list[Exception] = []
+    two.watch(lost.append)
+    kill(two, 1)
+    two.leave()
+    assert told(lost) == ["rank 2 ended with signal 9"]
+
+
+def test_a_rank_is_named_before_what_breaks_off_for_want_of_it(two):
+    lost: list[Exception] = []
+    with contextlib.suppress(RuntimeError), two.watched(lost.append):
+        os.kill(two.pids[0], signal.SIGKILL)
+        raise RuntimeError("Connection reset by peer")
+    assert told(lost) == ["rank 1 ended with signal 9"]
+
+
+def test_a_rank_that_was_killed_is_named_and_not_one_that_misses_it(two):
+    lost: list[Exception] = []
+    kill(two, 1)
+    end(two, 0, 3)
+    two.watch(lost.append)
+    two.leave()
+    assert told(lost) == ["rank 2 ended with signal 9"]
+
+
+def test_a_rank_that_ends_by_itself_is_named_with_its_exit_status(two):
+    lost: list[Exception] = []
+    end(two, 0, 3)
+    two.watch(lost.append)
+    two.leave()
+    assert told(lost) == ["rank 1 ended with exit status 3"]
+
+
+def test_ranks_that_end_because_they_are_left_are_not_lost(two):
+    lost: list[Exception] = []
+    two.watch(lost.append)
+    two.close()
+    assert not lost
